@@ -1,0 +1,1 @@
+"""Conversational memory for self-hosted LLMs."""

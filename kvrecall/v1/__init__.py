@@ -1,0 +1,1 @@
+"""The wire between services and workers, generated from proto/kvrecall/v1."""

@@ -1,0 +1,1 @@
+"""The domain: sessions, turns and pauses. No HTTP, no torch."""

@@ -1,0 +1,59 @@
+"""What the service asks of a worker, whoever carries the call: the process itself or the network."""
+
+from collections.abc import AsyncIterator
+from typing import Protocol
+
+from kvrecall.v1 import worker_pb2 as wire
+
+
+class Worker(Protocol):
+    """One process that computes, with its slots and its row store.
+
+    Every method raises `services.errors.WorkerRefused` when the request cannot be served as it stands (its `code`
+    says why) and `services.errors.WorkerLost` when the worker itself is gone or broken. A refused request has
+    changed nothing.
+    """
+
+    async def describe(self) -> wire.WorkerInfo:
+        """Model, shape and limits: fixed while the worker lives."""
+        ...
+
+    async def retain(self, sessions: list[str]) -> None:
+        """Drop the rows of every session that is not in `sessions`: once, before the first request."""
+        ...
+
+    async def open(self, request: wire.OpenRequest) -> wire.MemoryReport:
+        """Make the session be exactly `request.state`: new, resumed after a restart, or rolled back.
+
+        Rows that were stored beyond `state.length` are dropped. Refused with `rows_missing` when committed rows
+        are not in the row store.
+        """
+        ...
+
+    def turn(self, request: wire.TurnRequest) -> AsyncIterator[wire.TurnEvent]:
+        """Run one turn; the last event is `done`. Closing the iterator early cancels the turn.
+
+        What a cancelled or failed turn leaves in the worker is undone by the next `open` with the committed state.
+        `done` comes after every row of the turn is durable.
+        """
+        ...
+
+    async def repair(self, request: wire.RepairRequest) -> wire.RepairResult:
+        """Score the session's rows against a signal and promote the best evicted ones."""
+        ...
+
+    async def memory(self, session: str) -> wire.MemoryReport:
+        """What the session holds now, of every kind; the session must have been opened."""
+        ...
+
+    async def drop(self, session: str) -> None:
+        """Forget the session: its slot and all its rows. No error if it is unknown."""
+        ...
+
+    async def stats(self) -> wire.WorkerStats:
+        """Counters for the metrics page."""
+        ...
+
+    async def close(self) -> None:
+        """Finish what was acknowledged and stop."""
+        ...

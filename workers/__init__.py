@@ -1,0 +1,1 @@
+"""One process per GPU: observe, score, select, move."""
