@@ -1,0 +1,315 @@
+"""Generated agent conversations: facts said once and asked for much later, corrections, small talk, tool calls.
+
+A conversation is a function of its seed and settings alone. Names and values of the split "held_out" never occur in
+the split "train" and the other way round.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from reference.chat import TOPICS, small_talk
+from reference.tools import TOOLS, ToolKind
+from reference.words import ATTRIBUTES, Split, names_for, value_for
+
+Kind = Literal["chat", "fact", "correction", "question", "tool"]
+
+SYSTEM_LINES = (
+    "You are a helpful assistant.",
+    "You are a helpful assistant with a good memory.",
+    "You are a careful assistant for a busy office.",
+    "Answer shortly and use the latest facts.",
+)
+CLAUSES = ("{name}'s {attribute} is {value}",) * 3 + (
+    "the {attribute} of {name} is {value}",
+    "{name} has {attribute} {value}",
+)
+STATEMENTS = (
+    "{clause}.",
+    "Please note that {clause}.",
+    "Remember that {clause}.",
+    "For the record, {clause}.",
+    "By the way, {clause}.",
+    "Before I forget, {clause}.",
+    "I just heard that {clause}.",
+    "It may matter later that {clause}.",
+)
+CORRECTIONS = (
+    "Correction: {name}'s {attribute} is now {value}.",
+    "It changed, {name}'s {attribute} is now {value}.",
+    "Please update this, {name}'s {attribute} is now {value}.",
+    "I was wrong, {name}'s {attribute} is now {value}.",
+)
+NOTED = ("Noted.", "Got it.", "Understood.", "Okay, I will remember that.", "Thanks, noted.")
+QUESTIONS = (
+    "What is {name}'s {attribute}?",
+    "Do you remember {name}'s {attribute}?",
+    "Can you tell me {name}'s {attribute}?",
+    "Remind me of {name}'s {attribute}, please.",
+    "I need {name}'s {attribute} again.",
+    "What is the {attribute} of {name}?",
+    "Which {attribute} does {name} have?",
+)
+ANSWER = "{name}'s {attribute} is {value}."
+
+TOKENS_OF = {"chat": 47, "fact": 21, "correction": 22, "question": 22, "tool": 60}
+"""Mean tokens of an exchange of each kind, rendered, under the shipped tokenizer."""
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """A call the assistant is expected to make."""
+
+    name: str
+    arguments: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """A user's message and all that follows until the assistant's final text."""
+
+    user: str
+    reply: str
+    """The assistant's text; after a tool call, the final answer."""
+    kind: Kind
+    tool_call: ToolCall | None = None
+    tool_result: str | None = None
+    """JSON text that the environment returns."""
+    answer: str | None = None
+    """The value that must stand in the reply."""
+    fact_exchange: int | None = None
+    """Index of the exchange that stated the fact asked for: the latest correction where there is one."""
+
+    def is_answered_by(self, reply: str) -> bool:
+        """Whether a generated reply gives exactly this exchange's answer as its value."""
+        if self.answer is None:
+            return True
+        return reply.strip().rstrip(".").endswith(" " + self.answer)
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """A whole conversation with what is expected of the assistant."""
+
+    seed: int
+    system: str
+    tools: list[dict[str, Any]]
+    exchanges: tuple[Exchange, ...]
+
+    def messages(self) -> list[dict[str, Any]]:
+        """The conversation as OpenAI-style messages, the expected replies included."""
+        found: list[dict[str, Any]] = [{"role": "system", "content": self.system}]
+        for index, exchange in enumerate(self.exchanges):
+            found.extend(exchange_messages(exchange, call_id=f"call_{index}"))
+        return found
+
+
+def exchange_messages(exchange: Exchange, call_id: str) -> list[dict[str, Any]]:
+    """One exchange as OpenAI-style messages."""
+    messages: list[dict[str, Any]] = [{"role": "user", "content": exchange.user}]
+    if exchange.tool_call is not None:
+        function = {"name": exchange.tool_call.name, "arguments": json.dumps(exchange.tool_call.arguments)}
+        call = {"id": call_id, "type": "function", "function": function}
+        messages.append({"role": "assistant", "content": "", "tool_calls": [call]})
+        messages.append({"role": "tool", "content": exchange.tool_result, "tool_call_id": call_id})
+    messages.append({"role": "assistant", "content": exchange.reply})
+    return messages
+
+
+@dataclass(frozen=True)
+class Mix:
+    """How many exchanges of each kind a conversation has, and how often an acknowledgement repeats the fact."""
+
+    facts: int
+    corrections: int
+    questions: int
+    tool_questions: int
+    chats: int
+    restate: float = 0.15
+
+
+@dataclass
+class _Fact:
+    name: str
+    attribute: str
+    value: str
+    exchange: int
+    said_at: float
+    """Tokens before the statement."""
+    times_asked: int = 0
+    corrected: bool = False
+
+
+def mix_for(n_tokens: int, n_facts: int | None = None) -> Mix:
+    """The mix for evaluation: one fact per 150 tokens, one question per 75, small talk in the rest."""
+    facts = n_facts if n_facts is not None else max(2, n_tokens // 150)
+    corrections = facts // 6
+    questions = max(2, n_tokens // 75)
+    tool_questions = questions // 4
+    used = (
+        facts * TOKENS_OF["fact"]
+        + corrections * TOKENS_OF["correction"]
+        + (questions - tool_questions) * TOKENS_OF["question"]
+        + tool_questions * TOKENS_OF["tool"]
+    )
+    chats = max(0, round((n_tokens - used) / TOKENS_OF["chat"]))
+    return Mix(facts, corrections, questions - tool_questions, tool_questions, chats)
+
+
+def generate(
+    seed: int,
+    n_tokens: int,
+    *,
+    n_facts: int | None = None,
+    split: Split = "held_out",
+    mix: Mix | None = None,
+) -> Conversation:
+    """A conversation of about `n_tokens` tokens under the shipped tokenizer.
+
+    Facts stand everywhere, more of them early; questions, more of them late, ask at ages spread as evenly as the
+    facts allow. `mix` sets the number of exchanges of each kind instead of `n_tokens` and `n_facts`.
+    """
+    return _Writer(random.Random(f"{split}:{seed}"), split).write(seed, mix or mix_for(n_tokens, n_facts))
+
+
+class _Writer:
+    """What has been said so far, while a conversation is written."""
+
+    def __init__(self, rng: random.Random, split: Split) -> None:
+        self.rng = rng
+        self.split = split
+        self.names = names_for(rng, split)
+        self.known: list[str] = []
+        self.facts: dict[tuple[str, str], _Fact] = {}
+        self.exchanges: list[Exchange] = []
+        self.topics = rng.sample(sorted(TOPICS), 4)
+        self.topic = self.topics[0]
+        self.said: list[str] = []
+        self.tokens = 0.0
+        self.total = 1.0
+        self.ages = [0.0] * 8
+        """Questions asked so far by age of the fact, in eighths of the conversation."""
+        self.tools: tuple[ToolKind, ...] = TOOLS
+
+    def write(self, seed: int, mix: Mix) -> Conversation:
+        """The conversation of a mix."""
+        self.total = _expected_tokens(mix)
+        if mix.tool_questions:
+            self.tools = tuple(self.rng.sample(TOOLS, self.rng.randint(2, len(TOOLS))))
+        for kind in self._plan(mix):
+            exchange = self._exchange(kind, mix.restate)
+            self.exchanges.append(exchange)
+            self.tokens += TOKENS_OF[exchange.kind]
+        tools = [tool.schema() for tool in self.tools] if mix.tool_questions else []
+        return Conversation(seed, self.rng.choice(SYSTEM_LINES), tools, tuple(self.exchanges))
+
+    def _plan(self, mix: Mix) -> list[Kind]:
+        """The exchanges' kinds in order: a fact comes first, corrections and questions lean to the end."""
+        rng = self.rng
+        moments: list[tuple[float, Kind]] = [(-1.0, "fact")]
+        moments += [(rng.random() ** 1.4, "fact") for _ in range(mix.facts - 1)]
+        moments += [(0.2 + 0.7 * rng.random(), "correction") for _ in range(mix.corrections)]
+        moments += [(rng.random() ** 0.6, "question") for _ in range(mix.questions)]
+        moments += [(rng.random() ** 0.6, "tool") for _ in range(mix.tool_questions)]
+        moments += [(rng.random(), "chat") for _ in range(mix.chats)]
+        return [kind for _, kind in sorted(moments)]
+
+    def _exchange(self, kind: Kind, restate: float) -> Exchange:
+        if kind == "chat":
+            return self._chat()
+        if kind == "fact":
+            return self._fact(restate)
+        if kind == "correction":
+            return self._correction(restate)
+        fact = self._fact_to_ask()
+        return self._question(fact) if kind == "question" else self._tool(fact)
+
+    def _chat(self) -> Exchange:
+        if self.rng.random() < 0.35:
+            self.topic = self.rng.choice(self.topics)
+        user, reply = small_talk(self.rng, self.topic, self.said)
+        return Exchange(user, reply, "chat")
+
+    def _new_key(self) -> tuple[str, str]:
+        """A person and an attribute not stated yet; half of the time a person known already."""
+        for _ in range(50):
+            if self.known and (self.rng.random() < 0.5 or not self.names):
+                name = self.rng.choice(self.known)
+            else:
+                name = self.names.pop()
+                self.known.append(name)
+            attribute = self.rng.choice(sorted(ATTRIBUTES))
+            if (name, attribute) not in self.facts:
+                return name, attribute
+        raise ValueError(f"no room for another fact after {len(self.facts)}: ask for fewer facts")
+
+    def _fact(self, restate: float) -> Exchange:
+        name, attribute = self._new_key()
+        value = value_for(attribute, self.rng, self.split)
+        self.facts[name, attribute] = _Fact(name, attribute, value, len(self.exchanges), self.tokens)
+        clause = self.rng.choice(CLAUSES).format(name=name, attribute=attribute, value=value)
+        user = self.rng.choice(STATEMENTS).format(clause=clause)
+        return Exchange(user[0].upper() + user[1:], self._noted(name, attribute, "is", value, restate), "fact")
+
+    def _correction(self, restate: float) -> Exchange:
+        """A new value for a known fact; a new fact where every one was corrected already."""
+        open_facts = [fact for fact in self.facts.values() if not fact.corrected]
+        if not open_facts:
+            return self._fact(restate)
+        fact = self.rng.choice(open_facts)
+        old = fact.value
+        while fact.value == old:
+            fact.value = value_for(fact.attribute, self.rng, self.split)
+        fact.exchange, fact.said_at, fact.corrected = len(self.exchanges), self.tokens, True
+        user = self.rng.choice(CORRECTIONS).format(name=fact.name, attribute=fact.attribute, value=fact.value)
+        reply = self._noted(fact.name, fact.attribute, "is now", fact.value, restate)
+        return Exchange(user, reply, "correction")
+
+    def _noted(self, name: str, attribute: str, verb: str, value: str, restate: float) -> str:
+        if self.rng.random() < restate:
+            return f"Noted, {name}'s {attribute} {verb} {value}."
+        return self.rng.choice(NOTED)
+
+    def _fact_to_ask(self) -> _Fact:
+        """The fact of an age that was asked for least so far, among those of that age the one asked least."""
+        by_age: dict[int, list[_Fact]] = {}
+        for fact in self.facts.values():
+            age = min(7, int(8 * (self.tokens - fact.said_at) / self.total))
+            by_age.setdefault(age, []).append(fact)
+        age = min(by_age, key=lambda each: (self.ages[each], self.rng.random()))
+        self.ages[age] += 1
+        fact = min(by_age[age], key=lambda each: (each.times_asked, self.rng.random()))
+        fact.times_asked += 1
+        return fact
+
+    def _question(self, fact: _Fact) -> Exchange:
+        user = self.rng.choice(QUESTIONS).format(name=fact.name, attribute=fact.attribute)
+        return self._asked(fact, user, "question", None, None)
+
+    def _tool(self, fact: _Fact) -> Exchange:
+        tool = self.rng.choice(self.tools)
+        argument = tool.draw_argument(self.rng)
+        user = self.rng.choice(tool.asks).format(argument=argument, attribute=fact.attribute)
+        call = ToolCall(tool.name, {tool.argument: argument})
+        return self._asked(fact, user, "tool", call, json.dumps({tool.result: fact.name}))
+
+    def _asked(
+        self, fact: _Fact, user: str, kind: Kind, call: ToolCall | None, result: str | None
+    ) -> Exchange:
+        reply = ANSWER.format(name=fact.name, attribute=fact.attribute, value=fact.value)
+        return Exchange(user, reply, kind, call, result, fact.value, fact.exchange)
+
+
+def _expected_tokens(mix: Mix) -> float:
+    """Tokens that a mix is expected to take."""
+    counts = {
+        "chat": mix.chats,
+        "fact": mix.facts,
+        "correction": mix.corrections,
+        "question": mix.questions,
+        "tool": mix.tool_questions,
+    }
+    return float(max(1, sum(TOKENS_OF[kind] * count for kind, count in counts.items())))

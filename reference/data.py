@@ -1,0 +1,167 @@
+"""Training batches: generated conversations as token ids, which of them are answers, and true or stretched positions."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from reference.conversation import Conversation, Exchange, Mix, exchange_messages, generate
+
+IGNORED, ORDINARY, ANSWER = 0, 1, 2
+"""Classes of a predicted token: not trained on, language modelling, part of an answer's value."""
+
+
+@dataclass
+class TokenRow:
+    """One sequence under construction."""
+
+    ids: list[int]
+    classes: list[int]
+    starts: list[int]
+    """Indices at which an exchange starts."""
+    answers: list[tuple[int, int, str, int]]
+    """For each answer: first index and end of its value, kind, age of the fact in tokens."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Tensors of shape [rows, tokens], int64, and the answers of each row."""
+
+    ids: torch.Tensor
+    positions: torch.Tensor
+    classes: torch.Tensor
+    answers: list[list[tuple[int, int, str, int]]]
+
+
+def encode_conversation(conversation: Conversation, tokenizer: PreTrainedTokenizerBase, limit: int) -> TokenRow:
+    """A conversation's ids, as its rendered text would be encoded, up to about `limit` tokens."""
+    row = TokenRow([], [], [], [])
+    system = [{"role": "system", "content": conversation.system}]
+    tools = conversation.tools or None
+    _append(row, tokenizer.apply_chat_template(system, tools=tools, tokenize=False), tokenizer)
+    said_at: list[int] = []
+    for exchange in conversation.exchanges:
+        said_at.append(len(row.ids))
+        row.starts.append(len(row.ids))
+        _append_exchange(row, exchange, tokenizer, said_at)
+        if len(row.ids) > limit:
+            break
+    return row
+
+
+def _append(row: TokenRow, text: str, tokenizer: PreTrainedTokenizerBase) -> None:
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    row.ids.extend(ids)
+    row.classes.extend([ORDINARY] * len(ids))
+
+
+def _append_exchange(
+    row: TokenRow, exchange: Exchange, tokenizer: PreTrainedTokenizerBase, said_at: list[int]
+) -> None:
+    """Append an exchange; the answer's value stands last in its reply, before the full stop."""
+    _append(row, render_exchange(exchange), tokenizer)
+    if exchange.answer is None or exchange.fact_exchange is None:
+        return
+    value = tokenizer.encode(f" {exchange.answer}.", add_special_tokens=False)
+    end = len(row.ids) - 2
+    start = end - len(value) + 1
+    row.classes[start : end + 1] = [ANSWER] * (end + 1 - start)
+    row.answers.append((start, end + 1, exchange.kind, start - said_at[exchange.fact_exchange]))
+
+
+def render_exchange(exchange: Exchange) -> str:
+    """An exchange's text, equal to what the chat template renders (the tests compare the two)."""
+    parts = [f"<|user|>{exchange.user}<|end|>"]
+    if exchange.tool_call is not None:
+        function = exchange_messages(exchange, "")[1]["tool_calls"][0]["function"]
+        call = f'{{"name": "{function["name"]}", "arguments": {function["arguments"]}}}'
+        parts.append(f"<|assistant|><tool_call>{call}</tool_call><|end|><|tool|>{exchange.tool_result}<|end|>")
+    parts.append(f"<|assistant|>{exchange.reply}<|end|>")
+    return "".join(parts)
+
+
+def training_mix(n_tokens: int, rng: random.Random) -> Mix:
+    """A random mix of a little over `n_tokens` tokens, dense in questions."""
+    room = n_tokens * 1.1
+    chats = int(room * rng.choice((0.0, 0.1, 0.2, 0.4)) / 47)
+    room -= 47 * chats
+    tool_questions = int(room * rng.choice((0.0, 0.2, 0.4)) / 60)
+    room -= 60 * tool_questions + 30 * bool(tool_questions)
+    pairs = max(2, int(room / 22))
+    most_facts = 60 + n_tokens // 100
+    facts = max(1, min(most_facts, int(pairs * rng.uniform(0.25, 0.55))))
+    corrections = int(facts * rng.choice((0.0, 0.15, 0.3)))
+    questions = max(1, pairs - facts - corrections)
+    return Mix(facts, corrections, questions, tool_questions, chats, restate=rng.choice((0.0, 0.2, 0.5)))
+
+
+def stretched_positions(n_tokens: int, starts: list[int], span: int, rng: random.Random) -> list[int]:
+    """Positions that jump forward at random exchange starts, so that `n_tokens` tokens cover `span` positions."""
+    inside = [start for start in starts if start < n_tokens]
+    cuts = sorted(rng.sample(inside, min(len(inside), rng.randint(1, 12))))
+    shares = [rng.random() ** 2 for _ in cuts]
+    total = sum(shares) or 1.0
+    gaps = dict(zip(cuts, (int((span - n_tokens) * share / total) for share in shares), strict=True))
+    positions, offset = [], 0
+    for index in range(n_tokens):
+        offset += gaps.get(index, 0)
+        positions.append(index + offset)
+    return positions
+
+
+class BatchMaker:
+    """Endless training batches, a function of the seed."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, seed: int) -> None:
+        self.tokenizer = tokenizer
+        self.rng = random.Random(seed)
+
+    def make(self, rows: int, n_tokens: int, stretch: float, longest: int, drills: float) -> Batch:
+        """A batch of `rows` sequences of `n_tokens` tokens.
+
+        A share `stretch` of them covers up to `longest` positions; a share `drills` repeats random tokens.
+        """
+        made = [self._row(n_tokens, stretch, longest, drills) for _ in range(rows)]
+        ids, positions, classes = (torch.tensor([row[part] for row in made]) for part in range(3))
+        return Batch(ids, positions, classes, [row[3] for row in made])
+
+    def _row(
+        self, n_tokens: int, stretch: float, longest: int, drills: float
+    ) -> tuple[list[int], list[int], list[int], list[tuple[int, int, str, int]]]:
+        if self.rng.random() < drills:
+            return self._drill(n_tokens)
+        row = self._conversation(n_tokens)
+        positions = list(range(n_tokens))
+        if longest > n_tokens and self.rng.random() < stretch:
+            span = int(n_tokens * (longest / n_tokens) ** self.rng.random())
+            positions = stretched_positions(n_tokens, row.starts, span, self.rng)
+        answers = [answer for answer in row.answers if answer[1] <= n_tokens]
+        return row.ids[:n_tokens], positions, row.classes[:n_tokens], answers
+
+    def _conversation(self, n_tokens: int) -> TokenRow:
+        """A conversation of at least `n_tokens` tokens."""
+        while True:
+            mix = training_mix(n_tokens, self.rng)
+            conversation = generate(self.rng.getrandbits(40), n_tokens, split="train", mix=mix)
+            row = encode_conversation(conversation, self.tokenizer, n_tokens)
+            if len(row.ids) >= n_tokens:
+                return row
+
+    def _drill(self, n_tokens: int) -> tuple[list[int], list[int], list[int], list[tuple[int, int, str, int]]]:
+        """Random tokens in which spans come back; what comes back counts as answers."""
+        ids: list[int] = []
+        classes: list[int] = []
+        vocabulary = len(self.tokenizer)
+        while len(ids) < n_tokens:
+            length = self.rng.randint(6, 24)
+            if len(ids) > length and self.rng.random() < 0.6:
+                start = self.rng.randrange(len(ids) - length)
+                ids += ids[start : start + length]
+                classes += [IGNORED] * 3 + [ANSWER] * (length - 3)
+            else:
+                ids += [self.rng.randrange(vocabulary) for _ in range(length)]
+                classes += [IGNORED] * length
+        return ids[:n_tokens], list(range(n_tokens)), classes[:n_tokens], []

@@ -1,0 +1,98 @@
+"""The pieces that names and values are made of, and the split that keeps evaluation's own out of training."""
+
+from __future__ import annotations
+
+import random
+import zlib
+from collections.abc import Callable
+from typing import Literal
+
+Split = Literal["train", "held_out"]
+
+_HELD_OUT_SHARE = 4  # one name or value in four belongs to evaluation
+
+NAME_STARTS = (
+    "Al Ar Bar Bel Bo Bren Cal Car Cor Da Del Dor Ed El Er Fal Fen Fin Gar Gil Gor Hal Har Hel Il Ir Jar Jen Jo "
+    "Kar Kel Kor Lan Len Lor Mar Mel Mo Nar Nel Nor Ol Or Par Pel Per Ral Ren Ro Sal Sel Sor Tal Ter Tor Ul Ur Val "
+    "Ven Vor Wal Wen Yar Zel"
+).split()
+NAME_ENDS = (
+    "bak bin by da dan das dek do dra fa fi fo ga gan gus ja ji ka kas ki ko kus la lia lin lo lun ma mas mi mir mo "
+    "mus na nak ni nor nus pa pin po ra rak ri rik ro rus sa san shi so sta ta tas ti to tus va vi vin vo xa ya za zo"
+).split()
+CITY_STARTS = (
+    "Ash Birch Black Brook Clay Cold Deep East Elm Fair Fox Glen Green Grey High Iron Lake Long Mill New North Oak Old "
+    "Pine Red River Rock Salt South Stone West White Wind Wolf"
+).split()
+CITY_ENDS = "borough bridge burg by dale field ford gate ham haven hill mouth port side ton view ville wick wood worth".split()
+CODE_WORDS = (
+    "amber arrow birch blue bronze cedar cloud comet copper coral crane crown dawn delta eagle ember falcon fern flint "
+    "forest frost garnet glass gold hazel heron honey indigo ivory jade lemon lily lotus lunar maple marble meadow mint "
+    "moon nickel ocean olive onyx opal orchid otter pearl pepper plum raven river robin ruby sage sand scarlet silver "
+    "snow solar spruce star storm summer swan teal tiger topaz tulip velvet violet willow winter zinc"
+).split()
+DESK_LETTERS = "ABCDEFGHJKLMNPQRSTUVWXYZ"
+
+
+def split_of(text: str) -> Split:
+    """The split that a name or a value belongs to, by a hash of its text: the two sets never meet."""
+    return "held_out" if zlib.crc32(text.encode()) % _HELD_OUT_SHARE == 0 else "train"
+
+
+def _four_digits(rng: random.Random) -> str:
+    return f"{rng.randrange(10_000):04d}"
+
+
+def _letter_and_digits(rng: random.Random) -> str:
+    return f"{rng.choice(DESK_LETTERS)}{rng.randrange(10, 100)}"
+
+
+def _letter_and_digit(rng: random.Random) -> str:
+    return f"{rng.choice(DESK_LETTERS)}{rng.randrange(10)}"
+
+
+def _city(rng: random.Random) -> str:
+    return rng.choice(CITY_STARTS) + rng.choice(CITY_ENDS)
+
+
+def _two_words(rng: random.Random) -> str:
+    return f"{rng.choice(CODE_WORDS)} {rng.choice(CODE_WORDS)}"
+
+
+ATTRIBUTES: dict[str, Callable[[random.Random], str]] = {
+    "extension": _four_digits,
+    "badge": _four_digits,
+    "pin": _four_digits,
+    "locker": _letter_and_digits,
+    "desk": _letter_and_digits,
+    "gate": _letter_and_digit,
+    "city": _city,
+    "password": _two_words,
+    "project": _two_words,
+}
+"""What can be known about a person, each with the form of its values."""
+
+
+def value_for(attribute: str, rng: random.Random, split: Split) -> str:
+    """A random value for an attribute, from the split's own values."""
+    while True:
+        value = ATTRIBUTES[attribute](rng)
+        if split_of(value) == split:
+            return value
+
+
+def names_for(rng: random.Random, split: Split) -> list[str]:
+    """Every start once and every end once, paired at random into names of the split, in random order.
+
+    No two names of one list share a syllable, so that a conversation's people are easy to tell apart.
+    """
+    starts = rng.sample(NAME_STARTS, len(NAME_STARTS))
+    ends = rng.sample(NAME_ENDS, len(NAME_ENDS))
+    names = []
+    for start in starts:
+        for end in ends:
+            if split_of(start + end) == split:
+                names.append(start + end)
+                ends.remove(end)
+                break
+    return names
