@@ -1,0 +1,94 @@
+"""Rows out of pages by token position: pure functions over a reader of pages, each page read once."""
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from kvstore.errors import RowRangeError, RowShapeError
+from kvstore.page import PageLayout
+
+PageReader = Callable[[Sequence[int]], Iterator[Tensor]]
+"""Page indices -> their rows `[n_layers, 2, n_kv_heads, v, head_dim]`, contiguous, in the order asked for."""
+
+
+def gather_tokens(layout: PageLayout, positions: Tensor, length: int, read: PageReader) -> Tensor:
+    """Positions int64 `[m]` -> rows `[n_layers, 2, n_kv_heads, m, head_dim]`, the same tokens everywhere."""
+    _require_positions(positions, 1)
+    _require_range(positions, 0, length)
+    rows = torch.empty(layout.rows_shape(positions.numel()), dtype=layout.dtype)
+    touched, members = _by_page(positions, layout.page_tokens)
+    for index, member, page in zip(touched, members, read(touched), strict=True):
+        offsets = positions[member] - index * layout.page_tokens
+        rows.index_copy_(3, member, page.index_select(3, offsets))
+    return rows
+
+
+def gather_selection(layout: PageLayout, selection: Sequence[Tensor], length: int, read: PageReader,
+                     layers: Sequence[int]) -> list[tuple[Tensor, Tensor]]:  # fmt: skip
+    """For each of `layers` its selection int64 `[n_kv_heads, m_l]` -> keys and values `[n_kv_heads, m_l, head_dim]`.
+
+    Every head has rows of its own; position -1 means no row and leaves zeros. Every page is read once.
+    """
+    for positions in selection:
+        _require_positions(positions, 2, layout.n_kv_heads)
+        _require_range(positions, -1, length)
+    flat = torch.cat([positions.reshape(-1) for positions in selection])
+    keys = torch.zeros(flat.numel(), layout.head_dim, dtype=layout.dtype)
+    values = torch.zeros_like(keys)
+    targets = torch.nonzero(flat >= 0).squeeze(1)
+    positions, lanes = flat[targets], _key_lanes(layout, selection, layers)[targets]
+    touched, members = _by_page(positions, layout.page_tokens)
+    for index, member, page in zip(touched, members, read(touched), strict=True):
+        page_rows, stride = page.view(-1, layout.head_dim), page.shape[3]
+        sources = lanes[member] * stride + positions[member] - index * layout.page_tokens
+        keys.index_copy_(0, targets[member], page_rows.index_select(0, sources))
+        sources += layout.n_kv_heads * stride
+        values.index_copy_(0, targets[member], page_rows.index_select(0, sources))
+    return _split(layout, selection, keys, values)
+
+
+def _by_page(positions: Tensor, page_tokens: int) -> tuple[list[int], list[Tensor]]:
+    """The pages that positions lie in, ascending, and for each the indices of its positions."""
+    pages = positions // page_tokens
+    order = torch.argsort(pages, stable=True)
+    touched, counts = torch.unique_consecutive(pages[order], return_counts=True)
+    ends = torch.cumsum(counts, 0)
+    return touched.tolist(), [
+        order[begin:end] for begin, end in zip((ends - counts).tolist(), ends.tolist(), strict=True)
+    ]
+
+
+def _key_lanes(layout: PageLayout, selection: Sequence[Tensor], layers: Sequence[int]) -> Tensor:
+    """For every flattened position which run of token rows in a page holds its key (values: n_kv_heads further)."""
+    heads = torch.arange(layout.n_kv_heads)
+    return torch.cat([
+        (heads + layer * 2 * layout.n_kv_heads).repeat_interleave(positions.shape[1])
+        for layer, positions in zip(layers, selection, strict=True)
+    ])  # fmt: skip
+
+
+def _split(layout: PageLayout, selection: Sequence[Tensor], keys: Tensor,
+           values: Tensor) -> list[tuple[Tensor, Tensor]]:  # fmt: skip
+    """Flattened keys and values back into one pair per selection."""
+    pairs, begin = [], 0
+    for positions in selection:
+        shape = (layout.n_kv_heads, positions.shape[1], layout.head_dim)
+        end = begin + positions.numel()
+        pairs.append((keys[begin:end].view(shape), values[begin:end].view(shape)))
+        begin = end
+    return pairs
+
+
+def _require_positions(positions: Tensor, dimensions: int, first: int | None = None) -> None:
+    fits = positions.dtype == torch.int64 and positions.dim() == dimensions
+    if not fits or (first is not None and positions.shape[0] != first):
+        raise RowShapeError(f"positions must be int64 with {dimensions} axes"
+                            + (f", the first of {first} KV heads" if first is not None else "")
+                            + f"; got {positions.dtype} {list(positions.shape)}")  # fmt: skip
+
+
+def _require_range(positions: Tensor, lowest: int, length: int) -> None:
+    if positions.numel() and (int(positions.min()) < lowest or int(positions.max()) >= length):
+        raise RowRangeError(f"positions {int(positions.min())}..{int(positions.max())} asked for, "
+                            f"the session has rows 0..{length - 1}")  # fmt: skip

@@ -1,0 +1,199 @@
+"""A page: the rows of up to 64 consecutive tokens, all layers and KV heads, and the header that describes it.
+
+A page as bytes is a header of `HEADER_BYTES` followed by its payload. Integers and numbers are little-endian.
+The header's own checksum covers the header, so that headers can be trusted without reading payloads; the
+page's checksum covers header and payload.
+"""
+
+import struct
+from dataclasses import dataclass
+from enum import IntEnum
+from hashlib import blake2b
+from typing import Any
+
+import google_crc32c
+import torch
+
+from kvstore.errors import CorruptPageError, ForeignPageError, PageFormatError, RowShapeError
+
+MAGIC = b"KVRP"
+VERSION = 1
+HEADER_BYTES = 192
+SESSION_BYTES = 128
+DTYPE_CODES = {torch.float32: 1, torch.bfloat16: 2, torch.float16: 3}
+
+_FIELDS = struct.Struct("<4sHBB16s7H2xIIQ128s")
+_CHECKSUM = struct.Struct("<I")
+_PAGE_CHECKSUM_AT = HEADER_BYTES - 8
+_HEADER_CHECKSUM_AT = HEADER_BYTES - 4
+
+Blob = bytes | bytearray
+"""A page as bytes: header and payload. Treated as immutable once it was handed to a tier."""
+
+
+class RecordKind(IntEnum):
+    """What a header announces. Only pages have a payload; the other two are records of a tier's log."""
+
+    PAGE = 0
+    TOMBSTONE = 1
+    SYNC = 2
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class PageKey:
+    """Names a page: the session's id and the page's index in it (its first token is `index * page_tokens`)."""
+
+    session: str
+    index: int
+
+
+@dataclass(frozen=True)
+class PageLayout:
+    """Shape, dtype and origin of the rows in one store. Rows of two layouts never mix.
+
+    `fingerprint` identifies the model (weights and position encoding) that computed the rows.
+    """
+
+    n_layers: int
+    n_kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+    fingerprint: str
+    page_tokens: int = 64
+
+    def __post_init__(self) -> None:
+        sizes = (self.n_layers, self.n_kv_heads, self.head_dim, self.page_tokens)
+        if not all(0 < size < 1 << 16 for size in sizes):
+            raise RowShapeError(f"layout sizes must lie in 1..65535, got {sizes}")
+        if self.dtype not in DTYPE_CODES:
+            raise RowShapeError(f"rows must be float32, bfloat16 or float16, got {self.dtype}")
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of one token's rows: keys and values of all layers and KV heads."""
+        return self.n_layers * 2 * self.n_kv_heads * self.head_dim * self.dtype.itemsize
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of a full page, header included."""
+        return HEADER_BYTES + self.page_tokens * self.token_bytes
+
+    @property
+    def fingerprint_hash(self) -> bytes:
+        """16 bytes that stand for the fingerprint in headers."""
+        return blake2b(self.fingerprint.encode(), digest_size=16).digest()
+
+    def rows_shape(self, tokens: int) -> tuple[int, int, int, int, int]:
+        """Shape of the rows of `tokens` tokens; index 0 of the second axis is keys, 1 is values."""
+        return (self.n_layers, 2, self.n_kv_heads, tokens, self.head_dim)
+
+
+@dataclass(frozen=True)
+class PageHeader:
+    """What a page says about itself."""
+
+    key: PageKey
+    sequence: int
+    """Grows with every page a store writes; of two copies of one page the larger one is the newer."""
+    valid_tokens: int
+    payload_bytes: int
+    fingerprint_hash: bytes = bytes(16)
+    n_layers: int = 0
+    n_kv_heads: int = 0
+    head_dim: int = 0
+    page_tokens: int = 0
+    dtype_code: int = 0
+    codec: int = 0
+    kind: RecordKind = RecordKind.PAGE
+
+    @property
+    def record_bytes(self) -> int:
+        """Bytes of header and payload together."""
+        return HEADER_BYTES + self.payload_bytes
+
+
+def page_header(layout: PageLayout, key: PageKey, sequence: int, valid_tokens: int, payload: bytes,
+                codec: int) -> PageHeader:  # fmt: skip
+    """Describe `payload`, the encoded rows of the first `valid_tokens` tokens of page `key`."""
+    return PageHeader(
+        key=key,
+        sequence=sequence,
+        valid_tokens=valid_tokens,
+        payload_bytes=len(payload),
+        fingerprint_hash=layout.fingerprint_hash,
+        n_layers=layout.n_layers,
+        n_kv_heads=layout.n_kv_heads,
+        head_dim=layout.head_dim,
+        page_tokens=layout.page_tokens,
+        dtype_code=DTYPE_CODES[layout.dtype],
+        codec=codec,
+    )
+
+
+def session_name_bytes(session: str) -> bytes:
+    """The session's id as a header stores it. Raises RowShapeError when it is empty or over 128 UTF-8 bytes."""
+    name = session.encode()
+    if not 0 < len(name) <= SESSION_BYTES:
+        raise RowShapeError(f"a session id takes 1 to {SESSION_BYTES} bytes of UTF-8, got {len(name)}: {session!r}")
+    return name
+
+
+def seal(header: PageHeader, payload: bytes = b"") -> bytes:
+    """Header, both checksums and payload as one record."""
+    # A sync marker belongs to no session, so it is the one record whose name may be empty.
+    name = b"" if header.kind is RecordKind.SYNC else session_name_bytes(header.key.session)
+    fields = _FIELDS.pack(
+        MAGIC, VERSION, header.kind, header.codec, header.fingerprint_hash,
+        header.dtype_code, header.n_layers, header.n_kv_heads, header.head_dim, header.page_tokens,
+        header.valid_tokens, len(name), header.key.index, header.payload_bytes, header.sequence, name,
+    )  # fmt: skip
+    summed = fields + _CHECKSUM.pack(google_crc32c.extend(google_crc32c.value(fields), payload))
+    return summed + _CHECKSUM.pack(google_crc32c.value(summed)) + payload
+
+
+def parse_header(blob: Blob, offset: int = 0) -> PageHeader:
+    """Read the header at `offset`.
+
+    Raises PageFormatError when there is none of this version, CorruptPageError when its checksum does not hold.
+    """
+    raw = bytes(blob[offset : offset + HEADER_BYTES])
+    if len(raw) < HEADER_BYTES or not raw.startswith(MAGIC):
+        raise PageFormatError(f"no page header: expected {HEADER_BYTES} bytes that start with {MAGIC!r}")
+    if google_crc32c.value(raw[:_HEADER_CHECKSUM_AT]) != _CHECKSUM.unpack_from(raw, _HEADER_CHECKSUM_AT)[0]:
+        raise CorruptPageError("the checksum of a page header does not hold; its rows must be computed again")
+    fields = _FIELDS.unpack_from(raw)
+    if fields[1] != VERSION:
+        raise PageFormatError(f"page format version {fields[1]}, but this kvrecall reads version {VERSION}")
+    return _header_from(fields)
+
+
+def _header_from(fields: tuple[Any, ...]) -> PageHeader:
+    (_, _, kind, codec, fingerprint_hash, dtype_code, n_layers, n_kv_heads, head_dim, page_tokens,
+     valid_tokens, name_bytes, index, payload_bytes, sequence, name) = fields  # fmt: skip
+    session = name[:name_bytes].decode()
+    return PageHeader(
+        PageKey(session, index), sequence, valid_tokens, payload_bytes, fingerprint_hash,
+        n_layers, n_kv_heads, head_dim, page_tokens, dtype_code, codec, RecordKind(kind),
+    )  # fmt: skip
+
+
+def verify_checksum(blob: bytes, key: PageKey) -> None:
+    """Raise CorruptPageError unless the record's checksum over header and payload holds."""
+    expected = _CHECKSUM.unpack_from(blob, _PAGE_CHECKSUM_AT)[0]
+    found = google_crc32c.extend(google_crc32c.value(blob[:_PAGE_CHECKSUM_AT]), blob[HEADER_BYTES:])
+    if found != expected:
+        raise CorruptPageError(f"page {key.index} of session {key.session!r}: the checksum does not hold; "
+                               "its rows must be computed again")  # fmt: skip
+
+
+def require_layout(header: PageHeader, layout: PageLayout) -> None:
+    """Raise ForeignPageError unless the page was written under `layout`: same model, shape and dtype."""
+    expected = (layout.fingerprint_hash, layout.n_layers, layout.n_kv_heads, layout.head_dim,
+                layout.page_tokens, DTYPE_CODES[layout.dtype])  # fmt: skip
+    found = (header.fingerprint_hash, header.n_layers, header.n_kv_heads, header.head_dim,
+             header.page_tokens, header.dtype_code)  # fmt: skip
+    if found != expected:
+        raise ForeignPageError(
+            f"page {header.key.index} of session {header.key.session!r} was written for another model or layout "
+            f"(found {found}, expected {expected}); give each model a directory of its own"
+        )

@@ -1,0 +1,1 @@
+"""Places that keep pages: fastest first, the lowest one durable."""
