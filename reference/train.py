@@ -236,7 +236,7 @@ class Run:
         self.progress = Progress(**state["progress"])
 
     def export(self) -> None:
-        """Write the averaged weights in bfloat16, the configuration and the tokenizer."""
+        """Write the averaged weights in float32, the configuration and the tokenizer."""
         shipped = build_model(self.tokenizer)
         for target, source in zip(shipped.parameters(), self.average, strict=True):
             target.data.copy_(source.cpu())
