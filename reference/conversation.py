@@ -296,9 +296,7 @@ class _Writer:
         call = ToolCall(tool.name, {tool.argument: argument})
         return self._asked(fact, user, "tool", call, json.dumps({tool.result: fact.name}))
 
-    def _asked(
-        self, fact: _Fact, user: str, kind: Kind, call: ToolCall | None, result: str | None
-    ) -> Exchange:
+    def _asked(self, fact: _Fact, user: str, kind: Kind, call: ToolCall | None, result: str | None) -> Exchange:
         reply = ANSWER.format(name=fact.name, attribute=fact.attribute, value=fact.value)
         return Exchange(user, reply, kind, call, result, fact.value, fact.exchange)
 

@@ -1,4 +1,4 @@
-"""Training batches: generated conversations as token ids, which of them are answers, and true or stretched positions."""
+"""Training batches: conversations as token ids, which of them are answers, and true or stretched positions."""
 
 from __future__ import annotations
 
@@ -39,9 +39,7 @@ class Batch:
 def encode_conversation(conversation: Conversation, tokenizer: PreTrainedTokenizerBase, limit: int) -> TokenRow:
     """A conversation's ids, as its rendered text would be encoded, up to about `limit` tokens."""
     row = TokenRow([], [], [], [])
-    system = [{"role": "system", "content": conversation.system}]
-    tools = conversation.tools or None
-    _append(row, tokenizer.apply_chat_template(system, tools=tools, tokenize=False), tokenizer)
+    _append(row, render_opening(conversation), tokenizer)
     said_at: list[int] = []
     for exchange in conversation.exchanges:
         said_at.append(len(row.ids))
@@ -58,9 +56,7 @@ def _append(row: TokenRow, text: str, tokenizer: PreTrainedTokenizerBase) -> Non
     row.classes.extend([ORDINARY] * len(ids))
 
 
-def _append_exchange(
-    row: TokenRow, exchange: Exchange, tokenizer: PreTrainedTokenizerBase, said_at: list[int]
-) -> None:
+def _append_exchange(row: TokenRow, exchange: Exchange, tokenizer: PreTrainedTokenizerBase, said_at: list[int]) -> None:
     """Append an exchange; the answer's value stands last in its reply, before the full stop."""
     _append(row, render_exchange(exchange), tokenizer)
     if exchange.answer is None or exchange.fact_exchange is None:
@@ -70,6 +66,16 @@ def _append_exchange(
     start = end - len(value) + 1
     row.classes[start : end + 1] = [ANSWER] * (end + 1 - start)
     row.answers.append((start, end + 1, exchange.kind, start - said_at[exchange.fact_exchange]))
+
+
+def render_opening(conversation: Conversation) -> str:
+    """The system message's text, equal to what the chat template renders."""
+    offered = []
+    for tool in conversation.tools:
+        function = tool["function"]
+        offered.append(f"{function['name']}({', '.join(function['parameters']['properties'])})")
+    tools = f" Tools: {', '.join(offered)}." if offered else ""
+    return f"<|system|>{conversation.system}{tools}<|end|>"
 
 
 def render_exchange(exchange: Exchange) -> str:

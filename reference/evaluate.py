@@ -23,7 +23,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, PreT
 
 from reference import MODEL_PATH
 from reference.conversation import Conversation, Exchange, generate
-from reference.data import render_exchange
+from reference.data import render_exchange, render_opening
 
 SCORES_PATH = Path(__file__).parent / "scores.json"
 AGE_BOUNDS = (256, 512, 1024, 2048, 4096, 8192, 1 << 20)
@@ -57,7 +57,7 @@ class FullCacheReader:
     """Feeds a conversation to a model once and answers on the way, with transformers' DynamicCache."""
 
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-        self.model = model
+        self.model: Any = model  # generate is not found through the typed base class
         self.tokenizer = tokenizer
         self.cache = DynamicCache(config=model.config)
         self.ids: list[int] = []
@@ -85,8 +85,7 @@ def conversation_outcomes(
 ) -> Iterator[Outcome]:
     """Ask every question of a conversation after its true history."""
     reader = FullCacheReader(model, tokenizer)
-    system = [{"role": "system", "content": conversation.system}]
-    reader.feed(tokenizer.apply_chat_template(system, tools=conversation.tools or None, tokenize=False))
+    reader.feed(render_opening(conversation))
     said_at: list[int] = []
     for exchange in conversation.exchanges:
         said_at.append(len(reader.ids))
@@ -100,7 +99,7 @@ def conversation_outcomes(
             yield _tool_call_outcome(reader, exchange, fed)
             fed = fed[fed.index("<|assistant|>") + len("<|assistant|>") :]
         reader.feed(fed + "<|assistant|>")
-        kind = exchange.kind
+        kind: str = exchange.kind
         if conversation.exchanges[exchange.fact_exchange].kind == "correction":
             kind = "corrected"
         reply = reader.answer()
@@ -153,7 +152,8 @@ def group_rows(condition: str, outcomes: Sequence[Outcome]) -> list[Row]:
 def score(folder: Path, lengths: Sequence[int], n_conversations: int, seed: int, show_wrong: int) -> list[Row]:
     """Rows for every length; prints a few wrong answers on the way."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    model.train(False)
     rows: list[Row] = []
     for length in lengths:
         outcomes: list[Outcome] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
@@ -102,7 +103,8 @@ def train_tokenizer(n_conversations: int = 300) -> PreTrainedTokenizerFast:
 
 def _wrapped(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
     """The transformers tokenizer: role tokens are special; the call tokens stay visible in decoded text."""
-    wrapped = PreTrainedTokenizerFast(
+    wrap: Any = PreTrainedTokenizerFast  # its constructor is untyped
+    wrapped: PreTrainedTokenizerFast = wrap(
         tokenizer_object=tokenizer,
         pad_token=PADDING,
         eos_token=END,

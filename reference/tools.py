@@ -39,33 +39,58 @@ class ToolKind:
 
 TOOLS = (
     ToolKind(
-        "on_call", "Who is on call on a day.", "day", "person",
-        ("Who is on call {argument}, and what is their {attribute}?",
-         "Find out who is on call {argument} and tell me their {attribute}."),
+        "on_call",
+        "Who is on call on a day.",
+        "day",
+        "person",
+        (
+            "Who is on call {argument}, and what is their {attribute}?",
+            "Find out who is on call {argument} and tell me their {attribute}.",
+        ),
         ("tonight", "today", "tomorrow", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday"),
     ),
     ToolKind(
-        "ticket_owner", "Who owns a ticket.", "ticket", "owner",
-        ("Who owns ticket {argument}, and what is their {attribute}?",
-         "Look up the owner of ticket {argument} and tell me their {attribute}."),
+        "ticket_owner",
+        "Who owns a ticket.",
+        "ticket",
+        "owner",
+        (
+            "Who owns ticket {argument}, and what is their {attribute}?",
+            "Look up the owner of ticket {argument} and tell me their {attribute}.",
+        ),
         (),
     ),
     ToolKind(
-        "room_booking", "Who booked a room.", "room", "guest",
-        ("Who booked room {argument}, and what is their {attribute}?",
-         "Check who booked room {argument} and give me their {attribute}."),
+        "room_booking",
+        "Who booked a room.",
+        "room",
+        "guest",
+        (
+            "Who booked room {argument}, and what is their {attribute}?",
+            "Check who booked room {argument} and give me their {attribute}.",
+        ),
         (),
     ),
     ToolKind(
-        "team_lead", "Who leads a team.", "team", "lead",
-        ("Who leads the {argument} team, and what is their {attribute}?",
-         "Find the lead of the {argument} team and give me their {attribute}."),
+        "team_lead",
+        "Who leads a team.",
+        "team",
+        "lead",
+        (
+            "Who leads the {argument} team, and what is their {attribute}?",
+            "Find the lead of the {argument} team and give me their {attribute}.",
+        ),
         ("sales", "support", "design", "finance", "legal", "security", "network", "research"),
     ),
     ToolKind(
-        "last_caller", "Who called a line last.", "line", "caller",
-        ("Who called line {argument} last, and what is their {attribute}?",
-         "See who called line {argument} last and tell me their {attribute}."),
+        "last_caller",
+        "Who called a line last.",
+        "line",
+        "caller",
+        (
+            "Who called line {argument} last, and what is their {attribute}?",
+            "See who called line {argument} last and tell me their {attribute}.",
+        ),
         (),
     ),
 )

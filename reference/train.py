@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 from torch.nn import functional
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 
 from reference import MODEL_PATH
 from reference.data import ANSWER, ORDINARY, Batch, BatchMaker
@@ -63,7 +63,6 @@ def build_model(tokenizer: PreTrainedTokenizerBase) -> LlamaForCausalLM:
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
-        attn_implementation="sdpa",
     )
     return LlamaForCausalLM(config)
 
@@ -77,15 +76,14 @@ def logits_of(model: LlamaForCausalLM, ids: torch.Tensor, positions: torch.Tenso
     rotary = model.model.rotary_emb(hidden, position_ids=positions)
     for layer in model.model.layers:
         hidden = layer(hidden, attention_mask=None, position_embeddings=rotary, position_ids=positions)
-    return model.lm_head(model.model.norm(hidden))
+    logits: torch.Tensor = model.lm_head(model.model.norm(hidden))
+    return logits
 
 
 def step_function(model: LlamaForCausalLM, compiled: bool) -> Step:
     """A function of ids, positions and classes that returns the loss and where the predictions are right."""
 
-    def step(
-        ids: torch.Tensor, positions: torch.Tensor, classes: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def step(ids: torch.Tensor, positions: torch.Tensor, classes: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         logits = logits_of(model, ids, positions)[:, :-1].float()
         targets = ids[:, 1:]
         losses = functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
@@ -123,8 +121,9 @@ class Run:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.export_path, self.minutes, self.seed = folder, export, minutes, seed
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        self.tokenizer = train_tokenizer()
-        self.model = build_model(self.tokenizer).to(self.device)
+        self.tokenizer = self._tokenizer()
+        self.model = build_model(self.tokenizer)
+        torch.nn.Module.to(self.model, self.device)
         self.average = [each.detach().clone() for each in self.model.parameters()]
         self.optimizers = build_optimizers(self.model)
         self.progress = Progress()
@@ -132,6 +131,14 @@ class Run:
         self.data = BatchMaker(self.tokenizer, seed + self.progress.step)
         self.step = step_function(self.model, compiled)
         self.recent: dict[str, list[float]] = defaultdict(list)
+
+    def _tokenizer(self) -> PreTrainedTokenizerBase:
+        """The run's tokenizer: trained at the start of the run, read again when it goes on."""
+        folder = self.folder / "tokenizer"
+        if not folder.exists():
+            train_tokenizer().save_pretrained(folder)
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder)
+        return tokenizer
 
     def train(self, batch_tokens: int, save_seconds: float) -> None:
         """Train until the time is up; save every `save_seconds`."""
@@ -171,7 +178,7 @@ class Run:
         ids, positions, classes = (each.to(self.device) for each in (batch.ids, batch.positions, batch.classes))
         with torch.autocast(self.device.type, torch.bfloat16):
             loss, right = self.step(ids, positions, classes)
-        loss.backward()
+        torch.autograd.backward(loss)
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         for optimizer in self.optimizers:
             optimizer.step()
@@ -240,7 +247,7 @@ class Run:
         shipped = build_model(self.tokenizer)
         for target, source in zip(shipped.parameters(), self.average, strict=True):
             target.data.copy_(source.cpu())
-        shipped.to(torch.float32).save_pretrained(self.export_path)
+        shipped.save_pretrained(self.export_path)
         self.tokenizer.save_pretrained(self.export_path)
 
 

@@ -11,26 +11,33 @@ Split = Literal["train", "held_out"]
 
 _HELD_OUT_SHARE = 4  # one name or value in four belongs to evaluation
 
-NAME_STARTS = (
+
+def _pieces(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
+
+
+NAME_STARTS = _pieces(
     "Al Ar Bar Bel Bo Bren Cal Car Cor Da Del Dor Ed El Er Fal Fen Fin Gar Gil Gor Hal Har Hel Il Ir Jar Jen Jo "
     "Kar Kel Kor Lan Len Lor Mar Mel Mo Nar Nel Nor Ol Or Par Pel Per Ral Ren Ro Sal Sel Sor Tal Ter Tor Ul Ur Val "
     "Ven Vor Wal Wen Yar Zel"
-).split()
-NAME_ENDS = (
+)
+NAME_ENDS = _pieces(
     "bak bin by da dan das dek do dra fa fi fo ga gan gus ja ji ka kas ki ko kus la lia lin lo lun ma mas mi mir mo "
     "mus na nak ni nor nus pa pin po ra rak ri rik ro rus sa san shi so sta ta tas ti to tus va vi vin vo xa ya za zo"
-).split()
-CITY_STARTS = (
+)
+CITY_STARTS = _pieces(
     "Ash Birch Black Brook Clay Cold Deep East Elm Fair Fox Glen Green Grey High Iron Lake Long Mill New North Oak Old "
     "Pine Red River Rock Salt South Stone West White Wind Wolf"
-).split()
-CITY_ENDS = "borough bridge burg by dale field ford gate ham haven hill mouth port side ton view ville wick wood worth".split()
-CODE_WORDS = (
+)
+CITY_ENDS = _pieces(
+    "borough bridge burg by dale field ford gate ham haven hill mouth port side ton view ville wick wood worth"
+)
+CODE_WORDS = _pieces(
     "amber arrow birch blue bronze cedar cloud comet copper coral crane crown dawn delta eagle ember falcon fern flint "
-    "forest frost garnet glass gold hazel heron honey indigo ivory jade lemon lily lotus lunar maple marble meadow mint "
-    "moon nickel ocean olive onyx opal orchid otter pearl pepper plum raven river robin ruby sage sand scarlet silver "
-    "snow solar spruce star storm summer swan teal tiger topaz tulip velvet violet willow winter zinc"
-).split()
+    "forest frost garnet glass gold hazel heron honey indigo ivory jade lemon lily lotus lunar maple marble meadow "
+    "mint moon nickel ocean olive onyx opal orchid otter pearl pepper plum raven river robin ruby sage sand scarlet "
+    "silver snow solar spruce star storm summer swan teal tiger topaz tulip velvet violet willow winter zinc"
+)
 DESK_LETTERS = "ABCDEFGHJKLMNPQRSTUVWXYZ"
 
 

@@ -16,9 +16,7 @@ def stated_values(conversation: Conversation) -> set[str]:
 
 
 def asked_names(conversation: Conversation) -> set[str]:
-    return {
-        exchange.reply.split("'s ")[0] for exchange in conversation.exchanges if exchange.answer is not None
-    }
+    return {exchange.reply.split("'s ")[0] for exchange in conversation.exchanges if exchange.answer is not None}
 
 
 @given(seed=st.integers(0, 10**9), n_tokens=st.integers(200, 3000))
