@@ -1,6 +1,6 @@
 """What the service asks of a worker, whoever carries the call: the process itself or the network."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Protocol
 
 from kvrecall.v1 import worker_pb2 as wire
@@ -30,7 +30,7 @@ class Worker(Protocol):
         """
         ...
 
-    def turn(self, request: wire.TurnRequest) -> AsyncIterator[wire.TurnEvent]:
+    def turn(self, request: wire.TurnRequest) -> AsyncGenerator[wire.TurnEvent, None]:
         """Run one turn; the last event is `done`. Closing the iterator early cancels the turn.
 
         What a cancelled or failed turn leaves in the worker is undone by the next `open` with the committed state.

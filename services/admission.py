@@ -1,0 +1,46 @@
+"""How many turns run at once, and how many may wait for a place: everything else is turned away at once."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from services.errors import Overloaded
+from services.settings import ServiceSettings
+
+
+class Admission:
+    """A bounded number of places with a bounded queue in front of them, first come, first served."""
+
+    def __init__(self, settings: ServiceSettings) -> None:
+        self._settings = settings
+        self._places = asyncio.Semaphore(settings.max_running_turns)
+        self.waiting = 0
+        self.running = 0
+
+    @asynccontextmanager
+    async def place(self) -> AsyncIterator[None]:
+        """Hold a place. Raises Overloaded when the queue is full, or no place came free in time."""
+        await self._enter()
+        self.running += 1
+        try:
+            yield
+        finally:
+            self.running -= 1
+            self._places.release()
+
+    async def _enter(self) -> None:
+        settings = self._settings
+        if self._places.locked() and self.waiting >= settings.max_waiting_turns:
+            raise Overloaded(
+                f"{self.running} turns run and {self.waiting} wait, which is the limit; try again later",
+                settings.retry_after_seconds,
+            )
+        self.waiting += 1
+        try:
+            async with asyncio.timeout(settings.queue_seconds):
+                await self._places.acquire()
+        except TimeoutError as error:
+            message = f"no place came free within {settings.queue_seconds:g} seconds; try again later"
+            raise Overloaded(message, settings.retry_after_seconds) from error
+        finally:
+            self.waiting -= 1

@@ -1,0 +1,23 @@
+"""Work that must run to its end even when whoever waits for it is cancelled."""
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+Result = TypeVar("Result")
+
+
+async def unbroken(work: Coroutine[Any, Any, Result]) -> Result:
+    """Run `work` to its end. A cancellation that arrives meanwhile is raised afterwards."""
+    task = asyncio.ensure_future(work)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait({task})
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        if not task.cancelled() and task.exception() is not None:
+            raise cancelled from task.exception()
+        raise cancelled
+    return task.result()

@@ -1,0 +1,126 @@
+"""What sessions exist and what was said in them. A commit to the catalog is the acknowledgement."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from services.messages import ToolCall
+from services.reports import MemoryReport, RepairReport
+from services.sessions import DueRepair, PendingCall, Session, Turn
+
+
+@dataclass(frozen=True)
+class IdempotencyKey:
+    """A client's key for one write: `scope` is the call it was sent to, `fingerprint` stands for the body."""
+
+    scope: str
+    key: str
+    fingerprint: str
+
+
+@dataclass(frozen=True)
+class Remembered:
+    """An answer, as JSON text, that is given again to a request with the same key and body."""
+
+    key: IdempotencyKey
+    answer: str
+
+
+@dataclass(frozen=True)
+class TurnCommit:
+    """Everything that a turn changes.
+
+    `calls` are the tool calls it ended on; `said` are the results, by call id, that the turn itself brought for
+    calls of the pause before.
+    """
+
+    turn: Turn
+    worker_state: bytes
+    calls: tuple[ToolCall, ...] = ()
+    said: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class RepairCommit:
+    """What a repair changed. Without a `worker_state` the worker refused it: it is done, and nothing moved."""
+
+    repair: DueRepair
+    worker_state: bytes | None = None
+    report: RepairReport | None = None
+    memory: MemoryReport | None = None
+
+
+@dataclass(frozen=True)
+class SessionPage:
+    """Some sessions, newest first, and the cursor of the rest."""
+
+    sessions: tuple[Session, ...]
+    next_cursor: str | None
+
+
+class Catalog(Protocol):
+    """Durable: what a method has returned from survives a crash of the process and of the machine.
+
+    Each write is one transaction. Writes to a session carry the epoch and raise `StaleEpoch` when another process
+    took the session over; methods that name a session raise `UnknownSession`; all raise `CatalogError` when the
+    storage fails. A write remembers its answer, where one is given, in the same transaction.
+    """
+
+    async def create(self, session: Session, worker_state: bytes, answer: Remembered | None) -> None:
+        """Add a session."""
+        ...
+
+    async def session(self, session: str) -> Session:
+        """The session as it was last committed."""
+        ...
+
+    async def worker_state(self, session: str) -> bytes:
+        """The serialised wire.SessionState that was committed last."""
+        ...
+
+    async def page(self, limit: int, cursor: str | None) -> SessionPage:
+        """Up to `limit` sessions. Raises InvalidRequest when the cursor is not one of ours."""
+        ...
+
+    async def session_ids(self) -> list[str]:
+        """Every session there is."""
+        ...
+
+    async def turns(self, session: str, after: int, limit: int) -> list[Turn]:
+        """Up to `limit` turns with numbers over `after`, in order."""
+        ...
+
+    async def take_over(self, session: str) -> int:
+        """Become the session's writer: the new epoch, larger than any before."""
+        ...
+
+    async def commit_turn(self, commit: TurnCommit, epoch: int, answer: Remembered | None) -> None:
+        """Append a turn, replace the worker's state, and end or begin a pause."""
+        ...
+
+    async def commit_repair(self, session: str, commit: RepairCommit, epoch: int) -> None:
+        """Replace the worker's state and mark the repair as done."""
+        ...
+
+    async def call(self, session: str, call: str) -> PendingCall:
+        """The newest call of that id, its result said or not. Raises UnknownCall."""
+        ...
+
+    async def commit_call(self, session: str, call: PendingCall, epoch: int, answer: Remembered | None) -> None:
+        """Keep what the client reported of a call: started, partial output, status, result, batch.
+
+        Which of the call's repairs are done is left alone: a repair may be running meanwhile.
+        """
+        ...
+
+    async def delete(self, session: str, answer: Remembered | None) -> None:
+        """Forget the session and all its turns."""
+        ...
+
+    async def recall(self, key: IdempotencyKey) -> str | None:
+        """The answer that was given under this key. Raises IdempotencyConflict for another body."""
+        ...
+
+    async def close(self) -> None:
+        """Finish running writes and let go of the storage."""
+        ...

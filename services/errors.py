@@ -1,0 +1,181 @@
+"""What can go wrong in the domain. `code` is stable and part of the public contract; the message is for people."""
+
+
+class ServiceError(Exception):
+    """Base of all errors of this package.
+
+    `details` holds plain JSON values that a client may act on: the field, the limit, the calls that are meant.
+    """
+
+    code = "service_error"
+
+    def __init__(self, message: str, **details: object) -> None:
+        super().__init__(message)
+        self.message = message
+        self.details = details
+
+
+class InvalidRequest(ServiceError):
+    """A field of the request cannot be accepted; nothing was changed."""
+
+    code = "invalid_request"
+
+    def __init__(self, field: str, message: str, **details: object) -> None:
+        super().__init__(message, field=field, **details)
+
+
+class LimitExceeded(InvalidRequest):
+    """A field is over (or under) a limit of this service."""
+
+    code = "limit_exceeded"
+
+    def __init__(self, field: str, message: str, limit: int) -> None:
+        super().__init__(field, message, limit=limit)
+
+
+class TurnTooLong(LimitExceeded):
+    """The messages of a turn are more or larger than one turn may bring."""
+
+    code = "turn_too_long"
+
+
+class BudgetOutOfRange(LimitExceeded):
+    """The budget is under the sinks and the window, or over what a slot holds."""
+
+    code = "budget_out_of_range"
+
+
+class UnknownMethod(InvalidRequest):
+    """The worker has no eviction method of that name."""
+
+    code = "unknown_method"
+
+
+class UnknownModel(InvalidRequest):
+    """The worker does not serve that model."""
+
+    code = "unknown_model"
+
+
+class EmptyTurn(InvalidRequest):
+    """The turn brings no message, and no tool result is waiting to be said."""
+
+    code = "empty_turn"
+
+
+class ToolResultWithoutCall(InvalidRequest):
+    """A tool message answers a call that nobody made, or that has its result already."""
+
+    code = "tool_result_without_call"
+
+
+class DuplicateCall(InvalidRequest):
+    """Two tool calls of one assistant message share an id."""
+
+    code = "duplicate_call"
+
+
+class CallsOutstanding(ServiceError):
+    """The turn would go on while tool calls still wait for their results."""
+
+    code = "calls_outstanding"
+
+    def __init__(self, calls: list[str]) -> None:
+        super().__init__(
+            f"tool calls without a result: {', '.join(calls)}; send tool_call.completed or tool_call.failed events, "
+            "or tool messages for all of them first",
+            calls=calls,
+        )
+
+
+class ResultConflict(ServiceError):
+    """A tool call has another result already."""
+
+    code = "result_conflict"
+
+
+class UnknownSession(ServiceError):
+    """There is no session of that id."""
+
+    code = "unknown_session"
+
+    def __init__(self, session: str) -> None:
+        super().__init__(f"there is no session {session!r}", session=session)
+
+
+class UnknownCall(ServiceError):
+    """The session made no tool call of that id."""
+
+    code = "unknown_call"
+
+    def __init__(self, session: str, call: str) -> None:
+        super().__init__(f"session {session!r} made no tool call {call!r}", session=session, call=call)
+
+
+class SessionBusy(ServiceError):
+    """Somebody writes the session now, and the request did not ask to wait (or waited long enough)."""
+
+    code = "session_busy"
+
+
+class IllegalTransition(ServiceError):
+    """An event that the session's state does not allow: an invariant of ours is broken."""
+
+    code = "illegal_transition"
+
+
+class IdempotencyConflict(ServiceError):
+    """The idempotency key was used for another request."""
+
+    code = "idempotency_conflict"
+
+    def __init__(self, key: str) -> None:
+        super().__init__(f"the idempotency key {key!r} was used for another request; take a fresh key", key=key)
+
+
+class Overloaded(ServiceError):
+    """As much waits as may wait; come again later."""
+
+    code = "overloaded"
+
+    def __init__(self, message: str, retry_after_seconds: float) -> None:
+        super().__init__(message)
+        self.retry_after_seconds = retry_after_seconds
+
+
+class ShuttingDown(Overloaded):
+    """The service is finishing what it acknowledged and takes nothing new."""
+
+    code = "shutting_down"
+
+
+class StaleEpoch(ServiceError):
+    """Another process took the session over; this one may not write it any more."""
+
+    code = "stale_epoch"
+
+
+class CatalogError(ServiceError):
+    """The catalog could not be opened, read or written."""
+
+    code = "catalog_error"
+
+
+class CatalogVersion(CatalogError):
+    """The catalog was written by another version of its schema."""
+
+    code = "catalog_version"
+
+
+class WorkerRefused(ServiceError):
+    """The worker cannot serve the request as it stands, and has changed nothing; its code says why."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class WorkerLost(ServiceError):
+    """The worker is gone or broken."""
+
+    code = "worker_lost"

@@ -1,0 +1,68 @@
+"""What the service tells whoever watches it: values, sent to plain functions."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from services.reports import MemoryReport, RepairReport, TurnOutcome
+
+
+@dataclass(frozen=True)
+class TurnFinished:
+    """A turn was committed."""
+
+    outcome: TurnOutcome
+
+
+@dataclass(frozen=True)
+class TurnFailed:
+    """A turn ended without a commit; `code` is that of the error, or `cancelled`."""
+
+    session: str
+    code: str
+
+
+@dataclass(frozen=True)
+class RepairFinished:
+    """A repair in a pause was committed."""
+
+    session: str
+    report: RepairReport
+    memory: MemoryReport
+
+
+@dataclass(frozen=True)
+class RepairFailed:
+    """A repair in a pause could not be run; unless it was `refused`, the next turn will try again."""
+
+    session: str
+    trigger: str
+    code: str
+    message: str
+    refused: bool
+
+
+@dataclass(frozen=True)
+class SessionDeleted:
+    """A session is gone."""
+
+    session: str
+
+
+Observation = TurnFinished | TurnFailed | RepairFinished | RepairFailed | SessionDeleted
+Observer = Callable[[Observation], None]
+
+
+class Observers:
+    """Everyone who watches. An observer must neither block nor raise."""
+
+    def __init__(self) -> None:
+        self._observers: list[Observer] = []
+
+    def add(self, observer: Observer) -> None:
+        """Tell `observer` of everything from now on."""
+        self._observers.append(observer)
+
+    def tell(self, observation: Observation) -> None:
+        """Pass an observation on."""
+        for observer in self._observers:
+            observer(observation)

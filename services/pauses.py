@@ -1,0 +1,101 @@
+"""When a repair runs in a pause, and with which signal.
+
+What is due follows from the committed state alone (`sessions.due_repairs`); here it is run, one repair after the
+other, in the background or by the turn that ends the pause.
+"""
+
+import asyncio
+
+from kvrecall.v1 import worker_pb2 as wire
+from services.catalog import Catalog, RepairCommit
+from services.errors import ServiceError, WorkerRefused
+from services.live import LiveSession, LiveSessions
+from services.messages import message_to_wire
+from services.observing import Observers, RepairFailed, RepairFinished
+from services.reports import memory_from_wire, repair_from_wire
+from services.sessions import DueRepair, SessionEvent, due_repairs
+from services.worker_client import Worker
+
+# The signal itself is at fault: a second attempt would be refused again, here or after a restart.
+FINAL_REFUSALS = frozenset({"bad_messages", "bad_settings", "turn_too_long"})
+
+
+class Pauses:
+    """Runs the repairs of paused sessions, at most one at a time per session."""
+
+    def __init__(self, catalog: Catalog, worker: Worker, sessions: LiveSessions, observers: Observers) -> None:
+        self._catalog = catalog
+        self._worker = worker
+        self._sessions = sessions
+        self._observers = observers
+
+    def begin(self, live: LiveSession) -> None:
+        """Run what is due in the background."""
+        live.repairs_wanted = True
+        if live.repairs is None or live.repairs.done():
+            live.repairs = asyncio.create_task(self._background(live), name=f"repairs of {live.id}")
+
+    async def settle(self, live: LiveSession) -> None:
+        """Return when no repair of the session is due any more. Raises what the last attempt raised."""
+        if live.repairs is not None and not live.repairs.done():
+            await asyncio.wait({live.repairs})
+        await self._run_due(live)
+
+    async def cancel(self, live: LiveSession) -> None:
+        """Stop the session's background repair; what is due stays due."""
+        task, live.repairs, live.repairs_wanted = live.repairs, None, False
+        if task is not None:
+            task.cancel()
+            await asyncio.wait({task})
+
+    async def stop(self) -> None:
+        """Stop all background repairs."""
+        for live in self._sessions.all():
+            await self.cancel(live)
+
+    async def _background(self, live: LiveSession) -> None:
+        while live.repairs_wanted:
+            live.repairs_wanted = False
+            try:
+                await self._run_due(live)
+            except ServiceError:
+                return  # told to the observers where it happened; still due, and the next turn will try again
+
+    async def _run_due(self, live: LiveSession) -> None:
+        while due := due_repairs(await self._catalog.session(live.id)):
+            try:
+                await self._run(live, due[0])
+            except ServiceError as error:
+                self._observers.tell(RepairFailed(live.id, due[0].trigger, error.code, error.message, refused=False))
+                raise
+
+    async def _run(self, live: LiveSession, repair: DueRepair) -> None:
+        epoch = await self._sessions.ensure_open(live)
+        live.advance(SessionEvent.REPAIR_STARTED)
+        live.in_doubt = True
+        try:
+            commit = await self._ask(live, repair, epoch)
+            await self._catalog.commit_repair(live.id, commit, epoch)
+            live.in_doubt = False
+        finally:
+            live.advance(SessionEvent.REPAIR_ENDED)
+        if commit.report is not None and commit.memory is not None:
+            self._observers.tell(RepairFinished(live.id, commit.report, commit.memory))
+
+    async def _ask(self, live: LiveSession, repair: DueRepair, epoch: int) -> RepairCommit:
+        request = wire.RepairRequest(
+            session=live.id,
+            epoch=epoch,
+            trigger=repair.trigger.value,
+            text=repair.text,
+            messages=[message_to_wire(message) for message in repair.messages],
+        )
+        try:
+            result = await self._worker.repair(request)
+        except WorkerRefused as error:
+            if error.code not in FINAL_REFUSALS:
+                raise
+            self._observers.tell(RepairFailed(live.id, repair.trigger, error.code, error.message, refused=True))
+            return RepairCommit(repair)
+        state = result.state.SerializeToString(deterministic=True)
+        return RepairCommit(repair, state, repair_from_wire(result.report), memory_from_wire(result.memory))

@@ -1,0 +1,103 @@
+"""What a worker reports of its work, as plain values that can be stored and shown."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from kvrecall.v1 import worker_pb2 as wire
+from services.messages import Message
+
+
+@dataclass(frozen=True)
+class RepairReport:
+    """One repair: what it looked at and how many tokens it brought back."""
+
+    trigger: str
+    signal_tokens: int
+    scored_rows: int
+    promoted: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class MemoryReport:
+    """What a session holds. Rows are counted per layer: `active_rows` and its like are the largest layer's."""
+
+    length: int = 0
+    budget: int = 0
+    active_rows: int = 0
+    peak_rows: int = 0
+    bound_rows: int = 0
+    active_bytes: int = 0
+    evicted_rows: int = 0
+    promoted_rows: int = 0
+    layer_active_rows: tuple[int, ...] = ()
+    layer_peak_rows: tuple[int, ...] = ()
+    layer_bound_rows: tuple[int, ...] = ()
+    tier_bytes: Mapping[str, int] = field(default_factory=dict)
+    in_slot: bool = False
+
+
+@dataclass(frozen=True)
+class Fidelity:
+    """How close a session's next-token distribution was to another's, over recorded assistant tokens."""
+
+    tokens: int
+    kl_mean: float
+    top1_agreement: float
+
+
+@dataclass(frozen=True)
+class TurnOutcome:
+    """What a turn came to. It exists only once the turn is committed, and is stored with it."""
+
+    session: str
+    turn: int
+    message: Message | None
+    finish_reason: str
+    prompt_tokens: int
+    output_tokens: int
+    memory: MemoryReport
+    repairs: tuple[RepairReport, ...]
+    seconds: Mapping[str, float]
+    fidelity: Fidelity | None = None
+
+
+def repair_from_wire(report: wire.RepairReport) -> RepairReport:
+    """The worker's report of one repair."""
+    return RepairReport(
+        trigger=report.trigger,
+        signal_tokens=report.signal_tokens,
+        scored_rows=report.scored_rows,
+        promoted=len(report.promoted),
+        seconds=report.seconds,
+    )
+
+
+def memory_from_wire(report: wire.MemoryReport) -> MemoryReport:
+    """The worker's report of what a session holds."""
+    return MemoryReport(
+        length=report.length,
+        budget=report.budget,
+        active_rows=_largest(report.active_rows),
+        peak_rows=_largest(report.peak_rows),
+        bound_rows=_largest(report.bound_rows),
+        active_bytes=report.active_bytes,
+        evicted_rows=report.evicted_rows,
+        promoted_rows=report.promoted_rows,
+        layer_active_rows=tuple(report.active_rows),
+        layer_peak_rows=tuple(report.peak_rows),
+        layer_bound_rows=tuple(report.bound_rows),
+        tier_bytes=dict(report.tier_bytes),
+        in_slot=report.in_slot,
+    )
+
+
+def fidelity_from_wire(done: wire.TurnDone) -> Fidelity | None:
+    """The divergence that the turn asked for, if it did."""
+    if not done.HasField("fidelity"):
+        return None
+    return Fidelity(done.fidelity.tokens, done.fidelity.kl_mean, done.fidelity.top1_agreement)
+
+
+def _largest(rows: Iterable[int]) -> int:
+    return max(rows, default=0)

@@ -1,0 +1,235 @@
+"""Everything the front door may ask: sessions, turns, reports of tool calls, memory. Puts the parts together."""
+
+import asyncio
+import secrets
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pydantic import TypeAdapter
+
+from kvrecall.v1 import worker_pb2 as wire
+from services.admission import Admission
+from services.call_events import CallEvent, EventReceipt, apply_event, receipt
+from services.cancellation import unbroken
+from services.catalog import Catalog, IdempotencyKey, Remembered, SessionPage
+from services.errors import BudgetOutOfRange, ServiceError, ShuttingDown, UnknownMethod, UnknownModel
+from services.live import LiveSession, LiveSessions, spec_of
+from services.observing import Observer, Observers, SessionDeleted
+from services.pauses import Pauses
+from services.reports import MemoryReport
+from services.sessions import DEFAULT_REPAIR_ON, RepairTrigger, Session, SessionSettings, SessionState, Turn
+from services.settings import ServiceSettings
+from services.turn_plan import TurnRequest
+from services.turns import Turns, TurnStream
+from services.worker_client import Worker
+
+SESSION = TypeAdapter(Session)
+RECEIPT = TypeAdapter(EventReceipt)
+
+
+@dataclass(frozen=True)
+class NewSession:
+    """A session as the client asks for it; what is None is chosen by the service."""
+
+    budget: int | None = None
+    repair_rows: int | None = None
+    repair_on: frozenset[RepairTrigger] = DEFAULT_REPAIR_ON
+    method: str | None = None
+    method_settings: str = "{}"
+    seed: int | None = None
+    tools: tuple[str, ...] = ()
+    metadata: Mapping[str, str] | None = None
+    model: str | None = None
+
+
+class SessionService:
+    """The domain behind one object. Call `start` before anything else and `stop` at the end.
+
+    It owns the worker and the catalog it is given: `stop` closes both.
+    """
+
+    def __init__(self, worker: Worker, catalog: Catalog, settings: ServiceSettings) -> None:
+        self._worker = worker
+        self._catalog = catalog
+        self._settings = settings
+        self._observers = Observers()
+        self._sessions = LiveSessions(catalog, worker, settings)
+        self._pauses = Pauses(catalog, worker, self._sessions, self._observers)
+        self.admission = Admission(settings)
+        self._turns = Turns(catalog, worker, self._sessions, self._pauses, self.admission, self._observers, settings)
+        self._running: set[asyncio.Task[None]] = set()
+        self._creating = asyncio.Lock()
+        self._info: wire.WorkerInfo | None = None
+        self._taking = False
+
+    @property
+    def ready(self) -> bool:
+        """Whether new work is taken."""
+        return self._taking
+
+    @property
+    def info(self) -> wire.WorkerInfo:
+        """Model, shape and limits of the worker."""
+        assert self._info is not None, "the service was not started"
+        return self._info
+
+    def observe(self, observer: Observer) -> None:
+        """Tell `observer` of every turn and repair from now on."""
+        self._observers.add(observer)
+
+    async def start(self) -> None:
+        """Learn the worker's limits and drop rows of sessions that are gone; then take work."""
+        self._info = await self._worker.describe()
+        await self._worker.retain(await self._catalog.session_ids())
+        self._taking = True
+
+    async def stop(self) -> None:
+        """Take nothing new, let running turns end (for a bounded time), then close worker and catalog."""
+        self._taking = False
+        if self._running:
+            await asyncio.wait(self._running, timeout=self._settings.drain_seconds)
+        for task in self._running:
+            task.cancel()
+        if self._running:
+            await asyncio.wait(self._running)
+        await self._pauses.stop()
+        await self._worker.close()
+        await self._catalog.close()
+
+    async def create(self, request: NewSession, key: IdempotencyKey | None = None) -> Session:
+        """Open a session. Raises BudgetOutOfRange, UnknownMethod, UnknownModel, WorkerRefused."""
+        self._check_taking()
+        async with self._creating:
+            if key is not None and (told := await self._catalog.recall(key)) is not None:
+                return SESSION.validate_json(told)
+            return await unbroken(self._create(self._settled(request), key))
+
+    async def _create(self, settings: SessionSettings, key: IdempotencyKey | None) -> Session:
+        now = time.time()
+        session = Session(f"s_{secrets.token_hex(12)}", 1, settings, now, now, 0, MemoryReport(budget=settings.budget))
+        await self._worker.open(wire.OpenRequest(spec=spec_of(session, session.epoch)))
+        answer = None if key is None else Remembered(key, SESSION.dump_json(session).decode())
+        try:
+            await self._catalog.create(session, b"", answer)
+        except ServiceError:
+            await self._worker.drop(session.id)
+            raise
+        self._sessions.created(session)
+        return session
+
+    def _settled(self, request: NewSession) -> SessionSettings:
+        """The request with everything chosen. Raises InvalidRequest."""
+        if request.model is not None and request.model != self.info.model:
+            raise UnknownModel("model", f"model {request.model!r} is not served here; {self.info.model!r} is")
+        method = request.method or self._settings.default_method
+        names = [known.name for known in self.info.methods]
+        if method not in names:
+            raise UnknownMethod("method", f"method {method!r} is none of {', '.join(names)}")
+        budget = self._settings.default_budget if request.budget is None else request.budget
+        seed = secrets.randbits(32) if request.seed is None else request.seed
+        return SessionSettings(
+            budget=budget,
+            repair_rows=self._repair_rows(budget, request.repair_rows),
+            method=method,
+            repair_on=request.repair_on,
+            method_settings=request.method_settings,
+            seed=seed,
+            tools=request.tools,
+            metadata=request.metadata or {},
+        )
+
+    def _repair_rows(self, budget: int, repair_rows: int | None) -> int:
+        least, most = self.info.min_budget, self.info.max_budget
+        if budget < least:
+            message = f"a budget of {budget} rows is under the sinks and the recent window; the least is {least}"
+            raise BudgetOutOfRange("budget", message, least)
+        if budget > most:
+            raise BudgetOutOfRange("budget", f"a budget of {budget} rows is over what a slot holds, {most}", most)
+        spare = budget - least
+        if repair_rows is None:
+            return min(self._settings.default_repair_rows, spare)
+        if repair_rows > spare:
+            message = f"{repair_rows} rows kept for repair leave less than {least} of a budget of {budget}"
+            raise BudgetOutOfRange("repair_rows", message, spare)
+        return repair_rows
+
+    async def get(self, session: str) -> tuple[Session, SessionState]:
+        """The session as committed, and what it does now. Raises UnknownSession."""
+        found = await self._catalog.session(session)
+        return found, self._state_of(found)
+
+    def _state_of(self, session: Session) -> SessionState:
+        live = self._sessions.known(session.id)
+        return session.resting_state if live is None else live.state
+
+    async def page(self, limit: int, cursor: str | None) -> tuple[SessionPage, list[SessionState]]:
+        """Some sessions, newest first, and what each does now. Raises InvalidRequest for a wrong cursor."""
+        page = await self._catalog.page(limit, cursor)
+        return page, [self._state_of(session) for session in page.sessions]
+
+    async def turns(self, session: str, after: int, limit: int) -> list[Turn]:
+        """Committed turns of a session, in order."""
+        await self._catalog.session(session)
+        return await self._catalog.turns(session, after, limit)
+
+    async def delete(self, session: str, key: IdempotencyKey | None = None) -> None:
+        """Forget a session and its rows. Raises UnknownSession, and SessionBusy while a turn runs."""
+        self._check_taking()
+        if key is not None and await self._catalog.recall(key) is not None:
+            return
+        live = self._sessions.of(await self._catalog.session(session))
+        async with self._sessions.claim_turn(live, wait=False):
+            await unbroken(self._delete(live, key))
+
+    async def _delete(self, live: LiveSession, key: IdempotencyKey | None) -> None:
+        await self._pauses.cancel(live)
+        await self._catalog.delete(live.id, None if key is None else Remembered(key, "{}"))
+        self._sessions.forget(live)
+        self._observers.tell(SessionDeleted(live.id))
+        await self._worker.drop(live.id)
+
+    def turn(self, session: str, request: TurnRequest, key: IdempotencyKey | None = None) -> TurnStream:
+        """Start a turn; its stream raises what went wrong, and closing it early cancels the turn."""
+        self._check_taking()
+        stream = TurnStream(self._turns.run(session, request, key))
+        self._running.add(stream.task)
+        stream.task.add_done_callback(self._running.discard)
+        return stream
+
+    async def event(self, session: str, event: CallEvent, key: IdempotencyKey | None = None) -> EventReceipt:
+        """Keep a report of a tool call and begin the repair it calls for.
+
+        A report of a call whose turn is being committed waits for it. Raises UnknownSession, UnknownCall,
+        ResultConflict, LimitExceeded, SessionBusy.
+        """
+        self._check_taking()
+        live = self._sessions.of(await self._catalog.session(session))
+        async with self._sessions.claim(live):
+            if key is not None and (told := await self._catalog.recall(key)) is not None:
+                return RECEIPT.validate_json(told)
+            return await unbroken(self._event(live, event, key))
+
+    async def _event(self, live: LiveSession, event: CallEvent, key: IdempotencyKey | None) -> EventReceipt:
+        session = await self._catalog.session(live.id)
+        call = await self._catalog.call(live.id, event.call_id)
+        changed = apply_event(session, call, event, self._settings)
+        acknowledged = receipt(session, changed, event, live.state)
+        if changed is not call or key is not None:
+            answer = None if key is None else Remembered(key, RECEIPT.dump_json(acknowledged).decode())
+            await self._catalog.commit_call(live.id, changed, await self._sessions.epoch(live), answer)
+        if session.calls:
+            self._pauses.begin(live)
+        return acknowledged
+
+    async def memory(self, session: str) -> MemoryReport:
+        """What the session holds. Raises UnknownSession."""
+        return await self._sessions.memory(await self._catalog.session(session))
+
+    async def stats(self) -> wire.WorkerStats:
+        """The worker's counters."""
+        return await self._worker.stats()
+
+    def _check_taking(self) -> None:
+        if not self._taking:
+            raise ShuttingDown("the service is not taking requests now", self._settings.retry_after_seconds)

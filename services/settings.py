@@ -1,0 +1,25 @@
+"""The limits and defaults of the service: one frozen value, passed as an argument."""
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class ServiceSettings(BaseModel):
+    """Everything about the service that an operator may choose."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    default_budget: int = Field(256, ge=1, description="Active rows per KV head of a session that names no budget.")
+    default_repair_rows: int = Field(48, ge=0, description="Rows of the budget kept free for promotion.")
+    default_method: str = Field("snapkv", description="Eviction method of a session that names none.")
+    default_max_tokens: int = Field(256, ge=1, description="Tokens a turn may generate when it does not say.")
+    max_output_tokens: int = Field(4096, ge=1, description="The most tokens that one turn may ask for.")
+    max_turn_messages: int = Field(512, ge=1, description="Messages in one turn.")
+    max_turn_bytes: int = Field(1 << 20, ge=1, description="UTF-8 bytes of all messages of one turn together.")
+    max_result_bytes: int = Field(1 << 20, ge=1, description="UTF-8 bytes of one tool result, partial output included.")
+    max_running_turns: int = Field(16, ge=1, description="Turns handed to the worker at once.")
+    max_waiting_turns: int = Field(64, ge=0, description="Turns that may wait for a place among the running.")
+    max_waiting_writers: int = Field(8, ge=0, description="Requests that may wait for one session.")
+    queue_seconds: float = Field(30.0, gt=0, description="The longest wait for a place or for a session.")
+    retry_after_seconds: float = Field(1.0, gt=0, description="What a client that was turned away is told to wait.")
+    drain_seconds: float = Field(30.0, gt=0, description="How long a stop waits for running turns.")
+    idempotency_records: int = Field(10_000, ge=1, description="Idempotency keys that are remembered, newest first.")

@@ -1,0 +1,328 @@
+"""The catalog on SQLite: one file, write-ahead log, every commit synced to the disk before it is acknowledged."""
+
+import asyncio
+import sqlite3
+import time
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import aiosqlite
+
+from services import sqlite_rows as rows
+from services.cancellation import unbroken
+from services.catalog import IdempotencyKey, Remembered, RepairCommit, SessionPage, TurnCommit
+from services.errors import (
+    CatalogError,
+    CatalogVersion,
+    IdempotencyConflict,
+    StaleEpoch,
+    UnknownCall,
+    UnknownSession,
+)
+from services.messages import ToolCall
+from services.sessions import CallStatus, PendingCall, RepairTrigger, Session, Turn
+from services.sqlite_schema import APPLICATION_ID, PRAGMAS, SCHEMA_VERSION, TABLES
+
+
+class SqliteCatalog:
+    """A `Catalog` in one SQLite file. Statements of one transaction are never mixed with another's."""
+
+    def __init__(self, connection: aiosqlite.Connection, answers: int) -> None:
+        self._connection = connection
+        self._turn = asyncio.Lock()
+        self._answers = answers
+
+    @classmethod
+    async def open(cls, path: Path, idempotency_records: int = 10_000) -> "SqliteCatalog":
+        """Open or create the catalog at `path`, keeping at most that many idempotent answers.
+
+        Raises CatalogVersion for a file of another version, CatalogError when it cannot be opened or is no catalog.
+        """
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            connection = await aiosqlite.connect(path, isolation_level=None)
+        except (OSError, sqlite3.Error) as error:
+            raise CatalogError(f"the catalog {path} cannot be opened: {error}") from error
+        try:
+            await _prepare(connection, path)
+        except BaseException:
+            await connection.close()
+            raise
+        return cls(connection, idempotency_records)
+
+    async def close(self) -> None:
+        """Finish running writes and close the file."""
+        async with self._turn:
+            await self._connection.close()
+
+    async def create(self, session: Session, worker_state: bytes, answer: Remembered | None) -> None:
+        """See `Catalog.create`."""
+        await unbroken(self._create(session, worker_state, answer))
+
+    async def _create(self, session: Session, worker_state: bytes, answer: Remembered | None) -> None:
+        async with self._transaction() as db:
+            await db.execute("INSERT INTO sessions VALUES (?, ?, ?, ?, ?, ?, ?)", rows.session_row(session))
+            await db.execute("INSERT INTO worker_states VALUES (?, ?)", (session.id, worker_state))
+            await self._remember(db, answer)
+
+    async def session(self, session: str) -> Session:
+        """See `Catalog.session`."""
+        async with self._reading() as db:
+            row = await _one(db, "SELECT * FROM sessions WHERE id = ?", (session,))
+            if row is None:
+                raise UnknownSession(session)
+            return await _session(db, row)
+
+    async def worker_state(self, session: str) -> bytes:
+        """See `Catalog.worker_state`."""
+        async with self._reading() as db:
+            row = await _one(db, "SELECT state FROM worker_states WHERE session = ?", (session,))
+        if row is None:
+            raise UnknownSession(session)
+        return bytes(row["state"])
+
+    async def page(self, limit: int, cursor: str | None) -> SessionPage:
+        """See `Catalog.page`."""
+        where, bounds = "", tuple[object, ...]()
+        if cursor is not None:
+            where, bounds = "WHERE (created_at, id) < (?, ?)", rows.cursor_value(cursor)
+        query = f"SELECT * FROM sessions {where} ORDER BY created_at DESC, id DESC LIMIT ?"
+        async with self._reading() as db:
+            found = await _all(db, query, (*bounds, limit + 1))
+            sessions = tuple([await _session(db, row) for row in found[:limit]])
+        return SessionPage(sessions, rows.cursor_text(sessions[-1]) if len(found) > limit else None)
+
+    async def session_ids(self) -> list[str]:
+        """See `Catalog.session_ids`."""
+        async with self._reading() as db:
+            return [row["id"] for row in await _all(db, "SELECT id FROM sessions ORDER BY created_at, id", ())]
+
+    async def turns(self, session: str, after: int, limit: int) -> list[Turn]:
+        """See `Catalog.turns`."""
+        query = "SELECT * FROM turns WHERE session = ? AND number > ? ORDER BY number LIMIT ?"
+        async with self._reading() as db:
+            return [rows.turn_value(row) for row in await _all(db, query, (session, after, limit))]
+
+    async def take_over(self, session: str) -> int:
+        """See `Catalog.take_over`."""
+        return await unbroken(self._take_over(session))
+
+    async def _take_over(self, session: str) -> int:
+        query = "UPDATE sessions SET epoch = epoch + 1 WHERE id = ? RETURNING epoch"
+        async with self._transaction() as db:
+            row = await _one(db, query, (session,))
+        if row is None:
+            raise UnknownSession(session)
+        return int(row["epoch"])
+
+    async def commit_turn(self, commit: TurnCommit, epoch: int, answer: Remembered | None) -> None:
+        """See `Catalog.commit_turn`."""
+        await unbroken(self._commit_turn(commit, epoch, answer))
+
+    async def _commit_turn(self, commit: TurnCommit, epoch: int, answer: Remembered | None) -> None:
+        turn = commit.turn
+        memory = rows.MEMORY.dump_json(turn.outcome.memory).decode()
+        async with self._transaction() as db:
+            await _fence(db, turn.session, epoch)
+            await db.execute("INSERT INTO turns VALUES (?, ?, ?, ?, ?)", rows.turn_row(turn))
+            await db.execute(
+                "UPDATE sessions SET turns = ?, memory = ?, updated_at = ? WHERE id = ?",
+                (turn.number, memory, time.time(), turn.session),
+            )
+            await _replace_state(db, turn.session, commit.worker_state)
+            await _end_pause(db, commit)
+            await _begin_pause(db, turn, commit.calls)
+            await self._remember(db, answer)
+
+    async def commit_repair(self, session: str, commit: RepairCommit, epoch: int) -> None:
+        """See `Catalog.commit_repair`."""
+        await unbroken(self._commit_repair(session, commit, epoch))
+
+    async def _commit_repair(self, session: str, commit: RepairCommit, epoch: int) -> None:
+        async with self._transaction() as db:
+            await _fence(db, session, epoch)
+            await _mark_repaired(db, session, commit)
+            if commit.worker_state is not None:
+                await _replace_state(db, session, commit.worker_state)
+            if commit.memory is not None:
+                memory = rows.MEMORY.dump_json(commit.memory).decode()
+                await db.execute("UPDATE sessions SET memory = ? WHERE id = ?", (memory, session))
+            if commit.report is not None:
+                await _add_report(db, session, rows.REPAIR.dump_json(commit.report).decode())
+
+    async def call(self, session: str, call: str) -> PendingCall:
+        """See `Catalog.call`."""
+        query = "SELECT * FROM calls WHERE session = ? AND id = ? ORDER BY turn DESC, position LIMIT 1"
+        async with self._reading() as db:
+            row = await _one(db, query, (session, call))
+        if row is None:
+            raise UnknownCall(session, call)
+        return rows.call_value(row)
+
+    async def commit_call(self, session: str, call: PendingCall, epoch: int, answer: Remembered | None) -> None:
+        """See `Catalog.commit_call`."""
+        await unbroken(self._commit_call(session, call, epoch, answer))
+
+    async def _commit_call(self, session: str, call: PendingCall, epoch: int, answer: Remembered | None) -> None:
+        reported = (call.started, call.partial, call.status.value, call.result, call.batch)
+        async with self._transaction() as db:
+            await _fence(db, session, epoch)
+            await db.execute(
+                "UPDATE calls SET started = ?, partial = ?, status = ?, result = ?, batch = ?"
+                " WHERE session = ? AND turn = ? AND position = ?",
+                (*reported, session, call.turn, call.position),
+            )
+            await self._remember(db, answer)
+
+    async def delete(self, session: str, answer: Remembered | None) -> None:
+        """See `Catalog.delete`."""
+        await unbroken(self._delete(session, answer))
+
+    async def _delete(self, session: str, answer: Remembered | None) -> None:
+        async with self._transaction() as db:
+            if await _one(db, "DELETE FROM sessions WHERE id = ? RETURNING id", (session,)) is None:
+                raise UnknownSession(session)
+            await self._remember(db, answer)
+
+    async def recall(self, key: IdempotencyKey) -> str | None:
+        """See `Catalog.recall`."""
+        query = "SELECT fingerprint, answer FROM answers WHERE scope = ? AND key = ?"
+        async with self._reading() as db:
+            row = await _one(db, query, (key.scope, key.key))
+        if row is None:
+            return None
+        if row["fingerprint"] != key.fingerprint:
+            raise IdempotencyConflict(key.key)
+        return str(row["answer"])
+
+    async def _remember(self, db: aiosqlite.Connection, answer: Remembered | None) -> None:
+        if answer is None:
+            return
+        key = answer.key
+        insert = "INSERT INTO answers (scope, key, fingerprint, answer) VALUES (?, ?, ?, ?) RETURNING number"
+        row = await _one(db, insert, (key.scope, key.key, key.fingerprint, answer.answer))
+        assert row is not None, "an INSERT that succeeds returns its row"
+        await db.execute("DELETE FROM answers WHERE number <= ?", (row["number"] - self._answers,))
+
+    @asynccontextmanager
+    async def _reading(self) -> AsyncIterator[aiosqlite.Connection]:
+        async with self._turn:
+            try:
+                yield self._connection
+            except (sqlite3.Error, ValueError) as error:
+                raise CatalogError(f"the catalog could not be read: {error}") from error
+
+    @asynccontextmanager
+    async def _transaction(self) -> AsyncIterator[aiosqlite.Connection]:
+        async with self._turn:
+            try:
+                await self._connection.execute("BEGIN IMMEDIATE")
+                yield self._connection
+                await self._connection.execute("COMMIT")
+            except (sqlite3.Error, ValueError) as error:
+                raise CatalogError(f"the catalog could not be written: {error}") from error
+            finally:
+                if self._connection.in_transaction:
+                    await self._connection.execute("ROLLBACK")
+
+
+async def _prepare(connection: aiosqlite.Connection, path: Path) -> None:
+    connection.row_factory = sqlite3.Row
+    try:
+        for pragma in PRAGMAS:
+            await connection.execute(pragma)
+        await connection.execute("BEGIN IMMEDIATE")
+        await _create_or_check(connection, path)
+        await connection.execute("COMMIT")
+    except sqlite3.Error as error:
+        raise CatalogError(f"the catalog {path} cannot be opened: {error}") from error
+
+
+async def _create_or_check(connection: aiosqlite.Connection, path: Path) -> None:
+    version = await _one(connection, "PRAGMA user_version", ())
+    application = await _one(connection, "PRAGMA application_id", ())
+    tables = await _one(connection, "SELECT count(*) AS n FROM sqlite_master", ())
+    assert version is not None
+    assert application is not None
+    assert tables is not None
+    if tables["n"] == 0:
+        for statement in TABLES.split(";"):
+            await connection.execute(statement)
+        await connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+        await connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+    elif application["application_id"] != APPLICATION_ID:
+        raise CatalogError(f"{path} is a database of another program; give the catalog a file of its own")
+    elif version["user_version"] != SCHEMA_VERSION:
+        raise CatalogVersion(
+            f"{path} has catalog version {version['user_version']}, this kvrecall reads version {SCHEMA_VERSION}; "
+            "run the kvrecall that wrote it, or start with another data directory"
+        )
+
+
+async def _one(db: aiosqlite.Connection, query: str, values: Sequence[object]) -> sqlite3.Row | None:
+    found = await _all(db, query, values)
+    return found[0] if found else None
+
+
+async def _all(db: aiosqlite.Connection, query: str, values: Sequence[object]) -> list[sqlite3.Row]:
+    return list(await db.execute_fetchall(query, values))
+
+
+async def _session(db: aiosqlite.Connection, row: sqlite3.Row) -> Session:
+    calls = await _all(
+        db, "SELECT * FROM calls WHERE session = ? AND said IS NULL ORDER BY turn, position", (row["id"],)
+    )
+    repairs = await _all(
+        db, "SELECT report FROM repairs WHERE session = ? AND after_turn = ? ORDER BY number", (row["id"], row["turns"])
+    )
+    reports = tuple(rows.REPAIR.validate_json(repair["report"]) for repair in repairs)
+    return rows.session_value(row, tuple(rows.call_value(call) for call in calls), reports)
+
+
+async def _fence(db: aiosqlite.Connection, session: str, epoch: int) -> None:
+    row = await _one(db, "SELECT epoch FROM sessions WHERE id = ?", (session,))
+    if row is None:
+        raise UnknownSession(session)
+    if row["epoch"] != epoch:
+        raise StaleEpoch(f"session {session!r} is at epoch {row['epoch']}, not {epoch}: another process took it over")
+
+
+async def _replace_state(db: aiosqlite.Connection, session: str, state: bytes) -> None:
+    await db.execute("UPDATE worker_states SET state = ? WHERE session = ?", (state, session))
+
+
+async def _end_pause(db: aiosqlite.Connection, commit: TurnCommit) -> None:
+    turn = commit.turn
+    for call, result in commit.said.items():
+        await db.execute(
+            "UPDATE calls SET status = ?, result = ? WHERE session = ? AND id = ? AND said IS NULL",
+            (CallStatus.COMPLETED.value, result, turn.session, call),
+        )
+    await db.execute("UPDATE calls SET said = ? WHERE session = ? AND said IS NULL", (turn.number, turn.session))
+
+
+async def _begin_pause(db: aiosqlite.Connection, turn: Turn, calls: Iterable[ToolCall]) -> None:
+    for position, call in enumerate(calls):
+        await db.execute(
+            "INSERT INTO calls VALUES (?, ?, ?, ?, ?, ?, ?, NULL, 0, '', 0, 0, 0, NULL)",
+            (turn.session, turn.number, position, call.id, call.name, call.arguments, CallStatus.PENDING.value),
+        )
+
+
+async def _mark_repaired(db: aiosqlite.Connection, session: str, commit: RepairCommit) -> None:
+    repair = commit.repair
+    if repair.trigger is RepairTrigger.TOOL_CALL:
+        column, where, value = "call_repaired", "position = ?", repair.position
+    else:
+        column, where, value = "result_repaired", "batch = ?", repair.batch
+    query = f"UPDATE calls SET {column} = 1 WHERE session = ? AND said IS NULL AND {where}"
+    await db.execute(query, (session, value))
+
+
+async def _add_report(db: aiosqlite.Connection, session: str, report: str) -> None:
+    await db.execute(
+        "INSERT INTO repairs SELECT id, turns,"
+        " (SELECT count(*) FROM repairs WHERE session = id AND after_turn = turns), ? FROM sessions WHERE id = ?",
+        (report, session),
+    )

@@ -1,0 +1,265 @@
+"""One turn, from its claim on the session to its commit, and the stream in which it is told."""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from pydantic import TypeAdapter
+
+from kvrecall.v1 import worker_pb2 as wire
+from services.admission import Admission
+from services.cancellation import unbroken
+from services.catalog import Catalog, IdempotencyKey, Remembered, TurnCommit
+from services.errors import InvalidRequest, ServiceError, UnknownSession, WorkerLost
+from services.live import LiveSession, LiveSessions
+from services.messages import Message, ToolCall, call_from_wire, message_from_wire, message_to_wire, sampling_to_wire
+from services.observing import Observers, TurnFailed, TurnFinished
+from services.pauses import Pauses
+from services.reports import TurnOutcome, fidelity_from_wire, memory_from_wire, repair_from_wire
+from services.sessions import Session, SessionEvent, Turn
+from services.settings import ServiceSettings
+from services.turn_plan import TurnPlan, TurnRequest, plan_turn
+from services.worker_client import Worker
+
+OUTCOME = TypeAdapter(TurnOutcome)
+
+
+@dataclass(frozen=True)
+class TurnStarted:
+    """The turn was accepted: from here on an error is told within the stream."""
+
+    session: str
+    turn: int
+
+
+@dataclass(frozen=True)
+class TokenSaid:
+    """A piece of the answer's text."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class CallMade:
+    """A tool call of the answer. It becomes one that may be answered with the turn's commit."""
+
+    call: ToolCall
+
+
+@dataclass(frozen=True)
+class TurnEnded:
+    """The turn is committed."""
+
+    outcome: TurnOutcome
+
+
+TurnProgress = TurnStarted | TokenSaid | CallMade | TurnEnded
+
+
+class TurnStream:
+    """The progress of one turn, computed by a task of its own: a slow reader holds nobody up.
+
+    What waits to be read is bounded by the turn's max_tokens. Closing the stream early cancels the turn.
+    """
+
+    def __init__(self, progress: AsyncGenerator[TurnProgress, None]) -> None:
+        self._told: asyncio.Queue[TurnProgress | BaseException | None] = asyncio.Queue()
+        self.task = asyncio.create_task(self._run(progress), name="turn")
+
+    def __aiter__(self) -> AsyncIterator[TurnProgress]:
+        return self
+
+    async def __anext__(self) -> TurnProgress:
+        item = await self._told.get()
+        if item is None:
+            raise StopAsyncIteration
+        if isinstance(item, BaseException):
+            raise item
+        return item
+
+    async def aclose(self) -> None:
+        """Cancel the turn if it still runs, and return when nothing of it is left running."""
+        self.task.cancel()
+        await asyncio.wait({self.task})
+
+    async def _run(self, progress: AsyncGenerator[TurnProgress, None]) -> None:
+        try:
+            async with aclosing(progress):
+                async for item in progress:
+                    self._told.put_nowait(item)
+        except Exception as error:  # handed to the reader, whatever it is
+            self._told.put_nowait(error)
+        except asyncio.CancelledError:
+            self._told.put_nowait(WorkerLost("the turn was cancelled before it was committed"))
+            raise
+        finally:
+            self._told.put_nowait(None)
+
+
+class Turns:
+    """Runs turns: one at a time per session, so many at once over all."""
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        worker: Worker,
+        sessions: LiveSessions,
+        pauses: Pauses,
+        admission: Admission,
+        observers: Observers,
+        settings: ServiceSettings,
+    ) -> None:
+        self._catalog = catalog
+        self._worker = worker
+        self._sessions = sessions
+        self._pauses = pauses
+        self._admission = admission
+        self._observers = observers
+        self._settings = settings
+
+    async def run(
+        self, session: str, request: TurnRequest, key: IdempotencyKey | None
+    ) -> AsyncGenerator[TurnProgress, None]:
+        """The progress of a turn, up to `TurnEnded`. Raises a ServiceError; an unfinished turn changes nothing."""
+        try:
+            async with aclosing(self._run(session, request, key)) as progress:
+                async for item in progress:
+                    yield item
+        except ServiceError as error:
+            self._observers.tell(TurnFailed(session, error.code))
+            raise
+        except (asyncio.CancelledError, GeneratorExit):
+            self._observers.tell(TurnFailed(session, "cancelled"))
+            raise
+
+    async def _run(
+        self, session_id: str, request: TurnRequest, key: IdempotencyKey | None
+    ) -> AsyncGenerator[TurnProgress, None]:
+        arrived = time.monotonic()
+        if (told := await self._told_before(key)) is not None:
+            for item in _retold(told):
+                yield item
+            return
+        live = self._sessions.of(await self._catalog.session(session_id))
+        async with self._sessions.claim_turn(live, request.queue):
+            if (told := await self._told_before(key)) is not None:
+                for item in _retold(told):
+                    yield item
+                return
+            await self._check(live, request)
+            async with self._admission.place():
+                await self._pauses.settle(live)
+                session = await self._catalog.session(session_id)
+                plan = plan_turn(session, request, self._settings)
+                yield TurnStarted(session_id, plan.number)
+                work = _Work(live, session, request, plan, key, time.monotonic() - arrived)
+                async with aclosing(self._compute(work)) as progress:
+                    async for item in progress:
+                        yield item
+
+    async def _told_before(self, key: IdempotencyKey | None) -> TurnOutcome | None:
+        answer = None if key is None else await self._catalog.recall(key)
+        return None if answer is None else OUTCOME.validate_json(answer)
+
+    async def _check(self, live: LiveSession, request: TurnRequest) -> None:
+        """Refuse what is wrong before any due repair is run for it."""
+        plan_turn(await self._catalog.session(live.id), request, self._settings)
+        if request.compare_with:
+            try:
+                await self._catalog.session(request.compare_with)
+            except UnknownSession as error:
+                raise InvalidRequest("fidelity.against", error.message) from error
+
+    async def _compute(self, work: "_Work") -> AsyncGenerator[TurnProgress, None]:
+        live, outcome = work.live, None
+        epoch = await self._sessions.ensure_open(live)
+        live.advance(SessionEvent.TURN_STARTED)
+        live.in_doubt = True
+        try:
+            async with aclosing(self._worker.turn(_wire_turn(work, epoch))) as events:
+                async for event in events:
+                    match event.WhichOneof("event"):
+                        case "token":
+                            live.advance(SessionEvent.TOKEN_SAID)
+                            yield TokenSaid(event.token.text)
+                        case "tool_call":
+                            yield CallMade(call_from_wire(event.tool_call))
+                        case "done":
+                            outcome = await unbroken(self._finish(work, event.done, epoch))
+            if outcome is None:
+                raise WorkerLost("the worker ended the turn without an answer")
+        finally:
+            if live.in_doubt:
+                live.roll_back(work.session)
+        yield TurnEnded(outcome)
+
+    async def _finish(self, work: "_Work", done: wire.TurnDone, epoch: int) -> TurnOutcome:
+        """Commit the turn, then begin the pause it ends on."""
+        live, message = work.live, message_from_wire(done.message) if done.HasField("message") else None
+        outcome = _outcome(work, done, message)
+        calls = work.plan.asks
+        if message is not None and done.finish_reason == "tool_calls":
+            calls = message.tool_calls
+        turn = Turn(live.id, work.plan.number, work.plan.messages, tuple(done.token_ids), outcome)
+        commit = TurnCommit(turn, done.state.SerializeToString(deterministic=True), calls, work.plan.said)
+        answer = None if work.key is None else Remembered(work.key, OUTCOME.dump_json(outcome).decode())
+        await self._catalog.commit_turn(commit, epoch, answer)
+        live.in_doubt = False
+        live.advance(SessionEvent.CALLS_MADE if calls else SessionEvent.TURN_ENDED)
+        self._observers.tell(TurnFinished(outcome))
+        if calls:
+            self._pauses.begin(live)
+        return outcome
+
+
+@dataclass(frozen=True)
+class _Work:
+    live: LiveSession
+    session: Session
+    request: TurnRequest
+    plan: TurnPlan
+    key: IdempotencyKey | None
+    waited: float
+
+
+def _retold(outcome: TurnOutcome) -> list[TurnProgress]:
+    """The progress of a turn that was answered before, in as few pieces as it can be told."""
+    progress: list[TurnProgress] = [TurnStarted(outcome.session, outcome.turn)]
+    if outcome.message is not None:
+        if outcome.message.content:
+            progress.append(TokenSaid(outcome.message.content))
+        progress += [CallMade(call) for call in outcome.message.tool_calls]
+    return [*progress, TurnEnded(outcome)]
+
+
+def _wire_turn(work: _Work, epoch: int) -> wire.TurnRequest:
+    return wire.TurnRequest(
+        session=work.live.id,
+        epoch=epoch,
+        messages=[message_to_wire(message) for message in work.plan.messages],
+        generate=work.request.generate,
+        sampling=sampling_to_wire(work.plan.sampling),
+        repair=work.plan.repair,
+        keep_distribution=work.request.keep_distribution,
+        compare_with=work.request.compare_with,
+    )
+
+
+def _outcome(work: _Work, done: wire.TurnDone, message: Message | None) -> TurnOutcome:
+    repairs = work.session.repairs
+    if done.HasField("repair"):
+        repairs = (*repairs, repair_from_wire(done.repair))
+    return TurnOutcome(
+        session=work.live.id,
+        turn=work.plan.number,
+        message=message,
+        finish_reason=done.finish_reason,
+        prompt_tokens=done.prompt_tokens,
+        output_tokens=done.output_tokens,
+        memory=memory_from_wire(done.memory),
+        repairs=repairs,
+        seconds={"waiting": work.waited, **dict(done.seconds)},
+        fidelity=fidelity_from_wire(done),
+    )
