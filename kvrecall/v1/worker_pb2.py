@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18kvrecall/v1/worker.proto\x12\x0bkvrecall.v1\"7\n\x08ToolCall\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x11\n\targuments\x18\x03 \x01(\t\"w\n\x07Message\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12)\n\ntool_calls\x18\x03 \x03(\x0b\x32\x15.kvrecall.v1.ToolCall\x12\x14\n\x0ctool_call_id\x18\x04 \x01(\t\x12\x0c\n\x04name\x18\x05 \x01(\t\"\x98\x01\n\x0bSessionSpec\x12\x0f\n\x07session\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x0e\n\x06\x62udget\x18\x03 \x01(\r\x12\x13\n\x0brepair_rows\x18\x04 \x01(\r\x12\x0e\n\x06method\x18\x05 \x01(\t\x12\x17\n\x0fmethod_settings\x18\x06 \x01(\t\x12\x0c\n\x04seed\x18\x07 \x01(\x04\x12\r\n\x05tools\x18\x08 \x03(\t\"\x93\x01\n\x0cSessionState\x12\x0e\n\x06length\x18\x01 \x01(\x04\x12\x0f\n\x07pending\x18\x02 \x03(\r\x12\x11\n\tselection\x18\x03 \x01(\x0c\x12\x17\n\x0f\x65viction_scores\x18\x04 \x01(\x0c\x12\x10\n\x08promoted\x18\x05 \x03(\r\x12$\n\x06recent\x18\x06 \x03(\x0b\x32\x14.kvrecall.v1.Message\"_\n\x0bOpenRequest\x12&\n\x04spec\x18\x01 \x01(\x0b\x32\x18.kvrecall.v1.SessionSpec\x12(\n\x05state\x18\x02 \x01(\x0b\x32\x19.kvrecall.v1.SessionState\"m\n\x08Sampling\x12\x12\n\nmax_tokens\x18\x01 \x01(\r\x12\x13\n\x0btemperature\x18\x02 \x01(\x02\x12\r\n\x05top_p\x18\x03 \x01(\x02\x12\r\n\x05top_k\x18\x04 \x01(\r\x12\x0c\n\x04seed\x18\x05 \x01(\x04\x12\x0c\n\x04stop\x18\x06 \x03(\t\"\xd1\x01\n\x0bTurnRequest\x12\x0f\n\x07session\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12&\n\x08messages\x18\x03 \x03(\x0b\x32\x14.kvrecall.v1.Message\x12\x10\n\x08generate\x18\x04 \x01(\x08\x12\'\n\x08sampling\x18\x05 \x01(\x0b\x32\x15.kvrecall.v1.Sampling\x12\x0e\n\x06repair\x18\x06 \x01(\x08\x12\x19\n\x11keep_distribution\x18\x07 \x01(\x08\x12\x14\n\x0c\x63ompare_with\x18\x08 \x01(\t\"\'\n\nTokenChunk\x12\x0b\n\x03ids\x18\x01 \x03(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\"C\n\x08\x46idelity\x12\x0e\n\x06tokens\x18\x01 \x01(\r\x12\x0f\n\x07kl_mean\x18\x02 \x01(\x01\x12\x16\n\x0etop1_agreement\x18\x03 \x01(\x01\"n\n\x0cRepairReport\x12\x0f\n\x07trigger\x18\x01 \x01(\t\x12\x15\n\rsignal_tokens\x18\x02 \x01(\r\x12\x13\n\x0bscored_rows\x18\x03 \x01(\x04\x12\x10\n\x08promoted\x18\x04 \x03(\r\x12\x0f\n\x07seconds\x18\x05 \x01(\x01\"\xae\x02\n\x0cMemoryReport\x12\x0e\n\x06length\x18\x01 \x01(\x04\x12\x0e\n\x06\x62udget\x18\x02 \x01(\r\x12\x13\n\x0b\x61\x63tive_rows\x18\x03 \x03(\r\x12\x11\n\tpeak_rows\x18\x04 \x03(\r\x12\x12\n\nbound_rows\x18\x05 \x03(\r\x12\x14\n\x0c\x61\x63tive_bytes\x18\x06 \x01(\x04\x12\x14\n\x0c\x65victed_rows\x18\x07 \x01(\x04\x12\x15\n\rpromoted_rows\x18\x08 \x01(\r\x12<\n\ntier_bytes\x18\t \x03(\x0b\x32(.kvrecall.v1.MemoryReport.TierBytesEntry\x12\x0f\n\x07in_slot\x18\n \x01(\x08\x1a\x30\n\x0eTierBytesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"\x97\x03\n\x08TurnDone\x12\x15\n\rfinish_reason\x18\x01 \x01(\t\x12%\n\x07message\x18\x02 \x01(\x0b\x32\x14.kvrecall.v1.Message\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x15\n\rprompt_tokens\x18\x04 \x01(\r\x12\x15\n\routput_tokens\x18\x05 \x01(\r\x12)\n\x06memory\x18\x06 \x01(\x0b\x32\x19.kvrecall.v1.MemoryReport\x12)\n\x06repair\x18\x07 \x01(\x0b\x32\x19.kvrecall.v1.RepairReport\x12\x33\n\x07seconds\x18\x08 \x03(\x0b\x32\".kvrecall.v1.TurnDone.SecondsEntry\x12\'\n\x08\x66idelity\x18\t \x01(\x0b\x32\x15.kvrecall.v1.Fidelity\x12(\n\x05state\x18\n \x01(\x0b\x32\x19.kvrecall.v1.SessionState\x1a.\n\x0cSecondsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\x91\x01\n\tTurnEvent\x12(\n\x05token\x18\x01 \x01(\x0b\x32\x17.kvrecall.v1.TokenChunkH\x00\x12*\n\ttool_call\x18\x02 \x01(\x0b\x32\x15.kvrecall.v1.ToolCallH\x00\x12%\n\x04\x64one\x18\x03 \x01(\x0b\x32\x15.kvrecall.v1.TurnDoneH\x00\x42\x07\n\x05\x65vent\"v\n\rRepairRequest\x12\x0f\n\x07session\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x0f\n\x07trigger\x18\x03 \x01(\t\x12\x0c\n\x04text\x18\x04 \x01(\t\x12&\n\x08messages\x18\x05 \x03(\x0b\x32\x14.kvrecall.v1.Message\"\x8e\x01\n\x0cRepairResult\x12)\n\x06report\x18\x01 \x01(\x0b\x32\x19.kvrecall.v1.RepairReport\x12)\n\x06memory\x18\x02 \x01(\x0b\x32\x19.kvrecall.v1.MemoryReport\x12(\n\x05state\x18\x03 \x01(\x0b\x32\x19.kvrecall.v1.SessionState\"D\n\nMethodInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07summary\x18\x02 \x01(\t\x12\x17\n\x0fsettings_schema\x18\x03 \x01(\t\"\xf0\x01\n\nWorkerInfo\x12\r\n\x05model\x18\x01 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\t\x12\x0e\n\x06layers\x18\x03 \x01(\r\x12\x10\n\x08kv_heads\x18\x04 \x01(\r\x12\x10\n\x08head_dim\x18\x05 \x01(\r\x12\r\n\x05slots\x18\x06 \x01(\r\x12\x12\n\nmax_budget\x18\x07 \x01(\r\x12\x12\n\nmin_budget\x18\x08 \x01(\r\x12\x14\n\x0c\x62lock_tokens\x18\t \x01(\r\x12\x13\n\x0bmax_context\x18\n \x01(\r\x12(\n\x07methods\x18\x0b \x03(\x0b\x32\x17.kvrecall.v1.MethodInfo\"\x92\x03\n\x0bWorkerStats\x12\x14\n\x0cslots_in_use\x18\x01 \x01(\r\x12\x10\n\x08sessions\x18\x02 \x01(\r\x12\x0e\n\x06queued\x18\x03 \x01(\r\x12;\n\ntier_bytes\x18\x04 \x03(\x0b\x32\'.kvrecall.v1.WorkerStats.TierBytesEntry\x12\x39\n\ttier_hits\x18\x05 \x03(\x0b\x32&.kvrecall.v1.WorkerStats.TierHitsEntry\x12=\n\x0btier_misses\x18\x06 \x03(\x0b\x32(.kvrecall.v1.WorkerStats.TierMissesEntry\x1a\x30\n\x0eTierBytesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x1a/\n\rTierHitsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x1a\x31\n\x0fTierMissesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18kvrecall/v1/worker.proto\x12\x0bkvrecall.v1\"7\n\x08ToolCall\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x11\n\targuments\x18\x03 \x01(\t\"w\n\x07Message\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12)\n\ntool_calls\x18\x03 \x03(\x0b\x32\x15.kvrecall.v1.ToolCall\x12\x14\n\x0ctool_call_id\x18\x04 \x01(\t\x12\x0c\n\x04name\x18\x05 \x01(\t\"\x98\x01\n\x0bSessionSpec\x12\x0f\n\x07session\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x0e\n\x06\x62udget\x18\x03 \x01(\r\x12\x13\n\x0brepair_rows\x18\x04 \x01(\r\x12\x0e\n\x06method\x18\x05 \x01(\t\x12\x17\n\x0fmethod_settings\x18\x06 \x01(\t\x12\x0c\n\x04seed\x18\x07 \x01(\x04\x12\r\n\x05tools\x18\x08 \x03(\t\"\x98\x01\n\x0cSessionState\x12\x0e\n\x06length\x18\x01 \x01(\x04\x12\x0f\n\x07pending\x18\x02 \x03(\r\x12\x11\n\tselection\x18\x03 \x01(\x0c\x12\x17\n\x0f\x65viction_scores\x18\x04 \x01(\x0c\x12\x15\n\rpromoted_rows\x18\x05 \x01(\r\x12$\n\x06recent\x18\x06 \x03(\x0b\x32\x14.kvrecall.v1.Message\"_\n\x0bOpenRequest\x12&\n\x04spec\x18\x01 \x01(\x0b\x32\x18.kvrecall.v1.SessionSpec\x12(\n\x05state\x18\x02 \x01(\x0b\x32\x19.kvrecall.v1.SessionState\"m\n\x08Sampling\x12\x12\n\nmax_tokens\x18\x01 \x01(\r\x12\x13\n\x0btemperature\x18\x02 \x01(\x02\x12\r\n\x05top_p\x18\x03 \x01(\x02\x12\r\n\x05top_k\x18\x04 \x01(\r\x12\x0c\n\x04seed\x18\x05 \x01(\x04\x12\x0c\n\x04stop\x18\x06 \x03(\t\"\xd1\x01\n\x0bTurnRequest\x12\x0f\n\x07session\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12&\n\x08messages\x18\x03 \x03(\x0b\x32\x14.kvrecall.v1.Message\x12\x10\n\x08generate\x18\x04 \x01(\x08\x12\'\n\x08sampling\x18\x05 \x01(\x0b\x32\x15.kvrecall.v1.Sampling\x12\x0e\n\x06repair\x18\x06 \x01(\x08\x12\x19\n\x11keep_distribution\x18\x07 \x01(\x08\x12\x14\n\x0c\x63ompare_with\x18\x08 \x01(\t\"\'\n\nTokenChunk\x12\x0b\n\x03ids\x18\x01 \x03(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\"C\n\x08\x46idelity\x12\x0e\n\x06tokens\x18\x01 \x01(\r\x12\x0f\n\x07kl_mean\x18\x02 \x01(\x01\x12\x16\n\x0etop1_agreement\x18\x03 \x01(\x01\"n\n\x0cRepairReport\x12\x0f\n\x07trigger\x18\x01 \x01(\t\x12\x15\n\rsignal_tokens\x18\x02 \x01(\r\x12\x13\n\x0bscored_rows\x18\x03 \x01(\x04\x12\x10\n\x08promoted\x18\x04 \x03(\r\x12\x0f\n\x07seconds\x18\x05 \x01(\x01\"\xae\x02\n\x0cMemoryReport\x12\x0e\n\x06length\x18\x01 \x01(\x04\x12\x0e\n\x06\x62udget\x18\x02 \x01(\r\x12\x13\n\x0b\x61\x63tive_rows\x18\x03 \x03(\r\x12\x11\n\tpeak_rows\x18\x04 \x03(\r\x12\x12\n\nbound_rows\x18\x05 \x03(\r\x12\x14\n\x0c\x61\x63tive_bytes\x18\x06 \x01(\x04\x12\x14\n\x0c\x65victed_rows\x18\x07 \x01(\x04\x12\x15\n\rpromoted_rows\x18\x08 \x01(\r\x12<\n\ntier_bytes\x18\t \x03(\x0b\x32(.kvrecall.v1.MemoryReport.TierBytesEntry\x12\x0f\n\x07in_slot\x18\n \x01(\x08\x1a\x30\n\x0eTierBytesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"\x97\x03\n\x08TurnDone\x12\x15\n\rfinish_reason\x18\x01 \x01(\t\x12%\n\x07message\x18\x02 \x01(\x0b\x32\x14.kvrecall.v1.Message\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x15\n\rprompt_tokens\x18\x04 \x01(\r\x12\x15\n\routput_tokens\x18\x05 \x01(\r\x12)\n\x06memory\x18\x06 \x01(\x0b\x32\x19.kvrecall.v1.MemoryReport\x12)\n\x06repair\x18\x07 \x01(\x0b\x32\x19.kvrecall.v1.RepairReport\x12\x33\n\x07seconds\x18\x08 \x03(\x0b\x32\".kvrecall.v1.TurnDone.SecondsEntry\x12\'\n\x08\x66idelity\x18\t \x01(\x0b\x32\x15.kvrecall.v1.Fidelity\x12(\n\x05state\x18\n \x01(\x0b\x32\x19.kvrecall.v1.SessionState\x1a.\n\x0cSecondsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\x91\x01\n\tTurnEvent\x12(\n\x05token\x18\x01 \x01(\x0b\x32\x17.kvrecall.v1.TokenChunkH\x00\x12*\n\ttool_call\x18\x02 \x01(\x0b\x32\x15.kvrecall.v1.ToolCallH\x00\x12%\n\x04\x64one\x18\x03 \x01(\x0b\x32\x15.kvrecall.v1.TurnDoneH\x00\x42\x07\n\x05\x65vent\"v\n\rRepairRequest\x12\x0f\n\x07session\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x0f\n\x07trigger\x18\x03 \x01(\t\x12\x0c\n\x04text\x18\x04 \x01(\t\x12&\n\x08messages\x18\x05 \x03(\x0b\x32\x14.kvrecall.v1.Message\"\x8e\x01\n\x0cRepairResult\x12)\n\x06report\x18\x01 \x01(\x0b\x32\x19.kvrecall.v1.RepairReport\x12)\n\x06memory\x18\x02 \x01(\x0b\x32\x19.kvrecall.v1.MemoryReport\x12(\n\x05state\x18\x03 \x01(\x0b\x32\x19.kvrecall.v1.SessionState\"D\n\nMethodInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07summary\x18\x02 \x01(\t\x12\x17\n\x0fsettings_schema\x18\x03 \x01(\t\"\xf0\x01\n\nWorkerInfo\x12\r\n\x05model\x18\x01 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\t\x12\x0e\n\x06layers\x18\x03 \x01(\r\x12\x10\n\x08kv_heads\x18\x04 \x01(\r\x12\x10\n\x08head_dim\x18\x05 \x01(\r\x12\r\n\x05slots\x18\x06 \x01(\r\x12\x12\n\nmax_budget\x18\x07 \x01(\r\x12\x12\n\nmin_budget\x18\x08 \x01(\r\x12\x14\n\x0c\x62lock_tokens\x18\t \x01(\r\x12\x13\n\x0bmax_context\x18\n \x01(\r\x12(\n\x07methods\x18\x0b \x03(\x0b\x32\x17.kvrecall.v1.MethodInfo\"\x92\x03\n\x0bWorkerStats\x12\x14\n\x0cslots_in_use\x18\x01 \x01(\r\x12\x10\n\x08sessions\x18\x02 \x01(\r\x12\x0e\n\x06queued\x18\x03 \x01(\r\x12;\n\ntier_bytes\x18\x04 \x03(\x0b\x32\'.kvrecall.v1.WorkerStats.TierBytesEntry\x12\x39\n\ttier_hits\x18\x05 \x03(\x0b\x32&.kvrecall.v1.WorkerStats.TierHitsEntry\x12=\n\x0btier_misses\x18\x06 \x03(\x0b\x32(.kvrecall.v1.WorkerStats.TierMissesEntry\x1a\x30\n\x0eTierBytesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x1a/\n\rTierHitsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x1a\x31\n\x0fTierMissesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -48,43 +48,43 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SESSIONSPEC']._serialized_start=220
   _globals['_SESSIONSPEC']._serialized_end=372
   _globals['_SESSIONSTATE']._serialized_start=375
-  _globals['_SESSIONSTATE']._serialized_end=522
-  _globals['_OPENREQUEST']._serialized_start=524
-  _globals['_OPENREQUEST']._serialized_end=619
-  _globals['_SAMPLING']._serialized_start=621
-  _globals['_SAMPLING']._serialized_end=730
-  _globals['_TURNREQUEST']._serialized_start=733
-  _globals['_TURNREQUEST']._serialized_end=942
-  _globals['_TOKENCHUNK']._serialized_start=944
-  _globals['_TOKENCHUNK']._serialized_end=983
-  _globals['_FIDELITY']._serialized_start=985
-  _globals['_FIDELITY']._serialized_end=1052
-  _globals['_REPAIRREPORT']._serialized_start=1054
-  _globals['_REPAIRREPORT']._serialized_end=1164
-  _globals['_MEMORYREPORT']._serialized_start=1167
-  _globals['_MEMORYREPORT']._serialized_end=1469
-  _globals['_MEMORYREPORT_TIERBYTESENTRY']._serialized_start=1421
-  _globals['_MEMORYREPORT_TIERBYTESENTRY']._serialized_end=1469
-  _globals['_TURNDONE']._serialized_start=1472
-  _globals['_TURNDONE']._serialized_end=1879
-  _globals['_TURNDONE_SECONDSENTRY']._serialized_start=1833
-  _globals['_TURNDONE_SECONDSENTRY']._serialized_end=1879
-  _globals['_TURNEVENT']._serialized_start=1882
-  _globals['_TURNEVENT']._serialized_end=2027
-  _globals['_REPAIRREQUEST']._serialized_start=2029
-  _globals['_REPAIRREQUEST']._serialized_end=2147
-  _globals['_REPAIRRESULT']._serialized_start=2150
-  _globals['_REPAIRRESULT']._serialized_end=2292
-  _globals['_METHODINFO']._serialized_start=2294
-  _globals['_METHODINFO']._serialized_end=2362
-  _globals['_WORKERINFO']._serialized_start=2365
-  _globals['_WORKERINFO']._serialized_end=2605
-  _globals['_WORKERSTATS']._serialized_start=2608
-  _globals['_WORKERSTATS']._serialized_end=3010
-  _globals['_WORKERSTATS_TIERBYTESENTRY']._serialized_start=1421
-  _globals['_WORKERSTATS_TIERBYTESENTRY']._serialized_end=1469
-  _globals['_WORKERSTATS_TIERHITSENTRY']._serialized_start=2912
-  _globals['_WORKERSTATS_TIERHITSENTRY']._serialized_end=2959
-  _globals['_WORKERSTATS_TIERMISSESENTRY']._serialized_start=2961
-  _globals['_WORKERSTATS_TIERMISSESENTRY']._serialized_end=3010
+  _globals['_SESSIONSTATE']._serialized_end=527
+  _globals['_OPENREQUEST']._serialized_start=529
+  _globals['_OPENREQUEST']._serialized_end=624
+  _globals['_SAMPLING']._serialized_start=626
+  _globals['_SAMPLING']._serialized_end=735
+  _globals['_TURNREQUEST']._serialized_start=738
+  _globals['_TURNREQUEST']._serialized_end=947
+  _globals['_TOKENCHUNK']._serialized_start=949
+  _globals['_TOKENCHUNK']._serialized_end=988
+  _globals['_FIDELITY']._serialized_start=990
+  _globals['_FIDELITY']._serialized_end=1057
+  _globals['_REPAIRREPORT']._serialized_start=1059
+  _globals['_REPAIRREPORT']._serialized_end=1169
+  _globals['_MEMORYREPORT']._serialized_start=1172
+  _globals['_MEMORYREPORT']._serialized_end=1474
+  _globals['_MEMORYREPORT_TIERBYTESENTRY']._serialized_start=1426
+  _globals['_MEMORYREPORT_TIERBYTESENTRY']._serialized_end=1474
+  _globals['_TURNDONE']._serialized_start=1477
+  _globals['_TURNDONE']._serialized_end=1884
+  _globals['_TURNDONE_SECONDSENTRY']._serialized_start=1838
+  _globals['_TURNDONE_SECONDSENTRY']._serialized_end=1884
+  _globals['_TURNEVENT']._serialized_start=1887
+  _globals['_TURNEVENT']._serialized_end=2032
+  _globals['_REPAIRREQUEST']._serialized_start=2034
+  _globals['_REPAIRREQUEST']._serialized_end=2152
+  _globals['_REPAIRRESULT']._serialized_start=2155
+  _globals['_REPAIRRESULT']._serialized_end=2297
+  _globals['_METHODINFO']._serialized_start=2299
+  _globals['_METHODINFO']._serialized_end=2367
+  _globals['_WORKERINFO']._serialized_start=2370
+  _globals['_WORKERINFO']._serialized_end=2610
+  _globals['_WORKERSTATS']._serialized_start=2613
+  _globals['_WORKERSTATS']._serialized_end=3015
+  _globals['_WORKERSTATS_TIERBYTESENTRY']._serialized_start=1426
+  _globals['_WORKERSTATS_TIERBYTESENTRY']._serialized_end=1474
+  _globals['_WORKERSTATS_TIERHITSENTRY']._serialized_start=2917
+  _globals['_WORKERSTATS_TIERHITSENTRY']._serialized_end=2964
+  _globals['_WORKERSTATS_TIERMISSESENTRY']._serialized_start=2966
+  _globals['_WORKERSTATS_TIERMISSESENTRY']._serialized_end=3015
 # @@protoc_insertion_point(module_scope)

@@ -1,0 +1,113 @@
+"""A worker inside this process, behind the protocol that the services speak."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from concurrent.futures import CancelledError, Future
+from typing import TypeVar
+
+from kvrecall.v1 import worker_pb2 as wire
+from services.errors import WorkerLost, WorkerRefused
+from workers import methods
+from workers.errors import WorkerError
+from workers.scheduler import Scheduler
+
+_T = TypeVar("_T")
+
+
+class InProcessWorker:
+    """`services.worker_client.Worker`, on a scheduler that runs in a thread of this process."""
+
+    def __init__(self, scheduler: Scheduler, model: str) -> None:
+        self._scheduler = scheduler
+        self._model = model
+
+    async def describe(self) -> wire.WorkerInfo:
+        """Model, shape and limits."""
+        engine = self._scheduler.engine
+        shape, settings = engine.model.shape, engine.settings
+        return wire.WorkerInfo(
+            model=self._model,
+            fingerprint=engine.model.fingerprint,
+            layers=shape.n_layers,
+            kv_heads=shape.n_kv_heads,
+            head_dim=shape.head_dim,
+            slots=settings.slots,
+            max_budget=settings.max_budget,
+            min_budget=settings.min_budget,
+            block_tokens=settings.block_tokens,
+            max_context=engine.model.max_context,
+            methods=[methods.describe(name) for name in methods.METHODS],
+        )
+
+    async def retain(self, sessions: list[str]) -> None:
+        """Drop stored rows that belong to no session of the catalog."""
+        await _carried(self._scheduler.retain(sessions))
+
+    async def open(self, request: wire.OpenRequest) -> wire.MemoryReport:
+        """Make the session be what the request says."""
+        return await _carried(self._scheduler.open(request))
+
+    async def turn(self, request: wire.TurnRequest) -> AsyncIterator[wire.TurnEvent]:
+        """Run a turn; closing the iterator cancels it."""
+        loop = asyncio.get_running_loop()
+        events: asyncio.Queue[wire.TurnEvent | None] = asyncio.Queue()
+        done = self._scheduler.turn(request, lambda event: _post(loop, events, event))
+        done.add_done_callback(lambda _: _post(loop, events, None))
+        try:
+            while (event := await events.get()) is not None:
+                yield event
+            finished = await _carried(done)
+            yield wire.TurnEvent(done=finished)
+        finally:
+            done.cancel()
+
+    async def repair(self, request: wire.RepairRequest) -> wire.RepairResult:
+        """Run a repair between turns; cancelling the call cancels it."""
+        return await _carried(self._scheduler.repair(request))
+
+    async def memory(self, session: str) -> wire.MemoryReport:
+        """What the session holds."""
+        return await _carried(self._scheduler.memory(session))
+
+    async def drop(self, session: str) -> None:
+        """Forget the session."""
+        await _carried(self._scheduler.drop(session))
+
+    async def stats(self) -> wire.WorkerStats:
+        """Counters for the metrics page."""
+        store = self._scheduler.engine.store
+        counters = store.counters()
+        return wire.WorkerStats(
+            slots_in_use=self._scheduler.slots_in_use(),
+            sessions=len(self._scheduler.engine.sessions),
+            queued=self._scheduler.queued(),
+            tier_bytes=store.usage(),
+            tier_hits={name: c.hits for name, c in counters.items()},
+            tier_misses={name: c.misses for name, c in counters.items()},
+        )
+
+    async def close(self) -> None:
+        """Stop the scheduler, then the store."""
+        await asyncio.to_thread(self._scheduler.close)
+        await asyncio.to_thread(self._scheduler.engine.store.close)
+
+
+def _post(
+    loop: asyncio.AbstractEventLoop, events: "asyncio.Queue[wire.TurnEvent | None]", event: wire.TurnEvent | None
+) -> None:
+    if not loop.is_closed():
+        loop.call_soon_threadsafe(events.put_nowait, event)
+
+
+async def _carried(result: "Future[_T]") -> _T:
+    """Await the scheduler's answer, its errors turned into the services'."""
+    try:
+        return await asyncio.wrap_future(result)
+    except WorkerError as error:
+        raise WorkerRefused(error.code, str(error)) from error
+    except CancelledError as error:
+        raise WorkerLost("the worker cancelled the call") from error
+    except asyncio.CancelledError:
+        raise
+    except Exception as error:
+        raise WorkerLost(f"the worker failed: {type(error).__name__}: {error}") from error

@@ -1,0 +1,300 @@
+"""Connects model, cache, store and tokenizer for one session at a time; no algorithm of its own."""
+
+import json
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kvrecall.v1 import worker_pb2 as wire
+from kvstore.errors import KvStoreError
+from kvstore.store import RowStore
+from workers import methods, wire_values
+from workers.cache import EMPTY, ActiveCache, Step
+from workers.errors import BadSettings, RowsMissing, StaleEpoch, StorageFailed, UnknownSession
+from workers.eviction import evict
+from workers.model import LoadedModel
+from workers.observation import Observed, RecentQueries
+from workers.session import Selection, WorkerSession
+from workers.settings import WorkerSettings
+from workers.tokenizer import ChatTokenizer
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What an engine is made of."""
+
+    model: LoadedModel
+    tokenizer: ChatTokenizer
+    store: RowStore
+    settings: WorkerSettings
+
+
+class Engine:
+    """The sessions of one worker: opening, seating in slots, forward passes, write-through, state.
+
+    Not thread-safe: one thread, the scheduler's, calls it.
+    """
+
+    def __init__(self, parts: Parts) -> None:
+        self.model, self.tokenizer = parts.model, parts.tokenizer
+        self.store, self.settings = parts.store, parts.settings
+        shape = self.model.shape
+        rows = [self.settings.max_budget + self.settings.block_tokens] * shape.n_layers
+        self.cache = ActiveCache(shape, self.settings.slots, rows, self.model.dtype, self.model.device)
+        self.sessions: dict[str, WorkerSession] = {}
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="write-through")
+
+    # Sessions
+
+    def open(self, spec: wire.SessionSpec, state: wire.SessionState) -> WorkerSession:
+        """Make the session be exactly `state`; its rows are seated when it first runs.
+
+        Raises BadSettings, UnknownMethod, StaleEpoch, RowsMissing.
+        """
+        known = self.sessions.get(spec.session)
+        if known and spec.epoch < known.epoch:
+            raise StaleEpoch(f"session {spec.session}: epoch {spec.epoch} came after {known.epoch}")
+        session = self._new_session(spec)
+        if known:
+            self._forget(known)
+        with storage():
+            stored = self.store.length(spec.session)
+            if stored < state.length:
+                raise RowsMissing(f"session {spec.session} has {state.length} rows, the store holds {stored}")
+            self.store.truncate(spec.session, state.length)
+        if state.length:
+            session.length = state.length
+            session.selection = Selection.from_bytes(state.selection)
+            session.eviction_scores = torch.frombuffer(bytearray(state.eviction_scores), dtype=torch.float32)
+            session.promoted_rows = state.promoted_rows
+        session.pending = list(state.pending)
+        session.recent = [wire_values.to_chat(message) for message in state.recent]
+        self.sessions[session.name] = session
+        return session
+
+    def session(self, name: str, epoch: int | None = None) -> WorkerSession:
+        """An open session. Raises UnknownSession, or StaleEpoch when `epoch` is not the session's."""
+        if name not in self.sessions:
+            raise UnknownSession(f"session {name} is not open in this worker")
+        session = self.sessions[name]
+        if epoch is not None and epoch != session.epoch:
+            raise StaleEpoch(f"session {name}: epoch {epoch}, but it was opened with {session.epoch}")
+        return session
+
+    def drop(self, name: str) -> None:
+        """Forget a session: slot and rows."""
+        if session := self.sessions.pop(name, None):
+            self._forget(session)
+        with storage():
+            self.store.drop(name)
+
+    def close(self) -> None:
+        """Finish what is on its way to the store."""
+        self._writer.shutdown()
+
+    def bound(self, session: WorkerSession) -> list[int]:
+        """Rows per head that the session may never exceed, per layer: M_l + block (design section 4)."""
+        rows = session.budget if session.method.evicts else self.settings.max_budget
+        return [rows + self.settings.block_tokens] * self.model.shape.n_layers
+
+    # Slots
+
+    def seat(self, session: WorkerSession) -> None:
+        """Give the session a slot, with the rows of its selection. A slot must be free."""
+        if session.slot is not None:
+            return
+        slot = self.cache.claim(self.bound(session))
+        session.slot = slot
+        if session.selection is None:
+            return
+        with storage():
+            rows = self.store.gather_selection(session.name, session.selection.places())
+        for layer, (keys, values) in enumerate(rows):
+            selection = session.selection
+            self.cache.insert(slot, layer, selection.positions[layer], keys, values, selection.promoted[layer])
+        session.selection = None
+
+    def unseat(self, session: WorkerSession) -> None:
+        """Swap the session out. It costs no copy: its rows are in the store already."""
+        if session.slot is None:
+            return
+        self._note_peak(session)
+        session.selection = Selection.of_slot(self.cache, session.slot)
+        self.cache.release(session.slot)
+        session.slot = None
+
+    # Forward passes
+
+    def forward(self, sessions: Sequence[WorkerSession], token_ids: Tensor, logits_to_keep: int = 1) -> Tensor:
+        """Say `token_ids` int64 `[B, t]` in B seated sessions, and write their rows through.
+
+        Returns logits float32 `[B, logits_to_keep, vocabulary]`. Rows are evicted first where a slot would
+        otherwise exceed its bound.
+        """
+        tokens = token_ids.shape[1]
+        for session in sessions:
+            self._make_room(session, tokens)
+        step = self._step(sessions, tokens, max(session.queries.width for session in sessions))
+        logits = self.model.forward(token_ids, step, logits_to_keep)
+        for index, session in enumerate(sessions):
+            session.length += tokens
+            session.queries.push([queries[index] for queries in step.observed], step.query_positions[index])
+        self._write_through(sessions, step)
+        return logits
+
+    def observe(self, session: WorkerSession, token_ids: Sequence[int]) -> Observed:
+        """Run a prompt over the active rows, take its queries and forget it: nothing of it stays (EpiCache 2.2).
+
+        Raises nothing for a long prompt: its last tokens that fit into a block are observed.
+        """
+        assert session.slot is not None, "only a session in a slot observes"
+        token_ids = token_ids[-self.settings.block_tokens :]
+        tokens = len(token_ids)
+        self._make_room(session, tokens)
+        step = self._step([session], tokens, tokens)
+        self.model.forward(torch.tensor([token_ids]), step)
+        self.cache.trim(session.slot, tokens)
+        return Observed(tuple(queries[0] for queries in step.observed), step.query_positions[0])
+
+    def evict(self, session: WorkerSession, *, turn_over: bool = False) -> None:
+        """Bring the session back into its budget."""
+        evict(self.cache, session, self.settings, turn_over=turn_over)
+
+    # State
+
+    def flush(self, session: WorkerSession) -> "Future[None]":
+        """Begin to make every row that was said durable; `settle` once it is done says whether it was."""
+        session.writes.append(self._writer.submit(self.store.flush, session.name))
+        return session.writes[-1]
+
+    def settle(self, session: WorkerSession) -> None:
+        """Wait until every row that was said is in the store. Raises StorageFailed."""
+        writes, session.writes = session.writes, []
+        with storage():
+            for write in writes:
+                write.result()
+
+    def snapshot(self, session: WorkerSession) -> wire.SessionState:
+        """Everything of the session that is not a row."""
+        selection = session.selection
+        if session.slot is not None:
+            selection = Selection.of_slot(self.cache, session.slot)
+        return wire.SessionState(
+            length=session.length,
+            pending=session.pending,
+            selection=selection.to_bytes() if selection else b"",
+            eviction_scores=session.scores_of_evicted().numpy().tobytes(),
+            promoted_rows=session.promoted_rows,
+            recent=[wire_values.to_wire(message) for message in session.recent],
+        )
+
+    def memory(self, session: WorkerSession) -> wire.MemoryReport:
+        """What the session holds, of every kind."""
+        self._note_peak(session)
+        selection = session.selection
+        if session.slot is not None:
+            selection = Selection.of_slot(self.cache, session.slot)
+        active = selection.longest() if selection else [0] * self.model.shape.n_layers
+        rows = sum(int((p != EMPTY).sum()) for p in selection.positions) if selection else 0
+        return wire.MemoryReport(
+            length=session.length,
+            budget=session.budget,
+            active_rows=active,
+            peak_rows=session.peak or active,
+            bound_rows=self.bound(session),
+            active_bytes=rows * self.model.shape.row_bytes(self.model.dtype),
+            evicted_rows=session.length - _held_everywhere(selection, session.length),
+            promoted_rows=session.promoted_rows,
+            tier_bytes=self.store.usage(),
+            in_slot=session.slot is not None,
+        )
+
+    # Inside
+
+    def _new_session(self, spec: wire.SessionSpec) -> WorkerSession:
+        method = methods.build(spec.method, spec.method_settings)
+        base = spec.budget - spec.repair_rows
+        if method.evicts and base < self.settings.min_budget:
+            raise BadSettings(
+                f"budget {spec.budget} leaves {base} rows beside repair_rows {spec.repair_rows}; sinks, recent window "
+                f"and one row to choose need {self.settings.min_budget}"
+            )
+        if spec.budget > self.settings.max_budget:
+            raise BadSettings(f"budget {spec.budget} is over this worker's max_budget {self.settings.max_budget}")
+        return WorkerSession(
+            name=spec.session,
+            epoch=spec.epoch,
+            budget=spec.budget,
+            repair_rows=spec.repair_rows if method.evicts else 0,
+            method=method,
+            seed=spec.seed,
+            tools=[json.loads(tool) for tool in spec.tools],
+            queries=RecentQueries(method.observes),
+        )
+
+    def _forget(self, session: WorkerSession) -> None:
+        for write in session.writes:
+            write.cancel()
+        for write in session.writes:
+            if not write.cancelled():
+                write.exception()
+        if session.slot is not None:
+            self.cache.release(session.slot)
+            session.slot = None
+
+    def _make_room(self, session: WorkerSession, tokens: int) -> None:
+        assert session.slot is not None, "only a session in a slot goes forward"
+        fits = min(b - n for b, n in zip(self.bound(session), self.cache.longest(session.slot), strict=True))
+        if fits < tokens:
+            self.evict(session)
+
+    def _step(self, sessions: Sequence[WorkerSession], tokens: int, observe: int) -> Step:
+        starts = torch.tensor([session.length for session in sessions])
+        slots = [session.slot for session in sessions if session.slot is not None]
+        return self.cache.begin(slots, starts[:, None] + torch.arange(tokens), min(observe, tokens))
+
+    def _write_through(self, sessions: Sequence[WorkerSession], step: Step) -> None:
+        """Hand the step's rows to the writer thread: the copy off the device waits there, not here."""
+
+        def write(name: str, rows: Tensor) -> None:
+            self.store.append(name, rows.cpu())
+
+        for index, session in enumerate(sessions):
+            session.writes = [done for done in session.writes if not _succeeded(done)]
+            session.writes.append(self._writer.submit(write, session.name, step.rows(index)))
+
+    def _note_peak(self, session: WorkerSession) -> None:
+        if session.slot is None:
+            return
+        peak = self.cache.peak[:, session.slot].tolist()
+        session.peak = [max(a, b) for a, b in zip(session.peak or peak, peak, strict=True)]
+
+
+@contextmanager
+def storage() -> Iterator[None]:
+    """Turn the row store's errors into StorageFailed: the one place where they cross into this package."""
+    try:
+        yield
+    except KvStoreError as error:
+        raise StorageFailed(f"the row store failed: {error}") from error
+
+
+def _succeeded(write: "Future[None]") -> bool:
+    return write.done() and not write.cancelled() and write.exception() is None
+
+
+def _held_everywhere(selection: Selection | None, length: int) -> int:
+    """How many tokens are active in every layer and head."""
+    if selection is None:
+        return 0
+    counts = torch.zeros(length + 1, dtype=torch.int64)
+    heads = 0
+    for positions in selection.positions:
+        heads += positions.shape[0]
+        where = positions.clamp(max=length).long().flatten()
+        counts.index_add_(0, where, torch.ones_like(where))
+    return int((counts[:length] == heads).sum())

@@ -1,0 +1,44 @@
+"""Eviction methods by name. A new one is a file beside this and a line in `METHODS`."""
+
+import json
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from pydantic import TypeAdapter, ValidationError
+
+from kvrecall.v1 import worker_pb2 as wire
+from workers.errors import BadSettings, UnknownMethod
+from workers.methods.base import LayerRows, Method
+from workers.methods.full import Full
+from workers.methods.random import Random
+from workers.methods.snapkv import SnapKV
+from workers.methods.streaming_llm import StreamingLLM
+
+METHODS: Mapping[str, type[Method]] = MappingProxyType(
+    {method.name: method for method in (Full, StreamingLLM, SnapKV, Random)}
+)
+
+__all__ = ["METHODS", "LayerRows", "Method", "build", "describe"]
+
+
+def build(name: str, settings: str = "{}") -> Method:
+    """Make a method from its name and its settings, a JSON object as text.
+
+    Raises UnknownMethod, or BadSettings naming the setting that is off.
+    """
+    if name not in METHODS:
+        raise UnknownMethod(f"there is no method {name!r}; the methods are {', '.join(METHODS)}")
+    try:
+        method: Method = TypeAdapter(METHODS[name]).validate_json(settings or "{}")
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"]) or "the settings"
+        raise BadSettings(f"method_settings of {name}: {field}: {first['msg']}") from error
+    return method
+
+
+def describe(name: str) -> wire.MethodInfo:
+    """A method's name, the first line of its docstring and the JSON schema of its settings."""
+    method = METHODS[name]
+    summary = (method.__doc__ or "").strip().split("\n")[0]
+    return wire.MethodInfo(name=name, summary=summary, settings_schema=json.dumps(TypeAdapter(method).json_schema()))

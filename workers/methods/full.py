@@ -1,0 +1,33 @@
+"""Full cache: nothing leaves."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from pydantic import ConfigDict
+from torch import Tensor
+
+from workers.methods.base import LayerRows
+from workers.selection import top_per_head
+
+
+@dataclass(frozen=True)
+class Full:
+    """Keep every row. The ceiling that every other method is compared with; a session ends where its slot ends."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+    name: ClassVar[str] = "full"
+    evicts: ClassVar[bool] = False
+
+    @property
+    def observes(self) -> int:
+        """Nothing."""
+        return 0
+
+    def scores(self, rows: LayerRows) -> Tensor:
+        """Every row is worth the same."""
+        return torch.zeros_like(rows.positions, dtype=torch.float32)
+
+    def select(self, scores: Tensor, rows: LayerRows, budget: int) -> Tensor:
+        """All of them."""
+        return top_per_head(scores, rows.positions, rows.positions.shape[1])

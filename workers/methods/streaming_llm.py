@@ -1,0 +1,41 @@
+"""StreamingLLM: sinks and the most recent rows."""
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from pydantic import ConfigDict, Field
+from torch import Tensor
+
+from workers.methods.base import LayerRows
+from workers.scoring import recency
+from workers.selection import top_per_head
+
+
+@dataclass(frozen=True)
+class StreamingLLM:
+    """Position alone: the first `sinks` tokens and, in what the budget leaves, the newest.
+
+    Source: Xiao et al., "Efficient Streaming Language Models with Attention Sinks" (2023), section 3.2; true
+    positions are kept here where the paper renumbers them inside the cache. The sinks take at most half the budget.
+    """
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+    sinks: Annotated[int, Field(ge=0, le=4096)] = 4
+
+    name: ClassVar[str] = "streaming_llm"
+    evicts: ClassVar[bool] = True
+
+    @property
+    def observes(self) -> int:
+        """Nothing."""
+        return 0
+
+    def scores(self, rows: LayerRows) -> Tensor:
+        """The later the better, sinks first of all."""
+        return recency(rows.positions, self.sinks)
+
+    def select(self, scores: Tensor, rows: LayerRows, budget: int) -> Tensor:
+        """The best per head."""
+        if self.sinks > budget // 2:
+            scores = recency(rows.positions, budget // 2)
+        return top_per_head(scores, rows.positions, budget)

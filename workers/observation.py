@@ -1,0 +1,50 @@
+"""Which queries rows are scored with."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Observed:
+    """Post-RoPE queries of some tokens: per layer `[n_heads, t, head_dim]`; their positions, int32 `[t]`."""
+
+    queries: tuple[Tensor, ...]
+    positions: Tensor
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens were observed."""
+        return int(self.positions.shape[0])
+
+
+class RecentQueries:
+    """The queries of a turn's last `width` tokens, prefilled or decoded, as eviction methods observe them.
+
+    It starts empty in every turn: what is evicted then depends on the turn alone, so a session that was resumed
+    after a crash evicts what it would have evicted.
+    """
+
+    def __init__(self, width: int) -> None:
+        self.width = width
+        self._queries: tuple[Tensor, ...] = ()
+        self._positions = torch.empty(0, dtype=torch.int32)
+
+    def push(self, queries: list[Tensor], positions: Tensor) -> None:
+        """Add the newest tokens: per layer `[n_heads, t, head_dim]`, positions `[t]`."""
+        if not self.width:
+            return
+        if self._queries:
+            queries = [torch.cat([a, b], dim=1) for a, b in zip(self._queries, queries, strict=True)]
+            positions = torch.cat([self._positions.to(positions.device), positions])
+        self._queries = tuple(q[:, -self.width :] for q in queries)
+        self._positions = positions[-self.width :]
+
+    def clear(self) -> None:
+        """Forget, at the start of a turn."""
+        self._queries, self._positions = (), self._positions[:0]
+
+    def observed(self) -> Observed:
+        """What is held now; no layers and no tokens before the turn's first."""
+        return Observed(self._queries, self._positions)

@@ -1,0 +1,106 @@
+"""Repair: score what was evicted against what just became known, and bring the best rows back.
+
+RepairKV section 3 and Algorithm 1. Scoring streams the row store twice: once for the softmax's normaliser over
+active and evicted rows together, once for the weights, so memory does not grow with the conversation.
+"""
+
+from collections.abc import Iterable, Iterator
+
+import torch
+from torch import Tensor
+
+from kvstore.store import RowStore
+from workers.cache import EMPTY, ActiveCache
+from workers.observation import Observed
+from workers.selection import bursts
+from workers.session import WorkerSession
+from workers.settings import WorkerSettings
+
+_CHUNK_ROWS = 1024
+
+
+def missing_rows(cache: ActiveCache, slot: int, length: int) -> Tensor:
+    """Which rows of a session are evicted: bool `[n_layers, n_kv_heads, length]`, on the cache's device."""
+    shape = cache.shape
+    missing = torch.ones(shape.n_layers, shape.n_kv_heads, length, dtype=torch.bool, device=cache.device)
+    for layer in range(shape.n_layers):
+        _, _, positions = cache.rows_of(slot, layer)
+        # Empty places point past the end: one column more takes them, and is cut off.
+        wide = torch.ones(shape.n_kv_heads, length + 1, dtype=torch.bool, device=cache.device)
+        missing[layer] = wide.scatter(1, positions.clamp(max=length).long(), False)[:, :length]
+    return missing
+
+
+def score_rows(observed: Observed, store: RowStore, name: str, missing: Tensor) -> Tensor:
+    """How much attention the signal would pay to what is missing: float32 `[length]` per token, on the CPU.
+
+    `a_i = mean over layers and heads of max over t of A[t, i]`, A the softmax over all the session's rows, counted
+    in those layers and heads that do not hold row i (RepairKV eq. 3; with whole-token eviction exactly the paper's).
+    """
+    n_layers, n_kv_heads, length = missing.shape
+    queries = torch.stack(list(observed.queries)).float()
+    queries = queries.view(n_layers, n_kv_heads, -1, queries.shape[-1]) * queries.shape[-1] ** -0.5
+    normaliser = torch.full((*queries.shape[:3], 1), -torch.inf, device=queries.device)
+    for _, keys in _chunks(store.scan_keys(name, 0, length)):
+        logits = queries @ keys.to(queries.device).float().transpose(2, 3)
+        normaliser = torch.logaddexp(normaliser, logits.logsumexp(-1, keepdim=True))
+    scores = torch.zeros(length)
+    for start, keys in _chunks(store.scan_keys(name, 0, length)):
+        logits = queries @ keys.to(queries.device).float().transpose(2, 3)
+        weights = (logits - normaliser).exp().view(n_layers, n_kv_heads, -1, observed.tokens, keys.shape[2])
+        of_heads = weights.amax(3).sum(2) * missing[:, :, start : start + keys.shape[2]]
+        scores[start : start + keys.shape[2]] = of_heads.sum((0, 1)).cpu()
+    n_heads = n_kv_heads * queries.shape[2] // observed.tokens
+    return scores.div_(n_layers * n_heads)
+
+
+def choose(scores: Tensor, missing: Tensor, session: WorkerSession, settings: WorkerSettings) -> Tensor:
+    """The tokens to promote, at most the session's `repair_rows`: int64 positions, ascending."""
+    return bursts(
+        scores,
+        missing.any(0).any(0).cpu(),
+        session.scores_of_evicted(),
+        session.repair_rows,
+        before=settings.burst_before,
+        after=settings.burst_after,
+    )
+
+
+def promote(cache: ActiveCache, store: RowStore, session: WorkerSession, positions: Tensor, missing: Tensor) -> None:
+    """Bring tokens back at their true positions, in every layer and head that misses them."""
+    assert session.slot is not None, "only a session in a slot is repaired"
+    absent = missing[:, :, positions.to(missing.device)].cpu()
+    wanted = [torch.where(absent[layer], positions, -1) for layer in range(cache.shape.n_layers)]
+    for layer, (keys, values) in enumerate(store.gather_selection(session.name, wanted)):
+        places = torch.where(absent[layer], positions, EMPTY).to(torch.int32)
+        cache.insert(session.slot, layer, places, keys, values, absent[layer])
+    session.promoted_rows = len(positions)
+
+
+def withdraw(cache: ActiveCache, session: WorkerSession) -> None:
+    """Forget what the last repair brought back: a better signal chooses again from everything."""
+    assert session.slot is not None, "only a session in a slot is repaired"
+    if not session.promoted_rows:
+        return
+    for layer in range(cache.shape.n_layers):
+        _, _, positions = cache.rows_of(session.slot, layer)
+        n = positions.shape[1]
+        stays = (positions != EMPTY) & ~cache.promoted[layer][session.slot, :, :n]
+        places = torch.where(stays, torch.arange(n, device=cache.device), n).sort(dim=1).values
+        cache.keep(session.slot, layer, torch.where(places < n, places, -1))
+    session.promoted_rows = 0
+
+
+def _chunks(pages: Iterable[tuple[int, Tensor]]) -> Iterator[tuple[int, Tensor]]:
+    """Join pages into matrices that are worth a multiplication."""
+    first, held, rows = 0, list[Tensor](), 0
+    for start, keys in pages:
+        if not held:
+            first = start
+        held.append(keys)
+        rows += keys.shape[2]
+        if rows >= _CHUNK_ROWS:
+            yield first, torch.cat(held, dim=2)
+            held, rows = [], 0
+    if held:
+        yield first, torch.cat(held, dim=2)

@@ -1,0 +1,279 @@
+"""Many sessions on one device: slots, and one decoding step for all that decode."""
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Generator
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import structlog
+import torch
+
+from kvrecall.v1 import worker_pb2 as wire
+from workers.decode import NextLogits
+from workers.engine import Engine
+from workers.errors import Cancelled, Overloaded, WorkerError
+from workers.session import WorkerSession
+from workers.turn import Emit, Yielded, run_pause_repair, run_turn
+
+_log = structlog.get_logger(__name__)
+_T = TypeVar("_T")
+Steps = Generator[Yielded, NextLogits, Any]
+
+
+@dataclass(eq=False)
+class Job:
+    """One turn or repair. `token` is what it wants said next, `waiting` the future it waits for."""
+
+    session: str
+    epoch: int
+    steps: Callable[[WorkerSession], Steps]
+    result: "Future[Any]" = field(default_factory=Future)
+    running: Steps | None = None
+    token: int | None = None
+    waiting: "Future[None] | None" = None
+    submitted: float = field(default_factory=time.perf_counter)
+    queued_seconds: float = 0.0
+
+
+class Scheduler:
+    """Runs jobs on one thread of its own. The public methods may be called from any thread.
+
+    A session's jobs run one after the other, in the order they came. A job starts when its session has a slot; a
+    session without a running job gives its slot up when another needs it, the longest idle one first.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._queued: list[Job] = []
+        self._active: list[Job] = []
+        self._last_used: dict[str, float] = {}
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="scheduler", daemon=True)
+        self._thread.start()
+
+    def turn(self, request: wire.TurnRequest, emit: Emit) -> "Future[wire.TurnDone]":
+        """Queue a turn; `emit` is called on the scheduler's thread with its token and tool-call events.
+
+        Cancel the future to cancel the turn. Its exceptions are `workers.errors`.
+        """
+        return self._submit(
+            Job(request.session, request.epoch, lambda session: run_turn(self.engine, session, request, emit))
+        )
+
+    def repair(self, request: wire.RepairRequest) -> "Future[wire.RepairResult]":
+        """Queue a repair between turns."""
+        return self._submit(
+            Job(request.session, request.epoch, lambda session: run_pause_repair(self.engine, session, request))
+        )
+
+    def open(self, request: wire.OpenRequest) -> "Future[wire.MemoryReport]":
+        """Make a session be what the request says; jobs of it that still run are cancelled first."""
+
+        def opened() -> wire.MemoryReport:
+            self._cancel_jobs_of(request.spec.session)
+            return self.engine.memory(self.engine.open(request.spec, request.state))
+
+        return self._call(opened)
+
+    def drop(self, name: str) -> "Future[None]":
+        """Forget a session, its running jobs, slot and rows."""
+
+        def dropped() -> None:
+            self._cancel_jobs_of(name)
+            self._last_used.pop(name, None)
+            self.engine.drop(name)
+
+        return self._call(dropped)
+
+    def retain(self, names: list[str]) -> "Future[None]":
+        """Drop the stored rows of every session that is not named."""
+
+        def retained() -> None:
+            self.engine.store.retain(names)
+
+        return self._call(retained)
+
+    def memory(self, name: str) -> "Future[wire.MemoryReport]":
+        """What a session holds now."""
+        return self._call(lambda: self.engine.memory(self.engine.session(name)))
+
+    def slots_in_use(self) -> int:
+        """Slots that a session holds."""
+        return self.engine.cache.slots - self.engine.cache.free_slots()
+
+    def queued(self) -> int:
+        """Jobs that wait for a slot or for their session."""
+        return len(self._queued)
+
+    def close(self) -> None:
+        """Cancel what runs, stop the thread, finish the writes. Safe to call twice."""
+        if not self._closing:
+            self._inbox.put(self._stop)
+            self._thread.join()
+            self.engine.close()
+
+    # On the scheduler's thread
+
+    def _run(self) -> None:
+        while not self._closing:
+            self._read_inbox(wait=not any(job.waiting is None for job in self._active))
+            self._reap_cancelled()
+            self._admit()
+            self._decode_step()
+            self._advance_one()
+
+    def _read_inbox(self, wait: bool) -> None:
+        try:
+            self._inbox.get(block=wait)()
+            while True:
+                self._inbox.get_nowait()()
+        except queue.Empty:
+            return
+
+    def _admit(self) -> None:
+        """Start queued jobs in their order, as far as sessions and slots are free."""
+        busy = {job.session for job in self._active}
+        for job in list(self._queued):
+            if job.session in busy:
+                continue
+            busy.add(job.session)
+            try:
+                session = self.engine.session(job.session, job.epoch)
+                if not self._seat(session):
+                    continue
+                job.running = job.steps(session)
+            except WorkerError as error:
+                self._queued.remove(job)
+                job.result.set_exception(error)
+                continue
+            self._queued.remove(job)
+            job.queued_seconds = time.perf_counter() - job.submitted
+            self._active.append(job)
+
+    def _seat(self, session: WorkerSession) -> bool:
+        """Give the session a slot, swapping out the longest idle one when none is free; False when all are busy."""
+        self._last_used[session.name] = time.monotonic()
+        if session.slot is None and not self.engine.cache.free_slots():
+            busy = {job.session for job in self._active}
+            idle = [s for s in self.engine.sessions.values() if s.slot is not None and s.name not in busy]
+            if not idle:
+                return False
+            self.engine.unseat(min(idle, key=lambda s: self._last_used.get(s.name, 0.0)))
+        self.engine.seat(session)
+        return True
+
+    def _decode_step(self) -> None:
+        """Say one token of every session that decodes, in one forward pass."""
+        jobs = [job for job in self._active if job.token is not None]
+        if not jobs:
+            return
+        try:
+            sessions = [self.engine.session(job.session) for job in jobs]
+            logits = self.engine.forward(sessions, torch.tensor([[job.token] for job in jobs]))[:, -1]
+            best = logits.argmax(-1).tolist()
+        except Exception as error:  # a failed forward pass must end its turns, not the worker
+            _log.exception("a decoding step failed", sessions=[job.session for job in jobs])
+            for job in jobs:
+                self._fail(job, error)
+            return
+        for job, row, top in zip(jobs, logits, best, strict=True):
+            self._advance(job, NextLogits(row, top))
+
+    def _advance_one(self) -> None:
+        """Take one step of one job that does not decode: jobs take turns, and decoding goes on in between."""
+        for job in self._active:
+            if job.waiting is not None and job.waiting.done():
+                job.waiting = None
+            if job.token is None and job.waiting is None:
+                self._active.remove(job)
+                self._active.append(job)
+                self._advance(job, None)
+                return
+
+    def _advance(self, job: Job, answer: NextLogits | None) -> None:
+        assert job.running is not None, "only a started job advances"
+        job.token = None
+        try:
+            # A generator that has not started, or waits for nothing, is sent None.
+            wanted = job.running.send(answer)  # type: ignore[arg-type]
+        except StopIteration as finished:
+            self._finish(job, finished.value)
+        except WorkerError as error:
+            self._fail(job, error)
+        except Exception as error:  # whatever broke, it ends this turn alone
+            _log.exception("a job failed", session=job.session)
+            self._fail(job, error)
+        else:
+            if isinstance(wanted, Future):
+                job.waiting = wanted
+                wanted.add_done_callback(lambda _: self._inbox.put(_nothing))
+            else:
+                job.token = wanted
+
+    def _finish(self, job: Job, value: Any) -> None:
+        self._active.remove(job)
+        self._last_used[job.session] = time.monotonic()
+        if isinstance(value, wire.TurnDone):
+            value.seconds["queued"] = job.queued_seconds
+        job.result.set_result(value)
+
+    def _fail(self, job: Job, error: BaseException) -> None:
+        if job.running is not None:
+            job.running.close()
+        if job in self._active:
+            self._active.remove(job)
+        if not job.result.cancelled():
+            job.result.set_exception(error)
+
+    def _reap_cancelled(self) -> None:
+        self._queued = [job for job in self._queued if not job.result.cancelled()]
+        for job in [job for job in self._active if job.result.cancelled()]:
+            self._fail(job, Cancelled("cancelled by its caller"))
+
+    def _cancel_jobs_of(self, name: str) -> None:
+        for job in [job for job in (*self._active, *self._queued) if job.session == name]:
+            if job in self._queued:
+                self._queued.remove(job)
+            self._fail(job, Cancelled(f"session {name} was dropped or opened anew"))
+
+    def _stop(self) -> None:
+        self._closing = True
+        for job in (*self._active, *self._queued):
+            self._fail(job, Cancelled("the worker is closing"))
+        self._queued.clear()
+
+    # From other threads
+
+    def _submit(self, job: Job) -> "Future[Any]":
+        def queue_up() -> None:
+            if len(self._queued) + len(self._active) >= self.engine.settings.max_jobs:
+                job.result.set_exception(Overloaded(f"{self.engine.settings.max_jobs} jobs are waiting or running"))
+            else:
+                self._queued.append(job)
+
+        self._inbox.put(queue_up)
+        job.result.add_done_callback(lambda _: self._inbox.put(_nothing))
+        return job.result
+
+    def _call(self, function: Callable[[], _T]) -> "Future[_T]":
+        """Run a function on the scheduler's thread, between two steps."""
+        result: Future[_T] = Future()
+
+        def run() -> None:
+            if not result.set_running_or_notify_cancel():
+                return
+            try:
+                result.set_result(function())
+            except Exception as error:  # carried to the caller
+                result.set_exception(error)
+
+        self._inbox.put(run)
+        return result
+
+
+def _nothing() -> None:
+    """Wakes the scheduler."""

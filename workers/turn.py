@@ -1,0 +1,211 @@
+"""A turn and a repair, each as a generator that the scheduler drives.
+
+A generator yields None to let others run, a Future to wait for, or a token id to have it said in the next decoding
+step; to a token id the scheduler answers with `NextLogits`.
+"""
+
+import time
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from kvrecall.v1 import worker_pb2 as wire
+from workers import repair as repairing
+from workers import wire_values
+from workers.decode import Answer, NextLogits, decode
+from workers.engine import Engine
+from workers.errors import BadMessages, NotComparable, TurnTooLong
+from workers.prefill import prefill
+from workers.sampling import SamplingSettings
+from workers.session import Distribution, WorkerSession
+from workers.tokenizer import ChatMessage, Segment, keep_recent, parse_tool_calls
+
+Yielded = int | None | Future[None]
+Emit = Callable[[wire.TurnEvent], None]
+
+
+class Stopwatch:
+    """Seconds by phase."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._last = time.perf_counter()
+
+    def lap(self, phase: str) -> None:
+        """The time since the last lap belongs to `phase`."""
+        now = time.perf_counter()
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + now - self._last
+        self._last = now
+
+
+def run_turn(
+    engine: Engine, session: WorkerSession, request: wire.TurnRequest, emit: Emit
+) -> Generator[Yielded, NextLogits, wire.TurnDone]:
+    """One turn: prompt, repair if asked, prefill, decode, back into the budget, durable.
+
+    Raises BadMessages, BadSettings and TurnTooLong before anything has changed, NotComparable also afterwards.
+    """
+    watch = Stopwatch()
+    new = [wire_values.to_chat(message) for message in request.messages]
+    sampling = wire_values.to_sampling(request.sampling)
+    segments = engine.tokenizer.prompt(session.recent, new, session.tools, request.generate)
+    prompt = [token for segment in segments for token in segment.token_ids]
+    if not prompt:
+        raise BadMessages("the turn says nothing: its messages render to no token")
+    sampling = _within_limits(engine, session, len(prompt), sampling, request.generate)
+    reference = _reference(engine, request)
+    said, pending = session.length, list(session.pending)
+    session.queries.clear()
+    session.turn_start = session.length
+    done = wire.TurnDone(finish_reason="remembered")
+    if request.repair and session.repair_rows:
+        repaired = yield from run_repair(engine, session, prompt, "turn")
+        done.repair.CopyFrom(repaired)
+        watch.lap("repair")
+    heard = yield from prefill(
+        engine, session, segments, keep_distribution=request.keep_distribution or reference is not None
+    )
+    watch.lap("prefill")
+    token_ids = prompt
+    if request.generate:
+        first = NextLogits(heard.logits, int(heard.logits.argmax()))
+        answer = yield from decode(session, engine.tokenizer, first, sampling, _shower(emit, watch))
+        watch.lap("decode")
+        token_ids = [*prompt, *answer.token_ids]
+        done.output_tokens = len(answer.token_ids)
+        new.append(_conclude(done, answer, said + len(pending) + len(prompt), emit))
+    session.recent = keep_recent([*session.recent, *new])
+    session.distribution = heard.distribution if request.keep_distribution else None
+    if reference is not None:
+        done.fidelity.CopyFrom(_divergence(reference, heard.distribution))
+    yield from _settle(engine, session, done, watch)
+    done.token_ids.extend(token_ids)
+    done.prompt_tokens = len(prompt)
+    for phase, seconds in watch.seconds.items():
+        done.seconds[phase] = seconds
+    return done
+
+
+def run_repair(
+    engine: Engine, session: WorkerSession, signal: Sequence[int], trigger: str
+) -> Generator[Yielded, NextLogits, wire.RepairReport]:
+    """Observe the signal, score every row against it, replace what the last repair brought back by the best now."""
+    started = time.perf_counter()
+    report = wire.RepairReport(trigger=trigger, signal_tokens=len(signal))
+    if session.repair_rows and session.length and signal:
+        yield from _written(engine, session)
+        assert session.slot is not None, "the scheduler seats a session before it runs"
+        observed = engine.observe(session, [*session.pending, *signal])
+        yield None
+        repairing.withdraw(engine.cache, session)
+        missing = repairing.missing_rows(engine.cache, session.slot, session.length)
+        scores = repairing.score_rows(observed, engine.store, session.name, missing)
+        yield None
+        positions = repairing.choose(scores, missing, session, engine.settings)
+        repairing.promote(engine.cache, engine.store, session, positions, missing)
+        report.scored_rows = session.length
+        report.promoted.extend(positions.tolist())
+    report.seconds = time.perf_counter() - started
+    return report
+
+
+def run_pause_repair(
+    engine: Engine, session: WorkerSession, request: wire.RepairRequest
+) -> Generator[Yielded, NextLogits, wire.RepairResult]:
+    """A repair between turns, on the signal that the request carries. Raises BadMessages."""
+    messages = [wire_values.to_chat(message) for message in request.messages]
+    segments: list[Segment] = []
+    if messages:
+        segments = engine.tokenizer.prompt(session.recent, messages, session.tools, generate=True)
+    signal = [*engine.tokenizer.encode(request.text), *(t for s in segments for t in s.token_ids)]
+    report = yield from run_repair(engine, session, signal, request.trigger)
+    return wire.RepairResult(report=report, memory=engine.memory(session), state=engine.snapshot(session))
+
+
+def _within_limits(
+    engine: Engine, session: WorkerSession, prompt: int, sampling: SamplingSettings, generate: bool
+) -> SamplingSettings:
+    """The sampling with max_tokens cut to what the context leaves. Raises TurnTooLong when it leaves none."""
+    limit, what = engine.model.max_context, "the model's context"
+    if not session.method.evicts and engine.bound(session)[0] < limit:
+        limit, what = engine.bound(session)[0], "a slot, which the method full never leaves"
+    said = session.length + len(session.pending)
+    room = limit - said - prompt
+    if room < (1 if generate else 0):
+        raise TurnTooLong(
+            f"the turn has {prompt} tokens after {said}; {what} ends at {limit}. Say less, or open a new session"
+        )
+    return sampling if sampling.max_tokens <= room else sampling.limited_to(room)
+
+
+def _shower(emit: Emit, watch: Stopwatch) -> Callable[[int, str], None]:
+    def show(token: int, text: str) -> None:
+        if "first_token" not in watch.seconds:
+            watch.lap("first_token")
+        emit(wire.TurnEvent(token=wire.TokenChunk(ids=[token], text=text)))
+
+    return show
+
+
+def _conclude(done: wire.TurnDone, answer: Answer, position: int, emit: Emit) -> ChatMessage:
+    """Fill in the assistant's message and announce its tool calls; returns the message for the next rendering."""
+    text, calls = parse_tool_calls(answer.text)
+    # The position makes an id unique in its session, and the same whenever the turn is run again.
+    announced = [
+        wire.ToolCall(id=f"call_{position}_{i}", name=call.name, arguments=call.arguments)
+        for i, call in enumerate(calls)
+    ]
+    done.finish_reason = "tool_calls" if calls else answer.finish_reason
+    done.message.CopyFrom(wire.Message(role="assistant", content=text, tool_calls=announced))
+    for call in announced:
+        emit(wire.TurnEvent(tool_call=call))
+    return wire_values.to_chat(done.message)
+
+
+def _settle(
+    engine: Engine, session: WorkerSession, done: wire.TurnDone, watch: Stopwatch
+) -> Generator[Yielded, Any, None]:
+    """After the last token: back into the budget, every row durable, the state as it is to be committed."""
+    engine.cache.clear_promoted(_slot(session))
+    session.promoted_rows = 0
+    engine.evict(session, turn_over=True)
+    session.queries.clear()
+    watch.lap("evict")
+    yield engine.flush(session)
+    engine.settle(session)
+    watch.lap("flush")
+    done.memory.CopyFrom(engine.memory(session))
+    done.state.CopyFrom(engine.snapshot(session))
+
+
+def _written(engine: Engine, session: WorkerSession) -> Generator[Yielded, Any, None]:
+    if session.writes:
+        yield session.writes[-1]
+    engine.settle(session)
+
+
+def _slot(session: WorkerSession) -> int:
+    assert session.slot is not None, "the scheduler seats a session before it runs"
+    return session.slot
+
+
+def _reference(engine: Engine, request: wire.TurnRequest) -> Distribution | None:
+    if not request.compare_with:
+        return None
+    kept = engine.session(request.compare_with).distribution
+    if kept is None:
+        raise NotComparable(f"session {request.compare_with} kept no distribution in its last turn")
+    return kept
+
+
+def _divergence(reference: Distribution, heard: Distribution | None) -> wire.Fidelity:
+    """Mean KL(reference || heard) in nats and top-1 agreement, token by token."""
+    if heard is None or heard.token_ids != reference.token_ids:
+        raise NotComparable("the two sessions did not hear the same recorded tokens in this turn")
+    divergence = (reference.log_probs.exp() * (reference.log_probs - heard.log_probs)).sum(-1)
+    agree = reference.log_probs.argmax(-1) == heard.log_probs.argmax(-1)
+    return wire.Fidelity(
+        tokens=len(heard.token_ids),
+        kl_mean=max(0.0, float(divergence.mean())),
+        top1_agreement=float(agree.float().mean()),
+    )
