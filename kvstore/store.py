@@ -155,7 +155,7 @@ class RowStore:
         if not 0 <= start <= stop <= length:
             raise RowRangeError(f"positions {start}..{stop} asked for, session {session!r} has {length} rows")
         page_tokens = self._layout.page_tokens
-        for first in range(start - start % page_tokens, stop, page_tokens):
+        for first in range(start - start % page_tokens, stop if start < stop else 0, page_tokens):
             begin, end = max(start, first), min(stop, first + page_tokens)
             with self._locked(session) as state:
                 if end > state.length:

@@ -1,0 +1,112 @@
+"""Small layouts, rows that say where they come from, and tiers that can be held up or made to fail."""
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from threading import Event
+
+import pytest
+import torch
+from torch import Tensor
+
+from kvstore.codec import encode_page
+from kvstore.errors import TierFailedError
+from kvstore.page import Blob, PageHeader, PageKey, PageLayout
+from kvstore.store import RowStore
+from kvstore.tiers.nvme import NvmeTier
+from kvstore.tiers.ram import RamTier
+
+
+@pytest.fixture
+def layout() -> PageLayout:
+    """Pages of 8 tokens: small enough that a few dozen tokens fill several."""
+    return PageLayout(n_layers=3, n_kv_heads=2, head_dim=4, dtype=torch.float32, fingerprint="model A", page_tokens=8)
+
+
+@pytest.fixture
+def make_rows(layout: PageLayout) -> Callable[..., Tensor]:
+    """make_rows(tokens, seed): random rows, the same for the same seed."""
+
+    def make(tokens: int, seed: int = 0) -> Tensor:
+        return torch.randn(layout.rows_shape(tokens), generator=torch.Generator().manual_seed(seed))
+
+    return make
+
+
+@pytest.fixture
+def make_page(layout: PageLayout, make_rows: Callable[..., Tensor]) -> Callable[..., tuple[PageKey, bytes]]:
+    """make_page(index, sequence, session, tokens): a key and its sealed page."""
+
+    def make(index: int, sequence: int = 1, session: str = "s", tokens: int = 8) -> tuple[PageKey, bytes]:
+        key = PageKey(session, index)
+        return key, encode_page(layout, key, sequence, make_rows(tokens, seed=1000 * index + sequence))
+
+    return make
+
+
+@pytest.fixture
+def open_store(layout: PageLayout, tmp_path: Path) -> Iterator[Callable[..., RowStore]]:
+    """open_store(ram_pages, **nvme settings): a store over RAM and NVMe, closed at the end of the test."""
+    opened: list[RowStore] = []
+
+    def open_one(ram_pages: int = 4, layout: PageLayout = layout, directory: Path = tmp_path / "rows",
+                 **settings: int) -> RowStore:  # fmt: skip
+        nvme = NvmeTier(directory, **settings)
+        store = RowStore(layout, [RamTier(ram_pages * layout.page_bytes), nvme])
+        opened.append(store)
+        return store
+
+    yield open_one
+    for store in opened:
+        store.close()
+
+
+class HeldTier:
+    """A RAM tier whose writes wait for `release`, and fail while `failing` is set."""
+
+    name = "held"
+
+    def __init__(self) -> None:
+        self.release = Event()
+        self.failing = False
+        self._inner = RamTier(1 << 20)
+
+    @property
+    def used_bytes(self) -> int:
+        return self._inner.used_bytes
+
+    def get(self, keys: Sequence[PageKey]) -> list[Blob | None]:
+        return self._inner.get(keys)
+
+    def put(self, pages: Sequence[tuple[PageKey, Blob]], *, backed: bool = False) -> None:
+        self.release.wait()
+        self._require_working()
+        self._inner.put(pages, backed=backed)
+
+    def contains(self, keys: Sequence[PageKey]) -> list[bool]:
+        return self._inner.contains(keys)
+
+    def delete(self, keys: Sequence[PageKey]) -> None:
+        self._require_working()
+        self._inner.delete(keys)
+
+    def stored(self) -> Iterator[PageHeader]:
+        return self._inner.stored()
+
+    def flush(self) -> None:
+        self._require_working()
+
+    def check(self) -> None:
+        self._inner.check()
+
+    def close(self) -> None:
+        self._inner.close()
+
+    def _require_working(self) -> None:
+        if self.failing:
+            raise TierFailedError("the device does not answer")
+
+
+@pytest.fixture
+def held_tier() -> HeldTier:
+    """A tier that stands still until its `release` is set."""
+    return HeldTier()

@@ -1,0 +1,77 @@
+"""A process that is killed in the middle of writing loses nothing that was acknowledged."""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import kvstore
+from kvstore.page import PageLayout
+from kvstore.store import RowStore
+from kvstore.tiers.nvme import NvmeTier
+from kvstore.tiers.ram import RamTier
+
+LAYOUT = PageLayout(n_layers=2, n_kv_heads=2, head_dim=16, dtype=torch.float32, fingerprint="model A")
+
+# Row values name their session and position, so that a row found in the wrong place shows.
+WRITER = """
+import sys, itertools, torch
+from pathlib import Path
+from kvstore.page import PageLayout
+from kvstore.store import RowStore
+from kvstore.tiers.nvme import NvmeTier
+from kvstore.tiers.ram import RamTier
+
+layout = PageLayout(2, 2, 16, torch.float32, "model A")
+nvme = NvmeTier(Path(sys.argv[1]), segment_bytes=20 * layout.page_bytes)
+store = RowStore(layout, [RamTier(8 * layout.page_bytes), nvme])
+committed = dict(pair.split("=") for pair in sys.argv[2:])
+for session in ("0", "1"):
+    store.truncate(session, int(committed.get(session, 0)))
+for turn in itertools.count():
+    session = str(turn % 2)
+    length = store.length(session)
+    tokens = 7 + 31 * turn % 150
+    values = torch.arange(length, length + tokens) * 2.0 + int(session)
+    store.append(session, values.view(1, 1, 1, -1, 1).expand(layout.rows_shape(tokens)))
+    store.flush(session)
+    print(session, length + tokens, flush=True)
+"""
+
+
+def write_and_kill(directory: Path, committed: dict[str, int], acknowledgements: int) -> dict[str, int]:
+    """Let a child write until it acknowledged so many turns, kill it, and return the acknowledged lengths."""
+    arguments = [f"{session}={length}" for session, length in committed.items()]
+    child = subprocess.Popen(
+        [sys.executable, "-c", WRITER, str(directory), *arguments],
+        stdout=subprocess.PIPE, text=True, cwd=Path(kvstore.__file__).parents[1],
+    )  # fmt: skip
+    assert child.stdout is not None
+    known = dict(committed)
+    for _ in range(acknowledgements):
+        session, length = child.stdout.readline().split()
+        known[session] = int(length)
+    child.send_signal(signal.SIGKILL)
+    for line in child.stdout:
+        session, length = line.split()
+        known[session] = int(length)
+    child.stdout.close()
+    assert child.wait() == -signal.SIGKILL
+    return known
+
+
+@pytest.mark.parametrize("rounds", [(3, 8, 25)])
+def test_every_acknowledged_row_is_there_after_kill_9(tmp_path: Path, rounds: tuple[int, ...]) -> None:
+    committed: dict[str, int] = {}
+    for acknowledgements in rounds:
+        committed = write_and_kill(tmp_path / "rows", committed, acknowledgements)
+        store = RowStore(LAYOUT, [RamTier(8 * LAYOUT.page_bytes), NvmeTier(tmp_path / "rows")])
+        for session, length in committed.items():
+            store.truncate(session, length)
+            wanted = (torch.arange(length) * 2.0 + int(session)).view(1, 1, 1, -1, 1)
+            assert torch.equal(store.gather(session, torch.arange(length)), wanted.expand(LAYOUT.rows_shape(length)))
+        store.check()
+        store.close()

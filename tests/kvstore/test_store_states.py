@@ -1,0 +1,148 @@
+"""Random operations on a row store over small tiers, told next to a plain dict of tensors."""
+
+import shutil
+import tempfile
+from pathlib import Path
+
+import torch
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from torch import Tensor
+
+from kvstore.page import PageLayout, RecordKind
+from kvstore.store import RowStore
+from kvstore.tiers.nvme import NvmeTier
+from kvstore.tiers.ram import RamTier
+from kvstore.tiers.segment import SegmentFile, scan_segment
+
+LAYOUT = PageLayout(n_layers=2, n_kv_heads=2, head_dim=2, dtype=torch.float32, fingerprint="model A", page_tokens=4)
+RAM_PAGES = 3
+SEGMENT_PAGES = 5
+SESSIONS = st.sampled_from(["a", "b", "c"])
+
+
+def tear(directory: Path, share: float) -> None:
+    """Cut the newest segment somewhere behind its last sync marker, as a crash of the machine may."""
+    newest = SegmentFile(max(directory.glob("segment-*.kv")), 0)
+    synced = max((r.end for r in scan_segment(newest).records if r.header.kind is RecordKind.SYNC), default=0)
+    newest.cut(synced + int(share * (newest.end - synced)))
+    newest.close()
+
+
+class RowStoreMachine(RuleBasedStateMachine):
+    """`rows` is what every session must hold; `safe` the lengths that were flushed and so survive a crash."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.root = Path(tempfile.mkdtemp())
+        self.generation = 0
+        self.rows: dict[str, Tensor] = {}
+        self.safe: dict[str, int] = {}
+        self.random = torch.Generator().manual_seed(0)
+        self.store = self.open_store()
+
+    @property
+    def directory(self) -> Path:
+        return self.root / str(self.generation)
+
+    def open_store(self) -> RowStore:
+        nvme = NvmeTier(self.directory, segment_bytes=SEGMENT_PAGES * LAYOUT.page_bytes)
+        return RowStore(LAYOUT, [RamTier(RAM_PAGES * LAYOUT.page_bytes), nvme], read_batch_pages=2)
+
+    def held(self, session: str) -> Tensor:
+        return self.rows.get(session, torch.empty(LAYOUT.rows_shape(0)))
+
+    @rule(session=SESSIONS, tokens=st.integers(0, 11))
+    def append(self, session: str, tokens: int) -> None:
+        rows = torch.randn(LAYOUT.rows_shape(tokens), generator=self.random)
+        self.rows[session] = torch.cat([self.held(session), rows], 3)
+        assert self.store.append(session, rows) == self.rows[session].shape[3]
+
+    @rule(session=SESSIONS, share=st.floats(0, 1))
+    def truncate(self, session: str, share: float) -> None:
+        length = int(share * self.held(session).shape[3])
+        self.store.truncate(session, length)
+        if session in self.rows:
+            self.rows[session] = self.rows[session][:, :, :, :length]
+            self.safe[session] = min(length, self.safe.get(session, 0))
+
+    @rule(session=SESSIONS)
+    def flush(self, session: str) -> None:
+        self.store.flush(session)
+        if session in self.rows:
+            self.safe[session] = self.rows[session].shape[3]
+
+    @rule(session=SESSIONS)
+    def drop(self, session: str) -> None:
+        self.store.drop(session)
+        self.rows.pop(session, None)
+        self.safe.pop(session, None)
+
+    @rule(session=SESSIONS, seed=st.integers(0, 999), rows=st.integers(0, 9))
+    def gather(self, session: str, seed: int, rows: int) -> None:
+        held = self.held(session)
+        if held.shape[3]:
+            positions = torch.randint(held.shape[3], (rows,), generator=torch.Generator().manual_seed(seed))
+            assert torch.equal(self.store.gather(session, positions), held[:, :, :, positions])
+
+    @rule(session=SESSIONS, seed=st.integers(0, 999), sizes=st.tuples(st.integers(0, 6), st.integers(0, 6)))
+    def gather_selection(self, session: str, seed: int, sizes: tuple[int, int]) -> None:
+        held = self.held(session)
+        generator = torch.Generator().manual_seed(seed)
+        selection = [torch.randint(-1, held.shape[3], (2, size), generator=generator) for size in sizes]
+        gathered = self.store.gather_selection(session, selection)
+        padded = torch.cat([held, torch.zeros(LAYOUT.rows_shape(1))], 3)
+        for layer, positions in enumerate(selection):
+            for side in (0, 1):
+                wanted = [padded[layer, side, head][positions[head]] for head in range(2)]
+                assert torch.equal(gathered[layer][side], torch.stack(wanted))
+
+    @rule(session=SESSIONS)
+    def scan(self, session: str) -> None:
+        pieces = [keys for _, keys in self.store.scan_keys(session)]
+        if pieces:
+            assert torch.equal(torch.cat(pieces, 2), self.held(session)[:, 0])
+
+    @precondition(lambda self: self.rows)
+    @rule()
+    def close_and_open(self) -> None:
+        self.store.close()
+        self.store = self.open_store()
+        self.rows = {session: rows for session, rows in self.rows.items() if rows.shape[3]}
+        self.safe = {session: rows.shape[3] for session, rows in self.rows.items()}
+
+    @rule(torn=st.floats(0, 1))
+    def crash_and_open(self, torn: float) -> None:
+        self.store.check()
+        crashed = self.directory
+        self.generation += 1
+        shutil.copytree(crashed, self.directory)
+        self.store.close()
+        tear(self.directory, torn)
+        self.store = self.open_store()
+        self.rows = {name: self.rows[name][:, :, :, :length] for name, length in self.safe.items() if length}
+        self.safe = {name: rows.shape[3] for name, rows in self.rows.items()}
+        self.store.retain(self.rows)
+        for name, length in self.safe.items():
+            self.store.truncate(name, length)
+
+    @invariant()
+    def lengths_and_limits_hold(self) -> None:
+        assert {name: self.store.length(name) for name in "abc"} == {n: self.held(n).shape[3] for n in "abc"}
+        assert self.store.usage()["ram"] <= RAM_PAGES * LAYOUT.page_bytes
+
+    def teardown(self) -> None:
+        self.store.check()
+        assert set(self.store.sessions()) == set(self.rows)
+        for name, rows in self.rows.items():
+            assert torch.equal(self.store.gather(name, torch.arange(rows.shape[3])), rows)
+        self.store.retain([])
+        assert self.store.usage() == {"ram": 0, "nvme": 0}
+        assert len(list(self.directory.glob("segment-*.kv"))) == 1
+        self.store.close()
+        shutil.rmtree(self.root)
+
+
+RowStoreMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestRowStore = RowStoreMachine.TestCase
