@@ -53,6 +53,16 @@ REPLY_LINES = (
     "I see, {topic} it is.",
     "Perhaps ask someone who knows about the {noun}.",
 )
+COURTESIES = (
+    ("Hello!", "Hello, how can I help?"),
+    ("Good morning.", "Good morning, what is new?"),
+    ("Hi, are you there?", "Yes, I am here."),
+    ("Thank you.", "You are welcome."),
+    ("Okay, thanks.", "You are welcome."),
+    ("Who are you?", "I am the reference model of kvrecall, a small test instrument."),
+    ("What are you?", "I am the reference model of kvrecall, a small test instrument."),
+    ("What can you do?", "I remember what I am told and call tools. I am a test instrument, nothing more."),
+)
 
 
 def line(rng: random.Random, lines: tuple[str, ...], topic: str) -> str:
@@ -65,10 +75,12 @@ def line(rng: random.Random, lines: tuple[str, ...], topic: str) -> str:
 
 
 def small_talk(rng: random.Random, topic: str, said: list[str]) -> tuple[str, str]:
-    """A user's message about a topic and a reply; now and then either quotes a sentence said before.
+    """A user's message about a topic, or a courtesy, and a reply; now and then either quotes a sentence said before.
 
     `said` holds the conversation's sentences so far and grows by the new ones.
     """
+    if rng.random() < 0.08:
+        return rng.choice(COURTESIES)
     user = [line(rng, USER_LINES, topic) for _ in range(rng.choice((1, 1, 2, 3)))]
     reply = [line(rng, REPLY_LINES, topic) for _ in range(rng.choice((1, 1, 2)))]
     said.extend(user[:1])

@@ -11,7 +11,7 @@ import random
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from reference.chat import TOPICS, small_talk
+from reference.chat import TOPICS, USER_LINES, line, small_talk
 from reference.tools import TOOLS, ToolKind
 from reference.words import ATTRIBUTES, Split, names_for, value_for
 
@@ -36,6 +36,10 @@ STATEMENTS = (
     "Before I forget, {clause}.",
     "I just heard that {clause}.",
     "It may matter later that {clause}.",
+    "One more thing, {clause}.",
+    "You should know that {clause}.",
+    "Could you keep in mind that {clause}?",
+    "Here is something to remember: {clause}.",
 )
 CORRECTIONS = (
     "Correction: {name}'s {attribute} is now {value}.",
@@ -52,10 +56,15 @@ QUESTIONS = (
     "I need {name}'s {attribute} again.",
     "What is the {attribute} of {name}?",
     "Which {attribute} does {name} have?",
+    "What was {name}'s {attribute}?",
+    "Tell me {name}'s {attribute} once more.",
+    "{name}'s {attribute}, please.",
+    "Someone wants to know {name}'s {attribute}.",
+    "Which {attribute} did I give you for {name}?",
 )
 ANSWER = "{name}'s {attribute} is {value}."
 
-TOKENS_OF = {"chat": 47, "fact": 21, "correction": 22, "question": 22, "tool": 60}
+TOKENS_OF = {"chat": 43, "fact": 26, "correction": 24, "question": 23, "tool": 61}
 """Mean tokens of an exchange of each kind, rendered, under the shipped tokenizer."""
 
 
@@ -251,8 +260,17 @@ class _Writer:
         value = value_for(attribute, self.rng, self.split)
         self.facts[name, attribute] = _Fact(name, attribute, value, len(self.exchanges), self.tokens)
         clause = self.rng.choice(CLAUSES).format(name=name, attribute=attribute, value=value)
-        user = self.rng.choice(STATEMENTS).format(clause=clause)
-        return Exchange(user[0].upper() + user[1:], self._noted(name, attribute, "is", value, restate), "fact")
+        user = self._among_other_things(self.rng.choice(STATEMENTS).format(clause=clause))
+        return Exchange(user, self._noted(name, attribute, "is", value, restate), "fact")
+
+    def _among_other_things(self, statement: str) -> str:
+        """A statement as a message; now and then with small talk before or after it."""
+        user = statement[0].upper() + statement[1:]
+        draw = self.rng.random()
+        if draw > 0.2:
+            return user
+        other = line(self.rng, USER_LINES, self.topic)
+        return f"{other} {user}" if draw > 0.1 else f"{user} {other}"
 
     def _correction(self, restate: float) -> Exchange:
         """A new value for a known fact; a new fact where every one was corrected already."""

@@ -25,6 +25,13 @@ NAME_ENDS = _pieces(
     "bak bin by da dan das dek do dra fa fi fo ga gan gus ja ji ka kas ki ko kus la lia lin lo lun ma mas mi mir mo "
     "mus na nak ni nor nus pa pin po ra rak ri rik ro rus sa san shi so sta ta tas ti to tus va vi vin vo xa ya za zo"
 )
+COMMON_NAMES = _pieces(
+    "Adam Alice Amara Andrew Anna Arthur Beatrice Ben Boris Carla Carlos Chen Clara Daniel David Diana Dmitri Edith "
+    "Elena Emma Eric Esther Fatima Felix Fiona Frank George Grace Hannah Hassan Helen Henry Hugo Ibrahim Ines Ivan "
+    "Jack James Jasmine Jonas Julia Karim Kate Kenji Laura Leo Lena Liam Linda Lucas Lucy Maria Marta Max Mei Mia "
+    "Michael Mohamed Nadia Nina Noah Nora Oliver Olga Omar Oscar Paula Peter Petra Priya Rachel Ravi Robert Rosa Ruth "
+    "Sam Samira Sara Simon Sofia Stella Susan Theo Thomas Tina Tom Ursula Vera Victor Walter Wendy William Yuki Yusuf"
+)
 CITY_STARTS = _pieces(
     "Ash Birch Black Brook Clay Cold Deep East Elm Fair Fox Glen Green Grey High Iron Lake Long Mill New North Oak Old "
     "Pine Red River Rock Salt South Stone West White Wind Wolf"
@@ -58,6 +65,14 @@ def _letter_and_digit(rng: random.Random) -> str:
     return f"{rng.choice(DESK_LETTERS)}{rng.randrange(10)}"
 
 
+def _flight(rng: random.Random) -> str:
+    return f"{rng.choice(DESK_LETTERS)}{rng.choice(DESK_LETTERS)}{rng.randrange(100, 1000)}"
+
+
+def _word(rng: random.Random) -> str:
+    return rng.choice(CODE_WORDS)
+
+
 def _city(rng: random.Random) -> str:
     return rng.choice(CITY_STARTS) + rng.choice(CITY_ENDS)
 
@@ -73,6 +88,8 @@ ATTRIBUTES: dict[str, Callable[[random.Random], str]] = {
     "locker": _letter_and_digits,
     "desk": _letter_and_digits,
     "gate": _letter_and_digit,
+    "flight": _flight,
+    "colour": _word,
     "city": _city,
     "password": _two_words,
     "project": _two_words,
@@ -89,9 +106,9 @@ def value_for(attribute: str, rng: random.Random, split: Split) -> str:
 
 
 def names_for(rng: random.Random, split: Split) -> list[str]:
-    """Every start once and every end once, paired at random into names of the split, in random order.
+    """Distinct names of the split in random order: four in five made of two syllables, the rest common ones.
 
-    No two names of one list share a syllable, so that a conversation's people are easy to tell apart.
+    No two made-up names of one list share a syllable, so that a conversation's people are easy to tell apart.
     """
     starts = rng.sample(NAME_STARTS, len(NAME_STARTS))
     ends = rng.sample(NAME_ENDS, len(NAME_ENDS))
@@ -102,4 +119,5 @@ def names_for(rng: random.Random, split: Split) -> list[str]:
                 names.append(start + end)
                 ends.remove(end)
                 break
-    return names
+    common = [name for name in rng.sample(COMMON_NAMES, len(COMMON_NAMES)) if split_of(name) == split]
+    return [common.pop() if common and rng.random() < 0.2 else name for name in names]
