@@ -1,0 +1,44 @@
+# Two commands: `make demo` and `make test`. Both need Python 3.11 to 3.13 and nothing else.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+FILE   ?=
+
+.PHONY: demo test lint types unit proto clean
+
+demo: $(VENV)/.run
+	$(BIN)/kvrecall demo $(if $(FILE),--file "$(FILE)")
+
+test: $(VENV)/.test lint types unit
+
+lint: $(VENV)/.test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+
+types: $(VENV)/.test
+	$(BIN)/mypy
+
+unit: $(VENV)/.test
+	$(BIN)/pytest -n 2 --dist loadfile
+
+# The wire's Python stubs. A test makes them again and compares.
+proto: $(VENV)/.test
+	$(BIN)/python -m grpc_tools.protoc -Iproto --python_out=. --pyi_out=. proto/kvrecall/v1/worker.proto
+
+# torch first and by its version: a bare "torch" would bring gigabytes of CUDA packages to a machine without a GPU.
+$(VENV)/.torch: constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet -c constraints.txt torch
+	touch $@
+
+$(VENV)/.run: $(VENV)/.torch pyproject.toml
+	$(BIN)/pip install --quiet -c constraints.txt -e .
+	touch $@
+
+$(VENV)/.test: $(VENV)/.run pyproject.toml
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[test]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) build *.egg-info runs
