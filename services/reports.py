@@ -48,7 +48,10 @@ class Fidelity:
 
 @dataclass(frozen=True)
 class TurnOutcome:
-    """What a turn came to. It exists only once the turn is committed, and is stored with it."""
+    """What a turn came to. It exists only once the turn is committed, and is stored with it.
+
+    `repairs` are those since the turn before; `own_repair` is the last of them if the turn ran it itself.
+    """
 
     session: str
     turn: int
@@ -60,6 +63,7 @@ class TurnOutcome:
     repairs: tuple[RepairReport, ...]
     seconds: Mapping[str, float]
     fidelity: Fidelity | None = None
+    own_repair: RepairReport | None = None
 
 
 def repair_from_wire(report: wire.RepairReport) -> RepairReport:

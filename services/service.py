@@ -52,7 +52,7 @@ class SessionService:
     def __init__(self, worker: Worker, catalog: Catalog, settings: ServiceSettings) -> None:
         self._worker = worker
         self._catalog = catalog
-        self._settings = settings
+        self.settings = settings
         self._observers = Observers()
         self._sessions = LiveSessions(catalog, worker, settings)
         self._pauses = Pauses(catalog, worker, self._sessions, self._observers)
@@ -88,7 +88,7 @@ class SessionService:
         """Take nothing new, let running turns end (for a bounded time), then close worker and catalog."""
         self._taking = False
         if self._running:
-            await asyncio.wait(self._running, timeout=self._settings.drain_seconds)
+            await asyncio.wait(self._running, timeout=self.settings.drain_seconds)
         for task in self._running:
             task.cancel()
         if self._running:
@@ -122,11 +122,11 @@ class SessionService:
         """The request with everything chosen. Raises InvalidRequest."""
         if request.model is not None and request.model != self.info.model:
             raise UnknownModel("model", f"model {request.model!r} is not served here; {self.info.model!r} is")
-        method = request.method or self._settings.default_method
+        method = request.method or self.settings.default_method
         names = [known.name for known in self.info.methods]
         if method not in names:
             raise UnknownMethod("method", f"method {method!r} is none of {', '.join(names)}")
-        budget = self._settings.default_budget if request.budget is None else request.budget
+        budget = self.settings.default_budget if request.budget is None else request.budget
         seed = secrets.randbits(32) if request.seed is None else request.seed
         return SessionSettings(
             budget=budget,
@@ -148,7 +148,7 @@ class SessionService:
             raise BudgetOutOfRange("budget", f"a budget of {budget} rows is over what a slot holds, {most}", most)
         spare = budget - least
         if repair_rows is None:
-            return min(self._settings.default_repair_rows, spare)
+            return min(self.settings.default_repair_rows, spare)
         if repair_rows > spare:
             message = f"{repair_rows} rows kept for repair leave less than {least} of a budget of {budget}"
             raise BudgetOutOfRange("repair_rows", message, spare)
@@ -213,7 +213,7 @@ class SessionService:
     async def _event(self, live: LiveSession, event: CallEvent, key: IdempotencyKey | None) -> EventReceipt:
         session = await self._catalog.session(live.id)
         call = await self._catalog.call(live.id, event.call_id)
-        changed = apply_event(session, call, event, self._settings)
+        changed = apply_event(session, call, event, self.settings)
         acknowledged = receipt(session, changed, event, live.state)
         if changed is not call or key is not None:
             answer = None if key is None else Remembered(key, RECEIPT.dump_json(acknowledged).decode())
@@ -232,4 +232,4 @@ class SessionService:
 
     def _check_taking(self) -> None:
         if not self._taking:
-            raise ShuttingDown("the service is not taking requests now", self._settings.retry_after_seconds)
+            raise ShuttingDown("the service is not taking requests now", self.settings.retry_after_seconds)

@@ -248,9 +248,8 @@ def _wire_turn(work: _Work, epoch: int) -> wire.TurnRequest:
 
 
 def _outcome(work: _Work, done: wire.TurnDone, message: Message | None) -> TurnOutcome:
+    own_repair = repair_from_wire(done.repair) if done.HasField("repair") else None
     repairs = work.session.repairs
-    if done.HasField("repair"):
-        repairs = (*repairs, repair_from_wire(done.repair))
     return TurnOutcome(
         session=work.live.id,
         turn=work.plan.number,
@@ -259,7 +258,8 @@ def _outcome(work: _Work, done: wire.TurnDone, message: Message | None) -> TurnO
         prompt_tokens=done.prompt_tokens,
         output_tokens=done.output_tokens,
         memory=memory_from_wire(done.memory),
-        repairs=repairs,
+        repairs=repairs if own_repair is None else (*repairs, own_repair),
         seconds={"waiting": work.waited, **dict(done.seconds)},
         fidelity=fidelity_from_wire(done),
+        own_repair=own_repair,
     )

@@ -1,0 +1,117 @@
+"""The Prometheus page: a registry per application, fed by what the services tell and what the worker counts."""
+
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.registry import Collector
+
+from kvrecall.v1 import worker_pb2 as wire
+from services.admission import Admission
+from services.observing import Observation, RepairFailed, RepairFinished, SessionDeleted, TurnFailed, TurnFinished
+from services.reports import MemoryReport, RepairReport, TurnOutcome
+
+SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+
+
+class WorkerCounters(Collector):
+    """The worker's own counters, as they were at the last scrape."""
+
+    def __init__(self) -> None:
+        self.stats = wire.WorkerStats()
+
+    def collect(self) -> Iterator[Metric]:
+        """The families of the page."""
+        stats = self.stats
+        yield GaugeMetricFamily("kvrecall_slots_in_use", "Slots that hold a session.", stats.slots_in_use)
+        yield GaugeMetricFamily("kvrecall_worker_sessions", "Sessions open in the worker.", stats.sessions)
+        yield GaugeMetricFamily("kvrecall_worker_queued", "Requests that wait for a slot.", stats.queued)
+        sizes = GaugeMetricFamily("kvrecall_tier_bytes", "Bytes of stored rows.", labels=["tier"])
+        hits = CounterMetricFamily("kvrecall_tier_hits", "Pages found in a tier.", labels=["tier"])
+        misses = CounterMetricFamily("kvrecall_tier_misses", "Pages looked for in a tier in vain.", labels=["tier"])
+        for family, values in ((sizes, stats.tier_bytes), (hits, stats.tier_hits), (misses, stats.tier_misses)):
+            for tier, value in sorted(values.items()):
+                family.add_metric([tier], value)
+            yield family
+
+
+class Metrics:
+    """Everything on the metrics page."""
+
+    content_type = CONTENT_TYPE_LATEST
+
+    def __init__(self, admission: Admission) -> None:
+        self._registry = registry = CollectorRegistry()
+        self._worker = WorkerCounters()
+        registry.register(self._worker)
+        self._held: dict[str, MemoryReport] = {}
+        self._requests = Counter(
+            "kvrecall_http_requests", "Requests answered.", ["method", "status"], registry=registry
+        )
+        self._turns = Counter("kvrecall_turns", "Turns committed.", ["finish_reason"], registry=registry)
+        self._failures = Counter("kvrecall_turn_failures", "Turns not committed.", ["code"], registry=registry)
+        self._tokens = Counter("kvrecall_tokens", "Tokens of committed turns.", ["kind"], registry=registry)
+        self._phases = Histogram(
+            "kvrecall_turn_phase_seconds", "Time in a turn's phases.", ["phase"], buckets=SECONDS, registry=registry
+        )
+        self._repairs = Histogram(
+            "kvrecall_repair_seconds", "Time of a repair.", ["trigger"], buckets=SECONDS, registry=registry
+        )
+        self._repair_failures = Counter(
+            "kvrecall_repair_failures", "Repairs that could not be run.", ["code"], registry=registry
+        )
+        self._promoted = Counter("kvrecall_promoted_rows", "Tokens that repairs brought back.", registry=registry)
+        self._add_gauges(admission)
+
+    def _add_gauges(self, admission: Admission) -> None:
+        """Values that are asked for at each scrape."""
+        active = Gauge("kvrecall_active_rows", "Active rows of all sessions' largest layers.", registry=self._registry)
+        active.set_function(lambda: sum(held.active_rows for held in self._held.values()))
+        bytes_held = Gauge("kvrecall_active_bytes", "Bytes of active rows of all sessions.", registry=self._registry)
+        bytes_held.set_function(lambda: sum(held.active_bytes for held in self._held.values()))
+        evicted = Gauge("kvrecall_evicted_rows", "Tokens with an evicted row, all sessions.", registry=self._registry)
+        evicted.set_function(lambda: sum(held.evicted_rows for held in self._held.values()))
+        running = Gauge("kvrecall_turns_running", "Turns that hold a place.", registry=self._registry)
+        running.set_function(lambda: admission.running)
+        waiting = Gauge("kvrecall_turns_waiting", "Turns that wait for a place.", registry=self._registry)
+        waiting.set_function(lambda: admission.waiting)
+
+    def count_request(self, method: str, status: int) -> None:
+        """Note an answered request; methods that HTTP does not know are counted together."""
+        known = method if method in ("GET", "POST", "DELETE", "HEAD", "OPTIONS", "PUT", "PATCH") else "other"
+        self._requests.labels(known, str(status)).inc()
+
+    def observe(self, observation: Observation) -> None:
+        """Note what the services tell."""
+        match observation:
+            case TurnFinished(outcome):
+                self._count_turn(outcome)
+            case TurnFailed(_, code):
+                self._failures.labels(code).inc()
+            case RepairFinished(session, report, memory):
+                self._held[session] = memory
+                self._count_repair(report)
+            case RepairFailed(code=code):
+                self._repair_failures.labels(code).inc()
+            case SessionDeleted(session):
+                self._held.pop(session, None)
+
+    def _count_turn(self, outcome: TurnOutcome) -> None:
+        self._held[outcome.session] = outcome.memory
+        self._turns.labels(outcome.finish_reason).inc()
+        self._tokens.labels("prompt").inc(outcome.prompt_tokens)
+        self._tokens.labels("output").inc(outcome.output_tokens)
+        for phase, seconds in outcome.seconds.items():
+            self._phases.labels(phase).observe(seconds)
+        if outcome.own_repair is not None:
+            self._count_repair(outcome.own_repair)
+
+    def _count_repair(self, report: RepairReport) -> None:
+        self._repairs.labels(report.trigger).observe(report.seconds)
+        self._promoted.inc(report.promoted)
+
+    def render(self, stats: wire.WorkerStats) -> bytes:
+        """The page, with the worker's counters of now."""
+        self._worker.stats = stats
+        return generate_latest(self._registry)

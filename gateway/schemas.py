@@ -1,0 +1,211 @@
+"""What comes in over HTTP: the request bodies, their bounds and examples, and the domain values they stand for."""
+
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+from services.call_events import CallEvent, CallEventType
+from services.messages import Message, Sampling, ToolCall
+from services.service import NewSession
+from services.sessions import RepairTrigger
+from services.settings import ServiceSettings
+from services.turn_plan import TurnRequest
+
+Name = Annotated[str, StringConstraints(min_length=1, max_length=256)]
+JsonObject = dict[str, Any]
+MAX_SEED = 2**63 - 1
+
+
+class Body(BaseModel):
+    """A request body: unknown fields are refused, and nothing is converted silently."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class FunctionBody(Body):
+    """The function of a tool call."""
+
+    name: Name
+    arguments: str = Field(description="JSON text of an object.", examples=['{"city": "Bern"}'])
+
+
+class ToolCallBody(Body):
+    """A tool call of an assistant message, as in the OpenAI API."""
+
+    id: Name
+    type: Literal["function"] = "function"
+    function: FunctionBody
+
+    def value(self) -> ToolCall:
+        """The domain's value."""
+        return ToolCall(self.id, self.function.name, self.function.arguments)
+
+
+class MessageBody(Body):
+    """A message, as in the OpenAI API. `content` may be null when there are tool calls."""
+
+    role: Literal["system", "user", "assistant", "tool"]
+    content: str | None = None
+    tool_calls: list[ToolCallBody] | None = Field(default=None, max_length=128)
+    tool_call_id: Name | None = None
+    name: Name | None = None
+
+    def value(self) -> Message:
+        """The domain's value."""
+        calls = tuple(call.value() for call in self.tool_calls or ())
+        return Message(self.role, self.content or "", calls, self.tool_call_id or "", self.name or "")
+
+
+class ToolFunctionBody(Body):
+    """What a tool is called, what it does and what it takes."""
+
+    model_config = ConfigDict(extra="allow")
+
+    name: Name
+    description: str | None = None
+    parameters: JsonObject | None = None
+
+
+class ToolBody(Body):
+    """A tool that the model may call, as in the OpenAI API."""
+
+    model_config = ConfigDict(extra="allow")
+
+    type: Literal["function"] = "function"
+    function: ToolFunctionBody
+
+
+class CreateSessionBody(Body):
+    """What is fixed when a session is created; what is left out is chosen by the service."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"budget": 256, "repair_rows": 48, "method": "snapkv"}]})
+
+    model: Name | None = Field(default=None, description="Refused if the service does not serve this model.")
+    budget: int | None = Field(default=None, ge=1, lt=2**31, description="Active rows per KV head, mean over layers.")
+    repair_rows: int | None = Field(default=None, ge=0, lt=2**31, description="Rows of it kept free; 0: no repair.")
+    repair_on: list[Literal["tool_call", "tool_result", "turn"]] = Field(
+        default=["tool_call", "tool_result"], max_length=3, description="What a repair is conditioned on."
+    )
+    method: Name | None = Field(default=None, description="Eviction method: a name of GET /v1/methods.")
+    method_settings: JsonObject = Field(default={}, max_length=64)
+    seed: int | None = Field(default=None, ge=0, le=MAX_SEED)
+    tools: list[ToolBody] = Field(default=[], max_length=128)
+    metadata: dict[Name, Annotated[str, StringConstraints(max_length=1024)]] = Field(default={}, max_length=32)
+
+    def value(self) -> NewSession:
+        """The domain's value."""
+        return NewSession(
+            budget=self.budget,
+            repair_rows=self.repair_rows,
+            repair_on=frozenset(RepairTrigger(trigger) for trigger in self.repair_on),
+            method=self.method,
+            method_settings=json.dumps(self.method_settings, sort_keys=True),
+            seed=self.seed,
+            tools=tuple(json.dumps(tool.model_dump(exclude_unset=True) | {"type": "function"}) for tool in self.tools),
+            metadata=self.metadata,
+            model=self.model,
+        )
+
+
+class SamplingBody(Body):
+    """How the next token is chosen. Without a temperature the answer is greedy."""
+
+    max_tokens: int | None = Field(default=None, ge=1, lt=2**31)
+    temperature: float = Field(default=0.0, ge=0, le=2)
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    top_k: int = Field(default=0, ge=0, lt=2**31, description="0: off.")
+    seed: int | None = Field(default=None, ge=0, le=MAX_SEED)
+    stop: list[Annotated[str, StringConstraints(min_length=1, max_length=256)]] = Field(default=[], max_length=16)
+
+    def value(self, settings: ServiceSettings) -> Sampling:
+        """The domain's value."""
+        return Sampling(
+            max_tokens=settings.default_max_tokens if self.max_tokens is None else self.max_tokens,
+            temperature=self.temperature,
+            top_p=0.0 if self.top_p == 1 else self.top_p,
+            top_k=self.top_k,
+            stop=tuple(self.stop),
+        )
+
+
+class FidelityBody(Body):
+    """Measuring: keep this turn's distributions, or compare with a session that kept those of the same turn."""
+
+    keep: bool = False
+    against: Name | None = None
+
+
+class TurnBody(Body):
+    """What is new in the conversation, and what shall happen with it."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"messages": [{"role": "user", "content": "Hello."}]}]})
+
+    messages: list[MessageBody] = Field(default=[], description="New ones only; none when tool results wait.")
+    generate: bool = Field(default=True, description="False: only remember.")
+    stream: bool = Field(default=False, description="Answer as server-sent events: token, tool_call, done, error.")
+    queue: bool = Field(default=False, description="Wait (for a bounded time) while another turn of the session runs.")
+    sampling: SamplingBody = SamplingBody()
+    fidelity: FidelityBody = FidelityBody()
+
+    def value(self, settings: ServiceSettings) -> TurnRequest:
+        """The domain's value."""
+        return TurnRequest(
+            messages=tuple(message.value() for message in self.messages),
+            generate=self.generate,
+            sampling=self.sampling.value(settings),
+            seed=self.sampling.seed,
+            queue=self.queue,
+            keep_distribution=self.fidelity.keep,
+            compare_with=self.fidelity.against or "",
+        )
+
+
+class StartedBody(Body):
+    """The client has begun to run a tool call."""
+
+    type: Literal["tool_call.started"]
+    call_id: Name
+
+    def value(self) -> CallEvent:
+        """The domain's value."""
+        return CallEvent(CallEventType.STARTED, self.call_id)
+
+
+class DeltaBody(Body):
+    """A piece of a tool's output, before its result."""
+
+    type: Literal["tool_call.delta"]
+    call_id: Name
+    delta: str
+
+    def value(self) -> CallEvent:
+        """The domain's value."""
+        return CallEvent(CallEventType.DELTA, self.call_id, self.delta)
+
+
+class CompletedBody(Body):
+    """The result of a tool call."""
+
+    type: Literal["tool_call.completed"]
+    call_id: Name
+    result: str
+
+    def value(self) -> CallEvent:
+        """The domain's value."""
+        return CallEvent(CallEventType.COMPLETED, self.call_id, self.result)
+
+
+class FailedBody(Body):
+    """A tool call that failed; `result` is the error text, which the model will read."""
+
+    type: Literal["tool_call.failed"]
+    call_id: Name
+    result: str
+
+    def value(self) -> CallEvent:
+        """The domain's value."""
+        return CallEvent(CallEventType.FAILED, self.call_id, self.result)
+
+
+EventBody = Annotated[StartedBody | DeltaBody | CompletedBody | FailedBody, Field(discriminator="type")]

@@ -1,0 +1,139 @@
+"""REST: sessions, their turns, the events of their tool calls, their memory."""
+
+import hashlib
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Header, Query, Request, Response
+from pydantic import BaseModel
+
+from gateway.errors import problems
+from gateway.middleware import CLIENT_GONE
+from gateway.schemas import CreateSessionBody, EventBody, TurnBody
+from gateway.settings import GatewaySettings
+from gateway.streaming import ClientGone, EventStream, outcome_of, while_connected
+from gateway.views import (
+    EventView,
+    MemoryView,
+    MethodView,
+    SessionPageView,
+    SessionView,
+    TurnView,
+    WorkerView,
+    method_views,
+)
+from services.catalog import IdempotencyKey
+from services.service import SessionService
+from services.turns import TurnStream
+
+Key = Annotated[
+    str | None,
+    Header(alias="Idempotency-Key", min_length=1, max_length=255, description="Repeats of one write share a key."),
+]
+STREAM_CONTENT = {
+    "description": "The turn, or its events.",
+    "content": {"text/event-stream": {"schema": {"type": "string"}}},
+}
+
+
+def key_of(request: Request, key: str | None, body: BaseModel | None = None) -> IdempotencyKey | None:
+    """The client's key for this call, with a fingerprint of the body it was sent with."""
+    if key is None:
+        return None
+    text = "" if body is None else body.model_dump_json()
+    return IdempotencyKey(f"{request.method} {request.url.path}", key, hashlib.sha256(text.encode()).hexdigest())
+
+
+def sessions_router(service: SessionService, settings: GatewaySettings) -> APIRouter:
+    """The routes under /v1."""
+    router = APIRouter(prefix="/v1", responses=problems(400, 413, 422, 500, 503))
+    _add_sessions(router, service)
+    _add_turns(router, service, settings)
+    _add_events(router, service)
+    _add_worker(router, service)
+    return router
+
+
+def _add_sessions(router: APIRouter, service: SessionService) -> None:
+    @router.post("/sessions", status_code=201, responses=problems(409, 429), tags=["sessions"])
+    async def create_session(request: Request, body: CreateSessionBody, key: Key = None) -> SessionView:
+        """Open a session; the server chooses its id."""
+        session = await service.create(body.value(), key_of(request, key, body))
+        return SessionView.of(session, session.resting_state, service.info.model)
+
+    @router.get("/sessions", tags=["sessions"])
+    async def list_sessions(
+        limit: Annotated[int, Query(ge=1, le=200)] = 50,
+        cursor: Annotated[str | None, Query(max_length=512)] = None,
+    ) -> SessionPageView:
+        """List sessions, newest first."""
+        page, states = await service.page(limit, cursor)
+        pairs = zip(page.sessions, states, strict=True)
+        views = [SessionView.of(session, state, service.info.model) for session, state in pairs]
+        return SessionPageView(sessions=views, next_cursor=page.next_cursor)
+
+    @router.get("/sessions/{session}", responses=problems(404), tags=["sessions"])
+    async def get_session(session: str) -> SessionView:
+        """A session: its settings, and where it stands."""
+        found, state = await service.get(session)
+        return SessionView.of(found, state, service.info.model)
+
+    @router.delete("/sessions/{session}", status_code=204, responses=problems(404, 409, 429), tags=["sessions"])
+    async def delete_session(request: Request, session: str, key: Key = None) -> Response:
+        """Forget a session and everything said in it."""
+        await service.delete(session, key_of(request, key))
+        return Response(status_code=204)
+
+    @router.get("/sessions/{session}/memory", responses=problems(404), tags=["sessions"])
+    async def session_memory(session: str) -> MemoryView:
+        """What a session holds: rows per layer, bytes per tier."""
+        return MemoryView.of(session, await service.memory(session))
+
+
+def _add_turns(router: APIRouter, service: SessionService, settings: GatewaySettings) -> None:
+    @router.post(
+        "/sessions/{session}/turns",
+        response_model=TurnView,
+        responses={200: STREAM_CONTENT, **problems(404, 409, 429)},
+        tags=["turns"],
+    )
+    async def send_turn(request: Request, session: str, body: TurnBody, key: Key = None) -> Any:
+        """Say what is new, and have it answered or only remembered."""
+        stream = service.turn(session, body.value(service.settings), key_of(request, key, body))
+        try:
+            if body.stream:
+                return await _started(request, stream, settings)
+            return TurnView.of(await while_connected(request, outcome_of(stream)))
+        except ClientGone:
+            return Response(status_code=CLIENT_GONE)
+        finally:
+            if not body.stream:
+                await stream.aclose()
+
+
+async def _started(request: Request, stream: TurnStream, settings: GatewaySettings) -> EventStream:
+    """Wait until the turn is accepted, so that a refusal is an answer with its own status and no stream."""
+    try:
+        await while_connected(request, stream.__anext__())
+    except BaseException:
+        await stream.aclose()
+        raise
+    return EventStream(stream, settings.heartbeat_seconds)
+
+
+def _add_events(router: APIRouter, service: SessionService) -> None:
+    @router.post("/sessions/{session}/events", responses=problems(404, 409, 429), tags=["events"])
+    async def send_event(request: Request, session: str, body: EventBody, key: Key = None) -> EventView:
+        """Report on a tool call: started, a piece of its output, its result, its failure."""
+        return EventView.of(await service.event(session, body.value(), key_of(request, key, body)))
+
+
+def _add_worker(router: APIRouter, service: SessionService) -> None:
+    @router.get("/methods", tags=["worker"])
+    async def list_methods() -> list[MethodView]:
+        """The eviction methods a session may be created with."""
+        return method_views(service.info)
+
+    @router.get("/worker", tags=["worker"])
+    async def get_worker() -> WorkerView:
+        """The model that is served, and the limits that follow from it."""
+        return WorkerView.of(service.info)

@@ -1,0 +1,288 @@
+"""What goes out over HTTP: plain JSON views of the domain's values."""
+
+import json
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from kvrecall.v1 import worker_pb2 as wire
+from services.call_events import EventReceipt
+from services.messages import Message, ToolCall
+from services.reports import Fidelity, MemoryReport, RepairReport, TurnOutcome
+from services.sessions import PendingCall, Session, SessionState
+
+
+class View(BaseModel):
+    """A response body."""
+
+    model_config = ConfigDict(frozen=True)
+
+
+class FunctionView(View):
+    """The function of a tool call."""
+
+    name: str
+    arguments: str
+
+
+class ToolCallView(View):
+    """A tool call, as in the OpenAI API."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: FunctionView
+
+    @classmethod
+    def of(cls, call: ToolCall) -> "ToolCallView":
+        """The view of a tool call."""
+        return cls(id=call.id, function=FunctionView(name=call.name, arguments=call.arguments))
+
+
+class AssistantMessageView(View):
+    """The assistant's message, as in the OpenAI API."""
+
+    role: Literal["assistant"] = "assistant"
+    content: str | None
+    tool_calls: list[ToolCallView] | None = None
+
+    @classmethod
+    def of(cls, message: Message) -> "AssistantMessageView":
+        """The view of a message."""
+        calls = [ToolCallView.of(call) for call in message.tool_calls]
+        return cls(content=message.content or (None if calls else ""), tool_calls=calls or None)
+
+
+class PendingCallView(View):
+    """A tool call whose result is not yet said in the conversation."""
+
+    id: str
+    name: str
+    arguments: str
+    status: str
+
+    @classmethod
+    def of(cls, call: PendingCall) -> "PendingCallView":
+        """The view of a pending call."""
+        return cls(id=call.call.id, name=call.call.name, arguments=call.call.arguments, status=call.status.value)
+
+
+class SessionView(View):
+    """A session: its settings, and where it stands."""
+
+    id: str
+    state: str
+    model: str
+    budget: int
+    repair_rows: int
+    repair_on: list[str]
+    method: str
+    method_settings: dict[str, Any]
+    seed: int
+    tools: list[dict[str, Any]]
+    metadata: dict[str, str]
+    turns: int
+    length: int
+    pending_calls: list[PendingCallView]
+    created_at: datetime
+    updated_at: datetime
+
+    @classmethod
+    def of(cls, session: Session, state: SessionState, model: str) -> "SessionView":
+        """The view of a session."""
+        settings = session.settings
+        return cls(
+            id=session.id,
+            state=state.value,
+            model=model,
+            budget=settings.budget,
+            repair_rows=settings.repair_rows,
+            repair_on=sorted(trigger.value for trigger in settings.repair_on),
+            method=settings.method,
+            method_settings=json.loads(settings.method_settings),
+            seed=settings.seed,
+            tools=[json.loads(tool) for tool in settings.tools],
+            metadata=dict(settings.metadata),
+            turns=session.turns,
+            length=session.memory.length,
+            pending_calls=[PendingCallView.of(call) for call in session.calls],
+            created_at=datetime.fromtimestamp(session.created_at, UTC),
+            updated_at=datetime.fromtimestamp(session.updated_at, UTC),
+        )
+
+
+class SessionPageView(View):
+    """Some sessions, newest first; `next_cursor` asks for the rest."""
+
+    sessions: list[SessionView]
+    next_cursor: str | None
+
+
+class RepairView(View):
+    """One repair. Times in seconds, rows as tokens."""
+
+    trigger: str
+    signal_tokens: int
+    scored_rows: int
+    promoted: int
+    seconds: float
+
+    @classmethod
+    def of(cls, report: RepairReport) -> "RepairView":
+        """The view of a repair."""
+        return cls(**vars(report))
+
+
+class TurnMemoryView(View):
+    """What the session holds after a turn; active, peak and bound rows are those of the largest layer."""
+
+    length: int
+    budget: int
+    active_rows: int
+    peak_rows: int
+    bound_rows: int
+    active_bytes: int
+    evicted_rows: int
+    promoted_rows: int
+    tier_bytes: dict[str, int]
+    repairs: list[RepairView]
+
+    @classmethod
+    def of(cls, memory: MemoryReport, repairs: tuple[RepairReport, ...]) -> "TurnMemoryView":
+        """The view of a report, with the repairs since the turn before."""
+        return cls(**_counts(memory), repairs=[RepairView.of(repair) for repair in repairs])
+
+
+class MemoryView(View):
+    """What a session holds now."""
+
+    session: str
+    length: int
+    budget: int
+    active_rows: int
+    peak_rows: int
+    bound_rows: int
+    active_bytes: int
+    evicted_rows: int
+    promoted_rows: int
+    tier_bytes: dict[str, int]
+    layer_active_rows: list[int]
+    layer_peak_rows: list[int]
+    layer_bound_rows: list[int]
+    in_slot: bool
+
+    @classmethod
+    def of(cls, session: str, memory: MemoryReport) -> "MemoryView":
+        """The view of a report."""
+        return cls(
+            **_counts(memory),
+            session=session,
+            layer_active_rows=list(memory.layer_active_rows),
+            layer_peak_rows=list(memory.layer_peak_rows),
+            layer_bound_rows=list(memory.layer_bound_rows),
+            in_slot=memory.in_slot,
+        )
+
+
+def _counts(memory: MemoryReport) -> dict[str, Any]:
+    return {name: getattr(memory, name) for name in TurnMemoryView.model_fields if name != "repairs"}
+
+
+class UsageView(View):
+    """Tokens of a turn."""
+
+    prompt_tokens: int
+    output_tokens: int
+
+
+class FidelityView(View):
+    """Divergence from the session that was compared with: mean KL in nats, share of equal top tokens."""
+
+    tokens: int
+    kl_mean: float
+    top1_agreement: float
+
+    @classmethod
+    def of(cls, fidelity: Fidelity) -> "FidelityView":
+        """The view of a comparison."""
+        return cls(**vars(fidelity))
+
+
+class TurnView(View):
+    """A committed turn. `durable` is always true: there is no answer before the commit."""
+
+    session: str
+    turn: int
+    message: AssistantMessageView | None
+    finish_reason: str
+    usage: UsageView
+    memory: TurnMemoryView
+    seconds: dict[str, float]
+    fidelity: FidelityView | None = None
+    durable: Literal[True] = True
+
+    @classmethod
+    def of(cls, outcome: TurnOutcome) -> "TurnView":
+        """The view of a turn."""
+        return cls(
+            session=outcome.session,
+            turn=outcome.turn,
+            message=None if outcome.message is None else AssistantMessageView.of(outcome.message),
+            finish_reason=outcome.finish_reason,
+            usage=UsageView(prompt_tokens=outcome.prompt_tokens, output_tokens=outcome.output_tokens),
+            memory=TurnMemoryView.of(outcome.memory, outcome.repairs),
+            seconds=dict(outcome.seconds),
+            fidelity=None if outcome.fidelity is None else FidelityView.of(outcome.fidelity),
+        )
+
+
+class EventView(View):
+    """The durable acknowledgement of an event; `outstanding` calls still wait for a result."""
+
+    session: str
+    call_id: str
+    type: str
+    status: str
+    state: str
+    outstanding: list[str]
+
+    @classmethod
+    def of(cls, receipt: EventReceipt) -> "EventView":
+        """The view of a receipt."""
+        return cls(**vars(receipt) | {"outstanding": list(receipt.outstanding)})
+
+
+class MethodView(View):
+    """An eviction method and the JSON schema of its settings."""
+
+    name: str
+    summary: str
+    settings_schema: dict[str, Any]
+
+
+class WorkerView(View):
+    """The model that is served, and the limits that follow from it."""
+
+    model: str
+    fingerprint: str
+    layers: int
+    kv_heads: int
+    head_dim: int
+    slots: int
+    min_budget: int
+    max_budget: int
+    block_tokens: int
+    max_context: int
+
+    @classmethod
+    def of(cls, info: wire.WorkerInfo) -> "WorkerView":
+        """The view of a worker."""
+        return cls(**{name: getattr(info, name) for name in cls.model_fields})
+
+
+def method_views(info: wire.WorkerInfo) -> list[MethodView]:
+    """The views of a worker's methods."""
+    return [
+        MethodView(name=known.name, summary=known.summary, settings_schema=json.loads(known.settings_schema or "{}"))
+        for known in info.methods
+    ]

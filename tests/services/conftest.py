@@ -1,0 +1,273 @@
+"""A worker that does as it is told: for timing, failures and cancellations that no real worker makes on command."""
+
+import asyncio
+import hashlib
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+from kvrecall.v1 import worker_pb2 as wire
+from services.errors import WorkerRefused
+from services.messages import Message, Sampling
+from services.service import NewSession, SessionService
+from services.settings import ServiceSettings
+from services.sqlite_catalog import SqliteCatalog
+from services.turn_plan import TurnRequest
+
+
+class ScriptedWorker:
+    """Answers each turn with the next of `script` (texts, or tool calls), one word per token.
+
+    Its rows are words. A session's selection is a hash over everything that ever changed it, so that two sessions
+    with equal selections went through the same turns and repairs in the same order, and a rollback that was
+    forgotten shows. `gates` hold calls back: a turn waits for `gates["token"]` before each word, a repair for
+    `gates["repair"]`. `faults` are raised by the call of that name, once each.
+    """
+
+    def __init__(self) -> None:
+        self.script: list[str | list[wire.ToolCall]] = []
+        self.gates: dict[str, asyncio.Event] = {}
+        self.reached: dict[str, asyncio.Event] = {"token": asyncio.Event(), "repair": asyncio.Event()}
+        self.faults: dict[str, Exception] = {}
+        self.sessions: dict[str, wire.SessionState] = {}
+        self.specs: dict[str, wire.SessionSpec] = {}
+        self.said: list[str] = []
+        self.open_turns = 0
+        self.closed = False
+        self.retained: list[str] | None = None
+
+    async def describe(self) -> wire.WorkerInfo:
+        return wire.WorkerInfo(
+            model="scripted",
+            fingerprint="f00d",
+            layers=2,
+            kv_heads=1,
+            head_dim=4,
+            slots=4,
+            max_budget=1024,
+            min_budget=16,
+            block_tokens=32,
+            max_context=4096,
+            methods=[
+                wire.MethodInfo(name="snapkv", summary="the last window's attention", settings_schema="{}"),
+                wire.MethodInfo(name="full", summary="keeps everything", settings_schema="{}"),
+            ],
+        )
+
+    async def retain(self, sessions: list[str]) -> None:
+        self.retained = sessions
+
+    async def open(self, request: wire.OpenRequest) -> wire.MemoryReport:
+        self._fault("open")
+        session = request.spec.session
+        self.said.append(f"open {request.state.length}")
+        if '"bad"' in request.spec.method_settings:
+            raise WorkerRefused("bad_settings", "method_settings.bad is not a setting of this method")
+        self.specs[session] = request.spec
+        self.sessions[session] = wire.SessionState.FromString(request.state.SerializeToString())
+        return self._memory(session)
+
+    async def turn(self, request: wire.TurnRequest) -> AsyncGenerator[wire.TurnEvent, None]:
+        self._fault("turn")
+        state = self._state(request.session)
+        self.open_turns += 1
+        try:
+            prompt = [word for message in request.messages for word in _words(message)]
+            self._change(state, "turn" if not request.repair else "repaired turn", prompt)
+            answer = self.script.pop(0) if request.generate and self.script else "ok"
+            message = self._message(request.generate, answer)
+            spoken = message.content.split()[: request.sampling.max_tokens] if message else []
+            for word in spoken:
+                await self._gate("token")
+                self._fault("token")
+                self._change(state, "token", [word])
+                yield wire.TurnEvent(token=wire.TokenChunk(ids=[_token(word)], text=word + " "))
+            for call in message.tool_calls if message else []:
+                yield wire.TurnEvent(tool_call=call)
+            self._fault("done")
+            yield wire.TurnEvent(done=self._done(request, state, prompt, message, spoken))
+        finally:
+            self.open_turns -= 1
+
+    async def repair(self, request: wire.RepairRequest) -> wire.RepairResult:
+        self._fault("repair")
+        state = self._state(request.session)
+        signal = request.text.split() + [word for message in request.messages for word in _words(message)]
+        self.said.append(f"{request.trigger}: {' '.join(signal)}")
+        self._change(state, request.trigger, [])
+        await self._gate("repair")
+        state.promoted_rows += 2
+        state.selection = hashlib.sha256(state.selection + " ".join(signal).encode()).digest()
+        report = wire.RepairReport(
+            trigger=request.trigger, signal_tokens=len(signal), scored_rows=state.length, promoted=[1, 2], seconds=0.5
+        )
+        return wire.RepairResult(report=report, memory=self._memory(request.session), state=state)
+
+    async def memory(self, session: str) -> wire.MemoryReport:
+        self._state(session)
+        return self._memory(session)
+
+    async def drop(self, session: str) -> None:
+        self.sessions.pop(session, None)
+
+    async def stats(self) -> wire.WorkerStats:
+        self._fault("stats")
+        return wire.WorkerStats(
+            slots_in_use=len(self.sessions),
+            sessions=len(self.sessions),
+            tier_bytes={"ram": 640, "nvme": 1280},
+            tier_hits={"ram": 3},
+            tier_misses={"ram": 1},
+        )
+
+    async def close(self) -> None:
+        self.closed = True
+
+    def _state(self, session: str) -> wire.SessionState:
+        if session not in self.sessions:
+            raise WorkerRefused("unknown_session", f"{session} is not open")
+        return self.sessions[session]
+
+    def _change(self, state: wire.SessionState, why: str, words: list[str]) -> None:
+        state.length += len(words)
+        state.selection = hashlib.sha256(state.selection + f"{why} {' '.join(words)}".encode()).digest()
+
+    async def _gate(self, name: str) -> None:
+        self.reached[name].set()
+        if name in self.gates:
+            await self.gates[name].wait()
+
+    def _fault(self, name: str) -> None:
+        if name in self.faults:
+            raise self.faults.pop(name)
+
+    def _message(self, generate: bool, answer: str | list[wire.ToolCall]) -> wire.Message | None:
+        if not generate:
+            return None
+        if isinstance(answer, str):
+            return wire.Message(role="assistant", content=answer)
+        return wire.Message(role="assistant", tool_calls=answer)
+
+    def _done(
+        self,
+        request: wire.TurnRequest,
+        state: wire.SessionState,
+        prompt: list[str],
+        message: wire.Message | None,
+        spoken: list[str],
+    ) -> wire.TurnDone:
+        reason = "remembered" if message is None else "tool_calls" if message.tool_calls else "stop"
+        done = wire.TurnDone(
+            finish_reason=reason,
+            message=message,
+            token_ids=[_token(word) for word in prompt + spoken],
+            prompt_tokens=len(prompt),
+            output_tokens=len(spoken),
+            memory=self._memory(request.session),
+            seconds={"prefill": 0.25, "decode": 0.75},
+            state=state,
+        )
+        if request.repair:
+            report = wire.RepairReport(trigger="turn", signal_tokens=len(prompt), promoted=[3], seconds=0.1)
+            done.repair.CopyFrom(report)
+        if request.compare_with:
+            done.fidelity.CopyFrom(wire.Fidelity(tokens=5, kl_mean=0.5, top1_agreement=0.8))
+        return done
+
+    def _memory(self, session: str) -> wire.MemoryReport:
+        state, budget = self.sessions[session], self.specs[session].budget
+        active = min(state.length, budget)
+        return wire.MemoryReport(
+            length=state.length,
+            budget=budget,
+            active_rows=[active, active - 1 if active else 0],
+            peak_rows=[active + 2, active],
+            bound_rows=[budget + 32, budget + 32],
+            active_bytes=active * 64,
+            evicted_rows=state.length - active,
+            promoted_rows=state.promoted_rows,
+            tier_bytes={"ram": state.length * 64},
+            in_slot=True,
+        )
+
+
+def _words(message: wire.Message) -> list[str]:
+    calls = [f"{call.name} {call.arguments}" for call in message.tool_calls]
+    return [message.role, *" ".join([message.content, *calls]).split()]
+
+
+def _token(word: str) -> int:
+    return int.from_bytes(hashlib.sha256(word.encode()).digest()[:2], "big")
+
+
+class Harness:
+    """A service over a scripted worker and a real catalog in a file, and how to restart it."""
+
+    def __init__(self, path: Path, settings: ServiceSettings) -> None:
+        self.path = path
+        self.settings = settings
+        self.worker = ScriptedWorker()
+        self.service: SessionService
+        self.catalog: SqliteCatalog
+
+    async def start(self) -> None:
+        """Open the catalog and start a service over it."""
+        self.catalog = await SqliteCatalog.open(self.path, self.settings.idempotency_records)
+        self.service = SessionService(self.worker, self.catalog, self.settings)
+        await self.service.start()
+
+    async def crash(self) -> None:
+        """Lose the process: the worker's memory, running repairs, everything but the file."""
+        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+            if task.get_name().startswith("repairs of"):
+                task.cancel()
+                await asyncio.wait({task})
+        await self.catalog.close()
+        self.worker = ScriptedWorker()
+        await self.start()
+
+    async def session(self, **settings: object) -> str:
+        """A new session of budget 64."""
+        return (await self.service.create(NewSession(**{"budget": 64, "repair_rows": 8, "seed": 1} | settings))).id
+
+    async def say(self, session: str, *messages: Message, **options: object):
+        """Run a turn to its end: what it came to."""
+        stream = self.service.turn(session, TurnRequest(messages, **{"sampling": Sampling(50)} | options))
+        return [progress async for progress in stream][-1].outcome
+
+    async def selection(self, session: str) -> bytes:
+        """The committed selection."""
+        return wire.SessionState.FromString(await self.catalog.worker_state(session)).selection
+
+    async def settled(self, session: str) -> None:
+        """Wait until no background repair of the session runs."""
+        tasks = [task for task in asyncio.all_tasks() if task.get_name() == f"repairs of {session}"]
+        if tasks:
+            await asyncio.wait(tasks)
+
+
+@pytest.fixture
+def settings() -> ServiceSettings:
+    return ServiceSettings(queue_seconds=5, drain_seconds=5)
+
+
+@pytest.fixture
+async def harness(tmp_path: Path, settings: ServiceSettings) -> AsyncIterator[Harness]:
+    harness = Harness(tmp_path / "catalog.db", settings)
+    await harness.start()
+    yield harness
+    for gate in harness.worker.gates.values():
+        gate.set()
+    await harness.service.stop()
+
+
+@pytest.fixture
+def call() -> Callable[[str, str], wire.ToolCall]:
+    """A tool call with an id and the city it asks about."""
+    return lambda id, city: wire.ToolCall(id=id, name="weather", arguments=f'{{"city": "{city}"}}')
+
+
+@pytest.fixture
+def user() -> Callable[[str], Message]:
+    return lambda text: Message("user", text)
