@@ -31,7 +31,7 @@ class _Session:
     sequences: list[int] = field(default_factory=list)
     """For each page handed over the sequence number of its newest version: the only one that may be read."""
     tail: Tensor | None = None
-    """The page of token `length`, full size; None when there is none or it must be read first."""
+    """The page that token `length` will go to, full size; None when it must be made or read first."""
     unflushed: bool = False
     """Whether the unfinished page differs from the version that was handed over."""
     dropped: bool = False
@@ -113,7 +113,7 @@ class RowStore:
             pages = -(-length // page_tokens)
             self._writer.discard([state.expected(index).key for index in range(pages, len(state.sequences))])
             del state.sequences[pages:]
-            if length // page_tokens != state.length // page_tokens or length % page_tokens == 0:
+            if length // page_tokens != state.length // page_tokens:
                 state.tail = None
             state.length = length
             # The version that was handed over has more rows: a restart must not find them again.

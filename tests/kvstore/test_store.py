@@ -4,11 +4,15 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from threading import Thread
+from time import sleep
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from kvstore.codec import encode_page
 from kvstore.errors import (
     CorruptPageError,
     ForeignPageError,
@@ -93,7 +97,7 @@ def test_the_store_keeps_copies(open_store: OpenStore, make_rows: MakeRows) -> N
     assert torch.equal(everything(store, "a"), rows)
 
 
-def test_rows_are_readable_while_their_pages_are_on_the_way(layout: PageLayout, make_rows: MakeRows, held_tier,
+def test_rows_are_readable_while_their_pages_are_on_the_way(layout: PageLayout, make_rows: MakeRows, held_tier: Any,
                                                             ) -> None:  # fmt: skip
     store, rows = RowStore(layout, [RamTier(1 << 20), held_tier]), make_rows(45)
     store.append("a", rows)
@@ -230,7 +234,7 @@ def test_a_full_lower_tier_is_reported_by_flush_and_loses_nothing(layout: PageLa
     store.close()
 
 
-def test_a_tier_that_recovers_gets_every_row(layout: PageLayout, make_rows: MakeRows, held_tier) -> None:
+def test_a_tier_that_recovers_gets_every_row(layout: PageLayout, make_rows: MakeRows, held_tier: Any) -> None:
     store, rows = RowStore(layout, [RamTier(1 << 20), held_tier]), make_rows(30)
     held_tier.failing = True
     held_tier.release.set()
@@ -246,7 +250,7 @@ def test_a_tier_that_recovers_gets_every_row(layout: PageLayout, make_rows: Make
 
 
 def test_a_delete_that_failed_never_takes_the_page_that_came_after_it(layout: PageLayout, make_rows: MakeRows,
-                                                                      held_tier) -> None:  # fmt: skip
+                                                                      held_tier: Any) -> None:  # fmt: skip
     store, rows = RowStore(layout, [held_tier]), make_rows(16)
     held_tier.release.set()
     store.append("a", rows)
@@ -256,10 +260,85 @@ def test_a_delete_that_failed_never_takes_the_page_that_came_after_it(layout: Pa
         store.drop("a")
     held_tier.failing = False
     store.append("a", rows[:, :, :, :8])
+    while store.counters()["held"].written_bytes < 3 * layout.page_bytes:
+        sleep(0.001)
     store.flush("a")
     assert torch.equal(everything(store, "a"), rows[:, :, :, :8])
     store.check()
     store.close()
+
+
+def test_an_older_version_left_in_a_failing_upper_tier_is_never_read(
+    layout: PageLayout, make_rows: MakeRows, held_tier: Any
+) -> None:
+    store, rows = RowStore(layout, [held_tier, RamTier(1 << 20)]), make_rows(8)
+    held_tier.release.set()
+    store.append("a", rows[:, :, :, :5])
+    store.flush("a")
+    held_tier.failing = True
+    store.truncate("a", 2)
+    store.append("a", rows[:, :, :, 2:])
+    store.flush("a")
+    assert [header.valid_tokens for header in held_tier.stored()] == [5]
+    assert torch.equal(everything(store, "a"), rows)
+    held_tier.failing = False
+    store.close()
+
+
+def test_pages_behind_a_gap_are_dropped_at_start(layout: PageLayout, make_rows: MakeRows) -> None:
+    tier, rows = RamTier(1 << 20), make_rows(40)
+    tier.put([(key := PageKey("a", i), encode_page(layout, key, i + 1, rows[:, :, :, 8 * i : 8 * i + 8]))
+              for i in (0, 1, 3, 4)])  # fmt: skip
+    tier.put([(PageKey("b", 2), encode_page(layout, PageKey("b", 2), 9, rows[:, :, :, :8]))])
+    store = RowStore(layout, [tier])
+    assert store.sessions() == ["a"]
+    assert torch.equal(everything(store, "a"), rows[:, :, :, :16])
+    store.check()
+    assert store.usage() == {"ram": 2 * layout.page_bytes}
+    store.close()
+
+
+def test_threads_read_flush_and_drop_while_rows_are_appended(open_store: OpenStore, layout: PageLayout) -> None:
+    store, failures, done = open_store(ram_pages=3, segment_bytes=20_000), [], []
+
+    def numbered(first: int, tokens: int) -> Tensor:
+        return torch.arange(first, first + tokens).float().view(1, 1, 1, -1, 1).expand(layout.rows_shape(tokens))
+
+    def guarded(work: Callable[[], None]) -> Callable[[], None]:
+        def run() -> None:
+            try:
+                while not done:
+                    work()
+            except BaseException as error:
+                failures.append(error)
+
+        return run
+
+    def read() -> None:
+        positions = torch.randint(store.length("a"), (20,))
+        assert torch.equal(store.gather("a", positions)[2, 1, 1, :, 3], positions.float())
+
+    def scan() -> None:
+        assert all(keys[0, 0, 0, 0] == first for first, keys in store.scan_keys("a"))
+
+    def come_and_go() -> None:
+        store.append("b", numbered(0, 21))
+        store.flush("b")
+        store.drop("b")
+
+    store.append("a", numbered(0, 1))
+    threads = [Thread(target=guarded(work)) for work in (read, read, scan, come_and_go, lambda: store.flush("a"))]
+    for thread in threads:
+        thread.start()
+    for first in range(1, 800):
+        store.append("a", numbered(first, 1))
+    done.append(True)
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    store.drop("b")
+    assert torch.equal(everything(store, "a"), numbered(0, 800))
+    store.check()
 
 
 def test_ram_alone_never_drops_a_row(layout: PageLayout, make_rows: MakeRows) -> None:

@@ -1,6 +1,7 @@
 """The NVMe tier survives restarts and torn writes, refuses what rotted, and gives back its disk."""
 
-from collections.abc import Callable
+import resource
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -87,6 +88,8 @@ def test_a_tombstone_outlives_every_older_copy_of_its_page(open_tier: Callable[[
     tier.put([make_page(0, 2), make_page(3, 1), make_page(4, 1)])
     tier.delete([PageKey("s", 0)])
     tier.delete([PageKey("s", 3), PageKey("s", 4), PageKey("s", 2)])
+    tier.put([make_page(index) for index in range(5, 11)])  # the tombstone's segment is full and sealed now
+    tier.delete([PageKey("s", index) for index in range(5, 11)])
     tier.close()
     assert segments(tmp_path)[0].name == "segment-00000001.kv"
     again = open_tier()
@@ -206,6 +209,35 @@ def test_a_directory_that_cannot_be_made_is_a_typed_error(tmp_path: Path) -> Non
     (tmp_path / "file").write_text("not a directory")
     with pytest.raises(TierFailedError, match="file"):
         NvmeTier(tmp_path / "file" / "rows")
+
+
+@pytest.fixture
+def file_size_limit() -> Iterator[Callable[[int], None]]:
+    """file_size_limit(bytes): until the end of the test the kernel cuts writes off there and refuses more."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    yield lambda limit: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_write_the_disk_cut_off_leaves_the_tier_as_it_was(
+    open_tier: Callable[[], NvmeTier], make_page: MakePage, file_size_limit: Callable[[int], None]
+) -> None:
+    tier = open_tier()
+    tier.put([make_page(0, 1)])
+    tier.flush()
+    before = tier.file_bytes
+    file_size_limit(before + 500)
+    with pytest.raises(TierFailedError, match="segment-00000001"):
+        tier.put([make_page(0, 2)])
+    assert (tier.file_bytes, tier.get([PageKey("s", 0)])) == (before, [make_page(0, 1)[1]])
+    file_size_limit(1 << 30)
+    tier.put([make_page(1, 3, tokens=1)])
+    tier.flush()
+    tier.close()
+    again = open_tier()
+    assert again.get([PageKey("s", 0), PageKey("s", 1)]) == [make_page(0, 1)[1], make_page(1, 3, tokens=1)[1]]
+    again.check()
+    again.close()
 
 
 def test_deleting_is_possible_when_the_tier_is_full(layout: PageLayout, make_page: MakePage, tmp_path: Path) -> None:
