@@ -6,9 +6,12 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from workers.cache import Step
+from workers.errors import ModelRefused
 
 NAME = "kvrecall"
 """The attention implementation's name in `AttentionInterface`; no mask is built for it: positions decide."""
+
+_UNMET = ("sliding_window", "softcap", "s_aux", "position_bias", "head_mask")
 
 
 def register() -> None:
@@ -26,14 +29,17 @@ def active_attention(
     dropout: float = 0.0,
     *,
     step: Step,
-    **_: object,
+    **extras: object,
 ) -> tuple[Tensor, None]:
     """Attention of new tokens over the active rows of their slots.
 
     query `[B, n_heads, t, head_dim]`; key, value `[B, n_kv_heads, n, head_dim]` as `Step.update` returned them. A
     query sees the rows whose true position is not after its own, which hides other slots' tails, the future and
-    empty places alike. Returns `[B, t, n_heads, head_dim]`.
+    empty places alike. Returns `[B, t, n_heads, head_dim]`. Raises ModelRefused when the model asks for more than
+    that (a soft cap, learned sinks, a window): leaving it out would change what the model says.
     """
+    if unmet := [name for name in _UNMET if extras.get(name) is not None]:
+        raise ModelRefused(f"the model's attention wants {', '.join(unmet)}, which kvrecall does not compute")
     step.record(query)
     batch, n_heads, tokens, head_dim = query.shape
     n_kv_heads = key.shape[1]

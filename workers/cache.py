@@ -84,8 +84,15 @@ class ActiveCache:
         self._free.append(slot)
 
     def clear(self, slot: int) -> None:
-        """Forget every row of the slot."""
+        """Forget every row of the slot.
+
+        Keys and values are zeroed too: attention multiplies hidden rows by 0, and what a session left behind (a NaN
+        times 0 is a NaN) must not reach the next one.
+        """
         self.lengths[:, slot] = 0
+        for keys, values in zip(self.keys, self.values, strict=True):
+            keys[slot] = 0
+            values[slot] = 0
         for positions, promoted in zip(self.positions, self.promoted, strict=True):
             positions[slot] = EMPTY
             promoted[slot] = False
@@ -150,11 +157,14 @@ class ActiveCache:
 
     def trim(self, slot: int, count: int) -> None:
         """Forget the last `count` rows of every head: a patched prompt that was scored."""
-        for layer, positions in enumerate(self.positions):
-            for head, length in enumerate(self.lengths[layer, slot].tolist()):
-                assert length >= count, "cannot trim more rows than a head holds"
-                positions[slot, head, length - count : length] = EMPTY
+        assert bool((self.lengths[:, slot] >= count).all()), "cannot trim more rows than a head holds"
         self.lengths[:, slot] -= count
+        ends = self.lengths[:, slot].to(self.device)
+        for layer, positions in enumerate(self.positions):
+            places = torch.arange(self.rows[layer], device=self.device)
+            past = places >= ends[layer][:, None]
+            positions[slot].masked_fill_(past, EMPTY)
+            self.promoted[layer][slot].masked_fill_(past, False)
 
     def clear_promoted(self, slot: int) -> None:
         """Promoted rows become rows like any other: they must earn their place at the next eviction."""
@@ -184,7 +194,7 @@ class ActiveCache:
         """Make these, sorted by position, the slot's rows in this layer."""
         lengths = (positions != EMPTY).sum(-1).cpu()
         n = int(lengths.max()) if lengths.numel() else 0
-        self._account(layer, slot, lengths)
+        self._account(layer, [slot], lengths[None])
         self.keys[layer][slot, :, :n] = keys[:, :n]
         self.values[layer][slot, :, :n] = values[:, :n]
         self.positions[layer][slot] = EMPTY
@@ -192,14 +202,14 @@ class ActiveCache:
         self.promoted[layer][slot] = False
         self.promoted[layer][slot, :, :n] = promoted[:, :n]
 
-    def _account(self, layer: int, slot: int, lengths: Tensor) -> None:
-        """Set a slot's lengths, and hold the bound: the one place that every change goes through."""
-        longest = lengths.max()
-        assert longest <= self.bound[layer, slot], (
-            f"layer {layer} would hold {int(longest)} rows, its bound is {int(self.bound[layer, slot])}"
+    def _account(self, layer: int, slots: list[int], lengths: Tensor) -> None:
+        """Set some slots' lengths `[B, n_kv_heads]`, and hold the bound: the one place all changes go through."""
+        longest = lengths.amax(-1)
+        assert bool((longest <= self.bound[layer, slots]).all()), (
+            f"layer {layer} would hold {longest.tolist()} rows, the bounds are {self.bound[layer, slots].tolist()}"
         )
-        self.lengths[layer, slot] = lengths
-        self.peak[layer, slot] = torch.maximum(self.peak[layer, slot], longest)
+        self.lengths[layer, slots] = lengths
+        self.peak[layer, slots] = torch.maximum(self.peak[layer, slots], longest)
 
 
 class Step(Cache):
@@ -241,8 +251,7 @@ class Step(Cache):
         `[B, n_kv_heads, n, head_dim]`, n the longest head of the batch; `key_positions` has their positions.
         """
         cache, tokens = self.cache, key_states.shape[2]
-        for slot in self.slot_list:
-            cache._account(layer_idx, slot, cache.lengths[layer_idx, slot] + tokens)
+        cache._account(layer_idx, self.slot_list, cache.lengths[layer_idx, self.slot_list] + tokens)
         where = (self._slots[:, None, None], self._heads[None, :, None], self._places[layer_idx])
         cache.keys[layer_idx][where] = key_states.to(cache.dtype)
         cache.values[layer_idx][where] = value_states.to(cache.dtype)

@@ -5,12 +5,13 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from kvrecall.v1 import worker_pb2 as wire
-from kvstore.errors import KvStoreError
+from kvstore.errors import KvStoreError, PageError, RowRangeError
 from kvstore.store import RowStore
 from workers import methods, wire_values
 from workers.cache import EMPTY, ActiveCache, Step
@@ -55,12 +56,9 @@ class Engine:
 
         Raises BadSettings, UnknownMethod, StaleEpoch, RowsMissing.
         """
-        known = self.sessions.get(spec.session)
-        if known and spec.epoch < known.epoch:
-            raise StaleEpoch(f"session {spec.session}: epoch {spec.epoch} came after {known.epoch}")
-        session = self._new_session(spec)
-        if known:
-            self._forget(known)
+        session = self.admit(spec, state)
+        if known := self.sessions.get(spec.session):
+            self.abandon(known)
         with storage():
             stored = self.store.length(spec.session)
             if stored < state.length:
@@ -68,7 +66,6 @@ class Engine:
             self.store.truncate(spec.session, state.length)
         if state.length:
             session.length = state.length
-            session.selection = Selection.from_bytes(state.selection)
             session.eviction_scores = torch.frombuffer(bytearray(state.eviction_scores), dtype=torch.float32)
             session.promoted_rows = state.promoted_rows
         session.pending = list(state.pending)
@@ -76,11 +73,31 @@ class Engine:
         self.sessions[session.name] = session
         return session
 
+    def admit(self, spec: wire.SessionSpec, state: wire.SessionState) -> WorkerSession:
+        """The session that `open` would make, if it may; nothing changes. Raises as `open`, but for RowsMissing."""
+        known = self.sessions.get(spec.session)
+        if known and spec.epoch < known.epoch:
+            raise StaleEpoch(f"session {spec.session}: epoch {spec.epoch} came after {known.epoch}")
+        session = self._new_session(spec)
+        if state.length:
+            session.selection = Selection.from_bytes(state.selection)
+            if any(n > bound for n, bound in zip(session.selection.longest(), self.bound(session), strict=True)):
+                raise BadSettings(
+                    f"session {spec.session} holds {max(session.selection.longest())} active rows, more than the "
+                    f"{max(self.bound(session))} that its budget and this worker's max_budget and block allow"
+                )
+        return session
+
     def session(self, name: str, epoch: int | None = None) -> WorkerSession:
-        """An open session. Raises UnknownSession, or StaleEpoch when `epoch` is not the session's."""
-        if name not in self.sessions:
+        """An open session. Raises UnknownSession, or StaleEpoch when `epoch` is not the session's.
+
+        A session whose turn or repair broke off is not open: what it holds is not what was committed.
+        """
+        session = self.sessions.get(name)
+        if session is None:
             raise UnknownSession(f"session {name} is not open in this worker")
-        session = self.sessions[name]
+        if session.abandoned:
+            raise UnknownSession(f"session {name} was left in the middle of a turn or repair; open it again")
         if epoch is not None and epoch != session.epoch:
             raise StaleEpoch(f"session {name}: epoch {epoch}, but it was opened with {session.epoch}")
         return session
@@ -88,9 +105,23 @@ class Engine:
     def drop(self, name: str) -> None:
         """Forget a session: slot and rows."""
         if session := self.sessions.pop(name, None):
-            self._forget(session)
+            self.abandon(session)
         with storage():
             self.store.drop(name)
+
+    def abandon(self, session: WorkerSession) -> None:
+        """Free the session's slot and cancel its writes: only `open` can make it whole again. Harmless twice."""
+        session.abandoned = True
+        for write in session.writes:
+            write.cancel()
+        for write in session.writes:
+            if not write.cancelled():
+                write.exception()
+        session.writes.clear()
+        session.selection = session.distribution = None
+        if session.slot is not None:
+            self.cache.release(session.slot)
+            session.slot = None
 
     def close(self) -> None:
         """Finish what is on its way to the store."""
@@ -104,19 +135,22 @@ class Engine:
     # Slots
 
     def seat(self, session: WorkerSession) -> None:
-        """Give the session a slot, with the rows of its selection. A slot must be free."""
+        """Give the session a slot, with the rows of its selection. A slot must be free.
+
+        Raises RowsMissing or StorageFailed, then nothing has changed.
+        """
         if session.slot is not None:
             return
+        selection, rows = session.selection, list[tuple[Tensor, Tensor]]()
+        if selection is not None:
+            # Read before the slot is taken: what cannot be read leaves the session as it was, and the slot free.
+            with storage():
+                rows = self.store.gather_selection(session.name, selection.places())
         slot = self.cache.claim(self.bound(session))
-        session.slot = slot
-        if session.selection is None:
-            return
-        with storage():
-            rows = self.store.gather_selection(session.name, session.selection.places())
+        session.slot, session.selection = slot, None
         for layer, (keys, values) in enumerate(rows):
-            selection = session.selection
+            assert selection is not None, "rows were read for a selection"
             self.cache.insert(slot, layer, selection.positions[layer], keys, values, selection.promoted[layer])
-        session.selection = None
 
     def unseat(self, session: WorkerSession) -> None:
         """Swap the session out. It costs no copy: its rows are in the store already."""
@@ -232,19 +266,9 @@ class Engine:
             repair_rows=spec.repair_rows if method.evicts else 0,
             method=method,
             seed=spec.seed,
-            tools=[json.loads(tool) for tool in spec.tools],
+            tools=_tools(spec),
             queries=RecentQueries(method.observes),
         )
-
-    def _forget(self, session: WorkerSession) -> None:
-        for write in session.writes:
-            write.cancel()
-        for write in session.writes:
-            if not write.cancelled():
-                write.exception()
-        if session.slot is not None:
-            self.cache.release(session.slot)
-            session.slot = None
 
     def _make_room(self, session: WorkerSession, tokens: int) -> None:
         assert session.slot is not None, "only a session in a slot goes forward"
@@ -260,12 +284,17 @@ class Engine:
     def _write_through(self, sessions: Sequence[WorkerSession], step: Step) -> None:
         """Hand the step's rows to the writer thread: the copy off the device waits there, not here."""
 
-        def write(name: str, rows: Tensor) -> None:
+        def write(name: str, start: int, rows: Tensor) -> None:
+            # After a write that failed none may follow: its rows would take the lost ones' positions.
+            if (stored := self.store.length(name)) != start:
+                raise StorageFailed(f"session {name}: rows from {start} on cannot follow the {stored} that are stored")
             self.store.append(name, rows.cpu())
 
+        tokens = step.query_positions.shape[1]
         for index, session in enumerate(sessions):
             session.writes = [done for done in session.writes if not _succeeded(done)]
-            session.writes.append(self._writer.submit(write, session.name, step.rows(index)))
+            start = session.length - tokens
+            session.writes.append(self._writer.submit(write, session.name, start, step.rows(index)))
 
     def _note_peak(self, session: WorkerSession) -> None:
         if session.slot is None:
@@ -276,11 +305,20 @@ class Engine:
 
 @contextmanager
 def storage() -> Iterator[None]:
-    """Turn the row store's errors into StorageFailed: the one place where they cross into this package."""
+    """Turn the row store's errors into RowsMissing and StorageFailed: the one place where they enter this package."""
     try:
         yield
+    except (PageError, RowRangeError) as error:
+        raise RowsMissing(f"rows that were committed cannot be read: {error}") from error
     except KvStoreError as error:
         raise StorageFailed(f"the row store failed: {error}") from error
+
+
+def _tools(spec: wire.SessionSpec) -> list[Any]:
+    try:
+        return [json.loads(tool) for tool in spec.tools]
+    except json.JSONDecodeError as error:
+        raise BadSettings(f"a tool of session {spec.session} is not JSON: {error}") from error
 
 
 def _succeeded(write: "Future[None]") -> bool:

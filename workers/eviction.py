@@ -20,7 +20,7 @@ def evict(cache: ActiveCache, session: WorkerSession, settings: WorkerSettings, 
     if not session.method.evicts or max(cache.longest(session.slot)) <= session.target_rows:
         return
     observed = session.queries.observed()
-    leaving = torch.zeros(session.length)
+    leaving = torch.zeros(session.length, device=cache.device)
     for layer in range(cache.shape.n_layers):
         keys, values, positions = cache.rows_of(session.slot, layer)
         rows = LayerRows(
@@ -38,10 +38,11 @@ def evict(cache: ActiveCache, session: WorkerSession, settings: WorkerSettings, 
         )
         ranked = scores.masked_fill(kept, torch.inf)
         places = session.method.select(ranked, rows, session.target_rows)
-        leaving += _scores_of_leaving(scores, positions, places, session.length)
+        leaving += _scores_of_leaving(scores, positions, places, session.length) / cache.shape.n_layers
         cache.keep(session.slot, layer, places)
+    leaving = leaving.cpu()
     evicted = leaving != 0
-    session.scores_of_evicted()[evicted] = leaving[evicted] / cache.shape.n_layers
+    session.scores_of_evicted()[evicted] = leaving[evicted]
 
 
 def _protected(positions: Tensor, session: WorkerSession, settings: WorkerSettings, turn_over: bool) -> Tensor:
@@ -67,4 +68,4 @@ def _scores_of_leaving(scores: Tensor, positions: Tensor, places: Tensor, length
     leaves = (positions != EMPTY) & ~kept[:, :n]
     where = positions[leaves].long()
     total = torch.zeros(length, device=scores.device).index_add_(0, where, scores[leaves].float())
-    return (total / heads).cpu()
+    return total / heads

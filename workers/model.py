@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from workers import attention
-from workers.cache import RowShape, Step
+from workers.cache import ActiveCache, RowShape, Step
 from workers.errors import ModelRefused
 
+_NEEDED = ("num_hidden_layers", "num_attention_heads", "hidden_size", "max_position_embeddings")
 _LINEAR_MARKS = ("layers_block_type", "linear_attn_config", "mamba_d_state", "ssm_cfg", "kv_lora_rank")
 
 
@@ -79,13 +80,30 @@ def adopt(module: PreTrainedModel) -> LoadedModel:
     attention.register()
     module.set_attn_implementation(attention.NAME)
     module.train(False)
-    return LoadedModel(
+    model = LoadedModel(
         module=module,
         shape=row_shape(module.config),
         fingerprint=fingerprint(module),
         max_context=int(module.config.max_position_embeddings),
         eos_token_ids=_eos_token_ids(module),
     )
+    _try_out(model)
+    return model
+
+
+def _try_out(model: LoadedModel) -> None:
+    """Run two tokens: a model that goes past our attention or cache must be refused, not serve wrong answers."""
+    name, shape = model.module.config.model_type, model.shape
+    rows = [2] * shape.n_layers
+    cache = ActiveCache(shape, 1, rows, model.dtype, model.device)
+    step = cache.begin([cache.claim(rows)], torch.arange(2)[None], observe=2)
+    try:
+        model.forward(torch.zeros(1, 2, dtype=torch.int64), step)
+    except (TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:
+        raise ModelRefused(f"{name} does not run with kvrecall's attention and cache: {error}") from error
+    expected = (1, shape.n_heads, 2, shape.head_dim)
+    if [tuple(q.shape) for q in step.observed] != [expected] * shape.n_layers or len(step.new_keys) != shape.n_layers:
+        raise ModelRefused(f"{name} does not call transformers' attention interface once per layer")
 
 
 def refuse_unservable(config: PreTrainedConfig) -> None:
@@ -106,7 +124,7 @@ def refuse_unservable(config: PreTrainedConfig) -> None:
             f"{name} attends over a sliding window of {window} tokens; kvrecall needs full attention in every "
             "layer (where the checkpoint allows it, set sliding_window to null in its config.json)"
         )
-    missing = [k for k in ("num_hidden_layers", "num_attention_heads", "hidden_size") if not hasattr(config, k)]
+    missing = [k for k in _NEEDED if not hasattr(config, k)]
     if missing:
         raise ModelRefused(f"{name}'s config lacks {', '.join(missing)}: the shape of its rows is unknown")
 

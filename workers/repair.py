@@ -38,20 +38,23 @@ def score_rows(observed: Observed, store: RowStore, name: str, missing: Tensor) 
     in those layers and heads that do not hold row i (RepairKV eq. 3; with whole-token eviction exactly the paper's).
     """
     n_layers, n_kv_heads, length = missing.shape
-    queries = torch.stack(list(observed.queries)).float()
-    queries = queries.view(n_layers, n_kv_heads, -1, queries.shape[-1]) * queries.shape[-1] ** -0.5
-    normaliser = torch.full((*queries.shape[:3], 1), -torch.inf, device=queries.device)
-    for _, keys in _chunks(store.scan_keys(name, 0, length)):
-        logits = queries @ keys.to(queries.device).float().transpose(2, 3)
-        normaliser = torch.logaddexp(normaliser, logits.logsumexp(-1, keepdim=True))
-    scores = torch.zeros(length)
-    for start, keys in _chunks(store.scan_keys(name, 0, length)):
-        logits = queries @ keys.to(queries.device).float().transpose(2, 3)
-        weights = (logits - normaliser).exp().view(n_layers, n_kv_heads, -1, observed.tokens, keys.shape[2])
-        of_heads = weights.amax(3).sum(2) * missing[:, :, start : start + keys.shape[2]]
-        scores[start : start + keys.shape[2]] = of_heads.sum((0, 1)).cpu()
-    n_heads = n_kv_heads * queries.shape[2] // observed.tokens
-    return scores.div_(n_layers * n_heads)
+    group = observed.queries[0].shape[0] // n_kv_heads
+    scale = observed.queries[0].shape[-1] ** -0.5
+    queries = [q.float().reshape(n_kv_heads, group * observed.tokens, -1) * scale for q in observed.queries]
+    normalisers = [torch.full((n_kv_heads, group * observed.tokens, 1), -torch.inf, device=missing.device)] * n_layers
+    # Layer by layer: the weights of all layers at once would take gigabytes in a large model.
+    for _, keys in _chunks(store.scan_keys(name, 0, length), missing.device):
+        for layer in range(n_layers):
+            logits = queries[layer] @ keys[layer].float().transpose(1, 2)
+            normalisers[layer] = torch.logaddexp(normalisers[layer], logits.logsumexp(-1, keepdim=True))
+    scores = torch.zeros(length, device=missing.device)
+    for start, keys in _chunks(store.scan_keys(name, 0, length), missing.device):
+        stop = start + keys.shape[2]
+        for layer in range(n_layers):
+            logits = queries[layer] @ keys[layer].float().transpose(1, 2)
+            weights = (logits - normalisers[layer]).exp().view(n_kv_heads, group, observed.tokens, -1)
+            scores[start:stop] += (weights.amax(2).sum(1) * missing[layer, :, start:stop]).sum(0)
+    return scores.div_(n_layers * n_kv_heads * group).cpu()
 
 
 def choose(scores: Tensor, missing: Tensor, session: WorkerSession, settings: WorkerSettings) -> Tensor:
@@ -91,8 +94,8 @@ def withdraw(cache: ActiveCache, session: WorkerSession) -> None:
     session.promoted_rows = 0
 
 
-def _chunks(pages: Iterable[tuple[int, Tensor]]) -> Iterator[tuple[int, Tensor]]:
-    """Join pages into matrices that are worth a multiplication."""
+def _chunks(pages: Iterable[tuple[int, Tensor]], device: torch.device) -> Iterator[tuple[int, Tensor]]:
+    """Join pages into matrices that are worth a transfer and a multiplication."""
     first, held, rows = 0, list[Tensor](), 0
     for start, keys in pages:
         if not held:
@@ -100,7 +103,7 @@ def _chunks(pages: Iterable[tuple[int, Tensor]]) -> Iterator[tuple[int, Tensor]]
         held.append(keys)
         rows += keys.shape[2]
         if rows >= _CHUNK_ROWS:
-            yield first, torch.cat(held, dim=2)
+            yield first, torch.cat(held, dim=2).to(device)
             held, rows = [], 0
     if held:
-        yield first, torch.cat(held, dim=2)
+        yield first, torch.cat(held, dim=2).to(device)

@@ -4,7 +4,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Generator
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -52,6 +52,7 @@ class Scheduler:
         self._active: list[Job] = []
         self._last_used: dict[str, float] = {}
         self._closing = False
+        self._gate = threading.Lock()  # nothing enters the inbox once closing is set
         self._thread = threading.Thread(target=self._run, name="scheduler", daemon=True)
         self._thread.start()
 
@@ -74,6 +75,7 @@ class Scheduler:
         """Make a session be what the request says; jobs of it that still run are cancelled first."""
 
         def opened() -> wire.MemoryReport:
+            self.engine.admit(request.spec, request.state)  # whoever is refused here cancels nobody's jobs
             self._cancel_jobs_of(request.spec.session)
             return self.engine.memory(self.engine.open(request.spec, request.state))
 
@@ -111,10 +113,9 @@ class Scheduler:
 
     def close(self) -> None:
         """Cancel what runs, stop the thread, finish the writes. Safe to call twice."""
-        if not self._closing:
-            self._inbox.put(self._stop)
-            self._thread.join()
-            self.engine.close()
+        self._post(self._stop)
+        self._thread.join()
+        self.engine.close()
 
     # On the scheduler's thread
 
@@ -125,6 +126,8 @@ class Scheduler:
             self._admit()
             self._decode_step()
             self._advance_one()
+        self._read_inbox(wait=False)
+        self._fail_all(Cancelled("the worker is closing"))
 
     def _read_inbox(self, wait: bool) -> None:
         try:
@@ -146,9 +149,9 @@ class Scheduler:
                 if not self._seat(session):
                     continue
                 job.running = job.steps(session)
-            except WorkerError as error:
+            except Exception as error:  # what breaks here ends this job alone
                 self._queued.remove(job)
-                job.result.set_exception(error)
+                self._fail(job, error)
                 continue
             self._queued.remove(job)
             job.queued_seconds = time.perf_counter() - job.submitted
@@ -176,7 +179,6 @@ class Scheduler:
             logits = self.engine.forward(sessions, torch.tensor([[job.token] for job in jobs]))[:, -1]
             best = logits.argmax(-1).tolist()
         except Exception as error:  # a failed forward pass must end its turns, not the worker
-            _log.exception("a decoding step failed", sessions=[job.session for job in jobs])
             for job in jobs:
                 self._fail(job, error)
             return
@@ -202,15 +204,12 @@ class Scheduler:
             wanted = job.running.send(answer)  # type: ignore[arg-type]
         except StopIteration as finished:
             self._finish(job, finished.value)
-        except WorkerError as error:
-            self._fail(job, error)
-        except Exception as error:  # whatever broke, it ends this turn alone
-            _log.exception("a job failed", session=job.session)
+        except Exception as error:  # whatever broke, it ends this job alone
             self._fail(job, error)
         else:
             if isinstance(wanted, Future):
                 job.waiting = wanted
-                wanted.add_done_callback(lambda _: self._inbox.put(_nothing))
+                wanted.add_done_callback(lambda _: self._wake())
             else:
                 job.token = wanted
 
@@ -219,15 +218,29 @@ class Scheduler:
         self._last_used[job.session] = time.monotonic()
         if isinstance(value, wire.TurnDone):
             value.seconds["queued"] = job.queued_seconds
-        job.result.set_result(value)
+        if not _resolve(job.result, value):
+            # Cancelled in its last step: the caller will never commit what the session now holds.
+            self._abandon(job)
 
     def _fail(self, job: Job, error: BaseException) -> None:
+        if not isinstance(error, WorkerError):
+            _log.error("a job failed", session=job.session, exc_info=error)
         if job.running is not None:
             job.running.close()
         if job in self._active:
             self._active.remove(job)
-        if not job.result.cancelled():
-            job.result.set_exception(error)
+            self._abandon(job, unless_settled=True)
+        _resolve(job.result, error)
+
+    def _abandon(self, job: Job, unless_settled: bool = False) -> None:
+        session = self.engine.sessions.get(job.session)
+        if session is not None and (session.unsettled or not unless_settled):
+            self.engine.abandon(session)
+
+    def _fail_all(self, error: WorkerError) -> None:
+        queued, self._queued = self._queued, []
+        for job in (*self._active, *queued):
+            self._fail(job, error)
 
     def _reap_cancelled(self) -> None:
         self._queued = [job for job in self._queued if not job.result.cancelled()]
@@ -241,22 +254,29 @@ class Scheduler:
             self._fail(job, Cancelled(f"session {name} was dropped or opened anew"))
 
     def _stop(self) -> None:
-        self._closing = True
-        for job in (*self._active, *self._queued):
-            self._fail(job, Cancelled("the worker is closing"))
-        self._queued.clear()
+        with self._gate:
+            self._closing = True
+        self._fail_all(Cancelled("the worker is closing"))
 
     # From other threads
+
+    def _post(self, message: Callable[[], None]) -> bool:
+        """Hand a message to the scheduler's thread; False when it no longer reads any."""
+        with self._gate:
+            if not self._closing:
+                self._inbox.put(message)
+            return not self._closing
 
     def _submit(self, job: Job) -> "Future[Any]":
         def queue_up() -> None:
             if len(self._queued) + len(self._active) >= self.engine.settings.max_jobs:
-                job.result.set_exception(Overloaded(f"{self.engine.settings.max_jobs} jobs are waiting or running"))
+                _resolve(job.result, Overloaded(f"{self.engine.settings.max_jobs} jobs are waiting or running"))
             else:
                 self._queued.append(job)
 
-        self._inbox.put(queue_up)
-        job.result.add_done_callback(lambda _: self._inbox.put(_nothing))
+        if not self._post(queue_up):
+            _resolve(job.result, Cancelled("the worker is closed"))
+        job.result.add_done_callback(lambda _: self._wake())
         return job.result
 
     def _call(self, function: Callable[[], _T]) -> "Future[_T]":
@@ -271,8 +291,24 @@ class Scheduler:
             except Exception as error:  # carried to the caller
                 result.set_exception(error)
 
-        self._inbox.put(run)
+        if not self._post(run):
+            _resolve(result, Cancelled("the worker is closed"))
         return result
+
+    def _wake(self) -> None:
+        self._post(_nothing)
+
+
+def _resolve(result: "Future[Any]", outcome: Any) -> bool:
+    """Set a job's result or error; False when its caller has cancelled it, which may happen at any moment."""
+    try:
+        if isinstance(outcome, BaseException):
+            result.set_exception(outcome)
+        else:
+            result.set_result(outcome)
+    except InvalidStateError:
+        return False
+    return True
 
 
 def _nothing() -> None:

@@ -91,6 +91,8 @@ class WorkerSession:
     slot: int | None = None
     selection: Selection | None = None
     distribution: Distribution | None = None
+    unsettled: bool = False  # a turn or repair is changing the session
+    abandoned: bool = False  # one of them broke off
     writes: list["Future[None]"] = field(default_factory=list)
 
     def scores_of_evicted(self) -> Tensor:

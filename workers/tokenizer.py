@@ -14,7 +14,6 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from workers.errors import BadMessages, ModelRefused
 
 TOOL_CALL_OPEN, TOOL_CALL_CLOSE = "<tool_call>", "</tool_call>"
-_TOOL_CALL = re.compile(rf"{TOOL_CALL_OPEN}\s*(\{{.*?\}})\s*{TOOL_CALL_CLOSE}", re.DOTALL)
 
 ChatMessage = dict[str, Any]
 """An OpenAI-style message: role, content, and tool_calls or tool_call_id where they apply."""
@@ -72,7 +71,7 @@ class ChatTokenizer:
             opened = [*before, *waiting]
             segments += self._segment(opened, [message], tools, prompt=False, recorded=True)
             before, waiting = [*opened, message], []
-        if waiting:
+        if waiting or (new and generate):
             segments += self._segment(before, waiting, tools, prompt=generate, recorded=False)
         return segments
 
@@ -135,15 +134,19 @@ def load_tokenizer(name: str | Path, eos_token_ids: Sequence[int]) -> ChatTokeni
         raise ModelRefused(f"{name} has no tokenizer that could be loaded: {error}") from error
     if not isinstance(inner, PreTrainedTokenizerFast) or not inner.chat_template:
         raise ModelRefused(f"{name} needs a fast tokenizer with a chat template to hold conversations")
-    eos = tuple(eos_token_ids) or (inner.eos_token_id,)
-    return ChatTokenizer(inner, eos)
+    eos = [token for token in eos_token_ids if token != inner.eos_token_id]
+    if inner.eos_token_id is not None and (not eos_token_ids or len(eos) < len(eos_token_ids)):
+        eos.insert(0, inner.eos_token_id)  # first: an answer that was cut off is ended with it
+    if not eos:
+        raise ModelRefused(f"{name} has no end-of-turn token: neither its tokenizer nor its model names one")
+    return ChatTokenizer(inner, tuple(eos))
 
 
 def keep_recent(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
     """The messages that rendering the next ones needs: a leading system message and all since the last user's."""
     users = [i for i, message in enumerate(messages) if message["role"] == "user"]
     start = users[-1] if users else 0
-    leading = [messages[0]] if start > 0 and messages[0]["role"] == "system" else []
+    leading = [messages[0]] if start > 0 and messages[0]["role"] in ("system", "developer") else []
     return [*leading, *messages[start:]]
 
 
@@ -153,15 +156,14 @@ def parse_tool_calls(text: str) -> tuple[str, list[ParsedCall]]:
     What looks like a call and is not well formed stays in the text, for the client to see.
     """
     calls: list[ParsedCall] = []
-
-    def take(match: re.Match[str]) -> str:
-        call = _parse_call(match.group(1))
-        if call is None:
-            return match.group(0)
-        calls.append(call)
-        return ""
-
-    return _TOOL_CALL.sub(take, text).strip(), calls
+    plain: list[str] = []
+    at = 0
+    while (opening := text.find(TOOL_CALL_OPEN, at)) >= 0:
+        call, end = _read_call(text, opening)
+        plain.append(text[at : opening if call else end])
+        calls += [call] if call else []
+        at = end
+    return "".join([*plain, text[at:]]).strip(), calls
 
 
 class TextStream:
@@ -186,8 +188,9 @@ class TextStream:
         return self._show(self._settled())
 
     def finish(self) -> str:
-        """Text that was held back and turned out to be plain."""
-        return self._show(min([len(self.text), *self._openings()]))
+        """Text that was held back and turned out to be plain; what only looked like a tool call is plain, too."""
+        _, calls = parse_tool_calls(self.text)
+        return self._show(min(self._openings()) if calls else len(self.text))
 
     def _show(self, end: int) -> str:
         shown = self.text[self._sent : end]
@@ -206,17 +209,28 @@ class TextStream:
         return min([len(self.text) - overlap, *self._openings()])
 
 
-def _parse_call(text: str) -> ParsedCall | None:
+def _read_call(text: str, opening: int) -> tuple[ParsedCall | None, int]:
+    """The call whose mark stands at `opening`, and where it ends; None and the mark's end when it is not one."""
+    start = opening + len(TOOL_CALL_OPEN)
+    start_of_json = start + len(text[start:]) - len(text[start:].lstrip())
     try:
-        call = json.loads(text)
-    except json.JSONDecodeError:
+        value, end_of_json = json.JSONDecoder().raw_decode(text, start_of_json)
+    except (json.JSONDecodeError, RecursionError):
+        return None, start
+    rest = text[end_of_json:].lstrip()
+    call = _as_call(value)
+    if call is None or not rest.startswith(TOOL_CALL_CLOSE):
+        return None, start
+    return call, len(text) - len(rest) + len(TOOL_CALL_CLOSE)
+
+
+def _as_call(value: Any) -> ParsedCall | None:
+    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         return None
-    if not isinstance(call, dict) or not isinstance(call.get("name"), str):
-        return None
-    arguments = call.get("arguments", {})
+    arguments = value.get("arguments", {})
     if not isinstance(arguments, dict):
         return None
-    return ParsedCall(call["name"], json.dumps(arguments, ensure_ascii=False))
+    return ParsedCall(value["name"], json.dumps(arguments, ensure_ascii=False))
 
 
 def _for_template(message: ChatMessage) -> ChatMessage:

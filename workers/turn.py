@@ -13,7 +13,7 @@ from kvrecall.v1 import worker_pb2 as wire
 from workers import repair as repairing
 from workers import wire_values
 from workers.decode import Answer, NextLogits, decode
-from workers.engine import Engine
+from workers.engine import Engine, storage
 from workers.errors import BadMessages, NotComparable, TurnTooLong
 from workers.prefill import prefill
 from workers.sampling import SamplingSettings
@@ -55,6 +55,7 @@ def run_turn(
     sampling = _within_limits(engine, session, len(prompt), sampling, request.generate)
     reference = _reference(engine, request)
     said, pending = session.length, list(session.pending)
+    session.unsettled = True
     session.queries.clear()
     session.turn_start = session.length
     done = wire.TurnDone(finish_reason="remembered")
@@ -71,7 +72,8 @@ def run_turn(
         first = NextLogits(heard.logits, int(heard.logits.argmax()))
         answer = yield from decode(session, engine.tokenizer, first, sampling, _shower(emit, watch))
         watch.lap("decode")
-        token_ids = [*prompt, *answer.token_ids]
+        # An answer that was cut off is closed by an end of turn that the model did not say.
+        token_ids = [*prompt, *answer.token_ids, *session.pending[1:]]
         done.output_tokens = len(answer.token_ids)
         new.append(_conclude(done, answer, said + len(pending) + len(prompt), emit))
     session.recent = keep_recent([*session.recent, *new])
@@ -83,6 +85,7 @@ def run_turn(
     done.prompt_tokens = len(prompt)
     for phase, seconds in watch.seconds.items():
         done.seconds[phase] = seconds
+    session.unsettled = False
     return done
 
 
@@ -93,16 +96,19 @@ def run_repair(
     started = time.perf_counter()
     report = wire.RepairReport(trigger=trigger, signal_tokens=len(signal))
     if session.repair_rows and session.length and signal:
+        session.unsettled = True
         yield from _written(engine, session)
         assert session.slot is not None, "the scheduler seats a session before it runs"
         observed = engine.observe(session, [*session.pending, *signal])
         yield None
         repairing.withdraw(engine.cache, session)
         missing = repairing.missing_rows(engine.cache, session.slot, session.length)
-        scores = repairing.score_rows(observed, engine.store, session.name, missing)
+        with storage():
+            scores = repairing.score_rows(observed, engine.store, session.name, missing)
         yield None
         positions = repairing.choose(scores, missing, session, engine.settings)
-        repairing.promote(engine.cache, engine.store, session, positions, missing)
+        with storage():
+            repairing.promote(engine.cache, engine.store, session, positions, missing)
         report.scored_rows = session.length
         report.promoted.extend(positions.tolist())
     report.seconds = time.perf_counter() - started
@@ -119,6 +125,7 @@ def run_pause_repair(
         segments = engine.tokenizer.prompt(session.recent, messages, session.tools, generate=True)
     signal = [*engine.tokenizer.encode(request.text), *(t for s in segments for t in s.token_ids)]
     report = yield from run_repair(engine, session, signal, request.trigger)
+    session.unsettled = False
     return wire.RepairResult(report=report, memory=engine.memory(session), state=engine.snapshot(session))
 
 

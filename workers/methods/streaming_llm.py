@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
+import torch
 from pydantic import ConfigDict, Field
 from torch import Tensor
 
@@ -37,5 +38,6 @@ class StreamingLLM:
     def select(self, scores: Tensor, rows: LayerRows, budget: int) -> Tensor:
         """The best per head."""
         if self.sinks > budget // 2:
-            scores = recency(rows.positions, budget // 2)
+            # What the engine protects has an infinite score, and keeps it.
+            scores = torch.where(scores.isposinf(), scores, recency(rows.positions, budget // 2))
         return top_per_head(scores, rows.positions, budget)
