@@ -1,19 +1,44 @@
-"""Put a worker together: model, tokenizer, tiers, store, engine, scheduler."""
+"""Put the parts together: model, tokenizer, tiers, store, engine, scheduler; catalog and service on top."""
 
 from pathlib import Path
 
 import torch
 
+from kvrecall.cli.errors import CannotServe
 from kvrecall.cli.in_process import InProcessWorker
+from kvrecall.cli.settings import Settings
+from kvstore.errors import DirectoryLockedError, ForeignPageError, KvStoreError
 from kvstore.page import PageLayout
 from kvstore.store import RowStore
 from kvstore.tiers.nvme import NvmeTier
 from kvstore.tiers.ram import RamTier
+from services.errors import CatalogError
+from services.service import SessionService
+from services.sqlite_catalog import SqliteCatalog
 from workers.engine import Engine, Parts
+from workers.errors import ModelRefused
 from workers.model import LoadedModel, load_model
 from workers.scheduler import Scheduler
 from workers.settings import WorkerSettings
 from workers.tokenizer import load_tokenizer
+
+
+async def build_service(settings: Settings) -> SessionService:
+    """The whole service of one process: catalog and rows under `settings.data`. Raises CannotServe."""
+    try:
+        worker = build_worker(
+            settings.model, settings.data, settings.worker, ram_bytes=settings.ram_bytes, dtype=settings.dtype
+        )
+    except ModelRefused as error:
+        raise CannotServe(f"model refused: {error}") from error
+    except (KvStoreError, OSError) as error:
+        raise CannotServe(_why_not(settings.data, error)) from error
+    try:
+        catalog = await SqliteCatalog.open(settings.data / "catalog.sqlite3", settings.service.idempotency_records)
+    except CatalogError as error:
+        await worker.close()
+        raise CannotServe(error.message) from error
+    return SessionService(worker, catalog, settings.service)
 
 
 def build_worker(
@@ -40,3 +65,11 @@ def build_store(model: LoadedModel, data: Path, ram_bytes: int) -> RowStore:
         fingerprint=model.fingerprint,
     )
     return RowStore(layout, [RamTier(ram_bytes), NvmeTier(data / "pages")])
+
+
+def _why_not(data: Path, error: Exception) -> str:
+    if isinstance(error, DirectoryLockedError):
+        return f"data directory {data} is in use by another kvrecall; stop that one or choose another with --data"
+    if isinstance(error, ForeignPageError):
+        return f"data directory {data} holds another model's rows; choose another with --data"
+    return f"data directory {data} cannot be used: {error}"

@@ -1,0 +1,48 @@
+"""The command line, and the one place where all packages are put together."""
+
+import sys
+from typing import Any
+
+import typer
+from pydantic import ValidationError
+from rich.console import Console
+from typer.core import TyperGroup
+
+from kvrecall.cli.chat import chat_command
+from kvrecall.cli.demo import demo_command
+from kvrecall.cli.errors import CliError
+from kvrecall.cli.serve import serve_command
+from kvrecall.client import KvrecallError
+
+
+class _Commands(TyperGroup):
+    """Commands whose foreseen errors end in one line and an exit code, not in a traceback."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except CliError as error:
+            _say(str(error))
+            raise typer.Exit(error.exit_code) from error
+        except KvrecallError as error:
+            _say(f"the service answered: {error}")
+            raise typer.Exit(2) from error
+        except ValidationError as error:
+            first = error.errors()[0]
+            _say(f"setting {'.'.join(map(str, first['loc']))}: {first['msg']}")
+            raise typer.Exit(2) from error
+
+
+def _say(message: str) -> None:
+    Console(file=sys.stderr).print(f"kvrecall: {message}", style="red", soft_wrap=True, highlight=False, markup=False)
+
+
+app = typer.Typer(
+    cls=_Commands,
+    help="Conversational memory for self-hosted LLMs: a KV cache in a fixed budget that forgets nothing.",
+    no_args_is_help=True,
+    pretty_exceptions_show_locals=False,
+)
+app.command("serve")(serve_command)
+app.command("chat")(chat_command)
+app.command("demo")(demo_command)

@@ -1,0 +1,150 @@
+"""`kvrecall chat`: talk to a session in the terminal, and see after every turn what it holds."""
+
+import json
+import time
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, cast
+
+import typer
+from rich.console import Console
+
+from kvrecall.cli.errors import CliError
+from kvrecall.cli.local_server import ServerNeeds, server_at
+from kvrecall.cli.serve import TEST_INSTRUMENT
+from kvrecall.cli.settings import Settings
+from kvrecall.cli.text import readable_bytes
+from kvrecall.client import KvrecallClient, StreamEvent
+from reference import MODEL_PATH
+from reference.conversation import SYSTEM_LINES
+from reference.tools import TOOLS
+
+Messages = list[dict[str, Any]]
+
+
+def chat_command(
+    url: Annotated[str | None, typer.Option(help="A running server. Without it one is started for this chat.")] = None,
+    model: Annotated[str | None, typer.Option(help="The model of a server that is started.")] = None,
+    session: Annotated[str | None, typer.Option(help="Go on with this session of the server.")] = None,
+    budget: Annotated[int, typer.Option(min=1, help="Active rows of the session.")] = 256,
+    repair_rows: Annotated[int, typer.Option(min=0, help="Rows of the budget kept for repair.")] = 64,
+    method: Annotated[str, typer.Option(help="Eviction method.")] = "snapkv",
+    system: Annotated[str | None, typer.Option(help="The system message.")] = None,
+    tools: Annotated[Path | None, typer.Option(help="JSON list of OpenAI-style tools.")] = None,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")] = 256,
+) -> None:
+    """Chat with a model in a session. Asked for a tool, you type its result: the session repairs itself meanwhile."""
+    console = Console()
+    needs = ServerNeeds(model=model, max_budget=max(budget, Settings().worker.max_budget))
+    with server_at(url, needs) as address, KvrecallClient(address) as client:
+        reference = client.worker()["model"] == str(MODEL_PATH)
+        if reference:
+            console.print(TEST_INSTRUMENT, style="yellow", soft_wrap=True)
+        opening = system or (SYSTEM_LINES[0] if reference else "You are a helpful assistant.")
+        if session is None:
+            session = client.create_session(
+                budget=budget,
+                repair_rows=repair_rows if method != "full" else 0,
+                repair_on=["tool_call", "tool_result", "turn"],
+                method=method,
+                tools=_tools(tools, reference),
+            )["id"]
+            said: Messages = [{"role": "system", "content": opening}]
+        else:
+            client.get(session)
+            said = []
+        console.print(f"session {session}; an empty line or Ctrl-D ends the chat", style="dim", highlight=False)
+        Talk(client, console, session, {"max_tokens": max_tokens}).run(said)
+
+
+@dataclass(frozen=True)
+class Talk:
+    """One chat: what is typed goes in, what is said is shown."""
+
+    client: KvrecallClient
+    console: Console
+    session: str
+    sampling: Mapping[str, Any]
+
+    def run(self, opening: Messages) -> None:
+        """Read and answer until the input ends."""
+        waiting = opening
+        while line := self._read("[bold cyan]you[/]  "):
+            waiting.append({"role": "user", "content": line})
+            try:
+                calls = self._turn(waiting)
+                while calls:
+                    self._answer_calls(calls)
+                    calls = self._turn([])
+            except KeyboardInterrupt:
+                self.console.print("\n(the turn was cancelled; nothing of it is remembered)", style="yellow")
+            waiting = []
+
+    def _turn(self, messages: Messages) -> Sequence[Mapping[str, Any]]:
+        """One turn, shown as it comes; returns the tool calls that it ends on."""
+        started = time.perf_counter()
+        calls: list[Mapping[str, Any]] = []
+        self.console.print("[bold green]model[/] ", end="")
+        events = self.client.turn_stream(self.session, messages, sampling=self.sampling)
+        # Closed at Ctrl-C, a stream cancels its turn.
+        with closing(cast("Generator[StreamEvent]", events)) as stream:
+            for event in stream:
+                if event.event == "token":
+                    self.console.print(event.data["text"], end="", markup=False, highlight=False, soft_wrap=True)
+                elif event.event == "tool_call":
+                    calls.append(event.data)
+                elif event.event == "done":
+                    self.console.print()
+                    self._show_memory(event.data, time.perf_counter() - started)
+        return calls
+
+    def _answer_calls(self, calls: Sequence[Mapping[str, Any]]) -> None:
+        """Ask the user for each tool's result. The early repair, on the call's arguments, runs while they type."""
+        for call in calls:
+            function = call["function"]
+            self.console.print(
+                f"[bold magenta]tool[/]  {function['name']}({function['arguments']})", highlight=False, soft_wrap=True
+            )
+            self.client.event(self.session, "tool_call.started", call["id"])
+            result = self._read("      its result: ")
+            self.client.event(self.session, "tool_call.completed", call["id"], result=result)
+
+    def _show_memory(self, turn: Mapping[str, Any], seconds: float) -> None:
+        self.console.print(f"      {memory_line(turn, seconds)}", style="dim", highlight=False, soft_wrap=True)
+
+    def _read(self, prompt: str) -> str:
+        try:
+            return self.console.input(prompt).strip()
+        except (EOFError, KeyboardInterrupt):
+            self.console.print()
+            return ""
+
+
+def memory_line(turn: Mapping[str, Any], seconds: float) -> str:
+    """What a session holds after a turn, in one line."""
+    memory = turn["memory"]
+    repairs = memory["repairs"]
+    promoted = sum(repair["promoted"] for repair in repairs)
+    shown = [
+        f"{memory['length']} rows: {memory['active_rows']} active of {memory['budget']}",
+        f"{memory['evicted_rows']} evicted",
+        f"{promoted} promoted" + (f" in {sum(r['seconds'] for r in repairs):.2f} s" if repairs else ""),
+        f"{readable_bytes(memory['active_bytes'])} active",
+        f"{readable_bytes(max(memory['tier_bytes'].values(), default=0))} stored",
+        f"{seconds:.2f} s",
+    ]
+    return " · ".join(shown)
+
+
+def _tools(path: Path | None, reference: bool) -> list[Any]:
+    if path is None:
+        return [tool.schema() for tool in TOOLS] if reference else []
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CliError(f"{path} is no JSON list of tools: {error}") from error
+    if not isinstance(found, list):
+        raise CliError(f"{path} is no JSON list of tools")
+    return found

@@ -1,0 +1,78 @@
+"""`kvrecall demo`: the main job. A long conversation in a small budget, with and without repair."""
+
+import time
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from kvrecall.cli.demo.arms import Arm, ArmRun, demo_arms, run_arm
+from kvrecall.cli.demo.summary import check_bound, result_rows, summarise
+from kvrecall.cli.demo.table import arms_table
+from kvrecall.cli.local_server import ServerNeeds, server_at
+from kvrecall.cli.results import results_of
+from kvrecall.cli.serve import TEST_INSTRUMENT
+from kvrecall.client import KvrecallClient
+from reference import MODEL_PATH
+from reference.conversation import Conversation, generate
+
+FIRST_SEED = 7000
+MODEL_NAME = "kvrecall reference model"
+# A full cache needs room for every token, and conversations come out a little longer than asked for.
+FULL_CACHE_MARGIN = 1.3
+
+
+def demo_command(
+    file: Annotated[Path | None, typer.Option(help="Real input to replay afterwards (see kvrecall replay).")] = None,
+    tokens: Annotated[int, typer.Option(min=200, help="Length of a generated conversation.")] = 9000,
+    conversations: Annotated[int, typer.Option(min=1, help="Generated conversations.")] = 1,
+    budget: Annotated[int, typer.Option(min=1, help="Active rows with a budget.")] = 256,
+    repair_rows: Annotated[int, typer.Option(min=1, help="Rows of the budget that a repair may bring back.")] = 64,
+    method: Annotated[str, typer.Option(help="Eviction method.")] = "snapkv",
+    pause: Annotated[float, typer.Option(min=0, help="Seconds that a tool takes.")] = 0.1,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the first conversation.")] = FIRST_SEED,
+    out: Annotated[Path, typer.Option(help="Folder of the report.")] = Path("kvrecall-demo"),
+) -> None:
+    """Hold a long conversation under a small budget and count what is remembered, with and without repair."""
+    console = Console()
+    started = time.perf_counter()
+    console.print(TEST_INSTRUMENT, style="yellow", soft_wrap=True)
+    needs = ServerNeeds(model=str(MODEL_PATH), slots=2, max_budget=max(budget, int(tokens * FULL_CACHE_MARGIN)))
+    with server_at(None, needs) as address, KvrecallClient(address) as client:
+        spoken = [generate(seed + index, tokens, split="held_out") for index in range(conversations)]
+        runs = hold_all(client, demo_arms(method, budget, repair_rows), spoken, pause, console)
+        path = _tell(console, client, runs, seed, out)
+    console.print(f"{time.perf_counter() - started:.0f} seconds; the report is at", highlight=False)
+    console.print(str(path.resolve()), style="bold", soft_wrap=True, highlight=False)
+
+
+def hold_all(
+    client: KvrecallClient, arms: Sequence[Arm], spoken: Sequence[Conversation], pause: float, console: Console
+) -> list[ArmRun]:
+    """Every conversation in every arm, one after the other, so that times are an arm's own."""
+    runs = []
+    columns = (TextColumn("{task.description:<36}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console) as progress:
+        for conversation in spoken:
+            for arm in arms:
+                task = progress.add_task(arm.name, total=len(conversation.exchanges))
+                runs.append(run_arm(client, arm, conversation, pause, partial(progress.advance, task)))
+    return runs
+
+
+def _tell(console: Console, client: KvrecallClient, runs: Sequence[ArmRun], seed: int, out: Path) -> Path:
+    """Table, result file and page; returns the page's path. Raises BoundExceeded, after everything is written."""
+    # matplotlib takes a second to import: the other commands do without.
+    from kvrecall.cli.demo.report import demo_page, write_demo_page
+
+    summaries = summarise(runs, seed)
+    console.print(arms_table(summaries, f"{summaries[0].tokens:,} tokens at a budget of {runs[-1].arm.budget} rows"))
+    results = results_of("demo", seed, MODEL_NAME, result_rows(runs, seed))
+    results.write(out / "report.json")
+    path = write_demo_page(demo_page(runs, summaries, client.worker(), results), out)
+    check_bound(runs)
+    return path

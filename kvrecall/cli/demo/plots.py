@@ -1,0 +1,112 @@
+"""The report's plots, as SVG text."""
+
+import io
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from kvrecall.cli.demo.arms import ArmRun
+from kvrecall.cli.demo.summary import by_age, pause_seconds
+
+COLOURS = ("#5b6472", "#d1495b", "#2e86ab", "#3a9d5d")
+RIGHT, WRONG = "#3a9d5d", "#d1495b"
+STYLE = {
+    "font.family": "sans-serif",
+    "font.size": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": "#9aa3af",
+    "axes.labelcolor": "#374151",
+    "xtick.color": "#4b5563",
+    "ytick.color": "#4b5563",
+    "axes.grid": True,
+    "grid.color": "#e5e7eb",
+    "legend.frameon": False,
+    "svg.fonttype": "path",
+    "svg.hashsalt": "kvrecall",
+}
+
+
+def active_rows_plot(runs: Sequence[ArmRun], bound: int) -> str:
+    """Active rows after each turn of one conversation, one line per arm; the bound as a dashed line."""
+    with drawing(9.4, 3.6) as (figure, axes):
+        for run, colour in zip(runs, COLOURS, strict=False):
+            lengths = [turn.length for turn in run.turns]
+            axes.plot(lengths, [turn.active_rows for turn in run.turns], color=colour, label=run.arm.name, lw=1.8)
+        axes.axhline(bound, color="#9aa3af", ls="--", lw=1, label=f"bound with a budget: {bound} rows")
+        axes.set_xlabel("tokens said")
+        axes.set_ylabel("active rows per layer and head")
+        axes.set_xlim(left=0)
+        axes.set_ylim(bottom=0)
+        axes.legend(loc="upper left")
+        return svg(figure)
+
+
+def answers_plot(groups: Sequence[tuple[str, Sequence[ArmRun]]]) -> str:
+    """Right and wrong answers by the age of the fact, one panel per arm."""
+    with rc_context(STYLE):
+        figure = Figure(figsize=(9.4, 2.5 * ((len(groups) + 1) // 2)), layout="constrained")
+        panels = figure.subplots((len(groups) + 1) // 2, 2, sharey=True, squeeze=False)
+        for axes, (name, runs) in zip(panels.flat, groups, strict=False):
+            _answers_panel(axes, name, runs)
+        for axes in panels.flat[len(groups) :]:
+            axes.set_visible(False)
+        panels[0][0].legend(loc="upper left")
+        return svg(figure)
+
+
+def _answers_panel(axes: Axes, name: str, runs: Sequence[ArmRun]) -> None:
+    ages = [age for age in by_age(q for run in runs for q in run.questions) if age[1] + age[2]]
+    labels = [label for label, _, _ in ages]
+    right = [count for _, count, _ in ages]
+    axes.bar(labels, right, color=RIGHT, label="right", width=0.72)
+    axes.bar(labels, [count for _, _, count in ages], bottom=right, color=WRONG, label="wrong", width=0.72)
+    axes.set_title(name, fontsize=10, loc="left")
+    axes.set_ylabel("questions")
+    axes.set_xlabel("tokens since the fact was said")
+    axes.tick_params(axis="x", labelsize=8)
+    axes.grid(visible=False, axis="x")
+
+
+def repairs_plot(runs: Sequence[ArmRun]) -> str:
+    """Repair milliseconds of each pause over the conversation: on the call, and on the result."""
+    with drawing(9.4, 2.9) as (figure, axes):
+        for run, colour in zip(runs, COLOURS[2:], strict=False):
+            for trigger, marker in (("tool_call", "o"), ("tool_result", "^")):
+                points = pause_seconds(run.turns, trigger)
+                axes.plot(
+                    [length for length, _ in points],
+                    [1000 * seconds for _, seconds in points],
+                    marker,
+                    color=colour,
+                    fillstyle="none" if trigger == "tool_call" else "full",
+                    markersize=5,
+                    label=f"{run.arm.name}: {trigger.replace('_', ' ')}",
+                )
+        axes.set_xlabel("tokens said")
+        axes.set_ylabel("milliseconds of repair")
+        axes.set_xlim(left=0)
+        axes.set_ylim(bottom=0)
+        axes.legend(fontsize=8, loc="upper left")
+        return svg(figure)
+
+
+@contextmanager
+def drawing(width: float, height: float) -> Iterator[tuple[Figure, Axes]]:
+    """A figure with one set of axes, in the reports' style; inches."""
+    with rc_context(STYLE):
+        figure = Figure(figsize=(width, height), layout="constrained")
+        yield figure, figure.subplots()
+
+
+def svg(figure: Figure) -> str:
+    """The figure as SVG text without its XML header."""
+    out = io.StringIO()
+    metadata: dict[str, Any] = {"Date": None, "Creator": None}
+    figure.savefig(out, format="svg", metadata=metadata)
+    text = out.getvalue()
+    return text[text.index("<svg") :]

@@ -1,0 +1,35 @@
+"""What can go wrong on the command line. The message is one line that says what to do."""
+
+
+class CliError(Exception):
+    """Base of all errors of this package; the command ends with `exit_code`."""
+
+    exit_code = 2
+
+
+class BadResultFile(CliError):
+    """A file is not in the form of design section 9."""
+
+
+class BadReplayFile(CliError):
+    """A file is in none of the forms that replay reads, or breaks its form."""
+
+
+class ServerNotReady(CliError):
+    """A server that was started, or that was named, does not answer."""
+
+
+class CannotServe(CliError):
+    """The model, the data directory or the address cannot be used."""
+
+
+class BoundExceeded(CliError):
+    """A layer held more rows than its budget and a block: an invariant of the engine is broken."""
+
+    exit_code = 1
+
+
+class DemoFailed(CliError):
+    """The demo ran and did not show what it is there to show."""
+
+    exit_code = 1

@@ -1,0 +1,93 @@
+"""A real server for a command that has none: a process of its own, on a free port, ended with the command."""
+
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvrecall.cli.errors import ServerNotReady
+from kvrecall.cli.serve import LISTENING
+from kvrecall.client import KvrecallClient
+
+START_SECONDS = 180.0
+STOP_SECONDS = 45.0
+
+
+@dataclass(frozen=True)
+class ServerNeeds:
+    """What the server must be able to do; None leaves a value to the settings."""
+
+    model: str | None = None
+    slots: int | None = None
+    max_budget: int | None = None
+    block_tokens: int | None = None
+    data: Path | None = None
+
+    def arguments(self) -> list[str]:
+        """The options of `kvrecall serve`."""
+        options = {
+            "--model": self.model,
+            "--slots": self.slots,
+            "--budget": self.max_budget,
+            "--block": self.block_tokens,
+            "--data": self.data,
+        }
+        return [text for name, value in options.items() if value is not None for text in (name, str(value))]
+
+
+@contextmanager
+def server_at(url: str | None, needs: ServerNeeds) -> Iterator[str]:
+    """The address of a ready server: the named one, or one that lives as long as the context.
+
+    Without `needs.data` the started server keeps its sessions in a folder that is deleted with it.
+    Raises ServerNotReady.
+    """
+    if url is not None:
+        with KvrecallClient(url) as client:
+            if not client.ready():
+                raise ServerNotReady(f"no kvrecall is ready at {url}; start one with: kvrecall serve")
+        yield url
+        return
+    with tempfile.TemporaryDirectory(prefix="kvrecall-") as folder:
+        data = needs.data or Path(folder) / "data"
+        arguments = ["--host", "127.0.0.1", "--port", "0", "--data", str(data), "--log", "json", *needs.arguments()]
+        with _started(arguments, Path(folder) / "server.log") as started:
+            yield started
+
+
+@contextmanager
+def _started(arguments: Sequence[str], log: Path) -> Iterator[str]:
+    command = [sys.executable, "-m", "kvrecall.cli", "serve", *arguments]
+    with log.open("wb") as errors, subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors) as process:
+        try:
+            yield _address(process, log)
+        finally:
+            process.terminate()
+            try:
+                process.wait(STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+def _address(process: "subprocess.Popen[bytes]", log: Path) -> str:
+    """Read the server's output up to the line that says where it listens."""
+    late = threading.Timer(START_SECONDS, process.kill)
+    late.start()
+    try:
+        assert process.stdout is not None, "the process was started with a pipe"
+        for line in process.stdout:
+            text = line.decode().strip()
+            if text.startswith(LISTENING):
+                return text.removeprefix(LISTENING)
+    finally:
+        late.cancel()
+    raise ServerNotReady(f"the server did not start: {_last_line(log)}")
+
+
+def _last_line(log: Path) -> str:
+    lines = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+    return lines[-1] if lines else "it said nothing"

@@ -1,0 +1,108 @@
+"""`kvrecall serve`: the whole service in one process."""
+
+import asyncio
+import logging
+import signal
+import socket
+import sys
+from pathlib import Path
+from typing import Annotated, Any, cast
+
+import structlog
+import typer
+from rich.console import Console
+
+from kvrecall.cli.errors import CannotServe
+from kvrecall.cli.settings import LogFormat, Settings
+
+LISTENING = "kvrecall is listening on "
+TEST_INSTRUMENT = (
+    "The packaged reference model is a test instrument and a demo, trained on generated conversations. It is no "
+    "assistant; --model takes any Hugging Face causal LM."
+)
+
+
+def serve_command(
+    model: Annotated[str | None, typer.Option(help="Causal LM, by path or hub name. Default: the reference.")] = None,
+    data: Annotated[Path | None, typer.Option(help="Where sessions are kept. Default: ./kvrecall-data.")] = None,
+    slots: Annotated[int | None, typer.Option(min=1, help="Sessions whose active rows are in memory.")] = None,
+    budget: Annotated[int | None, typer.Option(min=1, help="Largest budget of a session, in rows.")] = None,
+    block: Annotated[int | None, typer.Option(min=1, help="Tokens prefilled in one step.")] = None,
+    ram: Annotated[int | None, typer.Option(min=1, help="MiB of rows in memory beside the files.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16. Default: the model's.")] = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on. Default: 127.0.0.1.")] = None,
+    port: Annotated[int | None, typer.Option(min=0, max=65535, help="0: any free port. Default: 8000.")] = None,
+    log: Annotated[LogFormat | None, typer.Option(help="console or json, on standard error.")] = None,
+) -> None:
+    """Serve sessions over HTTP; every setting can also come from the environment (KVRECALL_...)."""
+    worker = {"slots": slots, "max_budget": budget, "block_tokens": block}
+    chosen = {"model": model, "data": data, "dtype": dtype, "host": host, "port": port, "log": log}
+    if ram is not None:
+        chosen["ram_bytes"] = ram << 20
+    settings = Settings(**_given(chosen), worker=_given(worker))
+    set_up_logs(settings.log)
+    # uvicorn ends on these signals in good order, then raises them again for whoever handled them before.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: None)
+    asyncio.run(run_service(settings, Console()))
+
+
+async def run_service(settings: Settings, console: Console) -> None:
+    """Serve until a signal ends it. Raises CannotServe."""
+    # torch and the web framework take seconds to import: other commands do without.
+    import uvicorn
+
+    from gateway.app import create_app
+    from kvrecall.cli.build import build_service
+
+    listener = _listener(settings.host, settings.port)
+    if settings.is_reference_model:
+        console.print(TEST_INSTRUMENT, style="yellow", soft_wrap=True)
+    service = await build_service(settings)
+    config = uvicorn.Config(
+        create_app(service, settings.gateway),
+        log_config=None,
+        access_log=False,
+        timeout_graceful_shutdown=int(settings.service.drain_seconds),
+    )
+    server = uvicorn.Server(config)
+    announcing = asyncio.create_task(_announce(server, listener, console))
+    await server.serve(sockets=[listener])
+    announcing.cancel()
+
+
+def set_up_logs(form: LogFormat) -> None:
+    """structlog and the libraries' own warnings, on standard error."""
+    logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
+    renderer: Any = structlog.processors.JSONRenderer() if form == "json" else structlog.dev.ConsoleRenderer()
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso"),
+            *([structlog.processors.format_exc_info] if form == "json" else []),
+            renderer,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
+
+
+async def _announce(server: Any, listener: socket.socket, console: Console) -> None:
+    while not server.started:
+        await asyncio.sleep(0.02)
+    host, port = listener.getsockname()[:2]
+    shown = f"[{host}]" if ":" in host else host
+    console.print(f"{LISTENING}http://{shown}:{port}", soft_wrap=True, highlight=False)
+
+
+def _listener(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family)
+    except OSError as error:
+        raise CannotServe(f"cannot listen on {host} port {port}: {error.strerror}; choose another --port") from error
+
+
+def _given(options: dict[str, Any]) -> dict[str, Any]:
+    return cast("dict[str, Any]", {name: value for name, value in options.items() if value is not None})

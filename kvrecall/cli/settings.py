@@ -1,0 +1,46 @@
+"""Everything an operator may choose, from the environment (KVRECALL_...) and the command line; passed as a value."""
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from gateway.settings import GatewaySettings
+from reference import MODEL_PATH
+from services.settings import ServiceSettings
+from workers.settings import WorkerSettings
+
+Dtype = Literal["float32", "bfloat16", "float16"]
+LogFormat = Literal["console", "json"]
+
+
+class Settings(BaseSettings):
+    """The packages' settings and what joins them.
+
+    `KVRECALL_PORT=9000`, and for a nested value `KVRECALL_WORKER__BLOCK_TOKENS=256`.
+    """
+
+    model_config = SettingsConfigDict(
+        env_prefix="KVRECALL_",
+        env_nested_delimiter="__",
+        frozen=True,
+        extra="forbid",
+        nested_model_default_partial_update=True,
+    )
+
+    model: str = Field(str(MODEL_PATH), description="Path or hub name of a causal LM.")
+    dtype: Dtype | None = Field(None, description="The weights' type; the checkpoint's own when not given.")
+    data: Path = Field(Path("kvrecall-data"), description="Where sessions and their rows are kept.")
+    ram_bytes: int = Field(1 << 30, ge=1 << 20, description="Bytes of rows kept in memory beside the files.")
+    host: str = "127.0.0.1"
+    port: int = Field(8000, ge=0, le=65535, description="0: any free port.")
+    log: LogFormat = "console"
+    worker: WorkerSettings = WorkerSettings()
+    service: ServiceSettings = ServiceSettings()
+    gateway: GatewaySettings = GatewaySettings()
+
+    @property
+    def is_reference_model(self) -> bool:
+        """Whether the packaged model is served."""
+        return Path(self.model) == MODEL_PATH
