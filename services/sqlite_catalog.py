@@ -39,6 +39,8 @@ class SqliteCatalog:
 
         Raises CatalogVersion for a file of another version, CatalogError when it cannot be opened or is no catalog.
         """
+        if path.is_dir():
+            raise CatalogError(f"the catalog {path} cannot be opened: it is a directory, name a file in it")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             connection = await aiosqlite.connect(path, isolation_level=None)

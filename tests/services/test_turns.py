@@ -1,0 +1,329 @@
+"""One turn: one writer, all or nothing, and the worker always at what was committed."""
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from kvrecall.v1 import worker_pb2 as wire
+from services.catalog import IdempotencyKey
+from services.errors import (
+    CallsOutstanding,
+    CatalogError,
+    IdempotencyConflict,
+    InvalidRequest,
+    Overloaded,
+    SessionBusy,
+    ShuttingDown,
+    UnknownSession,
+    WorkerLost,
+    WorkerRefused,
+)
+from services.messages import Message, Sampling, ToolCall
+from services.observing import TurnFailed, TurnFinished
+from services.service import NewSession, SessionService
+from services.sessions import RepairTrigger, SessionState
+from services.settings import ServiceSettings
+from services.turn_plan import TurnRequest
+from services.turns import CallMade, TokenSaid, TurnEnded, TurnStarted, TurnStream
+
+HELLO = Message("user", "hello there")
+
+
+def begin(service: SessionService, session: str, *messages: Message, **options: object) -> TurnStream:
+    """A turn that has just been sent."""
+    return service.turn(session, TurnRequest(messages or (HELLO,), **{"sampling": Sampling(50)} | options))
+
+
+async def held_turn(harness, session: str) -> TurnStream:
+    """A turn that waits for leave to say its first word."""
+    harness.worker.gates["token"] = asyncio.Event()
+    harness.worker.reached["token"].clear()
+    stream = begin(harness.service, session)
+    await harness.worker.reached["token"].wait()
+    return stream
+
+
+async def test_a_turn_is_told_in_order_and_is_committed_when_it_ends(harness) -> None:
+    session = await harness.session()
+    harness.worker.script = ["one two"]
+    told = [progress async for progress in begin(harness.service, session)]
+    assert told[:3] == [TurnStarted(session, 1), TokenSaid("one "), TokenSaid("two ")]
+    assert isinstance(told[3], TurnEnded)
+    (turn,) = await harness.catalog.turns(session, 0, 10)
+    assert turn.outcome == told[3].outcome
+    assert turn.messages == (HELLO,)
+    assert len(turn.token_ids) == 5
+    assert turn.outcome.seconds["decode"] == 0.75
+
+
+async def test_turns_follow_each_other_without_opening_the_session_again(harness) -> None:
+    session = await harness.session()
+    for number in (1, 2, 3):
+        assert (await harness.say(session, HELLO)).turn == number
+    assert harness.worker.said == ["open 0"]
+
+
+async def test_remembering_says_nothing_and_counts_as_a_turn(harness) -> None:
+    session = await harness.session()
+    outcome = await harness.say(session, HELLO, Message("assistant", "hi"), generate=False)
+    assert (outcome.message, outcome.finish_reason, outcome.output_tokens) == (None, "remembered", 0)
+
+
+async def test_a_second_turn_meanwhile_is_refused_and_changes_nothing(harness) -> None:
+    session = await harness.session()
+    first = await held_turn(harness, session)
+    with pytest.raises(SessionBusy):
+        await anext(begin(harness.service, session))
+    assert (await harness.service.get(session))[1] is SessionState.PREFILLING
+    harness.worker.gates["token"].set()
+    assert [progress async for progress in first][-1].outcome.turn == 1
+
+
+async def test_a_second_turn_that_asks_to_queue_comes_after_the_first(harness) -> None:
+    session = await harness.session()
+    first = await held_turn(harness, session)
+    second = begin(harness.service, session, queue=True)
+    await asyncio.sleep(0)
+    harness.worker.gates["token"].set()
+    assert [progress async for progress in second][-1].outcome.turn == 2
+    assert [progress async for progress in first][-1].outcome.turn == 1
+
+
+async def test_unlike_sessions_do_not_wait_for_each_other(harness) -> None:
+    one, other = await harness.session(), await harness.session()
+    first = await held_turn(harness, one)
+    outcome = await harness.say(other, HELLO, generate=False)
+    assert outcome.session == other
+    await first.aclose()
+
+
+async def test_a_cancelled_turn_changes_nothing(harness) -> None:
+    session = await harness.session()
+    await harness.say(session, HELLO)
+    before, selection = await harness.catalog.session(session), await harness.selection(session)
+    stream = await held_turn(harness, session)
+    await stream.aclose()
+    assert await harness.catalog.session(session) == before
+    assert harness.worker.open_turns == 0
+    assert (await harness.service.get(session))[1] is SessionState.IDLE
+    harness.worker.gates.clear()
+    assert (await harness.say(session, HELLO)).turn == 2
+    assert harness.worker.said == ["open 0", f"open {before.memory.length}"]
+
+    undisturbed = await harness.session()
+    await harness.say(undisturbed, HELLO)
+    assert await harness.selection(undisturbed) == selection
+    await harness.say(undisturbed, HELLO)
+    assert await harness.selection(undisturbed) == await harness.selection(session)
+
+
+@pytest.mark.parametrize(
+    ("where", "fault"),
+    [
+        ("turn", WorkerRefused("bad_messages", "the template has no such role")),
+        ("turn", WorkerLost("gone")),
+        ("token", WorkerLost("gone")),
+        ("done", WorkerRefused("not_comparable", "kept nothing")),
+        ("done", RuntimeError("a mistake of ours")),
+    ],
+)
+async def test_a_turn_that_fails_changes_nothing_and_the_next_one_works(harness, where: str, fault: Exception) -> None:
+    session = await harness.session()
+    await harness.say(session, HELLO)
+    before = await harness.catalog.session(session)
+    harness.worker.faults[where] = fault
+    with pytest.raises(type(fault)):
+        await harness.say(session, HELLO)
+    assert await harness.catalog.session(session) == before
+    assert (await harness.say(session, HELLO)).memory.length == before.memory.length + 4
+
+
+async def test_a_worker_that_stops_without_an_answer_is_lost(harness) -> None:
+    session = await harness.session()
+
+    async def silent(request: wire.TurnRequest):
+        for event in ():
+            yield event
+
+    answering, harness.worker.turn = harness.worker.turn, silent
+    with pytest.raises(WorkerLost):
+        await harness.say(session, HELLO)
+    harness.worker.turn = answering
+    assert (await harness.say(session, HELLO)).turn == 1
+
+
+async def test_a_turn_whose_commit_fails_is_rolled_back(harness) -> None:
+    session = await harness.session()
+    commit = harness.catalog.commit_turn
+
+    async def full_disk(*args: object) -> None:
+        raise CatalogError("no space left")
+
+    harness.catalog.commit_turn = full_disk
+    with pytest.raises(CatalogError):
+        await harness.say(session, HELLO)
+    harness.catalog.commit_turn = commit
+    assert (await harness.service.get(session))[1] is SessionState.IDLE
+    assert (await harness.say(session, HELLO)).memory.length == 4
+    assert harness.worker.said == ["open 0", "open 0"]
+
+
+async def test_after_a_restart_the_session_goes_on_from_what_was_committed(harness) -> None:
+    crashed, undisturbed = await harness.session(), await harness.session()
+    await harness.say(crashed, HELLO)
+    stream = await held_turn(harness, crashed)
+    await stream.aclose()
+    await harness.crash()
+    assert set(harness.worker.retained) == {crashed, undisturbed}
+    assert (await harness.say(crashed, HELLO)).turn == 2
+    assert harness.worker.said == ["open 4"]
+    for _ in range(2):
+        await harness.say(undisturbed, HELLO)
+    assert await harness.selection(crashed) == await harness.selection(undisturbed)
+
+
+async def test_the_same_key_gives_the_same_answer_without_a_second_turn(harness) -> None:
+    session = await harness.session()
+    key = IdempotencyKey("turn", "k", "body")
+    request = TurnRequest((HELLO,), sampling=Sampling(50))
+    harness.worker.script = ["one two"]
+    first = [progress async for progress in harness.service.turn(session, request, key)]
+    again = [progress async for progress in harness.service.turn(session, request, key)]
+    assert again == [first[0], TokenSaid("one two"), first[-1]]
+    assert (await harness.catalog.session(session)).turns == 1
+    with pytest.raises(IdempotencyConflict):
+        await anext(harness.service.turn(session, request, IdempotencyKey("turn", "k", "other")))
+
+
+async def test_an_answer_outlives_a_restart(harness, call: Callable) -> None:
+    session = await harness.session()
+    key = IdempotencyKey("turn", "k", "body")
+    request = TurnRequest((HELLO,), sampling=Sampling(50))
+    harness.worker.script = [[call("c", "Bern")]]
+    first = [progress async for progress in harness.service.turn(session, request, key)]
+    await harness.crash()
+    again = [progress async for progress in harness.service.turn(session, request, key)]
+    assert again == first
+    assert isinstance(again[1], CallMade)
+
+
+async def test_a_turn_is_refused_before_anything_runs(harness) -> None:
+    session = await harness.session()
+    with pytest.raises(UnknownSession):
+        await harness.say("nobody", HELLO)
+    with pytest.raises(InvalidRequest) as caught:
+        await harness.say(session, HELLO, compare_with="nobody")
+    assert caught.value.details["field"] == "fidelity.against"
+    asks = Message("assistant", tool_calls=(ToolCall("c", "look", "{}"),))
+    with pytest.raises(CallsOutstanding):
+        await harness.say(session, asks)
+    assert harness.worker.said == ["open 0"]
+
+
+async def test_the_seed_of_a_turn_follows_from_the_session_and_can_be_given(harness) -> None:
+    seen = []
+    answering = harness.worker.turn
+    harness.worker.turn = lambda request: seen.append(request.sampling.seed) or answering(request)
+    session = await harness.session(seed=10)
+    await harness.say(session, HELLO)
+    await harness.say(session, HELLO)
+    await harness.say(session, HELLO, seed=99)
+    assert seen == [11, 12, 99]
+
+
+async def test_every_turn_repairs_first_when_the_session_asks_for_it(harness) -> None:
+    session = await harness.session(repair_on=frozenset({RepairTrigger.TURN}))
+    outcome = await harness.say(session, HELLO)
+    assert outcome.own_repair is not None
+    assert outcome.repairs == (outcome.own_repair,)
+
+
+async def test_observers_hear_of_every_turn_and_how_it_ended(harness) -> None:
+    heard = []
+    harness.service.observe(heard.append)
+    session = await harness.session()
+    outcome = await harness.say(session, HELLO)
+    stream = await held_turn(harness, session)
+    await stream.aclose()
+    harness.worker.gates.clear()
+    harness.worker.faults["turn"] = WorkerLost("gone")
+    with pytest.raises(WorkerLost):
+        await harness.say(session, HELLO)
+    expected = [TurnFinished(outcome), TurnFailed(session, "cancelled"), TurnFailed(session, "worker_lost")]
+    assert heard == expected
+
+
+class TestCrowded:
+    """A service with one place, one waiting turn and one waiting writer."""
+
+    @pytest.fixture
+    def settings(self) -> ServiceSettings:
+        return ServiceSettings(max_running_turns=1, max_waiting_turns=1, max_waiting_writers=1, queue_seconds=0.2)
+
+    async def test_over_the_queue_a_turn_is_turned_away_at_once(self, harness) -> None:
+        sessions = [await harness.session() for _ in range(3)]
+        first = await held_turn(harness, sessions[0])
+        waiting = begin(harness.service, sessions[1])
+        await asyncio.sleep(0.05)
+        assert harness.service.admission.waiting == 1
+        with pytest.raises(Overloaded) as caught:
+            await anext(begin(harness.service, sessions[2]))
+        assert caught.value.retry_after_seconds == 1.0
+        harness.worker.gates["token"].set()
+        assert [progress async for progress in waiting][-1].outcome.turn == 1
+        assert [progress async for progress in first][-1].outcome.turn == 1
+
+    async def test_no_turn_waits_for_a_place_without_end(self, harness) -> None:
+        one, other = await harness.session(), await harness.session()
+        first = await held_turn(harness, one)
+        with pytest.raises(Overloaded):
+            await anext(begin(harness.service, other))
+        await first.aclose()
+        harness.worker.gates.clear()
+        assert (await harness.say(other, HELLO)).turn == 1
+
+    async def test_only_so_many_wait_for_one_session(self, harness) -> None:
+        session = await harness.session()
+        first = await held_turn(harness, session)
+        second = begin(harness.service, session, queue=True)
+        await asyncio.sleep(0.01)
+        with pytest.raises(Overloaded):
+            await anext(begin(harness.service, session, queue=True))
+        with pytest.raises(SessionBusy):
+            await anext(second)
+        await first.aclose()
+
+
+async def test_a_stop_lets_running_turns_end_and_takes_no_new_ones(harness) -> None:
+    session = await harness.session()
+    stream = await held_turn(harness, session)
+    stopping = asyncio.create_task(harness.service.stop())
+    await asyncio.sleep(0)
+    with pytest.raises(ShuttingDown):
+        begin(harness.service, session)
+    with pytest.raises(ShuttingDown):
+        await harness.service.create(NewSession())
+    harness.worker.gates["token"].set()
+    assert [progress async for progress in stream][-1].outcome.turn == 1
+    await stopping
+    assert harness.worker.closed
+    await harness.start()
+
+
+class TestImpatient:
+    """A service that drains for a moment only."""
+
+    @pytest.fixture
+    def settings(self) -> ServiceSettings:
+        return ServiceSettings(drain_seconds=0.05)
+
+    async def test_a_stop_cancels_what_does_not_end_in_time(self, harness) -> None:
+        session = await harness.session()
+        stream = await held_turn(harness, session)
+        await harness.service.stop()
+        with pytest.raises(WorkerLost, match="cancelled"):
+            [progress async for progress in stream]
+        assert harness.worker.open_turns == 0
+        await harness.start()
+        assert (await harness.catalog.session(session)).turns == 0
