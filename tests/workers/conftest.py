@@ -1,0 +1,280 @@
+"""Small real models, served by real schedulers over real row stores, beside transformers' own full cache."""
+
+import random
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    LlamaConfig,
+    MistralConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen3Config,
+)
+
+from kvrecall.v1 import worker_pb2 as wire
+from kvstore.page import PageLayout
+from kvstore.store import RowStore
+from kvstore.tiers.nvme import NvmeTier
+from kvstore.tiers.ram import RamTier
+from reference import MODEL_PATH
+from workers.cache import ActiveCache, RowShape
+from workers.engine import Engine, Parts
+from workers.model import LoadedModel, load_model
+from workers.scheduler import Scheduler
+from workers.session import WorkerSession
+from workers.settings import WorkerSettings
+from workers.tokenizer import ChatTokenizer, load_tokenizer
+
+WAIT = 60
+"""Seconds after which a job counts as lost. Jobs take far less; nothing is timed with it."""
+WORDS = "the river lamp seven blue station 4 9 paper north garden 27 copper letter window market".split()
+
+
+def tiny_config(family: str) -> PreTrainedConfig:
+    """Two or three layers, four query heads over two KV heads, the reference model's vocabulary.
+
+    Weights are drawn widely, so that attention is sharp and no two tokens are nearly as likely.
+    """
+    shape: dict[str, Any] = {
+        "vocab_size": 1280,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "max_position_embeddings": 2048,
+        "initializer_range": 0.3,
+        "eos_token_id": 1,
+        "bos_token_id": None,
+        "pad_token_id": 0,
+        "tie_word_embeddings": False,
+    }
+    configs = {
+        "llama": lambda: LlamaConfig(num_hidden_layers=2, **shape),
+        "qwen2": lambda: Qwen2Config(num_hidden_layers=3, **shape),
+        "qwen3": lambda: Qwen3Config(num_hidden_layers=2, **shape),
+        "mistral": lambda: MistralConfig(num_hidden_layers=2, sliding_window=None, **shape),
+    }
+    return configs[family]()
+
+
+@pytest.fixture(scope="session")
+def model_path(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """model_path(family): a directory with a model of that family, and the reference model's tokenizer."""
+
+    @cache
+    def make(family: str) -> Path:
+        path = tmp_path_factory.mktemp(family)
+        if family == "reference":
+            shutil.copytree(MODEL_PATH, path, dirs_exist_ok=True)
+            return path
+        torch.manual_seed(7)
+        AutoModelForCausalLM.from_config(tiny_config(family), dtype=torch.float32).save_pretrained(path)
+        AutoTokenizer.from_pretrained(MODEL_PATH).save_pretrained(path)
+        return path
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def loaded(model_path: Callable[[str], Path]) -> Callable[[str], LoadedModel]:
+    """loaded(family): the model as kvrecall serves it."""
+    return cache(lambda family: load_model(model_path(family), dtype=torch.float32))
+
+
+@pytest.fixture(scope="session")
+def plain(model_path: Callable[[str], Path]) -> Callable[[str], PreTrainedModel]:
+    """plain(family): the same model as transformers runs it, with its own attention."""
+    return cache(
+        lambda family: AutoModelForCausalLM.from_pretrained(
+            model_path(family), dtype=torch.float32, attn_implementation="sdpa"
+        ).eval()
+    )
+
+
+@pytest.fixture(scope="session")
+def tokenizer(loaded: Callable[[str], LoadedModel], model_path: Callable[[str], Path]) -> ChatTokenizer:
+    """The reference model's tokenizer."""
+    return load_tokenizer(model_path("reference"), loaded("reference").eos_token_ids)
+
+
+@pytest.fixture(scope="session")
+def continuation(plain: Callable[[str], PreTrainedModel]) -> Callable[..., list[int]]:
+    """continuation(family, token_ids, tokens): what transformers' greedy `generate` says next, full cache."""
+
+    def say(family: str, token_ids: Sequence[int], tokens: int) -> list[int]:
+        prompt = torch.tensor([list(token_ids)])
+        said = plain(family).generate(
+            prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=tokens, do_sample=False
+        )
+        return said[0, prompt.shape[1] :].tolist()
+
+    return say
+
+
+@pytest.fixture(scope="session")
+def words() -> Callable[..., str]:
+    """words(count, seed): text without meaning, the same for the same seed."""
+
+    def say(count: int, seed: int = 0) -> str:
+        return " ".join(random.Random(seed).choices(WORDS, k=count))
+
+    return say
+
+
+class WatchedEngine(Engine):
+    """An engine that notes every forward pass: how many sessions said how many tokens."""
+
+    def __init__(self, parts: Parts) -> None:
+        super().__init__(parts)
+        self.passes: list[tuple[int, int]] = []
+
+    def forward(self, sessions: Sequence[WorkerSession], token_ids: Tensor, logits_to_keep: int = 1) -> Tensor:
+        self.passes.append((token_ids.shape[0], token_ids.shape[1]))
+        return super().forward(sessions, token_ids, logits_to_keep)
+
+
+class LocalWorker:
+    """A scheduler with short calls for tests; `events` are those of each session's last turn."""
+
+    def __init__(self, parts: Parts) -> None:
+        self.engine = WatchedEngine(parts)
+        self.scheduler = Scheduler(self.engine)
+        self.events: dict[str, list[wire.TurnEvent]] = {}
+
+    def open(
+        self, name: str = "s", *, state: wire.SessionState | None = None, budget: int = 1024, **spec: Any
+    ) -> wire.MemoryReport:
+        """Open a session, `full` unless `method` says otherwise."""
+        spec = {"epoch": 1, "method": "full", "method_settings": "{}"} | spec
+        request = wire.OpenRequest(spec=wire.SessionSpec(session=name, budget=budget, **spec), state=state)
+        return self.scheduler.open(request).result(WAIT)
+
+    def submit(
+        self,
+        name: str,
+        messages: str | Sequence[dict[str, str]],
+        *,
+        generate: bool = True,
+        epoch: int = 1,
+        emit: Callable[[wire.TurnEvent], None] | None = None,
+        repair: bool = False,
+        keep_distribution: bool = False,
+        compare_with: str = "",
+        **sampling: Any,
+    ) -> "Future[wire.TurnDone]":
+        """Begin a turn: of one user message, or of several given as role and content."""
+        if isinstance(messages, str):
+            messages = [{"role": "user", "content": messages}]
+        heard = self.events[name] = []
+        return self.scheduler.turn(
+            wire.TurnRequest(
+                session=name,
+                epoch=epoch,
+                messages=[wire.Message(**message) for message in messages],
+                generate=generate,
+                sampling=wire.Sampling(**{"max_tokens": 24, **sampling}),
+                repair=repair,
+                keep_distribution=keep_distribution,
+                compare_with=compare_with,
+            ),
+            emit or heard.append,
+        )
+
+    def turn(self, name: str, messages: str | Sequence[dict[str, str]], **options: Any) -> wire.TurnDone:
+        """Run a turn to its end."""
+        return self.submit(name, messages, **options).result(WAIT)
+
+    def repair(self, name: str, text: str = "", messages: Sequence[dict[str, str]] = ()) -> wire.RepairResult:
+        """Run a repair between turns."""
+        said = [wire.Message(**message) for message in messages]
+        request = wire.RepairRequest(session=name, epoch=1, trigger="tool_result", text=text, messages=said)
+        return self.scheduler.repair(request).result(WAIT)
+
+    def memory(self, name: str = "s") -> wire.MemoryReport:
+        """What a session holds."""
+        return self.scheduler.memory(name).result(WAIT)
+
+    def shown(self, name: str = "s") -> str:
+        """The text that the session's last turn streamed."""
+        return "".join(event.token.text for event in self.events[name])
+
+    def check(self) -> None:
+        """Every invariant of the active cache and of the store, between two jobs."""
+        self.engine.cache.check_integrity()
+        self.engine.store.check()
+
+    def close(self) -> None:
+        """Stop the thread, close the store."""
+        self.scheduler.close()
+        self.engine.store.close()
+
+
+def answer_of(done: wire.TurnDone) -> list[int]:
+    """The token ids that the turn generated."""
+    return list(done.token_ids[done.prompt_tokens :][: done.output_tokens])
+
+
+@pytest.fixture(scope="session")
+def answer() -> Callable[[wire.TurnDone], list[int]]:
+    """answer(done): the token ids that a turn generated."""
+    return answer_of
+
+
+@pytest.fixture
+def open_store(tmp_path: Path) -> Iterator[Callable[..., RowStore]]:
+    """open_store(model, directory, ram_pages): a store over RAM and NVMe, closed at the end of the test."""
+    opened: list[RowStore] = []
+
+    def make(model: LoadedModel, directory: str = "rows", ram_pages: int = 8) -> RowStore:
+        shape = model.shape
+        layout = PageLayout(shape.n_layers, shape.n_kv_heads, shape.head_dim, model.dtype, model.fingerprint)
+        store = RowStore(layout, [RamTier(ram_pages * layout.page_bytes), NvmeTier(tmp_path / directory)])
+        opened.append(store)
+        return store
+
+    yield make
+    for store in opened:
+        store.close()
+
+
+@pytest.fixture
+def make_worker(
+    loaded: Callable[[str], LoadedModel], tokenizer: ChatTokenizer, open_store: Callable[..., RowStore]
+) -> Iterator[Callable[..., LocalWorker]]:
+    """make_worker(family, directory, ram_pages, **settings): a worker over a store of its own, closed at the end."""
+    made: list[LocalWorker] = []
+
+    def make(
+        family: str = "llama", directory: str | None = None, ram_pages: int = 8, **settings: Any
+    ) -> LocalWorker:
+        model = loaded(family)
+        store = open_store(model, directory or f"rows-{len(made)}", ram_pages)
+        worker = LocalWorker(Parts(model, tokenizer, store, WorkerSettings(**settings)))
+        made.append(worker)
+        return worker
+
+    yield make
+    for worker in made:
+        worker.close()
+
+
+@pytest.fixture
+def make_cache() -> Callable[..., ActiveCache]:
+    """make_cache(slots, rows): an active cache of a model with 2 layers, 4 query heads, 2 KV heads of size 4."""
+
+    def make(slots: int = 3, rows: Sequence[int] = (16, 12)) -> ActiveCache:
+        return ActiveCache(RowShape(n_layers=2, n_heads=4, n_kv_heads=2, head_dim=4), slots, rows)
+
+    return make

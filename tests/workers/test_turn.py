@@ -1,0 +1,208 @@
+"""A turn says what the model would say, within its bounds, or changes nothing."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from workers.errors import BadMessages, BadSettings, NotComparable, TurnTooLong
+
+FAMILIES = ("reference", "llama", "qwen2", "qwen3", "mistral")
+BLOCKS = (1, 17, 128, 512)
+
+
+@pytest.mark.parametrize("block_tokens", BLOCKS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_greedy_output_is_transformers_own(
+    family: str,
+    block_tokens: int,
+    make_worker: Callable[..., Any],
+    words: Callable[..., str],
+    continuation: Callable[..., list[int]],
+    answer: Callable[..., list[int]],
+) -> None:
+    worker = make_worker(family, block_tokens=block_tokens)
+    worker.open()
+    done = worker.turn("s", words(150), max_tokens=32)
+    assert answer(done) == continuation(family, done.token_ids[: done.prompt_tokens], 32)
+    worker.check()
+
+
+@pytest.mark.parametrize("method", ["snapkv", "streaming_llm", "random"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_method_that_need_not_evict_changes_nothing(
+    family: str,
+    method: str,
+    make_worker: Callable[..., Any],
+    words: Callable[..., str],
+    continuation: Callable[..., list[int]],
+    answer: Callable[..., list[int]],
+) -> None:
+    worker = make_worker(family, block_tokens=64)
+    worker.open(method=method, repair_rows=100)
+    done = worker.turn("s", words(150), repair=True)
+    assert answer(done) == continuation(family, done.token_ids[: done.prompt_tokens], 24)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_several_turns_equal_one_long_context(
+    family: str,
+    make_worker: Callable[..., Any],
+    words: Callable[..., str],
+    continuation: Callable[..., list[int]],
+    answer: Callable[..., list[int]],
+) -> None:
+    worker = make_worker(family, block_tokens=32)
+    worker.open()
+    said: list[int] = []
+    for number, max_tokens in enumerate((5, 24, 1, 9)):
+        done = worker.turn("s", words(30, seed=number), max_tokens=max_tokens)
+        prompt = [*said, *done.token_ids[: done.prompt_tokens]]
+        assert answer(done) == continuation(family, prompt, max_tokens)
+        said += done.token_ids
+    assert worker.memory().length + len(done.state.pending) == len(said)
+
+
+def test_an_answer_that_was_cut_off_is_closed_before_the_next_turn(
+    make_worker: Callable[..., Any], words: Callable[..., str]
+) -> None:
+    worker = make_worker()
+    worker.open()
+    done = worker.turn("s", words(20), max_tokens=3)
+    assert done.finish_reason == "length"
+    assert done.output_tokens == 3
+    assert list(done.token_ids)[-1] == worker.engine.tokenizer.eos_token_ids[0]
+    assert list(done.state.pending) == list(done.token_ids)[-2:]
+
+
+def test_a_turn_may_only_remember(make_worker: Callable[..., Any], words: Callable[..., str]) -> None:
+    worker = make_worker()
+    worker.open()
+    done = worker.turn("s", words(20), generate=False)
+    assert done.finish_reason == "remembered"
+    assert not done.HasField("message")
+    assert done.memory.length == done.prompt_tokens == len(done.token_ids)
+
+
+def test_what_was_remembered_counts_like_what_was_asked(
+    make_worker: Callable[..., Any],
+    words: Callable[..., str],
+    continuation: Callable[..., list[int]],
+    answer: Callable[..., list[int]],
+) -> None:
+    worker = make_worker()
+    worker.open()
+    heard = [{"role": "user", "content": words(20)}, {"role": "assistant", "content": words(10, seed=1)}]
+    said = list(worker.turn("s", heard, generate=False).token_ids)
+    done = worker.turn("s", words(15, seed=2))
+    assert answer(done) == continuation("llama", [*said, *done.token_ids[: done.prompt_tokens]], 24)
+    together = [*heard, {"role": "user", "content": words(15, seed=2)}]
+    segments = worker.engine.tokenizer.prompt([], together, [], generate=True)
+    assert [*said, *done.token_ids[: done.prompt_tokens]] == [t for s in segments for t in s.token_ids]
+
+
+@pytest.mark.parametrize("max_budget", [64, 10_000])
+def test_a_turn_that_is_too_long_changes_nothing(
+    max_budget: int, make_worker: Callable[..., Any], words: Callable[..., str], answer: Callable[..., list[int]]
+) -> None:
+    """Past the slot for the method full, past the model's context for every method."""
+    worker = make_worker(max_budget=max_budget, block_tokens=64)
+    worker.open(budget=64)
+    first = worker.turn("s", words(20), max_tokens=8)
+    before = worker.memory()
+    state = worker.engine.snapshot(worker.engine.session("s"))
+    with pytest.raises(TurnTooLong, match="Say less, or open a new session"):
+        worker.turn("s", words(2500))
+    assert worker.memory() == before
+    assert worker.engine.snapshot(worker.engine.session("s")) == state == first.state
+    other = make_worker(max_budget=max_budget, block_tokens=64)
+    other.open(budget=64)
+    other.turn("s", words(20), max_tokens=8)
+    assert answer(worker.turn("s", words(5), max_tokens=8)) == answer(other.turn("s", words(5), max_tokens=8))
+
+
+def test_max_tokens_is_cut_to_what_the_slot_holds(make_worker: Callable[..., Any], words: Callable[..., str]) -> None:
+    worker = make_worker(max_budget=64, block_tokens=64)
+    worker.open(budget=64)
+    done = worker.turn("s", words(40), max_tokens=1000)
+    assert done.prompt_tokens + done.output_tokens <= 128
+    assert max(done.memory.peak_rows) <= 128
+    with pytest.raises(TurnTooLong):
+        worker.turn("s", "more")
+
+
+@pytest.mark.parametrize(
+    ("messages", "sampling", "error"),
+    [
+        ([], {}, BadMessages),
+        ("hello", {"temperature": -1}, BadSettings),
+        ("hello", {"top_p": 2}, BadSettings),
+        ("hello", {"stop": [""]}, BadSettings),
+        ("hello", {"compare_with": "s"}, NotComparable),
+    ],
+)
+def test_a_refused_turn_changes_nothing(
+    messages: Any, sampling: dict[str, Any], error: type[Exception], make_worker: Callable[..., Any]
+) -> None:
+    worker = make_worker()
+    worker.open()
+    worker.turn("s", "hello there", max_tokens=4)
+    before = worker.memory()
+    with pytest.raises(error):
+        worker.turn("s", messages, **sampling)
+    assert worker.memory() == before
+
+
+def test_the_same_session_twice_diverges_nowhere(make_worker: Callable[..., Any], words: Callable[..., str]) -> None:
+    worker = make_worker(block_tokens=16)
+    recorded = [{"role": "user", "content": words(20)}, {"role": "assistant", "content": words(40, seed=1)}]
+    worker.open("full")
+    worker.turn("full", recorded, generate=False, keep_distribution=True)
+    worker.open("other", method="snapkv", budget=1000)
+    same = worker.turn("other", recorded, generate=False, compare_with="full").fidelity
+    assert same.tokens == len(worker.engine.session("full").distribution.token_ids) > 40
+    assert same.kl_mean == pytest.approx(0, abs=1e-5)
+    assert same.top1_agreement == 1
+
+
+def test_divergence_is_the_mean_kl_of_what_the_two_models_expected(
+    make_worker: Callable[..., Any], words: Callable[..., str], plain: Callable[..., Any]
+) -> None:
+    worker = make_worker(block_tokens=16, recent=4)
+    recorded = [{"role": "user", "content": words(40)}, {"role": "assistant", "content": words(30, seed=1)}]
+    worker.open("full")
+    done = worker.turn("full", recorded, generate=False, keep_distribution=True)
+    kept = worker.engine.session("full").distribution
+    with torch.inference_mode():
+        expected = plain("llama")(torch.tensor([list(done.token_ids)])).logits[0].log_softmax(-1)
+    at = len(done.token_ids) - len(kept.token_ids)
+    assert torch.allclose(kept.log_probs, expected[at - 1 : -1], atol=1e-4)
+    worker.open("small", method="streaming_llm", budget=12)
+    far = worker.turn("small", recorded, generate=False, keep_distribution=True, compare_with="full").fidelity
+    small = worker.engine.session("small").distribution.log_probs
+    divergence = torch.nn.functional.kl_div(small, kept.log_probs, log_target=True, reduction="batchmean")
+    assert far.kl_mean == pytest.approx(float(divergence), rel=1e-4)
+    assert far.top1_agreement == pytest.approx(float((small.argmax(-1) == kept.log_probs.argmax(-1)).float().mean()))
+
+
+def test_different_recorded_text_cannot_be_compared(
+    make_worker: Callable[..., Any], words: Callable[..., str]
+) -> None:
+    worker = make_worker()
+    worker.open("a")
+    worker.open("b")
+    worker.turn("a", [{"role": "assistant", "content": words(8)}], generate=False, keep_distribution=True)
+    with pytest.raises(NotComparable):
+        worker.turn("b", [{"role": "assistant", "content": words(9)}], generate=False, compare_with="a")
+
+
+def test_phases_are_timed_and_text_is_streamed(make_worker: Callable[..., Any], words: Callable[..., str]) -> None:
+    worker = make_worker()
+    worker.open(method="snapkv", budget=200, repair_rows=50)
+    done = worker.turn("s", words(20), repair=True)
+    assert {"queued", "repair", "prefill", "first_token", "decode", "evict", "flush"} <= set(done.seconds)
+    assert worker.shown().strip() == done.message.content
+    assert [t for event in worker.events["s"] for t in event.token.ids][: done.output_tokens] == list(
+        done.token_ids[done.prompt_tokens :][: done.output_tokens]
+    )
