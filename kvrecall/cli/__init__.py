@@ -11,6 +11,7 @@ from typer.core import TyperGroup
 from kvrecall.cli.chat import chat_command
 from kvrecall.cli.demo import demo_command
 from kvrecall.cli.errors import CliError
+from kvrecall.cli.replay import replay_command
 from kvrecall.cli.serve import serve_command
 from kvrecall.client import KvrecallError
 
@@ -46,3 +47,4 @@ app = typer.Typer(
 app.command("serve")(serve_command)
 app.command("chat")(chat_command)
 app.command("demo")(demo_command)
+app.command("replay")(replay_command)

@@ -61,16 +61,32 @@ def server_at(url: str | None, needs: ServerNeeds) -> Iterator[str]:
 
 @contextmanager
 def _started(arguments: Sequence[str], log: Path) -> Iterator[str]:
-    command = [sys.executable, "-m", "kvrecall.cli", "serve", *arguments]
-    with log.open("wb") as errors, subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors) as process:
+    process, address = launch(arguments, log)
+    with process:
         try:
-            yield _address(process, log)
+            yield address
         finally:
             process.terminate()
             try:
                 process.wait(STOP_SECONDS)
             except subprocess.TimeoutExpired:
                 process.kill()
+
+
+def launch(arguments: Sequence[str], log: Path) -> tuple["subprocess.Popen[bytes]", str]:
+    """Start `kvrecall serve` and wait until it listens: the process, which is the caller's to end, and its address.
+
+    Its log is appended to the file `log`. Raises ServerNotReady.
+    """
+    command = [sys.executable, "-m", "kvrecall.cli", "serve", *arguments]
+    with log.open("ab") as errors:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors)
+    try:
+        return process, _address(process, log)
+    except BaseException:
+        process.kill()
+        process.wait()
+        raise
 
 
 def _address(process: "subprocess.Popen[bytes]", log: Path) -> str:

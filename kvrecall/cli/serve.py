@@ -59,16 +59,22 @@ async def run_service(settings: Settings, console: Console) -> None:
     if settings.is_reference_model:
         console.print(TEST_INSTRUMENT, style="yellow", soft_wrap=True)
     service = await build_service(settings)
+
+    class Server(uvicorn.Server):
+        """Says where it listens once it does."""
+
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().startup(sockets)
+            if self.started:
+                console.print(f"{LISTENING}{_url(listener)}", soft_wrap=True, highlight=False)
+
     config = uvicorn.Config(
         create_app(service, settings.gateway),
         log_config=None,
         access_log=False,
         timeout_graceful_shutdown=int(settings.service.drain_seconds),
     )
-    server = uvicorn.Server(config)
-    announcing = asyncio.create_task(_announce(server, listener, console))
-    await server.serve(sockets=[listener])
-    announcing.cancel()
+    await Server(config).serve(sockets=[listener])
 
 
 def set_up_logs(form: LogFormat) -> None:
@@ -88,12 +94,9 @@ def set_up_logs(form: LogFormat) -> None:
     )
 
 
-async def _announce(server: Any, listener: socket.socket, console: Console) -> None:
-    while not server.started:
-        await asyncio.sleep(0.02)
+def _url(listener: socket.socket) -> str:
     host, port = listener.getsockname()[:2]
-    shown = f"[{host}]" if ":" in host else host
-    console.print(f"{LISTENING}http://{shown}:{port}", soft_wrap=True, highlight=False)
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def _listener(host: str, port: int) -> socket.socket:
