@@ -9,7 +9,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, train
 from transformers import PreTrainedTokenizerFast
 
 from reference.conversation import generate
-from reference.words import CITY_ENDS, CITY_STARTS, CODE_WORDS, NAME_ENDS, NAME_STARTS
+from reference.words import CITY_ENDS, CITY_STARTS, COLOURS, NAME_ENDS, NAME_STARTS, THINGS
 
 VOCABULARY = 1280
 PADDING = "<|pad|>"
@@ -67,7 +67,7 @@ def corpus(n_conversations: int) -> Iterator[str]:
     for _ in range(40 * n_conversations):
         yield from NAME_ENDS
         yield from CITY_ENDS
-        for piece in NAME_STARTS + CITY_STARTS + CODE_WORDS:
+        for piece in NAME_STARTS + CITY_STARTS + COLOURS + THINGS:
             yield f" {piece}"
     for _ in range(20 * n_conversations):
         yield from NAME_STARTS

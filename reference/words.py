@@ -39,11 +39,14 @@ CITY_STARTS = _pieces(
 CITY_ENDS = _pieces(
     "borough bridge burg by dale field ford gate ham haven hill mouth port side ton view ville wick wood worth"
 )
-CODE_WORDS = _pieces(
-    "amber arrow birch blue bronze cedar cloud comet copper coral crane crown dawn delta eagle ember falcon fern flint "
-    "forest frost garnet glass gold hazel heron honey indigo ivory jade lemon lily lotus lunar maple marble meadow "
-    "mint moon nickel ocean olive onyx opal orchid otter pearl pepper plum raven river robin ruby sage sand scarlet "
-    "silver snow solar spruce star storm summer swan teal tiger topaz tulip velvet violet willow winter zinc"
+COLOURS = _pieces(
+    "amber blue bronze cedar copper coral flint garnet glass gold hazel honey indigo ivory jade lemon lunar marble "
+    "mint nickel olive onyx opal pearl pepper plum ruby sage sand scarlet silver snow solar storm summer teal topaz "
+    "velvet violet winter zinc"
+)
+THINGS = _pieces(
+    "arrow birch cloud comet crane crown dawn delta eagle ember falcon fern forest frost heron lily lotus maple meadow "
+    "moon ocean orchid otter raven river robin spruce star swan tiger tulip willow"
 )
 DESK_LETTERS = "ABCDEFGHJKLMNPQRSTUVWXYZ"
 
@@ -69,8 +72,8 @@ def _flight(rng: random.Random) -> str:
     return f"{rng.choice(DESK_LETTERS)}{rng.choice(DESK_LETTERS)}{rng.randrange(100, 1000)}"
 
 
-def _word(rng: random.Random) -> str:
-    return rng.choice(CODE_WORDS)
+def _colour(rng: random.Random) -> str:
+    return rng.choice(COLOURS)
 
 
 def _city(rng: random.Random) -> str:
@@ -78,7 +81,7 @@ def _city(rng: random.Random) -> str:
 
 
 def _two_words(rng: random.Random) -> str:
-    return f"{rng.choice(CODE_WORDS)} {rng.choice(CODE_WORDS)}"
+    return f"{rng.choice(COLOURS)} {rng.choice(THINGS)}"
 
 
 ATTRIBUTES: dict[str, Callable[[random.Random], str]] = {
@@ -89,7 +92,7 @@ ATTRIBUTES: dict[str, Callable[[random.Random], str]] = {
     "desk": _letter_and_digits,
     "gate": _letter_and_digit,
     "flight": _flight,
-    "colour": _word,
+    "colour": _colour,
     "city": _city,
     "password": _two_words,
     "project": _two_words,
