@@ -1,6 +1,8 @@
 """The limits and defaults of the service: one frozen value, passed as an argument."""
 
-from pydantic import BaseModel, ConfigDict, Field
+from typing import Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 
 class ServiceSettings(BaseModel):
@@ -23,3 +25,9 @@ class ServiceSettings(BaseModel):
     retry_after_seconds: float = Field(default=1.0, gt=0, description="Told to a client that was turned away.")
     drain_seconds: float = Field(default=30.0, gt=0, description="How long a stop waits for running turns.")
     idempotency_records: int = Field(default=10_000, ge=1, description="Idempotency keys that are remembered.")
+
+    @model_validator(mode="after")
+    def _defaults_are_allowed(self) -> Self:
+        if self.default_max_tokens > self.max_output_tokens:
+            raise ValueError(f"default_max_tokens is over max_output_tokens, {self.max_output_tokens}")
+        return self

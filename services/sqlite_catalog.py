@@ -39,10 +39,8 @@ class SqliteCatalog:
 
         Raises CatalogVersion for a file of another version, CatalogError when it cannot be opened or is no catalog.
         """
-        if path.is_dir():
-            raise CatalogError(f"the catalog {path} cannot be opened: it is a directory, name a file in it")
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            await asyncio.to_thread(_check_place, path)
             connection = await aiosqlite.connect(path, isolation_level=None)
         except (OSError, sqlite3.Error) as error:
             raise CatalogError(f"the catalog {path} cannot be opened: {error}") from error
@@ -227,6 +225,12 @@ class SqliteCatalog:
             finally:
                 if self._connection.in_transaction:
                     await self._connection.execute("ROLLBACK")
+
+
+def _check_place(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.is_dir():
+        raise IsADirectoryError(f"{path} is a directory; name a file in it")
 
 
 async def _prepare(connection: aiosqlite.Connection, path: Path) -> None:

@@ -1,0 +1,155 @@
+"""The application over a scripted worker: called in process, or served on a port of this machine."""
+
+import asyncio
+import contextlib
+import importlib.util
+import json
+import socket
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import httpx
+import pytest
+import uvicorn
+from fastapi import FastAPI
+
+from gateway.app import create_app
+from gateway.logs import configure_logs
+from gateway.settings import GatewaySettings
+from services.service import SessionService
+from services.settings import ServiceSettings
+from services.sqlite_catalog import SqliteCatalog
+
+
+def _doubles() -> ModuleType:
+    """The services' test doubles: test folders are no packages, so they are loaded by path."""
+    path = Path(__file__).parents[1] / "services" / "conftest.py"
+    spec = importlib.util.spec_from_file_location("services_doubles", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@dataclass
+class Front:
+    """An application with what is behind it."""
+
+    app: FastAPI
+    service: SessionService
+    worker: Any
+    catalog: SqliteCatalog
+    http: httpx.AsyncClient
+
+    async def session(self, **body: object) -> str:
+        """A new session."""
+        answer = await self.http.post("/v1/sessions", json={"budget": 64, "seed": 1, **body})
+        assert answer.status_code == 201, answer.text
+        return answer.json()["id"]
+
+    async def say(self, session: str, text: str = "hello", **body: object) -> httpx.Response:
+        """One turn of the user."""
+        messages = [{"role": "user", "content": text}]
+        return await self.http.post(f"/v1/sessions/{session}/turns", json={"messages": messages, **body})
+
+
+@pytest.fixture(autouse=True, scope="session")
+def plain_logs() -> None:
+    configure_logs(level="warning")
+
+
+@pytest.fixture
+def service_settings() -> ServiceSettings:
+    return ServiceSettings(queue_seconds=5, max_turn_bytes=2000, default_max_tokens=50, max_output_tokens=100)
+
+
+@pytest.fixture
+def gateway_settings() -> GatewaySettings:
+    return GatewaySettings(max_body_bytes=10_000)
+
+
+@pytest.fixture
+async def assembled(
+    tmp_path: Path, service_settings: ServiceSettings, gateway_settings: GatewaySettings
+) -> AsyncIterator[Front]:
+    """Everything but a way in."""
+    worker = _doubles().ScriptedWorker()
+    catalog = await SqliteCatalog.open(tmp_path / "catalog.db")
+    service = SessionService(worker, catalog, service_settings)
+    app = create_app(service, gateway_settings)
+    yield Front(app, service, worker, catalog, httpx.AsyncClient())
+    for gate in worker.gates.values():
+        gate.set()
+
+
+@pytest.fixture
+async def front(assembled: Front) -> AsyncIterator[Front]:
+    """The application called in process."""
+    async with assembled.app.router.lifespan_context(assembled.app):
+        transport = httpx.ASGITransport(assembled.app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://kvrecall") as assembled.http:
+            yield assembled
+
+
+@pytest.fixture
+async def served(assembled: Front) -> AsyncIterator[Front]:
+    """The application on a port, in this event loop."""
+    with _free_socket() as bound:
+        server = uvicorn.Server(uvicorn.Config(assembled.app, log_config=None, lifespan="on"))
+        serving = asyncio.create_task(server.serve(sockets=[bound]))
+        base = f"http://127.0.0.1:{bound.getsockname()[1]}"
+        async with httpx.AsyncClient(base_url=base, timeout=20) as assembled.http:
+            await assembled.http.get("/readyz")  # the socket listens already: answered once the server runs
+            yield assembled
+        server.should_exit = True
+        for gate in assembled.worker.gates.values():
+            gate.set()
+        await serving
+
+
+@pytest.fixture(scope="module")
+def live_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The application on a port, in a thread: for callers that block."""
+    ready, servers = threading.Event(), []
+    with _free_socket() as bound:
+
+        async def serve() -> None:
+            catalog = await SqliteCatalog.open(tmp_path_factory.mktemp("live") / "catalog.db")
+            service = SessionService(_doubles().ScriptedWorker(), catalog, ServiceSettings(drain_seconds=5))
+            app = create_app(service, GatewaySettings())
+            servers.append(uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="on")))
+            asyncio.get_running_loop().call_soon(ready.set)
+            await servers[0].serve(sockets=[bound])
+
+        thread = threading.Thread(target=lambda: asyncio.run(serve()), daemon=True)
+        thread.start()
+        ready.wait(10)
+        yield f"http://127.0.0.1:{bound.getsockname()[1]}"
+        servers[0].should_exit = True
+        thread.join(10)
+
+
+@contextlib.contextmanager
+def _free_socket() -> Iterator[socket.socket]:
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        bound.listen(64)
+        yield bound
+
+
+@pytest.fixture
+def events_of() -> Callable[[str], list[tuple[str, Any]]]:
+    """The events in the text of a stream: names and data."""
+
+    def parse(text: str) -> list[tuple[str, Any]]:
+        assert text.endswith("\n\n")
+        blocks = [block.split("\n") for block in text.removesuffix("\n\n").split("\n\n")]
+        fields = [dict(line.split(": ", 1) for line in block if not line.startswith(":")) for block in blocks]
+        return [(field["event"], json.loads(field["data"])) for field in fields if field]
+
+    return parse

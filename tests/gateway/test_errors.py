@@ -1,0 +1,190 @@
+"""Bad input and failures: a problem with a stable type, the field and the limit, and nothing changed."""
+
+from collections.abc import Callable
+
+import pytest
+
+from gateway.errors import STATUS_OF, status_of
+from kvrecall.v1 import worker_pb2 as wire
+from services import errors
+
+USER = {"role": "user", "content": "hello"}
+TURNS = "/v1/sessions/{session}/turns"
+EVENTS = "/v1/sessions/{session}/events"
+CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+
+
+def check_problem(answer, status: int, code: str) -> dict:
+    """The members of an answer that is the expected problem."""
+    assert answer.status_code == status, answer.text
+    assert answer.headers["content-type"] == "application/problem+json"
+    members = answer.json()
+    assert (members["status"], members["code"]) == (status, code), members
+    assert members["type"] == f"urn:kvrecall:problem:{code.replace('_', '-')}"
+    assert members["title"]
+    assert members["detail"]
+    return members
+
+
+BAD_BODIES = [
+    ("/v1/sessions", {"budget": 15}, 422, "budget_out_of_range", {"field": "budget", "limit": 16}),
+    ("/v1/sessions", {"budget": 1025}, 422, "budget_out_of_range", {"field": "budget", "limit": 1024}),
+    ("/v1/sessions", {"budget": 64, "repair_rows": 49}, 422, "budget_out_of_range", {"field": "repair_rows"}),
+    ("/v1/sessions", {"method": "magic"}, 422, "unknown_method", {"field": "method"}),
+    ("/v1/sessions", {"model": "gpt"}, 422, "unknown_model", {"field": "model"}),
+    ("/v1/sessions", {"method_settings": {"bad": 1}}, 422, "bad_settings", {}),
+    ("/v1/sessions", {"budget": "64"}, 422, "invalid_request", {"field": "budget"}),
+    ("/v1/sessions", {"budget": 1.5}, 422, "invalid_request", {"field": "budget"}),
+    ("/v1/sessions", {"budget": True}, 422, "invalid_request", {"field": "budget"}),
+    ("/v1/sessions", {"id": "mine"}, 422, "invalid_request", {"field": "id"}),
+    ("/v1/sessions", {"repair_on": ["never"]}, 422, "invalid_request", {"field": "repair_on[0]"}),
+    ("/v1/sessions", {"seed": 2**63}, 422, "invalid_request", {"field": "seed"}),
+    ("/v1/sessions", {"metadata": {"a": "x" * 1025}}, 422, "invalid_request", {"field": "metadata.a"}),
+    ("/v1/sessions", [], 422, "invalid_request", {}),
+    (TURNS, {}, 422, "empty_turn", {"field": "messages"}),
+    (TURNS, {"messages": [{"role": "robot"}]}, 422, "invalid_request", {"field": "messages[0].role"}),
+    (TURNS, {"messages": [{"role": "user", "content": 7}]}, 422, "invalid_request", {"field": "messages[0].content"}),
+    (TURNS, {"messages": [{**USER, "content": "x" * 2001}]}, 413, "turn_too_long", {"limit": 2000}),
+    (TURNS, {"messages": [USER] * 513}, 413, "body_too_large", {"limit": 10_000}),
+    (TURNS, {"messages": [{"role": "user"}] * 400 * 2}, 413, "body_too_large", {}),
+    (TURNS, {"messages": [{"role": "tool"}]}, 422, "invalid_request", {"field": "messages[0].tool_call_id"}),
+    (TURNS, {"messages": [{"role": "tool", "content": "x", "tool_call_id": "c"}]}, 409, "tool_result_without_call", {}),
+    (TURNS, {"messages": [{"role": "assistant", "tool_calls": [CALL]}]}, 409, "calls_outstanding", {"calls": ["c1"]}),
+    (TURNS, {"messages": [USER], "sampling": {"max_tokens": 101}}, 422, "limit_exceeded", {"limit": 100}),
+    (TURNS, {"messages": [USER], "sampling": {"temperature": -1}}, 422, "invalid_request", {}),
+    (TURNS, {"messages": [USER], "sampling": {"stop": [""]}}, 422, "invalid_request", {"field": "sampling.stop[0]"}),
+    (TURNS, {"messages": [USER], "fidelity": {"against": "x"}}, 422, "invalid_request", {"field": "fidelity.against"}),
+    (EVENTS, {}, 422, "invalid_request", {}),
+    (EVENTS, {"type": "tool_call.exploded", "call_id": "c1"}, 422, "invalid_request", {}),
+    (EVENTS, {"type": "tool_call.completed", "call_id": "c1"}, 422, "invalid_request", {}),
+    (EVENTS, {"type": "tool_call.completed", "call_id": "c1", "result": "x"}, 404, "unknown_call", {"call": "c1"}),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "status", "code", "members"), BAD_BODIES)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_bad_body_is_refused_and_changes_nothing(front, path, body, status, code, members, stream) -> None:
+    if stream and path == TURNS:
+        body = {**body, "stream": True}
+    session = await front.session()
+    before = await front.catalog.session(session)
+    answer = await front.http.post(path.format(session=session), json=body)
+    told = check_problem(answer, status, code)
+    assert members.items() <= told.items()
+    assert await front.catalog.session(session) == before
+    assert await front.catalog.session_ids() == [session]
+    assert set(front.worker.sessions) == {session}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"{", b'{"budget": NaN}', b'{"a": "\xff"}', b'{"a": "\\ud800"}', b"[" * 5000, b'{"budget": 1e999}', b"nul"],
+)
+async def test_what_is_no_json_in_utf8_is_refused(front, content: bytes) -> None:
+    answer = await front.http.post("/v1/sessions", content=content, headers={"Content-Type": "application/json"})
+    assert answer.status_code in (400, 422)
+    check_problem(answer, answer.status_code, "malformed_json" if answer.status_code == 400 else "invalid_request")
+    assert await front.catalog.session_ids() == []
+
+
+async def test_an_oversize_body_is_refused_whether_or_not_it_says_its_size(front) -> None:
+    async def parts():
+        for _ in range(100):
+            yield b"x" * 1000
+
+    for content in (b"x" * 10_001, parts()):
+        members = check_problem(await front.http.post("/v1/sessions", content=content), 413, "body_too_large")
+        assert members["limit"] == 10_000
+
+
+async def test_a_body_that_is_not_json_by_its_type_is_refused(front) -> None:
+    headers = {"Content-Type": "text/plain"}
+    check_problem(await front.http.post("/v1/sessions", content=b"hi", headers=headers), 422, "invalid_request")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "code"),
+    [
+        ("GET", "/nowhere", 404, "unknown_route"),
+        ("PUT", "/v1/sessions", 405, "method_not_allowed"),
+        ("GET", "/v1/sessions/x", 404, "unknown_session"),
+        ("GET", "/v1/sessions/%ff%00", 404, "unknown_session"),
+        ("DELETE", "/v1/sessions/x", 404, "unknown_session"),
+        ("GET", "/v1/sessions/x/memory", 404, "unknown_session"),
+        ("GET", "/v1/sessions?limit=0", 422, "invalid_request"),
+        ("GET", "/v1/sessions?limit=201", 422, "invalid_request"),
+        ("GET", "/v1/sessions?cursor=nonsense", 422, "invalid_request"),
+    ],
+)
+async def test_a_bad_request_line_is_refused(front, method: str, path: str, status: int, code: str) -> None:
+    check_problem(await front.http.request(method, path), status, code)
+
+
+async def test_unknown_sessions_are_unknown_to_writes(front) -> None:
+    check_problem(await front.say("nobody"), 404, "unknown_session")
+    check_problem(await front.say("nobody", stream=True), 404, "unknown_session")
+    event = {"type": "tool_call.started", "call_id": "c1"}
+    check_problem(await front.http.post("/v1/sessions/nobody/events", json=event), 404, "unknown_session")
+
+
+async def test_a_wrong_method_is_told_the_right_ones(front) -> None:
+    assert (await front.http.put("/v1/sessions")).headers["allow"]
+
+
+@pytest.mark.parametrize("key", ["", "x" * 256])
+async def test_an_idempotency_key_has_bounds(front, key: str) -> None:
+    answer = await front.http.post("/v1/sessions", json={}, headers={"Idempotency-Key": key})
+    check_problem(answer, 422, "invalid_request")
+
+
+async def test_another_result_for_the_same_call_is_a_conflict(front) -> None:
+    session = await front.session()
+    front.worker.script = [[wire.ToolCall(id="c1", name="f", arguments="{}")]]
+    await front.say(session)
+    url = EVENTS.format(session=session)
+    event = {"type": "tool_call.completed", "call_id": "c1", "result": "a"}
+    assert (await front.http.post(url, json=event)).status_code == 200
+    check_problem(await front.http.post(url, json={**event, "result": "b"}), 409, "result_conflict")
+
+
+@pytest.mark.parametrize(
+    ("fault", "status", "code"),
+    [
+        (errors.WorkerLost("gone"), 503, "worker_lost"),
+        (errors.WorkerRefused("turn_too_long", "past the context"), 413, "turn_too_long"),
+        (errors.WorkerRefused("bad_messages", "no such role"), 422, "bad_messages"),
+        (errors.WorkerRefused("overloaded", "every slot runs"), 429, "overloaded"),
+        (errors.Overloaded("too many", 2.5), 429, "overloaded"),
+        (RuntimeError("secret"), 500, "internal_error"),
+    ],
+)
+async def test_what_the_worker_raises_is_told_as_a_problem(
+    front, events_of: Callable, fault: Exception, status: int, code: str
+) -> None:
+    session = await front.session()
+    front.worker.faults["turn"] = fault
+    answer = await front.say(session)
+    members = check_problem(answer, status, code)
+    assert "secret" not in members["detail"]
+    if status in (429, 503):
+        assert answer.headers["retry-after"] == ("3" if getattr(fault, "retry_after_seconds", 1) > 2 else "1")
+
+    front.worker.faults["token"] = fault
+    streamed = await front.say(session, stream=True)
+    assert streamed.status_code == 200
+    (name, members) = events_of(streamed.text)[-1]
+    assert (name, members["status"], members["code"]) == ("error", status, code)
+    assert (await front.catalog.session(session)).turns == 0
+    assert (await front.say(session)).json()["turn"] == 1
+
+
+def test_every_domain_error_has_a_status() -> None:
+    kinds, open_kinds = set(), [errors.ServiceError]
+    while open_kinds:
+        kind = open_kinds.pop()
+        kinds.add(kind)
+        open_kinds += kind.__subclasses__()
+    assert set(STATUS_OF) <= kinds
+    assert len({kind.code for kind in kinds}) >= len(kinds) - 1
+    assert status_of(errors.WorkerRefused("unheard_of", "x")) == 422
+    assert status_of(errors.DuplicateCall("f", "x")) == 422

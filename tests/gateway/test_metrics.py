@@ -1,0 +1,81 @@
+"""The metrics page says what happened."""
+
+import asyncio
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from kvrecall.v1 import worker_pb2 as wire
+from services.errors import WorkerLost
+
+
+async def scrape(front) -> dict[tuple[str, ...], float]:
+    """Every sample of the page by its name and label values."""
+    page = await front.http.get("/metrics")
+    assert page.status_code == 200
+    assert page.headers["content-type"].startswith("text/plain")
+    families = text_string_to_metric_families(page.text)
+    return {(sample.name, *sample.labels.values()): sample.value for family in families for sample in family.samples}
+
+
+async def test_turns_phases_and_rows_are_counted(front) -> None:
+    one, other = await front.session(), await front.session(budget=16)
+    front.worker.script = ["a b", "c " * 30]
+    await front.say(one)
+    await front.say(other)
+    await front.say(one, generate=False)
+    samples = await scrape(front)
+    assert samples["kvrecall_turns_total", "stop"] == 2
+    assert samples["kvrecall_turns_total", "remembered"] == 1
+    assert samples["kvrecall_tokens_total", "prompt"] == 6
+    assert samples["kvrecall_tokens_total", "output"] == 32
+    assert samples["kvrecall_turn_phase_seconds_sum", "decode"] == 2.25
+    assert samples["kvrecall_turn_phase_seconds_count", "prefill"] == 3
+    assert samples["kvrecall_active_rows",] == 6 + 16
+    assert samples["kvrecall_active_bytes",] == 22 * 64
+    assert samples["kvrecall_evicted_rows",] == 16
+    assert samples["kvrecall_slots_in_use",] == 2
+    assert samples["kvrecall_tier_bytes", "nvme"] == 1280
+    assert samples["kvrecall_tier_hits_total", "ram"] == 3
+    assert samples["kvrecall_tier_misses_total", "ram"] == 1
+    assert samples["kvrecall_http_requests_total", "POST", "200"] == 3
+
+
+async def test_repairs_and_promotions_are_counted(front) -> None:
+    session = await front.session()
+    front.worker.script = [[wire.ToolCall(id="c1", name="f", arguments="{}")]]
+    await front.say(session)
+    event = {"type": "tool_call.completed", "call_id": "c1", "result": "a"}
+    await front.http.post(f"/v1/sessions/{session}/events", json=event)
+    await front.http.post(f"/v1/sessions/{session}/turns", json={})
+    samples = await scrape(front)
+    assert samples["kvrecall_repair_seconds_sum", "tool_call"] == 0.5
+    assert samples["kvrecall_repair_seconds_count", "tool_result"] == 1
+    assert samples["kvrecall_promoted_rows_total",] == 4
+
+
+async def test_failures_are_counted_by_their_code(front) -> None:
+    session = await front.session()
+    front.worker.faults["turn"] = WorkerLost("gone")
+    await front.say(session)
+    front.worker.script = [[wire.ToolCall(id="c1", name="f", arguments="{}")]]
+    front.worker.faults["repair"] = WorkerLost("gone")
+    await front.say(session)
+    await asyncio.wait(
+        [task for task in asyncio.all_tasks() if task.get_name().startswith("repairs")]
+        or [asyncio.create_task(asyncio.sleep(0))]
+    )
+    samples = await scrape(front)
+    assert samples["kvrecall_turn_failures_total", "worker_lost"] == 1
+    assert samples["kvrecall_repair_failures_total", "worker_lost"] == 1
+
+
+async def test_a_deleted_session_is_no_longer_counted(front) -> None:
+    session = await front.session()
+    await front.say(session)
+    await front.http.delete(f"/v1/sessions/{session}")
+    assert (await scrape(front))["kvrecall_active_rows",] == 0
+
+
+async def test_a_worker_that_does_not_answer_makes_the_page_fail(front) -> None:
+    front.worker.faults["stats"] = WorkerLost("gone")
+    assert (await front.http.get("/metrics")).status_code == 503

@@ -1,0 +1,79 @@
+"""Turns over a real connection: what a client sees meanwhile, and what happens when it leaves."""
+
+import asyncio
+
+import httpx
+import pytest
+
+from gateway.settings import GatewaySettings
+
+
+async def wait_until(condition) -> None:
+    """Poll, as the server knows of a closed connection only when it looks."""
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+async def test_tokens_arrive_while_the_turn_still_runs(served) -> None:
+    session = await served.session()
+    served.worker.script = ["one two"]
+    body = {"messages": [{"role": "user", "content": "hi"}], "stream": True}
+    async with served.http.stream("POST", f"/v1/sessions/{session}/turns", json=body) as answer:
+        lines = answer.aiter_lines()
+        assert await anext(lines) == "event: token"
+        served.worker.gates["token"] = asyncio.Event()
+        assert await anext(lines) == 'data: {"text": "one "}'
+        served.worker.gates["token"].set()
+        assert [line async for line in lines][-3] == "event: done"
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_client_that_leaves_cancels_its_turn(served, stream: bool) -> None:
+    session = await served.session()
+    before = await served.catalog.session(session)
+    served.worker.gates["token"] = asyncio.Event()
+    body = {"messages": [{"role": "user", "content": "hi"}], "stream": stream}
+    url = f"{served.http.base_url}/v1/sessions/{session}/turns"
+    async with httpx.AsyncClient() as leaving:
+        asking = asyncio.create_task(leaving.post(url, json=body))
+        await served.worker.reached["token"].wait()
+        asking.cancel()
+        await asyncio.wait({asking})
+    await wait_until(lambda: served.worker.open_turns == 0)
+    assert await served.catalog.session(session) == before
+    served.worker.gates.clear()
+    assert (await served.say(session, queue=True)).json()["turn"] == 1
+
+
+async def test_a_second_turn_meanwhile_is_busy_unless_it_queues(served) -> None:
+    session = await served.session()
+    served.worker.gates["token"] = asyncio.Event()
+    first = asyncio.create_task(served.say(session))
+    await served.worker.reached["token"].wait()
+    busy = await served.say(session)
+    assert (busy.status_code, busy.json()["code"]) == (409, "session_busy")
+    assert (await served.http.delete(f"/v1/sessions/{session}")).status_code == 409
+    assert (await served.http.get(f"/v1/sessions/{session}")).json()["state"] == "prefilling"
+    queued = asyncio.create_task(served.say(session, queue=True))
+    await asyncio.sleep(0.05)
+    served.worker.gates["token"].set()
+    assert ((await first).json()["turn"], (await queued).json()["turn"]) == (1, 2)
+
+
+class TestHeartbeat:
+    """A server that comments on silence at once."""
+
+    @pytest.fixture
+    def gateway_settings(self) -> GatewaySettings:
+        return GatewaySettings(heartbeat_seconds=0.01)
+
+    async def test_silence_is_filled_with_comments(self, served) -> None:
+        session = await served.session()
+        served.worker.gates["token"] = asyncio.Event()
+        body = {"messages": [{"role": "user", "content": "hi"}], "stream": True}
+        async with served.http.stream("POST", f"/v1/sessions/{session}/turns", json=body) as answer:
+            lines = answer.aiter_lines()
+            assert await anext(lines) == ": waiting"
+            served.worker.gates["token"].set()
+            assert "event: done" in [line async for line in lines]
