@@ -1,7 +1,7 @@
 """A worker inside this process, behind the protocol that the services speak."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from concurrent.futures import CancelledError, Future
 from typing import TypeVar
 
@@ -47,7 +47,7 @@ class InProcessWorker:
         """Make the session be what the request says."""
         return await _carried(self._scheduler.open(request))
 
-    async def turn(self, request: wire.TurnRequest) -> AsyncIterator[wire.TurnEvent]:
+    async def turn(self, request: wire.TurnRequest) -> AsyncGenerator[wire.TurnEvent, None]:
         """Run a turn; closing the iterator cancels it."""
         loop = asyncio.get_running_loop()
         events: asyncio.Queue[wire.TurnEvent | None] = asyncio.Queue()

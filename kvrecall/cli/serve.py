@@ -6,7 +6,7 @@ import signal
 import socket
 import sys
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
 import structlog
 import typer
@@ -36,10 +36,10 @@ def serve_command(
 ) -> None:
     """Serve sessions over HTTP; every setting can also come from the environment (KVRECALL_...)."""
     worker = {"slots": slots, "max_budget": budget, "block_tokens": block}
-    chosen = {"model": model, "data": data, "dtype": dtype, "host": host, "port": port, "log": log}
+    chosen: dict[str, Any] = {"model": model, "data": data, "dtype": dtype, "host": host, "port": port, "log": log}
     if ram is not None:
         chosen["ram_bytes"] = ram << 20
-    settings = Settings(**_given(chosen), worker=_given(worker))
+    settings = Settings(**_given({**chosen, "worker": _given(worker)}))
     set_up_logs(settings.log)
     # uvicorn ends on these signals in good order, then raises them again for whoever handled them before.
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -108,4 +108,4 @@ def _listener(host: str, port: int) -> socket.socket:
 
 
 def _given(options: dict[str, Any]) -> dict[str, Any]:
-    return cast("dict[str, Any]", {name: value for name, value in options.items() if value is not None})
+    return {name: value for name, value in options.items() if value is not None}

@@ -29,12 +29,12 @@ class Settings(BaseSettings):
         nested_model_default_partial_update=True,
     )
 
-    model: str = Field(str(MODEL_PATH), description="Path or hub name of a causal LM.")
-    dtype: Dtype | None = Field(None, description="The weights' type; the checkpoint's own when not given.")
-    data: Path = Field(Path("kvrecall-data"), description="Where sessions and their rows are kept.")
-    ram_bytes: int = Field(1 << 30, ge=1 << 20, description="Bytes of rows kept in memory beside the files.")
+    model: str = Field(default=str(MODEL_PATH), description="Path or hub name of a causal LM.")
+    dtype: Dtype | None = Field(default=None, description="The weights' type; the checkpoint's own when not given.")
+    data: Path = Field(default=Path("kvrecall-data"), description="Where sessions and their rows are kept.")
+    ram_bytes: int = Field(default=1 << 30, ge=1 << 20, description="Bytes of rows kept in memory beside the files.")
     host: str = "127.0.0.1"
-    port: int = Field(8000, ge=0, le=65535, description="0: any free port.")
+    port: int = Field(default=8000, ge=0, le=65535, description="0: any free port.")
     log: LogFormat = "console"
     worker: WorkerSettings = WorkerSettings()
     service: ServiceSettings = ServiceSettings()

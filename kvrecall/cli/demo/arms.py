@@ -9,6 +9,7 @@ from kvrecall.client import KvrecallClient
 from reference.conversation import Conversation, Exchange
 
 MOST_REPLY_TOKENS = 48
+PLAIN, AFTER_TOOL = "plain", "after a tool"
 Answer = Mapping[str, Any]
 Progress = Callable[[int], None]
 
@@ -34,9 +35,9 @@ def demo_arms(method: str, budget: int, repair_rows: int) -> tuple[Arm, ...]:
     pauses = ("tool_call", "tool_result")
     return (
         Arm("full cache", "full", budget),
-        Arm("budget, no repair", method, budget),
-        Arm("budget, repair in pauses", method, budget, repair_rows, pauses),
-        Arm("budget, repair in pauses and turns", method, budget, repair_rows, (*pauses, "turn")),
+        Arm("budget alone", method, budget),
+        Arm("repair in pauses", method, budget, repair_rows, pauses),
+        Arm("repair in pauses and turns", method, budget, repair_rows, (*pauses, "turn")),
     )
 
 
@@ -85,13 +86,13 @@ class ArmRun:
     @property
     def peak_rows(self) -> int:
         """The most rows that a layer's longest head ever held."""
-        return max(self.memory["layer_peak_rows"])
+        return int(max(self.memory["layer_peak_rows"]))
 
     @property
     def peak_bytes(self) -> int:
         """Bytes of all layers' peaks."""
         rows = sum(self.memory["layer_active_rows"])
-        return round(sum(self.memory["layer_peak_rows"]) * self.memory["active_bytes"] / max(1, rows))
+        return int(sum(self.memory["layer_peak_rows"]) * self.memory["active_bytes"] / max(1, rows))
 
 
 def run_arm(
@@ -153,7 +154,7 @@ class _Holder:
         reply = answer["message"]["content"] or ""
         # A tool's answer without its call could only be guessed: it counts as wrong.
         right = exchange.is_answered_by(reply) and called == (exchange.kind == "tool")
-        kind = "after a tool" if exchange.kind == "tool" else "plain"
+        kind = AFTER_TOOL if exchange.kind == "tool" else PLAIN
         age = self._length - said_at[exchange.fact_exchange]
         self.run.questions.append(Question(kind, age, right, exchange.user, exchange.reply, reply))
 

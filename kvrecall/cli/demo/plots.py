@@ -14,7 +14,7 @@ from kvrecall.cli.demo.summary import by_age, pause_seconds
 
 COLOURS = ("#5b6472", "#d1495b", "#2e86ab", "#3a9d5d")
 RIGHT, WRONG = "#3a9d5d", "#d1495b"
-STYLE = {
+STYLE: Any = {
     "font.family": "sans-serif",
     "font.size": 10,
     "axes.spines.top": False,
@@ -49,13 +49,13 @@ def active_rows_plot(runs: Sequence[ArmRun], bound: int) -> str:
 def answers_plot(groups: Sequence[tuple[str, Sequence[ArmRun]]]) -> str:
     """Right and wrong answers by the age of the fact, one panel per arm."""
     with rc_context(STYLE):
-        figure = Figure(figsize=(9.4, 2.5 * ((len(groups) + 1) // 2)), layout="constrained")
+        figure = Figure(figsize=(9.4, 0.3 + 2.5 * ((len(groups) + 1) // 2)), layout="constrained")
         panels = figure.subplots((len(groups) + 1) // 2, 2, sharey=True, squeeze=False)
         for axes, (name, runs) in zip(panels.flat, groups, strict=False):
             _answers_panel(axes, name, runs)
         for axes in panels.flat[len(groups) :]:
             axes.set_visible(False)
-        panels[0][0].legend(loc="upper left")
+        figure.legend(*panels[0][0].get_legend_handles_labels(), loc="outside upper right", ncols=2)
         return svg(figure)
 
 
@@ -91,7 +91,7 @@ def repairs_plot(runs: Sequence[ArmRun]) -> str:
         axes.set_ylabel("milliseconds of repair")
         axes.set_xlim(left=0)
         axes.set_ylim(bottom=0)
-        axes.legend(fontsize=8, loc="upper left")
+        figure.legend(fontsize=8, loc="outside upper left", ncols=2)
         return svg(figure)
 
 

@@ -25,9 +25,9 @@ def demo_page(
     page.paragraph(_caveat(summaries), "note")
     page.table(
         ["", *(summary.arm.name for summary in summaries)],
-        [[name.strip(), *(cell(summary) for summary in summaries)] for name, cell in measures()],
+        [[name.strip(), *(cell(summary) for summary in summaries)] for name, cell in measures(summaries)],
     )
-    page.paragraph("Exact answers: share, n questions, [95% bootstrap interval]. Seconds are medians.", "note")
+    page.paragraph("Exact answers: share of n questions [95% bootstrap interval]. Seconds are medians.", "note")
     _plots(page, runs, worker, repaired.arm.budget)
     _examples(page, runs)
     _how(page, worker, results)
@@ -87,7 +87,7 @@ def _plots(page: Page, runs: Sequence[ArmRun], worker: Mapping[str, Any], budget
 
 def _examples(page: Page, runs: Sequence[ArmRun]) -> None:
     """Questions that only the repaired session answered."""
-    alone, repaired = _arm_questions(runs, "budget, no repair"), _arm_questions(runs, runs[-1].arm.name)
+    alone, repaired = _arm_questions(runs, "budget alone"), _arm_questions(runs, runs[-1].arm.name)
     pairs = zip(alone, repaired, strict=True)
     saved = [(before, after) for before, after in pairs if after.right and not before.right]
     if not saved:

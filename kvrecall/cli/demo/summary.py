@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from kvrecall.cli.demo.arms import Arm, ArmRun, Question, TurnPoint
+from kvrecall.cli.demo.arms import AFTER_TOOL, PLAIN, Arm, ArmRun, Question, TurnPoint
 from kvrecall.cli.errors import BoundExceeded
 from kvrecall.cli.results import Estimate, Row, bootstrap
 
-KINDS = ("plain", "after a tool")
+KINDS = (PLAIN, AFTER_TOOL)
 AGE_BOUNDS = (128, 256, 512, 1024, 2048, 4096, 8192)
 
 
@@ -68,10 +68,10 @@ def of_kind(questions: Iterable[Question], kind: str) -> list[Question]:
 
 def by_age(questions: Iterable[Question]) -> list[tuple[str, int, int]]:
     """Right and wrong answers by the fact's age in tokens: (label, right, wrong), youngest first."""
-    found = []
+    found, asked = [], list(questions)
     lower = 0
     for upper in (*AGE_BOUNDS, 1 << 40):
-        group = [question for question in questions if lower <= question.age < upper]
+        group = [question for question in asked if lower <= question.age < upper]
         label = f"{lower}-{upper}" if upper < 1 << 40 else f"over {lower}"
         right = sum(question.right for question in group)
         found.append((label, right, len(group) - right))

@@ -41,9 +41,7 @@ def replay_command(
     repair_rows: Annotated[int, typer.Option(min=0, help="Rows of the budget kept for repair.")] = 64,
     repair_on: Annotated[list[RepairOn] | None, typer.Option(help="Repeat for several. Default: the pauses.")] = None,
     compare: Annotated[Twin | None, typer.Option(help="Compare each turn with a session of this method.")] = None,
-    full_rows: Annotated[
-        int, typer.Option(min=1, help="Rows that a full cache may grow to, if one is started.")
-    ] = 16384,
+    full_rows: Annotated[int, typer.Option(min=1, help="Rows a full cache may grow to.")] = 16384,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first conversations.")] = None,
     json: Annotated[Path | None, typer.Option(help="Write the result file here.")] = None,
 ) -> None:

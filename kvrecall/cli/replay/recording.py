@@ -26,7 +26,7 @@ class Say:
     @property
     def has_reply(self) -> bool:
         """Whether an assistant's recorded words are among them."""
-        return self.messages[-1]["role"] == "assistant"
+        return bool(self.messages[-1]["role"] == "assistant")
 
 
 @dataclass(frozen=True)

@@ -63,16 +63,15 @@ def result_rows(replayed: Sequence[Replayed], options: SessionOptions) -> list[R
     """The result file's rows: means over turns, medians of seconds, then every turn."""
     turns = [turn for each in replayed for turn in each.turns]
     common = {"method": options.method, "k": options.repair_rows, "budget": options.budget}
-    rows = [
+    return [
         *_quality_rows(turns, common),
         *_speed_rows(turns),
         *({**common, **_turn_row(turn)} for turn in turns),
     ]
-    return rows
 
 
 def _quality_rows(turns: Sequence[ReplayedTurn], common: Mapping[str, Any]) -> list[Row]:
-    rows = []
+    rows: list[Row] = []
     active = max((turn.active_rows for turn in turns), default=0)
     for condition, value in (("mean KL, nats", _kl), ("top-1 agreement", _agreement)):
         estimate = bootstrap([found for turn in turns if (found := value(turn)) is not None])
@@ -108,13 +107,17 @@ def _turn_row(turn: ReplayedTurn) -> Row:
 
 
 def _table(title: str, head: Sequence[str]) -> Table:
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1))
+    table = Table(title=title, title_justify="left", caption_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table.caption = (
+        "active, evicted: most rows; KiB: most active bytes; first s: median seconds to the first token;\n"
+        "KL (nats) and top-1: the next-token distribution over recorded replies against the full cache's"
+    )
     for index, name in enumerate(head):
-        table.add_column(name, justify="left" if index == 0 else "right", no_wrap=index == 0, overflow="ellipsis")
+        table.add_column(name, justify="left" if index == 0 else "right", no_wrap=True, overflow="ellipsis")
     return table
 
 
-_MEASURES = ("active rows", "evicted", "promoted", "active bytes", "first token", "KL", "top-1")
+_MEASURES = ("active", "evicted", "promoted", "KiB", "first s", "KL", "top-1")
 
 
 def _cells(turns: Sequence[ReplayedTurn]) -> list[str]:
@@ -124,8 +127,8 @@ def _cells(turns: Sequence[ReplayedTurn]) -> list[str]:
         str(max(turn.active_rows for turn in turns)),
         f"{max(turn.evicted_rows for turn in turns):,}",
         f"{sum(turn.promoted for turn in turns):,}",
-        readable_bytes(max(turn.active_bytes for turn in turns)),
-        f"{median(turn.first_token for turn in turns):.3f} s",
+        f"{max(turn.active_bytes for turn in turns) / 1024:,.0f}",
+        f"{median(turn.first_token for turn in turns):.3f}",
         _mean(turns, _kl),
         _mean(turns, _agreement),
     ]
