@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import importlib.util
 import json
+import logging
 import socket
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -14,11 +15,11 @@ from typing import Any
 
 import httpx
 import pytest
+import structlog
 import uvicorn
 from fastapi import FastAPI
 
 from gateway.app import create_app
-from gateway.logs import configure_logs
 from gateway.settings import GatewaySettings
 from services.service import SessionService
 from services.settings import ServiceSettings
@@ -60,7 +61,10 @@ class Front:
 
 @pytest.fixture(autouse=True, scope="session")
 def plain_logs() -> None:
-    configure_logs(level="warning")
+    """Tracebacks without the values of variables, which take rich seconds to print."""
+    renderer = structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
+    bound = structlog.make_filtering_bound_logger(logging.WARNING)
+    structlog.configure(processors=[structlog.processors.add_log_level, renderer], wrapper_class=bound)
 
 
 @pytest.fixture

@@ -1,32 +1,83 @@
 """Whatever fits or does not fit the description, the service answers as described and never with a 5xx."""
 
+from typing import Any
+
 import httpx
 import pytest
 import schemathesis
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, given, settings
+from schemathesis import GenerationMode
+from schemathesis.specs.openapi.checks import positive_data_acceptance
 
-described = schemathesis.pytest.from_fixture("description")
+OPERATIONS = [
+    ("GET", "/healthz"),
+    ("GET", "/metrics"),
+    ("GET", "/readyz"),
+    ("GET", "/v1/methods"),
+    ("GET", "/v1/sessions"),
+    ("GET", "/v1/sessions/{session}"),
+    ("GET", "/v1/sessions/{session}/memory"),
+    ("GET", "/v1/worker"),
+    ("POST", "/v1/sessions"),
+    ("POST", "/v1/sessions/{session}/events"),
+    ("POST", "/v1/sessions/{session}/turns"),
+    ("DELETE", "/v1/sessions/{session}"),
+]
+WITH_INPUT = [(method, path) for method, path in OPERATIONS if method != "GET" or path == "/v1/sessions"]
+# Which budgets, methods, models and cursors are accepted depends on the worker and on what was said before.
+UNDESCRIBED = [positive_data_acceptance]
+quick = settings(
+    max_examples=40, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
+)
 
 
 @pytest.fixture(scope="module")
-def description(live_url: str):
+def description(live_url: str) -> Any:
     return schemathesis.openapi.from_url(f"{live_url}/openapi.json")
 
 
-@pytest.fixture(scope="module")
-def session(live_url: str) -> str:
-    return httpx.post(f"{live_url}/v1/sessions", json={}).json()["id"]
+def session_for(live_url: str) -> str:
+    """A session that has been told something and waits for a tool's result."""
+    session = httpx.post(f"{live_url}/v1/sessions", json={}).json()["id"]
+    call = {"id": "0", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "tool_calls": [call]}]
+    body = {"messages": messages, "generate": False}
+    assert httpx.post(f"{live_url}/v1/sessions/{session}/turns", json=body).status_code == 200
+    return session
 
 
-@described.parametrize()
-@settings(max_examples=15, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
-def test_every_answer_is_as_described(case) -> None:
-    case.call_and_validate()
+def test_these_are_all_operations(description: Any) -> None:
+    described = [result.ok() for result in description.get_all_operations()]
+    assert sorted((operation.method.upper(), operation.path) for operation in described) == sorted(OPERATIONS)
 
 
-@described.include(path_regex="session}").exclude(method="DELETE").parametrize()
-@settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
-def test_an_existing_session_survives_every_request(case, session: str) -> None:
-    case.path_parameters["session"] = session
-    answer = case.call()
-    assert answer.status_code < 500, answer.text
+@pytest.mark.parametrize(
+    ("method", "path", "mode"),
+    [(*operation, GenerationMode.POSITIVE) for operation in OPERATIONS]
+    + [(*operation, GenerationMode.NEGATIVE) for operation in WITH_INPUT],
+)
+def test_every_answer_is_as_described(description: Any, method: str, path: str, mode: GenerationMode) -> None:
+    @quick
+    @given(description[path][method].as_strategy(generation_mode=mode))
+    def check(case: Any) -> None:
+        case.call_and_validate(excluded_checks=UNDESCRIBED)
+
+    check()
+
+
+@pytest.mark.parametrize("mode", GenerationMode)
+@pytest.mark.parametrize("path", [path for method, path in OPERATIONS if method == "POST" and "{" in path])
+def test_an_existing_session_survives_every_write(
+    live_url: str, description: Any, path: str, mode: GenerationMode
+) -> None:
+    session = session_for(live_url)
+
+    @quick
+    @given(description[path]["POST"].as_strategy(generation_mode=mode))
+    def check(case: Any) -> None:
+        case.path_parameters["session"] = session
+        answer = case.call()
+        assert answer.status_code < 500, answer.text
+
+    check()
+    assert httpx.get(f"{live_url}/v1/sessions/{session}").status_code == 200
