@@ -1,6 +1,6 @@
 """Block prefill: new tokens go in block by block, each followed by eviction (EpiCache section 2.2)."""
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,24 +20,33 @@ class Prefilled:
 
 
 def prefill(
-    engine: Engine, session: WorkerSession, segments: Sequence[Segment], *, keep_distribution: bool
+    engine: Engine,
+    session: WorkerSession,
+    segments: Sequence[Segment],
+    *,
+    keep_distribution: bool,
+    prompt_said: Callable[[], None],
 ) -> Generator[None, None, Prefilled]:
     """Say the pending tokens and the segments; yields between blocks, so that others get their turn.
 
     Never more than the budget and a block of rows are in a layer. With `keep_distribution`, the next-token
-    distribution at every recorded token is returned as well.
+    distribution at every recorded token is returned as well. `prompt_said` is called when the model knows what it
+    would say first, were the recorded words not there.
     """
     token_ids = [*session.pending, *(token for segment in segments for token in segment.token_ids)]
     recorded = [False] * len(session.pending) + [s.recorded for s in segments for _ in s.token_ids]
     session.pending = []
     expected: list[Tensor] = []
     size = engine.settings.block_tokens
+    prompt = recorded.index(True) if True in recorded else len(recorded)
     logits = torch.empty(0)
     for start in range(0, len(token_ids), size):
         block = token_ids[start : start + size]
         # Logits at a token say what was expected of the next one.
         wanted = [i for i in range(len(block)) if keep_distribution and any(recorded[start + i + 1 : start + i + 2])]
         all_logits = engine.forward([session], torch.tensor([block]), len(block) if wanted else 1)[0]
+        if start < prompt <= start + size:
+            prompt_said()
         if wanted:
             expected.append(all_logits[wanted].log_softmax(-1).cpu())
         logits = all_logits[-1]

@@ -150,7 +150,6 @@ class Scheduler:
                     continue
                 job.running = job.steps(session)
             except Exception as error:  # what breaks here ends this job alone
-                self._queued.remove(job)
                 self._fail(job, error)
                 continue
             self._queued.remove(job)
@@ -227,6 +226,8 @@ class Scheduler:
             _log.error("a job failed", session=job.session, exc_info=error)
         if job.running is not None:
             job.running.close()
+        if job in self._queued:
+            self._queued.remove(job)
         if job in self._active:
             self._active.remove(job)
             self._abandon(job, unless_settled=True)
@@ -238,19 +239,15 @@ class Scheduler:
             self.engine.abandon(session)
 
     def _fail_all(self, error: WorkerError) -> None:
-        queued, self._queued = self._queued, []
-        for job in (*self._active, *queued):
+        for job in (*self._active, *self._queued):
             self._fail(job, error)
 
     def _reap_cancelled(self) -> None:
-        self._queued = [job for job in self._queued if not job.result.cancelled()]
-        for job in [job for job in self._active if job.result.cancelled()]:
+        for job in [job for job in (*self._active, *self._queued) if job.result.cancelled()]:
             self._fail(job, Cancelled("cancelled by its caller"))
 
     def _cancel_jobs_of(self, name: str) -> None:
         for job in [job for job in (*self._active, *self._queued) if job.session == name]:
-            if job in self._queued:
-                self._queued.remove(job)
             self._fail(job, Cancelled(f"session {name} was dropped or opened anew"))
 
     def _stop(self) -> None:
@@ -307,6 +304,7 @@ def _resolve(result: "Future[Any]", outcome: Any) -> bool:
         else:
             result.set_result(outcome)
     except InvalidStateError:
+        result.set_running_or_notify_cancel()  # whoever waits in `concurrent.futures.wait` learns of it only now
         return False
     return True
 

@@ -64,9 +64,13 @@ def run_turn(
         done.repair.CopyFrom(repaired)
         watch.lap("repair")
     heard = yield from prefill(
-        engine, session, segments, keep_distribution=request.keep_distribution or reference is not None
+        engine,
+        session,
+        segments,
+        keep_distribution=request.keep_distribution or reference is not None,
+        prompt_said=lambda: watch.lap("prefill"),
     )
-    watch.lap("prefill")
+    watch.lap("remember" if any(segment.recorded for segment in segments) else "prefill")
     token_ids = prompt
     if request.generate:
         first = NextLogits(heard.logits, int(heard.logits.argmax()))
