@@ -23,10 +23,8 @@ SYSTEM_LINES = (
     "You are a careful assistant for a busy office.",
     "Answer shortly and use the latest facts.",
 )
-CLAUSES = ("{name}'s {attribute} is {value}",) * 3 + (
-    "the {attribute} of {name} is {value}",
-    "{name} has {attribute} {value}",
-)
+CLAUSE = "{name}'s {attribute} is {value}"
+"""One form for every statement and answer, so that recall is induction: other forms cost half of the training."""
 STATEMENTS = (
     "{clause}.",
     "Please note that {clause}.",
@@ -62,7 +60,6 @@ QUESTIONS = (
     "Someone wants to know {name}'s {attribute}.",
     "Which {attribute} did I give you for {name}?",
 )
-ANSWER = "{name}'s {attribute} is {value}."
 
 TOKENS_OF = {"chat": 43, "fact": 26, "correction": 24, "question": 23, "tool": 61}
 """Mean tokens of an exchange of each kind, rendered, under the shipped tokenizer."""
@@ -259,7 +256,7 @@ class _Writer:
         name, attribute = self._new_key()
         value = value_for(attribute, self.rng, self.split)
         self.facts[name, attribute] = _Fact(name, attribute, value, len(self.exchanges), self.tokens)
-        clause = self.rng.choice(CLAUSES).format(name=name, attribute=attribute, value=value)
+        clause = CLAUSE.format(name=name, attribute=attribute, value=value)
         user = self._among_other_things(self.rng.choice(STATEMENTS).format(clause=clause))
         return Exchange(user, self._noted(name, attribute, "is", value, restate), "fact")
 
@@ -315,7 +312,7 @@ class _Writer:
         return self._asked(fact, user, "tool", call, json.dumps({tool.result: fact.name}))
 
     def _asked(self, fact: _Fact, user: str, kind: Kind, call: ToolCall | None, result: str | None) -> Exchange:
-        reply = ANSWER.format(name=fact.name, attribute=fact.attribute, value=fact.value)
+        reply = CLAUSE.format(name=fact.name, attribute=fact.attribute, value=fact.value) + "."
         return Exchange(user, reply, kind, call, result, fact.value, fact.exchange)
 
 

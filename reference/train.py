@@ -24,7 +24,7 @@ from reference.data import ANSWER, ORDINARY, Batch, BatchMaker
 from reference.tokenizer import MAX_TOKENS, train_tokenizer
 
 LENGTHS = (192, 512, 1024, 2048, 4096, 8192)
-PASS_AT = (0.92, 0.94, 0.95, 0.95, 0.95, 1.0)
+PASS_AT = (0.92, 0.88, 0.90, 0.92, 0.93, 1.0)
 """Exact match of the answers at which a length is left for the next one."""
 SHORTER_SHARE = 0.2
 LONGEST_POSITION = 12_288
@@ -109,10 +109,10 @@ def build_optimizers(model: LlamaForCausalLM) -> list[torch.optim.Optimizer]:
 
 
 def learning_rate_scale(progress: Progress, minutes: float) -> float:
-    """Warm-up, then constant, then linear to a twentieth over the last 30% of the time."""
+    """Warm-up, then falling with the time left: a constant rate stalls near 0.85 exact match."""
     warm = min(1.0, (progress.step + 1) / WARM_UP_STEPS)
     left = max(0.0, 1 - progress.seconds / (60 * minutes))
-    return warm * min(1.0, 0.05 + 0.95 * left / 0.3)
+    return warm * max(0.01, left) ** 1.5
 
 
 class Run:
