@@ -42,7 +42,7 @@ class TurnCommit:
 
 @dataclass(frozen=True)
 class RepairCommit:
-    """What a repair changed. Without a `worker_state` the worker refused it: it is done, and nothing moved."""
+    """What a repair changed. Without a `worker_state` it was refused or given up: it is done, and nothing moved."""
 
     repair: DueRepair
     worker_state: bytes | None = None

@@ -32,13 +32,13 @@ class RepairFinished:
 
 @dataclass(frozen=True)
 class RepairFailed:
-    """A repair in a pause could not be run; unless it was `refused`, the next turn will try again."""
+    """A repair in a pause could not be run; unless that is `final`, the next turn will try again."""
 
     session: str
     trigger: str
     code: str
     message: str
-    refused: bool
+    final: bool
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import asyncio
 
 from kvrecall.v1 import worker_pb2 as wire
 from services.catalog import Catalog, RepairCommit
-from services.errors import ServiceError, WorkerRefused
+from services.errors import ServiceError, WorkerLost, WorkerRefused
 from services.live import LiveSession, LiveSessions
 from services.messages import message_to_wire
 from services.observing import Observers, RepairFailed, RepairFinished
@@ -36,10 +36,17 @@ class Pauses:
             live.repairs = asyncio.create_task(self._background(live), name=f"repairs of {live.id}")
 
     async def settle(self, live: LiveSession) -> None:
-        """Return when no repair of the session is due any more. Raises what the last attempt raised."""
+        """Return when no repair of the session is due any more.
+
+        A repair that breaks a worker which is well otherwise (it opens the session again) is given up, so that it
+        never stands between a client and its session. Raises a ServiceError when the worker is not well.
+        """
         if live.repairs is not None and not live.repairs.done():
             await asyncio.wait({live.repairs})
-        await self._run_due(live)
+        try:
+            await self._run_due(live)
+        except WorkerLost:
+            await self._run_due(live, give_up=True)
 
     async def cancel(self, live: LiveSession) -> None:
         """Stop the session's background repair; what is due stays due."""
@@ -61,28 +68,28 @@ class Pauses:
             except ServiceError:
                 return  # told to the observers where it happened; still due, and the next turn will try again
 
-    async def _run_due(self, live: LiveSession) -> None:
+    async def _run_due(self, live: LiveSession, give_up: bool = False) -> None:
         while due := due_repairs(await self._catalog.session(live.id)):
             try:
-                await self._run(live, due[0])
+                await self._run(live, due[0], give_up)
             except ServiceError as error:
-                self._observers.tell(RepairFailed(live.id, due[0].trigger, error.code, error.message, refused=False))
+                self._observers.tell(RepairFailed(live.id, due[0].trigger, error.code, error.message, final=False))
                 raise
 
-    async def _run(self, live: LiveSession, repair: DueRepair) -> None:
+    async def _run(self, live: LiveSession, repair: DueRepair, give_up: bool) -> None:
         epoch = await self._sessions.ensure_open(live)
         live.advance(SessionEvent.REPAIR_STARTED)
         live.in_doubt = True
         try:
-            commit = await self._ask(live, repair, epoch)
+            commit = await self._ask(live, repair, epoch, give_up)
             await self._catalog.commit_repair(live.id, commit, epoch)
-            live.in_doubt = False
+            live.in_doubt = commit.worker_state is None
         finally:
             live.advance(SessionEvent.REPAIR_ENDED)
         if commit.report is not None and commit.memory is not None:
             self._observers.tell(RepairFinished(live.id, commit.report, commit.memory))
 
-    async def _ask(self, live: LiveSession, repair: DueRepair, epoch: int) -> RepairCommit:
+    async def _ask(self, live: LiveSession, repair: DueRepair, epoch: int, give_up: bool) -> RepairCommit:
         request = wire.RepairRequest(
             session=live.id,
             epoch=epoch,
@@ -92,10 +99,10 @@ class Pauses:
         )
         try:
             result = await self._worker.repair(request)
-        except WorkerRefused as error:
-            if error.code not in FINAL_REFUSALS:
+        except (WorkerRefused, WorkerLost) as error:
+            if error.code not in FINAL_REFUSALS and not (give_up and isinstance(error, WorkerLost)):
                 raise
-            self._observers.tell(RepairFailed(live.id, repair.trigger, error.code, error.message, refused=True))
+            self._observers.tell(RepairFailed(live.id, repair.trigger, error.code, error.message, final=True))
             return RepairCommit(repair)
         state = result.state.SerializeToString(deterministic=True)
         return RepairCommit(repair, state, repair_from_wire(result.report), memory_from_wire(result.memory))

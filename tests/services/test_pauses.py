@@ -236,11 +236,44 @@ async def test_a_repair_that_fails_stays_due_and_the_next_turn_runs_it(harness, 
     harness.worker.faults["repair"] = WorkerLost("gone")
     await pause(harness, session, call("c1", "Bern"))
     await harness.settled(session)
-    assert RepairFailed(session, "tool_call", "worker_lost", "gone", refused=False) in heard
+    assert RepairFailed(session, "tool_call", "worker_lost", "gone", final=False) in heard
     outcome = await harness.say(session, Message("tool", "rain", tool_call_id="c1"))
     assert [repair.trigger for repair in outcome.repairs] == ["tool_call", "turn"]
     assert repairs(harness) == [EARLY]
     assert harness.worker.said[1] == "open 2"
+
+
+async def test_a_repair_that_always_breaks_is_given_up_for_the_turn(harness, paused: str) -> None:
+    await harness.settled(paused)
+    repairing, broken = harness.worker.repair, []
+
+    async def breaks(request: object) -> None:
+        broken.append(request)
+        raise WorkerLost("out of memory")
+
+    harness.worker.repair = breaks
+    await harness.service.event(paused, completed("c1", "rain"))
+    await harness.settled(paused)
+    outcome = await harness.say(paused)
+    assert [repair.trigger for repair in outcome.repairs] == ["tool_call"]
+    assert len(broken) == 3  # in the background, by the turn, by the turn after the session was opened again
+    harness.worker.repair = repairing
+
+
+async def test_no_repair_is_given_up_while_the_worker_is_gone(harness, paused: str) -> None:
+    await harness.settled(paused)
+    repairing, opening = harness.worker.repair, harness.worker.open
+
+    async def gone(request: object) -> None:
+        raise WorkerLost("gone")
+
+    harness.worker.repair = harness.worker.open = gone
+    await harness.service.event(paused, completed("c1", "rain"))
+    with pytest.raises(WorkerLost):
+        await harness.say(paused)
+    harness.worker.repair, harness.worker.open = repairing, opening
+    outcome = await harness.say(paused)
+    assert [repair.trigger for repair in outcome.repairs] == ["tool_call", "tool_result"]
 
 
 async def test_a_signal_that_is_refused_is_not_tried_again(harness, call: Callable) -> None:
