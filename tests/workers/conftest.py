@@ -38,7 +38,22 @@ from workers.tokenizer import ChatTokenizer, load_tokenizer
 
 WAIT = 60
 """Seconds after which a job counts as lost. Jobs take far less; nothing is timed with it."""
-WORDS = "the river lamp seven blue station 4 9 paper north garden 27 copper letter window market".split()
+WORDS = (
+    "the",
+    "river",
+    "lamp",
+    "seven",
+    "blue",
+    "station",
+    "4",
+    "9",
+    "paper",
+    "north",
+    "garden",
+    "27",
+    "copper",
+    "market",
+)
 
 
 def tiny_config(family: str) -> PreTrainedConfig:
@@ -256,9 +271,7 @@ def make_worker(
     """make_worker(family, directory, ram_pages, **settings): a worker over a store of its own, closed at the end."""
     made: list[LocalWorker] = []
 
-    def make(
-        family: str = "llama", directory: str | None = None, ram_pages: int = 8, **settings: Any
-    ) -> LocalWorker:
+    def make(family: str = "llama", directory: str | None = None, ram_pages: int = 8, **settings: Any) -> LocalWorker:
         model = loaded(family)
         store = open_store(model, directory or f"rows-{len(made)}", ram_pages)
         worker = LocalWorker(Parts(model, tokenizer, store, WorkerSettings(**settings)))

@@ -158,9 +158,7 @@ def test_jobs_of_one_session_run_in_the_order_they_came(
     one_by_one.open()
     turns = [in_a_row.submit("s", words(9, seed=number), max_tokens=6) for number in range(5)]
     said = [list(turn.result(60).token_ids) for turn in turns]
-    assert said == [
-        list(one_by_one.turn("s", words(9, seed=number), max_tokens=6).token_ids) for number in range(5)
-    ]
+    assert said == [list(one_by_one.turn("s", words(9, seed=number), max_tokens=6).token_ids) for number in range(5)]
 
 
 class Gate:

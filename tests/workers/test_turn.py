@@ -186,9 +186,7 @@ def test_divergence_is_the_mean_kl_of_what_the_two_models_expected(
     assert far.top1_agreement == pytest.approx(float((small.argmax(-1) == kept.log_probs.argmax(-1)).float().mean()))
 
 
-def test_different_recorded_text_cannot_be_compared(
-    make_worker: Callable[..., Any], words: Callable[..., str]
-) -> None:
+def test_different_recorded_text_cannot_be_compared(make_worker: Callable[..., Any], words: Callable[..., str]) -> None:
     worker = make_worker()
     worker.open("a")
     worker.open("b")

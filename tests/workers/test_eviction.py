@@ -1,0 +1,130 @@
+"""Eviction brings a session into its budget and keeps what is protected."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from workers import methods
+from workers.cache import EMPTY, ActiveCache
+from workers.eviction import evict
+from workers.observation import RecentQueries
+from workers.session import WorkerSession
+from workers.settings import WorkerSettings
+
+SETTINGS = WorkerSettings(sinks=2, recent=3, turn_share=0.5)
+
+
+@pytest.fixture
+def seated(make_cache: Callable[..., ActiveCache]) -> Callable[..., tuple[ActiveCache, WorkerSession]]:
+    """seated(method, tokens, budget): a slot with that many random rows."""
+
+    def make(method: str, tokens: int, budget: int, **session: Any) -> tuple[ActiveCache, WorkerSession]:
+        cache = make_cache(slots=1, rows=(64, 64))
+        slot = cache.claim([64, 64])
+        step = cache.begin([slot], torch.arange(tokens)[None])
+        generator = torch.Generator().manual_seed(tokens)
+        for layer in range(2):
+            step.update(*torch.randn(2, 1, 2, tokens, 4, generator=generator), layer)
+        built = methods.build(method)
+        held = WorkerSession(
+            name="s", epoch=1, budget=budget, repair_rows=0, method=built, seed=3, tools=[],
+            queries=RecentQueries(built.observes), length=tokens, slot=slot,
+        )  # fmt: skip
+        for name, value in session.items():
+            setattr(held, name, value)
+        return cache, held
+
+    return make
+
+
+def _held(cache: ActiveCache, layer: int, head: int) -> list[int]:
+    positions = cache.positions[layer][0, head]
+    return positions[positions != EMPTY].tolist()
+
+
+def test_nothing_is_evicted_within_the_budget(seated: Callable[..., Any]) -> None:
+    cache, session = seated("random", tokens=20, budget=20)
+    evict(cache, session, SETTINGS)
+    assert cache.longest(0) == [20, 20]
+    assert not session.scores_of_evicted().any()
+
+
+def test_a_method_that_does_not_evict_keeps_every_row(seated: Callable[..., Any]) -> None:
+    cache, session = seated("full", tokens=20, budget=6)
+    evict(cache, session, SETTINGS)
+    assert cache.longest(0) == [20, 20]
+
+
+@pytest.mark.parametrize("method", ["streaming_llm", "snapkv", "random"])
+def test_sinks_recent_rows_and_the_turns_share_stay(method: str, seated: Callable[..., Any]) -> None:
+    cache, session = seated(method, tokens=60, budget=20, turn_start=40)
+    evict(cache, session, SETTINGS)
+    share = 10 - 2 - 3
+    for layer in range(2):
+        for head in range(2):
+            held = _held(cache, layer, head)
+            assert len(held) == 20
+            assert {0, 1, *range(60 - max(3, share), 60)} <= set(held)
+
+
+def test_when_a_turn_is_over_its_rows_are_rows_like_any_other(seated: Callable[..., Any]) -> None:
+    during, over = (seated("random", tokens=60, budget=20, turn_start=50) for _ in range(2))
+    settings = WorkerSettings(sinks=0, recent=0, turn_share=0.5)
+    evict(*during, settings)
+    evict(*over, settings, turn_over=True)
+    assert set(range(50, 60)) <= set(_held(during[0], 0, 0))
+    assert not set(range(50, 60)) <= set(_held(over[0], 0, 0))
+    assert len(_held(over[0], 0, 0)) == 20
+
+
+def test_promoted_rows_stay_as_long_as_they_are_held(seated: Callable[..., Any]) -> None:
+    for method in ("streaming_llm", "random"):
+        cache, session = seated(method, tokens=60, budget=20, promoted_rows=3)
+        for layer in range(2):
+            cache.promoted[layer][0, :, [10, 11, 30]] = True
+        evict(cache, session, SETTINGS)
+        assert {10, 11, 30} <= set(_held(cache, 1, 1))
+        cache.check_integrity()
+
+
+def test_streaming_with_more_sinks_than_budget_still_keeps_what_is_protected(seated: Callable[..., Any]) -> None:
+    cache, session = seated("streaming_llm", tokens=60, budget=20, promoted_rows=1)
+    session.method = methods.build("streaming_llm", '{"sinks": 40}')
+    for layer in range(2):
+        cache.promoted[layer][0, :, 30] = True
+    evict(cache, session, SETTINGS)
+    assert _held(cache, 0, 0) == [*range(10), 30, *range(51, 60)]
+
+
+def test_the_reserve_for_repair_stays_free_until_rows_are_promoted(seated: Callable[..., Any]) -> None:
+    cache, session = seated("random", tokens=60, budget=20, repair_rows=6)
+    evict(cache, session, SETTINGS)
+    assert cache.longest(0) == [14, 14]
+
+
+def test_each_evicted_token_remembers_the_mean_score_it_left_with(seated: Callable[..., Any]) -> None:
+    cache, session = seated("random", tokens=40, budget=12)
+    scores = []
+    for layer in range(2):
+        keys, values, positions = cache.rows_of(0, layer)
+        rows = methods.LayerRows(layer, keys, values, positions, keys[:0], positions[0, :0], seed=3 + 40)
+        scores.append(session.method.scores(rows))
+    evict(cache, session, SETTINGS)
+    expected = torch.zeros(40)
+    for layer in range(2):
+        for head in range(2):
+            gone = sorted(set(range(40)) - set(_held(cache, layer, head)))
+            expected[gone] += scores[layer][head, gone] / 4
+    assert torch.allclose(session.scores_of_evicted(), expected, atol=1e-6)
+
+
+def test_an_eviction_is_the_same_every_time(seated: Callable[..., Any]) -> None:
+    caches = []
+    for _ in range(2):
+        cache, session = seated("random", tokens=60, budget=20)
+        evict(cache, session, SETTINGS)
+        caches.append([_held(cache, layer, head) for layer in range(2) for head in range(2)])
+    assert caches[0] == caches[1]
+    assert len({tuple(rows) for rows in caches[0]}) == 4, "layers and heads draw their own"

@@ -1,0 +1,86 @@
+"""Scores against their definitions, written out."""
+
+import math
+
+import pytest
+import torch
+
+from workers import scoring
+from workers.cache import EMPTY
+
+HEADS, KV_HEADS, TOKENS, ROWS, HEAD_DIM = 4, 2, 5, 9, 8
+
+
+@pytest.fixture
+def rows() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Queries, keys, key positions (one head shorter than the other), query positions among the keys'."""
+    generator = torch.Generator().manual_seed(3)
+    queries = torch.randn(HEADS, TOKENS, HEAD_DIM, generator=generator)
+    keys = torch.randn(KV_HEADS, ROWS, HEAD_DIM, generator=generator)
+    positions = torch.tensor([[0, 1, 4, 6, 7, 8, 9, 10, 11], [0, 2, 3, 6, 8, 10, 11, EMPTY, EMPTY]], dtype=torch.int32)
+    return queries, keys, positions, torch.tensor([7, 8, 9, 10, 11], dtype=torch.int32)
+
+
+def test_attention_is_the_softmax_over_the_rows_a_query_may_see(
+    rows: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor],
+) -> None:
+    queries, keys, positions, query_positions = rows
+    weights = scoring.attention(queries, keys, positions, query_positions)
+    assert weights.shape == (KV_HEADS, HEADS // KV_HEADS, TOKENS, ROWS)
+    for head in range(HEADS):
+        kv_head, member = divmod(head, HEADS // KV_HEADS)
+        for token in range(TOKENS):
+            powers = [
+                math.exp(float(queries[head, token] @ keys[kv_head, row]) / math.sqrt(HEAD_DIM))
+                if positions[kv_head, row] <= query_positions[token]
+                else 0.0
+                for row in range(ROWS)
+            ]
+            expected = torch.tensor([power / sum(powers) for power in powers])
+            assert torch.allclose(weights[kv_head, member, token], expected, atol=1e-6)
+
+
+def test_a_query_that_sees_nothing_gives_nothing() -> None:
+    weights = scoring.attention(
+        torch.ones(2, 1, 4), torch.ones(1, 3, 4), torch.tensor([[5, 6, EMPTY]]), torch.tensor([2])
+    )
+    assert not weights.any()
+
+
+def test_attention_of_half_precision_rows_is_computed_in_full(
+    rows: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor],
+) -> None:
+    queries, keys, positions, query_positions = rows
+    half = scoring.attention(queries.bfloat16(), keys.bfloat16(), positions, query_positions)
+    assert half.dtype == torch.float32
+    full = scoring.attention(queries.bfloat16().float(), keys.bfloat16().float(), positions, query_positions)
+    assert torch.equal(half, full)
+
+
+@pytest.mark.parametrize("tokens", ["max", "mean"])
+@pytest.mark.parametrize("group", ["max", "mean"])
+def test_weights_are_reduced_over_tokens_then_over_the_group(tokens: str, group: str) -> None:
+    weights = torch.rand(KV_HEADS, 2, TOKENS, ROWS, generator=torch.Generator().manual_seed(1))
+    reduced = scoring.over_tokens_and_group(weights, tokens=tokens, group=group)
+    how = {"max": max, "mean": lambda values: sum(values) / len(values)}
+    for kv_head in range(KV_HEADS):
+        for row in range(ROWS):
+            of_members = [how[tokens](weights[kv_head, member, :, row].tolist()) for member in range(2)]
+            assert float(reduced[kv_head, row]) == pytest.approx(how[group](of_members))
+
+
+@pytest.mark.parametrize("width", [1, 2, 3, 7, 63])
+def test_smoothing_gives_a_row_its_neighbours_best_score(width: int) -> None:
+    scores = torch.rand(2, 20, generator=torch.Generator().manual_seed(2))
+    smooth = scoring.smooth(scores, width)
+    assert smooth.shape == scores.shape
+    for row in range(20):
+        first = max(0, row - width // 2)
+        assert torch.equal(smooth[:, row], scores[:, first : row - width // 2 + width].amax(1))
+
+
+def test_recency_puts_sinks_first_then_the_newest() -> None:
+    positions = torch.tensor([[0, 1, 2, 5, 9], [0, 3, 4, 8, EMPTY]], dtype=torch.int32)
+    scores = scoring.recency(positions, sinks=2)
+    assert scores[0].argsort(descending=True, stable=True).tolist() == [0, 1, 4, 3, 2]
+    assert scores[1, :4].argsort(descending=True, stable=True).tolist() == [0, 3, 2, 1]
