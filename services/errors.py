@@ -1,5 +1,8 @@
 """What can go wrong in the domain. `code` is stable and part of the public contract; the message is for people."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 
 class ServiceError(Exception):
     """Base of all errors of this package.
@@ -167,11 +170,21 @@ class CatalogVersion(CatalogError):
     code = "catalog_version"
 
 
+FIELD_OF_REFUSAL: Mapping[str, str] = MappingProxyType(
+    {"turn_too_long": "messages", "bad_messages": "messages", "not_comparable": "fidelity.against"}
+)
+
+
 class WorkerRefused(ServiceError):
-    """The worker cannot serve the request as it stands, and has changed nothing; its code says why."""
+    """The worker cannot serve the request as it stands, and has changed nothing; its code says why.
+
+    Where the code tells which field of the request is at fault, `details` names it: only the worker can count tokens,
+    but its client meets the same problem as for what is checked before.
+    """
 
     def __init__(self, code: str, message: str) -> None:
-        super().__init__(message)
+        field = FIELD_OF_REFUSAL.get(code)
+        super().__init__(message, **({"field": field} if field else {}))
         self.code = code
 
 
