@@ -12,6 +12,7 @@ from kvrecall.cli.chat import chat_command
 from kvrecall.cli.demo import demo_command
 from kvrecall.cli.errors import CliError
 from kvrecall.cli.replay import replay_command
+from kvrecall.cli.report import report_command
 from kvrecall.cli.serve import serve_command
 from kvrecall.client import KvrecallError
 
@@ -48,3 +49,4 @@ app.command("serve")(serve_command)
 app.command("chat")(chat_command)
 app.command("demo")(demo_command)
 app.command("replay")(replay_command)
+app.command("report")(report_command)

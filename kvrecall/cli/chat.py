@@ -16,12 +16,13 @@ from kvrecall.cli.local_server import ServerNeeds, server_at
 from kvrecall.cli.serve import TEST_INSTRUMENT
 from kvrecall.cli.settings import Settings
 from kvrecall.cli.text import readable_bytes
-from kvrecall.client import KvrecallClient, StreamEvent
+from kvrecall.client import KvrecallClient, KvrecallError, StreamEvent
 from reference import MODEL_PATH
 from reference.conversation import SYSTEM_LINES
 from reference.tools import TOOLS
 
 Messages = list[dict[str, Any]]
+Call = Mapping[str, Any]
 
 
 def chat_command(
@@ -42,7 +43,7 @@ def chat_command(
         reference = client.worker()["model"] == str(MODEL_PATH)
         if reference:
             console.print(TEST_INSTRUMENT, style="yellow", soft_wrap=True)
-        opening = system or (SYSTEM_LINES[0] if reference else "You are a helpful assistant.")
+        opening: Messages = []
         if session is None:
             session = client.create_session(
                 budget=budget,
@@ -51,12 +52,10 @@ def chat_command(
                 method=method,
                 tools=_tools(tools, reference),
             )["id"]
-            said: Messages = [{"role": "system", "content": opening}]
-        else:
-            client.get(session)
-            said = []
+            lines = system or (SYSTEM_LINES[0] if reference else "You are a helpful assistant.")
+            opening = [{"role": "system", "content": lines}]
         console.print(f"session {session}; an empty line or Ctrl-D ends the chat", style="dim", highlight=False)
-        Talk(client, console, session, {"max_tokens": max_tokens}).run(said)
+        Talk(client, console, session, {"max_tokens": max_tokens}).run(opening)
 
 
 @dataclass(frozen=True)
@@ -69,23 +68,35 @@ class Talk:
     sampling: Mapping[str, Any]
 
     def run(self, opening: Messages) -> None:
-        """Read and answer until the input ends."""
-        waiting = opening
+        """Go on where the session stands; then read and answer until the input ends."""
+        if waiting := self._outstanding():
+            self._follow(waiting)
         while line := self._read("[bold cyan]you[/]  "):
-            waiting.append({"role": "user", "content": line})
             try:
-                calls = self._turn(waiting)
-                while calls:
-                    self._answer_calls(calls)
-                    calls = self._turn([])
+                calls = self._turn([*opening, {"role": "user", "content": line}])
+                opening = []
+                self._follow(calls)
             except KeyboardInterrupt:
                 self.console.print("\n(the turn was cancelled; nothing of it is remembered)", style="yellow")
-            waiting = []
+            except KvrecallError as error:
+                if not error.status:
+                    raise
+                self.console.print(str(error), style="red", highlight=False, soft_wrap=True)
 
-    def _turn(self, messages: Messages) -> Sequence[Mapping[str, Any]]:
+    def _follow(self, calls: Sequence[Call]) -> None:
+        """Let the user answer tool calls until the model stops asking."""
+        while calls:
+            self._answer_calls(calls)
+            calls = self._turn([])
+
+    def _outstanding(self) -> list[Call]:
+        pending = self.client.get(self.session)["pending_calls"]
+        return [{"id": call["id"], "function": call} for call in pending if call["status"] == "pending"]
+
+    def _turn(self, messages: Messages) -> Sequence[Call]:
         """One turn, shown as it comes; returns the tool calls that it ends on."""
         started = time.perf_counter()
-        calls: list[Mapping[str, Any]] = []
+        calls: list[Call] = []
         self.console.print("[bold green]model[/] ", end="")
         events = self.client.turn_stream(self.session, messages, sampling=self.sampling)
         # Closed at Ctrl-C, a stream cancels its turn.
@@ -100,7 +111,7 @@ class Talk:
                     self._show_memory(event.data, time.perf_counter() - started)
         return calls
 
-    def _answer_calls(self, calls: Sequence[Mapping[str, Any]]) -> None:
+    def _answer_calls(self, calls: Sequence[Call]) -> None:
         """Ask the user for each tool's result. The early repair, on the call's arguments, runs while they type."""
         for call in calls:
             function = call["function"]
@@ -109,7 +120,8 @@ class Talk:
             )
             self.client.event(self.session, "tool_call.started", call["id"])
             result = self._read("      its result: ")
-            self.client.event(self.session, "tool_call.completed", call["id"], result=result)
+            kind = "tool_call.completed" if result else "tool_call.failed"
+            self.client.event(self.session, kind, call["id"], result=result or "there is no result")
 
     def _show_memory(self, turn: Mapping[str, Any], seconds: float) -> None:
         self.console.print(f"      {memory_line(turn, seconds)}", style="dim", highlight=False, soft_wrap=True)

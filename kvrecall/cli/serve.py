@@ -2,9 +2,11 @@
 
 import asyncio
 import logging
+import os
 import signal
 import socket
 import sys
+import threading
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -33,6 +35,7 @@ def serve_command(
     host: Annotated[str | None, typer.Option(help="Address to listen on. Default: 127.0.0.1.")] = None,
     port: Annotated[int | None, typer.Option(min=0, max=65535, help="0: any free port. Default: 8000.")] = None,
     log: Annotated[LogFormat | None, typer.Option(help="console or json, on standard error.")] = None,
+    until_input_ends: Annotated[bool, typer.Option("--until-input-ends", hidden=True)] = False,
 ) -> None:
     """Serve sessions over HTTP; every setting can also come from the environment (KVRECALL_...)."""
     worker = {"slots": slots, "max_budget": budget, "block_tokens": block}
@@ -41,9 +44,8 @@ def serve_command(
         chosen["ram_bytes"] = ram << 20
     settings = Settings(**_given({**chosen, "worker": _given(worker)}))
     set_up_logs(settings.log)
-    # uvicorn ends on these signals in good order, then raises them again for whoever handled them before.
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: None)
+    if until_input_ends:
+        threading.Thread(target=_end_with_input, daemon=True).start()
     asyncio.run(run_service(settings, Console()))
 
 
@@ -55,26 +57,32 @@ async def run_service(settings: Settings, console: Console) -> None:
     from gateway.app import create_app
     from kvrecall.cli.build import build_service
 
-    listener = _listener(settings.host, settings.port)
-    if settings.is_reference_model:
-        console.print(TEST_INSTRUMENT, style="yellow", soft_wrap=True)
-    service = await build_service(settings)
+    with _listener(settings.host, settings.port) as listener:
+        if settings.is_reference_model:
+            console.print(TEST_INSTRUMENT, style="yellow", soft_wrap=True)
+        service = await build_service(settings)
 
-    class Server(uvicorn.Server):
-        """Says where it listens once it does."""
+        class Server(uvicorn.Server):
+            """Says where it listens once it does."""
 
-        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-            await super().startup(sockets)
-            if self.started:
-                console.print(f"{LISTENING}{_url(listener)}", soft_wrap=True, highlight=False)
+            async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+                await super().startup(sockets)
+                if self.started:
+                    console.print(f"{LISTENING}{_url(listener)}", soft_wrap=True, highlight=False)
 
-    config = uvicorn.Config(
-        create_app(service, settings.gateway),
-        log_config=None,
-        access_log=False,
-        timeout_graceful_shutdown=int(settings.service.drain_seconds),
-    )
-    await Server(config).serve(sockets=[listener])
+        config = uvicorn.Config(
+            create_app(service, settings.gateway),
+            log_config=None,
+            access_log=False,
+            timeout_graceful_shutdown=int(settings.service.drain_seconds),
+        )
+        server = Server(config)
+        # uvicorn ends on these signals in good order, then raises them again for whoever handled them before.
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: None)
+        await server.serve(sockets=[listener])
+        if not server.started:
+            raise CannotServe("the service did not start; the log above says why")
 
 
 def set_up_logs(form: LogFormat) -> None:
@@ -92,6 +100,12 @@ def set_up_logs(form: LogFormat) -> None:
         wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
     )
+
+
+def _end_with_input() -> None:
+    """For a server that another command started: it ends when that one does, be it killed."""
+    sys.stdin.buffer.read()
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _url(listener: socket.socket) -> str:

@@ -14,6 +14,10 @@ from kvrecall.cli.demo.arms import Arm, ArmRun, demo_arms, run_arm
 from kvrecall.cli.demo.summary import check_bound, result_rows, summarise
 from kvrecall.cli.demo.table import arms_table
 from kvrecall.cli.local_server import ServerNeeds, server_at
+from kvrecall.cli.page import Page
+from kvrecall.cli.replay import FULL_ROWS, replay_file, show
+from kvrecall.cli.replay.playing import SessionOptions
+from kvrecall.cli.replay.summary import conversation_lines, notes
 from kvrecall.cli.results import results_of
 from kvrecall.cli.serve import TEST_INSTRUMENT
 from kvrecall.client import KvrecallClient
@@ -24,6 +28,11 @@ FIRST_SEED = 7000
 MODEL_NAME = "kvrecall reference model"
 # A full cache needs room for every token, and conversations come out a little longer than asked for.
 FULL_CACHE_MARGIN = 1.3
+REAL_INPUT = (
+    "Recorded conversations, turn by turn, under the same budget: tool calls are pauses, recorded replies are "
+    "remembered as they stand. KL (nats) and top-1 agreement compare the next-token distribution over the recorded "
+    "replies with the full cache's. The reference model was never trained on such text."
+)
 
 
 def demo_command(
@@ -35,17 +44,25 @@ def demo_command(
     method: Annotated[str, typer.Option(help="Eviction method.")] = "snapkv",
     pause: Annotated[float, typer.Option(min=0, help="Seconds that a tool takes.")] = 0.1,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the first conversation.")] = FIRST_SEED,
+    limit: Annotated[int, typer.Option(min=1, help="Conversations of the file.")] = 3,
     out: Annotated[Path, typer.Option(help="Folder of the report.")] = Path("kvrecall-demo"),
 ) -> None:
     """Hold a long conversation under a small budget and count what is remembered, with and without repair."""
     console = Console()
     started = time.perf_counter()
     console.print(TEST_INSTRUMENT, style="yellow", soft_wrap=True)
+    arms = demo_arms(method, budget, repair_rows)
     needs = ServerNeeds(model=str(MODEL_PATH), slots=2, max_budget=max(budget, int(tokens * FULL_CACHE_MARGIN)))
     with server_at(None, needs) as address, KvrecallClient(address) as client:
         spoken = [generate(seed + index, tokens, split="held_out") for index in range(conversations)]
-        runs = hold_all(client, demo_arms(method, budget, repair_rows), spoken, pause, console)
-        path = _tell(console, client, runs, seed, out)
+        runs = hold_all(client, arms, spoken, pause, console)
+        page = _tell(console, client, runs, seed, out)
+    path = out / "report.html"
+    page.write(path)
+    if file is not None:
+        _replay(console, page, file, limit, arms[-1])
+        page.write(path)
+    check_bound(runs)
     console.print(f"{time.perf_counter() - started:.0f} seconds; the report is at", highlight=False)
     console.print(str(path.resolve()), style="bold", soft_wrap=True, highlight=False)
 
@@ -64,15 +81,25 @@ def hold_all(
     return runs
 
 
-def _tell(console: Console, client: KvrecallClient, runs: Sequence[ArmRun], seed: int, out: Path) -> Path:
-    """Table, result file and page; returns the page's path. Raises BoundExceeded, after everything is written."""
+def _tell(console: Console, client: KvrecallClient, runs: Sequence[ArmRun], seed: int, out: Path) -> Page:
+    """Print the table, write the result file and put the page together."""
     # matplotlib takes a second to import: the other commands do without.
-    from kvrecall.cli.demo.report import demo_page, write_demo_page
+    from kvrecall.cli.demo.report import demo_page
 
     summaries = summarise(runs, seed)
     console.print(arms_table(summaries, f"{summaries[0].tokens:,} tokens at a budget of {runs[-1].arm.budget} rows"))
     results = results_of("demo", seed, MODEL_NAME, result_rows(runs, seed))
     results.write(out / "report.json")
-    path = write_demo_page(demo_page(runs, summaries, client.worker(), results), out)
-    check_bound(runs)
-    return path
+    return demo_page(runs, summaries, client.worker(), results)
+
+
+def _replay(console: Console, page: Page, file: Path, limit: int, arm: Arm) -> None:
+    """The first conversations of a real file under the same budget, beside the full cache."""
+    options = SessionOptions(arm.method, arm.budget, arm.repair_rows, arm.repair_on, compare=True)
+    replayed, _ = replay_file(file, options, console, url=None, model=str(MODEL_PATH), full_rows=FULL_ROWS, limit=limit)
+    show(console, replayed)
+    page.heading(f"Real input: {file.name}")
+    page.paragraph(REAL_INPUT)
+    page.table(*conversation_lines(replayed))
+    for note in notes(replayed):
+        page.paragraph(note, "note")

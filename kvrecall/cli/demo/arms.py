@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from kvrecall.cli.answers import seconds_to_first_token
 from kvrecall.client import KvrecallClient
 from reference.conversation import Conversation, Exchange
 
@@ -193,8 +194,3 @@ class _Holder:
                 after_pause=after_pause,
             )
         )
-
-
-def seconds_to_first_token(seconds: Mapping[str, float]) -> float:
-    """From a turn's arrival to its first token: everything before decoding."""
-    return sum(seconds.get(phase, 0.0) for phase in ("waiting", "queued", "repair", "prefill", "first_token"))

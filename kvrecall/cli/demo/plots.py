@@ -1,9 +1,6 @@
 """The report's plots, as SVG text."""
 
-import io
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Sequence
 
 from matplotlib import rc_context
 from matplotlib.axes import Axes
@@ -11,24 +8,9 @@ from matplotlib.figure import Figure
 
 from kvrecall.cli.demo.arms import ArmRun
 from kvrecall.cli.demo.summary import by_age, pause_seconds
+from kvrecall.cli.drawing import COLOURS, STYLE, drawing, svg
 
-COLOURS = ("#5b6472", "#d1495b", "#2e86ab", "#3a9d5d")
 RIGHT, WRONG = "#3a9d5d", "#d1495b"
-STYLE: Any = {
-    "font.family": "sans-serif",
-    "font.size": 10,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.edgecolor": "#9aa3af",
-    "axes.labelcolor": "#374151",
-    "xtick.color": "#4b5563",
-    "ytick.color": "#4b5563",
-    "axes.grid": True,
-    "grid.color": "#e5e7eb",
-    "legend.frameon": False,
-    "svg.fonttype": "path",
-    "svg.hashsalt": "kvrecall",
-}
 
 
 def active_rows_plot(runs: Sequence[ArmRun], bound: int) -> str:
@@ -93,20 +75,3 @@ def repairs_plot(runs: Sequence[ArmRun]) -> str:
         axes.set_ylim(bottom=0)
         figure.legend(fontsize=8, loc="outside upper left", ncols=2)
         return svg(figure)
-
-
-@contextmanager
-def drawing(width: float, height: float) -> Iterator[tuple[Figure, Axes]]:
-    """A figure with one set of axes, in the reports' style; inches."""
-    with rc_context(STYLE):
-        figure = Figure(figsize=(width, height), layout="constrained")
-        yield figure, figure.subplots()
-
-
-def svg(figure: Figure) -> str:
-    """The figure as SVG text without its XML header."""
-    out = io.StringIO()
-    metadata: dict[str, Any] = {"Date": None, "Creator": None}
-    figure.savefig(out, format="svg", metadata=metadata)
-    text = out.getvalue()
-    return text[text.index("<svg") :]

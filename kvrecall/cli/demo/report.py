@@ -1,7 +1,6 @@
 """The demo's report: one HTML page."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from kvrecall.cli.demo.arms import ArmRun, Question
@@ -32,13 +31,6 @@ def demo_page(
     _examples(page, runs)
     _how(page, worker, results)
     return page
-
-
-def write_demo_page(page: Page, folder: Path) -> Path:
-    """Write the page into `folder`; returns its path."""
-    path = folder / "report.html"
-    page.write(path)
-    return path
 
 
 def _headline(full: ArmSummary, budgeted: Sequence[ArmSummary]) -> str:

@@ -17,6 +17,8 @@ from kvrecall.cli.replay.summary import conversations_table, notes, result_rows,
 from kvrecall.cli.results import results_of
 from kvrecall.client import KvrecallClient
 
+FULL_ROWS = 16384
+
 
 class Twin(StrEnum):
     """What the budgeted session may be compared with."""
@@ -41,28 +43,46 @@ def replay_command(
     repair_rows: Annotated[int, typer.Option(min=0, help="Rows of the budget kept for repair.")] = 64,
     repair_on: Annotated[list[RepairOn] | None, typer.Option(help="Repeat for several. Default: the pauses.")] = None,
     compare: Annotated[Twin | None, typer.Option(help="Compare each turn with a session of this method.")] = None,
-    full_rows: Annotated[int, typer.Option(min=1, help="Rows a full cache may grow to.")] = 16384,
+    full_rows: Annotated[int, typer.Option(min=1, help="Rows a full cache may grow to.")] = FULL_ROWS,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first conversations.")] = None,
     json: Annotated[Path | None, typer.Option(help="Write the result file here.")] = None,
 ) -> None:
     """Replay recorded conversations under a budget: tool calls are real pauses, recorded replies are remembered."""
     console = Console()
-    recordings = read_recordings(file)[:limit]
     triggers = repair_on or [RepairOn.TOOL_CALL, RepairOn.TOOL_RESULT]
     evicts = method != Twin.FULL
     options = SessionOptions(method, budget, repair_rows if evicts else 0, tuple(triggers), compare is not None)
-    rows = max(budget, full_rows) if compare or not evicts else budget
-    needs = ServerNeeds(model=model, slots=2 if compare else 1, max_budget=rows)
-    with server_at(url, needs) as address, KvrecallClient(address) as client:
-        replayed = replay_all(client, recordings, options, console)
-        served = Path(client.worker()["model"]).name
+    replayed, served = replay_file(file, options, console, url=url, model=model, full_rows=full_rows, limit=limit)
     show(console, replayed)
     if json is not None:
         results_of("replay", 0, served, result_rows(replayed, options)).write(json)
         console.print(f"wrote {json}", highlight=False, soft_wrap=True)
 
 
-def replay_all(
+def replay_file(
+    file: Path,
+    options: SessionOptions,
+    console: Console,
+    *,
+    url: str | None,
+    model: str | None,
+    full_rows: int,
+    limit: int | None,
+) -> tuple[list[Replayed], str]:
+    """Replay a file's first `limit` conversations; returns them and the model's name.
+
+    Raises BadReplayFile, ServerNotReady, KvrecallError.
+    """
+    recordings = read_recordings(file)[:limit]
+    grows = options.compare or options.method == Twin.FULL
+    rows = max(options.budget, full_rows) if grows else options.budget
+    needs = ServerNeeds(model=model, slots=2 if options.compare else 1, max_budget=rows)
+    with server_at(url, needs) as address, KvrecallClient(address) as client:
+        replayed = _replay_all(client, recordings, options, console)
+        return replayed, Path(client.worker()["model"]).name
+
+
+def _replay_all(
     client: KvrecallClient, recordings: Sequence[Recording], options: SessionOptions, console: Console
 ) -> list[Replayed]:
     """Replay the recordings one after the other, with a progress bar."""

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kvrecall.cli.demo.arms import seconds_to_first_token
+from kvrecall.cli.answers import seconds_to_first_token
 from kvrecall.cli.replay.recording import NO_RESULT, Exchange, Recording, Results, Say, exchanges_of
 from kvrecall.client import KvrecallClient, KvrecallError
 

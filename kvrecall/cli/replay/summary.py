@@ -15,16 +15,27 @@ MOST_LINES = 24
 Value = Callable[[ReplayedTurn], float | None]
 
 
-def conversations_table(replayed: Sequence[Replayed]) -> Table:
-    """One line per conversation, as many as a screen holds, and one for all."""
-    table = _table(f"{len(replayed)} conversations", ["conversation", "turns", "tokens", *_MEASURES])
-    for each in replayed[:MOST_LINES]:
-        table.add_row(each.name, str(len(each.turns)), f"{_tokens(each.turns):,}", *_cells(each.turns))
+def conversation_lines(replayed: Sequence[Replayed]) -> tuple[list[str], list[list[str]]]:
+    """Head and lines of the table by conversation: as many as a screen holds, and one for all."""
+    lines = [[each.name, str(len(each.turns)), f"{_tokens(each.turns):,}", *_cells(each.turns)] for each in replayed]
     if len(replayed) > MOST_LINES:
-        table.add_row(f"and {len(replayed) - MOST_LINES} more", *[""] * (2 + len(_MEASURES)))
+        lines[MOST_LINES:] = [[f"and {len(replayed) - MOST_LINES} more", *[""] * (2 + len(_MEASURES))]]
     every = [turn for each in replayed for turn in each.turns]
+    tokens = sum(_tokens(each.turns) for each in replayed)
+    return ["conversation", "turns", "tokens", *_MEASURES], [
+        *lines,
+        ["all", str(len(every)), f"{tokens:,}", *_cells(every)],
+    ]
+
+
+def conversations_table(replayed: Sequence[Replayed]) -> Table:
+    """One line per conversation, and one for all."""
+    head, lines = conversation_lines(replayed)
+    table = _table(f"{len(replayed)} conversations", head)
+    for line in lines[:-1]:
+        table.add_row(*line)
     table.add_section()
-    table.add_row("all", str(len(every)), f"{sum(_tokens(each.turns) for each in replayed):,}", *_cells(every))
+    table.add_row(*lines[-1])
     return table
 
 
