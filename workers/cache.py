@@ -194,7 +194,8 @@ class ActiveCache:
         """Make these, sorted by position, the slot's rows in this layer."""
         lengths = (positions != EMPTY).sum(-1).cpu()
         n = int(lengths.max()) if lengths.numel() else 0
-        self._account(layer, [slot], lengths[None])
+        self._require_bound(slice(layer, layer + 1), [slot], lengths[None, None])
+        self.lengths[layer, slot] = lengths
         self.keys[layer][slot, :, :n] = keys[:, :n]
         self.values[layer][slot, :, :n] = values[:, :n]
         self.positions[layer][slot] = EMPTY
@@ -202,14 +203,13 @@ class ActiveCache:
         self.promoted[layer][slot] = False
         self.promoted[layer][slot, :, :n] = promoted[:, :n]
 
-    def _account(self, layer: int, slots: list[int], lengths: Tensor) -> None:
-        """Set some slots' lengths `[B, n_kv_heads]`, and hold the bound: the one place all changes go through."""
-        longest = lengths.amax(-1)
-        assert bool((longest <= self.bound[layer, slots]).all()), (
-            f"layer {layer} would hold {longest.tolist()} rows, the bounds are {self.bound[layer, slots].tolist()}"
+    def _require_bound(self, layers: slice, slots: list[int], lengths: Tensor) -> None:
+        """Hold the bound, and note the peak, for lengths-to-be `[layers, B, n_kv_heads]`: every change asks here."""
+        longest, bound = lengths.amax(-1), self.bound[layers, slots]
+        assert bool((longest <= bound).all()), (
+            f"slots {slots} would hold {longest.tolist()} rows, bound {bound.tolist()}"
         )
-        self.lengths[layer, slots] = lengths
-        self.peak[layer, slots] = torch.maximum(self.peak[layer, slots], longest)
+        self.peak[layers, slots] = torch.maximum(self.peak[layers, slots], longest)
 
 
 class Step(Cache):
@@ -233,7 +233,9 @@ class Step(Cache):
         self.observed: list[Tensor] = []
         tokens = query_positions.shape[1]
         before = cache.lengths[:, self.slot_list]
-        self._longest = (before.amax((1, 2)) + tokens).tolist()
+        self._lengths = before + tokens
+        cache._require_bound(slice(None), self.slot_list, self._lengths)
+        self._longest = self._lengths.amax((1, 2)).tolist()
         # One transfer for all layers: [n_layers, B, n_kv_heads, t], the places where the new rows go.
         self._places = (before[..., None] + torch.arange(tokens)).to(cache.device, non_blocking=True)
         self._slots = torch.tensor(self.slot_list, device=cache.device)
@@ -250,8 +252,8 @@ class Step(Cache):
         key_states, value_states: `[B, n_kv_heads, t, head_dim]`. Returns keys and values
         `[B, n_kv_heads, n, head_dim]`, n the longest head of the batch; `key_positions` has their positions.
         """
-        cache, tokens = self.cache, key_states.shape[2]
-        cache._account(layer_idx, self.slot_list, cache.lengths[layer_idx, self.slot_list] + tokens)
+        cache = self.cache
+        cache.lengths[layer_idx, self.slot_list] = self._lengths[layer_idx]
         where = (self._slots[:, None, None], self._heads[None, :, None], self._places[layer_idx])
         cache.keys[layer_idx][where] = key_states.to(cache.dtype)
         cache.values[layer_idx][where] = value_states.to(cache.dtype)

@@ -23,6 +23,8 @@ from workers.session import Selection, WorkerSession
 from workers.settings import WorkerSettings
 from workers.tokenizer import ChatTokenizer
 
+_WAITING_WRITES = 16
+
 
 @dataclass(frozen=True)
 class Parts:
@@ -199,6 +201,11 @@ class Engine:
         evict(self.cache, session, self.settings, turn_over=turn_over)
 
     # State
+
+    def backlog(self, session: WorkerSession) -> "Future[None] | None":
+        """The write to wait for when too many wait already: the rows of each hold device memory until it is done."""
+        waiting = [write for write in session.writes if not write.done()]
+        return waiting[-_WAITING_WRITES] if len(waiting) >= _WAITING_WRITES else None
 
     def flush(self, session: WorkerSession) -> "Future[None]":
         """Begin to make every row that was said durable; `settle` once it is done says whether it was."""

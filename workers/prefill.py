@@ -1,6 +1,7 @@
 """Block prefill: new tokens go in block by block, each followed by eviction (EpiCache section 2.2)."""
 
 from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 import torch
@@ -26,12 +27,12 @@ def prefill(
     *,
     keep_distribution: bool,
     prompt_said: Callable[[], None],
-) -> Generator[None, None, Prefilled]:
+) -> Generator["Future[None] | None", None, Prefilled]:
     """Say the pending tokens and the segments; yields between blocks, so that others get their turn.
 
-    Never more than the budget and a block of rows are in a layer. With `keep_distribution`, the next-token
-    distribution at every recorded token is returned as well. `prompt_said` is called when the model knows what it
-    would say first, were the recorded words not there.
+    What it yields is a write to wait for, when the store falls behind. Never more than the budget and a block of
+    rows are in a layer. With `keep_distribution`, the next-token distribution at every recorded token is returned
+    as well. `prompt_said` is called when the model knows what it would say first, were the recorded words not there.
     """
     token_ids = [*session.pending, *(token for segment in segments for token in segment.token_ids)]
     recorded = [False] * len(session.pending) + [s.recorded for s in segments for _ in s.token_ids]
@@ -51,7 +52,7 @@ def prefill(
             expected.append(all_logits[wanted].log_softmax(-1).cpu())
         logits = all_logits[-1]
         engine.evict(session)
-        yield
+        yield engine.backlog(session)
     if not expected:
         return Prefilled(logits, None)
     heard = tuple(t for t, was_recorded in zip(token_ids[1:], recorded[1:], strict=True) if was_recorded)

@@ -126,12 +126,16 @@ def tokenizer(loaded: Callable[[str], LoadedModel], model_path: Callable[[str], 
 
 @pytest.fixture(scope="session")
 def continuation(plain: Callable[[str], PreTrainedModel]) -> Callable[..., list[int]]:
-    """continuation(family, token_ids, tokens): what transformers' greedy `generate` says next, full cache."""
+    """continuation(family, token_ids, tokens): what transformers' greedy `generate` says next, full cache.
 
-    def say(family: str, token_ids: Sequence[int], tokens: int) -> list[int]:
+    With `endless` it goes on after an end token.
+    """
+
+    def say(family: str, token_ids: Sequence[int], tokens: int, endless: bool = False) -> list[int]:
         prompt = torch.tensor([list(token_ids)])
+        ends = {"eos_token_id": 2**30} if endless else {}
         said = plain(family).generate(
-            prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=tokens, do_sample=False
+            prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=tokens, do_sample=False, **ends
         )
         return said[0, prompt.shape[1] :].tolist()
 

@@ -14,6 +14,32 @@ SMALL = {"method": "snapkv", "budget": 60, "repair_rows": 16}
 LIMITS = {"block_tokens": 24, "recent": 8}
 
 
+@pytest.mark.parametrize("block_tokens", [1, 17, 128, 512])
+@pytest.mark.parametrize("family", ["reference", "llama", "qwen2", "qwen3", "mistral"])
+def test_four_sessions_that_decode_in_one_pass_each_say_what_transformers_says(
+    family: str, block_tokens: int, make_worker: Callable[..., Any], continuation: Callable[..., list[int]]
+) -> None:
+    """Of different lengths, over an end token and on: 24 tokens each."""
+    worker = make_worker(family, block_tokens=block_tokens)
+    engine, generator = worker.engine, torch.Generator().manual_seed(8)
+    prompts = [torch.randint(2, 1270, (tokens,), generator=generator) for tokens in (33, 70, 1, 140)]
+    sessions, said = [], []
+    for name, prompt in zip("abcd", prompts, strict=True):
+        worker.open(name)
+        sessions.append(engine.session(name))
+        engine.seat(sessions[-1])
+        for block in prompt.split(block_tokens):
+            logits = engine.forward(sessions[-1:], block[None])
+        said.append([int(logits[0, -1].argmax())])
+    for _ in range(23):
+        logits = engine.forward(sessions, torch.tensor([tokens[-1:] for tokens in said]))
+        for tokens, best in zip(said, logits[:, -1].argmax(-1).tolist(), strict=True):
+            tokens.append(best)
+    for prompt, tokens in zip(prompts, said, strict=True):
+        assert tokens == continuation(family, prompt.tolist(), 24, endless=True)
+    worker.check()
+
+
 def _conversation(worker: Any, words: Callable[..., str], stop_after: int | None = None) -> list[list[int]]:
     """Four turns with a pause and its repair after the second, from the start or from where it was stopped."""
     said = []

@@ -47,7 +47,7 @@ def _model(config: PreTrainedConfig, seed: int = 0) -> transformers.PreTrainedMo
         ("Zamba2", {}, "zamba2"),
         ("RecurrentGemma", {}, "recurrent_gemma"),
         ("Rwkv", {}, "rwkv"),
-        ("Lfm2", {}, "lfm2"),
+        ("Lfm2", {"num_hidden_layers": 2, "layer_types": ["conv", "full_attention"]}, "lfm2 has conv layers"),
         ("DeepseekV3", {}, "kv_lora_rank"),
         ("T5", {}, "encoder-decoder"),
         ("Bart", {}, "encoder-decoder"),

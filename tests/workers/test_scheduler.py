@@ -14,7 +14,6 @@ from workers.engine import Engine, Parts
 from workers.errors import BadSettings, Cancelled, Overloaded, StaleEpoch, UnknownSession
 from workers.scheduler import Scheduler
 
-FAMILIES = ("reference", "llama", "qwen2", "qwen3", "mistral")
 SMALL = {
     "full": {},
     "snapkv": {"method": "snapkv", "budget": 60, "repair_rows": 12},
@@ -23,17 +22,15 @@ SMALL = {
 }
 
 
-@pytest.mark.parametrize("block_tokens", [1, 17, 128, 512])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "mistral"])
 def test_four_sessions_together_each_say_what_transformers_says(
     family: str,
-    block_tokens: int,
     make_worker: Callable[..., Any],
     words: Callable[..., str],
     continuation: Callable[..., list[int]],
     answer: Callable[..., list[int]],
 ) -> None:
-    worker = make_worker(family, block_tokens=block_tokens)
+    worker = make_worker(family, block_tokens=17)
     for name in "0123":
         worker.open(name)
     turns = [worker.submit(name, f"{name} {words(40 + 2 * int(name))}", max_tokens=40) for name in "0123"]
