@@ -1,0 +1,57 @@
+"""A chat in the terminal."""
+
+from collections.abc import Callable
+from typing import Any
+
+from kvrecall.cli.chat import memory_line
+from kvrecall.client import KvrecallClient
+
+CALL = {"id": "c1", "type": "function", "function": {"name": "ticket_owner", "arguments": '{"ticket": "123"}'}}
+
+
+def test_every_turn_is_answered_and_followed_by_what_the_session_holds(
+    command: Callable[..., Any], server: str
+) -> None:
+    typed = "Please note that Anna's badge is R12.\nDo you remember Anna's badge?\n\n"
+    found = command("chat", "--url", server, "--budget", "64", "--repair-rows", "16", typed=typed)
+    assert found.exit_code == 0, found.output
+    assert "test instrument" in found.output
+    assert found.output.count("active of 64") >= 2
+
+
+def test_a_chat_goes_on_with_a_session_that_waits_for_a_tool(
+    command: Callable[..., Any], server: str, client: KvrecallClient
+) -> None:
+    session = client.create_session(budget=64, repair_rows=16)["id"]
+    asked = {"role": "user", "content": "Who owns ticket 123?"}
+    client.turn(session, [asked, {"role": "assistant", "content": None, "tool_calls": [CALL]}], generate=False)
+    found = command("chat", "--url", server, "--session", session, typed='{"owner": "Anna"}\n\n')
+    assert found.exit_code == 0, found.output
+    assert 'ticket_owner({"ticket": "123"})' in found.output
+    after = client.get(session)
+    assert after["turns"] >= 2
+    client.delete(session)
+
+
+def test_a_refused_message_does_not_end_the_chat(command: Callable[..., Any], server: str) -> None:
+    typed = "we talked about the garden " * 1500 + "\nHello.\n\n"
+    found = command("chat", "--url", server, "--method", "full", typed=typed)
+    assert found.exit_code == 0, found.output
+    assert "turn_too_long" in found.output
+    assert "active of 256" in found.output
+
+
+def test_the_line_after_a_turn_tells_rows_bytes_and_seconds() -> None:
+    memory = {
+        "length": 900,
+        "budget": 256,
+        "active_rows": 192,
+        "evicted_rows": 708,
+        "active_bytes": 2048,
+        "tier_bytes": {"ram": 1 << 20, "nvme": 3 << 20},
+        "repairs": [{"promoted": 40, "seconds": 0.25}, {"promoted": 24, "seconds": 0.25}],
+    }
+    line = memory_line({"memory": memory}, 1.5)
+    assert line == (
+        "900 rows: 192 active of 256 · 708 evicted · 64 promoted in 0.50 s · 2.0 KiB active · 3.0 MiB stored · 1.50 s"
+    )
