@@ -36,7 +36,7 @@ from workers.session import WorkerSession
 from workers.settings import WorkerSettings
 from workers.tokenizer import ChatTokenizer, load_tokenizer
 
-WAIT = 60
+WAIT = 600
 """Seconds after which a job counts as lost. Jobs take far less; nothing is timed with it."""
 WORDS = (
     "the",
