@@ -13,7 +13,7 @@ from kvrecall.cli.errors import ServerNotReady
 from kvrecall.cli.serve import LISTENING
 from kvrecall.client import KvrecallClient
 
-START_SECONDS = 180.0
+START_SECONDS = 900.0
 STOP_SECONDS = 45.0
 
 

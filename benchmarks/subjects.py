@@ -1,0 +1,225 @@
+"""What is measured: transformers' own generate and kvrecall's engine, asked the same turns."""
+
+import time
+from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from transformers import DynamicCache, PreTrainedModel
+from transformers.generation.streamers import BaseStreamer
+
+from kvrecall.cli.build import build_store
+from kvrecall.v1 import worker_pb2 as wire
+from workers.engine import Engine, Parts
+from workers.model import LoadedModel
+from workers.scheduler import Scheduler
+from workers.settings import WorkerSettings
+from workers.tokenizer import ChatMessage, ChatTokenizer, keep_recent
+
+
+@dataclass(frozen=True)
+class Timed:
+    """One turn. Seconds from its start to the first token, and from there to the last."""
+
+    prompt_tokens: int
+    output_tokens: int
+    first_token: float
+    decode: float
+
+
+class Subject(Protocol):
+    """A conversation that is measured turn by turn."""
+
+    name: str
+
+    def turn(self, text: str, output_tokens: int) -> Timed:
+        """Say a user's message and generate exactly so many tokens, greedily."""
+        ...
+
+    def cache_bytes(self) -> int:
+        """Bytes of keys and values on the device after the last turn."""
+        ...
+
+    def close(self) -> None:
+        """Give everything back."""
+        ...
+
+
+@dataclass
+class _Clock(BaseStreamer):
+    """Notes when the first and the last token came."""
+
+    started: float = field(default_factory=time.perf_counter)
+    moments: list[float] = field(default_factory=list)
+
+    def put(self, value: torch.Tensor) -> None:
+        """Called with the prompt, then with each token."""
+        self.moments.append(time.perf_counter())
+
+    def end(self) -> None:
+        """Called once after the last token."""
+
+    def timed(self, prompt_tokens: int, moments: Sequence[float]) -> Timed:
+        """The turn's times, given when its tokens came."""
+        return Timed(prompt_tokens, len(moments), moments[0] - self.started, moments[-1] - moments[0])
+
+
+class TransformersChat:
+    """transformers' generate with DynamicCache: kept from turn to turn, or filled anew from the whole history."""
+
+    def __init__(self, name: str, model: Any, tokenizer: ChatTokenizer, *, keep_cache: bool) -> None:
+        self.name = name
+        self._model, self._tokenizer, self._keep_cache = model, tokenizer, keep_cache
+        self._cache = DynamicCache(config=model.config)
+        self._ids: list[int] = []
+        self._recent: list[ChatMessage] = []
+
+    @torch.inference_mode()
+    def turn(self, text: str, output_tokens: int) -> Timed:
+        """See `Subject`."""
+        clock = _Clock()
+        new: list[ChatMessage] = [{"role": "user", "content": text}]
+        prompt = [t for s in self._tokenizer.prompt(self._recent, new, [], True) for t in s.token_ids]
+        self._ids += prompt
+        if not self._keep_cache:
+            self._cache = DynamicCache(config=self._model.config)
+        output = generate(self._model, torch.tensor([self._ids]), self._cache, output_tokens, clock)
+        said = output[0, len(self._ids) :].tolist()
+        self._ids += [*said, self._tokenizer.eos_token_ids[0]]
+        answer = {"role": "assistant", "content": self._tokenizer.inner.decode(said)}
+        self._recent = keep_recent([*self._recent, *new, answer])
+        return clock.timed(len(prompt), clock.moments[1:])
+
+    def cache_bytes(self) -> int:
+        """See `Subject`."""
+        layers: list[Any] = self._cache.layers  # of a full cache: each with its keys and values
+        return sum(int(tensor.nbytes) for layer in layers for tensor in (layer.keys, layer.values))
+
+    def close(self) -> None:
+        """See `Subject`."""
+        self._cache = DynamicCache(config=self._model.config)
+
+
+def generate(model: Any, ids: torch.Tensor, cache: DynamicCache, tokens: int, clock: _Clock | None) -> torch.Tensor:
+    """Greedy, exactly `tokens` more tokens for ids int64 `[B, t]`; returns int64 `[B, t + tokens]`."""
+    ids = ids.to(model.device)
+    output: torch.Tensor = model.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        past_key_values=cache,
+        max_new_tokens=tokens,
+        min_new_tokens=tokens,
+        do_sample=False,
+        eos_token_id=None,
+        pad_token_id=0,
+        streamer=clock,
+    )
+    return output
+
+
+@dataclass(frozen=True)
+class Worker:
+    """kvrecall's engine and scheduler on a model, with rows in memory and in files under `data`."""
+
+    scheduler: Scheduler
+
+    @classmethod
+    def start(cls, model: LoadedModel, tokenizer: ChatTokenizer, data: Path, settings: WorkerSettings) -> "Worker":
+        """A worker of its own on the shared model."""
+        return cls(Scheduler(Engine(Parts(model, tokenizer, build_store(model, data, 4 << 30), settings))))
+
+    def open(self, session: str, method: str, budget: int) -> None:
+        """A new session."""
+        spec = wire.SessionSpec(session=session, epoch=1, budget=budget, method=method)
+        self.scheduler.open(wire.OpenRequest(spec=spec)).result()
+
+    def remember(self, session: str, text: str) -> None:
+        """Say something without an answer."""
+        said = [wire.Message(role="user", content=text)]
+        self.scheduler.turn(wire.TurnRequest(session=session, epoch=1, messages=said), _ignore).result()
+
+    def ask(self, session: str, text: str, output_tokens: int, clock: _Clock) -> Any:
+        """Begin a turn whose tokens the clock notes; returns the future of its end."""
+        said = [wire.Message(role="user", content=text)]
+        sampling = wire.Sampling(max_tokens=output_tokens)
+        request = wire.TurnRequest(session=session, epoch=1, messages=said, generate=True, sampling=sampling)
+        return self.scheduler.turn(request, lambda event: _note(clock, event))
+
+    def close(self) -> None:
+        """Stop the scheduler, close the store."""
+        self.scheduler.close()
+        self.scheduler.engine.store.close()
+
+
+class KvrecallChat:
+    """A session of kvrecall's engine under a method and a budget."""
+
+    def __init__(self, name: str, worker: Worker, method: str, budget: int) -> None:
+        self.name = name
+        self._worker = worker
+        worker.open("measured", method, budget)
+
+    def turn(self, text: str, output_tokens: int) -> Timed:
+        """See `Subject`."""
+        clock = _Clock()
+        done = self._worker.ask("measured", text, output_tokens, clock).result()
+        return clock.timed(done.prompt_tokens, clock.moments)
+
+    def cache_bytes(self) -> int:
+        """See `Subject`."""
+        return int(self._worker.scheduler.memory("measured").result().active_bytes)
+
+    def close(self) -> None:
+        """See `Subject`."""
+        self._worker.close()
+
+
+def batch_of_transformers(model: Any, ids: torch.Tensor, tokens: int) -> float:
+    """Tokens per second that generate decodes over a batch with the prompts ids int64 `[B, t]`, prefill left out."""
+
+    def seconds(new_tokens: int) -> float:
+        started = time.perf_counter()
+        with torch.inference_mode():
+            generate(model, ids, DynamicCache(config=model.config), new_tokens, None)
+        return time.perf_counter() - started
+
+    seconds(1)  # warm
+    to_first = seconds(1)
+    return len(ids) * (tokens - 1) / max(1e-9, seconds(tokens) - to_first)
+
+
+def batch_of_kvrecall(worker: Worker, sessions: Sequence[str], tokens: int) -> float:
+    """Tokens per second over all sessions while they decode at once, from their last first token on."""
+    clocks = [_Clock() for _ in sessions]
+    turns = [worker.ask(name, "Go on.", tokens, clock) for name, clock in zip(sessions, clocks, strict=True)]
+    for turn in turns:
+        turn.result()
+    began = max(clock.moments[0] for clock in clocks)
+    ended = max(clock.moments[-1] for clock in clocks)
+    counted = sum(moment > began for clock in clocks for moment in clock.moments)
+    return counted / max(1e-9, ended - began)
+
+
+def forget_stops(model: LoadedModel, tokenizer: ChatTokenizer) -> tuple[LoadedModel, ChatTokenizer]:
+    """The same model and tokenizer with an end that is never said: every turn decodes all its tokens."""
+    padding = tokenizer.inner.pad_token_id or 0
+    return replace(model, eos_token_ids=(padding,)), ChatTokenizer(tokenizer.inner, (padding,))
+
+
+def plain(model: LoadedModel) -> PreTrainedModel:
+    """A copy of the model as transformers ships it, with its own attention."""
+    copied = deepcopy(model.module)
+    copied.set_attn_implementation("sdpa")
+    return copied
+
+
+def _note(clock: _Clock, event: wire.TurnEvent) -> None:
+    if event.WhichOneof("event") == "token":
+        clock.moments.append(time.perf_counter())
+
+
+def _ignore(event: wire.TurnEvent) -> None:
+    """Nobody reads along."""

@@ -1,0 +1,252 @@
+"""Prefill and decode speed, seconds to the first token and memory of a long session, side by side.
+
+`python benchmarks/throughput.py` measures the packaged model; with `--shape large` a random Llama of 1 B
+parameters, which needs a GPU. Everything is measured in one process, turn by turn in rotation, so that what disturbs
+the machine disturbs all alike. The result file goes to `benchmarks/results/`.
+"""
+
+import argparse
+import random
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from benchmarks.subjects import (
+    KvrecallChat,
+    Subject,
+    Timed,
+    TransformersChat,
+    Worker,
+    batch_of_kvrecall,
+    batch_of_transformers,
+    forget_stops,
+    plain,
+)
+from kvrecall.cli.results import Row, results_of
+from reference import MODEL_PATH
+from reference.conversation import generate
+from workers.model import LoadedModel, adopt, load_model
+from workers.settings import WorkerSettings
+from workers.tokenizer import ChatTokenizer, load_tokenizer
+
+RESULTS = Path(__file__).parent / "results"
+BASELINE = "transformers, cache kept"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is measured. Tokens; budget in rows."""
+
+    seed: int
+    turns: int
+    turn_tokens: int
+    output_tokens: int
+    budget: int
+    block: int
+    batch_context: int
+
+    @property
+    def longest(self) -> int:
+        """Tokens that a session may come to."""
+        return 2 * max(self.turns * (self.turn_tokens + self.output_tokens), self.batch_context + self.output_tokens)
+
+
+def main() -> None:
+    """Read the command line, measure, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--shape", choices=("reference", "large"), default="reference")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--turns", type=int, default=24)
+    parser.add_argument("--turn-tokens", type=int, default=250, help="tokens of a user's message")
+    parser.add_argument("--output-tokens", type=int, default=48)
+    parser.add_argument("--budget", type=int, default=256)
+    parser.add_argument("--block", type=int, default=128)
+    parser.add_argument("--batch-context", type=int, default=2048, help="tokens said before a batch decodes")
+    parser.add_argument("--out", type=Path, help="default: benchmarks/results/throughput-<shape>-<device>.json")
+    given = parser.parse_args()
+    plan = Plan(
+        given.seed,
+        given.turns,
+        given.turn_tokens,
+        given.output_tokens,
+        given.budget,
+        given.block,
+        given.batch_context,
+    )
+    model, tokenizer = load(given.shape, given.seed)
+    rows = measure(model, tokenizer, plan)
+    name = f"throughput-{given.shape}-{model.device.type}.json"
+    for row in rows:
+        print(describe(row), flush=True)
+    results_of("throughput", plan.seed, f"{given.shape} ({shape_of(model)})", rows).write(given.out or RESULTS / name)
+
+
+def load(shape: str, seed: int) -> tuple[LoadedModel, ChatTokenizer]:
+    """The packaged model, or a random one of a size that people serve, on a GPU where there is one."""
+    model = load_model(MODEL_PATH)
+    tokenizer = load_tokenizer(MODEL_PATH, model.eos_token_ids)
+    if shape == "large":
+        model = random_llama(len(tokenizer.inner), seed)
+    return forget_stops(model, tokenizer)
+
+
+def random_llama(vocabulary: int, seed: int) -> LoadedModel:
+    """A Llama of 1 B parameters with random weights in bfloat16; it reads the packaged model's tokens."""
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=vocabulary,
+        hidden_size=2048,
+        intermediate_size=8192,
+        num_hidden_layers=16,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        max_position_embeddings=131_072,
+        dtype="bfloat16",
+    )
+    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
+        module = LlamaForCausalLM(config)
+    nn.Module.to(module, torch.bfloat16)
+    return adopt(module)
+
+
+def measure(model: LoadedModel, tokenizer: ChatTokenizer, plan: Plan) -> list[Row]:
+    """All rows: the long session, then batches."""
+    theirs = plain(model)
+    rows = []
+    with subjects_of(model, theirs, tokenizer, plan) as subjects:
+        rows += session_rows(subjects, plan)
+    rows += batch_rows(model, theirs, tokenizer, plan)
+    return rows
+
+
+@contextmanager
+def subjects_of(model: LoadedModel, theirs: Any, tokenizer: ChatTokenizer, plan: Plan) -> Iterator[list[Subject]]:
+    """The four conversations that are measured side by side."""
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        worker_of(model, tokenizer, Path(folder) / "full", plan, 1) as full,
+        worker_of(model, tokenizer, Path(folder) / "small", plan, 1, plan.budget) as small,
+    ):
+        yield [
+            TransformersChat(BASELINE, theirs, tokenizer, keep_cache=True),
+            TransformersChat("transformers, prefilled every turn", theirs, tokenizer, keep_cache=False),
+            KvrecallChat("kvrecall, full", full, "full", plan.budget),
+            KvrecallChat(f"kvrecall, budget {plan.budget}", small, "snapkv", plan.budget),
+        ]
+
+
+@contextmanager
+def worker_of(
+    model: LoadedModel, tokenizer: ChatTokenizer, data: Path, plan: Plan, slots: int, rows: int | None = None
+) -> Iterator[Worker]:
+    """A worker with so many slots of `rows` rows, or of all that a session may come to."""
+    settings = WorkerSettings(slots=slots, max_budget=rows or plan.longest, block_tokens=plan.block)
+    worker = Worker.start(model, tokenizer, data, settings)
+    try:
+        yield worker
+    finally:
+        worker.close()
+
+
+def session_rows(subjects: Sequence[Subject], plan: Plan) -> list[Row]:
+    """A long session in every subject, turn by turn in rotation."""
+    texts = said_texts(plan)
+    times: dict[str, list[Timed]] = {subject.name: [] for subject in subjects}
+    for subject in subjects:
+        subject.turn(texts[0], plan.output_tokens)  # the first turn warms up and is not counted
+    for text in texts[1:]:
+        for subject in subjects:
+            times[subject.name].append(subject.turn(text, plan.output_tokens))
+    measures: list[tuple[str, str, Callable[[Timed], float]]] = [
+        ("time to first token", "seconds", lambda turn: turn.first_token),
+        ("prefill", "new tokens per second", lambda turn: turn.prompt_tokens / turn.first_token),
+        ("decode", "tokens per second", lambda turn: (turn.output_tokens - 1) / turn.decode),
+    ]
+    condition = f"session of {plan.turns} turns"
+    rows: list[Row] = []
+    for metric, unit, value in measures:
+        values = {name: [value(turn) for turn in each] for name, each in times.items()}
+        rows += speed_rows(condition, metric, unit, values, BASELINE)
+    held = {subject.name: [float(subject.cache_bytes())] for subject in subjects}
+    return [*rows, *speed_rows(condition, "cache at the end", "bytes", held, BASELINE)]
+
+
+def said_texts(plan: Plan) -> list[str]:
+    """User's messages of about `turn_tokens` tokens each, a function of the seed."""
+    conversation = generate(plan.seed, 20_000, split="held_out")
+    lines = [exchange.user for exchange in conversation.exchanges]
+    rng = random.Random(plan.seed)
+    per_turn = max(1, plan.turn_tokens // 14)  # a generated line has about 14 tokens
+    return [" ".join(rng.choices(lines, k=per_turn)) for _ in range(plan.turns)]
+
+
+def batch_rows(model: LoadedModel, theirs: Any, tokenizer: ChatTokenizer, plan: Plan) -> list[Row]:
+    """Decoding of 1, 2 and 4 sessions at once, each with its own context."""
+    values: dict[int, dict[str, list[float]]] = {}
+    text = " ".join(said_texts(plan))
+    ids = torch.tensor(tokenizer.encode(text)[: plan.batch_context])
+    said = str(tokenizer.inner.decode(ids))
+    tokens = plan.output_tokens
+    for batch in (1, 2, 4):
+        values[batch] = {"transformers": [batch_of_transformers(theirs, ids.expand(batch, -1), tokens)]}
+        for name, method, rows in (("kvrecall, full", "full", None), ("kvrecall, budget", "snapkv", plan.budget)):
+            with (
+                tempfile.TemporaryDirectory() as folder,
+                worker_of(model, tokenizer, Path(folder), plan, batch, rows) as worker,
+            ):
+                sessions = [f"session {index}" for index in range(batch)]
+                for session in sessions:
+                    worker.open(session, method, plan.budget)
+                    worker.remember(session, said)
+                batch_of_kvrecall(worker, sessions, 2)  # warm
+                values[batch][name] = [batch_of_kvrecall(worker, sessions, tokens) for _ in range(3)]
+    return [
+        row
+        for batch, of_subjects in values.items()
+        for row in speed_rows(
+            f"{batch} at once after {len(ids)} tokens", "decode", "tokens per second", of_subjects, "transformers"
+        )
+    ]
+
+
+def speed_rows(condition: str, metric: str, unit: str, values: dict[str, list[float]], baseline: str) -> Iterator[Row]:
+    """A row per subject with its ratio to the baseline's median."""
+    base = median(values[baseline])
+    for name, found in values.items():
+        row: dict[str, Any] = {
+            "condition": f"{condition}: {name}",
+            "metric": metric,
+            "unit": unit,
+            "median": round(median(found), 6),
+            "p95": round(float(np.percentile(found, 95)), 6),
+            "n": len(found),
+        }
+        if name != baseline and base:
+            row |= {"ratio_to": baseline, "ratio": round(median(found) / base, 3)}
+        yield row
+
+
+def describe(row: Row) -> str:
+    """A row as a line of text."""
+    ratio = f"  {row['ratio']:.2f} x {row['ratio_to']}" if "ratio" in row else ""
+    return f"{row['condition']:<62} {row['metric']:<20} {row['median']:>14,.3f} {row['unit']}{ratio}"
+
+
+def shape_of(model: LoadedModel) -> str:
+    """The model's size in words."""
+    parameters = sum(weight.numel() for weight in model.module.parameters())
+    shape = model.shape
+    return f"{parameters / 1e6:.1f} M parameters, {shape.n_layers} layers, {model.dtype}".replace("torch.", "")
+
+
+if __name__ == "__main__":
+    main()
