@@ -1,0 +1,211 @@
+"""The service as its users meet it: `kvrecall serve` in a process of its own, on a free port of this machine."""
+
+import json
+import random
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from kvrecall.cli.local_server import ServerNeeds, launch
+from kvrecall.client import KvrecallClient
+from reference import MODEL_PATH
+
+DEADLINE_SECONDS = 300.0
+SLOTS, MAX_BUDGET, BLOCK_TOKENS = 2, 256, 64
+RUNNING_TURNS, WAITING_TURNS = 8, 1
+QUIET = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+
+Json = dict[str, Any]
+
+
+@dataclass
+class Server:
+    """One `kvrecall serve` over one data directory: it can be killed, stopped and started again."""
+
+    folder: Path
+    environment: Mapping[str, str]
+    url: str = ""
+    process: "subprocess.Popen[bytes] | None" = None
+    clients: list[KvrecallClient | httpx.Client] = field(default_factory=list)
+
+    @property
+    def data(self) -> Path:
+        """Where it keeps sessions and rows."""
+        return self.folder / "data"
+
+    def start(self) -> None:
+        """Start it and wait until it listens."""
+        needs = ServerNeeds(slots=SLOTS, max_budget=MAX_BUDGET, block_tokens=BLOCK_TOKENS, data=self.data)
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in (QUIET | dict(self.environment)).items():
+                patch.setenv(name, value)
+            arguments = ["--host", "127.0.0.1", "--port", "0", "--log", "json", *needs.arguments()]
+            self.process, self.url = launch(arguments, self.folder / "server.log")
+
+    def kill(self) -> None:
+        """End it as a power cut would."""
+        self._end(signal.SIGKILL)
+
+    def stop(self) -> int:
+        """End it as an operator would; returns its exit code."""
+        return self._end(signal.SIGTERM)
+
+    @cached_property
+    def http(self) -> httpx.Client:
+        """What sends requests as they are, of the test's own thread."""
+        client = httpx.Client(base_url=self.url, timeout=DEADLINE_SECONDS)
+        self.clients.append(client)
+        return client
+
+    @cached_property
+    def own(self) -> KvrecallClient:
+        """The client of the test's own thread."""
+        return self.client()
+
+    def client(self) -> KvrecallClient:
+        """Another client, for a thread of its own; closed with the server."""
+        client = KvrecallClient(self.url, timeout_seconds=DEADLINE_SECONDS)
+        self.clients.append(client)
+        return client
+
+    def metric(self, name: str, **labels: str) -> float:
+        """The sum of a metric's samples that have these labels."""
+        page = self.http.get("/metrics").raise_for_status()
+        samples = [sample for family in text_string_to_metric_families(page.text) for sample in family.samples]
+        return sum(s.value for s in samples if s.name == name and labels.items() <= s.labels.items())
+
+    def _end(self, number: int) -> int:
+        if self.process is None:
+            return 0
+        process, self.process = self.process, None
+        process.send_signal(number)
+        code = process.wait(DEADLINE_SECONDS)
+        assert process.stdout is not None, "launch starts the process with a pipe"
+        process.stdout.close()
+        while self.clients:
+            self.clients.pop().close()
+        for name in ("http", "own"):
+            self.__dict__.pop(name, None)
+        return code
+
+
+def chatter(seed: int, sentences: int) -> str:
+    """About 14 tokens a sentence of what people tell an assistant."""
+    rng = random.Random(seed)
+    names, things = ("Ada", "Ben", "Clara", "David", "Emma", "Frank"), ("locker", "garage", "office", "garden")
+    tellings = (
+        "The code of {name}'s {thing} is {code}.",
+        "{name} called about the {thing} again today.",
+        "By the way, the {thing} of {name} has number {code}.",
+        "I think that {name} will be late, the {thing} is closed.",
+    )
+    return " ".join(
+        rng.choice(tellings).format(name=rng.choice(names), thing=rng.choice(things), code=rng.randrange(1000, 10000))
+        for _ in range(sentences)
+    )
+
+
+def user(text: str) -> Json:
+    """A user's message."""
+    return {"role": "user", "content": text}
+
+
+def asks(call: str, **arguments: str) -> Json:
+    """A recorded assistant message that calls a tool: it pauses a session just as a generated one does."""
+    function = {"name": "look_up", "arguments": json.dumps(arguments)}
+    return {"role": "assistant", "content": None, "tool_calls": [{"id": call, "function": function}]}
+
+
+def until(holds: Callable[[], bool], what: str) -> None:
+    """Wait for a state, by asking for it. Fails when it does not come."""
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while not holds():
+        assert time.monotonic() < deadline, f"{what} did not come to be"
+        time.sleep(0.01)
+
+
+def is_idle(client: KvrecallClient, session: str) -> bool:
+    """Whether nothing goes on in a session."""
+    return client.get(session)["state"] == "idle"
+
+
+@pytest.fixture(scope="session")
+def say() -> SimpleNamespace:
+    """What the tests say, and how they wait."""
+    return SimpleNamespace(chatter=chatter, user=user, asks=asks, until=until, is_idle=is_idle)
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The reference model, to which its end of turn means nothing: its answers are as long as max_tokens allows.
+
+    What these tests interrupt must last, whatever the model was trained to say.
+    """
+    folder = tmp_path_factory.mktemp("model") / "endless"
+    shutil.copytree(MODEL_PATH, folder)
+    for name in ("config.json", "generation_config.json"):
+        config = json.loads((folder / name).read_text(encoding="utf-8"))
+        (folder / name).write_text(json.dumps(config | {"eos_token_id": config["pad_token_id"]}), encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def new_server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Server]]:
+    """Make a server over an empty directory, not yet started; keywords are its environment."""
+    made: list[Server] = []
+
+    def make(**environment: str) -> Server:
+        made.append(Server(tmp_path_factory.mktemp("server"), {"KVRECALL_MODEL": str(model), **environment}))
+        return made[-1]
+
+    yield make
+    for server in made:
+        server.kill()
+
+
+@pytest.fixture(scope="session")
+def server(new_server: Callable[..., Server]) -> Server:
+    """A server that the tests share, with room for few sessions, few turns and short answers."""
+    server = new_server(
+        KVRECALL_SERVICE__MAX_RUNNING_TURNS=str(RUNNING_TURNS),
+        KVRECALL_SERVICE__MAX_WAITING_TURNS=str(WAITING_TURNS),
+        KVRECALL_SERVICE__QUEUE_SECONDS=str(DEADLINE_SECONDS),
+        KVRECALL_SERVICE__DEFAULT_MAX_TOKENS="8",
+        KVRECALL_SERVICE__MAX_OUTPUT_TOKENS="512",
+        KVRECALL_GATEWAY__MAX_BODY_BYTES=str(2 << 20),
+    )
+    server.start()
+    return server
+
+
+@pytest.fixture
+def client(server: Server) -> KvrecallClient:
+    """A client of the shared server."""
+    return server.own
+
+
+@pytest.fixture
+def new_session(client: KvrecallClient) -> Callable[..., str]:
+    """Open a session of the shared server: small, greedy, with room for repair."""
+
+    def make(**settings: Any) -> str:
+        return client.create_session(**{"budget": 128, "repair_rows": 32, "seed": 7, **settings})["id"]
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def live_url(server: Server) -> str:
+    """Where the shared server is, under the name that the fuzz of the description asks for."""
+    return server.url

@@ -1,0 +1,236 @@
+"""Bad input gets its 4xx, a problem document that names the field and the limit, and changes nothing."""
+
+import json
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+Json = dict[str, Any]
+ANSWER = {"role": "tool", "content": "12", "tool_call_id": "c1"}
+HELLO = {"messages": [{"role": "user", "content": "Hello."}]}
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A request that cannot be served, and what its problem says. `{idle}` and `{paused}` stand for sessions."""
+
+    name: str
+    path: str
+    body: Any
+    status: int
+    code: str
+    says: tuple[str, ...] = ()
+    field: str | None = None
+    limit: int | None = None
+    method: str = "POST"
+    content_type: str = "application/json"
+
+
+def turn(*messages: Json, **more: Any) -> Json:
+    return {"messages": list(messages), **more}
+
+
+def text(content: str) -> Json:
+    return turn({"role": "user", "content": content}, generate=False)
+
+
+IDLE, PAUSED, NEW, NOBODY = (
+    "/v1/sessions/{idle}/turns",
+    "/v1/sessions/{paused}/turns",
+    "/v1/sessions",
+    "/v1/sessions/s_0",
+)
+LONG, HUGE = "hello " * 17_000, "x" * (1_100_000)
+FAULTS = [
+    Fault("unknown session, turn", f"{NOBODY}/turns", HELLO, 404, "unknown_session", ("s_0",)),
+    Fault(
+        "unknown session, event",
+        f"{NOBODY}/events",
+        {"type": "tool_call.started", "call_id": "c"},
+        404,
+        "unknown_session",
+    ),
+    Fault("unknown session, memory", f"{NOBODY}/memory", None, 404, "unknown_session", method="GET"),
+    Fault("unknown session, delete", NOBODY, None, 404, "unknown_session", method="DELETE"),
+    Fault("turn over the context", IDLE, text(LONG), 413, "turn_too_long", ("16384",), "messages"),
+    Fault("turn of too many bytes", IDLE, text(HUGE), 413, "turn_too_long", (str(1 << 20),), "messages", 1 << 20),
+    Fault(
+        "turn of too many messages",
+        IDLE,
+        turn(*HELLO["messages"] * 513),
+        413,
+        "turn_too_long",
+        ("512",),
+        "messages",
+        512,
+    ),
+    Fault(
+        "full past its slot",
+        "/v1/sessions/{full}/turns",
+        text("hello " * 400),
+        413,
+        "turn_too_long",
+        ("320",),
+        "messages",
+    ),
+    Fault("body over the limit", IDLE, text("x" * (2 << 20)), 413, "body_too_large", (str(2 << 20),), "body", 2 << 20),
+    Fault("budget under sinks and window", NEW, {"budget": 36}, 422, "budget_out_of_range", ("37",), "budget", 37),
+    Fault("budget over a slot", NEW, {"budget": 257}, 422, "budget_out_of_range", ("256",), "budget", 256),
+    Fault("budget is no number", NEW, {"budget": "many"}, 422, "invalid_request", ("budget",), "budget"),
+    Fault(
+        "reserve over the budget",
+        NEW,
+        {"budget": 64, "repair_rows": 28},
+        422,
+        "budget_out_of_range",
+        ("37",),
+        "repair_rows",
+        27,
+    ),
+    Fault("unknown method", NEW, {"method": "magic"}, 422, "unknown_method", ("magic", "snapkv"), "method"),
+    Fault(
+        "method setting out of range",
+        NEW,
+        {"method_settings": {"window": 0}},
+        422,
+        "bad_settings",
+        ("method_settings", "window", "1"),
+    ),
+    Fault(
+        "unknown method setting",
+        NEW,
+        {"method_settings": {"colour": 1}},
+        422,
+        "bad_settings",
+        ("method_settings", "colour"),
+    ),
+    Fault("unknown model", NEW, {"model": "gpt"}, 422, "unknown_model", ("gpt",), "model"),
+    Fault("unknown field", NEW, {"bugdet": 128}, 422, "invalid_request", ("bugdet",), "bugdet"),
+    Fault(
+        "result without its call",
+        IDLE,
+        turn(ANSWER),
+        409,
+        "tool_result_without_call",
+        ("c1",),
+        "messages[0].tool_call_id",
+    ),
+    Fault(
+        "result of another call",
+        PAUSED,
+        turn({**ANSWER, "tool_call_id": "c2"}),
+        409,
+        "tool_result_without_call",
+        ("c2",),
+        "messages[0].tool_call_id",
+    ),
+    Fault("turn in a pause", PAUSED, HELLO, 409, "calls_outstanding", ("c1",)),
+    Fault("empty turn in a pause", PAUSED, turn(), 409, "calls_outstanding", ("c1",)),
+    Fault(
+        "event of an unknown call",
+        "/v1/sessions/{paused}/events",
+        {"type": "tool_call.completed", "call_id": "c9", "result": ""},
+        404,
+        "unknown_call",
+        ("c9",),
+    ),
+    Fault(
+        "event of no kind",
+        "/v1/sessions/{paused}/events",
+        {"type": "tool_call.eaten", "call_id": "c1"},
+        422,
+        "invalid_request",
+    ),
+    Fault("empty turn", IDLE, turn(), 422, "empty_turn", (), "messages"),
+    Fault(
+        "wrong role",
+        IDLE,
+        turn({"role": "wizard", "content": "a"}),
+        422,
+        "invalid_request",
+        ("role",),
+        "messages[0].role",
+    ),
+    Fault(
+        "negative max_tokens",
+        IDLE,
+        {**HELLO, "sampling": {"max_tokens": -1}},
+        422,
+        "invalid_request",
+        ("1",),
+        "sampling.max_tokens",
+    ),
+    Fault(
+        "too many max_tokens",
+        IDLE,
+        {**HELLO, "sampling": {"max_tokens": 513}},
+        422,
+        "limit_exceeded",
+        ("512",),
+        "sampling.max_tokens",
+        512,
+    ),
+    Fault("malformed JSON", IDLE, b'{"messages": [', 400, "malformed_json", ("JSON",), "body"),
+    Fault(
+        "invalid UTF-8",
+        IDLE,
+        b'{"messages": [{"role": "user", "content": "\xff"}]}',
+        400,
+        "malformed_json",
+        ("UTF-8",),
+        "body",
+    ),
+    Fault("lone surrogate", IDLE, rb'{"messages": [{"role": "user", "content": "\ud800"}]}', 400, "malformed_json"),
+    Fault("no body", IDLE, b"", 422, "invalid_request"),
+    Fault("no JSON", IDLE, b"hello", 422, "invalid_request", content_type="text/plain"),
+    Fault("unknown route", "/v1/sesions", {}, 404, "unknown_route"),
+    Fault("wrong method", IDLE, None, 405, "method_not_allowed", method="GET"),
+]
+
+
+@pytest.fixture(scope="module")
+def sessions(server, say) -> dict[str, str]:
+    """One session that was told something, one in a pause, one that never evicts."""
+    client = server.own
+    made = {name: client.create_session(budget=128, repair_rows=32, seed=1)["id"] for name in ("idle", "paused")}
+    made["full"] = client.create_session(method="full", budget=256)["id"]
+    for session in made.values():
+        client.turn(session, [say.user(say.chatter(5, 5))], generate=False)
+    client.turn(made["paused"], [say.asks("c1", name="Ada")], generate=False)
+    say.until(lambda: client.get(made["paused"])["state"] == "paused", "the end of the early repair")
+    return made
+
+
+def everything(client, sessions: dict[str, str]) -> list[Json]:
+    """All that can be seen of the service's sessions, but for who has a slot: that may change with any request."""
+    held = [client.memory(session) | {"in_slot": None} for session in sessions.values()]
+    return [client.list(200), *held]
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_it_is_a_problem_and_changes_nothing(server, client, sessions, fault: Fault) -> None:
+    before = everything(client, sessions)
+    content = fault.body if isinstance(fault.body, bytes | None) else json.dumps(fault.body)
+    headers = {"Content-Type": fault.content_type}
+    answer = server.http.request(fault.method, fault.path.format(**sessions), content=content, headers=headers)
+    assert answer.status_code == fault.status, answer.text
+    assert answer.headers["content-type"] == "application/problem+json"
+    problem = answer.json()
+    assert (problem["status"], problem["code"]) == (fault.status, fault.code)
+    assert problem["type"] == "urn:kvrecall:problem:" + fault.code.replace("_", "-")
+    assert all(words in problem["detail"] for words in fault.says), problem["detail"]
+    assert problem.get("field", "") == (fault.field or problem.get("field", ""))
+    assert fault.limit is None or problem["limit"] == fault.limit
+    assert everything(client, sessions) == before
+
+
+def test_a_second_turn_meanwhile_is_refused_and_the_first_goes_on(server, client, new_session, say) -> None:
+    session = new_session()
+    with closing(client.turn_stream(session, [say.user("Go on.")], sampling={"max_tokens": 200})) as events:
+        assert next(events).event == "token"
+        answer = server.http.post(f"/v1/sessions/{session}/turns", json=HELLO)
+        assert (answer.status_code, answer.json()["code"]) == (409, "session_busy")
+        assert [event.event for event in events][-1] == "done"
+    assert client.get(session)["turns"] == 1

@@ -1,0 +1,221 @@
+"""Kill -9 at any moment of a turn or a pause: what was acknowledged is there, and the rest never happened.
+
+One conversation is held with a server that is never killed. Then it is held again with one that is, at another
+moment in each test; whatever is said after the restart must be what the first server said.
+"""
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from kvrecall.client import KvrecallClient, KvrecallError
+
+Json = dict[str, Any]
+SETTINGS = {"budget": 128, "repair_rows": 32, "repair_on": ["tool_call", "tool_result", "turn"], "seed": 11}
+GREEDY = {"max_tokens": 16, "stop": ["<tool_call>"]}
+MIDDLE, PAUSED, ANSWERED, END = 2, 3, 4, 6
+
+
+@pytest.fixture(scope="module")
+def steps(say) -> list[Json]:
+    """The conversation: two turns, a pause (3), a result (4), and two turns after it, the last one of new words."""
+    opening = [{"role": "system", "content": "You are a helpful assistant."}, say.user(say.chatter(1, 30))]
+    asking = [say.user("Which code opens the locker of Ada?"), say.asks("c1", name="Ada", thing="locker")]
+    return [
+        {"messages": opening, "sampling": GREEDY},
+        {"messages": [say.user(say.chatter(2, 25))], "sampling": GREEDY},
+        {"messages": asking, "generate": False},
+        {"event": "tool_call.completed", "call_id": "c1", "result": "Ada's locker has number 4821."},
+        {"messages": [], "sampling": GREEDY},
+        {"messages": [say.user("And what is the code of Ben's garage?")], "sampling": GREEDY},
+    ]
+
+
+@dataclass
+class Walk:
+    """One session on its way through the steps; each has an idempotency key of its own."""
+
+    server: Any
+    steps: list[Json]
+    session: str
+    answers: list[Json]
+
+    @property
+    def client(self) -> KvrecallClient:
+        return self.server.own
+
+    def take(self, number: int) -> Json:
+        """Send a step, for the first time or again."""
+        step = dict(self.steps[number])
+        key = f"step-{number}"
+        if kind := step.pop("event", None):
+            return self.client.event(self.session, kind, key=key, **step)
+        return self.client.turn(self.session, key=key, **step)
+
+    def until(self, end: int) -> "Walk":
+        """Take all steps up to `end`."""
+        self.answers += [self.take(number) for number in range(len(self.answers), end)]
+        return self
+
+    def state(self) -> Json:
+        return self.client.get(self.session)
+
+    def repeats_its_answers(self) -> bool:
+        """Whether each step that was acknowledged is told again as it was, and nothing is added by asking."""
+        before = self.state()
+        told = [self.take(number) for number in range(len(self.answers))]
+        return told == self.answers and self.state() == before
+
+
+@pytest.fixture(scope="module")
+def victim(new_server):
+    server = new_server()
+    server.start()
+    return server
+
+
+@pytest.fixture(scope="module")
+def begin(steps) -> Callable[..., Walk]:
+    """Start the conversation in a new session of a server."""
+
+    def start(server, end: int = 0) -> Walk:
+        session = server.own.create_session(**SETTINGS)["id"]
+        return Walk(server, steps, session, []).until(end)
+
+    return start
+
+
+@pytest.fixture(scope="module")
+def undisturbed(new_server, begin) -> list[Json]:
+    """What the server that is never killed answers, step by step."""
+    server = new_server()
+    server.start()
+    told = begin(server, END).answers
+    server.kill()
+    assert all(turn["memory"]["evicted_rows"] for turn in told if "memory" in turn), "nothing was ever evicted"
+    assert [repair["trigger"] for repair in told[4]["memory"]["repairs"]] == ["tool_call", "tool_result", "turn"]
+    assert all(repair["promoted"] for repair in told[4]["memory"]["repairs"]), "nothing was ever promoted"
+    return told
+
+
+def substance(answer: Json) -> Json:
+    """An answer without what differs from run to run: ids, seconds, and peaks and bytes of the process's life."""
+    memory = dict(answer.get("memory", {}))
+    for name in ("peak_rows", "tier_bytes"):
+        memory.pop(name, None)
+    if memory:
+        memory["repairs"] = [{**repair, "seconds": None} for repair in memory["repairs"]]
+    return {**answer, "session": None, "seconds": None, "memory": memory, "state": None}
+
+
+def same(answers: list[Json], others: list[Json]) -> bool:
+    return [substance(answer) for answer in answers] == [substance(other) for other in others]
+
+
+def in_background(request: Callable[[], Any]) -> tuple[threading.Thread, list[BaseException]]:
+    """Send a request that is to be broken off; its error is in the list when the thread has ended."""
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            request()
+        except KvrecallError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread, errors
+
+
+def goes_on_as_if_nothing_had_happened(walk: Walk, before: Json, undisturbed: list[Json]) -> bool:
+    """Whether a session is as it was acknowledged, and the rest of its conversation is that of the other server."""
+    assert walk.state() == before
+    assert walk.repeats_its_answers()
+    return same(walk.until(END).answers, undisturbed)
+
+
+def test_between_and_in_the_middle_of_turns(victim, begin, undisturbed, say) -> None:
+    resting, reading, speaking = (begin(victim, MIDDLE) for _ in range(3))
+    before = [walk.state() for walk in (resting, reading, speaking)]
+    stored = victim.metric("kvrecall_tier_bytes", tier="nvme")
+    long = {"messages": [say.user(say.chatter(3, 200))], "generate": False}
+    client = victim.client()
+    thread, errors = in_background(lambda: client.turn(reading.session, **long, key="broken"))
+    # Rows of the turn are in files already when the kill comes: a restart must not take them for the session's.
+    say.until(lambda: victim.metric("kvrecall_tier_bytes", tier="nvme") > stored + 300_000, "a part of the prefill")
+    stream = victim.own.turn_stream(speaking.session, [say.user("Go on.")], sampling={"max_tokens": 400}, key="broken")
+    assert [next(stream).event for _ in range(3)] == ["token"] * 3
+    assert [walk.state()["state"] for walk in (resting, reading, speaking)] == ["idle", "prefilling", "decoding"]
+    victim.kill()
+    thread.join()
+    assert [error.code for error in errors] == ["connection_failed"]
+    with pytest.raises(KvrecallError):
+        list(stream)
+    victim.start()
+    for walk, state in zip((resting, reading, speaking), before, strict=True):
+        assert state["turns"] == MIDDLE
+        assert goes_on_as_if_nothing_had_happened(walk, state, undisturbed)
+
+
+def test_a_turn_that_was_broken_off_can_be_sent_again_with_its_key(victim, begin, undisturbed, say) -> None:
+    walk = begin(victim, END - 1)
+    client = victim.client()
+    thread, errors = in_background(lambda: client.turn(walk.session, [say.user(say.chatter(4, 150))], key="step-5"))
+    say.until(lambda: walk.state()["state"] == "prefilling", "the prefill")
+    victim.kill()
+    thread.join()
+    assert errors
+    victim.start()
+    assert walk.state()["turns"] == undisturbed[END - 2]["turn"]
+    assert same(walk.until(END).answers, undisturbed)
+    assert walk.repeats_its_answers()
+
+
+def at_once(walk: Walk, say) -> None:
+    """The moment of the acknowledgement: the repair that it calls for was not begun, or is at work."""
+
+
+def in_the_repair(walk: Walk, say) -> None:
+    say.until(lambda: walk.state()["state"] == "repairing" or promoted(walk) > 0, "a repair")
+
+
+def after_the_repair(walk: Walk, say) -> None:
+    say.until(lambda: walk.state()["state"] == "paused" and promoted(walk) > 0, "the end of a repair")
+
+
+def promoted(walk: Walk) -> int:
+    return walk.client.memory(walk.session)["promoted_rows"]
+
+
+@pytest.mark.parametrize("moment", [at_once, in_the_repair, after_the_repair])
+def test_in_a_pause_before_and_after_the_result(victim, begin, undisturbed, say, moment) -> None:
+    told = begin(victim, PAUSED)
+    after_the_repair(told, say)
+    told.until(ANSWERED)
+    waiting = begin(victim, PAUSED)
+    moment(waiting, say)
+    held = promoted(waiting)
+    before = [walk.state() | {"state": "paused"} for walk in (waiting, told)]
+    victim.kill()
+    victim.start()
+    calls = [[(call["id"], call["status"]) for call in state["pending_calls"]] for state in before]
+    assert calls == [[("c1", "pending")], [("c1", "completed")]]
+    assert promoted(waiting) >= held
+    for walk, state in zip((waiting, told), before, strict=True):
+        assert goes_on_as_if_nothing_had_happened(walk, state, undisturbed)
+
+
+def test_again_and_again_and_nothing_is_prefilled_twice(victim, begin, undisturbed) -> None:
+    walk = begin(victim, MIDDLE)
+    for end in (PAUSED, END):
+        length = walk.state()["length"]
+        victim.kill()
+        victim.start()
+        new = [answer["usage"]["prompt_tokens"] for answer in walk.until(end).answers[-1:]]
+        assert victim.metric("kvrecall_tier_hits_total", tier="nvme") > 0, "no row was read from the files"
+        assert victim.metric("kvrecall_tokens_total", kind="prompt") < 100 < length
+        assert new == [undisturbed[end - 1]["usage"]["prompt_tokens"]]
+    assert same(walk.answers, undisturbed)

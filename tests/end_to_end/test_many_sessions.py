@@ -1,0 +1,108 @@
+"""More sessions than slots at once: each is answered as if it were alone, and nothing of them stays behind."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import psutil
+import pytest
+
+from kvrecall.client import KvrecallError
+
+Json = dict[str, Any]
+SESSIONS = 8
+SAMPLING = {"max_tokens": 10, "stop": ["<tool_call>"]}
+
+
+@pytest.fixture
+def empty(server, client) -> None:
+    """No sessions."""
+    delete_all(client)
+
+
+def delete_all(client) -> None:
+    while sessions := client.list(200)["sessions"]:
+        for session in sessions:
+            client.delete(session["id"])
+
+
+def hold(server, say, number: int) -> list[Json]:
+    """A conversation of two turns and a pause, unlike every other number's; gives what was answered."""
+    client = server.client()
+    session = client.create_session(budget=96 + 8 * number, repair_rows=16, seed=number)["id"]
+    told = [client.turn(session, [say.user(say.chatter(10 * number, 12 + number))], sampling=SAMPLING)]
+    call = say.asks("c1", name="Ada", thing="garage")
+    told.append(client.turn(session, [say.user(say.chatter(10 * number + 1, 8)), call], generate=False))
+    client.event(session, "tool_call.completed", "c1", result=f"It is {number}{number}.")
+    told.append(client.turn(session, [], sampling=SAMPLING))
+    return [substance(answer) for answer in told]
+
+
+def substance(answer: Json) -> Json:
+    memory = {name: value for name, value in answer["memory"].items() if name != "tier_bytes"}
+    memory["repairs"] = [{**repair, "seconds": None} for repair in memory["repairs"]]
+    return {**answer, "session": None, "seconds": None, "memory": memory}
+
+
+def test_eight_sessions_in_two_slots_say_what_each_says_alone(server, client, empty, say) -> None:
+    turns = server.metric("kvrecall_turns_total")
+    alone = [hold(server, say, number) for number in range(SESSIONS)]
+    with ThreadPoolExecutor(SESSIONS) as threads:
+        together = list(threads.map(lambda number: hold(server, say, number), range(SESSIONS)))
+    assert together == alone
+    assert len({answer["message"]["content"] for _, _, answer in alone}) > 1
+    assert server.metric("kvrecall_turns_total") == turns + 2 * 3 * SESSIONS
+    assert server.metric("kvrecall_slots_in_use") == 2
+    assert server.metric("kvrecall_worker_sessions") == 2 * SESSIONS
+    assert server.metric("kvrecall_tier_bytes", tier="nvme") > 0
+    assert server.metric("kvrecall_evicted_rows") > 0
+    assert server.metric("kvrecall_active_rows") > 0
+
+
+def test_deleted_sessions_leave_nothing(server, client, empty, say) -> None:
+    hold(server, say, 0)
+    delete_all(client)
+    process = psutil.Process(server.process.pid)
+    threads = process.num_threads()
+    files = {file.path for file in process.open_files()}
+    with ThreadPoolExecutor(4) as clients:
+        list(clients.map(lambda number: hold(server, say, number), range(4)))
+    assert stored(server)
+    delete_all(client)
+    for metric in ("tier_bytes", "slots_in_use", "worker_sessions", "worker_queued", "active_rows", "evicted_rows"):
+        assert server.metric(f"kvrecall_{metric}") == 0, metric
+    assert server.metric("kvrecall_turns_running") == server.metric("kvrecall_turns_waiting") == 0
+    assert not stored(server)
+    assert {file.path for file in process.open_files()} <= files
+    assert process.num_threads() <= threads + 4
+
+
+def stored(server) -> list[str]:
+    """Files that hold rows."""
+    pages = server.data / "pages"
+    return [str(path) for path in pages.rglob("*") if path.is_file() and path.stat().st_size and path.name != "lock"]
+
+
+def test_over_capacity_is_429_and_room_comes_back(server, client, empty, say) -> None:
+    long = {"messages": [say.user(say.chatter(20, 120))], "generate": False}
+    clients = [server.client() for _ in range(9)]
+    sessions = [client.create_session(budget=128)["id"] for _ in range(10)]
+    codes: list[str] = []
+
+    def send(number: int) -> None:
+        try:
+            clients[number].turn(sessions[number], **long)
+        except KvrecallError as error:
+            codes.append(error.code)
+
+    threads = [threading.Thread(target=send, args=(number,)) for number in range(9)]
+    for thread in threads:
+        thread.start()
+    say.until(lambda: server.metric("kvrecall_turns_waiting") == 1, "a full queue")
+    answer = server.http.post(f"/v1/sessions/{sessions[9]}/turns", json={"messages": long["messages"]})
+    assert (answer.status_code, answer.json()["code"]) == (429, "overloaded")
+    assert int(answer.headers["retry-after"]) >= 1
+    for thread in threads:
+        thread.join()
+    assert codes == []
+    assert client.turn(sessions[9], [say.user("Hello.")], generate=False)["turn"] == 1

@@ -1,0 +1,56 @@
+"""SIGTERM: what runs ends or never happened, and the exit is a good one."""
+
+import threading
+from typing import Any
+
+from kvrecall.client import KvrecallError
+
+
+def in_background(request) -> tuple[threading.Thread, list[Any]]:
+    """Send a request; what came of it is in the list when the thread has ended."""
+    outcome: list[Any] = []
+
+    def run() -> None:
+        try:
+            outcome.append(request())
+        except KvrecallError as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread, outcome
+
+
+def test_a_running_turn_ends_and_the_next_server_knows_it(new_server, say) -> None:
+    server = new_server(KVRECALL_SERVICE__DRAIN_SECONDS="300")
+    server.start()
+    client = server.client()
+    session = client.create_session(budget=128, seed=3)["id"]
+    messages = [say.user(say.chatter(30, 100))]
+    thread, outcome = in_background(lambda: client.turn(session, messages, generate=False))
+    say.until(lambda: server.own.get(session)["state"] == "prefilling", "the turn")
+    assert server.stop() == 0
+    thread.join()
+    assert outcome[0]["turn"] == 1
+    server.start()
+    found = server.own.get(session)
+    assert (found["turns"], found["length"]) == (1, outcome[0]["memory"]["length"])
+
+
+def test_a_turn_that_takes_too_long_is_rolled_back(new_server, say) -> None:
+    server = new_server(KVRECALL_SERVICE__DRAIN_SECONDS="1")
+    server.start()
+    client = server.client()
+    session = client.create_session(budget=128, seed=3)["id"]
+    client.turn(session, [say.user(say.chatter(31, 10))], generate=False)
+    before = client.get(session)
+    messages = [say.user(say.chatter(32, 10))]
+    sampling = {"max_tokens": 4096}
+    thread, outcome = in_background(lambda: client.turn(session, messages, sampling=sampling))
+    say.until(lambda: server.own.get(session)["state"] == "decoding", "the answer")
+    assert server.stop() == 0
+    thread.join()
+    assert isinstance(outcome[0], KvrecallError)
+    server.start()
+    assert server.own.get(session) == before
+    assert server.own.turn(session, [say.user("Hello.")], generate=False)["turn"] == 2
