@@ -14,7 +14,7 @@ from rich.console import Console
 from kvrecall.cli.errors import CliError
 from kvrecall.cli.local_server import ServerNeeds, server_at
 from kvrecall.cli.serve import TEST_INSTRUMENT
-from kvrecall.cli.settings import Settings
+from kvrecall.cli.settings import DEFAULTS, Settings
 from kvrecall.cli.text import readable_bytes
 from kvrecall.client import KvrecallClient, KvrecallError, StreamEvent
 from reference import MODEL_PATH
@@ -29,9 +29,11 @@ def chat_command(
     url: Annotated[str | None, typer.Option(help="A running server. Without it one is started for this chat.")] = None,
     model: Annotated[str | None, typer.Option(help="The model of a server that is started.")] = None,
     session: Annotated[str | None, typer.Option(help="Go on with this session of the server.")] = None,
-    budget: Annotated[int, typer.Option(min=1, help="Active rows of the session.")] = 256,
-    repair_rows: Annotated[int, typer.Option(min=0, help="Rows of the budget kept for repair.")] = 64,
-    method: Annotated[str, typer.Option(help="Eviction method.")] = "snapkv",
+    budget: Annotated[int, typer.Option(min=1, help="Active rows of the session.")] = DEFAULTS.default_budget,
+    repair_rows: Annotated[
+        int, typer.Option(min=0, help="Rows of the budget kept for repair.")
+    ] = DEFAULTS.default_repair_rows,
+    method: Annotated[str, typer.Option(help="Eviction method.")] = DEFAULTS.default_method,
     system: Annotated[str | None, typer.Option(help="The system message.")] = None,
     tools: Annotated[Path | None, typer.Option(help="JSON list of OpenAI-style tools.")] = None,
     max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")] = 256,
@@ -69,19 +71,26 @@ class Talk:
 
     def run(self, opening: Messages) -> None:
         """Go on where the session stands; then read and answer until the input ends."""
-        if waiting := self._outstanding():
-            self._follow(waiting)
-        while line := self._read("[bold cyan]you[/]  "):
-            try:
-                calls = self._turn([*opening, {"role": "user", "content": line}])
-                opening = []
-                self._follow(calls)
-            except KeyboardInterrupt:
-                self.console.print("\n(the turn was cancelled; nothing of it is remembered)", style="yellow")
-            except KvrecallError as error:
-                if not error.status:
-                    raise
-                self.console.print(str(error), style="red", highlight=False, soft_wrap=True)
+        try:
+            self._follow(self._outstanding())
+            while line := self._read("[bold cyan]you[/]  "):
+                opening = self._answer(opening, line)
+        except EOFError:
+            self.console.print()
+
+    def _answer(self, opening: Messages, line: str) -> Messages:
+        """One message and all that follows from it; returns what has still to be said before the next."""
+        try:
+            calls = self._turn([*opening, {"role": "user", "content": line}])
+            opening = []
+            self._follow(calls)
+        except KeyboardInterrupt:
+            self.console.print("\n(the turn was cancelled; nothing of it is remembered)", style="yellow")
+        except KvrecallError as error:
+            if not error.status:  # the service is gone
+                raise
+            self.console.print(str(error), style="red", highlight=False, soft_wrap=True)
+        return opening
 
     def _follow(self, calls: Sequence[Call]) -> None:
         """Let the user answer tool calls until the model stops asking."""
@@ -127,11 +136,11 @@ class Talk:
         self.console.print(f"      {memory_line(turn, seconds)}", style="dim", highlight=False, soft_wrap=True)
 
     def _read(self, prompt: str) -> str:
+        """A line without the space around it. Raises EOFError at the end of the input and at Ctrl-C."""
         try:
             return self.console.input(prompt).strip()
-        except (EOFError, KeyboardInterrupt):
-            self.console.print()
-            return ""
+        except KeyboardInterrupt:
+            raise EOFError from None
 
 
 def memory_line(turn: Mapping[str, Any], seconds: float) -> str:

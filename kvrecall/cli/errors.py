@@ -27,9 +27,3 @@ class BoundExceeded(CliError):
     """A layer held more rows than its budget and a block: an invariant of the engine is broken."""
 
     exit_code = 1
-
-
-class DemoFailed(CliError):
-    """The demo ran and did not show what it is there to show."""
-
-    exit_code = 1

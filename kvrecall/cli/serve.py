@@ -33,7 +33,7 @@ def serve_command(
     ram: Annotated[int | None, typer.Option(min=1, help="MiB of rows in memory beside the files.")] = None,
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16. Default: the model's.")] = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on. Default: 127.0.0.1.")] = None,
-    port: Annotated[int | None, typer.Option(min=0, max=65535, help="0: any free port. Default: 8000.")] = None,
+    port: Annotated[int | None, typer.Option(min=0, max=65535, help="0: any free port. Default: 8420.")] = None,
     log: Annotated[LogFormat | None, typer.Option(help="console or json, on standard error.")] = None,
     until_input_ends: Annotated[bool, typer.Option("--until-input-ends", hidden=True)] = False,
 ) -> None:

@@ -11,6 +11,9 @@ from reference import MODEL_PATH
 from services.settings import ServiceSettings
 from workers.settings import WorkerSettings
 
+DEFAULTS = ServiceSettings()
+"""What a session gets that names nothing."""
+
 Dtype = Literal["float32", "bfloat16", "float16"]
 LogFormat = Literal["console", "json"]
 
@@ -34,7 +37,7 @@ class Settings(BaseSettings):
     data: Path = Field(default=Path("kvrecall-data"), description="Where sessions and their rows are kept.")
     ram_bytes: int = Field(default=1 << 30, ge=1 << 20, description="Bytes of rows kept in memory beside the files.")
     host: str = "127.0.0.1"
-    port: int = Field(default=8000, ge=0, le=65535, description="0: any free port.")
+    port: int = Field(default=8420, ge=0, le=65535, description="0: any free port.")
     log: LogFormat = "console"
     worker: WorkerSettings = WorkerSettings()
     service: ServiceSettings = ServiceSettings()

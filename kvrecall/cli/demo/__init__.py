@@ -20,6 +20,7 @@ from kvrecall.cli.replay.playing import SessionOptions
 from kvrecall.cli.replay.summary import conversation_lines, notes
 from kvrecall.cli.results import results_of
 from kvrecall.cli.serve import TEST_INSTRUMENT
+from kvrecall.cli.settings import DEFAULTS
 from kvrecall.client import KvrecallClient
 from reference import MODEL_PATH
 from reference.conversation import Conversation, generate
@@ -37,11 +38,13 @@ REAL_INPUT = (
 
 def demo_command(
     file: Annotated[Path | None, typer.Option(help="Real input to replay afterwards (see kvrecall replay).")] = None,
-    tokens: Annotated[int, typer.Option(min=200, help="Length of a generated conversation.")] = 9000,
+    tokens: Annotated[int, typer.Option(min=200, help="Length of a generated conversation.")] = 9600,
     conversations: Annotated[int, typer.Option(min=1, help="Generated conversations.")] = 1,
-    budget: Annotated[int, typer.Option(min=1, help="Active rows with a budget.")] = 256,
-    repair_rows: Annotated[int, typer.Option(min=1, help="Rows of the budget that a repair may bring back.")] = 64,
-    method: Annotated[str, typer.Option(help="Eviction method.")] = "snapkv",
+    budget: Annotated[int, typer.Option(min=1, help="Active rows with a budget.")] = DEFAULTS.default_budget,
+    repair_rows: Annotated[
+        int, typer.Option(min=1, help="Rows of the budget that a repair may bring back.")
+    ] = DEFAULTS.default_repair_rows,
+    method: Annotated[str, typer.Option(help="Eviction method.")] = DEFAULTS.default_method,
     pause: Annotated[float, typer.Option(min=0, help="Seconds that a tool takes.")] = 0.1,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the first conversation.")] = FIRST_SEED,
     limit: Annotated[int, typer.Option(min=1, help="Conversations of the file.")] = 3,

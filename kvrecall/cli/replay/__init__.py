@@ -15,6 +15,7 @@ from kvrecall.cli.replay.playing import Replayed, SessionOptions, play
 from kvrecall.cli.replay.recording import Recording
 from kvrecall.cli.replay.summary import conversations_table, notes, result_rows, tiers_line, turns_table
 from kvrecall.cli.results import results_of
+from kvrecall.cli.settings import DEFAULTS
 from kvrecall.client import KvrecallClient
 
 FULL_ROWS = 16384
@@ -38,9 +39,11 @@ def replay_command(
     file: Annotated[Path, typer.Argument(help="LoCoMo or tau-bench file, or JSON lines of OpenAI-style messages.")],
     url: Annotated[str | None, typer.Option(help="A running server. Without it one is started.")] = None,
     model: Annotated[str | None, typer.Option(help="The model of a server that is started.")] = None,
-    budget: Annotated[int, typer.Option(min=1, help="Active rows of a session.")] = 256,
-    method: Annotated[str, typer.Option(help="Eviction method.")] = "snapkv",
-    repair_rows: Annotated[int, typer.Option(min=0, help="Rows of the budget kept for repair.")] = 64,
+    budget: Annotated[int, typer.Option(min=1, help="Active rows of a session.")] = DEFAULTS.default_budget,
+    method: Annotated[str, typer.Option(help="Eviction method.")] = DEFAULTS.default_method,
+    repair_rows: Annotated[
+        int, typer.Option(min=0, help="Rows of the budget kept for repair.")
+    ] = DEFAULTS.default_repair_rows,
     repair_on: Annotated[list[RepairOn] | None, typer.Option(help="Repeat for several. Default: the pauses.")] = None,
     compare: Annotated[Twin | None, typer.Option(help="Compare each turn with a session of this method.")] = None,
     full_rows: Annotated[int, typer.Option(min=1, help="Rows a full cache may grow to.")] = FULL_ROWS,
