@@ -104,7 +104,8 @@ def set_up_logs(form: LogFormat) -> None:
 
 def _end_with_input() -> None:
     """For a server that another command started: it ends when that one does, be it killed."""
-    sys.stdin.buffer.read()
+    while os.read(sys.stdin.fileno(), 4096):
+        pass
     os.kill(os.getpid(), signal.SIGTERM)
 
 
