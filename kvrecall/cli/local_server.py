@@ -78,9 +78,11 @@ def launch(arguments: Sequence[str], log: Path) -> tuple["subprocess.Popen[bytes
 
     Its log is appended to the file `log`. Raises ServerNotReady.
     """
-    command = [sys.executable, "-m", "kvrecall.cli", "serve", *arguments]
+    command = [sys.executable, "-m", "kvrecall.cli", "serve", "--until-input-ends", *arguments]
+    pipe = subprocess.PIPE
     with log.open("ab") as errors:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors)
+        # A session of its own keeps Ctrl-C from it; its input ends with this process, however that ends.
+        process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=errors, start_new_session=True)
     try:
         return process, _address(process, log)
     except BaseException:
