@@ -20,6 +20,7 @@ STYLE: Any = {
     "xtick.color": "#4b5563",
     "ytick.color": "#4b5563",
     "axes.grid": True,
+    "axes.axisbelow": True,
     "grid.color": "#e5e7eb",
     "legend.frameon": False,
     "svg.fonttype": "path",

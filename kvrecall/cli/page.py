@@ -22,7 +22,7 @@ table { border-collapse: collapse; width: 100%; font-size: 14.5px; margin: 10px 
 th, td { padding: 7px 10px; border-bottom: 1px solid #e5e7eb; text-align: right; vertical-align: top;
   white-space: pre-line; font-variant-numeric: tabular-nums; }
 th { color: #374151; font-weight: 600; border-bottom: 2px solid #d1d5db; }
-th:first-child, td:first-child, table.words td { text-align: left; }
+th:first-child, td:first-child, table.words th, table.words td { text-align: left; }
 td.right { color: #2f7d4a; } td.wrong { color: #b4324a; }
 img { width: 100%; height: auto; display: block; }
 code { font: 13px/1.5 ui-monospace, "DejaVu Sans Mono", monospace; background: #f3f4f6; padding: 1px 5px;

@@ -14,17 +14,23 @@ RIGHT, WRONG = "#3a9d5d", "#d1495b"
 
 
 def active_rows_plot(runs: Sequence[ArmRun], bound: int) -> str:
-    """Active rows after each turn of one conversation, one line per arm; the bound as a dashed line."""
-    with drawing(9.4, 3.6) as (figure, axes):
+    """Active rows after each turn of one conversation, one line per arm; beside it the budgeted arms alone."""
+    with rc_context(STYLE):
+        figure = Figure(figsize=(9.4, 3.9), layout="constrained")
+        everything, budgeted = figure.subplots(1, 2, width_ratios=(3, 2))
         for run, colour in zip(runs, COLOURS, strict=False):
-            lengths = [turn.length for turn in run.turns]
-            axes.plot(lengths, [turn.active_rows for turn in run.turns], color=colour, label=run.arm.name, lw=1.8)
-        axes.axhline(bound, color="#9aa3af", ls="--", lw=1, label=f"bound with a budget: {bound} rows")
-        axes.set_xlabel("tokens said")
-        axes.set_ylabel("active rows per layer and head")
-        axes.set_xlim(left=0)
-        axes.set_ylim(bottom=0)
-        axes.legend(loc="upper left")
+            lengths, rows = [turn.length for turn in run.turns], [turn.active_rows for turn in run.turns]
+            everything.plot(lengths, rows, color=colour, label=run.arm.name, lw=1.8)
+            if run.arm.has_budget:
+                budgeted.plot(lengths, rows, color=colour, lw=1.2)
+        for axes, title in ((everything, "all arms"), (budgeted, "with a budget")):
+            axes.axhline(bound, color="#9aa3af", ls="--", lw=1, label=f"bound with a budget: {bound} rows")
+            axes.set_title(title, fontsize=10, loc="left")
+            axes.set_xlabel("tokens said")
+            axes.set_xlim(left=0)
+            axes.set_ylim(bottom=0)
+        everything.set_ylabel("active rows per layer and head")
+        figure.legend(*everything.get_legend_handles_labels(), loc="outside upper left", ncols=3, fontsize=9)
         return svg(figure)
 
 

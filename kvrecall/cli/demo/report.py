@@ -26,7 +26,7 @@ def demo_page(
         ["", *(summary.arm.name for summary in summaries)],
         [[name.strip(), *(cell(summary) for summary in summaries)] for name, cell in measures(summaries)],
     )
-    page.paragraph("Exact answers: share of n questions [95% bootstrap interval]. Seconds are medians.", "note")
+    page.paragraph("Exact answers: share of n questions and its 95% bootstrap interval. Seconds are medians.", "note")
     _plots(page, runs, worker, repaired.arm.budget)
     _examples(page, runs)
     _how(page, worker, results)
@@ -51,7 +51,7 @@ def _share(summary: ArmSummary) -> str:
 def _caveat(summaries: Sequence[ArmSummary]) -> str:
     reserve = max(summary.arm.repair_rows for summary in summaries)
     return (
-        f"All budgeted arms hold the same number of active rows: the {reserve} rows that a repair may bring back "
+        f"All budgeted arms may hold the same number of active rows: the {reserve} rows that a repair may bring back "
         "are part of the budget. Questions are answered by the model, greedily, and its answers stay in the "
         "conversation; all other replies are remembered as the generator wrote them, so that every arm hears the "
         "same. The names and values were never seen in training. An answer counts when it gives exactly the value "

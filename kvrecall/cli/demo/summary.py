@@ -67,12 +67,12 @@ def of_kind(questions: Iterable[Question], kind: str) -> list[Question]:
 
 
 def by_age(questions: Iterable[Question]) -> list[tuple[str, int, int]]:
-    """Right and wrong answers by the fact's age in tokens: (label, right, wrong), youngest first."""
+    """Right and wrong answers by the fact's age in tokens, youngest first; `<256` means 128 to 255."""
     found, asked = [], list(questions)
     lower = 0
     for upper in (*AGE_BOUNDS, 1 << 40):
         group = [question for question in asked if lower <= question.age < upper]
-        label = f"{lower}-{upper}" if upper < 1 << 40 else f"over {lower}"
+        label = f"{lower:,}+" if upper == 1 << 40 else f"<{upper:,}"
         right = sum(question.right for question in group)
         found.append((label, right, len(group) - right))
         lower = upper

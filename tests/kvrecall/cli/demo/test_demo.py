@@ -57,9 +57,9 @@ def test_answers_are_counted_in_the_age_of_their_fact() -> None:
         for age, right in ((10, True), (127, False), (128, True), (9000, False))
     ]
     counted = {label: (right, wrong) for label, right, wrong in by_age(iter(questions))}
-    assert counted["0-128"] == (1, 1)
-    assert counted["128-256"] == (1, 0)
-    assert counted["over 8192"] == (0, 1)
+    assert counted["<128"] == (1, 1)
+    assert counted["<256"] == (1, 0)
+    assert counted["8,192+"] == (0, 1)
     assert sum(right + wrong for right, wrong in counted.values()) == 4
 
 
