@@ -16,6 +16,7 @@ def quality_plot(rows: Sequence[Row]) -> str:
         below = [row["mean"] - row.get("ci_low", row["mean"]) for row in rows]
         above = [row.get("ci_high", row["mean"]) - row["mean"] for row in rows]
         axes.errorbar(means, labels, xerr=(below, above), fmt="o", color=BLUE, capsize=3)
+        axes.margins(y=0.4 / len(rows))
         axes.invert_yaxis()
         axes.set_xlabel("mean, 95% interval")
         return svg(figure)

@@ -26,9 +26,12 @@ def run_with(peaks: list[int], arm: Arm = BUDGETED) -> ArmRun:
     return ArmRun(arm, 1, [turn], [question], 0, memory)
 
 
-def test_the_demo_prints_its_table_and_writes_report_and_results(command: Callable[..., Any], tmp_path: Path) -> None:
+def test_the_demo_prints_its_table_and_writes_report_and_results(
+    command: Callable[..., Any], tmp_path: Path, json_lines: Callable[..., Path]
+) -> None:
+    real = json_lines({"role": "user", "content": "Hello."}, {"role": "assistant", "content": "Hello, Anna."})
     options = ("--tokens", "500", "--budget", "64", "--repair-rows", "16", "--pause", "0", "--out", tmp_path)
-    found = command("demo", *options)
+    found = command("demo", *options, "--file", real)
     assert found.exit_code == 0, found.output
     assert str(tmp_path / "report.html") in found.output
     results = json.loads((tmp_path / "report.json").read_text())
@@ -40,6 +43,7 @@ def test_the_demo_prints_its_table_and_writes_report_and_results(command: Callab
     assert all(rows[f"{arm}: all"]["active_rows"] <= 64 + 128 for arm in arms[1:])
     assert rows["full cache: all"]["active_rows"] > 64 + 128
     page = (tmp_path / "report.html").read_text()
+    assert f"Real input: {real.name}" in page
     assert page.count("data:image/svg+xml;base64,") == 3
     assert "http://" not in page.replace("http://www.w3.org", "")
 
