@@ -207,7 +207,7 @@ def test_a_turn_can_be_cancelled_in_the_middle_of_its_prefill(
     turn = worker.submit("s", words(300))
     gate.go.set()
     other.result(600)
-    while worker.engine.session("s").length < state.length + 10:
+    while worker.memory("s").length < state.length + 10:
         assert not turn.done(), "the prefill of 300 tokens one by one is still running"
     turn.cancel()
     with pytest.raises(CancelledError):
