@@ -89,10 +89,9 @@ class Server:
         if self.process is None:
             return 0
         process, self.process = self.process, None
-        process.send_signal(number)
-        code = process.wait(DEADLINE_SECONDS)
-        assert process.stdout is not None, "launch starts the process with a pipe"
-        process.stdout.close()
+        with process:  # closes its pipes
+            process.send_signal(number)
+            code = process.wait(DEADLINE_SECONDS)
         while self.clients:
             self.clients.pop().close()
         for name in ("http", "own"):
