@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from reference.chat import TOPICS, USER_LINES, line, small_talk
 from reference.tools import TOOLS, ToolKind
-from reference.words import ATTRIBUTES, Split, names_for, value_for
+from reference.words import ATTRIBUTES, Split, first_piece, names_for, value_for
 
 Kind = Literal["chat", "fact", "correction", "question", "tool"]
 
@@ -23,8 +23,12 @@ SYSTEM_LINES = (
     "You are a careful assistant for a busy office.",
     "Answer shortly and use the latest facts.",
 )
-CLAUSE = "{name}'s {attribute} is {value}"
-"""One form for every statement and answer, so that recall is induction: other forms cost half of the training."""
+CLAUSE = "the {attribute} list says {name} {value}"
+"""One form for every statement and answer, with the value right after the name: recall is induction on the name.
+
+With "is" between them a model of this size learned in an hour to match the attribute alone: 0.43 of the values' first
+tokens were right where only the name told facts apart, 0.96 and more of the third and later ones.
+"""
 STATEMENTS = (
     "{clause}.",
     "Please note that {clause}.",
@@ -40,10 +44,10 @@ STATEMENTS = (
     "Here is something to remember: {clause}.",
 )
 CORRECTIONS = (
-    "Correction: {name}'s {attribute} is now {value}.",
-    "It changed, {name}'s {attribute} is now {value}.",
-    "Please update this, {name}'s {attribute} is now {value}.",
-    "I was wrong, {name}'s {attribute} is now {value}.",
+    "Correction: the {attribute} list now says {name} {value}.",
+    "It changed, the {attribute} list now says {name} {value}.",
+    "Please update this, the {attribute} list now says {name} {value}.",
+    "I was wrong, the {attribute} list now says {name} {value}.",
 )
 NOTED = ("Noted.", "Got it.", "Understood.", "Okay, I will remember that.", "Thanks, noted.")
 QUESTIONS = (
@@ -61,6 +65,8 @@ QUESTIONS = (
     "Which {attribute} did I give you for {name}?",
 )
 
+MOST_FACTS = 45
+"""One fact a person, and a split has about so many people whose names share no syllable."""
 TOKENS_OF = {"chat": 43, "fact": 26, "correction": 24, "question": 23, "tool": 61}
 """Mean tokens of an exchange of each kind, rendered, under the shipped tokenizer."""
 
@@ -127,7 +133,7 @@ def exchange_messages(exchange: Exchange, call_id: str) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class Mix:
-    """How many exchanges of each kind a conversation has, and how often an acknowledgement repeats the fact."""
+    """What a conversation is made of: how many exchanges of each kind, and a little more."""
 
     facts: int
     corrections: int
@@ -135,6 +141,9 @@ class Mix:
     tool_questions: int
     chats: int
     restate: float = 0.15
+    """How often an acknowledgement repeats the fact."""
+    attributes: int = len(ATTRIBUTES)
+    """How many attributes its facts are about: the fewer, the more only the name tells facts apart."""
 
 
 @dataclass
@@ -151,7 +160,7 @@ class _Fact:
 
 def mix_for(n_tokens: int, n_facts: int | None = None) -> Mix:
     """The mix for evaluation: one fact per 150 tokens, one question per 75, small talk in the rest."""
-    facts = n_facts if n_facts is not None else max(2, n_tokens // 150)
+    facts = n_facts if n_facts is not None else min(MOST_FACTS, max(2, n_tokens // 150))
     corrections = facts // 6
     questions = max(2, n_tokens // 75)
     tool_questions = questions // 4
@@ -188,7 +197,8 @@ class _Writer:
         self.rng = rng
         self.split = split
         self.names = names_for(rng, split)
-        self.known: list[str] = []
+        self.begun: set[str] = set()
+        """How the values so far begin."""
         self.facts: dict[tuple[str, str], _Fact] = {}
         self.exchanges: list[Exchange] = []
         self.topics = rng.sample(sorted(TOPICS), 4)
@@ -199,10 +209,12 @@ class _Writer:
         self.ages = [0.0] * 8
         """Questions asked so far by age of the fact, in eighths of the conversation."""
         self.tools: tuple[ToolKind, ...] = TOOLS
+        self.attributes = sorted(ATTRIBUTES)
 
     def write(self, seed: int, mix: Mix) -> Conversation:
         """The conversation of a mix."""
         self.total = _expected_tokens(mix)
+        self.attributes = self.rng.sample(self.attributes, mix.attributes)
         if mix.tool_questions:
             self.tools = tuple(self.rng.sample(TOOLS, self.rng.randint(2, len(TOOLS))))
         for kind in self._plan(mix):
@@ -240,29 +252,31 @@ class _Writer:
         return Exchange(user, reply, "chat")
 
     def _new_key(self) -> tuple[str, str]:
-        """A person and an attribute not stated yet; half of the time a person known already."""
-        for _ in range(50):
-            if self.known and (self.rng.random() < 0.5 or not self.names):
-                name = self.rng.choice(self.known)
-            else:
-                name = self.names.pop()
-                self.known.append(name)
-            attribute = self.rng.choice(sorted(ATTRIBUTES))
-            if (name, attribute) not in self.facts:
-                return name, attribute
-        raise ValueError(f"no room for another fact after {len(self.facts)}: ask for fewer facts")
+        """A person not spoken of yet, and an attribute: one fact a person, so that the name tells facts apart."""
+        if not self.names:
+            raise ValueError(f"no room for another fact after {len(self.facts)}: ask for fewer facts")
+        return self.names.pop(), self.rng.choice(self.attributes)
+
+    def _new_value(self, attribute: str) -> str:
+        """A value that begins like no other of this conversation, as long as there are such."""
+        for _ in range(20):
+            value = value_for(attribute, self.rng, self.split)
+            if first_piece(value) not in self.begun:
+                break
+        self.begun.add(first_piece(value))
+        return value
 
     def _fact(self, restate: float) -> Exchange:
         name, attribute = self._new_key()
-        value = value_for(attribute, self.rng, self.split)
+        value = self._new_value(attribute)
         self.facts[name, attribute] = _Fact(name, attribute, value, len(self.exchanges), self.tokens)
         clause = CLAUSE.format(name=name, attribute=attribute, value=value)
         user = self._among_other_things(self.rng.choice(STATEMENTS).format(clause=clause))
-        return Exchange(user, self._noted(name, attribute, "is", value, restate), "fact")
+        return Exchange(user, self._noted(name, attribute, "says", value, restate), "fact")
 
     def _among_other_things(self, statement: str) -> str:
         """A statement as a message; now and then with small talk before or after it."""
-        user = statement[0].upper() + statement[1:]
+        user = _sentence(statement)
         draw = self.rng.random()
         if draw > 0.2:
             return user
@@ -275,17 +289,15 @@ class _Writer:
         if not open_facts:
             return self._fact(restate)
         fact = self.rng.choice(open_facts)
-        old = fact.value
-        while fact.value == old:
-            fact.value = value_for(fact.attribute, self.rng, self.split)
+        fact.value = self._new_value(fact.attribute)
         fact.exchange, fact.said_at, fact.corrected = len(self.exchanges), self.tokens, True
         user = self.rng.choice(CORRECTIONS).format(name=fact.name, attribute=fact.attribute, value=fact.value)
-        reply = self._noted(fact.name, fact.attribute, "is now", fact.value, restate)
+        reply = self._noted(fact.name, fact.attribute, "now says", fact.value, restate)
         return Exchange(user, reply, "correction")
 
     def _noted(self, name: str, attribute: str, verb: str, value: str, restate: float) -> str:
         if self.rng.random() < restate:
-            return f"Noted, {name}'s {attribute} {verb} {value}."
+            return f"Noted, the {attribute} list {verb} {name} {value}."
         return self.rng.choice(NOTED)
 
     def _fact_to_ask(self) -> _Fact:
@@ -312,8 +324,12 @@ class _Writer:
         return self._asked(fact, user, "tool", call, json.dumps({tool.result: fact.name}))
 
     def _asked(self, fact: _Fact, user: str, kind: Kind, call: ToolCall | None, result: str | None) -> Exchange:
-        reply = CLAUSE.format(name=fact.name, attribute=fact.attribute, value=fact.value) + "."
+        reply = _sentence(CLAUSE.format(name=fact.name, attribute=fact.attribute, value=fact.value) + ".")
         return Exchange(user, reply, kind, call, result, fact.value, fact.exchange)
+
+
+def _sentence(text: str) -> str:
+    return text[0].upper() + text[1:]
 
 
 def _expected_tokens(mix: Mix) -> float:

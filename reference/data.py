@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from reference.conversation import Conversation, Exchange, Mix, exchange_messages, generate
+from reference.conversation import CLAUSE, MOST_FACTS, Conversation, Exchange, Mix, exchange_messages, generate
+from reference.words import ATTRIBUTES, names_for, value_for
 
 IGNORED, ORDINARY, ANSWER = 0, 1, 2
 """Classes of a predicted token: not trained on, language modelling, part of an answer's value."""
@@ -97,11 +98,14 @@ def training_mix(n_tokens: int, rng: random.Random) -> Mix:
     tool_questions = int(room * rng.choice((0.0, 0.2, 0.4)) / 60)
     room -= 60 * tool_questions + 30 * bool(tool_questions)
     pairs = max(2, int(room / 22))
-    most_facts = 60 + n_tokens // 100
+    attributes = rng.choice((1, 2, 4, len(ATTRIBUTES), len(ATTRIBUTES)))
+    most_facts = MOST_FACTS
     facts = max(1, min(most_facts, int(pairs * rng.uniform(0.25, 0.55))))
     corrections = int(facts * rng.choice((0.0, 0.15, 0.3)))
     questions = max(1, pairs - facts - corrections)
-    return Mix(facts, corrections, questions, tool_questions, chats, restate=rng.choice((0.0, 0.2, 0.5)))
+    return Mix(
+        facts, corrections, questions, tool_questions, chats, restate=rng.choice((0.0, 0.2, 0.5)), attributes=attributes
+    )
 
 
 def stretched_positions(n_tokens: int, starts: list[int], span: int, rng: random.Random) -> list[int]:
@@ -125,21 +129,22 @@ class BatchMaker:
         self.tokenizer = tokenizer
         self.rng = random.Random(seed)
 
-    def make(self, rows: int, n_tokens: int, stretch: float, longest: int, drills: float) -> Batch:
+    def make(self, rows: int, n_tokens: int, stretch: float, longest: int, drills: float, lists: float) -> Batch:
         """A batch of `rows` sequences of `n_tokens` tokens.
 
-        A share `stretch` of them covers up to `longest` positions; a share `drills` repeats random tokens.
+        A share `stretch` of them covers up to `longest` positions; a share `drills` repeats random tokens, a share
+        `lists` is bare facts stated and repeated.
         """
-        made = [self._row(n_tokens, stretch, longest, drills) for _ in range(rows)]
+        made = [self._row(n_tokens, stretch, longest, drills, lists) for _ in range(rows)]
         ids, positions, classes = (torch.tensor([row[part] for row in made]) for part in range(3))
         return Batch(ids, positions, classes, [row[3] for row in made])
 
     def _row(
-        self, n_tokens: int, stretch: float, longest: int, drills: float
+        self, n_tokens: int, stretch: float, longest: int, drills: float, lists: float
     ) -> tuple[list[int], list[int], list[int], list[tuple[int, int, str, int]]]:
         if self.rng.random() < drills:
             return self._drill(n_tokens)
-        row = self._conversation(n_tokens)
+        row = self._list_of_facts(n_tokens) if self.rng.random() < lists else self._conversation(n_tokens)
         positions = list(range(n_tokens))
         if longest > n_tokens and self.rng.random() < stretch:
             span = int(n_tokens * (longest / n_tokens) ** self.rng.random())
@@ -156,11 +161,41 @@ class BatchMaker:
             if len(row.ids) >= n_tokens:
                 return row
 
+    def _list_of_facts(self, n_tokens: int) -> TokenRow:
+        """Facts about one to three attributes, stated and repeated in any order: many answers in few tokens."""
+        names = names_for(self.rng, "train")
+        attributes = self.rng.sample(sorted(ATTRIBUTES), self.rng.choice((1, 2, 4)))
+        keys = [(name, self.rng.choice(attributes)) for name in names]
+        stated: list[tuple[str, str, str, int]] = []
+        row = TokenRow([], [], [], [])
+        repeats = self.rng.uniform(0.5, 0.85)
+        kind, form = "list", CLAUSE
+        while len(row.ids) < n_tokens:
+            row.starts.append(len(row.ids))
+            again = bool(stated) and (self.rng.random() < repeats or not keys)
+            if again:
+                name, attribute, value, said_at = self.rng.choice(stated)
+            else:
+                name, attribute = keys.pop()
+                value, said_at = value_for(attribute, self.rng, "train"), len(row.ids)
+                stated.append((name, attribute, value, said_at))
+            opening, closing = self.rng.choice(((" the", ""), ("<|assistant|>The", "<|end|>")))
+            clause = form.format(name=name, attribute=attribute, value=value)
+            _append(row, f"{opening}{clause.removeprefix('the')}.{closing}", self.tokenizer)
+            if again:
+                end = len(row.ids) - bool(closing)
+                start = end - len(self.tokenizer.encode(f" {value}.", add_special_tokens=False))
+                row.classes[start:end] = [ANSWER] * (end - start)
+                row.answers.append((start, end, kind, start - said_at))
+        return row
+
     def _drill(self, n_tokens: int) -> tuple[list[int], list[int], list[int], list[tuple[int, int, str, int]]]:
         """Random tokens in which spans come back; what comes back counts as answers."""
         ids: list[int] = []
         classes: list[int] = []
         vocabulary = len(self.tokenizer)
+        # A small alphabet makes the token before ambiguous: two or three tokens back must be matched.
+        alphabet = self.rng.sample(range(vocabulary), self.rng.choice((16, 32, 64, 256)))
         while len(ids) < n_tokens:
             length = self.rng.randint(6, 24)
             if len(ids) > length and self.rng.random() < 0.6:
@@ -168,6 +203,6 @@ class BatchMaker:
                 ids += ids[start : start + length]
                 classes += [IGNORED] * 3 + [ANSWER] * (length - 3)
             else:
-                ids += [self.rng.randrange(vocabulary) for _ in range(length)]
+                ids += [self.rng.choice(alphabet) for _ in range(length)]
                 classes += [IGNORED] * length
         return ids[:n_tokens], list(range(n_tokens)), classes[:n_tokens], []

@@ -25,13 +25,6 @@ NAME_ENDS = _pieces(
     "bak bin by da dan das dek do dra fa fi fo ga gan gus ja ji ka kas ki ko kus la lia lin lo lun ma mas mi mir mo "
     "mus na nak ni nor nus pa pin po ra rak ri rik ro rus sa san shi so sta ta tas ti to tus va vi vin vo xa ya za zo"
 )
-COMMON_NAMES = _pieces(
-    "Adam Alice Amara Andrew Anna Arthur Beatrice Ben Boris Carla Carlos Chen Clara Daniel David Diana Dmitri Edith "
-    "Elena Emma Eric Esther Fatima Felix Fiona Frank George Grace Hannah Hassan Helen Henry Hugo Ibrahim Ines Ivan "
-    "Jack James Jasmine Jonas Julia Karim Kate Kenji Laura Leo Lena Liam Linda Lucas Lucy Maria Marta Max Mei Mia "
-    "Michael Mohamed Nadia Nina Noah Nora Oliver Olga Omar Oscar Paula Peter Petra Priya Rachel Ravi Robert Rosa Ruth "
-    "Sam Samira Sara Simon Sofia Stella Susan Theo Thomas Tina Tom Ursula Vera Victor Walter Wendy William Yuki Yusuf"
-)
 CITY_STARTS = _pieces(
     "Ash Birch Black Brook Clay Cold Deep East Elm Fair Fox Glen Green Grey High Iron Lake Long Mill New North Oak Old "
     "Pine Red River Rock Salt South Stone West White Wind Wolf"
@@ -56,8 +49,8 @@ def split_of(text: str) -> Split:
     return "held_out" if zlib.crc32(text.encode()) % _HELD_OUT_SHARE == 0 else "train"
 
 
-def _four_digits(rng: random.Random) -> str:
-    return f"{rng.randrange(10_000):04d}"
+def _letter_and_four_digits(rng: random.Random) -> str:
+    return f"{rng.choice(DESK_LETTERS)}{rng.randrange(10_000):04d}"
 
 
 def _letter_and_digits(rng: random.Random) -> str:
@@ -85,9 +78,9 @@ def _two_words(rng: random.Random) -> str:
 
 
 ATTRIBUTES: dict[str, Callable[[random.Random], str]] = {
-    "extension": _four_digits,
-    "badge": _four_digits,
-    "pin": _four_digits,
+    "extension": _letter_and_four_digits,
+    "badge": _letter_and_four_digits,
+    "pin": _letter_and_four_digits,
     "locker": _letter_and_digits,
     "desk": _letter_and_digits,
     "gate": _letter_and_digit,
@@ -109,7 +102,7 @@ def value_for(attribute: str, rng: random.Random, split: Split) -> str:
 
 
 def names_for(rng: random.Random, split: Split) -> list[str]:
-    """Distinct names of the split in random order: four in five made of two syllables, the rest common ones.
+    """Distinct names of the split in random order, each made of two syllables.
 
     No two made-up names of one list share a syllable, so that a conversation's people are easy to tell apart.
     """
@@ -122,5 +115,12 @@ def names_for(rng: random.Random, split: Split) -> list[str]:
                 names.append(start + end)
                 ends.remove(end)
                 break
-    common = [name for name in rng.sample(COMMON_NAMES, len(COMMON_NAMES)) if split_of(name) == split]
-    return [common.pop() if common and rng.random() < 0.2 else name for name in names]
+    rng.shuffle(names)
+    return names
+
+
+def first_piece(value: str) -> str:
+    """How a value begins: its letter before digits, the first half of a city's name, the first of two words."""
+    if value[1:2].isdigit() or value[2:3].isdigit():
+        return value[0]
+    return next((start for start in CITY_STARTS if value.startswith(start)), value.split()[0])
