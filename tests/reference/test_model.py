@@ -41,7 +41,7 @@ def test_reading_on_from_the_cache_answers_as_reading_from_the_start(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
 ) -> None:
     parts = (
-        "<|user|>Please note that Darna's extension is 4821.<|end|><|assistant|>Noted.<|end|>",
+        "<|user|>Please note that the extension list says Darna K4821.<|end|><|assistant|>Noted.<|end|>",
         "<|user|>What is Darna's extension?<|end|><|assistant|>",
     )
     reader = FullCacheReader(model, tokenizer)
@@ -51,7 +51,7 @@ def test_reading_on_from_the_cache_answers_as_reading_from_the_start(
     ids = torch.tensor([reader.ids])
     afresh = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=16, do_sample=False)
     assert reader.answer() == tokenizer.decode(afresh[0, ids.shape[1] :], skip_special_tokens=True)
-    assert reader.answer() == "Darna's extension is 4821."
+    assert reader.answer() == "The extension list says Darna K4821."
 
 
 @pytest.mark.parametrize(
