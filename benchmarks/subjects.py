@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from transformers import DynamicCache, PreTrainedModel
-from transformers.generation.streamers import BaseStreamer
+from transformers import DynamicCache, PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 
 from kvrecall.cli.build import build_store
 from kvrecall.v1 import worker_pb2 as wire
@@ -49,22 +48,27 @@ class Subject(Protocol):
 
 
 @dataclass
-class _Clock(BaseStreamer):
-    """Notes when the first and the last token came."""
+class Clock(StoppingCriteria):
+    """Notes when each token came. To transformers' generate it is a stopping criterion that never stops."""
 
     started: float = field(default_factory=time.perf_counter)
     moments: list[float] = field(default_factory=list)
 
-    def put(self, value: torch.Tensor) -> None:
-        """Called with the prompt, then with each token."""
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **options: Any) -> torch.Tensor:
+        """After each step of generate, for ids int64 `[B, t]`; returns bool `[B]`, all false."""
+        input_ids[:, -1].tolist()  # a token has come when it is off the device
+        self.note()
+        return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
+
+    def note(self) -> None:
+        """A token has come."""
         self.moments.append(time.perf_counter())
 
-    def end(self) -> None:
-        """Called once after the last token."""
-
-    def timed(self, prompt_tokens: int, moments: Sequence[float]) -> Timed:
-        """The turn's times, given when its tokens came."""
-        return Timed(prompt_tokens, len(moments), moments[0] - self.started, moments[-1] - moments[0])
+    def timed(self, prompt_tokens: int) -> Timed:
+        """The turn's times."""
+        return Timed(
+            prompt_tokens, len(self.moments), self.moments[0] - self.started, self.moments[-1] - self.moments[0]
+        )
 
 
 class TransformersChat:
@@ -80,7 +84,7 @@ class TransformersChat:
     @torch.inference_mode()
     def turn(self, text: str, output_tokens: int) -> Timed:
         """See `Subject`."""
-        clock = _Clock()
+        clock = Clock()
         new: list[ChatMessage] = [{"role": "user", "content": text}]
         prompt = [t for s in self._tokenizer.prompt(self._recent, new, [], True) for t in s.token_ids]
         self._ids += prompt
@@ -91,7 +95,7 @@ class TransformersChat:
         self._ids += [*said, self._tokenizer.eos_token_ids[0]]
         answer = {"role": "assistant", "content": self._tokenizer.inner.decode(said)}
         self._recent = keep_recent([*self._recent, *new, answer])
-        return clock.timed(len(prompt), clock.moments[1:])
+        return clock.timed(len(prompt))
 
     def cache_bytes(self) -> int:
         """See `Subject`."""
@@ -103,7 +107,7 @@ class TransformersChat:
         self._cache = DynamicCache(config=self._model.config)
 
 
-def generate(model: Any, ids: torch.Tensor, cache: DynamicCache, tokens: int, clock: _Clock | None) -> torch.Tensor:
+def generate(model: Any, ids: torch.Tensor, cache: DynamicCache, tokens: int, clock: Clock) -> torch.Tensor:
     """Greedy, exactly `tokens` more tokens for ids int64 `[B, t]`; returns int64 `[B, t + tokens]`."""
     ids = ids.to(model.device)
     output: torch.Tensor = model.generate(
@@ -115,7 +119,7 @@ def generate(model: Any, ids: torch.Tensor, cache: DynamicCache, tokens: int, cl
         do_sample=False,
         eos_token_id=None,
         pad_token_id=0,
-        streamer=clock,
+        stopping_criteria=StoppingCriteriaList([clock]),
     )
     return output
 
@@ -141,7 +145,7 @@ class Worker:
         said = [wire.Message(role="user", content=text)]
         self.scheduler.turn(wire.TurnRequest(session=session, epoch=1, messages=said), _ignore).result()
 
-    def ask(self, session: str, text: str, output_tokens: int, clock: _Clock) -> Any:
+    def ask(self, session: str, text: str, output_tokens: int, clock: Clock) -> Any:
         """Begin a turn whose tokens the clock notes; returns the future of its end."""
         said = [wire.Message(role="user", content=text)]
         sampling = wire.Sampling(max_tokens=output_tokens)
@@ -164,9 +168,9 @@ class KvrecallChat:
 
     def turn(self, text: str, output_tokens: int) -> Timed:
         """See `Subject`."""
-        clock = _Clock()
+        clock = Clock()
         done = self._worker.ask("measured", text, output_tokens, clock).result()
-        return clock.timed(done.prompt_tokens, clock.moments)
+        return clock.timed(done.prompt_tokens)
 
     def cache_bytes(self) -> int:
         """See `Subject`."""
@@ -179,21 +183,15 @@ class KvrecallChat:
 
 def batch_of_transformers(model: Any, ids: torch.Tensor, tokens: int) -> float:
     """Tokens per second that generate decodes over a batch with the prompts ids int64 `[B, t]`, prefill left out."""
-
-    def seconds(new_tokens: int) -> float:
-        started = time.perf_counter()
-        with torch.inference_mode():
-            generate(model, ids, DynamicCache(config=model.config), new_tokens, None)
-        return time.perf_counter() - started
-
-    seconds(1)  # warm
-    to_first = seconds(1)
-    return len(ids) * (tokens - 1) / max(1e-9, seconds(tokens) - to_first)
+    clock = Clock()
+    with torch.inference_mode():
+        generate(model, ids, DynamicCache(config=model.config), tokens, clock)
+    return len(ids) * (tokens - 1) / (clock.moments[-1] - clock.moments[0])
 
 
 def batch_of_kvrecall(worker: Worker, sessions: Sequence[str], tokens: int) -> float:
     """Tokens per second over all sessions while they decode at once, from their last first token on."""
-    clocks = [_Clock() for _ in sessions]
+    clocks = [Clock() for _ in sessions]
     turns = [worker.ask(name, "Go on.", tokens, clock) for name, clock in zip(sessions, clocks, strict=True)]
     for turn in turns:
         turn.result()
@@ -216,9 +214,9 @@ def plain(model: LoadedModel) -> PreTrainedModel:
     return copied
 
 
-def _note(clock: _Clock, event: wire.TurnEvent) -> None:
+def _note(clock: Clock, event: wire.TurnEvent) -> None:
     if event.WhichOneof("event") == "token":
-        clock.moments.append(time.perf_counter())
+        clock.note()
 
 
 def _ignore(event: wire.TurnEvent) -> None:
