@@ -11,7 +11,14 @@ ROOT = Path(__file__).parents[3]
 
 @pytest.mark.parametrize("name", ["worker_pb2.py", "worker_pb2.pyi"])
 def test_stubs_are_what_the_proto_file_generates(tmp_path: Path, name: str) -> None:
-    command = [sys.executable, "-m", "grpc_tools.protoc", "-Iproto", f"--python_out={tmp_path}", f"--pyi_out={tmp_path}"]
+    command = [
+        sys.executable,
+        "-m",
+        "grpc_tools.protoc",
+        "-Iproto",
+        f"--python_out={tmp_path}",
+        f"--pyi_out={tmp_path}",
+    ]
     subprocess.run([*command, "proto/kvrecall/v1/worker.proto"], cwd=ROOT, check=True)
     generated = (tmp_path / "kvrecall" / "v1" / name).read_text()
     assert generated == (ROOT / "kvrecall" / "v1" / name).read_text(), "run `make proto` and commit the result"
