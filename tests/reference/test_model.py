@@ -49,7 +49,7 @@ def test_reading_on_from_the_cache_answers_as_reading_from_the_start(
     reader.answer()
     reader.feed("Noted.<|end|>" + parts[1])
     ids = torch.tensor([reader.ids])
-    afresh = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=16, do_sample=False)
+    afresh = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=32, do_sample=False)
     assert reader.answer() == tokenizer.decode(afresh[0, ids.shape[1] :], skip_special_tokens=True)
     assert reader.answer() == "The extension list says Darna K4821."
 

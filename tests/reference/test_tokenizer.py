@@ -57,3 +57,41 @@ def test_training_sees_the_ids_that_the_template_renders(tokenizer: PreTrainedTo
     assert row.ids == tokenizer.encode(text, add_special_tokens=False)
     answers = [f" {exchange.answer}." for exchange in conversation.exchanges if exchange.answer is not None]
     assert [tokenizer.decode(row.ids[start:end]) for start, end, _, _ in row.answers] == answers
+
+
+def test_arguments_may_be_text_or_a_dict(tokenizer: PreTrainedTokenizerBase) -> None:
+    def message(arguments: Any) -> list[dict[str, Any]]:
+        return [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": arguments}}]}]
+
+    assert rendered(tokenizer, message({"a": 1})) == rendered(tokenizer, message('{"a": 1}'))
+
+
+def test_the_generation_prompt_opens_the_assistants_message(tokenizer: PreTrainedTokenizerBase) -> None:
+    messages = [{"role": "user", "content": "Hello."}]
+    whole = rendered(tokenizer, messages, add_generation_prompt=True)
+    assert whole == "<|user|>Hello.<|end|><|assistant|>"
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"role": "assistant", "content": None},
+        {"role": "assistant", "content": None, "tool_calls": None},
+        {"role": "assistant", "tool_calls": [{"id": "1", "type": "function", "function": {"arguments": ""}}]},
+        {"role": "tool", "content": None},
+        {"role": "tool", "content": {"rows": [1, 2]}, "tool_call_id": "1"},
+        {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "image_url"}, "b"]},
+        {"role": "developer", "content": "Be short."},
+        {"role": "function", "name": "f", "content": "{}"},
+        {"role": "user"},
+    ],
+)
+def test_messages_of_real_clients_render(tokenizer: PreTrainedTokenizerBase, message: dict[str, Any]) -> None:
+    tools = [
+        {"type": "function", "function": {"name": "f"}},
+        {"type": "function", "function": {"name": "g", "parameters": {"type": "object"}}},
+        {"name": "h", "parameters": {"properties": {"x": {}, "y": {}}}},
+    ]
+    for offered in (None, [], tools):
+        assert rendered(tokenizer, [message], tools=offered).endswith("<|end|>")
+    assert rendered(tokenizer, [message], tools=tools).count("f(), g(), h(x, y).") == 1
