@@ -65,7 +65,7 @@ QUESTIONS = (
     "Which {attribute} did I give you for {name}?",
 )
 
-MOST_FACTS = 45
+MOST_FACTS = 42
 """One fact a person, and a split has about so many people whose names share no syllable."""
 TOKENS_OF = {"chat": 43, "fact": 26, "correction": 24, "question": 23, "tool": 61}
 """Mean tokens of an exchange of each kind, rendered, under the shipped tokenizer."""

@@ -168,9 +168,13 @@ class Run:
     def _length(self) -> int:
         """The present level's length; now and then a shorter one, so that nothing learned is lost."""
         level = self.progress.level
-        if level > 1 and self.data.rng.random() < SHORTER_SHARE:
+        if level > 1 and self.data.rng.random() < (0.8 if self._closing() else SHORTER_SHARE):
             level = self.data.rng.randrange(1, level)
         return LENGTHS[level]
+
+    def _closing(self) -> bool:
+        """Whether the last 6% of the time have begun: conversations of every length and no drills any more."""
+        return self.progress.seconds > 0.94 * 60 * self.minutes
 
     def _batch(self, rows: int, length: int) -> Batch:
         first = self.progress.level == 0
@@ -179,8 +183,8 @@ class Run:
             length,
             stretch=0.3 if first else 0.4,
             longest=LONGEST_POSITION,
-            drills=0.15,
-            lists=LISTS_SHARE,
+            drills=0.0 if self._closing() else 0.15,
+            lists=0.0 if self._closing() else LISTS_SHARE,
         )
 
     def _train_step(self, batch: Batch) -> float:

@@ -17,10 +17,10 @@ def _pieces(text: str) -> tuple[str, ...]:
 
 
 NAME_STARTS = _pieces(
-    "Al Ar Bar Bel Bo Bren Cal Car Cor Da Del Dor Ed El Er Fal Fen Fin Gar Gil Gor Hal Har Hel Il Ir Jar Jen Jo "
-    "Kar Kel Kor Lan Len Lor Mar Mel Mo Nar Nel Nor Ol Or Par Pel Per Ral Ren Ro Sal Sel Sor Tal Ter Tor Ul Ur Val "
-    "Ven Vor Wal Wen Yar Zel"
+    "Al Ar Bar Bel Bren Cal Car Del El Er Fal Fen Gar Hal Har Hel Il Ir Jar Jen Kar Kel Len Mar Mel Nar Nor Ol Or Par "
+    "Pel Per Ral Ren Sal Sel Tal Ter Ul Ur Val Ven Wal Wen Yar Zel"
 )
+"""Only those that the shipped tokenizer keeps as one token before every end: a name is two tokens."""
 NAME_ENDS = _pieces(
     "bak bin by da dan das dek do dra fa fi fo ga gan gus ja ji ka kas ki ko kus la lia lin lo lun ma mas mi mir mo "
     "mus na nak ni nor nus pa pin po ra rak ri rik ro rus sa san shi so sta ta tas ti to tus va vi vin vo xa ya za zo"
@@ -65,10 +65,6 @@ def _flight(rng: random.Random) -> str:
     return f"{rng.choice(DESK_LETTERS)}{rng.choice(DESK_LETTERS)}{rng.randrange(100, 1000)}"
 
 
-def _colour(rng: random.Random) -> str:
-    return rng.choice(COLOURS)
-
-
 def _city(rng: random.Random) -> str:
     return rng.choice(CITY_STARTS) + rng.choice(CITY_ENDS)
 
@@ -85,12 +81,14 @@ ATTRIBUTES: dict[str, Callable[[random.Random], str]] = {
     "desk": _letter_and_digits,
     "gate": _letter_and_digit,
     "flight": _flight,
-    "colour": _colour,
     "city": _city,
     "password": _two_words,
     "project": _two_words,
 }
-"""What can be known about a person, each with the form of its values."""
+"""What can be known about a person, each with the form of its values.
+
+A single word is no value here: held-out ones would be words that training only ever showed with a second one.
+"""
 
 
 def value_for(attribute: str, rng: random.Random, split: Split) -> str:
