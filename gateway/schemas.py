@@ -79,7 +79,7 @@ class ToolBody(Body):
 class CreateSessionBody(Body):
     """What is fixed when a session is created; what is left out is chosen by the service."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [{"budget": 256, "repair_rows": 48, "method": "snapkv"}]})
+    model_config = ConfigDict(json_schema_extra={"examples": [{"budget": 256, "repair_rows": 64, "method": "snapkv"}]})
 
     model: Name | None = Field(default=None, description="Refused if the service does not serve this model.")
     budget: int | None = Field(default=None, ge=1, lt=2**31, description="Active rows per KV head, mean over layers.")

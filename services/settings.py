@@ -11,7 +11,7 @@ class ServiceSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     default_budget: int = Field(default=256, ge=1, description="Active rows per KV head where none are named.")
-    default_repair_rows: int = Field(default=48, ge=0, description="Rows of the budget kept free for promotion.")
+    default_repair_rows: int = Field(default=64, ge=0, description="Rows of the budget kept free for promotion.")
     default_method: str = Field(default="snapkv", description="Eviction method where none is named.")
     default_max_tokens: int = Field(default=256, ge=1, description="Tokens a turn may generate when it does not say.")
     max_output_tokens: int = Field(default=4096, ge=1, description="The most tokens that one turn may ask for.")

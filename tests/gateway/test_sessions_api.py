@@ -39,7 +39,7 @@ async def test_a_session_is_created_shown_listed_and_deleted(front) -> None:
 
 async def test_what_a_session_does_not_name_is_chosen_for_it(front) -> None:
     view = (await front.http.post("/v1/sessions", json={})).json()
-    assert (view["budget"], view["repair_rows"], view["method"]) == (256, 48, "snapkv")
+    assert (view["budget"], view["repair_rows"], view["method"]) == (256, 64, "snapkv")
     assert view["repair_on"] == ["tool_call", "tool_result"]
 
 
