@@ -2,12 +2,11 @@
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from typing import Any
 
 import psutil
 import pytest
-
-from kvrecall.client import KvrecallError
 
 Json = dict[str, Any]
 SESSIONS = 8
@@ -82,25 +81,26 @@ def stored_bytes(server) -> int:
 
 
 def test_over_capacity_is_429_and_room_comes_back(server, client, empty, say) -> None:
-    long = {"messages": [say.user(say.chatter(20, 60))], "generate": False}
-    clients = [server.client() for _ in range(9)]
     sessions = [client.create_session(budget=128)["id"] for _ in range(10)]
-    codes: list[str] = []
+    enough = threading.Event()
 
-    def send(number: int) -> None:
-        try:
-            clients[number].turn(sessions[number], **long)
-        except KvrecallError as error:
-            codes.append(error.code)
+    def listen(session: str) -> None:
+        """Follow a long answer until the test has seen enough; leaving cancels it."""
+        answer = server.client().turn_stream(session, [say.user("Go on.")], sampling={"max_tokens": 512})
+        with closing(answer):
+            for _ in answer:
+                if enough.is_set():
+                    return
 
-    threads = [threading.Thread(target=send, args=(number,)) for number in range(9)]
-    for thread in threads:
-        thread.start()
-    say.until(lambda: server.metric("kvrecall_turns_waiting") == 1, "a full queue")
-    answer = server.http.post(f"/v1/sessions/{sessions[9]}/turns", json={"messages": long["messages"]})
+    with ThreadPoolExecutor(9) as threads:
+        listening = [threads.submit(listen, session) for session in sessions[:9]]
+        say.until(lambda: server.metric("kvrecall_turns_waiting") == 1, "a full queue")
+        body = {"messages": [say.user("Hello.")]}
+        answer = server.http.post(f"/v1/sessions/{sessions[9]}/turns", json=body)
+        enough.set()
     assert (answer.status_code, answer.json()["code"]) == (429, "overloaded")
     assert int(answer.headers["retry-after"]) >= 1
-    for thread in threads:
-        thread.join()
-    assert codes == []
+    assert all(listener.exception() is None for listener in listening)
+    say.until(lambda: server.metric("kvrecall_turns_running") == 0, "room")
     assert client.turn(sessions[9], [say.user("Hello.")], generate=False)["turn"] == 1
+    assert all(client.get(session)["turns"] == 0 for session in sessions[:9])
