@@ -165,12 +165,12 @@ FAULTS = [
     Fault(
         "too many max_tokens",
         IDLE,
-        {**HELLO, "sampling": {"max_tokens": 513}},
+        {**HELLO, "sampling": {"max_tokens": 2001}},
         422,
         "limit_exceeded",
-        ("512",),
+        ("2000",),
         "sampling.max_tokens",
-        512,
+        2000,
     ),
     Fault("malformed JSON", IDLE, b'{"messages": [', 400, "malformed_json", ("JSON",), "body"),
     Fault(

@@ -82,18 +82,19 @@ def stored_bytes(server) -> int:
 
 def test_over_capacity_is_429_and_room_comes_back(server, client, empty, say) -> None:
     sessions = [client.create_session(budget=128)["id"] for _ in range(10)]
+    clients = [server.client() for _ in range(9)]
     enough = threading.Event()
 
-    def listen(session: str) -> None:
+    def listen(number: int) -> None:
         """Follow a long answer until the test has seen enough; leaving cancels it."""
-        answer = server.client().turn_stream(session, [say.user("Go on.")], sampling={"max_tokens": 512})
-        with closing(answer):
+        long = {"messages": [say.user("Go on.")], "sampling": {"max_tokens": 2000}}
+        with closing(clients[number].turn_stream(sessions[number], **long)) as answer:
             for _ in answer:
                 if enough.is_set():
                     return
 
     with ThreadPoolExecutor(9) as threads:
-        listening = [threads.submit(listen, session) for session in sessions[:9]]
+        listening = [threads.submit(listen, number) for number in range(9)]
         say.until(lambda: server.metric("kvrecall_turns_waiting") == 1, "a full queue")
         body = {"messages": [say.user("Hello.")]}
         answer = server.http.post(f"/v1/sessions/{sessions[9]}/turns", json=body)

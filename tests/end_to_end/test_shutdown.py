@@ -26,15 +26,16 @@ def test_a_running_turn_ends_and_the_next_server_knows_it(new_server, say) -> No
     server.start()
     client = server.client()
     session = client.create_session(budget=128, seed=3)["id"]
-    messages = [say.user(say.chatter(30, 100))]
-    thread, outcome = in_background(lambda: client.turn(session, messages, generate=False))
-    say.until(lambda: server.own.get(session)["state"] == "prefilling", "the turn")
+    events = client.turn_stream(session, [say.user("Go on.")], sampling={"max_tokens": 400})
+    assert next(events).event == "token"
+    thread, told = in_background(lambda: list(events))
     assert server.stop() == 0
     thread.join()
-    assert outcome[0]["turn"] == 1
+    done = told[0][-1]
+    assert (done.event, done.data["turn"], done.data["usage"]["output_tokens"]) == ("done", 1, 400)
     server.start()
     found = server.own.get(session)
-    assert (found["turns"], found["length"]) == (1, outcome[0]["memory"]["length"])
+    assert (found["turns"], found["length"]) == (1, done.data["memory"]["length"])
 
 
 def test_a_turn_that_takes_too_long_is_rolled_back(new_server, say) -> None:
