@@ -274,7 +274,7 @@ class Engine:
             method=method,
             seed=spec.seed,
             tools=_tools(spec),
-            queries=RecentQueries(method.observes),
+            queries=RecentQueries(method.observation.window),
         )
 
     def _make_room(self, session: WorkerSession, tokens: int) -> None:

@@ -30,6 +30,8 @@ def evict(cache: ActiveCache, session: WorkerSession, settings: WorkerSettings, 
             positions=positions,
             queries=observed.queries[layer] if observed.queries else keys[:0],
             query_positions=observed.positions.to(keys.device),
+            accumulated=torch.zeros_like(positions, dtype=torch.float32),
+            end=session.length,
             seed=session.seed + session.length,
         )
         scores = session.method.scores(rows)

@@ -1,9 +1,30 @@
 """Which queries rows are scored with."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Observation:
+    """Which queries a method scores with: a value, so that the engine need not know the method.
+
+    - `window`: the turn's last so many tokens, prefilled or decoded.
+    - `prompt`: a text that is run over the active rows after the block, scored with and forgotten (EpiCache 2.3).
+    - `repeats_block`: the block's own tokens follow the prompt (KVzip).
+    - `episode`: the active episode's medoid segments follow the prompt; without an episode the window is observed.
+    - `accumulate`: every query is observed, and each row's sum over all of them is kept with the row: of its
+      "attention", mean over the group (H2O), or of the "hits", queries that gave it more than an even share
+      (Scissorhands).
+    """
+
+    window: int = 0
+    prompt: str = ""
+    repeats_block: bool = False
+    episode: bool = False
+    accumulate: Literal["", "attention", "hits"] = ""
 
 
 @dataclass(frozen=True)

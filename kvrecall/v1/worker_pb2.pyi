@@ -31,7 +31,7 @@ class Message(_message.Message):
     def __init__(self, role: _Optional[str] = ..., content: _Optional[str] = ..., tool_calls: _Optional[_Iterable[_Union[ToolCall, _Mapping]]] = ..., tool_call_id: _Optional[str] = ..., name: _Optional[str] = ...) -> None: ...
 
 class SessionSpec(_message.Message):
-    __slots__ = ("session", "epoch", "budget", "repair_rows", "method", "method_settings", "seed", "tools")
+    __slots__ = ("session", "epoch", "budget", "repair_rows", "method", "method_settings", "seed", "tools", "layer_budgets")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     BUDGET_FIELD_NUMBER: _ClassVar[int]
@@ -40,6 +40,7 @@ class SessionSpec(_message.Message):
     METHOD_SETTINGS_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
     TOOLS_FIELD_NUMBER: _ClassVar[int]
+    LAYER_BUDGETS_FIELD_NUMBER: _ClassVar[int]
     session: str
     epoch: int
     budget: int
@@ -48,23 +49,28 @@ class SessionSpec(_message.Message):
     method_settings: str
     seed: int
     tools: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, session: _Optional[str] = ..., epoch: _Optional[int] = ..., budget: _Optional[int] = ..., repair_rows: _Optional[int] = ..., method: _Optional[str] = ..., method_settings: _Optional[str] = ..., seed: _Optional[int] = ..., tools: _Optional[_Iterable[str]] = ...) -> None: ...
+    layer_budgets: str
+    def __init__(self, session: _Optional[str] = ..., epoch: _Optional[int] = ..., budget: _Optional[int] = ..., repair_rows: _Optional[int] = ..., method: _Optional[str] = ..., method_settings: _Optional[str] = ..., seed: _Optional[int] = ..., tools: _Optional[_Iterable[str]] = ..., layer_budgets: _Optional[str] = ...) -> None: ...
 
 class SessionState(_message.Message):
-    __slots__ = ("length", "pending", "selection", "eviction_scores", "promoted_rows", "recent")
+    __slots__ = ("length", "pending", "selection", "eviction_scores", "promoted_rows", "recent", "episode", "patched_prompt")
     LENGTH_FIELD_NUMBER: _ClassVar[int]
     PENDING_FIELD_NUMBER: _ClassVar[int]
     SELECTION_FIELD_NUMBER: _ClassVar[int]
     EVICTION_SCORES_FIELD_NUMBER: _ClassVar[int]
     PROMOTED_ROWS_FIELD_NUMBER: _ClassVar[int]
     RECENT_FIELD_NUMBER: _ClassVar[int]
+    EPISODE_FIELD_NUMBER: _ClassVar[int]
+    PATCHED_PROMPT_FIELD_NUMBER: _ClassVar[int]
     length: int
     pending: _containers.RepeatedScalarFieldContainer[int]
     selection: bytes
     eviction_scores: bytes
     promoted_rows: int
     recent: _containers.RepeatedCompositeFieldContainer[Message]
-    def __init__(self, length: _Optional[int] = ..., pending: _Optional[_Iterable[int]] = ..., selection: _Optional[bytes] = ..., eviction_scores: _Optional[bytes] = ..., promoted_rows: _Optional[int] = ..., recent: _Optional[_Iterable[_Union[Message, _Mapping]]] = ...) -> None: ...
+    episode: str
+    patched_prompt: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, length: _Optional[int] = ..., pending: _Optional[_Iterable[int]] = ..., selection: _Optional[bytes] = ..., eviction_scores: _Optional[bytes] = ..., promoted_rows: _Optional[int] = ..., recent: _Optional[_Iterable[_Union[Message, _Mapping]]] = ..., episode: _Optional[str] = ..., patched_prompt: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class OpenRequest(_message.Message):
     __slots__ = ("spec", "state")
@@ -91,7 +97,7 @@ class Sampling(_message.Message):
     def __init__(self, max_tokens: _Optional[int] = ..., temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., seed: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class TurnRequest(_message.Message):
-    __slots__ = ("session", "epoch", "messages", "generate", "sampling", "repair", "keep_distribution", "compare_with")
+    __slots__ = ("session", "epoch", "messages", "generate", "sampling", "repair", "keep_distribution", "compare_with", "episode")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
@@ -100,6 +106,7 @@ class TurnRequest(_message.Message):
     REPAIR_FIELD_NUMBER: _ClassVar[int]
     KEEP_DISTRIBUTION_FIELD_NUMBER: _ClassVar[int]
     COMPARE_WITH_FIELD_NUMBER: _ClassVar[int]
+    EPISODE_FIELD_NUMBER: _ClassVar[int]
     session: str
     epoch: int
     messages: _containers.RepeatedCompositeFieldContainer[Message]
@@ -108,7 +115,88 @@ class TurnRequest(_message.Message):
     repair: bool
     keep_distribution: bool
     compare_with: str
-    def __init__(self, session: _Optional[str] = ..., epoch: _Optional[int] = ..., messages: _Optional[_Iterable[_Union[Message, _Mapping]]] = ..., generate: bool = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., repair: bool = ..., keep_distribution: bool = ..., compare_with: _Optional[str] = ...) -> None: ...
+    episode: Episode
+    def __init__(self, session: _Optional[str] = ..., epoch: _Optional[int] = ..., messages: _Optional[_Iterable[_Union[Message, _Mapping]]] = ..., generate: bool = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., repair: bool = ..., keep_distribution: bool = ..., compare_with: _Optional[str] = ..., episode: _Optional[_Union[Episode, _Mapping]] = ...) -> None: ...
+
+class Span(_message.Message):
+    __slots__ = ("start", "stop")
+    START_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
+    start: int
+    stop: int
+    def __init__(self, start: _Optional[int] = ..., stop: _Optional[int] = ...) -> None: ...
+
+class Episode(_message.Message):
+    __slots__ = ("id", "rows", "patched_prompt", "length")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    PATCHED_PROMPT_FIELD_NUMBER: _ClassVar[int]
+    LENGTH_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    rows: bytes
+    patched_prompt: _containers.RepeatedScalarFieldContainer[int]
+    length: int
+    def __init__(self, id: _Optional[str] = ..., rows: _Optional[bytes] = ..., patched_prompt: _Optional[_Iterable[int]] = ..., length: _Optional[int] = ...) -> None: ...
+
+class EpisodePlan(_message.Message):
+    __slots__ = ("id", "patched_prompt", "members")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    PATCHED_PROMPT_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    patched_prompt: _containers.RepeatedScalarFieldContainer[int]
+    members: _containers.RepeatedCompositeFieldContainer[Span]
+    def __init__(self, id: _Optional[str] = ..., patched_prompt: _Optional[_Iterable[int]] = ..., members: _Optional[_Iterable[_Union[Span, _Mapping]]] = ...) -> None: ...
+
+class BuildEpisodesRequest(_message.Message):
+    __slots__ = ("session", "epoch", "plans", "token_ids")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    PLANS_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    session: str
+    epoch: int
+    plans: _containers.RepeatedCompositeFieldContainer[EpisodePlan]
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, session: _Optional[str] = ..., epoch: _Optional[int] = ..., plans: _Optional[_Iterable[_Union[EpisodePlan, _Mapping]]] = ..., token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class BuildEpisodesResult(_message.Message):
+    __slots__ = ("episodes", "scored_rows", "seconds")
+    EPISODES_FIELD_NUMBER: _ClassVar[int]
+    SCORED_ROWS_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    episodes: _containers.RepeatedCompositeFieldContainer[Episode]
+    scored_rows: int
+    seconds: float
+    def __init__(self, episodes: _Optional[_Iterable[_Union[Episode, _Mapping]]] = ..., scored_rows: _Optional[int] = ..., seconds: _Optional[float] = ...) -> None: ...
+
+class SwitchReport(_message.Message):
+    __slots__ = ("episode", "rows_moved", "rows_kept", "bytes_moved", "seconds")
+    EPISODE_FIELD_NUMBER: _ClassVar[int]
+    ROWS_MOVED_FIELD_NUMBER: _ClassVar[int]
+    ROWS_KEPT_FIELD_NUMBER: _ClassVar[int]
+    BYTES_MOVED_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    episode: str
+    rows_moved: int
+    rows_kept: int
+    bytes_moved: int
+    seconds: float
+    def __init__(self, episode: _Optional[str] = ..., rows_moved: _Optional[int] = ..., rows_kept: _Optional[int] = ..., bytes_moved: _Optional[int] = ..., seconds: _Optional[float] = ...) -> None: ...
+
+class EmbedRequest(_message.Message):
+    __slots__ = ("texts",)
+    TEXTS_FIELD_NUMBER: _ClassVar[int]
+    texts: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, texts: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class EmbedResult(_message.Message):
+    __slots__ = ("dimensions", "vectors")
+    DIMENSIONS_FIELD_NUMBER: _ClassVar[int]
+    VECTORS_FIELD_NUMBER: _ClassVar[int]
+    dimensions: int
+    vectors: bytes
+    def __init__(self, dimensions: _Optional[int] = ..., vectors: _Optional[bytes] = ...) -> None: ...
 
 class TokenChunk(_message.Message):
     __slots__ = ("ids", "text")
@@ -174,7 +262,7 @@ class MemoryReport(_message.Message):
     def __init__(self, length: _Optional[int] = ..., budget: _Optional[int] = ..., active_rows: _Optional[_Iterable[int]] = ..., peak_rows: _Optional[_Iterable[int]] = ..., bound_rows: _Optional[_Iterable[int]] = ..., active_bytes: _Optional[int] = ..., evicted_rows: _Optional[int] = ..., promoted_rows: _Optional[int] = ..., tier_bytes: _Optional[_Mapping[str, int]] = ..., in_slot: bool = ...) -> None: ...
 
 class TurnDone(_message.Message):
-    __slots__ = ("finish_reason", "message", "token_ids", "prompt_tokens", "output_tokens", "memory", "repair", "seconds", "fidelity", "state")
+    __slots__ = ("finish_reason", "message", "token_ids", "prompt_tokens", "output_tokens", "memory", "repair", "seconds", "fidelity", "state", "switched", "utterance_tokens")
     class SecondsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -192,6 +280,8 @@ class TurnDone(_message.Message):
     SECONDS_FIELD_NUMBER: _ClassVar[int]
     FIDELITY_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
+    SWITCHED_FIELD_NUMBER: _ClassVar[int]
+    UTTERANCE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     finish_reason: str
     message: Message
     token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -202,7 +292,9 @@ class TurnDone(_message.Message):
     seconds: _containers.ScalarMap[str, float]
     fidelity: Fidelity
     state: SessionState
-    def __init__(self, finish_reason: _Optional[str] = ..., message: _Optional[_Union[Message, _Mapping]] = ..., token_ids: _Optional[_Iterable[int]] = ..., prompt_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., memory: _Optional[_Union[MemoryReport, _Mapping]] = ..., repair: _Optional[_Union[RepairReport, _Mapping]] = ..., seconds: _Optional[_Mapping[str, float]] = ..., fidelity: _Optional[_Union[Fidelity, _Mapping]] = ..., state: _Optional[_Union[SessionState, _Mapping]] = ...) -> None: ...
+    switched: SwitchReport
+    utterance_tokens: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, finish_reason: _Optional[str] = ..., message: _Optional[_Union[Message, _Mapping]] = ..., token_ids: _Optional[_Iterable[int]] = ..., prompt_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., memory: _Optional[_Union[MemoryReport, _Mapping]] = ..., repair: _Optional[_Union[RepairReport, _Mapping]] = ..., seconds: _Optional[_Mapping[str, float]] = ..., fidelity: _Optional[_Union[Fidelity, _Mapping]] = ..., state: _Optional[_Union[SessionState, _Mapping]] = ..., switched: _Optional[_Union[SwitchReport, _Mapping]] = ..., utterance_tokens: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class TurnEvent(_message.Message):
     __slots__ = ("token", "tool_call", "done")

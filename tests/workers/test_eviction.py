@@ -30,7 +30,7 @@ def seated(make_cache: Callable[..., ActiveCache]) -> Callable[..., tuple[Active
         built = methods.build(method)
         held = WorkerSession(
             name="s", epoch=1, budget=budget, repair_rows=0, method=built, seed=3, tools=[],
-            queries=RecentQueries(built.observes), length=tokens, slot=slot,
+            queries=RecentQueries(built.observation.window), length=tokens, slot=slot,
         )  # fmt: skip
         for name, value in session.items():
             setattr(held, name, value)
@@ -109,7 +109,9 @@ def test_each_evicted_token_remembers_the_mean_score_it_left_with(seated: Callab
     scores = []
     for layer in range(2):
         keys, values, positions = cache.rows_of(0, layer)
-        rows = methods.LayerRows(layer, keys, values, positions, keys[:0], positions[0, :0], seed=3 + 40)
+        rows = methods.LayerRows(
+            layer, keys, values, positions, keys[:0], positions[0, :0], torch.zeros(2), end=40, seed=3 + 40
+        )
         scores.append(session.method.scores(rows))
     evict(cache, session, SETTINGS)
     expected = torch.zeros(40)

@@ -1,9 +1,15 @@
-"""What an eviction method is: an observation, a score and a selection."""
+"""What an eviction method is: an observation, a score and a selection. One page; the methods stand beside it."""
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
+from pydantic import ConfigDict
 from torch import Tensor
+
+from workers.budgets import LayerBudgets
+from workers.observation import Observation
+from workers.selection import top_per_head
 
 
 @dataclass(frozen=True)
@@ -11,8 +17,9 @@ class LayerRows:
     """One layer of one session at the moment of eviction, with what was observed.
 
     keys, values `[n_kv_heads, n, head_dim]`; positions int32 `[n_kv_heads, n]` (`EMPTY`: no row); queries
-    `[n_heads, t, head_dim]` of the observed tokens at query_positions int32 `[t]`, t may be 0. `seed` differs from
-    eviction to eviction, `layer` from layer to layer.
+    `[n_heads, t, head_dim]` of the observed tokens at query_positions int32 `[t]`, t may be 0. `accumulated`
+    float32 `[n_kv_heads, n]`: what earlier observations added up to, 0 for methods that do not accumulate.
+    `end` is the position after the newest row. `seed` differs from eviction to eviction, `layer` from layer to layer.
     """
 
     layer: int
@@ -21,27 +28,42 @@ class LayerRows:
     positions: Tensor
     queries: Tensor
     query_positions: Tensor
+    accumulated: Tensor
+    end: int
     seed: int
 
 
-class Method(Protocol):
-    """A frozen dataclass of settings. The engine protects rows and holds the budget; the method only ranks.
+class Method(ABC):
+    """A frozen dataclass of settings. The engine observes, protects rows and holds the budget; the method only ranks.
 
-    `name` is what a session asks for; a method that does not evict (`evicts = False`) keeps every row.
+    `name` is what a session asks for. `evicts = False` keeps every row. `layer_budgets` is how the budget is split
+    over the layers where the session does not say. `shares_layers`: so many consecutive layers use the first one's
+    selection.
     """
 
+    __pydantic_config__ = ConfigDict(extra="forbid")
     name: ClassVar[str]
-    evicts: ClassVar[bool]
+    evicts: ClassVar[bool] = True
+    layer_budgets: ClassVar[LayerBudgets] = "uniform"
 
     @property
-    def observes(self) -> int:
-        """How many of the turn's last tokens to observe; 0 for none."""
-        ...
+    def observation(self) -> Observation:
+        """Which queries to score with; by default none."""
+        return Observation()
 
+    @property
+    def shares_layers(self) -> int:
+        """Layers that share one selection; 1: each has its own."""
+        return 1
+
+    @abstractmethod
     def scores(self, rows: LayerRows) -> Tensor:
         """Score every row, higher is kept longer: float32 `[n_kv_heads, n]`."""
-        ...
 
     def select(self, scores: Tensor, rows: LayerRows, budget: int) -> Tensor:
-        """Choose at most `budget` rows per head: places int64 `[n_kv_heads, m]`, ascending, -1 for none."""
-        ...
+        """Choose at most `budget * n_kv_heads` rows; by default the `budget` best of each head.
+
+        scores float32 `[n_kv_heads, n]`, infinite where a row is protected. Returns places int64 `[n_kv_heads, m]`,
+        ascending, -1 for none at a head's end.
+        """
+        return top_per_head(scores, rows.positions, budget)

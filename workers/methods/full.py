@@ -4,25 +4,18 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from pydantic import ConfigDict
 from torch import Tensor
 
-from workers.methods.base import LayerRows
+from workers.methods.base import LayerRows, Method
 from workers.selection import top_per_head
 
 
 @dataclass(frozen=True)
-class Full:
+class Full(Method):
     """Keep every row. The ceiling that every other method is compared with; a session ends where its slot ends."""
 
-    __pydantic_config__ = ConfigDict(extra="forbid")
     name: ClassVar[str] = "full"
     evicts: ClassVar[bool] = False
-
-    @property
-    def observes(self) -> int:
-        """Nothing."""
-        return 0
 
     def scores(self, rows: LayerRows) -> Tensor:
         """Every row is worth the same."""

@@ -4,32 +4,25 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 import torch
-from pydantic import ConfigDict, Field
+from pydantic import Field
 from torch import Tensor
 
-from workers.methods.base import LayerRows
+from workers.methods.base import LayerRows, Method
 from workers.scoring import recency
 from workers.selection import top_per_head
 
 
 @dataclass(frozen=True)
-class StreamingLLM:
+class StreamingLLM(Method):
     """Position alone: the first `sinks` tokens and, in what the budget leaves, the newest.
 
     Source: Xiao et al., "Efficient Streaming Language Models with Attention Sinks" (2023), section 3.2; true
     positions are kept here where the paper renumbers them inside the cache. The sinks take at most half the budget.
     """
 
-    __pydantic_config__ = ConfigDict(extra="forbid")
     sinks: Annotated[int, Field(ge=0, le=4096)] = 4
 
     name: ClassVar[str] = "streaming_llm"
-    evicts: ClassVar[bool] = True
-
-    @property
-    def observes(self) -> int:
-        """Nothing."""
-        return 0
 
     def scores(self, rows: LayerRows) -> Tensor:
         """The later the better, sinks first of all."""

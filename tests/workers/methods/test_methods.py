@@ -1,6 +1,7 @@
 """What every eviction method promises, and what each of them ranks first."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -28,6 +29,8 @@ def rows() -> LayerRows:
         positions=positions,
         queries=torch.randn(HEADS, TOKENS, HEAD_DIM, generator=generator),
         query_positions=torch.arange(2 * ROWS - TOKENS, 2 * ROWS, dtype=torch.int32),
+        accumulated=torch.zeros(KV_HEADS, ROWS),
+        end=2 * ROWS,
         seed=9,
     )
 
@@ -67,7 +70,7 @@ def test_snapkv_ranks_by_pooled_mean_attention_of_the_window(rows: LayerRows) ->
     weights = scoring.attention(rows.queries, rows.keys, rows.positions, rows.query_positions)
     for group in ("mean", "max"):
         method = methods.build("snapkv", json.dumps({"window": TOKENS, "pool": 3, "group": group}))
-        assert method.observes == TOKENS
+        assert method.observation.window == TOKENS
         of_tokens = weights.mean(2)
         reduced = of_tokens.mean(1) if group == "mean" else of_tokens.amax(1)
         expected = torch.stack([reduced[:, max(0, row - 1) : row + 2].amax(1) for row in range(ROWS)], dim=1)
@@ -75,13 +78,13 @@ def test_snapkv_ranks_by_pooled_mean_attention_of_the_window(rows: LayerRows) ->
 
 
 def test_snapkv_without_an_observed_token_prefers_nobody(rows: LayerRows) -> None:
-    blind = LayerRows(1, rows.keys, rows.values, rows.positions, rows.keys[:0], rows.query_positions[:0], 0)
+    blind = replace(rows, queries=rows.queries[:, :0], query_positions=rows.query_positions[:0])
     assert not methods.build("snapkv").scores(blind).any()
 
 
 def test_random_draws_anew_for_every_layer_and_eviction(rows: LayerRows) -> None:
     def drawn(**changes: Any) -> Tensor:
-        return methods.build("random").scores(LayerRows(**{**vars(rows), **changes}))
+        return methods.build("random").scores(replace(rows, **changes))
 
     assert torch.equal(drawn(), drawn())
     assert not torch.equal(drawn(), drawn(seed=10))
