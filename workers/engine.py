@@ -34,6 +34,8 @@ class Parts:
     tokenizer: ChatTokenizer
     store: RowStore
     settings: WorkerSettings
+    layer_sensitivity: tuple[float, ...] | None = None
+    """How much eviction moves each layer's keys (EpiCache's s_l), where it was measured for this model."""
 
 
 class Engine:
