@@ -25,6 +25,12 @@ class BadSettings(WorkerError):
     code = "bad_settings"
 
 
+class ProfileRefused(WorkerError):
+    """A profile of the model's layers cannot be measured, or the file is not one of this model's."""
+
+    code = "profile_refused"
+
+
 class UnknownSession(WorkerError):
     """The session is not open in this worker."""
 
