@@ -4,8 +4,6 @@ RepairKV section 3 and Algorithm 1. Scoring streams the row store twice: once fo
 active and evicted rows together, once for the weights, so memory does not grow with the conversation.
 """
 
-from collections.abc import Iterable, Iterator
-
 import torch
 from torch import Tensor
 
@@ -15,8 +13,7 @@ from workers.observation import Observed
 from workers.selection import bursts
 from workers.session import WorkerSession
 from workers.settings import WorkerSettings
-
-_CHUNK_ROWS = 1024
+from workers.stored_attention import StoredAttention, stored_keys
 
 
 def missing_rows(cache: ActiveCache, slot: int, length: int) -> Tensor:
@@ -38,23 +35,17 @@ def score_rows(observed: Observed, store: RowStore, name: str, missing: Tensor) 
     in those layers and heads that do not hold row i (RepairKV eq. 3; with whole-token eviction exactly the paper's).
     """
     n_layers, n_kv_heads, length = missing.shape
-    group = observed.queries[0].shape[0] // n_kv_heads
-    scale = observed.queries[0].shape[-1] ** -0.5
-    queries = [q.float().reshape(n_kv_heads, group * observed.tokens, -1) * scale for q in observed.queries]
-    normalisers = [torch.full((n_kv_heads, group * observed.tokens, 1), -torch.inf, device=missing.device)] * n_layers
-    # Layer by layer: the weights of all layers at once would take gigabytes in a large model.
-    for _, keys in _chunks(store.scan_keys(name, 0, length), missing.device):
+    attention = StoredAttention(observed, n_kv_heads)
+    for _, keys in stored_keys(store, name, length, missing.device):
         for layer in range(n_layers):
-            logits = queries[layer] @ keys[layer].float().transpose(1, 2)
-            normalisers[layer] = torch.logaddexp(normalisers[layer], logits.logsumexp(-1, keepdim=True))
+            attention.add(layer, keys[layer])
     scores = torch.zeros(length, device=missing.device)
-    for start, keys in _chunks(store.scan_keys(name, 0, length), missing.device):
+    for start, keys in stored_keys(store, name, length, missing.device):
         stop = start + keys.shape[2]
         for layer in range(n_layers):
-            logits = queries[layer] @ keys[layer].float().transpose(1, 2)
-            weights = (logits - normalisers[layer]).exp().view(n_kv_heads, group, observed.tokens, -1)
+            weights = attention.weights(layer, keys[layer])
             scores[start:stop] += (weights.amax(2).sum(1) * missing[layer, :, start:stop]).sum(0)
-    return scores.div_(n_layers * n_kv_heads * group).cpu()
+    return scores.div_(n_layers * observed.queries[0].shape[0]).cpu()
 
 
 def choose(scores: Tensor, missing: Tensor, session: WorkerSession, settings: WorkerSettings) -> Tensor:
@@ -92,18 +83,3 @@ def withdraw(cache: ActiveCache, session: WorkerSession) -> None:
         places = torch.where(stays, torch.arange(n, device=cache.device), n).sort(dim=1).values
         cache.keep(session.slot, layer, torch.where(places < n, places, -1))
     session.promoted_rows = 0
-
-
-def _chunks(pages: Iterable[tuple[int, Tensor]], device: torch.device) -> Iterator[tuple[int, Tensor]]:
-    """Join pages into matrices that are worth a transfer and a multiplication."""
-    first, held, rows = 0, list[Tensor](), 0
-    for start, keys in pages:
-        if not held:
-            first = start
-        held.append(keys)
-        rows += keys.shape[2]
-        if rows >= _CHUNK_ROWS:
-            yield first, torch.cat(held, dim=2).to(device)
-            held, rows = [], 0
-    if held:
-        yield first, torch.cat(held, dim=2).to(device)
