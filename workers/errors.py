@@ -13,6 +13,18 @@ class ModelRefused(WorkerError):
     code = "model_refused"
 
 
+class EmbedderRefused(WorkerError):
+    """The sentence encoder cannot be loaded."""
+
+    code = "embedder_refused"
+
+
+class BadEpisode(WorkerError):
+    """An episode does not fit its session: other layers or heads, rows that the session does not have, too many."""
+
+    code = "bad_episode"
+
+
 class UnknownMethod(WorkerError):
     """No eviction method of that name is registered."""
 

@@ -18,6 +18,7 @@ class WorkerSettings(BaseModel):
     )
     burst_before: int = Field(default=2, ge=0, description="rows before an anchor that are promoted with it")
     burst_after: int = Field(default=20, ge=0, description="rows after an anchor that are promoted with it")
+    embedder: str = Field(default="", description="sentence-transformers model, path or hub name; empty: packaged")
     max_jobs: int = Field(default=64, ge=1, description="turns and repairs that may wait or run at once")
 
     @property

