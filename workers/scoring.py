@@ -1,7 +1,17 @@
-"""Scores of rows: pure functions of queries and keys. Higher is worth more."""
+"""Scores of rows: pure functions of queries, keys and positions. Higher is worth more."""
+
+from typing import Literal
 
 import torch
 from torch import Tensor
+
+from workers.cache import EMPTY
+
+Reduction = Literal["max", "mean"]
+"""How many weights become one score."""
+
+_WEIGHTS_AT_ONCE = 1 << 25
+"""Attention weights that `attended` holds at a time: 128 MiB of them."""
 
 
 def attention(queries: Tensor, keys: Tensor, key_positions: Tensor, query_positions: Tensor) -> Tensor:
@@ -14,27 +24,66 @@ def attention(queries: Tensor, keys: Tensor, key_positions: Tensor, query_positi
     n_kv_heads = keys.shape[0]
     grouped = queries.float().reshape(n_kv_heads, -1, head_dim)
     logits = (grouped @ keys.float().transpose(1, 2)) * head_dim**-0.5
-    logits = logits.view(n_kv_heads, n_heads // n_kv_heads, tokens, -1)
+    logits = logits.view(n_kv_heads, n_heads // n_kv_heads, tokens, keys.shape[1])
     visible = key_positions[:, None, None, :] <= query_positions[:, None]
     logits = logits.masked_fill(~visible, torch.finfo(torch.float32).min)
     weights: Tensor = logits.softmax(-1).masked_fill(~visible, 0.0)
     return weights
 
 
-def over_tokens_and_group(weights: Tensor, *, tokens: str = "max", group: str = "max") -> Tensor:
-    """Reduce `[n_kv_heads, group, t, n]` to `[n_kv_heads, n]`, by "max" or "mean" over tokens, then over the group.
+def attended(
+    queries: Tensor,
+    keys: Tensor,
+    key_positions: Tensor,
+    query_positions: Tensor,
+    *,
+    tokens: Reduction = "max",
+    group: Reduction = "max",
+) -> Tensor:
+    """How much observed queries attend to each row: `attention`, reduced over the tokens, then over the group.
 
+    Shapes as in `attention`; t may be 0, then every row has the score 0. Returns float32 `[n_kv_heads, n]`. The
+    tokens are taken in pieces, so that a long patched prompt over many rows takes no more memory than a short one.
     EpiCache eq. 3 takes max over both; SnapKV takes the mean over its window.
     """
+    n_heads, count, _ = queries.shape
+    n_kv_heads, n = key_positions.shape
+    reduced = torch.zeros(n_kv_heads, n_heads // n_kv_heads, n, device=keys.device)
+    if not count or not n:
+        return torch.zeros(n_kv_heads, n, device=keys.device)
+    piece = max(1, _WEIGHTS_AT_ONCE // (n_heads * n))
+    for start in range(0, count, piece):
+        part = slice(start, start + piece)
+        weights = attention(queries[:, part], keys, key_positions, query_positions[part])
+        reduced = torch.maximum(reduced, weights.amax(2)) if tokens == "max" else reduced + weights.sum(2)
+    return _reduce(reduced if tokens == "max" else reduced / count, group, 1)
+
+
+def over_tokens_and_group(weights: Tensor, *, tokens: Reduction = "max", group: Reduction = "max") -> Tensor:
+    """Reduce `[n_kv_heads, group, t, n]` to `[n_kv_heads, n]`, over the tokens, then over the group."""
     return _reduce(_reduce(weights, tokens, 2), group, 1)
 
 
-def smooth(scores: Tensor, width: int) -> Tensor:
-    """Max-pool `[n_kv_heads, n]` along the sequence, so that a row's neighbours live with it (SnapKV)."""
-    if width <= 1:
+def smooth(scores: Tensor, width: int, pooling: Reduction = "max") -> Tensor:
+    """Pool `[n_kv_heads, n]` along the sequence, so that a row's neighbours live with it (SnapKV, section 4).
+
+    Scores are 0 or more; past the ends there are zeros.
+    """
+    if width <= 1 or not scores.numel():
         return scores
-    padded = torch.nn.functional.max_pool1d(scores[None], width, stride=1, padding=width // 2)[0]
+    pool = torch.nn.functional.max_pool1d if pooling == "max" else torch.nn.functional.avg_pool1d
+    padded: Tensor = pool(scores[None], width, stride=1, padding=width // 2)[0]
     return padded[:, : scores.shape[1]]
+
+
+def smooth_before(scores: Tensor, positions: Tensor, first: int, width: int, pooling: Reduction = "max") -> Tensor:
+    """`smooth` for the rows before position `first` alone; what later rows score is neither spread nor changed.
+
+    The observation window attends to itself most of all, and its neighbours are not to live by that (SnapKV).
+    scores float32, positions int, both `[n_kv_heads, n]`.
+    """
+    before = positions < first
+    return torch.where(before, smooth(scores.masked_fill(~before, 0.0), width, pooling), scores)
 
 
 def recency(positions: Tensor, sinks: int) -> Tensor:
@@ -45,5 +94,56 @@ def recency(positions: Tensor, sinks: int) -> Tensor:
     return torch.where(positions < sinks, torch.finfo(torch.float32).max, positions.float())
 
 
-def _reduce(values: Tensor, how: str, dim: int) -> Tensor:
+def over_heads(scores: Tensor, positions: Tensor, end: int) -> Tensor:
+    """Give every head the sum of all heads' scores of a token; a head that does not hold it adds nothing.
+
+    scores float32, positions int, both `[n_kv_heads, n]`; `end` is after the last position. The same shape again.
+    """
+    totals = _by_position(scores, positions, end).sum(0)
+    return totals[_places(positions, end)]
+
+
+def over_chunks(scores: Tensor, positions: Tensor, end: int, chunk: int, *, mean: bool = False) -> Tensor:
+    """Give every row what its chunk scores in its head: the sum over the held tokens `i * chunk .. (i+1) * chunk - 1`.
+
+    With `mean`, the mean over them, which does not put a short chunk at a disadvantage. Shapes as in `over_heads`;
+    rows of one chunk get exactly the same score (ChunkKV, Algorithm 1).
+    """
+    n_chunks = -(-end // chunk)
+
+    def total(values: Tensor) -> Tensor:
+        laid = _by_position(values, positions, n_chunks * chunk)[:, :-1]
+        return laid.reshape(len(laid), n_chunks, chunk).sum(-1)
+
+    totals = total(scores)
+    if mean:
+        totals = totals / total(torch.ones_like(scores)).clamp(min=1)
+    return totals.gather(1, (positions // chunk).clamp(max=n_chunks - 1).long())
+
+
+def cosine_to_mean(keys: Tensor, positions: Tensor) -> Tensor:
+    """Cosine of each key to the mean of the head's keys at unit length: float32 `[n_kv_heads, n]` (KeyDiff, section 3).
+
+    keys `[n_kv_heads, n, head_dim]`, positions int `[n_kv_heads, n]`; rows that are not there do not count.
+    """
+    directions = torch.nn.functional.normalize(keys.float(), dim=-1)
+    held = (positions != EMPTY)[..., None]
+    mean = torch.where(held, directions, 0.0).sum(1, keepdim=True) / held.sum(1, keepdim=True).clamp(min=1)
+    cosine: Tensor = torch.nn.functional.cosine_similarity(directions, mean, dim=-1)
+    return cosine
+
+
+def _by_position(scores: Tensor, positions: Tensor, end: int) -> Tensor:
+    """Scores laid out by token: float32 `[n_kv_heads, end + 1]`, 0 where a head holds nothing; the last is waste."""
+    laid = torch.zeros(positions.shape[0], end + 1, device=scores.device)
+    laid.scatter_(1, _places(positions, end), scores)
+    laid[:, end] = 0
+    return laid
+
+
+def _places(positions: Tensor, end: int) -> Tensor:
+    return positions.clamp(max=end).long()
+
+
+def _reduce(values: Tensor, how: Reduction, dim: int) -> Tensor:
     return values.amax(dim) if how == "max" else values.mean(dim)

@@ -13,11 +13,59 @@ def top_per_head(scores: Tensor, positions: Tensor, rows: int) -> Tensor:
     Returns places int64 `[n_kv_heads, min(rows, n)]` ascending, -1 at the end of a head with fewer rows.
     """
     held = positions != EMPTY
-    ranked = scores.masked_fill(~held, -torch.inf).sort(dim=1, descending=True, stable=True).indices
-    best = ranked[:, :rows]
+    best = _ranked(scores, held)[:, :rows]
     width = scores.shape[1]
     best = torch.where(held.gather(1, best), best, width).sort(dim=1).values
     return torch.where(best < width, best, -1)
+
+
+def top_over_heads(scores: Tensor, positions: Tensor, rows: int, floor: int = 0) -> Tensor:
+    """The `rows * n_kv_heads` best rows of all KV heads together; each head's `floor` best go before the others.
+
+    Shapes as in `top_per_head`, but a head may get more than `rows`. Rows with an infinite score go before all;
+    ties go to the lower head, then to the earlier row. Source: AdaKV (Feng et al., 2024), section 3.
+    """
+    heads, n = scores.shape
+    held = positions != EMPTY
+    ranks = torch.empty_like(positions, dtype=torch.int64)
+    ranks.scatter_(1, _ranked(scores, held), torch.arange(n, device=scores.device).expand(heads, -1))
+    tier = (ranks < floor).int().masked_fill(scores.isposinf(), 2).masked_fill(~held, -1).flatten()
+    order = scores.flatten().sort(descending=True, stable=True).indices
+    order = order[tier[order].sort(descending=True, stable=True).indices]
+    chosen = torch.zeros(heads * n, dtype=torch.bool, device=scores.device)
+    chosen[order[: rows * heads]] = True
+    return _places_of(chosen.view(heads, n) & held)
+
+
+def whole_chunks(scores: Tensor, positions: Tensor, rows: int, chunk: int) -> Tensor:
+    """The best chunks of each KV head that fit into `rows`, none of them in part (ChunkKV, Algorithm 1).
+
+    Shapes as in `top_per_head`. A chunk is the held rows at positions `i * chunk .. (i+1) * chunk - 1` that have
+    the same score: protected rows and the window have others and are kept on their own. Chunks are taken in the
+    order of their scores, ties the earlier first, up to the first that does not fit; `rows` under a chunk are
+    filled with a part of the best one.
+    """
+    held = positions != EMPTY
+    order = _ranked(scores, held)
+    chosen = torch.zeros_like(held).scatter_(1, order[:, :rows], True) & held
+    if chunk <= rows < scores.shape[1]:
+        first_out = order[:, rows : rows + 1]
+        torn = positions // chunk == positions.gather(1, first_out) // chunk
+        torn &= (scores == scores.gather(1, first_out)) & ~scores.isposinf()
+        chosen &= ~torn
+    return _places_of(chosen)
+
+
+def newest_first(scores: Tensor, positions: Tensor, rows: int) -> Tensor:
+    """Scores in which each head's `rows` newest rows rank before all others, the newest first.
+
+    Shapes as in `top_per_head`. Infinite scores stay above.
+    """
+    held = positions != EMPTY
+    places = torch.arange(scores.shape[1], device=scores.device)
+    newest = held & (places >= held.sum(1, keepdim=True) - rows) & ~scores.isposinf()
+    best = scores.masked_fill(~held | scores.isposinf(), 0.0).amax() if scores.numel() else scores.sum()
+    return torch.where(newest, best.clamp(min=0) + 1 + places, scores)
 
 
 def protected(positions: Tensor, *, sinks: int, recent: int, turn_start: int, turn_rows: int, end: int) -> Tensor:
@@ -59,3 +107,16 @@ def _ranking(scores: Tensor, candidates: Tensor, tie_break: Tensor) -> list[int]
     order = order[tie_break[order].sort(descending=True, stable=True).indices]
     order = order[scores[order].sort(descending=True, stable=True).indices]
     return [int(i) for i in order.tolist()]
+
+
+def _ranked(scores: Tensor, held: Tensor) -> Tensor:
+    """Places of each head's rows, best first, ties the earlier first; rows that are not there last."""
+    return scores.masked_fill(~held, -torch.inf).sort(dim=1, descending=True, stable=True).indices
+
+
+def _places_of(chosen: Tensor) -> Tensor:
+    """bool `[n_kv_heads, n]` as places: int64 `[n_kv_heads, m]` ascending, -1 at a shorter head's end."""
+    n = chosen.shape[1]
+    places = torch.where(chosen, torch.arange(n, device=chosen.device), n).sort(dim=1).values
+    places = places[:, : int(chosen.sum(1).max())]
+    return torch.where(places < n, places, -1)

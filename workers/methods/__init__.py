@@ -8,15 +8,43 @@ from pydantic import TypeAdapter, ValidationError
 
 from kvrecall.v1 import worker_pb2 as wire
 from workers.errors import BadSettings, UnknownMethod
+from workers.methods.adakv import AdaKV
 from workers.methods.base import LayerRows, Method
+from workers.methods.chunkkv import ChunkKV
+from workers.methods.epicache import EpiCache
 from workers.methods.full import Full
+from workers.methods.h2o import H2O
+from workers.methods.infinipot import InfiniPot
+from workers.methods.keydiff import KeyDiff
+from workers.methods.knorm import KNorm
+from workers.methods.kvzip import KVzip
+from workers.methods.oldest import Oldest
+from workers.methods.pyramidkv import PyramidKV
 from workers.methods.random import Random
+from workers.methods.scissorhands import Scissorhands
 from workers.methods.snapkv import SnapKV
 from workers.methods.streaming_llm import StreamingLLM
+from workers.methods.tova import TOVA
 
-METHODS: Mapping[str, type[Method]] = MappingProxyType(
-    {method.name: method for method in (Full, StreamingLLM, SnapKV, Random)}
+_ALL: tuple[type[Method], ...] = (
+    Full,
+    StreamingLLM,
+    H2O,
+    SnapKV,
+    PyramidKV,
+    AdaKV,
+    KeyDiff,
+    InfiniPot,
+    KVzip,
+    ChunkKV,
+    Scissorhands,
+    EpiCache,
+    TOVA,
+    KNorm,
+    Random,
+    Oldest,
 )
+METHODS: Mapping[str, type[Method]] = MappingProxyType({method.name: method for method in _ALL})
 
 __all__ = ["METHODS", "LayerRows", "Method", "build", "describe"]
 

@@ -1,0 +1,33 @@
+"""KeyDiff: keys unlike the others."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from workers.methods.base import LayerRows, Method
+from workers.scoring import cosine_to_mean
+from workers.selection import top_over_heads, top_per_head
+
+
+@dataclass(frozen=True)
+class KeyDiff(Method):
+    """Minus the cosine of a key to the mean of its head's keys at unit length: what is unlike the rest stays.
+
+    Source: Park et al., "KeyDiff: Key Similarity-Based KV Cache Eviction for Long-Context LLM Inference in
+    Resource-Constrained Environments" (2025), section 3. It looks at no query. `pool_heads` shares a layer's budget
+    between its heads by score, as EpiCache's comparison does (appendix A.2).
+    """
+
+    pool_heads: bool = False
+
+    name: ClassVar[str] = "keydiff"
+
+    def scores(self, rows: LayerRows) -> Tensor:
+        """Minus the cosine."""
+        return -cosine_to_mean(rows.keys, rows.positions)
+
+    def select(self, scores: Tensor, rows: LayerRows, budget: int) -> Tensor:
+        """The best per head, or of all heads together."""
+        select = top_over_heads if self.pool_heads else top_per_head
+        return select(scores, rows.positions, budget)

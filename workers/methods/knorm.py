@@ -1,0 +1,24 @@
+"""Key norm: short keys."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from workers.methods.base import LayerRows, Method
+
+
+@dataclass(frozen=True)
+class KNorm(Method):
+    """Minus the length of a key: short keys draw attention.
+
+    Source: Devoto et al., "A Simple and Effective L2 Norm-Based Strategy for KV Cache Compression" (2024), section
+    3. The paper leaves the first two layers whole; here every layer has its budget, as in kvpress.
+    """
+
+    name: ClassVar[str] = "knorm"
+
+    def scores(self, rows: LayerRows) -> Tensor:
+        """Minus the Euclidean norm, in float32."""
+        return -torch.linalg.vector_norm(rows.keys.float(), dim=-1)

@@ -1,0 +1,39 @@
+"""Scissorhands: rows that keep being attended to."""
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+from torch import Tensor
+
+from workers.methods.base import LayerRows, Method
+from workers.observation import Observation
+from workers.selection import newest_first, top_per_head
+
+
+@dataclass(frozen=True)
+class Scissorhands(Method):
+    """The share of the queries so far that gave a row more than an even share of attention, and the last rows.
+
+    Source: Liu et al., "Scissorhands: Exploiting the Persistence of Importance Hypothesis for LLM KV Cache
+    Compression at Test Time" (2023), section 4.1, Algorithm 2. The paper counts misses over the last 400 queries;
+    here every query since the row came counts, as a share, so that rows of different ages compare.
+    """
+
+    recent: Annotated[int, Field(ge=0, le=4096)] = 10
+
+    name: ClassVar[str] = "scissorhands"
+
+    @property
+    def observation(self) -> Observation:
+        """Every query, its hits added up with the rows."""
+        return Observation(accumulate="hits")
+
+    def scores(self, rows: LayerRows) -> Tensor:
+        """Hits per query that could see the row."""
+        return rows.accumulated.float() / (rows.end - rows.positions).clamp(min=1)
+
+    def select(self, scores: Tensor, rows: LayerRows, budget: int) -> Tensor:
+        """The last rows, in at most half of the budget, then the best per head."""
+        scores = newest_first(scores, rows.positions, min(self.recent, budget // 2))
+        return top_per_head(scores, rows.positions, budget)

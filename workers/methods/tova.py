@@ -1,0 +1,36 @@
+"""TOVA: what the very last token attends to."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from workers.methods.base import LayerRows, Method
+from workers.observation import Observation
+from workers.scoring import attended, over_heads
+from workers.selection import newest_first, top_per_head
+
+
+@dataclass(frozen=True)
+class TOVA(Method):
+    """Attention of the last token, mean over all heads of a layer, so that every head keeps the same tokens.
+
+    Source: Oren et al., "Transformers are Multi-State RNNs" (2024), section 3.2. The paper drops a row at every
+    token; here rows leave when a block is over. The last token itself stays, as in kvpress.
+    """
+
+    name: ClassVar[str] = "tova"
+
+    @property
+    def observation(self) -> Observation:
+        """The last token."""
+        return Observation(window=1)
+
+    def scores(self, rows: LayerRows) -> Tensor:
+        """Its attention; without one every row scores the same."""
+        scores = attended(rows.queries, rows.keys, rows.positions, rows.query_positions, tokens="mean", group="mean")
+        return over_heads(scores, rows.positions, rows.end) / scores.shape[0]
+
+    def select(self, scores: Tensor, rows: LayerRows, budget: int) -> Tensor:
+        """The last token, then the best."""
+        return top_per_head(newest_first(scores, rows.positions, 1), rows.positions, budget)
