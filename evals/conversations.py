@@ -17,7 +17,7 @@ from reference.words import ATTRIBUTES, first_piece, names_for, value_for
 Place = Literal["early", "middle", "late"]
 
 _TOKENS_OF_CHAT, _TOKENS_OF_FACT = 38, 40
-_VISITS = 3
+_VISITS = 2
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class _Fact:
 
 
 def generate_topics(seed: int, n_tokens: int, n_topics: int = 8, n_questions: int = 32) -> TopicConversation:
-    """A conversation of about `n_tokens` tokens on `n_topics` topics, each visited three times, a fact a question.
+    """A conversation of about `n_tokens` tokens on `n_topics` topics, each visited twice, a fact a question.
 
     The same arguments give the same conversation. Raises ValueError where the language has no room for so many
     facts (42) or topics (12).
