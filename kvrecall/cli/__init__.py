@@ -11,6 +11,8 @@ from typer.core import TyperGroup
 from kvrecall.cli.chat import chat_command
 from kvrecall.cli.demo import demo_command
 from kvrecall.cli.errors import CliError
+from kvrecall.cli.methods import methods_command
+from kvrecall.cli.profile_layers import profile_layers_command
 from kvrecall.cli.replay import replay_command
 from kvrecall.cli.report import report_command
 from kvrecall.cli.serve import serve_command
@@ -50,3 +52,5 @@ app.command("chat")(chat_command)
 app.command("demo")(demo_command)
 app.command("replay")(replay_command)
 app.command("report")(report_command)
+app.command("methods")(methods_command)
+app.command("profile-layers")(profile_layers_command)

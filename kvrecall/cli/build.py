@@ -4,6 +4,7 @@ from pathlib import Path
 
 import torch
 
+from kvrecall.cli.calibration import known_profile
 from kvrecall.cli.errors import CannotServe
 from kvrecall.cli.in_process import InProcessWorker
 from kvrecall.cli.settings import Settings
@@ -16,7 +17,7 @@ from services.errors import CatalogError
 from services.service import SessionService
 from services.sqlite_catalog import SqliteCatalog
 from workers.engine import Engine, Parts
-from workers.errors import ModelRefused
+from workers.errors import ModelRefused, ProfileRefused
 from workers.model import LoadedModel, load_model
 from workers.scheduler import Scheduler
 from workers.settings import WorkerSettings
@@ -31,6 +32,8 @@ async def build_service(settings: Settings) -> SessionService:
         )
     except ModelRefused as error:
         raise CannotServe(f"model refused: {error}") from error
+    except ProfileRefused as error:
+        raise CannotServe(str(error)) from error
     except (KvStoreError, OSError) as error:
         raise CannotServe(_why_not(settings.data, error)) from error
     try:
@@ -44,14 +47,17 @@ async def build_service(settings: Settings) -> SessionService:
 def build_worker(
     model: str | Path, data: Path, settings: WorkerSettings, *, ram_bytes: int, dtype: str | None = None
 ) -> InProcessWorker:
-    """A worker in this process, its rows under `data`/pages.
+    """A worker in this process, its rows under `data`/pages, its model's layer profile under `data`/profiles.
 
-    Raises ModelRefused, and kvstore errors when the directory is in use or holds another model's pages.
+    Raises ModelRefused, ProfileRefused, and kvstore errors when the directory is in use or holds another model's
+    pages.
     """
     loaded = load_model(model, dtype=getattr(torch, dtype) if dtype else None)
     tokenizer = load_tokenizer(model, loaded.eos_token_ids)
+    profile = known_profile(loaded, tokenizer, data, str(model))
     store = build_store(loaded, data, ram_bytes)
-    return InProcessWorker(Scheduler(Engine(Parts(loaded, tokenizer, store, settings))), str(model))
+    parts = Parts(loaded, tokenizer, store, settings, profile.sensitivity if profile else None)
+    return InProcessWorker(Scheduler(Engine(parts)), str(model))
 
 
 def build_store(model: LoadedModel, data: Path, ram_bytes: int) -> RowStore:

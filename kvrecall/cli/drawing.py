@@ -1,8 +1,9 @@
-"""How plots look, in the reports' pages: one style, SVG text."""
+"""How plots look: one style, as SVG text in the reports' pages, or as a PNG file."""
 
 import io
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from matplotlib import rc_context
@@ -43,3 +44,8 @@ def svg(figure: Figure) -> str:
     figure.savefig(out, format="svg", metadata=metadata)
     text = out.getvalue()
     return text[text.index("<svg") :]
+
+
+def png(figure: Figure, path: Path) -> None:
+    """Write the figure as a PNG file."""
+    figure.savefig(path, format="png", dpi=150, facecolor="white")

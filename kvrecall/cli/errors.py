@@ -15,6 +15,10 @@ class BadReplayFile(CliError):
     """A file is in none of the forms that replay reads, or breaks its form."""
 
 
+class BadCalibrationText(CliError):
+    """A text to measure the layers on cannot be read, or is too short."""
+
+
 class ServerNotReady(CliError):
     """A server that was started, or that was named, does not answer."""
 

@@ -1,0 +1,101 @@
+"""`kvrecall profile-layers`: measure how much eviction moves each layer's keys, and show what budgets follow."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from kvrecall.cli.errors import BadCalibrationText, CannotServe
+from kvrecall.cli.settings import DEFAULTS, Settings
+
+if TYPE_CHECKING:
+    from workers.profile import Profile
+
+
+def profile_layers_command(
+    model: Annotated[str | None, typer.Option(help="Causal LM, by path or hub name. Default: the reference.")] = None,
+    data: Annotated[Path | None, typer.Option(help="The service's data. Default: ./kvrecall-data.")] = None,
+    text: Annotated[Path | None, typer.Option(help="Text to read. Default: one that comes with kvrecall.")] = None,
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens to read, up to the model's context.")] = 2048,
+    budget: Annotated[int, typer.Option(min=1, help="Mean rows of a layer, to show a split of.")] = (
+        DEFAULTS.default_budget
+    ),
+    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16. Default: the model's.")] = None,
+) -> None:
+    """Measure the layers' sensitivity (EpiCache, section 3.2) and keep it for the service."""
+    chosen: dict[str, Any] = {"model": model, "data": data, "dtype": dtype}
+    settings = Settings(**{name: value for name, value in chosen.items() if value is not None})
+    console = Console()
+    profile, path, splits = _profile(settings, text, tokens, budget)
+    console.print(_heading(profile), highlight=False, soft_wrap=True)
+    console.print(_table(profile, splits, budget))
+    picture = path.with_suffix(".png")
+    _draw(profile, splits, picture)
+    for written in (path, picture):
+        console.print(f"written: {written}", highlight=False, soft_wrap=True)
+
+
+def _profile(
+    settings: Settings, text: Path | None, tokens: int, budget: int
+) -> tuple["Profile", Path, Mapping[str, tuple[int, ...]]]:
+    """Measure and keep; the profile, its file, and how a budget would be split by it and without it."""
+    # torch and transformers take seconds to import: other commands do without.
+    import torch
+
+    from kvrecall.cli import calibration
+    from workers import profile
+    from workers.budgets import LayerBudgets, alpha_of, split
+    from workers.errors import ModelRefused, ProfileRefused
+    from workers.model import load_model
+    from workers.tokenizer import load_tokenizer
+
+    said = calibration.text_of(text) if text else calibration.packaged_text(settings.model)
+    try:
+        model = load_model(settings.model, dtype=getattr(torch, settings.dtype) if settings.dtype else None)
+        tokenizer = load_tokenizer(settings.model, model.eos_token_ids)
+        found = calibration.measured(model, tokenizer, settings.model, said, tokens)
+    except ModelRefused as error:
+        raise CannotServe(f"model refused: {error}") from error
+    except ProfileRefused as error:
+        raise BadCalibrationText(str(error)) from error
+    path = calibration.profile_path(settings.data, model)
+    profile.save(found, path)
+    ways: tuple[LayerBudgets, ...] = ("uniform", "pyramid", "sensitivity")
+    floor = min(budget, settings.worker.min_budget)
+    alpha = alpha_of(model.module.config.model_type)
+    n_layers = model.shape.n_layers
+    return (
+        found,
+        path,
+        {how: split(budget, n_layers, how, floor=floor, weights=found.sensitivity, alpha=alpha) for how in ways},
+    )
+
+
+def _heading(profile: "Profile") -> str:
+    return (
+        f"{profile.model}: {profile.compared} of {profile.tokens} tokens of {profile.text} compared, with all rows and "
+        f"with {profile.budget} ({profile.sinks} sinks and the most recent)"
+    )
+
+
+def _table(profile: "Profile", splits: Mapping[str, tuple[int, ...]], budget: int) -> Table:
+    table = Table(
+        "layer", "sensitivity", *splits, box=box.SIMPLE_HEAD, pad_edge=False, title=f"rows of a budget of {budget}"
+    )
+    for column in table.columns:
+        column.justify = "right"
+    for layer, sensitivity in enumerate(profile.sensitivity):
+        table.add_row(str(layer), f"{sensitivity:.4f}", *(str(rows[layer]) for rows in splits.values()))
+    return table
+
+
+def _draw(profile: "Profile", splits: Mapping[str, tuple[int, ...]], path: Path) -> None:
+    # matplotlib takes a second to import.
+    from kvrecall.cli.drawing import png
+    from kvrecall.cli.layer_plots import layers_plot
+
+    png(layers_plot(profile.sensitivity, splits), path)

@@ -1,0 +1,35 @@
+"""`kvrecall methods`."""
+
+import json
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Any
+
+import pytest
+
+from kvrecall.cli.methods import settings
+from workers.methods import METHODS, describe
+
+
+def test_every_method_is_listed_with_what_it_keeps_and_its_settings(command: Callable[..., Any]) -> None:
+    found = command("methods")
+    assert found.exit_code == 0, found.output
+    shown = " ".join(found.output.split())
+    for name, method in METHODS.items():
+        assert f" {name} " in shown
+        assert " ".join(describe(name).summary.split()) in shown
+        for field in fields(method):
+            assert f"{field.name} = {json.dumps(field.default)}" in shown
+
+
+@pytest.mark.parametrize(
+    ("about", "shown"),
+    [
+        ({"default": 4, "minimum": 1, "maximum": 9}, "x = 4 (1 to 9)"),
+        ({"default": 0, "minimum": 0}, "x = 0 (at least 0)"),
+        ({"default": "mean", "enum": ["mean", "max"]}, 'x = "mean" (mean, max)'),
+        ({"default": True}, "x = true"),
+    ],
+)
+def test_a_setting_is_shown_with_its_default_and_what_it_may_be(about: dict[str, Any], shown: str) -> None:
+    assert list(settings(json.dumps({"properties": {"x": about}}))) == [shown]

@@ -1,0 +1,128 @@
+"""`kvrecall profile-layers`, and the profile that a worker finds or measures when it starts."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from structlog.testing import capture_logs
+
+from kvrecall.cli.calibration import known_profile, packaged_text, profile_path, text_of
+from kvrecall.cli.errors import BadCalibrationText
+from reference import MODEL_PATH
+from workers import profile
+from workers.errors import ProfileRefused
+from workers.model import LoadedModel, load_model
+from workers.tokenizer import ChatTokenizer, load_tokenizer
+
+
+@pytest.fixture(scope="module")
+def model() -> LoadedModel:
+    """The reference model."""
+    return load_model(MODEL_PATH)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(model: LoadedModel) -> ChatTokenizer:
+    """Its tokenizer."""
+    return load_tokenizer(MODEL_PATH, model.eos_token_ids)
+
+
+def test_the_command_measures_keeps_and_shows(command: Callable[..., Any], model: LoadedModel, tmp_path: Path) -> None:
+    found = command("profile-layers", "--data", tmp_path, "--tokens", "512", "--budget", "100")
+    assert found.exit_code == 0, found.output
+    path = profile_path(tmp_path, model)
+    kept = profile.load(path, model)
+    assert kept.tokens == 512
+    assert path.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+    assert path.name in found.output
+    lines = re.findall(r"^ +(\d+) +([\d.]+) +(\d+) +(\d+) +(\d+) *$", found.output, re.MULTILINE)
+    assert [line[1] for line in lines] == [f"{each:.4f}" for each in kept.sensitivity]
+    for column in (2, 3, 4):
+        assert sum(int(line[column]) for line in lines) == 100 * model.shape.n_layers
+
+
+def test_a_text_of_ones_own_is_read(command: Callable[..., Any], model: LoadedModel, tmp_path: Path) -> None:
+    own = tmp_path / "talk.txt"
+    own.write_text("Please note that the badge list says Melnor K4821.\n\nNoted.\n\n" * 20)
+    found = command("profile-layers", "--data", tmp_path, "--text", own)
+    assert found.exit_code == 0, found.output
+    assert profile.load(profile_path(tmp_path, model), model).text == "talk.txt"
+
+
+@pytest.mark.parametrize("content", [b"", b" \n\n ", b"too short", b"\xff\xfe"])
+def test_a_text_that_cannot_serve_is_refused_in_a_line(
+    command: Callable[..., Any], tmp_path: Path, content: bytes
+) -> None:
+    own = tmp_path / "talk.txt"
+    own.write_bytes(content)
+    found = command("profile-layers", "--data", tmp_path, "--text", own)
+    assert found.exit_code == 2
+    assert "Traceback" not in found.output
+    assert "talk.txt" in found.output
+    assert not (tmp_path / "profiles").exists()
+
+
+def test_a_missing_text_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadCalibrationText, match=r"none\.txt"):
+        text_of(tmp_path / "none.txt")
+
+
+def test_the_packaged_texts_are_long_enough_and_alternate(tokenizer: ChatTokenizer) -> None:
+    for name in (str(MODEL_PATH), "some/other-model"):
+        messages = packaged_text(name).messages
+        token_ids = [token for said in tokenizer.prompt([], messages, [], False) for token in said.token_ids]
+        assert len(token_ids) >= profile.TOKENS
+    said = packaged_text("some/other-model").messages
+    assert [message["role"] for message in said] == ["user", "assistant"] * (len(said) // 2)
+
+
+def test_another_models_profile_is_measured_on_english(
+    model: LoadedModel, tokenizer: ChatTokenizer, tmp_path: Path
+) -> None:
+    found = known_profile(model, tokenizer, tmp_path, "some/other-model")
+    assert found is not None
+    assert (found.model, found.text) == ("some/other-model", "calibration.txt")
+
+
+def test_a_profile_is_measured_once_and_then_found(
+    model: LoadedModel, tokenizer: ChatTokenizer, tmp_path: Path
+) -> None:
+    with capture_logs() as first:
+        measured = known_profile(model, tokenizer, tmp_path, str(MODEL_PATH))
+    with capture_logs() as second:
+        found = known_profile(model, tokenizer, tmp_path, str(MODEL_PATH))
+    assert found == measured
+    assert [len(first), len(second)] == [1, 0]
+    assert measured is not None
+    assert measured.model == "the reference model"
+
+
+def test_another_models_file_keeps_the_service_from_starting(
+    model: LoadedModel, tokenizer: ChatTokenizer, tmp_path: Path
+) -> None:
+    kept = profile.measure(model, list(range(200)), name="kept", text="numbers")
+    profile.save(kept.model_copy(update={"fingerprint": "another"}), profile_path(tmp_path, model))
+    with pytest.raises(ProfileRefused, match="delete it"):
+        known_profile(model, tokenizer, tmp_path, str(MODEL_PATH))
+
+
+def test_a_context_too_short_to_measure_in_gives_no_profile(tokenizer: ChatTokenizer, tmp_path: Path) -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from workers.model import adopt
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=1280,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        num_key_value_heads=1,
+        max_position_embeddings=64,
+    )
+    assert known_profile(adopt(LlamaForCausalLM(config)), tokenizer, tmp_path, "short") is None
+    assert not (tmp_path / "profiles").exists()
