@@ -20,7 +20,8 @@ class EpiCache(Method):
     Source: Kim et al., "EpiCache: Episodic KV Cache Management for Long Conversational Question Answering" (2025),
     section 3.1 and eq. 3; layer budgets by sensitivity, section 3.2. A layer's budget is shared between its heads
     by score, as in the authors' code. `prompt` stands before the medoid, as there. Before there are episodes the
-    last `window` tokens are observed.
+    last `window` tokens are observed. The last four settings are for building episodes from all rows at once
+    (`episode_scoring.EpisodeScoring`); evictions do not look at them.
     """
 
     window: Annotated[int, Field(ge=1, le=256)] = 64
@@ -28,6 +29,10 @@ class EpiCache(Method):
     reduce: Reduction = "max"
     pool_heads: bool = True
     pool: Annotated[int, Field(ge=1, le=63)] = 1
+    members_first: bool = False
+    members_bonus: Annotated[float, Field(ge=0, le=1000)] = 0.0
+    keep_sinks: bool = True
+    keep_recent: bool = False
 
     name: ClassVar[str] = "epicache"
     layer_budgets: ClassVar[LayerBudgets] = "sensitivity"
