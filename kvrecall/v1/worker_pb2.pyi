@@ -331,14 +331,16 @@ class RepairResult(_message.Message):
     def __init__(self, report: _Optional[_Union[RepairReport, _Mapping]] = ..., memory: _Optional[_Union[MemoryReport, _Mapping]] = ..., state: _Optional[_Union[SessionState, _Mapping]] = ...) -> None: ...
 
 class MethodInfo(_message.Message):
-    __slots__ = ("name", "summary", "settings_schema")
+    __slots__ = ("name", "summary", "settings_schema", "episodes")
     NAME_FIELD_NUMBER: _ClassVar[int]
     SUMMARY_FIELD_NUMBER: _ClassVar[int]
     SETTINGS_SCHEMA_FIELD_NUMBER: _ClassVar[int]
+    EPISODES_FIELD_NUMBER: _ClassVar[int]
     name: str
     summary: str
     settings_schema: str
-    def __init__(self, name: _Optional[str] = ..., summary: _Optional[str] = ..., settings_schema: _Optional[str] = ...) -> None: ...
+    episodes: bool
+    def __init__(self, name: _Optional[str] = ..., summary: _Optional[str] = ..., settings_schema: _Optional[str] = ..., episodes: bool = ...) -> None: ...
 
 class WorkerInfo(_message.Message):
     __slots__ = ("model", "fingerprint", "layers", "kv_heads", "head_dim", "slots", "max_budget", "min_budget", "block_tokens", "max_context", "methods")

@@ -66,7 +66,8 @@ def build(name: str, settings: str = "{}") -> Method:
 
 
 def describe(name: str) -> wire.MethodInfo:
-    """A method's name, the first line of its docstring and the JSON schema of its settings."""
+    """A method's name, the first line of its docstring, the JSON schema of its settings, whether it uses episodes."""
     method = METHODS[name]
     summary = (method.__doc__ or "").strip().split("\n")[0]
-    return wire.MethodInfo(name=name, summary=summary, settings_schema=json.dumps(TypeAdapter(method).json_schema()))
+    schema = json.dumps(TypeAdapter(method).json_schema())
+    return wire.MethodInfo(name=name, summary=summary, settings_schema=schema, episodes=build(name).observation.episode)
