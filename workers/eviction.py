@@ -22,22 +22,23 @@ def evict(cache: ActiveCache, session: WorkerSession, settings: WorkerSettings, 
     observed = session.queries.observed()
     leaving = torch.zeros(session.length, device=cache.device)
     for layer in range(cache.shape.n_layers):
-        keys, values, positions = cache.rows_of(session.slot, layer)
+        held = cache.read(session.slot, layer)
+        keys, values, positions = held.keys, held.values, held.positions
         rows = LayerRows(
             layer=layer,
             keys=keys,
             values=values,
             positions=positions,
-            queries=observed.queries[layer] if observed.queries else keys[:0],
+            queries=observed.queries[layer]
+            if observed.queries
+            else keys.new_zeros(cache.shape.n_heads, 0, keys.shape[2]),
             query_positions=observed.positions.to(keys.device),
             accumulated=torch.zeros_like(positions, dtype=torch.float32),
             end=session.length,
             seed=session.seed + session.length,
         )
         scores = session.method.scores(rows)
-        kept = cache.promoted[layer][session.slot, :, : positions.shape[1]] | _protected(
-            positions, session, settings, turn_over
-        )
+        kept = held.promoted | _protected(positions, session, settings, turn_over)
         ranked = scores.masked_fill(kept, torch.inf)
         places = session.method.select(ranked, rows, session.target_rows)
         leaving += _scores_of_leaving(scores, positions, places, session.length) / cache.shape.n_layers

@@ -77,9 +77,9 @@ def withdraw(cache: ActiveCache, session: WorkerSession) -> None:
     if not session.promoted_rows:
         return
     for layer in range(cache.shape.n_layers):
-        _, _, positions = cache.rows_of(session.slot, layer)
-        n = positions.shape[1]
-        stays = (positions != EMPTY) & ~cache.promoted[layer][session.slot, :, :n]
+        rows = cache.read(session.slot, layer)
+        n = rows.positions.shape[1]
+        stays = (rows.positions != EMPTY) & ~rows.promoted
         places = torch.where(stays, torch.arange(n, device=cache.device), n).sort(dim=1).values
         cache.keep(session.slot, layer, torch.where(places < n, places, -1))
     session.promoted_rows = 0

@@ -43,10 +43,10 @@ class Selection:
     @classmethod
     def of_slot(cls, cache: ActiveCache, slot: int) -> "Selection":
         """What a slot holds now, on the CPU."""
-        counts = cache.longest(slot)
+        layers = [cache.read(slot, layer) for layer in range(cache.shape.n_layers)]
         return cls(
-            tuple(p[slot, :, :n].cpu().contiguous() for p, n in zip(cache.positions, counts, strict=True)),
-            tuple(p[slot, :, :n].cpu().contiguous() for p, n in zip(cache.promoted, counts, strict=True)),
+            tuple(rows.positions.to("cpu", copy=True).contiguous() for rows in layers),
+            tuple(rows.promoted.to("cpu", copy=True).contiguous() for rows in layers),
         )
 
     def places(self) -> list[Tensor]:

@@ -38,11 +38,12 @@ def test_a_query_sees_its_own_slots_rows_that_are_not_after_it(
     assert torch.equal(step.observed[0], queries)
     for index, slot in enumerate(order):
         for head in range(4):
-            positions = cache.positions[0][slot, head // 2]
+            held_keys, held_values, held_positions = cache.rows_of(slot, 0)
+            positions = held_positions[head // 2]
             for token in range(tokens):
                 seen = (positions != EMPTY) & (positions <= starts[index] + token)
-                logits = 0.3 * cache.keys[0][slot, head // 2, seen] @ queries[index, head, token]
-                expected = logits.softmax(0) @ cache.values[0][slot, head // 2, seen]
+                logits = 0.3 * held_keys[head // 2, seen] @ queries[index, head, token]
+                expected = logits.softmax(0) @ held_values[head // 2, seen]
                 assert torch.allclose(out[index, token, head], expected, atol=1e-5)
 
 

@@ -142,7 +142,7 @@ def test_committed_rows_that_are_gone_are_noticed(make_worker: Callable[..., Any
 @pytest.mark.parametrize(
     ("spec", "error", "told"),
     [
-        ({"method": "h2o"}, UnknownMethod, "h2o"),
+        ({"method": "forget"}, UnknownMethod, "forget"),
         ({"method": "snapkv", "budget": 50, "repair_rows": 20}, BadSettings, "leaves 30 rows"),
         ({"method": "snapkv", "budget": 20, "repair_rows": 30}, BadSettings, "leaves -10 rows"),
         ({"budget": 2000}, BadSettings, "max_budget 1024"),
@@ -184,8 +184,8 @@ def test_what_a_session_holds_is_counted_in_rows_and_bytes(
     assert memory.active_bytes == 2 * 2 * 44 * shape.row_bytes(torch.float32)
     assert memory.active_bytes == worker.engine.cache.active_bytes(worker.engine.session("s").slot)
     held_everywhere = set(range(memory.length))
-    for positions in worker.engine.cache.positions:
-        for head in positions[worker.engine.session("s").slot]:
+    for layer in range(shape.n_layers):
+        for head in worker.engine.cache.rows_of(worker.engine.session("s").slot, layer)[2]:
             held_everywhere &= set(head.tolist())
     assert memory.evicted_rows == memory.length - len(held_everywhere)
     assert memory.tier_bytes["nvme"] >= memory.length * 2 * 2 * shape.row_bytes(torch.float32)

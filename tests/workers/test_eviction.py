@@ -40,7 +40,7 @@ def seated(make_cache: Callable[..., ActiveCache]) -> Callable[..., tuple[Active
 
 
 def _held(cache: ActiveCache, layer: int, head: int) -> list[int]:
-    positions = cache.positions[layer][0, head]
+    positions = cache.read(0, layer).positions[head]
     return positions[positions != EMPTY].tolist()
 
 
@@ -83,7 +83,7 @@ def test_promoted_rows_stay_as_long_as_they_are_held(seated: Callable[..., Any])
     for method in ("streaming_llm", "random"):
         cache, session = seated(method, tokens=60, budget=20, promoted_rows=3)
         for layer in range(2):
-            cache.promoted[layer][0, :, [10, 11, 30]] = True
+            cache.read(0, layer).promoted[:, [10, 11, 30]] = True
         evict(cache, session, SETTINGS)
         assert {10, 11, 30} <= set(_held(cache, 1, 1))
         cache.check_integrity()
@@ -93,7 +93,7 @@ def test_streaming_with_more_sinks_than_budget_still_keeps_what_is_protected(sea
     cache, session = seated("streaming_llm", tokens=60, budget=20, promoted_rows=1)
     session.method = methods.build("streaming_llm", '{"sinks": 40}')
     for layer in range(2):
-        cache.promoted[layer][0, :, 30] = True
+        cache.read(0, layer).promoted[:, 30] = True
     evict(cache, session, SETTINGS)
     assert _held(cache, 0, 0) == [*range(10), 30, *range(51, 60)]
 

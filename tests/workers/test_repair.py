@@ -135,7 +135,7 @@ def test_promoted_rows_come_back_bit_by_bit_where_they_are_missing(
             assert positions[head, : len(now)].tolist() == now
             assert torch.equal(keys[head, : len(now)], rows[layer, 0, head, now])
             assert torch.equal(values[head, : len(now)], rows[layer, 1, head, now])
-            flags = cache.promoted[layer][0, head, : len(now)].tolist()
+            flags = cache.read(0, layer).promoted[head, : len(now)].tolist()
             assert flags == [position not in kept for position in now]
 
 
@@ -255,7 +255,7 @@ def test_a_repair_leaves_nothing_of_its_signal(make_worker: Callable[..., Any], 
     repaired = worker.repair("s", text=words(300, seed=1))
     assert repaired.report.signal_tokens > 64, "longer than a block: its last block is observed"
     assert repaired.memory.length == repaired.state.length == length == worker.engine.store.length("s")
-    held = worker.engine.cache.positions[0][worker.engine.session("s").slot]
+    _, _, held = worker.engine.cache.rows_of(worker.engine.session("s").slot, 0)
     assert int(held[held != EMPTY].max()) < length
 
 

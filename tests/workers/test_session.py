@@ -17,7 +17,7 @@ def test_a_selection_of_uneven_heads_survives_as_bytes(make_cache: Callable[...,
     for layer in range(2):
         step.update(torch.ones(1, 2, 9, 4), torch.ones(1, 2, 9, 4), layer)
     cache.keep(slot, 0, torch.tensor([[0, 4, 8], [2, -1, -1]]))
-    cache.promoted[0][slot, 0, 1] = True
+    cache.read(slot, 0).promoted[0, 1] = True
     selection = Selection.from_bytes(Selection.of_slot(cache, slot).to_bytes())
     assert selection.positions[0].tolist() == [[0, 4, 8], [2, EMPTY, EMPTY]]
     assert selection.promoted[0].tolist() == [[False, True, False], [False, False, False]]
