@@ -7,6 +7,7 @@ import torch
 
 from workers import scoring
 from workers.cache import EMPTY
+from workers.scoring import Reduction
 
 HEADS, KV_HEADS, TOKENS, ROWS, HEAD_DIM = 4, 2, 5, 9, 8
 
@@ -59,7 +60,7 @@ def test_attention_of_half_precision_rows_is_computed_in_full(
 
 @pytest.mark.parametrize("tokens", ["max", "mean"])
 @pytest.mark.parametrize("group", ["max", "mean"])
-def test_weights_are_reduced_over_tokens_then_over_the_group(tokens: str, group: str) -> None:
+def test_weights_are_reduced_over_tokens_then_over_the_group(tokens: Reduction, group: Reduction) -> None:
     weights = torch.rand(KV_HEADS, 2, TOKENS, ROWS, generator=torch.Generator().manual_seed(1))
     reduced = scoring.over_tokens_and_group(weights, tokens=tokens, group=group)
     how = {"max": max, "mean": lambda values: sum(values) / len(values)}
@@ -67,6 +68,69 @@ def test_weights_are_reduced_over_tokens_then_over_the_group(tokens: str, group:
         for row in range(ROWS):
             of_members = [how[tokens](weights[kv_head, member, :, row].tolist()) for member in range(2)]
             assert float(reduced[kv_head, row]) == pytest.approx(how[group](of_members))
+
+
+@pytest.mark.parametrize("tokens", ["max", "mean"])
+@pytest.mark.parametrize("group", ["max", "mean"])
+@pytest.mark.parametrize("at_once", [1, 2 * HEADS * ROWS, 1 << 25])
+def test_attention_in_pieces_is_attention_at_once(
+    rows: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor],
+    tokens: Reduction,
+    group: Reduction,
+    at_once: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    whole = scoring.over_tokens_and_group(scoring.attention(*rows), tokens=tokens, group=group)
+    monkeypatch.setattr(scoring, "_WEIGHTS_AT_ONCE", at_once)
+    pieces = scoring.attended(*rows, tokens=tokens, group=group)
+    assert pieces.shape == (KV_HEADS, ROWS)
+    assert torch.allclose(pieces, whole, atol=1e-7)
+
+
+def test_without_a_query_nothing_is_attended_to(
+    rows: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor],
+) -> None:
+    queries, keys, positions, query_positions = rows
+    assert torch.equal(
+        scoring.attended(queries[:, :0], keys, positions, query_positions[:0]), torch.zeros(KV_HEADS, ROWS)
+    )
+    assert scoring.attended(queries, keys[:, :0], positions[:, :0], query_positions).shape == (KV_HEADS, 0)
+
+
+@pytest.mark.parametrize("width", [3, 5])
+def test_smoothing_by_the_mean_counts_zeros_past_the_ends(width: int) -> None:
+    scores = torch.rand(2, 20, generator=torch.Generator().manual_seed(2))
+    smooth = scoring.smooth(scores, width, "mean")
+    for row in range(20):
+        around = scores[:, max(0, row - width // 2) : row + width // 2 + 1]
+        assert torch.allclose(smooth[:, row], around.sum(1) / width)
+
+
+def test_smoothing_before_a_position_leaves_what_follows_alone() -> None:
+    positions = torch.tensor([[0, 2, 4, 6, 8], [1, 5, 6, 7, EMPTY]], dtype=torch.int32)
+    scores = torch.tensor([[1.0, 2, 3, 9, 5], [1, 7, 2, 3, 4]])
+    smooth = scoring.smooth_before(scores, positions, 6, 3)
+    assert smooth.tolist() == [[2, 3, 3, 9, 5], [7, 7, 2, 3, 4]]
+
+
+def test_heads_and_chunks_are_added_up_by_position() -> None:
+    positions = torch.tensor([[0, 1, 2, 5, 6], [1, 3, 5, EMPTY, EMPTY]], dtype=torch.int32)
+    scores = torch.tensor([[1.0, 2, 4, 8, 16], [32, 64, 128, 0.5, 0.5]])
+    assert scoring.over_heads(scores, positions, 7)[0].tolist() == [1, 34, 4, 136, 16]
+    assert scoring.over_heads(scores, positions, 7)[1, :3].tolist() == [34, 64, 136]
+    assert scoring.over_chunks(scores, positions, 7, 3)[0].tolist() == [7, 7, 7, 8, 16]
+    assert scoring.over_chunks(scores, positions, 7, 3)[1, :3].tolist() == [32, 192, 192]
+    mean = scoring.over_chunks(scores, positions, 7, 3, mean=True)
+    assert mean[0].tolist() == pytest.approx([7 / 3, 7 / 3, 7 / 3, 8, 16])
+    assert mean[1, :3].tolist() == [32, 96, 96]
+
+
+def test_a_key_is_compared_with_the_mean_direction_of_the_rows_that_are_there() -> None:
+    keys = torch.tensor([[[2.0, 0], [0, 3], [50, 50]], [[1, 0], [1, 0], [-1, 0]]])
+    positions = torch.tensor([[0, 1, EMPTY], [0, 1, 2]], dtype=torch.int32)
+    cosine = scoring.cosine_to_mean(keys, positions)
+    assert cosine[0, :2].tolist() == pytest.approx([2**-0.5, 2**-0.5])
+    assert cosine[1].tolist() == pytest.approx([1, 1, -1])
 
 
 @pytest.mark.parametrize("width", [1, 2, 3, 7, 63])

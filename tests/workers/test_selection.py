@@ -1,11 +1,13 @@
 """Which rows a score keeps, which are kept whatever the score, and which a repair chooses."""
 
+from itertools import accumulate
+
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from workers.cache import EMPTY
-from workers.selection import bursts, protected, top_per_head
+from workers.selection import bursts, newest_first, protected, top_over_heads, top_per_head, whole_chunks
 
 SCORES = st.integers(-4, 4).map(float)
 """Few different values: ties everywhere."""
@@ -37,6 +39,89 @@ def test_an_infinite_score_is_kept_before_all_others() -> None:
     scores = torch.tensor([[5.0, 1.0, torch.inf, 4.0]])
     positions = torch.arange(4, dtype=torch.int32)[None]
     assert top_per_head(scores, positions, 2).tolist() == [[0, 2]]
+
+
+HEADS = st.lists(st.lists(st.tuples(st.integers(1, 4), SCORES, st.booleans()), max_size=14), min_size=1, max_size=3)
+"""Per head, for each row: its distance to the one before, its score, and whether it is protected."""
+
+
+def _drawn(heads: list[list[tuple[int, float, bool]]]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Scores, infinite where a row is protected, and positions; what is not there has a score that must not count."""
+    positions = _positions([list(accumulate(gap for gap, _, _ in head)) for head in heads])
+    width = positions.shape[1]
+    scores = [[torch.inf if safe else score for _, score, safe in head] + [9.0] * (width - len(head)) for head in heads]
+    return torch.tensor(scores).view(len(heads), width), positions
+
+
+def _kept(places: torch.Tensor) -> list[list[int]]:
+    """Places per head, after a look at their form: ascending, -1 at the end of all but the longest."""
+    found = [[place for place in head if place >= 0] for head in places.tolist()]
+    width = max(map(len, found))
+    assert places.tolist() == [head + [-1] * (width - len(head)) for head in found]
+    assert all(head == sorted(set(head)) for head in found)
+    return found
+
+
+@given(HEADS, st.integers(0, 16), st.integers(0, 8))
+def test_a_layers_rows_go_to_the_best_of_all_heads_above_a_floor(
+    heads: list[list[tuple[int, float, bool]]], rows: int, floor: int
+) -> None:
+    scores, positions = _drawn(heads)
+    found = _kept(top_over_heads(scores, positions, rows, floor))
+    ranked = []
+    for head, drawn in enumerate(heads):
+        best = sorted(range(len(drawn)), key=lambda place: (-float(scores[head, place]), place))
+        for rank, place in enumerate(best):
+            tier = 2 if drawn[place][2] else int(rank < floor)
+            ranked.append((-tier, -float(scores[head, place]), head, place))
+    best_of_all = sorted(ranked)[: rows * len(heads)]
+    assert found == [sorted(place for *_, of, place in best_of_all if of == head) for head in range(len(heads))]
+
+
+@given(HEADS, st.integers(0, 16), st.integers(1, 6))
+def test_chunks_are_kept_whole_best_first(heads: list[list[tuple[int, float, bool]]], rows: int, chunk: int) -> None:
+    scores, positions = _drawn(heads)
+    of_chunk = torch.tensor([3.0, -2, 1, 1, 0, 4, 1, -1, 2, 3] * 6)
+    scores = torch.where(scores.isposinf(), scores, of_chunk[(positions // chunk).clamp(max=59).long()])
+    for head, (drawn, found) in enumerate(zip(heads, _kept(whole_chunks(scores, positions, rows, chunk)), strict=True)):
+        safe = [place for place, row in enumerate(drawn) if row[2]]
+        members: dict[int, list[int]] = {}
+        for place in set(range(len(drawn))) - set(safe):
+            members.setdefault(int(positions[head, place]) // chunk, []).append(place)
+        expected, left = safe[:rows], rows - len(safe)
+        for number in sorted(members, key=lambda number: (-float(of_chunk[number]), number)):
+            if len(members[number]) > left:
+                expected += sorted(members[number])[: max(0, left)] if rows < chunk else []
+                break
+            expected += members[number]
+            left -= len(members[number])
+        assert found == sorted(expected)
+
+
+@given(HEADS, st.integers(0, 16), st.integers(0, 16))
+def test_the_newest_rows_come_before_all_but_protected_ones(
+    heads: list[list[tuple[int, float, bool]]], newest: int, rows: int
+) -> None:
+    scores, positions = _drawn(heads)
+    found = _kept(_trimmed(top_per_head(newest_first(scores, positions, newest), positions, rows)))
+    for drawn, kept in zip(heads, found, strict=True):
+        count = len(drawn)
+        tiers = [2 if safe else int(place >= count - newest) for place, (_, _, safe) in enumerate(drawn)]
+        values = [
+            place if tier == 1 else score for place, ((_, score, _), tier) in enumerate(zip(drawn, tiers, strict=True))
+        ]
+        best = sorted(range(count), key=lambda i: (-tiers[i], -values[i] if tiers[i] < 2 else 0, i))
+        assert kept == sorted(best[:rows])
+
+
+def _trimmed(places: torch.Tensor) -> torch.Tensor:
+    return places[:, : int((places >= 0).sum(1).max())]
+
+
+def test_no_head_is_left_out_of_a_tie() -> None:
+    positions = torch.arange(4, dtype=torch.int32).repeat(2, 1)
+    assert top_over_heads(torch.zeros(2, 4), positions, 2).tolist() == [[0, 1, 2, 3], [-1] * 4], "the lower head first"
+    assert top_over_heads(torch.zeros(2, 4), positions, 2, floor=1).tolist() == [[0, 1, 2], [0, -1, -1]]
 
 
 @given(
