@@ -1,11 +1,9 @@
 """Connects model, cache, store and tokenizer for one session at a time; no algorithm of its own."""
 
-import json
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,12 +11,14 @@ from torch import Tensor
 from kvrecall.v1 import worker_pb2 as wire
 from kvstore.errors import KvStoreError, PageError, RowRangeError
 from kvstore.store import RowStore
-from workers import methods, wire_values
-from workers.cache import EMPTY, ActiveCache, Step
+from workers import memory, wire_values
+from workers.accumulation import accumulate
+from workers.admission import new_session
+from workers.cache import ActiveCache, Step
 from workers.errors import BadSettings, RowsMissing, StaleEpoch, StorageFailed, UnknownSession
-from workers.eviction import evict
+from workers.eviction import evict, over_budget
 from workers.model import LoadedModel
-from workers.observation import Observed, RecentQueries
+from workers.observation import Observed
 from workers.session import Selection, WorkerSession
 from workers.settings import WorkerSettings
 from workers.tokenizer import ChatTokenizer
@@ -46,9 +46,9 @@ class Engine:
 
     def __init__(self, parts: Parts) -> None:
         self.model, self.tokenizer = parts.model, parts.tokenizer
-        self.store, self.settings = parts.store, parts.settings
+        self.store, self.settings, self.layer_sensitivity = parts.store, parts.settings, parts.layer_sensitivity
         shape = self.model.shape
-        rows = [self.settings.max_budget + self.settings.block_tokens] * shape.n_layers
+        rows = [self.settings.max_budget + self.settings.block_tokens + self.settings.prompt_tokens] * shape.n_layers
         self.cache = ActiveCache(shape, self.settings.slots, rows, self.model.dtype, self.model.device)
         self.sessions: dict[str, WorkerSession] = {}
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="write-through")
@@ -73,6 +73,7 @@ class Engine:
             session.eviction_scores = torch.frombuffer(bytearray(state.eviction_scores), dtype=torch.float32)
             session.promoted_rows = state.promoted_rows
         session.pending = list(state.pending)
+        session.episode, session.patched_prompt = state.episode, list(state.patched_prompt)
         session.recent = [wire_values.to_chat(message) for message in state.recent]
         self.sessions[session.name] = session
         return session
@@ -82,14 +83,16 @@ class Engine:
         known = self.sessions.get(spec.session)
         if known and spec.epoch < known.epoch:
             raise StaleEpoch(f"session {spec.session}: epoch {spec.epoch} came after {known.epoch}")
-        session = self._new_session(spec)
+        session = new_session(spec, self.model, self.settings, self.layer_sensitivity)
         if state.length:
             session.selection = Selection.from_bytes(state.selection)
-            if any(n > bound for n, bound in zip(session.selection.longest(), self.bound(session), strict=True)):
-                raise BadSettings(
-                    f"session {spec.session} holds {max(session.selection.longest())} active rows, more than the "
-                    f"{max(self.bound(session))} that its budget and this worker's max_budget and block allow"
-                )
+            bounds = self.bound(session)
+            for layer, (held, bound) in enumerate(zip(session.selection.held(), bounds, strict=True)):
+                if held > bound:
+                    raise BadSettings(
+                        f"session {spec.session} holds {held} active rows per head in layer {layer}, more than the "
+                        f"{bound} that its budget and this worker's max_budget and block allow"
+                    )
         return session
 
     def session(self, name: str, epoch: int | None = None) -> WorkerSession:
@@ -132,9 +135,11 @@ class Engine:
         self._writer.shutdown()
 
     def bound(self, session: WorkerSession) -> list[int]:
-        """Rows per head that the session may never exceed, per layer: M_l + block (design section 4)."""
-        rows = session.budget if session.method.evicts else self.settings.max_budget
-        return [rows + self.settings.block_tokens] * self.model.shape.n_layers
+        """Rows per head that the session may never exceed, per layer: M_l + block + prompt (design section 4)."""
+        block, prompt = self.settings.block_tokens, self._reserve(session)
+        if not session.method.evicts:
+            return [self.settings.max_budget + block] * self.model.shape.n_layers
+        return [rows + session.repair_rows + block + prompt for rows in session.layer_rows]
 
     # Slots
 
@@ -154,14 +159,15 @@ class Engine:
         session.slot, session.selection = slot, None
         for layer, (keys, values) in enumerate(rows):
             assert selection is not None, "rows were read for a selection"
-            self.cache.insert(slot, layer, selection.positions[layer], keys, values, selection.promoted[layer])
+            sums = selection.accumulated[layer] if selection.accumulated else None
+            self.cache.insert(slot, layer, selection.positions[layer], keys, values, selection.promoted[layer], sums)
 
     def unseat(self, session: WorkerSession) -> None:
         """Swap the session out. It costs no copy: its rows are in the store already."""
         if session.slot is None:
             return
         self._note_peak(session)
-        session.selection = Selection.of_slot(self.cache, session.slot)
+        session.selection = session.selected(self.cache)
         self.cache.release(session.slot)
         session.slot = None
 
@@ -176,11 +182,10 @@ class Engine:
         tokens = token_ids.shape[1]
         for session in sessions:
             self._make_room(session, tokens)
-        step = self._step(sessions, tokens, max(session.queries.width for session in sessions))
+        step = self._step(sessions, tokens, max(_observes(session, tokens) for session in sessions))
         logits = self.model.forward(token_ids, step, logits_to_keep)
         for index, session in enumerate(sessions):
-            session.length += tokens
-            session.queries.push([queries[index] for queries in step.observed], step.query_positions[index])
+            self._said(session, token_ids[index], step, index)
         self._write_through(sessions, step)
         return logits
 
@@ -189,18 +194,15 @@ class Engine:
 
         Raises nothing for a long prompt: its last tokens that fit into a block are observed.
         """
-        assert session.slot is not None, "only a session in a slot observes"
         token_ids = token_ids[-self.settings.block_tokens :]
-        tokens = len(token_ids)
-        self._make_room(session, tokens)
-        step = self._step([session], tokens, tokens)
-        self.model.forward(torch.tensor([token_ids]), step)
-        self.cache.trim(session.slot, tokens)
-        return Observed(tuple(queries[0] for queries in step.observed), step.query_positions[0])
+        self._make_room(session, len(token_ids))
+        return self._run_over(session, token_ids)
 
     def evict(self, session: WorkerSession, *, turn_over: bool = False) -> None:
-        """Bring the session back into its budget."""
-        evict(self.cache, session, self.settings, turn_over=turn_over)
+        """Bring the session back into its budget; nothing happens within it."""
+        if over_budget(self.cache, session):
+            evict(self.cache, session, self.settings, self._observed(session), turn_over=turn_over)
+            session.block.clear()
 
     # State
 
@@ -223,9 +225,7 @@ class Engine:
 
     def snapshot(self, session: WorkerSession) -> wire.SessionState:
         """Everything of the session that is not a row."""
-        selection = session.selection
-        if session.slot is not None:
-            selection = Selection.of_slot(self.cache, session.slot)
+        selection = session.selected(self.cache)
         return wire.SessionState(
             length=session.length,
             pending=session.pending,
@@ -233,57 +233,59 @@ class Engine:
             eviction_scores=session.scores_of_evicted().numpy().tobytes(),
             promoted_rows=session.promoted_rows,
             recent=[wire_values.to_wire(message) for message in session.recent],
+            episode=session.episode,
+            patched_prompt=session.patched_prompt,
         )
 
     def memory(self, session: WorkerSession) -> wire.MemoryReport:
         """What the session holds, of every kind."""
         self._note_peak(session)
-        selection = session.selection
-        if session.slot is not None:
-            selection = Selection.of_slot(self.cache, session.slot)
-        active = selection.longest() if selection else [0] * self.model.shape.n_layers
-        rows = sum(int((p != EMPTY).sum()) for p in selection.positions) if selection else 0
-        return wire.MemoryReport(
-            length=session.length,
-            budget=session.budget,
-            active_rows=active,
-            peak_rows=session.peak or active,
-            bound_rows=self.bound(session),
-            active_bytes=rows * self.model.shape.row_bytes(self.model.dtype),
-            evicted_rows=session.length - _held_everywhere(selection, session.length),
-            promoted_rows=session.promoted_rows,
-            tier_bytes=self.store.usage(),
-            in_slot=session.slot is not None,
-        )
+        selection = session.selected(self.cache)
+        return memory.report(session, selection, self.bound(session), self.model, self.store.usage())
 
     # Inside
 
-    def _new_session(self, spec: wire.SessionSpec) -> WorkerSession:
-        method = methods.build(spec.method, spec.method_settings)
-        base = spec.budget - spec.repair_rows
-        if method.evicts and base < self.settings.min_budget:
-            raise BadSettings(
-                f"budget {spec.budget} leaves {base} rows beside repair_rows {spec.repair_rows}; sinks, recent window "
-                f"and one row to choose need {self.settings.min_budget}"
-            )
-        if spec.budget > self.settings.max_budget:
-            raise BadSettings(f"budget {spec.budget} is over this worker's max_budget {self.settings.max_budget}")
-        return WorkerSession(
-            name=spec.session,
-            epoch=spec.epoch,
-            budget=spec.budget,
-            repair_rows=spec.repair_rows if method.evicts else 0,
-            method=method,
-            seed=spec.seed,
-            tools=_tools(spec),
-            queries=RecentQueries(method.observation.window),
-        )
+    def _reserve(self, session: WorkerSession) -> int:
+        """Rows per head that are kept free for a patched prompt."""
+        return self.settings.prompt_tokens if session.method.observation.patches else 0
 
     def _make_room(self, session: WorkerSession, tokens: int) -> None:
         assert session.slot is not None, "only a session in a slot goes forward"
-        fits = min(b - n for b, n in zip(self.bound(session), self.cache.longest(session.slot), strict=True))
-        if fits < tokens:
+        if self.cache.room(session.slot) - self._reserve(session) < tokens:
             self.evict(session)
+
+    def _said(self, session: WorkerSession, token_ids: Tensor, step: Step, index: int) -> None:
+        """Note what the step's `index`-th session said, as far as its evictions look at it."""
+        assert session.slot is not None, "only a session in a slot goes forward"
+        observation, positions = session.method.observation, step.query_positions[index]
+        queries = [of_layer[index] for of_layer in step.observed]
+        session.length += len(token_ids)
+        session.queries.push(queries, positions)
+        if observation.repeats_block:
+            session.block = [*session.block, *token_ids.tolist()][-self.settings.block_tokens :]
+        if observation.accumulate:
+            accumulate(self.cache, session.slot, queries, positions, observation.accumulate)
+
+    def _observed(self, session: WorkerSession) -> Observed:
+        """What the session's method observes before an eviction: its patched prompts, or the turn's last queries."""
+        assert session.slot is not None, "only a session in a slot evicts"
+        observation = session.method.observation
+        prompts = observation.patched_prompts(
+            self.tokenizer.encode(observation.prompt),
+            session.block,
+            session.patched_prompt,
+            min(self.settings.prompt_tokens, self.cache.room(session.slot)),
+        )
+        if not prompts:
+            return session.queries.observed()
+        return Observed.joined([self._run_over(session, prompt) for prompt in prompts])
+
+    def _run_over(self, session: WorkerSession, token_ids: Sequence[int]) -> Observed:
+        assert session.slot is not None, "only a session in a slot observes"
+        step = self._step([session], len(token_ids), len(token_ids))
+        self.model.forward(torch.tensor([token_ids]), step)
+        self.cache.trim(session.slot, len(token_ids))
+        return Observed(tuple(queries[0] for queries in step.observed), step.query_positions[0])
 
     def _step(self, sessions: Sequence[WorkerSession], tokens: int, observe: int) -> Step:
         starts = torch.tensor([session.length for session in sessions])
@@ -301,6 +303,8 @@ class Engine:
 
         tokens = step.query_positions.shape[1]
         for index, session in enumerate(sessions):
+            if not session.stored:
+                continue
             session.writes = [done for done in session.writes if not _succeeded(done)]
             start = session.length - tokens
             session.writes.append(self._writer.submit(write, session.name, start, step.rows(index)))
@@ -323,25 +327,10 @@ def storage() -> Iterator[None]:
         raise StorageFailed(f"the row store failed: {error}") from error
 
 
-def _tools(spec: wire.SessionSpec) -> list[Any]:
-    try:
-        return [json.loads(tool) for tool in spec.tools]
-    except json.JSONDecodeError as error:
-        raise BadSettings(f"a tool of session {spec.session} is not JSON: {error}") from error
+def _observes(session: WorkerSession, tokens: int) -> int:
+    """How many of the newest tokens' queries the session's method wants to see."""
+    return tokens if session.method.observation.accumulate else session.queries.width
 
 
 def _succeeded(write: "Future[None]") -> bool:
     return write.done() and not write.cancelled() and write.exception() is None
-
-
-def _held_everywhere(selection: Selection | None, length: int) -> int:
-    """How many tokens are active in every layer and head."""
-    if selection is None:
-        return 0
-    counts = torch.zeros(length + 1, dtype=torch.int64)
-    heads = 0
-    for positions in selection.positions:
-        heads += positions.shape[0]
-        where = positions.clamp(max=length).long().flatten()
-        counts.index_add_(0, where, torch.ones_like(where))
-    return int((counts[:length] == heads).sum())

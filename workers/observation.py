@@ -1,5 +1,6 @@
 """Which queries rows are scored with."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -26,6 +27,30 @@ class Observation:
     episode: bool = False
     accumulate: Literal["", "attention", "hits"] = ""
 
+    @property
+    def patches(self) -> bool:
+        """Whether a prompt may be run over the active rows: places for it are then kept free."""
+        return bool(self.prompt or self.repeats_block or self.episode)
+
+    def patched_prompts(
+        self, instruction: Sequence[int], block: Sequence[int], episode: Sequence[int], most: int
+    ) -> list[list[int]]:
+        """What to run over the active rows before an eviction, each for itself, `most` tokens each; none: the window.
+
+        instruction: token ids of `prompt`; block: those said since the last eviction; episode: those of the active
+        episode's medoid segments. A block that is too long is repeated in pieces, each after the instruction; of an
+        episode that is too long the last tokens count.
+        """
+        if not self.patches or (self.episode and not episode):
+            return []
+        asked = list(instruction[:most])
+        room = most - len(asked)
+        if self.repeats_block and room and block:
+            return [[*asked, *block[start : start + room]] for start in range(0, len(block), room)]
+        if self.episode and room:
+            return [[*asked, *episode[-room:]]]
+        return [asked] if asked else []
+
 
 @dataclass(frozen=True)
 class Observed:
@@ -38,6 +63,14 @@ class Observed:
     def tokens(self) -> int:
         """How many tokens were observed."""
         return int(self.positions.shape[0])
+
+    @classmethod
+    def joined(cls, parts: "Sequence[Observed]") -> "Observed":
+        """Several observations as one."""
+        queries = zip(*(part.queries for part in parts), strict=True)
+        return cls(
+            tuple(torch.cat(of_layer, dim=1) for of_layer in queries), torch.cat([part.positions for part in parts])
+        )
 
 
 class RecentQueries:

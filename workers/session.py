@@ -1,5 +1,6 @@
 """One session as a worker sees it, and the form in which it outlives the worker."""
 
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,44 +19,63 @@ from workers.tokenizer import ChatMessage
 class Selection:
     """Which rows are active: per layer int32 `[n_kv_heads, m]`, ascending, `EMPTY` at a shorter head's end.
 
-    promoted: bool, the same shapes: rows that a repair brought back and that are held for it.
+    promoted: bool, the same shapes: rows that a repair brought back and that are held for it. accumulated: float32,
+    the same shapes: what the rows' queries added up to, for methods that look at it; else empty.
     """
 
     positions: tuple[Tensor, ...]
     promoted: tuple[Tensor, ...]
+    accumulated: tuple[Tensor, ...] = ()
 
     def to_bytes(self) -> bytes:
         """As safetensors."""
-        tensors = {f"positions.{layer}": rows for layer, rows in enumerate(self.positions)}
-        tensors |= {f"promoted.{layer}": rows for layer, rows in enumerate(self.promoted)}
-        return save(tensors)
+        kinds = {"positions": self.positions, "promoted": self.promoted, "accumulated": self.accumulated}
+        return save({f"{kind}.{layer}": rows for kind, layers in kinds.items() for layer, rows in enumerate(layers)})
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "Selection":
         """Back from `to_bytes`."""
         tensors = load(data)
-        layers = range(len(tensors) // 2)
-        return cls(
-            tuple(tensors[f"positions.{layer}"] for layer in layers),
-            tuple(tensors[f"promoted.{layer}"] for layer in layers),
-        )
+
+        def layers(kind: str) -> tuple[Tensor, ...]:
+            count = sum(name.startswith(f"{kind}.") for name in tensors)
+            return tuple(tensors[f"{kind}.{layer}"] for layer in range(count))
+
+        return cls(layers("positions"), layers("promoted"), layers("accumulated"))
 
     @classmethod
-    def of_slot(cls, cache: ActiveCache, slot: int) -> "Selection":
+    def of_slot(cls, cache: ActiveCache, slot: int, *, accumulated: bool = False) -> "Selection":
         """What a slot holds now, on the CPU."""
         layers = [cache.read(slot, layer) for layer in range(cache.shape.n_layers)]
         return cls(
-            tuple(rows.positions.to("cpu", copy=True).contiguous() for rows in layers),
-            tuple(rows.promoted.to("cpu", copy=True).contiguous() for rows in layers),
+            tuple(_copied(rows.positions) for rows in layers),
+            tuple(_copied(rows.promoted) for rows in layers),
+            tuple(_copied(rows.accumulated) for rows in layers) if accumulated else (),
         )
 
     def places(self) -> list[Tensor]:
         """Positions as the row store takes them: int64, -1 for none."""
         return [torch.where(p == EMPTY, -1, p).to(torch.int64) for p in self.positions]
 
-    def longest(self) -> list[int]:
-        """Rows of the longest head, per layer."""
-        return [int((p != EMPTY).sum(-1).max()) if p.numel() else 0 for p in self.positions]
+    def rows(self) -> list[int]:
+        """Rows per layer, over all heads."""
+        return [int((p != EMPTY).sum()) for p in self.positions]
+
+    def held(self) -> list[int]:
+        """Rows per head, per layer: the mean over the heads, rounded up."""
+        return [-(-n // p.shape[0]) for n, p in zip(self.rows(), self.positions, strict=True)]
+
+    def held_everywhere(self, length: int) -> int:
+        """How many of `length` tokens are active in every layer and head."""
+        counts = torch.zeros(length + 1, dtype=torch.int64)
+        for positions in self.positions:
+            where = positions.clamp(max=length).long().flatten()
+            counts.index_add_(0, where, torch.ones_like(where))
+        return int((counts[:length] == sum(p.shape[0] for p in self.positions)).sum())
+
+
+def _copied(rows: Tensor) -> Tensor:
+    return rows.to("cpu", copy=True).contiguous()
 
 
 @dataclass(frozen=True)
@@ -70,7 +90,8 @@ class Distribution:
 class WorkerSession:
     """A session that is open in this worker. Only the scheduler's thread touches it.
 
-    `slot` is None while the session is swapped out; then `selection` says what its slot held.
+    `slot` is None while the session is swapped out; then `selection` says what its slot held. `patched_prompt` is
+    what evictions observe with while `episode` is active. `stored` is False for a session that nobody will resume.
     """
 
     name: str
@@ -81,11 +102,15 @@ class WorkerSession:
     seed: int
     tools: list[Any]
     queries: RecentQueries
+    layer_rows: tuple[int, ...]  # rows per head that an eviction keeps, per layer; their mean is base_rows
     length: int = 0
     pending: list[int] = field(default_factory=list)
     recent: list[ChatMessage] = field(default_factory=list)
     eviction_scores: Tensor = field(default_factory=lambda: torch.empty(0))  # see scores_of_evicted
     turn_start: int = 0
+    episode: str = ""
+    patched_prompt: list[int] = field(default_factory=list)
+    block: list[int] = field(default_factory=list)  # what the turn said since the last eviction, at most a block
     promoted_rows: int = 0
     peak: list[int] = field(default_factory=list)
     slot: int | None = None
@@ -94,6 +119,7 @@ class WorkerSession:
     unsettled: bool = False  # a turn or repair is changing the session
     abandoned: bool = False  # one of them broke off
     writes: list["Future[None]"] = field(default_factory=list)
+    stored: bool = True
 
     def scores_of_evicted(self) -> Tensor:
         """With which score each token was last evicted, float32 `[length]`, 0 for those that never were."""
@@ -107,7 +133,33 @@ class WorkerSession:
         """Rows per head that an eviction keeps: the budget without the reserve for repair."""
         return self.budget - self.repair_rows
 
-    @property
-    def target_rows(self) -> int:
-        """Rows per head that an eviction keeps now: the whole budget while a repair's rows are held."""
-        return self.budget if self.promoted_rows else self.base_rows
+    def target(self, layer: int) -> int:
+        """Rows per head that an eviction keeps now: with those for repair while rows are held for it."""
+        return self.layer_rows[layer] + (self.repair_rows if self.promoted_rows else 0)
+
+    def forget_turn(self) -> None:
+        """Forget what evictions observe of a turn: a session that was resumed in between evicts the same."""
+        self.queries.clear()
+        self.block.clear()
+
+    def selected(self, cache: ActiveCache) -> Selection | None:
+        """What is active, in the slot or waiting for one; None before anything was said."""
+        if self.slot is None:
+            return self.selection
+        return Selection.of_slot(cache, self.slot, accumulated=bool(self.method.observation.accumulate))
+
+    def scratch(self, patched_prompt: Sequence[int]) -> "WorkerSession":
+        """A session of the same settings that has said nothing, observes this prompt and is not stored."""
+        return WorkerSession(
+            name=self.name,
+            epoch=self.epoch,
+            budget=self.budget,
+            repair_rows=self.repair_rows,
+            method=self.method,
+            seed=self.seed,
+            tools=self.tools,
+            queries=RecentQueries(self.queries.width),
+            layer_rows=self.layer_rows,
+            patched_prompt=list(patched_prompt),
+            stored=False,
+        )

@@ -11,6 +11,9 @@ class WorkerSettings(BaseModel):
     slots: int = Field(default=4, ge=1, description="sessions whose active rows are in memory at once")
     max_budget: int = Field(default=1024, ge=1, description="largest budget of a session, rows per KV head and layer")
     block_tokens: int = Field(default=128, ge=1, description="new tokens prefilled in one step")
+    prompt_tokens: int = Field(
+        default=256, ge=1, description="most tokens of a prompt that evictions run over the active rows"
+    )
     sinks: int = Field(default=4, ge=0, description="first rows of a session, never evicted")
     recent: int = Field(default=32, ge=0, description="newest rows, never evicted")
     turn_share: float = Field(

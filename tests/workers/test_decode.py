@@ -17,7 +17,7 @@ def _run(
     tokenizer: ChatTokenizer, script: Sequence[int], sampling: SamplingSettings
 ) -> tuple[Answer, list[int], list[tuple[int, str]], list[int]]:
     """Decode what a model would say that always prefers the script's next token."""
-    session = WorkerSession("s", 1, 50, 0, methods.build("full"), 0, [], RecentQueries(0))
+    session = WorkerSession("s", 1, 50, 0, methods.build("full"), 0, [], RecentQueries(0), (50,))
     shown: list[tuple[int, str]] = []
     logits = [NextLogits(torch.nn.functional.one_hot(torch.tensor(t), 1280).float(), t) for t in script]
     running = decode(session, tokenizer, logits[0], sampling, lambda token, text: shown.append((token, text)))
@@ -72,7 +72,7 @@ def test_sampling_follows_its_seed(tokenizer: ChatTokenizer) -> None:
     flat = NextLogits(torch.zeros(1280), 0)
     answers = []
     for seed in (1, 1, 2):
-        session = WorkerSession("s", 1, 50, 0, methods.build("full"), 0, [], RecentQueries(0))
+        session = WorkerSession("s", 1, 50, 0, methods.build("full"), 0, [], RecentQueries(0), (50,))
         sampling = SamplingSettings(max_tokens=6, temperature=1.0, seed=seed)
         running = decode(session, tokenizer, flat, sampling, lambda *_: None)
         try:

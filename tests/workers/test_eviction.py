@@ -6,9 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from workers import methods
+from workers import eviction, methods
 from workers.cache import EMPTY, ActiveCache
-from workers.eviction import evict
 from workers.observation import RecentQueries
 from workers.session import WorkerSession
 from workers.settings import WorkerSettings
@@ -30,13 +29,20 @@ def seated(make_cache: Callable[..., ActiveCache]) -> Callable[..., tuple[Active
         built = methods.build(method)
         held = WorkerSession(
             name="s", epoch=1, budget=budget, repair_rows=0, method=built, seed=3, tools=[],
-            queries=RecentQueries(built.observation.window), length=tokens, slot=slot,
+            queries=RecentQueries(built.observation.window), layer_rows=(budget - session.get("repair_rows", 0),) * 2,
+            length=tokens, slot=slot,
         )  # fmt: skip
         for name, value in session.items():
             setattr(held, name, value)
         return cache, held
 
     return make
+
+
+def evict(cache: ActiveCache, session: WorkerSession, settings: WorkerSettings, **options: bool) -> None:
+    """As the engine does it when the method observes the turn's last queries."""
+    if eviction.over_budget(cache, session):
+        eviction.evict(cache, session, settings, session.queries.observed(), **options)
 
 
 def _held(cache: ActiveCache, layer: int, head: int) -> list[int]:

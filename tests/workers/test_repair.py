@@ -55,6 +55,7 @@ def seat(shape: RowShape, rows: Tensor, held: list[list[list[int]]], **session: 
         seed=0,
         tools=[],
         queries=RecentQueries(0),
+        layer_rows=(length,) * shape.n_layers,
         length=length,
         slot=slot,
     )

@@ -25,13 +25,14 @@ def test_a_selection_of_uneven_heads_survives_as_bytes(make_cache: Callable[...,
         [[0, 4, 8], [2, -1, -1]],
         [list(range(9)), list(range(9))],
     ]
-    assert selection.longest() == [3, 9]
+    assert selection.rows() == [4, 18]
+    assert selection.held() == [2, 9]
 
 
 def test_an_empty_selection_survives_too(make_cache: Callable[..., ActiveCache]) -> None:
     cache = make_cache()
     selection = Selection.from_bytes(Selection.of_slot(cache, cache.claim([16, 12])).to_bytes())
-    assert selection.longest() == [0, 0]
+    assert selection.rows() == [0, 0]
 
 
 def test_many_layers_keep_their_order() -> None:
@@ -42,7 +43,7 @@ def test_many_layers_keep_their_order() -> None:
 
 
 def test_scores_of_evicted_tokens_grow_with_the_session() -> None:
-    session = WorkerSession("s", 1, 50, 10, methods.build("random"), 0, [], RecentQueries(0))
+    session = WorkerSession("s", 1, 50, 10, methods.build("random"), 0, [], RecentQueries(0), (30, 50))
     assert session.scores_of_evicted().shape == (0,)
     session.length = 3
     session.scores_of_evicted()[1] = 0.5
@@ -51,7 +52,31 @@ def test_scores_of_evicted_tokens_grow_with_the_session() -> None:
 
 
 def test_the_target_includes_the_reserve_only_while_rows_are_promoted() -> None:
-    session = WorkerSession("s", 1, 50, 10, methods.build("random"), 0, [], RecentQueries(0))
-    assert (session.base_rows, session.target_rows) == (40, 40)
+    session = WorkerSession("s", 1, 50, 10, methods.build("random"), 0, [], RecentQueries(0), (30, 50))
+    assert session.base_rows == 40
+    assert [session.target(layer) for layer in range(2)] == [30, 50]
     session.promoted_rows = 3
-    assert session.target_rows == 50
+    assert [session.target(layer) for layer in range(2)] == [40, 60]
+
+
+def test_what_rows_accumulated_is_kept_where_it_is_asked_for(make_cache: Callable[..., ActiveCache]) -> None:
+    cache = make_cache()
+    slot = cache.claim([16, 12])
+    step = cache.begin([slot], torch.arange(3)[None])
+    for layer in range(2):
+        step.update(torch.ones(1, 2, 3, 4), torch.ones(1, 2, 3, 4), layer)
+        cache.accumulate(slot, layer, torch.tensor([[0.1, 0.2, 0.3], [1.0, 2.0, 3.0]]) + layer)
+    selection = Selection.from_bytes(Selection.of_slot(cache, slot, accumulated=True).to_bytes())
+    assert torch.equal(selection.accumulated[1], torch.tensor([[0.1, 0.2, 0.3], [1.0, 2.0, 3.0]]) + 1)
+    assert Selection.from_bytes(Selection.of_slot(cache, slot).to_bytes()).accumulated == ()
+
+
+def test_a_saved_selection_does_not_change_with_the_slot(make_cache: Callable[..., ActiveCache]) -> None:
+    cache = make_cache()
+    slot = cache.claim([16, 12])
+    step = cache.begin([slot], torch.arange(12)[None])
+    for layer in range(2):
+        step.update(torch.ones(1, 2, 12, 4), torch.ones(1, 2, 12, 4), layer)
+    selection = Selection.of_slot(cache, slot)
+    cache.clear(slot)
+    assert selection.rows() == [24, 24]

@@ -1,0 +1,42 @@
+"""What every query adds to the rows that it attends to, for methods that judge rows by all queries so far."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from workers.cache import ActiveCache
+from workers.scoring import attention
+
+_WEIGHTS_AT_ONCE = 1 << 25
+"""Attention weights held at a time: 128 MiB of them."""
+
+
+def accumulate(cache: ActiveCache, slot: int, queries: Sequence[Tensor], query_positions: Tensor, kind: str) -> None:
+    """Add to a slot's rows what some tokens' queries give them, after these tokens' own rows were appended.
+
+    queries: per layer `[n_heads, t, head_dim]`, post-RoPE; query_positions: int32 `[t]`; kind as in `Observation`.
+    """
+    for layer, of_layer in enumerate(queries):
+        keys, _, positions = cache.rows_of(slot, layer)
+        cache.accumulate(slot, layer, received(of_layer, keys, positions, query_positions, kind))
+
+
+def received(queries: Tensor, keys: Tensor, key_positions: Tensor, query_positions: Tensor, kind: str) -> Tensor:
+    """What each row gets, summed over the queries, mean over a KV head's group: float32 `[n_kv_heads, n]`.
+
+    "attention": the weights of the softmax (H2O). "hits": one for each query that gives the row more than it would if
+    it attended to all that it sees alike (Scissorhands). Shapes as in `scoring.attention`, whose pieces this adds up.
+    """
+    n_heads, count, _ = queries.shape
+    n_kv_heads, n = key_positions.shape
+    total = torch.zeros(n_kv_heads, n, device=keys.device)
+    piece = max(1, _WEIGHTS_AT_ONCE // max(1, n_heads * n))
+    for start in range(0, count, piece):
+        at = query_positions[start : start + piece]
+        weights = attention(queries[:, start : start + piece], keys, key_positions, at)
+        if kind == "hits":
+            seen = (key_positions[:, None, :] <= at[:, None]).sum(-1)
+            weights = (weights * seen[:, None, :, None] > 1).float()
+        total += weights.sum(2).mean(1)
+    return total
