@@ -49,10 +49,11 @@ def known_profile(model: LoadedModel, tokenizer: ChatTokenizer, data: Path, name
     if model.max_context < profile.LEAST_TOKENS:
         log.warning("context too short for a layer profile: no layer budgets by sensitivity", model=name)
         return None
+    log.info("measuring the layers' sensitivity, once for this model", model=name)
     started = time.perf_counter()
     found = measured(model, tokenizer, name, packaged_text(name))
     profile.save(found, path)
-    log.info("measured the layers' sensitivity, once for this model", seconds=round(time.perf_counter() - started, 1))
+    log.info("layer profile kept", path=str(path), seconds=round(time.perf_counter() - started, 1))
     return found
 
 
@@ -65,10 +66,11 @@ def measured(
     return profile.measure(model, token_ids[:tokens], name=shown, text=text.name)
 
 
-def packaged_text(name: str) -> CalibrationText:
+def packaged_text(name: str, tokens: int = profile.TOKENS) -> CalibrationText:
     """What a model is measured on where nobody says: its own language for the reference, English for others."""
     if _is_reference(name):
-        conversation = generate(SEED, 2 * profile.TOKENS, split="train")
+        # A conversation comes out a little longer or shorter than asked for.
+        conversation = generate(SEED, tokens + 512, split="train")
         return CalibrationText(f"a generated conversation, seed {SEED}", conversation.messages())
     return CalibrationText(PACKAGED, _turns(files("kvrecall.cli").joinpath(PACKAGED).read_text(encoding="utf-8")))
 

@@ -53,7 +53,7 @@ def _profile(
     from workers.model import load_model
     from workers.tokenizer import load_tokenizer
 
-    said = calibration.text_of(text) if text else calibration.packaged_text(settings.model)
+    said = calibration.text_of(text) if text else calibration.packaged_text(settings.model, tokens)
     try:
         model = load_model(settings.model, dtype=getattr(torch, settings.dtype) if settings.dtype else None)
         tokenizer = load_tokenizer(settings.model, model.eos_token_ids)
@@ -84,7 +84,7 @@ def _heading(profile: "Profile") -> str:
 
 def _table(profile: "Profile", splits: Mapping[str, tuple[int, ...]], budget: int) -> Table:
     table = Table(
-        "layer", "sensitivity", *splits, box=box.SIMPLE_HEAD, pad_edge=False, title=f"rows of a budget of {budget}"
+        "layer", "s_l", *splits, box=box.SIMPLE_HEAD, pad_edge=False, title=f"rows of a budget of {budget}"
     )
     for column in table.columns:
         column.justify = "right"
