@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +10,17 @@ import pytest
 import torch
 from structlog.testing import capture_logs
 
+from kvrecall.cli.build import build_worker
 from kvrecall.cli.calibration import known_profile, packaged_text, profile_path, text_of
 from kvrecall.cli.errors import BadCalibrationText
+from kvrecall.cli.profile_layers import profile_layers_command
+from kvrecall.v1 import worker_pb2 as wire
 from reference import MODEL_PATH
 from workers import profile
+from workers.budgets import split
 from workers.errors import ProfileRefused
 from workers.model import LoadedModel, load_model
+from workers.settings import WorkerSettings
 from workers.tokenizer import ChatTokenizer, load_tokenizer
 
 
@@ -70,6 +76,10 @@ def test_a_missing_text_is_refused(tmp_path: Path) -> None:
         text_of(tmp_path / "none.txt")
 
 
+def test_the_command_reads_as_much_as_a_worker_does() -> None:
+    assert signature(profile_layers_command).parameters["tokens"].default == profile.TOKENS
+
+
 def test_the_packaged_texts_are_long_enough_and_alternate(tokenizer: ChatTokenizer) -> None:
     for name in (str(MODEL_PATH), "some/other-model"):
         messages = packaged_text(name).messages
@@ -95,7 +105,8 @@ def test_a_profile_is_measured_once_and_then_found(
     with capture_logs() as second:
         found = known_profile(model, tokenizer, tmp_path, str(MODEL_PATH))
     assert found == measured
-    assert [len(first), len(second)] == [1, 0]
+    assert [line["event"] for line in first][-1] == "layer profile kept"
+    assert not second
     assert measured is not None
     assert measured.model == "the reference model"
 
@@ -107,6 +118,21 @@ def test_another_models_file_keeps_the_service_from_starting(
     profile.save(kept.model_copy(update={"fingerprint": "another"}), profile_path(tmp_path, model))
     with pytest.raises(ProfileRefused, match="delete it"):
         known_profile(model, tokenizer, tmp_path, str(MODEL_PATH))
+
+
+async def test_a_worker_splits_budgets_by_its_models_profile(model: LoadedModel, tmp_path: Path) -> None:
+    kept = profile.measure(model, list(range(200)), name="kept", text="numbers")
+    kept = kept.model_copy(update={"sensitivity": (0.0, 0.3, 0.1, 0.1, 0.2)})
+    profile.save(kept, profile_path(tmp_path, model))
+    settings = WorkerSettings(slots=1, max_budget=128, block_tokens=32)
+    worker = build_worker(MODEL_PATH, tmp_path, settings, ram_bytes=1 << 20)
+    try:
+        spec = wire.SessionSpec(session="s", epoch=1, method="knorm", budget=128, layer_budgets="sensitivity")
+        memory = await worker.open(wire.OpenRequest(spec=spec))
+    finally:
+        await worker.close()
+    rows = split(128, 5, "sensitivity", floor=settings.min_budget, weights=kept.sensitivity)
+    assert [bound - memory.bound_rows[0] for bound in memory.bound_rows] == [each - rows[0] for each in rows]
 
 
 def test_a_context_too_short_to_measure_in_gives_no_profile(tokenizer: ChatTokenizer, tmp_path: Path) -> None:
