@@ -31,13 +31,16 @@ class TurnCommit:
     """Everything that a turn changes.
 
     `calls` are the tool calls it ended on; `said` are the results, by call id, that the turn itself brought for
-    calls of the pause before.
+    calls of the pause before. `matched` is the episode it was matched with, `active` the one whose rows are active
+    now; empty: none.
     """
 
     turn: Turn
     worker_state: bytes
     calls: tuple[ToolCall, ...] = ()
     said: Mapping[str, str] = field(default_factory=dict)
+    matched: str = ""
+    active: str = ""
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,78 @@ class RepairCommit:
     worker_state: bytes | None = None
     report: RepairReport | None = None
     memory: MemoryReport | None = None
+
+
+@dataclass(frozen=True)
+class SegmentRecord:
+    """A segment that was embedded: tokens `start` .. `stop - 1`, its vector as little-endian float32.
+
+    Segments are numbered from 0 in time order. `label` is the number of its episode; -1 before there are episodes.
+    """
+
+    number: int
+    start: int
+    stop: int
+    vector: bytes
+    label: int = -1
+
+
+@dataclass(frozen=True)
+class EpisodeRecord:
+    """An episode but for its rows. `centroid` is little-endian float32, the mean of its segments' vectors.
+
+    `medoid` is the transcript of the segment nearest to it. `patched_prompt` and `length` are as in wire.Episode.
+    `matched` counts the turns that were matched with it since it was built.
+    """
+
+    id: str
+    centroid: bytes
+    segments: int
+    tokens: int
+    medoid: str
+    patched_prompt: tuple[int, ...]
+    length: int
+    matched: int = 0
+
+
+@dataclass(frozen=True)
+class EpisodeSet:
+    """What is known of a session's episodes; as it stands here, before its first segment.
+
+    `segments` were embedded so far, `built_segments` when the episodes were built last (0: never), in `builds`
+    builds. The next segment begins at token `next_token`, after utterance `last_utterance` of turn `last_turn`.
+    `dimensions` are those of the vectors. `active` is the episode whose rows are active, perhaps of an earlier build.
+    """
+
+    segments: int = 0
+    built_segments: int = 0
+    builds: int = 0
+    next_token: int = 0
+    last_turn: int = 1
+    last_utterance: int = -1
+    dimensions: int = 0
+    active: str = ""
+    episodes: tuple[EpisodeRecord, ...] = ()
+
+
+@dataclass(frozen=True)
+class SegmentsCommit:
+    """Newly embedded segments, with the set as it is with them: its counts, the episodes' centroids and sizes."""
+
+    segments: tuple[SegmentRecord, ...]
+    found: EpisodeSet
+
+
+@dataclass(frozen=True)
+class BuildCommit:
+    """Newly built episodes, which replace those before: the set with them, their rows, the labels of all segments.
+
+    `rows` are as in wire.Episode, in the episodes' order.
+    """
+
+    found: EpisodeSet
+    rows: tuple[bytes, ...]
+    labels: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -95,7 +170,7 @@ class Catalog(Protocol):
         ...
 
     async def commit_turn(self, commit: TurnCommit, epoch: int, answer: Remembered | None) -> None:
-        """Append a turn, replace the worker's state, and end or begin a pause."""
+        """Append a turn, replace the worker's state, count the matched episode, and end or begin a pause."""
         ...
 
     async def commit_repair(self, session: str, commit: RepairCommit, epoch: int) -> None:
@@ -113,8 +188,32 @@ class Catalog(Protocol):
         """
         ...
 
+    async def episodes(self, session: str) -> EpisodeSet:
+        """The session's episodes without their rows. Raises UnknownSession."""
+        ...
+
+    async def segments(self, session: str) -> list[SegmentRecord]:
+        """Every embedded segment, in time order."""
+        ...
+
+    async def episode_rows(self, session: str, episode: str) -> bytes:
+        """An episode's rows, as in wire.Episode. Raises UnknownEpisode."""
+        ...
+
+    async def commit_segments(self, session: str, commit: SegmentsCommit, epoch: int) -> None:
+        """Add segments. How often episodes were matched, and which is active, is left as turns committed it."""
+        ...
+
+    async def commit_build(self, session: str, commit: BuildCommit, epoch: int) -> None:
+        """Replace the episodes. Which one is active is left as turns committed it."""
+        ...
+
+    async def forget_episodes(self, session: str, epoch: int) -> None:
+        """Drop segments and episodes, so that they are made anew."""
+        ...
+
     async def delete(self, session: str, answer: Remembered | None) -> None:
-        """Forget the session and all its turns."""
+        """Forget the session, all its turns and episodes."""
         ...
 
     async def recall(self, key: IdempotencyKey) -> str | None:

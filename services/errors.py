@@ -115,6 +115,27 @@ class UnknownCall(ServiceError):
         super().__init__(f"session {session!r} made no tool call {call!r}", session=session, call=call)
 
 
+class UnknownEpisode(ServiceError):
+    """The session has no episode of that id: it was built anew meanwhile."""
+
+    code = "unknown_episode"
+
+    def __init__(self, session: str, episode: str) -> None:
+        super().__init__(f"session {session!r} has no episode {episode!r}", session=session, episode=episode)
+
+
+class EpisodesUnsupported(InvalidRequest):
+    """Episodes were asked for with a method whose evictions do not look at them."""
+
+    code = "episodes_unsupported"
+
+
+class EmbeddingRefused(ServiceError):
+    """The encoder's vectors do not fit those that the session's episodes were made from."""
+
+    code = "embedding_refused"
+
+
 class SessionBusy(ServiceError):
     """Somebody writes the session now, and the request did not ask to wait (or waited long enough)."""
 

@@ -31,7 +31,9 @@ class LiveSession:
         self.opening = asyncio.Lock()
         self.turns_in_line = 0
         self.waiting = 0
-        self.repairs: asyncio.Task[None] | None = None
+        self.has_episodes = session.settings.episodes is not None
+        self.rest: asyncio.Task[None] | None = None
+        self.keeping: asyncio.Task[None] | None = None
         self.repairs_wanted = False
 
     def advance(self, event: SessionEvent) -> None:
@@ -159,4 +161,5 @@ def spec_of(session: Session, epoch: int) -> wire.SessionSpec:
         method_settings=settings.method_settings,
         seed=settings.seed,
         tools=settings.tools,
+        layer_budgets=settings.layer_budgets or "",
     )

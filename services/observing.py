@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 from services.reports import MemoryReport, RepairReport, TurnOutcome
 
@@ -42,13 +43,40 @@ class RepairFailed:
 
 
 @dataclass(frozen=True)
+class EpisodesBuilt:
+    """A session's episodes were built and committed; `scored_rows` and `seconds` are the worker's."""
+
+    session: str
+    episodes: int
+    segments: int
+    scored_rows: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class EpisodesFailed:
+    """Something about a session's episodes could not be done; no turn fails by it.
+
+    `step` is match (the turn stays in its episode), switch (likewise), segment or build (tried again after the next
+    turn).
+    """
+
+    session: str
+    step: Literal["match", "switch", "segment", "build"]
+    code: str
+    message: str
+
+
+@dataclass(frozen=True)
 class SessionDeleted:
     """A session is gone."""
 
     session: str
 
 
-Observation = TurnFinished | TurnFailed | RepairFinished | RepairFailed | SessionDeleted
+Observation = (
+    TurnFinished | TurnFailed | RepairFinished | RepairFailed | EpisodesBuilt | EpisodesFailed | SessionDeleted
+)
 Observer = Callable[[Observation], None]
 
 

@@ -1,10 +1,8 @@
-"""When a repair runs in a pause, and with which signal.
+"""The repairs of a pause: with which signal, in which order, and what becomes of one that fails.
 
 What is due follows from the committed state alone (`sessions.due_repairs`); here it is run, one repair after the
-other, in the background or by the turn that ends the pause.
+other, in the background (`resting.py`) or by the turn that ends the pause.
 """
-
-import asyncio
 
 from kvrecall.v1 import worker_pb2 as wire
 from services.catalog import Catalog, RepairCommit
@@ -21,7 +19,7 @@ FINAL_REFUSALS = frozenset({"bad_messages", "bad_settings", "turn_too_long"})
 
 
 class Pauses:
-    """Runs the repairs of paused sessions, at most one at a time per session."""
+    """Runs the repairs of paused sessions; its callers see to it that only one of them does so at a time."""
 
     def __init__(self, catalog: Catalog, worker: Worker, sessions: LiveSessions, observers: Observers) -> None:
         self._catalog = catalog
@@ -29,44 +27,18 @@ class Pauses:
         self._sessions = sessions
         self._observers = observers
 
-    def begin(self, live: LiveSession) -> None:
-        """Run what is due in the background."""
-        live.repairs_wanted = True
-        if live.repairs is None or live.repairs.done():
-            live.repairs = asyncio.create_task(self._background(live), name=f"repairs of {live.id}")
+    async def run_due(self, live: LiveSession, patient: bool = False) -> None:
+        """Run every repair that is due. Raises a ServiceError when the worker is not well.
 
-    async def settle(self, live: LiveSession) -> None:
-        """Return when no repair of the session is due any more.
-
-        A repair that breaks a worker which is well otherwise (it opens the session again) is given up, so that it
-        never stands between a client and its session. Raises a ServiceError when the worker is not well.
+        A `patient` caller gives up a repair that breaks a worker which is well otherwise (it opens the session again),
+        so that it never stands between a client and its session.
         """
-        if live.repairs is not None and not live.repairs.done():
-            await asyncio.wait({live.repairs})
         try:
             await self._run_due(live)
         except WorkerLost:
+            if not patient:
+                raise
             await self._run_due(live, give_up=True)
-
-    async def cancel(self, live: LiveSession) -> None:
-        """Stop the session's background repair; what is due stays due."""
-        task, live.repairs, live.repairs_wanted = live.repairs, None, False
-        if task is not None:
-            task.cancel()
-            await asyncio.wait({task})
-
-    async def stop(self) -> None:
-        """Stop all background repairs."""
-        for live in self._sessions.all():
-            await self.cancel(live)
-
-    async def _background(self, live: LiveSession) -> None:
-        while live.repairs_wanted:
-            live.repairs_wanted = False
-            try:
-                await self._run_due(live)
-            except ServiceError:
-                return  # told to the observers where it happened; still due, and the next turn will try again
 
     async def _run_due(self, live: LiveSession, give_up: bool = False) -> None:
         while due := due_repairs(await self._catalog.session(live.id)):

@@ -47,6 +47,22 @@ class Fidelity:
 
 
 @dataclass(frozen=True)
+class EpisodeReport:
+    """Which episode a turn was matched with, by what cosine, and what making it active moved.
+
+    A turn that stays in its episode moves nothing. Rows are counted over all layers and KV heads.
+    """
+
+    episode: str
+    similarity: float
+    switched: bool = False
+    rows_moved: int = 0
+    rows_kept: int = 0
+    bytes_moved: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
 class TurnOutcome:
     """What a turn came to. It exists only once the turn is committed, and is stored with it.
 
@@ -64,6 +80,7 @@ class TurnOutcome:
     seconds: Mapping[str, float]
     fidelity: Fidelity | None = None
     own_repair: RepairReport | None = None
+    episode: EpisodeReport | None = None
 
 
 def repair_from_wire(report: wire.RepairReport) -> RepairReport:
@@ -75,6 +92,14 @@ def repair_from_wire(report: wire.RepairReport) -> RepairReport:
         promoted=len(report.promoted),
         seconds=report.seconds,
     )
+
+
+def episode_from_wire(episode: str, similarity: float, done: wire.TurnDone) -> EpisodeReport:
+    """What a turn that was matched with `episode` reports of it."""
+    if not done.HasField("switched"):
+        return EpisodeReport(episode, similarity)
+    moved = done.switched
+    return EpisodeReport(episode, similarity, True, moved.rows_moved, moved.rows_kept, moved.bytes_moved, moved.seconds)
 
 
 def memory_from_wire(report: wire.MemoryReport) -> MemoryReport:

@@ -5,6 +5,7 @@ import secrets
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from pydantic import TypeAdapter
 
@@ -12,13 +13,33 @@ from kvrecall.v1 import worker_pb2 as wire
 from services.admission import Admission
 from services.call_events import CallEvent, EventReceipt, apply_event, receipt
 from services.cancellation import unbroken
-from services.catalog import Catalog, IdempotencyKey, Remembered, SessionPage
-from services.errors import BudgetOutOfRange, ServiceError, ShuttingDown, UnknownMethod, UnknownModel
+from services.catalog import Catalog, EpisodeSet, IdempotencyKey, Remembered, SessionPage
+from services.episode_keeper import EpisodeKeeper
+from services.errors import (
+    BudgetOutOfRange,
+    EpisodesUnsupported,
+    ServiceError,
+    ShuttingDown,
+    UnknownMethod,
+    UnknownModel,
+)
 from services.live import LiveSession, LiveSessions, spec_of
+from services.matching import Matcher
 from services.observing import Observer, Observers, SessionDeleted
 from services.pauses import Pauses
 from services.reports import MemoryReport
-from services.sessions import DEFAULT_REPAIR_ON, RepairTrigger, Session, SessionSettings, SessionState, Turn
+from services.resting import Resting
+from services.sessions import (
+    DEFAULT_REPAIR_ON,
+    EpisodeSettings,
+    LayerBudgets,
+    RepairTrigger,
+    Session,
+    SessionSettings,
+    SessionState,
+    Turn,
+    due_repairs,
+)
 from services.settings import ServiceSettings
 from services.turn_plan import TurnRequest
 from services.turns import Turns, TurnStream
@@ -30,7 +51,10 @@ RECEIPT = TypeAdapter(EventReceipt)
 
 @dataclass(frozen=True)
 class NewSession:
-    """A session as the client asks for it; what is None is chosen by the service."""
+    """A session as the client asks for it; what is None is chosen by the service.
+
+    By default a session has episodes where its method looks at them; None is none.
+    """
 
     budget: int | None = None
     repair_rows: int | None = None
@@ -41,6 +65,8 @@ class NewSession:
     tools: tuple[str, ...] = ()
     metadata: Mapping[str, str] | None = None
     model: str | None = None
+    episodes: EpisodeSettings | Literal["default"] | None = "default"
+    layer_budgets: LayerBudgets | None = None
 
 
 class SessionService:
@@ -55,9 +81,12 @@ class SessionService:
         self.settings = settings
         self._observers = Observers()
         self._sessions = LiveSessions(catalog, worker, settings)
-        self._pauses = Pauses(catalog, worker, self._sessions, self._observers)
+        self._resting = _resting(catalog, worker, self._sessions, self._observers)
         self.admission = Admission(settings)
-        self._turns = Turns(catalog, worker, self._sessions, self._pauses, self.admission, self._observers, settings)
+        matcher = Matcher(catalog, worker, self._observers, settings)
+        self._turns = Turns(
+            catalog, worker, self._sessions, self._resting, matcher, self.admission, self._observers, settings
+        )
         self._running: set[asyncio.Task[None]] = set()
         self._creating = asyncio.Lock()
         self._info: wire.WorkerInfo | None = None
@@ -93,7 +122,7 @@ class SessionService:
             task.cancel()
         if self._running:
             await asyncio.wait(self._running)
-        await self._pauses.stop()
+        await self._resting.stop()
         await self._worker.close()
         await self._catalog.close()
 
@@ -122,22 +151,28 @@ class SessionService:
         """The request with everything chosen. Raises InvalidRequest."""
         if request.model is not None and request.model != self.info.model:
             raise UnknownModel("model", f"model {request.model!r} is not served here; {self.info.model!r} is")
-        method = request.method or self.settings.default_method
-        names = [known.name for known in self.info.methods]
-        if method not in names:
-            raise UnknownMethod("method", f"method {method!r} is none of {', '.join(names)}")
+        method = self._method(request.method or self.settings.default_method)
         budget = self.settings.default_budget if request.budget is None else request.budget
         seed = secrets.randbits(32) if request.seed is None else request.seed
         return SessionSettings(
             budget=budget,
             repair_rows=self._repair_rows(budget, request.repair_rows),
-            method=method,
+            method=method.name,
             repair_on=request.repair_on,
             method_settings=request.method_settings,
             seed=seed,
             tools=request.tools,
             metadata=request.metadata or {},
+            episodes=_episodes(request, method),
+            layer_budgets=request.layer_budgets,
         )
+
+    def _method(self, name: str) -> wire.MethodInfo:
+        found = next((known for known in self.info.methods if known.name == name), None)
+        if found is None:
+            names = ", ".join(known.name for known in self.info.methods)
+            raise UnknownMethod("method", f"method {name!r} is none of {names}")
+        return found
 
     def _repair_rows(self, budget: int, repair_rows: int | None) -> int:
         least, most = self.info.min_budget, self.info.max_budget
@@ -183,7 +218,7 @@ class SessionService:
             await unbroken(self._delete(live, key))
 
     async def _delete(self, live: LiveSession, key: IdempotencyKey | None) -> None:
-        await self._pauses.cancel(live)
+        await self._resting.cancel(live)
         await self._catalog.delete(live.id, None if key is None else Remembered(key, "{}"))
         self._sessions.forget(live)
         self._observers.tell(SessionDeleted(live.id))
@@ -218,9 +253,13 @@ class SessionService:
         if changed is not call or key is not None:
             answer = None if key is None else Remembered(key, RECEIPT.dump_json(acknowledged).decode())
             await self._catalog.commit_call(live.id, changed, await self._sessions.epoch(live), answer)
-        if session.calls:
-            self._pauses.begin(live)
+        if due_repairs(await self._catalog.session(live.id)):
+            self._resting.begin_repairs(live)
         return acknowledged
+
+    async def episodes(self, session: str) -> tuple[Session, EpisodeSet]:
+        """The session, and its episodes as they were committed last. Raises UnknownSession."""
+        return await self._catalog.session(session), await self._catalog.episodes(session)
 
     async def memory(self, session: str) -> MemoryReport:
         """What the session holds. Raises UnknownSession."""
@@ -233,3 +272,18 @@ class SessionService:
     def _check_taking(self) -> None:
         if not self._taking:
             raise ShuttingDown("the service is not taking requests now", self.settings.retry_after_seconds)
+
+
+def _resting(catalog: Catalog, worker: Worker, sessions: LiveSessions, observers: Observers) -> Resting:
+    pauses = Pauses(catalog, worker, sessions, observers)
+    return Resting(sessions, pauses, EpisodeKeeper(catalog, worker, sessions, observers))
+
+
+def _episodes(request: NewSession, method: wire.MethodInfo) -> EpisodeSettings | None:
+    """The episodes of a new session. Raises EpisodesUnsupported."""
+    if request.episodes == "default":
+        return EpisodeSettings() if method.episodes else None
+    if request.episodes is not None and not method.episodes:
+        message = f"evictions of method {method.name!r} do not look at episodes; leave them out, or take epicache"
+        raise EpisodesUnsupported("episodes", message)
+    return request.episodes

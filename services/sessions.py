@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
+from typing import Literal
 
 from services.errors import IllegalTransition
 from services.messages import Message, ToolCall
@@ -82,9 +83,34 @@ class CallStatus(StrEnum):
     FAILED = "failed"
 
 
+LayerBudgets = Literal["uniform", "pyramid", "sensitivity"]
+"""How a session's budget is split over the layers."""
+EpisodeCount = int | Literal["auto"]
+EpisodeBuild = Literal["one_pass", "per_episode"]
+
+
+@dataclass(frozen=True)
+class EpisodeSettings:
+    """How a session's episodes are made: segments of so many utterances, clustered into `count` episodes.
+
+    A patched prompt takes about `medoid_utterances`. `one_pass` scores the stored rows for all episodes together;
+    `per_episode` prefills the whole log once for each (EpiCache's own way). Episodes are built again when the
+    conversation has grown by the share `rebuild_growth`.
+    """
+
+    count: EpisodeCount = 4
+    segment_utterances: int = 4
+    medoid_utterances: int = 8
+    build: EpisodeBuild = "one_pass"
+    rebuild_growth: float = 0.25
+
+
 @dataclass(frozen=True)
 class SessionSettings:
-    """What is fixed when a session is created. `method_settings` and each tool are JSON texts of objects."""
+    """What is fixed when a session is created. `method_settings` and each tool are JSON texts of objects.
+
+    Without `episodes` there are none; without `layer_budgets` the method's own way of splitting is taken.
+    """
 
     budget: int
     repair_rows: int
@@ -94,6 +120,8 @@ class SessionSettings:
     seed: int = 0
     tools: tuple[str, ...] = ()
     metadata: Mapping[str, str] = field(default_factory=dict)
+    episodes: EpisodeSettings | None = None
+    layer_budgets: LayerBudgets | None = None
 
     def repairs_on(self, trigger: RepairTrigger) -> bool:
         """Whether the session repairs on `trigger`: asked for, and with rows to promote into."""
@@ -153,13 +181,17 @@ class Session:
 
 @dataclass(frozen=True)
 class Turn:
-    """A committed turn: what came in, which tokens it appended to the session, what came out."""
+    """A committed turn: what came in, which tokens it appended to the session, what came out.
+
+    `utterance_tokens` counts the tokens that each side said, in turns, the answer last; they add up to all of them.
+    """
 
     session: str
     number: int
     messages: tuple[Message, ...]
     token_ids: tuple[int, ...]
     outcome: TurnOutcome
+    utterance_tokens: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -3,26 +3,33 @@
 import asyncio
 import sqlite3
 import time
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import aiosqlite
 
+from services import sqlite_episodes as episodes
+from services import sqlite_pauses as pauses
 from services import sqlite_rows as rows
 from services.cancellation import unbroken
-from services.catalog import IdempotencyKey, Remembered, RepairCommit, SessionPage, TurnCommit
-from services.errors import (
-    CatalogError,
-    CatalogVersion,
-    IdempotencyConflict,
-    StaleEpoch,
-    UnknownCall,
-    UnknownSession,
+from services.catalog import (
+    BuildCommit,
+    EpisodeSet,
+    IdempotencyKey,
+    Remembered,
+    RepairCommit,
+    SegmentRecord,
+    SegmentsCommit,
+    SessionPage,
+    TurnCommit,
 )
-from services.messages import ToolCall
-from services.sessions import CallStatus, PendingCall, RepairTrigger, Session, Turn
+from services.errors import CatalogError, CatalogVersion, IdempotencyConflict, UnknownCall, UnknownSession
+from services.sessions import PendingCall, Session, Turn
 from services.sqlite_schema import APPLICATION_ID, PRAGMAS, SCHEMA_VERSION, TABLES
+from services.sqlite_statements import check_session, every, fence, one
+
+Write = Callable[[aiosqlite.Connection], Awaitable[None]]
 
 
 class SqliteCatalog:
@@ -69,7 +76,7 @@ class SqliteCatalog:
     async def session(self, session: str) -> Session:
         """See `Catalog.session`."""
         async with self._reading() as db:
-            row = await _one(db, "SELECT * FROM sessions WHERE id = ?", (session,))
+            row = await one(db, "SELECT * FROM sessions WHERE id = ?", (session,))
             if row is None:
                 raise UnknownSession(session)
             return await _session(db, row)
@@ -77,7 +84,7 @@ class SqliteCatalog:
     async def worker_state(self, session: str) -> bytes:
         """See `Catalog.worker_state`."""
         async with self._reading() as db:
-            row = await _one(db, "SELECT state FROM worker_states WHERE session = ?", (session,))
+            row = await one(db, "SELECT state FROM worker_states WHERE session = ?", (session,))
         if row is None:
             raise UnknownSession(session)
         return bytes(row["state"])
@@ -89,20 +96,20 @@ class SqliteCatalog:
             where, bounds = "WHERE (created_at, id) < (?, ?)", rows.cursor_value(cursor)
         query = f"SELECT * FROM sessions {where} ORDER BY created_at DESC, id DESC LIMIT ?"
         async with self._reading() as db:
-            found = await _all(db, query, (*bounds, limit + 1))
+            found = await every(db, query, (*bounds, limit + 1))
             sessions = tuple([await _session(db, row) for row in found[:limit]])
         return SessionPage(sessions, rows.cursor_text(sessions[-1]) if len(found) > limit else None)
 
     async def session_ids(self) -> list[str]:
         """See `Catalog.session_ids`."""
         async with self._reading() as db:
-            return [row["id"] for row in await _all(db, "SELECT id FROM sessions ORDER BY created_at, id", ())]
+            return [row["id"] for row in await every(db, "SELECT id FROM sessions ORDER BY created_at, id", ())]
 
     async def turns(self, session: str, after: int, limit: int) -> list[Turn]:
         """See `Catalog.turns`."""
         query = "SELECT * FROM turns WHERE session = ? AND number > ? ORDER BY number LIMIT ?"
         async with self._reading() as db:
-            return [rows.turn_value(row) for row in await _all(db, query, (session, after, limit))]
+            return [rows.turn_value(row) for row in await every(db, query, (session, after, limit))]
 
     async def take_over(self, session: str) -> int:
         """See `Catalog.take_over`."""
@@ -111,7 +118,7 @@ class SqliteCatalog:
     async def _take_over(self, session: str) -> int:
         query = "UPDATE sessions SET epoch = epoch + 1 WHERE id = ? RETURNING epoch"
         async with self._transaction() as db:
-            row = await _one(db, query, (session,))
+            row = await one(db, query, (session,))
         if row is None:
             raise UnknownSession(session)
         return int(row["epoch"])
@@ -124,15 +131,16 @@ class SqliteCatalog:
         turn = commit.turn
         memory = rows.MEMORY.dump_json(turn.outcome.memory).decode()
         async with self._transaction() as db:
-            await _fence(db, turn.session, epoch)
-            await db.execute("INSERT INTO turns VALUES (?, ?, ?, ?, ?)", rows.turn_row(turn))
+            await fence(db, turn.session, epoch)
+            await db.execute("INSERT INTO turns VALUES (?, ?, ?, ?, ?, ?)", rows.turn_row(turn))
             await db.execute(
                 "UPDATE sessions SET turns = ?, memory = ?, updated_at = ? WHERE id = ?",
                 (turn.number, memory, time.time(), turn.session),
             )
             await _replace_state(db, turn.session, commit.worker_state)
-            await _end_pause(db, commit)
-            await _begin_pause(db, turn, commit.calls)
+            await episodes.count_match(db, turn.session, commit.matched, commit.active)
+            await pauses.end_pause(db, commit)
+            await pauses.begin_pause(db, turn, commit.calls)
             await self._remember(db, answer)
 
     async def commit_repair(self, session: str, commit: RepairCommit, epoch: int) -> None:
@@ -141,21 +149,21 @@ class SqliteCatalog:
 
     async def _commit_repair(self, session: str, commit: RepairCommit, epoch: int) -> None:
         async with self._transaction() as db:
-            await _fence(db, session, epoch)
-            await _mark_repaired(db, session, commit)
+            await fence(db, session, epoch)
+            await pauses.mark_repaired(db, session, commit)
             if commit.worker_state is not None:
                 await _replace_state(db, session, commit.worker_state)
             if commit.memory is not None:
                 memory = rows.MEMORY.dump_json(commit.memory).decode()
                 await db.execute("UPDATE sessions SET memory = ? WHERE id = ?", (memory, session))
             if commit.report is not None:
-                await _add_report(db, session, rows.REPAIR.dump_json(commit.report).decode())
+                await pauses.add_report(db, session, rows.REPAIR.dump_json(commit.report).decode())
 
     async def call(self, session: str, call: str) -> PendingCall:
         """See `Catalog.call`."""
         query = "SELECT * FROM calls WHERE session = ? AND id = ? ORDER BY turn DESC, position LIMIT 1"
         async with self._reading() as db:
-            row = await _one(db, query, (session, call))
+            row = await one(db, query, (session, call))
         if row is None:
             raise UnknownCall(session, call)
         return rows.call_value(row)
@@ -167,7 +175,7 @@ class SqliteCatalog:
     async def _commit_call(self, session: str, call: PendingCall, epoch: int, answer: Remembered | None) -> None:
         reported = (call.started, call.partial, call.status.value, call.result, call.batch)
         async with self._transaction() as db:
-            await _fence(db, session, epoch)
+            await fence(db, session, epoch)
             await db.execute(
                 "UPDATE calls SET started = ?, partial = ?, status = ?, result = ?, batch = ?"
                 " WHERE session = ? AND turn = ? AND position = ?",
@@ -175,13 +183,46 @@ class SqliteCatalog:
             )
             await self._remember(db, answer)
 
+    async def episodes(self, session: str) -> EpisodeSet:
+        """See `Catalog.episodes`."""
+        async with self._reading() as db:
+            await check_session(db, session)
+            return await episodes.read_set(db, session)
+
+    async def segments(self, session: str) -> list[SegmentRecord]:
+        """See `Catalog.segments`."""
+        async with self._reading() as db:
+            return await episodes.read_segments(db, session)
+
+    async def episode_rows(self, session: str, episode: str) -> bytes:
+        """See `Catalog.episode_rows`."""
+        async with self._reading() as db:
+            return await episodes.read_rows(db, session, episode)
+
+    async def commit_segments(self, session: str, commit: SegmentsCommit, epoch: int) -> None:
+        """See `Catalog.commit_segments`."""
+        await unbroken(self._fenced(session, epoch, lambda db: episodes.add_segments(db, session, commit)))
+
+    async def commit_build(self, session: str, commit: BuildCommit, epoch: int) -> None:
+        """See `Catalog.commit_build`."""
+        await unbroken(self._fenced(session, epoch, lambda db: episodes.replace_episodes(db, session, commit)))
+
+    async def forget_episodes(self, session: str, epoch: int) -> None:
+        """See `Catalog.forget_episodes`."""
+        await unbroken(self._fenced(session, epoch, lambda db: episodes.forget(db, session)))
+
+    async def _fenced(self, session: str, epoch: int, write: Write) -> None:
+        async with self._transaction() as db:
+            await fence(db, session, epoch)
+            await write(db)
+
     async def delete(self, session: str, answer: Remembered | None) -> None:
         """See `Catalog.delete`."""
         await unbroken(self._delete(session, answer))
 
     async def _delete(self, session: str, answer: Remembered | None) -> None:
         async with self._transaction() as db:
-            if await _one(db, "DELETE FROM sessions WHERE id = ? RETURNING id", (session,)) is None:
+            if await one(db, "DELETE FROM sessions WHERE id = ? RETURNING id", (session,)) is None:
                 raise UnknownSession(session)
             await self._remember(db, answer)
 
@@ -189,7 +230,7 @@ class SqliteCatalog:
         """See `Catalog.recall`."""
         query = "SELECT fingerprint, answer FROM answers WHERE scope = ? AND key = ?"
         async with self._reading() as db:
-            row = await _one(db, query, (key.scope, key.key))
+            row = await one(db, query, (key.scope, key.key))
         if row is None:
             return None
         if row["fingerprint"] != key.fingerprint:
@@ -201,7 +242,7 @@ class SqliteCatalog:
             return
         key = answer.key
         insert = "INSERT INTO answers (scope, key, fingerprint, answer) VALUES (?, ?, ?, ?) RETURNING number"
-        row = await _one(db, insert, (key.scope, key.key, key.fingerprint, answer.answer))
+        row = await one(db, insert, (key.scope, key.key, key.fingerprint, answer.answer))
         assert row is not None, "an INSERT that succeeds returns its row"
         await db.execute("DELETE FROM answers WHERE number <= ?", (row["number"] - self._answers,))
 
@@ -246,9 +287,9 @@ async def _prepare(connection: aiosqlite.Connection, path: Path) -> None:
 
 
 async def _create_or_check(connection: aiosqlite.Connection, path: Path) -> None:
-    version = await _one(connection, "PRAGMA user_version", ())
-    application = await _one(connection, "PRAGMA application_id", ())
-    tables = await _one(connection, "SELECT count(*) AS n FROM sqlite_master", ())
+    version = await one(connection, "PRAGMA user_version", ())
+    application = await one(connection, "PRAGMA application_id", ())
+    tables = await one(connection, "SELECT count(*) AS n FROM sqlite_master", ())
     assert version is not None
     assert application is not None
     assert tables is not None
@@ -266,69 +307,16 @@ async def _create_or_check(connection: aiosqlite.Connection, path: Path) -> None
         )
 
 
-async def _one(db: aiosqlite.Connection, query: str, values: Sequence[object]) -> sqlite3.Row | None:
-    found = await _all(db, query, values)
-    return found[0] if found else None
-
-
-async def _all(db: aiosqlite.Connection, query: str, values: Sequence[object]) -> list[sqlite3.Row]:
-    return list(await db.execute_fetchall(query, values))
-
-
 async def _session(db: aiosqlite.Connection, row: sqlite3.Row) -> Session:
-    calls = await _all(
+    calls = await every(
         db, "SELECT * FROM calls WHERE session = ? AND said IS NULL ORDER BY turn, position", (row["id"],)
     )
-    repairs = await _all(
+    repairs = await every(
         db, "SELECT report FROM repairs WHERE session = ? AND after_turn = ? ORDER BY number", (row["id"], row["turns"])
     )
     reports = tuple(rows.REPAIR.validate_json(repair["report"]) for repair in repairs)
     return rows.session_value(row, tuple(rows.call_value(call) for call in calls), reports)
 
 
-async def _fence(db: aiosqlite.Connection, session: str, epoch: int) -> None:
-    row = await _one(db, "SELECT epoch FROM sessions WHERE id = ?", (session,))
-    if row is None:
-        raise UnknownSession(session)
-    if row["epoch"] != epoch:
-        raise StaleEpoch(f"session {session!r} is at epoch {row['epoch']}, not {epoch}: another process took it over")
-
-
 async def _replace_state(db: aiosqlite.Connection, session: str, state: bytes) -> None:
     await db.execute("UPDATE worker_states SET state = ? WHERE session = ?", (state, session))
-
-
-async def _end_pause(db: aiosqlite.Connection, commit: TurnCommit) -> None:
-    turn = commit.turn
-    for call, result in commit.said.items():
-        await db.execute(
-            "UPDATE calls SET status = ?, result = ? WHERE session = ? AND id = ? AND said IS NULL",
-            (CallStatus.COMPLETED.value, result, turn.session, call),
-        )
-    await db.execute("UPDATE calls SET said = ? WHERE session = ? AND said IS NULL", (turn.number, turn.session))
-
-
-async def _begin_pause(db: aiosqlite.Connection, turn: Turn, calls: Iterable[ToolCall]) -> None:
-    for position, call in enumerate(calls):
-        await db.execute(
-            "INSERT INTO calls VALUES (?, ?, ?, ?, ?, ?, ?, NULL, 0, '', 0, 0, 0, NULL)",
-            (turn.session, turn.number, position, call.id, call.name, call.arguments, CallStatus.PENDING.value),
-        )
-
-
-async def _mark_repaired(db: aiosqlite.Connection, session: str, commit: RepairCommit) -> None:
-    repair = commit.repair
-    if repair.trigger is RepairTrigger.TOOL_CALL:
-        column, where, value = "call_repaired", "position = ?", repair.position
-    else:
-        column, where, value = "result_repaired", "batch = ?", repair.batch
-    query = f"UPDATE calls SET {column} = 1 WHERE session = ? AND said IS NULL AND {where}"
-    await db.execute(query, (session, value))
-
-
-async def _add_report(db: aiosqlite.Connection, session: str, report: str) -> None:
-    await db.execute(
-        "INSERT INTO repairs SELECT id, turns,"
-        " (SELECT count(*) FROM repairs WHERE session = id AND after_turn = turns), ? FROM sessions WHERE id = ?",
-        (report, session),
-    )

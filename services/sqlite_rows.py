@@ -9,6 +9,7 @@ import sys
 
 from pydantic import TypeAdapter
 
+from services.catalog import EpisodeRecord, EpisodeSet, SegmentRecord
 from services.errors import InvalidRequest
 from services.messages import Message, ToolCall
 from services.reports import MemoryReport, RepairReport, TurnOutcome
@@ -19,6 +20,17 @@ MEMORY = TypeAdapter(MemoryReport)
 MESSAGES = TypeAdapter(tuple[Message, ...])
 OUTCOME = TypeAdapter(TurnOutcome)
 REPAIR = TypeAdapter(RepairReport)
+
+EPISODE_SET_COLUMNS = (
+    "segments",
+    "built_segments",
+    "builds",
+    "next_token",
+    "last_turn",
+    "last_utterance",
+    "dimensions",
+)
+"""The columns of `episode_sets` that the care of episodes writes; `active` is written by turns."""
 
 
 def session_row(session: Session) -> tuple[object, ...]:
@@ -48,7 +60,8 @@ def turn_row(turn: Turn) -> tuple[object, ...]:
     """The columns of `turns`, in order."""
     messages = MESSAGES.dump_json(turn.messages).decode()
     outcome = OUTCOME.dump_json(turn.outcome).decode()
-    return (turn.session, turn.number, messages, token_bytes(turn.token_ids), outcome)
+    said = token_bytes(turn.utterance_tokens)
+    return (turn.session, turn.number, messages, token_bytes(turn.token_ids), outcome, said)
 
 
 def turn_value(row: sqlite3.Row) -> Turn:
@@ -59,6 +72,7 @@ def turn_value(row: sqlite3.Row) -> Turn:
         messages=MESSAGES.validate_json(row["messages"]),
         token_ids=token_values(row["token_ids"]),
         outcome=OUTCOME.validate_json(row["outcome"]),
+        utterance_tokens=token_values(row["utterance_tokens"]),
     )
 
 
@@ -77,6 +91,57 @@ def call_value(row: sqlite3.Row) -> PendingCall:
         result_repaired=bool(row["result_repaired"]),
         said=row["said"],
     )
+
+
+def episode_row(session: str, number: int, episode: EpisodeRecord) -> tuple[object, ...]:
+    """The columns of `episodes`, in order."""
+    size = (episode.segments, episode.tokens)
+    prompt = token_bytes(episode.patched_prompt)
+    return (
+        session,
+        number,
+        episode.id,
+        episode.centroid,
+        *size,
+        episode.medoid,
+        prompt,
+        episode.length,
+        episode.matched,
+    )
+
+
+def episode_value(row: sqlite3.Row) -> EpisodeRecord:
+    """The episode of a row."""
+    return EpisodeRecord(
+        id=row["id"],
+        centroid=row["centroid"],
+        segments=row["segments"],
+        tokens=row["tokens"],
+        medoid=row["medoid"],
+        patched_prompt=token_values(row["patched_prompt"]),
+        length=row["length"],
+        matched=row["matched"],
+    )
+
+
+def episode_set_value(row: sqlite3.Row, episodes: tuple[EpisodeRecord, ...]) -> EpisodeSet:
+    """The set of a row, with its episodes."""
+    return EpisodeSet(**{name: row[name] for name in EPISODE_SET_COLUMNS}, active=row["active"], episodes=episodes)
+
+
+def episode_set_row(found: EpisodeSet) -> tuple[object, ...]:
+    """The values of `EPISODE_SET_COLUMNS`, in order."""
+    return tuple(getattr(found, name) for name in EPISODE_SET_COLUMNS)
+
+
+def segment_row(session: str, segment: SegmentRecord) -> tuple[object, ...]:
+    """The columns of `segments`, in order."""
+    return (session, segment.number, segment.start, segment.stop, segment.vector, segment.label)
+
+
+def segment_value(row: sqlite3.Row) -> SegmentRecord:
+    """The segment of a row."""
+    return SegmentRecord(row["number"], row["start"], row["stop"], row["vector"], row["label"])
 
 
 def token_bytes(token_ids: tuple[int, ...]) -> bytes:

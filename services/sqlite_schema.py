@@ -1,6 +1,6 @@
 """The tables of the catalog on SQLite, and which version of them this code reads and writes."""
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 APPLICATION_ID = 0x6B767263  # "kvrc": tells a catalog from any other SQLite file
 
 TABLES = """
@@ -26,6 +26,7 @@ CREATE TABLE turns (
     messages TEXT NOT NULL,
     token_ids BLOB NOT NULL,
     outcome TEXT NOT NULL,
+    utterance_tokens BLOB NOT NULL,
     PRIMARY KEY (session, number)
 ) STRICT, WITHOUT ROWID;
 
@@ -55,6 +56,50 @@ CREATE TABLE repairs (
     report TEXT NOT NULL,
     PRIMARY KEY (session, after_turn, number)
 ) STRICT, WITHOUT ROWID;
+
+CREATE TABLE episode_sets (
+    session TEXT PRIMARY KEY REFERENCES sessions (id) ON DELETE CASCADE,
+    segments INTEGER NOT NULL,
+    built_segments INTEGER NOT NULL,
+    builds INTEGER NOT NULL,
+    next_token INTEGER NOT NULL,
+    last_turn INTEGER NOT NULL,
+    last_utterance INTEGER NOT NULL,
+    dimensions INTEGER NOT NULL,
+    active TEXT NOT NULL
+) STRICT;
+
+CREATE TABLE segments (
+    session TEXT NOT NULL REFERENCES sessions (id) ON DELETE CASCADE,
+    number INTEGER NOT NULL,
+    start INTEGER NOT NULL,
+    stop INTEGER NOT NULL,
+    vector BLOB NOT NULL,
+    label INTEGER NOT NULL,
+    PRIMARY KEY (session, number)
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE episodes (
+    session TEXT NOT NULL REFERENCES sessions (id) ON DELETE CASCADE,
+    number INTEGER NOT NULL,
+    id TEXT NOT NULL,
+    centroid BLOB NOT NULL,
+    segments INTEGER NOT NULL,
+    tokens INTEGER NOT NULL,
+    medoid TEXT NOT NULL,
+    patched_prompt BLOB NOT NULL,
+    length INTEGER NOT NULL,
+    matched INTEGER NOT NULL,
+    PRIMARY KEY (session, number)
+) STRICT, WITHOUT ROWID;
+
+-- Apart from their episodes: they are large, and only a switch reads them.
+CREATE TABLE episode_rows (
+    session TEXT NOT NULL REFERENCES sessions (id) ON DELETE CASCADE,
+    episode TEXT NOT NULL,
+    rows BLOB NOT NULL,
+    PRIMARY KEY (session, episode)
+) STRICT;
 
 CREATE TABLE answers (
     number INTEGER PRIMARY KEY AUTOINCREMENT,

@@ -12,12 +12,13 @@ from kvrecall.v1 import worker_pb2 as wire
 from services.admission import Admission
 from services.cancellation import unbroken
 from services.catalog import Catalog, IdempotencyKey, Remembered, TurnCommit
-from services.errors import InvalidRequest, ServiceError, UnknownSession, WorkerLost
+from services.errors import InvalidRequest, ServiceError, UnknownSession, WorkerLost, WorkerRefused
 from services.live import LiveSession, LiveSessions
+from services.matching import Match, Matcher
 from services.messages import Message, ToolCall, call_from_wire, message_from_wire, message_to_wire, sampling_to_wire
-from services.observing import Observers, TurnFailed, TurnFinished
-from services.pauses import Pauses
-from services.reports import TurnOutcome, fidelity_from_wire, memory_from_wire, repair_from_wire
+from services.observing import EpisodesFailed, Observers, TurnFailed, TurnFinished
+from services.reports import TurnOutcome, episode_from_wire, fidelity_from_wire, memory_from_wire, repair_from_wire
+from services.resting import Resting
 from services.sessions import Session, SessionEvent, Turn
 from services.settings import ServiceSettings
 from services.turn_plan import TurnPlan, TurnRequest, plan_turn
@@ -106,7 +107,8 @@ class Turns:
         catalog: Catalog,
         worker: Worker,
         sessions: LiveSessions,
-        pauses: Pauses,
+        resting: Resting,
+        matcher: Matcher,
         admission: Admission,
         observers: Observers,
         settings: ServiceSettings,
@@ -114,7 +116,8 @@ class Turns:
         self._catalog = catalog
         self._worker = worker
         self._sessions = sessions
-        self._pauses = pauses
+        self._resting = resting
+        self._matcher = matcher
         self._admission = admission
         self._observers = observers
         self._settings = settings
@@ -143,21 +146,35 @@ class Turns:
                 yield item
             return
         live = self._sessions.of(await self._catalog.session(session_id))
-        async with self._sessions.claim_turn(live, request.queue):
-            if (told := await self._told_before(key)) is not None:
-                for item in _retold(told):
+        try:
+            async with (
+                self._sessions.claim_turn(live, request.queue),
+                aclosing(self._claimed(live, request, key, arrived)) as progress,
+            ):
+                async for item in progress:
                     yield item
-                return
-            await self._check(live, request)
-            async with self._admission.place():
-                await self._pauses.settle(live)
-                session = await self._catalog.session(session_id)
-                plan = plan_turn(session, request, self._settings)
-                yield TurnStarted(session_id, plan.number)
-                work = _Work(live, session, request, plan, key, time.monotonic() - arrived)
-                async with aclosing(self._compute(work)) as progress:
-                    async for item in progress:
-                        yield item
+        finally:
+            self._resting.resume(live)
+
+    async def _claimed(
+        self, live: LiveSession, request: TurnRequest, key: IdempotencyKey | None, arrived: float
+    ) -> AsyncGenerator[TurnProgress, None]:
+        """The turn of whoever is the session's one writer."""
+        if (told := await self._told_before(key)) is not None:
+            for item in _retold(told):
+                yield item
+            return
+        await self._check(live, request)
+        async with self._admission.place():
+            await self._resting.settle(live)
+            session = await self._catalog.session(live.id)
+            plan = plan_turn(session, request, self._settings)
+            yield TurnStarted(live.id, plan.number)
+            waited = time.monotonic() - arrived
+            match = await self._matcher.match(session, plan.messages)
+            async with aclosing(self._compute(_Work(live, session, request, plan, key, waited, match))) as progress:
+                async for item in progress:
+                    yield item
 
     async def _told_before(self, key: IdempotencyKey | None) -> TurnOutcome | None:
         answer = None if key is None else await self._catalog.recall(key)
@@ -178,7 +195,7 @@ class Turns:
         live.advance(SessionEvent.TURN_STARTED)
         live.in_doubt = True
         try:
-            async with aclosing(self._worker.turn(_wire_turn(work, epoch))) as events:
+            async with aclosing(self._events(work, epoch)) as events:
                 async for event in events:
                     match event.WhichOneof("event"):
                         case "token":
@@ -195,6 +212,25 @@ class Turns:
                 live.roll_back(work.session)
         yield TurnEnded(outcome)
 
+    async def _events(self, work: "_Work", epoch: int) -> AsyncGenerator[wire.TurnEvent, None]:
+        """What the worker tells of the turn. An episode that it cannot use is left out: no turn fails by it."""
+        request, load = _wire_turn(work, epoch), None if work.match is None else work.match.load
+        if load is not None:
+            switching = wire.TurnRequest.FromString(request.SerializeToString())
+            switching.episode.CopyFrom(load)
+            try:
+                async with aclosing(self._worker.turn(switching)) as events:
+                    async for event in events:
+                        yield event
+                return
+            except WorkerRefused as error:
+                if error.code != "bad_episode":
+                    raise
+                self._observers.tell(EpisodesFailed(work.live.id, "switch", error.code, error.message))
+        async with aclosing(self._worker.turn(request)) as events:
+            async for event in events:
+                yield event
+
     async def _finish(self, work: "_Work", done: wire.TurnDone, epoch: int) -> TurnOutcome:
         """Commit the turn, then begin the pause it ends on."""
         live, message = work.live, message_from_wire(done.message) if done.HasField("message") else None
@@ -202,15 +238,21 @@ class Turns:
         calls = work.plan.asks
         if message is not None and done.finish_reason == "tool_calls":
             calls = message.tool_calls
-        turn = Turn(live.id, work.plan.number, work.plan.messages, tuple(done.token_ids), outcome)
-        commit = TurnCommit(turn, done.state.SerializeToString(deterministic=True), calls, work.plan.said)
+        commit = TurnCommit(
+            _turn(work, done, outcome),
+            done.state.SerializeToString(deterministic=True),
+            calls,
+            work.plan.said,
+            matched="" if work.match is None else work.match.episode,
+            active=done.state.episode,
+        )
         answer = None if work.key is None else Remembered(work.key, OUTCOME.dump_json(outcome).decode())
         await self._catalog.commit_turn(commit, epoch, answer)
         live.in_doubt = False
         live.advance(SessionEvent.CALLS_MADE if calls else SessionEvent.TURN_ENDED)
         self._observers.tell(TurnFinished(outcome))
         if calls:
-            self._pauses.begin(live)
+            self._resting.begin_repairs(live)
         return outcome
 
 
@@ -222,6 +264,7 @@ class _Work:
     plan: TurnPlan
     key: IdempotencyKey | None
     waited: float
+    match: Match | None
 
 
 def _retold(outcome: TurnOutcome) -> list[TurnProgress]:
@@ -247,9 +290,21 @@ def _wire_turn(work: _Work, epoch: int) -> wire.TurnRequest:
     )
 
 
+def _turn(work: _Work, done: wire.TurnDone, outcome: TurnOutcome) -> Turn:
+    return Turn(
+        session=work.live.id,
+        number=work.plan.number,
+        messages=work.plan.messages,
+        token_ids=tuple(done.token_ids),
+        outcome=outcome,
+        utterance_tokens=tuple(done.utterance_tokens),
+    )
+
+
 def _outcome(work: _Work, done: wire.TurnDone, message: Message | None) -> TurnOutcome:
     own_repair = repair_from_wire(done.repair) if done.HasField("repair") else None
-    repairs = work.session.repairs
+    repairs, match = work.session.repairs, work.match
+    matching = {} if match is None else {"match": match.seconds}
     return TurnOutcome(
         session=work.live.id,
         turn=work.plan.number,
@@ -259,7 +314,8 @@ def _outcome(work: _Work, done: wire.TurnDone, message: Message | None) -> TurnO
         output_tokens=done.output_tokens,
         memory=memory_from_wire(done.memory),
         repairs=repairs if own_repair is None else (*repairs, own_repair),
-        seconds={"waiting": work.waited, **dict(done.seconds)},
+        seconds={"waiting": work.waited, **matching, **dict(done.seconds)},
         fidelity=fidelity_from_wire(done),
         own_repair=own_repair,
+        episode=None if match is None else episode_from_wire(match.episode, match.similarity, done),
     )

@@ -61,7 +61,7 @@ async def test_failures_are_counted_by_their_code(front) -> None:
     front.worker.faults["repair"] = WorkerLost("gone")
     await front.say(session)
     await asyncio.wait(
-        [task for task in asyncio.all_tasks() if task.get_name().startswith("repairs")]
+        [task for task in asyncio.all_tasks() if task.get_name().startswith("rest of")]
         or [asyncio.create_task(asyncio.sleep(0))]
     )
     samples = await scrape(front)

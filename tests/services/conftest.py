@@ -220,7 +220,7 @@ class Harness:
     async def crash(self) -> None:
         """Lose the process: the worker's memory, running repairs, everything but the file."""
         for task in asyncio.all_tasks() - {asyncio.current_task()}:
-            if task.get_name().startswith("repairs of"):
+            if task.get_name().startswith(("rest of", "episodes of")):
                 task.cancel()
                 await asyncio.wait({task})
         await self.catalog.close()
@@ -241,8 +241,8 @@ class Harness:
         return wire.SessionState.FromString(await self.catalog.worker_state(session)).selection
 
     async def settled(self, session: str) -> None:
-        """Wait until no background repair of the session runs."""
-        tasks = [task for task in asyncio.all_tasks() if task.get_name() == f"repairs of {session}"]
+        """Wait until no background work of the session runs."""
+        tasks = [task for task in asyncio.all_tasks() if task.get_name() == f"rest of {session}"]
         if tasks:
             await asyncio.wait(tasks)
 

@@ -347,7 +347,7 @@ async def test_a_deleted_session_takes_its_repair_with_it(harness, call: Callabl
     await pause(harness, session, call("c1", "Bern"))
     await harness.worker.reached["repair"].wait()
     await harness.service.delete(session)
-    assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("repairs")]
+    assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("rest of")]
     assert session not in harness.worker.sessions
     with pytest.raises(UnknownSession):
         await harness.service.get(session)

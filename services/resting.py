@@ -1,0 +1,89 @@
+"""What is done in a session while nobody speaks in it: repairs first, then the care of its episodes.
+
+One task per session does it. Repairs are never broken off by the turn that follows: it needs them. The care of
+episodes gives way at once to a turn or to a repair, and goes on later from what it has committed.
+"""
+
+import asyncio
+
+from services.episode_keeper import EpisodeKeeper
+from services.errors import ServiceError
+from services.live import LiveSession, LiveSessions
+from services.pauses import Pauses
+
+
+class Resting:
+    """Starts, interrupts and stops the background work of sessions."""
+
+    def __init__(self, sessions: LiveSessions, pauses: Pauses, keeper: EpisodeKeeper) -> None:
+        self._sessions = sessions
+        self._pauses = pauses
+        self._keeper = keeper
+
+    def begin_repairs(self, live: LiveSession) -> None:
+        """Run what repairs are due, before anything else."""
+        live.repairs_wanted = True
+        _interrupt(live)
+        self._begin(live)
+
+    def resume(self, live: LiveSession) -> None:
+        """A turn is over, committed or not: go on with the care of episodes, after repairs that still run."""
+        if live.has_episodes and not live.deleted:
+            self._begin(live)
+
+    async def settle(self, live: LiveSession) -> None:
+        """Make way for a turn: break off the care of episodes, and return when no repair is due any more.
+
+        Raises a ServiceError when the worker is not well.
+        """
+        _interrupt(live)
+        if live.rest is not None and not live.rest.done():
+            await asyncio.wait({live.rest})
+        await self._pauses.run_due(live, patient=True)
+
+    async def cancel(self, live: LiveSession) -> None:
+        """Stop the session's background work; what is due stays due."""
+        task, live.rest, live.repairs_wanted = live.rest, None, False
+        if task is not None:
+            task.cancel()
+            await asyncio.wait({task})
+
+    async def stop(self) -> None:
+        """Stop all background work."""
+        for live in self._sessions.all():
+            await self.cancel(live)
+
+    def _begin(self, live: LiveSession) -> None:
+        if live.rest is None or live.rest.done():
+            live.rest = asyncio.create_task(self._background(live), name=f"rest of {live.id}")
+
+    async def _background(self, live: LiveSession) -> None:
+        while True:
+            if live.repairs_wanted:
+                live.repairs_wanted = False
+                try:
+                    await self._pauses.run_due(live)
+                except ServiceError:
+                    return  # told to the observers where it happened; still due, and the next turn will try again
+            await self._keep(live)
+            if not live.repairs_wanted:
+                return
+
+    async def _keep(self, live: LiveSession) -> None:
+        """Care for the episodes until it is done or interrupted; not at all while a turn runs or waits."""
+        if not live.has_episodes or live.turns_in_line or live.repairs_wanted:
+            return
+        live.keeping = asyncio.create_task(self._keeper.keep(live), name=f"episodes of {live.id}")
+        try:
+            await asyncio.wait({live.keeping})
+        finally:
+            _interrupt(live)
+            await asyncio.wait({live.keeping})
+            kept, live.keeping = live.keeping, None
+        if not kept.cancelled():
+            kept.result()
+
+
+def _interrupt(live: LiveSession) -> None:
+    if live.keeping is not None:
+        live.keeping.cancel()
