@@ -33,6 +33,8 @@ class Worker(Protocol):
     def turn(self, request: wire.TurnRequest) -> AsyncGenerator[wire.TurnEvent, None]:
         """Run one turn; the last event is `done`. Closing the iterator early cancels the turn.
 
+        With `request.episode`, that episode's rows are made active before anything is said, and only those that are
+        not active yet are moved; `bad_episode` when it does not fit the session as it is now.
         What a cancelled or failed turn leaves in the worker is undone by the next `open` with the committed state.
         `done` comes after every row of the turn is durable.
         """
@@ -40,6 +42,25 @@ class Worker(Protocol):
 
     async def repair(self, request: wire.RepairRequest) -> wire.RepairResult:
         """Score the session's rows against a signal and promote the best evicted ones."""
+        ...
+
+    async def embed(self, texts: list[str]) -> wire.EmbedResult:
+        """A unit vector per text, from the worker's sentence encoder; `dimensions` is set for no texts as well.
+
+        The encoder is loaded with the first call, which takes seconds then. It runs beside turns and does not hold
+        them up. Refused with `embedder_refused` when the encoder cannot be loaded.
+        """
+        ...
+
+    async def build_episodes(self, request: wire.BuildEpisodesRequest) -> wire.BuildEpisodesResult:
+        """Choose the rows of each planned episode from all rows of the session; the session stays as it is.
+
+        It takes the session's turn in the worker, and gives way to other sessions' decoding between two steps.
+        Cancelling the call cancels it, and the session may go on at once. Without `token_ids` all plans are scored
+        in one pass over the stored rows; with them, the session's own tokens from the first on, all of these are
+        prefilled once per plan (EpiCache's own build). Refused with `bad_settings` when the session's method keeps
+        every row, with `bad_episode` when a plan has no prompt or names rows that the session does not have.
+        """
         ...
 
     async def memory(self, session: str) -> wire.MemoryReport:

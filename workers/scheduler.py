@@ -14,6 +14,7 @@ import torch
 from kvrecall.v1 import worker_pb2 as wire
 from workers.decode import NextLogits
 from workers.engine import Engine
+from workers.episode_build import run_build
 from workers.errors import Cancelled, Overloaded, WorkerError
 from workers.session import WorkerSession
 from workers.turn import Emit, Yielded, run_pause_repair, run_turn
@@ -25,11 +26,15 @@ Steps = Generator[Yielded, NextLogits, Any]
 
 @dataclass(eq=False)
 class Job:
-    """One turn or repair. `token` is what it wants said next, `waiting` the future it waits for."""
+    """One turn, repair or build. `token` is what it wants said next, `waiting` the future it waits for.
+
+    `leaves_session`: when it has ended the session is as it was, whoever still wanted the result.
+    """
 
     session: str
     epoch: int
     steps: Callable[[WorkerSession], Steps]
+    leaves_session: bool = False
     result: "Future[Any]" = field(default_factory=Future)
     running: Steps | None = None
     token: int | None = None
@@ -70,6 +75,14 @@ class Scheduler:
         return self._submit(
             Job(request.session, request.epoch, lambda session: run_pause_repair(self.engine, session, request))
         )
+
+    def build_episodes(self, request: wire.BuildEpisodesRequest) -> "Future[wire.BuildEpisodesResult]":
+        """Queue a build of episodes; cancelling it leaves the session as it is."""
+
+        def build(session: WorkerSession) -> Steps:
+            return run_build(self.engine, session, request)
+
+        return self._submit(Job(request.session, request.epoch, build, leaves_session=True))
 
     def open(self, request: wire.OpenRequest) -> "Future[wire.MemoryReport]":
         """Make a session be what the request says; jobs of it that still run are cancelled first."""
@@ -217,7 +230,7 @@ class Scheduler:
         self._last_used[job.session] = time.monotonic()
         if isinstance(value, wire.TurnDone):
             value.seconds["queued"] = job.queued_seconds
-        if not _resolve(job.result, value):
+        if not _resolve(job.result, value) and not job.leaves_session:
             # Cancelled in its last step: the caller will never commit what the session now holds.
             self._abandon(job)
 

@@ -14,11 +14,13 @@ from workers import repair as repairing
 from workers import wire_values
 from workers.decode import Answer, NextLogits, decode
 from workers.engine import Engine, storage
+from workers.episodes import EpisodeRows, read_episode, switch
 from workers.errors import BadMessages, NotComparable, TurnTooLong
 from workers.prefill import prefill
 from workers.sampling import SamplingSettings
 from workers.session import Distribution, WorkerSession
 from workers.tokenizer import ChatMessage, Segment, keep_recent, parse_tool_calls
+from workers.utterances import utterance_tokens
 
 Yielded = int | None | Future[None]
 Emit = Callable[[wire.TurnEvent], None]
@@ -41,9 +43,10 @@ class Stopwatch:
 def run_turn(
     engine: Engine, session: WorkerSession, request: wire.TurnRequest, emit: Emit
 ) -> Generator[Yielded, NextLogits, wire.TurnDone]:
-    """One turn: prompt, repair if asked, prefill, decode, back into the budget, durable.
+    """One turn: prompt, episode and repair if asked, prefill, decode, back into the budget, durable.
 
-    Raises BadMessages, BadSettings and TurnTooLong before anything has changed, NotComparable also afterwards.
+    Raises BadMessages, BadSettings, BadEpisode and TurnTooLong before anything has changed, NotComparable also
+    afterwards.
     """
     watch = Stopwatch()
     new = [wire_values.to_chat(message) for message in request.messages]
@@ -54,15 +57,13 @@ def run_turn(
         raise BadMessages("the turn says nothing: its messages render to no token")
     sampling = _within_limits(engine, session, len(prompt), sampling, request.generate)
     reference = _reference(engine, request)
+    episode = read_episode(engine, session, request.episode) if request.HasField("episode") else None
     said, pending = session.length, list(session.pending)
     session.unsettled = True
-    session.queries.clear()
+    session.forget_turn()
     session.turn_start = session.length
-    done = wire.TurnDone(finish_reason="remembered")
-    if request.repair and session.repair_rows:
-        repaired = yield from run_repair(engine, session, prompt, "turn")
-        done.repair.CopyFrom(repaired)
-        watch.lap("repair")
+    done = wire.TurnDone(finish_reason="remembered", prompt_tokens=len(prompt))
+    yield from _recall(engine, session, request, episode, prompt, done, watch)
     heard = yield from prefill(
         engine,
         session,
@@ -86,9 +87,9 @@ def run_turn(
         done.fidelity.CopyFrom(_divergence(reference, heard.distribution))
     yield from _settle(engine, session, done, watch)
     done.token_ids.extend(token_ids)
-    done.prompt_tokens = len(prompt)
-    for phase, seconds in watch.seconds.items():
-        done.seconds[phase] = seconds
+    answered = len(token_ids) - len(prompt) if request.generate else None
+    done.utterance_tokens.extend(utterance_tokens([m.role for m in request.messages], segments, answered))
+    done.seconds.update(watch.seconds)
     session.unsettled = False
     return done
 
@@ -101,7 +102,7 @@ def run_repair(
     report = wire.RepairReport(trigger=trigger, signal_tokens=len(signal))
     if session.repair_rows and session.length and signal:
         session.unsettled = True
-        yield from _written(engine, session)
+        yield from written(engine, session)
         assert session.slot is not None, "the scheduler seats a session before it runs"
         observed = engine.observe(session, [*session.pending, *signal])
         yield None
@@ -131,6 +132,26 @@ def run_pause_repair(
     report = yield from run_repair(engine, session, signal, request.trigger)
     session.unsettled = False
     return wire.RepairResult(report=report, memory=engine.memory(session), state=engine.snapshot(session))
+
+
+def _recall(
+    engine: Engine,
+    session: WorkerSession,
+    request: wire.TurnRequest,
+    episode: EpisodeRows | None,
+    prompt: Sequence[int],
+    done: wire.TurnDone,
+    watch: Stopwatch,
+) -> Generator[Yielded, NextLogits, None]:
+    """Before anything is said: the episode's rows, then what the prompt asks for beside them."""
+    if episode is not None:
+        yield from written(engine, session)
+        done.switched.CopyFrom(switch(engine, session, request.episode, episode))
+        watch.lap("switch")
+    if request.repair and session.repair_rows:
+        repaired = yield from run_repair(engine, session, prompt, "turn")
+        done.repair.CopyFrom(repaired)
+        watch.lap("repair")
 
 
 def _within_limits(
@@ -180,7 +201,7 @@ def _settle(
     engine.cache.clear_promoted(_slot(session))
     session.promoted_rows = 0
     engine.evict(session, turn_over=True)
-    session.queries.clear()
+    session.forget_turn()
     watch.lap("evict")
     yield engine.flush(session)
     engine.settle(session)
@@ -189,7 +210,8 @@ def _settle(
     done.state.CopyFrom(engine.snapshot(session))
 
 
-def _written(engine: Engine, session: WorkerSession) -> Generator[Yielded, Any, None]:
+def written(engine: Engine, session: WorkerSession) -> Generator[Yielded, Any, None]:
+    """Wait until every row that was said is in the store."""
     if session.writes:
         yield session.writes[-1]
     engine.settle(session)

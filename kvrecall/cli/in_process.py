@@ -8,6 +8,7 @@ from typing import TypeVar
 from kvrecall.v1 import worker_pb2 as wire
 from services.errors import WorkerLost, WorkerRefused
 from workers import methods
+from workers.embedder import Embedder
 from workers.errors import WorkerError
 from workers.scheduler import Scheduler
 
@@ -20,6 +21,7 @@ class InProcessWorker:
     def __init__(self, scheduler: Scheduler, model: str) -> None:
         self._scheduler = scheduler
         self._model = model
+        self._embedder = Embedder(scheduler.engine.settings.embedder, scheduler.engine.model.device)
 
     async def describe(self) -> wire.WorkerInfo:
         """Model, shape and limits."""
@@ -65,6 +67,15 @@ class InProcessWorker:
         """Run a repair between turns; cancelling the call cancels it."""
         return await _carried(self._scheduler.repair(request))
 
+    async def embed(self, texts: list[str]) -> wire.EmbedResult:
+        """A unit vector per text."""
+        vectors = await _carried(self._embedder.embed(texts))
+        return wire.EmbedResult(dimensions=vectors.shape[1], vectors=vectors.astype("<f4").tobytes())
+
+    async def build_episodes(self, request: wire.BuildEpisodesRequest) -> wire.BuildEpisodesResult:
+        """Choose the rows of each planned episode; cancelling the call cancels it."""
+        return await _carried(self._scheduler.build_episodes(request))
+
     async def memory(self, session: str) -> wire.MemoryReport:
         """What the session holds."""
         return await _carried(self._scheduler.memory(session))
@@ -87,8 +98,9 @@ class InProcessWorker:
         )
 
     async def close(self) -> None:
-        """Stop the scheduler, then the store."""
+        """Stop the scheduler and the embedder, then the store."""
         await asyncio.to_thread(self._scheduler.close)
+        await asyncio.to_thread(self._embedder.close)
         await asyncio.to_thread(self._scheduler.engine.store.close)
 
 

@@ -191,6 +191,7 @@ class LocalWorker:
         repair: bool = False,
         keep_distribution: bool = False,
         compare_with: str = "",
+        episode: wire.Episode | None = None,
         **sampling: Any,
     ) -> "Future[wire.TurnDone]":
         """Begin a turn: of one user message, or of several given as role and content."""
@@ -207,6 +208,7 @@ class LocalWorker:
                 repair=repair,
                 keep_distribution=keep_distribution,
                 compare_with=compare_with,
+                episode=episode,
             ),
             emit or heard.append,
         )
@@ -220,6 +222,11 @@ class LocalWorker:
         said = [wire.Message(**message) for message in messages]
         request = wire.RepairRequest(session=name, epoch=1, trigger="tool_result", text=text, messages=said)
         return self.scheduler.repair(request).result(WAIT)
+
+    def build(self, name: str = "s", *plans: wire.EpisodePlan, token_ids: Sequence[int] = ()) -> list[wire.Episode]:
+        """Build episodes."""
+        request = wire.BuildEpisodesRequest(session=name, epoch=1, plans=plans, token_ids=token_ids)
+        return list(self.scheduler.build_episodes(request).result(WAIT).episodes)
 
     def memory(self, name: str = "s") -> wire.MemoryReport:
         """What a session holds."""
@@ -272,13 +279,19 @@ def open_store(tmp_path: Path) -> Iterator[Callable[..., RowStore]]:
 def make_worker(
     loaded: Callable[[str], LoadedModel], tokenizer: ChatTokenizer, open_store: Callable[..., RowStore]
 ) -> Iterator[Callable[..., LocalWorker]]:
-    """make_worker(family, directory, ram_pages, **settings): a worker over a store of its own, closed at the end."""
+    """make_worker(family, directory, ram_pages, layer_sensitivity, **settings): a worker over a store of its own."""
     made: list[LocalWorker] = []
 
-    def make(family: str = "llama", directory: str | None = None, ram_pages: int = 8, **settings: Any) -> LocalWorker:
+    def make(
+        family: str = "llama",
+        directory: str | None = None,
+        ram_pages: int = 8,
+        layer_sensitivity: tuple[float, ...] | None = None,
+        **settings: Any,
+    ) -> LocalWorker:
         model = loaded(family)
         store = open_store(model, directory or f"rows-{len(made)}", ram_pages)
-        worker = LocalWorker(Parts(model, tokenizer, store, WorkerSettings(**settings)))
+        worker = LocalWorker(Parts(model, tokenizer, store, WorkerSettings(**settings), layer_sensitivity))
         made.append(worker)
         return worker
 

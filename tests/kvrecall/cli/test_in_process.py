@@ -1,0 +1,117 @@
+"""The worker inside the process embeds texts and builds episodes, and says in the services' errors what went wrong."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kvrecall.cli.build import build_worker
+from kvrecall.cli.in_process import InProcessWorker
+from kvrecall.v1 import worker_pb2 as wire
+from reference import MODEL_PATH
+from services.errors import WorkerLost, WorkerRefused
+from workers.settings import WorkerSettings
+
+SPOKEN = wire.Message(role="user", content="Where does she live?")
+
+
+@asynccontextmanager
+async def worker_at(data: Path, **settings: Any) -> AsyncIterator[InProcessWorker]:
+    """A worker with the packaged model, closed at the end."""
+    worker = build_worker(MODEL_PATH, data, WorkerSettings(max_budget=256, **settings), ram_bytes=1 << 24)
+    try:
+        yield worker
+    finally:
+        await worker.close()
+
+
+async def talked(worker: InProcessWorker, **spec: Any) -> list[int]:
+    """A session "s" that has heard a long message; the token ids of it."""
+    spec = {"method": "epicache", "budget": 64, "layer_budgets": "uniform"} | spec
+    await worker.open(wire.OpenRequest(spec=wire.SessionSpec(session="s", epoch=1, **spec)))
+    said = [wire.Message(role="user", content="My sister lives in Lisbon and paints boats. " * 20)]
+    events = [event async for event in worker.turn(wire.TurnRequest(session="s", epoch=1, messages=said))]
+    return list(events[-1].done.token_ids)
+
+
+async def test_texts_become_unit_vectors(tmp_path: Path) -> None:
+    async with worker_at(tmp_path) as worker:
+        found = await worker.embed(["a cat", "a kitten", "tax law"])
+        vectors = np.frombuffer(found.vectors, dtype="<f4").reshape(-1, found.dimensions)
+        assert vectors.shape == (3, 384)
+        np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
+        assert vectors[0] @ vectors[1] > vectors[0] @ vectors[2]
+        none = await worker.embed([])
+        assert (none.dimensions, none.vectors) == (384, b"")
+
+
+async def test_an_encoder_that_cannot_be_loaded_is_a_refusal(tmp_path: Path) -> None:
+    async with worker_at(tmp_path, embedder=str(tmp_path / "nothing")) as worker:
+        with pytest.raises(WorkerRefused) as refused:
+            await worker.embed(["a cat"])
+        assert refused.value.code == "embedder_refused"
+
+
+async def test_episodes_are_built_and_a_turn_switches_to_one(tmp_path: Path) -> None:
+    async with worker_at(tmp_path) as worker:
+        said = await talked(worker)
+        plans = [
+            wire.EpisodePlan(id="a", patched_prompt=said[:30]),
+            wire.EpisodePlan(id="b", patched_prompt=said[-30:]),
+        ]
+        built = await worker.build_episodes(wire.BuildEpisodesRequest(session="s", epoch=1, plans=plans))
+        assert [episode.id for episode in built.episodes] == ["a", "b"]
+        assert built.scored_rows == len(said)
+        assert built.seconds > 0
+        request = wire.TurnRequest(session="s", epoch=1, messages=[SPOKEN], episode=built.episodes[1])
+        events = [event async for event in worker.turn(request)]
+        assert events[-1].done.switched.episode == events[-1].done.state.episode == "b"
+        assert (await worker.stats()).slots_in_use == 1
+
+
+async def test_what_the_worker_refuses_has_its_code(tmp_path: Path) -> None:
+    async with worker_at(tmp_path) as worker:
+        said = await talked(worker)
+        cases = [
+            ("bad_episode", wire.BuildEpisodesRequest(session="s", epoch=1, plans=[wire.EpisodePlan(id="a")])),
+            ("unknown_session", wire.BuildEpisodesRequest(session="nobody", epoch=1)),
+            ("stale_epoch", wire.BuildEpisodesRequest(session="s", epoch=9)),
+        ]
+        for code, request in cases:
+            with pytest.raises(WorkerRefused) as refused:
+                await worker.build_episodes(request)
+            assert refused.value.code == code
+        broken = wire.Episode(id="a", rows=b"nothing", length=len(said))
+        turn = worker.turn(wire.TurnRequest(session="s", epoch=1, messages=[SPOKEN], episode=broken))
+        with pytest.raises(WorkerRefused) as refused:
+            await anext(turn)
+        assert refused.value.code == "bad_episode"
+
+
+async def test_cancelling_a_build_leaves_the_session_to_its_next_turn(tmp_path: Path) -> None:
+    async with worker_at(tmp_path) as worker:
+        said = await talked(worker)
+        plans = [wire.EpisodePlan(id=str(index), patched_prompt=said[:100]) for index in range(40)]
+        build = asyncio.create_task(
+            worker.build_episodes(wire.BuildEpisodesRequest(session="s", epoch=1, plans=plans, token_ids=said))
+        )
+        await asyncio.sleep(0)  # the call is made
+        await worker.memory("s")  # and the scheduler has it
+        build.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await build
+        events = [event async for event in worker.turn(wire.TurnRequest(session="s", epoch=1, messages=[SPOKEN]))]
+        assert events[-1].done.state.length > len(said)
+
+
+async def test_after_closing_every_call_finds_the_worker_lost_or_refusing(tmp_path: Path) -> None:
+    async with worker_at(tmp_path) as worker:
+        pass
+    with pytest.raises((WorkerLost, WorkerRefused)):
+        await worker.embed(["a cat"])
+    with pytest.raises((WorkerLost, WorkerRefused)):
+        await worker.build_episodes(wire.BuildEpisodesRequest(session="s", epoch=1))
