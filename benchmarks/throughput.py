@@ -15,7 +15,6 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -31,7 +30,7 @@ from benchmarks.subjects import (
     forget_stops,
     plain,
 )
-from kvrecall.cli.results import Row, results_of
+from kvrecall.cli.results import Row, results_of, speed_row
 from reference import MODEL_PATH
 from reference.conversation import generate
 from workers.model import LoadedModel, adopt, load_model
@@ -226,17 +225,8 @@ def speed_rows(condition: str, metric: str, unit: str, values: dict[str, list[fl
     """A row per subject with its ratio to the baseline's median."""
     base = median(values[baseline])
     for name, found in values.items():
-        row: dict[str, Any] = {
-            "condition": f"{condition}: {name}",
-            "metric": metric,
-            "unit": unit,
-            "median": round(median(found), 6),
-            "p95": round(float(np.percentile(found, 95)), 6),
-            "n": len(found),
-        }
-        if name != baseline and base:
-            row |= {"ratio_to": baseline, "ratio": round(median(found) / base, 3)}
-        yield row
+        ratio = {"ratio_to": baseline, "ratio": round(median(found) / base, 3)} if name != baseline and base else {}
+        yield speed_row(f"{condition}: {name}", metric, unit, found, **ratio)
 
 
 def describe(row: Row) -> str:

@@ -117,3 +117,16 @@ def bootstrap(values: Sequence[float], seed: int = 0, draws: int = 4000) -> Esti
     picks = np.random.default_rng(seed).integers(0, len(sample), (draws, len(sample)))
     low, high = np.percentile(sample[picks].mean(axis=1), [2.5, 97.5])
     return Estimate(float(sample.mean()), float(low), float(high), len(sample))
+
+
+def quality_row(condition: str, estimate: Estimate, **common: Any) -> Row:
+    """A result row of a mean with its interval; `common` are its other keys (method, k, budget, ...)."""
+    interval = {"mean": estimate.mean, "ci_low": estimate.low, "ci_high": estimate.high}
+    return {"condition": condition, **common, **{k: round(v, 4) for k, v in interval.items()}, "n": estimate.n}
+
+
+def speed_row(condition: str, metric: str, unit: str, values: Sequence[float], **common: Any) -> Row:
+    """A result row of the median and the 95th percentile of at least one value."""
+    median, p95 = np.percentile(np.asarray(values, dtype=np.float64), [50, 95])
+    spread = {"median": round(float(median), 6), "p95": round(float(p95), 6), "n": len(values)}
+    return {"condition": condition, "metric": metric, "unit": unit, **spread, **common}

@@ -5,11 +5,9 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-import numpy as np
-
 from kvrecall.cli.demo.arms import AFTER_TOOL, PLAIN, Arm, ArmRun, Question, TurnPoint
 from kvrecall.cli.errors import BoundExceeded
-from kvrecall.cli.results import Estimate, Row, bootstrap
+from kvrecall.cli.results import Estimate, Row, bootstrap, quality_row, speed_row
 
 KINDS = (PLAIN, AFTER_TOOL)
 AGE_BOUNDS = (128, 256, 512, 1024, 2048, 4096, 8192)
@@ -114,26 +112,15 @@ def _rows_of(summary: ArmSummary, runs: Sequence[ArmRun], seed: int) -> list[Row
     if arm.has_budget:
         common["budget"] = arm.budget
     rows = [
-        _quality(f"{arm.name}: {kind}", estimate, common)
+        quality_row(f"{arm.name}: {kind}", estimate, **common)
         for kind, estimate in summary.exact.items()
         if estimate is not None
     ]
     for label, right, wrong in by_age(asked):
         estimate = bootstrap([1.0] * right + [0.0] * wrong, seed)
         if estimate is not None:
-            rows.append(_quality(f"{arm.name}: age {label}", estimate, common))
+            rows.append(quality_row(f"{arm.name}: age {label}", estimate, **common))
     return rows + _speed_rows(summary, own)
-
-
-def _quality(condition: str, estimate: Estimate, common: Mapping[str, Any]) -> Row:
-    return {
-        "condition": condition,
-        **common,
-        "mean": round(estimate.mean, 4),
-        "ci_low": round(estimate.low, 4),
-        "ci_high": round(estimate.high, 4),
-        "n": estimate.n,
-    }
 
 
 def _speed_rows(summary: ArmSummary, runs: Sequence[ArmRun]) -> list[Row]:
@@ -143,21 +130,11 @@ def _speed_rows(summary: ArmSummary, runs: Sequence[ArmRun]) -> list[Row]:
         ("repair per pause", "seconds", _repair_seconds, lambda turn: turn.after_pause and bool(turn.repairs)),
         ("active bytes after a turn", "bytes", lambda turn: turn.active_bytes, lambda _: True),
     ]
-    rows: list[Row] = []
-    for metric, unit, value, counts in measures:
-        values = [value(turn) for run in runs for turn in run.turns if counts(turn)]
-        if values:
-            rows.append(
-                {
-                    "condition": summary.arm.name,
-                    "metric": metric,
-                    "unit": unit,
-                    "median": round(float(np.median(values)), 6),
-                    "p95": round(float(np.percentile(values, 95)), 6),
-                    "n": len(values),
-                }
-            )
-    return rows
+    found = [
+        (metric, unit, [value(turn) for run in runs for turn in run.turns if counts(turn)])
+        for metric, unit, value, counts in measures
+    ]
+    return [speed_row(summary.arm.name, metric, unit, values) for metric, unit, values in found if values]
 
 
 def _repair_seconds(turn: TurnPoint) -> float:

@@ -8,7 +8,7 @@ from rich import box
 from rich.table import Table
 
 from kvrecall.cli.replay.playing import Replayed, ReplayedTurn, SessionOptions
-from kvrecall.cli.results import Row, bootstrap
+from kvrecall.cli.results import Row, bootstrap, quality_row, speed_row
 from kvrecall.cli.text import readable_bytes
 
 MOST_LINES = 24
@@ -87,8 +87,7 @@ def _quality_rows(turns: Sequence[ReplayedTurn], common: Mapping[str, Any]) -> l
     for condition, value in (("mean KL, nats", _kl), ("top-1 agreement", _agreement)):
         estimate = bootstrap([found for turn in turns if (found := value(turn)) is not None])
         if estimate is not None:
-            interval = {"mean": estimate.mean, "ci_low": estimate.low, "ci_high": estimate.high, "n": estimate.n}
-            rows.append({"condition": condition, **common, "active_rows": active, **interval})
+            rows.append(quality_row(condition, estimate, **common, active_rows=active))
     return rows
 
 
@@ -100,16 +99,7 @@ def _speed_rows(turns: Sequence[ReplayedTurn]) -> list[Row]:
         ("active bytes", "bytes", lambda turn: turn.active_bytes),
     ]
     return [
-        {
-            "condition": "replay",
-            "metric": metric,
-            "unit": unit,
-            "median": median(map(value, turns)),
-            "p95": sorted(map(value, turns))[min(len(turns) - 1, int(0.95 * len(turns)))],
-            "n": len(turns),
-        }
-        for metric, unit, value in measures
-        if turns
+        speed_row("replay", metric, unit, [value(turn) for turn in turns]) for metric, unit, value in measures if turns
     ]
 
 

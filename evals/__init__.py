@@ -1,0 +1,1 @@
+"""Quality suites: what is still known, and how true the model stays, under every method and budget."""

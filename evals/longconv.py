@@ -1,0 +1,129 @@
+"""Suite longconv: questions on early, middle and late facts of conversations whose topics come and go.
+
+Accuracy by method and budget, with the full cache as the ceiling: the shape of EpiCache's Figure 5. Every arm hears the
+same conversations and the same questions, each asked from the state after the whole history, at the same budget:
+active rows per head, averaged over layers. Repair is off.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from evals import episodes, harness
+from evals.arms import FULL, Arm, arm_of, rows_of
+from evals.conversations import Question, generate_topics
+from evals.harness import Session, Setup
+from evals.longconv_rows import result_rows
+from evals.suite import Record, Suite
+from services.messages import Message
+from services.utterances import text_of
+
+BUDGETS = ("1/16", "1/8", "1/6", "1/4")
+_MOST_REPLY_TOKENS = 32
+_ROOM_FOR_A_TURN = 256
+
+
+@dataclass(frozen=True)
+class LongConv:
+    """One conversation under one arm and budget, with all its questions."""
+
+    setup: Setup
+    tokens: int
+    topics: int
+    questions: int
+
+    @property
+    def label(self) -> str:
+        """For the progress bar."""
+        return f"{self.setup.arm.name} {self.setup.budget}, seed {self.setup.seed}"
+
+
+def suite(first: LongConv, arms: Sequence[Arm], budgets: Sequence[str], conversations: int) -> Suite[LongConv]:
+    """All arms at all budgets, and the full cache once, on so many conversations from the first unit's seed on."""
+    setup = first.setup
+    units = []
+    for seed in range(setup.seed, setup.seed + conversations):
+        kept = [replace(setup, seed=seed, arm=arm_of(FULL), budget="1/1")]
+        kept += [replace(setup, seed=seed, arm=arm, budget=budget) for budget in budgets for arm in arms if arm.evicts]
+        units += [replace(first, setup=each) for each in kept]
+    return Suite("longconv", setup.seed, setup.model, tuple(units), run, partial(result_rows, seed=setup.seed))
+
+
+def run(unit: LongConv) -> list[Record]:
+    """Say the conversation, build its episodes where the arm has any, ask everything. Raises `workers.errors`."""
+    setup = unit.setup
+    said = generate_topics(setup.seed, unit.tokens, unit.topics, unit.questions)
+    tokenizer = harness.loaded(setup.model).tokenizer
+    length = harness.tokens_of(tokenizer, said.messages())
+    budget = rows_of(setup.budget, length)
+    room = budget if setup.arm.evicts else length + _ROOM_FOR_A_TURN
+    with harness.worker_of(setup, room) as worker:
+        session = Session(worker, harness.spec_of(setup, budget))
+        for turn in harness.in_turns(said.messages(), tokenizer, setup.block_tokens):
+            session.say(turn)
+        built = None
+        if setup.arm.build != "none":
+            built = episodes.build(session, replace(setup.episodes, build=setup.arm.build))
+        history = _history(unit, session, built)
+        return [history, *(_asked(unit, session, number, built) for number in enumerate(said.questions))]
+
+
+def _history(unit: LongConv, session: Session, built: episodes.Built | None) -> Record:
+    seconds, episodic = {"prefill": session.seconds}, {}
+    if built is not None:
+        seconds |= {"clustering": built.cluster_seconds, "build": built.build_seconds}
+        episodic = {"episodes": len(built.episodes), "index_bytes": built.index_bytes, "copy_bytes": built.copy_bytes}
+    return {
+        "kind": "history",
+        **_identity(unit),
+        "build": unit.setup.arm.build,
+        "rows": session.spec.budget,
+        "length": session.memory.length,
+        "active_rows": round(harness.active_rows(session), 2),
+        "peak_rows": max(session.memory.peak_rows),
+        **episodic,
+        "seconds": seconds,
+    }
+
+
+def _asked(unit: LongConv, session: Session, numbered: tuple[int, Question], built: episodes.Built | None) -> Record:
+    number, question = numbered
+    session.restore()
+    started = time.perf_counter()
+    # The whole turn is matched, as in the authors' code: what leads to a question tells its topic.
+    episode = episodes.matched(built, _said_in(question)) if built else None
+    done = session.ask(
+        question.messages(), _MOST_REPLY_TOKENS, built.episodes[episode] if built and episode is not None else None
+    )
+    seconds = time.perf_counter() - started
+    record = {
+        "kind": "question",
+        **_identity(unit),
+        "question": number,
+        "place": question.place,
+        "expected": question.answer,
+        "reply": done.message.content,
+        "right": float(question.is_answered_by(done.message.content)),
+        "seconds": seconds,
+    }
+    if built is None or episode is None:
+        return record
+    moved, stayed = done.switched.rows_moved, done.switched.rows_kept
+    held = float(_holds(built.members[episode], session, question))
+    return {**record, "episode": episode, "held": held, "rows_moved": moved, "rows_kept": stayed}
+
+
+def _said_in(question: Question) -> str:
+    return text_of(Message(message["role"], message["content"]) for message in question.messages())
+
+
+def _holds(members: Sequence[tuple[int, int]], session: Session, question: Question) -> bool:
+    """Whether an episode's own segments hold the fact that a question asks for."""
+    fact = next(said for said in session.utterances if said.side == "user" and question.answer in said.text)
+    return any(start <= fact.start and fact.stop <= stop for start, stop in members)
+
+
+def _identity(unit: LongConv) -> dict[str, Any]:
+    return {"arm": unit.setup.arm.name, "budget": unit.setup.budget, "seed": unit.setup.seed}
