@@ -86,9 +86,7 @@ def run_turn(
     if reference is not None:
         done.fidelity.CopyFrom(_divergence(reference, heard.distribution))
     yield from _settle(engine, session, done, watch)
-    done.token_ids.extend(token_ids)
-    answered = len(token_ids) - len(prompt) if request.generate else None
-    done.utterance_tokens.extend(utterance_tokens([m.role for m in request.messages], segments, answered))
+    _account(done, request, segments, token_ids)
     done.seconds.update(watch.seconds)
     session.unsettled = False
     return done
@@ -192,6 +190,15 @@ def _conclude(done: wire.TurnDone, answer: Answer, position: int, emit: Emit) ->
     for call in announced:
         emit(wire.TurnEvent(tool_call=call))
     return wire_values.to_chat(done.message)
+
+
+def _account(
+    done: wire.TurnDone, request: wire.TurnRequest, segments: Sequence[Segment], token_ids: Sequence[int]
+) -> None:
+    """What the turn appended, and how much of it each side said."""
+    done.token_ids.extend(token_ids)
+    answered = len(token_ids) - done.prompt_tokens if request.generate else None
+    done.utterance_tokens.extend(utterance_tokens([m.role for m in request.messages], segments, answered))
 
 
 def _settle(
