@@ -18,7 +18,7 @@ from workers.cache import ActiveCache, Step
 from workers.errors import BadSettings, RowsMissing, StaleEpoch, StorageFailed, UnknownSession
 from workers.eviction import evict, over_budget
 from workers.model import LoadedModel
-from workers.observation import Observed
+from workers.observation import Observed, own_mass
 from workers.session import Selection, WorkerSession
 from workers.settings import WorkerSettings
 from workers.tokenizer import ChatTokenizer
@@ -285,7 +285,8 @@ class Engine:
         step = self._step([session], len(token_ids), len(token_ids))
         self.model.forward(torch.tensor([token_ids]), step)
         self.cache.trim(session.slot, len(token_ids))
-        return Observed(tuple(queries[0] for queries in step.observed), step.query_positions[0])
+        queries, keys = [q[0] for q in step.observed], [k[0] for k in step.new_keys]
+        return Observed(tuple(queries), step.query_positions[0], tuple(map(own_mass, queries, keys)))
 
     def _step(self, sessions: Sequence[WorkerSession], tokens: int, observe: int) -> Step:
         starts = torch.tensor([session.length for session in sessions])

@@ -81,6 +81,7 @@ def _choose(
         accumulated=held.accumulated,
         end=session.length,
         seed=session.seed + session.length,
+        beside=observed.beside[layer] if observed.beside else None,
     )
     scores = session.method.scores(rows)
     stays = held.promoted | _protected(held.positions, session, settings, layer, turn_over)

@@ -54,10 +54,15 @@ class Observation:
 
 @dataclass(frozen=True)
 class Observed:
-    """Post-RoPE queries of some tokens: per layer `[n_heads, t, head_dim]`; their positions, int32 `[t]`."""
+    """Post-RoPE queries of some tokens: per layer `[n_heads, t, head_dim]`; their positions, int32 `[t]`.
+
+    beside: what each query sees beside the rows, per layer `own_mass`, float32 `[n_heads, t]`: its prompt's own keys,
+    which were forgotten. None for tokens that were said: their keys are rows.
+    """
 
     queries: tuple[Tensor, ...]
     positions: Tensor
+    beside: tuple[Tensor, ...] = ()
 
     @property
     def tokens(self) -> int:
@@ -68,9 +73,27 @@ class Observed:
     def joined(cls, parts: "Sequence[Observed]") -> "Observed":
         """Several observations as one."""
         queries = zip(*(part.queries for part in parts), strict=True)
+        beside = zip(*(part.beside for part in parts), strict=True)
         return cls(
-            tuple(torch.cat(of_layer, dim=1) for of_layer in queries), torch.cat([part.positions for part in parts])
+            tuple(torch.cat(of_layer, dim=1) for of_layer in queries),
+            torch.cat([part.positions for part in parts]),
+            tuple(torch.cat(of_layer, dim=1) for of_layer in beside),
         )
+
+
+def own_mass(queries: Tensor, keys: Tensor) -> Tensor:
+    """How much softmax weight a prompt's queries have for the prompt's own keys, each for those up to its own.
+
+    queries `[n_heads, t, head_dim]`, keys `[n_kv_heads, t, head_dim]`, of the same tokens. Returns the logarithm of
+    the sum of the exponentials of the logits, float32 `[n_heads, t]`. Head by head: t may be a whole block.
+    """
+    tokens, head_dim = keys.shape[1:]
+    later = torch.ones(tokens, tokens, dtype=torch.bool, device=keys.device).triu(1)
+    masses = []
+    for of_group, of_head in zip(queries.float().chunk(len(keys)), keys.float(), strict=True):
+        logits = (of_group @ of_head.T) * head_dim**-0.5
+        masses.append(logits.masked_fill(later, -torch.inf).logsumexp(-1))
+    return torch.cat(masses)
 
 
 class RecentQueries:

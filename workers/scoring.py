@@ -14,11 +14,15 @@ _WEIGHTS_AT_ONCE = 1 << 25
 """Attention weights that `attended` holds at a time: 128 MiB of them."""
 
 
-def attention(queries: Tensor, keys: Tensor, key_positions: Tensor, query_positions: Tensor) -> Tensor:
+def attention(
+    queries: Tensor, keys: Tensor, key_positions: Tensor, query_positions: Tensor, beside: Tensor | None = None
+) -> Tensor:
     """Attention of observed queries over a layer's rows: the softmax over every key that the query may see.
 
     queries `[n_heads, t, head_dim]`, keys `[n_kv_heads, n, head_dim]`, key_positions int `[n_kv_heads, n]`,
-    query_positions int `[t]`. Returns float32 `[n_kv_heads, group, t, n]`, zero where a key is after its query.
+    query_positions int `[t]`. beside: float32 `[n_heads, t]`, the logarithm of the weight of keys that are no rows
+    (`observation.own_mass`), which takes its part of the softmax. Returns float32 `[n_kv_heads, group, t, n]`, zero
+    where a key is after its query.
     """
     n_heads, tokens, head_dim = queries.shape
     n_kv_heads = keys.shape[0]
@@ -27,8 +31,10 @@ def attention(queries: Tensor, keys: Tensor, key_positions: Tensor, query_positi
     logits = logits.view(n_kv_heads, n_heads // n_kv_heads, tokens, keys.shape[1])
     visible = key_positions[:, None, None, :] <= query_positions[:, None]
     logits = logits.masked_fill(~visible, torch.finfo(torch.float32).min)
-    weights: Tensor = logits.softmax(-1).masked_fill(~visible, 0.0)
-    return weights
+    if beside is None:
+        return logits.softmax(-1).masked_fill(~visible, 0.0)
+    logits = torch.cat([logits, beside.view(*logits.shape[:3], 1)], dim=-1)
+    return logits.softmax(-1)[..., :-1].masked_fill(~visible, 0.0)
 
 
 def attended(
@@ -36,6 +42,7 @@ def attended(
     keys: Tensor,
     key_positions: Tensor,
     query_positions: Tensor,
+    beside: Tensor | None = None,
     *,
     tokens: Reduction = "max",
     group: Reduction = "max",
@@ -54,7 +61,8 @@ def attended(
     piece = max(1, _WEIGHTS_AT_ONCE // (n_heads * n))
     for start in range(0, count, piece):
         part = slice(start, start + piece)
-        weights = attention(queries[:, part], keys, key_positions, query_positions[part])
+        own = None if beside is None else beside[:, part]
+        weights = attention(queries[:, part], keys, key_positions, query_positions[part], own)
         reduced = torch.maximum(reduced, weights.amax(2)) if tokens == "max" else reduced + weights.sum(2)
     return _reduce(reduced if tokens == "max" else reduced / count, group, 1)
 

@@ -7,6 +7,7 @@ import torch
 
 from workers import scoring
 from workers.cache import EMPTY
+from workers.observation import own_mass
 from workers.scoring import Reduction
 
 HEADS, KV_HEADS, TOKENS, ROWS, HEAD_DIM = 4, 2, 5, 9, 8
@@ -39,6 +40,22 @@ def test_attention_is_the_softmax_over_the_rows_a_query_may_see(
             ]
             expected = torch.tensor([power / sum(powers) for power in powers])
             assert torch.allclose(weights[kv_head, member, token], expected, atol=1e-6)
+
+
+def test_what_a_query_sees_beside_the_rows_takes_its_part(
+    rows: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor],
+) -> None:
+    """A prompt's own keys among the rows, or as their mass beside them: the same for the other rows."""
+    queries, keys, positions, _ = rows
+    own = torch.randn(KV_HEADS, TOKENS, HEAD_DIM, generator=torch.Generator().manual_seed(8))
+    at = torch.arange(20, 20 + TOKENS, dtype=torch.int32)
+    among = scoring.attention(
+        queries, torch.cat([keys, own], dim=1), torch.cat([positions, at.expand(KV_HEADS, -1)], dim=1), at
+    )
+    beside = scoring.attention(queries, keys, positions, at, own_mass(queries, own))
+    assert torch.allclose(beside, among[..., :ROWS], atol=1e-6)
+    reduced = scoring.attended(queries, keys, positions, at, own_mass(queries, own))
+    assert torch.equal(reduced, beside.amax((1, 2)))
 
 
 def test_a_query_that_sees_nothing_gives_nothing() -> None:

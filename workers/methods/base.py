@@ -20,6 +20,7 @@ class LayerRows:
     `[n_heads, t, head_dim]` of the observed tokens at query_positions int32 `[t]`, t may be 0. `accumulated`
     float32 `[n_kv_heads, n]`: what earlier observations added up to, 0 for methods that do not accumulate.
     `end` is the position after the newest row. `seed` differs from eviction to eviction, `layer` from layer to layer.
+    `beside`: what the observed tokens of a patched prompt see beside the rows, see `Observed`; None: nothing.
     """
 
     layer: int
@@ -31,6 +32,7 @@ class LayerRows:
     accumulated: Tensor
     end: int
     seed: int
+    beside: Tensor | None = None
 
 
 class Method(ABC):

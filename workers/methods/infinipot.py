@@ -37,7 +37,7 @@ class InfiniPot(Method):
 
     def scores(self, rows: LayerRows) -> Tensor:
         """The prompt's attention."""
-        return attended(rows.queries, rows.keys, rows.positions, rows.query_positions, tokens=self.tokens)
+        return attended(rows.queries, rows.keys, rows.positions, rows.query_positions, rows.beside, tokens=self.tokens)
 
     def select(self, scores: Tensor, rows: LayerRows, budget: int) -> Tensor:
         """The best per head, or of all heads together."""

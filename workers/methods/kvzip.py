@@ -18,8 +18,8 @@ class KVzip(Method):
 
     Source: Kim et al., "KVzip: Query-Agnostic KV Cache Compression with Context Reconstruction" (2025), section 3.
     A layer's budget is shared between its heads by score, as in the paper; over the layers it is split beforehand
-    here, where the paper ranks all layers together. The softmax is over the active rows; the paper's has the
-    repeated tokens too.
+    here, where the paper ranks all layers together. In later blocks the rows of earlier ones are scored again, by
+    the repeat of the new block.
     """
 
     prompt: Annotated[str, Field(min_length=1, max_length=2000)] = "Repeat the previous context exactly."
@@ -34,7 +34,7 @@ class KVzip(Method):
 
     def scores(self, rows: LayerRows) -> Tensor:
         """The repeat's attention."""
-        return attended(rows.queries, rows.keys, rows.positions, rows.query_positions)
+        return attended(rows.queries, rows.keys, rows.positions, rows.query_positions, rows.beside)
 
     def select(self, scores: Tensor, rows: LayerRows, budget: int) -> Tensor:
         """The best of all heads together, or per head."""

@@ -45,8 +45,12 @@ def cases(draw: st.DrawFn) -> Case:
 def _selected(method: methods.Method, rows: LayerRows, case: Case) -> tuple[Tensor, list[list[int]]]:
     """Places as the method returns them, and the positions they stand for, per head."""
     scores = method.scores(rows)
+    # A place without a row is after every position: the engine calls it protected, too.
     kept = torch.tensor(
-        [[p in free for p in head] for head, free in zip(rows.positions.tolist(), case.protected, strict=True)]
+        [
+            [p in {*free, EMPTY} for p in head]
+            for head, free in zip(rows.positions.tolist(), case.protected, strict=True)
+        ]
     )
     places = method.select(scores.masked_fill(kept, torch.inf), rows, case.budget)
     found = [rows.positions[head][of_head[of_head >= 0]].tolist() for head, of_head in enumerate(places)]

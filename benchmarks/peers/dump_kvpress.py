@@ -1,0 +1,130 @@
+"""Which rows kvpress keeps: runs in an environment with kvpress, of which kvrecall's own knows nothing.
+
+`python dump_kvpress.py MODEL < request.json > kept.json`; `make_fixtures.py` makes the environment, asks and stores.
+"""
+
+import json
+import sys
+from collections.abc import Iterable
+from importlib import import_module
+from importlib.metadata import version
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, DynamicCache
+from transformers.utils import logging
+
+NEAR = 1e-5
+"""Scores closer to the cut than this, relatively, may fall on either side: two releases of transformers round apart."""
+
+
+def main() -> None:
+    """Answer the request on standard input."""
+    request = json.load(sys.stdin)
+    torch.set_num_threads(1)
+    logging.disable_progress_bar()
+    answers = [dump(sys.argv[1], request["inputs"], case) for case in request["cases"]]
+    versions = {name: version(name) for name in ("kvpress", "transformers", "torch")}
+    json.dump({"versions": versions, "kept": answers}, sys.stdout)
+
+
+def dump(model_path: str, inputs: list[list[int]], case: dict[str, Any]) -> list[list[dict[str, str]]]:
+    """Per layer and head the rows that the case's press keeps, and those whose score is next to the cut."""
+    press = build(case["press"])
+    attention = "eager" if case["press"]["name"] == "ObservedAttentionPress" else "sdpa"
+    model = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32, attn_implementation=attention)
+    token_ids = torch.tensor([inputs[case["input"]]])
+    scores = watch_scores(press)
+    full, kept = DynamicCache(), DynamicCache()
+    with torch.no_grad():
+        model.model(input_ids=token_ids, past_key_values=full)
+        with press(model):
+            model.model(input_ids=token_ids, past_key_values=kept)
+    layers = []
+    for layer, module in enumerate(model.model.layers):
+        mask = mask_of(full.layers[layer].keys[0], kept.layers[layer].keys[0], module.self_attn)
+        pooled = getattr(module.self_attn, "masked_key_indices", None) is not None
+        near = near_the_cut(per_chunk(scores[layer], case["press"]), mask, pooled)
+        layers.append([{"kept": ranges(row), "near": ranges(close)} for row, close in zip(mask, near, strict=True)])
+    return layers
+
+
+def build(described: dict[str, Any]) -> Any:
+    """A press from its class's name and arguments; one of the arguments may be a press."""
+    arguments = {
+        name: build(value) if isinstance(value, dict) else value for name, value in described["arguments"].items()
+    }
+    return getattr(import_module("kvpress"), described["name"])(**arguments)
+
+
+def watch_scores(press: Any) -> dict[int, Tensor]:
+    """Note what the press, or the one inside it, scores: float32 `[n_kv_heads, n]` by layer, once it has run."""
+    found: dict[int, Tensor] = {}
+    if hasattr(press, "compress_post"):
+        after = press.compress_post
+
+        def note_all(model: Any) -> None:
+            after(model)
+            found.update({layer: scores[0].clone() for layer, scores in enumerate(press.score_val)})
+
+        press.compress_post = note_all
+        return found
+    inner = getattr(press, "press", press)
+    score = inner.score
+
+    def note(module: Any, *arguments: Any) -> Tensor:
+        scores: Tensor = score(module, *arguments)
+        found[module.layer_idx] = scores[0].clone()
+        return scores
+
+    inner.score = note
+    return found
+
+
+def mask_of(full: Tensor, kept: Tensor, module: Any) -> Tensor:
+    """bool `[n_kv_heads, n]`: rows that are still there. Uneven heads are marked in the module, the others are cut."""
+    if (masked := getattr(module, "masked_key_indices", None)) is not None:
+        mask = torch.ones(full.shape[:2], dtype=torch.bool)
+        mask[masked[1].cpu(), masked[2].cpu()] = False
+        return mask
+    same = (full[:, :, None] == kept[:, None]).all(-1)
+    assert bool((same.sum(1) == 1).all()), "every kept key is the key of exactly one token"
+    return same.any(2)
+
+
+def per_chunk(scores: Tensor, press: dict[str, Any]) -> Tensor:
+    """A chunk's score for each of its rows, where the press keeps chunks, else the scores."""
+    if press["name"] != "ChunkKVPress":
+        return scores
+    chunks = scores.sum(0, keepdim=True).split(press["arguments"]["chunk_length"], dim=1)
+    return torch.cat([chunk.mean().expand_as(chunk) for chunk in chunks], dim=1).expand_as(scores)
+
+
+def near_the_cut(scores: Tensor, kept: Tensor, pooled: bool) -> Tensor:
+    """bool `[n_kv_heads, n]`: rows next to both the lowest score that is kept and the highest that is not."""
+    dims = (0, 1) if pooled else (1,)
+    lowest = scores.masked_fill(~kept, torch.inf).amin(dims, keepdim=True)
+    highest = scores.masked_fill(kept, -torch.inf).amax(dims, keepdim=True)
+    room = NEAR * highest.abs()
+    return ((scores - lowest).abs() <= room) & ((scores - highest).abs() <= room)
+
+
+def ranges(mask: Tensor) -> str:
+    """True places in short: "0-3,7"."""
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in runs(mask.nonzero().flatten().tolist()))
+
+
+def runs(places: Iterable[int]) -> list[tuple[int, int]]:
+    """Ascending numbers as (first, last) of each run."""
+    found: list[tuple[int, int]] = []
+    for place in places:
+        if found and found[-1][1] == place - 1:
+            found[-1] = (found[-1][0], place)
+        else:
+            found.append((place, place))
+    return found
+
+
+if __name__ == "__main__":
+    main()
