@@ -174,7 +174,7 @@ def _request(session: Session, plans: Sequence[EpisodePlan], build: int) -> wire
             wire.EpisodePlan(
                 id=f"{build}-{number}",
                 patched_prompt=plan.patched_prompt,
-                members=[wire.Span(start=start, stop=stop) for start, stop in plan.members],
+                segments=[wire.Span(start=start, stop=stop, nearness=near) for start, stop, near in plan.spans],
             )
             for number, plan in enumerate(plans, 1)
         ],

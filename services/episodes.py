@@ -72,12 +72,13 @@ class EpisodePlan:
     """What an episode is built from, in the log's own tokens.
 
     `medoid` is the segment nearest to the centroid, as a transcript. `patched_prompt` are the token ids of the
-    segments nearest to it, in time order; `members` the token spans of all its segments, neighbours joined.
+    segments nearest to it, in time order; `spans` all segments of the conversation as far as they have rows: start,
+    stop, and nearness to the episode, 1 for its own and less for the others.
     """
 
     medoid: str
     patched_prompt: tuple[int, ...]
-    members: tuple[tuple[int, int], ...]
+    spans: tuple[tuple[int, int, float], ...]
     segments: int
     tokens: int
 
@@ -141,12 +142,24 @@ def plan_episodes(
             EpisodePlan(
                 medoid=segments[nearest[0]].transcript,
                 patched_prompt=tuple(prompt),
-                members=_joined(members, length),
+                spans=_spans(segments, nearness(vectors, clusters, episode), length),
                 segments=len(members),
                 tokens=sum(segment.stop - segment.start for segment in members),
             )
         )
     return plans
+
+
+def nearness(vectors: Vectors, clusters: Clusters, episode: int) -> Vectors:
+    """How near each segment is to an episode: 1 for its own, for the others their rank by cosine, 0 to under 1.
+
+    Ranks, since what cosines mean differs from encoder to encoder. float32 `[segments]`.
+    """
+    cosines = cosine(clusters.centroids[episode], vectors)
+    own = np.array([label == episode for label in clusters.labels])
+    ranks = np.argsort(np.argsort(cosines, kind="stable"), kind="stable") / len(cosines)
+    found: Vectors = np.where(own, 1.0, ranks).astype(np.float32)
+    return found
 
 
 def match(query: Vectors, centroids: Vectors) -> Nearest:
@@ -228,13 +241,10 @@ def _ordered(vectors: Vectors, labels: NDArray[np.int32]) -> Clusters:
     return Clusters(tuple(numbered), np.stack(means).astype(np.float32))
 
 
-def _joined(segments: Sequence[Segment], length: int) -> tuple[tuple[int, int], ...]:
-    """The segments' token spans, neighbours as one, as far as they have rows."""
-    spans: list[tuple[int, int]] = []
-    for segment in segments:
-        start, stop = segment.start, min(segment.stop, length)
-        if spans and spans[-1][1] == start:
-            start, _ = spans.pop()
-        if start < stop:
-            spans.append((start, stop))
-    return tuple(spans)
+def _spans(segments: Sequence[Segment], near: Vectors, length: int) -> tuple[tuple[int, int, float], ...]:
+    """The segments' token spans with their nearness, as far as they have rows."""
+    return tuple(
+        (segment.start, min(segment.stop, length), float(value))
+        for segment, value in zip(segments, near, strict=True)
+        if segment.start < length
+    )

@@ -74,6 +74,7 @@ class Engine:
             session.promoted_rows = state.promoted_rows
         session.pending = list(state.pending)
         session.episode, session.patched_prompt = state.episode, list(state.patched_prompt)
+        session.segments = wire_values.to_near(state.segments)
         session.recent = [wire_values.to_chat(message) for message in state.recent]
         self.sessions[session.name] = session
         return session
@@ -235,6 +236,7 @@ class Engine:
             recent=[wire_values.to_wire(message) for message in session.recent],
             episode=session.episode,
             patched_prompt=session.patched_prompt,
+            segments=wire_values.to_spans(session.segments),
         )
 
     def memory(self, session: WorkerSession) -> wire.MemoryReport:

@@ -1,4 +1,4 @@
-"""Building episodes: every plan's patched prompt scores the session's rows, and the session's method chooses.
+"""Building episodes: the session's method ranks all of its rows as each plan's episode wants them, and chooses.
 
 In one pass over the row store for all plans, or as EpiCache Algorithm 1 does it, by one prefill per plan. A build is a
 job of the scheduler like a repair: it gives way between its steps, and leaves the session as it was.
@@ -11,19 +11,26 @@ import torch
 from torch import Tensor
 
 from kvrecall.v1 import worker_pb2 as wire
+from workers import wire_values
 from workers.cache import EMPTY
 from workers.decode import NextLogits
 from workers.engine import Engine, storage
-from workers.episode_scoring import EpisodeScoring, LayerChoice, choose_of_all, episode_scores
+from workers.episode_choice import LayerChoice, choose_of_all
 from workers.episodes import EpisodeRows
 from workers.errors import BadEpisode, BadSettings
+from workers.eviction import active_rows
+from workers.methods import LayerRows
 from workers.observation import Observed
 from workers.prefill import prefill
-from workers.scoring import attended, over_tokens_and_group
-from workers.session import WorkerSession
-from workers.stored_attention import StoredAttention, stored_keys
+from workers.ranking import combined, ranked
+from workers.session import WorkerSession, nearness
+from workers.stored_attention import stored_keys
 from workers.tokenizer import Segment
 from workers.turn import Yielded, written
+
+_KEY_BYTES = 1 << 28
+"""Stored keys that a build holds at a time."""
+_NOTHING = Observed((), torch.empty(0, dtype=torch.int32))
 
 Steps = Generator[Yielded, NextLogits, list[wire.Episode]]
 
@@ -45,60 +52,83 @@ def run_build(
 
 
 def _in_one_pass(engine: Engine, session: WorkerSession, request: wire.BuildEpisodesRequest) -> Steps:
-    """All plans against the stored rows, which are read twice however many plans there are."""
-    shape, scoring = engine.model.shape, EpisodeScoring.of(session.method)
-    attentions = []
-    for plan in request.plans:
-        session.unsettled = True  # while the prompt's rows are among the session's
-        attentions.append(StoredAttention(_observed(engine, session, plan), shape.n_kv_heads))
-        session.unsettled = False
-        yield None
-    scores = torch.empty(len(attentions), shape.n_layers, shape.n_kv_heads, session.length)
-    yield from _attended(engine, session, attentions, scoring, scores)
+    """All plans against the stored rows: the eviction that would choose among everything, once per plan."""
+    observations = [_NOTHING]
+    if session.method.observation.episode:
+        observations = []
+        for plan in request.plans:
+            session.unsettled = True  # while the prompt's rows are among the session's
+            observations.append(_observed(engine, session, plan))
+            session.unsettled = False
+            yield None
+    scores = yield from _scored(engine, session, observations)
+    positions = [_all_positions(engine, session.length)] * engine.model.shape.n_layers
     episodes = []
-    for plan, attended_rows in zip(request.plans, scores, strict=True):
-        episodes.append(_chosen(engine, session, plan, attended_rows, scoring))
+    for index, plan in enumerate(request.plans):
+        near = nearness(wire_values.to_near(plan.segments))
+        ranks = combined(session.method, scores[index % len(observations)], positions, session.length, near)
+        episodes.append(_chosen(engine, session, plan, ranks))
         yield None
     return episodes
 
 
-def _attended(
-    engine: Engine,
-    session: WorkerSession,
-    attentions: Sequence[StoredAttention],
-    scoring: EpisodeScoring,
-    scores: Tensor,
-) -> Generator[None, None, None]:
-    """Fill in what every row gets of each prompt's attention: float32 `[plans, n_layers, n_kv_heads, length]`."""
-    stored = (engine.store, session.name, session.length, engine.model.device)
-    with storage():
-        for _, keys in stored_keys(*stored):
-            for layer, rows in enumerate(keys):
-                for attention in attentions:
-                    attention.add(layer, rows)
+def _scored(
+    engine: Engine, session: WorkerSession, observations: Sequence[Observed]
+) -> Generator[None, None, list[list[Tensor]]]:
+    """The method's own scores of all rows, for each observation: float32 `[n_kv_heads, length]` per layer.
+
+    The store is read for as many layers at once as `_KEY_BYTES` hold: all of them, unless the session is very long.
+    """
+    shape, n = engine.model.shape, session.length
+    layer_bytes = max(1, n * shape.n_kv_heads * shape.head_dim * engine.model.dtype.itemsize)
+    at_once = max(1, _KEY_BYTES // layer_bytes)
+    scores: list[list[Tensor]] = [[] for _ in observations]
+    for first in range(0, shape.n_layers, at_once):
+        layers = slice(first, first + at_once)
+        pages = list[Tensor]()
+        with storage():
+            for _, keys in stored_keys(engine.store, session.name, n, engine.model.device):
+                pages.append(keys[layers].clone())
+                yield
+        for layer, keys in enumerate(torch.cat(pages, dim=2), first):
+            for found, observed in zip(scores, observations, strict=True):
+                found.append(session.method.scores(_stored_rows(engine, session, layer, keys, observed)))
             yield
-        for start, keys in stored_keys(*stored):
-            for layer, rows in enumerate(keys):
-                for plan, attention in enumerate(attentions):
-                    weights = attention.weights(layer, rows)
-                    reduced = over_tokens_and_group(weights, tokens=scoring.reduce, group=scoring.reduce)
-                    scores[plan, layer, :, start : start + rows.shape[1]] = reduced.cpu()
-            yield
+    return scores
 
 
-def _chosen(
-    engine: Engine, session: WorkerSession, plan: wire.EpisodePlan, attended_rows: Tensor, scoring: EpisodeScoring
-) -> wire.Episode:
+def _stored_rows(engine: Engine, session: WorkerSession, layer: int, keys: Tensor, observed: Observed) -> LayerRows:
+    """A layer of everything that the session said, as an eviction would see it; values are not read."""
+    none = keys.new_zeros(engine.model.shape.n_heads, 0, keys.shape[2])
+    positions = _all_positions(engine, session.length)
+    return LayerRows(
+        layer=layer,
+        keys=keys,
+        values=keys[..., :0],
+        positions=positions,
+        queries=observed.queries[layer] if observed.queries else none,
+        query_positions=observed.positions.to(keys.device),
+        accumulated=torch.zeros_like(positions, dtype=torch.float32),
+        end=session.length,
+        seed=session.seed + session.length,
+        beside=observed.beside[layer] if observed.beside else None,
+    )
+
+
+def _all_positions(engine: Engine, length: int) -> Tensor:
+    positions = torch.arange(length, dtype=torch.int32, device=engine.model.device)
+    return positions.expand(engine.model.shape.n_kv_heads, -1)
+
+
+def _chosen(engine: Engine, session: WorkerSession, plan: wire.EpisodePlan, ranks: Sequence[Tensor]) -> wire.Episode:
     """An episode of the method's own selection among all rows; layers that share a selection share it here."""
-    members = _members(plan, session.length)
     places, scores = list[Tensor](), list[Tensor]()
-    for layer, attended_layer in enumerate(attended_rows):
+    for layer in range(len(ranks)):
         leader = layer - layer % session.method.shares_layers
         if layer == leader:
-            ranked = episode_scores(attended_layer, members, scoring)
-            chosen = choose_of_all(ranked, _choice(engine, session, layer, scoring))
-        places.append(chosen)
-        scores.append(ranked.gather(1, chosen.clamp(min=0)))
+            chosen = choose_of_all(ranks[leader], _choice(engine, session, layer))
+        places.append(chosen.cpu())
+        scores.append(ranks[leader].gather(1, chosen.clamp(min=0)).cpu())
     return _episode(plan, EpisodeRows.chosen(places, scores), session.length)
 
 
@@ -110,7 +140,7 @@ def _by_prefill(engine: Engine, session: WorkerSession, request: wire.BuildEpiso
     engine.unseat(session)
     episodes = []
     for plan in request.plans:
-        scratch = session.scratch(plan.patched_prompt)
+        scratch = session.scratch(plan.patched_prompt, wire_values.to_near(plan.segments))
         scratch.turn_start = len(request.token_ids)  # all of it was said before: no row is kept for being recent talk
         engine.seat(scratch)
         try:
@@ -123,16 +153,12 @@ def _by_prefill(engine: Engine, session: WorkerSession, request: wire.BuildEpiso
 
 
 def _left(engine: Engine, scratch: WorkerSession, plan: wire.EpisodePlan) -> wire.Episode:
-    """What the prefill's last eviction left, scored by the patched prompt among itself."""
+    """What the prefill's last eviction left, ranked once more among itself."""
     assert scratch.slot is not None, "seated for its prefill"
-    scoring = EpisodeScoring.of(scratch.method)
-    observed = _observed(engine, scratch, plan)
-    places, scores = list[Tensor](), list[Tensor]()
-    for layer, queries in enumerate(observed.queries):
-        keys, _, positions = engine.cache.rows_of(scratch.slot, layer)
-        by = scoring.reduce
-        scores.append(attended(queries, keys, positions, observed.positions, tokens=by, group=by).cpu())
-        places.append(torch.where(positions == EMPTY, -1, positions).long().cpu())
+    observed = _observed(engine, scratch, plan) if scratch.method.observation.episode else _NOTHING
+    layers = [active_rows(engine.cache, scratch, observed, layer) for layer in range(engine.model.shape.n_layers)]
+    scores = [score.cpu() for score in ranked(scratch.method, layers, nearness(scratch.segments))]
+    places = [torch.where(rows.positions == EMPTY, -1, rows.positions).long().cpu() for rows in layers]
     return _episode(plan, EpisodeRows.chosen(places, scores), scratch.length)
 
 
@@ -145,28 +171,25 @@ def _observed(engine: Engine, session: WorkerSession, plan: wire.EpisodePlan) ->
     return Observed.joined([engine.observe(session, piece) for piece in pieces])
 
 
-def _members(plan: wire.EpisodePlan, length: int) -> Tensor:
-    """The tokens of the episode's own segments: bool `[length]`."""
-    members = torch.zeros(length, dtype=torch.bool)
-    for span in plan.members:
-        members[span.start : span.stop] = True
-    return members
-
-
-def _choice(engine: Engine, session: WorkerSession, layer: int, scoring: EpisodeScoring) -> LayerChoice:
+def _choice(engine: Engine, session: WorkerSession, layer: int) -> LayerChoice:
     return LayerChoice(
         method=session.method,
         layer=layer,
         rows=session.layer_rows[layer],
         end=session.length,
-        sinks=engine.settings.sinks if scoring.sinks else 0,
-        recent=engine.settings.recent if scoring.recent else 0,
+        sinks=engine.settings.sinks,
         seed=session.seed + session.length,
     )
 
 
 def _episode(plan: wire.EpisodePlan, rows: EpisodeRows, length: int) -> wire.Episode:
-    return wire.Episode(id=plan.id, rows=rows.to_bytes(), patched_prompt=plan.patched_prompt, length=length)
+    return wire.Episode(
+        id=plan.id,
+        rows=rows.to_bytes(),
+        patched_prompt=plan.patched_prompt,
+        length=length,
+        segments=plan.segments,
+    )
 
 
 def _require_buildable(session: WorkerSession, request: wire.BuildEpisodesRequest) -> None:
@@ -178,8 +201,8 @@ def _require_buildable(session: WorkerSession, request: wire.BuildEpisodesReques
     for plan in request.plans:
         if not plan.patched_prompt:
             raise BadEpisode(f"episode {plan.id} has no patched prompt to score with")
-        if any(span.start > span.stop or span.stop > session.length for span in plan.members):
-            raise BadEpisode(f"episode {plan.id} has members beyond the {session.length} rows of {session.name}")
+        if any(span.start > span.stop or span.stop > session.length for span in plan.segments):
+            raise BadEpisode(f"episode {plan.id} has segments beyond the {session.length} rows of {session.name}")
 
 
 def _nothing() -> None:

@@ -9,9 +9,10 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from kvrecall.v1 import worker_pb2 as wire
+from workers import wire_values
 from workers.cache import EMPTY
 from workers.engine import Engine, storage
-from workers.episode_scoring import LayerChoice, choose_with_newer, listed, marks
+from workers.episode_choice import LayerChoice, choose_with_newer, listed, marks
 from workers.errors import BadEpisode
 from workers.session import Selection, WorkerSession
 
@@ -103,6 +104,7 @@ def switch(engine: Engine, session: WorkerSession, episode: wire.Episode, rows: 
     if episode.id != session.episode:
         _make_active(engine, session, _changes(engine, session, episode, rows, active), report)
         session.episode, session.patched_prompt = episode.id, list(episode.patched_prompt)
+        session.segments = wire_values.to_near(episode.segments)
     else:
         report.rows_kept = sum(int((p != EMPTY).sum()) for p in active.positions)
     report.bytes_moved = report.rows_moved * engine.model.shape.row_bytes(engine.model.dtype)
@@ -133,7 +135,6 @@ def _changes(
             rows=session.layer_rows[layer],
             end=session.length,
             sinks=engine.settings.sinks,
-            recent=0,
             seed=session.seed + session.length,
         )
         newer = torch.where((held >= episode.length) & ~promoted, held, EMPTY).sort(dim=1).values

@@ -8,8 +8,9 @@ from torch import Tensor
 from workers.cache import EMPTY, ActiveCache
 from workers.methods import LayerRows
 from workers.observation import Observed
+from workers.ranking import ranked
 from workers.selection import protected
-from workers.session import WorkerSession
+from workers.session import WorkerSession, nearness
 from workers.settings import WorkerSettings
 
 
@@ -45,14 +46,18 @@ def evict(
     """
     assert session.slot is not None, "only a session in a slot evicts"
     held, n_layers, group = cache.held(session.slot), cache.shape.n_layers, session.method.shares_layers
+    leaders = range(0, n_layers, group)
+    full = [first for first in leaders if any(held[i] > session.target(i) for i in _group(first, group, n_layers))]
+    # Where tokens are ranked whole every layer has a say, also one that has nothing to evict.
+    scored = list(leaders) if session.method.whole_tokens else full
+    layers = {layer: active_rows(cache, session, observed, layer) for layer in scored}
+    scores = dict(zip(scored, ranked(session.method, list(layers.values()), nearness(session.segments)), strict=True))
     leaving = torch.zeros(session.length, device=cache.device)
-    for first in range(0, n_layers, group):
-        layers = range(first, min(first + group, n_layers))
-        if all(held[layer] <= session.target(layer) for layer in layers):
-            continue
-        chosen = _choose(cache, session, settings, observed, first, turn_over)
-        leaving += _scores_of_leaving(chosen, session.length) * (len(layers) / n_layers)
-        for layer in layers:
+    for first in full:
+        chosen = _choose(cache, session, settings, layers[first], scores[first], turn_over)
+        sharing = _group(first, group, n_layers)
+        leaving += _scores_of_leaving(chosen, session.length) * (len(sharing) / n_layers)
+        for layer in sharing:
             cache.keep(session.slot, layer, _places_in(cache, session.slot, layer, chosen))
             assert cache.held(session.slot)[layer] <= session.target(layer), "a method keeps within its budget"
     leaving = leaving.cpu()
@@ -60,18 +65,16 @@ def evict(
     session.scores_of_evicted()[evicted] = leaving[evicted]
 
 
-def _choose(
-    cache: ActiveCache,
-    session: WorkerSession,
-    settings: WorkerSettings,
-    observed: Observed,
-    layer: int,
-    turn_over: bool,
-) -> _Chosen:
+def _group(first: int, size: int, n_layers: int) -> range:
+    return range(first, min(first + size, n_layers))
+
+
+def active_rows(cache: ActiveCache, session: WorkerSession, observed: Observed, layer: int) -> LayerRows:
+    """A layer of the session's slot as its method sees it."""
     assert session.slot is not None, "only a session in a slot evicts"
     held = cache.read(session.slot, layer)
     none = held.keys.new_zeros(cache.shape.n_heads, 0, cache.shape.head_dim)
-    rows = LayerRows(
+    return LayerRows(
         layer=layer,
         keys=held.keys,
         values=held.values,
@@ -83,10 +86,21 @@ def _choose(
         seed=session.seed + session.length,
         beside=observed.beside[layer] if observed.beside else None,
     )
-    scores = session.method.scores(rows)
-    stays = held.promoted | _protected(held.positions, session, settings, layer, turn_over)
-    places = session.method.select(scores.masked_fill(stays, torch.inf), rows, session.target(layer))
-    return _Chosen(places, held.positions.clone(), scores)
+
+
+def _choose(
+    cache: ActiveCache,
+    session: WorkerSession,
+    settings: WorkerSettings,
+    rows: LayerRows,
+    scores: Tensor,
+    turn_over: bool,
+) -> _Chosen:
+    assert session.slot is not None, "only a session in a slot evicts"
+    promoted = cache.read(session.slot, rows.layer).promoted
+    stays = promoted | _protected(rows.positions, session, settings, rows.layer, turn_over)
+    places = session.method.select(scores.masked_fill(stays, torch.inf), rows, session.target(rows.layer))
+    return _Chosen(places, rows.positions.clone(), scores)
 
 
 def _places_in(cache: ActiveCache, slot: int, layer: int, chosen: _Chosen) -> Tensor:

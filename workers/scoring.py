@@ -1,5 +1,6 @@
 """Scores of rows: pure functions of queries, keys and positions. Higher is worth more."""
 
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -139,6 +140,39 @@ def cosine_to_mean(keys: Tensor, positions: Tensor) -> Tensor:
     mean = torch.where(held, directions, 0.0).sum(1, keepdim=True) / held.sum(1, keepdim=True).clamp(min=1)
     cosine: Tensor = torch.nn.functional.cosine_similarity(directions, mean, dim=-1)
     return cosine
+
+
+def row_ranks(scores: Tensor, positions: Tensor) -> Tensor:
+    """Each row's place in its head's order of scores, 0 for the lowest to 1 for the highest; ties: the earlier first.
+
+    scores float32, positions int, both `[n_kv_heads, n]`; rows that are not there get 0. The same shape again.
+    """
+    held = positions != EMPTY
+    order = scores.masked_fill(~held, -torch.inf).flip(1).argsort(dim=1, stable=True)
+    places = torch.empty_like(order).scatter_(
+        1, order, torch.arange(order.shape[1], device=order.device).expand_as(order)
+    )
+    above_missing = places.flip(1) - (~held).sum(1, keepdim=True)
+    return torch.where(held, above_missing / (held.sum(1, keepdim=True) - 1).clamp(min=1), 0.0)
+
+
+def token_means(scores: Sequence[Tensor], positions: Sequence[Tensor], end: int) -> Tensor:
+    """Each token's mean over all layers and heads that hold it: float32 `[end]`, 0 for a token that none holds.
+
+    scores float32, positions int, per layer `[n_kv_heads, n]`.
+    """
+    total = torch.zeros(end + 1, device=scores[0].device)
+    count = torch.zeros_like(total)
+    for score, held in zip(scores, positions, strict=True):
+        places = _places(held, end).flatten()
+        total.index_add_(0, places, score.flatten().float())
+        count.index_add_(0, places, torch.ones_like(places, dtype=torch.float32))
+    return (total / count.clamp(min=1))[:end]
+
+
+def of_tokens(values: Tensor, positions: Tensor) -> Tensor:
+    """Values of tokens, `[end]`, for the rows at `positions` int `[n_kv_heads, n]`; where no row is, any."""
+    return values[positions.clamp(max=len(values) - 1).long()]
 
 
 def _by_position(scores: Tensor, positions: Tensor, end: int) -> Tensor:

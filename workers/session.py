@@ -86,6 +86,23 @@ class Distribution:
     log_probs: Tensor
 
 
+@dataclass(frozen=True)
+class NearSegment:
+    """Tokens start .. stop - 1, and how near to an episode what they say is: 1 for its own segments, else 0 to 1."""
+
+    start: int
+    stop: int
+    nearness: float
+
+
+def nearness(segments: Sequence[NearSegment]) -> Tensor:
+    """How near each token's segment is to an episode: float32 `[m]`, m = 0 where nothing is known."""
+    near = torch.zeros(max((segment.stop for segment in segments), default=0))
+    for segment in segments:
+        near[segment.start : segment.stop] = segment.nearness
+    return near
+
+
 @dataclass
 class WorkerSession:
     """A session that is open in this worker. Only the scheduler's thread touches it.
@@ -109,6 +126,7 @@ class WorkerSession:
     eviction_scores: Tensor = field(default_factory=lambda: torch.empty(0))  # see scores_of_evicted
     turn_start: int = 0
     episode: str = ""
+    segments: tuple[NearSegment, ...] = ()  # how near each part of the session is to that episode
     patched_prompt: list[int] = field(default_factory=list)
     block: list[int] = field(default_factory=list)  # what the turn said since the last eviction, at most a block
     promoted_rows: int = 0
@@ -148,8 +166,8 @@ class WorkerSession:
             return self.selection
         return Selection.of_slot(cache, self.slot, accumulated=bool(self.method.observation.accumulate))
 
-    def scratch(self, patched_prompt: Sequence[int]) -> "WorkerSession":
-        """A session of the same settings that has said nothing, observes this prompt and is not stored."""
+    def scratch(self, patched_prompt: Sequence[int], segments: tuple[NearSegment, ...]) -> "WorkerSession":
+        """A session of the same settings that has said nothing, in this episode, and is not stored."""
         return WorkerSession(
             name=self.name,
             epoch=self.epoch,
@@ -161,5 +179,6 @@ class WorkerSession:
             queries=RecentQueries(self.queries.width),
             layer_rows=self.layer_rows,
             patched_prompt=list(patched_prompt),
+            segments=segments,
             stored=False,
         )

@@ -1,7 +1,10 @@
-"""Chat messages on the wire and in the worker's own form, OpenAI's."""
+"""Chat messages and segments, on the wire and in the worker's own form."""
+
+from collections.abc import Iterable
 
 from kvrecall.v1 import worker_pb2 as wire
 from workers.sampling import SamplingSettings
+from workers.session import NearSegment
 from workers.tokenizer import ChatMessage
 
 
@@ -45,3 +48,13 @@ def to_sampling(sampling: wire.Sampling) -> SamplingSettings:
         seed=sampling.seed,
         stop=tuple(sampling.stop),
     )
+
+
+def to_near(spans: Iterable[wire.Span]) -> tuple[NearSegment, ...]:
+    """Segments from the wire."""
+    return tuple(NearSegment(span.start, span.stop, span.nearness) for span in spans)
+
+
+def to_spans(segments: Iterable[NearSegment]) -> list[wire.Span]:
+    """Segments to the wire."""
+    return [wire.Span(start=each.start, stop=each.stop, nearness=each.nearness) for each in segments]

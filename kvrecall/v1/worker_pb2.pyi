@@ -53,7 +53,7 @@ class SessionSpec(_message.Message):
     def __init__(self, session: _Optional[str] = ..., epoch: _Optional[int] = ..., budget: _Optional[int] = ..., repair_rows: _Optional[int] = ..., method: _Optional[str] = ..., method_settings: _Optional[str] = ..., seed: _Optional[int] = ..., tools: _Optional[_Iterable[str]] = ..., layer_budgets: _Optional[str] = ...) -> None: ...
 
 class SessionState(_message.Message):
-    __slots__ = ("length", "pending", "selection", "eviction_scores", "promoted_rows", "recent", "episode", "patched_prompt")
+    __slots__ = ("length", "pending", "selection", "eviction_scores", "promoted_rows", "recent", "episode", "patched_prompt", "segments")
     LENGTH_FIELD_NUMBER: _ClassVar[int]
     PENDING_FIELD_NUMBER: _ClassVar[int]
     SELECTION_FIELD_NUMBER: _ClassVar[int]
@@ -62,6 +62,7 @@ class SessionState(_message.Message):
     RECENT_FIELD_NUMBER: _ClassVar[int]
     EPISODE_FIELD_NUMBER: _ClassVar[int]
     PATCHED_PROMPT_FIELD_NUMBER: _ClassVar[int]
+    SEGMENTS_FIELD_NUMBER: _ClassVar[int]
     length: int
     pending: _containers.RepeatedScalarFieldContainer[int]
     selection: bytes
@@ -70,7 +71,8 @@ class SessionState(_message.Message):
     recent: _containers.RepeatedCompositeFieldContainer[Message]
     episode: str
     patched_prompt: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, length: _Optional[int] = ..., pending: _Optional[_Iterable[int]] = ..., selection: _Optional[bytes] = ..., eviction_scores: _Optional[bytes] = ..., promoted_rows: _Optional[int] = ..., recent: _Optional[_Iterable[_Union[Message, _Mapping]]] = ..., episode: _Optional[str] = ..., patched_prompt: _Optional[_Iterable[int]] = ...) -> None: ...
+    segments: _containers.RepeatedCompositeFieldContainer[Span]
+    def __init__(self, length: _Optional[int] = ..., pending: _Optional[_Iterable[int]] = ..., selection: _Optional[bytes] = ..., eviction_scores: _Optional[bytes] = ..., promoted_rows: _Optional[int] = ..., recent: _Optional[_Iterable[_Union[Message, _Mapping]]] = ..., episode: _Optional[str] = ..., patched_prompt: _Optional[_Iterable[int]] = ..., segments: _Optional[_Iterable[_Union[Span, _Mapping]]] = ...) -> None: ...
 
 class OpenRequest(_message.Message):
     __slots__ = ("spec", "state")
@@ -119,34 +121,38 @@ class TurnRequest(_message.Message):
     def __init__(self, session: _Optional[str] = ..., epoch: _Optional[int] = ..., messages: _Optional[_Iterable[_Union[Message, _Mapping]]] = ..., generate: bool = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., repair: bool = ..., keep_distribution: bool = ..., compare_with: _Optional[str] = ..., episode: _Optional[_Union[Episode, _Mapping]] = ...) -> None: ...
 
 class Span(_message.Message):
-    __slots__ = ("start", "stop")
+    __slots__ = ("start", "stop", "nearness")
     START_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
+    NEARNESS_FIELD_NUMBER: _ClassVar[int]
     start: int
     stop: int
-    def __init__(self, start: _Optional[int] = ..., stop: _Optional[int] = ...) -> None: ...
+    nearness: float
+    def __init__(self, start: _Optional[int] = ..., stop: _Optional[int] = ..., nearness: _Optional[float] = ...) -> None: ...
 
 class Episode(_message.Message):
-    __slots__ = ("id", "rows", "patched_prompt", "length")
+    __slots__ = ("id", "rows", "patched_prompt", "length", "segments")
     ID_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
     PATCHED_PROMPT_FIELD_NUMBER: _ClassVar[int]
     LENGTH_FIELD_NUMBER: _ClassVar[int]
+    SEGMENTS_FIELD_NUMBER: _ClassVar[int]
     id: str
     rows: bytes
     patched_prompt: _containers.RepeatedScalarFieldContainer[int]
     length: int
-    def __init__(self, id: _Optional[str] = ..., rows: _Optional[bytes] = ..., patched_prompt: _Optional[_Iterable[int]] = ..., length: _Optional[int] = ...) -> None: ...
+    segments: _containers.RepeatedCompositeFieldContainer[Span]
+    def __init__(self, id: _Optional[str] = ..., rows: _Optional[bytes] = ..., patched_prompt: _Optional[_Iterable[int]] = ..., length: _Optional[int] = ..., segments: _Optional[_Iterable[_Union[Span, _Mapping]]] = ...) -> None: ...
 
 class EpisodePlan(_message.Message):
-    __slots__ = ("id", "patched_prompt", "members")
+    __slots__ = ("id", "patched_prompt", "segments")
     ID_FIELD_NUMBER: _ClassVar[int]
     PATCHED_PROMPT_FIELD_NUMBER: _ClassVar[int]
-    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    SEGMENTS_FIELD_NUMBER: _ClassVar[int]
     id: str
     patched_prompt: _containers.RepeatedScalarFieldContainer[int]
-    members: _containers.RepeatedCompositeFieldContainer[Span]
-    def __init__(self, id: _Optional[str] = ..., patched_prompt: _Optional[_Iterable[int]] = ..., members: _Optional[_Iterable[_Union[Span, _Mapping]]] = ...) -> None: ...
+    segments: _containers.RepeatedCompositeFieldContainer[Span]
+    def __init__(self, id: _Optional[str] = ..., patched_prompt: _Optional[_Iterable[int]] = ..., segments: _Optional[_Iterable[_Union[Span, _Mapping]]] = ...) -> None: ...
 
 class BuildEpisodesRequest(_message.Message):
     __slots__ = ("session", "epoch", "plans", "token_ids")

@@ -70,4 +70,4 @@ def describe(name: str) -> wire.MethodInfo:
     method = METHODS[name]
     summary = (method.__doc__ or "").strip().split("\n")[0]
     schema = json.dumps(TypeAdapter(method).json_schema())
-    return wire.MethodInfo(name=name, summary=summary, settings_schema=schema, episodes=build(name).observation.episode)
+    return wire.MethodInfo(name=name, summary=summary, settings_schema=schema, episodes=method.has_episodes)

@@ -39,13 +39,14 @@ class Method(ABC):
     """A frozen dataclass of settings. The engine observes, protects rows and holds the budget; the method only ranks.
 
     `name` is what a session asks for. `evicts = False` keeps every row. `layer_budgets` is how the budget is split
-    over the layers where the session does not say. `shares_layers`: so many consecutive layers use the first one's
-    selection.
+    over the layers where the session does not say; `has_episodes`: whether a session may have a selection for each of
+    its topics.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")
     name: ClassVar[str]
     evicts: ClassVar[bool] = True
+    has_episodes: ClassVar[bool] = False
     layer_budgets: ClassVar[LayerBudgets] = "uniform"
 
     @property
@@ -57,6 +58,16 @@ class Method(ABC):
     def shares_layers(self) -> int:
         """Layers that share one selection; 1: each has its own."""
         return 1
+
+    @property
+    def whole_tokens(self) -> bool:
+        """Whether a token's rows in all layers and heads are ranked as one, by the mean of their ranks."""
+        return False
+
+    @property
+    def topic(self) -> float:
+        """What it is worth, beside a rank of 0 to 1, that a token's segment is near the active episode; 0: nothing."""
+        return 0.0
 
     @abstractmethod
     def scores(self, rows: LayerRows) -> Tensor:

@@ -16,10 +16,12 @@ class KeyDiff(Method):
 
     Source: Park et al., "KeyDiff: Key Similarity-Based KV Cache Eviction for Long-Context LLM Inference in
     Resource-Constrained Environments" (2025), section 3. It looks at no query. `pool_heads` shares a layer's budget
-    between its heads by score, as EpiCache's comparison does (appendix A.2).
+    between its heads by score, as EpiCache's comparison does (appendix A.2); `whole_tokens` ranks a token by the mean
+    of its ranks over layers and heads, so that it is kept or dropped whole, which the paper does not do.
     """
 
     pool_heads: bool = False
+    whole_tokens: bool = False
 
     name: ClassVar[str] = "keydiff"
 

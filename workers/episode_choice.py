@@ -1,4 +1,4 @@
-"""Which rows make an episode: pure functions of scores and positions, with what can be tried as a value."""
+"""Which rows make an episode: pure functions of scores and positions."""
 
 from dataclasses import dataclass
 
@@ -7,49 +7,14 @@ from torch import Tensor
 
 from workers.cache import EMPTY
 from workers.methods import LayerRows, Method
-from workers.methods.epicache import EpiCache
-from workers.scoring import Reduction, smooth
 from workers.selection import protected
-
-
-@dataclass(frozen=True)
-class EpisodeScoring:
-    """How an episode's rows are scored and which stay whatever they score; the defaults are the paper's.
-
-    - `reduce`: how the patched prompt's weights become one score (EpiCache eq. 3: max over tokens and group).
-    - `pooling`: each score becomes the most among so many consecutive tokens; 1: its own.
-    - `members_first`: rows of the episode's own segments rank before all others.
-    - `members_bonus`: what the score of a member gains, in means of its head's scores.
-    - `sinks`, `recent`: whether the worker's sinks and recent window are kept whatever they score.
-    """
-
-    reduce: Reduction = "max"
-    pooling: int = 1
-    members_first: bool = False
-    members_bonus: float = 0.0
-    sinks: bool = True
-    recent: bool = False
-
-    @classmethod
-    def of(cls, method: Method) -> "EpisodeScoring":
-        """As a session's method says; EpiCache has settings for it, any other gets the paper's way."""
-        if not isinstance(method, EpiCache):
-            return cls()
-        return cls(
-            reduce=method.reduce,
-            pooling=method.pool,
-            members_first=method.members_first,
-            members_bonus=method.members_bonus,
-            sinks=method.keep_sinks,
-            recent=method.keep_recent,
-        )
 
 
 @dataclass(frozen=True)
 class LayerChoice:
     """What to choose a layer's rows with: the session's method, `rows` per KV head, and what it may not give up.
 
-    `end` is the position after the newest row; sinks and recent are numbers of rows.
+    `end` is the position after the newest row; sinks is a number of rows.
     """
 
     method: Method
@@ -57,27 +22,7 @@ class LayerChoice:
     rows: int
     end: int
     sinks: int
-    recent: int
     seed: int
-
-
-def prefer_members(scores: Tensor, members: Tensor, *, first: bool = False, bonus: float = 0.0) -> Tensor:
-    """Scores in which the episode's own tokens count for more: float32 `[n_kv_heads, n]`, the same order within each.
-
-    scores: 0 to 1, float32 `[n_kv_heads, n]`; members: bool `[n]`. With neither `first` nor `bonus` nothing changes.
-    """
-    if bonus:
-        scores = scores + members * (bonus * scores.mean(1, keepdim=True))
-    if first:
-        # Below every member: members keep their exact scores.
-        scores = torch.where(members, scores, scores - scores.amax() - 1)
-    return scores
-
-
-def episode_scores(attended: Tensor, members: Tensor, scoring: EpisodeScoring) -> Tensor:
-    """Attention that a patched prompt pays, float32 `[n_kv_heads, n]`, as scores to choose an episode's rows by."""
-    pooled = smooth(attended, scoring.pooling)
-    return prefer_members(pooled, members, first=scoring.members_first, bonus=scoring.members_bonus)
 
 
 def choose_of_all(scores: Tensor, choice: LayerChoice) -> Tensor:
@@ -127,9 +72,7 @@ def listed(marked: Tensor) -> Tensor:
 def _select(scores: Tensor, positions: Tensor, choice: LayerChoice) -> Tensor:
     """The places that the method keeps; `base.Method.select` has the shapes."""
     held = positions != EMPTY
-    kept = protected(
-        positions, sinks=choice.sinks, recent=choice.recent, turn_start=choice.end, turn_rows=0, end=choice.end
-    )
+    kept = protected(positions, sinks=choice.sinks, recent=0, turn_start=choice.end, turn_rows=0, end=choice.end)
     nothing = torch.zeros((), device=scores.device).expand(*positions.shape, 0)
     rows = LayerRows(
         layer=choice.layer,
