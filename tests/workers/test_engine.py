@@ -12,6 +12,7 @@ from workers.errors import BadSettings, RowsMissing, StorageFailed, UnknownMetho
 
 SMALL = {"method": "snapkv", "budget": 60, "repair_rows": 16}
 LIMITS = {"block_tokens": 24, "recent": 8}
+PATCHED = list(range(60, 100))
 
 
 @pytest.mark.parametrize("block_tokens", [1, 17, 128, 512])
@@ -52,16 +53,27 @@ def _conversation(worker: Any, words: Callable[..., str], stop_after: int | None
     return said
 
 
-@pytest.mark.parametrize("stop_after", [0, 1, 2])
+@pytest.mark.parametrize(
+    ("method", "stop_after"),
+    [("snapkv", 0), ("snapkv", 2)]
+    + [
+        (method, 1)
+        for method in ("snapkv", "h2o", "scissorhands", "adakv", "chunkkv", "kvzip", "infinipot", "epicache")
+    ],
+)
 def test_a_session_goes_on_in_another_worker_as_if_never_stopped(
-    stop_after: int, make_worker: Callable[..., Any], words: Callable[..., str]
+    method: str, stop_after: int, make_worker: Callable[..., Any], words: Callable[..., str]
 ) -> None:
     """Stopped after a turn, and after a turn with rows that a repair promoted and heads of uneven length."""
-    whole = make_worker(**LIMITS)
-    whole.open(**SMALL)
+    spec = {**SMALL, "method": method, "layer_budgets": "pyramid"}
+    limits = {**LIMITS, "prompt_tokens": 30}
+    whole = make_worker(**limits)
+    whole.open(**spec)
+    whole.engine.session("s").patched_prompt = PATCHED
     expected = _conversation(whole, words)
-    first = make_worker(directory="shared", **LIMITS)
-    first.open(**SMALL)
+    first = make_worker(directory="shared", **limits)
+    first.open(**spec)
+    first.engine.session("s").patched_prompt = PATCHED
     state = None
     for number in range(stop_after + 1):
         done = first.turn("s", words(70, seed=number), max_tokens=10)
@@ -72,13 +84,56 @@ def test_a_session_goes_on_in_another_worker_as_if_never_stopped(
             assert repaired.memory.promoted_rows == 16
             state = repaired.state
     first.close()
-    second = make_worker(directory="shared", **LIMITS)
-    report = second.open(state=wire.SessionState.FromString(state.SerializeToString()), **SMALL)
+    second = make_worker(directory="shared", **limits)
+    report = second.open(state=wire.SessionState.FromString(state.SerializeToString()), **spec)
     assert report.length == state.length
     assert not report.in_slot
     assert _conversation(second, words, stop_after) == expected[stop_after + 1 :]
     assert second.engine.passes[0][1] <= 24, "the history was not prefilled again"
+    assert _state(second) == _state(whole)
     second.check()
+
+
+def _state(worker: Any) -> wire.SessionState:
+    return worker.engine.snapshot(worker.engine.session("s"))
+
+
+def test_the_episode_is_part_of_what_is_committed(make_worker: Callable[..., Any], words: Callable[..., str]) -> None:
+    worker = make_worker(**LIMITS)
+    spec = {"method": "epicache", "layer_budgets": "uniform", "budget": 60}
+    worker.open(**spec)
+    session = worker.engine.session("s")
+    session.episode, session.patched_prompt = "e3", PATCHED
+    state = worker.turn("s", words(20), max_tokens=2).state
+    worker.open(state=state, **spec)
+    session = worker.engine.session("s")
+    assert (session.episode, session.patched_prompt) == ("e3", PATCHED)
+
+
+def test_unlike_sessions_decode_together_as_each_would_alone(
+    make_worker: Callable[..., Any], words: Callable[..., str], answer: Callable[..., list[int]]
+) -> None:
+    """Of different methods, budgets and splits over the layers; active sets fill up in the middle of the answers."""
+    specs: dict[str, dict[str, Any]] = {
+        "adakv": {"budget": 50, "layer_budgets": "pyramid"},
+        "h2o": {"budget": 60},
+        "infinipot": {"budget": 50},
+        "streaming_llm": {"budget": 70, "layer_budgets": "pyramid"},
+    }
+    alone = {}
+    for name, spec in specs.items():
+        worker = make_worker(**LIMITS)
+        worker.open(name, method=name, **spec)
+        alone[name] = answer(worker.turn(name, words(40), max_tokens=80))
+    worker = make_worker(**LIMITS)
+    turns = {}
+    for name, spec in specs.items():
+        worker.open(name, method=name, **spec)
+    for name in specs:
+        turns[name] = worker.submit(name, words(40), max_tokens=80)
+    assert {name: answer(turn.result(600)) for name, turn in turns.items()} == alone
+    assert max(batch for batch, _ in worker.engine.passes) == 4
+    worker.check()
 
 
 def test_a_session_that_was_swapped_out_is_what_it_was(
