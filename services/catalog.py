@@ -69,10 +69,10 @@ class SegmentRecord:
 
 @dataclass(frozen=True)
 class EpisodeRecord:
-    """An episode but for its rows. `centroid` is little-endian float32, the mean of its segments' vectors.
+    """What an episode is to the service. `centroid` is little-endian float32, the mean of its segments' vectors.
 
-    `medoid` is the transcript of the segment nearest to it. `patched_prompt` and `length` are as in wire.Episode.
-    `matched` counts the turns that were matched with it since it was built.
+    `medoid` is the transcript of the segment nearest to it. `matched` counts the turns that were matched with it
+    since it was built.
     """
 
     id: str
@@ -80,8 +80,6 @@ class EpisodeRecord:
     segments: int
     tokens: int
     medoid: str
-    patched_prompt: tuple[int, ...]
-    length: int
     matched: int = 0
 
 
@@ -115,13 +113,13 @@ class SegmentsCommit:
 
 @dataclass(frozen=True)
 class BuildCommit:
-    """Newly built episodes, which replace those before: the set with them, their rows, the labels of all segments.
+    """Newly built episodes, which replace those before: the set with them, and the labels of all segments.
 
-    `rows` are as in wire.Episode, in the episodes' order.
+    `built` are the serialised wire.Episodes, in the set's order.
     """
 
     found: EpisodeSet
-    rows: tuple[bytes, ...]
+    built: tuple[bytes, ...]
     labels: tuple[int, ...]
 
 
@@ -189,15 +187,15 @@ class Catalog(Protocol):
         ...
 
     async def episodes(self, session: str) -> EpisodeSet:
-        """The session's episodes without their rows. Raises UnknownSession."""
+        """What there is of the session's episodes but for their rows. Raises UnknownSession."""
         ...
 
     async def segments(self, session: str) -> list[SegmentRecord]:
         """Every embedded segment, in time order."""
         ...
 
-    async def episode_rows(self, session: str, episode: str) -> bytes:
-        """An episode's rows, as in wire.Episode. Raises UnknownEpisode."""
+    async def built_episode(self, session: str, episode: str) -> bytes:
+        """The serialised wire.Episode, with its rows. Raises UnknownEpisode."""
         ...
 
     async def commit_segments(self, session: str, commit: SegmentsCommit, epoch: int) -> None:

@@ -192,10 +192,10 @@ def _built_commit(
             segments=plan.segments,
             tokens=plan.tokens,
             medoid=plan.medoid,
-            patched_prompt=tuple(built.patched_prompt),
-            length=built.length,
         )
         for built, plan, centroid in zip(result.episodes, plans, clusters.centroids, strict=True)
     )
     changed = replace(found, built_segments=found.segments, builds=found.builds + 1, episodes=episodes)
-    return BuildCommit(changed, tuple(built.rows for built in result.episodes), clusters.labels)
+    return BuildCommit(
+        changed, tuple(built.SerializeToString(deterministic=True) for built in result.episodes), clusters.labels
+    )

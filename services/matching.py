@@ -57,8 +57,7 @@ class Matcher:
             chosen = found.episodes[nearest.episode]
             load = None
             if chosen.id != found.active:
-                rows = await self._catalog.episode_rows(session.id, chosen.id)
-                load = wire.Episode(id=chosen.id, rows=rows, patched_prompt=chosen.patched_prompt, length=chosen.length)
+                load = wire.Episode.FromString(await self._catalog.built_episode(session.id, chosen.id))
         except (WorkerRefused, WorkerLost, EmbeddingRefused, UnknownEpisode) as error:
             self._observers.tell(EpisodesFailed(session.id, "match", error.code, error.message))
             return None

@@ -194,10 +194,10 @@ class SqliteCatalog:
         async with self._reading() as db:
             return await episodes.read_segments(db, session)
 
-    async def episode_rows(self, session: str, episode: str) -> bytes:
-        """See `Catalog.episode_rows`."""
+    async def built_episode(self, session: str, episode: str) -> bytes:
+        """See `Catalog.built_episode`."""
         async with self._reading() as db:
-            return await episodes.read_rows(db, session, episode)
+            return await episodes.read_built(db, session, episode)
 
     async def commit_segments(self, session: str, commit: SegmentsCommit, epoch: int) -> None:
         """See `Catalog.commit_segments`."""

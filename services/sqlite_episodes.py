@@ -23,12 +23,12 @@ async def read_segments(db: aiosqlite.Connection, session: str) -> list[SegmentR
     return [rows.segment_value(row) for row in found]
 
 
-async def read_rows(db: aiosqlite.Connection, session: str, episode: str) -> bytes:
-    """An episode's rows. Raises UnknownEpisode."""
-    row = await one(db, "SELECT rows FROM episode_rows WHERE session = ? AND episode = ?", (session, episode))
+async def read_built(db: aiosqlite.Connection, session: str, episode: str) -> bytes:
+    """An episode as the worker built it. Raises UnknownEpisode."""
+    row = await one(db, "SELECT built FROM built_episodes WHERE session = ? AND episode = ?", (session, episode))
     if row is None:
         raise UnknownEpisode(session, episode)
-    return bytes(row["rows"])
+    return bytes(row["built"])
 
 
 async def add_segments(db: aiosqlite.Connection, session: str, commit: SegmentsCommit) -> None:
@@ -49,12 +49,12 @@ async def replace_episodes(db: aiosqlite.Connection, session: str, commit: Build
     await _drop_episodes(db, session)
     episodes = commit.found.episodes
     await db.executemany(
-        "INSERT INTO episodes VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        "INSERT INTO episodes VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
         [rows.episode_row(session, number, episode) for number, episode in enumerate(episodes)],
     )
     await db.executemany(
-        "INSERT INTO episode_rows VALUES (?, ?, ?)",
-        [(session, episode.id, data) for episode, data in zip(episodes, commit.rows, strict=True)],
+        "INSERT INTO built_episodes VALUES (?, ?, ?)",
+        [(session, episode.id, data) for episode, data in zip(episodes, commit.built, strict=True)],
     )
     await db.executemany(
         "UPDATE segments SET label = ? WHERE session = ? AND number = ?",
@@ -78,7 +78,7 @@ async def count_match(db: aiosqlite.Connection, session: str, matched: str, acti
 
 
 async def _drop_episodes(db: aiosqlite.Connection, session: str) -> None:
-    await db.execute("DELETE FROM episode_rows WHERE session = ?", (session,))
+    await db.execute("DELETE FROM built_episodes WHERE session = ?", (session,))
     await db.execute("DELETE FROM episodes WHERE session = ?", (session,))
 
 

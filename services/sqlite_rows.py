@@ -96,18 +96,7 @@ def call_value(row: sqlite3.Row) -> PendingCall:
 def episode_row(session: str, number: int, episode: EpisodeRecord) -> tuple[object, ...]:
     """The columns of `episodes`, in order."""
     size = (episode.segments, episode.tokens)
-    prompt = token_bytes(episode.patched_prompt)
-    return (
-        session,
-        number,
-        episode.id,
-        episode.centroid,
-        *size,
-        episode.medoid,
-        prompt,
-        episode.length,
-        episode.matched,
-    )
+    return (session, number, episode.id, episode.centroid, *size, episode.medoid, episode.matched)
 
 
 def episode_value(row: sqlite3.Row) -> EpisodeRecord:
@@ -118,8 +107,6 @@ def episode_value(row: sqlite3.Row) -> EpisodeRecord:
         segments=row["segments"],
         tokens=row["tokens"],
         medoid=row["medoid"],
-        patched_prompt=token_values(row["patched_prompt"]),
-        length=row["length"],
         matched=row["matched"],
     )
 

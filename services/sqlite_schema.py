@@ -87,17 +87,15 @@ CREATE TABLE episodes (
     segments INTEGER NOT NULL,
     tokens INTEGER NOT NULL,
     medoid TEXT NOT NULL,
-    patched_prompt BLOB NOT NULL,
-    length INTEGER NOT NULL,
     matched INTEGER NOT NULL,
     PRIMARY KEY (session, number)
 ) STRICT, WITHOUT ROWID;
 
--- Apart from their episodes: they are large, and only a switch reads them.
-CREATE TABLE episode_rows (
+-- Apart from `episodes`: they are large, and only a switch reads them.
+CREATE TABLE built_episodes (
     session TEXT NOT NULL REFERENCES sessions (id) ON DELETE CASCADE,
     episode TEXT NOT NULL,
-    rows BLOB NOT NULL,
+    built BLOB NOT NULL,
     PRIMARY KEY (session, episode)
 ) STRICT;
 

@@ -58,12 +58,13 @@ def _parts(message: Message) -> list[str]:
 
 
 def _of_turn(turn: Turn, start: int) -> list[Utterance]:
-    messages = [*turn.messages, *([turn.outcome.message] if turn.outcome.message else [])]
-    runs = [(side, text_of(run)) for side, run in groupby(messages, said_by)]
+    runs = [(side, text_of(run)) for side, run in groupby(turn.messages, said_by)]
+    if turn.outcome.message is not None:
+        runs.append(("assistant", text_of([turn.outcome.message])))
     counts: Sequence[int] = turn.utterance_tokens
     if len(counts) != len(runs) or sum(counts) != len(turn.token_ids):
-        # A template may render a run to nothing, or the sides otherwise than they are told apart here.
-        runs, counts = [("user", text_of(messages))], [len(turn.token_ids)]
+        # The worker tells the sides apart as they are here; should it not, the turn counts as one utterance.
+        runs, counts = [("user", "\n".join(text for _, text in runs))], [len(turn.token_ids)]
     ends = accumulate(counts, initial=start)
     return [
         Utterance(side, text, first, stop, turn.number, index)

@@ -3,8 +3,10 @@
 import asyncio
 import hashlib
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from itertools import groupby
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from kvrecall.v1 import worker_pb2 as wire
@@ -21,18 +23,25 @@ class ScriptedWorker:
 
     Its rows are words. A session's selection is a hash over everything that ever changed it, so that two sessions
     with equal selections went through the same turns and repairs in the same order, and a rollback that was
-    forgotten shows. `gates` hold calls back: a turn waits for `gates["token"]` before each word, a repair for
-    `gates["repair"]`. `faults` are raised by the call of that name, once each.
+    forgotten shows. Its encoder gives texts with the same words near vectors, and it builds an episode of any rows.
+    `gates` hold calls back: a turn waits for `gates["token"]` before each word, a repair for `gates["repair"]`, and
+    so for embed and build. `faults` are raised by the call of that name, once each.
     """
 
     def __init__(self) -> None:
         self.script: list[str | list[wire.ToolCall]] = []
         self.gates: dict[str, asyncio.Event] = {}
-        self.reached: dict[str, asyncio.Event] = {"token": asyncio.Event(), "repair": asyncio.Event()}
+        self.reached: dict[str, asyncio.Event] = {
+            name: asyncio.Event() for name in ("token", "repair", "embed", "build")
+        }
         self.faults: dict[str, Exception] = {}
         self.sessions: dict[str, wire.SessionState] = {}
         self.specs: dict[str, wire.SessionSpec] = {}
         self.said: list[str] = []
+        self.embedded: list[list[str]] = []
+        self.builds: list[wire.BuildEpisodesRequest] = []
+        self.switches: list[wire.Episode] = []
+        self.dimensions = 24
         self.open_turns = 0
         self.closed = False
         self.retained: list[str] | None = None
@@ -52,6 +61,7 @@ class ScriptedWorker:
             methods=[
                 wire.MethodInfo(name="snapkv", summary="the last window's attention", settings_schema="{}"),
                 wire.MethodInfo(name="full", summary="keeps everything", settings_schema="{}"),
+                wire.MethodInfo(name="epicache", summary="an episode's attention", settings_schema="{}", episodes=True),
             ],
         )
 
@@ -71,8 +81,11 @@ class ScriptedWorker:
     async def turn(self, request: wire.TurnRequest) -> AsyncGenerator[wire.TurnEvent, None]:
         self._fault("turn")
         state = self._state(request.session)
+        if request.HasField("episode"):
+            self._fault("switch")
         self.open_turns += 1
         try:
+            switched = self._switch(state, request)
             prompt = [word for message in request.messages for word in _words(message)]
             self._change(state, "turn" if not request.repair else "repaired turn", prompt)
             answer = self.script.pop(0) if request.generate and self.script else "ok"
@@ -86,7 +99,10 @@ class ScriptedWorker:
             for call in message.tool_calls if message else []:
                 yield wire.TurnEvent(tool_call=call)
             self._fault("done")
-            yield wire.TurnEvent(done=self._done(request, state, prompt, message, spoken))
+            done = self._done(request, state, prompt, message, spoken)
+            if switched is not None:
+                done.switched.CopyFrom(switched)
+            yield wire.TurnEvent(done=done)
         finally:
             self.open_turns -= 1
 
@@ -103,6 +119,36 @@ class ScriptedWorker:
             trigger=request.trigger, signal_tokens=len(signal), scored_rows=state.length, promoted=[1, 2], seconds=0.5
         )
         return wire.RepairResult(report=report, memory=self._memory(request.session), state=state)
+
+    async def embed(self, texts: list[str]) -> wire.EmbedResult:
+        self._fault("embed")
+        await self._gate("embed")
+        self.embedded.append(texts)
+        vectors = np.stack([_vector(text, self.dimensions) for text in texts])
+        return wire.EmbedResult(dimensions=self.dimensions, vectors=vectors.astype("<f4").tobytes())
+
+    async def build_episodes(self, request: wire.BuildEpisodesRequest) -> wire.BuildEpisodesResult:
+        self._fault("build")
+        state = self._state(request.session)
+        for plan in request.plans:
+            if not plan.patched_prompt or any(span.stop > state.length for span in plan.segments):
+                raise WorkerRefused("bad_episode", f"{plan.id} has no prompt, or names rows that are not there")
+        await self._gate("build")
+        self.builds.append(request)
+        return wire.BuildEpisodesResult(
+            episodes=[
+                wire.Episode(
+                    id=plan.id,
+                    rows=f"rows of {plan.id}".encode(),
+                    patched_prompt=plan.patched_prompt,
+                    length=state.length,
+                    segments=plan.segments,
+                )
+                for plan in request.plans
+            ],
+            scored_rows=state.length,
+            seconds=0.5,
+        )
 
     async def memory(self, session: str) -> wire.MemoryReport:
         self._state(session)
@@ -132,6 +178,16 @@ class ScriptedWorker:
     def _change(self, state: wire.SessionState, why: str, words: list[str]) -> None:
         state.length += len(words)
         state.selection = hashlib.sha256(state.selection + f"{why} {' '.join(words)}".encode()).digest()
+
+    def _switch(self, state: wire.SessionState, request: wire.TurnRequest) -> wire.SwitchReport | None:
+        if not request.HasField("episode"):
+            return None
+        episode = request.episode
+        self.switches.append(episode)
+        self._change(state, f"switch to {episode.id}", [])
+        state.episode = episode.id
+        state.patched_prompt[:] = episode.patched_prompt
+        return wire.SwitchReport(episode=episode.id, rows_moved=20, rows_kept=80, bytes_moved=1280, seconds=0.01)
 
     async def _gate(self, name: str) -> None:
         self.reached[name].set()
@@ -167,6 +223,7 @@ class ScriptedWorker:
             memory=self._memory(request.session),
             seconds={"prefill": 0.25, "decode": 0.75},
             state=state,
+            utterance_tokens=_runs(request) + ([len(spoken)] if message is not None else []),
         )
         if request.repair:
             report = wire.RepairReport(trigger="turn", signal_tokens=len(prompt), promoted=[3], seconds=0.1)
@@ -195,6 +252,19 @@ class ScriptedWorker:
 def _words(message: wire.Message) -> list[str]:
     calls = [f"{call.name} {call.arguments}" for call in message.tool_calls]
     return [message.role, *" ".join([message.content, *calls]).split()]
+
+
+def _runs(request: wire.TurnRequest) -> list[int]:
+    runs = groupby(request.messages, lambda message: message.role == "assistant")
+    return [sum(len(_words(message)) for message in run) for _, run in runs]
+
+
+def _vector(text: str, dimensions: int) -> np.ndarray:
+    """A direction per word, added up: texts that share words lie near each other."""
+    words = text.lower().split() or [""]
+    directions = [np.random.default_rng(_token(word)).standard_normal(dimensions) for word in words]
+    total = np.sum(directions, axis=0)
+    return total / np.linalg.norm(total)
 
 
 def _token(word: str) -> int:
@@ -243,8 +313,8 @@ class Harness:
     async def settled(self, session: str) -> None:
         """Wait until no background work of the session runs."""
         tasks = [task for task in asyncio.all_tasks() if task.get_name() == f"rest of {session}"]
-        if tasks:
-            await asyncio.wait(tasks)
+        for task in tasks:
+            await task
 
 
 @pytest.fixture
