@@ -76,6 +76,19 @@ def test_an_answer_that_was_cut_off_is_closed_before_the_next_turn(
     assert list(done.state.pending) == list(done.token_ids)[-2:]
 
 
+def test_every_token_of_a_turn_is_one_sides(make_worker: Callable[..., Any], words: Callable[..., str]) -> None:
+    worker = make_worker()
+    worker.open()
+    heard = [{"role": "user", "content": words(20)}, {"role": "assistant", "content": words(10, seed=1)}]
+    remembered = worker.turn("s", heard, generate=False)
+    assert len(remembered.utterance_tokens) == 2
+    assert sum(remembered.utterance_tokens) == len(remembered.token_ids)
+    done = worker.turn("s", [*heard, {"role": "user", "content": "and"}], max_tokens=5)
+    assert len(done.utterance_tokens) == 4
+    assert sum(done.utterance_tokens) == len(done.token_ids)
+    assert done.utterance_tokens[-1] == done.output_tokens + 1, "with the end of turn that closes a cut answer"
+
+
 def test_a_turn_may_only_remember(make_worker: Callable[..., Any], words: Callable[..., str]) -> None:
     worker = make_worker()
     worker.open()
