@@ -94,14 +94,14 @@ def main() -> None:
     """Read the command line, measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--blocks", type=int, default=48)
+    parser.add_argument("--blocks", type=int, default=96, help="of the reference model; half as many of the other")
     parser.add_argument("--out", type=Path, help="default: benchmarks/results/chunk-reuse-<device>.json")
     given = parser.parse_args()
     reference = load_model(MODEL_PATH)
     tokenizer = load_tokenizer(MODEL_PATH, reference.eos_token_ids)
     subjects = [
         ("reference model, 5 layers", reference, Plan(given.seed, given.blocks, 128, 256)),
-        ("28 layers", deep_model(len(tokenizer.inner), given.seed), Plan(given.seed, given.blocks, 128, 512)),
+        ("28 layers", deep_model(len(tokenizer.inner), given.seed), Plan(given.seed, given.blocks // 2, 128, 512)),
     ]
     rows = [row for name, model, plan in subjects for row in measure(name, model, tokenizer, plan)]
     for row in rows:
@@ -128,15 +128,22 @@ def deep_model(vocabulary: int, seed: int) -> LoadedModel:
 
 
 def measure(name: str, model: LoadedModel, tokenizer: ChatTokenizer, plan: Plan) -> list[Row]:
-    """Rows of one model: seconds of scores and selections per eviction, and of the whole eviction."""
+    """Rows of one model: seconds of scores and selections per eviction, of the whole eviction, and layers scored.
+
+    Beside the ratio of the medians stands the median of the ratios at each block: two evictions that follow each other
+    meet the machine in the same state.
+    """
     spent = evictions(model, tokenizer, plan)
-    baseline, *_ = labels = {reuse: f"chunkkv, reuse {reuse}" for reuse in spent}.values()
+    labels = {reuse: f"chunkkv, reuse {reuse}" for reuse in spent}
     condition = f"{name}, budget {plan.budget}, block {plan.block}"
     found: list[Row] = []
     for metric in ("selecting", "evicting"):
-        values = dict(zip(labels, (getattr(each, metric) for each in spent.values()), strict=True))
-        found += speed_rows(condition, metric, "seconds per eviction", values, baseline)
-    return found
+        seconds = {label: getattr(spent[reuse], metric) for reuse, label in labels.items()}
+        found += speed_rows(condition, metric, "seconds per eviction", seconds, labels[1])
+        pairs = [with_reuse / without for without, with_reuse in zip(*seconds.values(), strict=True)]
+        found += speed_rows(condition, f"{metric} at the same block", f"of {labels[1]}", {labels[2]: pairs}, labels[2])
+    scored = {labels[reuse]: [each.scored_layers / len(each.evicting)] for reuse, each in spent.items()}
+    return [*found, *speed_rows(condition, "layers scored", "per eviction", scored, labels[1])]
 
 
 def evictions(model: LoadedModel, tokenizer: ChatTokenizer, plan: Plan) -> dict[int, Spent]:

@@ -32,10 +32,16 @@ def test_layers_that_reuse_an_index_are_not_scored(model: LoadedModel, tokenizer
 
 def test_both_ways_are_reported_with_a_ratio(model: LoadedModel, tokenizer: ChatTokenizer) -> None:
     rows = measure("five layers", model, tokenizer, PLAN)
+    first = "chunkkv, reuse 1"
     assert [(row["metric"], row["n"], row.get("ratio_to")) for row in rows] == [
         ("selecting", 2, None),
-        ("selecting", 2, "chunkkv, reuse 1"),
+        ("selecting", 2, first),
+        ("selecting at the same block", 2, None),
         ("evicting", 2, None),
-        ("evicting", 2, "chunkkv, reuse 1"),
+        ("evicting", 2, first),
+        ("evicting at the same block", 2, None),
+        ("layers scored", 1, None),
+        ("layers scored", 1, first),
     ]
     assert rows[1]["ratio"] == pytest.approx(rows[1]["median"] / rows[0]["median"], rel=0.01, abs=0.001)
+    assert [row["median"] for row in rows[-2:]] == [5, 3]
