@@ -4,6 +4,8 @@ import math
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from workers import scoring
 from workers.cache import EMPTY
@@ -165,3 +167,38 @@ def test_recency_puts_sinks_first_then_the_newest() -> None:
     scores = scoring.recency(positions, sinks=2)
     assert scores[0].argsort(descending=True, stable=True).tolist() == [0, 1, 4, 3, 2]
     assert scores[1, :4].argsort(descending=True, stable=True).tolist() == [0, 3, 2, 1]
+
+
+HELD = st.lists(st.dictionaries(st.integers(0, 15), st.integers(-2, 2).map(float), max_size=9), min_size=1, max_size=4)
+"""Per head, scores by position, many of them the same."""
+
+
+def _laid_out(heads: list[dict[int, float]]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Scores and positions; what is not there has a score that must not count."""
+    width = max(map(len, heads))
+    scores = [[*(head[p] for p in sorted(head)), *[5.0] * (width - len(head))] for head in heads]
+    positions = [[*sorted(head), *[EMPTY] * (width - len(head))] for head in heads]
+    shape = (len(heads), width)
+    return torch.tensor(scores).view(shape), torch.tensor(positions, dtype=torch.int32).view(shape)
+
+
+@given(HELD)
+def test_ranks_go_from_the_lowest_score_to_the_highest(heads: list[dict[int, float]]) -> None:
+    ranks = scoring.row_ranks(*_laid_out(heads))
+    for head, found in zip(heads, ranks.tolist(), strict=True):
+        best = sorted(head, key=lambda position: (head[position], -position))
+        expected = [best.index(position) / max(1, len(head) - 1) for position in sorted(head)]
+        assert found == pytest.approx(expected + [0.0] * (len(found) - len(expected)))
+
+
+@given(st.lists(HELD, min_size=1, max_size=3))
+def test_a_tokens_mean_is_over_the_layers_and_heads_that_hold_it(layers: list[list[dict[int, float]]]) -> None:
+    laid_out = [_laid_out(heads) for heads in layers]
+    means = scoring.token_means([scores for scores, _ in laid_out], [positions for _, positions in laid_out], 16)
+    for position in range(16):
+        held = [head[position] for heads in layers for head in heads if position in head]
+        assert float(means[position]) == pytest.approx(sum(held) / len(held) if held else 0.0)
+    for scores, positions in laid_out:
+        assert scores.shape == scoring.of_tokens(means, positions).shape
+        there = positions != EMPTY
+        assert torch.equal(scoring.of_tokens(means, positions)[there], means[positions[there].long()])

@@ -13,10 +13,16 @@ from workers import methods
 from workers.cache import EMPTY
 from workers.methods import LayerRows
 
-NAMES = list(methods.METHODS)
-EVICTING = [name for name in NAMES if methods.METHODS[name].evicts]
-POOLED = ["adakv", "kvzip", "epicache"]
+POOLED = {
+    "adakv": methods.build("adakv"),
+    "kvzip": methods.build("kvzip"),
+    "epicache, as in its paper": methods.build("epicache", '{"rank": "attention", "whole_tokens": false}'),
+    "keydiff, heads pooled": methods.build("keydiff", '{"pool_heads": true}'),
+    "infinipot, heads pooled": methods.build("infinipot", '{"pool_heads": true}'),
+}
 """Share a layer's budget between its heads."""
+METHODS = {name: methods.build(name) for name in methods.METHODS} | POOLED
+EVICTING = [name for name, method in METHODS.items() if method.evicts]
 WHOLE_CHUNKS = ["chunkkv"]
 """May leave a part of the budget unused."""
 
@@ -57,22 +63,22 @@ def _selected(method: methods.Method, rows: LayerRows, case: Case) -> tuple[Tens
     return places, found
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", list(METHODS))
 @given(case=cases())
 def test_scores_are_finite_and_there_for_every_row(name: str, case: Case, make_rows: Callable[..., LayerRows]) -> None:
     rows = make_rows(case.positions, case.seed, case.tokens)
-    scores = methods.build(name).scores(rows)
+    scores = METHODS[name].scores(rows)
     assert scores.shape == rows.positions.shape
     assert scores.dtype == torch.float32
     assert bool(scores.isfinite().all())
-    assert torch.equal(scores, methods.build(name).scores(rows)), "the same rows, the same scores"
+    assert torch.equal(scores, METHODS[name].scores(rows)), "the same rows, the same scores"
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", list(METHODS))
 @given(case=cases())
 def test_places_are_rows_that_are_there_in_order(name: str, case: Case, make_rows: Callable[..., LayerRows]) -> None:
     rows = make_rows(case.positions, case.seed, case.tokens)
-    method = methods.build(name)
+    method = METHODS[name]
     places, found = _selected(method, rows, case)
     assert places.dtype == torch.int64
     assert places.shape[0] == 2
@@ -88,7 +94,7 @@ def test_places_are_rows_that_are_there_in_order(name: str, case: Case, make_row
 @given(case=cases())
 def test_the_budget_is_held_and_used(name: str, case: Case, make_rows: Callable[..., LayerRows]) -> None:
     rows = make_rows(case.positions, case.seed, case.tokens)
-    found = _selected(methods.build(name), rows, case)[1]
+    found = _selected(METHODS[name], rows, case)[1]
     counts, held = [len(kept) for kept in found], [len(head) for head in case.positions]
     if name in POOLED:
         assert sum(counts) == min(2 * case.budget, sum(held))
@@ -102,25 +108,25 @@ def test_the_budget_is_held_and_used(name: str, case: Case, make_rows: Callable[
 @given(case=cases())
 def test_what_is_protected_is_kept(name: str, case: Case, make_rows: Callable[..., LayerRows]) -> None:
     rows = make_rows(case.positions, case.seed, case.tokens)
-    found = _selected(methods.build(name), rows, case)[1]
+    found = _selected(METHODS[name], rows, case)[1]
     assert all(free <= set(kept) for free, kept in zip(case.protected, found, strict=True))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", list(METHODS))
 @given(case=cases(), more=st.integers(0, 5))
 def test_everything_stays_within_the_budget(
     name: str, case: Case, more: int, make_rows: Callable[..., LayerRows]
 ) -> None:
     rows = make_rows(case.positions, case.seed, case.tokens)
-    method = methods.build(name)
+    method = METHODS[name]
     places = method.select(method.scores(rows), rows, max(map(len, case.positions)) + more)
     assert (places >= 0).sum(1).tolist() == [len(head) for head in case.positions]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", list(METHODS))
 def test_a_layer_without_a_row_selects_none(name: str, make_rows: Callable[..., LayerRows]) -> None:
     rows = make_rows([[], []])
-    method = methods.build(name)
+    method = METHODS[name]
     assert method.scores(rows).shape == (2, 0)
     assert not (method.select(method.scores(rows), rows, 4) >= 0).any()
 
@@ -131,6 +137,6 @@ def test_heads_that_hold_the_same_keys_keep_the_same_rows(name: str, make_rows: 
     rows = make_rows([range(60)] * 2, seed=4)
     keys, queries = rows.keys[:1].expand(2, -1, -1), rows.queries[:2].repeat(2, 1, 1)
     same = make_rows([range(60)] * 2, keys=keys, queries=queries, accumulated=torch.zeros(2, 60), seed=4)
-    method = methods.build(name)
+    method = METHODS[name]
     places = method.select(method.scores(same), same, 25)
     assert torch.equal(places[0], places[1])

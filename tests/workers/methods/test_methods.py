@@ -23,6 +23,7 @@ NAMES = list(methods.METHODS)
         ("chunkkv", '{"chunk": 0}', "chunk"),
         ("infinipot", '{"prompt": ""}', "prompt"),
         ("epicache", '{"reduce": "sum"}', "reduce"),
+        ("epicache", '{"topic": -1}', "topic"),
         ("streaming_llm", '{"sinks": -1}', "sinks"),
         ("streaming_llm", '{"sink": 4}', "sink"),
         ("random", "[]", "settings"),
@@ -68,7 +69,12 @@ def test_no_two_methods_summarise_themselves_alike() -> None:
         ("scissorhands", "{}", Observation(accumulate="hits")),
         ("infinipot", '{"prompt": "Sum up."}', Observation(prompt="Sum up.")),
         ("kvzip", '{"prompt": "Again."}', Observation(prompt="Again.", repeats_block=True)),
-        ("epicache", '{"prompt": "Look.", "window": 8}', Observation(window=8, prompt="Look.", episode=True)),
+        ("epicache", "{}", Observation()),
+        (
+            "epicache",
+            '{"rank": "attention", "prompt": "Look.", "window": 8}',
+            Observation(window=8, prompt="Look.", episode=True),
+        ),
     ],
 )
 def test_what_a_method_observes_follows_from_its_settings(name: str, settings: str, observation: Observation) -> None:

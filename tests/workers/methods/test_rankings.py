@@ -177,28 +177,37 @@ def test_chunkkv_by_the_mean_does_not_mind_a_short_chunk(attended: Callable[...,
     assert mean[[0, 3, 6]].tolist() == pytest.approx([1, 1, 1.5])
 
 
-@pytest.mark.parametrize("name", ["infinipot", "kvzip", "epicache"])
-def test_a_patched_prompt_counts_its_highest_attention(name: str, attended: Callable[..., LayerRows]) -> None:
+PAPERS = {"rank": "attention", "whole_tokens": False, "topic": 0}
+"""EpiCache as its paper has it."""
+PATCHED = [("infinipot", {}), ("kvzip", {}), ("epicache", PAPERS)]
+
+
+@pytest.mark.parametrize(("name", "settings"), PATCHED)
+def test_a_patched_prompt_counts_its_highest_attention(
+    name: str, settings: dict[str, Any], attended: Callable[..., LayerRows]
+) -> None:
     rows = attended([[8, 1, 1, 2, 1, 1, 1, 1], EVEN], second=[[1, 1, 1, 1, 1, 9, 1, 1], EVEN])
-    assert _scores(name, rows)[0].tolist() == pytest.approx(
+    assert _scores(name, rows, **settings)[0].tolist() == pytest.approx(
         [8 / 16, 1 / 16, 1 / 16, 2 / 16, 1 / 16, 9 / 16] + [1 / 16] * 2
     )
-    assert _kept(name, rows, 3, pool_heads=False) == [[0, 3, 5], [0, 1, 2]]
+    assert _kept(name, rows, 3, **settings, pool_heads=False) == [[0, 3, 5], [0, 1, 2]]
 
 
 def test_pooled_heads_share_the_layers_rows_by_score(attended: Callable[..., LayerRows]) -> None:
     rows = attended([[8, 1, 1, 3, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1, 1, 1.5]])
-    for name in ("infinipot", "kvzip", "epicache"):
+    for name, settings in PATCHED:
         # 8/17, 3/17, 1.5/8.5 and, before the 1/17 of head 0, the 1/8.5 of head 1.
-        assert _kept(name, rows, 2, pool_heads=True) == [[0, 3], [0, 7]]
-        assert _kept(name, rows, 4, pool_heads=True) == [[0, 3], [0, 1, 2, 3, 4, 7]]
+        assert _kept(name, rows, 2, **settings, pool_heads=True) == [[0, 3], [0, 7]]
+        assert _kept(name, rows, 4, **settings, pool_heads=True) == [[0, 3], [0, 1, 2, 3, 4, 7]]
 
 
 def test_epicache_can_average_and_smooth(attended: Callable[..., LayerRows]) -> None:
     rows = attended([[8, 1, 1, 2, 1, 1, 1, 1], EVEN], second=[[1, 1, 1, 1, 1, 9, 1, 1], EVEN])
     # Three of the four queries of a group see 8, 1, 1, 2, ..., the fourth 1, 1, 1, 1, 1, 9, ...
-    assert (_scores("epicache", rows, reduce="mean")[0] * 64).tolist() == pytest.approx([25, 4, 4, 7, 4, 12, 4, 4])
-    smoothed = _scores("epicache", rows, pool=3)[0] * 16
+    assert (_scores("epicache", rows, **PAPERS, reduce="mean")[0] * 64).tolist() == pytest.approx(
+        [25, 4, 4, 7, 4, 12, 4, 4]
+    )
+    smoothed = _scores("epicache", rows, **PAPERS, pool=3)[0] * 16
     assert smoothed.tolist() == pytest.approx([8, 8, 2, 2, 9, 9, 9, 1])
 
 
@@ -206,3 +215,18 @@ def test_infinipot_can_average_over_its_prompt(attended: Callable[..., LayerRows
     rows = attended([[8, 1, 1, 2, 1, 1, 1, 1], EVEN], second=[[1, 1, 1, 1, 1, 9, 1, 1], EVEN])
     averaged = _scores("infinipot", rows, tokens="mean")[0] * 32
     assert averaged.tolist() == pytest.approx([16, 2, 2, 4, 2, 10, 2, 2]), "mean over tokens, max over the group"
+
+
+def test_epicache_ranks_by_key_difference_and_leaves_the_topic_to_the_ranking(rows: LayerRows) -> None:
+    assert torch.equal(_scores("epicache", rows), _scores("keydiff", rows))
+    assert _kept("epicache", rows, 7) == _kept("keydiff", rows, 7), "per head: whole tokens are not shared unevenly"
+    method = methods.build("epicache")
+    assert (method.whole_tokens, method.topic) == (True, 1.0)
+
+
+def test_a_prompts_own_keys_take_their_part_of_its_attention(attended: Callable[..., LayerRows]) -> None:
+    rows = attended([[8, 1, 1, 2, 1, 1, 1, 1], EVEN])
+    with_own = replace(rows, beside=torch.full((4, 1), 16.0).log())
+    for name in ("infinipot", "kvzip"):
+        assert (_scores(name, with_own)[0] * 32).tolist() == pytest.approx([8, 1, 1, 2, 1, 1, 1, 1])
+    assert torch.equal(_scores("epicache", with_own, **PAPERS), _scores("epicache", rows, **PAPERS)), "rows alone"
