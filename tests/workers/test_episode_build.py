@@ -10,14 +10,16 @@ import torch
 from kvrecall.v1 import worker_pb2 as wire
 from workers.cache import EMPTY
 from workers.episode_build import run_build
-from workers.episode_scoring import EpisodeScoring
 from workers.episodes import EpisodeRows
 from workers.errors import BadEpisode, BadSettings
-from workers.scoring import attended
+from workers.scoring import attended, cosine_to_mean, row_ranks
 from workers.session import WorkerSession
 
 BUDGET = 48
-SPEC: dict[str, Any] = {"method": "epicache", "budget": BUDGET, "layer_budgets": "uniform"}
+PAPER = '{"rank": "attention", "whole_tokens": false, "topic": 0}'
+SPEC: dict[str, Any] = {
+    "method": "epicache", "method_settings": PAPER, "budget": BUDGET, "layer_budgets": "uniform"
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -33,10 +35,10 @@ def talked(make_worker: Callable[..., Any], words: Callable[..., str]) -> Callab
     return make
 
 
-def plan(prompt: Sequence[int], name: str = "e", members: Sequence[tuple[int, int]] = ()) -> wire.EpisodePlan:
-    """A plan; members as (start, stop)."""
-    spans = [wire.Span(start=start, stop=stop) for start, stop in members]
-    return wire.EpisodePlan(id=name, patched_prompt=prompt, members=spans)
+def plan(prompt: Sequence[int], name: str = "e", segments: Sequence[tuple[int, int, float]] = ()) -> wire.EpisodePlan:
+    """A plan; segments as (start, stop, nearness)."""
+    spans = [wire.Span(start=start, stop=stop, nearness=near) for start, stop, near in segments]
+    return wire.EpisodePlan(id=name, patched_prompt=prompt, segments=spans)
 
 
 def held(episode: wire.Episode) -> list[list[list[int]]]:
@@ -107,16 +109,30 @@ def test_a_layers_rows_follow_the_layer_budgets(talked: Callable[..., Any]) -> N
     assert [sum(map(len, layer)) for layer in held(episode)] == [2 * rows for rows in expected]
 
 
-def test_members_come_first_where_the_method_says_so(talked: Callable[..., Any]) -> None:
-    worker, said = talked(method_settings='{"members_first": true, "pool_heads": false}')
-    (episode,) = worker.build("s", plan(said[:20], members=[(30, 40), (100, 120)]))
-    for head in (head for layer in held(episode) for head in layer):
-        assert {*range(4), *range(30, 40), *range(100, 120)} <= set(head)
-        assert len(head) == BUDGET
+def test_an_episode_keeps_whole_tokens_of_its_own_segments_first(talked: Callable[..., Any]) -> None:
+    worker, said = talked(method_settings='{"topic": 2}')
+    near = [(0, 30, 0.0), (30, 40, 1.0), (40, 100, 0.5), (100, 120, 1.0), (120, len(said), 0.0)]
+    (episode,) = worker.build("s", plan(said[:20], segments=near))
+    kept = held(episode)
+    assert all(head == kept[0][0] for layer in kept for head in layer), "the same tokens in every layer and head"
+    assert {*range(4), *range(30, 40), *range(100, 120)} <= set(kept[0][0])
+    assert len(kept[0][0]) == BUDGET
+    assert set(kept[0][0]) - {*range(4), *range(30, 40), *range(100, 120)} <= set(range(40, 100))
+
+
+def test_among_equally_near_tokens_those_with_keys_unlike_the_others_stay(talked: Callable[..., Any]) -> None:
+    worker, said = talked(method_settings="{}")
+    (episode,) = worker.build("s", plan(said[:20], segments=[(0, len(said), 1.0)]))
+    rows = worker.engine.store.gather("s", torch.arange(len(said)))
+    positions = torch.arange(len(said), dtype=torch.int32).expand(2, -1)
+    ranks = torch.stack([row_ranks(-cosine_to_mean(layer[0], positions), positions) for layer in rows]).mean((0, 1))
+    ranks[:4] = torch.inf
+    best = ranks.sort(descending=True, stable=True).indices[:BUDGET]  # of equal ranks the earlier token's is higher
+    assert held(episode)[0][0] == sorted(best.tolist())
 
 
 def test_layers_that_share_a_selection_share_it_in_an_episode(talked: Callable[..., Any]) -> None:
-    worker, said = talked(method="chunkkv")
+    worker, said = talked(method="chunkkv", method_settings="{}")
     (episode,) = worker.build("s", plan(said[:20]))
     first, second = held(episode)
     assert first == second
@@ -236,7 +252,7 @@ def test_a_build_by_prefill_is_what_a_session_with_that_prompt_would_hold(
 ) -> None:
     worker, said = talked()
     (episode,) = worker.build("s", plan(said[30:50]), token_ids=said)
-    session: WorkerSession = worker.engine.session("s").scratch(said[30:50])
+    session: WorkerSession = worker.engine.session("s").scratch(said[30:50], ())
     session.turn_start = len(said)
     worker.engine.seat(session)
     for start in range(0, len(said), 64):
@@ -282,8 +298,8 @@ def test_what_cannot_be_built_is_refused_and_changes_nothing(talked: Callable[..
     before = worker.engine.snapshot(worker.engine.session("s"))
     for refused, why in (
         (plan([]), "no patched prompt"),
-        (plan([5], members=[(0, len(said) + 1)]), "members beyond"),
-        (plan([5], members=[(7, 3)]), "members beyond"),
+        (plan([5], segments=[(0, len(said) + 1, 1)]), "segments beyond"),
+        (plan([5], segments=[(7, 3, 1)]), "segments beyond"),
     ):
         with pytest.raises(BadEpisode, match=why):
             worker.build("s", refused)
@@ -295,8 +311,14 @@ def test_what_cannot_be_built_is_refused_and_changes_nothing(talked: Callable[..
         worker.build("full", plan([5]))
 
 
-def test_other_methods_build_by_the_papers_score(talked: Callable[..., Any]) -> None:
-    worker, said = talked(method="snapkv")
-    assert EpisodeScoring.of(worker.engine.session("s").method) == EpisodeScoring()
+def test_any_method_builds_by_its_own_score(talked: Callable[..., Any]) -> None:
+    """One word's keys have nearly the same norm wherever it stands, so norms are compared and not positions."""
+    worker, said = talked(method="knorm", method_settings="{}")
     (episode,) = worker.build("s", plan(said[:20]))
-    assert [len(head) for layer in held(episode) for head in layer] == [BUDGET] * 4
+    rows = worker.engine.store.gather("s", torch.arange(len(said)))
+    for layer, kept in enumerate(held(episode)):
+        for head, positions in enumerate(kept):
+            norms = rows[layer, 0, head].norm(dim=-1)
+            assert positions[:4] == [0, 1, 2, 3]
+            lowest = norms[4:].sort().values[: BUDGET - 4]
+            torch.testing.assert_close(norms[positions[4:]].sort().values, lowest)

@@ -10,26 +10,16 @@ from torch import Tensor
 
 from workers import methods
 from workers.cache import EMPTY
-from workers.episode_scoring import (
-    EpisodeScoring,
-    LayerChoice,
-    choose_of_all,
-    choose_with_newer,
-    episode_scores,
-    listed,
-    marks,
-    newest,
-    prefer_members,
-)
+from workers.episode_choice import LayerChoice, choose_of_all, choose_with_newer, listed, marks, newest
 from workers.methods import Method
 from workers.methods.epicache import EpiCache
 
-PER_HEAD, POOLED = EpiCache(pool_heads=False), EpiCache(pool_heads=True)
+PER_HEAD, POOLED = EpiCache(), EpiCache(whole_tokens=False)
 
 
-def choice(method: Method = PER_HEAD, *, rows: int = 3, end: int = 10, sinks: int = 0, recent: int = 0) -> LayerChoice:
+def choice(method: Method = PER_HEAD, *, rows: int = 3, end: int = 10, sinks: int = 0) -> LayerChoice:
     """One layer of a session that has said `end` tokens."""
-    return LayerChoice(method, layer=0, rows=rows, end=end, sinks=sinks, recent=recent, seed=0)
+    return LayerChoice(method, layer=0, rows=rows, end=end, sinks=sinks, seed=0)
 
 
 def held(positions: Tensor) -> list[list[int]]:
@@ -40,41 +30,6 @@ def held(positions: Tensor) -> list[list[int]]:
 def scores_of(*heads: list[float]) -> Tensor:
     """float32 `[n_kv_heads, n]`."""
     return torch.tensor(heads, dtype=torch.float32)
-
-
-# Preferring members
-
-
-def test_without_a_preference_scores_stay_as_they_are() -> None:
-    scores = scores_of([0.5, 0.1, 0.0])
-    assert torch.equal(prefer_members(scores, torch.tensor([True, False, True])), scores)
-
-
-def test_members_first_puts_the_least_member_before_the_best_of_the_others() -> None:
-    scores = scores_of([0.9, 0.0, 0.5, 1e-7], [0.0, 1.0, 0.2, 0.3])
-    members = torch.tensor([False, True, False, True])
-    preferred = prefer_members(scores, members, first=True)
-    assert torch.equal(preferred[:, members], scores[:, members]), "members' scores are exact"
-    assert preferred.argsort(dim=1, descending=True).tolist() == [[3, 1, 0, 2], [1, 3, 2, 0]]
-
-
-def test_a_bonus_is_counted_in_means_of_the_head() -> None:
-    scores = scores_of([0.4, 0.0, 0.2, 0.2], [0.0, 0.0, 0.0, 0.4])
-    preferred = prefer_members(scores, torch.tensor([False, True, False, False]), bonus=1.5)
-    torch.testing.assert_close(preferred, scores_of([0.4, 0.3, 0.2, 0.2], [0.0, 0.15, 0.0, 0.4]))
-
-
-def test_pooling_comes_before_the_preference() -> None:
-    members = torch.tensor([False, False, False, False, True])
-    scoring = EpisodeScoring(pooling=3, members_first=True)
-    ranked = episode_scores(scores_of([0.0, 0.9, 0.0, 0.0, 0.1]), members, scoring)
-    assert ranked.argsort(dim=1, descending=True, stable=True).tolist() == [[4, 0, 1, 2, 3]]
-
-
-def test_the_settings_are_the_methods_own() -> None:
-    method = methods.build("epicache", '{"reduce": "mean", "pool": 5, "members_bonus": 2, "keep_recent": true}')
-    assert EpisodeScoring.of(method) == EpisodeScoring(reduce="mean", pooling=5, members_bonus=2, recent=True)
-    assert EpisodeScoring.of(methods.build("snapkv")) == EpisodeScoring()
 
 
 # Choosing among all rows
@@ -90,9 +45,9 @@ def test_a_method_that_pools_its_heads_shares_the_layers_rows_by_score() -> None
     assert held(choose_of_all(scores, choice(POOLED, end=5))) == [[0, 1, 2, 3], [0, 1]]
 
 
-def test_sinks_and_recent_rows_are_kept_when_asked_for() -> None:
+def test_sinks_are_kept_whatever_they_score() -> None:
     scores = scores_of([0.0, 0.9, 0.8, 0.7, 0.0])
-    assert choose_of_all(scores, choice(end=5, sinks=1, recent=1)).tolist() == [[0, 1, 4]]
+    assert choose_of_all(scores, choice(end=5, sinks=1)).tolist() == [[0, 1, 2]]
     assert choose_of_all(scores, choice(end=5)).tolist() == [[1, 2, 3]]
 
 
