@@ -83,9 +83,7 @@ def _heading(profile: "Profile") -> str:
 
 
 def _table(profile: "Profile", splits: Mapping[str, tuple[int, ...]], budget: int) -> Table:
-    table = Table(
-        "layer", "s_l", *splits, box=box.SIMPLE_HEAD, pad_edge=False, title=f"rows of a budget of {budget}"
-    )
+    table = Table("layer", "s_l", *splits, box=box.SIMPLE_HEAD, pad_edge=False, title=f"rows of a budget of {budget}")
     for column in table.columns:
         column.justify = "right"
     for layer, sensitivity in enumerate(profile.sensitivity):
