@@ -14,7 +14,7 @@ from gateway.middleware import RequestLog, StrictBody
 from gateway.sessions_api import sessions_router
 from gateway.settings import GatewaySettings
 from services.errors import ShuttingDown
-from services.observing import Observation, RepairFailed, TurnFailed
+from services.observing import EpisodesFailed, Observation, RepairFailed, TurnFailed
 from services.service import SessionService
 
 
@@ -64,6 +64,8 @@ def log_failure(observation: Observation) -> None:
     match observation:
         case RepairFailed():
             log.warning("repair failed", **vars(observation))
+        case EpisodesFailed():
+            log.warning("episodes failed", **vars(observation))
         case TurnFailed():
             log.info("turn not committed", **vars(observation))
 

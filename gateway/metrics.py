@@ -9,8 +9,17 @@ from prometheus_client.registry import Collector
 
 from kvrecall.v1 import worker_pb2 as wire
 from services.admission import Admission
-from services.observing import Observation, RepairFailed, RepairFinished, SessionDeleted, TurnFailed, TurnFinished
-from services.reports import MemoryReport, RepairReport, TurnOutcome
+from services.observing import (
+    EpisodesBuilt,
+    EpisodesFailed,
+    Observation,
+    RepairFailed,
+    RepairFinished,
+    SessionDeleted,
+    TurnFailed,
+    TurnFinished,
+)
+from services.reports import EpisodeReport, MemoryReport, RepairReport, TurnOutcome
 
 SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 
@@ -62,7 +71,24 @@ class Metrics:
             "kvrecall_repair_failures", "Repairs that could not be run.", ["code"], registry=registry
         )
         self._promoted = Counter("kvrecall_promoted_rows", "Tokens that repairs brought back.", registry=registry)
+        self._add_episodes()
         self._add_gauges(admission)
+
+    def _add_episodes(self) -> None:
+        """What happens to sessions' episodes."""
+        registry = self._registry
+        self._matches = Counter("kvrecall_episode_matches", "Turns matched with an episode.", registry=registry)
+        self._switches = Counter(
+            "kvrecall_episode_switches", "Turns that made another episode active.", registry=registry
+        )
+        self._moved_rows = Counter("kvrecall_episode_moved_rows", "Rows that switches loaded.", registry=registry)
+        self._moved_bytes = Counter("kvrecall_episode_moved_bytes", "Bytes of these rows.", registry=registry)
+        self._builds = Histogram(
+            "kvrecall_episode_build_seconds", "Time of building episodes.", buckets=SECONDS, registry=registry
+        )
+        self._episode_failures = Counter(
+            "kvrecall_episode_failures", "What could not be done for episodes.", ["step", "code"], registry=registry
+        )
 
     def _add_gauges(self, admission: Admission) -> None:
         """Values that are asked for at each scrape."""
@@ -94,6 +120,10 @@ class Metrics:
                 self._count_repair(report)
             case RepairFailed(code=code):
                 self._repair_failures.labels(code).inc()
+            case EpisodesBuilt(seconds=seconds):
+                self._builds.observe(seconds)
+            case EpisodesFailed(step=step, code=code):
+                self._episode_failures.labels(step, code).inc()
             case SessionDeleted(session):
                 self._held.pop(session, None)
 
@@ -106,6 +136,15 @@ class Metrics:
             self._phases.labels(phase).observe(seconds)
         if outcome.own_repair is not None:
             self._count_repair(outcome.own_repair)
+        if outcome.episode is not None:
+            self._count_match(outcome.episode)
+
+    def _count_match(self, report: EpisodeReport) -> None:
+        self._matches.inc()
+        if report.switched:
+            self._switches.inc()
+            self._moved_rows.inc(report.rows_moved)
+            self._moved_bytes.inc(report.bytes_moved)
 
     def _count_repair(self, report: RepairReport) -> None:
         self._repairs.labels(report.trigger).observe(report.seconds)

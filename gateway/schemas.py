@@ -3,12 +3,20 @@
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+)
 
 from services.call_events import CallEvent, CallEventType
 from services.messages import Message, Sampling, ToolCall
 from services.service import NewSession
-from services.sessions import RepairTrigger
+from services.sessions import EpisodeSettings, RepairTrigger
 from services.settings import ServiceSettings
 from services.turn_plan import TurnRequest
 
@@ -76,6 +84,33 @@ class ToolBody(Body):
     function: ToolFunctionBody
 
 
+def _one_complaint(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
+    """Say once what is wrong, under the field's own name: a union complains of each of its kinds."""
+    try:
+        return check(value)
+    except ValidationError as error:
+        raise ValueError("a whole number from 1 to 64, or auto") from error
+
+
+EpisodeCountBody = Annotated[Annotated[int, Field(ge=1, le=64)] | Literal["auto"], WrapValidator(_one_complaint)]
+
+
+class EpisodesBody(Body):
+    """How a session's episodes are made: segments of the conversation, clustered by what they are about."""
+
+    count: EpisodeCountBody = Field(default=4, description="Episodes; auto: 2 to 16, by silhouette.")
+    segment_utterances: int = Field(default=4, ge=1, le=64, description="Utterances that are embedded as one.")
+    medoid_utterances: int = Field(default=8, ge=1, le=64, description="Utterances that stand for an episode.")
+    build: Literal["one_pass", "per_episode"] = Field(
+        default="one_pass", description="Score stored rows for all episodes at once, or prefill the log for each."
+    )
+    rebuild_growth: float = Field(default=0.25, gt=0, le=100, description="Growth after which they are built again.")
+
+    def value(self) -> EpisodeSettings:
+        """The domain's value."""
+        return EpisodeSettings(**dict(self))
+
+
 class CreateSessionBody(Body):
     """What is fixed when a session is created; what is left out is chosen by the service."""
 
@@ -89,6 +124,12 @@ class CreateSessionBody(Body):
     )
     method: Name | None = Field(default=None, description="Eviction method: a name of GET /v1/methods.")
     method_settings: JsonObject = Field(default={}, max_length=64)
+    layer_budgets: Literal["uniform", "pyramid", "sensitivity"] | None = Field(
+        default=None, description="How the budget is split over the layers; null: the method's own way."
+    )
+    episodes: EpisodesBody | None = Field(
+        default=None, description="Left out: with methods that look at episodes; null: none."
+    )
     seed: int | None = Field(default=None, ge=0, le=MAX_SEED)
     tools: list[ToolBody] = Field(default=[], max_length=128)
     metadata: dict[Name, Annotated[str, StringConstraints(max_length=1024)]] = Field(default={}, max_length=32)
@@ -105,7 +146,14 @@ class CreateSessionBody(Body):
             tools=tuple(json.dumps(tool.model_dump(exclude_unset=True) | {"type": "function"}) for tool in self.tools),
             metadata=self.metadata,
             model=self.model,
+            episodes=self._episodes(),
+            layer_budgets=self.layer_budgets,
         )
+
+    def _episodes(self) -> EpisodeSettings | Literal["default"] | None:
+        if "episodes" not in self.model_fields_set:
+            return "default"
+        return None if self.episodes is None else self.episodes.value()
 
 
 class SamplingBody(Body):

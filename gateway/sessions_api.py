@@ -12,6 +12,7 @@ from gateway.schemas import CreateSessionBody, EventBody, TurnBody
 from gateway.settings import GatewaySettings
 from gateway.streaming import ClientGone, EventStream, outcome_of, while_connected
 from gateway.views import (
+    EpisodesView,
     EventView,
     MemoryView,
     MethodView,
@@ -88,6 +89,11 @@ def _add_sessions(router: APIRouter, service: SessionService) -> None:
         """What a session holds: rows per layer, bytes per tier."""
         return MemoryView.of(session, await service.memory(session))
 
+    @router.get("/sessions/{session}/episodes", responses=problems(404), tags=["sessions"])
+    async def session_episodes(session: str) -> EpisodesView:
+        """A session's episodes: size, medoid, how often a turn was about each."""
+        return EpisodesView.of(*await service.episodes(session))
+
 
 def _add_turns(router: APIRouter, service: SessionService, settings: GatewaySettings) -> None:
     @router.post(
@@ -136,4 +142,4 @@ def _add_worker(router: APIRouter, service: SessionService) -> None:
     @router.get("/worker", tags=["worker"])
     async def get_worker() -> WorkerView:
         """The model that is served, and the limits that follow from it."""
-        return WorkerView.of(service.info)
+        return WorkerView.model_validate(service.info)

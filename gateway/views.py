@@ -8,15 +8,16 @@ from pydantic import BaseModel, ConfigDict
 
 from kvrecall.v1 import worker_pb2 as wire
 from services.call_events import EventReceipt
+from services.catalog import EpisodeSet
 from services.messages import Message, ToolCall
-from services.reports import Fidelity, MemoryReport, RepairReport, TurnOutcome
-from services.sessions import PendingCall, Session, SessionState
+from services.reports import MemoryReport, RepairReport, TurnOutcome
+from services.sessions import EpisodeSettings, PendingCall, Session, SessionState
 
 
 class View(BaseModel):
-    """A response body."""
+    """A response body. `model_validate` makes one of a domain value with the same fields."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, from_attributes=True)
 
 
 class FunctionView(View):
@@ -67,6 +68,16 @@ class PendingCallView(View):
         return cls(id=call.call.id, name=call.call.name, arguments=call.call.arguments, status=call.status.value)
 
 
+class EpisodeSettingsView(View):
+    """How a session's episodes are made."""
+
+    count: int | Literal["auto"]
+    segment_utterances: int
+    medoid_utterances: int
+    build: str
+    rebuild_growth: float
+
+
 class SessionView(View):
     """A session: its settings, and where it stands."""
 
@@ -78,6 +89,8 @@ class SessionView(View):
     repair_on: list[str]
     method: str
     method_settings: dict[str, Any]
+    layer_budgets: str | None
+    episodes: EpisodeSettingsView | None
     seed: int
     tools: list[dict[str, Any]]
     metadata: dict[str, str]
@@ -100,6 +113,8 @@ class SessionView(View):
             repair_on=sorted(trigger.value for trigger in settings.repair_on),
             method=settings.method,
             method_settings=json.loads(settings.method_settings),
+            layer_budgets=settings.layer_budgets,
+            episodes=_episode_settings(settings.episodes),
             seed=settings.seed,
             tools=[json.loads(tool) for tool in settings.tools],
             metadata=dict(settings.metadata),
@@ -127,11 +142,6 @@ class RepairView(View):
     promoted: int
     seconds: float
 
-    @classmethod
-    def of(cls, report: RepairReport) -> "RepairView":
-        """The view of a repair."""
-        return cls(**vars(report))
-
 
 class TurnMemoryView(View):
     """What the session holds after a turn; active, peak and bound rows are those of the largest layer."""
@@ -150,7 +160,7 @@ class TurnMemoryView(View):
     @classmethod
     def of(cls, memory: MemoryReport, repairs: tuple[RepairReport, ...]) -> "TurnMemoryView":
         """The view of a report, with the repairs since the turn before."""
-        return cls(**_counts(memory), repairs=[RepairView.of(repair) for repair in repairs])
+        return cls(**_counts(memory), repairs=[RepairView.model_validate(repair) for repair in repairs])
 
 
 class MemoryView(View):
@@ -188,6 +198,58 @@ def _counts(memory: MemoryReport) -> dict[str, Any]:
     return {name: getattr(memory, name) for name in TurnMemoryView.model_fields if name != "repairs"}
 
 
+class EpisodeView(View):
+    """An episode: how much was said in it, the segment in its middle, and how many turns were about it."""
+
+    id: str
+    active: bool
+    segments: int
+    tokens: int
+    medoid: str
+    matched: int
+
+
+class EpisodesView(View):
+    """A session's episodes as they were built last, with what was said since assigned to them.
+
+    Of `segments` embedded so far, `built_segments` were there at the last of `builds`. `settings` is null when the
+    session has no episodes.
+    """
+
+    session: str
+    settings: EpisodeSettingsView | None
+    segments: int
+    built_segments: int
+    builds: int
+    episodes: list[EpisodeView]
+
+    @classmethod
+    def of(cls, session: Session, found: EpisodeSet) -> "EpisodesView":
+        """The view of a session's episodes."""
+        return cls(
+            session=session.id,
+            settings=_episode_settings(session.settings.episodes),
+            segments=found.segments,
+            built_segments=found.built_segments,
+            builds=found.builds,
+            episodes=[
+                EpisodeView(
+                    id=each.id,
+                    active=each.id == found.active,
+                    segments=each.segments,
+                    tokens=each.tokens,
+                    medoid=each.medoid,
+                    matched=each.matched,
+                )
+                for each in found.episodes
+            ],
+        )
+
+
+def _episode_settings(settings: EpisodeSettings | None) -> EpisodeSettingsView | None:
+    return None if settings is None else EpisodeSettingsView.model_validate(settings)
+
+
 class UsageView(View):
     """Tokens of a turn."""
 
@@ -202,10 +264,20 @@ class FidelityView(View):
     kl_mean: float
     top1_agreement: float
 
-    @classmethod
-    def of(cls, fidelity: Fidelity) -> "FidelityView":
-        """The view of a comparison."""
-        return cls(**vars(fidelity))
+
+class TurnEpisodeView(View):
+    """The episode that a turn was about, and what making it active moved: nothing if it was active already.
+
+    Rows are counted over all layers and KV heads; `similarity` is the cosine of the turn's text to the episode.
+    """
+
+    episode: str
+    similarity: float
+    switched: bool
+    rows_moved: int
+    rows_kept: int
+    bytes_moved: int
+    seconds: float
 
 
 class TurnView(View):
@@ -219,6 +291,7 @@ class TurnView(View):
     memory: TurnMemoryView
     seconds: dict[str, float]
     fidelity: FidelityView | None = None
+    episode: TurnEpisodeView | None = None
     durable: Literal[True] = True
 
     @classmethod
@@ -232,7 +305,8 @@ class TurnView(View):
             usage=UsageView(prompt_tokens=outcome.prompt_tokens, output_tokens=outcome.output_tokens),
             memory=TurnMemoryView.of(outcome.memory, outcome.repairs),
             seconds=dict(outcome.seconds),
-            fidelity=None if outcome.fidelity is None else FidelityView.of(outcome.fidelity),
+            fidelity=None if outcome.fidelity is None else FidelityView.model_validate(outcome.fidelity),
+            episode=None if outcome.episode is None else TurnEpisodeView.model_validate(outcome.episode),
         )
 
 
@@ -273,11 +347,6 @@ class WorkerView(View):
     max_budget: int
     block_tokens: int
     max_context: int
-
-    @classmethod
-    def of(cls, info: wire.WorkerInfo) -> "WorkerView":
-        """The view of a worker."""
-        return cls(**{name: getattr(info, name) for name in cls.model_fields})
 
 
 def method_views(info: wire.WorkerInfo) -> list[MethodView]:

@@ -59,8 +59,12 @@ class KvrecallClient:
         self._http.close()
 
     def create_session(self, *, key: str | None = None, **settings: Any) -> JsonObject:
-        """Open a session: budget, repair_rows, repair_on, method, method_settings, seed, tools, metadata, model."""
-        return self._send("POST", "/v1/sessions", body=settings, key=key)
+        """Open a session.
+
+        Settings: budget, repair_rows, repair_on, method, method_settings, layer_budgets, episodes, seed, tools,
+        metadata, model.
+        """
+        return self._send("POST", "/v1/sessions", json=settings, key=key)
 
     def get(self, session: str) -> JsonObject:
         """A session's settings and state."""
@@ -71,7 +75,7 @@ class KvrecallClient:
         query: dict[str, str | int] = {"limit": limit}
         if cursor is not None:
             query["cursor"] = cursor
-        return self._send("GET", "/v1/sessions", query=query)
+        return self._send("GET", "/v1/sessions", params=query)
 
     def delete(self, session: str, *, key: str | None = None) -> None:
         """Forget a session."""
@@ -82,7 +86,7 @@ class KvrecallClient:
     ) -> JsonObject:
         """Send a turn and wait for its end. Options: generate, queue, sampling, fidelity."""
         body = {**options, "messages": list(messages)}
-        return self._send("POST", _path(session, "/turns"), body=body, key=key)
+        return self._send("POST", _path(session, "/turns"), json=body, key=key)
 
     def turn_stream(
         self, session: str, messages: Sequence[Mapping[str, Any]], *, key: str | None = None, **options: Any
@@ -101,15 +105,19 @@ class KvrecallClient:
     def event(self, session: str, type: str, call_id: str, *, key: str | None = None, **fields: Any) -> JsonObject:
         """Report on a tool call: `result` for tool_call.completed and .failed, `delta` for .delta."""
         body = {**fields, "type": type, "call_id": call_id}
-        return self._send("POST", _path(session, "/events"), body=body, key=key)
+        return self._send("POST", _path(session, "/events"), json=body, key=key)
 
     def memory(self, session: str) -> JsonObject:
         """What a session holds now."""
         return self._send("GET", _path(session, "/memory"))
 
+    def episodes(self, session: str) -> JsonObject:
+        """A session's episodes: size, medoid, how often a turn was about each, which is active."""
+        return self._send("GET", _path(session, "/episodes"))
+
     def methods(self) -> Sequence[JsonObject]:
         """The eviction methods of the service."""
-        found: Sequence[JsonObject] = self._json("GET", "/v1/methods")
+        found: Sequence[JsonObject] = self._answer("GET", "/v1/methods")
         return found
 
     def worker(self) -> JsonObject:
@@ -123,29 +131,14 @@ class KvrecallClient:
         except httpx.TransportError:
             return False
 
-    def _send(
-        self,
-        method: str,
-        path: str,
-        *,
-        body: Mapping[str, Any] | None = None,
-        query: Mapping[str, str | int] | None = None,
-        key: str | None = None,
-    ) -> JsonObject:
-        answer: JsonObject = self._json(method, path, body=body, query=query, key=key)
+    def _send(self, method: str, path: str, *, key: str | None = None, **content: Any) -> JsonObject:
+        answer: JsonObject = self._answer(method, path, key=key, **content)
         return answer
 
-    def _json(
-        self,
-        method: str,
-        path: str,
-        *,
-        body: Mapping[str, Any] | None = None,
-        query: Mapping[str, str | int] | None = None,
-        key: str | None = None,
-    ) -> Any:
+    def _answer(self, method: str, path: str, *, key: str | None = None, **content: Any) -> Any:
+        """`content` as httpx takes it: json, params."""
         try:
-            response = self._http.request(method, path, json=body, params=query, headers=_headers(key))
+            response = self._http.request(method, path, headers=_headers(key), **content)
         except httpx.TransportError as error:
             raise KvrecallError(0, "connection_failed", str(error) or type(error).__name__) from error
         if response.is_error:

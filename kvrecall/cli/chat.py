@@ -156,7 +156,14 @@ def memory_line(turn: Mapping[str, Any], seconds: float) -> str:
         f"{readable_bytes(max(memory['tier_bytes'].values(), default=0))} stored",
         f"{seconds:.2f} s",
     ]
+    if turn.get("episode") is not None:
+        shown.append(_episode_text(turn["episode"]))
     return " · ".join(shown)
+
+
+def _episode_text(episode: Mapping[str, Any]) -> str:
+    moved = f"{episode['rows_moved']} rows moved, {readable_bytes(episode['bytes_moved'])}"
+    return f"episode {episode['episode']}" + (f" ({moved})" if episode["switched"] else "")
 
 
 def _tools(path: Path | None, reference: bool) -> list[Any]:

@@ -17,9 +17,10 @@ def test_a_session_lives_and_dies(client: KvrecallClient) -> None:
     assert session in client.list(limit=1)["sessions"]
     assert client.turn(session["id"], [{"role": "user", "content": "hi"}])["message"]["content"] == "ok"
     assert client.memory(session["id"])["length"] == 3
+    assert client.episodes(session["id"])["episodes"] == []
     assert client.ready()
     assert client.worker()["model"] == "scripted"
-    assert [method["name"] for method in client.methods()] == ["snapkv", "full"]
+    assert [method["name"] for method in client.methods()] == ["snapkv", "full", "epicache"]
     client.delete(session["id"])
     with pytest.raises(KvrecallError) as caught:
         client.get(session["id"])

@@ -53,6 +53,34 @@ async def test_repairs_and_promotions_are_counted(front) -> None:
     assert samples["kvrecall_promoted_rows_total",] == 4
 
 
+async def test_switches_and_what_they_move_are_counted(front) -> None:
+    settings = {"count": 2, "segment_utterances": 2, "medoid_utterances": 2, "rebuild_growth": 9}
+    session = await front.session(method="epicache", budget=16, repair_rows=0, episodes=settings)
+    for text in ("kettle leaves cup", "station rails ticket") * 3:
+        front.worker.script = [text]
+        await front.say(session, text)
+        await rested(session)
+    await front.say(session, "station rails")
+    await rested(session)
+    front.worker.faults["embed"] = WorkerLost("gone")
+    await front.say(session, "kettle")
+    samples = await scrape(front)
+    assert samples["kvrecall_episode_matches_total",] == 3
+    assert samples["kvrecall_episode_switches_total",] == 2
+    assert samples["kvrecall_episode_moved_rows_total",] == 40
+    assert samples["kvrecall_episode_moved_bytes_total",] == 2560
+    assert samples["kvrecall_episode_build_seconds_sum",] == 0.5
+    assert samples["kvrecall_episode_failures_total", "worker_lost", "match"] == 1
+    assert samples["kvrecall_turn_phase_seconds_count", "match"] == 3
+
+
+async def rested(session: str) -> None:
+    """Wait until nothing is done in a session in the background."""
+    for task in asyncio.all_tasks():
+        if task.get_name() == f"rest of {session}":
+            await task
+
+
 async def test_failures_are_counted_by_their_code(front) -> None:
     session = await front.session()
     front.worker.faults["turn"] = WorkerLost("gone")

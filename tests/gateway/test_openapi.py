@@ -16,6 +16,7 @@ OPERATIONS = [
     ("GET", "/v1/methods"),
     ("GET", "/v1/sessions"),
     ("GET", "/v1/sessions/{session}"),
+    ("GET", "/v1/sessions/{session}/episodes"),
     ("GET", "/v1/sessions/{session}/memory"),
     ("GET", "/v1/worker"),
     ("POST", "/v1/sessions"),

@@ -18,6 +18,8 @@ async def test_a_session_is_created_shown_listed_and_deleted(front) -> None:
         "repair_rows": 10,
         "method": "full",
         "method_settings": {"window": 8},
+        "layer_budgets": "pyramid",
+        "episodes": None,
         "repair_on": ["turn"],
         "seed": 7,
         "tools": [TOOL],
@@ -41,6 +43,74 @@ async def test_what_a_session_does_not_name_is_chosen_for_it(front) -> None:
     view = (await front.http.post("/v1/sessions", json={})).json()
     assert (view["budget"], view["repair_rows"], view["method"]) == (256, 64, "snapkv")
     assert view["repair_on"] == ["tool_call", "tool_result"]
+
+
+@pytest.mark.parametrize(
+    ("body", "episodes"),
+    [
+        ({}, None),
+        ({"method": "epicache", "episodes": None}, None),
+        ({"method": "epicache"}, {}),
+        ({"method": "epicache", "episodes": {}}, {}),
+        (
+            {"method": "epicache", "episodes": {"count": "auto", "build": "per_episode"}},
+            {"count": "auto", "build": "per_episode"},
+        ),
+        (
+            {"method": "epicache", "episodes": {"segment_utterances": 2, "rebuild_growth": 1}},
+            {"segment_utterances": 2, "rebuild_growth": 1.0},
+        ),
+    ],
+)
+async def test_methods_that_look_at_episodes_have_them_unless_told_not_to(
+    front, body: dict, episodes: dict | None
+) -> None:
+    default = {
+        "count": 4,
+        "segment_utterances": 4,
+        "medoid_utterances": 8,
+        "build": "one_pass",
+        "rebuild_growth": 0.25,
+    }
+    view = (await front.http.post("/v1/sessions", json=body)).json()
+    assert view["episodes"] == (None if episodes is None else default | episodes)
+    assert view["layer_budgets"] is None
+
+
+async def test_episodes_are_shown_with_their_size_their_medoid_and_how_often_they_were_matched(front) -> None:
+    settings = {"count": 2, "segment_utterances": 2, "medoid_utterances": 2, "rebuild_growth": 9}
+    session = await front.session(method="epicache", budget=16, repair_rows=0, episodes=settings)
+    url = f"/v1/sessions/{session}/episodes"
+    empty = (await front.http.get(url)).json()
+    assert (empty["session"], empty["segments"], empty["builds"], empty["episodes"]) == (session, 0, 0, [])
+    assert empty["settings"] == settings | {"build": "one_pass"}
+    for text in ("kettle leaves cup", "station rails ticket") * 2:
+        front.worker.script = [text]
+        assert (await front.say(session, text)).json()["episode"] is None
+        await rested(session)
+    turn = (await front.say(session, "a ticket for the station")).json()
+    assert turn["seconds"]["match"] >= 0
+    similarity = turn["episode"].pop("similarity")
+    assert 0 < similarity < 1
+    moved = {"rows_moved": 20, "rows_kept": 80, "bytes_moved": 1280, "seconds": 0.01}
+    assert turn["episode"] == {"episode": "1-2", "switched": True, **moved}
+    await rested(session)
+    found = (await front.http.get(url)).json()
+    assert (found["segments"], found["built_segments"], found["builds"]) == (5, 4, 1)
+    tea = {"id": "1-1", "active": False, "segments": 2, "tokens": 14, "matched": 0}
+    trains = {"id": "1-2", "active": True, "segments": 3, "tokens": 21, "matched": 1}
+    tea["medoid"], trains["medoid"] = (
+        f"user: {text}\nassistant: {text}" for text in ("kettle leaves cup", "station rails ticket")
+    )
+    assert found["episodes"] == [tea, trains]
+    assert (await front.http.get("/v1/sessions/nobody/episodes")).status_code == 404
+
+
+async def rested(session: str) -> None:
+    """Wait until nothing is done in a session in the background."""
+    for task in asyncio.all_tasks():
+        if task.get_name() == f"rest of {session}":
+            await task
 
 
 async def test_pages_lead_through_all_sessions(front) -> None:
@@ -81,6 +151,7 @@ async def test_a_turn_answers_with_what_was_said_and_what_it_cost(front) -> None
             "repairs": [],
         },
         "fidelity": None,
+        "episode": None,
         "durable": True,
     }
 
@@ -168,7 +239,7 @@ async def test_memory_shows_every_layer(front) -> None:
 
 async def test_the_worker_and_its_methods_are_described(front) -> None:
     methods = (await front.http.get("/v1/methods")).json()
-    assert [method["name"] for method in methods] == ["snapkv", "full"]
+    assert [method["name"] for method in methods] == ["snapkv", "full", "epicache"]
     worker = (await front.http.get("/v1/worker")).json()
     assert (worker["model"], worker["min_budget"], worker["max_budget"]) == ("scripted", 16, 1024)
 

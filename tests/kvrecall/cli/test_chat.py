@@ -51,7 +51,12 @@ def test_the_line_after_a_turn_tells_rows_bytes_and_seconds() -> None:
         "tier_bytes": {"ram": 1 << 20, "nvme": 3 << 20},
         "repairs": [{"promoted": 40, "seconds": 0.25}, {"promoted": 24, "seconds": 0.25}],
     }
-    line = memory_line({"memory": memory}, 1.5)
-    assert line == (
+    held = (
         "900 rows: 192 active of 256 · 708 evicted · 64 promoted in 0.50 s · 2.0 KiB active · 3.0 MiB stored · 1.50 s"
     )
+    assert memory_line({"memory": memory, "episode": None}, 1.5) == held
+    stays = {"episode": "1-2", "switched": False, "rows_moved": 0, "bytes_moved": 0}
+    assert memory_line({"memory": memory, "episode": stays}, 1.5) == f"{held} · episode 1-2"
+    switches = {"episode": "1-3", "switched": True, "rows_moved": 120, "bytes_moved": 3072}
+    line = memory_line({"memory": memory, "episode": switches}, 1.5)
+    assert line == f"{held} · episode 1-3 (120 rows moved, 3.0 KiB)"
