@@ -41,7 +41,7 @@ class Arm:
 
 
 def arm_of(text: str) -> Arm:
-    """An arm from its text, see FORM; a method that observes episodes has them, in one pass, unless told otherwise.
+    """An arm from its text, see FORM; a method that can have episodes has them, in one pass, unless told otherwise.
 
     Raises BadArm.
     """
@@ -53,7 +53,7 @@ def arm_of(text: str) -> Arm:
         method = methods.build(found["method"], settings)
     except WorkerError as error:
         raise BadArm(f"{text!r}: {error}") from error
-    episodic = method.observation.episode
+    episodic = methods.describe(method.name).episodes
     build = found["build"] or ("one_pass" if episodic else "none")
     if build not in ("none", *get_args(EpisodeBuild)) or (build != "none" and not episodic):
         raise BadArm(f"{text!r}: {build!r} is no way to build the episodes of {method.name}; write {FORM}")

@@ -67,7 +67,7 @@ def build(session: Session, settings: EpisodeSettings) -> Built:
     return Built(
         centroids=clusters.centroids,
         episodes=tuple(found.episodes),
-        members=tuple(plan.members for plan in plans),
+        members=tuple(tuple((start, stop) for start, stop, near in plan.spans if near == 1) for plan in plans),
         cluster_seconds=clustered - started,
         build_seconds=time.perf_counter() - clustered,
         index_bytes=sum(len(episode.rows) for episode in found.episodes),
@@ -81,8 +81,8 @@ def matched(built: Built, text: str) -> int:
 
 
 def _to_wire(number: int, plan: episodes.EpisodePlan) -> wire.EpisodePlan:
-    members = [wire.Span(start=start, stop=stop) for start, stop in plan.members]
-    return wire.EpisodePlan(id=f"episode {number}", patched_prompt=plan.patched_prompt, members=members)
+    segments = [wire.Span(start=start, stop=stop, nearness=near) for start, stop, near in plan.spans]
+    return wire.EpisodePlan(id=f"episode {number}", patched_prompt=plan.patched_prompt, segments=segments)
 
 
 def _copy_bytes(session: Session, built: Sequence[wire.Episode]) -> int:

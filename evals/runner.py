@@ -70,7 +70,7 @@ def _records(done: "Future[Sequence[Record]]", unit: Unit) -> Sequence[Record]:
 
 def _begin(alive: Connection) -> None:
     """In a new process, before torch is imported: one thread, and an end when the runner ends, however it does."""
-    os.environ.update(dict.fromkeys(_THREADS, "1"), TOKENIZERS_PARALLELISM="false")
+    os.environ.update(dict.fromkeys(_THREADS, "1"), TOKENIZERS_PARALLELISM="false", TQDM_DISABLE="1")
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the runner is interrupted as well, and ends this
     threading.Thread(target=_end_with, args=(alive,), daemon=True).start()
 

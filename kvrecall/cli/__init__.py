@@ -11,6 +11,7 @@ from typer.core import TyperGroup
 from kvrecall.cli.chat import chat_command
 from kvrecall.cli.demo import demo_command
 from kvrecall.cli.errors import CliError
+from kvrecall.cli.eval import eval_app
 from kvrecall.cli.methods import methods_command
 from kvrecall.cli.profile_layers import profile_layers_command
 from kvrecall.cli.replay import replay_command
@@ -54,3 +55,4 @@ app.command("replay")(replay_command)
 app.command("report")(report_command)
 app.command("methods")(methods_command)
 app.command("profile-layers")(profile_layers_command)
+app.add_typer(eval_app, name="eval")

@@ -12,12 +12,12 @@ from rich.table import Table
 from kvrecall.cli.page import Page
 from kvrecall.cli.results import Results, Row, read_results
 
-QUALITY = ("condition", "method", "k", "budget", "active_rows", "mean", "ci_low", "ci_high", "n")
+QUALITY = ("condition", "method", "k", "budget", "share", "active_rows", "mean", "ci_low", "ci_high", "n")
 SPEED = ("condition", "metric", "unit", "median", "p95", "n", "ratio_to", "ratio")
 
 
 def report_command(
-    files: Annotated[list[Path], typer.Argument(help="Result files of demo, replay or a benchmark.")],
+    files: Annotated[list[Path], typer.Argument(help="Result files of demo, replay, eval or a benchmark.")],
     out: Annotated[Path, typer.Option(help="The page to write.")] = Path("kvrecall-report.html"),
 ) -> None:
     """Show result files: a table here, plots in a page."""
@@ -55,13 +55,16 @@ def _tell(console: Console, results: Results) -> None:
 
 def _add(page: Page, results: Results) -> None:
     # matplotlib takes a second to import: the other commands do without.
+    from kvrecall.cli.drawing import svg
+    from kvrecall.cli.eval_plots import figure_of
     from kvrecall.cli.report_plots import divergence_plot, quality_plot, speed_plot
 
     page.heading(f"{results.suite}: {results.model}")
     page.code(results.command)
     page.paragraph(", ".join(f"{name}: {value}" for name, value in results.machine.items()), "note")
     if quality := quality_rows(results):
-        page.plot(quality_plot(quality), "means with 95% intervals")
+        figure = figure_of(results)
+        page.plot(svg(figure) if figure else quality_plot(quality), "means with 95% intervals")
         page.table(*table_of(QUALITY, quality))
     compared = [row for row in results.results if row.get("kl_mean") is not None]
     if compared:

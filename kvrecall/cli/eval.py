@@ -1,0 +1,142 @@
+"""`kvrecall eval`: the quality suites."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from kvrecall.cli.eval_tables import tables_of
+from kvrecall.cli.results import Results, results_of
+from kvrecall.cli.serve import TEST_INSTRUMENT
+from reference import MODEL_PATH
+
+if TYPE_CHECKING:
+    from evals.harness import Setup
+    from evals.suite import Suite
+
+# Each command imports its suite itself: torch takes seconds, which a look at --help should not cost.
+
+REFERENCE, MODEL_NAME = "reference", "kvrecall reference model"
+SEED = 9000
+
+Json = Annotated[Path, typer.Option("--json", help="The result file; a journal and a picture are kept beside it.")]
+Model = Annotated[str, typer.Option(help="Causal LM, by path or hub name; `reference`: the packaged one.")]
+Processes = Annotated[int, typer.Option(min=1, help="Units of work at once; the numbers do not depend on it.")]
+Seed = Annotated[int, typer.Option(min=0, help="Seed of the first conversation.")]
+Fresh = Annotated[bool, typer.Option("--fresh", help="Run everything again, whatever the journal has.")]
+Methods = Annotated[
+    list[str] | None,
+    typer.Option(
+        help='METHOD[+one_pass|+per_episode|+none][@uniform|@pyramid|@sensitivity][{"setting":value}], several with '
+        "spaces between or the option repeated. Default: all."
+    ),
+]
+Budgets = Annotated[
+    list[str] | None, typer.Option(help="Rows per head, or shares of the history (1/8), several as --methods.")
+]
+Block = Annotated[int, typer.Option(min=1, help="Tokens prefilled in one step.")]
+Episodes = Annotated[str, typer.Option(help="Episodes of a conversation: a number, or auto.")]
+
+eval_app = typer.Typer(help="Quality suites: what is still known under every method and budget.", no_args_is_help=True)
+
+
+@eval_app.command("longconv")
+def longconv_command(
+    json: Json,
+    model: Model = REFERENCE,
+    conversations: Annotated[int, typer.Option("--limit", min=1, help="Conversations.")] = 8,
+    tokens: Annotated[int, typer.Option(min=1, help="Length of a conversation.")] = 4096,
+    topics: Annotated[int, typer.Option(min=2, max=12, help="Topics of a conversation.")] = 8,
+    questions: Annotated[int, typer.Option(min=1, max=42, help="Questions of a conversation.")] = 32,
+    methods: Methods = None,
+    budgets: Budgets = None,
+    episodes: Episodes = "4",
+    block: Block = 128,
+    seed: Seed = SEED,
+    processes: Processes = 2,
+    fresh: Fresh = False,
+) -> None:
+    """Questions on early, middle and late facts of conversations on several topics; accuracy against budget."""
+    from evals import longconv
+    from evals.arms import arms_of
+
+    first = longconv.LongConv(_setup(model, "", seed, block, episodes), tokens, topics, questions)
+    chosen = _words(budgets) or list(longconv.BUDGETS)
+    _run(longconv.suite(first, arms_of(_words(methods)), chosen, conversations), json, processes, fresh)
+
+
+@eval_app.command("passkey")
+def passkey_command(
+    json: Json,
+    model: Model = REFERENCE,
+    conversations: Annotated[int, typer.Option("--limit", min=1, help="Histories of each length.")] = 4,
+    lengths: Annotated[list[int] | None, typer.Option(min=1, help="Tokens of a history; repeat for several.")] = None,
+    depths: Annotated[list[float] | None, typer.Option(min=0, max=1, help="Places of the fact, 0 to 1.")] = None,
+    methods: Methods = None,
+    budget: Annotated[str, typer.Option(help="Rows per head.")] = "256",
+    episodes: Episodes = "4",
+    block: Block = 128,
+    seed: Seed = SEED,
+    processes: Processes = 2,
+    fresh: Fresh = False,
+) -> None:
+    """One fact among small talk, by its depth and the history's length; a heat map per method."""
+    from evals import passkey
+    from evals.arms import arms_of
+
+    setup = _setup(model, budget, seed, block, episodes)
+    places = (lengths or passkey.LENGTHS, depths or passkey.DEPTHS)
+    _run(passkey.suite(setup, arms_of(_words(methods)), conversations, *places), json, processes, fresh)
+
+
+def _setup(model: str, budget: str, seed: int, block: int, episodes: str) -> "Setup":
+    """What the units of a suite have in common; the suite puts its own arms in the place of the full cache."""
+    from evals.arms import FULL, arm_of
+    from evals.harness import Setup
+    from services.sessions import EpisodeSettings
+
+    if episodes != "auto" and not (episodes.isdecimal() and int(episodes)):
+        raise typer.BadParameter(f"{episodes!r} is neither a number of episodes nor auto")
+    count: Any = episodes if episodes == "auto" else int(episodes)
+    return Setup(_path_of(model), arm_of(FULL), budget, seed, block, EpisodeSettings(count=count))
+
+
+def _run(suite: "Suite[Any]", out: Path, processes: int, fresh: bool) -> None:
+    """Run what the journal does not have, write the result file and its picture, show the table."""
+    from evals.runner import run
+
+    console = Console()
+    is_reference = suite.model == str(MODEL_PATH)
+    if is_reference:
+        console.print(TEST_INSTRUMENT, style="yellow", soft_wrap=True)
+    journal = out.with_suffix(".journal.jsonl")
+    if fresh:
+        journal.unlink(missing_ok=True)
+    rows = suite.rows(run(suite, journal, console, processes))
+    results = results_of(suite.name, suite.seed, MODEL_NAME if is_reference else Path(suite.model).name, rows)
+    results.write(out)
+    _show(console, results, out)
+
+
+def _show(console: Console, results: Results, out: Path) -> None:
+    # matplotlib takes a second to import.
+    from kvrecall.cli.drawing import png
+    from kvrecall.cli.eval_plots import figure_of
+
+    for table in tables_of(results):
+        console.print(table)
+    picture = out.with_suffix(".png")
+    if figure := figure_of(results):
+        png(figure, picture)
+    for written in (out, picture) if figure else (out,):
+        console.print(f"written: {written}", highlight=False, soft_wrap=True)
+
+
+def _path_of(model: str) -> str:
+    return str(MODEL_PATH) if model == REFERENCE else model
+
+
+def _words(options: list[str] | None) -> list[str]:
+    """Each option's words: several may stand in one."""
+    return [word for option in options or () for word in option.split()]
