@@ -32,10 +32,10 @@ def attention(
     logits = logits.view(n_kv_heads, n_heads // n_kv_heads, tokens, keys.shape[1])
     visible = key_positions[:, None, None, :] <= query_positions[:, None]
     logits = logits.masked_fill(~visible, torch.finfo(torch.float32).min)
-    if beside is None:
-        return logits.softmax(-1).masked_fill(~visible, 0.0)
-    logits = torch.cat([logits, beside.view(*logits.shape[:3], 1)], dim=-1)
-    return logits.softmax(-1)[..., :-1].masked_fill(~visible, 0.0)
+    if beside is not None:
+        logits = torch.cat([logits, beside.view(*logits.shape[:3], 1)], dim=-1)
+    weights: Tensor = logits.softmax(-1)[..., : keys.shape[1]].masked_fill(~visible, 0.0)
+    return weights
 
 
 def attended(

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, DynamicCache
-from transformers.utils import logging
 
 NEAR = 1e-5
 """Scores closer to the cut than this, relatively, may fall on either side: two releases of transformers round apart."""
@@ -23,7 +22,7 @@ def main() -> None:
     """Answer the request on standard input."""
     request = json.load(sys.stdin)
     torch.set_num_threads(1)
-    logging.disable_progress_bar()
+    import_module("transformers.utils.logging").disable_progress_bar()
     answers = [dump(sys.argv[1], request["inputs"], case) for case in request["cases"]]
     versions = {name: version(name) for name in ("kvpress", "transformers", "torch")}
     json.dump({"versions": versions, "kept": answers}, sys.stdout)
@@ -36,7 +35,8 @@ def dump(model_path: str, inputs: list[list[int]], case: dict[str, Any]) -> list
     model = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32, attn_implementation=attention)
     token_ids = torch.tensor([inputs[case["input"]]])
     scores = watch_scores(press)
-    full, kept = DynamicCache(), DynamicCache()
+    full: Any = DynamicCache()
+    kept: Any = DynamicCache()
     with torch.no_grad():
         model.model(input_ids=token_ids, past_key_values=full)
         with press(model):
@@ -97,7 +97,7 @@ def per_chunk(scores: Tensor, press: dict[str, Any]) -> Tensor:
     """A chunk's score for each of its rows, where the press keeps chunks, else the scores."""
     if press["name"] != "ChunkKVPress":
         return scores
-    chunks = scores.sum(0, keepdim=True).split(press["arguments"]["chunk_length"], dim=1)
+    chunks = torch.split(scores.sum(0, keepdim=True), press["arguments"]["chunk_length"], dim=1)
     return torch.cat([chunk.mean().expand_as(chunk) for chunk in chunks], dim=1).expand_as(scores)
 
 

@@ -54,7 +54,7 @@ def environment(path: Path) -> Path:
 def token_ids(seed: int, tokens: int) -> list[int]:
     """The first tokens of a held-out conversation."""
     conversation = generate(seed, 2 * tokens)
-    tokenizer = AutoTokenizer.from_pretrained(MODEL_PATH)
+    tokenizer: Any = AutoTokenizer.from_pretrained(MODEL_PATH)
     text = tokenizer.apply_chat_template(conversation.messages(), tools=conversation.tools, tokenize=False)
     ids: list[int] = tokenizer.encode(text, add_special_tokens=False)[:tokens]
     assert len(ids) == tokens, "the conversation is long enough"

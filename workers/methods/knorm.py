@@ -21,4 +21,5 @@ class KNorm(Method):
 
     def scores(self, rows: LayerRows) -> Tensor:
         """Minus the Euclidean norm, in float32."""
-        return -torch.linalg.vector_norm(rows.keys.float(), dim=-1)
+        lengths: Tensor = torch.linalg.vector_norm(rows.keys.float(), dim=-1)
+        return -lengths
