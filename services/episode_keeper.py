@@ -97,19 +97,10 @@ class EpisodeKeeper:
         vectors = vectors_from_bytes(b"".join(segment.vector for segment in segments), found.dimensions)
         log = await self._log(live.id)
         # In a thread: it takes seconds over a long conversation, and turns of other sessions go on meanwhile.
-        clusters = await asyncio.to_thread(cluster, vectors, settings.count, session.settings.seed)
-        token_ids = [token for turn in log for token in turn.token_ids]
-        plans = plan_episodes(
-            segments_of(utterances(log), settings.segment_utterances)[: len(segments)],
-            vectors,
-            clusters,
-            token_ids,
-            medoid_utterances=settings.medoid_utterances,
-            length=session.memory.length,
-        )
+        clusters, plans = await asyncio.to_thread(_planned, session, settings, log, vectors)
         request = _request(session, plans, found.builds + 1)
         if settings.build == "per_episode":
-            request.token_ids.extend(token_ids[: session.memory.length])
+            request.token_ids.extend(_token_ids(log)[: session.memory.length])
         request.epoch = epoch = await self._sessions.ensure_open(live)
         result = await self._built(live, request)
         commit = _built_commit(found, clusters, plans, result)
@@ -165,6 +156,26 @@ def _extended(found: EpisodeSet, new: Sequence[Segment], vectors: Vectors) -> Se
         episodes=tuple(episodes),
     )
     return SegmentsCommit(tuple(records), changed)
+
+
+def _planned(
+    session: Session, settings: EpisodeSettings, log: Sequence[Turn], vectors: Vectors
+) -> tuple[Clusters, list[EpisodePlan]]:
+    """Cluster the log's segments, one per vector, and plan an episode for each cluster."""
+    clusters = cluster(vectors, settings.count, session.settings.seed)
+    plans = plan_episodes(
+        segments_of(utterances(log), settings.segment_utterances)[: len(vectors)],
+        vectors,
+        clusters,
+        _token_ids(log),
+        medoid_utterances=settings.medoid_utterances,
+        length=session.memory.length,
+    )
+    return clusters, plans
+
+
+def _token_ids(log: Sequence[Turn]) -> list[int]:
+    return [token for turn in log for token in turn.token_ids]
 
 
 def _request(session: Session, plans: Sequence[EpisodePlan], build: int) -> wire.BuildEpisodesRequest:
