@@ -243,8 +243,11 @@ class Step(Cache):
         self.new_values.append(value_states)
         if (window := self._windows[layer_idx]) is not None:
             return self._view(pool.keys, layer_idx, window), self._view(pool.values, layer_idx, window)
-        read = self._slots[:, None, None], self._gathered(layer_idx)[0]
-        return pool.keys[read], pool.values[read]
+        places, held = self._gathered(layer_idx)
+        # Row by row from the whole pool: several times as fast as an index of slots and places.
+        flat, shape = places.flatten(), (*held.shape, cache.shape.head_dim)
+        keys, values = (rows.flatten(0, 1).index_select(0, flat).view(shape) for rows in (pool.keys, pool.values))
+        return keys, values
 
     def key_positions(self, layer_idx: int) -> Tensor:
         """Positions of the rows that `update` returned: int32 `[B, n_kv_heads, n]`."""
@@ -252,7 +255,7 @@ class Step(Cache):
         if (window := self._windows[layer_idx]) is not None:
             return self._view(positions, layer_idx, window)
         places, held = self._gathered(layer_idx)
-        return torch.where(held, positions[self._slots[:, None, None], places], EMPTY)
+        return torch.where(held, positions.flatten()[places], EMPTY)
 
     def record(self, queries: Tensor) -> None:
         """Hold the last queries of one layer, `[B, n_heads, t, head_dim]`, when this step observes."""
@@ -285,4 +288,6 @@ class Step(Cache):
         return run.view(len(run), heads, width, *tensor.shape[2:])[:, :, : self._longest[layer]]
 
     def _gathered(self, layer: int) -> tuple[Tensor, Tensor]:
-        return self.cache.pool.places_of(self._starts[layer], self._held[layer], self._longest[layer])
+        """Where the rows lie, counted from the first slot's first place, and which there are: `[B, n_kv_heads, n]`."""
+        places, held = self.cache.pool.places_of(self._starts[layer], self._held[layer], self._longest[layer])
+        return places + (self._slots * self.cache.pool.places)[:, None, None], held
