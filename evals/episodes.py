@@ -60,7 +60,7 @@ def build(session: Session, settings: EpisodeSettings) -> Built:
     request = wire.BuildEpisodesRequest(
         session=session.spec.session,
         epoch=session.spec.epoch,
-        plans=[_to_wire(number, plan) for number, plan in enumerate(plans)],
+        plans=[_to_wire(f"{length}.{number}", plan) for number, plan in enumerate(plans)],
         token_ids=session.token_ids[:length] if settings.build == "per_episode" else [],
     )
     found = session.scheduler.build_episodes(request).result()
@@ -80,9 +80,9 @@ def matched(built: Built, text: str) -> int:
     return episodes.match(embedded([text])[0], built.centroids).episode
 
 
-def _to_wire(number: int, plan: episodes.EpisodePlan) -> wire.EpisodePlan:
+def _to_wire(name: str, plan: episodes.EpisodePlan) -> wire.EpisodePlan:
     segments = [wire.Span(start=start, stop=stop, nearness=near) for start, stop, near in plan.spans]
-    return wire.EpisodePlan(id=f"episode {number}", patched_prompt=plan.patched_prompt, segments=segments)
+    return wire.EpisodePlan(id=name, patched_prompt=plan.patched_prompt, segments=segments)
 
 
 def _copy_bytes(session: Session, built: Sequence[wire.Episode]) -> int:

@@ -90,6 +90,64 @@ def passkey_command(
     _run(passkey.suite(setup, arms_of(_words(methods)), conversations, *places), json, processes, fresh)
 
 
+@eval_app.command("fidelity")
+def fidelity_command(
+    data: Annotated[list[Path], typer.Option(help="LoCoMo's folder, tau-bench's file; see replay. Repeat for more.")],
+    json: Json,
+    model: Model = REFERENCE,
+    limit: Annotated[int, typer.Option(min=0, help="Recordings of each source; 0: all.")] = 2,
+    tokens: Annotated[int, typer.Option(min=1, help="Of a recording, as far as the context goes.")] = 6144,
+    methods: Methods = None,
+    budgets: Budgets = None,
+    episodes: Episodes = "4",
+    block: Block = 128,
+    seed: Seed = SEED,
+    processes: Processes = 2,
+    fresh: Fresh = False,
+) -> None:
+    """Recorded conversations under every method and budget: how far each turn is from the full cache."""
+    from evals import fidelity
+    from evals.arms import arms_of
+
+    setup = _setup(model, "", seed, block, episodes)
+    chosen = _words(budgets) or list(fidelity.BUDGETS)
+    suite = fidelity.suite(setup, arms_of(_words(methods)), chosen, data, limit or None, tokens)
+    _run(suite, json, processes, fresh)
+
+
+@eval_app.command("locomo")
+def locomo_command(
+    data: Annotated[Path, typer.Option(help="LoCoMo's folder, or one file of it.")],
+    json: Json,
+    model: Annotated[
+        str | None, typer.Option(help="Let this model answer as well: path, hub name or `reference`.")
+    ] = None,
+    limit: Annotated[int, typer.Option(min=0, help="Conversations; 0: all.")] = 0,
+    counts: Annotated[list[int] | None, typer.Option(min=1, help="Episodes. Default: 2 to 16.")] = None,
+    widths: Annotated[list[int] | None, typer.Option(min=1, help="Lines of a segment. Default: 2, 4, 8.")] = None,
+    questions: Annotated[int, typer.Option(min=1, help="Answered of a conversation, at most.")] = 50,
+    tokens: Annotated[int, typer.Option(min=1, help="Of a conversation, as far as the context goes.")] = 1 << 20,
+    methods: Methods = None,
+    budgets: Budgets = None,
+    episodes: Episodes = "4",
+    block: Block = 128,
+    seed: Seed = SEED,
+    processes: Processes = 2,
+    fresh: Fresh = False,
+) -> None:
+    """Real conversations: whether the matched episode holds a question's evidence; F1 of a model's answers."""
+    from evals import locomo, locomo_answers, locomo_matching
+    from evals.arms import arms_of
+
+    answers = []
+    if model is not None:
+        first = locomo_answers.Answering(_setup(model, "", seed, block, episodes), "", questions, tokens)
+        chosen = _words(budgets) or list(locomo_answers.BUDGETS)
+        answers = locomo.answering(first, data, limit or None, arms_of(_words(methods)), chosen)
+    tried = (counts or locomo_matching.COUNTS, widths or locomo_matching.WIDTHS)
+    _run(locomo.suite(data, limit or None, seed, *tried, answers), json, processes, fresh)
+
+
 def _setup(model: str, budget: str, seed: int, block: int, episodes: str) -> "Setup":
     """What the units of a suite have in common; the suite puts its own arms in the place of the full cache."""
     from evals.arms import FULL, arm_of

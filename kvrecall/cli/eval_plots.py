@@ -14,6 +14,7 @@ from kvrecall.cli.results import Results, Row
 
 FULL = "full"
 _OURS = "epicache"
+_NOT_DRAWN = ("fact in the matched episode",)
 _MARKERS = "osv^D<>pPX*h"
 
 
@@ -29,7 +30,7 @@ def figure_of(results: Results) -> Figure | None:
 
 def budget_figure(rows: Sequence[Row]) -> Figure:
     """A panel per condition: mean against budget, a line per method, the full cache across (EpiCache, Figure 5)."""
-    conditions = list(dict.fromkeys(row["condition"] for row in rows if "depth" not in row))
+    conditions = [each for each in dict.fromkeys(row["condition"] for row in rows) if each not in _NOT_DRAWN]
     figure, panels = _panels(len(conditions), 4.7, 3.6)
     for axes, condition in zip(panels, conditions, strict=False):
         own = [row for row in rows if row["condition"] == condition]
@@ -59,6 +60,7 @@ def _lines(axes: Axes, rows: Sequence[Row]) -> None:
             label=method,
             color=COLOURS[1 + index % 3] if ours else colormaps["tab20"](index % 20),
             lw=2.2 if ours else 1.1,
+            ls="--" if "+per_episode" in method else "-",
             marker=_MARKERS[index % len(_MARKERS)],
             ms=4,
             capsize=2,
@@ -92,13 +94,13 @@ def heat_map(rows: Sequence[Row]) -> Figure:
 
 def episodes_figure(rows: Sequence[Row]) -> Figure:
     """A panel per width of a segment: evidence in the matched episode against the number of episodes."""
-    matched = [row for row in rows if "episodes" in row]
+    matched = [row for row in rows if row["condition"] == _SHARE_HELD]
     widths = sorted({row["segment_utterances"] for row in matched})
     figure, panels = _panels(len(widths), 3.4, 3.4, columns=len(widths))
     for axes, width in zip(panels, widths, strict=False):
         for method, style in _ASSIGNED.items():
             own = [row for row in matched if row["segment_utterances"] == width and row["method"] == method]
-            own = sorted((row for row in own if row["condition"] == _SHARE_HELD), key=lambda row: int(row["episodes"]))
+            own = sorted(own, key=lambda row: int(row["episodes"]))
             axes.errorbar(
                 [row["episodes"] for row in own],
                 [row["mean"] for row in own],

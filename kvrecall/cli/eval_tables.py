@@ -5,34 +5,43 @@ from collections.abc import Sequence
 from rich import box
 from rich.table import Table
 
-from kvrecall.cli.results import Estimate, Results, Row
+from kvrecall.cli.results import Results, Row
 
-ACROSS = {"longconv": "share", "fidelity": "share", "passkey": "tokens", "locomo": "episodes"}
-"""What stands across in each suite's table."""
-_NARROWS = ("depth", "against")
+_ACROSS = ("share", "tokens", "episodes")
+"""What may stand across, the first of these that a condition's rows have."""
+_EPISODES = (2, 4, 8, 16)
+_PARTS = ("depth", "against")
 """Rows with one of these are for the result file: the terminal shows what they are parts of."""
 
 
 def tables_of(results: Results) -> list[Table]:
-    """A table per condition, its means with 95% intervals; what does not vary across has one column."""
-    across = ACROSS[results.suite]
-    rows = [row for row in results.results if "mean" in row and not any(name in row for name in _NARROWS)]
-    tables = []
-    for condition in dict.fromkeys(row["condition"] for row in rows):
-        tables.append(_table(condition, across, [row for row in rows if row["condition"] == condition]))
-    return tables
+    """A table per condition, its means with 95% intervals; of many numbers of episodes, four."""
+    rows = [row for row in results.results if "mean" in row and not any(name in row for name in _PARTS)]
+    counts = {row["episodes"] for row in rows if "episodes" in row}
+    shown = counts & set(_EPISODES) or counts
+    rows = [row for row in rows if row.get("episodes") in (None, *shown)]
+    conditions = dict.fromkeys(row["condition"] for row in rows)
+    return [_table(condition, [row for row in rows if row["condition"] == condition]) for condition in conditions]
 
 
-def _table(condition: str, across: str, rows: Sequence[Row]) -> Table:
+def _table(condition: str, rows: Sequence[Row]) -> Table:
+    across = next((name for name in _ACROSS if name in rows[0]), "")
     columns = list(dict.fromkeys(row.get(across, "") for row in rows))
-    table = Table("method", title=condition, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    title = f"{condition}; across: {across}" if across else condition
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("method", overflow="fold", min_width=16)
     for column in columns:
         table.add_column(str(column), justify="right", no_wrap=True)
-    found = {(row["method"], row.get(across, "")): row for row in rows}
-    for method in dict.fromkeys(row["method"] for row in rows):
+    found = {(_name(row), row.get(across, "")): row for row in rows}
+    for method in dict.fromkeys(_name(row) for row in rows):
         table.add_row(method, *(_cell(found.get((method, column))) for column in columns))
     return table
 
 
+def _name(row: Row) -> str:
+    width = row.get("segment_utterances")
+    return f"{row['method']}, segments of {width}" if width else str(row["method"])
+
+
 def _cell(row: Row | None) -> str:
-    return "" if row is None else str(Estimate(row["mean"], row["ci_low"], row["ci_high"], row["n"]))
+    return "" if row is None else f"{row['mean']:.2f}\n[dim]{row['ci_low']:.2f}-{row['ci_high']:.2f}[/]"

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
 
 from kvrecall.cli.demo.arms import AFTER_TOOL, PLAIN, Arm, ArmRun, Question, TurnPoint
 from kvrecall.cli.errors import BoundExceeded

@@ -4,16 +4,14 @@ The form is told from the content, not from the file's name.
 """
 
 import json
-import re
-from collections.abc import Mapping, Sequence
-from itertools import groupby
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from kvrecall.cli.errors import BadReplayFile
+from kvrecall.cli.replay.locomo import spoken_in
 from kvrecall.cli.replay.recording import Message, Recording
 
-_SESSION = re.compile(r"session_(\d+)")
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 FORMS = "a LoCoMo file, a tau-bench file of runs, or JSON lines of OpenAI-style messages"
 
@@ -61,31 +59,13 @@ def _recordings(path: Path, content: Any) -> list[Recording]:
 
 
 def _locomo(path: Path, entry: Mapping[str, Any]) -> Recording:
-    """Speaker A is the user, B the assistant; each session's date leads the user's first words in it."""
     conversation = entry["conversation"]
     if not isinstance(conversation, dict) or "speaker_a" not in conversation:
         raise BadReplayFile(f"{path}: conversation has no speaker_a; replay reads {FORMS}")
-    sessions = sorted(int(match[1]) for key in conversation if (match := _SESSION.fullmatch(key)))
     first, second = conversation["speaker_a"], conversation.get("speaker_b", "")
     messages: list[Message] = [{"role": "system", "content": f"A conversation of {first} and {second}."}]
-    for number in sessions:
-        date = conversation.get(f"session_{number}_date_time", "")
-        messages += _locomo_session(conversation[f"session_{number}"], first, date)
+    messages += [{"role": spoken.role, "content": spoken.content} for spoken in spoken_in(conversation)]
     return Recording(str(entry.get("sample_id", path.stem)), tuple(messages))
-
-
-def _locomo_session(lines: Sequence[Mapping[str, Any]], user: str, date: str) -> list[Message]:
-    messages: list[Message] = []
-    context = f"({date}) " if date else ""
-    for speaker, spoken in groupby(lines, key=lambda line: line["speaker"]):
-        text = " ".join(str(line["text"]) for line in spoken)
-        if speaker != user and context:
-            messages.append({"role": "user", "content": context.strip()})
-        if speaker == user:
-            text = context + text
-        context = ""
-        messages.append({"role": "user" if speaker == user else "assistant", "content": text})
-    return messages
 
 
 def _tau_bench(path: Path, entry: Mapping[str, Any]) -> Recording:
