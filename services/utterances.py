@@ -47,10 +47,12 @@ def text_of(messages: Iterable[Message]) -> str:
     return "\n".join(part for part in parts if part)
 
 
-def query_text(messages: Sequence[Message]) -> str:
-    """What the user's side says last: the text that tells which episode a turn is about. Empty when it says nothing."""
-    runs = [list(run) for side, run in groupby(messages, said_by) if side == "user"]
-    return next((text for run in reversed(runs) if (text := text_of(run))), "")
+def query_text(messages: Iterable[Message]) -> str:
+    """What the user's side says in a turn, tool results included: it tells which episode the turn is about.
+
+    All of it, not only the end: what leads up to a question often says more of its topic than the question does.
+    """
+    return text_of(message for message in messages if said_by(message) == "user")
 
 
 def _parts(message: Message) -> list[str]:

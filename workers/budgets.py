@@ -16,8 +16,12 @@ ALPHA_QWEN = 1.3
 """As its authors set it for Qwen."""
 PYRAMID_BETA = 20.0
 """PyramidKV's deepest layer has 1/20 of the mean budget."""
-LEAST_SHARE = 0.25
-"""The least part of the mean budget that sensitivity leaves to a layer, as EpiCache's authors' code has it."""
+LEAST_SHARE = 0.75
+"""The least part of the mean budget that sensitivity leaves to a layer; EpiCache's authors' code has a quarter.
+
+The first layer's keys cannot deviate, whatever is evicted, so it always gets the least. On the reference model a
+quarter cost accuracy there (0.81 against 0.96 at a sixth of the history) that no other layer won back.
+"""
 
 
 def split(

@@ -15,7 +15,7 @@ from workers import wire_values
 from workers.cache import EMPTY
 from workers.decode import NextLogits
 from workers.engine import Engine, storage
-from workers.episode_choice import LayerChoice, choose_of_all
+from workers.episode_choice import LayerChoice, choose_of_all, choose_places
 from workers.episodes import EpisodeRows
 from workers.errors import BadEpisode, BadSettings
 from workers.eviction import active_rows
@@ -30,9 +30,12 @@ from workers.turn import Yielded, written
 
 _KEY_BYTES = 1 << 28
 """Stored keys that a build holds at a time."""
+_SHORTLIST, _STAYS = 4, 0.8
+"""Rows, in budgets, among which they are ranked again; the part of them that stays each time."""
 _NOTHING = Observed((), torch.empty(0, dtype=torch.int32))
 
 Steps = Generator[Yielded, NextLogits, list[wire.Episode]]
+Narrowing = Generator[Yielded, NextLogits, wire.Episode]
 
 
 def run_build(
@@ -67,7 +70,10 @@ def _in_one_pass(engine: Engine, session: WorkerSession, request: wire.BuildEpis
     for index, plan in enumerate(request.plans):
         near = nearness(wire_values.to_near(plan.segments))
         ranks = combined(session.method, scores[index % len(observations)], positions, session.length, near)
-        episodes.append(_chosen(engine, session, plan, ranks))
+        if session.method.compares_rows:
+            episodes.append((yield from _narrowed(engine, session, plan, ranks)))
+        else:
+            episodes.append(_chosen(engine, session, plan, ranks))
         yield None
     return episodes
 
@@ -92,15 +98,17 @@ def _scored(
                 yield
         for layer, keys in enumerate(torch.cat(pages, dim=2), first):
             for found, observed in zip(scores, observations, strict=True):
-                found.append(session.method.scores(_stored_rows(engine, session, layer, keys, observed)))
+                positions = _all_positions(engine, n)
+                found.append(session.method.scores(_stored_rows(engine, session, layer, keys, positions, observed)))
             yield
     return scores
 
 
-def _stored_rows(engine: Engine, session: WorkerSession, layer: int, keys: Tensor, observed: Observed) -> LayerRows:
-    """A layer of everything that the session said, as an eviction would see it; values are not read."""
+def _stored_rows(
+    engine: Engine, session: WorkerSession, layer: int, keys: Tensor, positions: Tensor, observed: Observed
+) -> LayerRows:
+    """Stored rows of a layer as an eviction would see them; values are not read."""
     none = keys.new_zeros(engine.model.shape.n_heads, 0, keys.shape[2])
-    positions = _all_positions(engine, session.length)
     return LayerRows(
         layer=layer,
         keys=keys,
@@ -121,14 +129,12 @@ def _all_positions(engine: Engine, length: int) -> Tensor:
 
 
 def _chosen(engine: Engine, session: WorkerSession, plan: wire.EpisodePlan, ranks: Sequence[Tensor]) -> wire.Episode:
-    """An episode of the method's own selection among all rows; layers that share a selection share it here."""
+    """An episode of the method's own selection among all rows."""
     places, scores = list[Tensor](), list[Tensor]()
-    for layer in range(len(ranks)):
-        leader = layer - layer % session.method.shares_layers
-        if layer == leader:
-            chosen = choose_of_all(ranks[leader], _choice(engine, session, layer))
+    for layer, ranked_rows in enumerate(ranks):
+        chosen = choose_of_all(ranked_rows, _choice(engine, session, layer, session.layer_rows[layer]))
         places.append(chosen.cpu())
-        scores.append(ranks[leader].gather(1, chosen.clamp(min=0)).cpu())
+        scores.append(ranked_rows.gather(1, chosen.clamp(min=0)).cpu())
     return _episode(plan, EpisodeRows.chosen(places, scores), session.length)
 
 
@@ -171,11 +177,53 @@ def _observed(engine: Engine, session: WorkerSession, plan: wire.EpisodePlan) ->
     return Observed.joined([engine.observe(session, piece) for piece in pieces])
 
 
-def _choice(engine: Engine, session: WorkerSession, layer: int) -> LayerChoice:
+def _narrowed(engine: Engine, session: WorkerSession, plan: wire.EpisodePlan, ranks: Sequence[Tensor]) -> Narrowing:
+    """An episode by steps: of a shortlist a fifth leaves, the rest is ranked among itself, until the budget is met.
+
+    A prefill in blocks does the same by its nature: each eviction compares rows with those that are still there.
+    """
+    layers = range(len(ranks))
+    wide = [_choice(engine, session, layer, _SHORTLIST * session.layer_rows[layer]) for layer in layers]
+    held = [choose_of_all(ranks[layer], wide[layer]).cpu() for layer in layers]
+    with storage():
+        keys = [found for found, _ in engine.store.gather_selection(session.name, held)]
+    near = nearness(wire_values.to_near(plan.segments))
+    while True:
+        rows = [_some_rows(engine, session, *layer) for layer in zip(layers, held, keys, strict=True)]
+        scores = ranked(session.method, rows, near)
+        wanted = [max(session.layer_rows[layer], int(held[layer].shape[1] * _STAYS)) for layer in layers]
+        choices = [_choice(engine, session, layer, wanted[layer]) for layer in layers]
+        places = [choose_places(scores[i], rows[i].positions, choices[i]).cpu() for i in layers]
+        held, keys, kept = _taken(held, places), _taken(keys, places), _taken([s.cpu() for s in scores], places)
+        yield None
+        if wanted == list(session.layer_rows):
+            return _episode(plan, EpisodeRows.chosen(held, kept), session.length)
+
+
+def _some_rows(engine: Engine, session: WorkerSession, layer: int, positions: Tensor, keys: Tensor) -> LayerRows:
+    """Some rows of what the session said, int64 positions `[n_kv_heads, m]`, -1 for none, with their keys."""
+    device = engine.model.device
+    held = torch.where(positions < 0, EMPTY, positions).to(device, torch.int32)
+    return _stored_rows(engine, session, layer, keys.to(device), held, _NOTHING)
+
+
+def _taken(values: Sequence[Tensor], places: Sequence[Tensor]) -> list[Tensor]:
+    """Of each layer's `[n_kv_heads, m]` or `[n_kv_heads, m, head_dim]` what stands at its places, -1 where none is."""
+    found = []
+    for value, of_layer in zip(values, places, strict=True):
+        index = of_layer.clamp(min=0)
+        if value.dim() == 3:
+            found.append(value.gather(1, index[..., None].expand(-1, -1, value.shape[2])))
+        else:
+            found.append(value.gather(1, index).masked_fill(of_layer < 0, -1))
+    return found
+
+
+def _choice(engine: Engine, session: WorkerSession, layer: int, rows: int) -> LayerChoice:
     return LayerChoice(
         method=session.method,
         layer=layer,
-        rows=session.layer_rows[layer],
+        rows=rows,
         end=session.length,
         sinks=engine.settings.sinks,
         seed=session.seed + session.length,
@@ -193,8 +241,8 @@ def _episode(plan: wire.EpisodePlan, rows: EpisodeRows, length: int) -> wire.Epi
 
 
 def _require_buildable(session: WorkerSession, request: wire.BuildEpisodesRequest) -> None:
-    if not session.method.evicts:
-        raise BadSettings(f"method {session.method.name} keeps every row: there is no episode to build")
+    if not session.method.has_episodes:
+        raise BadSettings(f"method {session.method.name} has no episodes: only one selection for all topics")
     if len(request.token_ids) > session.length:
         raise BadEpisode(f"{len(request.token_ids)} tokens are to be prefilled, session {session.name} has said "
                          f"{session.length}")  # fmt: skip

@@ -31,7 +31,7 @@ def choose_of_all(scores: Tensor, choice: LayerChoice) -> Tensor:
     scores: float32 `[n_kv_heads, n]`, one for each position.
     """
     positions = torch.arange(scores.shape[1], dtype=torch.int32, device=scores.device).expand(scores.shape[0], -1)
-    return _select(scores, positions, choice)
+    return choose_places(scores, positions, choice)
 
 
 def choose_with_newer(positions: Tensor, scores: Tensor, newer: Tensor, choice: LayerChoice) -> Tensor:
@@ -44,7 +44,7 @@ def choose_with_newer(positions: Tensor, scores: Tensor, newer: Tensor, choice: 
     kept = newest(newer, choice.rows // 2)
     merged, order = torch.cat([positions, kept], dim=1).sort(dim=1, stable=True)
     ranked = torch.cat([scores, torch.full_like(kept, torch.inf, dtype=torch.float32)], dim=1).gather(1, order)
-    places = _select(ranked, merged, choice)
+    places = choose_places(ranked, merged, choice)
     return torch.where(places < 0, -1, merged.gather(1, places.clamp(min=0)).long())
 
 
@@ -69,8 +69,8 @@ def listed(marked: Tensor) -> Tensor:
     return torch.where(indices < n, indices, -1)
 
 
-def _select(scores: Tensor, positions: Tensor, choice: LayerChoice) -> Tensor:
-    """The places that the method keeps; `base.Method.select` has the shapes."""
+def choose_places(scores: Tensor, positions: Tensor, choice: LayerChoice) -> Tensor:
+    """The places that the method keeps of some rows of a layer; `base.Method.select` has the shapes."""
     held = positions != EMPTY
     kept = protected(positions, sinks=choice.sinks, recent=0, turn_start=choice.end, turn_rows=0, end=choice.end)
     nothing = torch.zeros((), device=scores.device).expand(*positions.shape, 0)

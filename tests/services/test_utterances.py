@@ -54,7 +54,7 @@ def test_a_turn_whose_tokens_are_told_otherwise_counts_as_one_utterance(turn: Ca
 @pytest.mark.parametrize(
     ("messages", "text"),
     [
-        ([Message("user", "a"), Message("assistant", "b"), Message("user", "c"), Message("user", "d")], "c\nd"),
+        ([Message("user", "a"), Message("assistant", "b"), Message("user", "c"), Message("user", "d")], "a\nc\nd"),
         ([Message("user", "a"), Message("assistant", "b")], "a"),
         ([Message("tool", "rain", tool_call_id="c")], "rain"),
         ([Message("system", "be kind")], ""),
@@ -62,5 +62,5 @@ def test_a_turn_whose_tokens_are_told_otherwise_counts_as_one_utterance(turn: Ca
         ([], ""),
     ],
 )
-def test_a_query_is_what_the_users_side_says_last(messages: list[Message], text: str) -> None:
+def test_a_query_is_all_that_the_users_side_says(messages: list[Message], text: str) -> None:
     assert query_text(messages) == text

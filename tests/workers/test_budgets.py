@@ -51,18 +51,19 @@ def test_more_sensitivity_never_costs_a_layer_rows(
 
 
 @given(WEIGHTS, EXTRA)
-def test_a_quarter_of_the_mean_is_left_to_the_least_sensitive_layer(weights: list[float], rows: int) -> None:
-    assert min(split(rows, len(weights), "sensitivity", floor=0, weights=weights)) >= rows // 4
+def test_three_quarters_of_the_mean_are_left_to_the_least_sensitive_layer(weights: list[float], rows: int) -> None:
+    assert min(split(rows, len(weights), "sensitivity", floor=0, weights=weights)) >= rows * 3 // 4
 
 
 def test_rows_are_in_proportion_to_sensitivity_to_the_power_of_alpha() -> None:
-    assert split(100, 4, "sensitivity", floor=1, weights=[0.2, 0.1, 0.4, 0.1], alpha=1.0) == (100, 50, 200, 50)
-    assert split(90, 3, "sensitivity", floor=1, weights=[0.1, 0.2, 0.2], alpha=2.0) == (30, 120, 120)
+    assert split(100, 4, "sensitivity", floor=1, weights=[0.4, 0.35, 0.5, 0.35], alpha=1.0) == (100, 88, 125, 87)
+    assert split(90, 3, "sensitivity", floor=1, weights=[0.9, 1.0, 1.0], alpha=2.0) == (78, 96, 96)
 
 
 def test_what_the_floor_adds_comes_from_the_other_layers_in_proportion() -> None:
-    assert split(100, 3, "sensitivity", floor=60, weights=[0.0, 0.1, 0.3], alpha=1.0) == (60, 60, 180)
-    assert split(100, 4, "sensitivity", floor=40, weights=[0.0, 0.1, 0.2, 0.3], alpha=1.0) == (40, 60, 120, 180)
+    assert split(100, 3, "sensitivity", floor=60, weights=[0.0, 0.1, 0.3], alpha=1.0) == (75, 75, 150)
+    assert split(100, 3, "sensitivity", floor=90, weights=[0.0, 0.1, 0.3], alpha=1.0) == (90, 90, 120)
+    assert split(100, 4, "sensitivity", floor=40, weights=[0.0, 0.4, 0.4, 0.5], alpha=1.0) == (75, 100, 100, 125)
 
 
 def test_the_largest_remainders_are_rounded_up() -> None:

@@ -125,17 +125,15 @@ def test_among_equally_near_tokens_those_with_keys_unlike_the_others_stay(talked
     (episode,) = worker.build("s", plan(said[:20], segments=[(0, len(said), 1.0)]))
     rows = worker.engine.store.gather("s", torch.arange(len(said)))
     positions = torch.arange(len(said), dtype=torch.int32).expand(2, -1)
-    ranks = torch.stack([row_ranks(-cosine_to_mean(layer[0], positions), positions) for layer in rows]).mean((0, 1))
-    ranks[:4] = torch.inf
-    best = ranks.sort(descending=True, stable=True).indices[:BUDGET]  # of equal ranks the earlier token's is higher
+    kept = torch.arange(len(said))
+    while len(kept) > BUDGET:  # a fifth leaves at a time: what stays is compared with what is still there
+        shown = positions[:, : len(kept)]
+        ranks = torch.stack([row_ranks(-cosine_to_mean(layer[0][:, kept], shown), shown) for layer in rows])
+        order = ranks.mean((0, 1)).masked_fill(kept < 4, torch.inf).sort(descending=True, stable=True).indices
+        shortlist = 4 * BUDGET if len(kept) == len(said) else max(BUDGET, int(len(kept) * 0.8))
+        kept = kept[order[:shortlist]].sort().values
+    best = kept
     assert held(episode)[0][0] == sorted(best.tolist())
-
-
-def test_layers_that_share_a_selection_share_it_in_an_episode(talked: Callable[..., Any]) -> None:
-    worker, said = talked(method="chunkkv", method_settings="{}")
-    (episode,) = worker.build("s", plan(said[:20]))
-    first, second = held(episode)
-    assert first == second
 
 
 def test_a_session_within_its_budget_is_one_episode_whole(
@@ -307,18 +305,5 @@ def test_what_cannot_be_built_is_refused_and_changes_nothing(talked: Callable[..
         worker.build("s", plan([5]), token_ids=[*said, 5])
     assert worker.engine.snapshot(worker.engine.session("s")) == before
     worker.open("full")
-    with pytest.raises(BadSettings, match="keeps every row"):
+    with pytest.raises(BadSettings, match="has no episodes"):
         worker.build("full", plan([5]))
-
-
-def test_any_method_builds_by_its_own_score(talked: Callable[..., Any]) -> None:
-    """One word's keys have nearly the same norm wherever it stands, so norms are compared and not positions."""
-    worker, said = talked(method="knorm", method_settings="{}")
-    (episode,) = worker.build("s", plan(said[:20]))
-    rows = worker.engine.store.gather("s", torch.arange(len(said)))
-    for layer, kept in enumerate(held(episode)):
-        for head, positions in enumerate(kept):
-            norms = rows[layer, 0, head].norm(dim=-1)
-            assert positions[:4] == [0, 1, 2, 3]
-            lowest = norms[4:].sort().values[: BUDGET - 4]
-            torch.testing.assert_close(norms[positions[4:]].sort().values, lowest)

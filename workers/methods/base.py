@@ -69,6 +69,11 @@ class Method(ABC):
         """What it is worth, beside a rank of 0 to 1, that a token's segment is near the active episode; 0: nothing."""
         return 0.0
 
+    @property
+    def compares_rows(self) -> bool:
+        """Whether a row's score depends on which others there are, beyond a softmax: it changes as others leave."""
+        return False
+
     @abstractmethod
     def scores(self, rows: LayerRows) -> Tensor:
         """Score every row, higher is kept longer: float32 `[n_kv_heads, n]`."""

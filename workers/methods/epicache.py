@@ -46,6 +46,11 @@ class EpiCache(Method):
             return Observation()
         return Observation(window=self.window, prompt=self.prompt, episode=True)
 
+    @property
+    def compares_rows(self) -> bool:
+        """Keys are compared with their mean."""
+        return self.rank == "key_difference"
+
     def scores(self, rows: LayerRows) -> Tensor:
         """The rank's score, attention smoothed over neighbours where `pool` says so."""
         if self.rank == "key_difference":
