@@ -1,12 +1,14 @@
 """How often the episode that a question is matched with holds the question's evidence: real text, the real encoder.
 
 No language model takes part. Segments, clusters and matching are the service's (`services/episodes.py`). Beside them
-stand the same segments with their labels shuffled, their centroids and matches made anew, and what is expected when the
-matched episode's size alone counts.
+stand what an episode of the matched one's size would hold if its segments were drawn at random, and random clusters:
+episodes of the same sizes with shuffled members, whose centroids are made and matched like the real ones. These are not
+pure chance, since even a random cluster's centroid leans towards its own members.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import comb
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +23,7 @@ from services.utterances import Utterance
 
 COUNTS = tuple(range(2, 17))
 WIDTHS = (2, 4, 8)
-MATCHED, SHUFFLED, EXPECTED = "k-means", "shuffled", "expected at random"
+MATCHED, RANDOM, EXPECTED = "k-means", "random clusters", "expected at random"
 SHARE, WHOLE = "share of the evidence in the matched episode", "all of the evidence in the matched episode"
 _SHUFFLES = 20
 
@@ -43,15 +45,12 @@ class Matching:
 
 @dataclass(frozen=True)
 class _Held:
-    """How much of a question's evidence an episode holds, and the share of all segments that it has."""
+    """How much of a question's evidence an episode holds, 0 to 1, whether it is all, and what chance would give."""
 
     share: float
-    size: float
-
-    @property
-    def whole(self) -> float:
-        """1 when it holds all of it."""
-        return float(self.share == 1)
+    whole: float
+    chance_share: float
+    chance_whole: float
 
 
 def run(unit: Matching) -> list[Record]:
@@ -77,9 +76,10 @@ def run(unit: Matching) -> list[Record]:
                 "episodes": list(unit.counts),
                 "share": [each.share for each in held],
                 "whole": [each.whole for each in held],
-                "expected": [each.size for each in held],
-                "shuffled_share": [mean(each.share for each in draws) for draws in at_random],
-                "shuffled_whole": [mean(each.whole for each in draws) for draws in at_random],
+                "chance_share": [each.chance_share for each in held],
+                "chance_whole": [each.chance_whole for each in held],
+                "random_share": [mean(each.share for each in draws) for draws in at_random],
+                "random_whole": [mean(each.whole for each in draws) for draws in at_random],
             }
         )
     return records
@@ -113,10 +113,19 @@ def _shuffled(vectors: Vectors, clusters: Clusters, seed: int) -> list[Clusters]
 
 def _held(query: Vectors, evidence: Sequence[int], clusters: Clusters) -> _Held:
     episode = match(query, clusters.centroids).episode
+    size, segments = clusters.labels.count(episode), len(clusters.labels)
+    inside = [clusters.labels[segment] == episode for segment in evidence]
     return _Held(
-        share=mean(float(clusters.labels[segment] == episode) for segment in evidence),
-        size=mean(float(label == episode) for label in clusters.labels),
+        share=mean(inside),
+        whole=float(all(inside)),
+        chance_share=size / segments,
+        chance_whole=chance_of_all(len(set(evidence)), size, segments),
     )
+
+
+def chance_of_all(wanted: int, size: int, segments: int) -> float:
+    """How likely `size` of `segments` segments, drawn at random, have `wanted` given ones among them."""
+    return comb(segments - wanted, size - wanted) / comb(segments, size) if wanted <= size else 0.0
 
 
 def result_rows(records: Sequence[Record], seed: int) -> list[Row]:
@@ -125,13 +134,14 @@ def result_rows(records: Sequence[Record], seed: int) -> list[Row]:
     for (width,), found in grouped(records, "segment_utterances").items():
         for place, count in enumerate(found[0]["episodes"]):
             told = {"segment_utterances": width, "episodes": count}
-            values = {name: _values(found, name, place) for name in ("share", "expected", "shuffled_share")}
-            for method, name in ((MATCHED, "share"), (SHUFFLED, "shuffled_share"), (EXPECTED, "expected")):
-                rows += mean_row(SHARE, list(values[name].values()), seed, method=method, **told)
-            above = {"method": MATCHED, "against": SHUFFLED, **told}
-            rows += difference_row(f"{SHARE}, above chance", values["share"], values["shuffled_share"], seed, **above)
-            for method, name in ((MATCHED, "whole"), (SHUFFLED, "shuffled_whole")):
-                rows += mean_row(WHOLE, list(_values(found, name, place).values()), seed, method=method, **told)
+            for condition, name in ((SHARE, "share"), (WHOLE, "whole")):
+                ours = _values(found, name, place)
+                rows += mean_row(condition, list(ours.values()), seed, method=MATCHED, **told)
+                for method, other in ((RANDOM, f"random_{name}"), (EXPECTED, f"chance_{name}")):
+                    theirs = _values(found, other, place)
+                    rows += mean_row(condition, list(theirs.values()), seed, method=method, **told)
+                    above = {"method": MATCHED, "against": method, **told}
+                    rows += difference_row(f"{condition}: above {method}", ours, theirs, seed, **above)
     return rows
 
 

@@ -122,7 +122,7 @@ _SHARE_HELD = "share of the evidence in the matched episode"
 _ASSIGNED: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
         "k-means": {"color": COLOURS[3], "marker": "o", "ms": 4, "lw": 1.8},
-        "shuffled": {"color": COLOURS[1], "marker": "v", "ms": 4, "lw": 1.2},
+        "random clusters": {"color": COLOURS[1], "marker": "v", "ms": 4, "lw": 1.2},
         "expected at random": {"color": COLOURS[0], "ls": "--", "lw": 1.2},
     }
 )
