@@ -1,0 +1,104 @@
+"""`kvrecall eval` from the command line: what it writes, and that it writes the same however it was run."""
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SMALL = (
+    "--lengths", "160", "--depths", "0", "--depths", "1", "--limit", "2",
+    "--methods", "streaming_llm random", "--budget", "64", "--block", "64",
+)  # fmt: skip
+
+
+def started(folder: Path, *options: str) -> "subprocess.Popen[bytes]":
+    folder.mkdir(exist_ok=True)
+    command = [sys.executable, "-m", "kvrecall.cli", "eval", "passkey", "--json", str(folder / "out.json"), *SMALL]
+    return subprocess.Popen([*command, *options], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+
+
+def finished(folder: Path, *options: str) -> Any:
+    """The result file but for its seconds and its command line."""
+    process = started(folder, *options)
+    _, errors = process.communicate()
+    assert process.returncode == 0, errors.decode()
+    found = json.loads((folder / "out.json").read_text())
+    rows = [row for row in found["results"] if "metric" not in row]
+    return {**found, "command": "", "results": rows}
+
+
+def units_done(journal: Path) -> int:
+    return journal.read_bytes().count(b"\n") if journal.exists() else 0
+
+
+def test_a_run_that_was_killed_ends_in_the_same_file_as_one_that_was_not(tmp_path: Path) -> None:
+    whole = finished(tmp_path / "whole", "--processes", "1")
+    journal = tmp_path / "killed" / "out.journal.jsonl"
+    process = started(tmp_path / "killed", "--processes", "2")
+    while units_done(journal) < 1:
+        assert process.poll() is None, process.communicate()[1].decode()
+        time.sleep(0.01)
+    process.kill()
+    process.communicate()
+    before = units_done(journal)
+    assert 1 <= before < 6
+    with journal.open("ab") as file:
+        file.write(b'{"key": "torn')
+    assert finished(tmp_path / "killed", "--processes", "2") == whole
+    assert units_done(journal) == 6
+    assert [row for row in whole["results"] if row["method"] == "full"]
+
+
+def test_suites_are_listed_with_what_they_ask(command: Callable[..., Any]) -> None:
+    found = command("eval", "--help")
+    assert found.exit_code == 0
+    assert all(name in found.output for name in ("longconv", "passkey", "fidelity", "locomo"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("longconv", "--methods", "snapkv+twice"), "no way to build the episodes of snapkv"),
+        (("longconv", "--budgets", "2/3"), "is no budget"),
+        (("longconv", "--episodes", "many"), "neither a number of episodes nor auto"),
+        (("fidelity", "--data", "nowhere.json"), "nowhere.json cannot be read"),
+        (("locomo", "--data", "nowhere.json"), "nowhere.json is no LoCoMo file"),
+    ],
+)
+def test_what_is_off_ends_in_one_line(
+    command: Callable[..., Any], tmp_path: Path, arguments: tuple[str, ...], told: str
+) -> None:
+    found = command("eval", *arguments, "--json", tmp_path / "out.json")
+    assert found.exit_code == 2
+    assert told in found.output
+    assert "Traceback" not in found.output
+    assert not (tmp_path / "out.json").exists()
+
+
+def test_a_report_draws_what_the_suites_wrote(command: Callable[..., Any], tmp_path: Path, locomo_like: Path) -> None:
+    out = tmp_path / "out.json"
+    options = ("--counts", "1", "--counts", "2", "--widths", "2", "--processes", "1")
+    found = command("eval", "locomo", "--data", locomo_like, "--json", out, *options)
+    assert found.exit_code == 0, found.output
+    assert "k-means" in found.output
+    assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")
+    page = tmp_path / "page.html"
+    assert command("report", out, "--out", page).exit_code == 0
+    assert "data:image/svg+xml" in page.read_text()
+
+
+@pytest.fixture
+def locomo_like(tmp_path: Path) -> Path:
+    """A file in LoCoMo's form."""
+    texts = ("I planted tomatoes.", "Which ones?", "The choir sings on Sunday.", "I will come to the concert.")
+    lines = [{"speaker": "AB"[at % 2], "dia_id": f"D1:{at + 1}", "text": text} for at, text in enumerate(texts)]
+    asked = [{"question": "When does the choir sing?", "answer": "Sunday", "evidence": ["D1:3"], "category": 4}]
+    path = tmp_path / "chat.json"
+    conversation = {"speaker_a": "A", "speaker_b": "B", "session_1": lines}
+    path.write_text(json.dumps({"conversation": conversation, "qa": asked}))
+    return path
