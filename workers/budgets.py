@@ -19,8 +19,8 @@ PYRAMID_BETA = 20.0
 LEAST_SHARE = 0.75
 """The least part of the mean budget that sensitivity leaves to a layer; EpiCache's authors' code has a quarter.
 
-The first layer's keys cannot deviate, whatever is evicted, so it always gets the least. On the reference model a
-quarter cost accuracy there (0.81 against 0.96 at a sixth of the history) that no other layer won back.
+The first layer's keys cannot deviate, whatever is evicted, so it always gets the least; with a quarter EpiCache falls
+behind an even split on the reference model (evals/README.md, "What was tried").
 """
 
 
@@ -36,7 +36,7 @@ def split(
     """Rows per KV head of each layer; they sum to `rows * n_layers` exactly.
 
     rows: the mean over the layers, at least `floor`, which every layer gets. weights: each layer's sensitivity
-    `s_l`, 0 or more, only for "sensitivity", where no layer gets under a quarter of the mean either: the first
+    `s_l`, 0 or more, only for "sensitivity", where no layer gets under three quarters of the mean either: the first
     layer's keys do not depend on attention, so its sensitivity is always 0. What falls short of the floor is
     filled up at the cost of the other layers, in proportion to their shares.
 
