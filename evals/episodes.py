@@ -2,10 +2,10 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
-from evals.harness import Session
+from evals.harness import Session, Setup
 from kvrecall.v1 import worker_pb2 as wire
 from services import episodes
 from services.episodes import Vectors
@@ -30,6 +30,15 @@ class Built:
     copy_bytes: int
 
 
+@dataclass(frozen=True, eq=False)
+class Matched:
+    """An episode that a text was matched with: its number, its rows, and the token spans of its own segments."""
+
+    number: int
+    episode: wire.Episode
+    members: tuple[tuple[int, int], ...]
+
+
 @cache
 def _embedder() -> Embedder:
     return Embedder()
@@ -38,6 +47,13 @@ def _embedder() -> Embedder:
 def embedded(texts: Sequence[str]) -> Vectors:
     """Unit vectors of the packaged sentence encoder, which is loaded once per process: `[n, dimensions]`."""
     return _embedder().embed(texts).result()
+
+
+def built_for(setup: Setup, session: Session) -> Built | None:
+    """The episodes of everything that a session has said, where the setup's arm has any."""
+    if setup.arm.build == "none":
+        return None
+    return build(session, replace(setup.episodes, build=setup.arm.build))
 
 
 def build(session: Session, settings: EpisodeSettings) -> Built:
@@ -75,9 +91,12 @@ def build(session: Session, settings: EpisodeSettings) -> Built:
     )
 
 
-def matched(built: Built, text: str) -> int:
-    """The number of the episode whose centroid is nearest to a text."""
-    return episodes.match(embedded([text])[0], built.centroids).episode
+def matched(built: Built | None, text: str) -> Matched | None:
+    """The episode whose centroid is nearest to a text; None without episodes or text."""
+    if built is None or not text:
+        return None
+    number = episodes.match(embedded([text])[0], built.centroids).episode
+    return Matched(number, built.episodes[number], built.members[number])
 
 
 def _to_wire(name: str, plan: episodes.EpisodePlan) -> wire.EpisodePlan:

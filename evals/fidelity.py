@@ -102,8 +102,8 @@ class _Kept:
     def say(self, turn: Sequence[Message], budget: str, number: int, recording: str) -> Iterator[Record]:
         """Say a turn; a record of how far its reply lies from the full cache's, where it has one."""
         answered = turn[-1]["role"] == "assistant"
-        episode = self._episode(turn)
-        done = self.session.say(turn, compare_with=FULL if answered else "", episode=episode)
+        chosen = episodes.matched(self.built, _words_of_user(turn))
+        done = self.session.say(turn, compare_with=FULL if answered else "", episode=chosen.episode if chosen else None)
         self._build_if_due()
         if not answered:
             return
@@ -121,10 +121,6 @@ class _Kept:
             "top1": done.fidelity.top1_agreement,
         }
 
-    def _episode(self, turn: Sequence[Message]) -> Any:
-        words = query_text([message_from_wire(wire_values.to_wire(dict(message))) for message in turn])
-        return self.built.episodes[episodes.matched(self.built, words)] if self.built and words else None
-
     def _build_if_due(self) -> None:
         setup = self.unit.setup
         if setup.arm.build == "none":
@@ -134,6 +130,10 @@ class _Kept:
         length, budget = self.session.memory.length, self.session.spec.budget
         if rebuild_due(settings, segments=segments, built=self.segments, length=length, budget=budget):
             self.built, self.segments = episodes.build(self.session, settings), segments
+
+
+def _words_of_user(turn: Sequence[Message]) -> str:
+    return query_text([message_from_wire(wire_values.to_wire(dict(message))) for message in turn])
 
 
 def turns_within(messages: Sequence[Message], tokenizer: ChatTokenizer, tokens: int) -> list[list[Message]]:

@@ -14,7 +14,7 @@ from itertools import accumulate, groupby, pairwise
 from pathlib import Path
 from typing import Any
 
-from evals.arms import Arm
+from evals.arms import Arm, rows_of
 from kvrecall.cli import calibration
 from kvrecall.cli.build import build_store
 from kvrecall.v1 import worker_pb2 as wire
@@ -30,6 +30,9 @@ from workers.tokenizer import ChatTokenizer, load_tokenizer
 
 Message = Mapping[str, Any]
 """An OpenAI-style message."""
+MOST_REPLY_TOKENS = 32
+ROOM_FOR_A_TURN = 256
+"""Tokens that a question and its answer may take beside a history that is kept whole."""
 _RAM_BYTES = 1 << 30
 
 
@@ -90,6 +93,22 @@ def worker_of(setup: Setup, rows: int, slots: int = 1) -> Iterator[Scheduler]:
         finally:
             scheduler.close()
             store.close()
+
+
+@contextmanager
+def remembered(setup: Setup, messages: Sequence[Message]) -> Iterator["Session"]:
+    """A session, in a worker of its own, to which a whole history has been said within the setup's budget.
+
+    Raises BadBudget and `workers.errors`.
+    """
+    tokenizer = loaded(setup.model).tokenizer
+    length = tokens_of(tokenizer, messages)
+    budget = rows_of(setup.budget, length)
+    with worker_of(setup, budget if setup.arm.evicts else length + ROOM_FOR_A_TURN) as worker:
+        session = Session(worker, spec_of(setup, budget))
+        for turn in in_turns(messages, tokenizer, setup.block_tokens):
+            session.say(turn)
+        yield session
 
 
 def spec_of(setup: Setup, budget: int, session: str = "asked") -> wire.SessionSpec:

@@ -7,12 +7,12 @@ multi-hop answer count each with the best part of the reply; of an open-domain a
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from evals import episodes, harness
-from evals.arms import FULL, rows_of
+from evals.arms import FULL
 from evals.harness import Message, Session, Setup
 from evals.locomo_data import CATEGORIES, Asked, Conversation, read
 from evals.suite import Record
@@ -22,8 +22,6 @@ from workers.tokenizer import ChatTokenizer
 
 BUDGETS = ("1/16", "1/8", "1/4")
 ALL = "all questions"
-_MOST_REPLY_TOKENS = 32
-_ROOM_FOR_A_TURN = 256
 _TOKENS_AROUND = 24
 _ASK = "Answer in a few words, as they were said: {question}"
 _NOT_A_WORD = re.compile(r"[^\w\s]")
@@ -49,25 +47,18 @@ def run(unit: Answering) -> list[Record]:
     """Say the history, as far as the context holds it, and ask what it answers. Raises `workers.errors`."""
     setup, told = unit.setup, read(Path(unit.path))
     found = harness.loaded(setup.model)
-    most = min(unit.tokens, found.model.max_context - _ROOM_FOR_A_TURN)
+    most = min(unit.tokens, found.model.max_context - harness.ROOM_FOR_A_TURN)
     messages, heard = history_within(told, found.tokenizer, most)
-    length = harness.tokens_of(found.tokenizer, messages)
-    budget = rows_of(setup.budget, length)
-    with harness.worker_of(setup, budget if setup.arm.evicts else length + _ROOM_FOR_A_TURN) as worker:
-        session = Session(worker, harness.spec_of(setup, budget))
-        for turn in harness.in_turns(messages, found.tokenizer, setup.block_tokens):
-            session.say(turn)
-        built = None
-        if setup.arm.build != "none":
-            built = episodes.build(session, replace(setup.episodes, build=setup.arm.build))
+    with harness.remembered(setup, messages) as session:
+        built = episodes.built_for(setup, session)
         asked = spread([question for question in told.questions if question.evidence <= heard], unit.questions)
         return [_answered(unit, session, question, built) for question in asked]
 
 
 def _answered(unit: Answering, session: Session, question: Asked, built: episodes.Built | None) -> Record:
-    episode = built.episodes[episodes.matched(built, question.text)] if built else None
+    chosen = episodes.matched(built, question.text)
     said = [{"role": "user", "content": _ASK.format(question=question.text)}]
-    done = session.ask(said, _MOST_REPLY_TOKENS, episode)
+    done = session.ask(said, harness.MOST_REPLY_TOKENS, chosen.episode if chosen else None)
     return {
         "kind": "answer",
         "conversation": Path(unit.path).stem,

@@ -5,6 +5,7 @@ same conversations and the same questions, each asked from the state after the w
 active rows per head, averaged over layers. Repair is off.
 """
 
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -12,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from evals import episodes, harness
-from evals.arms import FULL, Arm, arm_of, rows_of
+from evals.arms import FULL, Arm, arm_of
 from evals.conversations import Question, generate_topics
 from evals.harness import Session, Setup
 from evals.longconv_rows import result_rows
@@ -21,8 +22,6 @@ from services.messages import Message
 from services.utterances import text_of
 
 BUDGETS = ("1/16", "1/8", "1/6", "1/4")
-_MOST_REPLY_TOKENS = 32
-_ROOM_FOR_A_TURN = 256
 
 
 @dataclass(frozen=True)
@@ -53,21 +52,14 @@ def suite(first: LongConv, arms: Sequence[Arm], budgets: Sequence[str], conversa
 
 def run(unit: LongConv) -> list[Record]:
     """Say the conversation, build its episodes where the arm has any, ask everything. Raises `workers.errors`."""
-    setup = unit.setup
-    said = generate_topics(setup.seed, unit.tokens, unit.topics, unit.questions)
-    tokenizer = harness.loaded(setup.model).tokenizer
-    length = harness.tokens_of(tokenizer, said.messages())
-    budget = rows_of(setup.budget, length)
-    room = budget if setup.arm.evicts else length + _ROOM_FOR_A_TURN
-    with harness.worker_of(setup, room) as worker:
-        session = Session(worker, harness.spec_of(setup, budget))
-        for turn in harness.in_turns(said.messages(), tokenizer, setup.block_tokens):
-            session.say(turn)
-        built = None
-        if setup.arm.build != "none":
-            built = episodes.build(session, replace(setup.episodes, build=setup.arm.build))
+    said = generate_topics(unit.setup.seed, unit.tokens, unit.topics, unit.questions)
+    with harness.remembered(unit.setup, said.messages()) as session:
+        built = episodes.built_for(unit.setup, session)
         history = _history(unit, session, built)
-        return [history, *(_asked(unit, session, number, built) for number in enumerate(said.questions))]
+        return [
+            history,
+            *(_asked(unit, session, number, question, built) for number, question in enumerate(said.questions)),
+        ]
 
 
 def _history(unit: LongConv, session: Session, built: episodes.Built | None) -> Record:
@@ -88,15 +80,12 @@ def _history(unit: LongConv, session: Session, built: episodes.Built | None) -> 
     }
 
 
-def _asked(unit: LongConv, session: Session, numbered: tuple[int, Question], built: episodes.Built | None) -> Record:
-    number, question = numbered
+def _asked(unit: LongConv, session: Session, number: int, question: Question, built: episodes.Built | None) -> Record:
     session.restore()
     started = time.perf_counter()
     # The whole turn is matched, as in the authors' code: what leads to a question tells its topic.
-    episode = episodes.matched(built, _said_in(question)) if built else None
-    done = session.ask(
-        question.messages(), _MOST_REPLY_TOKENS, built.episodes[episode] if built and episode is not None else None
-    )
+    chosen = episodes.matched(built, _said_in(question))
+    done = session.ask(question.messages(), harness.MOST_REPLY_TOKENS, chosen.episode if chosen else None)
     seconds = time.perf_counter() - started
     record = {
         "kind": "question",
@@ -108,11 +97,15 @@ def _asked(unit: LongConv, session: Session, numbered: tuple[int, Question], bui
         "right": float(question.is_answered_by(done.message.content)),
         "seconds": seconds,
     }
-    if built is None or episode is None:
+    if chosen is None:
         return record
-    moved, stayed = done.switched.rows_moved, done.switched.rows_kept
-    held = float(_holds(built.members[episode], session, question))
-    return {**record, "episode": episode, "held": held, "rows_moved": moved, "rows_kept": stayed}
+    return {
+        **record,
+        "episode": chosen.number,
+        "held": float(_holds(chosen.members, session, question)),
+        "rows_moved": done.switched.rows_moved,
+        "rows_kept": done.switched.rows_kept,
+    }
 
 
 def _said_in(question: Question) -> str:
@@ -121,7 +114,8 @@ def _said_in(question: Question) -> str:
 
 def _holds(members: Sequence[tuple[int, int]], session: Session, question: Question) -> bool:
     """Whether an episode's own segments hold the fact that a question asks for."""
-    fact = next(said for said in session.utterances if said.side == "user" and question.answer in said.text)
+    value = re.compile(rf"\b{re.escape(question.answer)}\b")
+    fact = next(said for said in session.utterances if said.side == "user" and value.search(said.text))
     return any(start <= fact.start and fact.stop <= stop for start, stop in members)
 
 

@@ -13,7 +13,7 @@ from itertools import count
 from typing import Any
 
 from evals import episodes, harness
-from evals.arms import FULL, Arm, arm_of, rows_of
+from evals.arms import FULL, Arm, arm_of
 from evals.harness import Message, Session, Setup
 from evals.suite import Record, Suite
 from evals.summary import grouped, mean_row
@@ -26,8 +26,6 @@ BUDGET = "256"
 LENGTHS = (1024, 2048, 4096, 8192)
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 _TOPICS = 4
-_MOST_REPLY_TOKENS = 32
-_ROOM_FOR_A_TURN = 256
 
 
 @dataclass(frozen=True)
@@ -108,24 +106,17 @@ def run(unit: Passkey) -> list[Record]:
     told = hidden(setup.seed, unit.tokens, partial(harness.tokens_of, tokenizer))
     records = list[Record]()
     for depth in unit.depths:
-        messages = told.messages(depth)
-        length = harness.tokens_of(tokenizer, messages)
-        budget = rows_of(setup.budget, length)
-        with harness.worker_of(setup, budget if setup.arm.evicts else length + _ROOM_FOR_A_TURN) as worker:
-            session = Session(worker, harness.spec_of(setup, budget))
-            for turn in harness.in_turns(messages, tokenizer, setup.block_tokens):
-                session.say(turn)
+        with harness.remembered(setup, told.messages(depth)) as session:
             records.append({**_asked(setup, session, told), "tokens": unit.tokens, "depth": depth})
     return records
 
 
 def _asked(setup: Setup, session: Session, told: Hidden) -> Record:
-    episode = None
-    if setup.arm.build != "none":
-        built = episodes.build(session, replace(setup.episodes, build=setup.arm.build))
-        episode = built.episodes[episodes.matched(built, told.question)]
+    chosen = episodes.matched(episodes.built_for(setup, session), told.question)
     started = time.perf_counter()
-    done = session.ask([{"role": "user", "content": told.question}], _MOST_REPLY_TOKENS, episode)
+    done = session.ask(
+        [{"role": "user", "content": told.question}], harness.MOST_REPLY_TOKENS, chosen and chosen.episode
+    )
     return {
         "arm": setup.arm.name,
         "seed": setup.seed,

@@ -1,18 +1,17 @@
 """Conversations in a worker: kept within the budget, asked many times from one state."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
 
 from evals import episodes, harness
 from evals.conversations import TopicConversation, generate_topics
-from evals.harness import Session, Setup
+from evals.harness import Setup
 from services.sessions import EpisodeSettings
 
 SetupOf = Callable[..., Setup]
-BUDGET = 160
+BUDGET = "160"
 
 
 @pytest.fixture(scope="module")
@@ -20,19 +19,8 @@ def told() -> TopicConversation:
     return generate_topics(5, 600, 4, 6)
 
 
-@contextmanager
-def said(setup: Setup, told: TopicConversation, rows: int = BUDGET) -> Iterator[Session]:
-    """A session to which the conversation has been said."""
-    tokenizer = harness.loaded(setup.model).tokenizer
-    with harness.worker_of(setup, rows) as worker:
-        session = Session(worker, harness.spec_of(setup, rows))
-        for turn in harness.in_turns(told.messages(), tokenizer, setup.block_tokens):
-            session.say(turn)
-        yield session
-
-
 def test_every_question_meets_the_session_as_the_first_one_did(setup_of: SetupOf, told: TopicConversation) -> None:
-    with said(setup_of("keydiff"), told) as session:
+    with harness.remembered(setup_of("keydiff", BUDGET), told.messages()) as session:
         first = [session.ask(question.messages(), 24) for question in told.questions]
         again = [session.ask(question.messages(), 24) for question in reversed(told.questions)]
         length = session.state.length
@@ -42,14 +30,14 @@ def test_every_question_meets_the_session_as_the_first_one_did(setup_of: SetupOf
 
 
 def test_a_history_holds_its_budget_and_says_what_it_holds(setup_of: SetupOf, told: TopicConversation) -> None:
-    with said(setup_of("snapkv"), told) as session:
-        assert harness.active_rows(session) == BUDGET
-        assert session.state.length > 2 * BUDGET
+    with harness.remembered(setup_of("snapkv", BUDGET), told.messages()) as session:
+        assert harness.active_rows(session) == int(BUDGET)
+        assert session.state.length > 2 * int(BUDGET)
         assert len(session.token_ids) == session.state.length + len(session.state.pending)
 
 
 def test_utterances_cover_the_log_without_a_gap(setup_of: SetupOf, told: TopicConversation) -> None:
-    with said(setup_of("snapkv"), told) as session:
+    with harness.remembered(setup_of("snapkv", BUDGET), told.messages()) as session:
         stops = [utterance.stop for utterance in session.utterances]
         assert [utterance.start for utterance in session.utterances] == [0, *stops[:-1]]
         assert stops[-1] == len(session.token_ids)
@@ -74,19 +62,20 @@ def test_a_history_is_said_in_turns_of_whole_exchanges_that_fit_a_block(
 def test_an_episode_is_switched_to_for_a_question_and_left_again(
     setup_of: SetupOf, told: TopicConversation, build: str
 ) -> None:
-    with said(setup_of(f"epicache+{build}@uniform"), told) as session:
+    with harness.remembered(setup_of(f"epicache+{build}@uniform", BUDGET), told.messages()) as session:
         settings = EpisodeSettings(count=2, build="one_pass" if build == "one_pass" else "per_episode")
         built = episodes.build(session, settings)
         assert len(built.episodes) == 2
         assert 0 < built.index_bytes < 0.02 * built.copy_bytes
-        chosen = built.episodes[episodes.matched(built, told.questions[0].text)]
-        moved = [session.ask(told.questions[0].messages(), 8, chosen).switched.rows_moved for _ in range(2)]
+        chosen = episodes.matched(built, told.questions[0].text)
+        assert chosen is not None
+        moved = [session.ask(told.questions[0].messages(), 8, chosen.episode).switched.rows_moved for _ in range(2)]
         assert moved[0] == moved[1] > 0
         assert not session.ask(told.questions[0].messages(), 8).switched.episode
 
 
 def test_the_members_of_all_episodes_are_the_whole_log(setup_of: SetupOf, told: TopicConversation) -> None:
-    with said(setup_of("epicache@uniform"), told) as session:
+    with harness.remembered(setup_of("epicache@uniform", BUDGET), told.messages()) as session:
         built = episodes.build(session, EpisodeSettings(count=3))
         spans = sorted(span for members in built.members for span in members)
         assert spans[0][0] == 0
