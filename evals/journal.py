@@ -6,16 +6,25 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from functools import cache
 from hashlib import sha256
-from importlib import import_module
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from evals.errors import BadJournal
 from evals.suite import Record, Unit
 
-_COMPUTES = ("kvstore", "workers", "reference")
-"""Packages whose code numbers depend on: a record that other code made is not taken."""
+_COMPUTES = (
+    "kvstore",
+    "workers",
+    "reference",
+    "services.episodes",
+    "services.utterances",
+    "evals.conversations",
+    "evals.episodes",
+    "evals.harness",
+)
+"""Packages and modules whose code the numbers depend on: a record that other code made is not taken."""
 
 
 class Journal:
@@ -82,7 +91,9 @@ def _plain(unit: Any) -> dict[str, Any]:
 def _code() -> list[str]:
     digest = sha256()
     for name in _COMPUTES:
-        folder = Path(str(import_module(name).__file__)).parent
-        for path in sorted(folder.rglob("*.py")):
-            digest.update(path.relative_to(folder).as_posix().encode() + path.read_bytes())
+        found = find_spec(name)
+        assert found is not None, f"{name} is a part of this project"
+        path = Path(str(found.origin))
+        for file in sorted(path.parent.rglob("*.py")) if path.name == "__init__.py" else [path]:
+            digest.update(file.relative_to(path.parent).as_posix().encode() + file.read_bytes())
     return [digest.hexdigest(), version("torch"), version("transformers")]

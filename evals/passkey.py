@@ -115,7 +115,7 @@ def _asked(setup: Setup, session: Session, told: Hidden) -> Record:
     chosen = episodes.matched(episodes.built_for(setup, session), told.question)
     started = time.perf_counter()
     done = session.ask(
-        [{"role": "user", "content": told.question}], harness.MOST_REPLY_TOKENS, chosen and chosen.episode
+        [{"role": "user", "content": told.question}], harness.MOST_REPLY_TOKENS, chosen.episode if chosen else None
     )
     return {
         "arm": setup.arm.name,
