@@ -19,7 +19,7 @@ from evals.harness import Session, Setup
 from evals.longconv_rows import result_rows
 from evals.suite import Record, Suite
 from services.messages import Message
-from services.utterances import text_of
+from services.utterances import query_text
 
 BUDGETS = ("1/16", "1/8", "1/6", "1/4")
 
@@ -109,7 +109,7 @@ def _asked(unit: LongConv, session: Session, number: int, question: Question, bu
 
 
 def _said_in(question: Question) -> str:
-    return text_of(Message(message["role"], message["content"]) for message in question.messages())
+    return query_text([Message(message["role"], message["content"]) for message in question.messages()])
 
 
 def _holds(members: Sequence[tuple[int, int]], session: Session, question: Question) -> bool:

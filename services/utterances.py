@@ -47,12 +47,13 @@ def text_of(messages: Iterable[Message]) -> str:
     return "\n".join(part for part in parts if part)
 
 
-def query_text(messages: Iterable[Message]) -> str:
-    """What the user's side says in a turn, tool results included: it tells which episode the turn is about.
+def query_text(messages: Sequence[Message]) -> str:
+    """What a turn says up to the last word of the user's side: it tells which episode the turn is about.
 
-    All of it, not only the end: what leads up to a question often says more of its topic than the question does.
+    What leads up to a question often says more of its topic than the question; a recorded reply after it is an answer.
     """
-    return text_of(message for message in messages if said_by(message) == "user")
+    asked = [index for index, message in enumerate(messages) if said_by(message) == "user"]
+    return text_of(messages[: asked[-1] + 1]) if asked else ""
 
 
 def _parts(message: Message) -> list[str]:

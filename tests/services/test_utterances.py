@@ -54,13 +54,13 @@ def test_a_turn_whose_tokens_are_told_otherwise_counts_as_one_utterance(turn: Ca
 @pytest.mark.parametrize(
     ("messages", "text"),
     [
-        ([Message("user", "a"), Message("assistant", "b"), Message("user", "c"), Message("user", "d")], "a\nc\nd"),
+        ([Message("user", "a"), Message("assistant", "b"), Message("user", "c"), Message("user", "d")], "a\nb\nc\nd"),
         ([Message("user", "a"), Message("assistant", "b")], "a"),
         ([Message("tool", "rain", tool_call_id="c")], "rain"),
         ([Message("system", "be kind")], ""),
-        ([Message("user", "a"), Message("assistant", "b"), Message("system", "hurry")], "a"),
+        ([Message("user", "a"), Message("assistant", "b"), Message("system", "hurry")], "a\nb"),
         ([], ""),
     ],
 )
-def test_a_query_is_all_that_the_users_side_says(messages: list[Message], text: str) -> None:
+def test_a_query_is_what_was_said_up_to_the_users_last_word(messages: list[Message], text: str) -> None:
     assert query_text(messages) == text
