@@ -1,4 +1,4 @@
-"""Which episode a turn is about: its newest text against the centroids (EpiCache section 3.1, eq. 7)."""
+"""Which episode a turn is about: its text against the centroids (EpiCache section 3.1, eq. 7)."""
 
 import asyncio
 import time
@@ -40,7 +40,7 @@ class Matcher:
         self._seconds = settings.match_seconds
 
     async def match(self, session: Session, messages: Sequence[Message]) -> Match | None:
-        """The episode of what the user's side says last.
+        """The episode of what the turn says up to the user's last word.
 
         None without episodes or words, and when the words cannot be embedded in time, which the observers are told.
         Raises CatalogError.
