@@ -16,7 +16,7 @@ def question(
 
 
 def history(arm: str, budget: str, rows: int, way: str = "none", **seconds: float) -> Any:
-    sizes = {"index_bytes": 12, "copy_bytes": 1200} if way != "none" else {}
+    sizes = {"episodes": 4, "index_bytes": 12, "copy_bytes": 1200} if way != "none" else {}
     told = {"kind": "history", "arm": arm, "budget": budget, "seed": 1, "rows": rows, "active_rows": rows, **sizes}
     return {**told, "build": way, "seconds": seconds}
 
@@ -88,6 +88,9 @@ def test_longconv_compares_episodes_with_all_others_at_the_same_budget_and_with_
     speed = {(row["condition"], row["metric"]): row for row in rows if "metric" in row}
     built = speed[f"{one}, 1/4", "prefill and build"]
     assert (built["median"], built["ratio_to"], built["ratio"]) == (1.5, each, 0.25)
+    alike = speed[f"{one}, 1/4", "one of the E passes, and build"]
+    assert (alike["median"], alike["ratio"]) == (6.0 / 4 + 0.5, pytest.approx(2 / 6, abs=1e-4))
+    assert speed[f"{one}, 1/4", "build alone"]["ratio"] == pytest.approx(0.5 / 6, abs=1e-4)
     index = speed[f"{one}, 1/4", "index of all episodes"]
     assert (index["median"], index["ratio"]) == (12, 0.01)
     assert speed[f"{one}, 1/4", "rows moved by a switch"]["median"] == 0.3
