@@ -41,7 +41,11 @@ def _accuracy(asked: Sequence[Record], common: Mapping[str, Any], seed: int) -> 
     for place in PLACES:
         rows += mean_row(f"{place} facts", [each["right"] for each in asked if each["place"] == place], seed, **common)
     held = [each["held"] for each in asked if "held" in each]
-    return rows + mean_row("fact in the matched episode", held, seed, **common)
+    rows += mean_row("fact in the matched episode", held, seed, **common)
+    for condition, inside in (("facts in the matched episode", 1.0), ("facts outside the matched episode", 0.0)):
+        right = [each["right"] for each in asked if each.get("held") == inside]
+        rows += mean_row(condition, right, seed, **common)
+    return rows
 
 
 def _differences(asked: Mapping[Key, Sequence[Record]], common: Mapping[Key, Any], seed: int) -> Iterator[Row]:
