@@ -16,6 +16,7 @@ from services.episodes import (
     cosine,
     match,
     nearest_members,
+    nearness,
     plan_episodes,
     rebuild_due,
     segments_of,
@@ -224,3 +225,12 @@ def test_vectors_come_back_from_bytes() -> None:
 def test_a_segment_is_where_its_utterances_are() -> None:
     segment = Segment((Utterance("user", "a", 3, 5), Utterance("assistant", "b", 5, 9)))
     assert (segment.start, segment.stop) == (3, 9)
+
+
+def test_own_segments_are_nearest_and_the_others_by_the_rank_of_their_cosine() -> None:
+    vectors = np.array([[1, 0], [0.9, 0.1], [0, 1], [0.6, 0.4]], dtype=np.float32)
+    clusters = Clusters((0, 0, 1, 1), np.stack([vectors[:2].mean(0), vectors[2:].mean(0)]))
+    assert nearness(vectors, clusters, 0).tolist() == [1.0, 1.0, 0.0, 0.25]
+    other = nearness(vectors, clusters, 1)
+    assert other[2:].tolist() == [1.0, 1.0]
+    assert 0 <= other[0] < other[1] < 1
