@@ -92,7 +92,8 @@ def read_episode(engine: Engine, session: WorkerSession, episode: wire.Episode) 
 def switch(engine: Engine, session: WorkerSession, episode: wire.Episode, rows: EpisodeRows) -> wire.SwitchReport:
     """Make an episode's rows the active ones; only those that are not active yet are read from the store.
 
-    Rows that are newer than the episode stay active beside it, the newest first, in at most half of a layer's rows;
+    Rows that are newer than the episode, and the recent window, stay active beside it, the newest first, in at most
+    half of a layer's rows;
     the episode's lowest scores give way to them. Rows that a repair brought back stay as well, in their reserve. The
     session's own episode again moves nothing. Every row must be in the store. Raises RowsMissing or StorageFailed,
     then nothing has changed.
@@ -128,6 +129,8 @@ def _changes(
     engine: Engine, session: WorkerSession, episode: wire.Episode, rows: EpisodeRows, active: Selection
 ) -> list[_Change]:
     changes = []
+    # What was just said stays, of whatever topic it is: the recent window is active, as every eviction leaves it.
+    start = min(episode.length, session.length - engine.settings.recent)
     for layer, (held, promoted) in enumerate(zip(active.positions, active.promoted, strict=True)):
         choice = LayerChoice(
             method=session.method,
@@ -137,8 +140,9 @@ def _changes(
             sinks=engine.settings.sinks,
             seed=session.seed + session.length,
         )
-        newer = torch.where((held >= episode.length) & ~promoted, held, EMPTY).sort(dim=1).values
-        wanted = choose_with_newer(rows.positions[layer], rows.scores[layer].float(), newer, choice)
+        newer = torch.where((held >= start) & ~promoted, held, EMPTY).sort(dim=1).values
+        older = torch.where(rows.positions[layer] < start, rows.positions[layer], EMPTY)
+        wanted = choose_with_newer(older, rows.scores[layer].float(), newer, choice)
         wanted, now = marks(wanted, session.length), marks(held, session.length)
         there = held != EMPTY
         stays = wanted.gather(1, held.clamp(max=session.length - 1).long()) & there

@@ -18,10 +18,10 @@ BUDGET = 40
 
 @pytest.fixture
 def seated(make_worker: Callable[..., Any], words: Callable[..., str]) -> Callable[..., tuple[Any, WorkerSession]]:
-    """seated(turns, **spec): a worker with session "s", budget 40, that has heard some words and is idle in a slot."""
+    """seated(turns, recent, **spec): a worker with session "s", budget 40, that has heard words and idles in a slot."""
 
-    def make(turns: int = 1, **spec: Any) -> tuple[Any, WorkerSession]:
-        worker = make_worker(block_tokens=64, recent=8)
+    def make(turns: int = 1, recent: int = 0, **spec: Any) -> tuple[Any, WorkerSession]:
+        worker = make_worker(block_tokens=64, recent=recent)
         worker.open(**{"method": "snapkv", "budget": BUDGET, "layer_budgets": "uniform"} | spec)
         for turn in range(turns):
             worker.turn("s", words(150, seed=turn), generate=False)
@@ -162,7 +162,7 @@ def test_the_same_episode_again_moves_nothing(seated: Callable[..., Any], words:
 
 def test_newer_rows_stay_beside_the_episode(seated: Callable[..., Any], words: Callable[..., str]) -> None:
     """The newest of them, in at most half of the rows; what scored lowest in the episode gives way."""
-    worker, session = seated()
+    worker, session = seated(recent=8)
     episode = episode_of(session, everywhere(*range(60, 100)))
     worker.turn("s", words(60, seed=5), generate=False)
     newer = [[[p for p in head if p >= episode.length] for head in layer] for layer in active(worker, session)]
@@ -172,6 +172,17 @@ def test_newer_rows_stay_beside_the_episode(seated: Callable[..., Any], words: C
             assert came, "the recent window is newer"
             kept = came[-BUDGET // 2 :]
             assert head == [*range(60 + len(kept), 100), *kept]
+
+
+def test_what_was_just_said_stays_active_whatever_its_topic(seated: Callable[..., Any]) -> None:
+    """Also where the episode was built after it, and does not list it."""
+    worker, session = seated(recent=8)
+    episode = episode_of(session, everywhere(*range(60, 100)))
+    assert episode.length == session.length
+    switched(worker, session, episode)
+    recent = range(session.length - 8, session.length)
+    for head in (head for layer in active(worker, session) for head in layer):
+        assert head == [*range(68, 100), *recent], "the episode's lowest scores gave way"
 
 
 def test_rows_of_a_repair_survive_a_switch(seated: Callable[..., Any], words: Callable[..., str]) -> None:
