@@ -80,9 +80,9 @@ class Watched(Method):
         self.spent.scored_layers += 1
         return self._timed(lambda: self.inner.scores(rows))
 
-    def select(self, scores: Tensor, rows: LayerRows, budget: int) -> Tensor:
+    def select(self, scores: Tensor, positions: Tensor, budget: int) -> Tensor:
         """The method's own."""
-        return self._timed(lambda: self.inner.select(scores, rows, budget))
+        return self._timed(lambda: self.inner.select(scores, positions, budget))
 
     def _timed(self, work: Callable[[], _T]) -> _T:
         seconds, done = timed(work)

@@ -22,7 +22,6 @@ from reference.chat import TOPICS, small_talk
 from reference.conversation import CLAUSE, NOTED, QUESTIONS, STATEMENTS, SYSTEM_LINES
 from reference.words import ATTRIBUTES, names_for, value_for
 
-BUDGET = "256"
 LENGTHS = (1024, 2048, 4096, 8192)
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 _TOPICS = 4

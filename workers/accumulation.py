@@ -6,10 +6,7 @@ import torch
 from torch import Tensor
 
 from workers.cache import ActiveCache
-from workers.scoring import attention
-
-_WEIGHTS_AT_ONCE = 1 << 25
-"""Attention weights held at a time: 128 MiB of them."""
+from workers.scoring import attention_in_pieces
 
 
 def accumulate(cache: ActiveCache, slot: int, queries: Sequence[Tensor], query_positions: Tensor, kind: str) -> None:
@@ -28,13 +25,8 @@ def received(queries: Tensor, keys: Tensor, key_positions: Tensor, query_positio
     "attention": the weights of the softmax (H2O). "hits": one for each query that gives the row more than it would if
     it attended to all that it sees alike (Scissorhands). Shapes as in `scoring.attention`, whose pieces this adds up.
     """
-    n_heads, count, _ = queries.shape
-    n_kv_heads, n = key_positions.shape
-    total = torch.zeros(n_kv_heads, n, device=keys.device)
-    piece = max(1, _WEIGHTS_AT_ONCE // max(1, n_heads * n))
-    for start in range(0, count, piece):
-        at = query_positions[start : start + piece]
-        weights = attention(queries[:, start : start + piece], keys, key_positions, at)
+    total = torch.zeros(key_positions.shape, device=keys.device)
+    for at, weights in attention_in_pieces(queries, keys, key_positions, query_positions):
         if kind == "hits":
             seen = (key_positions[:, None, :] <= at[:, None]).sum(-1)
             weights = (weights * seen[:, None, :, None] > 1).float()

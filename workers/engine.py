@@ -197,7 +197,8 @@ class Engine:
         """
         token_ids = token_ids[-self.settings.block_tokens :]
         self._make_room(session, len(token_ids))
-        return self._run_over(session, token_ids)
+        step = self._run_over(session, token_ids)
+        return Observed(tuple(queries[0] for queries in step.observed), step.query_positions[0])
 
     def evict(self, session: WorkerSession, *, turn_over: bool = False) -> None:
         """Bring the session back into its budget; nothing happens within it."""
@@ -280,15 +281,15 @@ class Engine:
         )
         if not prompts:
             return session.queries.observed()
-        return Observed.joined([self._run_over(session, prompt) for prompt in prompts])
+        return Observed.joined([_of_prompt(self._run_over(session, prompt)) for prompt in prompts])
 
-    def _run_over(self, session: WorkerSession, token_ids: Sequence[int]) -> Observed:
+    def _run_over(self, session: WorkerSession, token_ids: Sequence[int]) -> Step:
+        """Run tokens over the active rows and forget theirs."""
         assert session.slot is not None, "only a session in a slot observes"
         step = self._step([session], len(token_ids), len(token_ids))
         self.model.forward(torch.tensor([token_ids]), step)
         self.cache.trim(session.slot, len(token_ids))
-        queries, keys = [q[0] for q in step.observed], [k[0] for k in step.new_keys]
-        return Observed(tuple(queries), step.query_positions[0], tuple(map(own_mass, queries, keys)))
+        return step
 
     def _step(self, sessions: Sequence[WorkerSession], tokens: int, observe: int) -> Step:
         starts = torch.tensor([session.length for session in sessions])
@@ -328,6 +329,12 @@ def storage() -> Iterator[None]:
         raise RowsMissing(f"rows that were committed cannot be read: {error}") from error
     except KvStoreError as error:
         raise StorageFailed(f"the row store failed: {error}") from error
+
+
+def _of_prompt(step: Step) -> Observed:
+    """What a patched prompt observed, with the weight of its own keys, which methods may count into the softmax."""
+    queries, keys = [q[0] for q in step.observed], [k[0] for k in step.new_keys]
+    return Observed(tuple(queries), step.query_positions[0], tuple(map(own_mass, queries, keys)))
 
 
 def _observes(session: WorkerSession, tokens: int) -> int:

@@ -71,7 +71,7 @@ def _in_one_pass(engine: Engine, session: WorkerSession, request: wire.BuildEpis
         near = nearness(wire_values.to_near(plan.segments))
         ranks = combined(session.method, scores[index % len(observations)], positions, session.length, near)
         if session.method.compares_rows:
-            episodes.append((yield from _narrowed(engine, session, plan, ranks)))
+            episodes.append((yield from _narrowed(engine, session, plan, ranks, near)))
         else:
             episodes.append(_chosen(engine, session, plan, ranks))
         yield None
@@ -89,16 +89,16 @@ def _scored(
     layer_bytes = max(1, n * shape.n_kv_heads * shape.head_dim * engine.model.dtype.itemsize)
     at_once = max(1, _KEY_BYTES // layer_bytes)
     scores: list[list[Tensor]] = [[] for _ in observations]
+    positions = _all_positions(engine, n)
     for first in range(0, shape.n_layers, at_once):
         layers = slice(first, first + at_once)
         pages = list[Tensor]()
         with storage():
             for _, keys in stored_keys(engine.store, session.name, n, engine.model.device):
-                pages.append(keys[layers].clone())
+                pages.append(keys if at_once >= shape.n_layers else keys[layers].clone())
                 yield
         for layer, keys in enumerate(torch.cat(pages, dim=2), first):
             for found, observed in zip(scores, observations, strict=True):
-                positions = _all_positions(engine, n)
                 found.append(session.method.scores(_stored_rows(engine, session, layer, keys, positions, observed)))
             yield
     return scores
@@ -119,7 +119,6 @@ def _stored_rows(
         accumulated=torch.zeros_like(positions, dtype=torch.float32),
         end=session.length,
         seed=session.seed + session.length,
-        beside=observed.beside[layer] if observed.beside else None,
     )
 
 
@@ -132,7 +131,8 @@ def _chosen(engine: Engine, session: WorkerSession, plan: wire.EpisodePlan, rank
     """An episode of the method's own selection among all rows."""
     places, scores = list[Tensor](), list[Tensor]()
     for layer, ranked_rows in enumerate(ranks):
-        chosen = choose_of_all(ranked_rows, _choice(engine, session, layer, session.layer_rows[layer]))
+        choice = LayerChoice(session.method, session.layer_rows[layer], engine.settings.sinks)
+        chosen = choose_of_all(ranked_rows, choice)
         places.append(chosen.cpu())
         scores.append(ranked_rows.gather(1, chosen.clamp(min=0)).cpu())
     return _episode(plan, EpisodeRows.chosen(places, scores), session.length)
@@ -177,22 +177,24 @@ def _observed(engine: Engine, session: WorkerSession, plan: wire.EpisodePlan) ->
     return Observed.joined([engine.observe(session, piece) for piece in pieces])
 
 
-def _narrowed(engine: Engine, session: WorkerSession, plan: wire.EpisodePlan, ranks: Sequence[Tensor]) -> Narrowing:
+def _narrowed(
+    engine: Engine, session: WorkerSession, plan: wire.EpisodePlan, ranks: Sequence[Tensor], near: Tensor
+) -> Narrowing:
     """An episode by steps: of a shortlist a fifth leaves, the rest is ranked among itself, until the budget is met.
 
     A prefill in blocks does the same by its nature: each eviction compares rows with those that are still there.
     """
     layers = range(len(ranks))
-    wide = [_choice(engine, session, layer, _SHORTLIST * session.layer_rows[layer]) for layer in layers]
+    method, sinks = session.method, engine.settings.sinks
+    wide = [LayerChoice(method, _SHORTLIST * rows, sinks) for rows in session.layer_rows]
     held = [choose_of_all(ranks[layer], wide[layer]).cpu() for layer in layers]
     with storage():
         keys = [found for found, _ in engine.store.gather_selection(session.name, held)]
-    near = nearness(wire_values.to_near(plan.segments))
     while True:
         rows = [_some_rows(engine, session, *layer) for layer in zip(layers, held, keys, strict=True)]
-        scores = ranked(session.method, rows, near)
+        scores = ranked(method, rows, near)
         wanted = [max(session.layer_rows[layer], int(held[layer].shape[1] * _STAYS)) for layer in layers]
-        choices = [_choice(engine, session, layer, wanted[layer]) for layer in layers]
+        choices = [LayerChoice(method, count, sinks) for count in wanted]
         places = [choose_places(scores[i], rows[i].positions, choices[i]).cpu() for i in layers]
         held, keys, kept = _taken(held, places), _taken(keys, places), _taken([s.cpu() for s in scores], places)
         yield None
@@ -217,17 +219,6 @@ def _taken(values: Sequence[Tensor], places: Sequence[Tensor]) -> list[Tensor]:
         else:
             found.append(value.gather(1, index).masked_fill(of_layer < 0, -1))
     return found
-
-
-def _choice(engine: Engine, session: WorkerSession, layer: int, rows: int) -> LayerChoice:
-    return LayerChoice(
-        method=session.method,
-        layer=layer,
-        rows=rows,
-        end=session.length,
-        sinks=engine.settings.sinks,
-        seed=session.seed + session.length,
-    )
 
 
 def _episode(plan: wire.EpisodePlan, rows: EpisodeRows, length: int) -> wire.Episode:

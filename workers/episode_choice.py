@@ -6,23 +6,16 @@ import torch
 from torch import Tensor
 
 from workers.cache import EMPTY
-from workers.methods import LayerRows, Method
-from workers.selection import protected
+from workers.methods import Method
 
 
 @dataclass(frozen=True)
 class LayerChoice:
-    """What to choose a layer's rows with: the session's method, `rows` per KV head, and what it may not give up.
-
-    `end` is the position after the newest row; sinks is a number of rows.
-    """
+    """What to choose a layer's rows with: the session's method, `rows` per KV head, and sinks, which always stay."""
 
     method: Method
-    layer: int
     rows: int
-    end: int
     sinks: int
-    seed: int
 
 
 def choose_of_all(scores: Tensor, choice: LayerChoice) -> Tensor:
@@ -54,35 +47,7 @@ def newest(positions: Tensor, rows: int) -> Tensor:
     return torch.where(from_the_end <= rows, positions, EMPTY)
 
 
-def marks(positions: Tensor, length: int) -> Tensor:
-    """Positions `[n_kv_heads, m]`, negative or `EMPTY` for none, as bool `[n_kv_heads, length]`."""
-    marked = torch.zeros(positions.shape[0], length + 1, dtype=torch.bool, device=positions.device)
-    where = torch.where(positions < 0, length, positions.clamp(max=length)).long()
-    return marked.scatter_(1, where, True)[:, :length]
-
-
-def listed(marked: Tensor) -> Tensor:
-    """bool `[n_kv_heads, n]` as indices: int64 `[n_kv_heads, m]`, ascending, -1 at a shorter head's end."""
-    n = marked.shape[1]
-    indices = torch.where(marked, torch.arange(n, device=marked.device), n).sort(dim=1).values
-    indices = indices[:, : int(marked.sum(1).max()) if marked.numel() else 0]
-    return torch.where(indices < n, indices, -1)
-
-
 def choose_places(scores: Tensor, positions: Tensor, choice: LayerChoice) -> Tensor:
     """The places that the method keeps of some rows of a layer; `base.Method.select` has the shapes."""
-    held = positions != EMPTY
-    kept = protected(positions, sinks=choice.sinks, recent=0, turn_start=choice.end, turn_rows=0, end=choice.end)
-    nothing = torch.zeros((), device=scores.device).expand(*positions.shape, 0)
-    rows = LayerRows(
-        layer=choice.layer,
-        keys=nothing,
-        values=nothing,
-        positions=positions,
-        queries=nothing[:, :0],
-        query_positions=positions[0, :0],
-        accumulated=torch.zeros_like(scores),
-        end=choice.end,
-        seed=choice.seed,
-    )
-    return choice.method.select(scores.masked_fill(kept & held, torch.inf), rows, choice.rows)
+    sinks = positions < choice.sinks
+    return choice.method.select(scores.masked_fill(sinks, torch.inf), positions, choice.rows)

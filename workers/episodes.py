@@ -12,8 +12,9 @@ from kvrecall.v1 import worker_pb2 as wire
 from workers import wire_values
 from workers.cache import EMPTY
 from workers.engine import Engine, storage
-from workers.episode_choice import LayerChoice, choose_with_newer, listed, marks
+from workers.episode_choice import LayerChoice, choose_with_newer
 from workers.errors import BadEpisode
+from workers.selection import marks, places_of
 from workers.session import Selection, WorkerSession
 
 
@@ -132,21 +133,14 @@ def _changes(
     # What was just said stays, of whatever topic it is: the recent window is active, as every eviction leaves it.
     start = min(episode.length, session.length - engine.settings.recent)
     for layer, (held, promoted) in enumerate(zip(active.positions, active.promoted, strict=True)):
-        choice = LayerChoice(
-            method=session.method,
-            layer=layer,
-            rows=session.layer_rows[layer],
-            end=session.length,
-            sinks=engine.settings.sinks,
-            seed=session.seed + session.length,
-        )
+        choice = LayerChoice(session.method, session.layer_rows[layer], engine.settings.sinks)
         newer = torch.where((held >= start) & ~promoted, held, EMPTY).sort(dim=1).values
         older = torch.where(rows.positions[layer] < start, rows.positions[layer], EMPTY)
         wanted = choose_with_newer(older, rows.scores[layer].float(), newer, choice)
         wanted, now = marks(wanted, session.length), marks(held, session.length)
         there = held != EMPTY
         stays = wanted.gather(1, held.clamp(max=session.length - 1).long()) & there
-        changes.append(_Change(listed(stays | promoted), listed(wanted & ~now), int(stays.sum())))
+        changes.append(_Change(places_of(stays | promoted), places_of(wanted & ~now), int(stays.sum())))
     return changes
 
 

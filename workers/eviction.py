@@ -9,7 +9,7 @@ from workers.cache import EMPTY, ActiveCache
 from workers.methods import LayerRows
 from workers.observation import Observed
 from workers.ranking import ranked
-from workers.selection import protected
+from workers.selection import marks, places_of, protected
 from workers.session import WorkerSession, nearness
 from workers.settings import WorkerSettings
 
@@ -58,7 +58,8 @@ def evict(
         sharing = _group(first, group, n_layers)
         leaving += _scores_of_leaving(chosen, session.length) * (len(sharing) / n_layers)
         for layer in sharing:
-            cache.keep(session.slot, layer, _places_in(cache, session.slot, layer, chosen))
+            places = chosen.places if layer == first else _places_in(cache, session, layer, chosen)
+            cache.keep(session.slot, layer, places)
             assert cache.held(session.slot)[layer] <= session.target(layer), "a method keeps within its budget"
     leaving = leaving.cpu()
     evicted = leaving != 0
@@ -99,20 +100,17 @@ def _choose(
     assert session.slot is not None, "only a session in a slot evicts"
     promoted = cache.read(session.slot, rows.layer).promoted
     stays = promoted | _protected(rows.positions, session, settings, rows.layer, turn_over)
-    places = session.method.select(scores.masked_fill(stays, torch.inf), rows, session.target(rows.layer))
+    places = session.method.select(scores.masked_fill(stays, torch.inf), rows.positions, session.target(rows.layer))
     return _Chosen(places, rows.positions.clone(), scores)
 
 
-def _places_in(cache: ActiveCache, slot: int, layer: int, chosen: _Chosen) -> Tensor:
-    """Where the chosen rows lie in a layer that shares the choice: the same places, if it holds the same rows."""
-    positions = cache.read(slot, layer).positions
-    if torch.equal(positions, chosen.positions):
-        return chosen.places
+def _places_in(cache: ActiveCache, session: WorkerSession, layer: int, chosen: _Chosen) -> Tensor:
+    """Where the chosen rows lie in another layer, as far as it holds them."""
+    assert session.slot is not None, "only a session in a slot evicts"
+    positions = cache.read(session.slot, layer).positions
     wanted = chosen.positions.gather(1, chosen.places.clamp(min=0)).masked_fill(chosen.places < 0, EMPTY)
-    stays = (positions[:, :, None] == wanted[:, None, :]).any(-1) & (positions != EMPTY)
-    n = positions.shape[1]
-    places = torch.where(stays, torch.arange(n, device=positions.device), n).sort(dim=1).values
-    return torch.where(places < n, places, -1)
+    held = positions != EMPTY
+    return places_of(held & marks(wanted, session.length).gather(1, positions.clamp(max=session.length - 1).long()))
 
 
 def _protected(

@@ -10,7 +10,7 @@ from torch import Tensor
 from kvstore.store import RowStore
 from workers.cache import EMPTY, ActiveCache
 from workers.observation import Observed
-from workers.selection import bursts
+from workers.selection import bursts, marks, places_of
 from workers.session import WorkerSession
 from workers.settings import WorkerSettings
 from workers.stored_attention import StoredAttention, stored_keys
@@ -19,12 +19,10 @@ from workers.stored_attention import StoredAttention, stored_keys
 def missing_rows(cache: ActiveCache, slot: int, length: int) -> Tensor:
     """Which rows of a session are evicted: bool `[n_layers, n_kv_heads, length]`, on the cache's device."""
     shape = cache.shape
-    missing = torch.ones(shape.n_layers, shape.n_kv_heads, length, dtype=torch.bool, device=cache.device)
+    missing = torch.empty(shape.n_layers, shape.n_kv_heads, length, dtype=torch.bool, device=cache.device)
     for layer in range(shape.n_layers):
         _, _, positions = cache.rows_of(slot, layer)
-        # Empty places point past the end: one column more takes them, and is cut off.
-        wide = torch.ones(shape.n_kv_heads, length + 1, dtype=torch.bool, device=cache.device)
-        missing[layer] = wide.scatter(1, positions.clamp(max=length).long(), False)[:, :length]
+        missing[layer] = ~marks(positions, length)
     return missing
 
 
@@ -78,8 +76,5 @@ def withdraw(cache: ActiveCache, session: WorkerSession) -> None:
         return
     for layer in range(cache.shape.n_layers):
         rows = cache.read(session.slot, layer)
-        n = rows.positions.shape[1]
-        stays = (rows.positions != EMPTY) & ~rows.promoted
-        places = torch.where(stays, torch.arange(n, device=cache.device), n).sort(dim=1).values
-        cache.keep(session.slot, layer, torch.where(places < n, places, -1))
+        cache.keep(session.slot, layer, places_of((rows.positions != EMPTY) & ~rows.promoted))
     session.promoted_rows = 0

@@ -1,6 +1,6 @@
 """Scores of rows: pure functions of queries, keys and positions. Higher is worth more."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 import torch
@@ -12,7 +12,7 @@ Reduction = Literal["max", "mean"]
 """How many weights become one score."""
 
 _WEIGHTS_AT_ONCE = 1 << 25
-"""Attention weights that `attended` holds at a time: 128 MiB of them."""
+"""Attention weights held at a time: 128 MiB of them."""
 
 
 def attention(
@@ -38,6 +38,19 @@ def attention(
     return weights
 
 
+def attention_in_pieces(
+    queries: Tensor, keys: Tensor, key_positions: Tensor, query_positions: Tensor, beside: Tensor | None = None
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """`attention` of some of the queries at a time, with their positions: many queries take no more memory than few."""
+    n_heads, count, _ = queries.shape
+    piece = max(1, _WEIGHTS_AT_ONCE // max(1, n_heads * keys.shape[1]))
+    for start in range(0, count, piece):
+        part = slice(start, start + piece)
+        own = None if beside is None else beside[:, part]
+        at = query_positions[part]
+        yield at, attention(queries[:, part], keys, key_positions, at, own)
+
+
 def attended(
     queries: Tensor,
     keys: Tensor,
@@ -50,8 +63,7 @@ def attended(
 ) -> Tensor:
     """How much observed queries attend to each row: `attention`, reduced over the tokens, then over the group.
 
-    Shapes as in `attention`; t may be 0, then every row has the score 0. Returns float32 `[n_kv_heads, n]`. The
-    tokens are taken in pieces, so that a long patched prompt over many rows takes no more memory than a short one.
+    Shapes as in `attention`; t may be 0, then every row has the score 0. Returns float32 `[n_kv_heads, n]`.
     EpiCache eq. 3 takes max over both; SnapKV takes the mean over its window.
     """
     n_heads, count, _ = queries.shape
@@ -59,18 +71,9 @@ def attended(
     reduced = torch.zeros(n_kv_heads, n_heads // n_kv_heads, n, device=keys.device)
     if not count or not n:
         return torch.zeros(n_kv_heads, n, device=keys.device)
-    piece = max(1, _WEIGHTS_AT_ONCE // (n_heads * n))
-    for start in range(0, count, piece):
-        part = slice(start, start + piece)
-        own = None if beside is None else beside[:, part]
-        weights = attention(queries[:, part], keys, key_positions, query_positions[part], own)
+    for _, weights in attention_in_pieces(queries, keys, key_positions, query_positions, beside):
         reduced = torch.maximum(reduced, weights.amax(2)) if tokens == "max" else reduced + weights.sum(2)
     return _reduce(reduced if tokens == "max" else reduced / count, group, 1)
-
-
-def over_tokens_and_group(weights: Tensor, *, tokens: Reduction = "max", group: Reduction = "max") -> Tensor:
-    """Reduce `[n_kv_heads, group, t, n]` to `[n_kv_heads, n]`, over the tokens, then over the group."""
-    return _reduce(_reduce(weights, tokens, 2), group, 1)
 
 
 def smooth(scores: Tensor, width: int, pooling: Reduction = "max") -> Tensor:

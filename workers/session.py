@@ -119,7 +119,7 @@ class WorkerSession:
     seed: int
     tools: list[Any]
     queries: RecentQueries
-    layer_rows: tuple[int, ...]  # rows per head that an eviction keeps, per layer; their mean is base_rows
+    layer_rows: tuple[int, ...]  # rows per head that an eviction keeps, per layer: the budget less repair_rows
     length: int = 0
     pending: list[int] = field(default_factory=list)
     recent: list[ChatMessage] = field(default_factory=list)
@@ -145,11 +145,6 @@ class WorkerSession:
         if unknown:
             self.eviction_scores = torch.cat([self.eviction_scores, torch.zeros(unknown)])
         return self.eviction_scores
-
-    @property
-    def base_rows(self) -> int:
-        """Rows per head that an eviction keeps: the budget without the reserve for repair."""
-        return self.budget - self.repair_rows
 
     def target(self, layer: int) -> int:
         """Rows per head that an eviction keeps now: with those for repair while rows are held for it."""

@@ -98,7 +98,8 @@ def set_up_logs(form: LogFormat) -> None:
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        # Looked up at each use: whoever replaces the stream, as a test does, may close the one of now.
+        logger_factory=lambda *_: structlog.PrintLogger(sys.stderr),
     )
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from workers import accumulation
+from workers import scoring
 from workers.accumulation import accumulate, received
 from workers.cache import EMPTY, ActiveCache
 
@@ -56,7 +56,7 @@ def test_pieces_of_the_queries_add_up_to_the_whole(kind: str, monkeypatch: pytes
     positions[1, 15:] = EMPTY
     at = torch.arange(11, 20, dtype=torch.int32)
     whole = received(queries, keys, positions, at, kind)
-    monkeypatch.setattr(accumulation, "_WEIGHTS_AT_ONCE", 4 * 20 * 2)
+    monkeypatch.setattr(scoring, "_WEIGHTS_AT_ONCE", 4 * 20 * 2)
     assert torch.allclose(received(queries, keys, positions, at, kind), whole, atol=1e-6)
     assert not bool(whole[1, 15:].any()), "what is not there gets nothing"
     if kind == "attention":

@@ -10,16 +10,16 @@ from torch import Tensor
 
 from workers import methods
 from workers.cache import EMPTY
-from workers.episode_choice import LayerChoice, choose_of_all, choose_with_newer, listed, marks, newest
+from workers.episode_choice import LayerChoice, choose_of_all, choose_with_newer, newest
 from workers.methods import Method
 from workers.methods.epicache import EpiCache
 
 PER_HEAD, POOLED = EpiCache(), EpiCache(whole_tokens=False)
 
 
-def choice(method: Method = PER_HEAD, *, rows: int = 3, end: int = 10, sinks: int = 0) -> LayerChoice:
-    """One layer of a session that has said `end` tokens."""
-    return LayerChoice(method, layer=0, rows=rows, end=end, sinks=sinks, seed=0)
+def choice(method: Method = PER_HEAD, *, rows: int = 3, sinks: int = 0) -> LayerChoice:
+    """One layer of a session."""
+    return LayerChoice(method, rows, sinks)
 
 
 def held(positions: Tensor) -> list[list[int]]:
@@ -37,22 +37,22 @@ def scores_of(*heads: list[float]) -> Tensor:
 
 def test_each_head_keeps_its_best_rows_in_order() -> None:
     scores = scores_of([0.1, 0.9, 0.3, 0.0, 0.5], [0.5, 0.4, 0.0, 0.6, 0.1])
-    assert choose_of_all(scores, choice(end=5)).tolist() == [[1, 2, 4], [0, 1, 3]]
+    assert choose_of_all(scores, choice()).tolist() == [[1, 2, 4], [0, 1, 3]]
 
 
 def test_a_method_that_pools_its_heads_shares_the_layers_rows_by_score() -> None:
     scores = scores_of([0.9, 0.8, 0.7, 0.6, 0.0], [0.5, 0.4, 0.0, 0.0, 0.1])
-    assert held(choose_of_all(scores, choice(POOLED, end=5))) == [[0, 1, 2, 3], [0, 1]]
+    assert held(choose_of_all(scores, choice(POOLED))) == [[0, 1, 2, 3], [0, 1]]
 
 
 def test_sinks_are_kept_whatever_they_score() -> None:
     scores = scores_of([0.0, 0.9, 0.8, 0.7, 0.0])
-    assert choose_of_all(scores, choice(end=5, sinks=1)).tolist() == [[0, 1, 2]]
-    assert choose_of_all(scores, choice(end=5)).tolist() == [[1, 2, 3]]
+    assert choose_of_all(scores, choice(sinks=1)).tolist() == [[0, 1, 2]]
+    assert choose_of_all(scores, choice()).tolist() == [[1, 2, 3]]
 
 
 def test_a_conversation_within_the_budget_is_kept_whole() -> None:
-    assert choose_of_all(scores_of([0.2, 0.1], [0.0, 0.0]), choice(end=2)).tolist() == [[0, 1], [0, 1]]
+    assert choose_of_all(scores_of([0.2, 0.1], [0.0, 0.0]), choice()).tolist() == [[0, 1], [0, 1]]
 
 
 # Newer rows beside an episode's
@@ -69,7 +69,7 @@ def test_newer_rows_push_out_the_episodes_lowest_scores() -> None:
 def test_newer_rows_take_at_most_half_and_the_newest_stay() -> None:
     positions = torch.tensor([[0, 1, 2, 3]], dtype=torch.int32)
     newer = torch.arange(10, 20, dtype=torch.int32)[None]
-    chosen = choose_with_newer(positions, scores_of([0.4, 0.3, 0.2, 0.1]), newer, choice(rows=4, end=20))
+    chosen = choose_with_newer(positions, scores_of([0.4, 0.3, 0.2, 0.1]), newer, choice(rows=4))
     assert chosen.tolist() == [[0, 1, 18, 19]]
 
 
@@ -94,14 +94,12 @@ def test_whatever_is_newer_the_layer_stays_within_its_rows(data: st.DataObject, 
     method = POOLED if pooled else PER_HEAD
     generator = torch.Generator().manual_seed(data.draw(st.integers(0, 99), label="seed"))
     scores = torch.rand(heads, built, generator=generator)
-    episode = choose_of_all(scores, choice(method, rows=rows, end=built))
+    episode = choose_of_all(scores, choice(method, rows=rows))
     own = torch.where(episode < 0, EMPTY, episode).to(torch.int32)
     newer = [sorted(data.draw(st.sets(st.integers(built, end - 1)), label="newer")) for _ in range(heads)]
     width = max(map(len, newer))
     after = torch.tensor([head + [EMPTY] * (width - len(head)) for head in newer], dtype=torch.int32).view(heads, -1)
-    chosen = held(
-        choose_with_newer(own, scores.gather(1, episode.clamp(min=0)), after, choice(method, rows=rows, end=end))
-    )
+    chosen = held(choose_with_newer(own, scores.gather(1, episode.clamp(min=0)), after, choice(method, rows=rows)))
     assert sum(map(len, chosen)) <= heads * rows
     for before, came, now in zip(held(own), newer, chosen, strict=True):
         assert now == sorted(set(now))
@@ -109,7 +107,7 @@ def test_whatever_is_newer_the_layer_stays_within_its_rows(data: st.DataObject, 
         assert [p for p in now if p >= built] == came[len(came) - min(len(came), rows // 2) :]
 
 
-# Positions, marks and lists
+# Which rows are newest
 
 
 def test_only_each_heads_last_positions_are_newest() -> None:
@@ -118,21 +116,10 @@ def test_only_each_heads_last_positions_are_newest() -> None:
     assert held(newest(positions, 0)) == [[], []]
 
 
-@pytest.mark.parametrize("none", [-1, EMPTY])
-def test_marks_and_lists_are_each_others_inverse(none: int) -> None:
-    positions = torch.tensor([[0, 3, none], [1, 2, 4], [none, none, none]])
-    assert held(listed(marks(positions, 5))) == [[0, 3], [1, 2, 4], []]
-
-
-def test_no_marks_make_an_empty_list() -> None:
-    assert listed(torch.zeros(2, 5, dtype=torch.bool)).shape == (2, 0)
-    assert listed(torch.zeros(2, 0, dtype=torch.bool)).shape == (2, 0)
-
-
 def test_every_method_that_evicts_can_choose_an_episodes_rows(make_methods: Callable[[], list[Method]]) -> None:
     scores = torch.rand(2, 50, generator=torch.Generator().manual_seed(3))
     for method in make_methods():
-        chosen = held(choose_of_all(scores, choice(method, rows=20, end=50, sinks=2)))
+        chosen = held(choose_of_all(scores, choice(method, rows=20, sinks=2)))
         assert 0 < sum(map(len, chosen)) <= 40
         assert all({0, 1} <= set(head) for head in chosen), method.name
 

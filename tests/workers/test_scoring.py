@@ -79,27 +79,16 @@ def test_attention_of_half_precision_rows_is_computed_in_full(
 
 @pytest.mark.parametrize("tokens", ["max", "mean"])
 @pytest.mark.parametrize("group", ["max", "mean"])
-def test_weights_are_reduced_over_tokens_then_over_the_group(tokens: Reduction, group: Reduction) -> None:
-    weights = torch.rand(KV_HEADS, 2, TOKENS, ROWS, generator=torch.Generator().manual_seed(1))
-    reduced = scoring.over_tokens_and_group(weights, tokens=tokens, group=group)
-    how = {"max": max, "mean": lambda values: sum(values) / len(values)}
-    for kv_head in range(KV_HEADS):
-        for row in range(ROWS):
-            of_members = [how[tokens](weights[kv_head, member, :, row].tolist()) for member in range(2)]
-            assert float(reduced[kv_head, row]) == pytest.approx(how[group](of_members))
-
-
-@pytest.mark.parametrize("tokens", ["max", "mean"])
-@pytest.mark.parametrize("group", ["max", "mean"])
 @pytest.mark.parametrize("at_once", [1, 2 * HEADS * ROWS, 1 << 25])
-def test_attention_in_pieces_is_attention_at_once(
+def test_attention_is_reduced_over_tokens_then_the_group_in_pieces_as_at_once(
     rows: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor],
     tokens: Reduction,
     group: Reduction,
     at_once: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    whole = scoring.over_tokens_and_group(scoring.attention(*rows), tokens=tokens, group=group)
+    how = {"max": torch.amax, "mean": torch.mean}
+    whole = how[group](how[tokens](scoring.attention(*rows), 2), 1)
     monkeypatch.setattr(scoring, "_WEIGHTS_AT_ONCE", at_once)
     pieces = scoring.attended(*rows, tokens=tokens, group=group)
     assert pieces.shape == (KV_HEADS, ROWS)

@@ -2,12 +2,22 @@
 
 from itertools import accumulate
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from workers.cache import EMPTY
-from workers.selection import bursts, newest_first, protected, top_over_heads, top_per_head, whole_chunks
+from workers.selection import (
+    bursts,
+    marks,
+    newest_first,
+    places_of,
+    protected,
+    top_over_heads,
+    top_per_head,
+    whole_chunks,
+)
 
 SCORES = st.integers(-4, 4).map(float)
 """Few different values: ties everywhere."""
@@ -197,3 +207,14 @@ def test_the_last_burst_is_cut_to_the_anchor_and_what_follows_it() -> None:
     assert bursts(scores, everyone, scores, 3, before=2, after=20).tolist() == [20, 21, 22]
     assert bursts(scores, everyone, scores, 21, before=2, after=20).tolist() == [19, *range(20, 40)]
     assert bursts(scores, everyone, scores, 22, before=2, after=20).tolist() == list(range(18, 40))
+
+
+@pytest.mark.parametrize("none", [-1, EMPTY])
+def test_marks_and_lists_are_each_others_inverse(none: int) -> None:
+    positions = torch.tensor([[0, 3, none], [1, 2, 4], [none, none, none]])
+    assert [[p for p in head if p >= 0] for head in places_of(marks(positions, 5)).tolist()] == [[0, 3], [1, 2, 4], []]
+
+
+def test_no_marks_make_an_empty_list() -> None:
+    assert places_of(torch.zeros(2, 5, dtype=torch.bool)).shape == (2, 0)
+    assert places_of(torch.zeros(2, 0, dtype=torch.bool)).shape == (2, 0)

@@ -53,7 +53,6 @@ def test_scores_of_evicted_tokens_grow_with_the_session() -> None:
 
 def test_the_target_includes_the_reserve_only_while_rows_are_promoted() -> None:
     session = WorkerSession("s", 1, 50, 10, methods.build("random"), 0, [], RecentQueries(0), (30, 50))
-    assert session.base_rows == 40
     assert [session.target(layer) for layer in range(2)] == [30, 50]
     session.promoted_rows = 3
     assert [session.target(layer) for layer in range(2)] == [40, 60]

@@ -6,7 +6,6 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 from torch import Tensor
 
-from workers.methods.base import LayerRows
 from workers.methods.snapkv import SnapKV
 from workers.selection import newest_first, top_over_heads
 
@@ -24,7 +23,7 @@ class AdaKV(SnapKV):
 
     name: ClassVar[str] = "adakv"
 
-    def select(self, scores: Tensor, rows: LayerRows, budget: int) -> Tensor:
+    def select(self, scores: Tensor, positions: Tensor, budget: int) -> Tensor:
         """The window in every head, each head's floor, then the best of all heads."""
-        scores = newest_first(scores, rows.positions, min(self.window, budget // 2))
-        return top_over_heads(scores, rows.positions, budget, int(budget * self.floor))
+        scores = newest_first(scores, positions, min(self.window, budget // 2))
+        return top_over_heads(scores, positions, budget, int(budget * self.floor))

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from workers.budgets import LayerBudgets
 from workers.observation import Observation
-from workers.selection import top_per_head
+from workers.selection import top_over_heads, top_per_head
 
 
 @dataclass(frozen=True)
@@ -60,6 +60,11 @@ class Method(ABC):
         return 1
 
     @property
+    def pool_heads(self) -> bool:
+        """Whether the heads of a layer share its rows by score, unevenly; without it each has the same."""
+        return False
+
+    @property
     def whole_tokens(self) -> bool:
         """Whether a token's rows in all layers and heads are ranked as one, by the mean of their ranks."""
         return False
@@ -78,10 +83,12 @@ class Method(ABC):
     def scores(self, rows: LayerRows) -> Tensor:
         """Score every row, higher is kept longer: float32 `[n_kv_heads, n]`."""
 
-    def select(self, scores: Tensor, rows: LayerRows, budget: int) -> Tensor:
-        """Choose at most `budget * n_kv_heads` rows; by default the `budget` best of each head.
+    def select(self, scores: Tensor, positions: Tensor, budget: int) -> Tensor:
+        """Choose at most `budget * n_kv_heads` rows; by default the best of each head, or of all if it pools them.
 
-        scores float32 `[n_kv_heads, n]`, infinite where a row is protected. Returns places int64 `[n_kv_heads, m]`,
-        ascending, -1 for none at a head's end.
+        scores float32 `[n_kv_heads, n]`, infinite where a row is protected; positions int32 `[n_kv_heads, n]`.
+        Returns places int64 `[n_kv_heads, m]`, ascending, -1 for none at a head's end.
         """
-        return top_per_head(scores, rows.positions, budget)
+        # Whole tokens score the same in all heads: pooled, the first head would take them all.
+        select = top_over_heads if self.pool_heads and not self.whole_tokens else top_per_head
+        return select(scores, positions, budget)

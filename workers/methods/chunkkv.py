@@ -45,7 +45,7 @@ class ChunkKV(Method):
         scores = over_heads(scores, rows.positions, rows.end)
         return over_chunks(scores, rows.positions, rows.end, self.chunk, mean=self.aggregate == "mean")
 
-    def select(self, scores: Tensor, rows: LayerRows, budget: int) -> Tensor:
+    def select(self, scores: Tensor, positions: Tensor, budget: int) -> Tensor:
         """The window, then whole chunks."""
-        scores = newest_first(scores, rows.positions, min(self.window, budget // 2))
-        return whole_chunks(scores, rows.positions, budget, self.chunk)
+        scores = newest_first(scores, positions, min(self.window, budget // 2))
+        return whole_chunks(scores, positions, budget, self.chunk)

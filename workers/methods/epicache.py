@@ -10,7 +10,6 @@ from workers.budgets import LayerBudgets
 from workers.methods.base import LayerRows, Method
 from workers.observation import Observation
 from workers.scoring import Reduction, attended, cosine_to_mean, smooth
-from workers.selection import top_over_heads, top_per_head
 
 
 @dataclass(frozen=True)
@@ -58,8 +57,3 @@ class EpiCache(Method):
         by = self.reduce
         scores = attended(rows.queries, rows.keys, rows.positions, rows.query_positions, tokens=by, group=by)
         return smooth(scores, self.pool)
-
-    def select(self, scores: Tensor, rows: LayerRows, budget: int) -> Tensor:
-        """The best of all heads together, or per head."""
-        select = top_over_heads if self.pool_heads and not self.whole_tokens else top_per_head
-        return select(scores, rows.positions, budget)

@@ -21,6 +21,6 @@ class Full(Method):
         """Every row is worth the same."""
         return torch.zeros_like(rows.positions, dtype=torch.float32)
 
-    def select(self, scores: Tensor, rows: LayerRows, budget: int) -> Tensor:
+    def select(self, scores: Tensor, positions: Tensor, budget: int) -> Tensor:
         """All of them."""
-        return top_per_head(scores, rows.positions, rows.positions.shape[1])
+        return top_per_head(scores, positions, positions.shape[1])

@@ -36,7 +36,7 @@ class H2O(Method):
             return rows.accumulated.float()
         return rows.accumulated.float() / (rows.end - rows.positions).clamp(min=1)
 
-    def select(self, scores: Tensor, rows: LayerRows, budget: int) -> Tensor:
+    def select(self, scores: Tensor, positions: Tensor, budget: int) -> Tensor:
         """The most recent, then the heavy hitters of each head."""
-        scores = newest_first(scores, rows.positions, int(budget * self.recent))
-        return top_per_head(scores, rows.positions, budget)
+        scores = newest_first(scores, positions, int(budget * self.recent))
+        return top_per_head(scores, positions, budget)

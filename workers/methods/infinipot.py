@@ -9,7 +9,6 @@ from torch import Tensor
 from workers.methods.base import LayerRows, Method
 from workers.observation import Observation
 from workers.scoring import Reduction, attended
-from workers.selection import top_over_heads, top_per_head
 
 
 @dataclass(frozen=True)
@@ -38,8 +37,3 @@ class InfiniPot(Method):
     def scores(self, rows: LayerRows) -> Tensor:
         """The prompt's attention."""
         return attended(rows.queries, rows.keys, rows.positions, rows.query_positions, rows.beside, tokens=self.tokens)
-
-    def select(self, scores: Tensor, rows: LayerRows, budget: int) -> Tensor:
-        """The best per head, or of all heads together."""
-        select = top_over_heads if self.pool_heads else top_per_head
-        return select(scores, rows.positions, budget)

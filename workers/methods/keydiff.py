@@ -7,7 +7,6 @@ from torch import Tensor
 
 from workers.methods.base import LayerRows, Method
 from workers.scoring import cosine_to_mean
-from workers.selection import top_over_heads, top_per_head
 
 
 @dataclass(frozen=True)
@@ -25,11 +24,11 @@ class KeyDiff(Method):
 
     name: ClassVar[str] = "keydiff"
 
+    @property
+    def compares_rows(self) -> bool:
+        """Keys are compared with their mean."""
+        return True
+
     def scores(self, rows: LayerRows) -> Tensor:
         """Minus the cosine."""
         return -cosine_to_mean(rows.keys, rows.positions)
-
-    def select(self, scores: Tensor, rows: LayerRows, budget: int) -> Tensor:
-        """The best per head, or of all heads together."""
-        select = top_over_heads if self.pool_heads else top_per_head
-        return select(scores, rows.positions, budget)

@@ -9,7 +9,6 @@ from torch import Tensor
 from workers.methods.base import LayerRows, Method
 from workers.observation import Observation
 from workers.scoring import attended
-from workers.selection import top_over_heads, top_per_head
 
 
 @dataclass(frozen=True)
@@ -35,8 +34,3 @@ class KVzip(Method):
     def scores(self, rows: LayerRows) -> Tensor:
         """The repeat's attention."""
         return attended(rows.queries, rows.keys, rows.positions, rows.query_positions, rows.beside)
-
-    def select(self, scores: Tensor, rows: LayerRows, budget: int) -> Tensor:
-        """The best of all heads together, or per head."""
-        select = top_over_heads if self.pool_heads else top_per_head
-        return select(scores, rows.positions, budget)

@@ -33,7 +33,7 @@ class Scissorhands(Method):
         """Hits per query that could see the row."""
         return rows.accumulated.float() / (rows.end - rows.positions).clamp(min=1)
 
-    def select(self, scores: Tensor, rows: LayerRows, budget: int) -> Tensor:
+    def select(self, scores: Tensor, positions: Tensor, budget: int) -> Tensor:
         """The last rows, in at most half of the budget, then the best per head."""
-        scores = newest_first(scores, rows.positions, min(self.recent, budget // 2))
-        return top_per_head(scores, rows.positions, budget)
+        scores = newest_first(scores, positions, min(self.recent, budget // 2))
+        return top_per_head(scores, positions, budget)

@@ -42,7 +42,7 @@ class SnapKV(Method):
         first = rows.end - rows.query_positions.numel()
         return smooth_before(scores, rows.positions, first, self.pool, self.pooling)
 
-    def select(self, scores: Tensor, rows: LayerRows, budget: int) -> Tensor:
+    def select(self, scores: Tensor, positions: Tensor, budget: int) -> Tensor:
         """The window, then the best per head."""
-        scores = newest_first(scores, rows.positions, min(self.window, budget // 2))
-        return top_per_head(scores, rows.positions, budget)
+        scores = newest_first(scores, positions, min(self.window, budget // 2))
+        return top_per_head(scores, positions, budget)

@@ -28,9 +28,9 @@ class StreamingLLM(Method):
         """The later the better, sinks first of all."""
         return recency(rows.positions, self.sinks)
 
-    def select(self, scores: Tensor, rows: LayerRows, budget: int) -> Tensor:
+    def select(self, scores: Tensor, positions: Tensor, budget: int) -> Tensor:
         """The best per head."""
         if self.sinks > budget // 2:
             # What the engine protects has an infinite score, and keeps it.
-            scores = torch.where(scores.isposinf(), scores, recency(rows.positions, budget // 2))
-        return top_per_head(scores, rows.positions, budget)
+            scores = torch.where(scores.isposinf(), scores, recency(positions, budget // 2))
+        return top_per_head(scores, positions, budget)

@@ -31,6 +31,6 @@ class TOVA(Method):
         scores = attended(rows.queries, rows.keys, rows.positions, rows.query_positions, tokens="mean", group="mean")
         return over_heads(scores, rows.positions, rows.end) / scores.shape[0]
 
-    def select(self, scores: Tensor, rows: LayerRows, budget: int) -> Tensor:
+    def select(self, scores: Tensor, positions: Tensor, budget: int) -> Tensor:
         """The last token, then the best."""
-        return top_per_head(newest_first(scores, rows.positions, 1), rows.positions, budget)
+        return top_per_head(newest_first(scores, positions, 1), positions, budget)

@@ -58,7 +58,7 @@ def _selected(method: methods.Method, rows: LayerRows, case: Case) -> tuple[Tens
             for head, free in zip(rows.positions.tolist(), case.protected, strict=True)
         ]
     )
-    places = method.select(scores.masked_fill(kept, torch.inf), rows, case.budget)
+    places = method.select(scores.masked_fill(kept, torch.inf), rows.positions, case.budget)
     found = [rows.positions[head][of_head[of_head >= 0]].tolist() for head, of_head in enumerate(places)]
     return places, found
 
@@ -119,7 +119,7 @@ def test_everything_stays_within_the_budget(
 ) -> None:
     rows = make_rows(case.positions, case.seed, case.tokens)
     method = METHODS[name]
-    places = method.select(method.scores(rows), rows, max(map(len, case.positions)) + more)
+    places = method.select(method.scores(rows), rows.positions, max(map(len, case.positions)) + more)
     assert (places >= 0).sum(1).tolist() == [len(head) for head in case.positions]
 
 
@@ -128,7 +128,7 @@ def test_a_layer_without_a_row_selects_none(name: str, make_rows: Callable[..., 
     rows = make_rows([[], []])
     method = METHODS[name]
     assert method.scores(rows).shape == (2, 0)
-    assert not (method.select(method.scores(rows), rows, 4) >= 0).any()
+    assert not (method.select(method.scores(rows), rows.positions, 4) >= 0).any()
 
 
 @pytest.mark.parametrize("name", [name for name in EVICTING if name not in [*POOLED, "random"]])
@@ -138,5 +138,5 @@ def test_heads_that_hold_the_same_keys_keep_the_same_rows(name: str, make_rows: 
     keys, queries = rows.keys[:1].expand(2, -1, -1), rows.queries[:2].repeat(2, 1, 1)
     same = make_rows([range(60)] * 2, keys=keys, queries=queries, accumulated=torch.zeros(2, 60), seed=4)
     method = METHODS[name]
-    places = method.select(method.scores(same), same, 25)
+    places = method.select(method.scores(same), same.positions, 25)
     assert torch.equal(places[0], places[1])

@@ -19,7 +19,7 @@ ROOT = 8**0.5
 def _kept(name: str, rows: LayerRows, budget: int, **settings: Any) -> list[list[int]]:
     """Positions that a method keeps, per head."""
     method = methods.build(name, json.dumps(settings))
-    places = method.select(method.scores(rows), rows, budget)
+    places = method.select(method.scores(rows), rows.positions, budget)
     return [rows.positions[head][kept[kept >= 0]].tolist() for head, kept in enumerate(places)]
 
 
