@@ -44,6 +44,17 @@ class Worker(Protocol):
         """Score the session's rows against a signal and promote the best evicted ones."""
         ...
 
+    async def hurry(self, request: wire.HurryRequest) -> None:
+        """A turn has come: the session's repair ends at once, with what it has found so far, and says so (`cut`).
+
+        It does not wait for that end; nothing happens where none runs or waits.
+        """
+        ...
+
+    async def detokenize(self, request: wire.DetokenizeRequest) -> wire.DetokenizeResult:
+        """The text of each chunk of token ids, special tokens included."""
+        ...
+
     async def embed(self, texts: list[str]) -> wire.EmbedResult:
         """A unit vector per text, from the worker's sentence encoder; `dimensions` is set for no texts as well.
 

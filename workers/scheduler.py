@@ -28,13 +28,15 @@ Steps = Generator[Yielded, NextLogits, Any]
 class Job:
     """One turn, repair or build. `token` is what it wants said next, `waiting` the future it waits for.
 
-    `leaves_session`: when it has ended the session is as it was, whoever still wanted the result.
+    `leaves_session`: when it has ended the session is as it was, whoever still wanted the result. `hurried`: a repair
+    ends as soon as it can, with what it has found so far.
     """
 
     session: str
     epoch: int
     steps: Callable[[WorkerSession], Steps]
     leaves_session: bool = False
+    hurried: bool = False
     result: "Future[Any]" = field(default_factory=Future)
     running: Steps | None = None
     token: int | None = None
@@ -72,9 +74,21 @@ class Scheduler:
 
     def repair(self, request: wire.RepairRequest) -> "Future[wire.RepairResult]":
         """Queue a repair between turns."""
-        return self._submit(
-            Job(request.session, request.epoch, lambda session: run_pause_repair(self.engine, session, request))
-        )
+
+        def repair(session: WorkerSession) -> Steps:
+            return run_pause_repair(self.engine, session, request, lambda: job.hurried)
+
+        job = Job(request.session, request.epoch, repair)
+        return self._submit(job)
+
+    def hurry(self, name: str) -> "Future[None]":
+        """A turn has come: the session's repairs end at once, with what they have found so far."""
+
+        def hurried() -> None:
+            for job in (*self._active, *self._queued):
+                job.hurried = job.hurried or job.session == name
+
+        return self._call(hurried)
 
     def build_episodes(self, request: wire.BuildEpisodesRequest) -> "Future[wire.BuildEpisodesResult]":
         """Queue a build of episodes; cancelling it leaves the session as it is."""

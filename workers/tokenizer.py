@@ -79,6 +79,10 @@ class ChatTokenizer:
         """Token ids of plain text, without special tokens around it."""
         return list(self.inner.encode(text, add_special_tokens=False))
 
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of tokens, special ones included."""
+        return str(self.inner.decode(list(token_ids)))
+
     def _segment(
         self,
         before: list[ChatMessage],

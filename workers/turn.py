@@ -119,14 +119,14 @@ def run_repair(
 
 
 def run_pause_repair(
-    engine: Engine, session: WorkerSession, request: wire.RepairRequest
+    engine: Engine, session: WorkerSession, request: wire.RepairRequest, hurried: Callable[[], bool]
 ) -> Generator[Yielded, NextLogits, wire.RepairResult]:
-    """A repair between turns, on the signal that the request carries. Raises BadMessages."""
+    """A repair between turns, on the signal that the request carries; `hurried` once it shall end. Raises BadMessages."""
     messages = [wire_values.to_chat(message) for message in request.messages]
     segments: list[Segment] = []
     if messages:
         segments = engine.tokenizer.prompt(session.recent, messages, session.tools, generate=True)
-    signal = [*engine.tokenizer.encode(request.text), *(t for s in segments for t in s.token_ids)]
+    signal = [*request.token_ids, *engine.tokenizer.encode(request.text), *(t for s in segments for t in s.token_ids)]
     report = yield from run_repair(engine, session, signal, request.trigger)
     session.unsettled = False
     return wire.RepairResult(report=report, memory=engine.memory(session), state=engine.snapshot(session))

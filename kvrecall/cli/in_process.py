@@ -67,6 +67,15 @@ class InProcessWorker:
         """Run a repair between turns; cancelling the call cancels it."""
         return await _carried(self._scheduler.repair(request))
 
+    async def hurry(self, request: wire.HurryRequest) -> None:
+        """End the session's repairs with what they have found so far."""
+        await _carried(self._scheduler.hurry(request.session))
+
+    async def detokenize(self, request: wire.DetokenizeRequest) -> wire.DetokenizeResult:
+        """The text of each chunk of tokens."""
+        tokenizer = self._scheduler.engine.tokenizer
+        return wire.DetokenizeResult(texts=[tokenizer.decode(chunk.ids) for chunk in request.chunks])
+
     async def embed(self, texts: list[str]) -> wire.EmbedResult:
         """A unit vector per text."""
         vectors = await _carried(self._embedder.embed(texts))
