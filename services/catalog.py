@@ -27,12 +27,35 @@ class Remembered:
 
 
 @dataclass(frozen=True)
+class RepairDetails:
+    """What is kept of a repair beside its report: its signal as text, and the positions that it brought back."""
+
+    signal: str = ""
+    positions: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class RepairRecord:
+    """A repair of the past: `turn` is the one it was run for, `at` when it was committed (seconds since the epoch)."""
+
+    number: int
+    turn: int
+    at: float
+    report: RepairReport
+    details: RepairDetails
+
+
+REPAIRS_KEPT = 32
+"""Repairs that are remembered of a session, the last ones."""
+
+
+@dataclass(frozen=True)
 class TurnCommit:
     """Everything that a turn changes.
 
     `calls` are the tool calls it ended on; `said` are the results, by call id, that the turn itself brought for
     calls of the pause before. `matched` is the episode it was matched with, `active` the one whose rows are active
-    now; empty: none.
+    now; empty: none. `repaired` belongs to the turn's own repair, if its outcome has one.
     """
 
     turn: Turn
@@ -41,6 +64,7 @@ class TurnCommit:
     said: Mapping[str, str] = field(default_factory=dict)
     matched: str = ""
     active: str = ""
+    repaired: RepairDetails = RepairDetails()
 
 
 @dataclass(frozen=True)
@@ -51,6 +75,7 @@ class RepairCommit:
     worker_state: bytes | None = None
     report: RepairReport | None = None
     memory: MemoryReport | None = None
+    details: RepairDetails = RepairDetails()
 
 
 @dataclass(frozen=True)
@@ -163,6 +188,14 @@ class Catalog(Protocol):
         """Up to `limit` turns with numbers over `after`, in order."""
         ...
 
+    async def token_ids(self, session: str) -> tuple[int, ...]:
+        """Every token that the session's turns appended, in order. Raises UnknownSession."""
+        ...
+
+    async def repairs(self, session: str, limit: int) -> list[RepairRecord]:
+        """Up to `limit` of the last `REPAIRS_KEPT` repairs, the newest first. Raises UnknownSession."""
+        ...
+
     async def take_over(self, session: str) -> int:
         """Become the session's writer: the new epoch, larger than any before."""
         ...
@@ -180,10 +213,14 @@ class Catalog(Protocol):
         ...
 
     async def commit_call(self, session: str, call: PendingCall, epoch: int, answer: Remembered | None) -> None:
-        """Keep what the client reported of a call: started, partial output, status, result, batch.
+        """Keep what the client reported of a call: its start, its output so far, status, result, batch; and when.
 
         Which of the call's repairs are done is left alone: a repair may be running meanwhile.
         """
+        ...
+
+    async def silent(self, since: float) -> list[str]:
+        """The sessions that wait for a call of which nothing was heard after `since` (seconds since the epoch)."""
         ...
 
     async def episodes(self, session: str) -> EpisodeSet:

@@ -17,7 +17,8 @@ class LiveSession:
     """One session in this process.
 
     `in_doubt` says that the worker may hold something else than what was committed; it is so until the session is
-    first opened here, while a turn or repair runs, and after one that failed.
+    first opened here, while a turn or repair runs, and after one that failed. `hurried`: a turn has come that takes
+    what repairs have found so far, and none may begin. `repairs_wanted`: some may be due.
     """
 
     def __init__(self, session: Session) -> None:
@@ -35,6 +36,7 @@ class LiveSession:
         self.rest: asyncio.Task[None] | None = None
         self.keeping: asyncio.Task[None] | None = None
         self.repairs_wanted = False
+        self.hurried = False
 
     def advance(self, event: SessionEvent) -> None:
         """Move to the next state. Raises IllegalTransition."""
@@ -162,4 +164,6 @@ def spec_of(session: Session, epoch: int) -> wire.SessionSpec:
         seed=settings.seed,
         tools=settings.tools,
         layer_budgets=settings.layer_budgets or "",
+        repair_settings=settings.repair_settings,
+        repair_scan=settings.repair_scan or "",
     )

@@ -1,11 +1,21 @@
 """What is said in a session: messages and tool calls as plain values, and how they cross the wire."""
 
+import json
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from kvrecall.v1 import worker_pb2 as wire
 
 Role = Literal["system", "user", "assistant", "tool"]
+
+
+def json_object(text: str) -> dict[str, Any] | None:
+    """The object that a JSON text stands for; None if it is no JSON, or no object."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ class TurnFailed:
 
 @dataclass(frozen=True)
 class RepairFinished:
-    """A repair in a pause was committed."""
+    """A repair between two turns was committed."""
 
     session: str
     report: RepairReport
@@ -33,13 +33,21 @@ class RepairFinished:
 
 @dataclass(frozen=True)
 class RepairFailed:
-    """A repair in a pause could not be run; unless that is `final`, the next turn will try again."""
+    """A repair between two turns could not be run; unless that is `final`, it may be tried again."""
 
     session: str
     trigger: str
     code: str
     message: str
     final: bool
+
+
+@dataclass(frozen=True)
+class PauseTimedOut:
+    """A session waited too long for these tool calls: the next turn tells the model that they failed."""
+
+    session: str
+    calls: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -75,7 +83,14 @@ class SessionDeleted:
 
 
 Observation = (
-    TurnFinished | TurnFailed | RepairFinished | RepairFailed | EpisodesBuilt | EpisodesFailed | SessionDeleted
+    TurnFinished
+    | TurnFailed
+    | RepairFinished
+    | RepairFailed
+    | PauseTimedOut
+    | EpisodesBuilt
+    | EpisodesFailed
+    | SessionDeleted
 )
 Observer = Callable[[Observation], None]
 

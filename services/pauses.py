@@ -1,21 +1,26 @@
-"""The repairs of a pause: with which signal, in which order, and what becomes of one that fails.
+"""The repairs between two turns: with which signal, in which order, and what becomes of one that fails.
 
 What is due follows from the committed state alone (`sessions.due_repairs`); here it is run, one repair after the
-other, in the background (`resting.py`) or by the turn that ends the pause.
+other, in the background (`resting.py`) or by a turn that waits for them.
 """
 
+from collections.abc import Sequence
+from contextlib import suppress
+
 from kvrecall.v1 import worker_pb2 as wire
-from services.catalog import Catalog, RepairCommit
+from services.catalog import Catalog, RepairCommit, RepairDetails
 from services.errors import ServiceError, WorkerLost, WorkerRefused
 from services.live import LiveSession, LiveSessions
-from services.messages import message_to_wire
+from services.messages import Message, message_to_wire
 from services.observing import Observers, RepairFailed, RepairFinished
 from services.reports import memory_from_wire, repair_from_wire
-from services.sessions import DueRepair, SessionEvent, due_repairs
+from services.sessions import DueRepair, Session, SessionEvent, SessionState, due_repairs
 from services.worker_client import Worker
 
 # The signal itself is at fault: a second attempt would be refused again, here or after a restart.
 FINAL_REFUSALS = frozenset({"bad_messages", "bad_settings", "turn_too_long"})
+MOST_SIGNAL_CHARACTERS = 500
+"""Of a signal, that is kept for people to read."""
 
 
 class Pauses:
@@ -28,7 +33,9 @@ class Pauses:
         self._observers = observers
 
     async def run_due(self, live: LiveSession, patient: bool = False) -> None:
-        """Run every repair that is due. Raises a ServiceError when the worker is not well.
+        """Run every repair that is due, until a turn has come that does not wait for them.
+
+        Raises a ServiceError when the worker is not well.
 
         A `patient` caller gives up a repair that breaks a worker which is well otherwise (it opens the session again),
         so that it never stands between a client and its session.
@@ -41,34 +48,57 @@ class Pauses:
             await self._run_due(live, give_up=True)
 
     async def _run_due(self, live: LiveSession, give_up: bool = False) -> None:
-        while due := due_repairs(await self._catalog.session(live.id)):
+        while not live.hurried and (due := due_repairs(await self._catalog.session(live.id))):
             try:
                 await self._run(live, due[0], give_up)
             except ServiceError as error:
                 self._observers.tell(RepairFailed(live.id, due[0].trigger, error.code, error.message, final=False))
                 raise
 
+    async def hurry(self, live: LiveSession) -> None:
+        """Have the repair that runs now end with what it has found so far; it does not wait for that end."""
+        if live.state is SessionState.REPAIRING:
+            # A worker that cannot be reached ends the repair as well.
+            with suppress(ServiceError):
+                await self._worker.hurry(wire.HurryRequest(session=live.id))
+
     async def _run(self, live: LiveSession, repair: DueRepair, give_up: bool) -> None:
-        epoch = await self._sessions.ensure_open(live)
+        session = await self._catalog.session(live.id)
+        request, signal = await self._request(session, repair)
+        request.epoch = epoch = await self._sessions.ensure_open(live)
+        if live.hurried:
+            return
         live.advance(SessionEvent.REPAIR_STARTED)
         live.in_doubt = True
         try:
-            commit = await self._ask(live, repair, epoch, give_up)
+            commit = await self._ask(live, repair, request, signal, give_up)
             await self._catalog.commit_repair(live.id, commit, epoch)
             live.in_doubt = commit.worker_state is None
         finally:
-            live.advance(SessionEvent.REPAIR_ENDED)
+            paused = session.resting_state is SessionState.PAUSED
+            live.advance(SessionEvent.REPAIR_ENDED_IN_PAUSE if paused else SessionEvent.REPAIR_ENDED_IN_IDLE)
         if commit.report is not None and commit.memory is not None:
             self._observers.tell(RepairFinished(live.id, commit.report, commit.memory))
 
-    async def _ask(self, live: LiveSession, repair: DueRepair, epoch: int, give_up: bool) -> RepairCommit:
+    async def _request(self, session: Session, repair: DueRepair) -> tuple[wire.RepairRequest, str]:
+        """What the worker is asked, and the signal as text."""
         request = wire.RepairRequest(
-            session=live.id,
-            epoch=epoch,
+            session=session.id,
             trigger=repair.trigger.value,
             text=repair.text,
             messages=[message_to_wire(message) for message in repair.messages],
+            seconds=session.settings.repair_seconds or 0.0,
         )
+        if not repair.output:
+            return request, repair.text or signal_text(repair.messages)
+        (turn,) = await self._catalog.turns(session.id, session.turns - 1, 1)
+        start = turn.outcome.prompt_tokens
+        request.token_ids.extend(turn.token_ids[start : start + repair.output])
+        return request, signal_text([] if turn.outcome.message is None else [turn.outcome.message])
+
+    async def _ask(
+        self, live: LiveSession, repair: DueRepair, request: wire.RepairRequest, signal: str, give_up: bool
+    ) -> RepairCommit:
         try:
             result = await self._worker.repair(request)
         except (WorkerRefused, WorkerLost) as error:
@@ -76,5 +106,20 @@ class Pauses:
                 raise
             self._observers.tell(RepairFailed(live.id, repair.trigger, error.code, error.message, final=True))
             return RepairCommit(repair)
-        state = result.state.SerializeToString(deterministic=True)
-        return RepairCommit(repair, state, repair_from_wire(result.report), memory_from_wire(result.memory))
+        return RepairCommit(
+            repair,
+            result.state.SerializeToString(deterministic=True),
+            repair_from_wire(result.report, in_pause=not live.turns_in_line),
+            memory_from_wire(result.memory),
+            repair_details(signal, result.report),
+        )
+
+
+def signal_text(messages: Sequence[Message]) -> str:
+    """Messages that a repair is conditioned on, as a person reads them."""
+    return "\n".join(" ".join([message.content, *(call.signal for call in message.tool_calls)]) for message in messages)
+
+
+def repair_details(signal: str, report: wire.RepairReport) -> RepairDetails:
+    """What is kept of a repair beside its report."""
+    return RepairDetails(signal[:MOST_SIGNAL_CHARACTERS], tuple(report.promoted))

@@ -9,13 +9,29 @@ from services.messages import Message
 
 @dataclass(frozen=True)
 class RepairReport:
-    """One repair: what it looked at and how many tokens it brought back."""
+    """One repair: what it looked at and how many tokens it brought back.
+
+    Of `candidates` evicted tokens it scored `scored_rows`; all of them unless a deadline, or a turn that came, has
+    `cut` it. `demoted` are the rows per KV head, mean over layers, that left the active set for what came. `hops` is
+    how often it observed the signal, `bytes_read` counts stored rows. `in_pause`: it ended before a turn came.
+    """
 
     trigger: str
     signal_tokens: int
     scored_rows: int
     promoted: int
     seconds: float
+    candidates: int = 0
+    demoted: int = 0
+    cut: bool = False
+    hops: int = 0
+    bytes_read: int = 0
+    in_pause: bool = False
+
+    @property
+    def share_scanned(self) -> float:
+        """The share of the candidates that was scored; 1.0 when there was none."""
+        return self.scored_rows / self.candidates if self.candidates else 1.0
 
 
 @dataclass(frozen=True)
@@ -67,6 +83,7 @@ class TurnOutcome:
     """What a turn came to. It exists only once the turn is committed, and is stored with it.
 
     `repairs` are those since the turn before; `own_repair` is the last of them if the turn ran it itself.
+    `repairs_left_out` counts those that were due and not begun when the turn came.
     """
 
     session: str
@@ -81,9 +98,10 @@ class TurnOutcome:
     fidelity: Fidelity | None = None
     own_repair: RepairReport | None = None
     episode: EpisodeReport | None = None
+    repairs_left_out: int = 0
 
 
-def repair_from_wire(report: wire.RepairReport) -> RepairReport:
+def repair_from_wire(report: wire.RepairReport, in_pause: bool = False) -> RepairReport:
     """The worker's report of one repair."""
     return RepairReport(
         trigger=report.trigger,
@@ -91,6 +109,12 @@ def repair_from_wire(report: wire.RepairReport) -> RepairReport:
         scored_rows=report.scored_rows,
         promoted=len(report.promoted),
         seconds=report.seconds,
+        candidates=report.candidates,
+        demoted=report.demoted_rows,
+        cut=report.cut,
+        hops=report.hops,
+        bytes_read=report.bytes_read,
+        in_pause=in_pause,
     )
 
 

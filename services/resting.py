@@ -1,7 +1,8 @@
 """What is done in a session while nobody speaks in it: repairs first, then the care of its episodes.
 
-One task per session does it. Repairs are never broken off by the turn that follows: it needs them. The care of
-episodes gives way at once to a turn or to a repair, and goes on later from what it has committed.
+One task per session does it. A turn takes what the repair that runs has found so far, and leaves out what was due
+and not begun, unless it asks to wait. The care of episodes gives way at once to a turn or to a repair, and goes on
+later from what it has committed.
 """
 
 import asyncio
@@ -27,19 +28,28 @@ class Resting:
         self._begin(live)
 
     def resume(self, live: LiveSession) -> None:
-        """A turn is over, committed or not: go on with the care of episodes, after repairs that still run."""
-        if live.has_episodes and not live.deleted:
+        """A turn is over, committed or not: go on with the repairs that it left due, then the care of episodes."""
+        if (live.has_episodes or live.repairs_wanted) and not live.deleted:
             self._begin(live)
 
-    async def settle(self, live: LiveSession) -> None:
-        """Make way for a turn: break off the care of episodes, and return when no repair is due any more.
+    async def settle(self, live: LiveSession, wait: bool) -> None:
+        """Make way for a turn: break off the care of episodes, and return when no repair runs any more.
 
-        Raises a ServiceError when the worker is not well.
+        The one that runs ends with what it has found so far, and no other begins. With `wait` all that are due end
+        first, as they would without a turn. Raises a ServiceError when the worker is not well, with `wait` only.
         """
         _interrupt(live)
-        if live.rest is not None and not live.rest.done():
-            await asyncio.wait({live.rest})
-        await self._pauses.run_due(live, patient=True)
+        live.hurried = not wait
+        try:
+            if live.hurried:
+                await self._pauses.hurry(live)
+            if live.rest is not None and not live.rest.done():
+                await asyncio.wait({live.rest})
+            if wait:
+                await self._pauses.run_due(live, patient=True)
+        finally:
+            live.hurried = False
+            live.repairs_wanted = True  # until the turn is committed: what it leaves out stays due if it fails
 
     async def cancel(self, live: LiveSession) -> None:
         """Stop the session's background work; what is due stays due."""
@@ -64,7 +74,7 @@ class Resting:
                 try:
                     await self._pauses.run_due(live)
                 except ServiceError:
-                    return  # told to the observers where it happened; still due, and the next turn will try again
+                    return  # told to the observers where it happened; still due, and tried again at the next report
             await self._keep(live)
             if not live.repairs_wanted:
                 return

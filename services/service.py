@@ -11,7 +11,7 @@ from pydantic import TypeAdapter
 
 from kvrecall.v1 import worker_pb2 as wire
 from services.admission import Admission
-from services.call_events import CallEvent, EventReceipt, apply_event, receipt
+from services.call_events import CallEvent, EventReceipt, apply_event, is_late, receipt
 from services.cancellation import unbroken
 from services.catalog import Catalog, EpisodeSet, IdempotencyKey, Remembered, SessionPage
 from services.episode_keeper import EpisodeKeeper
@@ -26,6 +26,8 @@ from services.errors import (
 from services.live import LiveSession, LiveSessions, spec_of
 from services.matching import Matcher
 from services.observing import Observer, Observers, SessionDeleted
+from services.passages import ToldRepair, tell_repairs
+from services.pause_limit import PauseLimit
 from services.pauses import Pauses
 from services.reports import MemoryReport
 from services.resting import Resting
@@ -33,6 +35,7 @@ from services.sessions import (
     DEFAULT_REPAIR_ON,
     EpisodeSettings,
     LayerBudgets,
+    RepairScan,
     RepairTrigger,
     Session,
     SessionSettings,
@@ -67,6 +70,9 @@ class NewSession:
     model: str | None = None
     episodes: EpisodeSettings | Literal["default"] | None = "default"
     layer_budgets: LayerBudgets | None = None
+    repair_scan: RepairScan | None = None
+    repair_settings: str = "{}"
+    repair_seconds: float | None = None
 
 
 class SessionService:
@@ -82,6 +88,7 @@ class SessionService:
         self._observers = Observers()
         self._sessions = LiveSessions(catalog, worker, settings)
         self._resting = _resting(catalog, worker, self._sessions, self._observers)
+        self._pause_limit = PauseLimit(catalog, self._sessions, self._observers, settings)
         self.admission = Admission(settings)
         matcher = Matcher(catalog, worker, self._observers, settings)
         self._turns = Turns(
@@ -111,6 +118,7 @@ class SessionService:
         """Learn the worker's limits and drop rows of sessions that are gone; then take work."""
         self._info = await self._worker.describe()
         await self._worker.retain(await self._catalog.session_ids())
+        self._pause_limit.start()
         self._taking = True
 
     async def stop(self) -> None:
@@ -122,6 +130,7 @@ class SessionService:
             task.cancel()
         if self._running:
             await asyncio.wait(self._running)
+        await self._pause_limit.stop()
         await self._resting.stop()
         await self._worker.close()
         await self._catalog.close()
@@ -165,6 +174,9 @@ class SessionService:
             metadata=request.metadata or {},
             episodes=_episodes(request, method),
             layer_budgets=request.layer_budgets,
+            repair_scan=request.repair_scan,
+            repair_settings=request.repair_settings,
+            repair_seconds=request.repair_seconds,
         )
 
     def _method(self, name: str) -> wire.MethodInfo:
@@ -236,7 +248,7 @@ class SessionService:
         """Keep a report of a tool call and begin the repair it calls for.
 
         A report of a call whose turn is being committed waits for it. Raises UnknownSession, UnknownCall,
-        ResultConflict, LimitExceeded, SessionBusy.
+        ResultConflict, LimitExceeded, InvalidRequest, SessionBusy.
         """
         self._check_taking()
         live = self._sessions.of(await self._catalog.session(session))
@@ -249,7 +261,7 @@ class SessionService:
         session = await self._catalog.session(live.id)
         call = await self._catalog.call(live.id, event.call_id)
         changed = apply_event(session, call, event, self.settings)
-        acknowledged = receipt(session, changed, event, live.state)
+        acknowledged = receipt(session, changed, event, live.state, late=is_late(call, event))
         if changed is not call or key is not None:
             answer = None if key is None else Remembered(key, RECEIPT.dump_json(acknowledged).decode())
             await self._catalog.commit_call(live.id, changed, await self._sessions.epoch(live), answer)
@@ -260,6 +272,10 @@ class SessionService:
     async def episodes(self, session: str) -> tuple[Session, EpisodeSet]:
         """The session, and its episodes as they were committed last. Raises UnknownSession."""
         return await self._catalog.session(session), await self._catalog.episodes(session)
+
+    async def repairs(self, session: str, limit: int) -> list[ToldRepair]:
+        """The session's last repairs, the newest first, with the text they brought back. Raises UnknownSession."""
+        return await tell_repairs(self._catalog, self._worker, session, limit)
 
     async def memory(self, session: str) -> MemoryReport:
         """What the session holds. Raises UnknownSession."""

@@ -18,6 +18,12 @@ class ServiceSettings(BaseModel):
     max_turn_messages: int = Field(default=512, ge=1, description="Messages in one turn.")
     max_turn_bytes: int = Field(default=1 << 20, ge=1, description="UTF-8 bytes of all messages of one turn together.")
     max_result_bytes: int = Field(default=1 << 20, ge=1, description="UTF-8 bytes of one tool result with its deltas.")
+    delta_signal_bytes: int = Field(
+        default=256, ge=1, description="UTF-8 bytes of new tool output after which a repair is conditioned on it."
+    )
+    pause_seconds: float = Field(
+        default=3600.0, gt=0, description="A tool call that nothing is heard of for so long is given up."
+    )
     max_running_turns: int = Field(default=16, ge=1, description="Turns handed to the worker at once.")
     max_waiting_turns: int = Field(default=64, ge=0, description="Turns that may wait for a place among the running.")
     max_waiting_writers: int = Field(default=8, ge=0, description="Requests that may wait for one session.")

@@ -19,6 +19,7 @@ from services.catalog import (
     IdempotencyKey,
     Remembered,
     RepairCommit,
+    RepairRecord,
     SegmentRecord,
     SegmentsCommit,
     SessionPage,
@@ -69,7 +70,7 @@ class SqliteCatalog:
 
     async def _create(self, session: Session, worker_state: bytes, answer: Remembered | None) -> None:
         async with self._transaction() as db:
-            await db.execute("INSERT INTO sessions VALUES (?, ?, ?, ?, ?, ?, ?)", rows.session_row(session))
+            await db.execute("INSERT INTO sessions VALUES (?, ?, ?, ?, ?, ?, ?, ?)", rows.session_row(session))
             await db.execute("INSERT INTO worker_states VALUES (?, ?)", (session.id, worker_state))
             await self._remember(db, answer)
 
@@ -111,6 +112,20 @@ class SqliteCatalog:
         async with self._reading() as db:
             return [rows.turn_value(row) for row in await every(db, query, (session, after, limit))]
 
+    async def token_ids(self, session: str) -> tuple[int, ...]:
+        """See `Catalog.token_ids`."""
+        query = "SELECT token_ids FROM turns WHERE session = ? ORDER BY number"
+        async with self._reading() as db:
+            await check_session(db, session)
+            found = await every(db, query, (session,))
+        return rows.token_values(b"".join(row["token_ids"] for row in found))
+
+    async def repairs(self, session: str, limit: int) -> list[RepairRecord]:
+        """See `Catalog.repairs`."""
+        async with self._reading() as db:
+            await check_session(db, session)
+            return await pauses.read_repairs(db, session, limit)
+
     async def take_over(self, session: str) -> int:
         """See `Catalog.take_over`."""
         return await unbroken(self._take_over(session))
@@ -128,19 +143,22 @@ class SqliteCatalog:
         await unbroken(self._commit_turn(commit, epoch, answer))
 
     async def _commit_turn(self, commit: TurnCommit, epoch: int, answer: Remembered | None) -> None:
-        turn = commit.turn
-        memory = rows.MEMORY.dump_json(turn.outcome.memory).decode()
+        turn, outcome = commit.turn, commit.turn.outcome
+        memory = rows.MEMORY.dump_json(outcome.memory).decode()
+        output_due = 0 if commit.calls else outcome.output_tokens
         async with self._transaction() as db:
             await fence(db, turn.session, epoch)
             await db.execute("INSERT INTO turns VALUES (?, ?, ?, ?, ?, ?)", rows.turn_row(turn))
             await db.execute(
-                "UPDATE sessions SET turns = ?, memory = ?, updated_at = ? WHERE id = ?",
-                (turn.number, memory, time.time(), turn.session),
+                "UPDATE sessions SET turns = ?, memory = ?, updated_at = ?, output_due = ? WHERE id = ?",
+                (turn.number, memory, time.time(), output_due, turn.session),
             )
             await _replace_state(db, turn.session, commit.worker_state)
             await episodes.count_match(db, turn.session, commit.matched, commit.active)
             await pauses.end_pause(db, commit)
             await pauses.begin_pause(db, turn, commit.calls)
+            if outcome.own_repair is not None:
+                await pauses.add_repair(db, turn.session, turn.number, outcome.own_repair, commit.repaired)
             await self._remember(db, answer)
 
     async def commit_repair(self, session: str, commit: RepairCommit, epoch: int) -> None:
@@ -157,7 +175,9 @@ class SqliteCatalog:
                 memory = rows.MEMORY.dump_json(commit.memory).decode()
                 await db.execute("UPDATE sessions SET memory = ? WHERE id = ?", (memory, session))
             if commit.report is not None:
-                await pauses.add_report(db, session, rows.REPAIR.dump_json(commit.report).decode())
+                turns = await one(db, "SELECT turns FROM sessions WHERE id = ?", (session,))
+                assert turns is not None, "the fence has found the session"
+                await pauses.add_repair(db, session, turns["turns"] + 1, commit.report, commit.details)
 
     async def call(self, session: str, call: str) -> PendingCall:
         """See `Catalog.call`."""
@@ -173,15 +193,15 @@ class SqliteCatalog:
         await unbroken(self._commit_call(session, call, epoch, answer))
 
     async def _commit_call(self, session: str, call: PendingCall, epoch: int, answer: Remembered | None) -> None:
-        reported = (call.started, call.partial, call.status.value, call.result, call.batch)
         async with self._transaction() as db:
             await fence(db, session, epoch)
-            await db.execute(
-                "UPDATE calls SET started = ?, partial = ?, status = ?, result = ?, batch = ?"
-                " WHERE session = ? AND turn = ? AND position = ?",
-                (*reported, session, call.turn, call.position),
-            )
+            await pauses.write_report(db, session, call)
             await self._remember(db, answer)
+
+    async def silent(self, since: float) -> list[str]:
+        """See `Catalog.silent`."""
+        async with self._reading() as db:
+            return await pauses.silent(db, since)
 
     async def episodes(self, session: str) -> EpisodeSet:
         """See `Catalog.episodes`."""
@@ -311,11 +331,8 @@ async def _session(db: aiosqlite.Connection, row: sqlite3.Row) -> Session:
     calls = await every(
         db, "SELECT * FROM calls WHERE session = ? AND said IS NULL ORDER BY turn, position", (row["id"],)
     )
-    repairs = await every(
-        db, "SELECT report FROM repairs WHERE session = ? AND after_turn = ? ORDER BY number", (row["id"], row["turns"])
-    )
-    reports = tuple(rows.REPAIR.validate_json(repair["report"]) for repair in repairs)
-    return rows.session_value(row, tuple(rows.call_value(call) for call in calls), reports)
+    repairs = await pauses.reports_since(db, row["id"], row["turns"])
+    return rows.session_value(row, tuple(rows.call_value(call) for call in calls), repairs)
 
 
 async def _replace_state(db: aiosqlite.Connection, session: str, state: bytes) -> None:

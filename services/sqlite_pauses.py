@@ -1,12 +1,16 @@
 """Tool calls and repairs in the SQLite catalog. Each function runs within a transaction of its caller."""
 
+import time
 from collections.abc import Iterable
 
 import aiosqlite
 
-from services.catalog import RepairCommit, TurnCommit
+from services import sqlite_rows as rows
+from services.catalog import REPAIRS_KEPT, RepairCommit, RepairDetails, RepairRecord, TurnCommit
 from services.messages import ToolCall
-from services.sessions import CallStatus, RepairTrigger, Turn
+from services.reports import RepairReport
+from services.sessions import CallStatus, PendingCall, RepairTrigger, Turn
+from services.sqlite_statements import every, one
 
 
 async def end_pause(db: aiosqlite.Connection, commit: TurnCommit) -> None:
@@ -23,27 +27,66 @@ async def end_pause(db: aiosqlite.Connection, commit: TurnCommit) -> None:
 async def begin_pause(db: aiosqlite.Connection, turn: Turn, calls: Iterable[ToolCall]) -> None:
     """A turn ended on tool calls."""
     for position, call in enumerate(calls):
+        values = (turn.session, turn.number, position, call.id, call.name, call.arguments, CallStatus.PENDING.value)
         await db.execute(
-            "INSERT INTO calls VALUES (?, ?, ?, ?, ?, ?, ?, NULL, 0, '', 0, 0, 0, NULL)",
-            (turn.session, turn.number, position, call.id, call.name, call.arguments, CallStatus.PENDING.value),
+            "INSERT INTO calls VALUES (?, ?, ?, ?, ?, ?, ?, NULL, 0, '', '{}', ?, 0, '', 0, 0, 0, NULL)",
+            (*values, time.time()),
         )
+
+
+async def write_report(db: aiosqlite.Connection, session: str, call: PendingCall) -> None:
+    """The client told something new of a call."""
+    told = (call.started, call.arguments, rows.pieces_text(call), call.delta_due)
+    await db.execute(
+        "UPDATE calls SET started = ?, running = ?, pieces = ?, delta_due = ?, status = ?, result = ?, batch = ?,"
+        " heard_at = ? WHERE session = ? AND turn = ? AND position = ?",
+        (*told, call.status.value, call.result, call.batch, time.time(), session, call.turn, call.position),
+    )
+
+
+async def silent(db: aiosqlite.Connection, since: float) -> list[str]:
+    """The sessions with a call of which nothing was heard after `since`."""
+    query = "SELECT DISTINCT session FROM calls WHERE status = 'pending' AND said IS NULL AND heard_at <= ?"
+    return [row["session"] for row in await every(db, query, (since,))]
 
 
 async def mark_repaired(db: aiosqlite.Connection, session: str, commit: RepairCommit) -> None:
     """A repair is not due any more."""
     repair = commit.repair
-    if repair.trigger is RepairTrigger.TOOL_CALL:
-        column, where, value = "call_repaired", "position = ?", repair.position
-    else:
-        column, where, value = "result_repaired", "batch = ?", repair.batch
-    query = f"UPDATE calls SET {column} = 1 WHERE session = ? AND said IS NULL AND {where}"
-    await db.execute(query, (session, value))
+    if repair.trigger is RepairTrigger.LAST_OUTPUT:
+        await db.execute("UPDATE sessions SET output_due = 0 WHERE id = ?", (session,))
+        return
+    change, where, values = {
+        RepairTrigger.TOOL_CALL: ("call_signal = ?", "position = ?", (repair.text, session, repair.position)),
+        RepairTrigger.TOOL_DELTA: ("delta_repaired = ?", "position = ?", (repair.reach, session, repair.position)),
+        RepairTrigger.TOOL_RESULT: ("result_repaired = ?", "batch = ?", (1, session, repair.batch)),
+    }[repair.trigger]
+    await db.execute(f"UPDATE calls SET {change} WHERE session = ? AND said IS NULL AND {where}", values)
 
 
-async def add_report(db: aiosqlite.Connection, session: str, report: str) -> None:
-    """Keep a repair's report (JSON text) with the turn before it."""
-    await db.execute(
-        "INSERT INTO repairs SELECT id, turns,"
-        " (SELECT count(*) FROM repairs WHERE session = id AND after_turn = turns), ? FROM sessions WHERE id = ?",
-        (report, session),
+async def add_repair(
+    db: aiosqlite.Connection, session: str, turn: int, report: RepairReport, details: RepairDetails
+) -> None:
+    """Keep a repair that was run for `turn`, and forget the oldest when there are too many."""
+    told, signal, positions = rows.repair_columns(report, details)
+    row = await one(
+        db,
+        "INSERT INTO repairs SELECT ?, 1 + coalesce(max(number), 0), ?, ?, ?, ?, ? FROM repairs WHERE session = ?"
+        " RETURNING number",
+        (session, turn, time.time(), told, signal, positions, session),
     )
+    assert row is not None, "an INSERT that succeeds returns its row"
+    oldest = row["number"] - REPAIRS_KEPT
+    await db.execute("DELETE FROM repairs WHERE session = ? AND number <= ?", (session, oldest))
+
+
+async def read_repairs(db: aiosqlite.Connection, session: str, limit: int) -> list[RepairRecord]:
+    """The last repairs, the newest first."""
+    query = "SELECT * FROM repairs WHERE session = ? ORDER BY number DESC LIMIT ?"
+    return [rows.repair_value(row) for row in await every(db, query, (session, limit))]
+
+
+async def reports_since(db: aiosqlite.Connection, session: str, turns: int) -> tuple[RepairReport, ...]:
+    """The reports of the repairs that were run after that many turns, in the order they were run."""
+    query = "SELECT report FROM repairs WHERE session = ? AND turn > ? ORDER BY number"
+    return tuple(rows.REPAIR.validate_json(row["report"]) for row in await every(db, query, (session, turns)))

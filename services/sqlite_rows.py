@@ -9,7 +9,7 @@ import sys
 
 from pydantic import TypeAdapter
 
-from services.catalog import EpisodeRecord, EpisodeSet, SegmentRecord
+from services.catalog import EpisodeRecord, EpisodeSet, RepairDetails, RepairRecord, SegmentRecord
 from services.errors import InvalidRequest
 from services.messages import Message, ToolCall
 from services.reports import MemoryReport, RepairReport, TurnOutcome
@@ -20,6 +20,7 @@ MEMORY = TypeAdapter(MemoryReport)
 MESSAGES = TypeAdapter(tuple[Message, ...])
 OUTCOME = TypeAdapter(TurnOutcome)
 REPAIR = TypeAdapter(RepairReport)
+PIECES = TypeAdapter(dict[int, str])
 
 EPISODE_SET_COLUMNS = (
     "segments",
@@ -38,7 +39,7 @@ def session_row(session: Session) -> tuple[object, ...]:
     settings = SETTINGS.dump_json(session.settings).decode()
     memory = MEMORY.dump_json(session.memory).decode()
     created, updated = session.created_at, session.updated_at
-    return (session.id, session.epoch, settings, created, updated, session.turns, memory)
+    return (session.id, session.epoch, settings, created, updated, session.turns, memory, session.output_due)
 
 
 def session_value(row: sqlite3.Row, calls: tuple[PendingCall, ...], repairs: tuple[RepairReport, ...]) -> Session:
@@ -53,6 +54,7 @@ def session_value(row: sqlite3.Row, calls: tuple[PendingCall, ...], repairs: tup
         memory=MEMORY.validate_json(row["memory"]),
         calls=calls,
         repairs=repairs,
+        output_due=row["output_due"],
     )
 
 
@@ -85,12 +87,32 @@ def call_value(row: sqlite3.Row) -> PendingCall:
         status=CallStatus(row["status"]),
         result=row["result"],
         started=bool(row["started"]),
-        partial=row["partial"],
+        arguments=row["running"],
+        pieces=PIECES.validate_json(row["pieces"]),
+        heard_at=row["heard_at"],
         batch=row["batch"],
-        call_repaired=bool(row["call_repaired"]),
+        call_signal=row["call_signal"],
+        delta_due=row["delta_due"],
+        delta_repaired=row["delta_repaired"],
         result_repaired=bool(row["result_repaired"]),
         said=row["said"],
     )
+
+
+def pieces_text(call: PendingCall) -> str:
+    """The column `pieces` of a call."""
+    return PIECES.dump_json(dict(call.pieces)).decode()
+
+
+def repair_columns(report: RepairReport, details: RepairDetails) -> tuple[str, str, bytes]:
+    """The columns report, signal and positions of `repairs`."""
+    return REPAIR.dump_json(report).decode(), details.signal, token_bytes(details.positions)
+
+
+def repair_value(row: sqlite3.Row) -> RepairRecord:
+    """The repair of a row."""
+    details = RepairDetails(row["signal"], token_values(row["positions"]))
+    return RepairRecord(row["number"], row["turn"], row["at"], REPAIR.validate_json(row["report"]), details)
 
 
 def episode_row(session: str, number: int, episode: EpisodeRecord) -> tuple[object, ...]:

@@ -1,6 +1,6 @@
 """The tables of the catalog on SQLite, and which version of them this code reads and writes."""
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 APPLICATION_ID = 0x6B767263  # "kvrc": tells a catalog from any other SQLite file
 
 TABLES = """
@@ -11,7 +11,8 @@ CREATE TABLE sessions (
     created_at REAL NOT NULL,
     updated_at REAL NOT NULL,
     turns INTEGER NOT NULL,
-    memory TEXT NOT NULL
+    memory TEXT NOT NULL,
+    output_due INTEGER NOT NULL
 ) STRICT;
 CREATE INDEX sessions_by_age ON sessions (created_at DESC, id DESC);
 
@@ -40,21 +41,29 @@ CREATE TABLE calls (
     status TEXT NOT NULL,
     result TEXT,
     started INTEGER NOT NULL,
-    partial TEXT NOT NULL,
+    running TEXT NOT NULL,
+    pieces TEXT NOT NULL,
+    heard_at REAL NOT NULL,
     batch INTEGER NOT NULL,
-    call_repaired INTEGER NOT NULL,
+    call_signal TEXT NOT NULL,
+    delta_due INTEGER NOT NULL,
+    delta_repaired INTEGER NOT NULL,
     result_repaired INTEGER NOT NULL,
     said INTEGER,
     PRIMARY KEY (session, turn, position)
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX calls_by_id ON calls (session, id, turn DESC);
+CREATE INDEX calls_by_silence ON calls (heard_at) WHERE status = 'pending' AND said IS NULL;
 
 CREATE TABLE repairs (
     session TEXT NOT NULL REFERENCES sessions (id) ON DELETE CASCADE,
-    after_turn INTEGER NOT NULL,
     number INTEGER NOT NULL,
+    turn INTEGER NOT NULL,
+    at REAL NOT NULL,
     report TEXT NOT NULL,
-    PRIMARY KEY (session, after_turn, number)
+    signal TEXT NOT NULL,
+    positions BLOB NOT NULL,
+    PRIMARY KEY (session, number)
 ) STRICT, WITHOUT ROWID;
 
 CREATE TABLE episode_sets (

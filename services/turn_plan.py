@@ -1,6 +1,5 @@
 """What a turn will do, worked out from the request and the committed session before anything is changed. Pure."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -14,8 +13,8 @@ from services.errors import (
     ToolResultWithoutCall,
     TurnTooLong,
 )
-from services.messages import Message, Sampling, ToolCall
-from services.sessions import PendingCall, RepairTrigger, Session
+from services.messages import Message, Sampling, ToolCall, json_object
+from services.sessions import CallStatus, PendingCall, RepairTrigger, Session
 from services.settings import ServiceSettings
 
 ROLES = ("system", "user", "assistant", "tool")
@@ -23,7 +22,11 @@ ROLES = ("system", "user", "assistant", "tool")
 
 @dataclass(frozen=True)
 class TurnRequest:
-    """A turn as the client asks for it. A `seed` of None follows from the session's seed and the turn's number."""
+    """A turn as the client asks for it. A `seed` of None follows from the session's seed and the turn's number.
+
+    `repair`: repair on this turn's messages before they are prefilled; None: as the session does on turns.
+    `wait_for_repairs`: let the repairs that are due end first, in place of taking what they have found so far.
+    """
 
     messages: tuple[Message, ...]
     generate: bool = True
@@ -32,6 +35,8 @@ class TurnRequest:
     queue: bool = False
     keep_distribution: bool = False
     compare_with: str = ""
+    repair: bool | None = None
+    wait_for_repairs: bool = False
 
 
 @dataclass(frozen=True)
@@ -65,9 +70,13 @@ def plan_turn(session: Session, request: TurnRequest, settings: ServiceSettings)
         raise EmptyTurn("messages", "a turn needs a message, unless results of tool calls are waiting to be said")
     number = session.turns + 1
     seed = (session.settings.seed + number) % 2**64 if request.seed is None else request.seed
-    repairs_on = session.settings.repairs_on
-    repair = repairs_on(RepairTrigger.TURN) or (bool(said) and repairs_on(RepairTrigger.TOOL_RESULT))
-    return TurnPlan(number, messages, replace(sampling, seed=seed), repair, said, asks)
+    return TurnPlan(number, messages, replace(sampling, seed=seed), _repairs(session, request), said, asks)
+
+
+def _repairs(session: Session, request: TurnRequest) -> bool:
+    if request.repair and not session.settings.repair_rows:
+        raise InvalidRequest("repair", "this session keeps no rows for repair; open one with repair_rows over 0")
+    return session.settings.repairs_on(RepairTrigger.TURN) if request.repair is None else request.repair
 
 
 def check_messages(messages: Sequence[Message], settings: ServiceSettings) -> None:
@@ -99,11 +108,7 @@ def _check_message(message: Message, field: str) -> None:
 def _check_call(call: ToolCall, field: str) -> None:
     if not call.id or not call.name:
         raise InvalidRequest(field, "a tool call needs an id and a name")
-    try:
-        arguments = json.loads(call.arguments)
-    except (ValueError, RecursionError):
-        arguments = None
-    if not isinstance(arguments, dict):
+    if json_object(call.arguments) is None:
         raise InvalidRequest(f"{field}.arguments", "the arguments of a tool call are the JSON text of an object")
 
 
@@ -125,7 +130,8 @@ def _answered(calls: Sequence[PendingCall], answers: Sequence[Message]) -> tuple
         if call is None or answer.tool_call_id in told:
             raise _without_call(index, answer)
         if call.result is not None and call.result != answer.content:
-            raise ResultConflict(f"tool call {call.call.id!r} has another result already", call=call.call.id)
+            why = "timed out before" if call.status is CallStatus.TIMED_OUT else "has another result already than"
+            raise ResultConflict(f"tool call {call.call.id!r} {why} this result", call=call.call.id)
         told[answer.tool_call_id] = answer.content
     missing = [call.call.id for call in calls if call.result is None and call.call.id not in told]
     if missing:

@@ -17,9 +17,10 @@ from services.live import LiveSession, LiveSessions
 from services.matching import Match, Matcher
 from services.messages import Message, ToolCall, call_from_wire, message_from_wire, message_to_wire, sampling_to_wire
 from services.observing import EpisodesFailed, Observers, TurnFailed, TurnFinished
+from services.pauses import repair_details, signal_text
 from services.reports import TurnOutcome, episode_from_wire, fidelity_from_wire, memory_from_wire, repair_from_wire
 from services.resting import Resting
-from services.sessions import Session, SessionEvent, Turn
+from services.sessions import RepairTrigger, Session, SessionEvent, Turn, due_repairs
 from services.settings import ServiceSettings
 from services.turn_plan import TurnPlan, TurnRequest, plan_turn
 from services.worker_client import Worker
@@ -166,7 +167,7 @@ class Turns:
             return
         await self._check(live, request)
         async with self._admission.place():
-            await self._resting.settle(live)
+            await self._resting.settle(live, request.wait_for_repairs)
             session = await self._catalog.session(live.id)
             plan = plan_turn(session, request, self._settings)
             yield TurnStarted(live.id, plan.number)
@@ -181,7 +182,7 @@ class Turns:
         return None if answer is None else OUTCOME.validate_json(answer)
 
     async def _check(self, live: LiveSession, request: TurnRequest) -> None:
-        """Refuse what is wrong before any due repair is run for it."""
+        """Refuse what is wrong before any repair is run, or broken off, for it."""
         plan_turn(await self._catalog.session(live.id), request, self._settings)
         if request.compare_with:
             try:
@@ -245,13 +246,15 @@ class Turns:
             work.plan.said,
             matched="" if work.match is None else work.match.episode,
             active=done.state.episode,
+            repaired=repair_details(signal_text(work.plan.messages), done.repair),
         )
         answer = None if work.key is None else Remembered(work.key, OUTCOME.dump_json(outcome).decode())
         await self._catalog.commit_turn(commit, epoch, answer)
         live.in_doubt = False
+        live.repairs_wanted = False
         live.advance(SessionEvent.CALLS_MADE if calls else SessionEvent.TURN_ENDED)
         self._observers.tell(TurnFinished(outcome))
-        if calls:
+        if calls or work.session.settings.repairs_on(RepairTrigger.LAST_OUTPUT):
             self._resting.begin_repairs(live)
         return outcome
 
@@ -285,6 +288,7 @@ def _wire_turn(work: _Work, epoch: int) -> wire.TurnRequest:
         generate=work.request.generate,
         sampling=sampling_to_wire(work.plan.sampling),
         repair=work.plan.repair,
+        repair_seconds=work.session.settings.repair_seconds or 0.0,
         keep_distribution=work.request.keep_distribution,
         compare_with=work.request.compare_with,
     )
@@ -318,4 +322,5 @@ def _outcome(work: _Work, done: wire.TurnDone, message: Message | None) -> TurnO
         fidelity=fidelity_from_wire(done),
         own_repair=own_repair,
         episode=None if match is None else episode_from_wire(match.episode, match.similarity, done),
+        repairs_left_out=len(due_repairs(work.session)),
     )

@@ -25,7 +25,8 @@ class ScriptedWorker:
     with equal selections went through the same turns and repairs in the same order, and a rollback that was
     forgotten shows. Its encoder gives texts with the same words near vectors, and it builds an episode of any rows.
     `gates` hold calls back: a turn waits for `gates["token"]` before each word, a repair for `gates["repair"]`, and
-    so for embed and build. `faults` are raised by the call of that name, once each.
+    so for embed and build. A hurried repair waits no longer and has scored half of its rows. `faults` are raised by
+    the call of that name, once each.
     """
 
     def __init__(self) -> None:
@@ -38,6 +39,9 @@ class ScriptedWorker:
         self.sessions: dict[str, wire.SessionState] = {}
         self.specs: dict[str, wire.SessionSpec] = {}
         self.said: list[str] = []
+        self.words: dict[int, str] = {}
+        self.hurries: dict[str, asyncio.Event] = {}
+        self.deadlines: list[float] = []
         self.embedded: list[list[str]] = []
         self.builds: list[wire.BuildEpisodesRequest] = []
         self.switches: list[wire.Episode] = []
@@ -63,6 +67,7 @@ class ScriptedWorker:
                 wire.MethodInfo(name="full", summary="keeps everything", settings_schema="{}"),
                 wire.MethodInfo(name="epicache", summary="an episode's attention", settings_schema="{}", episodes=True),
             ],
+            repair=wire.MethodInfo(name="repairkv", summary="bursts around anchors", settings_schema="{}"),
         )
 
     async def retain(self, sessions: list[str]) -> None:
@@ -72,8 +77,9 @@ class ScriptedWorker:
         self._fault("open")
         session = request.spec.session
         self.said.append(f"open {request.state.length}")
-        if '"bad"' in request.spec.method_settings:
-            raise WorkerRefused("bad_settings", "method_settings.bad is not a setting of this method")
+        for name in ("method_settings", "repair_settings"):
+            if '"bad"' in getattr(request.spec, name):
+                raise WorkerRefused("bad_settings", f"{name}.bad is not a setting")
         self.specs[session] = request.spec
         self.sessions[session] = wire.SessionState.FromString(request.state.SerializeToString())
         return self._memory(session)
@@ -110,15 +116,34 @@ class ScriptedWorker:
         self._fault("repair")
         state = self._state(request.session)
         signal = request.text.split() + [word for message in request.messages for word in _words(message)]
+        signal += [self.words[token] for token in request.token_ids]
         self.said.append(f"{request.trigger}: {' '.join(signal)}")
+        self.deadlines.append(request.seconds)
         self._change(state, request.trigger, [])
-        await self._gate("repair")
+        cut = not await self._gate_or_hurry(request.session)
         state.promoted_rows += 2
         state.selection = hashlib.sha256(state.selection + " ".join(signal).encode()).digest()
         report = wire.RepairReport(
-            trigger=request.trigger, signal_tokens=len(signal), scored_rows=state.length, promoted=[1, 2], seconds=0.5
+            trigger=request.trigger,
+            signal_tokens=len(signal),
+            scored_rows=4 if cut else 8,
+            candidates=8,
+            promoted=[1, 2],
+            seconds=0.5,
+            demoted_rows=1,
+            cut=cut,
+            hops=1,
+            bytes_read=640,
         )
         return wire.RepairResult(report=report, memory=self._memory(request.session), state=state)
+
+    async def hurry(self, request: wire.HurryRequest) -> None:
+        self._fault("hurry")
+        if request.session in self.hurries:
+            self.hurries[request.session].set()
+
+    async def detokenize(self, request: wire.DetokenizeRequest) -> wire.DetokenizeResult:
+        return wire.DetokenizeResult(texts=[" ".join(self.words[id] for id in chunk.ids) for chunk in request.chunks])
 
     async def embed(self, texts: list[str]) -> wire.EmbedResult:
         self._fault("embed")
@@ -177,6 +202,7 @@ class ScriptedWorker:
 
     def _change(self, state: wire.SessionState, why: str, words: list[str]) -> None:
         state.length += len(words)
+        self.words |= {_token(word): word for word in words}
         state.selection = hashlib.sha256(state.selection + f"{why} {' '.join(words)}".encode()).digest()
 
     def _switch(self, state: wire.SessionState, request: wire.TurnRequest) -> wire.SwitchReport | None:
@@ -193,6 +219,19 @@ class ScriptedWorker:
         self.reached[name].set()
         if name in self.gates:
             await self.gates[name].wait()
+
+    async def _gate_or_hurry(self, session: str) -> bool:
+        """Wait for the gate of repairs, or for a hurry: whether it was the gate."""
+        hurried = self.hurries[session] = asyncio.Event()
+        waiting = [asyncio.create_task(self._gate("repair")), asyncio.create_task(hurried.wait())]
+        try:
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            return not hurried.is_set()
+        finally:
+            del self.hurries[session]
+            for task in waiting:
+                task.cancel()
+            await asyncio.wait(waiting)
 
     def _fault(self, name: str) -> None:
         if name in self.faults:
@@ -226,7 +265,17 @@ class ScriptedWorker:
             utterance_tokens=_runs(request) + ([len(spoken)] if message is not None else []),
         )
         if request.repair:
-            report = wire.RepairReport(trigger="turn", signal_tokens=len(prompt), promoted=[3], seconds=0.1)
+            report = wire.RepairReport(
+                trigger="turn",
+                signal_tokens=len(prompt),
+                scored_rows=6,
+                candidates=6,
+                promoted=[0, 1, 3],
+                seconds=0.1,
+                hops=1,
+                bytes_read=320,
+            )
+            self.deadlines.append(request.repair_seconds)
             done.repair.CopyFrom(report)
         if request.compare_with:
             done.fidelity.CopyFrom(wire.Fidelity(tokens=5, kl_mean=0.5, top1_agreement=0.8))

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
+from kvrecall.v1 import worker_pb2 as wire
 from services.call_events import CallEvent, CallEventType
 from services.catalog import IdempotencyKey
 from services.errors import (
@@ -20,11 +21,12 @@ from services.errors import (
 )
 from services.messages import Message, ToolCall
 from services.observing import RepairFailed, RepairFinished
-from services.sessions import CallStatus, RepairTrigger, SessionState
+from services.sessions import CallStatus, RepairTrigger, SessionState, due_repairs
 from services.turn_plan import TurnRequest
 from services.turns import CallMade
 
 HELLO = Message("user", "hello")
+WAITING = {"wait_for_repairs": True}
 EARLY = 'tool_call: weather {"city": "Bern"}'
 
 
@@ -57,7 +59,7 @@ async def test_a_call_starts_a_repair_by_itself(harness, paused: str) -> None:
     assert repairs(harness) == [EARLY]
     session, state = await harness.service.get(paused)
     assert state is SessionState.PAUSED
-    assert session.calls[0].call_repaired
+    assert session.calls[0].call_signal == 'weather {"city": "Bern"}'
     assert session.memory.promoted_rows == 2
 
 
@@ -85,28 +87,183 @@ async def test_a_result_starts_a_second_repair_after_the_early_one(harness, call
     assert repairs(harness) == [EARLY, "tool_result: tool rain"]
 
 
-async def test_the_next_turn_waits_for_the_repairs_and_reports_them(harness, call: Callable) -> None:
+async def test_a_turn_that_asks_to_waits_for_the_repairs_and_reports_them(harness, call: Callable) -> None:
     session = await harness.session()
     harness.worker.gates["repair"] = asyncio.Event()
     await pause(harness, session, call("c1", "Bern"))
     await harness.service.event(session, completed("c1", "rain"))
-    turn = asyncio.create_task(harness.say(session))
+    turn = asyncio.create_task(harness.say(session, **WAITING))
     await harness.worker.reached["repair"].wait()
     assert not turn.done()
     harness.worker.gates["repair"].set()
     outcome = await turn
-    assert [repair.trigger for repair in outcome.repairs] == ["tool_call", "tool_result"]
-    assert outcome.own_repair is None
+    assert [(repair.trigger, repair.cut) for repair in outcome.repairs] == [
+        ("tool_call", False),
+        ("tool_result", False),
+    ]
+    assert (outcome.own_repair, outcome.repairs_left_out) == (None, 0)
     (_, said) = await harness.catalog.turns(session, 0, 10)
     assert said.messages == (Message("tool", "rain", tool_call_id="c1", name="weather"),)
     assert (await harness.service.get(session))[1] is SessionState.IDLE
 
 
-async def test_a_result_within_the_turn_is_the_signal_of_a_repair_within_the_turn(harness, paused: str) -> None:
-    outcome = await harness.say(paused, Message("tool", "rain", tool_call_id="c1"))
-    assert [repair.trigger for repair in outcome.repairs] == ["tool_call", "turn"]
+async def test_another_turn_takes_what_the_repair_has_found_so_far_and_leaves_out_the_rest(
+    harness, call: Callable
+) -> None:
+    session = await harness.session()
+    harness.worker.gates["repair"] = asyncio.Event()
+    await pause(harness, session, call("c1", "Bern"))
+    await harness.worker.reached["repair"].wait()
+    await harness.service.event(session, completed("c1", "rain"))
+    outcome = await harness.say(session)
+    (cut,) = outcome.repairs
+    assert (cut.trigger, cut.cut, cut.share_scanned, cut.in_pause) == ("tool_call", True, 0.5, False)
+    assert outcome.repairs_left_out == 1
     assert repairs(harness) == [EARLY]
+    await harness.settled(session)
+    assert due_repairs(await harness.catalog.session(session)) == []
+
+
+async def test_a_repair_that_was_not_begun_is_not_begun_for_a_turn(harness, call: Callable) -> None:
+    session = await harness.session()
+    harness.worker.faults["repair"] = WorkerLost("gone")
+    await pause(harness, session, call("c1", "Bern"))
+    await harness.settled(session)
+    outcome = await harness.say(session, Message("tool", "rain", tool_call_id="c1"))
+    assert (outcome.repairs, outcome.repairs_left_out) == ((), 1)
+    assert repairs(harness) == []
+
+
+@pytest.mark.parametrize("how", ["cancelled", "failed"])
+async def test_after_a_turn_that_came_to_nothing_what_is_due_goes_on(harness, call: Callable, how: str) -> None:
+    session = await harness.session()
+    harness.worker.gates["repair"] = asyncio.Event()
+    await pause(harness, session, call("c1", "Bern"))
+    await harness.worker.reached["repair"].wait()
+    await harness.service.event(session, completed("c1", "rain"))
+    if how == "failed":
+        harness.worker.faults["turn"] = WorkerLost("gone")
+    else:
+        harness.worker.gates["token"] = asyncio.Event()
+    turn = asyncio.create_task(harness.say(session))
+    if how == "cancelled":
+        await harness.worker.reached["token"].wait()
+        (running,) = harness.service._running
+        running.cancel()
+    with pytest.raises(ServiceError):
+        await turn
+    harness.worker.gates["repair"].set()
+    await harness.settled(session)
+    assert repairs(harness) == [EARLY, "tool_result: tool rain"]
+    assert (await harness.service.get(session))[1] is SessionState.PAUSED
+    assert due_repairs(await harness.catalog.session(session)) == []
+
+
+async def test_a_turn_that_goes_away_while_a_repair_ends_for_it_lets_the_others_run(harness, call: Callable) -> None:
+    session = await harness.session()
+    hurried, harness.worker.hurry = asyncio.Event(), None
+    harness.worker.gates["repair"] = asyncio.Event()
+
+    async def deaf(request: object) -> None:
+        hurried.set()
+
+    harness.worker.hurry = deaf
+    await pause(harness, session, call("c1", "Bern"))
+    await harness.worker.reached["repair"].wait()
+    await harness.service.event(session, completed("c1", "rain"))
+    turn = asyncio.create_task(harness.say(session))
+    await hurried.wait()
+    (running,) = harness.service._running
+    running.cancel()
+    with pytest.raises(ServiceError):
+        await turn
+    harness.worker.gates["repair"].set()
+    await harness.settled(session)
+    assert repairs(harness) == [EARLY, "tool_result: tool rain"]
+
+
+async def test_a_worker_that_cannot_be_hurried_does_not_fail_the_turn(harness, call: Callable) -> None:
+    session = await harness.session()
+    harness.worker.gates["repair"] = asyncio.Event()
+    harness.worker.faults["hurry"] = WorkerLost("gone")
+    await pause(harness, session, call("c1", "Bern"))
+    await harness.worker.reached["repair"].wait()
+    turn = asyncio.create_task(harness.say(session, Message("tool", "rain", tool_call_id="c1")))
+    await asyncio.sleep(0.01)
+    harness.worker.gates["repair"].set()
+    assert [repair.cut for repair in (await turn).repairs] == [False]
+
+
+async def test_a_repair_that_ends_before_a_turn_comes_says_so(harness, paused: str) -> None:
+    await harness.settled(paused)
+    outcome = await harness.say(paused, Message("tool", "rain", tool_call_id="c1"), repair=True)
+    assert [(repair.trigger, repair.in_pause) for repair in outcome.repairs] == [("tool_call", True), ("turn", False)]
+
+
+async def test_a_result_within_the_turn_repairs_on_its_path_only_if_the_turn_asks(harness, paused: str) -> None:
+    await harness.settled(paused)
+    outcome = await harness.say(paused, Message("tool", "rain", tool_call_id="c1"))
+    assert [repair.trigger for repair in outcome.repairs] == ["tool_call"]
     assert (await harness.catalog.call(paused, "c1")).result == "rain"
+    await pause(harness, paused, wire.ToolCall(id="c2", name="weather", arguments="{}"))
+    await harness.settled(paused)
+    outcome = await harness.say(paused, Message("tool", "sun", tool_call_id="c2"), repair=True)
+    assert [repair.trigger for repair in outcome.repairs] == ["tool_call", "turn"]
+
+
+async def test_a_session_s_deadline_holds_for_each_of_its_repairs(harness, call: Callable) -> None:
+    session = await harness.session(repair_seconds=0.25)
+    await pause(harness, session, call("c1", "Bern"))
+    await harness.settled(session)
+    await harness.say(session, Message("tool", "rain", tool_call_id="c1"), repair=True)
+    assert harness.worker.deadlines == [0.25, 0.25]
+
+
+async def test_how_a_session_repairs_is_told_to_the_worker(harness) -> None:
+    session = await harness.session(repair_scan="exact", repair_settings='{"hops": 2}')
+    spec = harness.worker.specs[session]
+    assert (spec.repair_scan, spec.repair_settings) == ("exact", '{"hops": 2}')
+    other = harness.worker.specs[await harness.session()]
+    assert (other.repair_scan, other.repair_settings) == ("", "{}")
+
+
+async def test_the_last_answer_is_a_signal_in_the_idle_time_before_the_next_turn(harness) -> None:
+    session = await harness.session(repair_on=frozenset({RepairTrigger.LAST_OUTPUT}))
+    harness.worker.script = ["the key hangs there", "yes"]
+    harness.worker.gates["repair"] = asyncio.Event()
+    await harness.say(session, HELLO)
+    harness.worker.reached["repair"].clear()
+    await harness.worker.reached["repair"].wait()
+    assert (await harness.service.get(session))[1] is SessionState.REPAIRING
+    harness.worker.gates["repair"].set()
+    await harness.settled(session)
+    assert repairs(harness) == ["last_output: the key hangs there"]
+    assert (await harness.service.get(session))[1] is SessionState.IDLE
+    outcome = await harness.say(session, HELLO)
+    assert [repair.trigger for repair in outcome.repairs] == ["last_output"]
+    await harness.settled(session)
+    assert repairs(harness)[1:] == ["last_output: yes"]
+
+
+async def test_nothing_was_said_so_nothing_is_a_signal(harness, call: Callable) -> None:
+    session = await harness.session(repair_on=frozenset({RepairTrigger.LAST_OUTPUT}))
+    await harness.say(session, HELLO, generate=False)
+    await pause(harness, session, call("c1", "Bern"))
+    await harness.settled(session)
+    assert repairs(harness) == []
+
+
+async def test_a_last_answer_that_was_not_repaired_on_is_repaired_on_after_a_crash(harness) -> None:
+    session = await harness.session(repair_on=frozenset({RepairTrigger.LAST_OUTPUT}))
+    harness.worker.script = ["the key"]
+    harness.worker.gates["repair"] = asyncio.Event()
+    await harness.say(session, HELLO)
+    await harness.worker.reached["repair"].wait()
+    words = harness.worker.words
+    await harness.crash()
+    harness.worker.words = words
+    outcome = await harness.say(session, HELLO, **WAITING)
+    assert [repair.trigger for repair in outcome.repairs] == ["last_output"]
 
 
 async def test_a_cancelled_turn_leaves_the_pause_as_it_was(harness, paused: str) -> None:
@@ -171,7 +328,7 @@ async def test_only_the_repairs_that_were_asked_for_run(
     session = await harness.session(**options)
     await pause(harness, session, call("c1", "Bern"))
     await harness.service.event(session, completed("c1", "rain"))
-    outcome = await harness.say(session)
+    outcome = await harness.say(session, **WAITING)
     assert repairs(harness) == expected
     assert len(outcome.repairs) == len(expected)
 
@@ -194,7 +351,7 @@ async def conversation(harness, call: Callable, crashes: set[int], amid_repair: 
             if amid_repair:
                 await harness.worker.reached["repair"].wait()
             await harness.crash()
-    await harness.say(session, HELLO)
+    await harness.say(session, HELLO, **WAITING)
     return await harness.selection(session)
 
 
@@ -229,7 +386,7 @@ async def test_reports_are_told_to_observers(harness, call: Callable) -> None:
     assert (finished.session, finished.report.trigger, finished.report.promoted) == (session, "tool_call", 2)
 
 
-async def test_a_repair_that_fails_stays_due_and_the_next_turn_runs_it(harness, call: Callable) -> None:
+async def test_a_repair_that_fails_stays_due_and_a_turn_that_waits_runs_it(harness, call: Callable) -> None:
     heard = []
     harness.service.observe(heard.append)
     session = await harness.session()
@@ -237,8 +394,8 @@ async def test_a_repair_that_fails_stays_due_and_the_next_turn_runs_it(harness, 
     await pause(harness, session, call("c1", "Bern"))
     await harness.settled(session)
     assert RepairFailed(session, "tool_call", "worker_lost", "gone", final=False) in heard
-    outcome = await harness.say(session, Message("tool", "rain", tool_call_id="c1"))
-    assert [repair.trigger for repair in outcome.repairs] == ["tool_call", "turn"]
+    outcome = await harness.say(session, Message("tool", "rain", tool_call_id="c1"), **WAITING)
+    assert [repair.trigger for repair in outcome.repairs] == ["tool_call"]
     assert repairs(harness) == [EARLY]
     assert harness.worker.said[1] == "open 2"
 
@@ -254,7 +411,7 @@ async def test_a_repair_that_always_breaks_is_given_up_for_the_turn(harness, pau
     harness.worker.repair = breaks
     await harness.service.event(paused, completed("c1", "rain"))
     await harness.settled(paused)
-    outcome = await harness.say(paused)
+    outcome = await harness.say(paused, **WAITING)
     assert [repair.trigger for repair in outcome.repairs] == ["tool_call"]
     assert len(broken) == 3  # in the background, by the turn, by the turn after the session was opened again
     harness.worker.repair = repairing
@@ -270,9 +427,9 @@ async def test_no_repair_is_given_up_while_the_worker_is_gone(harness, paused: s
     harness.worker.repair = harness.worker.open = gone
     await harness.service.event(paused, completed("c1", "rain"))
     with pytest.raises(WorkerLost):
-        await harness.say(paused)
+        await harness.say(paused, **WAITING)
     harness.worker.repair, harness.worker.open = repairing, opening
-    outcome = await harness.say(paused)
+    outcome = await harness.say(paused, **WAITING)
     assert [repair.trigger for repair in outcome.repairs] == ["tool_call", "tool_result"]
 
 
@@ -281,8 +438,8 @@ async def test_a_signal_that_is_refused_is_not_tried_again(harness, call: Callab
     harness.worker.faults["repair"] = WorkerRefused("turn_too_long", "the signal is longer than a block")
     await pause(harness, session, call("c1", "Bern"))
     await harness.settled(session)
-    outcome = await harness.say(session, Message("tool", "rain", tool_call_id="c1"))
-    assert [repair.trigger for repair in outcome.repairs] == ["turn"]
+    outcome = await harness.say(session, Message("tool", "rain", tool_call_id="c1"), **WAITING)
+    assert (outcome.repairs, outcome.repairs_left_out) == ((), 0)
     assert repairs(harness) == []
 
 
@@ -296,7 +453,7 @@ async def test_reports_of_a_call_are_idempotent(harness, paused: str) -> None:
             await harness.service.event(paused, other)
     await harness.say(paused)
     late = await harness.service.event(paused, completed("c1", "rain"))
-    assert (late.status, late.outstanding) == (CallStatus.COMPLETED, ())
+    assert (late.status, late.outstanding, late.late) == (CallStatus.COMPLETED, (), True)
     assert len(repairs(harness)) == 2
 
 
@@ -309,9 +466,6 @@ async def test_a_call_may_be_announced_and_report_partial_output(harness, paused
     assert (stored.started, stored.partial, stored.result) == (True, "light rain", None)
     await harness.settled(paused)
     assert repairs(harness) == [EARLY]
-    await harness.service.event(paused, completed("c1", "rain"))
-    with pytest.raises(ResultConflict):
-        await harness.service.event(paused, CallEvent(CallEventType.DELTA, "c1", "more"))
 
 
 async def test_a_delta_with_a_key_is_appended_once(harness, paused: str) -> None:
@@ -362,5 +516,5 @@ async def test_a_stop_leaves_no_task_behind_and_the_repair_due(harness, call: Ca
     assert asyncio.all_tasks() == {asyncio.current_task()}
     harness.worker.gates.clear()
     await harness.start()
-    await harness.say(session, Message("tool", "rain", tool_call_id="c1"))
+    await harness.say(session, Message("tool", "rain", tool_call_id="c1"), **WAITING)
     assert repairs(harness) == [EARLY, EARLY]

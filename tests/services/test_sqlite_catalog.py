@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from services.catalog import IdempotencyKey, Remembered, RepairCommit, TurnCommit
+from services.catalog import REPAIRS_KEPT, IdempotencyKey, Remembered, RepairCommit, RepairDetails, TurnCommit
 from services.errors import (
     CatalogError,
     CatalogVersion,
@@ -33,7 +33,7 @@ from services.sessions import (
 from services.sqlite_catalog import SqliteCatalog
 
 MEMORY = MemoryReport(7, 64, 7, 8, 96, 448, 0, 2, (7, 6), (8, 8), (96, 96), {"ram": 10}, True)
-REPAIR = RepairReport("tool_call", 3, 7, 2, 0.5)
+REPAIR = RepairReport("tool_call", 3, 7, 2, 0.5, candidates=9, demoted=1, cut=True, hops=2, bytes_read=5, in_pause=True)
 
 
 @pytest.fixture
@@ -100,7 +100,8 @@ async def test_a_repair_and_a_report_of_the_same_call_do_not_undo_each_other(cat
     reported = replace(before.calls[0], status=CallStatus.FAILED, result="no", batch=1)
     await catalog.commit_call("s", reported, 1, None)
     after = await catalog.session("s")
-    assert after.calls[0] == replace(reported, call_repaired=True)
+    signal = reported.call.signal
+    assert after.calls[0] == replace(reported, call_signal=signal, heard_at=after.calls[0].heard_at)
     assert (after.repairs, await catalog.worker_state("s")) == ((REPAIR,), b"repaired")
     assert [repair.position for repair in due_repairs(after)] == [1, -1]
 
@@ -123,6 +124,94 @@ async def test_reports_of_repairs_belong_to_the_pause_they_happened_in(catalog: 
     assert (await catalog.session("s")).repairs == ()
 
 
+async def test_a_call_comes_back_as_it_was_reported(catalog: SqliteCatalog) -> None:
+    await catalog.create(new("s"), b"", None)
+    await catalog.commit_turn(turn("s", 1, *CALLS), 1, None)
+    made = (await catalog.session("s")).calls[1]
+    told = replace(made, started=True, arguments='{"n": 3}', pieces={0: "é", 2: "\0"}, delta_due=1)
+    await catalog.commit_call("s", told, 1, None)
+    found = await catalog.call("s", "b")
+    assert found == replace(told, heard_at=found.heard_at)
+    assert (found.partial, found.running.arguments, found.call) == ("é", '{"n": 3}', CALLS[1])
+    assert found.heard_at >= made.heard_at > 0
+
+
+async def test_each_kind_of_repair_marks_its_own_signal_as_used(catalog: SqliteCatalog) -> None:
+    await catalog.create(new("s"), b"", None)
+    await catalog.commit_turn(turn("s", 1, *CALLS), 1, None)
+    grown = replace((await catalog.session("s")).calls[0], pieces={0: "long"}, delta_due=4)
+    await catalog.commit_call("s", grown, 1, None)
+    told = replace((await catalog.session("s")).calls[1], status=CallStatus.COMPLETED, result="r", batch=1)
+    await catalog.commit_call("s", told, 1, None)
+    seen = []
+    while due := due_repairs(await catalog.session("s")):
+        seen.append((due[0].trigger, due[0].position))
+        await catalog.commit_repair("s", RepairCommit(due[0], b"", REPAIR, MEMORY), 1)
+    on_call, on_output, on_result = RepairTrigger.TOOL_CALL, RepairTrigger.TOOL_DELTA, RepairTrigger.TOOL_RESULT
+    assert seen == [(on_call, 0), (on_call, 1), (on_output, 0), (on_result, -1)]
+
+
+async def test_the_last_answer_is_due_until_it_is_repaired_on(catalog: SqliteCatalog) -> None:
+    await catalog.create(new("s", repair_on=frozenset({RepairTrigger.LAST_OUTPUT})), b"", None)
+    await catalog.commit_turn(turn("s", 1), 1, None)
+    (due,) = due_repairs(await catalog.session("s"))
+    assert due.output == 2
+    await catalog.commit_repair("s", RepairCommit(due, b"", REPAIR, MEMORY), 1)
+    assert due_repairs(await catalog.session("s")) == []
+    await catalog.commit_turn(turn("s", 2), 1, None)
+    assert len(due_repairs(await catalog.session("s"))) == 1
+    await catalog.commit_turn(turn("s", 3, *CALLS), 1, None)
+    assert (await catalog.session("s")).output_due == 0
+
+
+async def test_the_last_repairs_are_remembered_newest_first_with_what_they_brought_back(catalog: SqliteCatalog) -> None:
+    await catalog.create(new("s"), b"", None)
+    await catalog.create(new("other"), b"", None)
+    await catalog.commit_turn(replace(turn("s", 1, *CALLS), repaired=RepairDetails("hello", (1, 2**31))), 1, None)
+    (due, *_) = due_repairs(await catalog.session("s"))
+    for number in range(REPAIRS_KEPT):
+        details = RepairDetails(f"signal {number}", (number,))
+        await catalog.commit_repair("s", RepairCommit(due, b"", REPAIR, MEMORY, details), 1)
+    found = await catalog.repairs("s", 100)
+    assert [record.number for record in found] == list(range(REPAIRS_KEPT + 1, 1, -1))
+    assert (found[0].turn, found[0].details.signal) == (2, f"signal {REPAIRS_KEPT - 1}")
+    assert (found[0].report, found[-1].details.positions) == (REPAIR, (0,))
+    assert await catalog.repairs("s", 2) == found[:2]
+    assert await catalog.repairs("other", 2) == []
+    with pytest.raises(UnknownSession):
+        await catalog.repairs("x", 2)
+
+
+async def test_a_turn_s_own_repair_is_remembered_with_that_turn(catalog: SqliteCatalog) -> None:
+    await catalog.create(new("s"), b"", None)
+    await catalog.commit_turn(replace(turn("s", 1), repaired=RepairDetails("hello", (1, 2**31))), 1, None)
+    (record,) = await catalog.repairs("s", 9)
+    assert (record.turn, record.report, record.details) == (1, REPAIR, RepairDetails("hello", (1, 2**31)))
+    assert (await catalog.session("s")).repairs == ()
+
+
+async def test_the_tokens_of_all_turns_come_in_their_order(catalog: SqliteCatalog) -> None:
+    await catalog.create(new("s"), b"", None)
+    assert await catalog.token_ids("s") == ()
+    for number in (1, 2):
+        await catalog.commit_turn(turn("s", number), 1, None)
+    assert await catalog.token_ids("s") == (1, 2, 2**32 - 1) * 2
+    with pytest.raises(UnknownSession):
+        await catalog.token_ids("x")
+
+
+async def test_silent_calls_are_those_that_wait_and_were_not_heard_of(catalog: SqliteCatalog) -> None:
+    for id in ("s", "answered", "said"):
+        await catalog.create(new(id), b"", None)
+        await catalog.commit_turn(turn(id, 1, CALLS[0]), 1, None)
+    call = (await catalog.session("answered")).calls[0]
+    await catalog.commit_call("answered", replace(call, status=CallStatus.FAILED, result="no", batch=1), 1, None)
+    await catalog.commit_turn(replace(turn("said", 2), said={"a": "r"}), 1, None)
+    heard_at = (await catalog.session("s")).calls[0].heard_at
+    assert await catalog.silent(heard_at) == ["s"]
+    assert await catalog.silent(heard_at - 0.001) == []
+
+
 async def test_who_lost_the_session_cannot_write_it(catalog: SqliteCatalog) -> None:
     await catalog.create(new("s"), b"", None)
     await catalog.commit_turn(turn("s", 1, *CALLS), 1, None)
@@ -133,7 +222,7 @@ async def test_who_lost_the_session_cannot_write_it(catalog: SqliteCatalog) -> N
     with pytest.raises(StaleEpoch):
         await catalog.commit_repair("s", RepairCommit(due_repairs(session)[0], b"x"), 1)
     with pytest.raises(StaleEpoch):
-        await catalog.commit_call("s", replace(session.calls[0], partial="x"), 1, None)
+        await catalog.commit_call("s", replace(session.calls[0], pieces={0: "x"}), 1, None)
     assert await catalog.session("s") == replace(session, epoch=2)
     assert await catalog.worker_state("s") == b"state 1"
 
@@ -170,7 +259,7 @@ async def test_a_deleted_session_is_gone_with_all_it_had(catalog: SqliteCatalog,
     await catalog.delete("s", None)
     assert await catalog.session_ids() == ["other"]
     with sqlite3.connect(tmp_path / "catalog.db") as file:
-        for table in ("worker_states", "turns", "calls"):
+        for table in ("worker_states", "turns", "calls", "repairs"):
             assert {row[0] for row in file.execute(f"SELECT session FROM {table}")} == {"other"}
 
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from services.call_events import timed_out
 from services.errors import (
     CallsOutstanding,
     DuplicateCall,
@@ -62,20 +63,29 @@ def test_results_come_first_and_in_call_order_whatever_order_they_were_sent_in()
 
 def test_a_result_that_an_event_brought_may_be_repeated_but_not_changed() -> None:
     assert plan(session(asked(0, "r0")), told("c0", "r0")).said == {}
-    with pytest.raises(ResultConflict):
+    with pytest.raises(ResultConflict, match="another result"):
         plan(session(asked(0, "r0")), told("c0", "other"))
+    with pytest.raises(ResultConflict, match="timed out"):
+        plan(session(timed_out(asked(0), 5)), told("c0"))
 
 
 def test_results_that_wait_make_an_empty_turn_possible() -> None:
     assert [message.content for message in plan(session(asked(0, "r0"))).messages] == ["r0"]
 
 
-def test_a_turn_repairs_when_results_come_with_it_or_when_every_turn_does() -> None:
-    assert plan(session(asked(0)), told("c0")).repair
-    assert not plan(session(asked(0, "r0"))).repair
-    assert not plan(session(asked(0), repair_on=frozenset()), told("c0")).repair
-    assert plan(session(repair_on=frozenset({RepairTrigger.TURN})), HELLO).repair
-    assert not plan(session(repair_on=frozenset({RepairTrigger.TURN}), repair_rows=0), HELLO).repair
+def test_a_turn_repairs_on_its_path_when_it_asks_or_every_turn_does() -> None:
+    every = {"repair_on": frozenset({RepairTrigger.TURN})}
+    assert plan(session(**every), HELLO).repair
+    assert not plan(session(**every), HELLO, repair=False).repair
+    assert not plan(session(**every, repair_rows=0), HELLO).repair
+    assert not plan(session(asked(0)), told("c0")).repair
+    assert plan(session(asked(0)), told("c0"), repair=True).repair
+
+
+def test_a_turn_cannot_ask_for_repair_where_no_rows_are_kept_for_it() -> None:
+    with pytest.raises(InvalidRequest, match="repair_rows") as caught:
+        plan(session(repair_rows=0), HELLO, repair=True)
+    assert caught.value.details["field"] == "repair"
 
 
 def test_recorded_calls_at_the_end_of_a_turn_are_what_it_pauses_on() -> None:

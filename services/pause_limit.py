@@ -1,0 +1,64 @@
+"""Pauses that never end: a tool call that nothing is heard of for too long is given up, and the model is told so."""
+
+import asyncio
+import time
+
+from services.call_events import timed_out
+from services.catalog import Catalog
+from services.errors import ServiceError
+from services.live import LiveSessions
+from services.observing import Observers, PauseTimedOut
+from services.settings import ServiceSettings
+
+_SWEEPS_PER_PAUSE = 10
+_LONGEST_SLEEP_SECONDS = 60.0
+
+
+class PauseLimit:
+    """One task that looks for such calls. It goes by committed times, so that a restart changes nothing."""
+
+    def __init__(
+        self, catalog: Catalog, sessions: LiveSessions, observers: Observers, settings: ServiceSettings
+    ) -> None:
+        self._catalog = catalog
+        self._sessions = sessions
+        self._observers = observers
+        self._seconds = settings.pause_seconds
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Look from now on."""
+        self._task = asyncio.create_task(self._watch(), name="pause limit")
+
+    async def stop(self) -> None:
+        """Look no more."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait({self._task})
+
+    async def sweep(self) -> None:
+        """Give up every call that is silent for too long. What cannot be written now is tried again next time."""
+        try:
+            for session in await self._catalog.silent(time.time() - self._seconds):
+                await self._give_up(session)
+        except ServiceError:
+            return  # a session that is gone or busy, a catalog that cannot be read: the next sweep comes
+
+    async def _watch(self) -> None:
+        while True:
+            await self.sweep()
+            await asyncio.sleep(min(self._seconds / _SWEEPS_PER_PAUSE, _LONGEST_SLEEP_SECONDS))
+
+    async def _give_up(self, session: str) -> None:
+        live = self._sessions.of(await self._catalog.session(session))
+        if live.writing.locked():
+            return  # a turn or a report is under way, perhaps with the result
+        async with self._sessions.claim(live):
+            found = await self._catalog.session(session)
+            since = time.time() - self._seconds
+            silent = [call for call in found.outstanding if call.heard_at <= since]
+            epoch = await self._sessions.epoch(live)
+            for call in silent:
+                await self._catalog.commit_call(session, timed_out(call, self._seconds), epoch, None)
+        if silent:
+            self._observers.tell(PauseTimedOut(session, tuple(call.call.id for call in silent)))
