@@ -14,7 +14,7 @@ from gateway.middleware import RequestLog, StrictBody
 from gateway.sessions_api import sessions_router
 from gateway.settings import GatewaySettings
 from services.errors import ShuttingDown
-from services.observing import EpisodesFailed, Observation, RepairFailed, TurnFailed
+from services.observing import EpisodesFailed, Observation, PauseTimedOut, RepairFailed, TurnFailed
 from services.service import SessionService
 
 
@@ -66,6 +66,8 @@ def log_failure(observation: Observation) -> None:
             log.warning("repair failed", **vars(observation))
         case EpisodesFailed():
             log.warning("episodes failed", **vars(observation))
+        case PauseTimedOut():
+            log.warning("pause timed out", **vars(observation))
         case TurnFailed():
             log.info("turn not committed", **vars(observation))
 

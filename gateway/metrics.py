@@ -13,6 +13,7 @@ from services.observing import (
     EpisodesBuilt,
     EpisodesFailed,
     Observation,
+    PauseTimedOut,
     RepairFailed,
     RepairFinished,
     SessionDeleted,
@@ -21,6 +22,16 @@ from services.observing import (
 )
 from services.reports import EpisodeReport, MemoryReport, RepairReport, TurnOutcome
 
+REPAIR_COUNTS = {
+    "candidates": ("repair_candidates", "Evicted tokens that repairs could have chosen."),
+    "scored_rows": ("repair_scored_rows", "Evicted tokens that repairs scored."),
+    "promoted": ("promoted_rows", "Tokens that repairs brought back."),
+    "demoted": ("demoted_rows", "Rows per KV head that left the active set for those that came."),
+    "bytes_read": ("repair_read_bytes", "Bytes of stored rows that repairs read while scoring."),
+    "cut": ("repairs_cut", "Repairs that ended before all candidates were scored."),
+}
+"""Counters of repairs, by the report's field: the metric's name and what it says."""
+SHARES = (0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99, 1.0)
 SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 
 
@@ -64,15 +75,40 @@ class Metrics:
         self._phases = Histogram(
             "kvrecall_turn_phase_seconds", "Time in a turn's phases.", ["phase"], buckets=SECONDS, registry=registry
         )
+        self._add_repairs()
+        self._add_episodes()
+        self._add_gauges(admission)
+
+    def _add_repairs(self) -> None:
+        """What repairs looked at, what they moved, and whether they ended in time."""
+        registry = self._registry
         self._repairs = Histogram(
             "kvrecall_repair_seconds", "Time of a repair.", ["trigger"], buckets=SECONDS, registry=registry
         )
+        self._repair_shares = Histogram(
+            "kvrecall_repair_share_scanned", "Share of the candidates scored.", buckets=SHARES, registry=registry
+        )
+        self._repair_counts = {
+            name: Counter(f"kvrecall_{metric}", text, ["trigger"], registry=registry)
+            for name, (metric, text) in REPAIR_COUNTS.items()
+        }
         self._repair_failures = Counter(
             "kvrecall_repair_failures", "Repairs that could not be run.", ["code"], registry=registry
         )
-        self._promoted = Counter("kvrecall_promoted_rows", "Tokens that repairs brought back.", registry=registry)
-        self._add_episodes()
-        self._add_gauges(admission)
+        self._repairs_ended = Counter(
+            "kvrecall_repairs_between_turns",
+            "Repairs by what came first: their end, or a turn.",
+            ["first"],
+            registry=registry,
+        )
+        self._repairs_left_out = Counter(
+            "kvrecall_repairs_left_out", "Repairs that were due and not begun when a turn came.", registry=registry
+        )
+        self._timed_out = Counter(
+            "kvrecall_pauses_timed_out",
+            "Pauses that were ended because nothing was heard of a call.",
+            registry=registry,
+        )
 
     def _add_episodes(self) -> None:
         """What happens to sessions' episodes."""
@@ -118,6 +154,9 @@ class Metrics:
             case RepairFinished(session, report, memory):
                 self._held[session] = memory
                 self._count_repair(report)
+                self._repairs_ended.labels("end" if report.in_pause else "turn").inc()
+            case PauseTimedOut():
+                self._timed_out.inc()
             case RepairFailed(code=code):
                 self._repair_failures.labels(code).inc()
             case EpisodesBuilt(seconds=seconds):
@@ -134,6 +173,7 @@ class Metrics:
         self._tokens.labels("output").inc(outcome.output_tokens)
         for phase, seconds in outcome.seconds.items():
             self._phases.labels(phase).observe(seconds)
+        self._repairs_left_out.inc(outcome.repairs_left_out)
         if outcome.own_repair is not None:
             self._count_repair(outcome.own_repair)
         if outcome.episode is not None:
@@ -148,7 +188,9 @@ class Metrics:
 
     def _count_repair(self, report: RepairReport) -> None:
         self._repairs.labels(report.trigger).observe(report.seconds)
-        self._promoted.inc(report.promoted)
+        self._repair_shares.observe(report.share_scanned)
+        for name, counter in self._repair_counts.items():
+            counter.labels(report.trigger).inc(getattr(report, name))
 
     def render(self, stats: wire.WorkerStats) -> bytes:
         """The page, with the worker's counters of now."""

@@ -119,8 +119,19 @@ class CreateSessionBody(Body):
     model: Name | None = Field(default=None, description="Refused if the service does not serve this model.")
     budget: int | None = Field(default=None, ge=1, lt=2**31, description="Active rows per KV head, mean over layers.")
     repair_rows: int | None = Field(default=None, ge=0, lt=2**31, description="Rows of it kept free; 0: no repair.")
-    repair_on: list[Literal["tool_call", "tool_result", "turn"]] = Field(
-        default=["tool_call", "tool_result"], max_length=3, description="What a repair is conditioned on."
+    repair_on: list[Literal["tool_call", "tool_delta", "tool_result", "last_output", "turn"]] = Field(
+        default=["tool_call", "tool_delta", "tool_result"],
+        max_length=5,
+        description="What a repair is conditioned on. All but turn are run between turns.",
+    )
+    repair_scan: Literal["exact", "bounded", "summary"] | None = Field(
+        default=None, description="How a repair finds its candidates; null: the worker's default."
+    )
+    repair_settings: JsonObject = Field(
+        default={}, max_length=64, description="How a repair chooses: see repair of GET /v1/methods."
+    )
+    repair_seconds: float | None = Field(
+        default=None, gt=0, le=3600, description="The most seconds of one repair; null: as many as it needs."
     )
     method: Name | None = Field(default=None, description="Eviction method: a name of GET /v1/methods.")
     method_settings: JsonObject = Field(default={}, max_length=64)
@@ -148,6 +159,9 @@ class CreateSessionBody(Body):
             model=self.model,
             episodes=self._episodes(),
             layer_budgets=self.layer_budgets,
+            repair_scan=self.repair_scan,
+            repair_settings=json.dumps(self.repair_settings, sort_keys=True),
+            repair_seconds=self.repair_seconds,
         )
 
     def _episodes(self) -> EpisodeSettings | Literal["default"] | None:
@@ -193,6 +207,13 @@ class TurnBody(Body):
     generate: bool = Field(default=True, description="False: only remember.")
     stream: bool = Field(default=False, description="Answer as server-sent events: token, tool_call, done, error.")
     queue: bool = Field(default=False, description="Wait (for a bounded time) while another turn of the session runs.")
+    repair: bool | None = Field(
+        default=None, description="Repair with these messages before they are read; null: if repair_on has turn."
+    )
+    wait_for_repairs: bool = Field(
+        default=False,
+        description="Let repairs that are due end first; else the turn takes what they have found so far.",
+    )
     sampling: SamplingBody = SamplingBody()
     fidelity: FidelityBody = FidelityBody()
 
@@ -206,6 +227,8 @@ class TurnBody(Body):
             queue=self.queue,
             keep_distribution=self.fidelity.keep,
             compare_with=self.fidelity.against or "",
+            repair=self.repair,
+            wait_for_repairs=self.wait_for_repairs,
         )
 
 
@@ -214,10 +237,15 @@ class StartedBody(Body):
 
     type: Literal["tool_call.started"]
     call_id: Name
+    arguments: str | None = Field(
+        default=None,
+        description="JSON text of an object: what is really run, where it is not what the model wrote.",
+        examples=['{"city": "Bern"}'],
+    )
 
     def value(self) -> CallEvent:
         """The domain's value."""
-        return CallEvent(CallEventType.STARTED, self.call_id)
+        return CallEvent(CallEventType.STARTED, self.call_id, arguments=self.arguments)
 
 
 class DeltaBody(Body):
@@ -226,10 +254,16 @@ class DeltaBody(Body):
     type: Literal["tool_call.delta"]
     call_id: Name
     delta: str
+    index: int | None = Field(
+        default=None,
+        ge=0,
+        lt=2**31,
+        description="From 0: pieces in any order, each once. Left out: after what is there.",
+    )
 
     def value(self) -> CallEvent:
         """The domain's value."""
-        return CallEvent(CallEventType.DELTA, self.call_id, self.delta)
+        return CallEvent(CallEventType.DELTA, self.call_id, self.delta, index=self.index)
 
 
 class CompletedBody(Body):

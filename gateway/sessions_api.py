@@ -8,6 +8,7 @@ from pydantic import BaseModel
 
 from gateway.errors import problems
 from gateway.middleware import CLIENT_GONE
+from gateway.repair_views import RepairsView
 from gateway.schemas import CreateSessionBody, EventBody, TurnBody
 from gateway.settings import GatewaySettings
 from gateway.streaming import ClientGone, EventStream, outcome_of, while_connected
@@ -15,14 +16,13 @@ from gateway.views import (
     EpisodesView,
     EventView,
     MemoryView,
-    MethodView,
+    MethodsView,
     SessionPageView,
     SessionView,
     TurnView,
     WorkerView,
-    method_views,
 )
-from services.catalog import IdempotencyKey
+from services.catalog import REPAIRS_KEPT, IdempotencyKey
 from services.service import SessionService
 from services.turns import TurnStream
 
@@ -89,6 +89,11 @@ def _add_sessions(router: APIRouter, service: SessionService) -> None:
         """What a session holds: rows per layer, bytes per tier."""
         return MemoryView.of(session, await service.memory(session))
 
+    @router.get("/sessions/{session}/repairs", responses=problems(404), tags=["sessions"])
+    async def session_repairs(session: str, limit: Annotated[int, Query(ge=1, le=REPAIRS_KEPT)] = 10) -> RepairsView:
+        """A session's last repairs, newest first: what they looked for, and the text around what they brought back."""
+        return RepairsView.of(session, await service.repairs(session, limit))
+
     @router.get("/sessions/{session}/episodes", responses=problems(404), tags=["sessions"])
     async def session_episodes(session: str) -> EpisodesView:
         """A session's episodes: size, medoid, how often a turn was about each."""
@@ -135,9 +140,9 @@ def _add_events(router: APIRouter, service: SessionService) -> None:
 
 def _add_worker(router: APIRouter, service: SessionService) -> None:
     @router.get("/methods", tags=["worker"])
-    async def list_methods() -> list[MethodView]:
-        """The eviction methods a session may be created with."""
-        return method_views(service.info)
+    async def list_methods() -> MethodsView:
+        """The eviction methods a session may be created with, and how it may be repaired."""
+        return MethodsView.of(service.info)
 
     @router.get("/worker", tags=["worker"])
     async def get_worker() -> WorkerView:

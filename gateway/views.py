@@ -6,11 +6,12 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from gateway.repair_views import RepairTotalsView, RepairView
 from kvrecall.v1 import worker_pb2 as wire
 from services.call_events import EventReceipt
 from services.catalog import EpisodeSet
 from services.messages import Message, ToolCall
-from services.reports import MemoryReport, RepairReport, TurnOutcome
+from services.reports import MemoryReport, TurnOutcome
 from services.sessions import EpisodeSettings, PendingCall, Session, SessionState
 
 
@@ -87,6 +88,9 @@ class SessionView(View):
     budget: int
     repair_rows: int
     repair_on: list[str]
+    repair_scan: str | None
+    repair_settings: dict[str, Any]
+    repair_seconds: float | None
     method: str
     method_settings: dict[str, Any]
     layer_budgets: str | None
@@ -111,6 +115,9 @@ class SessionView(View):
             budget=settings.budget,
             repair_rows=settings.repair_rows,
             repair_on=sorted(trigger.value for trigger in settings.repair_on),
+            repair_scan=settings.repair_scan,
+            repair_settings=json.loads(settings.repair_settings),
+            repair_seconds=settings.repair_seconds,
             method=settings.method,
             method_settings=json.loads(settings.method_settings),
             layer_budgets=settings.layer_budgets,
@@ -133,16 +140,6 @@ class SessionPageView(View):
     next_cursor: str | None
 
 
-class RepairView(View):
-    """One repair. Times in seconds, rows as tokens."""
-
-    trigger: str
-    signal_tokens: int
-    scored_rows: int
-    promoted: int
-    seconds: float
-
-
 class TurnMemoryView(View):
     """What the session holds after a turn; active, peak and bound rows are those of the largest layer."""
 
@@ -155,12 +152,17 @@ class TurnMemoryView(View):
     evicted_rows: int
     promoted_rows: int
     tier_bytes: dict[str, int]
+    repair: RepairTotalsView
     repairs: list[RepairView]
 
     @classmethod
-    def of(cls, memory: MemoryReport, repairs: tuple[RepairReport, ...]) -> "TurnMemoryView":
-        """The view of a report, with the repairs since the turn before."""
-        return cls(**_counts(memory), repairs=[RepairView.model_validate(repair) for repair in repairs])
+    def of(cls, outcome: TurnOutcome) -> "TurnMemoryView":
+        """The view of a turn's memory, with the repairs since the turn before."""
+        return cls(
+            **_counts(outcome.memory),
+            repair=RepairTotalsView.of(outcome.repairs, outcome.repairs_left_out),
+            repairs=[RepairView.model_validate(repair) for repair in outcome.repairs],
+        )
 
 
 class MemoryView(View):
@@ -195,7 +197,7 @@ class MemoryView(View):
 
 
 def _counts(memory: MemoryReport) -> dict[str, Any]:
-    return {name: getattr(memory, name) for name in TurnMemoryView.model_fields if name != "repairs"}
+    return {name: getattr(memory, name) for name in TurnMemoryView.model_fields if name not in ("repair", "repairs")}
 
 
 class EpisodeView(View):
@@ -303,7 +305,7 @@ class TurnView(View):
             message=None if outcome.message is None else AssistantMessageView.of(outcome.message),
             finish_reason=outcome.finish_reason,
             usage=UsageView(prompt_tokens=outcome.prompt_tokens, output_tokens=outcome.output_tokens),
-            memory=TurnMemoryView.of(outcome.memory, outcome.repairs),
+            memory=TurnMemoryView.of(outcome),
             seconds=dict(outcome.seconds),
             fidelity=None if outcome.fidelity is None else FidelityView.model_validate(outcome.fidelity),
             episode=None if outcome.episode is None else TurnEpisodeView.model_validate(outcome.episode),
@@ -311,7 +313,10 @@ class TurnView(View):
 
 
 class EventView(View):
-    """The durable acknowledgement of an event; `outstanding` calls still wait for a result."""
+    """The durable acknowledgement of an event; `outstanding` calls still wait for a result.
+
+    A `late` event found nothing to change: the call has its result already.
+    """
 
     session: str
     call_id: str
@@ -319,6 +324,7 @@ class EventView(View):
     status: str
     state: str
     outstanding: list[str]
+    late: bool
 
     @classmethod
     def of(cls, receipt: EventReceipt) -> "EventView":
@@ -327,11 +333,29 @@ class EventView(View):
 
 
 class MethodView(View):
-    """An eviction method and the JSON schema of its settings."""
+    """A way to evict, or to repair, and the JSON schema of its settings."""
 
     name: str
     summary: str
     settings_schema: dict[str, Any]
+
+    @classmethod
+    def of(cls, known: wire.MethodInfo) -> "MethodView":
+        """The view of what a worker describes."""
+        return cls(name=known.name, summary=known.summary, settings_schema=json.loads(known.settings_schema or "{}"))
+
+
+class MethodsView(View):
+    """The eviction methods a session may be created with, and what its `repair_settings` are."""
+
+    methods: list[MethodView]
+    repair: MethodView | None
+
+    @classmethod
+    def of(cls, info: wire.WorkerInfo) -> "MethodsView":
+        """The view of a worker's methods."""
+        repair = MethodView.of(info.repair) if info.HasField("repair") else None
+        return cls(methods=[MethodView.of(known) for known in info.methods], repair=repair)
 
 
 class WorkerView(View):
@@ -347,11 +371,3 @@ class WorkerView(View):
     max_budget: int
     block_tokens: int
     max_context: int
-
-
-def method_views(info: wire.WorkerInfo) -> list[MethodView]:
-    """The views of a worker's methods."""
-    return [
-        MethodView(name=known.name, summary=known.summary, settings_schema=json.loads(known.settings_schema or "{}"))
-        for known in info.methods
-    ]

@@ -61,8 +61,8 @@ class KvrecallClient:
     def create_session(self, *, key: str | None = None, **settings: Any) -> JsonObject:
         """Open a session.
 
-        Settings: budget, repair_rows, repair_on, method, method_settings, layer_budgets, episodes, seed, tools,
-        metadata, model.
+        Settings: budget, repair_rows, repair_on, repair_scan, repair_settings, repair_seconds, method,
+        method_settings, layer_budgets, episodes, seed, tools, metadata, model.
         """
         return self._send("POST", "/v1/sessions", json=settings, key=key)
 
@@ -84,7 +84,10 @@ class KvrecallClient:
     def turn(
         self, session: str, messages: Sequence[Mapping[str, Any]], *, key: str | None = None, **options: Any
     ) -> JsonObject:
-        """Send a turn and wait for its end. Options: generate, queue, sampling, fidelity."""
+        """Send a turn and wait for its end.
+
+        Options: generate, queue, repair, wait_for_repairs, sampling, fidelity.
+        """
         body = {**options, "messages": list(messages)}
         return self._send("POST", _path(session, "/turns"), json=body, key=key)
 
@@ -103,7 +106,11 @@ class KvrecallClient:
             raise KvrecallError(0, "connection_failed", str(error)) from error
 
     def event(self, session: str, type: str, call_id: str, *, key: str | None = None, **fields: Any) -> JsonObject:
-        """Report on a tool call: `result` for tool_call.completed and .failed, `delta` for .delta."""
+        """Report on a tool call.
+
+        Fields: `result` of tool_call.completed and .failed, `delta` and perhaps `index` of .delta, perhaps
+        `arguments` of .started.
+        """
         body = {**fields, "type": type, "call_id": call_id}
         return self._send("POST", _path(session, "/events"), json=body, key=key)
 
@@ -115,10 +122,13 @@ class KvrecallClient:
         """A session's episodes: size, medoid, how often a turn was about each, which is active."""
         return self._send("GET", _path(session, "/episodes"))
 
-    def methods(self) -> Sequence[JsonObject]:
-        """The eviction methods of the service."""
-        found: Sequence[JsonObject] = self._answer("GET", "/v1/methods")
-        return found
+    def repairs(self, session: str, limit: int = 10) -> JsonObject:
+        """A session's last repairs, newest first, with the text around what they brought back."""
+        return self._send("GET", _path(session, "/repairs"), params={"limit": limit})
+
+    def methods(self) -> JsonObject:
+        """The eviction methods of the service, and how it repairs: `methods` and `repair`."""
+        return self._send("GET", "/v1/methods")
 
     def worker(self) -> JsonObject:
         """The model that is served, and its limits."""

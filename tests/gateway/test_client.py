@@ -20,7 +20,8 @@ def test_a_session_lives_and_dies(client: KvrecallClient) -> None:
     assert client.episodes(session["id"])["episodes"] == []
     assert client.ready()
     assert client.worker()["model"] == "scripted"
-    assert [method["name"] for method in client.methods()] == ["snapkv", "full", "epicache"]
+    assert [method["name"] for method in client.methods()["methods"]] == ["snapkv", "full", "epicache"]
+    assert client.repairs(session["id"], limit=3) == {"session": session["id"], "repairs": []}
     client.delete(session["id"])
     with pytest.raises(KvrecallError) as caught:
         client.get(session["id"])
@@ -42,8 +43,13 @@ def test_a_pause_is_resumed_by_an_event(client: KvrecallClient) -> None:
     call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     recorded = [{"role": "user", "content": "hi"}, {"role": "assistant", "tool_calls": [call]}]
     client.turn(session, recorded, generate=False)
+    client.event(session, "tool_call.started", "c1", arguments='{"n": 1}')
+    client.event(session, "tool_call.delta", "c1", delta="7", index=0)
     assert client.event(session, "tool_call.completed", "c1", result="7")["outstanding"] == []
-    assert client.turn(session, [])["turn"] == 2
+    assert client.turn(session, [], wait_for_repairs=True, repair=True)["turn"] == 2
+    triggers = [repair["trigger"] for repair in client.repairs(session)["repairs"]]
+    assert triggers[:2] == ["turn", "tool_result"]
+    assert set(triggers[2:]) == {"tool_call"}
 
 
 def test_refusals_and_missing_servers_are_errors(client: KvrecallClient) -> None:

@@ -46,11 +46,45 @@ async def test_repairs_and_promotions_are_counted(front) -> None:
     await front.say(session)
     event = {"type": "tool_call.completed", "call_id": "c1", "result": "a"}
     await front.http.post(f"/v1/sessions/{session}/events", json=event)
-    await front.http.post(f"/v1/sessions/{session}/turns", json={})
+    await front.http.post(f"/v1/sessions/{session}/turns", json={"wait_for_repairs": True})
     samples = await scrape(front)
     assert samples["kvrecall_repair_seconds_sum", "tool_call"] == 0.5
     assert samples["kvrecall_repair_seconds_count", "tool_result"] == 1
-    assert samples["kvrecall_promoted_rows_total",] == 4
+    for name, value in (("repair_candidates", 8), ("repair_scored_rows", 8), ("promoted_rows", 2), ("demoted_rows", 1)):
+        assert samples[f"kvrecall_{name}_total", "tool_result"] == value
+    assert samples["kvrecall_repair_read_bytes_total", "tool_call"] == 640
+    assert samples["kvrecall_repairs_cut_total", "tool_call"] == 0
+    assert samples["kvrecall_repair_share_scanned_count",] == 2
+
+
+async def test_repairs_that_end_in_their_pause_and_those_that_a_turn_ends_are_counted_apart(front) -> None:
+    session = await front.session()
+    front.worker.script = [[wire.ToolCall(id="c1", name="f", arguments="{}")]]
+    await front.say(session)
+    await rested(session)
+    front.worker.gates["repair"] = asyncio.Event()
+    front.worker.reached["repair"].clear()
+    for result in ({"type": "tool_call.delta", "delta": "a" * 300}, {"type": "tool_call.completed", "result": "a"}):
+        await front.http.post(f"/v1/sessions/{session}/events", json={"call_id": "c1", **result})
+        await front.worker.reached["repair"].wait()
+    await front.http.post(f"/v1/sessions/{session}/turns", json={})
+    samples = await scrape(front)
+    assert samples["kvrecall_repairs_between_turns_total", "end"] == 1
+    assert samples["kvrecall_repairs_between_turns_total", "turn"] == 1
+    assert samples["kvrecall_repairs_left_out_total",] == 1
+    assert samples["kvrecall_repairs_cut_total", "tool_delta"] == 1
+    assert samples["kvrecall_repair_share_scanned_sum",] == 1.5
+
+
+async def test_pauses_that_time_out_are_counted(front) -> None:
+    session = await front.session()
+    front.worker.script = [[wire.ToolCall(id="c1", name="f", arguments="{}")]]
+    await front.say(session)
+    front.service._pause_limit._seconds = 0.0
+    await front.service._pause_limit.sweep()
+    assert (await scrape(front))["kvrecall_pauses_timed_out_total",] == 1
+    shown = (await front.http.get(f"/v1/sessions/{session}")).json()
+    assert [call["status"] for call in shown["pending_calls"]] == ["timed_out"]
 
 
 async def test_switches_and_what_they_move_are_counted(front) -> None:

@@ -18,13 +18,18 @@ OPERATIONS = [
     ("GET", "/v1/sessions/{session}"),
     ("GET", "/v1/sessions/{session}/episodes"),
     ("GET", "/v1/sessions/{session}/memory"),
+    ("GET", "/v1/sessions/{session}/repairs"),
     ("GET", "/v1/worker"),
     ("POST", "/v1/sessions"),
     ("POST", "/v1/sessions/{session}/events"),
     ("POST", "/v1/sessions/{session}/turns"),
     ("DELETE", "/v1/sessions/{session}"),
 ]
-WITH_INPUT = [(method, path) for method, path in OPERATIONS if method != "GET" or path == "/v1/sessions"]
+WITH_INPUT = [
+    (method, path)
+    for method, path in OPERATIONS
+    if method != "GET" or path in ("/v1/sessions", "/v1/sessions/{session}/repairs")
+]
 # Which budgets, methods, models and cursors are accepted depends on the worker and on what was said before.
 UNDESCRIBED = [positive_data_acceptance]
 quick = settings(

@@ -20,7 +20,10 @@ async def test_a_session_is_created_shown_listed_and_deleted(front) -> None:
         "method_settings": {"window": 8},
         "layer_budgets": "pyramid",
         "episodes": None,
-        "repair_on": ["turn"],
+        "repair_on": ["last_output", "turn"],
+        "repair_scan": "exact",
+        "repair_settings": {"hops": 2},
+        "repair_seconds": 0.5,
         "seed": 7,
         "tools": [TOOL],
         "metadata": {"user": "ann"},
@@ -42,7 +45,8 @@ async def test_a_session_is_created_shown_listed_and_deleted(front) -> None:
 async def test_what_a_session_does_not_name_is_chosen_for_it(front) -> None:
     view = (await front.http.post("/v1/sessions", json={})).json()
     assert (view["budget"], view["repair_rows"], view["method"]) == (256, 64, "snapkv")
-    assert view["repair_on"] == ["tool_call", "tool_result"]
+    assert view["repair_on"] == ["tool_call", "tool_delta", "tool_result"]
+    assert (view["repair_scan"], view["repair_settings"], view["repair_seconds"]) == (None, {}, None)
 
 
 @pytest.mark.parametrize(
@@ -148,6 +152,16 @@ async def test_a_turn_answers_with_what_was_said_and_what_it_cost(front) -> None
             "evicted_rows": 0,
             "promoted_rows": 0,
             "tier_bytes": {"ram": 256},
+            "repair": {
+                "repairs": 0,
+                "signals": [],
+                "scored_rows": 0,
+                "promoted": 0,
+                "demoted": 0,
+                "seconds": 0,
+                "cut": 0,
+                "left_out": 0,
+            },
             "repairs": [],
         },
         "fidelity": None,
@@ -203,17 +217,95 @@ async def test_a_tool_call_pauses_and_its_result_resumes(front) -> None:
     assert (done["session"], done["type"], done["status"]) == (session, "tool_call.completed", "completed")
     assert done["outstanding"] == []
 
-    resumed = (await front.http.post(f"/v1/sessions/{session}/turns", json={})).json()
+    waiting = {"wait_for_repairs": True}
+    resumed = (await front.http.post(f"/v1/sessions/{session}/turns", json=waiting)).json()
     assert resumed["message"]["content"] == "take an umbrella"
     assert [repair["trigger"] for repair in resumed["memory"]["repairs"]] == ["tool_call", "tool_result"]
-    assert resumed["memory"]["repairs"][0] == {
+    first = resumed["memory"]["repairs"][0]
+    assert first.pop("in_pause") in (True, False)
+    assert first == {
         "trigger": "tool_call",
         "signal_tokens": 3,
-        "scored_rows": 2,
+        "candidates": 8,
+        "scored_rows": 8,
+        "share_scanned": 1.0,
         "promoted": 2,
+        "demoted": 1,
         "seconds": 0.5,
+        "cut": False,
+        "hops": 1,
+        "bytes_read": 640,
+    }
+    assert resumed["memory"]["repair"] == {
+        "repairs": 2,
+        "signals": ["tool_call", "tool_result"],
+        "scored_rows": 16,
+        "promoted": 4,
+        "demoted": 2,
+        "seconds": 1.0,
+        "cut": 0,
+        "left_out": 0,
     }
     assert (await front.http.get(f"/v1/sessions/{session}")).json()["state"] == "idle"
+
+
+async def test_a_turn_that_comes_early_says_what_share_was_scanned(front) -> None:
+    session = await front.session()
+    front.worker.script = [[CALL]]
+    front.worker.gates["repair"] = asyncio.Event()
+    await front.say(session)
+    await front.worker.reached["repair"].wait()
+    event = {"type": "tool_call.completed", "call_id": "c1", "result": "rain"}
+    await front.http.post(f"/v1/sessions/{session}/events", json=event)
+    memory = (await front.http.post(f"/v1/sessions/{session}/turns", json={})).json()["memory"]
+    assert [(each["cut"], each["share_scanned"], each["in_pause"]) for each in memory["repairs"]] == [
+        (True, 0.5, False)
+    ]
+    assert (memory["repair"]["cut"], memory["repair"]["left_out"]) == (1, 1)
+
+
+async def test_a_turn_may_ask_for_repair_on_its_path(front) -> None:
+    session = await front.session()
+    memory = (await front.say(session, repair=True)).json()["memory"]
+    assert [repair["trigger"] for repair in memory["repairs"]] == ["turn"]
+    other = await front.session(repair_rows=0)
+    refused = await front.say(other, repair=True)
+    assert (refused.status_code, refused.json()["field"]) == (422, "repair")
+
+
+async def test_repairs_are_shown_with_the_text_that_they_brought_back(front) -> None:
+    session = await front.session()
+    await front.say(session, "one two three four", repair=True)
+    url = f"/v1/sessions/{session}/repairs"
+    (told,) = (await front.http.get(url)).json()["repairs"]
+    assert (told["number"], told["turn"], told["trigger"], told["signal"]) == (1, 1, "turn", "one two three four")
+    assert told["passages"] == [
+        {"start": 0, "stop": 2, "before": "", "promoted": "user one", "after": "two three four ok"},
+        {"start": 3, "stop": 4, "before": "user one two", "promoted": "three", "after": "four ok"},
+    ]
+    await front.say(session, "more", repair=True)
+    newest = (await front.http.get(url, params={"limit": 1})).json()["repairs"]
+    assert [repair["number"] for repair in newest] == [2]
+    assert (await front.http.get("/v1/sessions/nobody/repairs")).status_code == 404
+    assert (await front.http.get(url, params={"limit": 33})).status_code == 422
+
+
+async def test_events_that_come_late_or_again_are_acknowledged_without_effect(front) -> None:
+    session = await front.session()
+    front.worker.script = [[CALL]]
+    await front.say(session)
+    url = f"/v1/sessions/{session}/events"
+    done = {"type": "tool_call.completed", "call_id": "c1", "result": "rain"}
+    first = (await front.http.post(url, json=done)).json()
+    assert not first["late"]
+    assert (await front.http.post(url, json=done)).json()["status"] == first["status"] == "completed"
+    started = await front.http.post(url, json={"type": "tool_call.started", "call_id": "c1", "arguments": "{}"})
+    assert (started.status_code, started.json()["late"]) == (200, True)
+    await front.http.post(f"/v1/sessions/{session}/turns", json={})
+    again = await front.http.post(url, json=done)
+    assert (again.status_code, again.json()["late"]) == (200, True)
+    other = await front.http.post(url, json={**done, "result": "sun"})
+    assert (other.status_code, other.json()["code"]) == (409, "result_conflict")
 
 
 async def test_a_failed_call_is_told_to_the_model(front) -> None:
@@ -238,8 +330,9 @@ async def test_memory_shows_every_layer(front) -> None:
 
 
 async def test_the_worker_and_its_methods_are_described(front) -> None:
-    methods = (await front.http.get("/v1/methods")).json()
-    assert [method["name"] for method in methods] == ["snapkv", "full", "epicache"]
+    found = (await front.http.get("/v1/methods")).json()
+    assert [method["name"] for method in found["methods"]] == ["snapkv", "full", "epicache"]
+    assert found["repair"] == {"name": "repairkv", "summary": "bursts around anchors", "settings_schema": {}}
     worker = (await front.http.get("/v1/worker")).json()
     assert (worker["model"], worker["min_budget"], worker["max_budget"]) == ("scripted", 16, 1024)
 
