@@ -10,6 +10,7 @@ from typing import Annotated, Any, cast
 
 import typer
 from rich.console import Console
+from rich.text import Text
 
 from kvrecall.cli.errors import CliError
 from kvrecall.cli.local_server import ServerNeeds, server_at
@@ -23,6 +24,8 @@ from reference.tools import TOOLS
 
 Messages = list[dict[str, Any]]
 Call = Mapping[str, Any]
+SHOW_REPAIRS = "/repairs"
+REPAIRS_SHOWN = 3
 
 
 def chat_command(
@@ -38,7 +41,10 @@ def chat_command(
     tools: Annotated[Path | None, typer.Option(help="JSON list of OpenAI-style tools.")] = None,
     max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")] = 256,
 ) -> None:
-    """Chat with a model in a session. Asked for a tool, you type its result: the session repairs itself meanwhile."""
+    """Chat with a model in a session. Asked for a tool, you type its result: the session repairs itself meanwhile.
+
+    /repairs shows what the last repairs looked for, and the text that they brought back.
+    """
     console = Console()
     needs = ServerNeeds(model=model, max_budget=max(budget, Settings().worker.max_budget))
     with server_at(url, needs) as address, KvrecallClient(address) as client:
@@ -50,13 +56,14 @@ def chat_command(
             session = client.create_session(
                 budget=budget,
                 repair_rows=repair_rows if method != "full" else 0,
-                repair_on=["tool_call", "tool_result", "turn"],
+                repair_on=["tool_call", "tool_result", "last_output", "turn"],
                 method=method,
                 tools=_tools(tools, reference),
             )["id"]
             lines = system or (SYSTEM_LINES[0] if reference else "You are a helpful assistant.")
             opening = [{"role": "system", "content": lines}]
-        console.print(f"session {session}; an empty line or Ctrl-D ends the chat", style="dim", highlight=False)
+        told = f"session {session}; {SHOW_REPAIRS} shows what came back; an empty line or Ctrl-D ends the chat"
+        console.print(told, style="dim", highlight=False)
         Talk(client, console, session, {"max_tokens": max_tokens}).run(opening)
 
 
@@ -74,7 +81,10 @@ class Talk:
         try:
             self._follow(self._outstanding())
             while line := self._read("[bold cyan]you[/]  "):
-                opening = self._answer(opening, line)
+                if line == SHOW_REPAIRS:
+                    self._show_repairs()
+                else:
+                    opening = self._answer(opening, line)
         except EOFError:
             self.console.print()
 
@@ -133,7 +143,19 @@ class Talk:
             self.client.event(self.session, kind, call["id"], result=result or "there is no result")
 
     def _show_memory(self, turn: Mapping[str, Any], seconds: float) -> None:
-        self.console.print(f"      {memory_line(turn, seconds)}", style="dim", highlight=False, soft_wrap=True)
+        lines = [memory_line(turn, seconds)]
+        if turn["memory"]["repairs"]:
+            lines.append(repairs_line(turn["memory"]))
+        for line in lines:
+            self.console.print(f"      {line}", style="dim", highlight=False, soft_wrap=True)
+
+    def _show_repairs(self) -> None:
+        """The last repairs, the oldest of them first: what each looked for, and the passages that came back."""
+        told = self.client.repairs(self.session, limit=REPAIRS_SHOWN)["repairs"]
+        if not told:
+            self.console.print("      nothing was repaired yet", style="dim")
+        for repair in reversed(told):
+            self.console.print(repair_text(repair), soft_wrap=True)
 
     def _read(self, prompt: str) -> str:
         """A line without the space around it. Raises EOFError at the end of the input and at Ctrl-C."""
@@ -144,14 +166,11 @@ class Talk:
 
 
 def memory_line(turn: Mapping[str, Any], seconds: float) -> str:
-    """What a session holds after a turn, in one line."""
+    """What a session holds after a turn, and how long that took, in one line."""
     memory = turn["memory"]
-    repairs = memory["repairs"]
-    promoted = sum(repair["promoted"] for repair in repairs)
     shown = [
         f"{memory['length']} rows: {memory['active_rows']} active of {memory['budget']}",
         f"{memory['evicted_rows']} evicted",
-        f"{promoted} promoted" + (f" in {sum(r['seconds'] for r in repairs):.2f} s" if repairs else ""),
         f"{readable_bytes(memory['active_bytes'])} active",
         f"{readable_bytes(max(memory['tier_bytes'].values(), default=0))} stored",
         f"{seconds:.2f} s",
@@ -159,6 +178,35 @@ def memory_line(turn: Mapping[str, Any], seconds: float) -> str:
     if turn.get("episode") is not None:
         shown.append(_episode_text(turn["episode"]))
     return " · ".join(shown)
+
+
+def repairs_line(memory: Mapping[str, Any]) -> str:
+    """The repairs since the turn before, in one line: on which signal, what moved, how long, how far they came."""
+    shown = [_repair_words(repair) for repair in memory["repairs"]]
+    if left_out := memory["repair"]["left_out"]:
+        shown.append(f"{left_out} left out")
+    return "repaired on " + " · ".join(shown)
+
+
+def _repair_words(repair: Mapping[str, Any]) -> str:
+    moved = f"{repair['promoted']} promoted, {repair['demoted']} demoted"
+    scanned = f"{repair['share_scanned']:.0%} scanned" + (", cut" if repair["cut"] else "")
+    return f"{repair['trigger']}: {moved}, {repair['seconds'] * 1000:.0f} ms, {scanned}"
+
+
+def repair_text(repair: Mapping[str, Any]) -> Text:
+    """One repair of the past: its signal, and each passage with what came back set off from the text around it."""
+    text = Text(f"      for turn {repair['turn']}, {_repair_words(repair)}\n", style="dim")
+    text.append(f"      looked for: {_one_line(repair['signal'])}", style="magenta")
+    for passage in repair["passages"]:
+        text.append(f"\n      {passage['start']:>7}  …{_one_line(passage['before'])}")
+        text.append(_one_line(passage["promoted"]), style="bold green not dim")
+        text.append(f"{_one_line(passage['after'])}…")
+    return text
+
+
+def _one_line(text: str) -> str:
+    return text.replace("\n", "↵")
 
 
 def _episode_text(episode: Mapping[str, Any]) -> str:

@@ -1,7 +1,7 @@
-"""`kvrecall methods`: every eviction method with its settings."""
+"""`kvrecall methods`: every eviction method with its settings, and those of repair."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from rich import box
@@ -11,17 +11,18 @@ from rich.text import Text
 
 
 def methods_command() -> None:
-    """List the eviction methods that a session can choose, and their settings."""
+    """List the eviction methods that a session can choose, how it can be repaired, and the settings of each."""
     # torch takes seconds to import: other commands do without.
-    from workers.methods import METHODS, describe
+    from workers.methods import METHODS, describe, describe_repair
 
     table = Table("method", "what it keeps, and its settings", box=box.SIMPLE_HEAD, pad_edge=False)
     for name, method in METHODS.items():
         found = describe(name)
-        about = Text(found.summary)
-        for line in [f"layer budgets: {method.layer_budgets}", *settings(found.settings_schema)]:
-            about.append(f"\n  {line}", style="dim")
-        table.add_row(name, about)
+        lines = [f"layer budgets: {method.layer_budgets}", *settings(found.settings_schema)]
+        table.add_row(name, _about(found.summary, lines))
+    repair = describe_repair()
+    repairs = Table("repair", "what it brings back, and its settings", box=box.SIMPLE_HEAD, pad_edge=False)
+    repairs.add_row(repair.name, _about(repair.summary, settings(repair.settings_schema)))
     console = Console()
     console.print(table)
     console.print(
@@ -29,6 +30,15 @@ def methods_command() -> None:
         'has it, or as "layer_budgets" says.',
         highlight=False,
     )
+    console.print(repairs)
+    console.print('A session changes them with "repair_settings".', highlight=False)
+
+
+def _about(summary: str, lines: Iterable[str]) -> Text:
+    about = Text(summary)
+    for line in lines:
+        about.append(f"\n  {line}", style="dim")
+    return about
 
 
 def settings(schema: str) -> Iterator[str]:

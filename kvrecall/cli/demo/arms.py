@@ -175,8 +175,10 @@ class _Holder:
             self.client.event(self.session, "tool_call.failed", call["id"], result="not available")
 
     def _turn(self, messages: Sequence[Answer], *, generate: bool = True, after_pause: bool = False) -> Answer:
+        """Say something once the repairs before it have ended: what they find is measured, not how early it came."""
         started = time.perf_counter()
-        answer = self.client.turn(self.session, messages, generate=generate, sampling={"max_tokens": MOST_REPLY_TOKENS})
+        sampling = {"max_tokens": MOST_REPLY_TOKENS}
+        answer = self.client.turn(self.session, messages, generate=generate, wait_for_repairs=True, sampling=sampling)
         self._note(answer, time.perf_counter() - started, generate, after_pause)
         return answer
 

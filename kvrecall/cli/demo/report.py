@@ -72,7 +72,8 @@ def _plots(page: Page, runs: Sequence[ArmRun], worker: Mapping[str, Any], budget
     page.heading("Repair time per pause")
     page.paragraph(
         "A repair begins when the model asks for the tool, with the call as its signal, and once more when the "
-        "result is there. It runs while the conversation waits anyway.",
+        "result is there. It runs while the conversation waits anyway; here each turn lets the repairs before it end, "
+        "so that the answers say what repair finds.",
     )
     page.plot(repairs_plot([run for run in first if run.arm.repair_rows]), "repair time per pause")
 

@@ -146,7 +146,8 @@ class _Pair:
             self.client.turn(self.twin, messages, generate=False, fidelity={"keep": step.has_reply})
             fidelity = {"fidelity": {"against": self.twin}} if step.has_reply else {}
         started = time.perf_counter()
-        answer = self.client.turn(self.session, messages, generate=False, **fidelity)
+        # A recording has no pauses to wait in: repairs are let end, so that what they find is measured.
+        answer = self.client.turn(self.session, messages, generate=False, wait_for_repairs=True, **fidelity)
         self.turn += 1
         return self._noted(answer, time.perf_counter() - started)
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from kvrecall.cli.chat import memory_line
+from kvrecall.cli.chat import memory_line, repair_text, repairs_line
 from kvrecall.client import KvrecallClient
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "ticket_owner", "arguments": '{"ticket": "123"}'}}
@@ -49,14 +49,41 @@ def test_the_line_after_a_turn_tells_rows_bytes_and_seconds() -> None:
         "evicted_rows": 708,
         "active_bytes": 2048,
         "tier_bytes": {"ram": 1 << 20, "nvme": 3 << 20},
-        "repairs": [{"promoted": 40, "seconds": 0.25}, {"promoted": 24, "seconds": 0.25}],
     }
-    held = (
-        "900 rows: 192 active of 256 · 708 evicted · 64 promoted in 0.50 s · 2.0 KiB active · 3.0 MiB stored · 1.50 s"
-    )
+    held = "900 rows: 192 active of 256 · 708 evicted · 2.0 KiB active · 3.0 MiB stored · 1.50 s"
     assert memory_line({"memory": memory, "episode": None}, 1.5) == held
     stays = {"episode": "1-2", "switched": False, "rows_moved": 0, "bytes_moved": 0}
     assert memory_line({"memory": memory, "episode": stays}, 1.5) == f"{held} · episode 1-2"
     switches = {"episode": "1-3", "switched": True, "rows_moved": 120, "bytes_moved": 3072}
     line = memory_line({"memory": memory, "episode": switches}, 1.5)
     assert line == f"{held} · episode 1-3 (120 rows moved, 3.0 KiB)"
+
+
+CUT = {"trigger": "tool_call", "promoted": 40, "demoted": 30, "seconds": 0.25, "share_scanned": 0.5, "cut": True}
+WHOLE = {"trigger": "tool_result", "promoted": 24, "demoted": 0, "seconds": 0.012, "share_scanned": 1.0, "cut": False}
+
+
+def test_the_line_about_repairs_tells_signals_rows_time_and_how_far_they_came() -> None:
+    memory = {"repairs": [CUT, WHOLE], "repair": {"left_out": 1}}
+    assert repairs_line(memory) == (
+        "repaired on tool_call: 40 promoted, 30 demoted, 250 ms, 50% scanned, cut"
+        " · tool_result: 24 promoted, 0 demoted, 12 ms, 100% scanned · 1 left out"
+    )
+
+
+def test_a_repair_is_shown_with_its_signal_and_its_passages() -> None:
+    passages = [{"start": 7, "stop": 9, "before": "so\nthe code", "promoted": " is 12", "after": " of"}]
+    shown = repair_text({**WHOLE, "turn": 4, "signal": "code?", "passages": passages}).plain.splitlines()
+    assert shown[0].strip() == "for turn 4, tool_result: 24 promoted, 0 demoted, 12 ms, 100% scanned"
+    assert [line.strip() for line in shown[1:]] == ["looked for: code?", "7  …so↵the code is 12 of…"]
+
+
+def test_what_came_back_can_be_looked_at(command: Callable[..., Any], server: str) -> None:
+    told = " ".join(f"Locker {number} has the code {number * 37}." for number in range(40))
+    typed = f"/repairs\n{told}\nWhich code has locker 3?\n/repairs\n\n"
+    found = command("chat", "--url", server, "--budget", "64", "--repair-rows", "16", typed=typed)
+    assert found.exit_code == 0, found.output
+    assert "nothing was repaired yet" in found.output
+    assert "repaired on" in found.output
+    assert "looked for: Which code has locker 3?" in found.output
+    assert "Locker" in found.output.split("looked for: Which code has locker 3?")[1]

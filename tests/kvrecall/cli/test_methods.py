@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kvrecall.cli.methods import settings
-from workers.methods import METHODS, describe
+from workers.methods import METHODS, describe, describe_repair
 
 
 def test_every_method_is_listed_with_what_it_keeps_and_its_settings(command: Callable[..., Any]) -> None:
@@ -20,6 +20,15 @@ def test_every_method_is_listed_with_what_it_keeps_and_its_settings(command: Cal
         assert " ".join(describe(name).summary.split()) in shown
         for field in fields(method):
             assert f"{field.name} = {json.dumps(field.default)}" in shown
+
+
+def test_repair_is_listed_with_its_settings(command: Callable[..., Any]) -> None:
+    shown = " ".join(command("methods").output.split())
+    repair = describe_repair()
+    assert " ".join(repair.summary.split()) in shown
+    listed = list(settings(repair.settings_schema))
+    assert listed
+    assert all(line in shown for line in listed)
 
 
 @pytest.mark.parametrize(
