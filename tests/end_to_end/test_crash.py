@@ -29,7 +29,7 @@ def steps(say) -> list[Json]:
         {"messages": [say.user(say.chatter(2, 25))], "sampling": GREEDY},
         {"messages": asking, "generate": False},
         {"event": "tool_call.completed", "call_id": "c1", "result": "Ada's locker has number 4821."},
-        {"messages": [], "sampling": GREEDY},
+        {"messages": [], "sampling": GREEDY, "wait_for_repairs": True},
         {"messages": [say.user("And what is the code of Ben's garage?")], "sampling": GREEDY},
     ]
 
@@ -103,12 +103,13 @@ def undisturbed(new_server, begin) -> list[Json]:
 
 
 def substance(answer: Json) -> Json:
-    """An answer without what differs from run to run: ids, seconds, and peaks and bytes of the process's life."""
+    """An answer without what differs from run to run: ids, times, and peaks and bytes of the process's life."""
     memory = dict(answer.get("memory", {}))
     for name in ("peak_rows", "tier_bytes"):
         memory.pop(name, None)
     if memory:
-        memory["repairs"] = [{**repair, "seconds": None} for repair in memory["repairs"]]
+        memory["repair"] = {**memory["repair"], "seconds": None}
+        memory["repairs"] = [{**repair, "seconds": None, "in_pause": None} for repair in memory["repairs"]]
     return {**answer, "session": None, "seconds": None, "memory": memory, "state": None}
 
 

@@ -34,13 +34,14 @@ def hold(server, say, number: int) -> list[Json]:
     call = say.asks("c1", name="Ada", thing="garage")
     told.append(client.turn(session, [say.user(say.chatter(10 * number + 1, 8)), call], generate=False))
     client.event(session, "tool_call.completed", "c1", result=f"It is {number}{number}.")
-    told.append(client.turn(session, [], sampling=SAMPLING))
+    told.append(client.turn(session, [], wait_for_repairs=True, sampling=SAMPLING))
     return [substance(answer) for answer in told]
 
 
 def substance(answer: Json) -> Json:
     memory = {name: value for name, value in answer["memory"].items() if name != "tier_bytes"}
-    memory["repairs"] = [{**repair, "seconds": None} for repair in memory["repairs"]]
+    memory["repair"] = {**memory["repair"], "seconds": None}
+    memory["repairs"] = [{**repair, "seconds": None, "in_pause": None} for repair in memory["repairs"]]
     return {**answer, "session": None, "seconds": None, "memory": memory}
 
 

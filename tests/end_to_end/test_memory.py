@@ -29,7 +29,8 @@ def test_a_repair_fills_its_reserve_and_the_end_of_the_turn_empties_it(client, n
     memory = client.memory(session)
     assert 96 < memory["active_rows"] <= 128
     client.event(session, "tool_call.completed", "c1", result="Number 4821.")
-    answer = client.turn(session, [], sampling={"max_tokens": 6, "stop": ["<tool_call>"]})
+    sampling = {"max_tokens": 6, "stop": ["<tool_call>"]}
+    answer = client.turn(session, [], wait_for_repairs=True, sampling=sampling)
     assert [repair["trigger"] for repair in answer["memory"]["repairs"]] == ["tool_call", "tool_result"]
     assert answer["memory"]["promoted_rows"] == 0
     assert answer["memory"]["active_rows"] == 96
