@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from reference.chat import REPLY_LINES, TOPICS, USER_LINES, line, small_talk
-from reference.conversation import CLAUSE, MOST_FACTS, NOTED, QUESTIONS, STATEMENTS, SYSTEM_LINES
+from reference.conversation import CLAUSE, MOST_FACTS, NOTED, QUESTIONS, STATEMENTS, SYSTEM_LINES, gives, sentence
 from reference.words import ATTRIBUTES, first_piece, names_for, value_for
 
 Place = Literal["early", "middle", "late"]
@@ -44,7 +44,7 @@ class Question:
 
     def is_answered_by(self, reply: str) -> bool:
         """Whether a reply ends in exactly the value asked for."""
-        return reply.strip().rstrip(".").endswith(" " + self.answer)
+        return gives(reply, self.answer)
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def generate_topics(seed: int, n_tokens: int, n_topics: int = 8, n_questions: in
     for topic, is_fact in plan:
         if is_fact:
             attribute = rng.choice(sorted(ATTRIBUTES))
-            fact = _Fact(names.pop(), attribute, _value(rng, attribute, begun), topic, len(exchanges))
+            fact = _Fact(names.pop(), attribute, unlike_value(rng, attribute, begun), topic, len(exchanges))
             facts.append(fact)
             exchanges.append((_statement(rng, fact), rng.choice(NOTED)))
         else:
@@ -120,7 +120,7 @@ def _plan(rng: random.Random, topics: Sequence[str], facts: int, chats: int) -> 
     return plan
 
 
-def _value(rng: random.Random, attribute: str, begun: set[str]) -> str:
+def unlike_value(rng: random.Random, attribute: str, begun: set[str]) -> str:
     """A value that begins like no other of this conversation, as long as there are such: see `reference`'s README."""
     for _ in range(20):
         value = value_for(attribute, rng, "held_out")
@@ -133,7 +133,7 @@ def _value(rng: random.Random, attribute: str, begun: set[str]) -> str:
 def _statement(rng: random.Random, fact: _Fact) -> str:
     clause = CLAUSE.format(name=fact.name, attribute=fact.attribute, value=fact.value)
     statement = rng.choice(STATEMENTS).format(clause=clause)
-    return f"{line(rng, USER_LINES, fact.topic)} {statement[0].upper()}{statement[1:]}"
+    return f"{line(rng, USER_LINES, fact.topic)} {sentence(statement)}"
 
 
 def _question(rng: random.Random, fact: _Fact, exchanges: int) -> Question:

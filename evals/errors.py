@@ -19,6 +19,10 @@ class BadDataFile(EvalError):
     """A file with recorded conversations is missing, or not in the form that the suite reads."""
 
 
+class BadExample(EvalError):
+    """An example cannot be made as it was asked for."""
+
+
 class BadJournal(EvalError):
     """A journal cannot be read."""
 

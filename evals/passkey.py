@@ -19,7 +19,7 @@ from evals.suite import Record, Suite
 from evals.summary import grouped, mean_row
 from kvrecall.cli.results import Row, speed_row
 from reference.chat import TOPICS, small_talk
-from reference.conversation import CLAUSE, NOTED, QUESTIONS, STATEMENTS, SYSTEM_LINES
+from reference.conversation import CLAUSE, NOTED, QUESTIONS, STATEMENTS, SYSTEM_LINES, gives, sentence
 from reference.words import ATTRIBUTES, names_for, value_for
 
 LENGTHS = (1024, 2048, 4096, 8192)
@@ -59,7 +59,7 @@ class Hidden:
 
     def is_answered_by(self, reply: str) -> bool:
         """Whether a reply ends in exactly the value asked for."""
-        return reply.strip().rstrip(".").endswith(" " + self.value)
+        return gives(reply, self.value)
 
 
 def suite(
@@ -92,7 +92,7 @@ def hidden(seed: int, tokens: int, length_of: Callable[[Sequence[Message]], int]
     return Hidden(
         system={"role": "system", "content": rng.choice(SYSTEM_LINES)},
         chat=tuple(chat),
-        statement=_exchange(stated[0].upper() + stated[1:], rng.choice(NOTED)),
+        statement=_exchange(sentence(stated), rng.choice(NOTED)),
         question=rng.choice(QUESTIONS).format(name=name, attribute=attribute),
         value=value,
     )

@@ -97,9 +97,7 @@ class Exchange:
 
     def is_answered_by(self, reply: str) -> bool:
         """Whether a generated reply gives exactly this exchange's answer as its value."""
-        if self.answer is None:
-            return True
-        return reply.strip().rstrip(".").endswith(" " + self.answer)
+        return self.answer is None or gives(reply, self.answer)
 
 
 @dataclass(frozen=True)
@@ -276,7 +274,7 @@ class _Writer:
 
     def _among_other_things(self, statement: str) -> str:
         """A statement as a message; now and then with small talk before or after it."""
-        user = _sentence(statement)
+        user = sentence(statement)
         draw = self.rng.random()
         if draw > 0.2:
             return user
@@ -324,11 +322,17 @@ class _Writer:
         return self._asked(fact, user, "tool", call, json.dumps({tool.result: fact.name}))
 
     def _asked(self, fact: _Fact, user: str, kind: Kind, call: ToolCall | None, result: str | None) -> Exchange:
-        reply = _sentence(CLAUSE.format(name=fact.name, attribute=fact.attribute, value=fact.value) + ".")
+        reply = sentence(CLAUSE.format(name=fact.name, attribute=fact.attribute, value=fact.value) + ".")
         return Exchange(user, reply, kind, call, result, fact.value, fact.exchange)
 
 
-def _sentence(text: str) -> str:
+def gives(reply: str, value: str) -> bool:
+    """Whether a reply ends in exactly this value."""
+    return reply.strip().rstrip(".").endswith(" " + value)
+
+
+def sentence(text: str) -> str:
+    """Text of at least one letter, begun with a capital."""
     return text[0].upper() + text[1:]
 
 

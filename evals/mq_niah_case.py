@@ -1,0 +1,129 @@
+"""One case of MQ-NIAH: an example and a partition of its needles, compressed after the first turn (RepairKV 3.2).
+
+The reference model answers one question at a time, so the paper's prompt with all of a turn's questions becomes as
+many exchanges: the first turn's are said one after the other and stay, the second turn's are each asked from the same
+cache. What a repair sees of the second turn is one message with all its questions.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from evals import harness
+from evals.arms import rows_of
+from evals.harness import Message
+from evals.mq_niah_examples import Example, Needle, example, other_question, turns_of
+from evals.replayed import Replayed, replaying, tokens_held
+from evals.spans import spans_of
+from kvrecall.v1 import worker_pb2 as wire
+from workers.observation import Observed
+
+BLOCK_TOKENS = 256
+_ROOM_FOR_AN_EXCHANGE = 80
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """What an example is made of and how it is compressed. `base`: a share of the context (1/8), or rows.
+
+    `policy`: the method of the first stage, by its name in `workers.methods`.
+    """
+
+    model: str
+    needles: int
+    base: str
+    tokens: int = 2000
+    distractors: int = 8
+    policy: str = "snapkv"
+
+
+@dataclass
+class Case:
+    """After the first turn. `scores`: of the first stage, float32 `[context]`; `first`, `second`: what turns ask."""
+
+    replayed: Replayed
+    example: Example
+    context: int
+    base_rows: int
+    scores: Tensor
+    first: tuple[Needle, ...]
+    second: tuple[Needle, ...]
+    donor: Message
+    spans: dict[str, tuple[int, ...]]
+
+    @property
+    def sinks(self) -> int:
+        """First tokens, which every selection keeps."""
+        return self.replayed.engine.settings.sinks
+
+    @property
+    def kept(self) -> Tensor:
+        """Tokens of the context that every selection keeps, sinks and the newest: bool `[context]`."""
+        places = torch.arange(self.context)
+        return (places < self.sinks) | (places >= self.context - self.replayed.engine.settings.recent)
+
+    def compressed(self, rows: int) -> Tensor:
+        """The `rows` tokens of the context that the first stage keeps, int64 ascending.
+
+        Whole tokens: the method's selection takes them as the rows of one head.
+        """
+        scores, places = self.scores.masked_fill(self.kept, torch.inf), torch.arange(self.context, dtype=torch.int32)
+        return self.replayed.method.select(scores[None], places[None], rows)[0]
+
+    def holding(self, context: Tensor) -> wire.SessionState:
+        """These tokens of the context, int64, and everything after it."""
+        after = torch.arange(self.context, self.replayed.state.length)
+        return self.replayed.holding(torch.cat([context, after]), self.scores)
+
+    def held_of_context(self, state: wire.SessionState) -> Tensor:
+        """The context's tokens that a state holds, int64 ascending."""
+        held = tokens_held(state)
+        return held[held < self.context]
+
+    def share_right(self, state: wire.SessionState, needles: Sequence[Needle]) -> float:
+        """The share of needles that are answered right, each asked from this state."""
+        replies = [
+            self.replayed.ask(state, [{"role": "user", "content": needle.question}], harness.MOST_REPLY_TOKENS)
+            for needle in needles
+        ]
+        right = sum(needle.is_answered_by(reply) for needle, reply in zip(needles, replies, strict=True))
+        return right / len(needles)
+
+    def overlap(self, tokens: Tensor, needles: Sequence[Needle]) -> float:
+        """Which share of the needles' keys and values some tokens hold."""
+        wanted = torch.tensor([at for needle in needles for at in self.spans[needle.name]])
+        return float(torch.isin(wanted, tokens).float().mean())
+
+
+@contextmanager
+def begun(protocol: Protocol, seed: int, partition: str) -> Iterator[Case]:
+    """Say the context, answer the first turn from the full cache, score. Raises BadExample, BadBudget."""
+    tokenizer = harness.loaded(protocol.model).tokenizer
+    length_of = partial(harness.tokens_of, tokenizer)
+    made = example(seed, protocol.needles, protocol.distractors, protocol.tokens, length_of)
+    asked_first, asked_second = turns_of(partition)
+    rows = length_of(made.context) + _ROOM_FOR_AN_EXCHANGE * (5 * protocol.needles + 2)
+    with replaying(protocol.model, protocol.policy, seed, rows=rows, block_tokens=BLOCK_TOKENS) as replayed:
+        said = replayed.say(made.context)
+        context = replayed.state.length
+        observed = answered(replayed, made.asked(asked_first))
+        yield Case(
+            replayed=replayed,
+            example=made,
+            context=context,
+            base_rows=rows_of(protocol.base, context),
+            scores=replayed.first_stage(observed, context),
+            first=made.asked(asked_first),
+            second=made.asked(asked_second),
+            donor=other_question(seed, made, asked_second, protocol.distractors, protocol.tokens),
+            spans=spans_of(tokenizer, said, {needle.name: needle.span for needle in made.needles}),
+        )
+
+
+def answered(replayed: Replayed, needles: Sequence[Needle]) -> Observed:
+    """Ask for needles from the full cache, one after the other; returns the queries of all replies together."""
+    return Observed.joined([replayed.reply(needle.question, harness.MOST_REPLY_TOKENS).observed for needle in needles])
