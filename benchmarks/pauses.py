@@ -1,0 +1,204 @@
+"""Repairs in an agent's tool pauses: how many end inside their pause, and what they cost the turn that follows.
+
+`python benchmarks/pauses.py` holds one agent conversation in two sessions of a real service over HTTP, one that
+repairs and one that does not, step by step in turn: a turn that asks for a tool, a pause, the tool's result at a share
+of the pause, and the turn that says it, whose first token is timed. Both sessions hear the same and have the same
+budget. A repair counts as ended in its pause if it ended before the next turn was sent; those that the turn cut, and
+those that were due and not begun, count against it. The result file goes to `benchmarks/results/`.
+"""
+
+import argparse
+import random
+import time
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from itertools import cycle, islice
+from pathlib import Path
+from statistics import median
+from typing import Any, cast
+
+from kvrecall.cli.answers import seconds_to_first_token
+from kvrecall.cli.local_server import ServerNeeds, server_at
+from kvrecall.cli.results import Row, bootstrap, quality_row, results_of, speed_row
+from kvrecall.client import KvrecallClient, StreamEvent
+from reference import MODEL_PATH
+from reference.conversation import Conversation, Exchange, exchange_messages, generate
+
+RESULTS = Path(__file__).parent / "results"
+REPAIR, NO_REPAIR = "repair", "no repair"
+SIGNALS = ("tool_call", "tool_delta", "tool_result")
+MESSAGES_PER_TURN = 64
+WARM_STEPS = 2
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is measured. Tokens; budget in rows; pauses in seconds; a result comes after the share `result_at` of one."""
+
+    seed: int
+    tokens: int
+    steps: int
+    budget: int
+    repair_rows: int
+    method: str
+    shortest: float
+    longest: float
+    result_at: float
+
+
+@dataclass
+class Side:
+    """One of the two sessions, and what was measured in it."""
+
+    name: str
+    session: str
+    first_tokens: list[float] = field(default_factory=list)
+    in_service: list[float] = field(default_factory=list)
+    repairs: list[Mapping[str, Any]] = field(default_factory=list)
+    left_out: int = 0
+
+
+def main() -> None:
+    """Read the command line, measure, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seed", type=int, default=7100)
+    parser.add_argument("--tokens", type=int, default=4000, help="tokens that were said before the first pause")
+    parser.add_argument("--steps", type=int, default=60, help="pauses of each session")
+    parser.add_argument("--budget", type=int, default=256)
+    parser.add_argument("--repair-rows", type=int, default=64)
+    parser.add_argument("--method", default="snapkv")
+    parser.add_argument("--shortest", type=float, default=0.2, help="seconds of the shortest pause")
+    parser.add_argument("--longest", type=float, default=2.0, help="seconds of the longest pause")
+    parser.add_argument("--result-at", type=float, default=0.5, help="share of a pause after which the result is there")
+    parser.add_argument("--out", type=Path, default=RESULTS / "pauses.json")
+    given = vars(parser.parse_args())
+    out = given.pop("out")
+    plan = Plan(**given)
+    with (
+        server_at(None, ServerNeeds(model=str(MODEL_PATH), slots=2, max_budget=plan.budget)) as url,
+        KvrecallClient(url) as client,
+    ):
+        sides = hold(client, plan)
+    rows = rows_of(sides, plan)
+    for row in rows:
+        print(describe(row), flush=True)
+    results_of("pauses", plan.seed, "kvrecall reference model", rows).write(out)
+
+
+def hold(client: KvrecallClient, plan: Plan) -> tuple[Side, Side]:
+    """The whole conversation in both sessions. The first steps warm up and are not counted."""
+    spoken = generate(plan.seed, plan.tokens, split="held_out")
+    sides = open_session(client, plan, spoken, REPAIR), open_session(client, plan, spoken, NO_REPAIR)
+    asked = [exchange for exchange in spoken.exchanges if exchange.tool_call is not None]
+    rng = random.Random(plan.seed)
+    for number, exchange in enumerate(islice(cycle(asked), WARM_STEPS + plan.steps)):
+        pause = rng.uniform(plan.shortest, plan.longest)
+        for side in rng.sample(sides, len(sides)):
+            told, seconds = take_step(client, side.session, exchange, f"step {number}", pause, plan.result_at)
+            if number >= WARM_STEPS:
+                note(side, told, seconds)
+    return sides
+
+
+def open_session(client: KvrecallClient, plan: Plan, spoken: Conversation, name: str) -> Side:
+    """A session that was told the conversation but for its tool calls. Both have the same budget and reserve."""
+    session = client.create_session(
+        method=plan.method,
+        budget=plan.budget,
+        repair_rows=plan.repair_rows,
+        repair_on=list(SIGNALS) if name == REPAIR else [],
+        seed=plan.seed,
+        tools=spoken.tools,
+    )["id"]
+    said = [{"role": "system", "content": spoken.system}]
+    for number, exchange in enumerate(spoken.exchanges):
+        if exchange.tool_call is None:
+            said += exchange_messages(exchange, f"told {number}")
+    for start in range(0, len(said), MESSAGES_PER_TURN):
+        client.turn(session, said[start : start + MESSAGES_PER_TURN], generate=False)
+    return Side(name, session)
+
+
+def take_step(
+    client: KvrecallClient, session: str, exchange: Exchange, call: str, pause: float, result_at: float
+) -> tuple[Mapping[str, Any], float]:
+    """Ask for a tool, wait for it, say its result: the turn that says it, and its seconds to the first token."""
+    question, asking = exchange_messages(exchange, call)[:2]
+    client.turn(session, [question, asking], generate=False)
+    ends = time.perf_counter() + pause
+    client.event(session, "tool_call.started", call)
+    sleep_until(ends - pause * (1 - result_at))
+    client.event(session, "tool_call.completed", call, result=exchange.tool_result or "")
+    sleep_until(ends)
+    started = time.perf_counter()
+    # One token: the time to it is what is asked for, and both sessions go on with as many tokens.
+    stream = cast("Generator[StreamEvent]", client.turn_stream(session, [], sampling={"max_tokens": 1}))
+    with closing(stream) as events:
+        first = next(events)
+        seconds = time.perf_counter() - started
+        last = [first, *events][-1]
+    return last.data, seconds
+
+
+def sleep_until(moment: float) -> None:
+    """Wait until `time.perf_counter()` is `moment`; no time if it is past."""
+    time.sleep(max(0.0, moment - time.perf_counter()))
+
+
+def note(side: Side, told: Mapping[str, Any], seconds: float) -> None:
+    """Keep what a step came to."""
+    side.first_tokens.append(seconds)
+    side.in_service.append(seconds_to_first_token(told["seconds"]))
+    side.repairs += told["memory"]["repairs"]
+    side.left_out += told["memory"]["repair"]["left_out"]
+
+
+def rows_of(sides: tuple[Side, Side], plan: Plan) -> list[Row]:
+    """The result file's rows."""
+    on, off = sides
+    common = {"method": plan.method, "budget": plan.budget, "k": plan.repair_rows}
+    pauses = {"pause_seconds": [plan.shortest, plan.longest], "result_at": plan.result_at}
+    rows = in_time_rows(on, {**common, **pauses}, plan.seed)
+    for metric, of in (("time to first token", "first_tokens"), ("the service's share of it", "in_service")):
+        values = {side.name: getattr(side, of) for side in sides}
+        ratio = round(median(values[REPAIR]) / median(values[NO_REPAIR]), 4)
+        rows.append(speed_row(REPAIR, metric, "seconds", values[REPAIR], ratio_to=NO_REPAIR, ratio=ratio, **common))
+        rows.append(speed_row(NO_REPAIR, metric, "seconds", values[NO_REPAIR], **common))
+    pairs = [with_repair / without for with_repair, without in zip(on.first_tokens, off.first_tokens, strict=True)]
+    rows.append(speed_row(f"{REPAIR} over {NO_REPAIR}, paired", "time to first token", "ratio", pairs, **common))
+    for signal in found_signals(on):
+        of_signal = [repair for repair in on.repairs if repair["trigger"] == signal]
+        for metric, unit, name in (("repair", "seconds", "seconds"), ("share scanned", "share", "share_scanned")):
+            rows.append(speed_row(f"repair on {signal}", metric, unit, [each[name] for each in of_signal], **common))
+    return rows
+
+
+def in_time_rows(side: Side, common: Mapping[str, Any], seed: int) -> list[Row]:
+    """The share of repairs that ended inside their pause, of all that were due and by signal."""
+    ended = {"all": [float(repair["in_pause"]) for repair in side.repairs] + [0.0] * side.left_out}
+    for signal in found_signals(side):
+        ended[signal] = [float(repair["in_pause"]) for repair in side.repairs if repair["trigger"] == signal]
+    estimates = {name: bootstrap(values, seed) for name, values in ended.items()}
+    return [
+        quality_row(f"repairs that ended in their pause: {name}", estimate, **common)
+        for name, estimate in estimates.items()
+        if estimate is not None
+    ]
+
+
+def found_signals(side: Side) -> Sequence[str]:
+    """The signals that repairs were conditioned on, in their order."""
+    return list(dict.fromkeys(repair["trigger"] for repair in side.repairs))
+
+
+def describe(row: Row) -> str:
+    """A row as a line of text."""
+    if "mean" in row:
+        return f"{row['condition']:<48} {row['mean']:.3f} ({row['ci_low']:.3f}-{row['ci_high']:.3f}), n = {row['n']}"
+    ratio = f"  {row['ratio']:.3f} x {row['ratio_to']}" if "ratio" in row else ""
+    return f"{row['condition']:<48} {row['metric']:<26} {row['median']:.4f} {row['unit']}, n = {row['n']}{ratio}"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,31 @@
+"""What the measurement of pauses makes of what it has seen."""
+
+import pytest
+
+from benchmarks.pauses import NO_REPAIR, REPAIR, Plan, Side, rows_of
+
+PLAN = Plan(1, 100, 2, 64, 16, "snapkv", 0.2, 2.0, 0.5)
+
+
+def repaired(trigger: str, in_pause: bool) -> dict:
+    return {"trigger": trigger, "in_pause": in_pause, "seconds": 0.01, "share_scanned": 1.0}
+
+
+@pytest.fixture
+def rows() -> dict:
+    on = Side(REPAIR, "a", [0.2, 0.4, 0.6], [0.1, 0.3, 0.5], [], left_out=1)
+    on.repairs += [repaired("tool_call", True), repaired("tool_result", True), repaired("tool_result", False)]
+    off = Side(NO_REPAIR, "b", [0.2, 0.2, 0.3], [0.1, 0.1, 0.2])
+    return {(row["condition"], row.get("metric")): row for row in rows_of((on, off), PLAN)}
+
+
+def test_repairs_that_were_cut_or_never_begun_count_against_their_pauses(rows: dict) -> None:
+    assert rows["repairs that ended in their pause: all", None]["mean"] == 0.5
+    assert rows["repairs that ended in their pause: tool_call", None]["mean"] == 1.0
+    assert rows["repairs that ended in their pause: tool_result", None]["mean"] == 0.5
+
+
+def test_times_to_the_first_token_are_compared_by_medians_and_in_pairs(rows: dict) -> None:
+    assert rows[REPAIR, "time to first token"]["ratio"] == 2.0
+    assert rows[f"{REPAIR} over {NO_REPAIR}, paired", "time to first token"]["median"] == 2.0
+    assert rows["repair on tool_result", "share scanned"]["n"] == 2
