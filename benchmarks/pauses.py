@@ -34,7 +34,7 @@ WARM_STEPS = 2
 
 @dataclass(frozen=True)
 class Plan:
-    """What is measured. Tokens; budget in rows; pauses in seconds; a result comes after the share `result_at` of one."""
+    """What is measured. Tokens; budget in rows; pauses in seconds, whose results come after the share `result_at`."""
 
     seed: int
     tokens: int
