@@ -1,6 +1,7 @@
 """Rows out of pages by token position: pure functions over a reader of pages, each page read once."""
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -10,6 +11,17 @@ from kvstore.page import PageLayout
 
 PageReader = Callable[[Sequence[int]], Iterator[Tensor]]
 """Page indices -> their rows `[n_layers, 2, n_kv_heads, v, head_dim]`, contiguous, in the order asked for."""
+
+
+@dataclass(frozen=True, eq=False)
+class ReadKeys:
+    """Keys of some pages, per page `[n_layers, n_kv_heads, t, head_dim]`, not to be written into.
+
+    bytes_read: of the pages, keys and values, that tiers had to deliver.
+    """
+
+    keys: list[Tensor]
+    bytes_read: int
 
 
 def gather_tokens(layout: PageLayout, positions: Tensor, length: int, read: PageReader) -> Tensor:

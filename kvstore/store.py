@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from kvstore.errors import InvariantError, KvStoreError, RowRangeError, RowShapeError, StoreClosedError
-from kvstore.gathering import gather_selection, gather_tokens
-from kvstore.page import PageHeader, PageKey, PageLayout, require_layout, session_name_bytes
+from kvstore.gathering import ReadKeys, gather_selection, gather_tokens
+from kvstore.page import HEADER_BYTES, PageHeader, PageKey, PageLayout, require_layout, session_name_bytes
 from kvstore.page_writer import PageWriter, PendingPage
+from kvstore.summaries import Bits, PageSummaries, PageSummary
 from kvstore.tier_stack import ExpectedPage, TierCounters, TierStack
 from kvstore.tiers.base import Tier
 
@@ -45,15 +46,18 @@ class RowStore:
 
     Safe to call from several threads; calls for one session take turns. The store owns the tiers and closes
     them. At most `backlog_pages` full pages wait for the writer (then `append` waits); `read_batch_pages`
-    bounds the pages that one gather holds in memory at a time. Opening raises ForeignPageError when a tier
-    holds pages of another layout.
+    bounds the pages that one gather holds in memory at a time. Summaries of full pages, with codes of
+    `summary_bits`, take at most `summary_limit` bytes of memory; 0: none are made. Opening raises ForeignPageError
+    when a tier holds pages of another layout.
     """
 
     def __init__(self, layout: PageLayout, tiers: Sequence[Tier], *, backlog_pages: int = 64,
-                 read_batch_pages: int = 16) -> None:  # fmt: skip
+                 read_batch_pages: int = 16, summary_limit: int = 1 << 30, summary_bits: Bits = 12,
+                 ) -> None:  # fmt: skip
         self._layout = layout
         self._stack = TierStack(layout, tiers)
         self._read_batch_pages = read_batch_pages
+        self._summaries = PageSummaries(summary_limit, summary_bits)
         self._sessions: dict[str, _Session] = {}
         self._sessions_lock = Lock()
         self._closed = False
@@ -63,7 +67,7 @@ class RowStore:
             self._stack.close()
             raise
         self._sequences = count(1 + self._stack.highest_sequence())
-        self._writer = PageWriter(self._stack.write, self._stack.delete, backlog_pages)
+        self._writer = PageWriter(self._write, self._delete, backlog_pages)
         self._recover(headers)
 
     @property
@@ -164,6 +168,35 @@ class RowStore:
                 keys = page[:, 0].narrow(2, begin - first, end - begin).clone(memory_format=torch.contiguous_format)
             yield begin, keys
 
+    def read_keys(self, session: str, pages: Sequence[int]) -> ReadKeys:
+        """The keys of chosen pages, by index, all at once; nothing is promoted between tiers.
+
+        Pages that have no summary get one if there is room. Raises as `gather`.
+        """
+        with self._locked(session) as state:
+            self._require_pages(state, pages)
+            keys, bytes_read = list[Tensor](), 0
+            full = state.length // self._layout.page_tokens
+            for index, (rows, delivered) in zip(pages, self._fetch(state, pages, promote=False), strict=True):
+                bytes_read += HEADER_BYTES + rows.nbytes if delivered else 0
+                if index < full:
+                    self._summaries.make(state.expected(index), rows[:, 0])
+                    keys.append(rows[:, 0])
+                else:  # unfinished: it may be written to while the keys are in use
+                    keys.append(rows[:, 0, :, : state.length % self._layout.page_tokens].clone())
+            return ReadKeys(keys, bytes_read)
+
+    def summaries(self, session: str, pages: Sequence[int]) -> list[PageSummary | None]:
+        """The summaries of pages, by index; None where there is none (yet). Raises as `read_keys`."""
+        with self._locked(session) as state:
+            self._require_pages(state, pages)
+            full = state.length // self._layout.page_tokens
+            return [self._summaries.of(state.expected(index)) if index < full else None for index in pages]
+
+    def summary_bytes(self) -> int:
+        """Bytes of memory that the summaries of all sessions take."""
+        return self._summaries.bytes
+
     def flush(self, session: str) -> None:
         """Return when every row of the session is in the lowest tier, and safe there. Raises what a tier failed with.
 
@@ -255,6 +288,20 @@ class RowStore:
         with self._sessions_lock:
             return self._sessions.setdefault(session, _Session(session))
 
+    def _write(self, page: ExpectedPage, rows: Tensor) -> None:
+        self._stack.write(page, rows)
+        if rows.shape[3] == self._layout.page_tokens:
+            self._summaries.make(page, rows[:, 0])
+
+    def _delete(self, keys: Sequence[PageKey]) -> None:
+        self._summaries.forget(keys)
+        self._stack.delete(keys)
+
+    def _require_pages(self, state: _Session, pages: Sequence[int]) -> None:
+        count = -(-state.length // self._layout.page_tokens)
+        if pages and not 0 <= min(pages) <= max(pages) < count:
+            raise RowRangeError(f"pages {min(pages)}..{max(pages)} asked for, session {state.name!r} has {count}")
+
     def _tail(self, state: _Session) -> Tensor:
         if state.tail is None:
             tail = torch.zeros(self._layout.rows_shape(self._layout.page_tokens), dtype=self._layout.dtype)
@@ -283,13 +330,18 @@ class RowStore:
 
     def _read(self, state: _Session, pages: Sequence[int], *, promote: bool = True) -> Iterator[Tensor]:
         """The pages' rows in the order asked for, from memory or the tiers, a batch at a time."""
+        return (rows for rows, _ in self._fetch(state, pages, promote=promote))
+
+    def _fetch(self, state: _Session, pages: Sequence[int], *, promote: bool) -> Iterator[tuple[Tensor, bool]]:
+        """As `_read`, with whether a tier had to deliver the page."""
         for first in range(0, len(pages), self._read_batch_pages):
             batch = pages[first : first + self._read_batch_pages]
             in_memory = {index: rows for index in batch if (rows := self._in_memory(state, index)) is not None}
             below = [state.expected(index) for index in batch if index not in in_memory]
             read = {page.key.index: rows
                     for page, rows in zip(below, self._stack.read(below, promote=promote), strict=True)}  # fmt: skip
-            yield from (in_memory[index] if index in in_memory else read[index] for index in batch)
+            for index in batch:
+                yield (in_memory[index], False) if index in in_memory else (read[index], True)
 
     def _in_memory(self, state: _Session, index: int) -> Tensor | None:
         if state.tail is not None and index == state.length // self._layout.page_tokens:

@@ -1,0 +1,119 @@
+"""Scores of all of a session's tokens against a signal, at whatever moment it has to end.
+
+The score of token i is `a_i = mean over layers and query heads of max over signal tokens t of A[t, i]`, A the softmax
+over all rows of the session (RepairKV eq. 3). Pages come one chunk at a time, so memory does not grow with the
+session but for vectors over its tokens.
+"""
+
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from kvstore.store import RowStore
+from workers.observation import Observed
+from workers.scan_pages import Chunk, Pages
+from workers.scan_softmax import Normaliser, Signal
+
+How = Literal["exact", "bounded", "summary"]
+
+Doubts = Callable[[Tensor, Tensor], Tensor]
+"""Lower and upper bounds on the scores, float32 `[length]` -> bool `[length]`: tokens whose scores must be known
+better before the choice is certain; none: it is."""
+
+
+@dataclass(frozen=True, eq=False)
+class Scanned:
+    """What a scan found.
+
+    scores: float32 `[length]`, on the CPU, 0 where a token was not scored; scored: bool `[length]`; bytes_read: of
+    stored pages, keys and values, as the tiers delivered them; complete: whether it came to its end unhurried.
+    """
+
+    scores: Tensor
+    scored: Tensor
+    bytes_read: int
+    complete: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Scan:
+    """What is scanned, and with what; `counted` is bool `[n_layers, n_kv_heads, length]` on the device, or None."""
+
+    pages: Pages
+    signal: Signal
+    counted: Tensor | None
+    hurried: Callable[[], bool]
+    device: torch.device
+
+    def zeros(self) -> Tensor:
+        """float32 `[length]` on the device."""
+        return torch.zeros(self.pages.length, device=self.device)
+
+    def counts(self, layer: int, chunk: Chunk) -> Tensor | None:
+        """Which of a chunk's rows count, bool `[n_kv_heads, rows]`; None for all."""
+        return None if self.counted is None else self.counted[layer][:, chunk.positions]
+
+    def found(self, scores: Tensor, scored: Tensor, complete: bool) -> Scanned:
+        """The result as it is now."""
+        return Scanned(scores.cpu(), scored.cpu(), self.pages.bytes_read, complete)
+
+
+def scan(
+    store: RowStore,
+    name: str,
+    observed: Observed,
+    length: int,
+    *,
+    how: How,
+    counted: Tensor | None,
+    doubts: Doubts,
+    hurried: Callable[[], bool],
+    device: torch.device,
+) -> Generator[None, None, Scanned]:
+    """Score a session's first `length` tokens; yields between chunks, to let others run. Raises what the store raises.
+
+    `exact` reads every page twice. `summary` takes the middles of the codes for keys, and reads pages without a summary
+    alone. `bounded` reads pages until no doubt is left, and then gives scores that lead to the same choice as those of
+    `exact`. `counted` says which rows have a part in a score, bool `[n_layers, n_kv_heads, length]` on the device, None
+    for all; the others take their part of the softmax alone. Once it is `hurried` it ends with what it has: scores of
+    the tokens that it has come to, with the normaliser so far.
+    """
+    pages = Pages(store, name, length, device)
+    over = Scan(pages, Signal(observed, store.layout.n_kv_heads, device), counted, hurried, device)
+    if not length:
+        return over.found(over.zeros(), over.zeros().bool(), True)
+    return (yield from two_passes(over, coded=how == "summary"))
+
+
+def two_passes(over: Scan, *, coded: bool) -> Generator[None, None, Scanned]:
+    """All pages best bound first for the normaliser, scored with what it is so far; then all in order, with all of it.
+
+    Hurried in the second pass, the scores of the first stand. The order of the second does not depend on summaries, so
+    that a scan always sums alike.
+    """
+    normalisers = [Normaliser(queries) for queries in over.signal.queries]
+    scores, scored = over.zeros(), over.zeros().bool()
+    order = yield from over.pages.best_first(over.signal, over.hurried)
+    for pages in over.pages.in_chunks(order):
+        if over.hurried():
+            return over.found(scores, scored, False)
+        for chunk in over.pages.coded(pages) if coded else [over.pages.read(pages)]:
+            for layer, normaliser in enumerate(normalisers):
+                weights = normaliser.add(over.signal.logits(layer, chunk.of(layer)))
+                weights /= normaliser.total
+                scores[chunk.positions] += over.signal.scores(weights, over.counts(layer, chunk))
+            scored[chunk.positions] = True
+        yield None
+    final = over.zeros()
+    for pages in over.pages.in_chunks(range(over.pages.count)):
+        if over.hurried():
+            return over.found(scores, scored, False)
+        for chunk in over.pages.coded(pages) if coded else [over.pages.read(pages)]:
+            for layer, normaliser in enumerate(normalisers):
+                weights = normaliser.weights(over.signal.logits(layer, chunk.of(layer)))
+                final[chunk.positions] += over.signal.scores(weights, over.counts(layer, chunk))
+        yield None
+    return over.found(final, scored, True)
