@@ -48,12 +48,14 @@ class Pauses:
             await self._run_due(live, give_up=True)
 
     async def _run_due(self, live: LiveSession, give_up: bool = False) -> None:
-        while not live.hurried and (due := due_repairs(await self._catalog.session(live.id))):
+        session = await self._catalog.session(live.id)
+        while not live.hurried and (due := due_repairs(session)):
             try:
-                await self._run(live, due[0], give_up)
+                await self._run(live, session, due[0], give_up)
             except ServiceError as error:
                 self._observers.tell(RepairFailed(live.id, due[0].trigger, error.code, error.message, final=False))
                 raise
+            session = await self._catalog.session(live.id)
 
     async def hurry(self, live: LiveSession) -> None:
         """Have the repair that runs now end with what it has found so far; it does not wait for that end."""
@@ -62,12 +64,11 @@ class Pauses:
             with suppress(ServiceError):
                 await self._worker.hurry(wire.HurryRequest(session=live.id))
 
-    async def _run(self, live: LiveSession, repair: DueRepair, give_up: bool) -> None:
-        session = await self._catalog.session(live.id)
+    async def _run(self, live: LiveSession, session: Session, repair: DueRepair, give_up: bool) -> None:
         request, signal = await self._request(session, repair)
         request.epoch = epoch = await self._sessions.ensure_open(live)
         if live.hurried:
-            return
+            return  # from here to the worker nothing is waited for: whoever hurries now finds the repair there
         live.advance(SessionEvent.REPAIR_STARTED)
         live.in_doubt = True
         try:
