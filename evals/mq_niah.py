@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from evals.mq_niah_case import Case, Protocol, begun
+from evals.mq_niah_case import Protocol, begun
 from evals.mq_niah_conditions import CONDITIONS, WITHOUT_K, Before, Held, before, rows_fit
 from evals.mq_niah_examples import PARTITIONS
 from evals.mq_niah_rows import result_rows
@@ -90,7 +90,6 @@ def told_of(ready: Before, held: Held) -> dict[str, Any]:
     return {
         "context": case.context,
         "budget": held.budget,
-        "context_rows": len(tokens),
         "active_rows": rows_fit(held, case),
         "right": right,
         "exact": float(right == 1.0),

@@ -43,11 +43,15 @@ class Protocol:
 
 @dataclass
 class Case:
-    """After the first turn. `scores`: of the first stage, float32 `[context]`; `first`, `second`: what turns ask."""
+    """Between two turns. `scores`: of the first stage, float32 `[context]`; `first`, `second`: what the turns ask.
+
+    `tail`: where the first turn begins, whose prompts and replies stay as they are.
+    """
 
     replayed: Replayed
     example: Example
     context: int
+    tail: int
     base_rows: int
     scores: Tensor
     first: tuple[Needle, ...]
@@ -74,10 +78,14 @@ class Case:
         scores, places = self.scores.masked_fill(self.kept, torch.inf), torch.arange(self.context, dtype=torch.int32)
         return self.replayed.method.select(scores[None], places[None], rows)[0]
 
+    @property
+    def after(self) -> Tensor:
+        """The first turn's own tokens, int64."""
+        return torch.arange(self.tail, self.replayed.state.length)
+
     def holding(self, context: Tensor) -> wire.SessionState:
-        """These tokens of the context, int64, and everything after it."""
-        after = torch.arange(self.context, self.replayed.state.length)
-        return self.replayed.holding(torch.cat([context, after]), self.scores)
+        """These tokens of the context, int64, and the first turn's."""
+        return self.replayed.holding(torch.cat([context, self.after]), self.scores)
 
     def held_of_context(self, state: wire.SessionState) -> Tensor:
         """The context's tokens that a state holds, int64 ascending."""
@@ -115,6 +123,7 @@ def begun(protocol: Protocol, seed: int, partition: str) -> Iterator[Case]:
             replayed=replayed,
             example=made,
             context=context,
+            tail=context,
             base_rows=rows_of(protocol.base, context),
             scores=replayed.first_stage(observed, context),
             first=made.asked(asked_first),

@@ -24,7 +24,7 @@ _VISITED_SHARE = 8
 
 @dataclass(frozen=True)
 class Held:
-    """What a condition made active. `budget`: rows of the context that it may hold; `report`: of the worker's repair."""
+    """What a condition made active. `budget`: rows of the context that it may hold. `report`: the worker's repair."""
 
     state: wire.SessionState
     budget: int
@@ -61,9 +61,8 @@ class Before:
     def signal_scores(self, rows: Tensor) -> Tensor:
         """What the signal gives each of some tokens of the context, their softmax over these and what is active."""
         replayed = self.case.replayed
-        after = torch.arange(self.case.context, replayed.state.length)
         observed = replayed.observed(self.state, [self.signal])
-        every = torch.cat([rows, self.base, after]).unique()
+        every = torch.unique(torch.cat([rows, self.base, self.case.after]))
         return selectors.signal_scores(observed, replayed.keys(), every, self.case.sinks)[: self.case.context]
 
 
@@ -167,11 +166,10 @@ WITHOUT_K = (FULL, BASE)
 
 
 def rows_fit(held: Held, case: Case) -> int:
-    """Active rows per head, all of them: of the context within the budget, and what was said after it.
+    """Active rows per head, all of them: of the context within the budget, and the first turn's.
 
     Asserts it: a condition with more rows than it says would be no comparison.
     """
-    after = case.replayed.state.length - case.context
-    rows = rows_held(held.state)
+    rows, after = rows_held(held.state), len(case.after)
     assert rows <= held.budget + after, f"{rows} rows are active, {held.budget} and {after} may be"
     return rows

@@ -214,8 +214,8 @@ def replaying(model: str, method: str, seed: int, *, rows: int, block_tokens: in
 def tokens_held(state: wire.SessionState) -> Tensor:
     """The tokens of which some row is active, int64 ascending."""
     places = Selection.from_bytes(state.selection).places()
-    held = torch.cat([of_layer.flatten() for of_layer in places]).unique()
-    return held[held >= 0]
+    held = torch.unique(torch.cat([of_layer.flatten() for of_layer in places]))
+    return torch.masked_select(held, held >= 0)
 
 
 def rows_held(state: wire.SessionState) -> int:

@@ -5,7 +5,7 @@ largest attention weight that a signal's token gives, the sinks left out.
 """
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -68,7 +68,7 @@ def signal_scores(observed: Observed, keys: Sequence[Tensor], rows: Tensor, sink
 
 
 class Summaries:
-    """The least and the greatest of each channel over every chunk of keys: Quest's bound, made when rows are written."""
+    """The least and the greatest of each channel over every chunk of keys, for Quest's bound."""
 
     def __init__(self, keys: Sequence[Tensor], context: int) -> None:
         self._chunks = -(-context // CHUNK)
@@ -105,13 +105,9 @@ def visited(chunks: Sequence[int], candidates: Tensor, least: int) -> Tensor:
 def in_time(order: Tensor, score: Callable[[Tensor], object], late: Callable[[], bool]) -> Tensor:
     """Score positions in an order, some at a time, until it is late; returns those that were scored."""
     done = list[Tensor]()
-    for part in _parts(order):
+    for part in torch.split(order, SCAN_TOKENS):
         if late():
             break
         score(part)
         done.append(part)
     return torch.cat(done) if done else order[:0]
-
-
-def _parts(order: Tensor) -> Iterator[Tensor]:
-    return iter(order.split(SCAN_TOKENS))

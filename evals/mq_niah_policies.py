@@ -1,0 +1,33 @@
+"""Suite mq-niah policies: the same repair after other first stages (RepairKV 5.4, Figure 4, Table 3).
+
+The methods of `workers.methods` score as they do in a session; whole tokens are kept by the mean over layers and heads.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+from evals.mq_niah import BASE_OF, Frontier, cases_of, run
+from evals.mq_niah_case import Protocol
+from evals.mq_niah_conditions import BASE, FULL, MATCHED, OLDEST, RANDOM, REPAIR, SPREAD
+from evals.mq_niah_rows import result_rows
+from evals.suite import Suite
+
+POLICIES = ("snapkv", "h2o", "streaming_llm", "scissorhands")
+STRESSED, STRESSED_NEEDLES, STRESSED_KS = "scissorhands", 6, (48, 64, 80, 96, 128)
+CONDITIONS = (FULL, BASE, MATCHED, RANDOM, OLDEST, REPAIR, SPREAD)
+
+
+def suite(protocol: Protocol, ks: Sequence[int], seed: int, cases: int) -> Suite[Frontier]:
+    """Every policy with four needles; the stress test with six (Table 3)."""
+    wanted = [(policy, 4, tuple(ks)) for policy in POLICIES]
+    wanted.append((STRESSED, STRESSED_NEEDLES, tuple(k for k in STRESSED_KS if k in ks)))
+    units = [
+        Frontier(
+            replace(protocol, policy=policy, needles=needles, base=BASE_OF[needles]), one, partition, own, CONDITIONS
+        )
+        for policy, needles, own in wanted
+        if own
+        for one, partition in cases_of(needles, seed, cases)
+    ]
+    return Suite("mq-niah policies", seed, protocol.model, tuple(units), run, partial(result_rows, seed=seed))
