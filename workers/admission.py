@@ -7,7 +7,7 @@ from kvrecall.v1 import worker_pb2 as wire
 from workers import budgets, methods
 from workers.budgets import LayerBudgets
 from workers.errors import BadSettings
-from workers.methods import Method
+from workers.methods import Method, RepairKV
 from workers.model import LoadedModel
 from workers.observation import RecentQueries
 from workers.session import WorkerSession
@@ -22,30 +22,36 @@ def new_session(
 ) -> WorkerSession:
     """A session that has said nothing yet. Raises BadSettings and UnknownMethod."""
     method = methods.build(spec.method, spec.method_settings)
-    repair_rows = spec.repair_rows if method.evicts else 0
+    repair, scan = methods.build_repair(spec.repair_settings, spec.repair_scan)
     if spec.budget > settings.max_budget:
         raise BadSettings(f"budget {spec.budget} is over this worker's max_budget {settings.max_budget}")
     return WorkerSession(
         name=spec.session,
         epoch=spec.epoch,
         budget=spec.budget,
-        repair_rows=repair_rows,
+        repair_rows=spec.repair_rows if method.evicts else 0,
+        repair=repair,
+        repair_scan=scan,
         method=method,
         seed=spec.seed,
         tools=_tools(spec),
         queries=RecentQueries(method.observation.window),
-        layer_rows=_layer_rows(spec, method, model, settings, layer_sensitivity),
+        layer_rows=_layer_rows(spec, method, repair, model, settings, layer_sensitivity),
     )
 
 
 def _layer_rows(
     spec: wire.SessionSpec,
     method: Method,
+    repair: RepairKV,
     model: LoadedModel,
     settings: WorkerSettings,
     layer_sensitivity: tuple[float, ...] | None,
 ) -> tuple[int, ...]:
-    """Rows per head that an eviction keeps, per layer; together the budget without the reserve for repair."""
+    """Rows per head that an eviction keeps, per layer; together the budget without the reserve for repair.
+
+    A repair that swaps needs no reserve, and as many rows that it may give up.
+    """
     how, n_layers = _layer_budgets(spec, method), model.shape.n_layers
     if not method.evicts:
         return (spec.budget,) * n_layers
@@ -56,6 +62,7 @@ def _layer_rows(
             f"and one row to choose need {floor}"
         )
     alpha = budgets.alpha_of(model.module.config.model_type)
+    base = spec.budget if repair.swap else base
     rows = budgets.split(base, n_layers, how, floor=floor, weights=layer_sensitivity, alpha=alpha)
     return budgets.shared(rows, method.shares_layers, floor=floor)
 

@@ -140,7 +140,7 @@ class Engine:
         block, prompt = self.settings.block_tokens, self._reserve(session)
         if not session.method.evicts:
             return [self.settings.max_budget + block] * self.model.shape.n_layers
-        return [rows + session.repair_rows + block + prompt for rows in session.layer_rows]
+        return [rows + session.reserve + block + prompt for rows in session.layer_rows]
 
     # Slots
 

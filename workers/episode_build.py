@@ -24,9 +24,9 @@ from workers.observation import Observed
 from workers.prefill import prefill
 from workers.ranking import combined, ranked
 from workers.session import WorkerSession, nearness
+from workers.steps import Yielded, written
 from workers.stored_attention import stored_keys
 from workers.tokenizer import Segment
-from workers.turn import Yielded, written
 
 _KEY_BYTES = 1 << 28
 """Stored keys that a build holds at a time."""

@@ -1,80 +1,184 @@
 """Repair: score what was evicted against what just became known, and bring the best rows back.
 
-RepairKV section 3 and Algorithm 1. Scoring streams the row store twice: once for the softmax's normaliser over
-active and evicted rows together, once for the weights, so memory does not grow with the conversation.
+RepairKV section 3 and Algorithm 1, with a deadline, a second look (`hops`) and exchange instead of a reserve. It can
+end at any moment with what it has found so far.
 """
+
+import time
+from collections.abc import Callable, Generator, Sequence
 
 import torch
 from torch import Tensor
 
-from kvstore.store import RowStore
-from workers.cache import EMPTY, ActiveCache
+from kvrecall.v1 import worker_pb2 as wire
+from workers import wire_values
+from workers.decode import NextLogits
+from workers.engine import Engine, storage
 from workers.observation import Observed
-from workers.selection import bursts, marks, places_of
+from workers.promotion import Exchange, best_of_heads, exchange, missing_rows, move, tokens_of, whole, withdraw
+from workers.repair_scan import Scanned, scan
 from workers.session import WorkerSession
-from workers.settings import WorkerSettings
+from workers.steps import Yielded, written
 from workers.stored_attention import StoredAttention, stored_keys
+from workers.tokenizer import Segment
+
+_ENOUGH = 0.5
+"""The share of the candidates that must be scored before what an earlier repair brought is given up."""
 
 
-def missing_rows(cache: ActiveCache, slot: int, length: int) -> Tensor:
-    """Which rows of a session are evicted: bool `[n_layers, n_kv_heads, length]`, on the cache's device."""
-    shape = cache.shape
-    missing = torch.empty(shape.n_layers, shape.n_kv_heads, length, dtype=torch.bool, device=cache.device)
-    for layer in range(shape.n_layers):
-        _, _, positions = cache.rows_of(slot, layer)
-        missing[layer] = ~marks(positions, length)
-    return missing
+def run_pause_repair(
+    engine: Engine, session: WorkerSession, request: wire.RepairRequest, hurried: Callable[[], bool]
+) -> Generator[Yielded, NextLogits, wire.RepairResult]:
+    """A repair between turns, on the request's signal; it ends once it is `hurried`. Raises BadMessages."""
+    messages = [wire_values.to_chat(message) for message in request.messages]
+    segments: list[Segment] = []
+    if messages:
+        segments = engine.tokenizer.prompt(session.recent, messages, session.tools, generate=True)
+    rendered = [token for segment in segments for token in segment.token_ids]
+    signal = [*request.token_ids, *engine.tokenizer.encode(request.text), *rendered]
+    late = deadline(request.seconds)
+    report = yield from run_repair(engine, session, signal, request.trigger, lambda: hurried() or late())
+    session.unsettled = False
+    return wire.RepairResult(report=report, memory=engine.memory(session), state=engine.snapshot(session))
 
 
-def score_rows(observed: Observed, store: RowStore, name: str, missing: Tensor) -> Tensor:
-    """How much attention the signal would pay to what is missing: float32 `[length]` per token, on the CPU.
+def deadline(seconds: float) -> Callable[[], bool]:
+    """Whether so many seconds from now have passed; 0: they never have."""
+    end = time.perf_counter() + seconds
+    return lambda: bool(seconds) and time.perf_counter() >= end
 
-    `a_i = mean over layers and heads of max over t of A[t, i]`, A the softmax over all the session's rows, counted
-    in those layers and heads that do not hold row i (RepairKV eq. 3; with whole-token eviction exactly the paper's).
+
+def run_repair(
+    engine: Engine, session: WorkerSession, signal: Sequence[int], trigger: str, hurried: Callable[[], bool]
+) -> Generator[Yielded, NextLogits, wire.RepairReport]:
+    """Observe the signal, score every evicted token against it, and make the best `repair_rows` of them active.
+
+    What an earlier repair brought back is chosen anew with the rest. Cut by `hurried` it takes the best of what was
+    scored; it leaves what an earlier repair brought when it could score less than half.
     """
-    n_layers, n_kv_heads, length = missing.shape
-    attention = StoredAttention(observed, n_kv_heads)
-    for _, keys in stored_keys(store, name, length, missing.device):
-        for layer in range(n_layers):
-            attention.add(layer, keys[layer])
-    scores = torch.zeros(length, device=missing.device)
-    for start, keys in stored_keys(store, name, length, missing.device):
-        stop = start + keys.shape[2]
-        for layer in range(n_layers):
-            weights = attention.weights(layer, keys[layer])
-            scores[start:stop] += (weights.amax(2).sum(1) * missing[layer, :, start:stop]).sum(0)
-    return scores.div_(n_layers * observed.queries[0].shape[0]).cpu()
+    started = time.perf_counter()
+    report = wire.RepairReport(trigger=trigger, signal_tokens=len(signal))
+    if session.repair_rows and session.length and signal:
+        session.unsettled = True
+        yield from written(engine, session)
+        while report.hops < session.repair.hops and not report.cut:
+            report.hops += 1
+            yield from _hop(engine, session, signal, report, hurried)
+    report.seconds = time.perf_counter() - started
+    return report
 
 
-def choose(scores: Tensor, missing: Tensor, session: WorkerSession, settings: WorkerSettings) -> Tensor:
-    """The tokens to promote, at most the session's `repair_rows`: int64 positions, ascending."""
-    return bursts(
-        scores,
-        missing.any(0).any(0).cpu(),
-        session.scores_of_evicted(),
-        session.repair_rows,
-        before=settings.burst_before,
-        after=settings.burst_after,
-    )
-
-
-def promote(cache: ActiveCache, store: RowStore, session: WorkerSession, positions: Tensor, missing: Tensor) -> None:
-    """Bring tokens back at their true positions, in every layer and head that misses them."""
-    assert session.slot is not None, "only a session in a slot is repaired"
-    absent = missing[:, :, positions.to(missing.device)].cpu()
-    wanted = [torch.where(absent[layer], positions, -1) for layer in range(cache.shape.n_layers)]
-    for layer, (keys, values) in enumerate(store.gather_selection(session.name, wanted)):
-        places = torch.where(absent[layer], positions, EMPTY).to(torch.int32)
-        cache.insert(session.slot, layer, places, keys, values, absent[layer])
-    session.promoted_rows = len(positions)
-
-
-def withdraw(cache: ActiveCache, session: WorkerSession) -> None:
-    """Forget what the last repair brought back: a better signal chooses again from everything."""
-    assert session.slot is not None, "only a session in a slot is repaired"
-    if not session.promoted_rows:
+def _hop(
+    engine: Engine,
+    session: WorkerSession,
+    signal: Sequence[int],
+    report: wire.RepairReport,
+    hurried: Callable[[], bool],
+) -> Generator[Yielded, NextLogits, None]:
+    """One look: the signal's queries over what is active now, scores, and the move."""
+    assert session.slot is not None, "the scheduler seats a session before it runs"
+    observed = engine.observe(session, [*session.pending, *signal])
+    yield None
+    missing = missing_rows(engine.cache, session.slot, session.length, promoted=not session.repair.swap)
+    candidates = missing.any(0).any(0).cpu()
+    with storage():
+        found = yield from _scored(engine, session, observed, missing, candidates, hurried)
+    yield None
+    scored = candidates & found.scored
+    share = int(scored.sum()) / max(1, int(candidates.sum()))
+    report.cut = not found.complete
+    report.candidates, report.scored_rows = int(candidates.sum()), int(scored.sum())
+    report.bytes_read += found.bytes_read
+    if report.cut and share < (_ENOUGH if session.promoted_rows else 0):
         return
-    for layer in range(cache.shape.n_layers):
-        rows = cache.read(session.slot, layer)
-        cache.keep(session.slot, layer, places_of((rows.positions != EMPTY) & ~rows.promoted))
-    session.promoted_rows = 0
+    scores = found.scores.clone()
+    # Everything looks at the sinks; they lead to nothing.
+    scores[..., : engine.settings.sinks] = 0
+    _take(engine, session, scores, missing & found.scored.to(missing.device), scored, report)
+
+
+def _scored(
+    engine: Engine,
+    session: WorkerSession,
+    observed: Observed,
+    missing: Tensor,
+    candidates: Tensor,
+    hurried: Callable[[], bool],
+) -> Generator[Yielded, NextLogits, Scanned]:
+    operator, sinks = session.repair, engine.settings.sinks
+
+    def doubts(lower: Tensor, upper: Tensor) -> Tensor:
+        lower, upper = lower.clone(), upper.clone()
+        lower[:sinks] = upper[:sinks] = 0
+        return operator.doubts(lower, upper, candidates, session.repair_rows)
+
+    if operator.per_head:
+        return (yield from _scored_by_head(engine, session, observed, hurried))
+    found = yield from scan(
+        engine.store,
+        session.name,
+        observed,
+        session.length,
+        how=session.repair_scan,
+        counted=None if operator.counts_active else missing,
+        doubts=doubts,
+        hurried=hurried,
+        device=engine.cache.device,
+    )
+    return found
+
+
+def _scored_by_head(
+    engine: Engine, session: WorkerSession, observed: Observed, hurried: Callable[[], bool]
+) -> Generator[Yielded, NextLogits, Scanned]:
+    """Every key, twice, in order: scores float32 `[n_layers, n_kv_heads, length]`, a head's own and the token's.
+
+    Each is the mean over a head's group, or over all heads, of the largest weight over the signal's tokens. Their sum
+    keeps tokens together that one head alone would tear apart.
+    """
+    shape, device = engine.cache.shape, engine.cache.device
+    attention = StoredAttention(observed, shape.n_kv_heads)
+    own = torch.zeros(shape.n_layers, shape.n_kv_heads, session.length)
+    scored = torch.zeros(session.length, dtype=torch.bool)
+    for _, keys in stored_keys(engine.store, session.name, session.length, device):
+        for layer in range(shape.n_layers):
+            attention.add(layer, keys[layer])
+        yield None
+    for start, keys in stored_keys(engine.store, session.name, session.length, device):
+        if hurried():
+            break
+        part = slice(start, start + keys.shape[2])
+        for layer in range(shape.n_layers):
+            own[layer, :, part] = attention.weights(layer, keys[layer]).amax(2).mean(1).cpu()
+        scored[part] = True
+        yield None
+    return Scanned(own + own.mean((0, 1)), scored, 0, bool(scored.all()))
+
+
+def _take(
+    engine: Engine,
+    session: WorkerSession,
+    scores: Tensor,
+    missing: Tensor,
+    candidates: Tensor,
+    report: wire.RepairReport,
+) -> None:
+    """Make the best candidates active, in place of what an earlier repair brought, or of active rows worth less."""
+    operator, settings = session.repair, engine.settings
+    worth = operator.worth(scores)
+    if operator.per_head:
+        wanted = best_of_heads(worth, missing, session.repair_rows)
+    else:
+        chosen = operator.choose(scores, candidates, session.scores_of_evicted(), session.repair_rows)
+        wanted = whole(chosen, missing)
+    change = Exchange(wanted)
+    if operator.swap:
+        assert session.slot is not None, "the scheduler seats a session before it runs"
+        engine.cache.clear_promoted(session.slot)
+        change = exchange(engine.cache, session, wanted, worth, settings.sinks, settings.recent)
+    else:
+        withdraw(engine.cache, session)
+    with storage():
+        move(engine.cache, engine.store, session, change, worth)
+    report.promoted[:] = tokens_of(change.promoted).tolist()
+    report.demoted_rows += change.demoted_rows()

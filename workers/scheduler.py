@@ -16,8 +16,10 @@ from workers.decode import NextLogits
 from workers.engine import Engine
 from workers.episode_build import run_build
 from workers.errors import Cancelled, Overloaded, WorkerError
+from workers.repair import run_pause_repair
 from workers.session import WorkerSession
-from workers.turn import Emit, Yielded, run_pause_repair, run_turn
+from workers.steps import Yielded
+from workers.turn import Emit, run_turn
 
 _log = structlog.get_logger(__name__)
 _T = TypeVar("_T")

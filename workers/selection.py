@@ -86,27 +86,58 @@ def bursts(scores: Tensor, candidates: Tensor, tie_break: Tensor, count: int, *,
     The last burst is cut to what is left: its anchor, then what follows the anchor, then what precedes it. Fewer
     than `count` rows come back only when there are fewer candidates. Returns int64 positions, ascending.
     """
-    order = _ranking(scores, candidates, tie_break)
     chosen: dict[int, None] = {}
-    free = set(order)
-    for anchor in order:
+
+    def is_free(position: int) -> bool:
+        return 0 <= position < len(candidates) and bool(candidates[position]) and position not in chosen
+
+    # Of twice as many as are wanted at most one half is in the bursts of the other.
+    for anchor in best_tokens(scores, candidates, tie_break, 2 * count).tolist():
         if len(chosen) >= count:
             break
-        if anchor not in free:
+        if not is_free(anchor):
             continue
         around = [anchor, *range(anchor + 1, anchor + after + 1), *range(anchor - 1, anchor - before - 1, -1)]
-        burst = [position for position in around if position in free][: count - len(chosen)]
-        chosen.update(dict.fromkeys(burst))
-        free.difference_update(burst)
+        burst = [position for position in around if is_free(position)]
+        chosen.update(dict.fromkeys(burst[: count - len(chosen)]))
     return torch.tensor(sorted(chosen), dtype=torch.int64)
 
 
-def _ranking(scores: Tensor, candidates: Tensor, tie_break: Tensor) -> list[int]:
-    """Candidates, best first. Three stable sorts from the least to the most significant key."""
+def spread(scores: Tensor, before: int, after: int, fade_before: float, fade_after: float) -> Tensor:
+    """What tokens are worth for being near high scores: `max over p of scores_p * fade(i - p)`, float `[..., n]`.
+
+    `fade(d)` is `fade_after ** d` for a token up to `after` behind the anchor, `fade_before ** -d` up to `before` ahead
+    of it, 1 for the anchor itself, else 0. Scores are 0 or more.
+    """
+    worth, n = scores.clone(), scores.shape[-1]
+    for distance, fade in fades(before, after, fade_before, fade_after):
+        if abs(distance) >= n:
+            continue
+        if distance > 0:
+            worth[..., distance:] = torch.maximum(worth[..., distance:], scores[..., :-distance] * fade)
+        else:
+            worth[..., :distance] = torch.maximum(worth[..., :distance], scores[..., -distance:] * fade)
+    return worth
+
+
+def fades(before: int, after: int, fade_before: float, fade_after: float) -> list[tuple[int, float]]:
+    """The distances from an anchor that share in its score, with the share; the anchor itself is not among them."""
+    behind = [(distance, fade_after**distance) for distance in range(1, after + 1)]
+    return behind + [(-distance, fade_before**distance) for distance in range(1, before + 1)]
+
+
+def best_tokens(scores: Tensor, candidates: Tensor, tie_break: Tensor, count: int) -> Tensor:
+    """The `count` best candidates, best first: by score, then `tie_break`, then the lower position; int64.
+
+    scores, tie_break: float `[n]`; candidates: bool `[n]`.
+    """
     order = candidates.nonzero().flatten()
+    if count < len(order):
+        # Sorting a million tokens by three keys for the best hundred would take longer than finding these.
+        order = order[scores[order] >= scores[order].topk(count).values.min()] if count else order[:0]
     order = order[tie_break[order].sort(descending=True, stable=True).indices]
     order = order[scores[order].sort(descending=True, stable=True).indices]
-    return [int(i) for i in order.tolist()]
+    return order[:count]
 
 
 def _ranked(scores: Tensor, held: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from workers.cache import EMPTY, ActiveCache
-from workers.methods import Method
+from workers.methods import DEFAULT_SCAN, Method, RepairKV, RepairScan
 from workers.observation import RecentQueries
 from workers.tokenizer import ChatMessage
 
@@ -119,7 +119,9 @@ class WorkerSession:
     seed: int
     tools: list[Any]
     queries: RecentQueries
-    layer_rows: tuple[int, ...]  # rows per head that an eviction keeps, per layer: the budget less repair_rows
+    layer_rows: tuple[int, ...]  # rows per head that an eviction keeps, per layer: the budget less the reserve
+    repair: RepairKV = field(default_factory=RepairKV)
+    repair_scan: RepairScan = DEFAULT_SCAN
     length: int = 0
     pending: list[int] = field(default_factory=list)
     recent: list[ChatMessage] = field(default_factory=list)
@@ -146,9 +148,14 @@ class WorkerSession:
             self.eviction_scores = torch.cat([self.eviction_scores, torch.zeros(unknown)])
         return self.eviction_scores
 
+    @property
+    def reserve(self) -> int:
+        """Rows per head that are kept free for a repair; one that swaps needs none."""
+        return 0 if self.repair.swap else self.repair_rows
+
     def target(self, layer: int) -> int:
-        """Rows per head that an eviction keeps now: with those for repair while rows are held for it."""
-        return self.layer_rows[layer] + (self.repair_rows if self.promoted_rows else 0)
+        """Rows per head that an eviction keeps now: with the reserve while a repair fills it."""
+        return self.layer_rows[layer] + (self.reserve if self.promoted_rows else 0)
 
     def forget_turn(self) -> None:
         """Forget what evictions observe of a turn: a session that was resumed in between evicts the same."""
@@ -173,6 +180,8 @@ class WorkerSession:
             tools=self.tools,
             queries=RecentQueries(self.queries.width),
             layer_rows=self.layer_rows,
+            repair=self.repair,
+            repair_scan=self.repair_scan,
             patched_prompt=list(patched_prompt),
             segments=segments,
             stored=False,

@@ -19,8 +19,6 @@ class WorkerSettings(BaseModel):
     turn_share: float = Field(
         default=0.5, ge=0, le=1, description="share of the budget that a turn's own rows may hold"
     )
-    burst_before: int = Field(default=2, ge=0, description="rows before an anchor that are promoted with it")
-    burst_after: int = Field(default=20, ge=0, description="rows after an anchor that are promoted with it")
     embedder: str = Field(default="", description="sentence-transformers model, path or hub name; empty: packaged")
     max_jobs: int = Field(default=64, ge=1, description="turns and repairs that may wait or run at once")
 

@@ -1,43 +1,27 @@
-"""A turn and a repair, each as a generator that the scheduler drives.
+"""A turn, as a generator that the scheduler drives.
 
-A generator yields None to let others run, a Future to wait for, or a token id to have it said in the next decoding
+It yields None to let others run, a Future to wait for, or a token id to have it said in the next decoding
 step; to a token id the scheduler answers with `NextLogits`.
 """
 
-import time
 from collections.abc import Callable, Generator, Sequence
-from concurrent.futures import Future
 from typing import Any
 
 from kvrecall.v1 import worker_pb2 as wire
-from workers import repair as repairing
 from workers import wire_values
 from workers.decode import Answer, NextLogits, decode
-from workers.engine import Engine, storage
+from workers.engine import Engine
 from workers.episodes import EpisodeRows, read_episode, switch
 from workers.errors import BadMessages, NotComparable, TurnTooLong
 from workers.prefill import prefill
+from workers.repair import deadline, run_repair
 from workers.sampling import SamplingSettings
 from workers.session import Distribution, WorkerSession
+from workers.steps import Stopwatch, Yielded, written
 from workers.tokenizer import ChatMessage, Segment, keep_recent, parse_tool_calls
 from workers.utterances import utterance_tokens
 
-Yielded = int | None | Future[None]
 Emit = Callable[[wire.TurnEvent], None]
-
-
-class Stopwatch:
-    """Seconds by phase."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-        self._last = time.perf_counter()
-
-    def lap(self, phase: str) -> None:
-        """The time since the last lap belongs to `phase`."""
-        now = time.perf_counter()
-        self.seconds[phase] = self.seconds.get(phase, 0.0) + now - self._last
-        self._last = now
 
 
 def run_turn(
@@ -92,46 +76,6 @@ def run_turn(
     return done
 
 
-def run_repair(
-    engine: Engine, session: WorkerSession, signal: Sequence[int], trigger: str
-) -> Generator[Yielded, NextLogits, wire.RepairReport]:
-    """Observe the signal, score every row against it, replace what the last repair brought back by the best now."""
-    started = time.perf_counter()
-    report = wire.RepairReport(trigger=trigger, signal_tokens=len(signal))
-    if session.repair_rows and session.length and signal:
-        session.unsettled = True
-        yield from written(engine, session)
-        assert session.slot is not None, "the scheduler seats a session before it runs"
-        observed = engine.observe(session, [*session.pending, *signal])
-        yield None
-        repairing.withdraw(engine.cache, session)
-        missing = repairing.missing_rows(engine.cache, session.slot, session.length)
-        with storage():
-            scores = repairing.score_rows(observed, engine.store, session.name, missing)
-        yield None
-        positions = repairing.choose(scores, missing, session, engine.settings)
-        with storage():
-            repairing.promote(engine.cache, engine.store, session, positions, missing)
-        report.scored_rows = session.length
-        report.promoted.extend(positions.tolist())
-    report.seconds = time.perf_counter() - started
-    return report
-
-
-def run_pause_repair(
-    engine: Engine, session: WorkerSession, request: wire.RepairRequest, hurried: Callable[[], bool]
-) -> Generator[Yielded, NextLogits, wire.RepairResult]:
-    """A repair between turns, on the signal that the request carries; `hurried` once it shall end. Raises BadMessages."""
-    messages = [wire_values.to_chat(message) for message in request.messages]
-    segments: list[Segment] = []
-    if messages:
-        segments = engine.tokenizer.prompt(session.recent, messages, session.tools, generate=True)
-    signal = [*request.token_ids, *engine.tokenizer.encode(request.text), *(t for s in segments for t in s.token_ids)]
-    report = yield from run_repair(engine, session, signal, request.trigger)
-    session.unsettled = False
-    return wire.RepairResult(report=report, memory=engine.memory(session), state=engine.snapshot(session))
-
-
 def _recall(
     engine: Engine,
     session: WorkerSession,
@@ -147,7 +91,7 @@ def _recall(
         done.switched.CopyFrom(switch(engine, session, request.episode, episode))
         watch.lap("switch")
     if request.repair and session.repair_rows:
-        repaired = yield from run_repair(engine, session, prompt, "turn")
+        repaired = yield from run_repair(engine, session, prompt, "turn", deadline(request.repair_seconds))
         done.repair.CopyFrom(repaired)
         watch.lap("repair")
 
@@ -215,13 +159,6 @@ def _settle(
     watch.lap("flush")
     done.memory.CopyFrom(engine.memory(session))
     done.state.CopyFrom(engine.snapshot(session))
-
-
-def written(engine: Engine, session: WorkerSession) -> Generator[Yielded, Any, None]:
-    """Wait until every row that was said is in the store."""
-    if session.writes:
-        yield session.writes[-1]
-    engine.settle(session)
 
 
 def _slot(session: WorkerSession) -> int:

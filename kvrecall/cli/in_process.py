@@ -39,6 +39,7 @@ class InProcessWorker:
             block_tokens=settings.block_tokens,
             max_context=engine.model.max_context,
             methods=[methods.describe(name) for name in methods.METHODS],
+            repair=methods.describe_repair(),
         )
 
     async def retain(self, sessions: list[str]) -> None:

@@ -217,10 +217,14 @@ class LocalWorker:
         """Run a turn to its end."""
         return self.submit(name, messages, **options).result(WAIT)
 
-    def repair(self, name: str, text: str = "", messages: Sequence[dict[str, str]] = ()) -> wire.RepairResult:
+    def repair(
+        self, name: str, text: str = "", messages: Sequence[dict[str, str]] = (), seconds: float = 0
+    ) -> wire.RepairResult:
         """Run a repair between turns."""
         said = [wire.Message(**message) for message in messages]
-        request = wire.RepairRequest(session=name, epoch=1, trigger="tool_result", text=text, messages=said)
+        request = wire.RepairRequest(
+            session=name, epoch=1, trigger="tool_result", text=text, messages=said, seconds=seconds
+        )
         return self.scheduler.repair(request).result(WAIT)
 
     def build(self, name: str = "s", *plans: wire.EpisodePlan, token_ids: Sequence[int] = ()) -> list[wire.Episode]:

@@ -1,190 +1,19 @@
-"""A repair scores everything that is missing and brings the best back, exactly as it was."""
+"""A repair brings the rows back that a signal asks for, leaves nothing of itself, and may be ended at any moment."""
 
-import math
+import json
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
-from kvstore.store import RowStore
-from workers import methods
-from workers.cache import EMPTY, ActiveCache, RowShape
-from workers.model import LoadedModel
-from workers.observation import Observed, RecentQueries
-from workers.repair import choose, missing_rows, promote, score_rows, withdraw
-from workers.session import Selection, WorkerSession
-from workers.settings import WorkerSettings
-
-
-@pytest.fixture
-def stored(
-    loaded: Callable[[str], LoadedModel], open_store: Callable[..., RowStore]
-) -> Callable[..., tuple[RowStore, Tensor]]:
-    """stored(tokens): a store with random rows of session "s", and these rows `[L, 2, n_kv_heads, tokens, d]`."""
-
-    def make(tokens: int) -> tuple[RowStore, Tensor]:
-        store = open_store(loaded("llama"))
-        rows = torch.randn(store.layout.rows_shape(tokens), generator=torch.Generator().manual_seed(1))
-        store.append("s", rows)
-        return store, rows
-
-    return make
-
-
-def seat(shape: RowShape, rows: Tensor, held: list[list[list[int]]], **session: Any) -> tuple[ActiveCache, Any]:
-    """A cache whose one slot holds the rows at `held[layer][head]`, and its session."""
-    length = rows.shape[3]
-    cache = ActiveCache(shape, 1, [length] * shape.n_layers)
-    slot = cache.claim([length] * shape.n_layers)
-    for layer, heads in enumerate(held):
-        width = max(map(len, heads))
-        positions = torch.tensor([head + [EMPTY] * (width - len(head)) for head in heads], dtype=torch.int32)
-        keys, values = torch.zeros(2, shape.n_kv_heads, width, shape.head_dim)
-        for head, kept in enumerate(heads):
-            keys[head, : len(kept)] = rows[layer, 0, head, kept]
-            values[head, : len(kept)] = rows[layer, 1, head, kept]
-        cache.insert(slot, layer, positions, keys, values, torch.zeros_like(positions, dtype=torch.bool))
-    worker_session = WorkerSession(
-        name="s",
-        epoch=1,
-        budget=session.pop("budget", length),
-        repair_rows=session.pop("repair_rows", 8),
-        method=methods.build("snapkv"),
-        seed=0,
-        tools=[],
-        queries=RecentQueries(0),
-        layer_rows=(length,) * shape.n_layers,
-        length=length,
-        slot=slot,
-    )
-    return cache, worker_session
-
-
-UNEVEN = [[[0, 1, 5, 9, 30], [2, 3]], [[4, 7, 8], [0, 9, 10, 29]]]
-
-
-def test_missing_rows_are_those_that_a_head_does_not_hold(
-    stored: Callable[..., tuple[RowStore, Tensor]], loaded: Callable[[str], LoadedModel]
-) -> None:
-    _, rows = stored(31)
-    cache, _ = seat(loaded("llama").shape, rows, UNEVEN)
-    missing = missing_rows(cache, 0, 31)
-    for layer, heads in enumerate(UNEVEN):
-        for head, kept in enumerate(heads):
-            assert missing[layer, head].nonzero().flatten().tolist() == sorted(set(range(31)) - set(kept))
-
-
-@pytest.mark.parametrize("tokens", [31, 1300])
-def test_scores_are_the_softmax_over_all_rows_counted_where_a_row_is_missing(
-    tokens: int, stored: Callable[..., tuple[RowStore, Tensor]], loaded: Callable[[str], LoadedModel]
-) -> None:
-    """Streamed over several chunks of pages when there are more rows than a chunk."""
-    store, rows = stored(tokens)
-    shape = loaded("llama").shape
-    cache, _ = seat(shape, rows, UNEVEN)
-    missing = missing_rows(cache, 0, tokens)
-    queries = torch.randn(shape.n_layers, shape.n_heads, 3, shape.head_dim, generator=torch.Generator().manual_seed(2))
-    scores = score_rows(Observed(tuple(queries), torch.arange(tokens, tokens + 3)), store, "s", missing)
-    expected = torch.zeros(tokens)
-    for layer in range(shape.n_layers):
-        for head in range(shape.n_heads):
-            kv_head = head // shape.group
-            attention = (queries[layer, head] @ rows[layer, 0, kv_head].T / math.sqrt(shape.head_dim)).softmax(-1)
-            expected += attention.amax(0) * missing[layer, kv_head]
-    assert torch.allclose(scores, expected / (shape.n_layers * shape.n_heads), atol=1e-6)
-
-
-def test_the_rows_to_promote_are_bursts_of_what_is_missing_somewhere(
-    stored: Callable[..., tuple[RowStore, Tensor]], loaded: Callable[[str], LoadedModel]
-) -> None:
-    _, rows = stored(31)
-    everywhere = [list(range(10))] * 2
-    cache, session = seat(loaded("llama").shape, rows, [everywhere, everywhere], repair_rows=5)
-    missing = missing_rows(cache, 0, 31)
-    scores = torch.zeros(31)
-    scores[3], scores[20] = 9, 1
-    settings = WorkerSettings(burst_before=1, burst_after=2)
-    assert choose(scores, missing, session, settings).tolist() == [10, 19, 20, 21, 22]
-
-
-def test_the_score_of_the_eviction_breaks_ties(
-    stored: Callable[..., tuple[RowStore, Tensor]], loaded: Callable[[str], LoadedModel]
-) -> None:
-    _, rows = stored(31)
-    nothing = [[0], [0]]
-    cache, session = seat(loaded("llama").shape, rows, [nothing, nothing], repair_rows=2)
-    session.scores_of_evicted()[[7, 25]] = torch.tensor([0.5, 0.25])
-    chosen = choose(torch.zeros(31), missing_rows(cache, 0, 31), session, WorkerSettings(burst_before=0, burst_after=0))
-    assert chosen.tolist() == [7, 25]
-
-
-def test_promoted_rows_come_back_bit_by_bit_where_they_are_missing(
-    stored: Callable[..., tuple[RowStore, Tensor]], loaded: Callable[[str], LoadedModel]
-) -> None:
-    store, rows = stored(31)
-    cache, session = seat(loaded("llama").shape, rows, UNEVEN)
-    chosen = torch.tensor([0, 3, 9, 20])
-    promote(cache, store, session, chosen, missing_rows(cache, 0, 31))
-    cache.check_integrity()
-    assert session.promoted_rows == 4
-    for layer, heads in enumerate(UNEVEN):
-        keys, values, positions = cache.rows_of(0, layer)
-        for head, kept in enumerate(heads):
-            now = sorted({*kept, *chosen.tolist()})
-            assert positions[head, : len(now)].tolist() == now
-            assert torch.equal(keys[head, : len(now)], rows[layer, 0, head, now])
-            assert torch.equal(values[head, : len(now)], rows[layer, 1, head, now])
-            flags = cache.read(0, layer).promoted[head, : len(now)].tolist()
-            assert flags == [position not in kept for position in now]
-
-
-def test_withdrawing_leaves_the_selection_that_was_there_before(
-    stored: Callable[..., tuple[RowStore, Tensor]], loaded: Callable[[str], LoadedModel]
-) -> None:
-    store, rows = stored(31)
-    cache, session = seat(loaded("llama").shape, rows, UNEVEN)
-    before = Selection.of_slot(cache, 0)
-    promote(cache, store, session, torch.tensor([0, 3, 9, 20]), missing_rows(cache, 0, 31))
-    withdraw(cache, session)
-    cache.check_integrity()
-    assert Selection.of_slot(cache, 0).to_bytes() == before.to_bytes()
-    for layer, heads in enumerate(UNEVEN):
-        for head, kept in enumerate(heads):
-            assert torch.equal(cache.rows_of(0, layer)[0][head, : len(kept)], rows[layer, 0, head, kept])
-    assert session.promoted_rows == 0
-
-
-def test_promoting_nothing_is_harmless(
-    stored: Callable[..., tuple[RowStore, Tensor]], loaded: Callable[[str], LoadedModel]
-) -> None:
-    store, rows = stored(31)
-    cache, session = seat(loaded("llama").shape, rows, UNEVEN)
-    before = Selection.of_slot(cache, 0)
-    promote(cache, store, session, torch.empty(0, dtype=torch.int64), missing_rows(cache, 0, 31))
-    assert Selection.of_slot(cache, 0).to_bytes() == before.to_bytes()
-
-
-def test_a_row_that_the_signal_attends_to_is_found_among_a_thousand(
-    loaded: Callable[[str], LoadedModel], open_store: Callable[..., RowStore]
-) -> None:
-    """A needle by construction: in one head of one layer its key points where the signal's queries point."""
-    model, store = loaded("llama"), open_store(loaded("llama"))
-    shape = model.shape
-    rows = 0.1 * torch.randn(store.layout.rows_shape(1000), generator=torch.Generator().manual_seed(4))
-    queries = torch.randn(shape.n_layers, shape.n_heads, 6, shape.head_dim, generator=torch.Generator().manual_seed(5))
-    rows[1, 0, 1, 437] = 5 * queries[1, 3, 2]
-    store.append("s", rows)
-    recent = [list(range(990, 1000))] * 2
-    cache, session = seat(shape, rows, [recent, recent], repair_rows=23)
-    missing = missing_rows(cache, 0, 1000)
-    scores = score_rows(Observed(tuple(queries), torch.arange(1000, 1006)), store, "s", missing)
-    assert int(scores.argmax()) == 437
-    assert choose(scores, missing, session, WorkerSettings()).tolist() == list(range(435, 458))
-
-
-# Through the scheduler
+from kvrecall.v1 import worker_pb2 as wire
+from workers.cache import EMPTY
+from workers.promotion import missing_rows, withdraw
+from workers.repair import deadline, run_repair
+from workers.scoring import attention
+from workers.selection import bursts
+from workers.session import Selection
 
 
 def test_restoring_everything_equals_the_full_cache(make_worker: Callable[..., Any], words: Callable[..., str]) -> None:
@@ -244,7 +73,8 @@ def test_a_second_repair_replaces_the_first(make_worker: Callable[..., Any], wor
     withdraw(worker.engine.cache, session)
     held = Selection.of_slot(worker.engine.cache, session.slot)
     assert held.to_bytes() == Selection.of_slot(other.engine.cache, other.engine.session("s").slot).to_bytes()
-    assert second.report.scored_rows == second.memory.length
+    assert second.report.scored_rows == second.report.candidates > 0
+    assert not second.report.cut
     worker.check()
 
 
@@ -269,3 +99,165 @@ def test_without_a_reserve_a_repair_does_nothing(make_worker: Callable[..., Any]
         repaired = worker.repair(name, text="a signal")
         assert not repaired.report.promoted
         assert repaired.memory == before
+
+
+# Which rows come back
+
+
+def opened(worker: Any, words: Callable[..., str], **settings: Any) -> wire.MemoryReport:
+    """A session that has said 200 words in a budget of 60, with room for 20 in a repair of these settings."""
+    worker.open(method="snapkv", budget=60, repair_rows=20, repair_settings=json.dumps(settings), repair_scan="exact")
+    worker.turn("s", words(200), max_tokens=4)
+    return worker.memory()
+
+
+def expected_scores(worker: Any, signal: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    """The signal's attention over every row, written out, counted where a row is evicted; and what is evicted."""
+    session, engine = worker.engine.session("s"), worker.engine
+    observed = engine.observe(session, [*session.pending, *signal])
+    keys = engine.store.gather("s", torch.arange(session.length))[:, 0]
+    missing = missing_rows(engine.cache, session.slot, session.length)
+    positions = torch.arange(session.length, dtype=torch.int32).repeat(keys.shape[1], 1)
+    total = torch.zeros(session.length)
+    for layer, queries in enumerate(observed.queries):
+        weights = attention(queries, keys[layer], positions, observed.positions).amax(2).sum(1)
+        total += (weights * missing[layer]).sum(0)
+    return total / (len(observed.queries) * observed.queries[0].shape[0]), missing
+
+
+def test_the_published_form_promotes_the_bursts_of_the_signals_attention(
+    make_worker: Callable[..., Any], words: Callable[..., str]
+) -> None:
+    """Through a worker, against Algorithm 1 written out: mean over layers and heads of the maximum over the signal."""
+    worker = make_worker(block_tokens=64, recent=8)
+    opened(worker, words, select="bursts", before=1, after=3)
+    session = worker.engine.session("s")
+    signal = worker.engine.tokenizer.encode(words(6, seed=1))
+    scores, missing = expected_scores(worker, signal)
+    tie_break = session.scores_of_evicted().clone()
+    best = bursts(scores, missing.any(0).any(0), tie_break, 20, before=1, after=3)
+    assert list(worker.repair("s", text=words(6, seed=1)).report.promoted) == best.tolist()
+
+
+@pytest.mark.parametrize("select", ["spread", "bursts"])
+def test_a_swap_keeps_the_budget_and_uses_all_of_it(
+    select: str, make_worker: Callable[..., Any], words: Callable[..., str]
+) -> None:
+    worker = make_worker(block_tokens=64, recent=8)
+    before = opened(worker, words, swap=True, select=select)
+    assert list(before.active_rows) == [60, 60], "nothing is kept free"
+    repaired = worker.repair("s", text=words(6, seed=1))
+    assert list(repaired.memory.active_rows) == [60, 60]
+    assert 0 < len(repaired.report.promoted) <= 20
+    assert repaired.report.demoted_rows > 0
+    done = worker.turn("s", words(30, seed=4))
+    assert all(now <= 60 for now in done.memory.active_rows)
+    assert all(peak <= 60 + 64 for peak in done.memory.peak_rows)
+    worker.check()
+
+
+def test_a_repair_that_is_resumed_elsewhere_holds_the_same_rows(
+    make_worker: Callable[..., Any], words: Callable[..., str]
+) -> None:
+    """What a swap has moved is in the state that is committed, and nothing else."""
+    worker = make_worker(block_tokens=64, recent=8)
+    opened(worker, words, swap=True)
+    state = worker.repair("s", text=words(6, seed=1)).state
+    first = worker.turn("s", words(5, seed=2))
+    settings = json.dumps({"swap": True})
+    worker.engine.store.truncate("s", state.length)
+    worker.open(method="snapkv", budget=60, repair_rows=20, repair_settings=settings, state=state)
+    assert list(worker.turn("s", words(5, seed=2)).token_ids) == list(first.token_ids)
+
+
+def test_every_head_may_choose_for_itself(make_worker: Callable[..., Any], words: Callable[..., str]) -> None:
+    worker = make_worker(block_tokens=64, recent=8)
+    before = opened(worker, words, per_head=True)
+    repaired = worker.repair("s", text=words(6, seed=1))
+    session, cache = worker.engine.session("s"), worker.engine.cache
+    for layer, held in enumerate(before.active_rows):
+        promoted = cache.read(session.slot, layer).promoted.sum(1).tolist()
+        assert promoted == [20, 20], "each head its own twenty"
+        assert repaired.memory.active_rows[layer] == held + 20
+    assert len(repaired.report.promoted) > 20, "of more tokens than whole ones would be"
+    worker.check()
+
+
+def test_a_second_hop_looks_again_over_what_came_back(
+    make_worker: Callable[..., Any], words: Callable[..., str]
+) -> None:
+    found = {}
+    for hops in (1, 2):
+        worker = make_worker(block_tokens=64, recent=8)
+        opened(worker, words, hops=hops)
+        repaired = worker.repair("s", text=words(6, seed=1))
+        assert repaired.report.hops == hops
+        assert repaired.memory.promoted_rows == len(repaired.report.promoted) == 20
+        found[hops] = list(repaired.report.promoted)
+        worker.check()
+    assert found[1] != found[2], "with random weights the second look is another one"
+
+
+# Ending early
+
+
+def drive(steps: Any) -> Any:
+    """A generator of the worker to its end, with nobody else in between."""
+    try:
+        while True:
+            waited = steps.send(None)
+            if waited is not None:
+                waited.result()
+    except StopIteration as ended:
+        return ended.value
+
+
+@pytest.mark.parametrize("looks", range(6))
+def test_a_repair_that_is_hurried_takes_what_it_has_found_so_far(
+    looks: int, make_worker: Callable[..., Any], words: Callable[..., str]
+) -> None:
+    worker = make_worker(block_tokens=64, recent=8)
+    worker.open(method="snapkv", budget=60, repair_rows=20, repair_scan="exact")
+    worker.turn("s", words(700), max_tokens=4)
+    before, asked = worker.memory(), []
+
+    def hurried() -> bool:
+        asked.append(None)
+        return len(asked) > looks
+
+    session, signal = worker.engine.session("s"), worker.engine.tokenizer.encode(words(6, seed=1))
+    report = drive(run_repair(worker.engine, session, signal, "tool_result", hurried))
+    session.unsettled = False
+    assert report.cut or report.scored_rows == report.candidates
+    assert len(report.promoted) == min(20, report.scored_rows)
+    now = worker.memory()
+    assert now.promoted_rows == len(report.promoted)
+    assert all(rows <= held + 20 for rows, held in zip(now.active_rows, before.active_rows, strict=True))
+    worker.check()
+
+
+def test_a_repair_that_is_cut_short_leaves_what_an_earlier_one_brought(
+    make_worker: Callable[..., Any], words: Callable[..., str]
+) -> None:
+    worker = make_worker(block_tokens=64, recent=8)
+    opened(worker, words)
+    worker.repair("s", text=words(6, seed=1))
+    session = worker.engine.session("s")
+    held = Selection.of_slot(worker.engine.cache, session.slot).to_bytes()
+    report = drive(run_repair(worker.engine, session, [5, 6, 7], "tool_result", lambda: True))
+    session.unsettled = False
+    assert report.cut
+    assert not report.scored_rows
+    assert not report.promoted
+    assert Selection.of_slot(worker.engine.cache, session.slot).to_bytes() == held
+
+
+def test_a_deadline_that_is_over_ends_a_repair(make_worker: Callable[..., Any], words: Callable[..., str]) -> None:
+    worker = make_worker(block_tokens=64, recent=8)
+    opened(worker, words)
+    late = worker.repair("s", text=words(6, seed=1), seconds=1e-9)
+    assert late.report.cut
+    assert late.report.scored_rows < late.report.candidates
+    assert not worker.repair("s", text=words(6, seed=1), seconds=600).report.cut
+    assert not deadline(0)()
+    assert deadline(1e-9)()

@@ -1,8 +1,9 @@
-"""Eviction methods by name. A new one is a file beside this and a line in `METHODS`."""
+"""Eviction methods by name, and the repair. A new method is a file beside this and a line in `METHODS`."""
 
 import json
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import Any, Literal, TypeVar, get_args
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -21,6 +22,7 @@ from workers.methods.kvzip import KVzip
 from workers.methods.oldest import Oldest
 from workers.methods.pyramidkv import PyramidKV
 from workers.methods.random import Random
+from workers.methods.repairkv import RepairKV
 from workers.methods.scissorhands import Scissorhands
 from workers.methods.snapkv import SnapKV
 from workers.methods.streaming_llm import StreamingLLM
@@ -46,7 +48,24 @@ _ALL: tuple[type[Method], ...] = (
 )
 METHODS: Mapping[str, type[Method]] = MappingProxyType({method.name: method for method in _ALL})
 
-__all__ = ["METHODS", "LayerRows", "Method", "build", "describe"]
+RepairScan = Literal["exact", "bounded", "summary"]
+"""How a repair finds candidates: reading every key; reading those that can change the choice; by summaries alone."""
+
+__all__ = [
+    "DEFAULT_SCAN",
+    "METHODS",
+    "LayerRows",
+    "Method",
+    "RepairKV",
+    "RepairScan",
+    "build",
+    "build_repair",
+    "describe",
+    "describe_repair",
+]
+
+DEFAULT_SCAN: RepairScan = "bounded"
+_T = TypeVar("_T")
 
 
 def build(name: str, settings: str = "{}") -> Method:
@@ -56,18 +75,43 @@ def build(name: str, settings: str = "{}") -> Method:
     """
     if name not in METHODS:
         raise UnknownMethod(f"there is no method {name!r}; the methods are {', '.join(METHODS)}")
-    try:
-        method: Method = TypeAdapter(METHODS[name]).validate_json(settings or "{}")
-    except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(str(part) for part in first["loc"]) or "the settings"
-        raise BadSettings(f"method_settings of {name}: {field}: {first['msg']}") from error
-    return method
+    return _validated(METHODS[name], settings, f"method_settings of {name}")
+
+
+def build_repair(settings: str, scan: str) -> tuple[RepairKV, RepairScan]:
+    """The repair of a session from its settings, a JSON object as text, and its scan; empty: the defaults.
+
+    Raises BadSettings naming the setting that is off.
+    """
+    known: tuple[RepairScan, ...] = get_args(RepairScan)
+    chosen = next((each for each in known if each == (scan or DEFAULT_SCAN)), None)
+    if chosen is None:
+        raise BadSettings(f"there is no repair_scan {scan!r}; there are {', '.join(known)}")
+    return _validated(RepairKV, settings, "repair_settings"), chosen
 
 
 def describe(name: str) -> wire.MethodInfo:
     """A method's name, the first line of its docstring, the JSON schema of its settings, whether it uses episodes."""
     method = METHODS[name]
-    summary = (method.__doc__ or "").strip().split("\n")[0]
-    schema = json.dumps(TypeAdapter(method).json_schema())
-    return wire.MethodInfo(name=name, summary=summary, settings_schema=schema, episodes=method.has_episodes)
+    return _described(name, method, method.has_episodes)
+
+
+def describe_repair() -> wire.MethodInfo:
+    """The same of the repair."""
+    return _described("repairkv", RepairKV, False)
+
+
+def _validated(kind: type[_T], settings: str, what: str) -> _T:
+    try:
+        found: _T = TypeAdapter(kind).validate_json(settings or "{}")
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"]) or "the settings"
+        raise BadSettings(f"{what}: {field}: {first['msg']}") from error
+    return found
+
+
+def _described(name: str, kind: type[Any], episodes: bool) -> wire.MethodInfo:
+    summary = (kind.__doc__ or "").strip().split("\n")[0]
+    schema = json.dumps(TypeAdapter(kind).json_schema())
+    return wire.MethodInfo(name=name, summary=summary, settings_schema=schema, episodes=episodes)
