@@ -6,7 +6,6 @@ session but for vectors over its tokens.
 """
 
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -14,51 +13,14 @@ from torch import Tensor
 
 from kvstore.store import RowStore
 from workers.observation import Observed
-from workers.scan_pages import Chunk, Pages
+from workers.scan_bounded import bounded
+from workers.scan_pages import Pages
 from workers.scan_softmax import Normaliser, Signal
+from workers.scanning import Doubts, Scan, Scanned
+
+__all__ = ["Doubts", "How", "Scanned", "scan"]
 
 How = Literal["exact", "bounded", "summary"]
-
-Doubts = Callable[[Tensor, Tensor], Tensor]
-"""Lower and upper bounds on the scores, float32 `[length]` -> bool `[length]`: tokens whose scores must be known
-better before the choice is certain; none: it is."""
-
-
-@dataclass(frozen=True, eq=False)
-class Scanned:
-    """What a scan found.
-
-    scores: float32 `[length]`, on the CPU, 0 where a token was not scored; scored: bool `[length]`; bytes_read: of
-    stored pages, keys and values, as the tiers delivered them; complete: whether it came to its end unhurried.
-    """
-
-    scores: Tensor
-    scored: Tensor
-    bytes_read: int
-    complete: bool
-
-
-@dataclass(frozen=True, eq=False)
-class Scan:
-    """What is scanned, and with what; `counted` is bool `[n_layers, n_kv_heads, length]` on the device, or None."""
-
-    pages: Pages
-    signal: Signal
-    counted: Tensor | None
-    hurried: Callable[[], bool]
-    device: torch.device
-
-    def zeros(self) -> Tensor:
-        """float32 `[length]` on the device."""
-        return torch.zeros(self.pages.length, device=self.device)
-
-    def counts(self, layer: int, chunk: Chunk) -> Tensor | None:
-        """Which of a chunk's rows count, bool `[n_kv_heads, rows]`; None for all."""
-        return None if self.counted is None else self.counted[layer][:, chunk.positions]
-
-    def found(self, scores: Tensor, scored: Tensor, complete: bool) -> Scanned:
-        """The result as it is now."""
-        return Scanned(scores.cpu(), scored.cpu(), self.pages.bytes_read, complete)
 
 
 def scan(
@@ -85,6 +47,8 @@ def scan(
     over = Scan(pages, Signal(observed, store.layout.n_kv_heads, device), counted, hurried, device)
     if not length:
         return over.found(over.zeros(), over.zeros().bool(), True)
+    if how == "bounded":
+        return (yield from bounded(over, doubts, lambda: two_passes(over, coded=False)))
     return (yield from two_passes(over, coded=how == "summary"))
 
 
