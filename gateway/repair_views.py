@@ -13,9 +13,9 @@ from services.reports import RepairReport
 class RepairView(BaseModel):
     """One repair. Times in seconds, rows as tokens.
 
-    Of `candidates` evicted tokens `scored_rows` were scored, the share `share_scanned`: all of them unless a deadline
-    or a turn that came `cut` it. `demoted` rows left the active set for those that came. `in_pause`: it ended before
-    a turn came.
+    Of `candidates` evicted tokens `scored_rows` were scored, the share `share_scanned`: fewer where the others could
+    not have been chosen, or where a deadline or a turn that came has `cut` it. `demoted` rows left the active set for
+    those that came. `in_pause`: it ended before a turn came.
     """
 
     model_config = ConfigDict(frozen=True, from_attributes=True)
@@ -37,7 +37,7 @@ class RepairView(BaseModel):
 class RepairTotalsView(BaseModel):
     """All repairs since the turn before, together: how many, on which signals, what they did.
 
-    `cut` of them ended before all candidates were scored; `left_out` were due and not begun when the turn came.
+    `cut` of them were ended by a deadline or a turn that came; `left_out` were due and not begun when the turn came.
     """
 
     model_config = ConfigDict(frozen=True)

@@ -11,9 +11,10 @@ from services.messages import Message
 class RepairReport:
     """One repair: what it looked at and how many tokens it brought back.
 
-    Of `candidates` evicted tokens it scored `scored_rows`; all of them unless a deadline, or a turn that came, has
-    `cut` it. `demoted` are the rows per KV head, mean over layers, that left the active set for what came. `hops` is
-    how often it observed the signal, `bytes_read` counts stored rows. `in_pause`: it ended before a turn came.
+    Of `candidates` evicted tokens it scored `scored_rows`: fewer where the others could not have been chosen, or where
+    a deadline, or a turn that came, has `cut` it. `demoted` are the rows per KV head, mean over layers, that left the
+    active set for what came. `hops` is how often it observed the signal, `bytes_read` counts stored rows. `in_pause`:
+    it ended before a turn came.
     """
 
     trigger: str

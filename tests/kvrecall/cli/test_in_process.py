@@ -1,6 +1,7 @@
 """The worker inside the process embeds texts and builds episodes, and says in the services' errors what went wrong."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -36,6 +37,38 @@ async def talked(worker: InProcessWorker, **spec: Any) -> list[int]:
     said = [wire.Message(role="user", content="My sister lives in Lisbon and paints boats. " * 20)]
     events = [event async for event in worker.turn(wire.TurnRequest(session="s", epoch=1, messages=said))]
     return list(events[-1].done.token_ids)
+
+
+async def test_how_it_repairs_is_described(tmp_path: Path) -> None:
+    async with worker_at(tmp_path) as worker:
+        repair = (await worker.describe()).repair
+        assert repair.name
+        assert json.loads(repair.settings_schema)["properties"]
+
+
+async def test_tokens_become_the_text_that_they_were_said_as(tmp_path: Path) -> None:
+    async with worker_at(tmp_path) as worker:
+        ids = await talked(worker, method="snapkv")
+        chunks = [wire.TokenChunk(ids=part) for part in (ids, ids[:5], [])]
+        whole, start, nothing = (await worker.detokenize(wire.DetokenizeRequest(chunks=chunks))).texts
+        assert "My sister lives in Lisbon and paints boats." in whole
+        assert whole.startswith(start)
+        assert (bool(start), nothing) == (True, "")
+
+
+async def test_a_repair_that_is_hurried_says_how_far_it_came(tmp_path: Path) -> None:
+    async with worker_at(tmp_path) as worker:
+        await worker.hurry(wire.HurryRequest(session="nobody"))
+        await talked(worker, method="snapkv", repair_rows=8)
+        request = wire.RepairRequest(session="s", epoch=1, trigger="tool_call", text="boats")
+        repairing = asyncio.create_task(worker.repair(request))
+        await asyncio.sleep(0)
+        await worker.hurry(wire.HurryRequest(session="s"))
+        hurried = (await repairing).report
+        whole = (await worker.repair(request)).report
+        assert hurried.candidates == whole.candidates > 0
+        assert hurried.scored_rows < hurried.candidates if hurried.cut else len(hurried.promoted) == 8
+        assert (whole.cut, len(whole.promoted)) == (False, 8)
 
 
 async def test_texts_become_unit_vectors(tmp_path: Path) -> None:
