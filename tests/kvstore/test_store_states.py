@@ -104,6 +104,16 @@ class RowStoreMachine(RuleBasedStateMachine):
         if pieces:
             assert torch.equal(torch.cat(pieces, 2), self.held(session)[:, 0])
 
+    @rule(session=SESSIONS, backwards=st.booleans())
+    def read_keys(self, session: str, backwards: bool) -> None:
+        held, size = self.held(session)[:, 0], LAYOUT.page_tokens
+        pages = list(range(-(-held.shape[2] // size)))[:: -1 if backwards else 1]
+        for index, keys in zip(pages, self.store.read_keys(session, pages).keys, strict=True):
+            assert torch.equal(keys, held[:, :, index * size : (index + 1) * size])
+        for index, summary in zip(pages, self.store.summaries(session, pages), strict=True):
+            if summary is not None:
+                assert torch.equal(summary.lowest, held[:, :, index * size : (index + 1) * size].amin(2))
+
     @precondition(lambda self: self.rows)
     @rule()
     def close_and_open(self) -> None:
@@ -139,6 +149,7 @@ class RowStoreMachine(RuleBasedStateMachine):
             assert torch.equal(self.store.gather(name, torch.arange(rows.shape[3])), rows)
         self.store.retain([])
         assert self.store.usage() == {"ram": 0, "nvme": 0}
+        assert self.store.summary_bytes() == 0
         assert len(list(self.directory.glob("segment-*.kv"))) == 1
         self.store.close()
         shutil.rmtree(self.root)
