@@ -11,10 +11,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-import torch
-
-from evals.mq_niah_case import Protocol, begun
-from evals.mq_niah_conditions import CONDITIONS, WITHOUT_K, Before, Held, before, rows_fit
+from evals.conditions import CONDITIONS, WITHOUT_K, Before
+from evals.mq_niah_case import Case, Protocol, begun
 from evals.mq_niah_examples import PARTITIONS
 from evals.mq_niah_rows import result_rows
 from evals.suite import Record, Suite
@@ -61,11 +59,11 @@ def cases_of(needles: int, seed: int, cases: int) -> list[tuple[int, str]]:
 def run(unit: Frontier) -> list[Record]:
     """Compress once, then every condition at every K. Raises BadExample, BadBudget, `workers.errors`."""
     with begun(unit.protocol, unit.seed, unit.partition) as case:
-        ready = before(case)
+        ready = case.before()
         records = list[Record]()
         for name in unit.conditions:
             for k in (0,) if name in WITHOUT_K else unit.ks:
-                records.append({**_identity(unit), "condition": name, "k": k, **_measured(ready, name, k)})
+                records.append({**_identity(unit), "condition": name, "k": k, **_measured(case, ready, name, k)})
         return records
 
 
@@ -74,25 +72,8 @@ def _identity(unit: Frontier) -> dict[str, Any]:
     return {"kind": "case", **told, "seed": unit.seed, "partition": unit.partition}
 
 
-def _measured(ready: Before, name: str, k: int) -> dict[str, Any]:
+def _measured(case: Case, ready: Before, name: str, k: int) -> dict[str, Any]:
     started = time.perf_counter()
     held = CONDITIONS[name](ready, k)
     seconds = time.perf_counter() - started
-    return {**told_of(ready, held), "seconds": held.report.seconds if held.report else seconds}
-
-
-def told_of(ready: Before, held: Held) -> dict[str, Any]:
-    """What a condition comes to: its rows, its answers, and how much of the needles asked for it holds and brought."""
-    case = ready.case
-    tokens = case.held_of_context(held.state)
-    brought = tokens[~torch.isin(tokens, ready.base)]
-    right = case.share_right(held.state, case.second)
-    return {
-        "context": case.context,
-        "budget": held.budget,
-        "active_rows": rows_fit(held, case),
-        "right": right,
-        "exact": float(right == 1.0),
-        "held": case.overlap(tokens, case.second),
-        "overlap": case.overlap(brought, case.second),
-    }
+    return {**case.told_of(ready, held), "seconds": held.report.seconds if held.report else seconds}

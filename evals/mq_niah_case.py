@@ -9,15 +9,18 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from evals import harness
 from evals.arms import rows_of
+from evals.compressed import Compressed
+from evals.conditions import Before, Held, before
 from evals.harness import Message
-from evals.mq_niah_examples import Example, Needle, example, other_question, turns_of
-from evals.replayed import Replayed, replaying, tokens_held
+from evals.mq_niah_examples import Example, Needle, example, other_question, question_of, turns_of
+from evals.replayed import Replayed, replaying
 from evals.spans import spans_of
 from kvrecall.v1 import worker_pb2 as wire
 from workers.observation import Observed
@@ -43,59 +46,39 @@ class Protocol:
 
 @dataclass
 class Case:
-    """Between two turns. `scores`: of the first stage, float32 `[context]`; `first`, `second`: what the turns ask.
+    """Between two turns that ask for `first` and for `second`. `spans`: where the needles stand, by their names."""
 
-    `tail`: where the first turn begins, whose prompts and replies stay as they are.
-    """
-
-    replayed: Replayed
+    cache: Compressed
     example: Example
-    context: int
-    tail: int
-    base_rows: int
-    scores: Tensor
     first: tuple[Needle, ...]
     second: tuple[Needle, ...]
     donor: Message
     spans: dict[str, tuple[int, ...]]
 
-    @property
-    def sinks(self) -> int:
-        """First tokens, which every selection keeps."""
-        return self.replayed.engine.settings.sinks
+    def before(self) -> Before:
+        """Before the second turn, its questions all in one message."""
+        people = "".join(needle.name for needle in self.second)
+        return before(self.cache, question_of(self.second), question_of(self.first), self.donor, f"random:{people}")
 
-    @property
-    def kept(self) -> Tensor:
-        """Tokens of the context that every selection keeps, sinks and the newest: bool `[context]`."""
-        places = torch.arange(self.context)
-        return (places < self.sinks) | (places >= self.context - self.replayed.engine.settings.recent)
-
-    def compressed(self, rows: int) -> Tensor:
-        """The `rows` tokens of the context that the first stage keeps, int64 ascending.
-
-        Whole tokens: the method's selection takes them as the rows of one head.
-        """
-        scores, places = self.scores.masked_fill(self.kept, torch.inf), torch.arange(self.context, dtype=torch.int32)
-        return self.replayed.method.select(scores[None], places[None], rows)[0]
-
-    @property
-    def after(self) -> Tensor:
-        """The first turn's own tokens, int64."""
-        return torch.arange(self.tail, self.replayed.state.length)
-
-    def holding(self, context: Tensor) -> wire.SessionState:
-        """These tokens of the context, int64, and the first turn's."""
-        return self.replayed.holding(torch.cat([context, self.after]), self.scores)
-
-    def held_of_context(self, state: wire.SessionState) -> Tensor:
-        """The context's tokens that a state holds, int64 ascending."""
-        held = tokens_held(state)
-        return held[held < self.context]
+    def told_of(self, ready: Before, held: Held) -> dict[str, Any]:
+        """What a condition comes to: its rows, its answers, and how much of what is asked for it holds and brought."""
+        tokens = self.cache.held_of_context(held.state)
+        brought = tokens[~torch.isin(tokens, ready.base)]
+        right = self.share_right(held.state, self.second)
+        return {
+            "context": self.cache.context,
+            "budget": held.budget,
+            "active_rows": self.cache.rows_of(held.state, held.budget),
+            "right": right,
+            "exact": float(right == 1.0),
+            "held": self.overlap(tokens, self.second),
+            "overlap": self.overlap(brought, self.second),
+        }
 
     def share_right(self, state: wire.SessionState, needles: Sequence[Needle]) -> float:
         """The share of needles that are answered right, each asked from this state."""
         replies = [
-            self.replayed.ask(state, [{"role": "user", "content": needle.question}], harness.MOST_REPLY_TOKENS)
+            self.cache.replayed.ask(state, [{"role": "user", "content": needle.question}], harness.MOST_REPLY_TOKENS)
             for needle in needles
         ]
         right = sum(needle.is_answered_by(reply) for needle, reply in zip(needles, replies, strict=True))
@@ -120,12 +103,14 @@ def begun(protocol: Protocol, seed: int, partition: str) -> Iterator[Case]:
         context = replayed.state.length
         observed = answered(replayed, made.asked(asked_first))
         yield Case(
-            replayed=replayed,
+            cache=Compressed(
+                replayed=replayed,
+                context=context,
+                tail=context,
+                base_rows=rows_of(protocol.base, context),
+                scores=replayed.first_stage(observed, context),
+            ),
             example=made,
-            context=context,
-            tail=context,
-            base_rows=rows_of(protocol.base, context),
-            scores=replayed.first_stage(observed, context),
             first=made.asked(asked_first),
             second=made.asked(asked_second),
             donor=other_question(seed, made, asked_second, protocol.distractors, protocol.tokens),

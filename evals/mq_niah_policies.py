@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
+from evals.conditions import BASE, FULL, MATCHED, OLDEST, RANDOM, REPAIR, SPREAD
 from evals.mq_niah import BASE_OF, Frontier, cases_of, run
 from evals.mq_niah_case import Protocol
-from evals.mq_niah_conditions import BASE, FULL, MATCHED, OLDEST, RANDOM, REPAIR, SPREAD
 from evals.mq_niah_rows import result_rows
 from evals.suite import Suite
 

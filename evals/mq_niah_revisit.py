@@ -15,12 +15,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from evals.mq_niah import told_of
-from evals.mq_niah_case import Case, Protocol, answered, begun
-from evals.mq_niah_conditions import (
+from evals.compressed import Compressed
+from evals.conditions import (
     CONDITIONS,
     FULL,
     MATCHED,
@@ -33,8 +31,8 @@ from evals.mq_niah_conditions import (
     SWAP,
     Before,
     Held,
-    before,
 )
+from evals.mq_niah_case import Case, Protocol, answered, begun
 from evals.mq_niah_rows import common, repair_seconds
 from evals.suite import Record, Suite
 from evals.summary import Key, difference_row, grouped, mean_row
@@ -74,41 +72,42 @@ def run(unit: Revisit) -> list[Record]:
     records = list[Record]()
     partition = "→".join("".join(map(str, numbers)) for numbers in SCHEDULE[:2])
     with begun(unit.protocol, unit.seed, partition) as case:
-        carried = case.compressed(case.base_rows)
+        carried = case.cache.compressed(case.cache.base_rows)
         for turn, numbers in enumerate(SCHEDULE[1:], start=2):
             case.second = case.example.asked(numbers)
-            ready = before(case)
+            ready = case.before()
             held = {name: CONDITIONS[name](ready, unit.k) for name in COMPARED}
             held[CARRIED_ON] = _carried_on(ready, carried, unit.k)
             identity = {"kind": "turn", "seed": unit.seed, "turn": turn, **_common(unit)}
-            records += [{**identity, "condition": name, **_told(ready, each)} for name, each in held.items()]
-            carried = _within(case, case.held_of_context(held[CARRIED_ON].state))
+            records += [{**identity, "condition": name, **_told(case, ready, each)} for name, each in held.items()]
+            carried = _within(case.cache, case.cache.held_of_context(held[CARRIED_ON].state))
             _next_turn(case)
     return records
 
 
 def _next_turn(case: Case) -> None:
     """Say the second turn to the full cache: it is the first now, and the context is scored with its replies."""
-    case.tail = case.replayed.state.length
-    observed = answered(case.replayed, case.second)
-    case.scores, case.first = case.replayed.first_stage(observed, case.context), case.second
+    cache = case.cache
+    cache.tail = cache.replayed.state.length
+    observed = answered(cache.replayed, case.second)
+    cache.scores, case.first = cache.replayed.first_stage(observed, cache.context), case.second
 
 
 def _carried_on(ready: Before, tokens: Tensor, k: int) -> Held:
     """A swap in the rows that the last turn's swap left."""
-    replayed = ready.case.replayed
-    result = replayed.repaired(ready.case.holding(tokens), k, OURS_SWAP, [ready.signal])
+    cache = ready.cache
+    result = cache.replayed.repaired(cache.holding(tokens), k, OURS_SWAP, [ready.signal])
     return Held(result.state, len(ready.base), result.report)
 
 
-def _within(case: Case, tokens: Tensor) -> Tensor:
+def _within(cache: Compressed, tokens: Tensor) -> Tensor:
     """At most the base budget: a swap may give up rows of the turn's own for the context's."""
-    best = case.scores[tokens].sort(descending=True, stable=True).indices[: case.base_rows]
+    best = cache.scores[tokens].sort(descending=True, stable=True).indices[: cache.base_rows]
     return tokens[best].sort().values
 
 
-def _told(ready: Before, held: Held) -> dict[str, Any]:
-    return {**told_of(ready, held), "seconds": held.report.seconds if held.report else 0.0}
+def _told(case: Case, ready: Before, held: Held) -> dict[str, Any]:
+    return {**case.told_of(ready, held), "seconds": held.report.seconds if held.report else 0.0}
 
 
 def _common(unit: Revisit) -> dict[str, Any]:

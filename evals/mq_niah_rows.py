@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from evals.mq_niah_conditions import MATCHED, WITHOUT_K
+from evals.conditions import MATCHED, WITHOUT_K
 from evals.suite import Record
 from evals.summary import Key, difference_row, grouped, mean, mean_row, values_of
 from kvrecall.cli.results import Row, speed_row

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from workers.methods import RepairKV
 from workers.observation import Observed
 from workers.scoring import attention_in_pieces
 from workers.selection import bursts
@@ -44,6 +45,13 @@ def best_bursts(scores: Tensor, candidates: Tensor, tie_break: Tensor, count: in
     allowed = torch.zeros(len(scores), dtype=torch.bool)
     allowed[candidates] = True
     return bursts(scores, allowed, tie_break, count, before=BEFORE, after=AFTER)
+
+
+def best_spread(scores: Tensor, candidates: Tensor, tie_break: Tensor, count: int) -> Tensor:
+    """The worker's own selection, as `best_bursts`."""
+    allowed = torch.zeros(len(scores), dtype=torch.bool)
+    allowed[candidates] = True
+    return RepairKV().choose(scores, allowed, tie_break, count)
 
 
 def signal_scores(observed: Observed, keys: Sequence[Tensor], rows: Tensor, sinks: int) -> Tensor:
@@ -102,12 +110,33 @@ def visited(chunks: Sequence[int], candidates: Tensor, least: int) -> Tensor:
     return candidates[found]
 
 
-def in_time(order: Tensor, score: Callable[[Tensor], object], late: Callable[[], bool]) -> Tensor:
-    """Score positions in an order, some at a time, until it is late; returns those that were scored."""
-    done = list[Tensor]()
+def scores_in_time(
+    observed: Observed, keys: Sequence[Tensor], active: Tensor, order: Tensor, sinks: int, late: Callable[[], bool]
+) -> tuple[Tensor, Tensor]:
+    """`signal_scores` over what is active and as many tokens of an order as can be scored until it is late.
+
+    active, order: int64 positions. Returns the scores, and which tokens of the order have one.
+    """
+    parts, logits = [active], [_logits(observed, keys, active)]
     for part in torch.split(order, SCAN_TOKENS):
         if late():
             break
-        score(part)
-        done.append(part)
-    return torch.cat(done) if done else order[:0]
+        parts.append(part)
+        logits.append(_logits(observed, keys, part))
+    total = torch.zeros(sum(map(len, parts)))
+    for of_layer in zip(*logits, strict=True):
+        total += torch.cat(of_layer, dim=-1).softmax(-1).amax(1).mean(0).cpu()
+    scores = torch.zeros(keys[0].shape[1])
+    scores[torch.cat(parts)] = total / len(keys)
+    scores[:sinks] = 0
+    return scores, torch.cat([order[:0], *parts[1:]])
+
+
+def _logits(observed: Observed, keys: Sequence[Tensor], rows: Tensor) -> list[Tensor]:
+    """Per layer float32 `[n_heads, t, rows]`."""
+    found = []
+    for queries, of_layer in zip(observed.queries, keys, strict=True):
+        seen = of_layer[:, rows.to(of_layer.device)].float()
+        grouped = queries.float().reshape(len(seen), -1, queries.shape[-1]) * queries.shape[-1] ** -0.5
+        found.append((grouped @ seen.transpose(1, 2)).view(*queries.shape[:2], -1))
+    return found

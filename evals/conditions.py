@@ -1,4 +1,4 @@
-"""Conditions of MQ-NIAH: what is active when the second turn is asked (RepairKV 3.4, 4.4)."""
+"""Conditions: what is active when the second turn is asked, all at the same number of rows (RepairKV 3.4, 4.4)."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -8,10 +8,9 @@ import torch
 from torch import Tensor
 
 from evals import selectors
+from evals.compressed import Compressed
 from evals.harness import Message
-from evals.mq_niah_case import Case
-from evals.mq_niah_examples import question_of
-from evals.replayed import Operator, rows_held
+from evals.replayed import Operator
 from evals.selectors import Summaries
 from kvrecall.v1 import worker_pb2 as wire
 
@@ -33,52 +32,53 @@ class Held:
 
 @dataclass(frozen=True)
 class Before:
-    """A case before its second turn: the base cache, what is evicted from it, and what the signal looks at."""
+    """The base cache before a turn, what is evicted from it, and the signals.
 
-    case: Case
+    `signal` is what becomes known of the turn, `stale` of the turn before, `donor` of another example's. `seed`: of
+    Random-K.
+    """
+
+    cache: Compressed
     base: Tensor
     candidates: Tensor
     signal: Message
     stale: Message
+    donor: Message
     seed: str
-    """Of Random-K, the same for all that differs in K alone."""
 
     @property
     def state(self) -> wire.SessionState:
         """The base cache."""
-        return self.case.holding(self.base)
+        return self.cache.holding(self.base)
 
     def with_tokens(self, tokens: Tensor) -> Held:
         """The base and these tokens beside it."""
-        return Held(self.case.holding(torch.cat([self.base, tokens])), len(self.base) + len(tokens))
+        return Held(self.cache.holding(torch.cat([self.base, tokens])), len(self.base) + len(tokens))
 
     def repaired(self, k: int, operator: Operator, signal: Message) -> Held:
         """The worker's own repair."""
-        result = self.case.replayed.repaired(self.state, k, operator, [signal])
+        result = self.cache.replayed.repaired(self.state, k, operator, [signal])
         budget = len(self.base) + (0 if operator.swap else k)
         return Held(result.state, budget, result.report)
 
     def signal_scores(self, rows: Tensor) -> Tensor:
         """What the signal gives each of some tokens of the context, their softmax over these and what is active."""
-        replayed = self.case.replayed
+        replayed = self.cache.replayed
         observed = replayed.observed(self.state, [self.signal])
-        every = torch.unique(torch.cat([rows, self.base, self.case.after]))
-        return selectors.signal_scores(observed, replayed.keys(), every, self.case.sinks)[: self.case.context]
+        every = torch.unique(torch.cat([rows, self.base, self.cache.after]))
+        return selectors.signal_scores(observed, replayed.keys(), every, self.cache.sinks)[: self.cache.context]
 
 
-def before(case: Case) -> Before:
-    """The base cache of a case's first turn, with the second turn's signal."""
-    base = case.compressed(case.base_rows)
-    evicted = torch.ones(case.context, dtype=torch.bool)
+def before(cache: Compressed, signal: Message, stale: Message, donor: Message, seed: str) -> Before:
+    """The base cache as the first stage keeps it."""
+    base = cache.compressed(cache.base_rows)
+    evicted = torch.ones(cache.context, dtype=torch.bool)
     evicted[base] = False
-    numbers = "".join(needle.name for needle in case.second)
-    return Before(
-        case, base, evicted.nonzero().flatten(), question_of(case.second), question_of(case.first), f"random:{numbers}"
-    )
+    return Before(cache, base, evicted.nonzero().flatten(), signal, stale, donor, seed)
 
 
 def _full(ready: Before, k: int) -> Held:
-    return Held(ready.case.holding(torch.arange(ready.case.context)), ready.case.context)
+    return Held(ready.cache.holding(torch.arange(ready.cache.context)), ready.cache.context)
 
 
 def _base(ready: Before, k: int) -> Held:
@@ -86,8 +86,8 @@ def _base(ready: Before, k: int) -> Held:
 
 
 def _matched(ready: Before, k: int) -> Held:
-    rows = ready.case.base_rows + k
-    return Held(ready.case.holding(ready.case.compressed(rows)), rows)
+    rows = ready.cache.base_rows + k
+    return Held(ready.cache.holding(ready.cache.compressed(rows)), rows)
 
 
 def _random(ready: Before, k: int) -> Held:
@@ -103,24 +103,26 @@ def _stale(ready: Before, k: int) -> Held:
 
 
 def _wrong(ready: Before, k: int) -> Held:
-    return ready.repaired(k, PUBLISHED, ready.case.donor)
+    return ready.repaired(k, PUBLISHED, ready.donor)
 
 
 def _page_summary(ready: Before, k: int) -> Held:
     """Chunks ranked by their summaries; of the best with an eighth of the candidates, or twice K, every key is read."""
-    case = ready.case
-    ranked = Summaries(case.replayed.keys(), case.context).ranked(case.replayed.observed(ready.state, [ready.signal]))
+    cache = ready.cache
+    ranked = Summaries(cache.replayed.keys(), cache.context).ranked(
+        cache.replayed.observed(ready.state, [ready.signal])
+    )
     seen = selectors.visited(ranked, ready.candidates, max(2 * k, len(ready.candidates) // _VISITED_SHARE))
-    return ready.with_tokens(selectors.best_bursts(ready.signal_scores(seen), seen, case.scores, k))
+    return ready.with_tokens(selectors.best_bursts(ready.signal_scores(seen), seen, cache.scores, k))
 
 
 def _refresh(ready: Before, k: int) -> Held:
     """All rows of the context are chosen anew: bursts over active and evicted rows alike, sinks and the newest stay."""
-    case, rows = ready.case, ready.case.base_rows + k
-    free = (~case.kept).nonzero().flatten()
-    scores = ready.signal_scores(torch.arange(case.context))
-    chosen = selectors.best_bursts(scores, free, case.scores, rows - int(case.kept.sum()))
-    return Held(case.holding(torch.cat([case.kept.nonzero().flatten(), chosen])), rows)
+    cache, rows = ready.cache, ready.cache.base_rows + k
+    free = (~cache.kept).nonzero().flatten()
+    scores = ready.signal_scores(torch.arange(cache.context))
+    chosen = selectors.best_bursts(scores, free, cache.scores, rows - int(cache.kept.sum()))
+    return Held(cache.holding(torch.cat([cache.kept.nonzero().flatten(), chosen])), rows)
 
 
 def _published(ready: Before, k: int) -> Held:
@@ -163,13 +165,3 @@ CONDITIONS: Mapping[str, Callable[[Before, int], Held]] = MappingProxyType(
 )
 WITHOUT_K = (FULL, BASE)
 """Conditions that are the same at every K."""
-
-
-def rows_fit(held: Held, case: Case) -> int:
-    """Active rows per head, all of them: of the context within the budget, and the first turn's.
-
-    Asserts it: a condition with more rows than it says would be no comparison.
-    """
-    rows, after = rows_held(held.state), len(case.after)
-    assert rows <= held.budget + after, f"{rows} rows are active, {held.budget} and {after} may be"
-    return rows
