@@ -103,13 +103,15 @@ def undisturbed(new_server, begin) -> list[Json]:
 
 
 def substance(answer: Json) -> Json:
-    """An answer without what differs from run to run: ids, times, and peaks and bytes of the process's life."""
+    """An answer without what differs from run to run: ids, times, peaks and bytes of the process's life."""
     memory = dict(answer.get("memory", {}))
     for name in ("peak_rows", "tier_bytes"):
         memory.pop(name, None)
     if memory:
         memory["repair"] = {**memory["repair"], "seconds": None}
-        memory["repairs"] = [{**repair, "seconds": None, "in_pause": None} for repair in memory["repairs"]]
+        memory["repairs"] = [
+            {**repair, "seconds": None, "in_pause": None, "bytes_read": None} for repair in memory["repairs"]
+        ]
     return {**answer, "session": None, "seconds": None, "memory": memory, "state": None}
 
 

@@ -41,7 +41,9 @@ def hold(server, say, number: int) -> list[Json]:
 def substance(answer: Json) -> Json:
     memory = {name: value for name, value in answer["memory"].items() if name != "tier_bytes"}
     memory["repair"] = {**memory["repair"], "seconds": None}
-    memory["repairs"] = [{**repair, "seconds": None, "in_pause": None} for repair in memory["repairs"]]
+    memory["repairs"] = [
+        {**repair, "seconds": None, "in_pause": None, "bytes_read": None} for repair in memory["repairs"]
+    ]
     return {**answer, "session": None, "seconds": None, "memory": memory}
 
 

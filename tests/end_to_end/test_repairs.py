@@ -23,7 +23,7 @@ from services.sessions import RepairTrigger
 from services.turn_plan import TurnRequest
 
 Json = dict[str, Any]
-CALLS = 24
+CALLS = 30
 SETTINGS: Json = {"budget": 128, "repair_rows": 32, "repair_on": ["tool_call"], "seed": 5}
 LAST: Json = {"wait_for_repairs": True, "sampling": {"max_tokens": 12, "stop": ["<tool_call>"]}}
 GAUGES = ("slots_in_use", "worker_sessions", "worker_queued", "active_rows", "turns_running", "turns_waiting")
@@ -55,7 +55,9 @@ def answered(client, session: str) -> Json:
     told = client.turn(session, results, **LAST)
     memory = {name: value for name, value in told["memory"].items() if name not in ("tier_bytes", "peak_rows")}
     memory["repair"] = memory["repair"] | {"seconds": None}
-    memory["repairs"] = [repair | {"seconds": None, "in_pause": None} for repair in memory["repairs"]]
+    memory["repairs"] = [
+        repair | {"seconds": None, "in_pause": None, "bytes_read": None} for repair in memory["repairs"]
+    ]
     return told | {"session": None, "seconds": None, "memory": memory}
 
 
