@@ -27,6 +27,10 @@ class BadJournal(EvalError):
     """A journal cannot be read."""
 
 
+class BadSuite(EvalError):
+    """A suite is asked for that there is not, or with settings that do not fit it."""
+
+
 class UnitFailed(EvalError):
     """A unit of work broke off; what was done before it stands in the journal."""
 

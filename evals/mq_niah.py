@@ -41,13 +41,12 @@ def suite(
     protocol: Protocol, counts: Sequence[int], ks: Sequence[int], seed: int, cases: int, bases: dict[int, str]
 ) -> Suite[Frontier]:
     """So many cases for each number of needles: examples from `seed` on, each under every partition in turn."""
-    name = "mq-niah " + " ".join(f"{count}q" for count in counts)
     units = [
         Frontier(replace(protocol, needles=count, base=bases[count]), one, partition, tuple(ks))
         for count in counts
         for one, partition in cases_of(count, seed, cases)
     ]
-    return Suite(name, seed, protocol.model, tuple(units), run, partial(result_rows, seed=seed))
+    return Suite("mq-niah", seed, protocol.model, tuple(units), run, partial(result_rows, seed=seed))
 
 
 def cases_of(needles: int, seed: int, cases: int) -> list[tuple[int, str]]:

@@ -8,7 +8,7 @@ machine's.
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count, product
 from typing import Any
@@ -41,6 +41,7 @@ from workers.observation import Observed
 
 K = 48
 NEEDLES = 4
+BASE = "1/16"
 TOKENS = 6000
 """Longer than the other suites' contexts: a scan looks at the clock after so many pages."""
 STEPS = 8
@@ -67,7 +68,8 @@ class Anytime:
 
 def suite(protocol: Protocol, k: int, seed: int, cases: int) -> Suite[Anytime]:
     """So many cases from the examples from `seed` on."""
-    units = tuple(Anytime(protocol, one, partition, k) for one, partition in cases_of(NEEDLES, seed, cases))
+    made = replace(protocol, needles=NEEDLES, base=protocol.base or BASE)
+    units = tuple(Anytime(made, one, partition, k) for one, partition in cases_of(NEEDLES, seed, cases))
     return Suite("mq-niah anytime", seed, protocol.model, units, run, partial(result_rows, seed=seed))
 
 

@@ -24,7 +24,11 @@ def suite(protocol: Protocol, ks: Sequence[int], seed: int, cases: int) -> Suite
     wanted.append((STRESSED, STRESSED_NEEDLES, tuple(k for k in STRESSED_KS if k in ks)))
     units = [
         Frontier(
-            replace(protocol, policy=policy, needles=needles, base=BASE_OF[needles]), one, partition, own, CONDITIONS
+            replace(protocol, policy=policy, needles=needles, base=protocol.base or BASE_OF[needles]),
+            one,
+            partition,
+            own,
+            CONDITIONS,
         )
         for policy, needles, own in wanted
         if own

@@ -32,6 +32,7 @@ from evals.conditions import (
     Before,
     Held,
 )
+from evals.mq_niah import BASE_OF
 from evals.mq_niah_case import Case, Protocol, answered, begun
 from evals.mq_niah_rows import common, repair_seconds
 from evals.suite import Record, Suite
@@ -60,9 +61,9 @@ class Revisit:
         return f"revisit, seed {self.seed}"
 
 
-def suite(protocol: Protocol, k: int, base: str, seed: int, cases: int) -> Suite[Revisit]:
+def suite(protocol: Protocol, k: int, seed: int, cases: int) -> Suite[Revisit]:
     """So many examples from `seed` on."""
-    made = replace(protocol, needles=NEEDLES, base=base)
+    made = replace(protocol, needles=NEEDLES, base=protocol.base or BASE_OF[NEEDLES])
     units = tuple(Revisit(made, one, k) for one in range(seed, seed + cases))
     return Suite("mq-niah revisit", seed, protocol.model, units, run, partial(result_rows, seed=seed))
 

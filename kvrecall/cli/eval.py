@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 # Each command imports its suite itself: torch takes seconds, which a look at --help should not cost.
 
 REFERENCE, MODEL_NAME = "reference", "kvrecall reference model"
-SEED = 9000
+SEED, MQ_NIAH_SEED = 9000, 9100
 
 Json = Annotated[Path, typer.Option("--json", help="The result file; a journal and a picture are kept beside it.")]
 Model = Annotated[str, typer.Option(help="Causal LM, by path or hub name; `reference`: the packaged one.")]
@@ -146,6 +146,51 @@ def locomo_command(
         answers = locomo.answering(first, data, limit or None, arms_of(_words(methods)), chosen)
     tried = (counts or locomo_matching.COUNTS, widths or locomo_matching.WIDTHS)
     _run(locomo.suite(data, limit or None, seed, *tried, answers), json, processes, fresh)
+
+
+@eval_app.command("mq-niah")
+def mq_niah_command(
+    json: Json,
+    suite: Annotated[
+        list[str] | None,
+        typer.Option(help="2q, 4q, 6q, 8q, of these several with spaces between; or revisit, policies, anytime."),
+    ] = None,
+    model: Model = REFERENCE,
+    cases: Annotated[int, typer.Option("--limit", min=1, help="Cases: examples, each under its partitions.")] = 24,
+    tokens: Annotated[int, typer.Option(min=0, help="Of a context; 0: 2,000, of anytime 6,000.")] = 0,
+    distractors: Annotated[int, typer.Option(min=0, help="Facts that nobody asks for.")] = 8,
+    ks: Annotated[list[int] | None, typer.Option("--k", min=1, help="Restore budgets; repeat for several.")] = None,
+    base: Annotated[
+        str, typer.Option(help="Base budget: a share of the context (1/8) or rows. Default: each suite's.")
+    ] = "",
+    seed: Seed = MQ_NIAH_SEED,
+    processes: Processes = 2,
+    fresh: Fresh = False,
+) -> None:
+    """Facts that the second turn asks for, after the cache was compressed for the first: repair and its controls."""
+    from evals import mq_niah_suites
+    from evals.mq_niah_case import Protocol
+
+    protocol = Protocol(_path_of(model), 0, base, tokens, distractors)
+    chosen = mq_niah_suites.Chosen(tuple(_words(suite) or ["4q"]), tuple(ks or ()), seed, cases)
+    _run(mq_niah_suites.suite_of(protocol, chosen), json, processes, fresh)
+
+
+@eval_app.command("repository")
+def repository_command(
+    json: Json,
+    model: Model = REFERENCE,
+    cases: Annotated[int, typer.Option("--limit", min=1, help="Call sites.")] = 48,
+    tokens: Annotated[int, typer.Option(min=0, help="Of a context; 0: 32,768, or half of what the model reads.")] = 0,
+    seed: Seed = MQ_NIAH_SEED,
+    processes: Processes = 2,
+    fresh: Fresh = False,
+) -> None:
+    """A name that was taken out of a place in Python's standard library, and an event that describes the place."""
+    from evals import repository
+
+    path = _path_of(model)
+    _run(repository.suite(path, tokens or repository.context_tokens(path), seed, cases), json, processes, fresh)
 
 
 def _setup(model: str, budget: str, seed: int, block: int, episodes: str) -> "Setup":
