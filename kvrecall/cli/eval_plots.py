@@ -9,6 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from kvrecall.cli import eval_repair_plots
 from kvrecall.cli.drawing import COLOURS, STYLE
 from kvrecall.cli.results import Results, Row
 
@@ -20,8 +21,9 @@ _MARKERS = "osv^D<>pPX*h"
 
 def figure_of(results: Results) -> Figure | None:
     """The picture of a suite's results; None where there is nothing to draw, or another command made the file."""
-    draw = FIGURES.get(results.suite)
-    quality = [row for row in results.results if "mean" in row and "against" not in row]
+    draw = FIGURES.get(results.suite) or eval_repair_plots.FIGURES.get(results.suite)
+    paired = results.suite in eval_repair_plots.FIGURES
+    quality = [row for row in results.results if "mean" in row and (paired or "against" not in row)]
     if draw is None or not quality:
         return None
     with rc_context(STYLE):

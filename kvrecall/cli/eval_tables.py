@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from rich import box
 from rich.table import Table
 
+from kvrecall.cli import eval_repair_tables
 from kvrecall.cli.results import Results, Row
 
 _ACROSS = ("share", "tokens", "episodes")
@@ -16,6 +17,8 @@ _PARTS = ("depth", "against")
 
 def tables_of(results: Results) -> list[Table]:
     """A table per condition, its means with 95% intervals; of many numbers of episodes, four."""
+    if results.suite in eval_repair_tables.SUITES:
+        return eval_repair_tables.tables_of(results)
     rows = [row for row in results.results if "mean" in row and not any(name in row for name in _PARTS)]
     counts = {row["episodes"] for row in rows if "episodes" in row}
     shown = counts & set(_EPISODES) or counts
