@@ -13,17 +13,18 @@ from workers.scan_bounds import BoundedNormaliser, bounds_of_layer, joined, logi
 from workers.scan_pages import Chunk, ReadChunk
 from workers.scanning import Doubts, Scan, Scanned
 
-_MOST_READ = 0.5
-"""The share of the pages after which reading all of them twice is the shorter way."""
 _MOST_HELD = 4096
 """Tokens in doubt whose keys are held while others are read."""
-_LEAST = torch.finfo(torch.float32).tiny
 
 
 def bounded(
     over: Scan, doubts: Doubts, exact: Callable[[], Generator[None, None, Scanned]]
 ) -> Generator[None, None, Scanned]:
-    """Scores that lead to the same choice as those of `exact`, which takes over when that takes too much reading."""
+    """Scores that lead to the same choice as those of `exact`, which takes over where bounds cannot settle it.
+
+    That is when scores are equal but for rounding. All else is settled by reading every page once at the most, and
+    `exact` reads every page twice.
+    """
     scan = _Bounded(over, doubts)
     if not (yield from scan.normalise()) or not (yield from scan.bound()):
         return over.found(scan.scores, scan.scored, False)
@@ -48,7 +49,7 @@ class _Bounded:
         self._lower, self._upper = over.zeros(), over.zeros()
         self._read = torch.zeros(over.pages.count, dtype=torch.bool)
         """Pages whose rows are in the normalisers as they were read."""
-        self._may_read = int(_MOST_READ * over.pages.count)
+        self._may_read = over.pages.count
         self._at_once = max(1, min(over.pages.chunk_pages, over.pages.count // 64))
         self._held: list[ReadChunk] = []
         self._is_held = over.zeros().bool()
@@ -90,8 +91,8 @@ class _Bounded:
         return all(normaliser.sound() for normaliser in self._normalisers)
 
     def settle(self) -> Generator[None, None, bool]:
-        """Read until there is no doubt; False when it was hurried, or reading all is the shorter way."""
-        unsure: list[int] | None = None
+        """Read until there is no doubt; False when it was hurried, or reading does not help."""
+        unsure: Tensor | None = None
         while not self._over.hurried():
             doubtful = self._doubtful(self._lower, self._upper)
             if not bool(doubtful.any()):
@@ -103,9 +104,10 @@ class _Bounded:
                     return False
             else:
                 if unsure is None:
-                    unsure = yield from self._pages_worth_reading(doubtful)
-                pages = [page for page in unsure if not self._read[page]]
-            if not pages:
+                    unsure = yield from self._unsure(doubtful)
+                unsure[self._read] = 0
+                pages = self._unread(unsure)
+            if not pages or self._may_read <= 0:
                 return False
             self._read_more(pages[: self._at_once], doubtful)
             yield None
@@ -162,11 +164,8 @@ class _Bounded:
         self._upper[at] = torch.minimum(self._upper[at], upper)
         self._lower[at] = torch.minimum(torch.maximum(self._lower[at], lower), self._upper[at])
 
-    def _pages_worth_reading(self, doubtful: Tensor) -> Generator[None, None, list[int]]:
-        """Unread pages, first those that the doubtful tokens' normalisers are most unsure of.
-
-        None when there would still be doubts with as many of them read as may be.
-        """
+    def _unsure(self, doubtful: Tensor) -> Generator[None, None, Tensor]:
+        """How unsure each unread page makes the normalisers that the doubtful tokens hang on: float32 `[pages]`."""
         over, held = self._over, joined(self._held, doubtful)
         matters = [
             weighty(over.signal, normaliser, logits_of(over.signal, layer, held))
@@ -182,10 +181,8 @@ class _Bounded:
                 if not isinstance(chunk, ReadChunk):
                     unsure[list(chunk.pages)] = torch.stack(of_layers).sum(0).cpu()
             yield None
-        order = unsure.argsort(descending=True, stable=True)
-        left = float(unsure[order[self._may_read :]].sum() / unsure.sum().clamp(min=_LEAST))
-        middle, half = self.middles(), (self._upper - self._lower) / 2
-        hoped = torch.where(doubtful, half * left, half)
-        if bool(self._doubtful(middle - hoped, middle + hoped).any()):
-            return []
-        return [page for page in order.tolist() if unsure[page] > 0]
+        return unsure
+
+    def _unread(self, unsure: Tensor) -> list[int]:
+        """Pages that would make the normalisers surer, those first that would most."""
+        return [page for page in unsure.argsort(descending=True, stable=True).tolist() if unsure[page] > 0]
