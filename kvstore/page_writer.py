@@ -12,16 +12,20 @@ from threading import Condition, Event, Thread
 from torch import Tensor
 
 from kvstore.errors import KvStoreError, StoreClosedError, TierFailedError
-from kvstore.page import PageKey
+from kvstore.page import Blob, PageKey
 from kvstore.tier_stack import ExpectedPage
 
 
 @dataclass(frozen=True, eq=False)
 class PendingPage:
-    """A page on its way. Its rows `[n_layers, 2, n_kv_heads, t, head_dim]` are contiguous and never change."""
+    """A page on its way. Its rows `[n_layers, 2, n_kv_heads, t, head_dim]` are contiguous and never change.
+
+    blob: what they were decoded from, where encoding changed them; None where the rows say everything.
+    """
 
     page: ExpectedPage
     rows: Tensor
+    blob: Blob | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,7 +54,7 @@ class _Refused:
 class PageWriter:
     """Writes pages and deletes them in the order they were handed over, in one thread of its own."""
 
-    def __init__(self, write: Callable[[ExpectedPage, Tensor], None],
+    def __init__(self, write: Callable[[PendingPage], None],
                  delete: Callable[[Sequence[PageKey]], None], backlog_pages: int) -> None:  # fmt: skip
         self._write = write
         self._delete = delete
@@ -141,7 +145,7 @@ class PageWriter:
             if isinstance(task, _Deletion):
                 self._delete(task.keys)
             elif self._pending.get(task.page.key) is task:
-                self._write(task.page, task.rows)
+                self._write(task)
         except KvStoreError as error:
             self._keep_refused(task, error)
         except Exception as error:  # The thread must live, and whoever flushes must hear of it.

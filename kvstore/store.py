@@ -13,6 +13,7 @@ from threading import Lock, RLock
 import torch
 from torch import Tensor
 
+from kvstore.codec import Codec
 from kvstore.errors import InvariantError, KvStoreError, RowRangeError, RowShapeError, StoreClosedError
 from kvstore.gathering import ReadKeys, gather_selection, gather_tokens
 from kvstore.page import HEADER_BYTES, PageHeader, PageKey, PageLayout, require_layout, session_name_bytes
@@ -49,13 +50,18 @@ class RowStore:
     bounds the pages that one gather holds in memory at a time. Summaries of full pages, with codes of
     `summary_bits`, take at most `summary_limit` bytes of memory; 0: none are made. Opening raises ForeignPageError
     when a tier holds pages of another layout.
+
+    `codecs`: one per tier (`TierStack`), all RAW when not given. With INT8 in the lowest tier a page's rows change
+    once, within the `append` that finishes the page; from then on every reader gets the decoded rows, from the
+    writer's memory as from any tier, before and after a restart. An unfinished page is exact everywhere. Rows that
+    `truncate` leaves of a finished page are quantised a second time when the page is finished again.
     """
 
     def __init__(self, layout: PageLayout, tiers: Sequence[Tier], *, backlog_pages: int = 64,
                  read_batch_pages: int = 16, summary_limit: int = 1 << 30, summary_bits: Bits = 12,
-                 ) -> None:  # fmt: skip
+                 codecs: Sequence[Codec] | None = None) -> None:  # fmt: skip
         self._layout = layout
-        self._stack = TierStack(layout, tiers)
+        self._stack = TierStack(layout, tiers, codecs)
         self._read_batch_pages = read_batch_pages
         self._summaries = PageSummaries(summary_limit, summary_bits)
         self._sessions: dict[str, _Session] = {}
@@ -288,8 +294,9 @@ class RowStore:
         with self._sessions_lock:
             return self._sessions.setdefault(session, _Session(session))
 
-    def _write(self, page: ExpectedPage, rows: Tensor) -> None:
-        self._stack.write(page, rows)
+    def _write(self, pending: PendingPage) -> None:
+        page, rows = pending.page, pending.rows
+        self._stack.write(page, rows, pending.blob)
         if rows.shape[3] == self._layout.page_tokens:
             self._summaries.make(page, rows[:, 0])
 
@@ -324,7 +331,8 @@ class RowStore:
 
     def _submit(self, state: _Session, index: int, rows: Tensor) -> None:
         sequence = next(self._sequences)
-        self._writer.submit(PendingPage(ExpectedPage(PageKey(state.name, index), sequence), rows))
+        page = ExpectedPage(PageKey(state.name, index), sequence)
+        self._writer.submit(PendingPage(page, *self._stack.settled(page, rows)))
         state.sequences[index:] = [sequence]
         state.unflushed = False
 

@@ -1,4 +1,10 @@
-"""The tiers of one store as a whole: written from the lowest up, read from the fastest down."""
+"""The tiers of one store as a whole: written from the lowest up, read from the fastest down.
+
+A page's rows are the same in every tier. The lowest tier's codec decides how exact they are, once, when the page is
+finished; a tier above may hold the decoded rows as RAW (read faster) or the encoded page. What was decoded from INT8 is
+never encoded as INT8 again, and a page is read by the codec in its header, whatever is configured now: one that was
+written as RAW stays exact.
+"""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -7,7 +13,7 @@ from threading import Lock
 
 from torch import Tensor
 
-from kvstore.codec import decode_page, encode_page
+from kvstore.codec import Codec, decode_page, encode_page
 from kvstore.errors import KvStoreError, LostPageError, TierError
 from kvstore.page import Blob, PageHeader, PageKey, PageLayout, parse_header
 from kvstore.tiers.base import Tier
@@ -33,13 +39,19 @@ class TierCounters:
 
 
 class TierStack:
-    """Encodes, writes, reads and decodes pages over `tiers`, fastest first. The lowest one is the truth."""
+    """Encodes, writes, reads and decodes pages over `tiers`, fastest first. The lowest one is the truth.
 
-    def __init__(self, layout: PageLayout, tiers: Sequence[Tier]) -> None:
+    `codecs`: one per tier, RAW for all when not given. None may be less exact than the one below it, or what a reader
+    gets would depend on the tier; raises ValueError then.
+    """
+
+    def __init__(self, layout: PageLayout, tiers: Sequence[Tier], codecs: Sequence[Codec] | None = None) -> None:
         if not tiers or len({tier.name for tier in tiers}) != len(tiers):
             raise ValueError(f"a store needs tiers with names of their own, got {[tier.name for tier in tiers]}")
         self._layout = layout
         self._tiers = tuple(tiers)
+        self._codecs = tuple(codecs or [Codec.RAW] * len(tiers))
+        _require_order(tiers, self._codecs)
         self._counters = [TierCounters() for _ in tiers]
         self._counters_lock = Lock()
 
@@ -48,13 +60,24 @@ class TierStack:
         """The durable tier."""
         return self._tiers[-1]
 
-    def write(self, page: ExpectedPage, rows: Tensor) -> None:
-        """Encode the page's rows and put them into every tier. Raises what the lowest tier refuses with."""
-        blob = encode_page(self._layout, page.key, page.sequence, rows)
+    def settled(self, page: ExpectedPage, rows: Tensor) -> tuple[Tensor, Blob | None]:
+        """The rows as every reader of the page shall get them, and the page if encoding changed them.
+
+        Only a finished page is changed: an unfinished one will be read to be finished, and its rows must not be
+        quantised twice.
+        """
+        if self._codecs[-1] is Codec.RAW or rows.shape[3] < self._layout.page_tokens:
+            return rows, None
+        blob = bytearray(encode_page(self._layout, page.key, page.sequence, rows, self._codecs[-1]))
+        return decode_page(self._layout, parse_header(blob), blob), blob
+
+    def write(self, page: ExpectedPage, rows: Tensor, blob: Blob | None = None) -> None:
+        """Put what `settled` made of a page into every tier. Raises what the lowest tier refuses with."""
+        blob = blob or encode_page(self._layout, page.key, page.sequence, rows)
         self.lowest.put([(page.key, blob)])
-        self._count(len(self._tiers) - 1, written_bytes=len(blob))
-        for depth in range(len(self._tiers) - 1):
-            self._keep_copies(depth, [(page.key, blob)])
+        lowest = len(self._tiers) - 1
+        self._count(lowest, written_bytes=len(blob))
+        self._keep_above(lowest, [(page.key, blob, rows)])
 
     def read(self, pages: Sequence[ExpectedPage], *, promote: bool = True) -> list[Tensor]:
         """The rows of the pages, in their order, each from the fastest tier that has the expected version.
@@ -62,21 +85,19 @@ class TierStack:
         What came from a lower tier is put into the ones above it, if `promote`. Raises LostPageError when no
         tier has a page, and the PageError of the lowest tier when its copy cannot be used.
         """
-        found: dict[PageKey, tuple[PageHeader, Blob]] = {}
+        found: dict[PageKey, Tensor] = {}
         missing = list(pages)
         for depth in range(len(self._tiers)):
             read = self._read_from(depth, missing)
+            found |= {key: decode_page(self._layout, *page) for key, page in read.items()}
             if promote:
-                copies = [(key, blob) for key, (_, blob) in read.items()]
-                for above in range(depth):
-                    self._keep_copies(above, copies)
-            found |= read
+                self._keep_above(depth, [(key, blob, found[key]) for key, (_, blob) in read.items()])
             missing = [page for page in missing if page.key not in found]
             if not missing:
                 break
         if missing:
             raise LostPageError(f"no tier holds {missing[0]}; its rows must be computed again")
-        return [decode_page(self._layout, *found[page.key]) for page in pages]
+        return [found[page.key] for page in pages]
 
     def delete(self, keys: Sequence[PageKey]) -> None:
         """Forget pages in every tier."""
@@ -123,6 +144,20 @@ class TierStack:
         self._count(depth, hits=len(found), misses=len(pages) - len(found), read_bytes=read_bytes)
         return found
 
+    def _keep_above(self, depth: int, pages: Sequence[tuple[PageKey, Blob, Tensor]]) -> None:
+        """Pages of the tier at `depth`, and their rows, for the tiers above it: each gets its own form of them."""
+        encoded = [(key, blob) for key, blob, _ in pages]
+        if Codec.RAW in self._codecs[:depth]:
+            exact = [(key, self._as_raw(blob, rows)) for key, blob, rows in pages]
+        for above in range(depth):
+            self._keep_copies(above, exact if self._codecs[above] is Codec.RAW else encoded)
+
+    def _as_raw(self, blob: Blob, rows: Tensor) -> Blob:
+        header = parse_header(blob)
+        if header.codec == Codec.RAW:
+            return blob
+        return encode_page(self._layout, header.key, header.sequence, rows)
+
     def _keep_copies(self, depth: int, copies: Sequence[tuple[PageKey, Blob]]) -> None:
         tier = self._tiers[depth]
         for key, blob in copies:
@@ -141,3 +176,10 @@ class TierStack:
             counters = self._counters[depth]
             sums = {field: getattr(counters, field) + amount for field, amount in more.items()}
             self._counters[depth] = replace(counters, **sums)
+
+
+def _require_order(tiers: Sequence[Tier], codecs: Sequence[Codec]) -> None:
+    names = [f"{tier.name}: {codec.name}" for tier, codec in zip(tiers, codecs, strict=True)]
+    if list(codecs) != sorted(codecs):
+        raise ValueError(f"no tier may keep rows less exactly than the one below it, got {', '.join(names)}; "
+                         "give the lowest tier INT8 too")  # fmt: skip
