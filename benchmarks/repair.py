@@ -1,8 +1,8 @@
 """Seconds of a repair by the number of candidates, split into scan, select and move, and what it reads.
 
 `python benchmarks/repair.py` scans keys in the shape of Qwen2.5-7B, made up, from 4K candidates on, each time twice as
-many, to `--largest`: `exact`, `bounded` and `summary` beside a plain exact scan that has all keys in one tensor. Memory
-is about 110 KB a candidate in that shape, 4 KB a candidate and layer; `--layers` takes fewer layers. `--shape reference`
+many, to `--largest`: `exact`, `bounded` and `summary` beside a plain exact scan that has all keys in one tensor. A
+candidate takes about 110 KB of memory in that shape, 4 KB a layer; `--layers` takes fewer layers. `--shape reference`
 scans the reference model's own keys. On a machine with a GPU keys are scanned there. The result file goes to
 `benchmarks/results/`.
 """
