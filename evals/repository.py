@@ -96,7 +96,7 @@ def run(unit: CodeCase) -> list[Record]:
         return len(tokenizer.encode(text))
 
     site = call_site(unit.seed, unit.tokens, length_of)
-    donor = _user(other_event(unit.seed, site, unit.tokens, length_of))
+    donor = _user(other_event(unit.seed, site))
     rows = harness.tokens_of(tokenizer, site.context()) + _ROOM
     with replaying(unit.model, "snapkv", unit.seed, rows=rows, block_tokens=_BLOCK_TOKENS) as replayed:
         said = replayed.say(site.context())

@@ -1,17 +1,18 @@
 """Examples from source code that is on every machine: the modules of Python's standard library (RepairKV 5.5).
 
-A context is several modules, their lines numbered. One of them calls a function that one of them defines; the event
-is that place in the code with the function's name taken out, and the question asks for the name.
+A context is the beginnings of several modules, their lines numbered. One of them calls a function that one of them
+defines; the event is that place in the code with the function's name taken out, and the question asks for the name.
 """
 
 import ast
 import random
 import re
 import sysconfig
-from collections.abc import Callable, Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
-from itertools import count
+from itertools import accumulate
 from pathlib import Path
 
 from evals.errors import BadExample
@@ -20,30 +21,49 @@ from evals.harness import Message
 REDACTED = "____"
 _SHORTEST_NAME = 5
 _LINES_BEFORE, _LINES_AFTER = 2, 1
-_LARGEST_SHARE = 3
-"""A module takes at most a third of the context."""
-_TRIES = 200
+_LARGEST_SHARE = 4
+"""A module takes at most a quarter of the context: of a longer one its first statements."""
+_TRIES = 50
 _WORD = re.compile(r"[A-Za-z_]\w*")
 
 
 @dataclass(frozen=True)
 class Module:
-    """A source file. `defined`: the functions and methods it defines, with the lines on which they are."""
+    """A source file, or its beginning. `defined`: the functions and methods it defines, with the lines they are on.
+
+    `ends`: the last lines of its statements, outermost ones only.
+    """
 
     name: str
     text: str
     defined: tuple[tuple[str, int], ...]
     calls: tuple["Call", ...]
+    ends: tuple[int, ...]
+
+    @property
+    def lines(self) -> list[str]:
+        """Its lines as `ast` counts them."""
+        return self.text.rstrip("\n").split("\n")
 
     @property
     def listing(self) -> str:
         """The file under its name, every line with its number."""
-        lines = (f"{number} {line}" for number, line in enumerate(self.text.splitlines(), start=1))
+        lines = (f"{number} {line}" for number, line in enumerate(self.lines, start=1))
         return f"File {self.name}:\n" + "\n".join(lines)
 
     def line(self, number: int) -> str:
         """A line as the listing has it."""
-        return f"{number} {self.text.splitlines()[number - 1]}"
+        return f"{number} {self.lines[number - 1]}"
+
+    def until(self, last: int) -> "Module":
+        """Its first `last` lines."""
+        return Module(
+            self.name,
+            "\n".join(self.lines[:last]),
+            tuple((name, line) for name, line in self.defined if line <= last),
+            tuple(call for call in self.calls if call.line <= last),
+            tuple(end for end in self.ends if end <= last),
+        )
 
 
 @dataclass(frozen=True)
@@ -74,13 +94,7 @@ class CallSite:
     @property
     def event(self) -> str:
         """The place in the code, with the name taken out wherever it stands there."""
-        lines = self.calling.text.splitlines()
-        first = max(1, self.call.line - _LINES_BEFORE)
-        last = min(len(lines), self.call.line + _LINES_AFTER)
-        shown = "\n".join(self.calling.line(number) for number in range(first, last + 1))
-        redacted = re.sub(rf"\b{re.escape(self.answer)}\b", REDACTED, shown)
-        scope = re.sub(rf"\b{re.escape(self.answer)}\b", REDACTED, self.call.scope)
-        return f"File {self.calling.name}, line {self.call.line}, in {scope}:\n{redacted}"
+        return event_of(self.calling, self.call)
 
     @property
     def question(self) -> str:
@@ -109,13 +123,33 @@ def call_site(seed: int, tokens: int, length_of: Callable[[str], int]) -> CallSi
     Raises BadExample where no modules fit.
     """
     rng = random.Random(f"repository:{seed}:{tokens}")
-    known = modules()
     for _ in range(_TRIES):
-        chosen = _chosen(rng, known, tokens, length_of)
-        sites = list(_sites(chosen))
+        sites = list(_sites(_chosen(rng, tokens, length_of)))
         if sites:
             return rng.choice(sites)
     raise BadExample(f"no modules of the standard library with a call between them fit into {tokens} tokens")
+
+
+def event_of(calling: Module, call: Call) -> str:
+    """Some lines around a call, with the called name taken out."""
+    first = max(1, call.line - _LINES_BEFORE)
+    last = min(len(calling.lines), call.line + _LINES_AFTER)
+    shown = "\n".join(calling.line(number) for number in range(first, last + 1))
+    name = re.compile(rf"\b{re.escape(call.called)}\b")
+    place = f"File {calling.name}, line {call.line}, in {name.sub(REDACTED, call.scope)}"
+    return f"{place}:\n{name.sub(REDACTED, shown)}"
+
+
+def other_event(seed: int, one: CallSite) -> str:
+    """An event in a module that an example does not have: the donor of WrongQ-K."""
+    rng = random.Random(f"other:{seed}")
+    shown = {module.name for module in one.modules}
+    for module in rng.sample(modules(), len(modules())):
+        named = {name for name, _ in module.defined}
+        own = [call for call in module.calls if call.called in named]
+        if own and module.name not in shown:
+            return event_of(module, rng.choice(own))
+    raise AssertionError("the standard library has more modules than an example")
 
 
 @cache
@@ -134,7 +168,8 @@ def _module(path: Path) -> Module | None:
         return None
     if not text.isascii():
         return None
-    return Module(path.name, text, tuple(_defined(tree)), tuple(_calls(tree)))
+    ends = tuple(statement.end_lineno or statement.lineno for statement in tree.body)
+    return Module(path.name, text, tuple(_defined(tree)), tuple(_calls(tree)), ends)
 
 
 def _defined(tree: ast.Module) -> Iterator[tuple[str, int]]:
@@ -161,23 +196,27 @@ def _calls(tree: ast.Module) -> Iterator[Call]:
     return within(tree, "the module")
 
 
-def _chosen(
-    rng: random.Random, known: Sequence[Module], tokens: int, length_of: Callable[[str], int]
-) -> tuple[Module, ...]:
-    """Modules in a random order until the context is full; none is larger than its share."""
+def _chosen(rng: random.Random, tokens: int, length_of: Callable[[str], int]) -> tuple[Module, ...]:
+    """The beginnings of modules in a random order, until the context is full."""
     chosen, room = list[Module](), tokens
-    for module in rng.sample(known, len(known)):
-        most = min(room, tokens // _LARGEST_SHARE)
-        # Encoding takes time, and hardly a tokenizer makes less than one token of six characters.
-        if len(module.text) > 6 * most:
-            continue
-        length = length_of(module.listing)
-        if length <= most:
-            chosen.append(module)
-            room -= length
+    for module in rng.sample(modules(), len(modules())):
+        begun = _beginning(module, min(room, tokens // _LARGEST_SHARE), length_of)
+        if begun is not None:
+            chosen.append(begun)
+            room -= length_of(begun.listing)
         if room < tokens // 16:
             break
     return tuple(chosen)
+
+
+def _beginning(module: Module, tokens: int, length_of: Callable[[str], int]) -> Module | None:
+    """As many of its statements as fit, if they define something."""
+    lengths = list(accumulate(len(line) + 1 for line in module.lines))
+    # Hardly a tokenizer makes less than one token of six characters: no more need be encoded.
+    ends = [end for end in module.ends if lengths[end - 1] <= 6 * tokens]
+    fits = bisect_right(ends, tokens, key=lambda end: length_of(module.until(end).listing))
+    begun = module.until(ends[fits - 1]) if fits else None
+    return begun if begun is not None and begun.defined else None
 
 
 def _sites(chosen: tuple[Module, ...]) -> Iterator[CallSite]:
@@ -193,12 +232,3 @@ def _sites(chosen: tuple[Module, ...]) -> Iterator[CallSite]:
             unrelated = [each for each in chosen if each not in (calling, defining)]
             if unrelated and not (defining is calling and abs(line - call.line) <= _LINES_BEFORE + 1):
                 yield CallSite(chosen, calling, call, defining, line, unrelated[-1])
-
-
-def other_event(seed: int, one: CallSite, tokens: int, length_of: Callable[[str], int]) -> str:
-    """The event of the next example about another file: the donor of WrongQ-K."""
-    for donor in count(seed + 1_000_000):
-        made = call_site(donor, tokens, length_of)
-        if made.calling.name not in {module.name for module in one.modules}:
-            return made.event
-    raise AssertionError("some example is about another file")

@@ -35,20 +35,24 @@ _STYLES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 
 
 def frontier_figure(rows: Sequence[Row]) -> Figure:
-    """Figure 2 for all numbers of needles, then for each: every condition, partitions (7), spans brought back (8)."""
+    """Figure 2 where there are several numbers of needles, then for each all conditions, partitions (7), spans (8)."""
     scores = _scores(rows)
     counts = sorted({row["needles"] for row in scores})
-    figure, panels = _grid(1 + len(counts), 3, 5.0, 3.7)
-    _figure2(panels[0][0], scores, counts)
-    for axes in panels[0][1:]:
-        axes.set_visible(False)
-    for line, needles in zip(panels[1:], counts, strict=True):
+    several = len(counts) > 1
+    figure, panels = _grid(several + len(counts), 3, 5.0, 3.7)
+    if several:
+        _figure2(panels[0][0], scores, counts)
+        for axes in panels[0][1:]:
+            axes.set_visible(False)
+    lines = panels[several:]
+    for line, needles in zip(lines, counts, strict=True):
         own = [row for row in rows if row.get("needles") == needles]
         _conditions(line[0], _scores(own))
         line[0].set_title(f"{needles}q: all conditions", fontsize=10, loc="left")
         _partitions(line[1], [row for row in own if "partition" in row])
         _spans(line[2], [row for row in own if row.get("measure") == "spans brought back"])
-    figure.legend(*_legend(line[0] for line in panels[1:]), loc="upper right", fontsize=8, ncols=2)
+    handles, labels = _legend(line[0] for line in lines)
+    figure.legend(handles, labels, loc="upper right" if several else "outside right upper", fontsize=8)
     return figure
 
 
@@ -70,10 +74,16 @@ def _conditions(axes: Axes, scores: Sequence[Row]) -> None:
         if condition in (FULL, BASE):
             axes.axhline(own[0]["mean"], label=condition, **_STYLES[condition])
             continue
-        spread = ([row["mean"] - row["ci_low"] for row in own], [row["ci_high"] - row["mean"] for row in own])
-        places, means = [row["k"] for row in own], [row["mean"] for row in own]
-        axes.errorbar(places, means, yerr=spread, label=condition, ms=4, elinewidth=0.5, **_STYLES.get(condition, {}))
+        style, places = _STYLES[condition], [row["k"] for row in own]
+        axes.plot(places, [row["mean"] for row in own], label=condition, ms=4, **style)
+        if condition in _WITH_INTERVAL:
+            low, high = [row["ci_low"] for row in own], [row["ci_high"] for row in own]
+            axes.fill_between(places, low, high, color=style["color"], alpha=0.12, lw=0)
     _of_k(axes)
+
+
+_WITH_INTERVAL = (MATCHED, REPAIR, OURS)
+"""All conditions' intervals together hide the lines; the file and the table have them."""
 
 
 def _partitions(axes: Axes, rows: Sequence[Row]) -> None:
@@ -81,8 +91,8 @@ def _partitions(axes: Axes, rows: Sequence[Row]) -> None:
     names = list(dict.fromkeys(row["partition"] for row in rows))
     found = {(row["partition"], row["of"]): row["mean"] for row in rows}
     for at, name in enumerate(names):
-        ends = [found.get((name, MATCHED)), found.get((name, REPAIR))]
-        if None not in ends:
+        ends = [found[name, condition] for condition in (MATCHED, REPAIR) if (name, condition) in found]
+        if len(ends) > 1:
             axes.plot(ends, [at, at], color="#c4cad4", lw=4, zorder=1)
         for condition in (MATCHED, REPAIR, OURS):
             if (name, condition) in found:
@@ -119,14 +129,12 @@ def revisit_figure(rows: Sequence[Row]) -> Figure:
         own = {row["turn"]: row for row in placed if row["of"] == condition}
         places = [at + (index - len(conditions) / 2 + 0.5) * width for at in range(len(turns))]
         means = [own[turn]["mean"] for turn in turns]
-        spread = [
-            [own[t]["mean"] - own[t]["ci_low"] for t in turns],
-            [own[t]["ci_high"] - own[t]["mean"] for t in turns],
-        ]
+        below = [own[turn]["mean"] - own[turn]["ci_low"] for turn in turns]
+        above = [own[turn]["ci_high"] - own[turn]["mean"] for turn in turns]
         style = _STYLES[condition]
         hatch = "//" if style.get("ls") == "--" else None
         axes.bar(places, means, width * 0.92, color=style["color"], label=condition, hatch=hatch, edgecolor="white")
-        axes.errorbar(places, means, yerr=spread, fmt="none", ecolor="#374151", elinewidth=0.7, capsize=2)
+        axes.errorbar(places, means, yerr=(below, above), fmt="none", ecolor="#374151", elinewidth=0.7, capsize=2)
     axes.set_xticks(range(len(turns)), [f"turn {turn}" for turn in turns])
     axes.set_ylabel("score")
     axes.set_ylim(0, 1.05)

@@ -40,18 +40,18 @@ def _name(row: Row) -> str:
 
 
 def _scores(title: str, rows: Sequence[Row]) -> Table:
-    """Conditions down; across K, or what stands in its place: turns, shares of the candidates."""
+    """Conditions down; across K, or what stands in its place: turns, shares of the candidates. "any": without it."""
     across = next((name for name in ("stopped_at", "turn") if any(name in row for row in rows)), "k")
     table = Table(
         title=f"{title}; across: {_ACROSS[across]}", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False
     )
-    table.add_column("condition", overflow="fold", min_width=16)
+    table.add_column("condition", overflow="fold", min_width=14)
     columns = sorted({row[across] for row in rows if across in row and (across != "k" or row["k"])})
     for column in columns:
         table.add_column(f"{column:.0%}" if across == "stopped_at" else str(column), justify="right", no_wrap=True)
     every = any(not _at(row, across) for row in rows)
     if every:
-        table.add_column("at any", justify="right", no_wrap=True)
+        table.add_column("any", justify="right", no_wrap=True)
     for name in dict.fromkeys(_condition(row) for row in rows):
         own = {_at(row, across): row for row in rows if _condition(row) == name}
         cells = [_cell(own.get(column)) for column in columns]
@@ -90,4 +90,5 @@ def _gains(name: str, scores: Sequence[Row], gains: Sequence[Row]) -> Table:
 
 
 def _cell(row: Row | None) -> str:
-    return "" if row is None else f"{row['mean']:.2f}\n[dim]{row['ci_low']:.2f}-{row['ci_high']:.2f}[/]"
+    """The mean alone: of so many columns no terminal has room for the intervals."""
+    return "" if row is None else f"{row['mean']:.2f}"
