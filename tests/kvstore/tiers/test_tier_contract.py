@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from threading import Thread
+from uuid import uuid4
 
 import pytest
 
@@ -11,18 +12,23 @@ from kvstore.page import PageKey, PageLayout
 from kvstore.tiers.base import Tier
 from kvstore.tiers.nvme import NvmeTier
 from kvstore.tiers.ram import RamTier
+from kvstore.tiers.redis import RedisTier
 
 MakePage = Callable[..., tuple[PageKey, bytes]]
 
 
-@pytest.fixture(params=["ram", "nvme"])
+@pytest.fixture(params=["ram", "nvme", "redis", "redis_cluster"])
 def open_tier(request: pytest.FixtureRequest, layout: PageLayout, tmp_path: Path) -> Callable[[int], Tier]:
     """open_tier(pages): a tier with room for about that many pages."""
+    kind = request.param
+    server = request.getfixturevalue(f"{kind}_url") if kind.startswith("redis") else ""
 
     def open_one(pages: int) -> Tier:
-        if request.param == "ram":
-            return RamTier(pages * layout.page_bytes)
         limit = pages * layout.page_bytes
+        if kind == "ram":
+            return RamTier(limit)
+        if server:
+            return RedisTier(server, layout, namespace=uuid4().hex, limit_bytes=limit)
         return NvmeTier(tmp_path / "tier", segment_bytes=3 * layout.page_bytes, limit_bytes=limit)
 
     return open_one
@@ -116,6 +122,7 @@ def test_a_closed_tier_says_so(open_tier: Callable[[int], Tier], make_page: Make
 
 def test_threads_do_not_disturb_each_other(tier: Tier, make_page: MakePage) -> None:
     lost: list[PageKey] = []
+    finished: list[str] = []
 
     def work(session: str) -> None:
         for index in range(20):
@@ -125,10 +132,11 @@ def test_threads_do_not_disturb_each_other(tier: Tier, make_page: MakePage) -> N
                 lost.append(key)
             if index % 7 == 6:
                 tier.delete([key])
+        finished.append(session)
 
     threads = [Thread(target=work, args=(name,)) for name in "abcd"]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert lost == []
+    assert (lost, sorted(finished)) == ([], ["a", "b", "c", "d"])

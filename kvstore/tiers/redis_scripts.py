@@ -1,0 +1,142 @@
+"""What Redis does in one step for the Redis tier, in Lua.
+
+KEYS[1] is a session's index, but for the last two scripts: a hash from a page's number to
+"<sequence> <bytes> <header>", with the sum of the bytes under "bytes". A page lies under "<index key>:<number>", in the
+same slot. Deleting must be possible when Redis has no memory left, and adding to a hash is not; then the sum is
+removed, and whoever needs it counts again.
+"""
+
+_ENTRIES = """
+local function entry(number)
+  local sequence, bytes, header = string.match(redis.call('HGET', KEYS[1], number) or '', '^(%d+) (%d+) (.*)$')
+  return tonumber(sequence or -1), tonumber(bytes or 0), header
+end
+local function numbers()
+  local found = redis.call('HKEYS', KEYS[1])
+  for i = #found, 1, -1 do if found[i] == 'bytes' then table.remove(found, i) end end
+  return found
+end
+"""
+
+COMMIT = (
+    _ENTRIES
+    + """
+-- ARGV: milliseconds to live; per page its number, sequence and bytes and the header. KEYS: per page where it shall be
+-- and where it is now. Returns by how many bytes the session grew.
+for i = 3, #KEYS, 2 do
+  if redis.call('EXISTS', KEYS[i]) == 0 then return redis.error_reply('a page was lost on its way; put it again') end
+end
+local counted = redis.call('EXISTS', KEYS[1]) == 0 or redis.call('HEXISTS', KEYS[1], 'bytes') == 1
+local grown = 0
+for i = 1, (#KEYS - 1) / 2 do
+  local page, staged = KEYS[2 * i], KEYS[2 * i + 1]
+  local number, sequence, bytes, header = unpack(ARGV, 4 * i - 2, 4 * i + 1)
+  local held_sequence, held_bytes = entry(number)
+  if held_sequence > tonumber(sequence) then
+    redis.call('DEL', staged)
+  else
+    redis.call('HSET', KEYS[1], number, sequence .. ' ' .. bytes .. ' ' .. header)
+    redis.call('RENAME', staged, page)
+    redis.call('PEXPIRE', page, ARGV[1])
+    grown = grown + bytes - held_bytes
+  end
+end
+if counted then redis.call('HINCRBY', KEYS[1], 'bytes', grown) end
+redis.call('PEXPIRE', KEYS[1], ARGV[1])
+return grown
+"""
+)
+
+DELETE = (
+    _ENTRIES
+    + """
+-- ARGV: 'all', or 'lost' for only those that Redis has lost; the pages' numbers. KEYS: the pages. Returns bytes freed.
+local freed = 0
+for i = 2, #KEYS do
+  if ARGV[1] == 'all' or redis.call('EXISTS', KEYS[i]) == 0 then
+    local _, bytes = entry(ARGV[i])
+    freed = freed + bytes
+    redis.call('DEL', KEYS[i])
+    redis.call('HDEL', KEYS[1], ARGV[i])
+  end
+end
+if #numbers() == 0 then
+  redis.call('DEL', KEYS[1])
+elseif freed > 0 and redis.call('HEXISTS', KEYS[1], 'bytes') == 1 then
+  local added = redis.pcall('HINCRBY', KEYS[1], 'bytes', -freed)
+  if type(added) == 'table' and added.err then redis.call('HDEL', KEYS[1], 'bytes') end
+end
+return freed
+"""
+)
+
+TOUCH = (
+    _ENTRIES
+    + """
+-- ARGV: milliseconds to live, from now on for everything of the session.
+for _, number in ipairs(numbers()) do redis.call('PEXPIRE', KEYS[1] .. ':' .. number, ARGV[1]) end
+return redis.call('PEXPIRE', KEYS[1], ARGV[1])
+"""
+)
+
+HEADERS = (
+    _ENTRIES
+    + """
+-- Returns the headers of the pages that are there, and the numbers of those that Redis has lost.
+local headers, lost = {}, {}
+for _, number in ipairs(numbers()) do
+  local _, _, header = entry(number)
+  if redis.call('EXISTS', KEYS[1] .. ':' .. number) == 1 then table.insert(headers, header)
+  else table.insert(lost, number) end
+end
+return {headers, lost}
+"""
+)
+
+BYTES = (
+    _ENTRIES
+    + """
+-- Returns the bytes of the session's pages, counted again if the sum is not known.
+local known = redis.call('HGET', KEYS[1], 'bytes')
+if known then return tonumber(known) end
+local sum = 0
+for _, number in ipairs(numbers()) do
+  local _, bytes = entry(number)
+  sum = sum + bytes
+end
+if sum > 0 then redis.pcall('HSET', KEYS[1], 'bytes', sum) end
+return sum
+"""
+)
+
+AUDIT = (
+    _ENTRIES
+    + """
+-- Returns what is wrong with the session's books, one string each.
+local wrong, sum = {}, 0
+for _, number in ipairs(numbers()) do
+  local _, bytes = entry(number)
+  local found = redis.call('STRLEN', KEYS[1] .. ':' .. number)
+  if found ~= bytes then table.insert(wrong, 'page ' .. number .. ' has ' .. found .. ' bytes, not ' .. bytes) end
+  sum = sum + bytes
+end
+local known = redis.call('HGET', KEYS[1], 'bytes')
+if known and tonumber(known) ~= sum then
+  table.insert(wrong, 'pages take ' .. sum .. ' bytes, the books say ' .. known)
+end
+return wrong
+"""
+)
+
+LIST = """
+-- KEYS: the sorted set of sessions. ARGV: a session, milliseconds to live. Puts it in with the server's time.
+redis.call('ZADD', KEYS[1], redis.call('TIME')[1], ARGV[1])
+return redis.call('PEXPIRE', KEYS[1], ARGV[2])
+"""
+
+UNLIST = """
+-- KEYS: the sorted set of sessions. ARGV: a session, seconds. Takes it out unless it was put in less long ago.
+local since = redis.call('ZSCORE', KEYS[1], ARGV[1])
+if since and redis.call('TIME')[1] - since >= tonumber(ARGV[2]) then redis.call('ZREM', KEYS[1], ARGV[1]) end
+return 1
+"""
