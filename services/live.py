@@ -17,8 +17,8 @@ class LiveSession:
     """One session in this process.
 
     `in_doubt` says that the worker may hold something else than what was committed; it is so until the session is
-    first opened here, while a turn or repair runs, and after one that failed. `hurried`: a turn has come that takes
-    what repairs have found so far, and none may begin. `repairs_wanted`: some may be due.
+    first opened here, while a turn or repair runs, and after one that failed. `hurry` is set: a turn has come that
+    takes what repairs have found so far, and none may begin. `repairs_wanted`: some may be due.
     """
 
     def __init__(self, session: Session) -> None:
@@ -36,7 +36,7 @@ class LiveSession:
         self.rest: asyncio.Task[None] | None = None
         self.keeping: asyncio.Task[None] | None = None
         self.repairs_wanted = False
-        self.hurried = False
+        self.hurry = asyncio.Event()
 
     def advance(self, event: SessionEvent) -> None:
         """Move to the next state. Raises IllegalTransition."""

@@ -4,6 +4,7 @@ What is due follows from the committed state alone (`sessions.due_repairs`); her
 other, in the background (`resting.py`) or by a turn that waits for them.
 """
 
+import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
 
@@ -14,7 +15,8 @@ from services.live import LiveSession, LiveSessions
 from services.messages import Message, message_to_wire
 from services.observing import Observers, RepairFailed, RepairFinished
 from services.reports import memory_from_wire, repair_from_wire
-from services.sessions import DueRepair, Session, SessionEvent, SessionState, due_repairs
+from services.sessions import DueRepair, RepairTrigger, Session, SessionEvent, SessionState, due_repairs
+from services.settings import ServiceSettings
 from services.worker_client import Worker
 
 # The signal itself is at fault: a second attempt would be refused again, here or after a restart.
@@ -26,11 +28,19 @@ MOST_SIGNAL_CHARACTERS = 500
 class Pauses:
     """Runs the repairs of paused sessions; its callers see to it that only one of them does so at a time."""
 
-    def __init__(self, catalog: Catalog, worker: Worker, sessions: LiveSessions, observers: Observers) -> None:
+    def __init__(
+        self,
+        catalog: Catalog,
+        worker: Worker,
+        sessions: LiveSessions,
+        observers: Observers,
+        settings: ServiceSettings,
+    ) -> None:
         self._catalog = catalog
         self._worker = worker
         self._sessions = sessions
         self._observers = observers
+        self._settings = settings
 
     async def run_due(self, live: LiveSession, patient: bool = False) -> None:
         """Run every repair that is due, until a turn has come that does not wait for them.
@@ -49,13 +59,20 @@ class Pauses:
 
     async def _run_due(self, live: LiveSession, give_up: bool = False) -> None:
         session = await self._catalog.session(live.id)
-        while not live.hurried and (due := due_repairs(session)):
+        while not live.hurry.is_set() and (due := due_repairs(session)):
+            if due[0].trigger is RepairTrigger.TOOL_RESULT and not live.turns_in_line:
+                await self._let_a_turn_come(live)
             try:
                 await self._run(live, session, due[0], give_up)
             except ServiceError as error:
                 self._observers.tell(RepairFailed(live.id, due[0].trigger, error.code, error.message, final=False))
                 raise
             session = await self._catalog.session(live.id)
+
+    async def _let_a_turn_come(self, live: LiveSession) -> None:
+        """A moment after a result: who reports it and goes on at once should find no repair in the way."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(live.hurry.wait(), self._settings.result_delay_seconds)
 
     async def hurry(self, live: LiveSession) -> None:
         """Have the repair that runs now end with what it has found so far; it does not wait for that end."""
@@ -67,7 +84,7 @@ class Pauses:
     async def _run(self, live: LiveSession, session: Session, repair: DueRepair, give_up: bool) -> None:
         request, signal = await self._request(session, repair)
         request.epoch = epoch = await self._sessions.ensure_open(live)
-        if live.hurried:
+        if live.hurry.is_set():
             return  # from here to the worker nothing is waited for: whoever hurries now finds the repair there
         live.advance(SessionEvent.REPAIR_STARTED)
         live.in_doubt = True

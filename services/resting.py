@@ -39,16 +39,16 @@ class Resting:
         first, as they would without a turn. Raises a ServiceError when the worker is not well, with `wait` only.
         """
         _interrupt(live)
-        live.hurried = not wait
         try:
-            if live.hurried:
+            if not wait:
+                live.hurry.set()
                 await self._pauses.hurry(live)
             if live.rest is not None and not live.rest.done():
                 await asyncio.wait({live.rest})
             if wait:
                 await self._pauses.run_due(live, patient=True)
         finally:
-            live.hurried = False
+            live.hurry.clear()
             live.repairs_wanted = True  # until the turn is committed: what it leaves out stays due if it fails
 
     async def cancel(self, live: LiveSession) -> None:

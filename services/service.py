@@ -87,7 +87,7 @@ class SessionService:
         self.settings = settings
         self._observers = Observers()
         self._sessions = LiveSessions(catalog, worker, settings)
-        self._resting = _resting(catalog, worker, self._sessions, self._observers)
+        self._resting = _resting(catalog, worker, self._sessions, self._observers, settings)
         self._pause_limit = PauseLimit(catalog, self._sessions, self._observers, settings)
         self.admission = Admission(settings)
         matcher = Matcher(catalog, worker, self._observers, settings)
@@ -290,8 +290,10 @@ class SessionService:
             raise ShuttingDown("the service is not taking requests now", self.settings.retry_after_seconds)
 
 
-def _resting(catalog: Catalog, worker: Worker, sessions: LiveSessions, observers: Observers) -> Resting:
-    pauses = Pauses(catalog, worker, sessions, observers)
+def _resting(
+    catalog: Catalog, worker: Worker, sessions: LiveSessions, observers: Observers, settings: ServiceSettings
+) -> Resting:
+    pauses = Pauses(catalog, worker, sessions, observers, settings)
     return Resting(sessions, pauses, EpisodeKeeper(catalog, worker, sessions, observers))
 
 

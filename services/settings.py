@@ -28,6 +28,9 @@ class ServiceSettings(BaseModel):
     max_waiting_turns: int = Field(default=64, ge=0, description="Turns that may wait for a place among the running.")
     max_waiting_writers: int = Field(default=8, ge=0, description="Requests that may wait for one session.")
     queue_seconds: float = Field(default=30.0, gt=0, description="The longest wait for a place or for a session.")
+    result_delay_seconds: float = Field(
+        default=0.02, ge=0, description="From a tool's result to the repair on it: a turn may follow at once."
+    )
     match_seconds: float = Field(default=10.0, gt=0, description="The longest that a turn waits for its episode.")
     retry_after_seconds: float = Field(default=1.0, gt=0, description="Told to a client that was turned away.")
     drain_seconds: float = Field(default=30.0, gt=0, description="How long a stop waits for running turns.")

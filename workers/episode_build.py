@@ -25,7 +25,7 @@ from workers.prefill import prefill
 from workers.ranking import combined, ranked
 from workers.session import WorkerSession, nearness
 from workers.steps import Yielded, written
-from workers.stored_attention import stored_keys
+from workers.stored_keys import stored_keys
 from workers.tokenizer import Segment
 
 _KEY_BYTES = 1 << 28

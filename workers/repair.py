@@ -6,8 +6,8 @@ end at any moment with what it has found so far.
 
 import time
 from collections.abc import Callable, Generator, Sequence
+from dataclasses import replace
 
-import torch
 from torch import Tensor
 
 from kvrecall.v1 import worker_pb2 as wire
@@ -16,10 +16,9 @@ from workers.decode import NextLogits
 from workers.engine import Engine, storage
 from workers.observation import Observed
 from workers.promotion import Exchange, best_of_heads, exchange, missing_rows, move, tokens_of, whole, withdraw
-from workers.repair_scan import Scanned, scan
+from workers.repair_scan import Scanned, scan, scan_by_head
 from workers.session import WorkerSession
 from workers.steps import Yielded, written
-from workers.stored_attention import StoredAttention, stored_keys
 from workers.tokenizer import Segment
 
 _ENOUGH = 0.5
@@ -62,7 +61,6 @@ def run_repair(
         session.unsettled = True
         yield from written(engine, session)
         while report.hops < session.repair.hops and not report.cut:
-            report.hops += 1
             yield from _hop(engine, session, signal, report, hurried)
     report.seconds = time.perf_counter() - started
     return report
@@ -77,17 +75,21 @@ def _hop(
 ) -> Generator[Yielded, NextLogits, None]:
     """One look: the signal's queries over what is active now, scores, and the move."""
     assert session.slot is not None, "the scheduler seats a session before it runs"
-    observed = engine.observe(session, [*session.pending, *signal])
-    yield None
     missing = missing_rows(engine.cache, session.slot, session.length, promoted=not session.repair.swap)
     candidates = missing.any(0).any(0).cpu()
+    report.candidates = int(candidates.sum())
+    if hurried():
+        report.cut = True
+        return
+    report.hops += 1
+    observed = engine.observe(session, [*session.pending, *signal])
+    yield None
     with storage():
         found = yield from _scored(engine, session, observed, missing, candidates, hurried)
     yield None
     scored = candidates & found.scored
-    share = int(scored.sum()) / max(1, int(candidates.sum()))
-    report.cut = not found.complete
-    report.candidates, report.scored_rows = int(candidates.sum()), int(scored.sum())
+    report.cut, report.scored_rows = not found.complete, int(scored.sum())
+    share = report.scored_rows / max(1, report.candidates)
     report.bytes_read += found.bytes_read
     if report.cut and share < (_ENOUGH if session.promoted_rows else 0):
         return
@@ -112,47 +114,14 @@ def _scored(
         lower[:sinks] = upper[:sinks] = 0
         return operator.doubts(lower, upper, candidates, session.repair_rows)
 
+    of, device = (engine.store, session.name, observed, session.length), engine.cache.device
     if operator.per_head:
-        return (yield from _scored_by_head(engine, session, observed, hurried))
-    found = yield from scan(
-        engine.store,
-        session.name,
-        observed,
-        session.length,
-        how=session.repair_scan,
-        counted=None if operator.counts_active else missing,
-        doubts=doubts,
-        hurried=hurried,
-        device=engine.cache.device,
-    )
-    return found
-
-
-def _scored_by_head(
-    engine: Engine, session: WorkerSession, observed: Observed, hurried: Callable[[], bool]
-) -> Generator[Yielded, NextLogits, Scanned]:
-    """Every key, twice, in order: scores float32 `[n_layers, n_kv_heads, length]`, a head's own and the token's.
-
-    Each is the mean over a head's group, or over all heads, of the largest weight over the signal's tokens. Their sum
-    keeps tokens together that one head alone would tear apart.
-    """
-    shape, device = engine.cache.shape, engine.cache.device
-    attention = StoredAttention(observed, shape.n_kv_heads)
-    own = torch.zeros(shape.n_layers, shape.n_kv_heads, session.length)
-    scored = torch.zeros(session.length, dtype=torch.bool)
-    for _, keys in stored_keys(engine.store, session.name, session.length, device):
-        for layer in range(shape.n_layers):
-            attention.add(layer, keys[layer])
-        yield None
-    for start, keys in stored_keys(engine.store, session.name, session.length, device):
-        if hurried():
-            break
-        part = slice(start, start + keys.shape[2])
-        for layer in range(shape.n_layers):
-            own[layer, :, part] = attention.weights(layer, keys[layer]).amax(2).mean(1).cpu()
-        scored[part] = True
-        yield None
-    return Scanned(own + own.mean((0, 1)), scored, 0, bool(scored.all()))
+        found = yield from scan_by_head(*of, hurried=hurried, device=device)
+        # A head's own and the token's: their sum keeps tokens together that one head alone would tear apart.
+        return replace(found, scores=found.scores + found.scores.mean((0, 1)))
+    counted = None if operator.counts_active else missing
+    how = session.repair_scan
+    return (yield from scan(*of, how=how, counted=counted, doubts=doubts, hurried=hurried, device=device))
 
 
 def _take(

@@ -18,7 +18,7 @@ from workers.scan_pages import Pages
 from workers.scan_softmax import Normaliser, Signal
 from workers.scanning import Doubts, Scan, Scanned
 
-__all__ = ["Doubts", "How", "Scanned", "scan"]
+__all__ = ["Doubts", "How", "Scanned", "scan", "scan_by_head"]
 
 How = Literal["exact", "bounded", "summary"]
 
@@ -81,3 +81,40 @@ def two_passes(over: Scan, *, coded: bool) -> Generator[None, None, Scanned]:
                 final[chunk.positions] += over.signal.scores(weights, over.counts(layer, chunk))
         yield None
     return over.found(final, scored, True)
+
+
+def scan_by_head(
+    store: RowStore,
+    name: str,
+    observed: Observed,
+    length: int,
+    *,
+    hurried: Callable[[], bool],
+    device: torch.device,
+) -> Generator[None, None, Scanned]:
+    """`scan` with `exact`, for every layer and KV head on its own: scores float32 `[n_layers, n_kv_heads, length]`.
+
+    A score is the mean over the head's group of the largest weight over the signal's tokens. Pages come in order; those
+    that the second pass has come to are scored.
+    """
+    pages, signal = Pages(store, name, length, device), Signal(observed, store.layout.n_kv_heads, device)
+    normalisers = [Normaliser(queries) for queries in signal.queries]
+    scores, scored = torch.zeros(signal.n_layers, signal.n_kv_heads, length), torch.zeros(length, dtype=torch.bool)
+    for indices in pages.in_chunks(range(pages.count)):
+        if hurried():
+            return Scanned(scores, scored, pages.bytes_read, False)
+        chunk = pages.read(indices)
+        for layer, normaliser in enumerate(normalisers):
+            normaliser.add(signal.logits(layer, chunk.of(layer)))
+        yield None
+    for indices in pages.in_chunks(range(pages.count)):
+        if hurried():
+            return Scanned(scores, scored, pages.bytes_read, False)
+        chunk = pages.read(indices)
+        where = chunk.positions.cpu()
+        for layer, normaliser in enumerate(normalisers):
+            weights = normaliser.weights(signal.logits(layer, chunk.of(layer)))
+            scores[layer, :, where] = signal.by_head(weights).cpu()
+        scored[where] = True
+        yield None
+    return Scanned(scores, scored, pages.bytes_read, True)

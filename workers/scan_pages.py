@@ -9,7 +9,7 @@ from torch import Tensor
 from kvstore.store import RowStore
 from kvstore.summaries import PageSummary, middles_of, unpacked
 from workers.scan_softmax import Signal
-from workers.stored_attention import CHUNK_ROWS
+from workers.stored_keys import CHUNK_ROWS
 
 _BOXES_AT_ONCE = 256
 """Pages whose boxes are compared with the queries at once."""

@@ -27,11 +27,18 @@ class Signal:
 
         weights: `[n_kv_heads, group * t, rows]`; counted: bool `[n_kv_heads, rows]`, None for all.
         """
-        heads, _, rows = weights.shape
-        best = weights.view(heads, -1, self.tokens, rows).amax(2).sum(1)
+        best = self._largest(weights).sum(1)
         if counted is not None:
             best = best * counted
         return best.sum(0) / (self.n_layers * self.n_heads)
+
+    def by_head(self, weights: Tensor) -> Tensor:
+        """The same for each KV head on its own, the mean over its group: float32 `[n_kv_heads, rows]`."""
+        return self._largest(weights).mean(1)
+
+    def _largest(self, weights: Tensor) -> Tensor:
+        heads, _, rows = weights.shape
+        return weights.view(heads, -1, self.tokens, rows).amax(2)
 
 
 class Normaliser:

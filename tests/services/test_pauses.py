@@ -22,6 +22,7 @@ from services.errors import (
 from services.messages import Message, ToolCall
 from services.observing import RepairFailed, RepairFinished
 from services.sessions import CallStatus, RepairTrigger, SessionState, due_repairs
+from services.settings import ServiceSettings
 from services.turn_plan import TurnRequest
 from services.turns import CallMade
 
@@ -122,6 +123,24 @@ async def test_another_turn_takes_what_the_repair_has_found_so_far_and_leaves_ou
     assert repairs(harness) == [EARLY]
     await harness.settled(session)
     assert due_repairs(await harness.catalog.session(session)) == []
+
+
+class TestPatient:
+    """A service that holds the repair on a result back for longer than any turn takes to come."""
+
+    @pytest.fixture
+    def settings(self) -> ServiceSettings:
+        return ServiceSettings(result_delay_seconds=60)
+
+    async def test_a_turn_that_follows_its_result_at_once_finds_no_repair_in_its_way(
+        self, harness, paused: str
+    ) -> None:
+        await harness.settled(paused)
+        await harness.service.event(paused, completed("c1", "rain"))
+        outcome = await harness.say(paused)
+        assert repairs(harness) == [EARLY]
+        assert [repair.trigger for repair in outcome.repairs] == ["tool_call"]
+        assert outcome.repairs_left_out == 1
 
 
 async def test_a_repair_that_was_not_begun_is_not_begun_for_a_turn(harness, call: Callable) -> None:

@@ -22,7 +22,7 @@ from reference.conversation import generate
 from workers.engine import Engine, Parts
 from workers.model import LoadedModel
 from workers.observation import Observed
-from workers.repair_scan import Doubts, How, Scanned, scan
+from workers.repair_scan import Doubts, How, Scanned, scan, scan_by_head
 from workers.settings import WorkerSettings
 from workers.tokenizer import ChatTokenizer
 
@@ -188,6 +188,21 @@ def test_a_hurried_scan_says_what_it_scored(of: Given, how: How, counts: bool) -
     for each in found:
         assert not each.scores[~each.scored].any()
         assert (each.scores[each.scored] <= 1.0001).all()
+
+
+@settings(deadline=None, max_examples=30)
+@given(of=inputs())
+def test_heads_scores_add_up_to_their_tokens(of: Given) -> None:
+    """The mean of a head's own scores over all heads is the token's; hurried, what was not reached is not scored."""
+    tokens = of.keys.shape[2]
+    with stored(of.keys) as store:
+        found = finished(scan_by_head(store, "s", of.observed, tokens, hurried=lambda: False, device=CPU))
+        cut = finished(scan_by_head(store, "s", of.observed, tokens, hurried=lambda: True, device=CPU))
+    assert found.complete
+    assert found.scores.shape == (N_LAYERS, N_KV_HEADS, tokens)
+    assert torch.allclose(found.scores.mean((0, 1)).double(), of.scores(tokens), rtol=1e-4, atol=1e-7)
+    assert not cut.complete
+    assert not cut.scored.any()
 
 
 def test_what_was_scored_first_is_what_the_signal_looks_at(pages_of_noise: Given) -> None:

@@ -64,7 +64,8 @@ __all__ = [
     "describe_repair",
 ]
 
-DEFAULT_SCAN: RepairScan = "bounded"
+DEFAULT_SCAN: RepairScan = "exact"
+"""The quickest where keys are read from memory; `bounded` reads less where they come from a disk or a network."""
 _T = TypeVar("_T")
 
 

@@ -60,4 +60,4 @@ def test_settings_that_make_no_sense_are_refused_by_name(settings: str, scan: st
 
 
 def test_without_settings_the_defaults_are_taken() -> None:
-    assert build_repair("", "") == (RepairKV(), "bounded")
+    assert build_repair("", "") == (RepairKV(), "exact")
