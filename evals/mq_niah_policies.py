@@ -14,7 +14,10 @@ from evals.mq_niah_rows import result_rows
 from evals.suite import Suite
 
 POLICIES = ("snapkv", "h2o", "streaming_llm", "scissorhands")
+KEYED = "snapkv"
 STRESSED, STRESSED_NEEDLES, STRESSED_KS = "scissorhands", 6, (48, 64, 80, 96, 128)
+BASE = "1/2"
+"""Of first stages that are not keyed to the first turn's replies: even of half of the context they keep no needle whole."""
 CONDITIONS = (FULL, BASE, MATCHED, RANDOM, OLDEST, REPAIR, SPREAD)
 
 
@@ -24,7 +27,7 @@ def suite(protocol: Protocol, ks: Sequence[int], seed: int, cases: int) -> Suite
     wanted.append((STRESSED, STRESSED_NEEDLES, tuple(k for k in STRESSED_KS if k in ks)))
     units = [
         Frontier(
-            replace(protocol, policy=policy, needles=needles, base=protocol.base or BASE_OF[needles]),
+            replace(protocol, policy=policy, needles=needles, base=protocol.base or _base(policy, needles)),
             one,
             partition,
             own,
@@ -35,3 +38,7 @@ def suite(protocol: Protocol, ks: Sequence[int], seed: int, cases: int) -> Suite
         for one, partition in cases_of(needles, seed, cases)
     ]
     return Suite("mq-niah policies", seed, protocol.model, tuple(units), run, partial(result_rows, seed=seed))
+
+
+def _base(policy: str, needles: int) -> str:
+    return BASE_OF[needles] if policy == KEYED else BASE

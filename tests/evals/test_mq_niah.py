@@ -43,9 +43,8 @@ def test_every_needle_is_asked_and_the_latest_never_in_the_second_turn(needles: 
     for partition in PARTITIONS[needles]:
         first, second = turns_of(partition)
         assert len(first) == len(second)
-        assert not set(second) & latest
         assert not set(second) & set(first)
-        assert latest <= {*first, needles} | set(first)
+        assert latest <= set(first)
 
 
 def test_a_context_states_its_needles_in_their_order_once_and_has_its_length(made: Example) -> None:
@@ -95,13 +94,13 @@ def test_the_full_cache_answers_everything_and_its_base_holds_a_budget(case: Cas
     assert tokens_held(ready.state).tolist() == [*ready.base.tolist(), *case.cache.after.tolist()]
 
 
-def test_sinks_the_newest_tokens_and_the_first_turn_stay_in_every_condition(case: Case) -> None:
+def test_sinks_the_newest_tokens_and_the_first_turn_stay_in_every_condition_but_a_swap(case: Case) -> None:
     ready = case.before()
-    kept = {*case.cache.kept.nonzero().flatten().tolist()}
+    kept = {*case.cache.kept.nonzero().flatten().tolist(), *case.cache.after.tolist()}
+    newest = {*case.cache.after.tolist()[-case.cache.replayed.engine.settings.recent :], 0, 1, 2, 3}
     for name, make in CONDITIONS.items():
         held = set(tokens_held(make(ready, K).state).tolist())
-        assert kept <= held, name
-        assert name == SWAP or set(case.cache.after.tolist()) <= held, name
+        assert (newest if name == SWAP else kept) <= held, name
 
 
 @pytest.mark.parametrize("name", list(CONDITIONS))

@@ -1,17 +1,25 @@
 """The other suites of MQ-NIAH, each on one small example."""
 
+import io
+from collections.abc import Sequence
 from itertools import pairwise
 
 import pytest
+from rich.console import Console
 
-from evals import mq_niah_anytime, mq_niah_revisit
-from evals.conditions import FULL, MATCHED, REPAIR, SPREAD
+from evals import mq_niah_anytime, mq_niah_policies, mq_niah_revisit
+from evals.conditions import FULL, MATCHED, OLDEST, RANDOM, REPAIR, SPREAD
 from evals.mq_niah import Frontier
 from evals.mq_niah import run as run_frontier
 from evals.mq_niah_anytime import Anytime
 from evals.mq_niah_case import Protocol
 from evals.mq_niah_revisit import CARRIED_ON, SCHEDULE, Revisit
+from evals.mq_niah_rows import result_rows
 from evals.suite import Record
+from kvrecall.cli.drawing import svg
+from kvrecall.cli.eval_plots import figure_of
+from kvrecall.cli.eval_tables import tables_of
+from kvrecall.cli.results import Results, Row
 from reference import MODEL_PATH
 
 SMALL = Protocol(str(MODEL_PATH), 4, "1/6", 700, 2)
@@ -43,6 +51,33 @@ def test_a_swap_that_is_carried_on_never_has_more_rows_than_the_base(revisited: 
     assert all(carried[turn] <= bound[turn] for turn in bound)
 
 
+def drawn(suite: str, rows: Sequence[Row]) -> str:
+    """The tables' text, after the picture was drawn."""
+    results = Results(suite, "", 5, {}, {}, "model", rows)
+    figure = figure_of(results)
+    assert figure is not None
+    assert svg(figure).startswith("<svg")
+    console = Console(width=200, record=True, quiet=False, file=io.StringIO())
+    for table in tables_of(results):
+        console.print(table)
+    return console.export_text()
+
+
+def test_suites_are_drawn_and_told(revisited: list[Record]) -> None:
+    told = drawn("mq-niah revisit", mq_niah_revisit.result_rows(revisited, 5))
+    assert CARRIED_ON in told
+    assert "across: turn" in told
+    units = mq_niah_policies.suite(SMALL, (8, 48), 5, 1).units
+    assert {unit.protocol.policy for unit in units} == set(mq_niah_policies.POLICIES)
+    protocols = [SMALL, Protocol(SMALL.model, 4, SMALL.base, SMALL.tokens, 2, "oldest")]
+    found = [
+        record
+        for protocol in protocols
+        for record in run_frontier(Frontier(protocol, 5, "14→23", (16,), (MATCHED, RANDOM, OLDEST, REPAIR, SPREAD)))
+    ]
+    assert "oldest" in drawn("mq-niah policies", result_rows(found, 5))
+
+
 def test_means_of_a_revisit_count_examples_not_turns(revisited: list[Record]) -> None:
     rows = mq_niah_revisit.result_rows(revisited, 5)
     assert all(row["n"] == 1 for row in rows if "mean" in row)
@@ -67,6 +102,8 @@ def test_a_repair_that_is_stopped_later_scores_more_until_it_is_done() -> None:
             assert shares == sorted(shares)
             assert own[-1]["complete"]
             assert own[0]["overlap"] == 0.0
+    told = drawn("mq-niah anytime", mq_niah_anytime.result_rows(found, 5))
+    assert "evicted tokens scored" in told
     timed = [each["condition"] for each in found if each["kind"] == "timed"]
     assert timed == [MATCHED, REPAIR, SPREAD, "Refresh, in ours' time", "page summary, in ours' time"]
     assert all(each["active_rows"] <= each["budget"] + 100 for each in found)

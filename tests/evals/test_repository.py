@@ -11,6 +11,8 @@ from evals.errors import BadExample
 from evals.repository import ANCHOR, COMPARED, CONTROL, GATED, TOOL_FILE, CodeCase
 from evals.repository_examples import REDACTED, CallSite, call_site, modules, other_event
 from evals.suite import Record
+from kvrecall.cli.eval_plots import figure_of
+from kvrecall.cli.results import Results
 from reference import MODEL_PATH
 
 TOKENS = 3000
@@ -94,6 +96,7 @@ def test_rows_name_the_best_control_and_measure_more_than_answers(found: list[Re
     assert all(row["control"] in repository.CONTROLS for row in controls)
     measures = {row["measure"] for row in rows if "measure" in row}
     assert len(measures) == 3
+    assert figure_of(Results("repository", "", 1, {}, {}, "model", rows)) is not None
     assert all(row["mean"] < 0 for row in rows if "log-probability" in row.get("measure", ""))
 
 

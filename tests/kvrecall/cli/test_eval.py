@@ -57,7 +57,7 @@ def test_a_run_that_was_killed_ends_in_the_same_file_as_one_that_was_not(tmp_pat
 def test_suites_are_listed_with_what_they_ask(command: Callable[..., Any]) -> None:
     found = command("eval", "--help")
     assert found.exit_code == 0
-    assert all(name in found.output for name in ("longconv", "passkey", "fidelity", "locomo"))
+    assert all(name in found.output for name in ("longconv", "passkey", "fidelity", "locomo", "mq-niah", "repository"))
 
 
 @pytest.mark.parametrize(
@@ -68,6 +68,8 @@ def test_suites_are_listed_with_what_they_ask(command: Callable[..., Any]) -> No
         (("longconv", "--episodes", "many"), "neither a number of episodes nor auto"),
         (("fidelity", "--data", "nowhere.json"), "nowhere.json cannot be read"),
         (("locomo", "--data", "nowhere.json"), "nowhere.json is no LoCoMo file"),
+        (("mq-niah", "--suite", "4q revisit"), "is no suite of mq-niah"),
+        (("mq-niah", "--suite", "revisit", "--k", "8", "--k", "16"), "take one K"),
     ],
 )
 def test_what_is_off_ends_in_one_line(
@@ -90,6 +92,20 @@ def test_a_report_draws_what_the_suites_wrote(command: Callable[..., Any], tmp_p
     page = tmp_path / "page.html"
     assert command("report", out, "--out", page).exit_code == 0
     assert "data:image/svg+xml" in page.read_text()
+
+
+def test_mq_niah_is_told_by_k_and_drawn(command: Callable[..., Any], tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    small = ("--limit", "1", "--tokens", "600", "--distractors", "1", "--base", "1/6", "--processes", "1")
+    found = command("eval", "mq-niah", "--suite", "2q", "--json", out, "--k", "8", "--k", "24", *small)
+    assert found.exit_code == 0, found.output
+    assert all(name in found.output for name in ("across: K", "Refresh", "WrongQ-K", "gain over matched"))
+    assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")
+    rows = json.loads(out.read_text())["results"]
+    assert {row["k"] for row in rows if "mean" in row} == {0, 8, 24}
+    assert all(
+        {"condition", "method", "budget", "active_rows", "ci_low", "n"} <= row.keys() for row in rows if "k" in row
+    )
 
 
 @pytest.fixture
