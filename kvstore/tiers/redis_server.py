@@ -43,6 +43,7 @@ _REST_SECONDS = 1.0
 """So long after a call that came to nothing others fail at once: each write of a queue must not wait in its turn."""
 
 _READ_BYTES = 1 << 18
+_FAILURES = (RedisError, RedisClusterException, OSError)
 _PASSING = (ConnectionError, TimeoutError, ReadOnlyError, ClusterDownError, TryAgainError, AskError,
             RedisClusterException, OSError)  # fmt: skip
 """What may be gone at the next attempt: restarts, failovers, slots that move."""
@@ -87,8 +88,7 @@ def parse_address(url: str) -> RedisAddress:
         address = _address(url, urlsplit(url))
     except ValueError:
         address = None
-    # A character of a password that is not percent-encoded may end up in any later part.
-    if address is None or "@" in str(address) or "#" in url:
+    if address is None:
         raise ValueError(f"this Redis URL cannot be read: expected {', '.join(get_args(_Scheme))} followed by ://, "
                          "host:port (several with commas) and, for sentinels, /service; percent-encode what is "
                          "special in a user or password")  # fmt: skip
@@ -99,6 +99,9 @@ def _address(url: str, parts: SplitResult) -> RedisAddress | None:
     scheme = next((known for known in get_args(_Scheme) if known == parts.scheme), None)
     userinfo, _, hosts = parts.netloc.rpartition("@")
     needs_service = parts.scheme.endswith("+sentinel")
+    # What is not percent-encoded in a password may end up in any later part.
+    if "@" in parts.path + parts.query or "#" in url:
+        return None
     if scheme is None or (needs_service and not parts.path.strip("/")) or (scheme != "unix" and not hosts):
         return None
     username, _, password = userinfo.partition(":")
@@ -159,7 +162,7 @@ class RedisServer:
                 if self._topology is None:
                     self._topology = _connected(self._address, self._timeout_seconds)
                 result = operation(self._topology)
-            except (RedisError, OSError) as error:
+            except _FAILURES as error:
                 passing = isinstance(error, _PASSING) and not isinstance(error, AuthenticationError)
                 if attempt + 1 < _ATTEMPTS and passing:
                     self._pause(attempt)
@@ -173,7 +176,7 @@ class RedisServer:
         # The whole pause is chance: clients that lost the same server must not come back at the same moment.
         time.sleep(random.uniform(0, min(_LONGEST_PAUSE_SECONDS, _FIRST_PAUSE_SECONDS * 2**attempt)))
         if self._topology is not None:
-            with suppress(RedisError, OSError):
+            with suppress(*_FAILURES):
                 self._topology.refresh()
 
     def _given_up(self, error: Exception, passing: bool) -> KvStoreError:
