@@ -16,8 +16,8 @@ from evals.suite import Suite
 POLICIES = ("snapkv", "h2o", "streaming_llm", "scissorhands")
 KEYED = "snapkv"
 STRESSED, STRESSED_NEEDLES, STRESSED_KS = "scissorhands", 6, (48, 64, 80, 96, 128)
-BASE = "1/2"
-"""Of first stages that are not keyed to the first turn's replies: even of half of the context they keep no needle whole."""
+UNKEYED_BASE = "1/2"
+"""Of first stages that are not keyed to the first turn's replies: even of so much they hardly keep a needle whole."""
 CONDITIONS = (FULL, BASE, MATCHED, RANDOM, OLDEST, REPAIR, SPREAD)
 
 
@@ -41,4 +41,4 @@ def suite(protocol: Protocol, ks: Sequence[int], seed: int, cases: int) -> Suite
 
 
 def _base(policy: str, needles: int) -> str:
-    return BASE_OF[needles] if policy == KEYED else BASE
+    return BASE_OF[needles] if policy == KEYED else UNKEYED_BASE
