@@ -17,6 +17,7 @@ from kvrecall.cli.replay.summary import conversations_table, notes, result_rows,
 from kvrecall.cli.results import results_of
 from kvrecall.cli.settings import DEFAULTS
 from kvrecall.client import KvrecallClient
+from services.sessions import RepairTrigger
 
 FULL_ROWS = 16384
 
@@ -25,14 +26,6 @@ class Twin(StrEnum):
     """What the budgeted session may be compared with."""
 
     FULL = "full"
-
-
-class RepairOn(StrEnum):
-    """What a repair is conditioned on."""
-
-    TOOL_CALL = "tool_call"
-    TOOL_RESULT = "tool_result"
-    TURN = "turn"
 
 
 def replay_command(
@@ -44,7 +37,9 @@ def replay_command(
     repair_rows: Annotated[
         int, typer.Option(min=0, help="Rows of the budget kept for repair.")
     ] = DEFAULTS.default_repair_rows,
-    repair_on: Annotated[list[RepairOn] | None, typer.Option(help="Repeat for several. Default: the pauses.")] = None,
+    repair_on: Annotated[
+        list[RepairTrigger] | None, typer.Option(help="Repeat for several. Default: the pauses.")
+    ] = None,
     compare: Annotated[Twin | None, typer.Option(help="Compare each turn with a session of this method.")] = None,
     full_rows: Annotated[int, typer.Option(min=1, help="Rows a full cache may grow to.")] = FULL_ROWS,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first conversations.")] = None,
@@ -52,7 +47,7 @@ def replay_command(
 ) -> None:
     """Replay recorded conversations under a budget: tool calls are real pauses, recorded replies are remembered."""
     console = Console()
-    triggers = repair_on or [RepairOn.TOOL_CALL, RepairOn.TOOL_RESULT]
+    triggers = repair_on or [RepairTrigger.TOOL_CALL, RepairTrigger.TOOL_RESULT]
     evicts = method != Twin.FULL
     options = SessionOptions(method, budget, repair_rows if evicts else 0, tuple(triggers), compare is not None)
     replayed, served = replay_file(file, options, console, url=url, model=model, full_rows=full_rows, limit=limit)
