@@ -196,14 +196,12 @@ class RedisTier:
         self._require_open()
         sessions = self._sessions()
         sums = self._server.pipelined([self._index(session) for session in sessions], lambda k: ("HGET", k, "bytes"))
-        total = 0
-        for session, known in zip(sessions, sums, strict=True):
-            used = int(self._call(redis_scripts.BYTES, session) if known is None else known)
-            if not used:
-                self._ask(self._listing, "EVAL", redis_scripts.UNLIST, 1, self._listing, session, _UNLISTED_SECONDS)
-            total += used
+        total = sum(int(used or 0) for used in sums)
         with self._lock:
             self._used_bytes, self._counted_at = total, time.monotonic()
+        ended = [session for session, used in zip(sessions, sums, strict=True) if used is None]
+        if ended:
+            self._ask(self._listing, "EVAL", redis_scripts.UNLIST, 1, self._listing, _UNLISTED_SECONDS, *ended)
         return total
 
     def _require_room(self, wanted: int) -> None:

@@ -2,8 +2,8 @@
 
 KEYS[1] is a session's index, but for the last two scripts: a hash from a page's number to
 "<sequence> <bytes> <header>", with the sum of the bytes under "bytes". A page lies under "<index key>:<number>", in the
-same slot. Deleting must be possible when Redis has no memory left, and adding to a hash is not; then the sum is
-removed, and whoever needs it counts again.
+same slot. A script that has begun to write may go on when Redis has no memory left, but its first write must be one
+that never needs any.
 """
 
 _ENTRIES = """
@@ -26,7 +26,6 @@ COMMIT = (
 for i = 3, #KEYS, 2 do
   if redis.call('EXISTS', KEYS[i]) == 0 then return redis.error_reply('a page was lost on its way; put it again') end
 end
-local counted = redis.call('EXISTS', KEYS[1]) == 0 or redis.call('HEXISTS', KEYS[1], 'bytes') == 1
 local grown = 0
 for i = 1, (#KEYS - 1) / 2 do
   local page, staged = KEYS[2 * i], KEYS[2 * i + 1]
@@ -41,7 +40,7 @@ for i = 1, (#KEYS - 1) / 2 do
     grown = grown + bytes - held_bytes
   end
 end
-if counted then redis.call('HINCRBY', KEYS[1], 'bytes', grown) end
+redis.call('HINCRBY', KEYS[1], 'bytes', grown)
 redis.call('PEXPIRE', KEYS[1], ARGV[1])
 return grown
 """
@@ -62,9 +61,8 @@ for i = 2, #KEYS do
 end
 if #numbers() == 0 then
   redis.call('DEL', KEYS[1])
-elseif freed > 0 and redis.call('HEXISTS', KEYS[1], 'bytes') == 1 then
-  local added = redis.pcall('HINCRBY', KEYS[1], 'bytes', -freed)
-  if type(added) == 'table' and added.err then redis.call('HDEL', KEYS[1], 'bytes') end
+elseif freed > 0 then
+  redis.call('HINCRBY', KEYS[1], 'bytes', -freed)
 end
 return freed
 """
@@ -93,22 +91,6 @@ return {headers, lost}
 """
 )
 
-BYTES = (
-    _ENTRIES
-    + """
--- Returns the bytes of the session's pages, counted again if the sum is not known.
-local known = redis.call('HGET', KEYS[1], 'bytes')
-if known then return tonumber(known) end
-local sum = 0
-for _, number in ipairs(numbers()) do
-  local _, bytes = entry(number)
-  sum = sum + bytes
-end
-if sum > 0 then redis.pcall('HSET', KEYS[1], 'bytes', sum) end
-return sum
-"""
-)
-
 AUDIT = (
     _ENTRIES
     + """
@@ -120,10 +102,8 @@ for _, number in ipairs(numbers()) do
   if found ~= bytes then table.insert(wrong, 'page ' .. number .. ' has ' .. found .. ' bytes, not ' .. bytes) end
   sum = sum + bytes
 end
-local known = redis.call('HGET', KEYS[1], 'bytes')
-if known and tonumber(known) ~= sum then
-  table.insert(wrong, 'pages take ' .. sum .. ' bytes, the books say ' .. known)
-end
+local known = tonumber(redis.call('HGET', KEYS[1], 'bytes') or 0)
+if known ~= sum then table.insert(wrong, 'pages take ' .. sum .. ' bytes, the books say ' .. known) end
 return wrong
 """
 )
@@ -135,8 +115,11 @@ return redis.call('PEXPIRE', KEYS[1], ARGV[2])
 """
 
 UNLIST = """
--- KEYS: the sorted set of sessions. ARGV: a session, seconds. Takes it out unless it was put in less long ago.
-local since = redis.call('ZSCORE', KEYS[1], ARGV[1])
-if since and redis.call('TIME')[1] - since >= tonumber(ARGV[2]) then redis.call('ZREM', KEYS[1], ARGV[1]) end
+-- KEYS: the sorted set of sessions. ARGV: seconds, sessions. Takes out those that were not put in less long ago.
+local now = redis.call('TIME')[1]
+for i = 2, #ARGV do
+  local since = redis.call('ZSCORE', KEYS[1], ARGV[i])
+  if since and now - since >= tonumber(ARGV[1]) then redis.call('ZREM', KEYS[1], ARGV[i]) end
+end
 return 1
 """

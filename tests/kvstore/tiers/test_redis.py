@@ -179,6 +179,20 @@ def test_a_flipped_bit_is_refused(open_tier: OpenTier, make_page: MakePage, redi
     assert tier.get([pages[1][0]]) == [pages[1][1]]
 
 
+def test_names_of_sessions_that_ended_are_forgotten_when_nobody_can_be_about_to_write_to_them(
+    open_tier: OpenTier, make_page: MakePage, redis_process: Any
+) -> None:
+    process = redis_process()
+    tier, pages = open_tier(process.url), [make_page(0, session=session) for session in ("old", "new", "kept")]
+    tier.put(pages)
+    tier.delete(keys_of(pages[:2]))
+    (listing,) = own_keys(process, ":sessions")
+    for session in ("old", "kept"):
+        process.client.zincrby(listing, -7200, session)
+    assert tier.used_bytes == len(pages[2][1])
+    assert sorted(process.client.zrange(listing, 0, -1)) == [b"kept", b"new"]
+
+
 # Room
 
 
