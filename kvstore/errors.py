@@ -5,6 +5,10 @@ class KvStoreError(Exception):
     """Anything the row store refuses or fails at."""
 
 
+class TierSettingsError(KvStoreError, ValueError):
+    """Tiers cannot be put together, or reached, as they were described."""
+
+
 class RowShapeError(KvStoreError):
     """Rows, positions or a session name do not fit the layout they were given to."""
 

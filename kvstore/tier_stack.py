@@ -14,7 +14,7 @@ from threading import Lock
 from torch import Tensor
 
 from kvstore.codec import Codec, decode_page, encode_page
-from kvstore.errors import KvStoreError, LostPageError, TierError
+from kvstore.errors import KvStoreError, LostPageError, TierError, TierSettingsError
 from kvstore.page import Blob, PageHeader, PageKey, PageLayout, parse_header
 from kvstore.tiers.base import Tier
 
@@ -42,7 +42,7 @@ class TierStack:
     """Encodes, writes, reads and decodes pages over `tiers`, fastest first. The lowest one is the truth.
 
     `codecs`: one per tier, RAW for all when not given. None may be less exact than the one below it, or what a reader
-    gets would depend on the tier; raises ValueError then.
+    gets would depend on the tier; raises TierSettingsError then.
     """
 
     def __init__(self, layout: PageLayout, tiers: Sequence[Tier], codecs: Sequence[Codec] | None = None) -> None:
@@ -51,7 +51,11 @@ class TierStack:
         self._layout = layout
         self._tiers = tuple(tiers)
         self._codecs = tuple(codecs or [Codec.RAW] * len(tiers))
-        _require_order(tiers, self._codecs)
+        try:
+            _require_order(tiers, self._codecs)
+        except TierSettingsError:
+            self.close()
+            raise
         self._counters = [TierCounters() for _ in tiers]
         self._counters_lock = Lock()
 
@@ -181,5 +185,5 @@ class TierStack:
 def _require_order(tiers: Sequence[Tier], codecs: Sequence[Codec]) -> None:
     names = [f"{tier.name}: {codec.name}" for tier, codec in zip(tiers, codecs, strict=True)]
     if list(codecs) != sorted(codecs):
-        raise ValueError(f"no tier may keep rows less exactly than the one below it, got {', '.join(names)}; "
-                         "give the lowest tier INT8 too")  # fmt: skip
+        raise TierSettingsError(f"no tier may keep rows less exactly than the one below it, got {', '.join(names)}; "
+                                "give the lowest tier INT8 too")  # fmt: skip

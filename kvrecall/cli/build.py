@@ -8,11 +8,14 @@ from kvrecall.cli.calibration import known_profile
 from kvrecall.cli.errors import CannotServe
 from kvrecall.cli.in_process import InProcessWorker
 from kvrecall.cli.settings import Settings
-from kvstore.errors import DirectoryLockedError, ForeignPageError, KvStoreError
+from kvstore.errors import DirectoryLockedError, ForeignPageError, KvStoreError, TierError, TierSettingsError
 from kvstore.page import PageLayout
+from kvstore.settings import StoreSettings
 from kvstore.store import RowStore
+from kvstore.tiers.base import Tier
 from kvstore.tiers.nvme import NvmeTier
 from kvstore.tiers.ram import RamTier
+from kvstore.tiers.redis import RedisTier
 from services.errors import CatalogError
 from services.service import SessionService
 from services.sqlite_catalog import SqliteCatalog
@@ -23,13 +26,17 @@ from workers.scheduler import Scheduler
 from workers.settings import WorkerSettings
 from workers.tokenizer import load_tokenizer
 
+TIERS = StoreSettings()
+"""Rows in memory and in files, as they are."""
+
 
 async def build_service(settings: Settings) -> SessionService:
     """The whole service of one process: catalog and rows under `settings.data`. Raises CannotServe."""
     try:
         worker = build_worker(
-            settings.model, settings.data, settings.worker, ram_bytes=settings.ram_bytes, dtype=settings.dtype
-        )
+            settings.model, settings.data, settings.worker, ram_bytes=settings.ram_bytes, dtype=settings.dtype,
+            tiers=settings.store,
+        )  # fmt: skip
     except ModelRefused as error:
         raise CannotServe(f"model refused: {error}") from error
     except ProfileRefused as error:
@@ -45,8 +52,9 @@ async def build_service(settings: Settings) -> SessionService:
 
 
 def build_worker(
-    model: str | Path, data: Path, settings: WorkerSettings, *, ram_bytes: int, dtype: str | None = None
-) -> InProcessWorker:
+    model: str | Path, data: Path, settings: WorkerSettings, *, ram_bytes: int, dtype: str | None = None,
+    tiers: StoreSettings = TIERS,
+) -> InProcessWorker:  # fmt: skip
     """A worker in this process, its rows under `data`/pages, its model's layer profile under `data`/profiles.
 
     Raises ModelRefused, ProfileRefused, and kvstore errors when the directory is in use or holds another model's
@@ -55,13 +63,13 @@ def build_worker(
     loaded = load_model(model, dtype=getattr(torch, dtype) if dtype else None)
     tokenizer = load_tokenizer(model, loaded.eos_token_ids)
     profile = known_profile(loaded, tokenizer, data, str(model))
-    store = build_store(loaded, data, ram_bytes)
+    store = build_store(loaded, data, ram_bytes, tiers)
     parts = Parts(loaded, tokenizer, store, settings, profile.sensitivity if profile else None)
     return InProcessWorker(Scheduler(Engine(parts)), str(model))
 
 
-def build_store(model: LoadedModel, data: Path, ram_bytes: int) -> RowStore:
-    """The row store of a model: RAM first, then files under `data`/pages."""
+def build_store(model: LoadedModel, data: Path, ram_bytes: int, tiers: StoreSettings = TIERS) -> RowStore:
+    """The row store of a model: RAM first, then files under `data`/pages, then Redis if there is one."""
     shape = model.shape
     layout = PageLayout(
         n_layers=shape.n_layers,
@@ -70,7 +78,11 @@ def build_store(model: LoadedModel, data: Path, ram_bytes: int) -> RowStore:
         dtype=model.dtype,
         fingerprint=model.fingerprint,
     )
-    return RowStore(layout, [RamTier(ram_bytes), NvmeTier(data / "pages")])
+    below: list[Tier] = []
+    if tiers.redis_url:
+        url, ttl = tiers.redis_url.get_secret_value(), tiers.redis_ttl_seconds
+        below.append(RedisTier(url, layout, namespace=tiers.redis_namespace, ttl_seconds=ttl))
+    return RowStore(layout, [RamTier(ram_bytes), NvmeTier(data / "pages"), *below], codecs=tiers.codecs)
 
 
 def _why_not(data: Path, error: Exception) -> str:
@@ -78,4 +90,6 @@ def _why_not(data: Path, error: Exception) -> str:
         return f"data directory {data} is in use by another kvrecall; stop that one or choose another with --data"
     if isinstance(error, ForeignPageError):
         return f"data directory {data} holds another model's rows; choose another with --data"
+    if isinstance(error, (TierError, TierSettingsError)):
+        return f"rows cannot be kept: {error}"
     return f"data directory {data} cannot be used: {error}"

@@ -7,6 +7,7 @@ from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from gateway.settings import GatewaySettings
+from kvstore.settings import StoreSettings
 from reference import MODEL_PATH
 from services.settings import ServiceSettings
 from workers.settings import WorkerSettings
@@ -39,6 +40,7 @@ class Settings(BaseSettings):
     host: str = "127.0.0.1"
     port: int = Field(default=8420, ge=0, le=65535, description="0: any free port.")
     log: LogFormat = "console"
+    store: StoreSettings = StoreSettings()
     worker: WorkerSettings = WorkerSettings()
     service: ServiceSettings = ServiceSettings()
     gateway: GatewaySettings = GatewaySettings()

@@ -46,8 +46,8 @@ class RedisTier:
     """A Tier on the Redis at `url` (forms: `parse_address`). Stores of another model or layout share it unseen.
 
     `namespace` keeps deployments apart. `limit_bytes` bounds the pages of the namespace and model; it is compared with
-    a count a few seconds old, so several writers may exceed it a little. Raises ValueError for a URL that cannot be
-    read and TierFailedError when Redis does not answer. Its messages never hold the URL's password.
+    a count a few seconds old, so several writers may exceed it a little. Raises TierSettingsError for a URL that
+    cannot be read and TierFailedError when Redis does not answer. Its messages never hold the URL's password.
     """
 
     def __init__(self, url: str, layout: PageLayout, *, namespace: str = "kvrecall",
@@ -67,7 +67,11 @@ class RedisTier:
         self._used_bytes = 0
         self._counted_at = float("-inf")
         self._closed = False
-        self._count_used_bytes()
+        try:
+            self._count_used_bytes()
+        except TierError:
+            self.close()
+            raise
 
     @property
     def name(self) -> str:

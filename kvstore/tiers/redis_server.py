@@ -30,7 +30,7 @@ from redis.exceptions import (
 from redis.retry import Retry
 from redis.sentinel import Sentinel
 
-from kvstore.errors import KvStoreError, TierFailedError, TierFullError
+from kvstore.errors import KvStoreError, TierFailedError, TierFullError, TierSettingsError
 
 T = TypeVar("T")
 Command = tuple[str | bytes | int | float, ...]
@@ -82,16 +82,17 @@ def parse_address(url: str) -> RedisAddress:
     """`redis[s]://[user:password@]host[:port][/database]`, `unix://path`, `redis[s]+sentinel://host:port,.../service`
     with `?sentinel_password=` where the sentinels want one, or `redis[s]+cluster://host:port,...`.
 
-    Raises ValueError, which never repeats the URL: it may hold a password.
+    Raises TierSettingsError, which never repeats the URL: it may hold a password.
     """
     try:
         address = _address(url, urlsplit(url))
     except ValueError:
         address = None
     if address is None:
-        raise ValueError(f"this Redis URL cannot be read: expected {', '.join(get_args(_Scheme))} followed by ://, "
-                         "host:port (several with commas) and, for sentinels, /service; percent-encode what is "
-                         "special in a user or password")  # fmt: skip
+        raise TierSettingsError(
+            f"this Redis URL cannot be read: expected {', '.join(get_args(_Scheme))} followed by ://, host:port "
+            "(several with commas) and, for sentinels, /service; percent-encode what is special in a user or password"
+        )
     return address
 
 
@@ -134,7 +135,7 @@ class RedisServer:
     def __init__(self, address: RedisAddress, timeout_seconds: float) -> None:
         self._address = address
         self._failed_at = float("-inf")
-        self._failure: KvStoreError | None = None
+        self._failure: str | None = None
         self._topology: _Topology | None = None
         self._timeout_seconds = timeout_seconds
 
@@ -156,14 +157,14 @@ class RedisServer:
 
     def _attempt(self, operation: Callable[[_Topology], T]) -> T:
         if self._failure is not None and time.monotonic() - self._failed_at < _REST_SECONDS:
-            raise self._failure
+            raise TierFailedError(self._failure)
         for attempt in range(_ATTEMPTS):
             try:
                 if self._topology is None:
                     self._topology = _connected(self._address, self._timeout_seconds)
                 result = operation(self._topology)
             except _FAILURES as error:
-                passing = isinstance(error, _PASSING) and not isinstance(error, AuthenticationError)
+                passing = _may_pass(error)
                 if attempt + 1 < _ATTEMPTS and passing:
                     self._pause(attempt)
                     continue
@@ -182,10 +183,15 @@ class RedisServer:
     def _given_up(self, error: Exception, passing: bool) -> KvStoreError:
         if isinstance(error, OutOfMemoryError) or "OOM command not allowed" in str(error):
             return TierFullError(f"{self} has no memory left for pages; raise its limit (maxmemory) or drop sessions")
-        failure = TierFailedError(f"{self} failed: {error}")
+        said = f"{self} failed: {error}"
         if passing:
-            self._failure, self._failed_at = failure, time.monotonic()
-        return failure
+            self._failure, self._failed_at = said, time.monotonic()
+        return TierFailedError(said)
+
+
+def _may_pass(error: Exception) -> bool:
+    # A script says in its own words that a primary has become a replica.
+    return (isinstance(error, _PASSING) or "-READONLY" in str(error)) and not isinstance(error, AuthenticationError)
 
 
 def batched(client: Redis, commands: Iterable[Command]) -> list[Any]:
@@ -267,4 +273,5 @@ def _behind_sentinels(address: RedisAddress, common: dict[str, Any]) -> _Topolog
             one.close()
 
     # Whoever does not answer may have been replaced: the next connection asks the sentinels again.
-    return _Topology(lambda _: client, client.connection_pool.disconnect, close)
+    # Not those in use: other threads are reading from them.
+    return _Topology(lambda _: client, lambda: client.connection_pool.disconnect(inuse_connections=False), close)

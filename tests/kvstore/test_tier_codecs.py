@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from kvstore.codec import Codec, decode_page, encode_page
+from kvstore.errors import TierSettingsError
 from kvstore.page import PageKey, PageLayout, parse_header
 from kvstore.store import RowStore
 from kvstore.tiers.nvme import NvmeTier
@@ -129,5 +130,5 @@ def test_int8_pages_take_the_bytes_of_int8(tmp_path: Path) -> None:
 @pytest.mark.parametrize("codecs", [[INT8, RAW, RAW], [RAW, INT8, RAW], [INT8, INT8, RAW]])
 def test_a_tier_less_exact_than_the_one_below_is_refused(layout: PageLayout, codecs: list[Codec]) -> None:
     tiers = [RamTier(1 << 20, name) for name in ("a", "b", "c")]
-    with pytest.raises(ValueError, match="c: RAW; give the lowest tier INT8 too"):
+    with pytest.raises(TierSettingsError, match="c: RAW; give the lowest tier INT8 too"):
         RowStore(layout, tiers, codecs=codecs)

@@ -2,6 +2,7 @@
 
 import pytest
 
+from kvstore.errors import TierSettingsError
 from kvstore.tiers.redis_server import parse_address
 
 
@@ -31,6 +32,6 @@ def test_users_and_passwords_are_decoded() -> None:
     "redis://:hunter2@[::1", "redis+cluster://a,:hunter2",
 ])  # fmt: skip
 def test_a_url_that_cannot_be_read_is_not_repeated(url: str) -> None:
-    with pytest.raises(ValueError, match="this Redis URL cannot be read: expected redis") as refused:
+    with pytest.raises(TierSettingsError, match="this Redis URL cannot be read: expected redis") as refused:
         parse_address(url)
     assert "hunt" not in str(refused.value)

@@ -1,0 +1,35 @@
+"""What an operator may choose of the row store's tiers."""
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr
+
+from kvstore.codec import Codec
+
+CodecName = Literal["raw", "int8"]
+
+
+class StoreSettings(BaseModel):
+    """Which tiers there are below memory, and how exactly each keeps finished pages.
+
+    No tier may be less exact than the one below it: int8 in files needs int8 in Redis, if there is one.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    ram_codec: CodecName = "raw"
+    nvme_codec: CodecName = "raw"
+    redis_codec: CodecName = "raw"
+    redis_url: SecretStr | None = Field(
+        default=None,
+        description="redis://, rediss://, unix://, redis+sentinel://host:port,.../service or redis+cluster://host:port,"
+        "...: the tier below the files, which is the truth then.",
+    )
+    redis_namespace: str = Field(default="kvrecall", min_length=1, description="Keeps deployments on one Redis apart.")
+    redis_ttl_seconds: float = Field(default=14 * 24 * 3600, gt=0, description="Of a session nobody reads or writes.")
+
+    @property
+    def codecs(self) -> list[Codec]:
+        """One per tier, fastest first."""
+        below = [self.redis_codec] if self.redis_url else []
+        return [Codec[name.upper()] for name in (self.ram_codec, self.nvme_codec, *below)]
