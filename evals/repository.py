@@ -189,7 +189,7 @@ def result_rows(records: Sequence[Record], seed: int) -> list[Row]:
     for name, told in (
         ("log_prob", "log-probability of the name, nats a token"),
         ("held", "the name's rows active"),
-        ("in_lines", "share of what came back in the call's and the definition's line"),
+        ("in_lines", "came back from the call's or definition's line"),
     ):
         for key, found in groups.items():
             values = [each[name] for each in found]
