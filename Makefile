@@ -26,7 +26,8 @@ unit: $(VENV)/.test
 
 # The wire's Python stubs. A test makes them again and compares.
 proto: $(VENV)/.test
-	$(BIN)/python -m grpc_tools.protoc -Iproto --python_out=. --pyi_out=. proto/kvrecall/v1/worker.proto
+	$(BIN)/python -m grpc_tools.protoc -Iproto --python_out=. --pyi_out=. --grpc_python_out=. \
+		proto/kvrecall/v1/worker.proto
 
 # torch first and by its version: a bare "torch" would bring gigabytes of CUDA packages to a machine without a GPU.
 $(VENV)/.torch: constraints.txt

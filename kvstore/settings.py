@@ -1,10 +1,11 @@
 """What an operator may choose of the row store's tiers."""
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
-from kvstore.codec import Codec
+if TYPE_CHECKING:
+    from kvstore.codec import Codec
 
 CodecName = Literal["raw", "int8"]
 
@@ -29,7 +30,9 @@ class StoreSettings(BaseModel):
     redis_ttl_seconds: float = Field(default=14 * 24 * 3600, gt=0, description="Of a session nobody reads or writes.")
 
     @property
-    def codecs(self) -> list[Codec]:
+    def codecs(self) -> "list[Codec]":
         """One per tier, fastest first."""
+        from kvstore.codec import Codec  # brings torch, which a gateway has no use for
+
         below = [self.redis_codec] if self.redis_url else []
         return [Codec[name.upper()] for name in (self.ram_codec, self.nvme_codec, *below)]

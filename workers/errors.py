@@ -95,3 +95,9 @@ class Cancelled(WorkerError):
     """The turn was cancelled, or the worker is closing."""
 
     code = "cancelled"
+
+
+class CannotListen(WorkerError):
+    """The worker's server cannot have its address, or its certificates cannot be used."""
+
+    code = "cannot_listen"

@@ -5,6 +5,7 @@ from pathlib import Path
 import torch
 
 from kvrecall.cli.calibration import known_profile
+from kvrecall.cli.catalog import open_catalog
 from kvrecall.cli.errors import CannotServe
 from kvrecall.cli.in_process import InProcessWorker
 from kvrecall.cli.settings import Settings
@@ -16,9 +17,9 @@ from kvstore.tiers.base import Tier
 from kvstore.tiers.nvme import NvmeTier
 from kvstore.tiers.ram import RamTier
 from kvstore.tiers.redis import RedisTier
-from services.errors import CatalogError
 from services.service import SessionService
-from services.sqlite_catalog import SqliteCatalog
+from workers.calls import WorkerCalls
+from workers.embedder import Embedder
 from workers.engine import Engine, Parts
 from workers.errors import ModelRefused, ProfileRefused
 from workers.model import LoadedModel, load_model
@@ -32,8 +33,19 @@ TIERS = StoreSettings()
 
 async def build_service(settings: Settings) -> SessionService:
     """The whole service of one process: catalog and rows under `settings.data`. Raises CannotServe."""
+    worker = InProcessWorker(build_worker(settings))
     try:
-        worker = build_worker(
+        catalog = await open_catalog(settings)
+    except CannotServe:
+        await worker.close()
+        raise
+    return SessionService(worker, catalog, settings.service)
+
+
+def build_worker(settings: Settings) -> WorkerCalls:
+    """What `build_calls` makes of an operator's settings. Raises CannotServe."""
+    try:
+        return build_calls(
             settings.model, settings.data, settings.worker, ram_bytes=settings.ram_bytes, dtype=settings.dtype,
             tiers=settings.store,
         )  # fmt: skip
@@ -43,19 +55,13 @@ async def build_service(settings: Settings) -> SessionService:
         raise CannotServe(str(error)) from error
     except (KvStoreError, OSError) as error:
         raise CannotServe(_why_not(settings.data, error)) from error
-    try:
-        catalog = await SqliteCatalog.open(settings.data / "catalog.sqlite3", settings.service.idempotency_records)
-    except CatalogError as error:
-        await worker.close()
-        raise CannotServe(error.message) from error
-    return SessionService(worker, catalog, settings.service)
 
 
-def build_worker(
+def build_calls(
     model: str | Path, data: Path, settings: WorkerSettings, *, ram_bytes: int, dtype: str | None = None,
     tiers: StoreSettings = TIERS,
-) -> InProcessWorker:  # fmt: skip
-    """A worker in this process, its rows under `data`/pages, its model's layer profile under `data`/profiles.
+) -> WorkerCalls:  # fmt: skip
+    """A worker's calls, its rows under `data`/pages, its model's layer profile under `data`/profiles.
 
     Raises ModelRefused, ProfileRefused, and kvstore errors when the directory is in use or holds another model's
     pages.
@@ -65,7 +71,7 @@ def build_worker(
     profile = known_profile(loaded, tokenizer, data, str(model))
     store = build_store(loaded, data, ram_bytes, tiers)
     parts = Parts(loaded, tokenizer, store, settings, profile.sensitivity if profile else None)
-    return InProcessWorker(Scheduler(Engine(parts)), str(model))
+    return WorkerCalls(Scheduler(Engine(parts)), Embedder(settings.embedder, loaded.device), str(model))
 
 
 def build_store(model: LoadedModel, data: Path, ram_bytes: int, tiers: StoreSettings = TIERS) -> RowStore:

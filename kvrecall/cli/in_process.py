@@ -1,135 +1,93 @@
 """A worker inside this process, behind the protocol that the services speak."""
 
-import asyncio
-from collections.abc import AsyncGenerator
-from concurrent.futures import CancelledError, Future
-from typing import TypeVar
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing, contextmanager
 
 from kvrecall.v1 import worker_pb2 as wire
 from services.errors import WorkerLost, WorkerRefused
-from workers import methods
-from workers.embedder import Embedder
+from workers.calls import WorkerCalls
 from workers.errors import WorkerError
-from workers.scheduler import Scheduler
-
-_T = TypeVar("_T")
 
 
 class InProcessWorker:
-    """`services.worker_client.Worker`, on a scheduler that runs in a thread of this process."""
+    """`services.worker_client.Worker`, on calls whose scheduler runs in a thread of this process."""
 
-    def __init__(self, scheduler: Scheduler, model: str) -> None:
-        self._scheduler = scheduler
-        self._model = model
-        self._embedder = Embedder(scheduler.engine.settings.embedder, scheduler.engine.model.device)
+    def __init__(self, calls: WorkerCalls) -> None:
+        self._calls = calls
 
     async def describe(self) -> wire.WorkerInfo:
         """Model, shape and limits."""
-        engine = self._scheduler.engine
-        shape, settings = engine.model.shape, engine.settings
-        return wire.WorkerInfo(
-            model=self._model,
-            fingerprint=engine.model.fingerprint,
-            layers=shape.n_layers,
-            kv_heads=shape.n_kv_heads,
-            head_dim=shape.head_dim,
-            slots=settings.slots,
-            max_budget=settings.max_budget,
-            min_budget=settings.min_budget,
-            block_tokens=settings.block_tokens,
-            max_context=engine.model.max_context,
-            methods=[methods.describe(name) for name in methods.METHODS],
-            repair=methods.describe_repair(),
-        )
+        with _told():
+            return self._calls.describe()
 
     async def retain(self, sessions: list[str]) -> None:
         """Drop stored rows that belong to no session of the catalog."""
-        await _carried(self._scheduler.retain(sessions))
+        with _told():
+            await self._calls.retain(wire.RetainRequest(sessions=sessions))
 
     async def open(self, request: wire.OpenRequest) -> wire.MemoryReport:
         """Make the session be what the request says."""
-        return await _carried(self._scheduler.open(request))
+        with _told():
+            return await self._calls.open(request)
 
     async def turn(self, request: wire.TurnRequest) -> AsyncGenerator[wire.TurnEvent, None]:
         """Run a turn; closing the iterator cancels it."""
-        loop = asyncio.get_running_loop()
-        events: asyncio.Queue[wire.TurnEvent | None] = asyncio.Queue()
-        done = self._scheduler.turn(request, lambda event: _post(loop, events, event))
-        done.add_done_callback(lambda _: _post(loop, events, None))
-        try:
-            while (event := await events.get()) is not None:
-                yield event
-            finished = await _carried(done)
-            yield wire.TurnEvent(done=finished)
-        finally:
-            done.cancel()
+        with _told():
+            async with aclosing(self._calls.turn(request)) as events:
+                async for event in events:
+                    yield event
 
     async def repair(self, request: wire.RepairRequest) -> wire.RepairResult:
         """Run a repair between turns; cancelling the call cancels it."""
-        return await _carried(self._scheduler.repair(request))
+        with _told():
+            return await self._calls.repair(request)
 
     async def hurry(self, request: wire.HurryRequest) -> None:
         """End the session's repairs with what they have found so far."""
-        await _carried(self._scheduler.hurry(request.session))
+        with _told():
+            await self._calls.hurry(request)
 
     async def detokenize(self, request: wire.DetokenizeRequest) -> wire.DetokenizeResult:
         """The text of each chunk of tokens."""
-        tokenizer = self._scheduler.engine.tokenizer
-        return wire.DetokenizeResult(texts=[tokenizer.decode(chunk.ids) for chunk in request.chunks])
+        with _told():
+            return self._calls.detokenize(request)
 
     async def embed(self, texts: list[str]) -> wire.EmbedResult:
         """A unit vector per text."""
-        vectors = await _carried(self._embedder.embed(texts))
-        return wire.EmbedResult(dimensions=vectors.shape[1], vectors=vectors.astype("<f4").tobytes())
+        with _told():
+            return await self._calls.embed(wire.EmbedRequest(texts=texts))
 
     async def build_episodes(self, request: wire.BuildEpisodesRequest) -> wire.BuildEpisodesResult:
         """Choose the rows of each planned episode; cancelling the call cancels it."""
-        return await _carried(self._scheduler.build_episodes(request))
+        with _told():
+            return await self._calls.build_episodes(request)
 
     async def memory(self, session: str) -> wire.MemoryReport:
         """What the session holds."""
-        return await _carried(self._scheduler.memory(session))
+        with _told():
+            return await self._calls.memory(wire.MemoryRequest(session=session))
 
     async def drop(self, session: str) -> None:
         """Forget the session."""
-        await _carried(self._scheduler.drop(session))
+        with _told():
+            await self._calls.drop(wire.DropRequest(session=session))
 
     async def stats(self) -> wire.WorkerStats:
         """Counters for the metrics page."""
-        store = self._scheduler.engine.store
-        counters = store.counters()
-        return wire.WorkerStats(
-            slots_in_use=self._scheduler.slots_in_use(),
-            sessions=len(self._scheduler.engine.sessions),
-            queued=self._scheduler.queued(),
-            tier_bytes=store.usage(),
-            tier_hits={name: c.hits for name, c in counters.items()},
-            tier_misses={name: c.misses for name, c in counters.items()},
-        )
+        with _told():
+            return self._calls.stats()
 
     async def close(self) -> None:
-        """Stop the scheduler and the embedder, then the store."""
-        await asyncio.to_thread(self._scheduler.close)
-        await asyncio.to_thread(self._embedder.close)
-        await asyncio.to_thread(self._scheduler.engine.store.close)
+        """Stop the worker, and close its store."""
+        await self._calls.close()
 
 
-def _post(
-    loop: asyncio.AbstractEventLoop, events: "asyncio.Queue[wire.TurnEvent | None]", event: wire.TurnEvent | None
-) -> None:
-    if not loop.is_closed():
-        loop.call_soon_threadsafe(events.put_nowait, event)
-
-
-async def _carried(result: "Future[_T]") -> _T:
-    """Await the scheduler's answer, its errors turned into the services'."""
+@contextmanager
+def _told() -> Iterator[None]:
+    """The worker's errors as the services'."""
     try:
-        return await asyncio.wrap_future(result)
+        yield
     except WorkerError as error:
         raise WorkerRefused(error.code, str(error)) from error
-    except CancelledError as error:
-        raise WorkerLost("the worker cancelled the call") from error
-    except asyncio.CancelledError:
-        raise
     except Exception as error:
         raise WorkerLost(f"the worker failed: {type(error).__name__}: {error}") from error

@@ -73,16 +73,18 @@ def _started(arguments: Sequence[str], log: Path) -> Iterator[str]:
                 process.kill()
 
 
-def launch(arguments: Sequence[str], log: Path) -> tuple["subprocess.Popen[bytes]", str]:
-    """Start `kvrecall serve` and wait until it listens: the process, which is the caller's to end, and its address.
+def launch(arguments: Sequence[str], log: Path, command: str = "serve") -> tuple["subprocess.Popen[bytes]", str]:
+    """Start `kvrecall serve`, or another command that listens, and wait until it does.
+
+    Returns the process, which is the caller's to end, and its address.
 
     Its log is appended to the file `log`. Raises ServerNotReady.
     """
-    command = [sys.executable, "-m", "kvrecall.cli", "serve", "--until-input-ends", *arguments]
+    started = [sys.executable, "-m", "kvrecall.cli", command, "--until-input-ends", *arguments]
     pipe = subprocess.PIPE
     with log.open("ab") as errors:
         # A session of its own keeps Ctrl-C from it; its input ends with this process, however that ends.
-        process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=errors, start_new_session=True)
+        process = subprocess.Popen(started, stdin=pipe, stdout=pipe, stderr=errors, start_new_session=True)
     try:
         return process, _address(process, log)
     except BaseException:

@@ -7,8 +7,9 @@ import signal
 import socket
 import sys
 import threading
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import structlog
 import typer
@@ -16,6 +17,9 @@ from rich.console import Console
 
 from kvrecall.cli.errors import CannotServe
 from kvrecall.cli.settings import LogFormat, Settings
+
+if TYPE_CHECKING:
+    from services.service import SessionService
 
 LISTENING = "kvrecall is listening on "
 TEST_INSTRUMENT = (
@@ -42,25 +46,41 @@ def serve_command(
     chosen: dict[str, Any] = {"model": model, "data": data, "dtype": dtype, "host": host, "port": port, "log": log}
     if ram is not None:
         chosen["ram_bytes"] = ram << 20
-    settings = Settings(**_given({**chosen, "worker": _given(worker)}))
+    settings = Settings(**given({**chosen, "worker": given(worker)}))
+    set_up_process(settings, until_input_ends)
+    console = Console()
+
+    async def build() -> "SessionService":
+        from kvrecall.cli.build import build_service  # with torch, which takes seconds to import
+
+        say_what_is_served(settings, console)
+        return await build_service(settings)
+
+    asyncio.run(run_service(settings, console, build))
+
+
+def set_up_process(settings: Settings, until_input_ends: bool) -> None:
+    """What a process that serves needs before anything else."""
     set_up_logs(settings.log)
     if until_input_ends:
         threading.Thread(target=_end_with_input, daemon=True).start()
-    asyncio.run(run_service(settings, Console()))
 
 
-async def run_service(settings: Settings, console: Console) -> None:
-    """Serve until a signal ends it. Raises CannotServe."""
-    # torch and the web framework take seconds to import: other commands do without.
+def say_what_is_served(settings: Settings, console: Console) -> None:
+    """Whoever starts the reference model is told what it is."""
+    if settings.is_reference_model:
+        console.print(TEST_INSTRUMENT, style="yellow", soft_wrap=True)
+
+
+async def run_service(settings: Settings, console: Console, build: "Callable[[], Awaitable[SessionService]]") -> None:
+    """Serve what `build` makes over HTTP until a signal ends it. Raises CannotServe."""
+    # The web framework takes long to import: other commands do without.
     import uvicorn
 
     from gateway.app import create_app
-    from kvrecall.cli.build import build_service
 
     with _listener(settings.host, settings.port) as listener:
-        if settings.is_reference_model:
-            console.print(TEST_INSTRUMENT, style="yellow", soft_wrap=True)
-        service = await build_service(settings)
+        service = await build()
 
         class Server(uvicorn.Server):
             """Says where it listens once it does."""
@@ -123,5 +143,6 @@ def _listener(host: str, port: int) -> socket.socket:
         raise CannotServe(f"cannot listen on {host} port {port}: {error.strerror}; choose another --port") from error
 
 
-def _given(options: dict[str, Any]) -> dict[str, Any]:
+def given(options: dict[str, Any]) -> dict[str, Any]:
+    """The options that have a value: the others are left to the environment and the defaults."""
     return {name: value for name, value in options.items() if value is not None}

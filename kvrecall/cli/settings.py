@@ -10,6 +10,8 @@ from gateway.settings import GatewaySettings
 from kvstore.settings import StoreSettings
 from reference import MODEL_PATH
 from services.settings import ServiceSettings
+from services.wire_settings import WireSettings
+from workers.server_settings import ServerSettings
 from workers.settings import WorkerSettings
 
 DEFAULTS = ServiceSettings()
@@ -44,6 +46,8 @@ class Settings(BaseSettings):
     worker: WorkerSettings = WorkerSettings()
     service: ServiceSettings = ServiceSettings()
     gateway: GatewaySettings = GatewaySettings()
+    server: ServerSettings = ServerSettings()
+    wire: WireSettings = WireSettings()
 
     @property
     def is_reference_model(self) -> bool:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from structlog.testing import capture_logs
 
-from kvrecall.cli.build import build_worker
+from kvrecall.cli.build import build_calls
 from kvrecall.cli.calibration import known_profile, packaged_text, profile_path, text_of
 from kvrecall.cli.errors import BadCalibrationText
 from kvrecall.cli.profile_layers import profile_layers_command
@@ -125,12 +125,12 @@ async def test_a_worker_splits_budgets_by_its_models_profile(model: LoadedModel,
     kept = kept.model_copy(update={"sensitivity": (0.0, 0.3, 0.1, 0.1, 0.2)})
     profile.save(kept, profile_path(tmp_path, model))
     settings = WorkerSettings(slots=1, max_budget=128, block_tokens=32)
-    worker = build_worker(MODEL_PATH, tmp_path, settings, ram_bytes=1 << 20)
+    calls = build_calls(MODEL_PATH, tmp_path, settings, ram_bytes=1 << 20)
     try:
         spec = wire.SessionSpec(session="s", epoch=1, method="knorm", budget=128, layer_budgets="sensitivity")
-        memory = await worker.open(wire.OpenRequest(spec=spec))
+        memory = await calls.open(wire.OpenRequest(spec=spec))
     finally:
-        await worker.close()
+        await calls.close()
     rows = split(128, 5, "sensitivity", floor=settings.min_budget, weights=kept.sensitivity)
     assert [bound - memory.bound_rows[0] for bound in memory.bound_rows] == [each - rows[0] for each in rows]
 

@@ -9,7 +9,7 @@ import pytest
 ROOT = Path(__file__).parents[3]
 
 
-@pytest.mark.parametrize("name", ["worker_pb2.py", "worker_pb2.pyi"])
+@pytest.mark.parametrize("name", ["worker_pb2.py", "worker_pb2.pyi", "worker_pb2_grpc.py"])
 def test_stubs_are_what_the_proto_file_generates(tmp_path: Path, name: str) -> None:
     command = [
         sys.executable,
@@ -18,6 +18,7 @@ def test_stubs_are_what_the_proto_file_generates(tmp_path: Path, name: str) -> N
         "-Iproto",
         f"--python_out={tmp_path}",
         f"--pyi_out={tmp_path}",
+        f"--grpc_python_out={tmp_path}",
     ]
     subprocess.run([*command, "proto/kvrecall/v1/worker.proto"], cwd=ROOT, check=True)
     generated = (tmp_path / "kvrecall" / "v1" / name).read_text()

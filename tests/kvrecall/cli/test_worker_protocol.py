@@ -1,36 +1,72 @@
-"""The worker inside the process embeds texts and builds episodes, and says in the services' errors what went wrong."""
+"""A worker does as its protocol says, inside the process and over the network alike."""
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from kvrecall.cli.build import build_worker
+from kvrecall.cli.build import build_calls
 from kvrecall.cli.in_process import InProcessWorker
 from kvrecall.v1 import worker_pb2 as wire
 from reference import MODEL_PATH
 from services.errors import WorkerLost, WorkerRefused
+from services.grpc_worker import GrpcWorker
+from services.wire_settings import WireSettings
+from services.worker_client import Worker
+from workers.calls import WorkerCalls
+from workers.server import WorkerServer
+from workers.server_settings import ServerSettings
 from workers.settings import WorkerSettings
 
 SPOKEN = wire.Message(role="user", content="Where does she live?")
 
 
+WorkerAt = Callable[..., AbstractAsyncContextManager[Worker]]
+
+
 @asynccontextmanager
-async def worker_at(data: Path, **settings: Any) -> AsyncIterator[InProcessWorker]:
-    """A worker with the packaged model, closed at the end."""
-    worker = build_worker(MODEL_PATH, data, WorkerSettings(max_budget=256, **settings), ram_bytes=1 << 24)
+async def inside(data: Path, **settings: Any) -> AsyncIterator[Worker]:
+    """A worker in this process, closed at the end."""
+    worker = InProcessWorker(calls_at(data, **settings))
     try:
         yield worker
     finally:
         await worker.close()
 
 
-async def talked(worker: InProcessWorker, **spec: Any) -> list[int]:
+@asynccontextmanager
+async def over_grpc(data: Path, **settings: Any) -> AsyncIterator[Worker]:
+    """A worker behind a server and a connection of this machine."""
+    calls = calls_at(data, **settings)
+    server = WorkerServer(ServerSettings(listen="127.0.0.1:0"))
+    await server.start(calls)
+    worker = GrpcWorker(WireSettings(worker=server.address))
+    try:
+        yield worker
+    finally:
+        await worker.close()
+        await server.stop()
+        await calls.close()
+
+
+def calls_at(data: Path, **settings: Any) -> WorkerCalls:
+    """The calls of the packaged model."""
+    return build_calls(MODEL_PATH, data, WorkerSettings(max_budget=256, **settings), ram_bytes=1 << 24)
+
+
+@pytest.fixture(params=[inside, over_grpc])
+def worker_at(request: pytest.FixtureRequest) -> WorkerAt:
+    """Both ways to a worker."""
+    way: WorkerAt = request.param
+    return way
+
+
+async def talked(worker: Worker, **spec: Any) -> list[int]:
     """A session "s" that has heard a long message; the token ids of it."""
     spec = {"method": "epicache", "budget": 64, "layer_budgets": "uniform"} | spec
     await worker.open(wire.OpenRequest(spec=wire.SessionSpec(session="s", epoch=1, **spec)))
@@ -39,14 +75,14 @@ async def talked(worker: InProcessWorker, **spec: Any) -> list[int]:
     return list(events[-1].done.token_ids)
 
 
-async def test_how_it_repairs_is_described(tmp_path: Path) -> None:
+async def test_how_it_repairs_is_described(worker_at: WorkerAt, tmp_path: Path) -> None:
     async with worker_at(tmp_path) as worker:
         repair = (await worker.describe()).repair
         assert repair.name
         assert json.loads(repair.settings_schema)["properties"]
 
 
-async def test_tokens_become_the_text_that_they_were_said_as(tmp_path: Path) -> None:
+async def test_tokens_become_the_text_that_they_were_said_as(worker_at: WorkerAt, tmp_path: Path) -> None:
     async with worker_at(tmp_path) as worker:
         ids = await talked(worker, method="snapkv")
         chunks = [wire.TokenChunk(ids=part) for part in (ids, ids[:5], [])]
@@ -56,7 +92,7 @@ async def test_tokens_become_the_text_that_they_were_said_as(tmp_path: Path) -> 
         assert (bool(start), nothing) == (True, "")
 
 
-async def test_a_repair_that_is_hurried_says_how_far_it_came(tmp_path: Path) -> None:
+async def test_a_repair_that_is_hurried_says_how_far_it_came(worker_at: WorkerAt, tmp_path: Path) -> None:
     async with worker_at(tmp_path) as worker:
         await worker.hurry(wire.HurryRequest(session="nobody"))
         await talked(worker, method="snapkv", repair_rows=8)
@@ -71,7 +107,7 @@ async def test_a_repair_that_is_hurried_says_how_far_it_came(tmp_path: Path) -> 
         assert (whole.cut, len(whole.promoted)) == (False, 8)
 
 
-async def test_texts_become_unit_vectors(tmp_path: Path) -> None:
+async def test_texts_become_unit_vectors(worker_at: WorkerAt, tmp_path: Path) -> None:
     async with worker_at(tmp_path) as worker:
         found = await worker.embed(["a cat", "a kitten", "tax law"])
         vectors = np.frombuffer(found.vectors, dtype="<f4").reshape(-1, found.dimensions)
@@ -82,14 +118,14 @@ async def test_texts_become_unit_vectors(tmp_path: Path) -> None:
         assert (none.dimensions, none.vectors) == (384, b"")
 
 
-async def test_an_encoder_that_cannot_be_loaded_is_a_refusal(tmp_path: Path) -> None:
+async def test_an_encoder_that_cannot_be_loaded_is_a_refusal(worker_at: WorkerAt, tmp_path: Path) -> None:
     async with worker_at(tmp_path, embedder=str(tmp_path / "nothing")) as worker:
         with pytest.raises(WorkerRefused) as refused:
             await worker.embed(["a cat"])
         assert refused.value.code == "embedder_refused"
 
 
-async def test_episodes_are_built_and_a_turn_switches_to_one(tmp_path: Path) -> None:
+async def test_episodes_are_built_and_a_turn_switches_to_one(worker_at: WorkerAt, tmp_path: Path) -> None:
     async with worker_at(tmp_path) as worker:
         said = await talked(worker)
         plans = [
@@ -106,7 +142,7 @@ async def test_episodes_are_built_and_a_turn_switches_to_one(tmp_path: Path) -> 
         assert (await worker.stats()).slots_in_use == 1
 
 
-async def test_what_the_worker_refuses_has_its_code(tmp_path: Path) -> None:
+async def test_what_the_worker_refuses_has_its_code(worker_at: WorkerAt, tmp_path: Path) -> None:
     async with worker_at(tmp_path) as worker:
         said = await talked(worker)
         cases = [
@@ -125,7 +161,7 @@ async def test_what_the_worker_refuses_has_its_code(tmp_path: Path) -> None:
         assert refused.value.code == "bad_episode"
 
 
-async def test_cancelling_a_build_leaves_the_session_to_its_next_turn(tmp_path: Path) -> None:
+async def test_cancelling_a_build_leaves_the_session_to_its_next_turn(worker_at: WorkerAt, tmp_path: Path) -> None:
     async with worker_at(tmp_path) as worker:
         said = await talked(worker)
         plans = [wire.EpisodePlan(id=str(index), patched_prompt=said[:100]) for index in range(40)]
@@ -141,7 +177,7 @@ async def test_cancelling_a_build_leaves_the_session_to_its_next_turn(tmp_path: 
         assert events[-1].done.state.length > len(said)
 
 
-async def test_after_closing_every_call_finds_the_worker_lost_or_refusing(tmp_path: Path) -> None:
+async def test_after_closing_every_call_finds_the_worker_lost_or_refusing(worker_at: WorkerAt, tmp_path: Path) -> None:
     async with worker_at(tmp_path) as worker:
         pass
     with pytest.raises((WorkerLost, WorkerRefused)):

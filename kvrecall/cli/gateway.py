@@ -1,0 +1,59 @@
+"""`kvrecall gateway`: the front door and the catalog in one process, which computes nothing itself."""
+
+import asyncio
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from kvrecall.cli.errors import CannotServe
+from kvrecall.cli.serve import given, run_service, set_up_process
+from kvrecall.cli.settings import LogFormat, Settings
+
+if TYPE_CHECKING:
+    from services.service import SessionService
+
+
+def gateway_command(
+    worker: Annotated[str | None, typer.Option(help="HOST:PORT of the worker. Default: 127.0.0.1:8421.")] = None,
+    data: Annotated[Path | None, typer.Option(help="Where the catalog is kept. Default: ./kvrecall-data.")] = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on. Default: 127.0.0.1.")] = None,
+    port: Annotated[int | None, typer.Option(min=0, max=65535, help="0: any free port. Default: 8420.")] = None,
+    tls_ca: Annotated[Path | None, typer.Option(help="Who has signed the worker's certificate. Unset: no TLS.")] = None,
+    tls_cert: Annotated[Path | None, typer.Option(help="This gateway's certificate, if workers ask for one.")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="Private key of the certificate, PEM.")] = None,
+    log: Annotated[LogFormat | None, typer.Option(help="console or json, on standard error.")] = None,
+    until_input_ends: Annotated[bool, typer.Option("--until-input-ends", hidden=True)] = False,
+) -> None:
+    """Serve sessions over HTTP that a worker computes; every setting can also come from the environment."""
+    way = {"worker": worker, "tls_ca": tls_ca, "tls_cert": tls_cert, "tls_key": tls_key}
+    chosen: dict[str, Any] = {"data": data, "host": host, "port": port, "log": log}
+    settings = Settings(**given({**chosen, "wire": given(way)}))
+    set_up_process(settings, until_input_ends)
+
+    async def build() -> "SessionService":
+        return await _build_service(settings)
+
+    asyncio.run(run_service(settings, Console(), build))
+
+
+async def _build_service(settings: Settings) -> "SessionService":
+    """The service of a worker that answers. Raises CannotServe."""
+    # Imported here, as everything that only a server needs.
+    from kvrecall.cli.catalog import open_catalog
+    from services.errors import WorkerLost
+    from services.grpc_worker import GrpcWorker
+    from services.service import SessionService
+
+    try:
+        worker = GrpcWorker(settings.wire)
+    except OSError as error:
+        raise CannotServe(f"a certificate cannot be read: {error}") from error
+    try:
+        await worker.describe()
+        catalog = await open_catalog(settings)
+    except (WorkerLost, CannotServe) as error:
+        await worker.close()
+        raise CannotServe(str(error)) from error
+    return SessionService(worker, catalog, settings.service)

@@ -1,0 +1,64 @@
+"""`kvrecall worker`: one process that computes, for a gateway in another one."""
+
+import asyncio
+import signal
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from kvrecall.cli.errors import CannotServe
+from kvrecall.cli.serve import LISTENING, given, say_what_is_served, set_up_process
+from kvrecall.cli.settings import LogFormat, Settings
+
+
+def worker_command(
+    listen: Annotated[
+        str | None, typer.Option(help="HOST:PORT; port 0: any free one. Default: 127.0.0.1:8421.")
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="Causal LM, by path or hub name. Default: the reference.")] = None,
+    data: Annotated[Path | None, typer.Option(help="Where rows are kept. Default: ./kvrecall-data.")] = None,
+    slots: Annotated[int | None, typer.Option(min=1, help="Sessions whose active rows are in memory.")] = None,
+    budget: Annotated[int | None, typer.Option(min=1, help="Largest budget of a session, in rows.")] = None,
+    block: Annotated[int | None, typer.Option(min=1, help="Tokens prefilled in one step.")] = None,
+    ram: Annotated[int | None, typer.Option(min=1, help="MiB of rows in memory beside the files.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16. Default: the model's.")] = None,
+    tls_cert: Annotated[Path | None, typer.Option(help="Certificate chain, PEM. Without it: no TLS.")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="Private key of the certificate, PEM.")] = None,
+    tls_client_ca: Annotated[Path | None, typer.Option(help="Who must have signed a gateway's certificate.")] = None,
+    log: Annotated[LogFormat | None, typer.Option(help="console or json, on standard error.")] = None,
+    until_input_ends: Annotated[bool, typer.Option("--until-input-ends", hidden=True)] = False,
+) -> None:
+    """Compute for a gateway, over gRPC; every setting can also come from the environment (KVRECALL_...)."""
+    worker = {"slots": slots, "max_budget": budget, "block_tokens": block}
+    server = {"listen": listen, "tls_cert": tls_cert, "tls_key": tls_key, "tls_client_ca": tls_client_ca}
+    chosen: dict[str, Any] = {"model": model, "data": data, "dtype": dtype, "log": log}
+    if ram is not None:
+        chosen["ram_bytes"] = ram << 20
+    settings = Settings(**given({**chosen, "worker": given(worker), "server": given(server)}))
+    set_up_process(settings, until_input_ends)
+    asyncio.run(_run_worker(settings, Console()))
+
+
+async def _run_worker(settings: Settings, console: Console) -> None:
+    """Answer calls until a signal ends it, then drain. Raises CannotServe."""
+    # torch takes seconds to import: other commands do without.
+    from kvrecall.cli.build import build_worker
+    from workers.errors import CannotListen
+    from workers.server import WorkerServer
+
+    try:
+        server = WorkerServer(settings.server)
+    except CannotListen as error:
+        raise CannotServe(str(error)) from error
+    say_what_is_served(settings, console)
+    calls = build_worker(settings)
+    ended = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, ended.set)
+    await server.start(calls)
+    console.print(f"{LISTENING}{server.address}", soft_wrap=True, highlight=False)
+    await ended.wait()
+    await server.stop()
+    await calls.close()

@@ -1,0 +1,165 @@
+"""A worker that is a process of its own, reached over gRPC."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import grpc
+from google.protobuf.empty_pb2 import Empty
+
+from kvrecall.v1 import REFUSAL_CODE, worker_pb2_grpc
+from kvrecall.v1 import worker_pb2 as wire
+from services.cancellation import unbroken
+from services.errors import WorkerLost, WorkerRefused
+from services.wire_settings import WireSettings
+
+_FIRST_RECONNECT_MS = 100
+_CONNECTION_ATTEMPT_MS = 5000
+
+
+class GrpcWorker:
+    """`services.worker_client.Worker` at an address. A lost connection is made again by the next call.
+
+    Raises OSError when a certificate cannot be read. To be made in a running event loop.
+    """
+
+    def __init__(self, settings: WireSettings) -> None:
+        self._settings = settings
+        self._channel = _channel(settings)
+        self._stub = worker_pb2_grpc.WorkerStub(self._channel)
+
+    async def describe(self) -> wire.WorkerInfo:
+        """Model, shape and limits; waits for a worker that is still starting."""
+        with self._told():
+            info: wire.WorkerInfo = await self._stub.Describe(
+                Empty(), timeout=self._settings.connect_seconds, wait_for_ready=True
+            )
+        return info
+
+    async def retain(self, sessions: list[str]) -> None:
+        """Drop stored rows that belong to no session of these."""
+        await self._ask(self._stub.Retain, wire.RetainRequest(sessions=sessions), self._settings.open_seconds)
+
+    async def open(self, request: wire.OpenRequest) -> wire.MemoryReport:
+        """Make the session be what the request says.
+
+        It is waited for even when the caller is cancelled: on its way it could come after the session's next turn.
+        """
+        report: wire.MemoryReport = await unbroken(self._ask(self._stub.Open, request, self._settings.open_seconds))
+        return report
+
+    async def turn(self, request: wire.TurnRequest) -> AsyncGenerator[wire.TurnEvent, None]:
+        """Run a turn; closing the iterator cancels it."""
+        with self._told():
+            call = self._stub.Turn(request, timeout=self._settings.turn_seconds)
+            try:
+                async for event in call:
+                    yield event
+            finally:
+                call.cancel()
+
+    async def repair(self, request: wire.RepairRequest) -> wire.RepairResult:
+        """Run a repair between turns; cancelling the call cancels it."""
+        result: wire.RepairResult = await self._ask(self._stub.Repair, request, self._settings.repair_seconds)
+        return result
+
+    async def hurry(self, request: wire.HurryRequest) -> None:
+        """End the session's repairs with what they have found so far."""
+        await self._ask(self._stub.Hurry, request, self._settings.quick_seconds)
+
+    async def detokenize(self, request: wire.DetokenizeRequest) -> wire.DetokenizeResult:
+        """The text of each chunk of tokens."""
+        result: wire.DetokenizeResult = await self._ask(self._stub.Detokenize, request, self._settings.quick_seconds)
+        return result
+
+    async def embed(self, texts: list[str]) -> wire.EmbedResult:
+        """A unit vector per text."""
+        request = wire.EmbedRequest(texts=texts)
+        result: wire.EmbedResult = await self._ask(self._stub.Embed, request, self._settings.embed_seconds)
+        return result
+
+    async def build_episodes(self, request: wire.BuildEpisodesRequest) -> wire.BuildEpisodesResult:
+        """Choose the rows of each planned episode; cancelling the call cancels it."""
+        result: wire.BuildEpisodesResult = await self._ask(
+            self._stub.BuildEpisodes, request, self._settings.build_seconds
+        )
+        return result
+
+    async def memory(self, session: str) -> wire.MemoryReport:
+        """What the session holds."""
+        request = wire.MemoryRequest(session=session)
+        report: wire.MemoryReport = await self._ask(self._stub.Memory, request, self._settings.quick_seconds)
+        return report
+
+    async def drop(self, session: str) -> None:
+        """Forget the session."""
+        await self._ask(self._stub.Drop, wire.DropRequest(session=session), self._settings.open_seconds)
+
+    async def stats(self) -> wire.WorkerStats:
+        """Counters for the metrics page."""
+        stats: wire.WorkerStats = await self._ask(self._stub.Stats, Empty(), self._settings.quick_seconds)
+        return stats
+
+    async def close(self) -> None:
+        """End the connection; the worker itself goes on."""
+        await self._channel.close()
+
+    async def _ask(self, call: Any, request: Any, seconds: float) -> Any:
+        with self._told():
+            return await call(request, timeout=seconds)
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        """The call's status as an error of the services."""
+        try:
+            yield
+        except grpc.aio.AioRpcError as error:
+            raise self._error(error) from error
+        except grpc.aio.UsageError as error:
+            raise WorkerLost(f"the connection to the worker {self._settings.worker} is closed") from error
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is not None and not task.cancelling():
+                raise WorkerLost(f"the connection to the worker {self._settings.worker} was closed") from error
+            raise
+
+    def _error(self, error: grpc.aio.AioRpcError) -> WorkerRefused | WorkerLost:
+        code = (error.trailing_metadata() or {}).get(REFUSAL_CODE)
+        details = error.details() or ""
+        if code is not None:
+            return WorkerRefused(str(code), details)
+        worker = f"the worker {self._settings.worker}"
+        match error.code():
+            case grpc.StatusCode.INTERNAL:
+                return WorkerLost(f"{worker} failed: {details}")
+            case grpc.StatusCode.DEADLINE_EXCEEDED:
+                return WorkerLost(f"{worker} did not answer in time: {details}")
+            case grpc.StatusCode.CANCELLED:
+                return WorkerLost(f"{worker} cancelled the call")
+            case grpc.StatusCode.UNAVAILABLE:
+                return WorkerLost(f"{worker} cannot be reached: {details}")
+            case status:
+                return WorkerLost(f"{worker} answered {status.name.lower()}: {details}")
+
+
+def _channel(settings: WireSettings) -> grpc.aio.Channel:
+    options = [
+        ("grpc.enable_http_proxy", 0),  # workers are neighbours
+        ("grpc.max_receive_message_length", settings.max_message_bytes),
+        ("grpc.max_send_message_length", settings.max_message_bytes),
+        ("grpc.keepalive_time_ms", int(settings.keepalive_seconds * 1000)),
+        ("grpc.keepalive_timeout_ms", int(settings.keepalive_timeout_seconds * 1000)),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),
+        ("grpc.initial_reconnect_backoff_ms", _FIRST_RECONNECT_MS),
+        ("grpc.min_reconnect_backoff_ms", _CONNECTION_ATTEMPT_MS),
+        ("grpc.max_reconnect_backoff_ms", int(settings.reconnect_seconds * 1000)),
+        ("grpc.max_metadata_size", 1 << 16),
+    ]
+    if settings.tls_ca is None:
+        return grpc.aio.insecure_channel(settings.worker, options=options)
+    key = None if settings.tls_key is None else settings.tls_key.read_bytes()
+    chain = None if settings.tls_cert is None else settings.tls_cert.read_bytes()
+    credentials = grpc.ssl_channel_credentials(settings.tls_ca.read_bytes(), key, chain)
+    return grpc.aio.secure_channel(settings.worker, credentials, options=options)

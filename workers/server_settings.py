@@ -1,0 +1,33 @@
+"""What an operator decides for a worker that is reached over the network."""
+
+from pathlib import Path
+from typing import Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+
+class ServerSettings(BaseModel):
+    """Address, limits and certificates of a worker's server."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    listen: str = Field(default="127.0.0.1:8421", description="HOST:PORT of the worker; port 0: any free one.")
+    max_message_bytes: int = Field(
+        default=256 << 20, ge=1 << 20, description="The largest message: the state of a session, or its episodes."
+    )
+    keepalive_seconds: float = Field(default=20.0, gt=0, description="Between two signs of life on a connection.")
+    keepalive_timeout_seconds: float = Field(default=10.0, gt=0, description="Without an answer to one: it is gone.")
+    drain_seconds: float = Field(default=30.0, gt=0, description="How long a stop waits for what runs.")
+    tls_cert: Path | None = Field(default=None, description="The worker's certificate chain, PEM. Unset: no TLS.")
+    tls_key: Path | None = Field(default=None, description="Its private key, PEM.")
+    tls_client_ca: Path | None = Field(
+        default=None, description="Certificates, PEM, of which one must have signed every client's. Unset: any client."
+    )
+
+    @model_validator(mode="after")
+    def _certificates_are_whole(self) -> Self:
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError("tls_cert and tls_key belong together: give both or none")
+        if self.tls_client_ca is not None and self.tls_cert is None:
+            raise ValueError("tls_client_ca needs tls_cert and tls_key")
+        return self
