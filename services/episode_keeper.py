@@ -116,7 +116,7 @@ class EpisodeKeeper:
 
     async def _built(self, live: LiveSession, request: wire.BuildEpisodesRequest) -> wire.BuildEpisodesResult:
         try:
-            result = await self._worker.build_episodes(request)
+            result = await self._sessions.call_in(live, lambda: self._worker.build_episodes(request))
         except WorkerLost:
             live.in_doubt = True
             raise

@@ -1,8 +1,9 @@
 """What this process knows of a session beyond the catalog: who writes it now, and what the worker holds of it."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from typing import TypeVar
 
 from kvrecall.v1 import worker_pb2 as wire
 from services.catalog import Catalog
@@ -11,6 +12,8 @@ from services.reports import MemoryReport, memory_from_wire
 from services.sessions import Session, SessionEvent, SessionState, next_state
 from services.settings import ServiceSettings
 from services.worker_client import Worker
+
+Answer = TypeVar("Answer")
 
 
 class LiveSession:
@@ -139,6 +142,22 @@ class LiveSessions:
                 await self._worker.open(wire.OpenRequest(spec=spec_of(session, epoch), state=state))
                 live.in_doubt, live.opened = False, True
             return epoch
+
+    async def call_in(self, live: LiveSession, call: Callable[[], Awaitable[Answer]]) -> Answer:
+        """Make a call in an open session; a worker that was restarted meanwhile is told of the session first."""
+        try:
+            return await call()
+        except WorkerRefused as refusal:
+            await self.reopen(live, refusal)
+        return await call()
+
+    async def reopen(self, live: LiveSession, refusal: WorkerRefused) -> None:
+        """Open the session again in a worker that does not know it. Raises the refusal if it was for another reason."""
+        if refusal.code != "unknown_session":
+            raise refusal
+        doubt, live.in_doubt = live.in_doubt, True
+        await self.ensure_open(live)
+        live.in_doubt = doubt
 
     async def memory(self, session: Session) -> MemoryReport:
         """What the worker holds now, or what was committed last if the worker does not hold the session."""

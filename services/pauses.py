@@ -118,7 +118,7 @@ class Pauses:
         self, live: LiveSession, repair: DueRepair, request: wire.RepairRequest, signal: str, give_up: bool
     ) -> RepairCommit:
         try:
-            result = await self._worker.repair(request)
+            result = await self._sessions.call_in(live, lambda: self._worker.repair(request))
         except (WorkerRefused, WorkerLost) as error:
             if error.code not in FINAL_REFUSALS and not (give_up and isinstance(error, WorkerLost)):
                 raise

@@ -214,23 +214,31 @@ class Turns:
         yield TurnEnded(outcome)
 
     async def _events(self, work: "_Work", epoch: int) -> AsyncGenerator[wire.TurnEvent, None]:
-        """What the worker tells of the turn. An episode that it cannot use is left out: no turn fails by it."""
-        request, load = _wire_turn(work, epoch), None if work.match is None else work.match.load
-        if load is not None:
-            switching = wire.TurnRequest.FromString(request.SerializeToString())
-            switching.episode.CopyFrom(load)
+        """What the worker tells of the turn; a refusal before that is helped, if it can be, once for each reason."""
+        request, helped, told = _wire_turn(work, epoch), set[str](), False
+        while True:
             try:
-                async with aclosing(self._worker.turn(switching)) as events:
+                async with aclosing(self._worker.turn(request)) as events:
                     async for event in events:
+                        told = True
                         yield event
                 return
-            except WorkerRefused as error:
-                if error.code != "bad_episode":
+            except WorkerRefused as refusal:
+                if told or refusal.code in helped:
                     raise
-                self._observers.tell(EpisodesFailed(work.live.id, "switch", error.code, error.message))
-        async with aclosing(self._worker.turn(request)) as events:
-            async for event in events:
-                yield event
+                helped.add(refusal.code)
+                await self._help(work.live, request, refusal)
+
+    async def _help(self, live: LiveSession, request: wire.TurnRequest, refusal: WorkerRefused) -> None:
+        """Leave out an episode that cannot be used, as no turn fails by it; or open the session anew.
+
+        Raises the refusal where neither helps.
+        """
+        if refusal.code != "bad_episode" or not request.HasField("episode"):
+            await self._sessions.reopen(live, refusal)
+            return
+        request.ClearField("episode")
+        self._observers.tell(EpisodesFailed(live.id, "switch", refusal.code, refusal.message))
 
     async def _finish(self, work: "_Work", done: wire.TurnDone, epoch: int) -> TurnOutcome:
         """Commit the turn, then begin the pause it ends on."""
@@ -291,6 +299,7 @@ def _wire_turn(work: _Work, epoch: int) -> wire.TurnRequest:
         repair_seconds=work.session.settings.repair_seconds or 0.0,
         keep_distribution=work.request.keep_distribution,
         compare_with=work.request.compare_with,
+        episode=None if work.match is None else work.match.load,
     )
 
 
