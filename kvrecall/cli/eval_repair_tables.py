@@ -49,12 +49,13 @@ def _scores(title: str, rows: Sequence[Row]) -> Table:
     columns = sorted({row[across] for row in rows if across in row and (across != "k" or row["k"])})
     for column in columns:
         table.add_column(f"{column:.0%}" if across == "stopped_at" else str(column), justify="right", no_wrap=True)
-    every = any(not _at(row, across) for row in rows)
+    every = across != "k" and any(_at(row, across) is None for row in rows)
     if every:
         table.add_column("any", justify="right", no_wrap=True)
     for name in dict.fromkeys(_condition(row) for row in rows):
         own = {_at(row, across): row for row in rows if _condition(row) == name}
-        cells = [_cell(own.get(column)) for column in columns]
+        # The full cache and the base are the same at every K.
+        cells = [_cell(own.get(column, own.get(None) if across == "k" else None)) for column in columns]
         table.add_row(name, *cells, *([_cell(own.get(None))] if every else []))
     return table
 
@@ -76,7 +77,7 @@ def _gains(name: str, scores: Sequence[Row], gains: Sequence[Row]) -> Table:
     """Score and gain with its interval, at the K nearest to the paper's 48."""
     k = min({row["k"] for row in gains}, key=lambda one: (abs(one - _GAIN_AT), one))
     title = f"{name}, K = {k}: gain over matched no-repair, case by case"
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for head in ("condition", "score", "gain [95% interval]", "active rows"):
         table.add_column(head, justify="left" if head == "condition" else "right")
     found = {row["of"]: row for row in gains if row["k"] == k}
