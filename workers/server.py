@@ -49,18 +49,22 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
 
     def __init__(self, calls: WorkerCalls) -> None:
         self._calls = calls
-        self._running = 0
+        self._running: set[asyncio.Task[Any]] = set()
         self._draining = False
-        self._at_rest = asyncio.Event()
-        self._at_rest.set()
+        self._breaking_off = False
 
     async def drain(self, seconds: float) -> None:
-        """Begin nothing new; return when what runs has ended, at most `seconds` later."""
+        """Begin nothing new, and return when what runs has ended; what still runs after `seconds` is broken off."""
         self._draining = True
-        try:
-            await asyncio.wait_for(self._at_rest.wait(), seconds)
-        except TimeoutError:
-            structlog.get_logger(__name__).warning("calls are broken off", calls=self._running, seconds=seconds)
+        if not self._running:
+            return
+        _, late = await asyncio.wait(self._running, timeout=seconds)
+        if late:
+            structlog.get_logger(__name__).warning("calls are broken off", calls=len(late), seconds=seconds)
+            self._breaking_off = True
+            for task in late:
+                task.cancel()
+            await asyncio.wait(late)
 
     async def Describe(self, request: Empty, context: Context) -> wire.WorkerInfo:
         """Model, shape and limits."""
@@ -134,14 +138,16 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
             async with _answering(context):
                 if self._draining:
                     raise Cancelled("the worker is draining and begins nothing new")
-                self._running += 1
-                self._at_rest.clear()
+                task = asyncio.current_task()
+                assert task is not None, "a call is answered in a task of its own"
+                self._running.add(task)
+                task.add_done_callback(self._running.discard)
                 try:
                     yield
-                finally:
-                    self._running -= 1
-                    if not self._running:
-                        self._at_rest.set()
+                except asyncio.CancelledError as error:
+                    if self._breaking_off:
+                        raise Cancelled("the worker stopped before this was done") from error
+                    raise
 
         return working()
 
