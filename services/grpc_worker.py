@@ -26,6 +26,7 @@ class GrpcWorker:
 
     def __init__(self, settings: WireSettings) -> None:
         self._settings = settings
+        self.address = settings.worker
         self._channel = _channel(settings)
         self._stub = worker_pb2_grpc.WorkerStub(self._channel)
 
@@ -117,11 +118,11 @@ class GrpcWorker:
         except grpc.aio.AioRpcError as error:
             raise self._error(error) from error
         except grpc.aio.UsageError as error:
-            raise WorkerLost(f"the connection to the worker {self._settings.worker} is closed") from error
+            raise WorkerLost(f"the connection to the worker {self.address} is closed") from error
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
             if task is not None and not task.cancelling():
-                raise WorkerLost(f"the connection to the worker {self._settings.worker} was closed") from error
+                raise WorkerLost(f"the connection to the worker {self.address} was closed") from error
             raise
 
     def _error(self, error: grpc.aio.AioRpcError) -> WorkerRefused | WorkerLost:
@@ -129,7 +130,7 @@ class GrpcWorker:
         details = error.details() or ""
         if code is not None:
             return WorkerRefused(str(code), details)
-        worker = f"the worker {self._settings.worker}"
+        worker = f"the worker {self.address}"
         match error.code():
             case grpc.StatusCode.INTERNAL:
                 return WorkerLost(f"{worker} failed: {details}")
