@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -175,6 +175,24 @@ async def test_cancelling_a_build_leaves_the_session_to_its_next_turn(worker_at:
             await build
         events = [event async for event in worker.turn(wire.TurnRequest(session="s", epoch=1, messages=[SPOKEN]))]
         assert events[-1].done.state.length > len(said)
+
+
+async def test_closing_a_turn_early_cancels_it_and_an_open_rolls_it_back(worker_at: WorkerAt, tmp_path: Path) -> None:
+    async with worker_at(tmp_path) as worker:
+        said = await talked(worker, method="snapkv")
+        speaking = wire.TurnRequest(session="s", epoch=1, messages=[SPOKEN], generate=True)
+        speaking.sampling.max_tokens = 3000
+        async with aclosing(worker.turn(speaking)) as events:
+            assert (await anext(events)).token.ids
+        # A session's turns follow each other: this one begins when that one has ended, and finds what it left.
+        with pytest.raises(WorkerRefused, match="in the middle of a turn") as refused:
+            await anext(worker.turn(speaking))
+        assert refused.value.code == "unknown_session"
+        await worker.drop("s")
+        assert await talked(worker, method="snapkv") == said
+        assert (await worker.memory("s")).length == len(said)
+        await worker.retain([])
+        assert sum((await worker.stats()).tier_bytes.values()) == 0
 
 
 async def test_after_closing_every_call_finds_the_worker_lost_or_refusing(worker_at: WorkerAt, tmp_path: Path) -> None:

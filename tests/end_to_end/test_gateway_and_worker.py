@@ -1,0 +1,235 @@
+"""A gateway and its worker as two processes, each with certificates: what is said is what one process says.
+
+The worker is killed in the middle of a turn and in a pause, and started again over its directory while the gateway
+stays; then the gateway is.
+"""
+
+import signal
+import subprocess
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trustme
+
+from kvrecall.cli.local_server import launch
+from kvrecall.client import KvrecallClient, KvrecallError
+
+Json = dict[str, Any]
+END_SECONDS = 300.0
+SETTINGS: Json = {"budget": 128, "repair_rows": 32, "repair_on": ["tool_call", "tool_result", "turn"], "seed": 17}
+GREEDY: Json = {"max_tokens": 16, "stop": ["<tool_call>"]}
+ROWS = ("length", "active_rows", "evicted_rows", "promoted_rows")
+LIMITS = ("--slots", "2", "--budget", "256", "--block", "64")
+
+
+@dataclass
+class Process:
+    """A command that can be ended and started again."""
+
+    command: str
+    arguments: list[str]
+    log: Path
+    environment: Mapping[str, str]
+    address: str = ""
+    running: "subprocess.Popen[bytes] | None" = None
+
+    def start(self) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", **self.environment}.items():
+                patch.setenv(name, value)
+            self.running, self.address = launch([*self.arguments, "--log", "json"], self.log, self.command)
+
+    def end(self, number: signal.Signals) -> int:
+        """Send a signal and wait for the end; returns the exit code."""
+        assert self.running is not None, "it was started"
+        process, self.running = self.running, None
+        with process:
+            process.send_signal(number)
+            return process.wait(END_SECONDS)
+
+
+@dataclass
+class Pair:
+    """A worker and a gateway, on folders of their own."""
+
+    worker: Process
+    gateway: Process
+    client: KvrecallClient
+
+    def restart_worker(self, say: Any, how: signal.Signals = signal.SIGKILL) -> None:
+        """End the worker and start it again; return when the gateway has found it."""
+        self.worker.end(how)
+        self.back(say)
+
+    def back(self, say: Any) -> None:
+        """Start the worker again where it was; return when the gateway has found it."""
+        self.worker.start()
+        say.until(self.client.ready, "the way to the worker")
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An authority, and one key and certificate by it for both sides."""
+    folder = tmp_path_factory.mktemp("certificates")
+    authority = trustme.CA()
+    issued = authority.issue_cert("127.0.0.1")
+    authority.cert_pem.write_to_path(folder / "ca.pem")
+    issued.private_key_pem.write_to_path(folder / "key.pem")
+    issued.cert_chain_pems[0].write_to_path(folder / "cert.pem")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pair(model: Path, certificates: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    """A worker that asks for certificates, and a gateway that has one."""
+    folder = tmp_path_factory.mktemp("pair")
+    both = ["--tls-cert", str(certificates / "cert.pem"), "--tls-key", str(certificates / "key.pem")]
+    ca = str(certificates / "ca.pem")
+    worker = Process(
+        "worker",
+        ["--listen", "127.0.0.1:0", "--data", str(folder / "worker"), *LIMITS, *both, "--tls-client-ca", ca],
+        folder / "worker.log",
+        {"KVRECALL_MODEL": str(model), "KVRECALL_SERVER__DRAIN_SECONDS": "300"},
+    )
+    worker.start()
+    worker.arguments[1] = worker.address  # where it is found again
+    gateway = Process(
+        "gateway",
+        ["--worker", worker.address, "--port", "0", "--data", str(folder / "gateway"), *both, "--tls-ca", ca],
+        folder / "gateway.log",
+        {"PYTHONPROFILEIMPORTTIME": "1", "KVRECALL_WIRE__RECONNECT_SECONDS": "0.2"},
+    )
+    gateway.start()
+    with KvrecallClient(gateway.address, timeout_seconds=END_SECONDS) as client:
+        yield Pair(worker, gateway, client)
+    for each in (gateway, worker):
+        if each.running is not None:
+            each.end(signal.SIGKILL)
+
+
+@pytest.fixture(scope="module")
+def steps(say: Any) -> list[Json]:
+    """Two turns, a pause, a tool's result, and two turns after it."""
+    asking = [say.user("Which code opens the locker of Ada?"), say.asks("c1", name="Ada", thing="locker")]
+    return [
+        {"messages": [say.user(say.chatter(51, 30))], "sampling": GREEDY},
+        {"messages": [say.user(say.chatter(52, 25))], "sampling": GREEDY},
+        {"messages": asking, "generate": False},
+        {"event": "tool_call.completed", "call_id": "c1", "result": "Ada's locker has number 4821."},
+        {"messages": [], "sampling": GREEDY, "wait_for_repairs": True},
+        {"messages": [say.user("And what is the code of Ben's garage?")], "sampling": GREEDY},
+    ]
+
+
+def substance(turn: Json) -> Json:
+    """What a turn came to, without ids, times, and bytes of the process's life."""
+    memory = turn["memory"]
+    repairs = [(each["trigger"], each["signal_tokens"], each["promoted"]) for each in memory["repairs"]]
+    rows = {name: memory[name] for name in ROWS}
+    return {"message": turn["message"], "usage": turn["usage"], "rows": rows, "repairs": repairs}
+
+
+def converse(client: KvrecallClient, steps: list[Json], before: Mapping[int, Callable[[str], None]]) -> list[Json]:
+    """Take all steps in a new session, and do at some what is to be done before."""
+    session, told = client.create_session(**SETTINGS)["id"], []
+    for number, step in enumerate(steps):
+        before.get(number, lambda _: None)(session)
+        if "event" in step:
+            client.event(session, step["event"], call_id=step["call_id"], result=step["result"])
+        else:
+            told.append(substance(client.turn(session, **step)))
+    return told
+
+
+@pytest.fixture(scope="module")
+def undisturbed(new_server: Callable[..., Any], steps: list[Json]) -> list[Json]:
+    """What `kvrecall serve` says, in one process that nobody kills."""
+    server = new_server()
+    server.start()
+    told = converse(server.own, steps, {})
+    server.kill()
+    assert all(turn["rows"]["evicted_rows"] for turn in told), "nothing was ever evicted"
+    assert [(trigger, promoted > 0) for trigger, _, promoted in told[3]["repairs"]] == [
+        ("tool_call", True),
+        ("tool_result", True),
+        ("turn", True),
+    ]
+    return told
+
+
+def test_two_processes_say_what_one_says(pair: Pair, steps: list[Json], undisturbed: list[Json]) -> None:
+    assert converse(pair.client, steps, {}) == undisturbed
+
+
+def test_a_killed_worker_costs_the_turn_that_ran_and_nothing_else(
+    pair: Pair, steps: list[Json], undisturbed: list[Json], say: Any
+) -> None:
+    def in_a_turn(session: str) -> None:
+        before = pair.client.get(session)
+        stream = pair.client.turn_stream(session, [say.user("Go on.")], sampling={"max_tokens": 2000}, key="broken")
+        assert [next(stream).event for _ in range(3)] == ["token"] * 3
+        pair.worker.end(signal.SIGKILL)
+        with pytest.raises(KvrecallError) as lost:
+            list(stream)
+        assert lost.value.code == "worker_lost"
+        assert not pair.client.ready()
+        with pytest.raises(KvrecallError) as refused:
+            pair.client.turn(session, [say.user("Hello?")])
+        assert (refused.value.status, refused.value.code) == (503, "worker_lost")
+        pair.back(say)
+        assert pair.client.get(session) == before
+
+    def in_the_pause(session: str) -> None:
+        say.until(lambda: pair.client.memory(session)["promoted_rows"] > 0, "the early repair")
+        pair.restart_worker(say)
+
+    def at_rest(_: str) -> None:
+        pair.restart_worker(say)
+
+    assert converse(pair.client, steps, {1: in_a_turn, 3: in_the_pause, 5: at_rest}) == undisturbed
+
+
+def test_a_worker_that_is_asked_to_end_lets_a_turn_end_first(pair: Pair, say: Any) -> None:
+    session = pair.client.create_session(**SETTINGS)["id"]
+    stream = pair.client.turn_stream(session, [say.user("Go on.")], sampling={"max_tokens": 200})
+    assert next(stream).event == "token"
+    assert pair.worker.end(signal.SIGTERM) == 0
+    done = list(stream)[-1]
+    assert (done.event, done.data["usage"]["output_tokens"]) == ("done", 200)
+    pair.back(say)
+    found = pair.client.get(session)
+    assert (found["turns"], found["length"]) == (1, done.data["memory"]["length"])
+    assert pair.client.turn(session, [say.user("Hello.")], generate=False)["turn"] == 2
+
+
+def test_what_a_killed_gateway_had_not_committed_never_happened(pair: Pair, say: Any) -> None:
+    session = pair.client.create_session(**SETTINGS)["id"]
+    pair.client.turn(session, [say.user(say.chatter(53, 10))], generate=False)
+    before = pair.client.get(session)
+    stream = pair.client.turn_stream(session, [say.user("Go on.")], sampling={"max_tokens": 4000})
+    assert next(stream).event == "token"
+    pair.gateway.end(signal.SIGKILL)
+    with pytest.raises(KvrecallError):
+        list(stream)
+    pair.gateway.start()
+    with KvrecallClient(pair.gateway.address, timeout_seconds=END_SECONDS) as client:
+        assert client.get(session) == before
+        assert client.turn(session, [say.user("Hello.")], generate=False)["turn"] == 2
+
+
+def test_a_gateway_imports_no_torch(pair: Pair) -> None:
+    log = pair.gateway.log.read_text(encoding="utf-8")
+    imported = {line.rsplit("|", 1)[-1].strip() for line in log.splitlines() if line.startswith("import time:")}
+    assert {"services.grpc_worker", "gateway.app"} <= imported
+    assert not {name for name in imported if name.split(".")[0] in ("torch", "transformers", "kvstore.page")}
+    assert "kvstore.store" not in imported
+
+
+def test_a_gateway_ends_in_good_order_and_leaves_its_worker(pair: Pair) -> None:
+    assert pair.gateway.end(signal.SIGTERM) == 0
+    assert pair.worker.running is not None
+    assert pair.worker.running.poll() is None
+    assert pair.worker.end(signal.SIGTERM) == 0
