@@ -1,7 +1,9 @@
 """A repair brings the rows back that a signal asks for, leaves nothing of itself, and may be ended at any moment."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError
+from threading import Event
 from typing import Any
 
 import pytest
@@ -261,3 +263,35 @@ def test_a_deadline_that_is_over_ends_a_repair(make_worker: Callable[..., Any], 
     assert not worker.repair("s", text=words(6, seed=1), seconds=600).report.cut
     assert not deadline(0)()
     assert deadline(1e-9)()
+
+
+def test_a_turn_that_is_cancelled_in_its_own_repair_leaves_nothing_behind(
+    make_worker: Callable[..., Any], words: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = make_worker(block_tokens=64, recent=8)
+    spec = {"method": "snapkv", "budget": 60, "repair_rows": 20}
+    worker.open(**spec)
+    state = worker.turn("s", words(300), max_tokens=4).state
+    undisturbed = worker.turn("s", words(9, seed=1), repair=True)
+    worker.open(state=state, **spec)
+    reads, read_keys, submitted = list[int](), worker.engine.store.read_keys, Event()
+
+    def cancelled_at_the_first_read(name: str, pages: Sequence[int]) -> Any:
+        reads.append(len(pages))
+        assert submitted.wait(60)
+        turn.cancel()
+        return read_keys(name, pages)
+
+    monkeypatch.setattr(worker.engine.store, "read_keys", cancelled_at_the_first_read)
+    turn = worker.submit("s", words(9, seed=1), repair=True)
+    submitted.set()
+    with pytest.raises(CancelledError):
+        turn.result(60)
+    for _ in range(2):
+        worker.scheduler.retain(["s"]).result(60)
+    assert reads
+    assert worker.scheduler.slots_in_use() == worker.scheduler.queued() == 0
+    monkeypatch.undo()
+    worker.open(state=state, **spec)
+    assert list(worker.turn("s", words(9, seed=1), repair=True).token_ids) == list(undisturbed.token_ids)
+    worker.check()
