@@ -29,6 +29,7 @@ class GrpcWorker:
         self.address = settings.worker
         self._channel = _channel(settings)
         self._stub = worker_pb2_grpc.WorkerStub(self._channel)
+        self._repairs: dict[str, set[asyncio.Event]] = {}
 
     async def describe(self) -> wire.WorkerInfo:
         """Model, shape and limits; waits for a worker that is still starting."""
@@ -62,11 +63,41 @@ class GrpcWorker:
 
     async def repair(self, request: wire.RepairRequest) -> wire.RepairResult:
         """Run a repair between turns; cancelling the call cancels it."""
-        result: wire.RepairResult = await self._ask(self._stub.Repair, request, self._settings.repair_seconds)
-        return result
+        taken = asyncio.Event()
+        self._repairs.setdefault(request.session, set()).add(taken)
+        try:
+            with self._told():
+                return await self._repair(request, taken)
+        finally:
+            taken.set()
+            self._repairs[request.session].discard(taken)
+            if not self._repairs[request.session]:
+                del self._repairs[request.session]
+
+    async def _repair(self, request: wire.RepairRequest, taken: asyncio.Event) -> wire.RepairResult:
+        call = self._stub.Repair(request, timeout=self._settings.repair_seconds)
+        try:
+            async for event in call:
+                taken.set()
+                if event.WhichOneof("event") == "result":
+                    result: wire.RepairResult = event.result
+                    return result
+        finally:
+            call.cancel()
+        raise WorkerLost(f"the worker {self.address} ended the repair without a result")
 
     async def hurry(self, request: wire.HurryRequest) -> None:
-        """End the session's repairs with what they have found so far."""
+        """End the session's repairs with what they have found so far.
+
+        Calls overtake each other on their way, and a hurry that came first would find nothing: it waits until the
+        worker says that it has the repair.
+        """
+        try:
+            async with asyncio.timeout(self._settings.quick_seconds):
+                for taken in tuple(self._repairs.get(request.session, ())):
+                    await taken.wait()
+        except TimeoutError as error:
+            raise WorkerLost(f"the worker {self.address} did not take the repair that is to be hurried") from error
         await self._ask(self._stub.Hurry, request, self._settings.quick_seconds)
 
     async def detokenize(self, request: wire.DetokenizeRequest) -> wire.DetokenizeResult:

@@ -88,10 +88,15 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
             async for event in events:
                 await context.write(event)
 
-    async def Repair(self, request: wire.RepairRequest, context: Context) -> wire.RepairResult:
-        """Run a repair."""
+    async def Repair(self, request: wire.RepairRequest, context: Context) -> None:
+        """Run a repair; told that it is taken, its client may hurry it."""
         async with self._working(context):
-            return await self._calls.repair(request)
+            repair = asyncio.ensure_future(self._calls.repair(request))
+            try:
+                await context.write(wire.RepairEvent(taken=True))
+                await context.write(wire.RepairEvent(result=await repair))
+            finally:
+                repair.cancel()
 
     async def Hurry(self, request: wire.HurryRequest, context: Context) -> Empty:
         """End a session's repairs."""

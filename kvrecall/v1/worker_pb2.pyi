@@ -393,6 +393,14 @@ class RepairResult(_message.Message):
     state: SessionState
     def __init__(self, report: _Optional[_Union[RepairReport, _Mapping]] = ..., memory: _Optional[_Union[MemoryReport, _Mapping]] = ..., state: _Optional[_Union[SessionState, _Mapping]] = ...) -> None: ...
 
+class RepairEvent(_message.Message):
+    __slots__ = ("taken", "result")
+    TAKEN_FIELD_NUMBER: _ClassVar[int]
+    RESULT_FIELD_NUMBER: _ClassVar[int]
+    taken: bool
+    result: RepairResult
+    def __init__(self, taken: bool = ..., result: _Optional[_Union[RepairResult, _Mapping]] = ...) -> None: ...
+
 class MethodInfo(_message.Message):
     __slots__ = ("name", "summary", "settings_schema", "episodes")
     NAME_FIELD_NUMBER: _ClassVar[int]

@@ -57,10 +57,10 @@ class WorkerStub(object):
                 request_serializer=kvrecall_dot_v1_dot_worker__pb2.TurnRequest.SerializeToString,
                 response_deserializer=kvrecall_dot_v1_dot_worker__pb2.TurnEvent.FromString,
                 _registered_method=True)
-        self.Repair = channel.unary_unary(
+        self.Repair = channel.unary_stream(
                 '/kvrecall.v1.Worker/Repair',
                 request_serializer=kvrecall_dot_v1_dot_worker__pb2.RepairRequest.SerializeToString,
-                response_deserializer=kvrecall_dot_v1_dot_worker__pb2.RepairResult.FromString,
+                response_deserializer=kvrecall_dot_v1_dot_worker__pb2.RepairEvent.FromString,
                 _registered_method=True)
         self.Hurry = channel.unary_unary(
                 '/kvrecall.v1.Worker/Hurry',
@@ -200,10 +200,10 @@ def add_WorkerServicer_to_server(servicer, server):
                     request_deserializer=kvrecall_dot_v1_dot_worker__pb2.TurnRequest.FromString,
                     response_serializer=kvrecall_dot_v1_dot_worker__pb2.TurnEvent.SerializeToString,
             ),
-            'Repair': grpc.unary_unary_rpc_method_handler(
+            'Repair': grpc.unary_stream_rpc_method_handler(
                     servicer.Repair,
                     request_deserializer=kvrecall_dot_v1_dot_worker__pb2.RepairRequest.FromString,
-                    response_serializer=kvrecall_dot_v1_dot_worker__pb2.RepairResult.SerializeToString,
+                    response_serializer=kvrecall_dot_v1_dot_worker__pb2.RepairEvent.SerializeToString,
             ),
             'Hurry': grpc.unary_unary_rpc_method_handler(
                     servicer.Hurry,
@@ -372,12 +372,12 @@ class Worker(object):
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.unary_unary(
+        return grpc.experimental.unary_stream(
             request,
             target,
             '/kvrecall.v1.Worker/Repair',
             kvrecall_dot_v1_dot_worker__pb2.RepairRequest.SerializeToString,
-            kvrecall_dot_v1_dot_worker__pb2.RepairResult.FromString,
+            kvrecall_dot_v1_dot_worker__pb2.RepairEvent.FromString,
             options,
             channel_credentials,
             insecure,

@@ -27,6 +27,9 @@ class Scripted(worker_pb2_grpc.WorkerServicer):
         self.status = grpc.StatusCode.OK
         self.code = ""
         self.given_up = asyncio.Event()
+        self.begun = asyncio.Event()
+        self.hurried = asyncio.Event()
+        self.order: list[str] = []
 
     async def Describe(self, request: Empty, context: Any) -> wire.WorkerInfo:
         return wire.WorkerInfo(model="scripted")
@@ -38,13 +41,25 @@ class Scripted(worker_pb2_grpc.WorkerServicer):
     async def Turn(self, request: wire.TurnRequest, context: Any) -> None:
         await context.write(wire.TurnEvent(token=wire.TokenChunk(text="one")))
         await self._end(context)
-        await self.Repair(request, context)
-
-    async def Repair(self, request: Any, context: Any) -> None:
         try:
             await asyncio.Event().wait()
         finally:
             self.given_up.set()
+
+    async def Repair(self, request: wire.RepairRequest, context: Any) -> None:
+        self.order.append("repair")
+        self.begun.set()
+        await context.write(wire.RepairEvent(taken=True))
+        try:
+            await self.hurried.wait()
+            await context.write(wire.RepairEvent(result=wire.RepairResult()))
+        finally:
+            self.given_up.set()
+
+    async def Hurry(self, request: wire.HurryRequest, context: Any) -> Empty:
+        self.order.append("hurry")
+        self.hurried.set()
+        return Empty()
 
     async def Open(self, request: wire.OpenRequest, context: Any) -> wire.MemoryReport:
         await asyncio.sleep(0.05)
@@ -106,7 +121,8 @@ async def test_what_takes_longer_than_its_deadline_is_given_up_on_both_sides() -
     async with connected(repair_seconds=0.1) as (servicer, worker):
         with pytest.raises(WorkerLost, match="did not answer in time"):
             await worker.repair(wire.RepairRequest(session="s"))
-        await servicer.given_up.wait()
+        if servicer.begun.is_set():  # on a slow machine it may not even have come there
+            await servicer.given_up.wait()
         assert (await worker.memory("s")).length == 7
 
 
@@ -120,11 +136,24 @@ async def test_closing_a_turn_cancels_it() -> None:
 async def test_cancelling_a_repair_cancels_it() -> None:
     async with connected() as (servicer, worker):
         repair = asyncio.create_task(worker.repair(wire.RepairRequest(session="s")))
-        await worker.memory("s")
+        await servicer.begun.wait()
         repair.cancel()
         with pytest.raises(asyncio.CancelledError):
             await repair
         await servicer.given_up.wait()
+
+
+async def test_a_hurry_never_overtakes_its_repair() -> None:
+    async with connected() as (servicer, worker):
+        for _ in range(50):
+            servicer.order.clear()
+            servicer.hurried.clear()
+            repair = asyncio.create_task(worker.repair(wire.RepairRequest(session="s", text="much " * 50_000)))
+            await asyncio.sleep(0)
+            await worker.hurry(wire.HurryRequest(session="s"))
+            await repair
+            assert servicer.order == ["repair", "hurry"]
+        await worker.hurry(wire.HurryRequest(session="s"))
 
 
 async def test_an_open_ends_before_its_cancellation_is_told() -> None:
