@@ -40,7 +40,9 @@ def half_steps(rows: Tensor, dtype: torch.dtype) -> Tensor:
     allowed = []
     for side, axis in groups(rows):
         spread = side.amax(axis, keepdim=True) - side.amin(axis, keepdim=True)
-        rounding = side.abs().amax(axis, keepdim=True) * torch.finfo(dtype).eps
+        # Below its normal numbers a dtype rounds by as much as at the smallest of them.
+        largest = side.abs().amax(axis, keepdim=True).clamp_min(torch.finfo(dtype).smallest_normal)
+        rounding = largest * torch.finfo(dtype).eps
         # A step is a 255th of the range, up to 1/128 more by its own rounding, and no smaller than 2 ** -126.
         step = (spread / 255 * (1 + 2**-7)).clamp_min(2.0**-126) * (spread > 0)
         allowed.append((step / 2 + rounding).expand_as(side))
