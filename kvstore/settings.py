@@ -27,6 +27,11 @@ class StoreSettings(BaseModel):
         "...: the tier below the files, which is the truth then.",
     )
     redis_namespace: str = Field(default="kvrecall", min_length=1, description="Keeps deployments on one Redis apart.")
+    summary_bytes: int = Field(
+        default=1 << 30,
+        ge=0,
+        description="Memory for pages' summaries, which order and spare a repair's reads.",
+    )
     redis_ttl_seconds: float = Field(default=14 * 24 * 3600, gt=0, description="Of a session nobody reads or writes.")
 
     @property

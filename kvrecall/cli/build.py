@@ -84,11 +84,11 @@ def build_store(model: LoadedModel, data: Path, ram_bytes: int, tiers: StoreSett
         dtype=model.dtype,
         fingerprint=model.fingerprint,
     )
-    below: list[Tier] = []
+    kept: list[Tier] = [RamTier(ram_bytes), NvmeTier(data / "pages")]
     if tiers.redis_url:
         url, ttl = tiers.redis_url.get_secret_value(), tiers.redis_ttl_seconds
-        below.append(RedisTier(url, layout, namespace=tiers.redis_namespace, ttl_seconds=ttl))
-    return RowStore(layout, [RamTier(ram_bytes), NvmeTier(data / "pages"), *below], codecs=tiers.codecs)
+        kept.append(RedisTier(url, layout, namespace=tiers.redis_namespace, ttl_seconds=ttl))
+    return RowStore(layout, kept, summary_limit=tiers.summary_bytes, codecs=tiers.codecs)
 
 
 def _why_not(data: Path, error: Exception) -> str:

@@ -26,6 +26,21 @@ def test_codecs_of_tiers_come_from_the_environment(monkeypatch: pytest.MonkeyPat
     assert used["nvme"] <= 0.55 * used["ram"]
 
 
+@pytest.mark.parametrize("limit", [0, 1 << 20])
+def test_summaries_take_no_more_memory_than_was_said(
+    limit: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("KVRECALL_STORE__SUMMARY_BYTES", str(limit))
+    model = load_model(MODEL_PATH)
+    store = build_store(model, tmp_path, 1 << 26, Settings().store)
+    store.append("a", torch.ones(store.layout.rows_shape(128), dtype=model.dtype))
+    store.flush("a")
+    taken = store.summary_bytes()
+    store.close()
+    assert (taken > 0) == (limit > 0)
+    assert taken <= limit
+
+
 @pytest.mark.parametrize(("name", "value", "why"), [
     ("RAM_CODEC", "int8", "no tier may keep rows less exactly than the one below it, got ram: INT8, nvme: RAW"),
     ("NVME_CODEC", "int4", "store.nvme_codec"),
