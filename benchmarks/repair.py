@@ -182,7 +182,8 @@ class Bench:
 
     def choose(self, scores: Tensor, operator: RepairKV, count: int) -> Tensor:
         """The tokens to promote, int64 positions."""
-        return operator.choose(without_sinks(scores), self.candidate_tokens, torch.zeros(self.length), count)
+        worth = operator.worth(without_sinks(scores))
+        return operator.choose(worth, self.candidate_tokens, torch.zeros(self.length), count)
 
     def move(self, chosen: Tensor) -> None:
         """Gather rows from the store and put them among sinks and recent rows of a new slot, in every layer."""

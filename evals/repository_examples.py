@@ -183,8 +183,9 @@ def _calls(tree: ast.Module) -> Iterator[Call]:
 
     def within(node: ast.AST, scope: str) -> Iterator[Call]:
         for child in ast.iter_child_nodes(node):
-            named = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
-            inner = child.name if named else scope  # type: ignore[attr-defined]
+            inner = scope
+            if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                inner = child.name
             if isinstance(child, ast.Call):
                 place = child.func.end_lineno or child.lineno
                 if isinstance(child.func, ast.Name):

@@ -51,7 +51,8 @@ def best_spread(scores: Tensor, candidates: Tensor, tie_break: Tensor, count: in
     """The worker's own selection, as `best_bursts`."""
     allowed = torch.zeros(len(scores), dtype=torch.bool)
     allowed[candidates] = True
-    return RepairKV().choose(scores, allowed, tie_break, count)
+    operator = RepairKV()
+    return operator.choose(operator.worth(scores), allowed, tie_break, count)
 
 
 def signal_scores(observed: Observed, keys: Sequence[Tensor], rows: Tensor, sinks: int) -> Tensor:

@@ -16,7 +16,7 @@ from pydantic import (
 from services.call_events import CallEvent, CallEventType
 from services.messages import Message, Sampling, ToolCall
 from services.service import NewSession
-from services.sessions import EpisodeSettings, RepairTrigger
+from services.sessions import EpisodeBuild, EpisodeSettings, LayerBudgets, RepairScan, RepairTrigger
 from services.settings import ServiceSettings
 from services.turn_plan import TurnRequest
 
@@ -101,7 +101,7 @@ class EpisodesBody(Body):
     count: EpisodeCountBody = Field(default=4, description="Episodes; auto: 2 to 16, by silhouette.")
     segment_utterances: int = Field(default=4, ge=1, le=64, description="Utterances that are embedded as one.")
     medoid_utterances: int = Field(default=8, ge=1, le=64, description="Utterances that stand for an episode.")
-    build: Literal["one_pass", "per_episode"] = Field(
+    build: EpisodeBuild = Field(
         default="one_pass", description="Score stored rows for all episodes at once, or prefill the log for each."
     )
     rebuild_growth: float = Field(default=0.25, gt=0, le=100, description="Growth after which they are built again.")
@@ -124,7 +124,7 @@ class CreateSessionBody(Body):
         max_length=5,
         description="What a repair is conditioned on. All but turn are run between turns.",
     )
-    repair_scan: Literal["exact", "bounded", "summary"] | None = Field(
+    repair_scan: RepairScan | None = Field(
         default=None, description="How a repair finds its candidates; null: the worker's default."
     )
     repair_settings: JsonObject = Field(
@@ -135,7 +135,7 @@ class CreateSessionBody(Body):
     )
     method: Name | None = Field(default=None, description="Eviction method: a name of GET /v1/methods.")
     method_settings: JsonObject = Field(default={}, max_length=64)
-    layer_budgets: Literal["uniform", "pyramid", "sensitivity"] | None = Field(
+    layer_budgets: LayerBudgets | None = Field(
         default=None, description="How the budget is split over the layers; null: the method's own way."
     )
     episodes: EpisodesBody | None = Field(

@@ -138,7 +138,7 @@ def _take(
     if operator.per_head:
         wanted = best_of_heads(worth, missing, session.repair_rows)
     else:
-        chosen = operator.choose(scores, candidates, session.scores_of_evicted(), session.repair_rows)
+        chosen = operator.choose(worth, candidates, session.scores_of_evicted(), session.repair_rows)
         wanted = whole(chosen, missing)
     change = Exchange(wanted)
     if operator.swap:

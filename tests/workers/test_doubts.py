@@ -30,11 +30,11 @@ def test_without_a_doubt_the_choice_is_the_same_whatever_the_scores_are(
     if bool(form.doubts(lower, upper, candidates, count).any()):
         return
     ties = torch.zeros(len(lower))
-    chosen = form.choose(lower, candidates, ties, count)
+    chosen = form.choose(form.worth(lower), candidates, ties, count)
     for _ in range(3):
         share = torch.tensor(data.draw(st.lists(st.floats(0, 1), min_size=len(lower), max_size=len(lower))))
         between = lower + (upper - lower) * share
-        assert form.choose(between, candidates, ties, count).tolist() == chosen.tolist()
+        assert form.choose(form.worth(between), candidates, ties, count).tolist() == chosen.tolist()
 
 
 @pytest.mark.parametrize("form", FORMS, ids=["spread", "bursts", "anchors alone"])

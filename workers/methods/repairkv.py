@@ -48,14 +48,14 @@ class RepairKV:
             return scores
         return spread(scores, self.before, self.after, self.fade_before, self.fade_after)
 
-    def choose(self, scores: Tensor, candidates: Tensor, tie_break: Tensor, count: int) -> Tensor:
-        """At most `count` of the candidates: int64 positions, ascending.
+    def choose(self, worth: Tensor, candidates: Tensor, tie_break: Tensor, count: int) -> Tensor:
+        """At most `count` of the candidates, by what `worth` says of them: int64 positions, ascending.
 
-        scores, tie_break: float `[length]`; candidates: bool `[length]`.
+        worth, tie_break: float `[length]`; candidates: bool `[length]`.
         """
         if self.select == "bursts":
-            return bursts(scores, candidates, tie_break, count, before=self.before, after=self.after)
-        return best_tokens(self.worth(scores), candidates, tie_break, count).sort().values
+            return bursts(worth, candidates, tie_break, count, before=self.before, after=self.after)
+        return best_tokens(worth, candidates, tie_break, count).sort().values
 
     def doubts(self, lower: Tensor, upper: Tensor, candidates: Tensor, count: int) -> Tensor:
         """Tokens whose scores must be known better before `choose` is certain: bool `[length]`.
