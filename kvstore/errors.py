@@ -49,6 +49,10 @@ class TierFailedError(TierError):
     """The device, file system or server under a tier failed."""
 
 
+class StaleWriterError(TierError):
+    """The session was taken over: whoever writes it now does so under a later epoch."""
+
+
 class DirectoryLockedError(KvStoreError):
     """Another process owns the directory of an NVMe tier."""
 

@@ -19,6 +19,7 @@ from kvstore.errors import CorruptPageError, ForeignPageError, PageFormatError, 
 MAGIC = b"KVRP"
 VERSION = 1
 HEADER_BYTES = 192
+EPOCH_SHIFT = 32
 SESSION_BYTES = 128
 DTYPE_CODES = {torch.float32: 1, torch.bfloat16: 2, torch.float16: 3}
 
@@ -94,7 +95,7 @@ class PageHeader:
 
     key: PageKey
     sequence: int
-    """Grows with every page a store writes; of two copies of one page the larger one is the newer."""
+    """Of two copies of one page the larger one is the newer: the writer's epoch, then a count (`first_sequence`)."""
     valid_tokens: int
     payload_bytes: int
     fingerprint_hash: bytes = bytes(16)
@@ -107,9 +108,19 @@ class PageHeader:
     kind: RecordKind = RecordKind.PAGE
 
     @property
+    def epoch(self) -> int:
+        """Under which the page was written."""
+        return self.sequence >> EPOCH_SHIFT
+
+    @property
     def record_bytes(self) -> int:
         """Bytes of header and payload together."""
         return HEADER_BYTES + self.payload_bytes
+
+
+def first_sequence(epoch: int) -> int:
+    """The lowest sequence number of pages that are written under `epoch`: later epochs' are all larger."""
+    return epoch << EPOCH_SHIFT
 
 
 def page_header(layout: PageLayout, key: PageKey, sequence: int, valid_tokens: int, payload: bytes,

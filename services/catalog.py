@@ -6,16 +6,58 @@ from typing import Protocol
 
 from services.messages import ToolCall
 from services.reports import MemoryReport, RepairReport
-from services.sessions import DueRepair, PendingCall, Session, Turn
+from services.sessions import DueRepair, PendingCall, Session, SharedPages, Turn
 
 
 @dataclass(frozen=True)
 class IdempotencyKey:
-    """A client's key for one write: `scope` is the call it was sent to, `fingerprint` stands for the body."""
+    """A client's key for one write: `scope` is the call it was sent to, `fingerprint` stands for the body.
+
+    `session` is the one that the call names; empty where it makes one.
+    """
 
     scope: str
     key: str
     fingerprint: str
+    session: str = ""
+
+
+@dataclass(frozen=True)
+class Lease:
+    """Who writes a session: the epoch of whoever took it over last, and the worker that had it then."""
+
+    epoch: int
+    worker: str
+
+
+@dataclass(frozen=True)
+class Leftover:
+    """Pages that nobody needs any more: those of `session` but for its first `keep_pages`, which others share."""
+
+    session: str
+    keep_pages: int
+
+
+@dataclass(frozen=True)
+class KnownPrefix:
+    """A session's first tokens, whose rows a session alike in tenant, settings and first words may share."""
+
+    owner: str
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class ForkCommit:
+    """A new session that begins as `parent` was at the end of turn `turns`.
+
+    The parent's turns up to there are copied, and the calls that turn ended on; at its last turn also what is known of
+    calls and episodes since, and which repairs were run. `worker_state` is the child's.
+    """
+
+    session: Session
+    parent: str
+    turns: int
+    worker_state: bytes
 
 
 @dataclass(frozen=True)
@@ -55,7 +97,9 @@ class TurnCommit:
 
     `calls` are the tool calls it ended on; `said` are the results, by call id, that the turn itself brought for
     calls of the pause before. `matched` is the episode it was matched with, `active` the one whose rows are active
-    now; empty: none. `repaired` belongs to the turn's own repair, if its outcome has one.
+    now; empty: none. `repaired` belongs to the turn's own repair, if its outcome has one. A first turn also says what
+    pages the session `shared` since, and which `prefix` others may share of it, under the `digest` of what it follows
+    from.
     """
 
     turn: Turn
@@ -65,6 +109,9 @@ class TurnCommit:
     matched: str = ""
     active: str = ""
     repaired: RepairDetails = RepairDetails()
+    shared: tuple[SharedPages, ...] | None = None
+    prefix: KnownPrefix | None = None
+    digest: str = ""
 
 
 @dataclass(frozen=True)
@@ -196,8 +243,46 @@ class Catalog(Protocol):
         """Up to `limit` of the last `REPAIRS_KEPT` repairs, the newest first. Raises UnknownSession."""
         ...
 
-    async def take_over(self, session: str) -> int:
-        """Become the session's writer: the new epoch, larger than any before."""
+    async def claim(self, session: str, holder: str, seconds: float) -> Lease:
+        """Be the one process that works on the session, for so many seconds; claimed again, it lasts on from now.
+
+        Raises SessionBusy while another holder's claim lasts. It keeps others from starting in vain; that nobody
+        writes who was taken over from is the epoch's doing, and depends on no clock.
+        """
+        ...
+
+    async def release(self, session: str, holder: str) -> None:
+        """Give a claim back. Nothing happens to another holder's."""
+        ...
+
+    async def take_over(self, session: str, worker: str) -> int:
+        """Become the session's writer, with its rows in `worker`: the new epoch, larger than any before."""
+        ...
+
+    async def fork(self, commit: ForkCommit, answer: Remembered | None) -> None:
+        """Add a session that begins as another was. Raises UnknownSession, UnknownTurn.
+
+        Its `shared` pages are counted before it is there, so a crash leaves none uncounted.
+        """
+        ...
+
+    async def share(self, session: str, shared: SharedPages) -> bool:
+        """Count `session` among those that use another's first pages; False when that one is no more.
+
+        To be called before they are used. What a first turn then commits as `shared` replaces it.
+        """
+        ...
+
+    async def prefix(self, digest: str) -> KnownPrefix | None:
+        """What a session with this digest said first, if one is there."""
+        ...
+
+    async def kept_pages(self) -> list[SharedPages]:
+        """Deleted sessions of which pages are still shared, with how many from the first on."""
+        ...
+
+    async def tenant_tokens(self, tenant: str) -> int:
+        """Tokens whose rows the tenant's sessions hold, shared ones counted once per session."""
         ...
 
     async def commit_turn(self, commit: TurnCommit, epoch: int, answer: Remembered | None) -> None:
@@ -247,8 +332,8 @@ class Catalog(Protocol):
         """Drop segments and episodes, so that they are made anew."""
         ...
 
-    async def delete(self, session: str, answer: Remembered | None) -> None:
-        """Forget the session, all its turns and episodes."""
+    async def delete(self, session: str, answer: Remembered | None) -> list[Leftover]:
+        """Forget the session, all its turns and episodes, and what it shared: the pages that nobody needs now."""
         ...
 
     async def recall(self, key: IdempotencyKey) -> str | None:

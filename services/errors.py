@@ -106,6 +106,24 @@ class UnknownSession(ServiceError):
         super().__init__(f"there is no session {session!r}", session=session)
 
 
+class UnknownTurn(ServiceError):
+    """The session has no turn of that number."""
+
+    code = "unknown_turn"
+
+    def __init__(self, session: str, turn: int) -> None:
+        super().__init__(f"session {session!r} has no turn {turn}", session=session, turn=turn)
+
+
+class QuotaExceeded(ServiceError):
+    """A tenant's sessions hold as much as they may."""
+
+    code = "quota_exceeded"
+
+    def __init__(self, message: str, limit: int) -> None:
+        super().__init__(message, limit=limit)
+
+
 class UnknownCall(ServiceError):
     """The session made no tool call of that id."""
 

@@ -124,6 +124,7 @@ class SessionSettings:
 
     Without `episodes` there are none; without `layer_budgets` the method's own way of splitting is taken, without
     `repair_scan` the worker's. `repair_seconds` is the most that one repair may take; None: as long as it needs.
+    `tenant` is whose session it is: rows are shared, and counted, within a tenant.
     """
 
     budget: int
@@ -139,6 +140,7 @@ class SessionSettings:
     repair_scan: RepairScan | None = None
     repair_settings: str = "{}"
     repair_seconds: float | None = None
+    tenant: str = ""
 
     def repairs_on(self, trigger: RepairTrigger) -> bool:
         """Whether the session repairs on `trigger`: asked for, and with rows to promote into."""
@@ -190,11 +192,19 @@ class PendingCall:
 
 
 @dataclass(frozen=True)
+class SharedPages:
+    """The pages of a session before index `pages` are those that `owner` wrote, but for what an entry before covers."""
+
+    owner: str
+    pages: int
+
+
+@dataclass(frozen=True)
 class Session:
     """A session as it was last committed. `calls` are those whose results are not said yet, in call order.
 
     `repairs` are those since the last turn. `output_due` counts the tokens of the last answer, until a repair has
-    used it as its signal; none if the answer ended on calls.
+    used it as its signal; none if the answer ended on calls. `shared` are the pages of others that it begins with.
     """
 
     id: str
@@ -207,6 +217,7 @@ class Session:
     calls: tuple[PendingCall, ...] = ()
     repairs: tuple[RepairReport, ...] = ()
     output_due: int = 0
+    shared: tuple[SharedPages, ...] = ()
 
     @property
     def resting_state(self) -> SessionState:

@@ -18,8 +18,15 @@ class Worker(Protocol):
         """Model, shape and limits: fixed while the worker lives."""
         ...
 
-    async def retain(self, sessions: list[str]) -> None:
-        """Drop the rows of every session that is not in `sessions`: once, before the first request."""
+    def place(self, session: str, owner: str) -> str:
+        """Which worker is to have the session from its next `open` on: `owner` while it is well, else another.
+
+        Raises WorkerLost when there is none. An empty `owner`: the session is new.
+        """
+        ...
+
+    async def retain(self, request: wire.RetainRequest) -> None:
+        """Drop the rows of sessions that are not named, of those that were stored before the worker started."""
         ...
 
     async def open(self, request: wire.OpenRequest) -> wire.MemoryReport:
@@ -28,6 +35,19 @@ class Worker(Protocol):
         Rows that were stored beyond `state.length` are dropped. Refused with `rows_missing` when committed rows
         are not in the row store.
         """
+        ...
+
+    async def fork(self, request: wire.ForkRequest) -> wire.MemoryReport:
+        """Make a session that begins as another was, in the worker where that one is open; no rows are copied but
+        those of an unfinished page."""
+        ...
+
+    async def rebuild(self, request: wire.RebuildRequest) -> wire.RebuildResult:
+        """Compute the session's lost pages again from its turns, and open it: after `rows_missing`."""
+        ...
+
+    async def release(self, request: wire.ReleaseRequest) -> None:
+        """The session goes on elsewhere: free what this worker holds of it."""
         ...
 
     def turn(self, request: wire.TurnRequest) -> AsyncGenerator[wire.TurnEvent, None]:
@@ -78,12 +98,12 @@ class Worker(Protocol):
         """What the session holds now, of every kind; the session must have been opened."""
         ...
 
-    async def drop(self, session: str) -> None:
-        """Forget the session: its slot and all its rows. No error if it is unknown."""
+    async def drop(self, request: wire.DropRequest) -> None:
+        """Forget the session: its slot and its rows, but for pages that are kept. No error if it is unknown."""
         ...
 
-    async def stats(self) -> wire.WorkerStats:
-        """Counters for the metrics page."""
+    async def stats(self) -> dict[str, wire.WorkerStats]:
+        """Counters for the metrics page, by the worker's name."""
         ...
 
     async def close(self) -> None:

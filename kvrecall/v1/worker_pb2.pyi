@@ -32,7 +32,7 @@ class Message(_message.Message):
     def __init__(self, role: _Optional[str] = ..., content: _Optional[str] = ..., tool_calls: _Optional[_Iterable[_Union[ToolCall, _Mapping]]] = ..., tool_call_id: _Optional[str] = ..., name: _Optional[str] = ...) -> None: ...
 
 class SessionSpec(_message.Message):
-    __slots__ = ("session", "epoch", "budget", "repair_rows", "method", "method_settings", "seed", "tools", "layer_budgets", "repair_settings", "repair_scan")
+    __slots__ = ("session", "epoch", "budget", "repair_rows", "method", "method_settings", "seed", "tools", "layer_budgets", "repair_settings", "repair_scan", "shared")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     BUDGET_FIELD_NUMBER: _ClassVar[int]
@@ -44,6 +44,7 @@ class SessionSpec(_message.Message):
     LAYER_BUDGETS_FIELD_NUMBER: _ClassVar[int]
     REPAIR_SETTINGS_FIELD_NUMBER: _ClassVar[int]
     REPAIR_SCAN_FIELD_NUMBER: _ClassVar[int]
+    SHARED_FIELD_NUMBER: _ClassVar[int]
     session: str
     epoch: int
     budget: int
@@ -55,7 +56,16 @@ class SessionSpec(_message.Message):
     layer_budgets: str
     repair_settings: str
     repair_scan: str
-    def __init__(self, session: _Optional[str] = ..., epoch: _Optional[int] = ..., budget: _Optional[int] = ..., repair_rows: _Optional[int] = ..., method: _Optional[str] = ..., method_settings: _Optional[str] = ..., seed: _Optional[int] = ..., tools: _Optional[_Iterable[str]] = ..., layer_budgets: _Optional[str] = ..., repair_settings: _Optional[str] = ..., repair_scan: _Optional[str] = ...) -> None: ...
+    shared: _containers.RepeatedCompositeFieldContainer[SharedPages]
+    def __init__(self, session: _Optional[str] = ..., epoch: _Optional[int] = ..., budget: _Optional[int] = ..., repair_rows: _Optional[int] = ..., method: _Optional[str] = ..., method_settings: _Optional[str] = ..., seed: _Optional[int] = ..., tools: _Optional[_Iterable[str]] = ..., layer_budgets: _Optional[str] = ..., repair_settings: _Optional[str] = ..., repair_scan: _Optional[str] = ..., shared: _Optional[_Iterable[_Union[SharedPages, _Mapping]]] = ...) -> None: ...
+
+class SharedPages(_message.Message):
+    __slots__ = ("owner", "pages")
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    PAGES_FIELD_NUMBER: _ClassVar[int]
+    owner: str
+    pages: int
+    def __init__(self, owner: _Optional[str] = ..., pages: _Optional[int] = ...) -> None: ...
 
 class SessionState(_message.Message):
     __slots__ = ("length", "pending", "selection", "eviction_scores", "promoted_rows", "recent", "episode", "patched_prompt", "segments")
@@ -87,11 +97,65 @@ class OpenRequest(_message.Message):
     state: SessionState
     def __init__(self, spec: _Optional[_Union[SessionSpec, _Mapping]] = ..., state: _Optional[_Union[SessionState, _Mapping]] = ...) -> None: ...
 
+class LoggedTurn(_message.Message):
+    __slots__ = ("token_ids", "prompt_tokens", "output_tokens", "messages")
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    prompt_tokens: int
+    output_tokens: int
+    messages: _containers.RepeatedCompositeFieldContainer[Message]
+    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., prompt_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., messages: _Optional[_Iterable[_Union[Message, _Mapping]]] = ...) -> None: ...
+
+class ForkRequest(_message.Message):
+    __slots__ = ("parent", "spec", "state", "turns")
+    PARENT_FIELD_NUMBER: _ClassVar[int]
+    SPEC_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    TURNS_FIELD_NUMBER: _ClassVar[int]
+    parent: str
+    spec: SessionSpec
+    state: SessionState
+    turns: _containers.RepeatedCompositeFieldContainer[LoggedTurn]
+    def __init__(self, parent: _Optional[str] = ..., spec: _Optional[_Union[SessionSpec, _Mapping]] = ..., state: _Optional[_Union[SessionState, _Mapping]] = ..., turns: _Optional[_Iterable[_Union[LoggedTurn, _Mapping]]] = ...) -> None: ...
+
+class RebuildRequest(_message.Message):
+    __slots__ = ("spec", "state", "turns")
+    SPEC_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    TURNS_FIELD_NUMBER: _ClassVar[int]
+    spec: SessionSpec
+    state: SessionState
+    turns: _containers.RepeatedCompositeFieldContainer[LoggedTurn]
+    def __init__(self, spec: _Optional[_Union[SessionSpec, _Mapping]] = ..., state: _Optional[_Union[SessionState, _Mapping]] = ..., turns: _Optional[_Iterable[_Union[LoggedTurn, _Mapping]]] = ...) -> None: ...
+
+class RebuildResult(_message.Message):
+    __slots__ = ("pages", "seconds", "memory")
+    PAGES_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_FIELD_NUMBER: _ClassVar[int]
+    pages: int
+    seconds: float
+    memory: MemoryReport
+    def __init__(self, pages: _Optional[int] = ..., seconds: _Optional[float] = ..., memory: _Optional[_Union[MemoryReport, _Mapping]] = ...) -> None: ...
+
+class ReleaseRequest(_message.Message):
+    __slots__ = ("session", "epoch")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    session: str
+    epoch: int
+    def __init__(self, session: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
+
 class RetainRequest(_message.Message):
-    __slots__ = ("sessions",)
+    __slots__ = ("sessions", "shared")
     SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    SHARED_FIELD_NUMBER: _ClassVar[int]
     sessions: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, sessions: _Optional[_Iterable[str]] = ...) -> None: ...
+    shared: _containers.RepeatedCompositeFieldContainer[SharedPages]
+    def __init__(self, sessions: _Optional[_Iterable[str]] = ..., shared: _Optional[_Iterable[_Union[SharedPages, _Mapping]]] = ...) -> None: ...
 
 class MemoryRequest(_message.Message):
     __slots__ = ("session",)
@@ -100,10 +164,12 @@ class MemoryRequest(_message.Message):
     def __init__(self, session: _Optional[str] = ...) -> None: ...
 
 class DropRequest(_message.Message):
-    __slots__ = ("session",)
+    __slots__ = ("session", "keep_pages")
     SESSION_FIELD_NUMBER: _ClassVar[int]
+    KEEP_PAGES_FIELD_NUMBER: _ClassVar[int]
     session: str
-    def __init__(self, session: _Optional[str] = ...) -> None: ...
+    keep_pages: int
+    def __init__(self, session: _Optional[str] = ..., keep_pages: _Optional[int] = ...) -> None: ...
 
 class Sampling(_message.Message):
     __slots__ = ("max_tokens", "temperature", "top_p", "top_k", "seed", "stop")
@@ -122,7 +188,7 @@ class Sampling(_message.Message):
     def __init__(self, max_tokens: _Optional[int] = ..., temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., seed: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class TurnRequest(_message.Message):
-    __slots__ = ("session", "epoch", "messages", "generate", "sampling", "repair", "keep_distribution", "compare_with", "episode", "repair_seconds")
+    __slots__ = ("session", "epoch", "messages", "generate", "sampling", "repair", "keep_distribution", "compare_with", "episode", "repair_seconds", "prefix")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
@@ -133,6 +199,7 @@ class TurnRequest(_message.Message):
     COMPARE_WITH_FIELD_NUMBER: _ClassVar[int]
     EPISODE_FIELD_NUMBER: _ClassVar[int]
     REPAIR_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_FIELD_NUMBER: _ClassVar[int]
     session: str
     epoch: int
     messages: _containers.RepeatedCompositeFieldContainer[Message]
@@ -143,7 +210,16 @@ class TurnRequest(_message.Message):
     compare_with: str
     episode: Episode
     repair_seconds: float
-    def __init__(self, session: _Optional[str] = ..., epoch: _Optional[int] = ..., messages: _Optional[_Iterable[_Union[Message, _Mapping]]] = ..., generate: bool = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., repair: bool = ..., keep_distribution: bool = ..., compare_with: _Optional[str] = ..., episode: _Optional[_Union[Episode, _Mapping]] = ..., repair_seconds: _Optional[float] = ...) -> None: ...
+    prefix: Prefix
+    def __init__(self, session: _Optional[str] = ..., epoch: _Optional[int] = ..., messages: _Optional[_Iterable[_Union[Message, _Mapping]]] = ..., generate: bool = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., repair: bool = ..., keep_distribution: bool = ..., compare_with: _Optional[str] = ..., episode: _Optional[_Union[Episode, _Mapping]] = ..., repair_seconds: _Optional[float] = ..., prefix: _Optional[_Union[Prefix, _Mapping]] = ...) -> None: ...
+
+class Prefix(_message.Message):
+    __slots__ = ("owner", "token_ids")
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    owner: str
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, owner: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Span(_message.Message):
     __slots__ = ("start", "stop", "nearness")
@@ -303,7 +379,7 @@ class MemoryReport(_message.Message):
     def __init__(self, length: _Optional[int] = ..., budget: _Optional[int] = ..., active_rows: _Optional[_Iterable[int]] = ..., peak_rows: _Optional[_Iterable[int]] = ..., bound_rows: _Optional[_Iterable[int]] = ..., active_bytes: _Optional[int] = ..., evicted_rows: _Optional[int] = ..., promoted_rows: _Optional[int] = ..., tier_bytes: _Optional[_Mapping[str, int]] = ..., in_slot: bool = ...) -> None: ...
 
 class TurnDone(_message.Message):
-    __slots__ = ("finish_reason", "message", "token_ids", "prompt_tokens", "output_tokens", "memory", "repair", "seconds", "fidelity", "state", "switched", "utterance_tokens")
+    __slots__ = ("finish_reason", "message", "token_ids", "prompt_tokens", "output_tokens", "memory", "repair", "seconds", "fidelity", "state", "switched", "utterance_tokens", "durable", "shared_pages")
     class SecondsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -323,6 +399,8 @@ class TurnDone(_message.Message):
     STATE_FIELD_NUMBER: _ClassVar[int]
     SWITCHED_FIELD_NUMBER: _ClassVar[int]
     UTTERANCE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    DURABLE_FIELD_NUMBER: _ClassVar[int]
+    SHARED_PAGES_FIELD_NUMBER: _ClassVar[int]
     finish_reason: str
     message: Message
     token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -335,7 +413,9 @@ class TurnDone(_message.Message):
     state: SessionState
     switched: SwitchReport
     utterance_tokens: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, finish_reason: _Optional[str] = ..., message: _Optional[_Union[Message, _Mapping]] = ..., token_ids: _Optional[_Iterable[int]] = ..., prompt_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., memory: _Optional[_Union[MemoryReport, _Mapping]] = ..., repair: _Optional[_Union[RepairReport, _Mapping]] = ..., seconds: _Optional[_Mapping[str, float]] = ..., fidelity: _Optional[_Union[Fidelity, _Mapping]] = ..., state: _Optional[_Union[SessionState, _Mapping]] = ..., switched: _Optional[_Union[SwitchReport, _Mapping]] = ..., utterance_tokens: _Optional[_Iterable[int]] = ...) -> None: ...
+    durable: bool
+    shared_pages: int
+    def __init__(self, finish_reason: _Optional[str] = ..., message: _Optional[_Union[Message, _Mapping]] = ..., token_ids: _Optional[_Iterable[int]] = ..., prompt_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., memory: _Optional[_Union[MemoryReport, _Mapping]] = ..., repair: _Optional[_Union[RepairReport, _Mapping]] = ..., seconds: _Optional[_Mapping[str, float]] = ..., fidelity: _Optional[_Union[Fidelity, _Mapping]] = ..., state: _Optional[_Union[SessionState, _Mapping]] = ..., switched: _Optional[_Union[SwitchReport, _Mapping]] = ..., utterance_tokens: _Optional[_Iterable[int]] = ..., durable: bool = ..., shared_pages: _Optional[int] = ...) -> None: ...
 
 class TurnEvent(_message.Message):
     __slots__ = ("token", "tool_call", "done")
@@ -414,7 +494,7 @@ class MethodInfo(_message.Message):
     def __init__(self, name: _Optional[str] = ..., summary: _Optional[str] = ..., settings_schema: _Optional[str] = ..., episodes: bool = ...) -> None: ...
 
 class WorkerInfo(_message.Message):
-    __slots__ = ("model", "fingerprint", "layers", "kv_heads", "head_dim", "slots", "max_budget", "min_budget", "block_tokens", "max_context", "methods", "repair")
+    __slots__ = ("model", "fingerprint", "layers", "kv_heads", "head_dim", "slots", "max_budget", "min_budget", "block_tokens", "max_context", "methods", "repair", "page_tokens", "token_bytes")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     LAYERS_FIELD_NUMBER: _ClassVar[int]
@@ -427,6 +507,8 @@ class WorkerInfo(_message.Message):
     MAX_CONTEXT_FIELD_NUMBER: _ClassVar[int]
     METHODS_FIELD_NUMBER: _ClassVar[int]
     REPAIR_FIELD_NUMBER: _ClassVar[int]
+    PAGE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_BYTES_FIELD_NUMBER: _ClassVar[int]
     model: str
     fingerprint: str
     layers: int
@@ -439,41 +521,79 @@ class WorkerInfo(_message.Message):
     max_context: int
     methods: _containers.RepeatedCompositeFieldContainer[MethodInfo]
     repair: MethodInfo
-    def __init__(self, model: _Optional[str] = ..., fingerprint: _Optional[str] = ..., layers: _Optional[int] = ..., kv_heads: _Optional[int] = ..., head_dim: _Optional[int] = ..., slots: _Optional[int] = ..., max_budget: _Optional[int] = ..., min_budget: _Optional[int] = ..., block_tokens: _Optional[int] = ..., max_context: _Optional[int] = ..., methods: _Optional[_Iterable[_Union[MethodInfo, _Mapping]]] = ..., repair: _Optional[_Union[MethodInfo, _Mapping]] = ...) -> None: ...
+    page_tokens: int
+    token_bytes: int
+    def __init__(self, model: _Optional[str] = ..., fingerprint: _Optional[str] = ..., layers: _Optional[int] = ..., kv_heads: _Optional[int] = ..., head_dim: _Optional[int] = ..., slots: _Optional[int] = ..., max_budget: _Optional[int] = ..., min_budget: _Optional[int] = ..., block_tokens: _Optional[int] = ..., max_context: _Optional[int] = ..., methods: _Optional[_Iterable[_Union[MethodInfo, _Mapping]]] = ..., repair: _Optional[_Union[MethodInfo, _Mapping]] = ..., page_tokens: _Optional[int] = ..., token_bytes: _Optional[int] = ...) -> None: ...
 
 class WorkerStats(_message.Message):
-    __slots__ = ("slots_in_use", "sessions", "queued", "tier_bytes", "tier_hits", "tier_misses")
-    class TierBytesEntry(_message.Message):
+    __slots__ = ("slots_in_use", "sessions", "queued", "tiers", "lost_pages", "rebuilt_pages")
+    class TiersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
         VALUE_FIELD_NUMBER: _ClassVar[int]
         key: str
-        value: int
-        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
-    class TierHitsEntry(_message.Message):
-        __slots__ = ("key", "value")
-        KEY_FIELD_NUMBER: _ClassVar[int]
-        VALUE_FIELD_NUMBER: _ClassVar[int]
-        key: str
-        value: int
-        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
-    class TierMissesEntry(_message.Message):
-        __slots__ = ("key", "value")
-        KEY_FIELD_NUMBER: _ClassVar[int]
-        VALUE_FIELD_NUMBER: _ClassVar[int]
-        key: str
-        value: int
-        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+        value: TierStats
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[TierStats, _Mapping]] = ...) -> None: ...
     SLOTS_IN_USE_FIELD_NUMBER: _ClassVar[int]
     SESSIONS_FIELD_NUMBER: _ClassVar[int]
     QUEUED_FIELD_NUMBER: _ClassVar[int]
-    TIER_BYTES_FIELD_NUMBER: _ClassVar[int]
-    TIER_HITS_FIELD_NUMBER: _ClassVar[int]
-    TIER_MISSES_FIELD_NUMBER: _ClassVar[int]
+    TIERS_FIELD_NUMBER: _ClassVar[int]
+    LOST_PAGES_FIELD_NUMBER: _ClassVar[int]
+    REBUILT_PAGES_FIELD_NUMBER: _ClassVar[int]
     slots_in_use: int
     sessions: int
     queued: int
-    tier_bytes: _containers.ScalarMap[str, int]
-    tier_hits: _containers.ScalarMap[str, int]
-    tier_misses: _containers.ScalarMap[str, int]
-    def __init__(self, slots_in_use: _Optional[int] = ..., sessions: _Optional[int] = ..., queued: _Optional[int] = ..., tier_bytes: _Optional[_Mapping[str, int]] = ..., tier_hits: _Optional[_Mapping[str, int]] = ..., tier_misses: _Optional[_Mapping[str, int]] = ...) -> None: ...
+    tiers: _containers.MessageMap[str, TierStats]
+    lost_pages: int
+    rebuilt_pages: int
+    def __init__(self, slots_in_use: _Optional[int] = ..., sessions: _Optional[int] = ..., queued: _Optional[int] = ..., tiers: _Optional[_Mapping[str, TierStats]] = ..., lost_pages: _Optional[int] = ..., rebuilt_pages: _Optional[int] = ...) -> None: ...
+
+class TierStats(_message.Message):
+    __slots__ = ("bytes", "limit_bytes", "hits", "misses", "errors", "refused_pages", "read_bytes", "written_bytes", "reads", "writes", "read_seconds", "write_seconds")
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    HITS_FIELD_NUMBER: _ClassVar[int]
+    MISSES_FIELD_NUMBER: _ClassVar[int]
+    ERRORS_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_PAGES_FIELD_NUMBER: _ClassVar[int]
+    READ_BYTES_FIELD_NUMBER: _ClassVar[int]
+    WRITTEN_BYTES_FIELD_NUMBER: _ClassVar[int]
+    READS_FIELD_NUMBER: _ClassVar[int]
+    WRITES_FIELD_NUMBER: _ClassVar[int]
+    READ_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    WRITE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    bytes: int
+    limit_bytes: int
+    hits: int
+    misses: int
+    errors: int
+    refused_pages: int
+    read_bytes: int
+    written_bytes: int
+    reads: int
+    writes: int
+    read_seconds: float
+    write_seconds: float
+    def __init__(self, bytes: _Optional[int] = ..., limit_bytes: _Optional[int] = ..., hits: _Optional[int] = ..., misses: _Optional[int] = ..., errors: _Optional[int] = ..., refused_pages: _Optional[int] = ..., read_bytes: _Optional[int] = ..., written_bytes: _Optional[int] = ..., reads: _Optional[int] = ..., writes: _Optional[int] = ..., read_seconds: _Optional[float] = ..., write_seconds: _Optional[float] = ...) -> None: ...
+
+class WorkerRecord(_message.Message):
+    __slots__ = ("name", "address", "model", "fingerprint", "slots", "free_slots", "queued", "sessions", "draining")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_FIELD_NUMBER: _ClassVar[int]
+    FREE_SLOTS_FIELD_NUMBER: _ClassVar[int]
+    QUEUED_FIELD_NUMBER: _ClassVar[int]
+    SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    address: str
+    model: str
+    fingerprint: str
+    slots: int
+    free_slots: int
+    queued: int
+    sessions: int
+    draining: bool
+    def __init__(self, name: _Optional[str] = ..., address: _Optional[str] = ..., model: _Optional[str] = ..., fingerprint: _Optional[str] = ..., slots: _Optional[int] = ..., free_slots: _Optional[int] = ..., queued: _Optional[int] = ..., sessions: _Optional[int] = ..., draining: bool = ...) -> None: ...

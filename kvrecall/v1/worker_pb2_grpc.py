@@ -52,6 +52,21 @@ class WorkerStub(object):
                 request_serializer=kvrecall_dot_v1_dot_worker__pb2.OpenRequest.SerializeToString,
                 response_deserializer=kvrecall_dot_v1_dot_worker__pb2.MemoryReport.FromString,
                 _registered_method=True)
+        self.Fork = channel.unary_unary(
+                '/kvrecall.v1.Worker/Fork',
+                request_serializer=kvrecall_dot_v1_dot_worker__pb2.ForkRequest.SerializeToString,
+                response_deserializer=kvrecall_dot_v1_dot_worker__pb2.MemoryReport.FromString,
+                _registered_method=True)
+        self.Rebuild = channel.unary_unary(
+                '/kvrecall.v1.Worker/Rebuild',
+                request_serializer=kvrecall_dot_v1_dot_worker__pb2.RebuildRequest.SerializeToString,
+                response_deserializer=kvrecall_dot_v1_dot_worker__pb2.RebuildResult.FromString,
+                _registered_method=True)
+        self.Release = channel.unary_unary(
+                '/kvrecall.v1.Worker/Release',
+                request_serializer=kvrecall_dot_v1_dot_worker__pb2.ReleaseRequest.SerializeToString,
+                response_deserializer=google_dot_protobuf_dot_empty__pb2.Empty.FromString,
+                _registered_method=True)
         self.Turn = channel.unary_stream(
                 '/kvrecall.v1.Worker/Turn',
                 request_serializer=kvrecall_dot_v1_dot_worker__pb2.TurnRequest.SerializeToString,
@@ -117,6 +132,24 @@ class WorkerServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Open(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Fork(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Rebuild(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Release(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -194,6 +227,21 @@ def add_WorkerServicer_to_server(servicer, server):
                     servicer.Open,
                     request_deserializer=kvrecall_dot_v1_dot_worker__pb2.OpenRequest.FromString,
                     response_serializer=kvrecall_dot_v1_dot_worker__pb2.MemoryReport.SerializeToString,
+            ),
+            'Fork': grpc.unary_unary_rpc_method_handler(
+                    servicer.Fork,
+                    request_deserializer=kvrecall_dot_v1_dot_worker__pb2.ForkRequest.FromString,
+                    response_serializer=kvrecall_dot_v1_dot_worker__pb2.MemoryReport.SerializeToString,
+            ),
+            'Rebuild': grpc.unary_unary_rpc_method_handler(
+                    servicer.Rebuild,
+                    request_deserializer=kvrecall_dot_v1_dot_worker__pb2.RebuildRequest.FromString,
+                    response_serializer=kvrecall_dot_v1_dot_worker__pb2.RebuildResult.SerializeToString,
+            ),
+            'Release': grpc.unary_unary_rpc_method_handler(
+                    servicer.Release,
+                    request_deserializer=kvrecall_dot_v1_dot_worker__pb2.ReleaseRequest.FromString,
+                    response_serializer=google_dot_protobuf_dot_empty__pb2.Empty.SerializeToString,
             ),
             'Turn': grpc.unary_stream_rpc_method_handler(
                     servicer.Turn,
@@ -324,6 +372,87 @@ class Worker(object):
             '/kvrecall.v1.Worker/Open',
             kvrecall_dot_v1_dot_worker__pb2.OpenRequest.SerializeToString,
             kvrecall_dot_v1_dot_worker__pb2.MemoryReport.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Fork(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvrecall.v1.Worker/Fork',
+            kvrecall_dot_v1_dot_worker__pb2.ForkRequest.SerializeToString,
+            kvrecall_dot_v1_dot_worker__pb2.MemoryReport.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Rebuild(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvrecall.v1.Worker/Rebuild',
+            kvrecall_dot_v1_dot_worker__pb2.RebuildRequest.SerializeToString,
+            kvrecall_dot_v1_dot_worker__pb2.RebuildResult.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Release(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvrecall.v1.Worker/Release',
+            kvrecall_dot_v1_dot_worker__pb2.ReleaseRequest.SerializeToString,
+            google_dot_protobuf_dot_empty__pb2.Empty.FromString,
             options,
             channel_credentials,
             insecure,

@@ -19,8 +19,30 @@ class Tier(Protocol):
         ...
 
     @property
+    def durable(self) -> bool:
+        """Whether what was put and flushed outlives the process."""
+        ...
+
+    @property
+    def shared(self) -> bool:
+        """Whether other processes may write to the tier too."""
+        ...
+
+    @property
     def used_bytes(self) -> int:
         """Bytes of the pages that the tier holds, headers included."""
+        ...
+
+    @property
+    def limit_bytes(self) -> int | None:
+        """The most bytes that the tier takes; None: as many as there is room for."""
+        ...
+
+    def fence(self, session: str, epoch: int) -> None:
+        """From now on refuse whoever writes or deletes pages of the session under an earlier epoch.
+
+        Raises StaleWriterError when a later one has fenced it already. Only a shared tier has anything to do.
+        """
         ...
 
     def get(self, keys: Sequence[PageKey]) -> list[Blob | None]:
@@ -35,7 +57,8 @@ class Tier(Protocol):
         """Keep sealed pages; each replaces what its key held with a lower or equal sequence number.
 
         `backed` says that a lower tier holds the same pages: this tier may then drop them when it needs room.
-        Raises TierFullError when there is no room and nothing that may be dropped.
+        Raises TierFullError when there is no room and nothing that may be dropped, StaleWriterError when the session
+        was fenced under a later epoch than that of a page's sequence number.
         """
         ...
 
@@ -43,12 +66,15 @@ class Tier(Protocol):
         """For each key whether `get` would find it."""
         ...
 
-    def delete(self, keys: Sequence[PageKey]) -> None:
-        """Forget pages, for good: they do not come back after a restart. Unknown keys are ignored."""
+    def delete(self, keys: Sequence[PageKey], *, epoch: int | None = None) -> None:
+        """Forget pages, for good: they do not come back after a restart. Unknown keys are ignored.
+
+        Raises StaleWriterError when a session was fenced under a later epoch than `epoch`, where it is given.
+        """
         ...
 
-    def stored(self) -> Iterator[PageHeader]:
-        """The header of every page the tier holds."""
+    def stored(self, session: str | None = None) -> Iterator[PageHeader]:
+        """The header of every page the tier holds, or of those of one session."""
         ...
 
     def flush(self) -> None:
