@@ -37,9 +37,11 @@ class Worker(Protocol):
         """
         ...
 
-    async def fork(self, request: wire.ForkRequest) -> wire.MemoryReport:
-        """Make a session that begins as another was, in the worker where that one is open; no rows are copied but
-        those of an unfinished page."""
+    async def fork(self, request: wire.ForkRequest) -> wire.ForkResult:
+        """Make a session that begins as another was, in the worker where that one is open, and open it.
+
+        No rows are copied but those of an unfinished page. Refused with `rows_missing` when the parent has lost pages.
+        """
         ...
 
     async def rebuild(self, request: wire.RebuildRequest) -> wire.RebuildResult:

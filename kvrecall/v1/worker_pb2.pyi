@@ -121,6 +121,14 @@ class ForkRequest(_message.Message):
     turns: _containers.RepeatedCompositeFieldContainer[LoggedTurn]
     def __init__(self, parent: _Optional[str] = ..., spec: _Optional[_Union[SessionSpec, _Mapping]] = ..., state: _Optional[_Union[SessionState, _Mapping]] = ..., turns: _Optional[_Iterable[_Union[LoggedTurn, _Mapping]]] = ...) -> None: ...
 
+class ForkResult(_message.Message):
+    __slots__ = ("memory", "state")
+    MEMORY_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    memory: MemoryReport
+    state: SessionState
+    def __init__(self, memory: _Optional[_Union[MemoryReport, _Mapping]] = ..., state: _Optional[_Union[SessionState, _Mapping]] = ...) -> None: ...
+
 class RebuildRequest(_message.Message):
     __slots__ = ("spec", "state", "turns")
     SPEC_FIELD_NUMBER: _ClassVar[int]

@@ -55,7 +55,7 @@ class WorkerStub(object):
         self.Fork = channel.unary_unary(
                 '/kvrecall.v1.Worker/Fork',
                 request_serializer=kvrecall_dot_v1_dot_worker__pb2.ForkRequest.SerializeToString,
-                response_deserializer=kvrecall_dot_v1_dot_worker__pb2.MemoryReport.FromString,
+                response_deserializer=kvrecall_dot_v1_dot_worker__pb2.ForkResult.FromString,
                 _registered_method=True)
         self.Rebuild = channel.unary_unary(
                 '/kvrecall.v1.Worker/Rebuild',
@@ -231,7 +231,7 @@ def add_WorkerServicer_to_server(servicer, server):
             'Fork': grpc.unary_unary_rpc_method_handler(
                     servicer.Fork,
                     request_deserializer=kvrecall_dot_v1_dot_worker__pb2.ForkRequest.FromString,
-                    response_serializer=kvrecall_dot_v1_dot_worker__pb2.MemoryReport.SerializeToString,
+                    response_serializer=kvrecall_dot_v1_dot_worker__pb2.ForkResult.SerializeToString,
             ),
             'Rebuild': grpc.unary_unary_rpc_method_handler(
                     servicer.Rebuild,
@@ -398,7 +398,7 @@ class Worker(object):
             target,
             '/kvrecall.v1.Worker/Fork',
             kvrecall_dot_v1_dot_worker__pb2.ForkRequest.SerializeToString,
-            kvrecall_dot_v1_dot_worker__pb2.MemoryReport.FromString,
+            kvrecall_dot_v1_dot_worker__pb2.ForkResult.FromString,
             options,
             channel_credentials,
             insecure,
