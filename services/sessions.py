@@ -119,12 +119,20 @@ class EpisodeSettings:
 
 
 @dataclass(frozen=True)
+class ForkOrigin:
+    """Where a session began: at the end of turn `turn` of `session`, which may be gone since."""
+
+    session: str
+    turn: int
+
+
+@dataclass(frozen=True)
 class SessionSettings:
     """What is fixed when a session is created. `method_settings`, `repair_settings` and each tool are JSON objects.
 
     Without `episodes` there are none; without `layer_budgets` the method's own way of splitting is taken, without
     `repair_scan` the worker's. `repair_seconds` is the most that one repair may take; None: as long as it needs.
-    `tenant` is whose session it is: rows are shared, and counted, within a tenant.
+    `tenant` is whose session it is: rows are shared, and counted, within a tenant. `forked_from` is set for a fork.
     """
 
     budget: int
@@ -141,6 +149,7 @@ class SessionSettings:
     repair_settings: str = "{}"
     repair_seconds: float | None = None
     tenant: str = ""
+    forked_from: ForkOrigin | None = None
 
     def repairs_on(self, trigger: RepairTrigger) -> bool:
         """Whether the session repairs on `trigger`: asked for, and with rows to promote into."""
