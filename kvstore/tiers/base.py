@@ -5,6 +5,10 @@ from typing import Protocol
 
 from kvstore.page import Blob, PageHeader, PageKey
 
+UNFENCED = (1 << 21) - 1
+"""An epoch that every fence lets through: for a page that is put back as it was, for whoever shares it. Epochs of
+sessions are lower, so that a sequence number stays below 2 ** 53."""
+
 
 class Tier(Protocol):
     """A place that keeps pages. Safe to call from several threads.
@@ -53,12 +57,12 @@ class Tier(Protocol):
         """
         ...
 
-    def put(self, pages: Sequence[tuple[PageKey, Blob]], *, backed: bool = False) -> None:
+    def put(self, pages: Sequence[tuple[PageKey, Blob]], *, backed: bool = False, epoch: int | None = None) -> None:
         """Keep sealed pages; each replaces what its key held with a lower or equal sequence number.
 
         `backed` says that a lower tier holds the same pages: this tier may then drop them when it needs room.
         Raises TierFullError when there is no room and nothing that may be dropped, StaleWriterError when the session
-        was fenced under a later epoch than that of a page's sequence number.
+        was fenced under a later epoch than `epoch`; where that is not given, than those of the pages' sequence numbers.
         """
         ...
 

@@ -32,6 +32,7 @@ class LogIndex:
     def __init__(self) -> None:
         self.pages: dict[PageKey, PagePlace] = {}
         self.used_bytes = 0
+        self._of_session: dict[str, set[PageKey]] = {}
         self._live: Counter[int] = Counter()
         self._dead: dict[int, Counter[PageKey]] = {}
         self._dead_copies: Counter[PageKey] = Counter()
@@ -48,6 +49,7 @@ class LogIndex:
         self._remove(key)
         self._clear_tombstone(key)
         self.pages[key] = place
+        self._of_session.setdefault(key.session, set()).add(key)
         self._live[place.segment] += 1
         self.used_bytes += place.size
 
@@ -58,6 +60,12 @@ class LogIndex:
         if self._dead_copies[key]:
             self._tombstones.setdefault(segment, set()).add(key)
             self._tombstone_of[key] = segment
+
+    def places(self, session: str | None = None) -> list[PagePlace]:
+        """Where the newest records of all pages lie, or of those of one session."""
+        if session is None:
+            return list(self.pages.values())
+        return [self.pages[key] for key in self._of_session.get(session, ())]
 
     def add_damage(self, segment: int, offset: int) -> None:
         """A record at this place cannot be read; it may have superseded any page that is older."""
@@ -91,6 +99,8 @@ class LogIndex:
         total = sum(place.size for place in self.pages.values())
         if total != self.used_bytes:
             raise InvariantError(f"live pages take {total} bytes, the books say {self.used_bytes}")
+        if set().union(*self._of_session.values()) != self.pages.keys():
+            raise InvariantError(f"pages are {sorted(self.pages)}, by session {sorted(self._of_session)} others")
         dead = sum(self._dead.values(), Counter[PageKey]())
         if dead != +self._dead_copies:
             raise InvariantError(f"dead copies are {dict(dead)}, the books say {dict(self._dead_copies)}")
@@ -110,9 +120,16 @@ class LogIndex:
         place = self.pages.pop(key, None)
         if place is None:
             return
+        self._leave_session(key)
         self._live[place.segment] -= 1
         self.used_bytes -= place.size
         self._bury(key, place)
+
+    def _leave_session(self, key: PageKey) -> None:
+        of_session = self._of_session[key.session]
+        of_session.remove(key)
+        if not of_session:
+            del self._of_session[key.session]
 
     def _bury(self, key: PageKey, place: PagePlace) -> None:
         self._dead.setdefault(place.segment, Counter())[key] += 1

@@ -61,8 +61,20 @@ class NvmeTier:
         return self._name
 
     @property
+    def durable(self) -> bool:
+        return True
+
+    @property
+    def shared(self) -> bool:
+        return False
+
+    @property
     def used_bytes(self) -> int:
         return self._index.used_bytes
+
+    @property
+    def limit_bytes(self) -> int | None:
+        return self._limit_bytes
 
     @property
     def file_bytes(self) -> int:
@@ -70,10 +82,13 @@ class NvmeTier:
         with self._lock:
             return sum(segment.end for segment in self._segments.values())
 
+    def fence(self, session: str, epoch: int) -> None:
+        """Nobody else can write here: the directory has one owner."""
+
     def get(self, keys: Sequence[PageKey]) -> list[Blob | None]:
         return [self._get_one(key) for key in keys]
 
-    def put(self, pages: Sequence[tuple[PageKey, Blob]], *, backed: bool = False) -> None:
+    def put(self, pages: Sequence[tuple[PageKey, Blob]], *, backed: bool = False, epoch: int | None = None) -> None:
         with self._lock:
             self._require_usable()
             for key, blob in pages:
@@ -86,7 +101,7 @@ class NvmeTier:
         with self._lock:
             return [key in self._index.pages for key in keys]
 
-    def delete(self, keys: Sequence[PageKey]) -> None:
+    def delete(self, keys: Sequence[PageKey], *, epoch: int | None = None) -> None:
         with self._lock:
             self._require_usable()
             known = [key for key in keys if key in self._index.pages]
@@ -98,10 +113,10 @@ class NvmeTier:
                 self._start_new_segment_if_dead()
                 self.flush()
 
-    def stored(self) -> Iterator[PageHeader]:
+    def stored(self, session: str | None = None) -> Iterator[PageHeader]:
         with self._lock:
             self._require_open()
-            places = self._index.pages.values()
+            places = self._index.places(session)
             raw = [self._segments[place.segment].read(place.offset, HEADER_BYTES) for place in places]
         return (parse_header(header) for header in raw)
 

@@ -35,6 +35,14 @@ class RamTier:
         return self._name
 
     @property
+    def durable(self) -> bool:
+        return False
+
+    @property
+    def shared(self) -> bool:
+        return False
+
+    @property
     def limit_bytes(self) -> int:
         """The most bytes of pages it ever holds."""
         return self._limit_bytes
@@ -43,12 +51,15 @@ class RamTier:
     def used_bytes(self) -> int:
         return self._used_bytes
 
+    def fence(self, session: str, epoch: int) -> None:
+        """Nobody else can write here."""
+
     def get(self, keys: Sequence[PageKey]) -> list[Blob | None]:
         with self._lock:
             self._require_open()
             return [self._touch(key) for key in keys]
 
-    def put(self, pages: Sequence[tuple[PageKey, Blob]], *, backed: bool = False) -> None:
+    def put(self, pages: Sequence[tuple[PageKey, Blob]], *, backed: bool = False, epoch: int | None = None) -> None:
         with self._lock:
             self._require_open()
             for key, blob in pages:
@@ -58,16 +69,16 @@ class RamTier:
         with self._lock:
             return [self._find(key) is not None for key in keys]
 
-    def delete(self, keys: Sequence[PageKey]) -> None:
+    def delete(self, keys: Sequence[PageKey], *, epoch: int | None = None) -> None:
         with self._lock:
             self._require_open()
             for key in keys:
                 self._remove(key)
 
-    def stored(self) -> Iterator[PageHeader]:
+    def stored(self, session: str | None = None) -> Iterator[PageHeader]:
         with self._lock:
-            held = [*self._backed.values(), *self._only_here.values()]
-        return (parse_header(page.blob) for page in held)
+            held = [*self._backed.items(), *self._only_here.items()]
+        return (parse_header(page.blob) for key, page in held if session in (None, key.session))
 
     def flush(self) -> None:
         with self._lock:

@@ -38,6 +38,9 @@ _STAGED_MILLISECONDS = 60_000
 _BATCH_PAGES = 1000
 _TOUCH_SECONDS = 600.0
 _UNLISTED_SECONDS = 3600
+_FENCE_MILLISECONDS = 3600_000
+"""How long a session without pages is fenced: whoever is late by more has long lost its connections."""
+
 _COUNT_SECONDS = 5.0
 
 _Page = tuple[PageKey, PageHeader, Blob]
@@ -79,12 +82,29 @@ class RedisTier:
         return self._name
 
     @property
+    def durable(self) -> bool:
+        return True
+
+    @property
+    def shared(self) -> bool:
+        return True
+
+    @property
+    def limit_bytes(self) -> int | None:
+        return self._limit_bytes
+
+    @property
     def used_bytes(self) -> int:
         """Bytes of the pages of all workers, headers included; as last known while Redis does not answer."""
         try:
             return self._count_used_bytes()
         except (TierError, StoreClosedError):
             return self._used_bytes
+
+    def fence(self, session: str, epoch: int) -> None:
+        self._require_open()
+        index = self._index(session)
+        self._write(index, ("EVAL", redis_scripts.FENCE, 1, index, epoch, self._ttl))
 
     def get(self, keys: Sequence[PageKey]) -> list[Blob | None]:
         self._require_open()
@@ -95,13 +115,13 @@ class RedisTier:
             self._touch(session)
         return [found.get(key) for key in keys]
 
-    def put(self, pages: Sequence[tuple[PageKey, Blob]], *, backed: bool = False) -> None:
+    def put(self, pages: Sequence[tuple[PageKey, Blob]], *, backed: bool = False, epoch: int | None = None) -> None:
         self._require_open()
         for session, batch in _batches([(key, parse_header(blob), blob) for key, blob in pages]):
             self._require_room(sum(len(blob) for _, _, blob in batch))
             if session not in self._touched:
                 self._list(session)
-            self._grow(self._server.run(self._index(session), partial(self._put_some, pages=batch)))
+            self._grow(self._server.run(self._index(session), partial(self._put_some, pages=batch, epoch=epoch)))
             self._touch(session)
 
     def contains(self, keys: Sequence[PageKey]) -> list[bool]:
@@ -112,20 +132,20 @@ class RedisTier:
             found += self._server.pipelined(names, lambda name: ("EXISTS", name))
         return [bool(exists) for exists in found]
 
-    def delete(self, keys: Sequence[PageKey]) -> None:
+    def delete(self, keys: Sequence[PageKey], *, epoch: int | None = None) -> None:
         self._require_open()
         for session, asked in _by_session(keys):
-            self._remove(session, asked, "all")
+            self._remove(session, asked, "all", epoch)
             self._touched.pop(session, None)
 
-    def stored(self) -> Iterator[PageHeader]:
+    def stored(self, session: str | None = None) -> Iterator[PageHeader]:
         self._require_open()
         headers: list[PageHeader] = []
-        for session in self._sessions():
-            raw, lost = self._call(redis_scripts.HEADERS, session)
+        for name in self._sessions() if session is None else [session]:
+            raw, lost = self._call(redis_scripts.HEADERS, name)
             headers += [parse_header(header) for header in raw]
             if lost:
-                self._remove(session, [PageKey(session, int(number)) for number in lost], "lost")
+                self._remove(name, [PageKey(name, int(number)) for number in lost], "lost")
         return iter(headers)
 
     def flush(self) -> None:
@@ -156,7 +176,7 @@ class RedisTier:
                 self._remove(session, lost, "lost")
         return found
 
-    def _put_some(self, client: Redis, pages: Sequence[_Page]) -> int:
+    def _put_some(self, client: Redis, pages: Sequence[_Page], epoch: int | None) -> int:
         """Store pages of one session and return by how many bytes it grew."""
         index = self._index(pages[0][0].session)
         staged = [f"{index}:put:{self._writer}:{next(self._written)}" for _ in pages]
@@ -167,15 +187,16 @@ class RedisTier:
         names = [name for pair in zip([self._page(key) for key, _, _ in pages], staged, strict=True) for name in pair]
         entries = [part for key, header, blob in pages
                    for part in (key.index, header.sequence, len(blob), bytes(blob[:HEADER_BYTES]))]  # fmt: skip
-        commit: Command = ("EVAL", redis_scripts.COMMIT, 1 + len(names), index, *names, self._ttl, *entries)
+        commit: Command = ("EVAL", redis_scripts.COMMIT, 1 + len(names), index, *names,
+                           self._ttl, _or_empty(epoch), *entries)  # fmt: skip
         return int(replicated(client, [*stage, commit], self._timeout_seconds)[-1])
 
-    def _remove(self, session: str, keys: Sequence[PageKey], which: str) -> None:
+    def _remove(self, session: str, keys: Sequence[PageKey], which: str, epoch: int | None = None) -> None:
         index = self._index(session)
         for first in range(0, len(keys), _BATCH_PAGES):
             some = keys[first : first + _BATCH_PAGES]
             command: Command = ("EVAL", redis_scripts.DELETE, 1 + len(some), index, *map(self._page, some),
-                                which, *(key.index for key in some))  # fmt: skip
+                                which, _or_empty(epoch), _FENCE_MILLISECONDS, *(key.index for key in some))  # fmt: skip
             self._grow(-int(self._write(index, command)))
 
     def _touch(self, session: str) -> None:
@@ -248,6 +269,11 @@ class RedisTier:
     def _require_open(self) -> None:
         if self._closed:
             raise StoreClosedError(f"tier {self._name} is closed")
+
+
+def _or_empty(epoch: int | None) -> int | str:
+    """An epoch as scripts take it."""
+    return "" if epoch is None else epoch
 
 
 def _layout_hash(layout: PageLayout) -> str:

@@ -30,7 +30,7 @@ from redis.exceptions import (
 from redis.retry import Retry
 from redis.sentinel import Sentinel
 
-from kvstore.errors import KvStoreError, TierFailedError, TierFullError, TierSettingsError
+from kvstore.errors import KvStoreError, StaleWriterError, TierFailedError, TierFullError, TierSettingsError
 
 T = TypeVar("T")
 Command = tuple[str | bytes | int | float, ...]
@@ -128,8 +128,9 @@ def _host(text: str, default_port: int) -> tuple[str, int]:
 class RedisServer:
     """Runs operations on the server that has a key. Safe to call from several threads.
 
-    Every call ends within about `timeout_seconds` per attempt. Raises TierFullError when Redis has no memory left and
-    TierFailedError for everything else that fails, also when it cannot be reached at the start.
+    Every call ends within about `timeout_seconds` per attempt. Raises TierFullError when Redis has no memory left,
+    StaleWriterError when a script refused with `STALE`, and TierFailedError for everything else that fails, also when
+    it cannot be reached at the start.
     """
 
     def __init__(self, address: RedisAddress, timeout_seconds: float) -> None:
@@ -183,6 +184,8 @@ class RedisServer:
     def _given_up(self, error: Exception, passing: bool) -> KvStoreError:
         if isinstance(error, OutOfMemoryError) or "OOM command not allowed" in str(error):
             return TierFullError(f"{self} has no memory left for pages; raise its limit (maxmemory) or drop sessions")
+        if str(error).startswith("STALE"):
+            return StaleWriterError(f"{self} refused {str(error).removeprefix('STALE ')}")
         said = f"{self} failed: {error}"
         if passing:
             self._failure, self._failed_at = said, time.monotonic()

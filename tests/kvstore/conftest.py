@@ -72,6 +72,9 @@ class HeldTier:
     """A RAM tier whose writes wait for `release`, and fail while `failing` is set."""
 
     name = "held"
+    durable = True
+    shared = False
+    limit_bytes = None
 
     def __init__(self) -> None:
         self.release = Event()
@@ -82,10 +85,13 @@ class HeldTier:
     def used_bytes(self) -> int:
         return self._inner.used_bytes
 
+    def fence(self, session: str, epoch: int) -> None:
+        self._require_working()
+
     def get(self, keys: Sequence[PageKey]) -> list[Blob | None]:
         return self._inner.get(keys)
 
-    def put(self, pages: Sequence[tuple[PageKey, Blob]], *, backed: bool = False) -> None:
+    def put(self, pages: Sequence[tuple[PageKey, Blob]], *, backed: bool = False, epoch: int | None = None) -> None:
         self.release.wait()
         self._require_working()
         self._inner.put(pages, backed=backed)
@@ -93,12 +99,12 @@ class HeldTier:
     def contains(self, keys: Sequence[PageKey]) -> list[bool]:
         return self._inner.contains(keys)
 
-    def delete(self, keys: Sequence[PageKey]) -> None:
+    def delete(self, keys: Sequence[PageKey], *, epoch: int | None = None) -> None:
         self._require_working()
         self._inner.delete(keys)
 
-    def stored(self) -> Iterator[PageHeader]:
-        return self._inner.stored()
+    def stored(self, session: str | None = None) -> Iterator[PageHeader]:
+        return self._inner.stored(session)
 
     def flush(self) -> None:
         self._require_working()

@@ -8,7 +8,7 @@ from uuid import uuid4
 import pytest
 
 from kvstore.errors import StoreClosedError, TierFullError
-from kvstore.page import PageKey, PageLayout
+from kvstore.page import PageKey, PageLayout, first_sequence
 from kvstore.tiers.base import Tier
 from kvstore.tiers.nvme import NvmeTier
 from kvstore.tiers.ram import RamTier
@@ -87,6 +87,29 @@ def test_stored_names_every_page_once(tier: Tier, make_page: MakePage) -> None:
     tier.put([make_page(0, 1), make_page(1, 2), make_page(0, 3), make_page(2, 4)])
     tier.delete([PageKey("s", 2)])
     assert sorted((header.key.index, header.sequence) for header in tier.stored()) == [(0, 3), (1, 2)]
+
+
+def test_stored_names_the_pages_of_one_session(tier: Tier, make_page: MakePage) -> None:
+    tier.put([make_page(index, session=session) for session in ("a", "b") for index in range(3)])
+    tier.delete([PageKey("a", 1)])
+    assert sorted(header.key for header in tier.stored("a")) == [PageKey("a", 0), PageKey("a", 2)]
+    assert list(tier.stored("never")) == []
+
+
+def test_a_tier_says_what_it_is(tier: Tier, layout: PageLayout) -> None:
+    said = {"ram": (False, False), "nvme": (True, False), "redis": (True, True)}
+    assert (tier.durable, tier.shared) == said[tier.name]
+    assert tier.limit_bytes == 100 * layout.page_bytes
+
+
+def test_whoever_writes_under_the_latest_epoch_is_never_refused(tier: Tier, make_page: MakePage) -> None:
+    for epoch in (1, 1, 3):
+        tier.fence("s", epoch)
+        page = make_page(0, first_sequence(epoch) + 7)
+        tier.put([page])
+        assert tier.get([page[0]]) == [page[1]]
+    tier.delete([PageKey("s", 0)], epoch=3)
+    assert tier.contains([PageKey("s", 0)]) == [False]
 
 
 def test_a_full_tier_refuses_and_keeps_what_it_has(open_tier: Callable[[int], Tier], make_page: MakePage) -> None:
