@@ -4,7 +4,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +15,7 @@ from kvrecall.client import KvrecallClient
 
 START_SECONDS = 900.0
 STOP_SECONDS = 45.0
+PROGRAM = ("-m", "kvrecall.cli")
 
 
 @dataclass(frozen=True)
@@ -73,18 +74,28 @@ def _started(arguments: Sequence[str], log: Path) -> Iterator[str]:
                 process.kill()
 
 
-def launch(arguments: Sequence[str], log: Path, command: str = "serve") -> tuple["subprocess.Popen[bytes]", str]:
+def launch(
+    arguments: Sequence[str],
+    log: Path,
+    command: str = "serve",
+    *,
+    program: Sequence[str] = PROGRAM,
+    environment: Mapping[str, str] | None = None,
+) -> tuple["subprocess.Popen[bytes]", str]:
     """Start `kvrecall serve`, or another command that listens, and wait until it does.
 
-    Returns the process, which is the caller's to end, and its address.
+    Returns the process, which is the caller's to end, and its address. `program` is how the interpreter is told what
+    to run, `environment` what the process gets instead of this one's.
 
     Its log is appended to the file `log`. Raises ServerNotReady.
     """
-    started = [sys.executable, "-m", "kvrecall.cli", command, "--until-input-ends", *arguments]
+    started = [sys.executable, *program, command, "--until-input-ends", *arguments]
     pipe = subprocess.PIPE
     with log.open("ab") as errors:
         # A session of its own keeps Ctrl-C from it; its input ends with this process, however that ends.
-        process = subprocess.Popen(started, stdin=pipe, stdout=pipe, stderr=errors, start_new_session=True)
+        process = subprocess.Popen(
+            started, stdin=pipe, stdout=pipe, stderr=errors, start_new_session=True, env=environment
+        )
     try:
         return process, _address(process, log)
     except BaseException:
