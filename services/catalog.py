@@ -223,8 +223,8 @@ class Catalog(Protocol):
         """The serialised wire.SessionState that was committed last."""
         ...
 
-    async def page(self, limit: int, cursor: str | None) -> SessionPage:
-        """Up to `limit` sessions. Raises InvalidRequest when the cursor is not one of ours."""
+    async def page(self, limit: int, cursor: str | None, tenant: str = "") -> SessionPage:
+        """Up to `limit` sessions of a tenant. Raises InvalidRequest when the cursor is not one of ours."""
         ...
 
     async def session_ids(self) -> list[str]:

@@ -185,4 +185,5 @@ def spec_of(session: Session, epoch: int) -> wire.SessionSpec:
         layer_budgets=settings.layer_budgets or "",
         repair_settings=settings.repair_settings,
         repair_scan=settings.repair_scan or "",
+        shared=[wire.SharedPages(owner=each.owner, pages=each.pages) for each in session.shared],
     )

@@ -82,6 +82,13 @@ class SessionDeleted:
     session: str
 
 
+@dataclass(frozen=True)
+class QuotaReached:
+    """A tenant was refused a session, a fork or a turn: its sessions hold as much as they may."""
+
+    tenant: str
+
+
 Observation = (
     TurnFinished
     | TurnFailed
@@ -91,6 +98,7 @@ Observation = (
     | EpisodesBuilt
     | EpisodesFailed
     | SessionDeleted
+    | QuotaReached
 )
 Observer = Callable[[Observation], None]
 

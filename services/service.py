@@ -23,12 +23,14 @@ from services.errors import (
     UnknownMethod,
     UnknownModel,
 )
+from services.forks import Forks, NewFork
 from services.live import LiveSession, LiveSessions, spec_of
 from services.matching import Matcher
 from services.observing import Observer, Observers, SessionDeleted
 from services.passages import ToldRepair, tell_repairs
 from services.pause_limit import PauseLimit
 from services.pauses import Pauses
+from services.prefixes import Prefixes
 from services.reports import MemoryReport
 from services.resting import Resting
 from services.sessions import (
@@ -44,6 +46,7 @@ from services.sessions import (
     due_repairs,
 )
 from services.settings import ServiceSettings
+from services.tenants import Tenants
 from services.turn_plan import TurnRequest
 from services.turns import Turns, TurnStream
 from services.worker_client import Worker
@@ -73,6 +76,7 @@ class NewSession:
     repair_scan: RepairScan | None = None
     repair_settings: str = "{}"
     repair_seconds: float | None = None
+    tenant: str = ""
 
 
 class SessionService:
@@ -90,10 +94,21 @@ class SessionService:
         self._resting = _resting(catalog, worker, self._sessions, self._observers, settings)
         self._pause_limit = PauseLimit(catalog, self._sessions, self._observers, settings)
         self.admission = Admission(settings)
-        matcher = Matcher(catalog, worker, self._observers, settings)
+        self._tenants = Tenants(catalog, self._observers, settings)
+        matcher, prefixes = Matcher(catalog, worker, self._observers, settings), Prefixes(catalog, worker)
         self._turns = Turns(
-            catalog, worker, self._sessions, self._resting, matcher, self.admission, self._observers, settings
+            catalog,
+            worker,
+            self._sessions,
+            self._resting,
+            matcher,
+            prefixes,
+            self._tenants,
+            self.admission,
+            self._observers,
+            settings,
         )
+        self._forks = Forks(catalog, worker, self._sessions, self._resting, self.admission, self._tenants)
         self._running: set[asyncio.Task[None]] = set()
         self._creating = asyncio.Lock()
         self._info: wire.WorkerInfo | None = None
@@ -117,9 +132,17 @@ class SessionService:
     async def start(self) -> None:
         """Learn the worker's limits and drop rows of sessions that are gone; then take work."""
         self._info = await self._worker.describe()
-        await self._worker.retain(await self._catalog.session_ids())
+        await self._worker.retain(await self._known())
         self._pause_limit.start()
         self._taking = True
+
+    async def _known(self) -> wire.RetainRequest:
+        """The sessions there are, and the pages that are left of others."""
+        kept = await self._catalog.kept_pages()
+        return wire.RetainRequest(
+            sessions=await self._catalog.session_ids(),
+            shared=[wire.SharedPages(owner=each.owner, pages=each.pages) for each in kept],
+        )
 
     async def stop(self) -> None:
         """Take nothing new, let running turns end (for a bounded time), then close worker and catalog."""
@@ -136,11 +159,12 @@ class SessionService:
         await self._catalog.close()
 
     async def create(self, request: NewSession, key: IdempotencyKey | None = None) -> Session:
-        """Open a session. Raises BudgetOutOfRange, UnknownMethod, UnknownModel, WorkerRefused."""
+        """Open a session. Raises BudgetOutOfRange, UnknownMethod, UnknownModel, QuotaExceeded, WorkerRefused."""
         self._check_taking()
         async with self._creating:
             if key is not None and (told := await self._catalog.recall(key)) is not None:
                 return SESSION.validate_json(told)
+            await self._tenants.check_quota(request.tenant)
             return await unbroken(self._create(self._settled(request), key))
 
     async def _create(self, settings: SessionSettings, key: IdempotencyKey | None) -> Session:
@@ -151,7 +175,7 @@ class SessionService:
         try:
             await self._catalog.create(session, b"", answer)
         except ServiceError:
-            await self._worker.drop(session.id)
+            await self._worker.drop(wire.DropRequest(session=session.id))
             raise
         self._sessions.created(session)
         return session
@@ -177,6 +201,7 @@ class SessionService:
             repair_scan=request.repair_scan,
             repair_settings=request.repair_settings,
             repair_seconds=request.repair_seconds,
+            tenant=request.tenant,
         )
 
     def _method(self, name: str) -> wire.MethodInfo:
@@ -210,9 +235,16 @@ class SessionService:
         live = self._sessions.known(session.id)
         return session.resting_state if live is None else live.state
 
-    async def page(self, limit: int, cursor: str | None) -> tuple[SessionPage, list[SessionState]]:
-        """Some sessions, newest first, and what each does now. Raises InvalidRequest for a wrong cursor."""
-        page = await self._catalog.page(limit, cursor)
+    async def check_tenant(self, session: str, tenant: str) -> None:
+        """Another tenant's session is as unknown as one that is not there. Raises UnknownSession."""
+        await self._tenants.check_owner(session, tenant)
+
+    async def page(self, limit: int, cursor: str | None, tenant: str = "") -> tuple[SessionPage, list[SessionState]]:
+        """Some of a tenant's sessions, newest first, and what each does now.
+
+        Raises InvalidRequest for a wrong cursor.
+        """
+        page = await self._catalog.page(limit, cursor, tenant)
         return page, [self._state_of(session) for session in page.sessions]
 
     async def turns(self, session: str, after: int, limit: int) -> list[Turn]:
@@ -231,10 +263,16 @@ class SessionService:
 
     async def _delete(self, live: LiveSession, key: IdempotencyKey | None) -> None:
         await self._resting.cancel(live)
-        await self._catalog.delete(live.id, None if key is None else Remembered(key, "{}"))
+        leftovers = await self._catalog.delete(live.id, None if key is None else Remembered(key, "{}"))
         self._sessions.forget(live)
         self._observers.tell(SessionDeleted(live.id))
-        await self._worker.drop(live.id)
+        for left in leftovers:
+            await self._worker.drop(wire.DropRequest(session=left.session, keep_pages=left.keep_pages))
+
+    async def fork(self, session: str, request: NewFork, key: IdempotencyKey | None = None) -> Session:
+        """Open a session that begins as another was at the end of a turn. Raises as `Forks.fork`."""
+        self._check_taking()
+        return await self._forks.fork(session, request, key, self.info.page_tokens)
 
     def turn(self, session: str, request: TurnRequest, key: IdempotencyKey | None = None) -> TurnStream:
         """Start a turn; its stream raises what went wrong, and closing it early cancels the turn."""

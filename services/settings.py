@@ -34,6 +34,9 @@ class ServiceSettings(BaseModel):
     match_seconds: float = Field(default=10.0, gt=0, description="The longest that a turn waits for its episode.")
     retry_after_seconds: float = Field(default=1.0, gt=0, description="Told to a client that was turned away.")
     drain_seconds: float = Field(default=30.0, gt=0, description="How long a stop waits for running turns.")
+    tenant_tokens: int | None = Field(
+        default=None, ge=1, description="Tokens that one tenant's sessions may hold together; unset: any number."
+    )
     idempotency_records: int = Field(default=10_000, ge=1, description="Idempotency keys that are remembered.")
 
     @model_validator(mode="after")

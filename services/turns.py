@@ -18,10 +18,12 @@ from services.matching import Match, Matcher
 from services.messages import Message, ToolCall, call_from_wire, message_from_wire, message_to_wire, sampling_to_wire
 from services.observing import EpisodesFailed, Observers, TurnFailed, TurnFinished
 from services.pauses import repair_details, signal_text
+from services.prefixes import FirstTurn, Prefixes
 from services.reports import TurnOutcome, episode_from_wire, fidelity_from_wire, memory_from_wire, repair_from_wire
 from services.resting import Resting
 from services.sessions import RepairTrigger, Session, SessionEvent, Turn, due_repairs
 from services.settings import ServiceSettings
+from services.tenants import Tenants
 from services.turn_plan import TurnPlan, TurnRequest, plan_turn
 from services.worker_client import Worker
 
@@ -110,6 +112,8 @@ class Turns:
         sessions: LiveSessions,
         resting: Resting,
         matcher: Matcher,
+        prefixes: Prefixes,
+        tenants: Tenants,
         admission: Admission,
         observers: Observers,
         settings: ServiceSettings,
@@ -119,6 +123,8 @@ class Turns:
         self._sessions = sessions
         self._resting = resting
         self._matcher = matcher
+        self._prefixes = prefixes
+        self._tenants = tenants
         self._admission = admission
         self._observers = observers
         self._settings = settings
@@ -173,7 +179,9 @@ class Turns:
             yield TurnStarted(live.id, plan.number)
             waited = time.monotonic() - arrived
             match = await self._matcher.match(session, plan.messages)
-            async with aclosing(self._compute(_Work(live, session, request, plan, key, waited, match))) as progress:
+            first = await self._prefixes.first_turn(session, plan.messages)
+            work = _Work(live, session, request, plan, key, waited, match, first)
+            async with aclosing(self._compute(work)) as progress:
                 async for item in progress:
                     yield item
 
@@ -183,10 +191,12 @@ class Turns:
 
     async def _check(self, live: LiveSession, request: TurnRequest) -> None:
         """Refuse what is wrong before any repair is run, or broken off, for it."""
-        plan_turn(await self._catalog.session(live.id), request, self._settings)
+        session = await self._catalog.session(live.id)
+        plan_turn(session, request, self._settings)
+        await self._tenants.check_quota(session.settings.tenant)
         if request.compare_with:
             try:
-                await self._catalog.session(request.compare_with)
+                await self._tenants.check_owner(request.compare_with, session.settings.tenant)
             except UnknownSession as error:
                 raise InvalidRequest("fidelity.against", error.message) from error
 
@@ -256,6 +266,8 @@ class Turns:
             active=done.state.episode,
             repaired=repair_details(signal_text(work.plan.messages), done.repair),
         )
+        if work.first is not None:
+            commit = work.first.completed(commit, done)
         answer = None if work.key is None else Remembered(work.key, OUTCOME.dump_json(outcome).decode())
         await self._catalog.commit_turn(commit, epoch, answer)
         live.in_doubt = False
@@ -276,6 +288,7 @@ class _Work:
     key: IdempotencyKey | None
     waited: float
     match: Match | None
+    first: FirstTurn | None
 
 
 def _retold(outcome: TurnOutcome) -> list[TurnProgress]:
@@ -300,6 +313,7 @@ def _wire_turn(work: _Work, epoch: int) -> wire.TurnRequest:
         keep_distribution=work.request.keep_distribution,
         compare_with=work.request.compare_with,
         episode=None if work.match is None else work.match.load,
+        prefix=None if work.first is None else work.first.offered,
     )
 
 

@@ -1,0 +1,159 @@
+"""New sessions that begin as another was at the end of one of its turns, over the same stored rows."""
+
+import secrets
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from pydantic import TypeAdapter
+
+from kvrecall.v1 import worker_pb2 as wire
+from services.admission import Admission
+from services.cancellation import unbroken
+from services.catalog import Catalog, ForkCommit, IdempotencyKey, Remembered
+from services.errors import ServiceError, UnknownTurn
+from services.live import LiveSession, LiveSessions, spec_of
+from services.messages import ToolCall
+from services.reports import memory_from_wire
+from services.resting import Resting
+from services.sessions import ForkOrigin, PendingCall, Session, SharedPages, Turn
+from services.tenants import Tenants
+from services.turn_log import logged_turns
+from services.worker_client import Worker
+
+SESSION = TypeAdapter(Session)
+
+
+@dataclass(frozen=True)
+class NewFork:
+    """A fork as the client asks for it: at the end of `turn`, None for the last one; with metadata of its own.
+
+    `queue`: wait (for a bounded time) while a turn of the parent runs.
+    """
+
+    turn: int | None = None
+    metadata: Mapping[str, str] | None = None
+    queue: bool = False
+
+
+class Forks:
+    """Makes forks. At the parent's last turn no token is computed; up to an earlier one the worker says them again.
+
+    A child keeps its parent's settings, seed included: asked the same, it answers as its parent would.
+    """
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        worker: Worker,
+        sessions: LiveSessions,
+        resting: Resting,
+        admission: Admission,
+        tenants: Tenants,
+    ) -> None:
+        self._catalog = catalog
+        self._worker = worker
+        self._sessions = sessions
+        self._resting = resting
+        self._admission = admission
+        self._tenants = tenants
+
+    async def fork(self, parent: str, request: NewFork, key: IdempotencyKey | None, page_tokens: int) -> Session:
+        """The new session. Raises UnknownSession, UnknownTurn, SessionBusy, QuotaExceeded, WorkerRefused."""
+        live = self._sessions.of(await self._catalog.session(parent))
+        try:
+            async with self._sessions.claim_turn(live, request.queue):
+                if key is not None and (told := await self._catalog.recall(key)) is not None:
+                    return SESSION.validate_json(told)
+                await self._check(parent, request)
+                await self._resting.settle(live, wait=False)
+                return await self._forked(live, request, key, page_tokens)
+        finally:
+            self._resting.resume(live)
+
+    async def _check(self, parent: str, request: NewFork) -> None:
+        """Refuse what is wrong before a repair is broken off for it."""
+        session = await self._catalog.session(parent)
+        turn = _turn_of(session, request)
+        at_end = await self._turn(parent, turn)
+        await self._tenants.check_quota(session.settings.tenant, max(1, at_end.outcome.memory.length))
+
+    async def _forked(
+        self, live: LiveSession, request: NewFork, key: IdempotencyKey | None, page_tokens: int
+    ) -> Session:
+        parent = await self._catalog.session(live.id)
+        turn = _turn_of(parent, request)
+        if turn == parent.turns:
+            state = wire.SessionState.FromString(await self._catalog.worker_state(parent.id))
+            child = _child(parent, request, turn, replace(parent, shared=_lineage(parent, state.length // page_tokens)))
+            return await unbroken(self._make(live, child, wire.ForkRequest(state=state), key))
+        turns = await self._catalog.turns(parent.id, 0, turn)
+        child = _child(parent, request, turn, _earlier(parent, turns[-1], page_tokens))
+        async with self._admission.place():
+            return await unbroken(self._make(live, child, wire.ForkRequest(turns=logged_turns(turns)), key))
+
+    async def _make(
+        self, live: LiveSession, child: Session, request: wire.ForkRequest, key: IdempotencyKey | None
+    ) -> Session:
+        """Fork in the worker, then in the catalog; what the worker made is dropped if the second fails."""
+        await self._sessions.ensure_open(live)
+        request.parent = live.id
+        request.spec.CopyFrom(spec_of(child, child.epoch))
+        try:
+            result = await self._sessions.call_in(live, lambda: self._worker.fork(request))
+            child = replace(child, memory=memory_from_wire(result.memory))
+            state = result.state.SerializeToString(deterministic=True)
+            answer = None if key is None else Remembered(key, SESSION.dump_json(child).decode())
+            await self._catalog.fork(ForkCommit(child, live.id, child.turns, state), answer)
+        except ServiceError:
+            await self._worker.drop(wire.DropRequest(session=child.id))
+            raise
+        self._sessions.created(child)
+        return child
+
+    async def _turn(self, session: str, number: int) -> Turn:
+        (turn,) = await self._catalog.turns(session, number - 1, 1)
+        return turn
+
+
+def _turn_of(session: Session, request: NewFork) -> int:
+    """The turn to fork at. Raises UnknownTurn."""
+    turn = session.turns if request.turn is None else request.turn
+    if not 1 <= turn <= session.turns:
+        raise UnknownTurn(session.id, turn)
+    return turn
+
+
+def _child(parent: Session, request: NewFork, turn: int, begins: Session) -> Session:
+    """The new session: as `begins` is, under an id and with a life of its own."""
+    metadata = parent.settings.metadata if request.metadata is None else request.metadata
+    settings = replace(parent.settings, metadata=metadata, forked_from=ForkOrigin(parent.id, turn))
+    now = time.time()
+    child = f"s_{secrets.token_hex(12)}"
+    return replace(begins, id=child, epoch=1, settings=settings, created_at=now, updated_at=now, turns=turn)
+
+
+def _earlier(parent: Session, last: Turn, page_tokens: int) -> Session:
+    """The parent as it was when its turn `last` had just been committed."""
+    calls = tuple(PendingCall(last.number, place, call) for place, call in enumerate(_asked(last)))
+    shared = _lineage(parent, last.outcome.memory.length // page_tokens)
+    output_due = 0 if calls else last.outcome.output_tokens
+    return replace(parent, calls=calls, repairs=(), output_due=output_due, shared=shared)
+
+
+def _asked(turn: Turn) -> tuple[ToolCall, ...]:
+    """The calls that a turn ended on: the model's, or recorded ones."""
+    said = turn.outcome.message
+    if said is not None:
+        return said.tool_calls if turn.outcome.finish_reason == "tool_calls" else ()
+    return turn.messages[-1].tool_calls
+
+
+def _lineage(parent: Session, pages: int) -> tuple[SharedPages, ...]:
+    """Whose the first `pages` pages of the parent are, the parent's own among them."""
+    lineage: list[SharedPages] = []
+    for owner in (*parent.shared, SharedPages(parent.id, pages)):
+        covered = lineage[-1].pages if lineage else 0
+        if covered < min(owner.pages, pages):
+            lineage.append(SharedPages(owner.owner, min(owner.pages, pages)))
+    return tuple(lineage)
