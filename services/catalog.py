@@ -212,7 +212,7 @@ class Catalog(Protocol):
     """
 
     async def create(self, session: Session, worker_state: bytes, answer: Remembered | None) -> None:
-        """Add a session."""
+        """Add a session, whose lease begins with its own `epoch` and `worker`."""
         ...
 
     async def session(self, session: str) -> Session:
@@ -260,7 +260,7 @@ class Catalog(Protocol):
         ...
 
     async def fork(self, commit: ForkCommit, answer: Remembered | None) -> None:
-        """Add a session that begins as another was. Raises UnknownSession, UnknownTurn.
+        """Add a session that begins as another was, in its own `epoch` and `worker`. Raises UnknownSession, UnknownTurn.
 
         Its `shared` pages are counted before it is there, so a crash leaves none uncounted.
         """

@@ -214,6 +214,7 @@ class Session:
 
     `repairs` are those since the last turn. `output_due` counts the tokens of the last answer, until a repair has
     used it as its signal; none if the answer ended on calls. `shared` are the pages of others that it begins with.
+    `worker` had its rows when somebody took it over last, as `epoch` is that one's.
     """
 
     id: str
@@ -227,6 +228,7 @@ class Session:
     repairs: tuple[RepairReport, ...] = ()
     output_due: int = 0
     shared: tuple[SharedPages, ...] = ()
+    worker: str = ""
 
     @property
     def resting_state(self) -> SessionState:
