@@ -39,9 +39,13 @@ class GrpcWorker:
             )
         return info
 
-    async def retain(self, sessions: list[str]) -> None:
+    def place(self, session: str, owner: str) -> str:
+        """There is no choice."""
+        return self.address
+
+    async def retain(self, request: wire.RetainRequest) -> None:
         """Drop stored rows that belong to no session of these."""
-        await self._ask(self._stub.Retain, wire.RetainRequest(sessions=sessions), self._settings.open_seconds)
+        await self._ask(self._stub.Retain, request, self._settings.open_seconds)
 
     async def open(self, request: wire.OpenRequest) -> wire.MemoryReport:
         """Make the session be what the request says.
@@ -50,6 +54,20 @@ class GrpcWorker:
         """
         report: wire.MemoryReport = await unbroken(self._ask(self._stub.Open, request, self._settings.open_seconds))
         return report
+
+    async def fork(self, request: wire.ForkRequest) -> wire.ForkResult:
+        """Make a session that begins as another one was; waited for as `open` is."""
+        result: wire.ForkResult = await unbroken(self._ask(self._stub.Fork, request, self._settings.rebuild_seconds))
+        return result
+
+    async def rebuild(self, request: wire.RebuildRequest) -> wire.RebuildResult:
+        """Compute a session's lost pages again."""
+        result: wire.RebuildResult = await self._ask(self._stub.Rebuild, request, self._settings.rebuild_seconds)
+        return result
+
+    async def release(self, request: wire.ReleaseRequest) -> None:
+        """Let a session go that goes on elsewhere."""
+        await self._ask(self._stub.Release, request, self._settings.open_seconds)
 
     async def turn(self, request: wire.TurnRequest) -> AsyncGenerator[wire.TurnEvent, None]:
         """Run a turn; closing the iterator cancels it."""
@@ -124,14 +142,14 @@ class GrpcWorker:
         report: wire.MemoryReport = await self._ask(self._stub.Memory, request, self._settings.quick_seconds)
         return report
 
-    async def drop(self, session: str) -> None:
+    async def drop(self, request: wire.DropRequest) -> None:
         """Forget the session."""
-        await self._ask(self._stub.Drop, wire.DropRequest(session=session), self._settings.open_seconds)
+        await self._ask(self._stub.Drop, request, self._settings.open_seconds)
 
-    async def stats(self) -> wire.WorkerStats:
+    async def stats(self) -> dict[str, wire.WorkerStats]:
         """Counters for the metrics page."""
         stats: wire.WorkerStats = await self._ask(self._stub.Stats, Empty(), self._settings.quick_seconds)
-        return stats
+        return {self.address: stats}
 
     async def close(self) -> None:
         """End the connection; the worker itself goes on."""

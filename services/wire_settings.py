@@ -17,6 +17,7 @@ class WireSettings(BaseModel):
     open_seconds: float = Field(default=60.0, gt=0, description="Opening a session, dropping rows.")
     embed_seconds: float = Field(default=60.0, gt=0, description="Embedding texts; the first call loads the encoder.")
     repair_seconds: float = Field(default=300.0, gt=0, description="A repair, and its wait for a slot.")
+    rebuild_seconds: float = Field(default=3600.0, gt=0, description="Saying turns again: lost pages, forks of old.")
     turn_seconds: float = Field(default=3600.0, gt=0, description="A turn, and its wait for a slot.")
     build_seconds: float = Field(default=3600.0, gt=0, description="A build of episodes.")
     reconnect_seconds: float = Field(default=2.0, gt=0, description="The longest pause between two connections.")

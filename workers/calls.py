@@ -6,6 +6,7 @@ from concurrent.futures import Future
 from typing import TypeVar
 
 from kvrecall.v1 import worker_pb2 as wire
+from kvstore.store import RowStore
 from workers import methods
 from workers.embedder import Embedder
 from workers.errors import Cancelled
@@ -42,15 +43,29 @@ class WorkerCalls:
             max_context=engine.model.max_context,
             methods=[methods.describe(name) for name in methods.METHODS],
             repair=methods.describe_repair(),
+            page_tokens=engine.store.layout.page_tokens,
+            token_bytes=engine.store.layout.token_bytes,
         )
 
     async def retain(self, request: wire.RetainRequest) -> None:
         """Drop stored rows that belong to no session of the request."""
-        await _awaited(self._scheduler.retain(list(request.sessions)))
+        await _awaited(self._scheduler.retain(request))
 
     async def open(self, request: wire.OpenRequest) -> wire.MemoryReport:
         """Make the session be what the request says."""
         return await _awaited(self._scheduler.open(request))
+
+    async def fork(self, request: wire.ForkRequest) -> wire.ForkResult:
+        """Make a session that begins as another one was."""
+        return await _awaited(self._scheduler.fork(request))
+
+    async def rebuild(self, request: wire.RebuildRequest) -> wire.RebuildResult:
+        """Compute lost pages again, and open the session."""
+        return await _awaited(self._scheduler.rebuild(request))
+
+    async def release(self, request: wire.ReleaseRequest) -> None:
+        """Let a session go that goes on elsewhere."""
+        await _awaited(self._scheduler.release(request))
 
     async def turn(self, request: wire.TurnRequest) -> AsyncGenerator[wire.TurnEvent, None]:
         """Run a turn; closing the iterator cancels it."""
@@ -94,19 +109,18 @@ class WorkerCalls:
 
     async def drop(self, request: wire.DropRequest) -> None:
         """Forget the session."""
-        await _awaited(self._scheduler.drop(request.session))
+        await _awaited(self._scheduler.drop(request))
 
     def stats(self) -> wire.WorkerStats:
         """Counters for the metrics page."""
-        store = self._scheduler.engine.store
-        counters = store.counters()
+        engine = self._scheduler.engine
         return wire.WorkerStats(
             slots_in_use=self._scheduler.slots_in_use(),
-            sessions=len(self._scheduler.engine.sessions),
+            sessions=len(engine.sessions),
             queued=self._scheduler.queued(),
-            tier_bytes=store.usage(),
-            tier_hits={name: c.hits for name, c in counters.items()},
-            tier_misses={name: c.misses for name, c in counters.items()},
+            tiers=_tiers(engine.store),
+            lost_pages=engine.lost_pages,
+            rebuilt_pages=engine.rebuilt_pages,
         )
 
     async def close(self) -> None:
@@ -114,6 +128,27 @@ class WorkerCalls:
         await asyncio.to_thread(self._scheduler.close)
         await asyncio.to_thread(self._embedder.close)
         await asyncio.to_thread(self._scheduler.engine.store.close)
+
+
+def _tiers(store: RowStore) -> dict[str, wire.TierStats]:
+    used, limits = store.usage(), store.limits()
+    return {
+        name: wire.TierStats(
+            bytes=used[name],
+            limit_bytes=limits[name] or 0,
+            hits=counted.hits,
+            misses=counted.misses,
+            errors=counted.errors,
+            refused_pages=counted.refused_pages,
+            read_bytes=counted.read_bytes,
+            written_bytes=counted.written_bytes,
+            reads=counted.reads,
+            writes=counted.writes,
+            read_seconds=counted.read_seconds,
+            write_seconds=counted.write_seconds,
+        )
+        for name, counted in store.counters().items()
+    }
 
 
 def _post(

@@ -1,17 +1,20 @@
 """Connects model, cache, store and tokenizer for one session at a time; no algorithm of its own."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from kvrecall.v1 import worker_pb2 as wire
-from kvstore.errors import KvStoreError, PageError, RowRangeError
+from kvstore.errors import KvStoreError, PageError, RowRangeError, StaleWriterError
+from kvstore.page_table import SharedPages
 from kvstore.store import RowStore
-from workers import memory, wire_values
+from workers import memory
 from workers.accumulation import accumulate
 from workers.admission import new_session
 from workers.cache import ActiveCache, Step
@@ -19,11 +22,13 @@ from workers.errors import BadSettings, RowsMissing, StaleEpoch, StorageFailed, 
 from workers.eviction import evict, over_budget
 from workers.model import LoadedModel
 from workers.observation import Observed, own_mass
-from workers.session import Selection, WorkerSession
+from workers.session import WorkerSession
+from workers.session_state import selection_of, snapshot, take_state
 from workers.settings import WorkerSettings
 from workers.tokenizer import ChatTokenizer
 
 _WAITING_WRITES = 16
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -51,6 +56,7 @@ class Engine:
         rows = [self.settings.max_budget + self.settings.block_tokens + self.settings.prompt_tokens] * shape.n_layers
         self.cache = ActiveCache(shape, self.settings.slots, rows, self.model.dtype, self.model.device)
         self.sessions: dict[str, WorkerSession] = {}
+        self.lost_pages = self.rebuilt_pages = 0
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="write-through")
 
     # Sessions
@@ -58,42 +64,46 @@ class Engine:
     def open(self, spec: wire.SessionSpec, state: wire.SessionState) -> WorkerSession:
         """Make the session be exactly `state`; its rows are seated when it first runs.
 
-        Raises BadSettings, UnknownMethod, StaleEpoch, RowsMissing.
+        For whoever has no scheduler, whose jobs do the same without waiting for the store (`workers/opening.py`).
+        Raises BadSettings, UnknownMethod, StaleEpoch, StorageFailed.
         """
+        session = self.blank(spec, state)
+        with storage():
+            self.store.open(session.name, epoch=session.epoch, length=state.length, shared=shared_pages(spec))
+        self.fill(session, state)
+        return session
+
+    def blank(self, spec: wire.SessionSpec, state: wire.SessionState) -> WorkerSession:
+        """A session that has said nothing and stores nothing, which shall become `state`. Raises as `admit`."""
         session = self.admit(spec, state)
         if known := self.sessions.get(spec.session):
             self.abandon(known)
-        with storage():
-            stored = self.store.length(spec.session)
-            if stored < state.length:
-                raise RowsMissing(f"session {spec.session} has {state.length} rows, the store holds {stored}")
-            self.store.truncate(spec.session, state.length)
-        if state.length:
-            session.length = state.length
-            session.eviction_scores = torch.frombuffer(bytearray(state.eviction_scores), dtype=torch.float32)
-            session.promoted_rows = state.promoted_rows
-        session.pending = list(state.pending)
-        session.episode, session.patched_prompt = state.episode, list(state.patched_prompt)
-        session.segments = wire_values.to_near(state.segments)
-        session.recent = [wire_values.to_chat(message) for message in state.recent]
+        session.stored, session.unsettled = False, True
         self.sessions[session.name] = session
         return session
 
+    def fill(self, session: WorkerSession, state: wire.SessionState) -> None:
+        """Make a blank session be `state`, whose rows are in the store."""
+        take_state(session, state)
+        session.stored, session.unsettled = True, False
+
     def admit(self, spec: wire.SessionSpec, state: wire.SessionState) -> WorkerSession:
-        """The session that `open` would make, if it may; nothing changes. Raises as `open`, but for RowsMissing."""
+        """The session that `blank` would make, if it may; nothing changes.
+
+        Raises BadSettings, UnknownMethod, StaleEpoch.
+        """
         known = self.sessions.get(spec.session)
         if known and spec.epoch < known.epoch:
             raise StaleEpoch(f"session {spec.session}: epoch {spec.epoch} came after {known.epoch}")
         session = new_session(spec, self.model, self.settings, self.layer_sensitivity)
-        if state.length:
-            session.selection = Selection.from_bytes(state.selection)
-            bounds = self.bound(session)
-            for layer, (held, bound) in enumerate(zip(session.selection.held(), bounds, strict=True)):
-                if held > bound:
-                    raise BadSettings(
-                        f"session {spec.session} holds {held} active rows per head in layer {layer}, more than the "
-                        f"{bound} that its budget and this worker's max_budget and block allow"
-                    )
+        selection = selection_of(state)
+        held = selection.held() if selection else [0] * self.model.shape.n_layers
+        for layer, (rows, bound) in enumerate(zip(held, self.bound(session), strict=True)):
+            if rows > bound:
+                raise BadSettings(
+                    f"session {spec.session} holds {rows} active rows per head in layer {layer}, more than the "
+                    f"{bound} that its budget and this worker's max_budget and block allow"
+                )
         return session
 
     def session(self, name: str, epoch: int | None = None) -> WorkerSession:
@@ -110,23 +120,37 @@ class Engine:
             raise StaleEpoch(f"session {name}: epoch {epoch}, but it was opened with {session.epoch}")
         return session
 
-    def drop(self, name: str) -> None:
-        """Forget a session: slot and rows."""
+    def drop(self, name: str, keep_pages: int = 0) -> "Future[None]":
+        """Forget a session: slot and rows, but for its first pages where others share them."""
         if session := self.sessions.pop(name, None):
             self.abandon(session)
-        with storage():
-            self.store.drop(name)
+        return self.in_store(lambda: self.store.drop(name, keep_pages=keep_pages))
+
+    def release(self, name: str, epoch: int) -> "Future[None]":
+        """Let a session go that goes on in another worker, unless it was opened here under a later epoch."""
+        session = self.sessions.get(name)
+        if session is not None and session.epoch <= epoch:
+            del self.sessions[name]
+            self.abandon(session)
+            return self.in_store(lambda: self.store.release(name))
+        return self.in_store(lambda: None)
+
+    def in_store(self, work: Callable[[], _T]) -> "Future[_T]":
+        """Have something done with the store after what is on its way there; its errors are this package's."""
+
+        def done() -> _T:
+            with storage():
+                return work()
+
+        return self._writer.submit(done)
 
     def abandon(self, session: WorkerSession) -> None:
         """Free the session's slot and cancel its writes: only `open` can make it whole again. Harmless twice."""
         session.abandoned = True
         for write in session.writes:
             write.cancel()
-        for write in session.writes:
-            if not write.cancelled():
-                write.exception()
         session.writes.clear()
-        session.selection = session.distribution = None
+        session.selection = session.distribution = session.keep_rows = None
         if session.slot is not None:
             self.cache.release(session.slot)
             session.slot = None
@@ -208,37 +232,29 @@ class Engine:
 
     # State
 
-    def backlog(self, session: WorkerSession) -> "Future[None] | None":
+    def backlog(self, session: WorkerSession) -> "Future[Any] | None":
         """The write to wait for when too many wait already: the rows of each hold device memory until it is done."""
         waiting = [write for write in session.writes if not write.done()]
         return waiting[-_WAITING_WRITES] if len(waiting) >= _WAITING_WRITES else None
 
-    def flush(self, session: WorkerSession) -> "Future[None]":
+    def flush(self, session: WorkerSession) -> "Future[bool]":
         """Begin to make every row that was said durable; `settle` once it is done says whether it was."""
-        session.writes.append(self._writer.submit(self.store.flush, session.name))
-        return session.writes[-1]
+        flushed = self.in_store(lambda: self.store.flush(session.name))
+        session.writes.append(flushed)
+        return flushed
 
-    def settle(self, session: WorkerSession) -> None:
-        """Wait until every row that was said is in the store. Raises StorageFailed."""
+    def settle(self, session: WorkerSession) -> bool:
+        """Wait until every row that was said is in the store: whether it is durable there, where that was asked for.
+
+        Raises StorageFailed, RowsMissing, StaleEpoch.
+        """
         writes, session.writes = session.writes, []
-        with storage():
-            for write in writes:
-                write.result()
+        results = [write.result() for write in writes]
+        return all(result is not False for result in results)
 
     def snapshot(self, session: WorkerSession) -> wire.SessionState:
         """Everything of the session that is not a row."""
-        selection = session.selected(self.cache)
-        return wire.SessionState(
-            length=session.length,
-            pending=session.pending,
-            selection=selection.to_bytes() if selection else b"",
-            eviction_scores=session.scores_of_evicted().numpy().tobytes(),
-            promoted_rows=session.promoted_rows,
-            recent=[wire_values.to_wire(message) for message in session.recent],
-            episode=session.episode,
-            patched_prompt=session.patched_prompt,
-            segments=wire_values.to_spans(session.segments),
-        )
+        return snapshot(session, self.cache)
 
     def memory(self, session: WorkerSession) -> wire.MemoryReport:
         """What the session holds, of every kind."""
@@ -307,11 +323,12 @@ class Engine:
 
         tokens = step.query_positions.shape[1]
         for index, session in enumerate(sessions):
-            if not session.stored:
-                continue
-            session.writes = [done for done in session.writes if not _succeeded(done)]
-            start = session.length - tokens
-            session.writes.append(self._writer.submit(write, session.name, start, step.rows(index)))
+            start, rows = session.length - tokens, step.rows(index)
+            if session.keep_rows is not None:
+                session.keep_rows(start, rows)
+            if session.stored:
+                session.writes = [done for done in session.writes if not _succeeded(done)]
+                session.writes.append(self.in_store(partial(write, session.name, start, rows)))
 
     def _note_peak(self, session: WorkerSession) -> None:
         if session.slot is None:
@@ -322,9 +339,11 @@ class Engine:
 
 @contextmanager
 def storage() -> Iterator[None]:
-    """Turn the row store's errors into RowsMissing and StorageFailed: the one place where they enter this package."""
+    """Turn the row store's errors into this package's: the one place where they enter it."""
     try:
         yield
+    except StaleWriterError as error:
+        raise StaleEpoch(f"another worker has taken the session over: {error}") from error
     except (PageError, RowRangeError) as error:
         raise RowsMissing(f"rows that were committed cannot be read: {error}") from error
     except KvStoreError as error:
@@ -342,5 +361,10 @@ def _observes(session: WorkerSession, tokens: int) -> int:
     return tokens if session.method.observation.accumulate else session.queries.width
 
 
-def _succeeded(write: "Future[None]") -> bool:
+def shared_pages(spec: wire.SessionSpec) -> list[SharedPages]:
+    """Whose pages a session begins with."""
+    return [SharedPages(shared.owner, shared.pages) for shared in spec.shared]
+
+
+def _succeeded(write: "Future[Any]") -> bool:
     return write.done() and not write.cancelled() and write.exception() is None

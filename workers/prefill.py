@@ -3,6 +3,7 @@
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,7 +28,7 @@ def prefill(
     *,
     keep_distribution: bool,
     prompt_said: Callable[[], None],
-) -> Generator["Future[None] | None", None, Prefilled]:
+) -> Generator["Future[Any] | None", None, Prefilled]:
     """Say the pending tokens and the segments; yields between blocks, so that others get their turn.
 
     What it yields is a write to wait for, when the store falls behind. Never more than the budget and a block of

@@ -12,10 +12,12 @@ import structlog
 import torch
 
 from kvrecall.v1 import worker_pb2 as wire
+from kvstore.page_table import SharedPages
 from workers.decode import NextLogits
 from workers.engine import Engine
 from workers.episode_build import run_build
 from workers.errors import Cancelled, Overloaded, WorkerError
+from workers.opening import run_fork, run_open, run_rebuild
 from workers.repair import run_pause_repair
 from workers.session import WorkerSession
 from workers.steps import Yielded
@@ -31,7 +33,7 @@ class Job:
     """One turn, repair or build. `token` is what it wants said next, `waiting` the future it waits for.
 
     `leaves_session`: when it has ended the session is as it was, whoever still wanted the result. `hurried`: a repair
-    ends as soon as it can, with what it has found so far.
+    ends as soon as it can, with what it has found so far. `seated`: it needs the session in a slot.
     """
 
     session: str
@@ -39,10 +41,11 @@ class Job:
     steps: Callable[[WorkerSession], Steps]
     leaves_session: bool = False
     hurried: bool = False
+    seated: bool = True
     result: "Future[Any]" = field(default_factory=Future)
     running: Steps | None = None
     token: int | None = None
-    waiting: "Future[None] | None" = None
+    waiting: "Future[Any] | None" = None
     submitted: float = field(default_factory=time.perf_counter)
     queued_seconds: float = 0.0
 
@@ -70,6 +73,7 @@ class Scheduler:
 
         Cancel the future to cancel the turn. Its exceptions are `workers.errors`.
         """
+        self.engine.store.prefetch(request.session)
         return self._submit(
             Job(request.session, request.epoch, lambda session: run_turn(self.engine, session, request, emit))
         )
@@ -81,6 +85,7 @@ class Scheduler:
             return run_pause_repair(self.engine, session, request, lambda: job.hurried)
 
         job = Job(request.session, request.epoch, repair)
+        self.engine.store.prefetch(request.session)
         return self._submit(job)
 
     def hurry(self, name: str) -> "Future[None]":
@@ -102,31 +107,47 @@ class Scheduler:
 
     def open(self, request: wire.OpenRequest) -> "Future[wire.MemoryReport]":
         """Make a session be what the request says; jobs of it that still run are cancelled first."""
+        return self._enter(request.spec, request.state, lambda session: run_open(self.engine, session, request))
 
-        def opened() -> wire.MemoryReport:
-            self.engine.admit(request.spec, request.state)  # whoever is refused here cancels nobody's jobs
-            self._cancel_jobs_of(request.spec.session)
-            return self.engine.memory(self.engine.open(request.spec, request.state))
+    def fork(self, request: wire.ForkRequest) -> "Future[wire.ForkResult]":
+        """Make a session that begins as another one was. It needs a slot only where turns are said again."""
+        seated, state = not request.HasField("state"), request.state
+        return self._enter(request.spec, state, lambda child: run_fork(self.engine, child, request), seated=seated)
 
-        return self._call(opened)
+    def rebuild(self, request: wire.RebuildRequest) -> "Future[wire.RebuildResult]":
+        """Compute a session's lost pages again, then open it."""
 
-    def drop(self, name: str) -> "Future[None]":
-        """Forget a session, its running jobs, slot and rows."""
+        def rebuild(session: WorkerSession) -> Steps:
+            return run_rebuild(self.engine, session, request)
 
-        def dropped() -> None:
-            self._cancel_jobs_of(name)
-            self._last_used.pop(name, None)
-            self.engine.drop(name)
+        return self._enter(request.spec, request.state, rebuild, seated=True)
 
-        return self._call(dropped)
+    def release(self, request: wire.ReleaseRequest) -> "Future[None]":
+        """Let a session go that goes on in another worker."""
 
-    def retain(self, names: list[str]) -> "Future[None]":
-        """Drop the stored rows of every session that is not named."""
+        def released() -> "Future[None]":
+            known = self.engine.sessions.get(request.session)
+            if known is not None and known.epoch <= request.epoch:
+                self._cancel_jobs_of(request.session)
+                self._last_used.pop(request.session, None)
+            return self.engine.release(request.session, request.epoch)
 
-        def retained() -> None:
-            self.engine.store.retain(names)
+        return self._call_and_wait(released)
 
-        return self._call(retained)
+    def drop(self, request: wire.DropRequest) -> "Future[None]":
+        """Forget a session, its running jobs, slot and rows, but for pages that others share."""
+
+        def dropped() -> "Future[None]":
+            self._cancel_jobs_of(request.session)
+            self._last_used.pop(request.session, None)
+            return self.engine.drop(request.session, request.keep_pages)
+
+        return self._call_and_wait(dropped)
+
+    def retain(self, request: wire.RetainRequest) -> "Future[list[str]]":
+        """Of the sessions stored before the start, drop the rows of those that are not named."""
+        kept = [SharedPages(shared.owner, shared.pages) for shared in request.shared]
+        return self.engine.in_store(lambda: self.engine.store.retain(list(request.sessions), kept))
 
     def memory(self, name: str) -> "Future[wire.MemoryReport]":
         """What a session holds now."""
@@ -175,7 +196,7 @@ class Scheduler:
             busy.add(job.session)
             try:
                 session = self.engine.session(job.session, job.epoch)
-                if not self._seat(session):
+                if job.seated and not self._seat(session):
                     continue
                 job.running = job.steps(session)
             except Exception as error:  # what breaks here ends this job alone
@@ -293,10 +314,33 @@ class Scheduler:
                 self._inbox.put(message)
             return not self._closing
 
-    def _submit(self, job: Job) -> "Future[Any]":
+    def _enter(
+        self,
+        spec: wire.SessionSpec,
+        state: wire.SessionState,
+        steps: Callable[[WorkerSession], Steps],
+        *,
+        seated: bool = False,
+    ) -> "Future[Any]":
+        """Queue the job that fills a blank session, in place of whatever ran in the session."""
+
+        def blank() -> None:
+            self.engine.admit(spec, state)  # whoever is refused here cancels nobody's jobs
+            self._cancel_jobs_of(spec.session)
+            self.engine.blank(spec, state)
+
+        return self._submit(Job(spec.session, spec.epoch, steps, seated=seated), blank)
+
+    def _submit(self, job: Job, first: Callable[[], None] | None = None) -> "Future[Any]":
         def queue_up() -> None:
             if len(self._queued) + len(self._active) >= self.engine.settings.max_jobs:
                 _resolve(job.result, Overloaded(f"{self.engine.settings.max_jobs} jobs are waiting or running"))
+                return
+            try:
+                if first is not None:
+                    first()
+            except Exception as error:  # refused before it is a job
+                _resolve(job.result, error)
             else:
                 self._queued.append(job)
 
@@ -304,6 +348,19 @@ class Scheduler:
             _resolve(job.result, Cancelled("the worker is closed"))
         job.result.add_done_callback(lambda _: self._wake())
         return job.result
+
+    def _call_and_wait(self, function: "Callable[[], Future[_T]]") -> "Future[_T]":
+        """As `_call`, and wait for what the function began."""
+        result: Future[_T] = Future()
+
+        def begun(call: "Future[Future[_T]]") -> None:
+            if error := call.exception():
+                _resolve(result, error)
+            else:
+                call.result().add_done_callback(lambda done: _resolve(result, done.exception() or done.result()))
+
+        self._call(function).add_done_callback(begun)
+        return result
 
     def _call(self, function: Callable[[], _T]) -> "Future[_T]":
         """Run a function on the scheduler's thread, between two steps."""

@@ -82,6 +82,22 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         async with self._working(context):
             return await self._calls.open(request)
 
+    async def Fork(self, request: wire.ForkRequest, context: Context) -> wire.ForkResult:
+        """Make a session that begins as another one was."""
+        async with self._working(context):
+            return await self._calls.fork(request)
+
+    async def Rebuild(self, request: wire.RebuildRequest, context: Context) -> wire.RebuildResult:
+        """Compute a session's lost pages again."""
+        async with self._working(context):
+            return await self._calls.rebuild(request)
+
+    async def Release(self, request: wire.ReleaseRequest, context: Context) -> Empty:
+        """Let a session go that goes on elsewhere."""
+        async with _answering(context):
+            await self._calls.release(request)
+            return Empty()
+
     async def Turn(self, request: wire.TurnRequest, context: Context) -> None:
         """Run a turn, written to the stream as it is said."""
         async with self._working(context), aclosing(self._calls.turn(request)) as events:

@@ -1,6 +1,6 @@
 """One session as a worker sees it, and the form in which it outlives the worker."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
@@ -108,7 +108,9 @@ class WorkerSession:
     """A session that is open in this worker. Only the scheduler's thread touches it.
 
     `slot` is None while the session is swapped out; then `selection` says what its slot held. `patched_prompt` is
-    what evictions observe with while `episode` is active. `stored` is False for a session that nobody will resume.
+    what evictions observe with while `episode` is active. `stored` is False for a session that nobody will resume, or
+    whose rows are stored already. `keep_rows` is handed new rows `[n_layers, 2, n_kv_heads, t, head_dim]`, on the
+    device, with the position of the first.
     """
 
     name: str
@@ -138,8 +140,9 @@ class WorkerSession:
     distribution: Distribution | None = None
     unsettled: bool = False  # a turn or repair is changing the session
     abandoned: bool = False  # one of them broke off
-    writes: list["Future[None]"] = field(default_factory=list)
+    writes: list["Future[Any]"] = field(default_factory=list)
     stored: bool = True
+    keep_rows: Callable[[int, Tensor], None] | None = None
 
     def scores_of_evicted(self) -> Tensor:
         """With which score each token was last evicted, float32 `[length]`, 0 for those that never were."""

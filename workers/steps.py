@@ -8,7 +8,7 @@ from typing import Any
 from workers.engine import Engine
 from workers.session import WorkerSession
 
-Yielded = int | None | Future[None]
+Yielded = int | None | Future[Any]
 """None lets others run, a Future is waited for, a token id is said in the next decoding step."""
 
 

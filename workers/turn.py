@@ -14,6 +14,7 @@ from workers.engine import Engine
 from workers.episodes import EpisodeRows, read_episode, switch
 from workers.errors import BadMessages, NotComparable, TurnTooLong
 from workers.prefill import prefill
+from workers.prefix import after, take_prefix
 from workers.repair import deadline, run_repair
 from workers.sampling import SamplingSettings
 from workers.session import Distribution, WorkerSession
@@ -48,10 +49,15 @@ def run_turn(
     session.turn_start = session.length
     done = wire.TurnDone(finish_reason="remembered", prompt_tokens=len(prompt))
     yield from _recall(engine, session, request, episode, prompt, done, watch)
+    there = 0
+    if request.HasField("prefix") and reference is None and not request.keep_distribution:
+        there = take_prefix(engine, session, request.prefix, prompt)
+        done.shared_pages = there // engine.store.layout.page_tokens
+        watch.lap("share")
     heard = yield from prefill(
         engine,
         session,
-        segments,
+        after(segments, there),
         keep_distribution=request.keep_distribution or reference is not None,
         prompt_said=lambda: watch.lap("prefill"),
     )
@@ -155,7 +161,7 @@ def _settle(
     session.forget_turn()
     watch.lap("evict")
     yield engine.flush(session)
-    engine.settle(session)
+    done.durable = engine.settle(session)
     watch.lap("flush")
     done.memory.CopyFrom(engine.memory(session))
     done.state.CopyFrom(engine.snapshot(session))

@@ -8,6 +8,9 @@ from services.errors import WorkerLost, WorkerRefused
 from workers.calls import WorkerCalls
 from workers.errors import WorkerError
 
+LOCAL = "local"
+"""The name of a worker that is part of its gateway's process."""
+
 
 class InProcessWorker:
     """`services.worker_client.Worker`, on calls whose scheduler runs in a thread of this process."""
@@ -20,15 +23,34 @@ class InProcessWorker:
         with _told():
             return self._calls.describe()
 
-    async def retain(self, sessions: list[str]) -> None:
+    def place(self, session: str, owner: str) -> str:
+        """There is no choice."""
+        return LOCAL
+
+    async def retain(self, request: wire.RetainRequest) -> None:
         """Drop stored rows that belong to no session of the catalog."""
         with _told():
-            await self._calls.retain(wire.RetainRequest(sessions=sessions))
+            await self._calls.retain(request)
 
     async def open(self, request: wire.OpenRequest) -> wire.MemoryReport:
         """Make the session be what the request says."""
         with _told():
             return await self._calls.open(request)
+
+    async def fork(self, request: wire.ForkRequest) -> wire.ForkResult:
+        """Make a session that begins as another one was."""
+        with _told():
+            return await self._calls.fork(request)
+
+    async def rebuild(self, request: wire.RebuildRequest) -> wire.RebuildResult:
+        """Compute a session's lost pages again."""
+        with _told():
+            return await self._calls.rebuild(request)
+
+    async def release(self, request: wire.ReleaseRequest) -> None:
+        """Let a session go that goes on elsewhere."""
+        with _told():
+            await self._calls.release(request)
 
     async def turn(self, request: wire.TurnRequest) -> AsyncGenerator[wire.TurnEvent, None]:
         """Run a turn; closing the iterator cancels it."""
@@ -67,15 +89,15 @@ class InProcessWorker:
         with _told():
             return await self._calls.memory(wire.MemoryRequest(session=session))
 
-    async def drop(self, session: str) -> None:
+    async def drop(self, request: wire.DropRequest) -> None:
         """Forget the session."""
         with _told():
-            await self._calls.drop(wire.DropRequest(session=session))
+            await self._calls.drop(request)
 
-    async def stats(self) -> wire.WorkerStats:
+    async def stats(self) -> dict[str, wire.WorkerStats]:
         """Counters for the metrics page."""
         with _told():
-            return self._calls.stats()
+            return {LOCAL: self._calls.stats()}
 
     async def close(self) -> None:
         """Stop the worker, and close its store."""
