@@ -27,6 +27,8 @@ STATUS_OF: Mapping[type[errors.ServiceError], int] = {
     errors.IdempotencyConflict: 409,
     errors.UnknownSession: 404,
     errors.UnknownCall: 404,
+    errors.UnknownTurn: 404,
+    errors.QuotaExceeded: 429,
     errors.Overloaded: 429,
     errors.ShuttingDown: 503,
     errors.WorkerLost: 503,
@@ -98,7 +100,7 @@ async def on_service_error(request: Request, error: errors.ServiceError) -> JSON
     """Answer a domain error."""
     members = problem_of(error)
     headers = {}
-    if members["status"] in (429, 503):
+    if members["status"] in (429, 503) and not isinstance(error, errors.QuotaExceeded):
         seconds = error.retry_after_seconds if isinstance(error, errors.Overloaded) else RETRY_AFTER_SECONDS
         headers["Retry-After"] = str(ceil(seconds))
     return problem_response(members, headers)

@@ -14,9 +14,11 @@ from services.observing import (
     EpisodesFailed,
     Observation,
     PauseTimedOut,
+    QuotaReached,
     RepairFailed,
     RepairFinished,
     SessionDeleted,
+    SessionForked,
     TurnFailed,
     TurnFinished,
 )
@@ -74,6 +76,10 @@ class Metrics:
         self._tokens = Counter("kvrecall_tokens", "Tokens of committed turns.", ["kind"], registry=registry)
         self._phases = Histogram(
             "kvrecall_turn_phase_seconds", "Time in a turn's phases.", ["phase"], buckets=SECONDS, registry=registry
+        )
+        self._forks = Histogram("kvrecall_fork_seconds", "Time of a fork.", ["at"], buckets=SECONDS, registry=registry)
+        self._quotas = Counter(
+            "kvrecall_quota_refusals", "Requests refused as their tenant holds as much as it may.", registry=registry
         )
         self._add_repairs()
         self._add_episodes()
@@ -165,6 +171,10 @@ class Metrics:
                 self._episode_failures.labels(step, code).inc()
             case SessionDeleted(session):
                 self._held.pop(session, None)
+            case SessionForked(at=at, seconds=seconds):
+                self._forks.labels(at).observe(seconds)
+            case QuotaReached():
+                self._quotas.inc()
 
     def _count_turn(self, outcome: TurnOutcome) -> None:
         self._held[outcome.session] = outcome.memory

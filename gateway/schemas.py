@@ -22,6 +22,7 @@ from services.turn_plan import TurnRequest
 
 Name = Annotated[str, StringConstraints(min_length=1, max_length=256)]
 JsonObject = dict[str, Any]
+MetadataBody = Annotated[dict[Name, Annotated[str, StringConstraints(max_length=1024)]], Field(max_length=32)]
 MAX_SEED = 2**63 - 1
 
 
@@ -143,7 +144,7 @@ class CreateSessionBody(Body):
     )
     seed: int | None = Field(default=None, ge=0, le=MAX_SEED)
     tools: list[ToolBody] = Field(default=[], max_length=128)
-    metadata: dict[Name, Annotated[str, StringConstraints(max_length=1024)]] = Field(default={}, max_length=32)
+    metadata: MetadataBody = {}
 
     def value(self) -> NewSession:
         """The domain's value."""

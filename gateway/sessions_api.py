@@ -1,17 +1,19 @@
 """REST: sessions, their turns, the events of their tool calls, their memory."""
 
-import hashlib
+from dataclasses import replace
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Header, Query, Request, Response
-from pydantic import BaseModel
+from fastapi import APIRouter, Depends, Query, Request, Response
 
 from gateway.errors import problems
+from gateway.fork_api import add_forks
+from gateway.keys import Key, key_of
 from gateway.middleware import CLIENT_GONE
 from gateway.repair_views import RepairsView
 from gateway.schemas import CreateSessionBody, EventBody, TurnBody
 from gateway.settings import GatewaySettings
 from gateway.streaming import ClientGone, EventStream, outcome_of, while_connected
+from gateway.tenants import Tenant, own_session
 from gateway.views import (
     EpisodesView,
     EventView,
@@ -22,32 +24,22 @@ from gateway.views import (
     TurnView,
     WorkerView,
 )
-from services.catalog import REPAIRS_KEPT, IdempotencyKey
+from services.catalog import REPAIRS_KEPT
 from services.service import SessionService
 from services.turns import TurnStream
 
-Key = Annotated[
-    str | None,
-    Header(alias="Idempotency-Key", min_length=1, max_length=255, description="Repeats of one write share a key."),
-]
 STREAM_CONTENT = {
     "description": "The turn, or its events.",
     "content": {"text/event-stream": {"schema": {"type": "string"}}},
 }
 
 
-def key_of(request: Request, key: str | None, body: BaseModel | None = None) -> IdempotencyKey | None:
-    """The client's key for this call, with a fingerprint of the body it was sent with."""
-    if key is None:
-        return None
-    text = "" if body is None else body.model_dump_json()
-    return IdempotencyKey(f"{request.method} {request.url.path}", key, hashlib.sha256(text.encode()).hexdigest())
-
-
 def sessions_router(service: SessionService, settings: GatewaySettings) -> APIRouter:
     """The routes under /v1."""
-    router = APIRouter(prefix="/v1", responses=problems(400, 413, 422, 500, 503))
+    tenant = [Depends(own_session(service))]
+    router = APIRouter(prefix="/v1", responses=problems(400, 413, 422, 500, 503), dependencies=tenant)
     _add_sessions(router, service)
+    add_forks(router, service)
     _add_turns(router, service, settings)
     _add_events(router, service)
     _add_worker(router, service)
@@ -56,18 +48,21 @@ def sessions_router(service: SessionService, settings: GatewaySettings) -> APIRo
 
 def _add_sessions(router: APIRouter, service: SessionService) -> None:
     @router.post("/sessions", status_code=201, responses=problems(409, 429), tags=["sessions"])
-    async def create_session(request: Request, body: CreateSessionBody, key: Key = None) -> SessionView:
+    async def create_session(
+        request: Request, body: CreateSessionBody, key: Key = None, tenant: Tenant = ""
+    ) -> SessionView:
         """Open a session; the server chooses its id."""
-        session = await service.create(body.value(), key_of(request, key, body))
+        session = await service.create(replace(body.value(), tenant=tenant), key_of(request, key, body))
         return SessionView.of(session, session.resting_state, service.info.model)
 
     @router.get("/sessions", tags=["sessions"])
     async def list_sessions(
         limit: Annotated[int, Query(ge=1, le=200)] = 50,
         cursor: Annotated[str | None, Query(max_length=512)] = None,
+        tenant: Tenant = "",
     ) -> SessionPageView:
         """List sessions, newest first."""
-        page, states = await service.page(limit, cursor)
+        page, states = await service.page(limit, cursor, tenant)
         pairs = zip(page.sessions, states, strict=True)
         views = [SessionView.of(session, state, service.info.model) for session, state in pairs]
         return SessionPageView(sessions=views, next_cursor=page.next_cursor)

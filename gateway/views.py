@@ -12,7 +12,7 @@ from services.call_events import EventReceipt
 from services.catalog import EpisodeSet
 from services.messages import Message, ToolCall
 from services.reports import MemoryReport, TurnOutcome
-from services.sessions import EpisodeSettings, PendingCall, Session, SessionState
+from services.sessions import EpisodeSettings, ForkOrigin, PendingCall, Session, SessionState
 
 
 class View(BaseModel):
@@ -79,6 +79,13 @@ class EpisodeSettingsView(View):
     rebuild_growth: float
 
 
+class ForkOriginView(View):
+    """The session, and its turn, at whose end another began."""
+
+    session: str
+    turn: int
+
+
 class SessionView(View):
     """A session: its settings, and where it stands."""
 
@@ -98,6 +105,7 @@ class SessionView(View):
     seed: int
     tools: list[dict[str, Any]]
     metadata: dict[str, str]
+    forked_from: ForkOriginView | None
     turns: int
     length: int
     pending_calls: list[PendingCallView]
@@ -125,6 +133,7 @@ class SessionView(View):
             seed=settings.seed,
             tools=[json.loads(tool) for tool in settings.tools],
             metadata=dict(settings.metadata),
+            forked_from=_origin(settings.forked_from),
             turns=session.turns,
             length=session.memory.length,
             pending_calls=[PendingCallView.of(call) for call in session.calls],
@@ -250,6 +259,10 @@ class EpisodesView(View):
 
 def _episode_settings(settings: EpisodeSettings | None) -> EpisodeSettingsView | None:
     return None if settings is None else EpisodeSettingsView.model_validate(settings)
+
+
+def _origin(origin: ForkOrigin | None) -> ForkOriginView | None:
+    return None if origin is None else ForkOriginView.model_validate(origin)
 
 
 class UsageView(View):

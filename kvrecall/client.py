@@ -35,16 +35,21 @@ class StreamEvent:
 
 
 class KvrecallClient:
-    """One service at `base_url`. A context manager; safe to use from one thread at a time."""
+    """One service at `base_url`. A context manager; safe to use from one thread at a time.
+
+    `tenant` is whose sessions it sees, where no proxy in front says so.
+    """
 
     def __init__(
         self,
         base_url: str,
         timeout_seconds: float = 300.0,
         transport: httpx.BaseTransport | None = None,
+        tenant: str = "",
     ) -> None:
         timeout = httpx.Timeout(timeout_seconds, connect=10.0)
-        self._http = httpx.Client(base_url=base_url, timeout=timeout, transport=transport)
+        headers = {"X-Kvrecall-Tenant": tenant} if tenant else {}
+        self._http = httpx.Client(base_url=base_url, timeout=timeout, transport=transport, headers=headers)
 
     def __enter__(self) -> "KvrecallClient":
         return self
@@ -76,6 +81,19 @@ class KvrecallClient:
         if cursor is not None:
             query["cursor"] = cursor
         return self._send("GET", "/v1/sessions", params=query)
+
+    def fork(
+        self,
+        session: str,
+        turn: int | None = None,
+        *,
+        metadata: Mapping[str, str] | None = None,
+        queue: bool = False,
+        key: str | None = None,
+    ) -> JsonObject:
+        """Open a session that begins as this one was at the end of a turn, the last one if none is named."""
+        body = {"turn": turn, "metadata": metadata, "queue": queue}
+        return self._send("POST", _path(session, "/fork"), json=body, key=key)
 
     def delete(self, session: str, *, key: str | None = None) -> None:
         """Forget a session."""

@@ -4,6 +4,7 @@ import secrets
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from pydantic import TypeAdapter
 
@@ -14,9 +15,10 @@ from services.catalog import Catalog, ForkCommit, IdempotencyKey, Remembered
 from services.errors import ServiceError, UnknownTurn
 from services.live import LiveSession, LiveSessions, spec_of
 from services.messages import ToolCall
+from services.observing import Observers, SessionForked
 from services.reports import memory_from_wire
 from services.resting import Resting
-from services.sessions import ForkOrigin, PendingCall, Session, SharedPages, Turn
+from services.sessions import ForkOrigin, PendingCall, Session, SharedPages, Turn, due_repairs
 from services.tenants import Tenants
 from services.turn_log import logged_turns
 from services.worker_client import Worker
@@ -50,6 +52,7 @@ class Forks:
         resting: Resting,
         admission: Admission,
         tenants: Tenants,
+        observers: Observers,
     ) -> None:
         self._catalog = catalog
         self._worker = worker
@@ -57,6 +60,7 @@ class Forks:
         self._resting = resting
         self._admission = admission
         self._tenants = tenants
+        self._observers = observers
 
     async def fork(self, parent: str, request: NewFork, key: IdempotencyKey | None, page_tokens: int) -> Session:
         """The new session. Raises UnknownSession, UnknownTurn, SessionBusy, QuotaExceeded, WorkerRefused."""
@@ -81,16 +85,22 @@ class Forks:
     async def _forked(
         self, live: LiveSession, request: NewFork, key: IdempotencyKey | None, page_tokens: int
     ) -> Session:
+        started = time.monotonic()
         parent = await self._catalog.session(live.id)
         turn = _turn_of(parent, request)
         if turn == parent.turns:
             state = wire.SessionState.FromString(await self._catalog.worker_state(parent.id))
-            child = _child(parent, request, turn, replace(parent, shared=_lineage(parent, state.length // page_tokens)))
-            return await unbroken(self._make(live, child, wire.ForkRequest(state=state), key))
-        turns = await self._catalog.turns(parent.id, 0, turn)
-        child = _child(parent, request, turn, _earlier(parent, turns[-1], page_tokens))
-        async with self._admission.place():
-            return await unbroken(self._make(live, child, wire.ForkRequest(turns=logged_turns(turns)), key))
+            begins = replace(parent, shared=_lineage(parent, state.length // page_tokens))
+            child = _child(parent, request, turn, begins)
+            child = await unbroken(self._make(live, child, wire.ForkRequest(state=state), key))
+        else:
+            turns = await self._catalog.turns(parent.id, 0, turn)
+            child = _child(parent, request, turn, _earlier(parent, turns[-1], page_tokens))
+            async with self._admission.place():
+                child = await unbroken(self._make(live, child, wire.ForkRequest(turns=logged_turns(turns)), key))
+        at: Literal["last", "earlier"] = "last" if turn == parent.turns else "earlier"
+        self._observers.tell(SessionForked(parent.id, child.id, at, time.monotonic() - started))
+        return child
 
     async def _make(
         self, live: LiveSession, child: Session, request: wire.ForkRequest, key: IdempotencyKey | None
@@ -109,6 +119,8 @@ class Forks:
             await self._worker.drop(wire.DropRequest(session=child.id))
             raise
         self._sessions.created(child)
+        if due_repairs(child):
+            self._resting.begin_repairs(self._sessions.of(child))
         return child
 
     async def _turn(self, session: str, number: int) -> Turn:

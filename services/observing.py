@@ -83,6 +83,16 @@ class SessionDeleted:
 
 
 @dataclass(frozen=True)
+class SessionForked:
+    """A session was forked, at its last turn or at an earlier one."""
+
+    session: str
+    child: str
+    at: Literal["last", "earlier"]
+    seconds: float
+
+
+@dataclass(frozen=True)
 class QuotaReached:
     """A tenant was refused a session, a fork or a turn: its sessions hold as much as they may."""
 
@@ -98,6 +108,7 @@ Observation = (
     | EpisodesBuilt
     | EpisodesFailed
     | SessionDeleted
+    | SessionForked
     | QuotaReached
 )
 Observer = Callable[[Observation], None]

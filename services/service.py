@@ -108,7 +108,9 @@ class SessionService:
             self._observers,
             settings,
         )
-        self._forks = Forks(catalog, worker, self._sessions, self._resting, self.admission, self._tenants)
+        self._forks = Forks(
+            catalog, worker, self._sessions, self._resting, self.admission, self._tenants, self._observers
+        )
         self._running: set[asyncio.Task[None]] = set()
         self._creating = asyncio.Lock()
         self._info: wire.WorkerInfo | None = None
@@ -236,8 +238,11 @@ class SessionService:
         return session.resting_state if live is None else live.state
 
     async def check_tenant(self, session: str, tenant: str) -> None:
-        """Another tenant's session is as unknown as one that is not there. Raises UnknownSession."""
-        await self._tenants.check_owner(session, tenant)
+        """Another tenant's session is as unknown as one that is not there. Raises UnknownSession.
+
+        That a session is not there is left to whoever asks for it: a repeated call may have been answered before.
+        """
+        await self._tenants.check_not_anothers(session, tenant)
 
     async def page(self, limit: int, cursor: str | None, tenant: str = "") -> tuple[SessionPage, list[SessionState]]:
         """Some of a tenant's sessions, newest first, and what each does now.

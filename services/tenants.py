@@ -19,6 +19,15 @@ class Tenants:
         if (await self._catalog.session(session)).settings.tenant != tenant:
             raise UnknownSession(session)
 
+    async def check_not_anothers(self, session: str, tenant: str) -> None:
+        """As `check_owner`; that a session is not there is left to whoever asks for it."""
+        try:
+            found = await self._catalog.session(session)
+        except UnknownSession:
+            return
+        if found.settings.tenant != tenant:
+            raise UnknownSession(session)
+
     async def check_quota(self, tenant: str, more: int = 1) -> None:
         """Whether the tenant may hold so many tokens more. Raises QuotaExceeded."""
         limit = self._settings.tenant_tokens
