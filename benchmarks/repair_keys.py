@@ -203,8 +203,8 @@ def _prefilled(seed: int, tokens: int) -> tuple[Tensor, Observed]:
         for block in torch.tensor(token_ids[:tokens]).chunk(-(-tokens // 512)):
             engine.forward([session], block[None].to(model.device))
         observed = engine.observe(session, tokenizer.encode(question))
-        engine.flush(session)
-        engine.settle(session)
+        engine.storing.flush(session)
+        engine.storing.settle(session)
         keys = store.gather("s", torch.arange(tokens))[:, 0].clone()
         engine.close()
     return keys, observed

@@ -1,34 +1,27 @@
 """Connects model, cache, store and tokenizer for one session at a time; no algorithm of its own."""
 
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from kvrecall.v1 import worker_pb2 as wire
-from kvstore.errors import KvStoreError, PageError, RowRangeError, StaleWriterError
-from kvstore.page_table import SharedPages
 from kvstore.store import RowStore
 from workers import memory
 from workers.accumulation import accumulate
 from workers.admission import new_session
 from workers.cache import ActiveCache, Step
-from workers.errors import BadSettings, RowsMissing, StaleEpoch, StorageFailed, UnknownSession
+from workers.errors import BadSettings, StaleEpoch, UnknownSession
 from workers.eviction import evict, over_budget
 from workers.model import LoadedModel
 from workers.observation import Observed, own_mass
 from workers.session import WorkerSession
 from workers.session_state import selection_of, snapshot, take_state
 from workers.settings import WorkerSettings
+from workers.storing import Storing, shared_pages, storage
 from workers.tokenizer import ChatTokenizer
-
-_WAITING_WRITES = 16
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -57,7 +50,7 @@ class Engine:
         self.cache = ActiveCache(shape, self.settings.slots, rows, self.model.dtype, self.model.device)
         self.sessions: dict[str, WorkerSession] = {}
         self.lost_pages = self.rebuilt_pages = 0
-        self._writer = ThreadPoolExecutor(1, thread_name_prefix="write-through")
+        self.storing = Storing(self.store)
 
     # Sessions
 
@@ -124,7 +117,7 @@ class Engine:
         """Forget a session: slot and rows, but for its first pages where others share them."""
         if session := self.sessions.pop(name, None):
             self.abandon(session)
-        return self.in_store(lambda: self.store.drop(name, keep_pages=keep_pages))
+        return self.storing.do(lambda: self.store.drop(name, keep_pages=keep_pages))
 
     def release(self, name: str, epoch: int) -> "Future[None]":
         """Let a session go that goes on in another worker, unless it was opened here under a later epoch."""
@@ -132,17 +125,8 @@ class Engine:
         if session is not None and session.epoch <= epoch:
             del self.sessions[name]
             self.abandon(session)
-            return self.in_store(lambda: self.store.release(name))
-        return self.in_store(lambda: None)
-
-    def in_store(self, work: Callable[[], _T]) -> "Future[_T]":
-        """Have something done with the store after what is on its way there; its errors are this package's."""
-
-        def done() -> _T:
-            with storage():
-                return work()
-
-        return self._writer.submit(done)
+            return self.storing.do(lambda: self.store.release(name))
+        return self.storing.do(lambda: None)
 
     def abandon(self, session: WorkerSession) -> None:
         """Free the session's slot and cancel its writes: only `open` can make it whole again. Harmless twice."""
@@ -157,7 +141,7 @@ class Engine:
 
     def close(self) -> None:
         """Finish what is on its way to the store."""
-        self._writer.shutdown()
+        self.storing.close()
 
     def bound(self, session: WorkerSession) -> list[int]:
         """Rows per head that the session may never exceed, per layer: M_l + block + prompt (design section 4)."""
@@ -175,11 +159,10 @@ class Engine:
         """
         if session.slot is not None:
             return
-        selection, rows = session.selection, list[tuple[Tensor, Tensor]]()
-        if selection is not None:
-            # Read before the slot is taken: what cannot be read leaves the session as it was, and the slot free.
-            with storage():
-                rows = self.store.gather_selection(session.name, selection.places())
+        # Read before the slot is taken: what cannot be read leaves the session as it was, and the slot free.
+        arriving, selection = self.storing.fetch(session), session.selection
+        session.arriving = None
+        rows = list[tuple[Tensor, Tensor]]() if arriving is None else arriving.result()
         slot = self.cache.claim(self.bound(session))
         session.slot, session.selection = slot, None
         for layer, (keys, values) in enumerate(rows):
@@ -231,26 +214,6 @@ class Engine:
             session.block.clear()
 
     # State
-
-    def backlog(self, session: WorkerSession) -> "Future[Any] | None":
-        """The write to wait for when too many wait already: the rows of each hold device memory until it is done."""
-        waiting = [write for write in session.writes if not write.done()]
-        return waiting[-_WAITING_WRITES] if len(waiting) >= _WAITING_WRITES else None
-
-    def flush(self, session: WorkerSession) -> "Future[bool]":
-        """Begin to make every row that was said durable; `settle` once it is done says whether it was."""
-        flushed = self.in_store(lambda: self.store.flush(session.name))
-        session.writes.append(flushed)
-        return flushed
-
-    def settle(self, session: WorkerSession) -> bool:
-        """Wait until every row that was said is in the store: whether it is durable there, where that was asked for.
-
-        Raises StorageFailed, RowsMissing, StaleEpoch.
-        """
-        writes, session.writes = session.writes, []
-        results = [write.result() for write in writes]
-        return all(result is not False for result in results)
 
     def snapshot(self, session: WorkerSession) -> wire.SessionState:
         """Everything of the session that is not a row."""
@@ -313,41 +276,20 @@ class Engine:
         return self.cache.begin(slots, starts[:, None] + torch.arange(tokens), min(observe, tokens))
 
     def _write_through(self, sessions: Sequence[WorkerSession], step: Step) -> None:
-        """Hand the step's rows to the writer thread: the copy off the device waits there, not here."""
-
-        def write(name: str, start: int, rows: Tensor) -> None:
-            # After a write that failed none may follow: its rows would take the lost ones' positions.
-            if (stored := self.store.length(name)) != start:
-                raise StorageFailed(f"session {name}: rows from {start} on cannot follow the {stored} that are stored")
-            self.store.append(name, rows.cpu())
-
+        """Hand the step's rows over: to the store, and to whoever asked for them."""
         tokens = step.query_positions.shape[1]
         for index, session in enumerate(sessions):
             start, rows = session.length - tokens, step.rows(index)
             if session.keep_rows is not None:
                 session.keep_rows(start, rows)
             if session.stored:
-                session.writes = [done for done in session.writes if not _succeeded(done)]
-                session.writes.append(self.in_store(partial(write, session.name, start, rows)))
+                self.storing.append(session, start, rows)
 
     def _note_peak(self, session: WorkerSession) -> None:
         if session.slot is None:
             return
         peak = self.cache.peak[:, session.slot].tolist()
         session.peak = [max(a, b) for a, b in zip(session.peak or peak, peak, strict=True)]
-
-
-@contextmanager
-def storage() -> Iterator[None]:
-    """Turn the row store's errors into this package's: the one place where they enter it."""
-    try:
-        yield
-    except StaleWriterError as error:
-        raise StaleEpoch(f"another worker has taken the session over: {error}") from error
-    except (PageError, RowRangeError) as error:
-        raise RowsMissing(f"rows that were committed cannot be read: {error}") from error
-    except KvStoreError as error:
-        raise StorageFailed(f"the row store failed: {error}") from error
 
 
 def _of_prompt(step: Step) -> Observed:
@@ -359,12 +301,3 @@ def _of_prompt(step: Step) -> Observed:
 def _observes(session: WorkerSession, tokens: int) -> int:
     """How many of the newest tokens' queries the session's method wants to see."""
     return tokens if session.method.observation.accumulate else session.queries.width
-
-
-def shared_pages(spec: wire.SessionSpec) -> list[SharedPages]:
-    """Whose pages a session begins with."""
-    return [SharedPages(shared.owner, shared.pages) for shared in spec.shared]
-
-
-def _succeeded(write: "Future[Any]") -> bool:
-    return write.done() and not write.cancelled() and write.exception() is None

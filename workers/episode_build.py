@@ -14,7 +14,7 @@ from kvrecall.v1 import worker_pb2 as wire
 from workers import wire_values
 from workers.cache import EMPTY
 from workers.decode import NextLogits
-from workers.engine import Engine, storage
+from workers.engine import Engine
 from workers.episode_choice import LayerChoice, choose_of_all, choose_places
 from workers.episodes import EpisodeRows
 from workers.errors import BadEpisode, BadSettings
@@ -26,6 +26,7 @@ from workers.ranking import combined, ranked
 from workers.session import WorkerSession, nearness
 from workers.steps import Yielded, written
 from workers.stored_keys import stored_keys
+from workers.storing import storage
 from workers.tokenizer import Segment
 
 _KEY_BYTES = 1 << 28

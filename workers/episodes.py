@@ -11,11 +11,12 @@ from torch import Tensor
 from kvrecall.v1 import worker_pb2 as wire
 from workers import wire_values
 from workers.cache import EMPTY
-from workers.engine import Engine, storage
+from workers.engine import Engine
 from workers.episode_choice import LayerChoice, choose_with_newer
 from workers.errors import BadEpisode
 from workers.selection import marks, places_of
 from workers.session import Selection, WorkerSession
+from workers.storing import storage
 
 
 @dataclass(frozen=True)

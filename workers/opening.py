@@ -11,11 +11,12 @@ from typing import Any
 import structlog
 
 from kvrecall.v1 import worker_pb2 as wire
-from workers.engine import Engine, shared_pages, storage
+from workers.engine import Engine
 from workers.errors import RowsMissing
 from workers.replay import LostRows, replay, rows_after, skip_untouched
 from workers.session import WorkerSession
 from workers.steps import Yielded
+from workers.storing import shared_pages, storage
 
 Steps = Generator[Yielded, Any, Any]
 
@@ -38,7 +39,7 @@ def run_fork(engine: Engine, session: WorkerSession, request: wire.ForkRequest) 
     def fork() -> None:
         engine.store.fork(request.parent, spec.session, epoch=spec.epoch, length=length, shared=shared)
 
-    forked = engine.in_store(fork)
+    forked = engine.storing.do(fork)
     yield forked
     forked.result()
     if request.HasField("state"):
@@ -46,8 +47,8 @@ def run_fork(engine: Engine, session: WorkerSession, request: wire.ForkRequest) 
     else:
         yield from replay(engine, session, request.turns)
         session.stored, session.unsettled = True, False
-    yield engine.flush(session)
-    engine.settle(session)
+    yield engine.storing.flush(session)
+    engine.storing.settle(session)
     return wire.ForkResult(memory=engine.memory(session), state=engine.snapshot(session))
 
 
@@ -59,13 +60,13 @@ def run_rebuild(engine: Engine, session: WorkerSession, request: wire.RebuildReq
     started = time.perf_counter()
     spec, state = request.spec, request.state
     yield from _open_store(engine, spec, state.length)
-    searched = engine.in_store(lambda: engine.store.lost_pages(session.name))
+    searched = engine.storing.do(lambda: engine.store.lost_pages(session.name))
     yield searched
     lost = searched.result()
     engine.lost_pages += len(lost)
     if lost:
         yield from _compute(engine, session, request.turns, lost, state.length)
-        flushed = engine.flush(session)
+        flushed = engine.storing.flush(session)
         yield flushed
         flushed.result()
         engine.rebuilt_pages += len(lost)
@@ -83,7 +84,7 @@ def _open_store(engine: Engine, spec: wire.SessionSpec, length: int) -> Generato
         engine.store.open(spec.session, epoch=spec.epoch, length=length, shared=shared_pages(spec))
         return engine.store.missing_pages(spec.session)
 
-    opening = engine.in_store(opened)
+    opening = engine.storing.do(opened)
     yield opening
     return opening.result()
 

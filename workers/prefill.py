@@ -53,7 +53,7 @@ def prefill(
             expected.append(all_logits[wanted].log_softmax(-1).cpu())
         logits = all_logits[-1]
         engine.evict(session)
-        yield engine.backlog(session)
+        yield engine.storing.backlog(session)
     if not expected:
         return Prefilled(logits, None)
     heard = tuple(t for t, was_recorded in zip(token_ids[1:], recorded[1:], strict=True) if was_recorded)

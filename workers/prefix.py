@@ -4,10 +4,11 @@ from collections.abc import Sequence
 
 from kvrecall.v1 import worker_pb2 as wire
 from kvstore.page_table import SharedPages
-from workers.engine import Engine, storage
+from workers.engine import Engine
 from workers.errors import RowsMissing, StorageFailed
 from workers.replay import take_rows
 from workers.session import WorkerSession
+from workers.storing import storage
 from workers.tokenizer import Segment
 
 

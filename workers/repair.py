@@ -13,12 +13,13 @@ from torch import Tensor
 from kvrecall.v1 import worker_pb2 as wire
 from workers import wire_values
 from workers.decode import NextLogits
-from workers.engine import Engine, storage
+from workers.engine import Engine
 from workers.observation import Observed
 from workers.promotion import Exchange, best_of_heads, exchange, missing_rows, move, tokens_of, whole, withdraw
 from workers.repair_scan import Scanned, scan, scan_by_head
 from workers.session import WorkerSession
 from workers.steps import Yielded, written
+from workers.storing import storage
 from workers.tokenizer import Segment
 
 _ENOUGH = 0.5

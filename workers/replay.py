@@ -15,10 +15,11 @@ from torch import Tensor
 
 from kvrecall.v1 import worker_pb2 as wire
 from workers import wire_values
-from workers.engine import Engine, storage
+from workers.engine import Engine
 from workers.prefill import prefill
 from workers.session import WorkerSession
 from workers.steps import Yielded
+from workers.storing import storage
 from workers.tokenizer import Segment, keep_recent
 
 KeepRows = Callable[[int, Tensor], None]

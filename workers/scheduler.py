@@ -3,9 +3,8 @@
 import queue
 import threading
 import time
-from collections.abc import Callable, Generator
-from concurrent.futures import Future, InvalidStateError
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any, TypeVar
 
 import structlog
@@ -17,37 +16,14 @@ from workers.decode import NextLogits
 from workers.engine import Engine
 from workers.episode_build import run_build
 from workers.errors import Cancelled, Overloaded, WorkerError
+from workers.jobs import Job, Steps, resolve
 from workers.opening import run_fork, run_open, run_rebuild
 from workers.repair import run_pause_repair
 from workers.session import WorkerSession
-from workers.steps import Yielded
 from workers.turn import Emit, run_turn
 
 _log = structlog.get_logger(__name__)
 _T = TypeVar("_T")
-Steps = Generator[Yielded, NextLogits, Any]
-
-
-@dataclass(eq=False)
-class Job:
-    """One turn, repair or build. `token` is what it wants said next, `waiting` the future it waits for.
-
-    `leaves_session`: when it has ended the session is as it was, whoever still wanted the result. `hurried`: a repair
-    ends as soon as it can, with what it has found so far. `seated`: it needs the session in a slot.
-    """
-
-    session: str
-    epoch: int
-    steps: Callable[[WorkerSession], Steps]
-    leaves_session: bool = False
-    hurried: bool = False
-    seated: bool = True
-    result: "Future[Any]" = field(default_factory=Future)
-    running: Steps | None = None
-    token: int | None = None
-    waiting: "Future[Any] | None" = None
-    submitted: float = field(default_factory=time.perf_counter)
-    queued_seconds: float = 0.0
 
 
 class Scheduler:
@@ -147,7 +123,7 @@ class Scheduler:
     def retain(self, request: wire.RetainRequest) -> "Future[list[str]]":
         """Of the sessions stored before the start, drop the rows of those that are not named."""
         kept = [SharedPages(shared.owner, shared.pages) for shared in request.shared]
-        return self.engine.in_store(lambda: self.engine.store.retain(list(request.sessions), kept))
+        return self.engine.storing.do(lambda: self.engine.store.retain(list(request.sessions), kept))
 
     def memory(self, name: str) -> "Future[wire.MemoryReport]":
         """What a session holds now."""
@@ -196,6 +172,8 @@ class Scheduler:
             busy.add(job.session)
             try:
                 session = self.engine.session(job.session, job.epoch)
+                if job.seated and self._awaits_rows(session):
+                    continue
                 if job.seated and not self._seat(session):
                     continue
                 job.running = job.steps(session)
@@ -205,6 +183,14 @@ class Scheduler:
             self._queued.remove(job)
             job.queued_seconds = time.perf_counter() - job.submitted
             self._active.append(job)
+
+    def _awaits_rows(self, session: WorkerSession) -> bool:
+        """Whether rows that the session needs in its slot are still on their way from the store."""
+        arriving = self.engine.storing.fetch(session)
+        if arriving is None or arriving.done():
+            return False
+        arriving.add_done_callback(lambda _: self._wake())
+        return True
 
     def _seat(self, session: WorkerSession) -> bool:
         """Give the session a slot, swapping out the longest idle one when none is free; False when all are busy."""
@@ -267,7 +253,7 @@ class Scheduler:
         self._last_used[job.session] = time.monotonic()
         if isinstance(value, wire.TurnDone):
             value.seconds["queued"] = job.queued_seconds
-        if not _resolve(job.result, value) and not job.leaves_session:
+        if not resolve(job.result, value) and not job.leaves_session:
             # Cancelled in its last step: the caller will never commit what the session now holds.
             self._abandon(job)
 
@@ -281,7 +267,7 @@ class Scheduler:
         if job in self._active:
             self._active.remove(job)
             self._abandon(job, unless_settled=True)
-        _resolve(job.result, error)
+        resolve(job.result, error)
 
     def _abandon(self, job: Job, unless_settled: bool = False) -> None:
         session = self.engine.sessions.get(job.session)
@@ -334,18 +320,18 @@ class Scheduler:
     def _submit(self, job: Job, first: Callable[[], None] | None = None) -> "Future[Any]":
         def queue_up() -> None:
             if len(self._queued) + len(self._active) >= self.engine.settings.max_jobs:
-                _resolve(job.result, Overloaded(f"{self.engine.settings.max_jobs} jobs are waiting or running"))
+                resolve(job.result, Overloaded(f"{self.engine.settings.max_jobs} jobs are waiting or running"))
                 return
             try:
                 if first is not None:
                     first()
             except Exception as error:  # refused before it is a job
-                _resolve(job.result, error)
+                resolve(job.result, error)
             else:
                 self._queued.append(job)
 
         if not self._post(queue_up):
-            _resolve(job.result, Cancelled("the worker is closed"))
+            resolve(job.result, Cancelled("the worker is closed"))
         job.result.add_done_callback(lambda _: self._wake())
         return job.result
 
@@ -355,9 +341,9 @@ class Scheduler:
 
         def begun(call: "Future[Future[_T]]") -> None:
             if error := call.exception():
-                _resolve(result, error)
+                resolve(result, error)
             else:
-                call.result().add_done_callback(lambda done: _resolve(result, done.exception() or done.result()))
+                call.result().add_done_callback(lambda done: resolve(result, done.exception() or done.result()))
 
         self._call(function).add_done_callback(begun)
         return result
@@ -375,24 +361,11 @@ class Scheduler:
                 result.set_exception(error)
 
         if not self._post(run):
-            _resolve(result, Cancelled("the worker is closed"))
+            resolve(result, Cancelled("the worker is closed"))
         return result
 
     def _wake(self) -> None:
         self._post(_nothing)
-
-
-def _resolve(result: "Future[Any]", outcome: Any) -> bool:
-    """Set a job's result or error; False when its caller has cancelled it, which may happen at any moment."""
-    try:
-        if isinstance(outcome, BaseException):
-            result.set_exception(outcome)
-        else:
-            result.set_result(outcome)
-    except InvalidStateError:
-        result.set_running_or_notify_cancel()  # whoever waits in `concurrent.futures.wait` learns of it only now
-        return False
-    return True
 
 
 def _nothing() -> None:

@@ -137,6 +137,7 @@ class WorkerSession:
     peak: list[int] = field(default_factory=list)
     slot: int | None = None
     selection: Selection | None = None
+    arriving: "Future[Any] | None" = None  # that selection's rows
     distribution: Distribution | None = None
     unsettled: bool = False  # a turn or repair is changing the session
     abandoned: bool = False  # one of them broke off

@@ -30,4 +30,4 @@ def written(engine: Engine, session: WorkerSession) -> Generator[Yielded, Any, N
     """Wait until every row that was said is in the store."""
     if session.writes:
         yield session.writes[-1]
-    engine.settle(session)
+    engine.storing.settle(session)
