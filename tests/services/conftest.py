@@ -3,7 +3,7 @@
 import asyncio
 import hashlib
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from itertools import groupby
+from itertools import groupby, takewhile
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +26,7 @@ class ScriptedWorker:
     forgotten shows. Its encoder gives texts with the same words near vectors, and it builds an episode of any rows.
     `gates` hold calls back: a turn waits for `gates["token"]` before each word, a repair for `gates["repair"]`, and
     so for embed and build. A hurried repair waits no longer and has scored half of its rows. `faults` are raised by
-    the call of that name, once each.
+    the call of that name, once each. Pages are of four words: `prefixes` it was offered, and what it was told to drop.
     """
 
     def __init__(self) -> None:
@@ -48,7 +48,9 @@ class ScriptedWorker:
         self.dimensions = 24
         self.open_turns = 0
         self.closed = False
-        self.retained: list[str] | None = None
+        self.retained: wire.RetainRequest | None = None
+        self.prefixes: list[wire.Prefix] = []
+        self.dropped: list[tuple[str, int]] = []
 
     async def describe(self) -> wire.WorkerInfo:
         return wire.WorkerInfo(
@@ -68,10 +70,12 @@ class ScriptedWorker:
                 wire.MethodInfo(name="epicache", summary="an episode's attention", settings_schema="{}", episodes=True),
             ],
             repair=wire.MethodInfo(name="repairkv", summary="bursts around anchors", settings_schema="{}"),
+            page_tokens=4,
+            token_bytes=64,
         )
 
-    async def retain(self, sessions: list[str]) -> None:
-        self.retained = sessions
+    async def retain(self, request: wire.RetainRequest) -> None:
+        self.retained = request
 
     async def open(self, request: wire.OpenRequest) -> wire.MemoryReport:
         self._fault("open")
@@ -83,6 +87,20 @@ class ScriptedWorker:
         self.specs[session] = request.spec
         self.sessions[session] = wire.SessionState.FromString(request.state.SerializeToString())
         return self._memory(session)
+
+    async def fork(self, request: wire.ForkRequest) -> wire.ForkResult:
+        self._fault("fork")
+        self._state(request.parent)
+        session = request.spec.session
+        self.said.append(f"fork {'state' if request.HasField('state') else len(request.turns)}")
+        state = wire.SessionState.FromString(request.state.SerializeToString())
+        for turn in request.turns:
+            words = [self.words[token] for token in turn.token_ids]
+            self._change(state, "turn", words[: turn.prompt_tokens])
+            for word in words[turn.prompt_tokens :]:
+                self._change(state, "token", [word])
+        self.specs[session], self.sessions[session] = request.spec, state
+        return wire.ForkResult(memory=self._memory(session), state=state)
 
     async def turn(self, request: wire.TurnRequest) -> AsyncGenerator[wire.TurnEvent, None]:
         self._fault("turn")
@@ -179,8 +197,10 @@ class ScriptedWorker:
         self._state(session)
         return self._memory(session)
 
-    async def drop(self, session: str) -> None:
-        self.sessions.pop(session, None)
+    async def drop(self, request: wire.DropRequest) -> None:
+        self._fault("drop")
+        self.dropped.append((request.session, request.keep_pages))
+        self.sessions.pop(request.session, None)
 
     async def stats(self) -> wire.WorkerStats:
         self._fault("stats")
@@ -214,6 +234,14 @@ class ScriptedWorker:
         state.episode = episode.id
         state.patched_prompt[:] = episode.patched_prompt
         return wire.SwitchReport(episode=episode.id, rows_moved=20, rows_kept=80, bytes_moved=1280, seconds=0.01)
+
+    def _take(self, request: wire.TurnRequest, token_ids: list[int]) -> int:
+        """Whole pages of the prefix that the prompt begins with, but for its last word."""
+        if not request.HasField("prefix"):
+            return 0
+        self.prefixes.append(request.prefix)
+        alike = takewhile(lambda pair: pair[0] == pair[1], zip(request.prefix.token_ids, token_ids[:-1], strict=False))
+        return len(list(alike)) // 4
 
     async def _gate(self, name: str) -> None:
         self.reached[name].set()
@@ -263,6 +291,7 @@ class ScriptedWorker:
             seconds={"prefill": 0.25, "decode": 0.75},
             state=state,
             utterance_tokens=_runs(request) + ([len(spoken)] if message is not None else []),
+            shared_pages=self._take(request, [_token(word) for word in prompt]),
         )
         if request.repair:
             report = wire.RepairReport(
