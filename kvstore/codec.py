@@ -8,6 +8,7 @@ were decoded from INT8 are kept as RAW or by their bytes, never encoded again as
 from collections.abc import Sequence
 from enum import IntEnum
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,7 +21,7 @@ from kvstore.page import (
     PageLayout,
     page_header,
     require_layout,
-    seal,
+    seal_in_place,
 )
 
 _STEPS = 255
@@ -50,16 +51,22 @@ class Codec(IntEnum):
     """
 
 
-def encode_page(layout: PageLayout, key: PageKey, sequence: int, rows: Tensor, codec: Codec = Codec.RAW) -> bytes:
-    """Rows `[n_layers, 2, n_kv_heads, t, head_dim]` (t up to a page) as a sealed page.
+def encode_page(layout: PageLayout, key: PageKey, sequence: int, rows: Tensor,
+                codec: Codec = Codec.RAW) -> memoryview:  # fmt: skip
+    """Rows `[n_layers, 2, n_kv_heads, t, head_dim]` (t up to a page) as a sealed page in memory of its own.
 
     Rows that INT8 cannot hold (one is not finite, or a group's range goes beyond the dtype) stay RAW: the header says
     so.
     """
-    payload = _quantised(rows) if codec is Codec.INT8 else None
-    if payload is None:
-        payload, codec = _bytes([rows]), Codec.RAW
-    return seal(page_header(layout, key, sequence, rows.shape[3], payload, codec), payload)
+    parts = _quantised(rows) if codec is Codec.INT8 else None
+    if parts is None:
+        parts, codec = [rows], Codec.RAW
+    tokens = rows.shape[3]
+    header = page_header(layout, key, sequence, tokens, payload_bytes(layout, tokens, codec), codec)
+    record = np.empty(header.record_bytes, dtype=np.uint8).data
+    _fill(record[HEADER_BYTES:], parts)
+    seal_in_place(header, record)
+    return record
 
 
 def decode_page(layout: PageLayout, header: PageHeader, blob: Blob) -> Tensor:
@@ -75,8 +82,8 @@ def decode_page(layout: PageLayout, header: PageHeader, blob: Blob) -> Tensor:
     if header.payload_bytes != expected or len(blob) != header.record_bytes:
         raise PageFormatError(f"a page of {header.valid_tokens} tokens has a payload of {expected} bytes, "
                               f"found {len(blob) - HEADER_BYTES}")  # fmt: skip
-    # torch takes only writable memory without a warning; tiers in this process keep bytearrays for that reason.
-    buffer = blob if isinstance(blob, bytearray) else bytearray(blob)
+    # torch takes only writable memory without a warning; tiers hand out such memory where they can.
+    buffer = bytearray(blob) if memoryview(blob).readonly else blob
     if header.codec == Codec.INT8:
         return _restored(layout, header.valid_tokens, buffer)
     flat = torch.frombuffer(buffer, dtype=layout.dtype, offset=HEADER_BYTES)
@@ -92,13 +99,13 @@ def payload_bytes(layout: PageLayout, tokens: int, codec: Codec) -> int:
     return groups * (layout.dtype.itemsize + torch.bfloat16.itemsize) + 2 * heads * tokens * layout.head_dim
 
 
-def _quantised(rows: Tensor) -> bytes | None:
-    """The payload of INT8, None when the rows do not fit it."""
+def _quantised(rows: Tensor) -> list[Tensor] | None:
+    """The parts of INT8's payload, None when the rows do not fit it."""
     sides = [_quantised_along(rows[:, 0], 2), _quantised_along(rows[:, 1], 3)]
     parts = [side for side in sides if side is not None]
     if len(parts) < len(sides):
         return None
-    return _bytes([part[i] for i in range(3) for part in parts])
+    return [part[i] for i in range(3) for part in parts]
 
 
 def _quantised_along(numbers: Tensor, axis: int) -> tuple[Tensor, Tensor, Tensor] | None:
@@ -119,7 +126,7 @@ def _rounded_up(steps: Tensor) -> Tensor:
     return (steps.view(torch.int32) + 0xFFFF).bitwise_and_(~0xFFFF).view(torch.float32).to(torch.bfloat16)
 
 
-def _restored(layout: PageLayout, tokens: int, buffer: bytearray) -> Tensor:
+def _restored(layout: PageLayout, tokens: int, buffer: Blob) -> Tensor:
     heads = (layout.n_layers, layout.n_kv_heads)
     shapes = [(*heads, 1, layout.head_dim), (*heads, tokens, 1)]
     zeros, offset = _tensors(buffer, HEADER_BYTES, layout.dtype, shapes)
@@ -131,7 +138,7 @@ def _restored(layout: PageLayout, tokens: int, buffer: bytearray) -> Tensor:
     return rows
 
 
-def _tensors(buffer: bytearray, offset: int, dtype: torch.dtype,
+def _tensors(buffer: Blob, offset: int, dtype: torch.dtype,
              shapes: Sequence[tuple[int, ...]]) -> tuple[list[Tensor], int]:  # fmt: skip
     """Tensors of these shapes, one after the other from `offset` on, and where they end."""
     found = []
@@ -142,5 +149,9 @@ def _tensors(buffer: bytearray, offset: int, dtype: torch.dtype,
     return found, offset
 
 
-def _bytes(tensors: Sequence[Tensor]) -> bytes:
-    return b"".join(tensor.contiguous().view(-1).view(torch.uint8).numpy().data for tensor in tensors)
+def _fill(payload: memoryview, parts: Sequence[Tensor]) -> None:
+    """Put tensors one after the other into a payload that they fill."""
+    offset = 0
+    for part in parts:
+        torch.frombuffer(payload, dtype=part.dtype, offset=offset, count=part.numel()).view(part.shape).copy_(part)
+        offset += part.nbytes

@@ -12,6 +12,7 @@ from hashlib import blake2b
 from typing import Any
 
 import google_crc32c
+import numpy as np
 import torch
 
 from kvstore.errors import CorruptPageError, ForeignPageError, PageFormatError, RowShapeError
@@ -28,7 +29,7 @@ _CHECKSUM = struct.Struct("<I")
 _PAGE_CHECKSUM_AT = HEADER_BYTES - 8
 _HEADER_CHECKSUM_AT = HEADER_BYTES - 4
 
-Blob = bytes | bytearray
+Blob = bytes | bytearray | memoryview
 """A page as bytes: header and payload. Treated as immutable once it was handed to a tier."""
 
 
@@ -123,14 +124,14 @@ def first_sequence(epoch: int) -> int:
     return epoch << EPOCH_SHIFT
 
 
-def page_header(layout: PageLayout, key: PageKey, sequence: int, valid_tokens: int, payload: bytes,
+def page_header(layout: PageLayout, key: PageKey, sequence: int, valid_tokens: int, payload_bytes: int,
                 codec: int) -> PageHeader:  # fmt: skip
-    """Describe `payload`, the encoded rows of the first `valid_tokens` tokens of page `key`."""
+    """Describe a payload: the encoded rows of the first `valid_tokens` tokens of page `key`."""
     return PageHeader(
         key=key,
         sequence=sequence,
         valid_tokens=valid_tokens,
-        payload_bytes=len(payload),
+        payload_bytes=payload_bytes,
         fingerprint_hash=layout.fingerprint_hash,
         n_layers=layout.n_layers,
         n_kv_heads=layout.n_kv_heads,
@@ -149,8 +150,17 @@ def session_name_bytes(session: str) -> bytes:
     return name
 
 
-def seal(header: PageHeader, payload: bytes = b"") -> bytes:
+def seal(header: PageHeader, payload: Blob = b"") -> bytes:
     """Header, both checksums and payload as one record."""
+    return _sealed_header(header, payload) + payload
+
+
+def seal_in_place(header: PageHeader, record: memoryview) -> None:
+    """Write header and checksums before the payload, which is in its place in `record` already."""
+    record[:HEADER_BYTES] = _sealed_header(header, record[HEADER_BYTES:])
+
+
+def _sealed_header(header: PageHeader, payload: Blob) -> bytes:
     # A sync marker belongs to no session, so it is the one record whose name may be empty.
     name = b"" if header.kind is RecordKind.SYNC else session_name_bytes(header.key.session)
     fields = _FIELDS.pack(
@@ -158,8 +168,14 @@ def seal(header: PageHeader, payload: bytes = b"") -> bytes:
         header.dtype_code, header.n_layers, header.n_kv_heads, header.head_dim, header.page_tokens,
         header.valid_tokens, len(name), header.key.index, header.payload_bytes, header.sequence, name,
     )  # fmt: skip
-    summed = fields + _CHECKSUM.pack(google_crc32c.extend(google_crc32c.value(fields), payload))
-    return summed + _CHECKSUM.pack(google_crc32c.value(summed)) + payload
+    summed = fields + _CHECKSUM.pack(_checksum(fields, payload))
+    return summed + _CHECKSUM.pack(google_crc32c.value(summed))
+
+
+def _checksum(fields: bytes, payload: Blob) -> int:
+    # The checksum's library takes memory that may change only as an array.
+    checksum: int = google_crc32c.extend(google_crc32c.value(fields), np.frombuffer(payload, dtype=np.uint8))
+    return checksum
 
 
 def parse_header(blob: Blob, offset: int = 0) -> PageHeader:
@@ -188,10 +204,11 @@ def _header_from(fields: tuple[Any, ...]) -> PageHeader:
     )  # fmt: skip
 
 
-def verify_checksum(blob: bytes, key: PageKey) -> None:
+def verify_checksum(blob: Blob, key: PageKey) -> None:
     """Raise CorruptPageError unless the record's checksum over header and payload holds."""
-    expected = _CHECKSUM.unpack_from(blob, _PAGE_CHECKSUM_AT)[0]
-    found = google_crc32c.extend(google_crc32c.value(blob[:_PAGE_CHECKSUM_AT]), blob[HEADER_BYTES:])
+    record = memoryview(blob)
+    expected = _CHECKSUM.unpack_from(record, _PAGE_CHECKSUM_AT)[0]
+    found = _checksum(bytes(record[:_PAGE_CHECKSUM_AT]), record[HEADER_BYTES:])
     if found != expected:
         raise CorruptPageError(f"page {key.index} of session {key.session!r}: the checksum does not hold; "
                                "its rows must be computed again")  # fmt: skip

@@ -1,27 +1,39 @@
-"""Pages in this process's memory, under a byte limit; the coldest leave first."""
+"""Pages in this process's memory, under a byte limit; the coldest leave first.
+
+A page is copied once, when it is put. `get` copies nothing: it hands out the page's place in the arena, which is not
+used again before the page was dropped and nobody refers to what was handed out.
+"""
 
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from threading import Lock
 
+import numpy as np
+
 from kvstore.errors import InvariantError, StoreClosedError, TierFullError
 from kvstore.page import Blob, PageHeader, PageKey, parse_header
+from kvstore.tiers.arena import Arena
 
 
 @dataclass(frozen=True)
 class _Held:
-    blob: bytearray
+    blob: memoryview
     backed: bool
     sequence: int
 
 
 class RamTier:
-    """A Tier in host memory. Only pages that a lower tier holds too may be dropped to make room."""
+    """A Tier in host memory. Only pages that a lower tier holds too may be dropped to make room.
+
+    Pages that are being read when they are dropped, and pages that are only here and find the free room in pieces, take
+    memory beside the limit for as long as that lasts. Raises TierSettingsError when there is not so much memory.
+    """
 
     def __init__(self, limit_bytes: int, name: str = "ram") -> None:
         self._limit_bytes = limit_bytes
         self._name = name
+        self._arena = Arena(limit_bytes)
         # Coldest first. Two maps, so that finding a page that may be dropped never walks over those that may not.
         self._backed: OrderedDict[PageKey, _Held] = OrderedDict()
         self._only_here: dict[PageKey, _Held] = {}
@@ -94,6 +106,7 @@ class RamTier:
 
     def close(self) -> None:
         with self._lock:
+            self._arena = Arena(0)
             self._backed.clear()
             self._only_here.clear()
             self._used_bytes = self._backed_bytes = 0
@@ -104,29 +117,37 @@ class RamTier:
         held = self._find(key)
         if held is not None and held.sequence > sequence:
             return
-        self._make_room(len(blob), key)
+        self._require_room(len(blob), held)
         self._remove(key)
-        page = _Held(bytearray(blob), backed, sequence)
+        page = _Held(self._copied(blob), backed, sequence)
         (self._backed if backed else self._only_here)[key] = page
         self._count(page, 1)
 
-    def _make_room(self, wanted: int, replaced: PageKey) -> None:
-        """Drop the coldest backed pages until `wanted` bytes fit in place of page `replaced`; or drop nothing."""
-        held = self._find(replaced)
-        replaced_bytes = len(held.blob) if held is not None else 0
+    def _require_room(self, wanted: int, replaced: _Held | None) -> None:
+        """Raise TierFullError, before anything was dropped, unless `wanted` bytes fit instead of a page."""
         kept_bytes = self._used_bytes - self._backed_bytes
-        if held is not None and not held.backed:
-            kept_bytes -= replaced_bytes
-        free = self._limit_bytes - self._used_bytes + replaced_bytes
+        if replaced is not None and not replaced.backed:
+            kept_bytes -= len(replaced.blob)
         if wanted > self._limit_bytes - kept_bytes:
             raise TierFullError(f"tier {self._name}: {wanted} bytes do not fit ({self._used_bytes} of "
                                 f"{self._limit_bytes} in use, none that a lower tier holds too); raise its limit, "
                                 "drop sessions or add a lower tier")  # fmt: skip
-        while wanted > free:
-            coldest = next(key for key in self._backed if key != replaced)
-            free += len(self._remove(coldest))
 
-    def _touch(self, key: PageKey) -> bytearray | None:
+    def _copied(self, blob: Blob) -> memoryview:
+        """A page's place in the arena, with the page in it; the coldest backed pages go until there is one."""
+        while self._used_bytes + len(blob) > self._limit_bytes:
+            self._drop_coldest()
+        while (part := self._arena.lend(len(blob))) is None and self._backed:
+            self._drop_coldest()
+        if part is None:
+            part = np.empty(len(blob), dtype=np.uint8)
+        part[:] = np.frombuffer(blob, dtype=np.uint8)
+        return part.data
+
+    def _drop_coldest(self) -> None:
+        self._remove(next(iter(self._backed)))
+
+    def _touch(self, key: PageKey) -> memoryview | None:
         held = self._find(key)
         if held is None:
             return None
@@ -137,12 +158,10 @@ class RamTier:
     def _find(self, key: PageKey) -> _Held | None:
         return self._backed.get(key) or self._only_here.get(key)
 
-    def _remove(self, key: PageKey) -> bytearray:
+    def _remove(self, key: PageKey) -> None:
         held = self._backed.pop(key, None) or self._only_here.pop(key, None)
-        if held is None:
-            return bytearray()
-        self._count(held, -1)
-        return held.blob
+        if held is not None:
+            self._count(held, -1)
 
     def _count(self, page: _Held, sign: int) -> None:
         self._used_bytes += sign * len(page.blob)

@@ -46,7 +46,7 @@ def make_page(layout: PageLayout, make_rows: Callable[..., Tensor]) -> Callable[
 
     def make(index: int, sequence: int = 1, session: str = "s", tokens: int = 8) -> tuple[PageKey, bytes]:
         key = PageKey(session, index)
-        return key, encode_page(layout, key, sequence, make_rows(tokens, seed=1000 * index + sequence))
+        return key, bytes(encode_page(layout, key, sequence, make_rows(tokens, seed=1000 * index + sequence)))
 
     return make
 

@@ -121,7 +121,7 @@ def test_a_page_takes_little_more_than_its_codes(head_dim: int, dtype: torch.dty
 @pytest.mark.parametrize("tokens", [1, 5, 8])
 def test_a_payload_that_was_cut_or_is_too_long_is_refused(tokens: int) -> None:
     rows = torch.randn(LAYOUT.rows_shape(tokens), generator=torch.Generator().manual_seed(2))
-    blob = encode_page(LAYOUT, KEY, 1, rows, Codec.INT8)
+    blob = bytes(encode_page(LAYOUT, KEY, 1, rows, Codec.INT8))
     header = parse_header(blob)
     for payload in (blob[header.record_bytes - header.payload_bytes : -1], blob[192:] + b"\0"):
         changed = seal(replace(header, payload_bytes=len(payload)), payload)

@@ -25,7 +25,7 @@ from kvstore.page import (
 
 LAYOUT = PageLayout(n_layers=2, n_kv_heads=1, head_dim=4, dtype=torch.float32, fingerprint="model A", page_tokens=4)
 KEY = PageKey("tenant/söhne", 7)
-PAGE = encode_page(LAYOUT, KEY, 12, torch.arange(48.0).view(LAYOUT.rows_shape(3)))
+PAGE = bytes(encode_page(LAYOUT, KEY, 12, torch.arange(48.0).view(LAYOUT.rows_shape(3))))
 
 
 def open_page(blob: bytes, layout: PageLayout = LAYOUT) -> Tensor:

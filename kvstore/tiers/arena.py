@@ -1,0 +1,86 @@
+"""One stretch of memory for pages: a page is copied in once, and whoever reads it reads it where it lies."""
+
+import weakref
+from bisect import bisect
+from collections import deque
+from functools import partial
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from kvstore.errors import TierSettingsError
+
+ALIGNMENT = 64
+"""Bytes: of a cache line, and of the widest number that a processor loads at once."""
+
+Buffer = NDArray[np.uint8]
+
+
+class Arena:
+    """Lends parts of `limit_bytes` bytes, which are touched only when they are first lent.
+
+    A part comes back by itself when its array, and everything that refers to it (memoryviews and their slices, tensors
+    made of those), is gone. So a page can be dropped while it is read. Calls must take turns; parts may come back in
+    any thread at any time. Pinned, where there is a GPU, so that it can copy to and from there on its own.
+
+    Raises TierSettingsError when there is not so much memory.
+    """
+
+    def __init__(self, limit_bytes: int) -> None:
+        size = -(-limit_bytes // ALIGNMENT) * ALIGNMENT
+        try:
+            memory = torch.empty(size, dtype=torch.uint8, pin_memory=torch.cuda.is_available())
+        except RuntimeError as error:
+            raise TierSettingsError(f"{limit_bytes} bytes of memory for pages cannot be had: {error}") from error
+        self._memory: Buffer = memory.numpy()
+        self._begins = [0] if size else []
+        self._sizes = {0: size} if size else {}
+        # A part may come back while the books are being changed, even in the same thread: it waits here.
+        self._returned: deque[tuple[int, int]] = deque()
+        self._lent: dict[int, weakref.ref[Buffer]] = {}
+
+    @property
+    def free_bytes(self) -> int:
+        """Bytes that are not lent."""
+        self._take_back()
+        return sum(self._sizes.values())
+
+    def lend(self, size: int) -> Buffer | None:
+        """A part of `size` bytes with whatever is in it, uint8 `[size]`; None when no free stretch is as long."""
+        self._take_back()
+        wanted = max(1, -(-size // ALIGNMENT)) * ALIGNMENT
+        begin = next((begin for begin in self._begins if self._sizes[begin] >= wanted), None)
+        if begin is None:
+            return None
+        free = self._sizes.pop(begin)
+        at = bisect(self._begins, begin) - 1
+        if free == wanted:
+            del self._begins[at]
+        else:
+            self._begins[at] = begin + wanted
+            self._sizes[begin + wanted] = free - wanted
+        part = self._memory[begin : begin + size]
+        self._lent[begin] = weakref.ref(part, partial(_hand_back, self._returned, (begin, wanted)))
+        return part
+
+    def _take_back(self) -> None:
+        while self._returned:
+            begin, size = self._returned.popleft()
+            del self._lent[begin]
+            self._merge(begin, size)
+
+    def _merge(self, begin: int, size: int) -> None:
+        """Free a stretch, as one with the free ones beside it."""
+        at = bisect(self._begins, begin)
+        if at < len(self._begins) and self._begins[at] == begin + size:
+            size += self._sizes.pop(self._begins.pop(at))
+        if at and self._begins[at - 1] + self._sizes[self._begins[at - 1]] == begin:
+            self._sizes[self._begins[at - 1]] += size
+        else:
+            self._begins.insert(at, begin)
+            self._sizes[begin] = size
+
+
+def _hand_back(returned: deque[tuple[int, int]], part: tuple[int, int], _: "weakref.ref[Buffer]") -> None:
+    returned.append(part)
