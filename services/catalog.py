@@ -260,9 +260,9 @@ class Catalog(Protocol):
         ...
 
     async def fork(self, commit: ForkCommit, answer: Remembered | None) -> None:
-        """Add a session that begins as another was, in its own `epoch` and `worker`. Raises UnknownSession, UnknownTurn.
+        """Add a session that begins as another was, with an `epoch` and `worker` of its own.
 
-        Its `shared` pages are counted before it is there, so a crash leaves none uncounted.
+        Raises UnknownSession, also when pages that it shares are no more, and UnknownTurn. Its `shared` pages are counted before it is there, so a crash leaves none uncounted.
         """
         ...
 
@@ -337,7 +337,10 @@ class Catalog(Protocol):
         ...
 
     async def recall(self, key: IdempotencyKey) -> str | None:
-        """The answer that was given under this key. Raises IdempotencyConflict for another body."""
+        """The answer that was given under this key. Raises IdempotencyConflict for another body.
+
+        None as well where the request made a session that is no more.
+        """
         ...
 
     async def close(self) -> None:

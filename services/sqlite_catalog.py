@@ -1,22 +1,31 @@
-"""The catalog on SQLite: one file, write-ahead log, every commit synced to the disk before it is acknowledged."""
+"""The catalog on SQLite: one file, write-ahead log, every commit synced to the disk before it is acknowledged.
+
+One process owns the file, so who works on a session now is kept in its memory. That process may have several workers.
+"""
 
 import asyncio
 import sqlite3
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import TypeVar
 
 import aiosqlite
 
+from services import sqlite_answers as answers
 from services import sqlite_episodes as episodes
 from services import sqlite_pauses as pauses
-from services import sqlite_rows as rows
+from services import sqlite_sessions as sessions
+from services import sqlite_sharing as sharing
 from services.cancellation import unbroken
 from services.catalog import (
     BuildCommit,
     EpisodeSet,
+    ForkCommit,
     IdempotencyKey,
+    KnownPrefix,
+    Lease,
+    Leftover,
     Remembered,
     RepairCommit,
     RepairRecord,
@@ -25,12 +34,15 @@ from services.catalog import (
     SessionPage,
     TurnCommit,
 )
-from services.errors import CatalogError, CatalogVersion, IdempotencyConflict, UnknownCall, UnknownSession
-from services.sessions import PendingCall, Session, Turn
-from services.sqlite_schema import APPLICATION_ID, PRAGMAS, SCHEMA_VERSION, TABLES
-from services.sqlite_statements import check_session, every, fence, one
+from services.claims import Claims
+from services.errors import CatalogError
+from services.sessions import PendingCall, Session, SharedPages, Turn
+from services.sqlite_file import open_file
+from services.sqlite_forks import fork
+from services.sqlite_statements import check_session, fence
 
-Write = Callable[[aiosqlite.Connection], Awaitable[None]]
+T = TypeVar("T")
+Work = Callable[[aiosqlite.Connection], Awaitable[T]]
 
 
 class SqliteCatalog:
@@ -40,6 +52,7 @@ class SqliteCatalog:
         self._connection = connection
         self._turn = asyncio.Lock()
         self._answers = answers
+        self._claims = Claims()
 
     @classmethod
     async def open(cls, path: Path, idempotency_records: int = 10_000) -> "SqliteCatalog":
@@ -47,17 +60,7 @@ class SqliteCatalog:
 
         Raises CatalogVersion for a file of another version, CatalogError when it cannot be opened or is no catalog.
         """
-        try:
-            await asyncio.to_thread(_check_place, path)
-            connection = await aiosqlite.connect(path, isolation_level=None)
-        except (OSError, sqlite3.Error) as error:
-            raise CatalogError(f"the catalog {path} cannot be opened: {error}") from error
-        try:
-            await _prepare(connection, path)
-        except BaseException:
-            await connection.close()
-            raise
-        return cls(connection, idempotency_records)
+        return cls(await open_file(path), idempotency_records)
 
     async def close(self) -> None:
         """Finish running writes and close the file."""
@@ -66,213 +69,158 @@ class SqliteCatalog:
 
     async def create(self, session: Session, worker_state: bytes, answer: Remembered | None) -> None:
         """See `Catalog.create`."""
-        await unbroken(self._create(session, worker_state, answer))
-
-    async def _create(self, session: Session, worker_state: bytes, answer: Remembered | None) -> None:
-        async with self._transaction() as db:
-            await db.execute("INSERT INTO sessions VALUES (?, ?, ?, ?, ?, ?, ?, ?)", rows.session_row(session))
-            await db.execute("INSERT INTO worker_states VALUES (?, ?)", (session.id, worker_state))
-            await self._remember(db, answer)
+        await self._write(lambda db: sessions.add(db, session, worker_state), answer, made=session.id)
 
     async def session(self, session: str) -> Session:
         """See `Catalog.session`."""
-        async with self._reading() as db:
-            row = await one(db, "SELECT * FROM sessions WHERE id = ?", (session,))
-            if row is None:
-                raise UnknownSession(session)
-            return await _session(db, row)
+        return await self._read(lambda db: sessions.read(db, session))
 
     async def worker_state(self, session: str) -> bytes:
         """See `Catalog.worker_state`."""
-        async with self._reading() as db:
-            row = await one(db, "SELECT state FROM worker_states WHERE session = ?", (session,))
-        if row is None:
-            raise UnknownSession(session)
-        return bytes(row["state"])
+        return await self._read(lambda db: sessions.read_state(db, session))
 
-    async def page(self, limit: int, cursor: str | None) -> SessionPage:
+    async def page(self, limit: int, cursor: str | None, tenant: str = "") -> SessionPage:
         """See `Catalog.page`."""
-        where, bounds = "", tuple[object, ...]()
-        if cursor is not None:
-            where, bounds = "WHERE (created_at, id) < (?, ?)", rows.cursor_value(cursor)
-        query = f"SELECT * FROM sessions {where} ORDER BY created_at DESC, id DESC LIMIT ?"
-        async with self._reading() as db:
-            found = await every(db, query, (*bounds, limit + 1))
-            sessions = tuple([await _session(db, row) for row in found[:limit]])
-        return SessionPage(sessions, rows.cursor_text(sessions[-1]) if len(found) > limit else None)
+        return await self._read(lambda db: sessions.read_page(db, limit, cursor, tenant))
 
     async def session_ids(self) -> list[str]:
         """See `Catalog.session_ids`."""
-        async with self._reading() as db:
-            return [row["id"] for row in await every(db, "SELECT id FROM sessions ORDER BY created_at, id", ())]
+        return await self._read(sessions.read_ids)
 
     async def turns(self, session: str, after: int, limit: int) -> list[Turn]:
         """See `Catalog.turns`."""
-        query = "SELECT * FROM turns WHERE session = ? AND number > ? ORDER BY number LIMIT ?"
-        async with self._reading() as db:
-            return [rows.turn_value(row) for row in await every(db, query, (session, after, limit))]
+        return await self._read(lambda db: sessions.read_turns(db, session, after, limit))
 
     async def token_ids(self, session: str) -> tuple[int, ...]:
         """See `Catalog.token_ids`."""
-        query = "SELECT token_ids FROM turns WHERE session = ? ORDER BY number"
-        async with self._reading() as db:
-            await check_session(db, session)
-            found = await every(db, query, (session,))
-        return rows.token_values(b"".join(row["token_ids"] for row in found))
+        return await self._read(lambda db: sessions.read_tokens(db, session))
 
     async def repairs(self, session: str, limit: int) -> list[RepairRecord]:
         """See `Catalog.repairs`."""
-        async with self._reading() as db:
+
+        async def read(db: aiosqlite.Connection) -> list[RepairRecord]:
             await check_session(db, session)
             return await pauses.read_repairs(db, session, limit)
 
-    async def take_over(self, session: str) -> int:
-        """See `Catalog.take_over`."""
-        return await unbroken(self._take_over(session))
+        return await self._read(read)
 
-    async def _take_over(self, session: str) -> int:
-        query = "UPDATE sessions SET epoch = epoch + 1 WHERE id = ? RETURNING epoch"
-        async with self._transaction() as db:
-            row = await one(db, query, (session,))
-        if row is None:
-            raise UnknownSession(session)
-        return int(row["epoch"])
+    async def claim(self, session: str, holder: str, seconds: float) -> Lease:
+        """See `Catalog.claim`."""
+        found = await self.session(session)
+        self._claims.take(session, holder, seconds)
+        return Lease(found.epoch, found.worker)
+
+    async def release(self, session: str, holder: str) -> None:
+        """See `Catalog.release`."""
+        self._claims.give_back(session, holder)
+
+    async def take_over(self, session: str, worker: str) -> int:
+        """See `Catalog.take_over`."""
+        return await self._write(lambda db: sessions.take_over(db, session, worker))
+
+    async def fork(self, commit: ForkCommit, answer: Remembered | None) -> None:
+        """See `Catalog.fork`."""
+        await self._write(lambda db: fork(db, commit), answer, made=commit.session.id)
+
+    async def share(self, session: str, shared: SharedPages) -> bool:
+        """See `Catalog.share`."""
+        return await self._write(lambda db: sharing.promise(db, session, shared))
+
+    async def prefix(self, digest: str) -> KnownPrefix | None:
+        """See `Catalog.prefix`."""
+        return await self._read(lambda db: sharing.read_prefix(db, digest))
+
+    async def kept_pages(self) -> list[SharedPages]:
+        """See `Catalog.kept_pages`."""
+        return await self._read(sharing.read_kept)
+
+    async def tenant_tokens(self, tenant: str) -> int:
+        """See `Catalog.tenant_tokens`."""
+        return await self._read(lambda db: sessions.read_length(db, tenant))
 
     async def commit_turn(self, commit: TurnCommit, epoch: int, answer: Remembered | None) -> None:
         """See `Catalog.commit_turn`."""
-        await unbroken(self._commit_turn(commit, epoch, answer))
-
-    async def _commit_turn(self, commit: TurnCommit, epoch: int, answer: Remembered | None) -> None:
-        turn, outcome = commit.turn, commit.turn.outcome
-        memory = rows.MEMORY.dump_json(outcome.memory).decode()
-        output_due = 0 if commit.calls else outcome.output_tokens
-        async with self._transaction() as db:
-            await fence(db, turn.session, epoch)
-            await db.execute("INSERT INTO turns VALUES (?, ?, ?, ?, ?, ?)", rows.turn_row(turn))
-            await db.execute(
-                "UPDATE sessions SET turns = ?, memory = ?, updated_at = ?, output_due = ? WHERE id = ?",
-                (turn.number, memory, time.time(), output_due, turn.session),
-            )
-            await _replace_state(db, turn.session, commit.worker_state)
-            await episodes.count_match(db, turn.session, commit.matched, commit.active)
-            await pauses.end_pause(db, commit)
-            await pauses.begin_pause(db, turn, commit.calls)
-            if outcome.own_repair is not None:
-                await pauses.add_repair(db, turn.session, turn.number, outcome.own_repair, commit.repaired)
-            await self._remember(db, answer)
+        await self._write(lambda db: sessions.add_turn(db, commit, epoch), answer)
 
     async def commit_repair(self, session: str, commit: RepairCommit, epoch: int) -> None:
         """See `Catalog.commit_repair`."""
-        await unbroken(self._commit_repair(session, commit, epoch))
-
-    async def _commit_repair(self, session: str, commit: RepairCommit, epoch: int) -> None:
-        async with self._transaction() as db:
-            await fence(db, session, epoch)
-            await pauses.mark_repaired(db, session, commit)
-            if commit.worker_state is not None:
-                await _replace_state(db, session, commit.worker_state)
-            if commit.memory is not None:
-                memory = rows.MEMORY.dump_json(commit.memory).decode()
-                await db.execute("UPDATE sessions SET memory = ? WHERE id = ?", (memory, session))
-            if commit.report is not None:
-                turns = await one(db, "SELECT turns FROM sessions WHERE id = ?", (session,))
-                assert turns is not None, "the fence has found the session"
-                await pauses.add_repair(db, session, turns["turns"] + 1, commit.report, commit.details)
+        await self._write(lambda db: sessions.add_repair(db, session, commit, epoch))
 
     async def call(self, session: str, call: str) -> PendingCall:
         """See `Catalog.call`."""
-        query = "SELECT * FROM calls WHERE session = ? AND id = ? ORDER BY turn DESC, position LIMIT 1"
-        async with self._reading() as db:
-            row = await one(db, query, (session, call))
-        if row is None:
-            raise UnknownCall(session, call)
-        return rows.call_value(row)
+        return await self._read(lambda db: sessions.read_call(db, session, call))
 
     async def commit_call(self, session: str, call: PendingCall, epoch: int, answer: Remembered | None) -> None:
         """See `Catalog.commit_call`."""
-        await unbroken(self._commit_call(session, call, epoch, answer))
-
-    async def _commit_call(self, session: str, call: PendingCall, epoch: int, answer: Remembered | None) -> None:
-        async with self._transaction() as db:
-            await fence(db, session, epoch)
-            await pauses.write_report(db, session, call)
-            await self._remember(db, answer)
+        await self._fenced(session, epoch, lambda db: pauses.write_report(db, session, call), answer)
 
     async def silent(self, since: float) -> list[str]:
         """See `Catalog.silent`."""
-        async with self._reading() as db:
-            return await pauses.silent(db, since)
+        return await self._read(lambda db: pauses.silent(db, since))
 
     async def episodes(self, session: str) -> EpisodeSet:
         """See `Catalog.episodes`."""
-        async with self._reading() as db:
+
+        async def read(db: aiosqlite.Connection) -> EpisodeSet:
             await check_session(db, session)
             return await episodes.read_set(db, session)
 
+        return await self._read(read)
+
     async def segments(self, session: str) -> list[SegmentRecord]:
         """See `Catalog.segments`."""
-        async with self._reading() as db:
-            return await episodes.read_segments(db, session)
+        return await self._read(lambda db: episodes.read_segments(db, session))
 
     async def built_episode(self, session: str, episode: str) -> bytes:
         """See `Catalog.built_episode`."""
-        async with self._reading() as db:
-            return await episodes.read_built(db, session, episode)
+        return await self._read(lambda db: episodes.read_built(db, session, episode))
 
     async def commit_segments(self, session: str, commit: SegmentsCommit, epoch: int) -> None:
         """See `Catalog.commit_segments`."""
-        await unbroken(self._fenced(session, epoch, lambda db: episodes.add_segments(db, session, commit)))
+        await self._fenced(session, epoch, lambda db: episodes.add_segments(db, session, commit))
 
     async def commit_build(self, session: str, commit: BuildCommit, epoch: int) -> None:
         """See `Catalog.commit_build`."""
-        await unbroken(self._fenced(session, epoch, lambda db: episodes.replace_episodes(db, session, commit)))
+        await self._fenced(session, epoch, lambda db: episodes.replace_episodes(db, session, commit))
 
     async def forget_episodes(self, session: str, epoch: int) -> None:
         """See `Catalog.forget_episodes`."""
-        await unbroken(self._fenced(session, epoch, lambda db: episodes.forget(db, session)))
+        await self._fenced(session, epoch, lambda db: episodes.forget(db, session))
 
-    async def _fenced(self, session: str, epoch: int, write: Write) -> None:
-        async with self._transaction() as db:
-            await fence(db, session, epoch)
-            await write(db)
-
-    async def delete(self, session: str, answer: Remembered | None) -> None:
+    async def delete(self, session: str, answer: Remembered | None) -> list[Leftover]:
         """See `Catalog.delete`."""
-        await unbroken(self._delete(session, answer))
-
-    async def _delete(self, session: str, answer: Remembered | None) -> None:
-        async with self._transaction() as db:
-            if await one(db, "DELETE FROM sessions WHERE id = ? RETURNING id", (session,)) is None:
-                raise UnknownSession(session)
-            await self._remember(db, answer)
+        leftovers = await self._write(lambda db: sharing.delete(db, session), answer)
+        self._claims.forget(session)
+        return leftovers
 
     async def recall(self, key: IdempotencyKey) -> str | None:
         """See `Catalog.recall`."""
-        query = "SELECT fingerprint, answer FROM answers WHERE scope = ? AND key = ?"
-        async with self._reading() as db:
-            row = await one(db, query, (key.scope, key.key))
-        if row is None:
-            return None
-        if row["fingerprint"] != key.fingerprint:
-            raise IdempotencyConflict(key.key)
-        return str(row["answer"])
+        return await self._read(lambda db: answers.recall(db, key))
 
-    async def _remember(self, db: aiosqlite.Connection, answer: Remembered | None) -> None:
-        if answer is None:
-            return
-        key = answer.key
-        insert = "INSERT INTO answers (scope, key, fingerprint, answer) VALUES (?, ?, ?, ?) RETURNING number"
-        row = await one(db, insert, (key.scope, key.key, key.fingerprint, answer.answer))
-        assert row is not None, "an INSERT that succeeds returns its row"
-        await db.execute("DELETE FROM answers WHERE number <= ?", (row["number"] - self._answers,))
-
-    @asynccontextmanager
-    async def _reading(self) -> AsyncIterator[aiosqlite.Connection]:
+    async def _read(self, work: Work[T]) -> T:
         async with self._turn:
             try:
-                yield self._connection
+                return await work(self._connection)
             except (sqlite3.Error, ValueError) as error:
                 raise CatalogError(f"the catalog could not be read: {error}") from error
+
+    async def _fenced(self, session: str, epoch: int, work: Work[None], answer: Remembered | None = None) -> None:
+        async def fenced(db: aiosqlite.Connection) -> None:
+            await fence(db, session, epoch)
+            await work(db)
+
+        await self._write(fenced, answer)
+
+    async def _write(self, work: Work[T], answer: Remembered | None = None, made: str = "") -> T:
+        """Run `work` and remember its answer, as one transaction that no cancellation breaks off."""
+
+        async def write() -> T:
+            async with self._transaction() as db:
+                result = await work(db)
+                await answers.remember(db, answer, made, self._answers)
+            return result
+
+        return await unbroken(write())
 
     @asynccontextmanager
     async def _transaction(self) -> AsyncIterator[aiosqlite.Connection]:
@@ -286,54 +234,3 @@ class SqliteCatalog:
             finally:
                 if self._connection.in_transaction:
                     await self._connection.execute("ROLLBACK")
-
-
-def _check_place(path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if path.is_dir():
-        raise IsADirectoryError(f"{path} is a directory; name a file in it")
-
-
-async def _prepare(connection: aiosqlite.Connection, path: Path) -> None:
-    connection.row_factory = sqlite3.Row
-    try:
-        for pragma in PRAGMAS:
-            await connection.execute(pragma)
-        await connection.execute("BEGIN IMMEDIATE")
-        await _create_or_check(connection, path)
-        await connection.execute("COMMIT")
-    except sqlite3.Error as error:
-        raise CatalogError(f"the catalog {path} cannot be opened: {error}") from error
-
-
-async def _create_or_check(connection: aiosqlite.Connection, path: Path) -> None:
-    version = await one(connection, "PRAGMA user_version", ())
-    application = await one(connection, "PRAGMA application_id", ())
-    tables = await one(connection, "SELECT count(*) AS n FROM sqlite_master", ())
-    assert version is not None
-    assert application is not None
-    assert tables is not None
-    if tables["n"] == 0:
-        for statement in TABLES.split(";"):
-            await connection.execute(statement)
-        await connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-        await connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-    elif application["application_id"] != APPLICATION_ID:
-        raise CatalogError(f"{path} is a database of another program; give the catalog a file of its own")
-    elif version["user_version"] != SCHEMA_VERSION:
-        raise CatalogVersion(
-            f"{path} has catalog version {version['user_version']}, this kvrecall reads version {SCHEMA_VERSION}; "
-            "run the kvrecall that wrote it, or start with another data directory"
-        )
-
-
-async def _session(db: aiosqlite.Connection, row: sqlite3.Row) -> Session:
-    calls = await every(
-        db, "SELECT * FROM calls WHERE session = ? AND said IS NULL ORDER BY turn, position", (row["id"],)
-    )
-    repairs = await pauses.reports_since(db, row["id"], row["turns"])
-    return rows.session_value(row, tuple(rows.call_value(call) for call in calls), repairs)
-
-
-async def _replace_state(db: aiosqlite.Connection, session: str, state: bytes) -> None:
-    await db.execute("UPDATE worker_states SET state = ? WHERE session = ?", (state, session))

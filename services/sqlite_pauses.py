@@ -7,6 +7,7 @@ import aiosqlite
 
 from services import sqlite_rows as rows
 from services.catalog import REPAIRS_KEPT, RepairCommit, RepairDetails, RepairRecord, TurnCommit
+from services.catalog_values import REPAIR
 from services.messages import ToolCall
 from services.reports import RepairReport
 from services.sessions import CallStatus, PendingCall, RepairTrigger, Turn
@@ -32,6 +33,15 @@ async def begin_pause(db: aiosqlite.Connection, turn: Turn, calls: Iterable[Tool
             "INSERT INTO calls VALUES (?, ?, ?, ?, ?, ?, ?, NULL, 0, '', '{}', ?, 0, '', 0, 0, 0, NULL)",
             (*values, time.time()),
         )
+
+
+async def copy_pause(db: aiosqlite.Connection, parent: str, child: str, turn: int) -> None:
+    """A session begins with the calls that its parent's turn `turn` ended on, as they were made."""
+    await db.execute(
+        "INSERT INTO calls SELECT ?, turn, position, id, name, arguments, ?, NULL, 0, '', '{}', ?, 0, '', 0, 0, 0, NULL"
+        " FROM calls WHERE session = ? AND turn = ?",
+        (child, CallStatus.PENDING.value, time.time(), parent, turn),
+    )
 
 
 async def write_report(db: aiosqlite.Connection, session: str, call: PendingCall) -> None:
@@ -89,4 +99,4 @@ async def read_repairs(db: aiosqlite.Connection, session: str, limit: int) -> li
 async def reports_since(db: aiosqlite.Connection, session: str, turns: int) -> tuple[RepairReport, ...]:
     """The reports of the repairs that were run after that many turns, in the order they were run."""
     query = "SELECT report FROM repairs WHERE session = ? AND turn > ? ORDER BY number"
-    return tuple(rows.REPAIR.validate_json(row["report"]) for row in await every(db, query, (session, turns)))
+    return tuple(REPAIR.validate_json(row["report"]) for row in await every(db, query, (session, turns)))

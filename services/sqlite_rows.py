@@ -1,26 +1,12 @@
 """The domain's values as rows of the SQLite catalog, and back."""
 
-import array
-import base64
-import binascii
-import json
 import sqlite3
-import sys
-
-from pydantic import TypeAdapter
 
 from services.catalog import EpisodeRecord, EpisodeSet, RepairDetails, RepairRecord, SegmentRecord
-from services.errors import InvalidRequest
-from services.messages import Message, ToolCall
-from services.reports import MemoryReport, RepairReport, TurnOutcome
-from services.sessions import CallStatus, PendingCall, Session, SessionSettings, Turn
-
-SETTINGS = TypeAdapter(SessionSettings)
-MEMORY = TypeAdapter(MemoryReport)
-MESSAGES = TypeAdapter(tuple[Message, ...])
-OUTCOME = TypeAdapter(TurnOutcome)
-REPAIR = TypeAdapter(RepairReport)
-PIECES = TypeAdapter(dict[int, str])
+from services.catalog_values import MEMORY, MESSAGES, OUTCOME, PIECES, REPAIR, SETTINGS, token_bytes, token_values
+from services.messages import ToolCall
+from services.reports import RepairReport
+from services.sessions import CallStatus, PendingCall, Session, SharedPages, Turn
 
 EPISODE_SET_COLUMNS = (
     "segments",
@@ -38,11 +24,27 @@ def session_row(session: Session) -> tuple[object, ...]:
     """The columns of `sessions`, in order."""
     settings = SETTINGS.dump_json(session.settings).decode()
     memory = MEMORY.dump_json(session.memory).decode()
-    created, updated = session.created_at, session.updated_at
-    return (session.id, session.epoch, settings, created, updated, session.turns, memory, session.output_due)
+    return (
+        session.id,
+        session.epoch,
+        settings,
+        session.created_at,
+        session.updated_at,
+        session.turns,
+        memory,
+        session.output_due,
+        session.worker,
+        session.settings.tenant,
+        session.memory.length,
+    )
 
 
-def session_value(row: sqlite3.Row, calls: tuple[PendingCall, ...], repairs: tuple[RepairReport, ...]) -> Session:
+def session_value(
+    row: sqlite3.Row,
+    calls: tuple[PendingCall, ...],
+    repairs: tuple[RepairReport, ...],
+    shared: tuple[SharedPages, ...],
+) -> Session:
     """The session of a row, with what hangs on it."""
     return Session(
         id=row["id"],
@@ -55,6 +57,8 @@ def session_value(row: sqlite3.Row, calls: tuple[PendingCall, ...], repairs: tup
         calls=calls,
         repairs=repairs,
         output_due=row["output_due"],
+        shared=shared,
+        worker=row["worker"],
     )
 
 
@@ -151,35 +155,3 @@ def segment_row(session: str, segment: SegmentRecord) -> tuple[object, ...]:
 def segment_value(row: sqlite3.Row) -> SegmentRecord:
     """The segment of a row."""
     return SegmentRecord(row["number"], row["start"], row["stop"], row["vector"], row["label"])
-
-
-def token_bytes(token_ids: tuple[int, ...]) -> bytes:
-    """Token ids as little-endian uint32."""
-    values = array.array("I", token_ids)
-    if sys.byteorder == "big":
-        values.byteswap()
-    return values.tobytes()
-
-
-def token_values(data: bytes) -> tuple[int, ...]:
-    """Token ids from little-endian uint32."""
-    values = array.array("I", data)
-    if sys.byteorder == "big":
-        values.byteswap()
-    return tuple(values)
-
-
-def cursor_text(session: Session) -> str:
-    """An opaque cursor that stands behind `session`."""
-    return base64.urlsafe_b64encode(json.dumps([session.created_at, session.id]).encode()).decode()
-
-
-def cursor_value(cursor: str) -> tuple[float, str]:
-    """Where a cursor stands. Raises InvalidRequest when it is not one of ours."""
-    try:
-        created, session = json.loads(base64.b64decode(cursor.encode(), altchars=b"-_", validate=True))
-    except (binascii.Error, ValueError, TypeError, RecursionError) as error:
-        raise InvalidRequest("cursor", "not a cursor of this service; leave it out to start from the newest") from error
-    if isinstance(created, bool) or not isinstance(created, int | float) or not isinstance(session, str):
-        raise InvalidRequest("cursor", "not a cursor of this service; leave it out to start from the newest")
-    return float(created), session

@@ -1,6 +1,6 @@
 """The tables of the catalog on SQLite, and which version of them this code reads and writes."""
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 APPLICATION_ID = 0x6B767263  # "kvrc": tells a catalog from any other SQLite file
 
 TABLES = """
@@ -12,9 +12,13 @@ CREATE TABLE sessions (
     updated_at REAL NOT NULL,
     turns INTEGER NOT NULL,
     memory TEXT NOT NULL,
-    output_due INTEGER NOT NULL
+    output_due INTEGER NOT NULL,
+    worker TEXT NOT NULL,
+    tenant TEXT NOT NULL,
+    length INTEGER NOT NULL
 ) STRICT;
-CREATE INDEX sessions_by_age ON sessions (created_at DESC, id DESC);
+CREATE INDEX sessions_by_age ON sessions (tenant, created_at DESC, id DESC);
+CREATE INDEX sessions_by_tenant ON sessions (tenant, length);
 
 CREATE TABLE worker_states (
     session TEXT PRIMARY KEY REFERENCES sessions (id) ON DELETE CASCADE,
@@ -108,8 +112,33 @@ CREATE TABLE built_episodes (
     PRIMARY KEY (session, episode)
 ) STRICT;
 
+-- The first pages of `owner` that a session uses: the parts of its lineage by `place`, -1 for what it may come to use.
+CREATE TABLE shares (
+    session TEXT NOT NULL REFERENCES sessions (id) ON DELETE CASCADE,
+    owner TEXT NOT NULL,
+    pages INTEGER NOT NULL,
+    place INTEGER NOT NULL,
+    PRIMARY KEY (session, owner, place)
+) STRICT, WITHOUT ROWID;
+CREATE INDEX shares_by_owner ON shares (owner, pages);
+
+-- Deleted sessions of which pages were still shared when somebody was told last, and how many.
+CREATE TABLE kept (
+    owner TEXT PRIMARY KEY,
+    pages INTEGER NOT NULL
+) STRICT;
+
+CREATE TABLE prefixes (
+    digest TEXT PRIMARY KEY,
+    owner TEXT NOT NULL REFERENCES sessions (id) ON DELETE CASCADE,
+    token_ids BLOB NOT NULL
+) STRICT;
+CREATE INDEX prefixes_by_owner ON prefixes (owner);
+
+-- `made` is the session that the request made (empty: none).
 CREATE TABLE answers (
     number INTEGER PRIMARY KEY AUTOINCREMENT,
+    made TEXT NOT NULL,
     scope TEXT NOT NULL,
     key TEXT NOT NULL,
     fingerprint TEXT NOT NULL,

@@ -216,14 +216,14 @@ async def test_who_lost_the_session_cannot_write_it(catalog: SqliteCatalog) -> N
     await catalog.create(new("s"), b"", None)
     await catalog.commit_turn(turn("s", 1, *CALLS), 1, None)
     session = await catalog.session("s")
-    assert await catalog.take_over("s") == 2
+    assert await catalog.take_over("s", "w") == 2
     with pytest.raises(StaleEpoch):
         await catalog.commit_turn(turn("s", 2), 1, None)
     with pytest.raises(StaleEpoch):
         await catalog.commit_repair("s", RepairCommit(due_repairs(session)[0], b"x"), 1)
     with pytest.raises(StaleEpoch):
         await catalog.commit_call("s", replace(session.calls[0], pieces={0: "x"}), 1, None)
-    assert await catalog.session("s") == replace(session, epoch=2)
+    assert await catalog.session("s") == replace(session, epoch=2, worker="w")
     assert await catalog.worker_state("s") == b"state 1"
 
 
@@ -241,7 +241,7 @@ async def test_what_is_unknown_is_said_to_be(catalog: SqliteCatalog) -> None:
     for attempt in (
         catalog.session("x"),
         catalog.worker_state("x"),
-        catalog.take_over("x"),
+        catalog.take_over("x", "w"),
         catalog.delete("x", None),
         catalog.commit_turn(turn("x", 1), 1, None),
     ):

@@ -97,7 +97,7 @@ async def test_forgotten_episodes_are_made_anew_under_other_ids(catalog: SqliteC
 
 
 async def test_a_process_that_was_taken_over_from_writes_no_episodes(catalog: SqliteCatalog) -> None:
-    await catalog.take_over("s")
+    await catalog.take_over("s", "w")
     for write in (
         catalog.commit_segments("s", SegmentsCommit((), EMBEDDED), 1),
         catalog.commit_build("s", BUILD, 1),

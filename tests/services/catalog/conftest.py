@@ -1,0 +1,68 @@
+"""Every kind of catalog, on real storage, and sessions and turns to put into it."""
+
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+from services.catalog import Catalog, TurnCommit
+from services.messages import Message, ToolCall
+from services.reports import Fidelity, MemoryReport, RepairReport, TurnOutcome
+from services.sessions import Session, SessionSettings, Turn
+from services.sqlite_catalog import SqliteCatalog
+
+MEMORY = MemoryReport(7, 64, 7, 8, 96, 448, 0, 2, (7, 6), (8, 8), (96, 96), {"ram": 10}, True)
+REPAIR = RepairReport("tool_call", 3, 7, 2, 0.5, candidates=9, demoted=1, cut=True, hops=2, bytes_read=5, in_pause=True)
+
+
+@pytest.fixture(params=["sqlite"])
+async def catalog(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Catalog]:
+    """An empty catalog."""
+    catalog = await SqliteCatalog.open(tmp_path / "catalog.db")
+    yield catalog
+    await catalog.close()
+
+
+@pytest.fixture
+def memory() -> MemoryReport:
+    """What every turn of `make_turn` leaves."""
+    return MEMORY
+
+
+@pytest.fixture
+def repair() -> RepairReport:
+    """A repair that every turn of `make_turn` ran itself."""
+    return REPAIR
+
+
+@pytest.fixture
+def calls() -> tuple[ToolCall, ToolCall]:
+    """Two calls of one answer."""
+    return ToolCall("a", "look", '{"n": 1}'), ToolCall("b", "look", '{"n": 2}')
+
+
+@pytest.fixture
+def make_session() -> Callable[..., Session]:
+    """make_session(id, created, **settings): a session without a turn."""
+
+    def make(id: str, created: float = 1.0, **settings: object) -> Session:
+        chosen = SessionSettings(**{"budget": 64, "repair_rows": 8, "method": "snapkv"} | settings)
+        return Session(id, 1, chosen, created, created, 0, MemoryReport(budget=64))
+
+    return make
+
+
+@pytest.fixture
+def make_turn() -> Callable[..., TurnCommit]:
+    """make_turn(session, number, *calls): a turn with a repair of its own, which ended on the calls."""
+
+    def make(session: str, number: int, *calls: ToolCall) -> TurnCommit:
+        message = Message("assistant", f"answer {number}", calls)
+        outcome = TurnOutcome(
+            session, number, message, "stop", 3, 2, MEMORY, (REPAIR,), {"decode": 0.5}, Fidelity(5, 0.25, 0.5), REPAIR
+        )
+        said = (Message("user", f"turn {number}"),)
+        turn = Turn(session, number, said, (1, 2, 2**32 - 1), outcome, (1, 2))
+        return TurnCommit(turn, b"state %d" % number, calls)
+
+    return make

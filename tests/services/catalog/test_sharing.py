@@ -1,0 +1,154 @@
+"""Pages that several sessions use: who owns them, until when they are kept, and what becomes of them."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from services.catalog import Catalog, ForkCommit, IdempotencyKey, KnownPrefix, Leftover, Remembered, TurnCommit
+from services.errors import UnknownSession
+from services.sessions import Session, SharedPages
+
+MakeSession = Callable[..., Session]
+MakeTurn = Callable[..., TurnCommit]
+
+
+@pytest.fixture
+def fork(catalog: Catalog, make_turn: MakeTurn) -> Callable[..., object]:
+    """fork(parent, child, *shared): a session that begins with others' pages; `shared` by owner and pages."""
+
+    async def make(parent: str, child: str, *shared: tuple[str, int]) -> None:
+        begins = await catalog.session(parent)
+        lineage = tuple(SharedPages(*each) for each in shared)
+        await catalog.fork(ForkCommit(replace(begins, id=child, shared=lineage), parent, begins.turns, b"child"), None)
+
+    return make
+
+
+@pytest.fixture
+async def parent(catalog: Catalog, make_session: MakeSession, make_turn: MakeTurn) -> str:
+    """A session with two turns."""
+    await catalog.create(make_session("parent"), b"", None)
+    for number in (1, 2):
+        await catalog.commit_turn(make_turn("parent", number), 1, None)
+    return "parent"
+
+
+async def test_a_session_that_nobody_shares_leaves_all_its_pages(catalog: Catalog, parent: str) -> None:
+    assert await catalog.delete(parent, None) == [Leftover(parent, 0)]
+    assert await catalog.kept_pages() == []
+
+
+async def test_shared_pages_outlive_their_owner_as_far_as_they_are_used(
+    catalog: Catalog, parent: str, fork: Callable[..., object]
+) -> None:
+    for child, pages in (("short", 2), ("long", 5), ("middle", 3)):
+        await fork(parent, child, (parent, pages))
+    assert (await catalog.session("long")).shared == (SharedPages(parent, 5),)
+    assert await catalog.delete(parent, None) == [Leftover(parent, 5)]
+    assert await catalog.kept_pages() == [SharedPages(parent, 5)]
+    assert await catalog.delete("short", None) == [Leftover("short", 0)]
+    assert await catalog.delete("long", None) == [Leftover("long", 0), Leftover(parent, 3)]
+    assert await catalog.kept_pages() == [SharedPages(parent, 3)]
+    assert await catalog.delete("middle", None) == [Leftover("middle", 0), Leftover(parent, 0)]
+    assert await catalog.kept_pages() == []
+
+
+async def test_a_fork_of_a_fork_keeps_every_owner_of_its_pages(
+    catalog: Catalog, parent: str, fork: Callable[..., object]
+) -> None:
+    await fork(parent, "child", (parent, 4))
+    await fork("child", "grandchild", (parent, 4), ("child", 6))
+    assert (await catalog.session("grandchild")).shared == (SharedPages(parent, 4), SharedPages("child", 6))
+    assert await catalog.delete(parent, None) == [Leftover(parent, 4)]
+    assert await catalog.delete("child", None) == [Leftover("child", 6)]
+    await fork("grandchild", "last", (parent, 3))
+    told = await catalog.delete("grandchild", None)
+    assert told[0] == Leftover("grandchild", 0)
+    assert sorted(told[1:], key=str) == [Leftover("child", 0), Leftover(parent, 3)]
+    assert await catalog.delete("last", None) == [Leftover("last", 0), Leftover(parent, 0)]
+
+
+async def test_pages_that_are_gone_are_not_shared(
+    catalog: Catalog, parent: str, make_session: MakeSession, fork: Callable[..., object]
+) -> None:
+    await catalog.create(make_session("s"), b"", None)
+    assert not await catalog.share("s", SharedPages("nobody", 1))
+    await fork(parent, "child", (parent, 4))
+    await catalog.delete(parent, None)
+    assert not await catalog.share("s", SharedPages(parent, 5))
+    assert await catalog.share("s", SharedPages(parent, 4))
+    with pytest.raises(UnknownSession):
+        await catalog.share("nobody", SharedPages("s", 1))
+    with pytest.raises(UnknownSession):
+        await fork("child", "other", (parent, 5))
+    with pytest.raises(UnknownSession):
+        await catalog.session("other")
+
+
+async def test_what_may_be_shared_is_counted_until_a_turn_says_what_is(
+    catalog: Catalog, parent: str, make_session: MakeSession, make_turn: MakeTurn
+) -> None:
+    for id in ("uses", "does not"):
+        await catalog.create(make_session(id), b"", None)
+        assert await catalog.share(id, SharedPages(parent, 5))
+    assert (await catalog.session("uses")).shared == ()
+    assert await catalog.delete(parent, None) == [Leftover(parent, 5)]
+    await catalog.commit_turn(replace(make_turn("uses", 1), shared=(SharedPages(parent, 2),)), 1, None)
+    assert (await catalog.session("uses")).shared == (SharedPages(parent, 2),)
+    await catalog.commit_turn(replace(make_turn("does not", 1), shared=()), 1, None)
+    assert await catalog.kept_pages() == [SharedPages(parent, 2)]
+    await catalog.commit_turn(make_turn("uses", 2), 1, None)
+    assert (await catalog.session("uses")).shared == (SharedPages(parent, 2),)
+    assert await catalog.delete("does not", None) == [Leftover("does not", 0), Leftover(parent, 2)]
+    assert await catalog.delete("uses", None) == [Leftover("uses", 0), Leftover(parent, 0)]
+
+
+async def test_a_prefix_is_known_as_long_as_its_owner_is_there(
+    catalog: Catalog, make_session: MakeSession, make_turn: MakeTurn
+) -> None:
+    assert await catalog.prefix("digest") is None
+    for id in ("first", "second", "third"):
+        await catalog.create(make_session(id), b"", None)
+
+    async def offer(id: str) -> None:
+        known = KnownPrefix(id, (1, 2**32 - 1))
+        await catalog.commit_turn(replace(make_turn(id, 1), prefix=known, digest="digest"), 1, None)
+
+    await offer("first")
+    await offer("second")
+    assert await catalog.prefix("digest") == KnownPrefix("first", (1, 2**32 - 1))
+    assert await catalog.prefix("another") is None
+    await catalog.delete("first", None)
+    assert await catalog.prefix("digest") is None
+    await offer("third")
+    assert await catalog.prefix("digest") == KnownPrefix("third", (1, 2**32 - 1))
+    await catalog.delete("second", None)
+    assert await catalog.prefix("digest") == KnownPrefix("third", (1, 2**32 - 1))
+
+
+async def test_a_tenant_s_tokens_are_those_of_its_sessions(
+    catalog: Catalog, make_session: MakeSession, make_turn: MakeTurn, fork: Callable[..., object]
+) -> None:
+    for id, tenant in (("a", "x"), ("b", "x"), ("c", "y"), ("d", "")):
+        await catalog.create(make_session(id, tenant=tenant), b"", None)
+    for id in ("a", "b", "c"):
+        await catalog.commit_turn(make_turn(id, 1), 1, None)
+    await fork("b", "e", ("b", 1))
+    assert [await catalog.tenant_tokens(tenant) for tenant in ("x", "y", "", "z")] == [21, 7, 0, 0]
+    await catalog.delete("a", None)
+    assert [await catalog.tenant_tokens(tenant) for tenant in ("x", "y")] == [14, 7]
+
+
+async def test_the_answer_of_a_request_that_made_a_session_goes_with_the_session(
+    catalog: Catalog, make_session: MakeSession
+) -> None:
+    key = IdempotencyKey("POST /sessions", "k", "body")
+    await catalog.create(make_session("s"), b"", Remembered(key, "s"))
+    assert await catalog.recall(key) == "s"
+    removal = IdempotencyKey("DELETE /sessions/s", "k", "", session="s")
+    await catalog.delete("s", Remembered(removal, "gone"))
+    assert await catalog.recall(key) is None
+    assert await catalog.recall(removal) == "gone"
+    await catalog.create(make_session("t"), b"", Remembered(key, "t"))
+    assert await catalog.recall(key) == "t"
