@@ -262,7 +262,8 @@ class Catalog(Protocol):
     async def fork(self, commit: ForkCommit, answer: Remembered | None) -> None:
         """Add a session that begins as another was, with an `epoch` and `worker` of its own.
 
-        Raises UnknownSession, also when pages that it shares are no more, and UnknownTurn. Its `shared` pages are counted before it is there, so a crash leaves none uncounted.
+        Raises UnknownSession, also when pages that it shares are no more, and UnknownTurn. Its `shared` pages are
+        counted before it is there, so a crash leaves none uncounted.
         """
         ...
 
