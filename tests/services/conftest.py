@@ -2,7 +2,7 @@
 
 import asyncio
 import hashlib
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from itertools import groupby, takewhile
 from pathlib import Path
 
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from kvrecall.v1 import worker_pb2 as wire
-from services.errors import WorkerRefused
+from services.errors import WorkerLost, WorkerRefused
 from services.messages import Message, Sampling
 from services.service import NewSession, SessionService
 from services.settings import ServiceSettings
@@ -73,6 +73,11 @@ class ScriptedWorker:
             page_tokens=4,
             token_bytes=64,
         )
+
+    def place(self, session: str, owner: str, avoid: Sequence[str] = ()) -> str:
+        if "scripted" in avoid:
+            raise WorkerLost("there is no other worker")
+        return "scripted"
 
     async def retain(self, request: wire.RetainRequest) -> None:
         self.retained = request
