@@ -23,6 +23,7 @@ STATUS_OF: Mapping[type[errors.ServiceError], int] = {
     errors.CallsOutstanding: 409,
     errors.ResultConflict: 409,
     errors.SessionBusy: 409,
+    errors.WorkerUnavailable: 409,
     errors.StaleEpoch: 409,
     errors.IdempotencyConflict: 409,
     errors.UnknownSession: 404,

@@ -112,6 +112,12 @@ class EpisodesBody(Body):
         return EpisodeSettings(**dict(self))
 
 
+class MoveBody(Body):
+    """Where a session is to go on."""
+
+    worker: Name | None = Field(default=None, description="A worker's name; null: the best of the others.")
+
+
 class CreateSessionBody(Body):
     """What is fixed when a session is created; what is left out is chosen by the service."""
 

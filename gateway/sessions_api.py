@@ -10,7 +10,7 @@ from gateway.fork_api import add_forks
 from gateway.keys import Key, key_of
 from gateway.middleware import CLIENT_GONE
 from gateway.repair_views import RepairsView
-from gateway.schemas import CreateSessionBody, EventBody, TurnBody
+from gateway.schemas import CreateSessionBody, EventBody, MoveBody, TurnBody
 from gateway.settings import GatewaySettings
 from gateway.streaming import ClientGone, EventStream, outcome_of, while_connected
 from gateway.tenants import Tenant, own_session
@@ -22,6 +22,8 @@ from gateway.views import (
     SessionPageView,
     SessionView,
     TurnView,
+    WorkerLoadView,
+    WorkersView,
     WorkerView,
 )
 from services.catalog import REPAIRS_KEPT
@@ -78,6 +80,12 @@ def _add_sessions(router: APIRouter, service: SessionService) -> None:
         """Forget a session and everything said in it."""
         await service.delete(session, key_of(request, key))
         return Response(status_code=204)
+
+    @router.post("/sessions/{session}/move", responses=problems(404, 409, 429), tags=["sessions"])
+    async def move_session(session: str, body: MoveBody = MoveBody()) -> SessionView:
+        """Have a session go on in another worker, as it was committed last; nothing of it is computed again."""
+        moved = await service.move(session, body.worker)
+        return SessionView.of(moved, moved.resting_state, service.info.model)
 
     @router.get("/sessions/{session}/memory", responses=problems(404), tags=["sessions"])
     async def session_memory(session: str) -> MemoryView:
@@ -138,6 +146,12 @@ def _add_worker(router: APIRouter, service: SessionService) -> None:
     async def list_methods() -> MethodsView:
         """The eviction methods a session may be created with, and how it may be repaired."""
         return MethodsView.of(service.info)
+
+    @router.get("/workers", tags=["worker"])
+    async def list_workers() -> WorkersView:
+        """The workers that can be reached, with what each has to do."""
+        records = sorted(await service.workers(), key=lambda record: record.name)
+        return WorkersView(workers=[WorkerLoadView.model_validate(record) for record in records])
 
     @router.get("/worker", tags=["worker"])
     async def get_worker() -> WorkerView:

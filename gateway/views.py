@@ -92,6 +92,7 @@ class SessionView(View):
     id: str
     state: str
     model: str
+    worker: str
     budget: int
     repair_rows: int
     repair_on: list[str]
@@ -120,6 +121,7 @@ class SessionView(View):
             id=session.id,
             state=state.value,
             model=model,
+            worker=session.worker,
             budget=settings.budget,
             repair_rows=settings.repair_rows,
             repair_on=sorted(trigger.value for trigger in settings.repair_on),
@@ -296,7 +298,7 @@ class TurnEpisodeView(View):
 
 
 class TurnView(View):
-    """A committed turn. `durable` is always true: there is no answer before the commit."""
+    """A committed turn. `durable`: the session's rows survive their worker; they can be computed again in any case."""
 
     session: str
     turn: int
@@ -307,7 +309,7 @@ class TurnView(View):
     seconds: dict[str, float]
     fidelity: FidelityView | None = None
     episode: TurnEpisodeView | None = None
-    durable: Literal[True] = True
+    durable: bool
 
     @classmethod
     def of(cls, outcome: TurnOutcome) -> "TurnView":
@@ -322,6 +324,7 @@ class TurnView(View):
             seconds=dict(outcome.seconds),
             fidelity=None if outcome.fidelity is None else FidelityView.model_validate(outcome.fidelity),
             episode=None if outcome.episode is None else TurnEpisodeView.model_validate(outcome.episode),
+            durable=outcome.durable,
         )
 
 
@@ -384,3 +387,21 @@ class WorkerView(View):
     max_budget: int
     block_tokens: int
     max_context: int
+
+
+class WorkerLoadView(View):
+    """A worker that can be reached, and what it has to do. One that is `draining` takes no session any more."""
+
+    name: str
+    address: str
+    slots: int
+    free_slots: int
+    queued: int
+    sessions: int
+    draining: bool
+
+
+class WorkersView(View):
+    """The workers that can be reached."""
+
+    workers: list[WorkerLoadView]

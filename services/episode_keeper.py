@@ -4,7 +4,7 @@ Every step ends in a commit: who breaks it off, a turn or a crash, loses no more
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -23,7 +23,7 @@ from services.episodes import (
     vectors_from_bytes,
     vectors_to_bytes,
 )
-from services.errors import EmbeddingRefused, ServiceError, WorkerLost
+from services.errors import EmbeddingRefused, ServiceError, SessionBusy, StaleEpoch, WorkerLost
 from services.live import LiveSession, LiveSessions
 from services.observing import EpisodesBuilt, EpisodesFailed, Observers
 from services.sessions import EpisodeSettings, Session, Turn
@@ -54,11 +54,14 @@ class EpisodeKeeper:
             session = await self._catalog.session(live.id)
             settings = session.settings.episodes
             assert settings is not None, "only sessions with episodes are kept"
+            await self._sessions.epoch(live)  # whatever is read from here on is no other process's to change
             found = await self._segment(live, settings)
             step = "build"
             length, budget = session.memory.length, session.settings.budget
             if rebuild_due(settings, segments=found.segments, built=found.built_segments, length=length, budget=budget):
                 await self._build(live, session, settings, found)
+        except (StaleEpoch, SessionBusy):
+            return  # another process went on with the session
         except ServiceError as error:
             self._observers.tell(EpisodesFailed(live.id, step, error.code, error.message))
 
@@ -101,10 +104,10 @@ class EpisodeKeeper:
         request = _request(session, plans, found.builds + 1)
         if settings.build == "per_episode":
             request.token_ids.extend(_token_ids(log)[: session.memory.length])
-        request.epoch = epoch = await self._sessions.ensure_open(live)
+        request.epoch = await self._sessions.ensure_open(live)
         result = await self._built(live, request)
         commit = _built_commit(found, clusters, plans, result)
-        await self._catalog.commit_build(live.id, commit, epoch)
+        await self._catalog.commit_build(live.id, commit, request.epoch)
         told = EpisodesBuilt(live.id, len(plans), len(segments), result.scored_rows, result.seconds)
         self._observers.tell(told)
 
@@ -115,8 +118,12 @@ class EpisodeKeeper:
         return log
 
     async def _built(self, live: LiveSession, request: wire.BuildEpisodesRequest) -> wire.BuildEpisodesResult:
+        def ask_under(epoch: int) -> Awaitable[wire.BuildEpisodesResult]:
+            request.epoch = epoch
+            return self._worker.build_episodes(request)
+
         try:
-            result = await self._sessions.call_in(live, lambda: self._worker.build_episodes(request))
+            result = await self._sessions.call_in(live, request.epoch, ask_under)
         except WorkerLost:
             live.in_doubt = True
             raise

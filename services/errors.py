@@ -227,6 +227,12 @@ class WorkerRefused(ServiceError):
         self.code = code
 
 
+class WorkerUnavailable(ServiceError):
+    """The worker that was asked for takes no session now."""
+
+    code = "worker_unavailable"
+
+
 class WorkerLost(ServiceError):
     """The worker is gone or broken."""
 

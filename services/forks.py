@@ -106,12 +106,12 @@ class Forks:
         self, live: LiveSession, child: Session, request: wire.ForkRequest, key: IdempotencyKey | None
     ) -> Session:
         """Fork in the worker, then in the catalog; what the worker made is dropped if the second fails."""
-        await self._sessions.ensure_open(live)
+        epoch = await self._sessions.ensure_open(live)
         request.parent = live.id
         request.spec.CopyFrom(spec_of(child, child.epoch))
         try:
-            result = await self._sessions.call_in(live, lambda: self._worker.fork(request))
-            child = replace(child, memory=memory_from_wire(result.memory))
+            result = await self._sessions.call_in(live, epoch, lambda _: self._worker.fork(request))
+            child = replace(child, memory=memory_from_wire(result.memory), worker=live.claim.worker)
             state = result.state.SerializeToString(deterministic=True)
             answer = None if key is None else Remembered(key, SESSION.dump_json(child).decode())
             await self._catalog.fork(ForkCommit(child, live.id, child.turns, state), answer)

@@ -1,7 +1,7 @@
 """A worker that is a process of its own, reached over gRPC."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,6 +13,7 @@ from kvrecall.v1 import worker_pb2 as wire
 from services.cancellation import unbroken
 from services.errors import WorkerLost, WorkerRefused
 from services.wire_settings import WireSettings
+from services.worker_client import record_of
 
 _FIRST_RECONNECT_MS = 100
 _CONNECTION_ATTEMPT_MS = 5000
@@ -39,9 +40,15 @@ class GrpcWorker:
             )
         return info
 
-    def place(self, session: str, owner: str) -> str:
-        """There is no choice."""
+    def place(self, session: str, owner: str, avoid: Sequence[str] = ()) -> str:
+        """There is no choice. Raises WorkerLost when it is to be avoided."""
+        if self.address in avoid:
+            raise WorkerLost(f"there is no worker but {self.address}")
         return self.address
+
+    async def workers(self) -> list[wire.WorkerRecord]:
+        """This one."""
+        return [record_of(self.address, await self.describe(), (await self.stats())[self.address])]
 
     async def retain(self, request: wire.RetainRequest) -> None:
         """Drop stored rows that belong to no session of these."""

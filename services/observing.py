@@ -76,6 +76,36 @@ class EpisodesFailed:
 
 
 @dataclass(frozen=True)
+class PagesRebuilt:
+    """A session had lost `pages`, which its worker computed again from what was said."""
+
+    session: str
+    worker: str
+    pages: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class TurnRetried:
+    """A turn's worker was lost before the commit, and the turn is run again in another one."""
+
+    session: str
+    worker: str
+    code: str
+    message: str
+
+
+@dataclass(frozen=True)
+class SessionMoved:
+    """A session went on in another worker because somebody asked for it."""
+
+    session: str
+    left: str
+    worker: str
+    seconds: float
+
+
+@dataclass(frozen=True)
 class SessionDeleted:
     """A session is gone."""
 
@@ -107,6 +137,9 @@ Observation = (
     | PauseTimedOut
     | EpisodesBuilt
     | EpisodesFailed
+    | PagesRebuilt
+    | TurnRetried
+    | SessionMoved
     | SessionDeleted
     | SessionForked
     | QuotaReached

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from contextlib import suppress
 
 from services.call_events import timed_out
 from services.catalog import Catalog
@@ -39,10 +40,12 @@ class PauseLimit:
     async def sweep(self) -> None:
         """Give up every call that is silent for too long. What cannot be written now is tried again next time."""
         try:
-            for session in await self._catalog.silent(time.time() - self._seconds):
-                await self._give_up(session)
+            silent = await self._catalog.silent(time.time() - self._seconds)
         except ServiceError:
-            return  # a session that is gone or busy, a catalog that cannot be read: the next sweep comes
+            return  # the next sweep comes
+        for session in silent:
+            with suppress(ServiceError):  # it is gone, or busy here or in another process
+                await self._give_up(session)
 
     async def _watch(self) -> None:
         while True:
@@ -53,12 +56,12 @@ class PauseLimit:
         live = self._sessions.of(await self._catalog.session(session))
         if live.writing.locked():
             return  # a turn or a report is under way, perhaps with the result
-        async with self._sessions.claim(live):
+        async with self._sessions.claim(live, patience=0.0):
             found = await self._catalog.session(session)
             since = time.time() - self._seconds
             silent = [call for call in found.outstanding if call.heard_at <= since]
-            epoch = await self._sessions.epoch(live)
             for call in silent:
+                epoch = await self._sessions.epoch(live)
                 await self._catalog.commit_call(session, timed_out(call, self._seconds), epoch, None)
         if silent:
             self._observers.tell(PauseTimedOut(session, tuple(call.call.id for call in silent)))

@@ -5,12 +5,12 @@ other, in the background (`resting.py`) or by a turn that waits for them.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from contextlib import suppress
 
 from kvrecall.v1 import worker_pb2 as wire
 from services.catalog import Catalog, RepairCommit, RepairDetails
-from services.errors import ServiceError, WorkerLost, WorkerRefused
+from services.errors import ServiceError, SessionBusy, StaleEpoch, WorkerLost, WorkerRefused
 from services.live import LiveSession, LiveSessions
 from services.messages import Message, message_to_wire
 from services.observing import Observers, RepairFailed, RepairFinished
@@ -64,6 +64,8 @@ class Pauses:
                 await self._let_a_turn_come(live)
             try:
                 await self._run(live, session, due[0], give_up)
+            except (StaleEpoch, SessionBusy):
+                raise  # another process went on with the session
             except ServiceError as error:
                 self._observers.tell(RepairFailed(live.id, due[0].trigger, error.code, error.message, final=False))
                 raise
@@ -83,14 +85,17 @@ class Pauses:
 
     async def _run(self, live: LiveSession, session: Session, repair: DueRepair, give_up: bool) -> None:
         request, signal = await self._request(session, repair)
-        request.epoch = epoch = await self._sessions.ensure_open(live)
+        known = live.claim.epoch
+        request.epoch = await self._sessions.ensure_open(live)
+        if request.epoch != known and repair not in due_repairs(await self._catalog.session(live.id)):
+            return  # another process ran it before this one took the session over
         if live.hurry.is_set():
             return  # from here to the worker nothing is waited for: whoever hurries now finds the repair there
         live.advance(SessionEvent.REPAIR_STARTED)
         live.in_doubt = True
         try:
             commit = await self._ask(live, repair, request, signal, give_up)
-            await self._catalog.commit_repair(live.id, commit, epoch)
+            await self._catalog.commit_repair(live.id, commit, request.epoch)
             live.in_doubt = commit.worker_state is None
         finally:
             paused = session.resting_state is SessionState.PAUSED
@@ -117,8 +122,12 @@ class Pauses:
     async def _ask(
         self, live: LiveSession, repair: DueRepair, request: wire.RepairRequest, signal: str, give_up: bool
     ) -> RepairCommit:
+        def ask_under(epoch: int) -> Awaitable[wire.RepairResult]:
+            request.epoch = epoch
+            return self._worker.repair(request)
+
         try:
-            result = await self._sessions.call_in(live, lambda: self._worker.repair(request))
+            result = await self._sessions.call_in(live, request.epoch, ask_under)
         except (WorkerRefused, WorkerLost) as error:
             if error.code not in FINAL_REFUSALS and not (give_up and isinstance(error, WorkerLost)):
                 raise

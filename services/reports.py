@@ -84,7 +84,8 @@ class TurnOutcome:
     """What a turn came to. It exists only once the turn is committed, and is stored with it.
 
     `repairs` are those since the turn before; `own_repair` is the last of them if the turn ran it itself.
-    `repairs_left_out` counts those that were due and not begun when the turn came.
+    `repairs_left_out` counts those that were due and not begun when the turn came. `durable`: the session's rows
+    survive their worker; where they do not, they are computed again from the turn log if they are lost.
     """
 
     session: str
@@ -100,6 +101,7 @@ class TurnOutcome:
     own_repair: RepairReport | None = None
     episode: EpisodeReport | None = None
     repairs_left_out: int = 0
+    durable: bool = True
 
 
 def repair_from_wire(report: wire.RepairReport, in_pause: bool = False) -> RepairReport:

@@ -4,7 +4,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from pydantic import TypeAdapter
@@ -18,15 +18,19 @@ from services.episode_keeper import EpisodeKeeper
 from services.errors import (
     BudgetOutOfRange,
     EpisodesUnsupported,
+    InvalidRequest,
     ServiceError,
     ShuttingDown,
     UnknownMethod,
     UnknownModel,
+    WorkerLost,
+    WorkerRefused,
+    WorkerUnavailable,
 )
 from services.forks import Forks, NewFork
 from services.live import LiveSession, LiveSessions, spec_of
 from services.matching import Matcher
-from services.observing import Observer, Observers, SessionDeleted
+from services.observing import Observer, Observers, SessionDeleted, SessionMoved
 from services.passages import ToldRepair, tell_repairs
 from services.pause_limit import PauseLimit
 from services.pauses import Pauses
@@ -90,7 +94,7 @@ class SessionService:
         self._catalog = catalog
         self.settings = settings
         self._observers = Observers()
-        self._sessions = LiveSessions(catalog, worker, settings)
+        self._sessions = LiveSessions(catalog, worker, self._observers, settings)
         self._resting = _resting(catalog, worker, self._sessions, self._observers, settings)
         self._pause_limit = PauseLimit(catalog, self._sessions, self._observers, settings)
         self.admission = Admission(settings)
@@ -133,10 +137,14 @@ class SessionService:
 
     async def start(self) -> None:
         """Learn the worker's limits and drop rows of sessions that are gone; then take work."""
-        self._info = await self._worker.describe()
-        await self._worker.retain(await self._known())
+        await self.worker_joined()
         self._pause_limit.start()
         self._taking = True
+
+    async def worker_joined(self) -> None:
+        """There is a worker that was not there before: its limits count, and rows of gone sessions are dropped."""
+        self._info = await self._worker.describe()
+        await self._worker.retain(await self._known())
 
     async def _known(self) -> wire.RetainRequest:
         """The sessions there are, and the pages that are left of others."""
@@ -172,7 +180,7 @@ class SessionService:
     async def _create(self, settings: SessionSettings, key: IdempotencyKey | None) -> Session:
         now = time.time()
         session = Session(f"s_{secrets.token_hex(12)}", 1, settings, now, now, 0, MemoryReport(budget=settings.budget))
-        await self._worker.open(wire.OpenRequest(spec=spec_of(session, session.epoch)))
+        session = replace(session, worker=await self._placed(session))
         answer = None if key is None else Remembered(key, SESSION.dump_json(session).decode())
         try:
             await self._catalog.create(session, b"", answer)
@@ -181,6 +189,20 @@ class SessionService:
             raise
         self._sessions.created(session)
         return session
+
+    async def _placed(self, session: Session) -> str:
+        """The worker in which the new session was opened: another one if the first is lost. Raises WorkerLost."""
+        lost: list[str] = []
+        while True:
+            worker = self._worker.place(session.id, "", lost)
+            try:
+                await self._worker.open(wire.OpenRequest(spec=spec_of(session, session.epoch)))
+            except (WorkerLost, WorkerRefused) as error:
+                lost.append(worker)
+                if not self._sessions.may_go_elsewhere(session.id, lost, error):
+                    raise
+            else:
+                return worker
 
     def _settled(self, request: NewSession) -> SessionSettings:
         """The request with everything chosen. Raises InvalidRequest."""
@@ -235,7 +257,7 @@ class SessionService:
 
     def _state_of(self, session: Session) -> SessionState:
         live = self._sessions.known(session.id)
-        return session.resting_state if live is None else live.state
+        return session.resting_state if live is None or live.at_rest else live.state
 
     async def check_tenant(self, session: str, tenant: str) -> None:
         """Another tenant's session is as unknown as one that is not there. Raises UnknownSession.
@@ -273,6 +295,46 @@ class SessionService:
         self._observers.tell(SessionDeleted(live.id))
         for left in leftovers:
             await self._worker.drop(wire.DropRequest(session=left.session, keep_pages=left.keep_pages))
+
+    async def move(self, session: str, worker: str | None) -> Session:
+        """Have the session go on in the named worker, or in the best of the others; the session as it is then.
+
+        What is committed is opened there, and nothing is computed. Raises UnknownSession, SessionBusy, InvalidRequest
+        for an unknown worker, WorkerUnavailable.
+        """
+        self._check_taking()
+        live = self._sessions.of(await self._catalog.session(session))
+        try:
+            async with self._sessions.claim_turn(live, wait=False):
+                await self._resting.settle(live, wait=False)
+                await unbroken(self._move(live, worker))
+        finally:
+            self._resting.resume(live)
+        return await self._catalog.session(session)
+
+    async def _move(self, live: LiveSession, worker: str | None) -> None:
+        started, left = time.monotonic(), live.claim.worker
+        target = await self._target(live, worker)
+        if target != left:
+            await self._sessions.move(live, target)
+            self._observers.tell(SessionMoved(live.id, left, target, time.monotonic() - started))
+
+    async def _target(self, live: LiveSession, worker: str | None) -> str:
+        """Where the session is to go. Raises InvalidRequest, WorkerUnavailable."""
+        known = [each.name for each in await self._worker.workers()]
+        if len(known) < 2:
+            raise InvalidRequest("worker", "there is one worker only: a session can move where there are several")
+        if worker is not None and worker not in known:
+            raise InvalidRequest("worker", f"worker {worker!r} is none of {', '.join(sorted(known))}")
+        avoid = [live.claim.worker] if worker is None else [each for each in known if each != worker]
+        try:
+            return self._worker.place(live.id, worker or "", avoid)
+        except WorkerLost as error:
+            raise WorkerUnavailable(f"no worker takes the session now: {error.message}") from error
+
+    async def workers(self) -> list[wire.WorkerRecord]:
+        """The workers that can be reached, with what each has to do."""
+        return await self._worker.workers()
 
     async def fork(self, session: str, request: NewFork, key: IdempotencyKey | None = None) -> Session:
         """Open a session that begins as another was at the end of a turn. Raises as `Forks.fork`."""
@@ -324,8 +386,8 @@ class SessionService:
         """What the session holds. Raises UnknownSession."""
         return await self._sessions.memory(await self._catalog.session(session))
 
-    async def stats(self) -> wire.WorkerStats:
-        """The worker's counters."""
+    async def stats(self) -> dict[str, wire.WorkerStats]:
+        """The counters of each worker that can be reached. Raises WorkerLost when none can."""
         return await self._worker.stats()
 
     def _check_taking(self) -> None:

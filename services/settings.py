@@ -28,6 +28,9 @@ class ServiceSettings(BaseModel):
     max_waiting_turns: int = Field(default=64, ge=0, description="Turns that may wait for a place among the running.")
     max_waiting_writers: int = Field(default=8, ge=0, description="Requests that may wait for one session.")
     queue_seconds: float = Field(default=30.0, gt=0, description="The longest wait for a place or for a session.")
+    claim_seconds: float = Field(
+        default=3.0, gt=0, description="A process that is not heard of for so long works on a session no more."
+    )
     result_delay_seconds: float = Field(
         default=0.02, ge=0, description="From a tool's result to the repair on it: a turn may follow at once."
     )

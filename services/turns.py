@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
@@ -16,11 +16,12 @@ from services.errors import InvalidRequest, ServiceError, UnknownSession, Worker
 from services.live import LiveSession, LiveSessions
 from services.matching import Match, Matcher
 from services.messages import Message, ToolCall, call_from_wire, message_from_wire, message_to_wire, sampling_to_wire
-from services.observing import EpisodesFailed, Observers, TurnFailed, TurnFinished
+from services.observing import EpisodesFailed, Observers, TurnFailed, TurnFinished, TurnRetried
 from services.pauses import repair_details, signal_text
 from services.prefixes import FirstTurn, Prefixes
 from services.reports import TurnOutcome, episode_from_wire, fidelity_from_wire, memory_from_wire, repair_from_wire
 from services.resting import Resting
+from services.retelling import Retelling
 from services.sessions import RepairTrigger, Session, SessionEvent, Turn, due_repairs
 from services.settings import ServiceSettings
 from services.tenants import Tenants
@@ -174,6 +175,7 @@ class Turns:
         await self._check(live, request)
         async with self._admission.place():
             await self._resting.settle(live, request.wait_for_repairs)
+            await self._sessions.epoch(live)  # nobody writes the session from here on, in no process
             session = await self._catalog.session(live.id)
             plan = plan_turn(session, request, self._settings)
             yield TurnStarted(live.id, plan.number)
@@ -201,31 +203,50 @@ class Turns:
                 raise InvalidRequest("fidelity.against", error.message) from error
 
     async def _compute(self, work: "_Work") -> AsyncGenerator[TurnProgress, None]:
+        """The turn in the session's worker; in another one, from the beginning, when that is lost before the commit."""
+        told, lost = Retelling(), list[str]()
+        while True:
+            try:
+                async with aclosing(self._attempt(work, told, lost)) as progress:
+                    async for item in progress:
+                        yield item
+                return
+            except (WorkerLost, WorkerRefused) as error:
+                lost.append(work.live.claim.worker)
+                if told.differs or not self._sessions.may_go_elsewhere(work.live.id, lost, error):
+                    raise
+                self._observers.tell(TurnRetried(work.live.id, lost[-1], error.code, error.message))
+
+    async def _attempt(self, work: "_Work", told: Retelling, lost: Sequence[str]) -> AsyncGenerator[TurnProgress, None]:
         live, outcome = work.live, None
-        epoch = await self._sessions.ensure_open(live)
+        request = _wire_turn(work, await self._sessions.ensure_open(live, lost))
+        told.begin()
         live.advance(SessionEvent.TURN_STARTED)
         live.in_doubt = True
         try:
-            async with aclosing(self._events(work, epoch)) as events:
+            async with aclosing(self._events(live, request)) as events:
                 async for event in events:
                     match event.WhichOneof("event"):
                         case "token":
                             live.advance(SessionEvent.TOKEN_SAID)
-                            yield TokenSaid(event.token.text)
+                            if (text := told.text(event.token.text)) is not None:
+                                yield TokenSaid(text)
                         case "tool_call":
-                            yield CallMade(call_from_wire(event.tool_call))
+                            if told.call(call := call_from_wire(event.tool_call)):
+                                yield CallMade(call)
                         case "done":
-                            outcome = await unbroken(self._finish(work, event.done, epoch))
+                            told.end()
+                            outcome = await unbroken(self._finish(work, event.done, request.epoch))
             if outcome is None:
                 raise WorkerLost("the worker ended the turn without an answer")
         finally:
-            if live.in_doubt:
+            if live.in_doubt and not live.at_rest:
                 live.roll_back(work.session)
         yield TurnEnded(outcome)
 
-    async def _events(self, work: "_Work", epoch: int) -> AsyncGenerator[wire.TurnEvent, None]:
+    async def _events(self, live: LiveSession, request: wire.TurnRequest) -> AsyncGenerator[wire.TurnEvent, None]:
         """What the worker tells of the turn; a refusal before that is helped, if it can be, once for each reason."""
-        request, helped, told = _wire_turn(work, epoch), set[str](), False
+        helped, told = set[str](), False
         while True:
             try:
                 async with aclosing(self._worker.turn(request)) as events:
@@ -237,7 +258,7 @@ class Turns:
                 if told or refusal.code in helped:
                     raise
                 helped.add(refusal.code)
-                await self._help(work.live, request, refusal)
+                await self._help(live, request, refusal)
 
     async def _help(self, live: LiveSession, request: wire.TurnRequest, refusal: WorkerRefused) -> None:
         """Leave out an episode that cannot be used, as no turn fails by it; or open the session anew.
@@ -245,7 +266,7 @@ class Turns:
         Raises the refusal where neither helps.
         """
         if refusal.code != "bad_episode" or not request.HasField("episode"):
-            await self._sessions.reopen(live, refusal)
+            request.epoch = await self._sessions.reopen(live, request.epoch, refusal)
             return
         request.ClearField("episode")
         self._observers.tell(EpisodesFailed(live.id, "switch", refusal.code, refusal.message))
@@ -346,4 +367,5 @@ def _outcome(work: _Work, done: wire.TurnDone, message: Message | None) -> TurnO
         own_repair=own_repair,
         episode=None if match is None else episode_from_wire(match.episode, match.similarity, done),
         repairs_left_out=len(due_repairs(work.session)),
+        durable=done.durable,
     )

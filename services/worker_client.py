@@ -1,6 +1,6 @@
 """What the service asks of a worker, whoever carries the call: the process itself or the network."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from typing import Protocol
 
 from kvrecall.v1 import worker_pb2 as wire
@@ -18,11 +18,15 @@ class Worker(Protocol):
         """Model, shape and limits: fixed while the worker lives."""
         ...
 
-    def place(self, session: str, owner: str) -> str:
+    def place(self, session: str, owner: str, avoid: Sequence[str] = ()) -> str:
         """Which worker is to have the session from its next `open` on: `owner` while it is well, else another.
 
-        Raises WorkerLost when there is none. An empty `owner`: the session is new.
+        Raises WorkerLost when there is none but those to `avoid`. An empty `owner`: whichever is best.
         """
+        ...
+
+    async def workers(self) -> list[wire.WorkerRecord]:
+        """The workers that can be reached, with what each has to do."""
         ...
 
     async def retain(self, request: wire.RetainRequest) -> None:
@@ -49,7 +53,7 @@ class Worker(Protocol):
         ...
 
     async def release(self, request: wire.ReleaseRequest) -> None:
-        """The session goes on elsewhere: free what this worker holds of it."""
+        """The session goes on elsewhere: free what a worker holds of it that it was not opened in last."""
         ...
 
     def turn(self, request: wire.TurnRequest) -> AsyncGenerator[wire.TurnEvent, None]:
@@ -111,3 +115,17 @@ class Worker(Protocol):
     async def close(self) -> None:
         """Finish what was acknowledged and stop."""
         ...
+
+
+def record_of(name: str, info: wire.WorkerInfo, stats: wire.WorkerStats) -> wire.WorkerRecord:
+    """The record of a worker that keeps none of its own, at the address that is its name."""
+    return wire.WorkerRecord(
+        name=name,
+        address=name,
+        model=info.model,
+        fingerprint=info.fingerprint,
+        slots=info.slots,
+        free_slots=info.slots - stats.slots_in_use,
+        queued=stats.queued,
+        sessions=stats.sessions,
+    )

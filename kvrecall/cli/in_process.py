@@ -1,10 +1,11 @@
 """A worker inside this process, behind the protocol that the services speak."""
 
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 
 from kvrecall.v1 import worker_pb2 as wire
 from services.errors import WorkerLost, WorkerRefused
+from services.worker_client import record_of
 from workers.calls import WorkerCalls
 from workers.errors import WorkerError
 
@@ -23,9 +24,15 @@ class InProcessWorker:
         with _told():
             return self._calls.describe()
 
-    def place(self, session: str, owner: str) -> str:
-        """There is no choice."""
+    def place(self, session: str, owner: str, avoid: Sequence[str] = ()) -> str:
+        """There is no choice. Raises WorkerLost when it is to be avoided."""
+        if LOCAL in avoid:
+            raise WorkerLost("there is no other worker")
         return LOCAL
+
+    async def workers(self) -> list[wire.WorkerRecord]:
+        """This one."""
+        return [record_of(LOCAL, await self.describe(), (await self.stats())[LOCAL])]
 
     async def retain(self, request: wire.RetainRequest) -> None:
         """Drop stored rows that belong to no session of the catalog."""

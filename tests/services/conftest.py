@@ -26,7 +26,7 @@ class ScriptedWorker:
     forgotten shows. Its encoder gives texts with the same words near vectors, and it builds an episode of any rows.
     `gates` hold calls back: a turn waits for `gates["token"]` before each word, a repair for `gates["repair"]`, and
     so for embed and build. A hurried repair waits no longer and has scored half of its rows. `faults` are raised by
-    the call of that name, once each. Pages are of four words: `prefixes` it was offered, and what it was told to drop.
+    the call of that name, once each. With several `names` it is as many workers over the same rows. Pages are of four words: `prefixes` it was offered, and what it was told to drop.
     """
 
     def __init__(self) -> None:
@@ -51,6 +51,12 @@ class ScriptedWorker:
         self.retained: wire.RetainRequest | None = None
         self.prefixes: list[wire.Prefix] = []
         self.dropped: list[tuple[str, int]] = []
+        self.durable = True
+        self.names = ["one"]
+        self.draining: set[str] = set()
+        self.released: list[tuple[str, int]] = []
+        self.rebuilds: list[wire.RebuildRequest] = []
+        self.epochs: list[int] = []
 
     async def describe(self) -> wire.WorkerInfo:
         return wire.WorkerInfo(
@@ -79,6 +85,20 @@ class ScriptedWorker:
             raise WorkerLost("there is no other worker")
         return "scripted"
 
+    def place(self, session: str, owner: str, avoid: Sequence[str] = ()) -> str:
+        well = [name for name in self.names if name not in avoid and name not in self.draining]
+        if not well:
+            raise WorkerLost("there is no worker")
+        return owner if owner in well else well[0]
+
+    async def workers(self) -> list[wire.WorkerRecord]:
+        return [
+            wire.WorkerRecord(
+                name=name, address=f"{name}:1", slots=4, free_slots=3, sessions=1, draining=name in self.draining
+            )
+            for name in self.names
+        ]
+
     async def retain(self, request: wire.RetainRequest) -> None:
         self.retained = request
 
@@ -89,6 +109,7 @@ class ScriptedWorker:
         for name in ("method_settings", "repair_settings"):
             if '"bad"' in getattr(request.spec, name):
                 raise WorkerRefused("bad_settings", f"{name}.bad is not a setting")
+        self.epochs.append(request.spec.epoch)
         self.specs[session] = request.spec
         self.sessions[session] = wire.SessionState.FromString(request.state.SerializeToString())
         return self._memory(session)
@@ -106,6 +127,16 @@ class ScriptedWorker:
                 self._change(state, "token", [word])
         self.specs[session], self.sessions[session] = request.spec, state
         return wire.ForkResult(memory=self._memory(session), state=state)
+
+    async def rebuild(self, request: wire.RebuildRequest) -> wire.RebuildResult:
+        self._fault("rebuild")
+        self.rebuilds.append(request)
+        await self.open(wire.OpenRequest(spec=request.spec, state=request.state))
+        return wire.RebuildResult(pages=2, seconds=0.5, memory=self._memory(request.spec.session))
+
+    async def release(self, request: wire.ReleaseRequest) -> None:
+        self._fault("release")
+        self.released.append((request.session, request.epoch))
 
     async def turn(self, request: wire.TurnRequest) -> AsyncGenerator[wire.TurnEvent, None]:
         self._fault("turn")
@@ -207,15 +238,17 @@ class ScriptedWorker:
         self.dropped.append((request.session, request.keep_pages))
         self.sessions.pop(request.session, None)
 
-    async def stats(self) -> wire.WorkerStats:
+    async def stats(self) -> dict[str, wire.WorkerStats]:
         self._fault("stats")
-        return wire.WorkerStats(
-            slots_in_use=len(self.sessions),
-            sessions=len(self.sessions),
-            tier_bytes={"ram": 640, "nvme": 1280},
-            tier_hits={"ram": 3},
-            tier_misses={"ram": 1},
-        )
+        tiers = {
+            "ram": wire.TierStats(bytes=640, limit_bytes=1000, hits=3, misses=1, reads=4, read_bytes=256),
+            "nvme": wire.TierStats(
+                bytes=1280, errors=2, refused_pages=5, writes=7, written_bytes=512, write_seconds=0.5
+            ),
+        }
+        open_here = len(self.sessions)
+        one = wire.WorkerStats(slots_in_use=open_here, sessions=open_here, tiers=tiers, lost_pages=3, rebuilt_pages=2)
+        return dict.fromkeys(self.names, one)
 
     async def close(self) -> None:
         self.closed = True
@@ -295,6 +328,7 @@ class ScriptedWorker:
             memory=self._memory(request.session),
             seconds={"prefill": 0.25, "decode": 0.75},
             state=state,
+            durable=self.durable,
             utterance_tokens=_runs(request) + ([len(spoken)] if message is not None else []),
             shared_pages=self._take(request, [_token(word) for word in prompt]),
         )

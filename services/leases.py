@@ -1,0 +1,148 @@
+"""Which process works on a session now, and who may write it.
+
+A claim keeps others from starting in vain; it lasts for seconds and is renewed while the work lasts. An epoch fences
+off whoever was taken over from: safety never depends on the claim's clock.
+"""
+
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+from services.cancellation import unbroken
+from services.catalog import Catalog, Lease
+from services.errors import ServiceError, SessionBusy, StaleEpoch, UnknownSession
+from services.settings import ServiceSettings
+
+_RENEWALS_PER_CLAIM = 3
+_FIRST_PAUSE_SECONDS = 0.01
+_LONGEST_PAUSE_SECONDS = 0.2
+
+
+class Claim:
+    """What this process knows of its right to write one session.
+
+    `epoch` is the one it writes under; None: it has to take the session over first. `worker` had the session's rows
+    then. `unused`: no worker was told of the epoch yet.
+    """
+
+    def __init__(self, session: str) -> None:
+        self.session = session
+        self.epoch: int | None = None
+        self.worker = ""
+        self.unused = False
+        self.lost = False
+        self.changing = asyncio.Lock()
+        self.tasks: list[asyncio.Task[object]] = []
+        self.renewing: asyncio.Task[None] | None = None
+
+    def adopt(self, lease: Lease) -> None:
+        """Note whose the session is now, if somebody else took it over since this process did."""
+        if lease.epoch != self.epoch:
+            self.epoch, self.worker, self.unused = None, lease.worker, False
+
+
+class Leases:
+    """This process's claims on sessions, under a name of its own."""
+
+    def __init__(self, catalog: Catalog, settings: ServiceSettings) -> None:
+        self._catalog = catalog
+        self._seconds = settings.claim_seconds
+        self.holder = secrets.token_hex(8)
+
+    @asynccontextmanager
+    async def held(self, claim: Claim, patience: float = 0.0) -> AsyncIterator[None]:
+        """Hold the claim while the work inside lasts; several tasks of this process may hold it at once.
+
+        Another process's is waited for `patience` seconds. Raises SessionBusy, UnknownSession, and StaleEpoch in the
+        middle of the work when the claim was lost: this process was stopped, and another took the session over.
+        """
+        task = asyncio.current_task()
+        assert task is not None, "a claim is held by a task"
+        await self._enter(claim, patience, task)
+        cancelling = task.cancelling()
+        try:
+            yield
+        except asyncio.CancelledError as error:
+            if claim.lost and task.uncancel() <= cancelling:
+                raise _stale(claim) from error
+            raise
+        finally:
+            await unbroken(self._leave(claim, task))
+
+    async def take_over(self, claim: Claim, worker: str) -> int:
+        """A fresh epoch for this process, with the session's rows in `worker`; to be called while it holds the claim.
+
+        Raises StaleEpoch when somebody else took the session over since this process did.
+        """
+        return await unbroken(self._take_over(claim, worker))
+
+    async def _take_over(self, claim: Claim, worker: str) -> int:
+        async with claim.changing:
+            known = claim.epoch
+            claim.adopt(await self._claimed(claim))
+            if claim.epoch != known:
+                raise _stale(claim)
+            if known is not None and claim.unused and claim.worker == worker:
+                return known
+            claim.epoch = None  # whatever becomes of the next call, the epoch of before is no more
+            epoch = await self._catalog.take_over(claim.session, worker)
+            claim.epoch, claim.worker, claim.unused = epoch, worker, True
+            return epoch
+
+    async def _claimed(self, claim: Claim) -> Lease:
+        return await self._catalog.claim(claim.session, self.holder, self._seconds)
+
+    async def _enter(self, claim: Claim, patience: float, task: "asyncio.Task[object]") -> None:
+        async with claim.changing:
+            if not claim.tasks:
+                claim.adopt(await self._claimed_patiently(claim, patience))
+                claim.lost = False
+                claim.renewing = asyncio.create_task(self._renew(claim), name=f"claim of {claim.session}")
+            claim.tasks.append(task)
+
+    async def _claimed_patiently(self, claim: Claim, patience: float) -> Lease:
+        until, pause = time.monotonic() + patience, _FIRST_PAUSE_SECONDS
+        while True:
+            try:
+                return await self._claimed(claim)
+            except SessionBusy:
+                if time.monotonic() + pause > until:
+                    raise
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+
+    async def _leave(self, claim: Claim, task: "asyncio.Task[object]") -> None:
+        async with claim.changing:
+            claim.tasks.remove(task)
+            if claim.tasks:
+                return
+            assert claim.renewing is not None, "whoever came first began to renew"
+            claim.renewing.cancel()
+            claim.renewing = None
+            with suppress(ServiceError):  # it ends by itself soon
+                await self._catalog.release(claim.session, self.holder)
+
+    async def _renew(self, claim: Claim) -> None:
+        while not claim.lost:
+            await asyncio.sleep(self._seconds / _RENEWALS_PER_CLAIM)
+            async with claim.changing:
+                known = claim.epoch
+                try:
+                    lease = await self._claimed(claim)
+                except SessionBusy:
+                    claim.lost = True
+                except UnknownSession:
+                    return  # deleted: whoever works on it will be told
+                except ServiceError:
+                    continue  # the catalog cannot be asked now: the epoch says who may write
+                else:
+                    claim.lost = known is not None and lease.epoch != known
+        claim.epoch = None
+        for task in set(claim.tasks):
+            task.cancel()
+
+
+def _stale(claim: Claim) -> StaleEpoch:
+    return StaleEpoch(f"another process took session {claim.session!r} over; send the request again")
