@@ -15,6 +15,10 @@ class BadBudget(EvalError):
     """A budget is neither a number of rows nor a share of the history's length, or is too small for any row."""
 
 
+class BadCodec(EvalError):
+    """Rows are to be stored in a way that there is not, or that the suite does not compare."""
+
+
 class BadDataFile(EvalError):
     """A file with recorded conversations is missing, or not in the form that the suite reads."""
 

@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from evals.arms import Arm, rows_of
+from evals.codecs import RAW, tiers_of
 from kvrecall.cli import calibration
 from kvrecall.cli.build import build_store
 from kvrecall.v1 import worker_pb2 as wire
+from kvstore.settings import CodecName
 from services.messages import message_from_wire
 from services.sessions import EpisodeSettings
 from services.utterances import Utterance, said_by, text_of
@@ -38,7 +40,10 @@ _RAM_BYTES = 1 << 30
 
 @dataclass(frozen=True)
 class Setup:
-    """How a conversation is kept. `budget`: rows per head, or a share of the history's tokens; see `arms.rows_of`."""
+    """How a conversation is kept. `budget`: rows per head, or a share of the history's tokens; see `arms.rows_of`.
+
+    `codec`: of stored rows. Unless they are raw they are read back before every turn: see `codecs`.
+    """
 
     model: str
     arm: Arm
@@ -46,6 +51,7 @@ class Setup:
     seed: int
     block_tokens: int
     episodes: EpisodeSettings
+    codec: CodecName = RAW
 
 
 @dataclass(frozen=True)
@@ -86,7 +92,7 @@ def worker_of(setup: Setup, rows: int, slots: int = 1) -> Iterator[Scheduler]:
     sensitivity = sensitivity_of(setup.model) if layers == "sensitivity" else None
     settings = WorkerSettings(slots=slots, max_budget=rows, block_tokens=setup.block_tokens)
     with tempfile.TemporaryDirectory(prefix="kvrecall-eval-") as folder:
-        store = build_store(found.model, Path(folder), _RAM_BYTES)
+        store = build_store(found.model, Path(folder), _RAM_BYTES, tiers_of(setup.codec))
         scheduler = Scheduler(Engine(Parts(found.model, found.tokenizer, store, settings, sensitivity)))
         try:
             yield scheduler
@@ -105,7 +111,7 @@ def remembered(setup: Setup, messages: Sequence[Message]) -> Iterator["Session"]
     length = tokens_of(tokenizer, messages)
     budget = rows_of(setup.budget, length)
     with worker_of(setup, budget if setup.arm.evicts else length + ROOM_FOR_A_TURN) as worker:
-        session = Session(worker, spec_of(setup, budget))
+        session = Session(worker, spec_of(setup, budget), swapped=setup.codec != RAW)
         for turn in in_turns(messages, tokenizer, setup.block_tokens):
             session.say(turn)
         yield session
@@ -127,10 +133,14 @@ def spec_of(setup: Setup, budget: int, session: str = "asked") -> wire.SessionSp
 
 @dataclass
 class Session:
-    """A session of the worker with its committed state and its log. `seconds`: spent in saying the log."""
+    """A session of the worker with its committed state and its log. `seconds`: spent in saying the log.
+
+    `swapped`: its rows are read back from the store before every turn, whether it needs them or not.
+    """
 
     scheduler: Scheduler
     spec: wire.SessionSpec
+    swapped: bool = False
     state: wire.SessionState = field(default_factory=wire.SessionState)
     memory: wire.MemoryReport = field(default_factory=wire.MemoryReport)
     token_ids: list[int] = field(default_factory=list)
@@ -157,7 +167,7 @@ class Session:
 
     def restore(self) -> None:
         """Put the session back to its committed state, where a question has changed it."""
-        if not self._as_committed:
+        if self.swapped or not self._as_committed:
             self.scheduler.open(wire.OpenRequest(spec=self.spec, state=self.state)).result()
         self._as_committed = True
 

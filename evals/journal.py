@@ -20,6 +20,7 @@ _COMPUTES = (
     "reference",
     "services.episodes",
     "services.utterances",
+    "evals.codecs",
     "evals.compressed",
     "evals.conditions",
     "evals.conversations",

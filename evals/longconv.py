@@ -14,10 +14,12 @@ from typing import Any
 
 from evals import episodes, harness
 from evals.arms import FULL, Arm, arm_of
+from evals.codecs import RAW, stored_of
 from evals.conversations import Question, generate_topics
 from evals.harness import Session, Setup
 from evals.longconv_rows import result_rows
 from evals.suite import Record, Suite
+from kvstore.settings import CodecName
 from services.messages import Message
 from services.utterances import query_text
 
@@ -36,17 +38,23 @@ class LongConv:
     @property
     def label(self) -> str:
         """For the progress bar."""
-        return f"{self.setup.arm.name} {self.setup.budget}, seed {self.setup.seed}"
+        return f"{self.setup.arm.name} {self.setup.budget} {self.setup.codec}, seed {self.setup.seed}"
 
 
-def suite(first: LongConv, arms: Sequence[Arm], budgets: Sequence[str], conversations: int) -> Suite[LongConv]:
-    """All arms at all budgets, and the full cache once, on so many conversations from the first unit's seed on."""
+def suite(
+    first: LongConv, arms: Sequence[Arm], budgets: Sequence[str], conversations: int,
+    codecs: Sequence[CodecName] = (RAW,),
+) -> Suite[LongConv]:  # fmt: skip
+    """All arms at all budgets, and the full cache once, on so many conversations from the first unit's seed on.
+
+    With several codecs all of it under each of them.
+    """
     setup = first.setup
     units = []
     for seed in range(setup.seed, setup.seed + conversations):
         kept = [replace(setup, seed=seed, arm=arm_of(FULL), budget="1/1")]
         kept += [replace(setup, seed=seed, arm=arm, budget=budget) for budget in budgets for arm in arms if arm.evicts]
-        units += [replace(first, setup=each) for each in kept]
+        units += [replace(first, setup=replace(each, codec=codec)) for each in kept for codec in codecs]
     return Suite("longconv", setup.seed, setup.model, tuple(units), run, partial(result_rows, seed=setup.seed))
 
 
@@ -75,6 +83,7 @@ def _history(unit: LongConv, session: Session, built: episodes.Built | None) -> 
         "length": session.memory.length,
         "active_rows": round(harness.active_rows(session), 2),
         "peak_rows": max(session.memory.peak_rows),
+        **stored_of(session.scheduler.engine.store, session.memory.length),
         **episodic,
         "seconds": seconds,
     }
@@ -120,4 +129,5 @@ def _holds(members: Sequence[tuple[int, int]], session: Session, question: Quest
 
 
 def _identity(unit: LongConv) -> dict[str, Any]:
-    return {"arm": unit.setup.arm.name, "budget": unit.setup.budget, "seed": unit.setup.seed}
+    setup = unit.setup
+    return {"arm": setup.arm.name, "budget": setup.budget, "seed": setup.seed, "codec": setup.codec}

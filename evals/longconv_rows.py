@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from evals.arms import FULL
+from evals.codecs import byte_rows, cost_rows, rows_by_codec
 from evals.suite import Record
 from evals.summary import Key, difference_row, grouped, mean, mean_row, of_kind, values_of
 from kvrecall.cli.results import Row, speed_row
@@ -13,6 +14,19 @@ _ONE_PASS, _PER_EPISODE = "+one_pass", "+per_episode"
 
 
 def result_rows(records: Sequence[Record], seed: int) -> list[Row]:
+    """The rows of each codec's sessions, then what int8 costs and takes, where there are both."""
+    rows = rows_by_codec(records, lambda own: _rows(own, seed), "method")
+    histories = of_kind(records, "history")
+    known = grouped(histories, "arm", "budget")
+    asked = of_kind(records, "question")
+    common = {key: _common(key, found) for key, found in known.items()}
+    rows += cost_rows(
+        asked, ("arm", "budget"), ("seed", "question"), lambda one: common[one["arm"], one["budget"]], seed
+    )
+    return [*rows, *byte_rows(histories)]
+
+
+def _rows(records: Sequence[Record], seed: int) -> list[Row]:
     """Quality rows, which the same seed gives again, then speed rows."""
     questions, histories = of_kind(records, "question"), of_kind(records, "history")
     asked, kept = grouped(questions, "arm", "budget"), grouped(histories, "arm", "budget")

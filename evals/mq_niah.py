@@ -11,15 +11,19 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from evals.conditions import CONDITIONS, WITHOUT_K, Before
+from evals.codecs import RAW, stored_of
+from evals.conditions import BASE, CONDITIONS, FULL, MATCHED, RANDOM, REPAIR, SPREAD, SWAP, WITHOUT_K, Before
 from evals.mq_niah_case import Case, Protocol, begun
 from evals.mq_niah_examples import PARTITIONS
 from evals.mq_niah_rows import result_rows
 from evals.suite import Record, Suite
+from kvstore.settings import CodecName
 
 KS = (8, 16, 24, 32, 48, 64, 80, 96, 128)
 BASE_OF = {2: "1/12", 4: "1/16", 6: "1/16", 8: "1/16"}
 """Base budgets at which matched no-repair is neither near nothing nor near the full cache, found on seeds 0 to 4."""
+CODED = (FULL, BASE, MATCHED, RANDOM, REPAIR, SPREAD, SWAP)
+"""Conditions of a comparison of codecs."""
 
 
 @dataclass(frozen=True)
@@ -35,17 +39,24 @@ class Frontier:
     @property
     def label(self) -> str:
         """For the progress bar."""
-        return f"{self.protocol.needles}q {self.protocol.policy} {self.partition}, seed {self.seed}"
+        protocol = self.protocol
+        return f"{protocol.needles}q {protocol.policy} {self.partition} {protocol.codec}, seed {self.seed}"
 
 
 def suite(
-    protocol: Protocol, counts: Sequence[int], ks: Sequence[int], seed: int, cases: int, bases: dict[int, str]
-) -> Suite[Frontier]:
-    """So many cases for each number of needles: examples from `seed` on, each under every partition in turn."""
+    protocol: Protocol, counts: Sequence[int], ks: Sequence[int], seed: int, cases: int, bases: dict[int, str],
+    codecs: Sequence[CodecName] = (RAW,),
+) -> Suite[Frontier]:  # fmt: skip
+    """So many cases for each number of needles: examples from `seed` on, each under every partition in turn.
+
+    With several codecs each case under each of them, the conditions of `CODED`.
+    """
+    conditions = CODED if len(codecs) > 1 else tuple(CONDITIONS)
     units = [
-        Frontier(replace(protocol, needles=count, base=bases[count]), one, partition, tuple(ks))
-        for count in counts
-        for one, partition in cases_of(count, seed, cases)
+        Frontier(replace(made, codec=codec), one, partition, tuple(ks), conditions)
+        for made in (replace(protocol, needles=count, base=bases[count]) for count in counts)
+        for one, partition in cases_of(made.needles, seed, cases)
+        for codec in codecs
     ]
     return Suite("mq-niah", seed, protocol.model, tuple(units), run, partial(result_rows, seed=seed))
 
@@ -64,12 +75,13 @@ def run(unit: Frontier) -> list[Record]:
         for name in unit.conditions:
             for k in (0,) if name in WITHOUT_K else unit.ks:
                 records.append({**_identity(unit), "condition": name, "k": k, **_measured(case, ready, name, k)})
-        return records
+        stored = stored_of(case.cache.replayed.engine.store, case.cache.replayed.state.length)
+        return [*records, {**_identity(unit), "kind": "stored", **stored}]
 
 
 def _identity(unit: Frontier) -> dict[str, Any]:
     told = {"needles": unit.protocol.needles, "policy": unit.protocol.policy, "base": unit.protocol.base}
-    return {"kind": "case", **told, "seed": unit.seed, "partition": unit.partition}
+    return {"kind": "case", "codec": unit.protocol.codec, **told, "seed": unit.seed, "partition": unit.partition}
 
 
 def _measured(case: Case, ready: Before, name: str, k: int) -> dict[str, Any]:

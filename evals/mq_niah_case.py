@@ -16,6 +16,7 @@ from torch import Tensor
 
 from evals import harness
 from evals.arms import rows_of
+from evals.codecs import RAW
 from evals.compressed import Compressed
 from evals.conditions import Before, Held, before
 from evals.harness import Message
@@ -23,6 +24,7 @@ from evals.mq_niah_examples import Example, Needle, example, other_question, que
 from evals.replayed import Replayed, replaying
 from evals.spans import spans_of
 from kvrecall.v1 import worker_pb2 as wire
+from kvstore.settings import CodecName
 from workers.observation import Observed
 
 BLOCK_TOKENS = 256
@@ -33,7 +35,7 @@ _ROOM_FOR_AN_EXCHANGE = 80
 class Protocol:
     """What an example is made of and how it is compressed. `base`: a share of the context (1/8), or rows.
 
-    `policy`: the method of the first stage, by its name in `workers.methods`.
+    `policy`: the method of the first stage, by its name in `workers.methods`. `codec`: of stored rows.
     """
 
     model: str
@@ -42,6 +44,7 @@ class Protocol:
     tokens: int = 2000
     distractors: int = 8
     policy: str = "snapkv"
+    codec: CodecName = RAW
 
 
 @dataclass
@@ -98,7 +101,9 @@ def begun(protocol: Protocol, seed: int, partition: str) -> Iterator[Case]:
     made = example(seed, protocol.needles, protocol.distractors, protocol.tokens, length_of)
     asked_first, asked_second = turns_of(partition)
     rows = length_of(made.context) + _ROOM_FOR_AN_EXCHANGE * (5 * protocol.needles + 2)
-    with replaying(protocol.model, protocol.policy, seed, rows=rows, block_tokens=BLOCK_TOKENS) as replayed:
+    with replaying(
+        protocol.model, protocol.policy, seed, rows=rows, block_tokens=BLOCK_TOKENS, codec=protocol.codec
+    ) as replayed:
         said = replayed.say(made.context)
         context = replayed.state.length
         observed = answered(replayed, made.asked(asked_first))

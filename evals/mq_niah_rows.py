@@ -3,9 +3,10 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from evals.codecs import byte_rows, cost_rows, rows_by_codec
 from evals.conditions import MATCHED, WITHOUT_K
 from evals.suite import Record
-from evals.summary import Key, difference_row, grouped, mean, mean_row, values_of
+from evals.summary import Key, difference_row, grouped, mean, mean_row, of_kind, values_of
 from kvrecall.cli.results import Row, speed_row
 
 _GROUP = ("needles", "policy", "condition", "k")
@@ -14,6 +15,15 @@ _PAIR = ("seed", "partition")
 
 
 def result_rows(records: Sequence[Record], seed: int) -> list[Row]:
+    """The rows of each codec's cases, then what int8 costs and takes, where there are both."""
+    cases, stored = of_kind(records, "case"), of_kind(records, "stored")
+    rows = rows_by_codec(cases, lambda own: _case_rows(own, seed), "of")
+    asked = ("condition", "k", "needles", "policy")
+    rows += cost_rows(cases, asked, _PAIR, lambda one: common(tuple(one[name] for name in _GROUP), [one]), seed)
+    return [*rows, *byte_rows(stored)]
+
+
+def _case_rows(records: Sequence[Record], seed: int) -> list[Row]:
     """Scores, then gains over matched no-repair, other measures, partitions at the largest K, seconds."""
     groups = grouped(records, *_GROUP)
     rows: list[Row] = []

@@ -16,9 +16,11 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from evals.codecs import RAW, tiers_of
 from evals.harness import Message, loaded
 from kvrecall.cli.build import build_store
 from kvrecall.v1 import worker_pb2 as wire
+from kvstore.settings import CodecName
 from workers import methods, wire_values
 from workers.decode import NextLogits
 from workers.engine import Engine, Parts
@@ -197,12 +199,17 @@ class Replayed:
 
 
 @contextmanager
-def replaying(model: str, method: str, seed: int, *, rows: int, block_tokens: int) -> Iterator[Replayed]:
-    """A session that may become `rows` rows long, in an engine of its own; its files are deleted afterwards."""
+def replaying(
+    model: str, method: str, seed: int, *, rows: int, block_tokens: int, codec: CodecName = RAW
+) -> Iterator[Replayed]:
+    """A session that may become `rows` rows long, in an engine of its own; its files are deleted afterwards.
+
+    Every step begins with rows out of the store, so that all that is active has been through its `codec`.
+    """
     found = loaded(model)
     settings = WorkerSettings(slots=1, max_budget=rows, block_tokens=block_tokens)
     with tempfile.TemporaryDirectory(prefix="kvrecall-eval-") as folder:
-        store = build_store(found.model, Path(folder), _RAM_BYTES)
+        store = build_store(found.model, Path(folder), _RAM_BYTES, tiers_of(codec))
         engine = Engine(Parts(found.model, found.tokenizer, store, settings))
         try:
             yield Replayed(engine, method, seed)

@@ -35,6 +35,10 @@ Methods = Annotated[
 Budgets = Annotated[
     list[str] | None, typer.Option(help="Rows per head, or shares of the history (1/8), several as --methods.")
 ]
+Codecs = Annotated[
+    list[str] | None,
+    typer.Option("--codec", help='How rows are stored: raw, int8, or "raw int8" to compare them. Default: raw.'),
+]
 Block = Annotated[int, typer.Option(min=1, help="Tokens prefilled in one step.")]
 Episodes = Annotated[str, typer.Option(help="Episodes of a conversation: a number, or auto.")]
 
@@ -52,6 +56,7 @@ def longconv_command(
     methods: Methods = None,
     budgets: Budgets = None,
     episodes: Episodes = "4",
+    codecs: Codecs = None,
     block: Block = 128,
     seed: Seed = SEED,
     processes: Processes = 2,
@@ -60,10 +65,12 @@ def longconv_command(
     """Questions on early, middle and late facts of conversations on several topics; accuracy against budget."""
     from evals import longconv
     from evals.arms import arms_of
+    from evals.codecs import codecs_of
 
     first = longconv.LongConv(_setup(model, "", seed, block, episodes), tokens, topics, questions)
     chosen = _words(budgets) or list(longconv.BUDGETS)
-    _run(longconv.suite(first, arms_of(_words(methods)), chosen, conversations), json, processes, fresh)
+    kept = codecs_of(_words(codecs))
+    _run(longconv.suite(first, arms_of(_words(methods)), chosen, conversations, kept), json, processes, fresh)
 
 
 @eval_app.command("passkey")
@@ -163,16 +170,19 @@ def mq_niah_command(
     base: Annotated[
         str, typer.Option(help="Base budget: a share of the context (1/8) or rows. Default: each suite's.")
     ] = "",
+    codecs: Codecs = None,
     seed: Seed = MQ_NIAH_SEED,
     processes: Processes = 2,
     fresh: Fresh = False,
 ) -> None:
     """Facts that the second turn asks for, after the cache was compressed for the first: repair and its controls."""
     from evals import mq_niah_suites
+    from evals.codecs import codecs_of
     from evals.mq_niah_case import Protocol
 
     protocol = Protocol(_path_of(model), 0, base, tokens, distractors)
-    chosen = mq_niah_suites.Chosen(tuple(_words(suite) or ["4q"]), tuple(ks or ()), seed, cases)
+    names, kept = tuple(_words(suite) or ["4q"]), codecs_of(_words(codecs))
+    chosen = mq_niah_suites.Chosen(names, tuple(ks or ()), seed, cases, kept)
     _run(mq_niah_suites.suite_of(protocol, chosen), json, processes, fresh)
 
 

@@ -71,10 +71,10 @@ def _figure2(axes: Axes, scores: Sequence[Row], counts: Sequence[int]) -> None:
 def _conditions(axes: Axes, scores: Sequence[Row]) -> None:
     for condition in dict.fromkeys(row["of"] for row in scores):
         own = _line(scores, condition)
-        if condition in (FULL, BASE):
-            axes.axhline(own[0]["mean"], label=condition, **_STYLES[condition])
+        style, places = _style(condition), [row["k"] for row in own]
+        if own[0]["k"] == 0:
+            axes.axhline(own[0]["mean"], label=condition, **style)
             continue
-        style, places = _STYLES[condition], [row["k"] for row in own]
         axes.plot(places, [row["mean"] for row in own], label=condition, ms=4, **style)
         if condition in _WITH_INTERVAL:
             low, high = [row["ci_low"] for row in own], [row["ci_high"] for row in own]
@@ -82,6 +82,13 @@ def _conditions(axes: Axes, scores: Sequence[Row]) -> None:
     _of_k(axes)
 
 
+def _style(condition: str) -> Mapping[str, Any]:
+    """A condition's; with int8 rows the same in dashes."""
+    plain = condition.removesuffix(_INT8)
+    return _STYLES[plain] if plain == condition else {**_STYLES[plain], "ls": "--", "alpha": 0.7}
+
+
+_INT8 = ", int8"
 _WITH_INTERVAL = (MATCHED, REPAIR, OURS)
 """All conditions' intervals together hide the lines; the file and the table have them."""
 

@@ -1,0 +1,162 @@
+"""Raw and int8 rows side by side: what comes back from the store, what it costs, what it takes."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from evals import harness, longconv, mq_niah_suites
+from evals.arms import arms_of
+from evals.codecs import INT8, RAW, codecs_of, page_shares
+from evals.conditions import BASE, FULL, MATCHED, SPREAD
+from evals.conversations import generate_topics
+from evals.errors import BadCodec
+from evals.harness import Session, Setup
+from evals.longconv import LongConv
+from evals.mq_niah import CODED, Frontier, run
+from evals.mq_niah_case import Protocol
+from evals.mq_niah_rows import result_rows
+from evals.suite import Record
+from kvrecall.cli.drawing import svg
+from kvrecall.cli.eval_plots import figure_of
+from kvrecall.cli.eval_tables import tables_of
+from kvrecall.cli.results import Results
+from kvstore.codec import Codec
+from kvstore.page import PageLayout, parse_header
+from kvstore.tiers.nvme import NvmeTier
+from reference import MODEL_PATH
+
+SetupOf = Callable[..., Setup]
+QUESTIONS = 4
+
+
+def small(setup: Setup) -> LongConv:
+    return LongConv(setup, tokens=400, topics=2, questions=QUESTIONS)
+
+
+def answered(session: Session) -> list[list[int]]:
+    told = generate_topics(5, 400, 2, QUESTIONS)
+    return [list(session.ask(question.messages(), 24).token_ids) for question in told.questions]
+
+
+@pytest.mark.parametrize("arm", ["keydiff", "h2o", "epicache"])
+def test_reading_raw_rows_back_before_every_turn_changes_no_token(
+    setup_of: SetupOf, arm: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    history = generate_topics(5, 400, 2, QUESTIONS).messages()
+    with harness.remembered(setup_of(arm, "96"), history) as kept:
+        ours, selection = answered(kept), kept.state.selection
+    monkeypatch.setattr(Session, "__init__", _always_swapped(Session.__init__))
+    with harness.remembered(setup_of(arm, "96"), history) as read_back:
+        assert read_back.swapped
+        assert read_back.state.selection == selection
+        assert answered(read_back) == ours
+
+
+def _always_swapped(plain: Callable[..., None]) -> Callable[..., None]:
+    def make(self: Session, *parts: Any, swapped: bool) -> None:
+        plain(self, *parts, swapped=True)
+
+    return make
+
+
+def test_what_is_active_in_a_session_with_int8_pages_has_been_through_them(setup_of: SetupOf) -> None:
+    told = generate_topics(5, 400, 2, QUESTIONS)
+    first_keys = {}
+    for codec in (RAW, INT8):
+        with harness.remembered(replace(setup_of("full", "1/1"), codec=codec), told.messages()) as session:
+            session.ask(told.questions[0].messages(), 1)
+            engine = session.scheduler.engine
+            slot = engine.sessions["asked"].slot
+            assert slot is not None
+            active = engine.cache.read(slot, 0).keys[:, :64]
+            assert torch.equal(active, engine.store.gather("asked", torch.arange(64))[0, 0])
+            first_keys[codec] = active.clone()
+    assert not torch.equal(first_keys[RAW], first_keys[INT8])
+    assert torch.allclose(first_keys[RAW], first_keys[INT8], atol=0.02 * float(first_keys[RAW].abs().max()))
+
+
+def test_only_finished_pages_of_an_int8_store_are_int8(setup_of: SetupOf, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[tuple[int, int]] = []
+    put = NvmeTier.put
+
+    def noting(self: NvmeTier, pages: Any, **options: Any) -> None:
+        written.extend((header.valid_tokens, header.codec) for header in (parse_header(blob) for _, blob in pages))
+        put(self, pages, **options)
+
+    monkeypatch.setattr(NvmeTier, "put", noting)
+    longconv.run(small(replace(setup_of("snapkv", "1/4"), codec=INT8)))
+    assert {codec for tokens, codec in written if tokens == 64} == {Codec.INT8}
+    assert {codec for tokens, codec in written if tokens < 64} == {Codec.RAW}
+
+
+def test_longconv_compares_the_same_questions_and_says_what_int8_takes(setup_of: SetupOf) -> None:
+    suite = longconv.suite(small(setup_of("full")), arms_of(["keydiff"]), ["1/4"], 1, (RAW, INT8))
+    assert len(suite.units) == 2 * 2
+    rows = suite.rows([record for unit in suite.units for record in longconv.run(unit)])
+    cost = {row["method"]: row for row in rows if row.get("measure") == "int8 minus raw"}
+    assert set(cost) == {"full", "keydiff"}
+    assert all(row["n"] == QUESTIONS and abs(row["mean"]) <= 1 for row in cost.values())
+    assert {row["method"] for row in rows if row["condition"] == "all facts"} == {
+        "full", "keydiff", "full, int8", "keydiff, int8",
+    }  # fmt: skip
+    stored = {row["condition"]: row for row in rows if row.get("metric") == "bytes of a token's stored rows"}
+    assert stored[INT8]["ratio"] < 0.4  # float32 rows, and an unfinished page
+    assert svg_of("longconv", rows).startswith("<svg")
+
+
+def test_one_codec_alone_is_compared_with_nothing(setup_of: SetupOf) -> None:
+    suite = longconv.suite(small(setup_of("full")), arms_of(["keydiff"]), ["1/4"], 1, (INT8,))
+    rows = suite.rows([record for unit in suite.units for record in longconv.run(unit)])
+    assert not [row for row in rows if row.get("measure") == "int8 minus raw"]
+    assert not [row for row in rows if "bytes" in str(row.get("metric"))]
+
+
+def test_mq_niah_compares_each_condition_with_itself() -> None:
+    records = list[Record]()
+    for codec in (RAW, INT8):
+        protocol = Protocol(str(MODEL_PATH), 4, "1/6", 700, 2, codec=codec)
+        records += run(Frontier(protocol, 5, "14→23", (16,), (FULL, BASE, MATCHED, SPREAD)))
+    rows = result_rows(records, 5)
+    cost = {row["of"]: row for row in rows if row.get("measure") == "int8 minus raw"}
+    assert set(cost) == {FULL, BASE, MATCHED, SPREAD}
+    gains = [row["of"] for row in rows if row.get("against") == MATCHED]
+    assert gains == [SPREAD, f"{SPREAD}, int8"]
+    rows_held = {record["active_rows"] for record in records if record.get("condition") in (MATCHED, SPREAD)}
+    assert len(rows_held) == 1
+    assert svg_of("mq-niah", rows).startswith("<svg")
+
+
+def svg_of(suite: str, rows: Any) -> str:
+    """The picture; its tables are made on the way."""
+    results = Results(suite, "", 5, {}, {}, "model", rows)
+    assert tables_of(results)
+    figure = figure_of(results)
+    assert figure is not None
+    return svg(figure)
+
+
+def test_a_suite_of_two_codecs_has_the_conditions_that_stored_rows_matter_to() -> None:
+    chosen = mq_niah_suites.Chosen(("4q",), (8,), 7, 2, (RAW, INT8))
+    units = mq_niah_suites.suite_of(Protocol("none", 0, "", 0), chosen).units
+    assert [(unit.protocol.codec, unit.conditions) for unit in units] == 2 * [(RAW, CODED), (INT8, CODED)]
+    assert [unit.partition for unit in units[::2]] == [unit.partition for unit in units[1::2]]
+
+
+def test_codecs_that_there_are_not_and_suites_that_compare_none_are_refused() -> None:
+    assert codecs_of([]) == (RAW,)
+    assert codecs_of(["int8", "raw", "int8"]) == (INT8, RAW)
+    with pytest.raises(BadCodec, match="int4"):
+        codecs_of(["int4"])
+    with pytest.raises(BadCodec, match="takes one codec"):
+        mq_niah_suites.suite_of(Protocol("none", 0, "", 0), mq_niah_suites.Chosen(("revisit",), (), 7, 2, (RAW, INT8)))
+
+
+def test_bytes_of_int8_pages_by_dtype() -> None:
+    shape = harness.loaded(str(MODEL_PATH)).model
+    sizes = (shape.shape.n_layers, shape.shape.n_kv_heads, shape.shape.head_dim)
+    shares = page_shares(PageLayout(*sizes, dtype=shape.dtype, fingerprint="a"))
+    assert 0.25 < shares["float32"] < 0.3
+    assert 0.5 < shares["bfloat16"] <= 0.55
