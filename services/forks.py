@@ -3,6 +3,7 @@
 import secrets
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -71,6 +72,7 @@ class Forks:
                     return SESSION.validate_json(told)
                 await self._check(parent, request)
                 await self._resting.settle(live, wait=False)
+                await self._sessions.epoch(live)  # nobody writes the parent from here on, in no process
                 return await self._forked(live, request, key, page_tokens)
         finally:
             self._resting.resume(live)
@@ -116,7 +118,8 @@ class Forks:
             answer = None if key is None else Remembered(key, SESSION.dump_json(child).decode())
             await self._catalog.fork(ForkCommit(child, live.id, child.turns, state), answer)
         except ServiceError:
-            await self._worker.drop(wire.DropRequest(session=child.id))
+            with suppress(ServiceError):  # a worker that is lost drops, when it is back, what the catalog does not know
+                await self._worker.drop(wire.DropRequest(session=child.id))
             raise
         self._sessions.created(child)
         if due_repairs(child):

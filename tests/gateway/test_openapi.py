@@ -22,6 +22,7 @@ OPERATIONS = [
     ("GET", "/v1/worker"),
     ("POST", "/v1/sessions"),
     ("POST", "/v1/sessions/{session}/events"),
+    ("POST", "/v1/sessions/{session}/fork"),
     ("POST", "/v1/sessions/{session}/turns"),
     ("DELETE", "/v1/sessions/{session}"),
 ]
