@@ -1,0 +1,93 @@
+"""Bits that flip in what is stored: in the headers and payloads of segment files, and in the pages that Redis has."""
+
+import re
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Literal
+
+import redis
+
+from kvstore.errors import PageError
+from kvstore.page import HEADER_BYTES, MAGIC, RecordKind, parse_header
+
+Part = Literal["header", "payload"]
+_PAGE = re.compile(rb"\}:\d+$")
+
+
+@dataclass(frozen=True)
+class Flip:
+    """Where a bit was turned."""
+
+    place: str
+    offset: int
+    bit: int
+
+
+@dataclass(frozen=True)
+class _Record:
+    offset: int
+    size: int
+
+
+def flip_in_files(folder: Path, part: Part, rng: Random) -> Flip | None:
+    """Turn one bit of a page's payload, or of any record's header, in a segment of `folder`; None: there is none."""
+    found = [(path, record) for path in sorted(folder.glob("segment-*.kv")) for record in _records(path, part)]
+    if not found:
+        return None
+    path, record = rng.choice(found)
+    within = rng.randrange(HEADER_BYTES) if part == "header" else rng.randrange(HEADER_BYTES, record.size)
+    flip = Flip(path.name, record.offset + within, rng.randrange(8))
+    with suppress(FileNotFoundError):
+        turn_bit(path, flip.offset, flip.bit)
+    return flip
+
+
+def turn_bit(path: Path, offset: int, bit: int) -> None:
+    """Turn one bit of a file. Raises FileNotFoundError."""
+    with path.open("r+b") as file:
+        file.seek(offset)
+        old = file.read(1)
+        if old:
+            file.seek(offset)
+            file.write(bytes([old[0] ^ 1 << bit]))
+
+
+def flip_in_redis(client: "redis.Redis", rng: Random) -> Flip | None:
+    """Turn one bit of a page in Redis; None: it has no pages."""
+    names = sorted(page_names(client))
+    if not names:
+        return None
+    name = rng.choice(names)
+    offset, bit = rng.randrange(max(1, int(client.strlen(name)))), rng.randrange(8)
+    old = client.getrange(name, offset, offset)
+    if old:
+        # XX is what SETRANGE lacks: a page that was dropped meanwhile must not come to be again as one byte.
+        script = "if redis.call('exists', KEYS[1]) == 1 then redis.call('setrange', KEYS[1], ARGV[1], ARGV[2]) end"
+        client.eval(script, 1, name, offset, bytes([ord(old) ^ 1 << bit]))
+    return Flip(name.decode(), offset, bit)
+
+
+def page_names(client: "redis.Redis") -> list[bytes]:
+    """The keys of all pages that Redis has."""
+    return [name for name in client.scan_iter(count=1000) if _PAGE.search(name)]
+
+
+def _records(path: Path, part: Part) -> list[_Record]:
+    """What a file has that can be hit: where its readable records are. A file that vanished has nothing."""
+    try:
+        held = path.read_bytes()
+    except FileNotFoundError:
+        return []
+    found, offset = [], 0
+    while 0 <= offset < len(held):
+        try:
+            header = parse_header(held, offset)
+        except PageError:
+            offset = held.find(MAGIC, offset + 1)
+            continue
+        if part == "header" or header.kind is RecordKind.PAGE:
+            found.append(_Record(offset, header.record_bytes))
+        offset += header.record_bytes
+    return found

@@ -1,0 +1,126 @@
+"""A TCP proxy on loopback, through which a connection can be cut, slowed down, held or refused."""
+
+import asyncio
+import socket
+import struct
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+
+_CHUNK_BYTES = 1 << 16
+_RESET = struct.pack("ii", 1, 0)
+"""SO_LINGER: a close sends a reset, as a network that breaks does."""
+
+
+class Proxy:
+    """Forwards what comes to `port` to `target`, on a thread of its own, until it is closed."""
+
+    def __init__(self, target: int) -> None:
+        self._target = target
+        self._delay = 0.0
+        self._refusing = False
+        self._connections: set[asyncio.Task[None]] = set()
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self._loop = asyncio.new_event_loop()
+        self._flowing = asyncio.Event()
+        self._flowing.set()
+        self._thread = threading.Thread(target=self._run, name=f"proxy to {target}", daemon=True)
+        self._thread.start()
+
+    def cut(self) -> None:
+        """Break every connection of now; new ones are taken."""
+        self._call(self._break_all)
+
+    def refuse(self) -> None:
+        """Break every connection, and each new one as well, until `heal`."""
+        self._refusing = True
+        self.cut()
+
+    def hold(self) -> None:
+        """Let nothing through, though the connections stay, until `heal`."""
+        self._call(self._flowing.clear)
+
+    def slow(self, seconds: float) -> None:
+        """Keep every piece of data for so long, until `heal`."""
+        self._delay = seconds
+
+    def heal(self) -> None:
+        """Be a good connection again."""
+        self._delay, self._refusing = 0.0, False
+        self._call(self._flowing.set)
+
+    def close(self) -> None:
+        """Break every connection and stop listening."""
+        self._call(self._loop.stop)
+        self._thread.join()
+
+    def _call(self, what: Callable[[], object]) -> None:
+        """Run it on the proxy's thread and wait for its end."""
+        done = threading.Event()
+
+        def run() -> None:
+            what()
+            done.set()
+
+        self._loop.call_soon_threadsafe(run)
+        done.wait()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        server = self._loop.run_until_complete(asyncio.start_server(self._accept, sock=self._listener))
+        self._loop.run_forever()
+        server.close()
+        self._break_all()
+        self._loop.run_until_complete(asyncio.gather(*self._connections, return_exceptions=True))
+        self._loop.run_until_complete(self._loop.shutdown_default_executor())
+        self._loop.close()
+
+    def _break_all(self) -> None:
+        for connection in self._connections:
+            connection.cancel()
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None, "a server runs it as a task"
+        self._connections.add(task)
+        with suppress(OSError, asyncio.CancelledError):
+            if self._refusing:
+                _reset(writer)
+            else:
+                await self._forward(reader, writer)
+        writer.close()
+        self._connections.discard(task)
+
+    async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Carry both directions until one ends; whoever is cancelled here resets both."""
+        onward = await asyncio.open_connection("127.0.0.1", self._target)
+        try:
+            both = (self._pump(reader, onward[1]), self._pump(onward[0], writer))
+            pumps = [asyncio.ensure_future(pump) for pump in both]
+            try:
+                await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for pump in pumps:
+                    pump.cancel()
+        except asyncio.CancelledError:
+            _reset(writer)
+            _reset(onward[1])
+            raise
+        finally:
+            onward[1].close()
+
+    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError):
+            while data := await reader.read(_CHUNK_BYTES):
+                await asyncio.sleep(self._delay)
+                await self._flowing.wait()
+                writer.write(data)
+                await writer.drain()
+
+
+def _reset(writer: asyncio.StreamWriter) -> None:
+    """Close with a reset, so that the other side hears of it at once."""
+    with suppress(OSError):
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+    writer.transport.abort()

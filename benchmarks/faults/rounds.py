@@ -1,0 +1,140 @@
+"""A round: a set-up of its own, several clients that speak to it, faults meanwhile, and checks when all is quiet."""
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from random import Random
+
+from benchmarks.faults import checks
+from benchmarks.faults.injecting import Injector
+from benchmarks.faults.scripts import Script
+from benchmarks.faults.setups import Setup
+from benchmarks.faults.speaking import NotServedError, Speaker, Tally, Told
+
+SPEAKERS = 3
+KEPT_SHARE = 0.3
+"""Of the sessions: they stay, through whatever happens, to the end of the round."""
+
+
+@dataclass
+class Findings:
+    """What a round came to; everything under `wrong` should be empty."""
+
+    faults: Counter[str]
+    tally: Tally
+    wrong: dict[str, list[str]]
+    other_rows: list[str]
+    refused_starts: int = 0
+    events: Counter[str] = field(default_factory=Counter)
+
+
+@dataclass
+class Round:
+    """One set-up under faults."""
+
+    setup: Setup
+    scripts: Sequence[Script]
+    calm: Mapping[int, Told]
+    seed: str
+    tally: Tally = field(default_factory=Tally)
+    wrong: dict[str, list[str]] = field(default_factory=dict)
+    other_rows: list[str] = field(default_factory=list)
+    kept: list[Told] = field(default_factory=list)
+    _numbers: "count[int]" = field(default_factory=count)
+    _over: threading.Event = field(default_factory=threading.Event)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def run(self, weights: Mapping[str, float], faults: int) -> Findings:
+        """Start everything, let the faults happen under load, and check what is left."""
+        injector = Injector(self.setup, weights, self.seed)
+        try:
+            self.setup.start()
+            self._under_load(lambda: injector.run(faults))
+            self._check_in_peace()
+        finally:
+            self.setup.close()
+        self._note("stray processes", checks.strays(self.setup))
+        self._note("torn streams", self.tally.torn_streams)
+        refused = sum(server.refused_starts for server in self.setup.servers)
+        events = Counter(checks.log_events(self.setup))
+        return Findings(injector.happened, self.tally, self.wrong, self.other_rows, refused, events)
+
+    def _under_load(self, during: Callable[[], None]) -> None:
+        threads = [threading.Thread(target=self._speak, args=(number,)) for number in range(SPEAKERS)]
+        for thread in threads:
+            thread.start()
+        try:
+            during()
+        finally:
+            self._over.set()
+            for thread in threads:
+                thread.join()
+
+    def _speak(self, number: int) -> None:
+        """Tell script after script until the faults are over; the last one to its end."""
+        rng = Random(f"{self.seed} speaker {number}")
+        speaker = Speaker(self.setup.urls, self.tally, rng)
+        try:
+            while not self._over.is_set():
+                self._tell_one(speaker, rng)
+        except NotServedError as error:
+            self._note("not served", [str(error)])
+        finally:
+            speaker.close()
+
+    def _tell_one(self, speaker: Speaker, rng: Random) -> None:
+        number = next(self._numbers)
+        script = self.scripts[number % len(self.scripts)]
+        told = speaker.tell(script, f"{self.seed}-{number}")
+        words, rows = checks.differences(told, self.calm[script.number])
+        self._note("answers that differ", words)
+        self.other_rows += rows
+        again = rng.randrange(len(script.steps))
+        self._note("answers that changed", checks.changed_when_asked_again(speaker, told, [again]))
+        self._note("turns lost or twice", checks.missing_from_log(self.setup, told))
+        if rng.random() < KEPT_SHARE:
+            self.kept.append(told)
+        else:
+            speaker.forget(told)
+
+    def _check_in_peace(self) -> None:
+        """What stayed is asked for again, then deleted; nothing may be left."""
+        speaker = Speaker(self.setup.urls, self.tally, Random(self.seed))
+        try:
+            for told in self.kept:
+                self._note("turns lost or twice", checks.missing_from_log(self.setup, told))
+                everything = range(len(told.answers))
+                self._note("answers that changed", checks.changed_when_asked_again(speaker, told, everything))
+                speaker.forget(told)
+        except NotServedError as error:
+            self._note("not served", [str(error)])
+        finally:
+            speaker.close()
+        self._note("held without a session", checks.leaks_in_service(self.setup))
+        self._note("bad exits", self.setup.stop())
+        self._note("pages and files left", checks.leaks_in_storage(self.setup))
+
+    def _note(self, what: str, found: Sequence[str]) -> None:
+        with self._lock:
+            self.wrong.setdefault(what, []).extend(found)
+
+
+def undisturbed(setup: Setup, scripts: Sequence[Script]) -> dict[int, Told]:
+    """Every script as a service tells it to which nothing happens."""
+    speaker = Speaker(setup.urls, Tally(), Random(0))
+    try:
+        setup.start()
+        return {script.number: speaker.tell(script, f"calm-{script.number}") for script in scripts}
+    finally:
+        speaker.close()
+        setup.close()
+
+
+def folder_of(root: Path, name: str) -> Path:
+    """A new folder of a round."""
+    folder = root / name
+    folder.mkdir(parents=True)
+    return folder

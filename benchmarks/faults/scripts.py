@@ -1,0 +1,104 @@
+"""What is said under faults: conversations that follow from a seed, as steps that each have one right answer.
+
+Budgets are small, so that rows are evicted, and pauses are repaired: an answer depends on many stored rows. A turn
+waits for the repairs that are due, so that none depends on how fast somebody was.
+"""
+
+import json
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any, Literal
+
+Json = dict[str, Any]
+SETTINGS: Json = {"budget": 96, "repair_rows": 32, "repair_on": ["tool_call", "tool_result", "turn"]}
+SYSTEM = "You are a helpful assistant. You remember codes, and you look them up when you are asked to."
+_NAMES = ("Ada", "Ben", "Clara", "David", "Emma", "Frank")
+_THINGS = ("locker", "garage", "office", "garden")
+_TELLINGS = (
+    "The code of {name}'s {thing} is {code}.",
+    "{name} called about the {thing} again today.",
+    "By the way, the {thing} of {name} has number {code}.",
+    "I think that {name} will be late, the {thing} is closed.",
+)
+
+Kind = Literal["create", "turn", "event", "fork", "delete"]
+
+
+@dataclass(frozen=True)
+class Step:
+    """One write, sent to session `who` of its script; a fork's is the one that is forked, `body["as"]` the new one."""
+
+    kind: Kind
+    who: int
+    body: Json = field(default_factory=dict)
+    stream: bool = False
+
+
+@dataclass(frozen=True)
+class Script:
+    """A conversation and its forks."""
+
+    number: int
+    steps: tuple[Step, ...]
+
+
+def scripts(seed: int, count: int) -> list[Script]:
+    """So many different conversations, the same for the same seed."""
+    return [Script(number, tuple(_steps(Random(f"{seed} {number}"), number))) for number in range(count)]
+
+
+def _steps(rng: Random, number: int) -> list[Step]:
+    opening = [{"role": "system", "content": SYSTEM}, _user(_chatter(rng, 12))]
+    steps = [Step("create", 0, SETTINGS | {"seed": number}), _turn(rng, 0, opening)]
+    for pause in range(rng.randrange(1, 3)):
+        steps += [_turn(rng, 0, [_user(_chatter(rng, rng.randrange(8, 25)))]), *_pause(rng, 0, f"c{pause}")]
+    if rng.random() < 0.5:
+        steps += _fork(rng, turns=sum(step.kind == "turn" for step in steps))
+    steps.append(_turn(rng, 0, [_user(_question(rng))]))
+    return steps
+
+
+def _fork(rng: Random, turns: int) -> list[Step]:
+    """A fork at the end of the conversation or, as often, at its first turn, and what is said there."""
+    at = rng.choice((None, 1))
+    child = [_turn(rng, 1, [_user(_chatter(rng, rng.randrange(6, 15)))]), _turn(rng, 1, [_user(_question(rng))])]
+    return [Step("fork", 0, {"turn": at, "turns": at or turns, "as": 1}), *child]
+
+
+def _pause(rng: Random, who: int, call: str) -> list[Step]:
+    """A call of a tool, what it says, and the turn after it."""
+    name, thing = rng.choice(_NAMES), rng.choice(_THINGS)
+    function = {"name": "look_up", "arguments": json.dumps({"name": name, "thing": thing})}
+    asks = {"role": "assistant", "content": None, "tool_calls": [{"id": call, "function": function}]}
+    found = f"{name}'s {thing} has number {rng.randrange(1000, 10000)}."
+    kind = rng.choice(("tool_call.completed", "tool_call.completed", "tool_call.failed"))
+    events = [Step("event", who, {"type": kind, "call_id": call, "result": found})]
+    if rng.random() < 0.5:
+        events.insert(0, Step("event", who, {"type": "tool_call.started", "call_id": call}))
+    asking = Step("turn", who, {"messages": [_user(_question(rng)), asks], "generate": False, "wait_for_repairs": True})
+    return [asking, *events, _turn(rng, who, [])]
+
+
+def _turn(rng: Random, who: int, messages: list[Json]) -> Step:
+    sampling = {"max_tokens": rng.randrange(8, 25), "stop": ["<tool_call>"]}
+    body = {"messages": messages, "sampling": sampling, "wait_for_repairs": True}
+    return Step("turn", who, body, stream=rng.random() < 0.3)
+
+
+def _user(text: str) -> Json:
+    return {"role": "user", "content": text}
+
+
+def _question(rng: Random) -> str:
+    return f"What is the code of {rng.choice(_NAMES)}'s {rng.choice(_THINGS)}?"
+
+
+def _chatter(rng: Random, sentences: int) -> str:
+    """About 14 tokens a sentence of what people tell an assistant."""
+    told = [
+        rng.choice(_TELLINGS).format(
+            name=rng.choice(_NAMES), thing=rng.choice(_THINGS), code=rng.randrange(1000, 10000)
+        )
+        for _ in range(sentences)
+    ]
+    return " ".join(told)

@@ -1,0 +1,127 @@
+"""The two set-ups: everything in one process, and a cluster of processes on one Redis."""
+
+import json
+import shutil
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from signal import SIGCONT
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+
+from benchmarks.faults.disks import Disk, new_disk
+from benchmarks.faults.processes import RedisProcess, ServerProcess, free_port
+from benchmarks.faults.proxy import Proxy
+from kvrecall.cli.settings import Settings
+from reference import MODEL_PATH
+
+DISK_BYTES = 192 << 20
+RAM_BYTES = 2 << 20
+"""Six pages of the reference model: what was not just said is read from files or Redis."""
+LIMITS = ("--slots", "2", "--budget", "256", "--block", "64")
+
+
+@dataclass
+class Setup:
+    """Processes that serve together, and what lies between them."""
+
+    kind: str
+    folder: Path
+    disk: Disk
+    computing: list[ServerProcess]
+    gateways: list[ServerProcess]
+    urls: list[str]
+    catalog: Settings
+    """The settings under which the catalog of the gateways is opened."""
+    redis: RedisProcess | None = None
+    to_workers: list[Proxy] = field(default_factory=list)
+    to_redis: list[Proxy] = field(default_factory=list)
+
+    @property
+    def servers(self) -> list[ServerProcess]:
+        """Every process of ours, those first that others need."""
+        return [*self.computing, *(gateway for gateway in self.gateways if gateway not in self.computing)]
+
+    @property
+    def pages(self) -> list[Path]:
+        """The folders of segment files."""
+        return [self.folder / "disk" / server.name / "pages" for server in self.computing]
+
+    @property
+    def ids(self) -> list[int]:
+        """The ids of all processes of ours that run."""
+        return [server.running.pid for server in self.servers if server.running is not None and server.alive]
+
+    def start(self) -> None:
+        """Start everything."""
+        if self.redis is not None:
+            self.redis.start()
+        start_all(self.computing)
+        start_all([gateway for gateway in self.gateways if gateway not in self.computing])
+
+    def stop(self) -> list[str]:
+        """Stop everything in good order; returns who did not end with 0."""
+        failed = []
+        for server in reversed(self.servers):
+            server.send(SIGCONT)
+            if (code := server.stop()) != 0:
+                failed.append(f"{server.name} ended with {code}")
+        return failed
+
+    def close(self) -> None:
+        """End whatever is left, and let go of the disk."""
+        for server in self.servers:
+            server.kill()
+        if self.redis is not None:
+            self.redis.kill()
+        for proxy in (*self.to_workers, *self.to_redis):
+            proxy.close()
+        self.disk.close()
+
+    def metrics(self, url: str) -> dict[str, float]:
+        """The metrics of a gateway by name, over all labels; by tier as `name tier`. Empty where it does not answer."""
+        with suppress(httpx.HTTPError):
+            page = httpx.get(f"{url}/metrics", timeout=30.0).raise_for_status().text
+            found: dict[str, float] = {}
+            for family in text_string_to_metric_families(page):
+                for sample in family.samples:
+                    name = " ".join([sample.name, *filter(None, [sample.labels.get("tier")])])
+                    found[name] = found.get(name, 0.0) + sample.value
+            return found
+        return {}
+
+
+def start_all(servers: Sequence[ServerProcess]) -> None:
+    """Start servers side by side. Raises ServerNotReady."""
+    with ThreadPoolExecutor(max(1, len(servers))) as pool:
+        list(pool.map(ServerProcess.start, servers))
+
+
+def endless_model(folder: Path) -> Path:
+    """The reference model, to which its end of turn means nothing: its answers are as long as they may be."""
+    model = folder / "endless"
+    if model.exists():
+        return model
+    shutil.copytree(MODEL_PATH, model)
+    for name in ("config.json", "generation_config.json"):
+        config = json.loads((model / name).read_text(encoding="utf-8"))
+        (model / name).write_text(json.dumps(config | {"eos_token_id": config["pad_token_id"]}), encoding="utf-8")
+    return model
+
+
+def embedded(folder: Path, model: Path) -> Setup:
+    """One `kvrecall serve`: catalog on SQLite, rows in memory and files."""
+    disk = new_disk(folder / "disk", DISK_BYTES)
+    port = free_port()
+    data = folder / "disk" / "serve"
+    serve = ServerProcess(
+        "serve",
+        "serve",
+        ["--host", "127.0.0.1", "--port", str(port), "--data", str(data), *LIMITS],
+        {"KVRECALL_MODEL": str(model), "KVRECALL_RAM_BYTES": str(RAM_BYTES)},
+        folder,
+    )
+    return Setup("embedded", folder, disk, [serve], [serve], [f"http://127.0.0.1:{port}"], Settings(data=data))
