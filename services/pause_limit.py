@@ -63,5 +63,5 @@ class PauseLimit:
             for call in silent:
                 epoch = await self._sessions.epoch(live)
                 await self._catalog.commit_call(session, timed_out(call, self._seconds), epoch, None)
-        if silent:
-            self._observers.tell(PauseTimedOut(session, tuple(call.call.id for call in silent)))
+            if silent:
+                self._observers.tell(PauseTimedOut(session, tuple(call.call.id for call in silent)))

@@ -26,7 +26,8 @@ class ScriptedWorker:
     forgotten shows. Its encoder gives texts with the same words near vectors, and it builds an episode of any rows.
     `gates` hold calls back: a turn waits for `gates["token"]` before each word, a repair for `gates["repair"]`, and
     so for embed and build. A hurried repair waits no longer and has scored half of its rows. `faults` are raised by
-    the call of that name, once each. With several `names` it is as many workers over the same rows. Pages are of four words: `prefixes` it was offered, and what it was told to drop.
+    the call of that name, once each. With several `names` it is as many workers over the same rows.
+    Pages are of four words: `prefixes` it was offered, and what it was told to drop.
     """
 
     def __init__(self) -> None:
@@ -79,11 +80,6 @@ class ScriptedWorker:
             page_tokens=4,
             token_bytes=64,
         )
-
-    def place(self, session: str, owner: str, avoid: Sequence[str] = ()) -> str:
-        if "scripted" in avoid:
-            raise WorkerLost("there is no other worker")
-        return "scripted"
 
     def place(self, session: str, owner: str, avoid: Sequence[str] = ()) -> str:
         well = [name for name in self.names if name not in avoid and name not in self.draining]
