@@ -1,0 +1,300 @@
+"""Forks of a long session: how long one takes, how many bytes it adds, and whether forks answer as sessions would.
+
+`python benchmarks/forks.py` builds a session of 20,000 tokens in a service of this process (over files, as `kvrecall
+serve` has it) and forks it 100 times: seconds of each fork, and what catalog and tiers hold more afterwards, as shares
+of what the session takes. Then `kvrecall serve` starts over the same files: the session is forked 100 times over HTTP,
+and parent and forks are asked the same questions in turn. On a shorter session 100 forks are each asked a question of
+their own, and 100 sessions that were built separately (each in a tenant of its own, so that nothing is shared) are
+asked the same. Answers are greedy. The result file goes to `benchmarks/results/`.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kvrecall.cli.build import build_service
+from kvrecall.cli.local_server import ServerNeeds, server_at
+from kvrecall.cli.results import Row, bootstrap, quality_row, results_of, speed_row
+from kvrecall.cli.settings import Settings
+from kvrecall.client import KvrecallClient
+from reference import MODEL_PATH
+from reference.conversation import Conversation, exchange_messages, generate
+from services.forks import NewFork
+from services.messages import Message, ToolCall
+from services.service import NewSession, SessionService
+from services.turn_plan import TurnRequest
+from workers.settings import WorkerSettings
+
+RESULTS = Path(__file__).parent / "results"
+MESSAGES_PER_TURN = 64
+WARM_FORKS = 3
+SLOTS = 4
+POSITIONS = 32_768
+"""Positions of the model that is served: the reference model is described with half of these."""
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is measured. Tokens of the long and of the short session; budget in rows; an answer's tokens."""
+
+    seed: int
+    tokens: int
+    short_tokens: int
+    forks: int
+    questions: int
+    budget: int
+    repair_rows: int
+    method: str
+    output_tokens: int
+
+    @property
+    def settings(self) -> Json:
+        """What a session is opened with."""
+        return {"budget": self.budget, "repair_rows": self.repair_rows, "method": self.method, "seed": self.seed}
+
+    @property
+    def common(self) -> Json:
+        """The keys that every row has."""
+        return {"method": self.method, "budget": self.budget, "k": self.repair_rows}
+
+
+@dataclass(frozen=True)
+class Held:
+    """Bytes that are held: the catalog's file, and rows by tier."""
+
+    catalog: int
+    tiers: dict[str, int]
+
+    @property
+    def disk(self) -> int:
+        """What is on the disk."""
+        return self.catalog + self.tiers.get("nvme", 0)
+
+
+def main() -> None:
+    """Read the command line, measure, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seed", type=int, default=7200)
+    parser.add_argument("--tokens", type=int, default=20_000, help="tokens of the session that is forked")
+    parser.add_argument("--short-tokens", type=int, default=1_500, help="tokens of the session that answers are of")
+    parser.add_argument("--forks", type=int, default=100)
+    parser.add_argument("--questions", type=int, default=10, help="questions to parent and fork at the full length")
+    parser.add_argument("--budget", type=int, default=256)
+    parser.add_argument("--repair-rows", type=int, default=64)
+    parser.add_argument("--method", default="snapkv")
+    parser.add_argument("--output-tokens", type=int, default=16)
+    parser.add_argument("--out", type=Path, default=RESULTS / "forks.json")
+    given = vars(parser.parse_args())
+    out = given.pop("out")
+    rows = measure(Plan(**given))
+    for row in rows:
+        print(describe(row), flush=True)
+    results_of("forks", given["seed"], f"kvrecall reference model, {POSITIONS} positions", rows).write(out)
+
+
+def measure(plan: Plan) -> list[Row]:
+    """The result file's rows."""
+    with long_model() as model, tempfile.TemporaryDirectory(prefix="kvrecall-") as folder:
+        data = Path(folder) / "data"
+        settings = Settings(model=str(model), data=data, worker=WorkerSettings(slots=SLOTS, max_budget=plan.budget))
+        session, alone = asyncio.run(build(settings, plan))
+        in_service, tiers = asyncio.run(fork_in_service(settings, session, plan))
+        together = Held(catalog_bytes(data), tiers)
+        needs = ServerNeeds(model=str(model), slots=SLOTS, max_budget=plan.budget, data=data)
+        with server_at(None, needs) as url, KvrecallClient(url) as client:
+            over_http = fork_over_http(client, session, plan)
+            same_long = ask_in_turn(client, session, plan)
+            same_short = compare_with_separate(client, url, plan)
+    return [
+        speed_row("over HTTP", "fork", "seconds", over_http, tokens=plan.tokens, **plan.common),
+        speed_row("inside the service", "fork", "seconds", in_service, tokens=plan.tokens, **plan.common),
+        *byte_rows(alone, together, plan),
+        *answer_rows(same_long, same_short, plan),
+    ]
+
+
+@contextmanager
+def long_model() -> Iterator[Path]:
+    """The reference model, described with more positions; its weights and its rotation are as they are."""
+    with tempfile.TemporaryDirectory(prefix="kvrecall-model-") as folder:
+        path = Path(folder) / "reference"
+        shutil.copytree(MODEL_PATH, path)
+        config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+        text = json.dumps(config | {"max_position_embeddings": POSITIONS})
+        (path / "config.json").write_text(text, encoding="utf-8")
+        yield path
+
+
+async def build(settings: Settings, plan: Plan) -> tuple[str, Held]:
+    """A long session, only remembered, and the bytes that it takes when the service has stopped."""
+    spoken = generate(plan.seed, plan.tokens, split="held_out")
+    service = await build_service(settings)
+    await service.start()
+    session = await service.create(NewSession(**plan.settings, tools=tuple(json.dumps(tool) for tool in spoken.tools)))
+    for messages in turns_of(spoken):
+        await remember(service, session.id, messages)
+    tiers = await tier_bytes(service)
+    await service.stop()
+    return session.id, Held(catalog_bytes(settings.data), tiers)
+
+
+async def remember(service: SessionService, session: str, messages: Sequence[Json]) -> None:
+    """A turn that is only remembered."""
+    request = TurnRequest(tuple(message_of(each) for each in messages), generate=False)
+    async for _ in service.turn(session, request):
+        pass
+
+
+def message_of(message: Json) -> Message:
+    """The domain's value of a message as it is sent."""
+    calls = tuple(
+        ToolCall(call["id"], call["function"]["name"], call["function"]["arguments"])
+        for call in message.get("tool_calls") or ()
+    )
+    return Message(message["role"], message.get("content") or "", calls, message.get("tool_call_id", ""))
+
+
+def turns_of(spoken: Conversation) -> list[list[Json]]:
+    """The conversation in few turns, without its tool calls: they would pause the session."""
+    said: list[Json] = [{"role": "system", "content": spoken.system}]
+    for number, exchange in enumerate(spoken.exchanges):
+        if exchange.tool_call is None:
+            said += exchange_messages(exchange, f"told {number}")
+    return [said[start : start + MESSAGES_PER_TURN] for start in range(0, len(said), MESSAGES_PER_TURN)]
+
+
+async def fork_in_service(settings: Settings, session: str, plan: Plan) -> tuple[list[float], dict[str, int]]:
+    """Seconds of each fork, without HTTP, and what the tiers hold with all of them."""
+    service = await build_service(settings)
+    await service.start()
+    for _ in range(WARM_FORKS):
+        await service.delete((await service.fork(session, NewFork())).id)
+    seconds = []
+    for _ in range(plan.forks):
+        started = time.perf_counter()
+        await service.fork(session, NewFork())
+        seconds.append(time.perf_counter() - started)
+    tiers = await tier_bytes(service)
+    await service.stop()
+    return seconds, tiers
+
+
+async def tier_bytes(service: SessionService) -> dict[str, int]:
+    """What the tiers hold."""
+    (stats,) = (await service.stats()).values()
+    return {name: tier.bytes for name, tier in stats.tiers.items()}
+
+
+def catalog_bytes(data: Path) -> int:
+    """The catalog's files, once nobody has them open."""
+    return sum(os.path.getsize(path) for path in data.glob("catalog.sqlite3*"))
+
+
+def fork_over_http(client: KvrecallClient, session: str, plan: Plan) -> list[float]:
+    """Seconds of each fork, as a client sees them."""
+    for _ in range(WARM_FORKS):
+        client.delete(client.fork(session)["id"])
+    seconds, made = [], []
+    for _ in range(plan.forks):
+        started = time.perf_counter()
+        made.append(client.fork(session)["id"])
+        seconds.append(time.perf_counter() - started)
+    for child in made:
+        client.delete(child)
+    return seconds
+
+
+def ask_in_turn(client: KvrecallClient, session: str, plan: Plan) -> list[bool]:
+    """Whether a fresh fork and its parent answer the same, question after question."""
+    same = []
+    for question in questions_of(generate(plan.seed, plan.tokens, split="held_out"), plan.questions):
+        child = client.fork(session)["id"]
+        same.append(answer(client, child, question, plan) == answer(client, session, question, plan))
+    return same
+
+
+def compare_with_separate(client: KvrecallClient, url: str, plan: Plan) -> list[bool]:
+    """Whether each fork of a short session answers as a session that was built by itself."""
+    spoken = generate(plan.seed + 1, plan.short_tokens, split="held_out")
+    parent = tell(client, spoken, plan)
+    same = []
+    for number, question in enumerate(questions_of(spoken, plan.forks)):
+        child = client.fork(parent)["id"]
+        with KvrecallClient(url, tenant=f"alone-{number}") as alone:
+            session = tell(alone, spoken, plan)
+            same.append(answer(client, child, question, plan) == answer(alone, session, question, plan))
+            alone.delete(session)
+    return same
+
+
+def tell(client: KvrecallClient, spoken: Conversation, plan: Plan) -> str:
+    """A session that was told the conversation."""
+    session: str = client.create_session(**plan.settings, tools=spoken.tools)["id"]
+    for messages in turns_of(spoken):
+        client.turn(session, messages, generate=False)
+    return session
+
+
+def questions_of(spoken: Conversation, number: int) -> list[str]:
+    """What users said in the conversation, each said again, with a number of its own once all were."""
+    asked = [exchange_messages(exchange, "asked")[0]["content"] for exchange in spoken.exchanges]
+    return [f"{asked[i % len(asked)]}{' ' + str(i // len(asked)) if i >= len(asked) else ''}" for i in range(number)]
+
+
+def answer(client: KvrecallClient, session: str, question: str, plan: Plan) -> tuple[str | None, Any]:
+    """What a session answers, greedily: text and calls."""
+    sampling = {"max_tokens": plan.output_tokens}
+    message = client.turn(session, [{"role": "user", "content": question}], sampling=sampling)["message"]
+    calls = [(call["function"]["name"], call["function"]["arguments"]) for call in message["tool_calls"] or ()]
+    return message["content"], calls
+
+
+def byte_rows(alone: Held, together: Held, plan: Plan) -> list[Row]:
+    """What a fork adds, in bytes, as a share of what the session takes by itself."""
+    pairs = [
+        ("rows and catalog on disk", alone.disk, together.disk),
+        ("catalog", alone.catalog, together.catalog),
+        *((f"tier {name}", size, together.tiers[name]) for name, size in alone.tiers.items()),
+    ]
+    rows: list[Row] = []
+    for name, before, after in pairs:
+        added = (after - before) / plan.forks
+        of_all = speed_row(
+            name, "added by a fork", "bytes", [added], ratio_to="the session alone", ratio=round(added / alone.disk, 6)
+        )
+        rows.append({**of_all, "session_bytes": before, "forks": plan.forks, "tokens": plan.tokens, **plan.common})
+    return rows
+
+
+def answer_rows(same_long: Sequence[bool], same_short: Sequence[bool], plan: Plan) -> list[Row]:
+    """Shares of equal answers."""
+    pairs = [
+        ("a fork answers as its parent", same_long, plan.tokens),
+        ("a fork answers as a session built by itself", same_short, plan.short_tokens),
+    ]
+    found = [(name, bootstrap([float(each) for each in same], plan.seed), tokens) for name, same, tokens in pairs]
+    return [quality_row(name, each, tokens=tokens, **plan.common) for name, each, tokens in found if each is not None]
+
+
+def describe(row: Row) -> str:
+    """A row as a line of text."""
+    if "mean" in row:
+        return f"{row['condition']:<46} {row['mean']:.3f} of answers are equal, n = {row['n']}"
+    if row["unit"] == "bytes":
+        return f"{row['condition']:<46} {row['median']:.0f} bytes a fork, {100 * row['ratio']:.3f} % of the session"
+    return f"{row['condition']:<46} median {row['median']:.4f} s, p95 {row['p95']:.4f} s, n = {row['n']}"
+
+
+if __name__ == "__main__":
+    main()

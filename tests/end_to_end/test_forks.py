@@ -1,0 +1,197 @@
+"""Forks and shared first words, with a real model: they answer as sessions of their own would, and nothing leaks."""
+
+import threading
+from collections.abc import Callable, Iterator
+from itertools import count
+from typing import Any
+
+import pytest
+
+from kvrecall.client import KvrecallClient, KvrecallError
+
+Json = dict[str, Any]
+SETTINGS: Json = {"budget": 128, "repair_rows": 32, "seed": 7}
+GREEDY: Json = {"max_tokens": 12}
+QUESTION = "What is the code of Ada's locker?"
+PAGE = 64
+TOLD = 3
+
+
+@pytest.fixture
+def tenant(server: Any) -> Iterator[Callable[[str], KvrecallClient]]:
+    """A client of the shared server for a tenant."""
+    made: list[KvrecallClient] = []
+
+    def client(name: str) -> KvrecallClient:
+        made.append(KvrecallClient(server.url, tenant=name))
+        return made[-1]
+
+    yield client
+    for each in made:
+        each.close()
+
+
+def told(client: KvrecallClient, say: Any, first: int = 0, turns: int = TOLD, session: str = "") -> str:
+    """A session in which so many turns were said and answered; each is longer than the budget."""
+    session = session or client.create_session(**SETTINGS)["id"]
+    for seed in range(first, first + turns):
+        client.turn(session, [say.user(say.chatter(seed, 14))], sampling=GREEDY)
+    return session
+
+
+def ask(client: KvrecallClient, session: str, say: Any) -> list[str | None]:
+    """What is answered to a question, and to one more."""
+    turns = [client.turn(session, [say.user(text)], sampling=GREEDY) for text in (QUESTION, "And Ben's?")]
+    return [turn["message"]["content"] for turn in turns]
+
+
+def stored(server: Any) -> float:
+    """Bytes of rows in all tiers."""
+    return server.metric("kvrecall_tier_bytes")
+
+
+def test_a_fork_answers_as_its_parent_and_as_a_session_of_its_own(client: KvrecallClient, say: Any) -> None:
+    parent, separate = told(client, say), told(client, say)
+    child = client.fork(parent)["id"]
+    grandchild = client.fork(child)["id"]
+    expected = ask(client, separate, say)
+    assert [ask(client, session, say) for session in (grandchild, child, parent)] == [expected] * 3
+    of_child, of_separate = client.memory(child), client.memory(separate)
+    for name in ("length", "active_rows", "evicted_rows", "promoted_rows"):
+        assert of_child[name] == of_separate[name]
+
+
+def test_a_fork_at_an_earlier_turn_answers_as_if_nothing_had_been_said_since(client: KvrecallClient, say: Any) -> None:
+    parent, separate = told(client, say), told(client, say, turns=2)
+    child = client.fork(parent, 2)
+    assert (child["turns"], child["forked_from"]) == (2, {"session": parent, "turn": 2})
+    assert child["length"] == client.get(separate)["length"]
+    told(client, say, 7, 1, child["id"])
+    told(client, say, 7, 1, separate)
+    assert ask(client, client.fork(child["id"])["id"], say) == ask(client, separate, say)
+    assert client.get(parent)["turns"] == TOLD
+
+
+def test_a_fork_outlives_its_parent(client: KvrecallClient, say: Any) -> None:
+    parent, separate = told(client, say), told(client, say)
+    child = client.fork(parent)["id"]
+    client.delete(parent)
+    with pytest.raises(KvrecallError, match="unknown_session"):
+        client.get(parent)
+    assert ask(client, child, say) == ask(client, separate, say)
+
+
+def test_a_fork_where_a_tool_was_asked_for_goes_on_with_another_result(client: KvrecallClient, say: Any) -> None:
+    session = told(client, say, turns=1)
+    client.turn(session, [say.user("Look it up."), say.asks("c1", what="locker")], generate=False)
+    child = client.fork(session)["id"]
+    assert client.get(child)["state"] in ("paused", "repairing")
+    client.event(child, "tool_call.completed", "c1", result="The code is 4711.")
+    client.event(session, "tool_call.completed", "c1", result="There is none.")
+    assert client.turn(child, [], sampling=GREEDY)["turn"] == 3
+    (heard,) = [call["id"] for call in client.get(session)["pending_calls"]]
+    assert heard == "c1"
+
+
+def test_a_fork_takes_no_more_room_than_its_last_page(server: Any, client: KvrecallClient, say: Any) -> None:
+    parent = told(client, say)
+    before = stored(server)
+    of_parent = sum(client.memory(parent)["tier_bytes"].values())
+    children = [client.fork(parent)["id"] for _ in range(5)]
+    rows = client.get(parent)["length"]
+    assert (stored(server) - before) / len(children) <= of_parent * PAGE / rows
+    for child in children:
+        client.delete(child)
+    assert stored(server) == before
+
+
+def test_equal_first_words_of_a_tenant_are_stored_once(server: Any, tenant: Any, say: Any) -> None:
+    system = {"role": "system", "content": say.chatter(99, 16)}
+    tools = [{"type": "function", "function": {"name": "look_up", "description": say.chatter(98, 3)}}]
+
+    def begin(client: KvrecallClient, name: str) -> tuple[float, str]:
+        """The bytes that a session adds, and its id."""
+        before = stored(server)
+        session = client.create_session(budget=256, repair_rows=0, seed=7, tools=tools)["id"]
+        client.turn(session, [system, say.user(f"My name is {name}.")], sampling=GREEDY)
+        return stored(server) - before, session
+
+    ann, ben = tenant("ann"), tenant("ben")
+    first, _ = begin(ann, "Ada")
+    second, sharing = begin(ann, "Emma")
+    others, alone = begin(ben, "Emma")
+    assert second < first / 2
+    assert others == pytest.approx(first, rel=0.2)
+    assert ask(ann, sharing, say) == ask(ben, alone, say)
+    of_sharing, of_alone = ann.memory(sharing), ben.memory(alone)
+    assert of_sharing["length"] == of_alone["length"]
+    assert of_sharing["active_rows"] == of_alone["active_rows"]
+    with pytest.raises(KvrecallError, match="unknown_session"):
+        ben.get(sharing)
+
+
+def test_who_shares_first_words_outlives_who_said_them(server: Any, tenant: Any, say: Any) -> None:
+    system = {"role": "system", "content": say.chatter(97, 8)}
+    client = tenant("cleo")
+    before = stored(server)
+
+    def begin() -> str:
+        session = client.create_session(**SETTINGS)["id"]
+        client.turn(session, [system, say.user("Hello.")], sampling=GREEDY)
+        return session
+
+    first, second, third = begin(), begin(), begin()
+    client.delete(first)
+    expected = ask(client, second, say)
+    assert ask(client, third, say) == expected
+    client.delete(second)
+    client.delete(third)
+    assert stored(server) == before
+
+
+def test_after_kills_among_forks_and_deletions_nothing_is_left(new_server: Callable[..., Any], say: Any) -> None:
+    server = new_server()
+    server.start()
+    parent, separate = told(server.own, say), told(server.own, say)
+    expected = ask(server.own, separate, say)
+    for _ in range(2):
+        kill_among_forks(server, parent, say)
+    sessions = [view["id"] for view in server.own.list(200)["sessions"]]
+    forks = [session for session in sessions if session not in (parent, separate)]
+    assert len(forks) >= 6
+    server.own.delete(parent)
+    server.kill()
+    server.start()
+    assert ask(server.own, forks[-1], say) == expected
+    for session in (*forks, separate):
+        server.own.delete(session)
+    assert stored(server) == 0
+    server.kill()
+    server.start()
+    assert stored(server) == 0
+    assert server.own.list()["sessions"] == []
+
+
+def kill_among_forks(server: Any, parent: str, say: Any) -> None:
+    """Kill the server while a session is forked again and again, and start it again."""
+    known = len(server.own.list(200)["sessions"])
+    ended: list[str] = []
+    forking = threading.Thread(target=lambda: ended.append(fork_and_delete(server.client(), parent)))
+    forking.start()
+    say.until(lambda: len(server.own.list(200)["sessions"]) > known + 3, "forks")
+    server.kill()
+    forking.join()
+    assert ended == ["connection_failed"]
+    server.start()
+
+
+def fork_and_delete(client: KvrecallClient, parent: str) -> str:
+    """Fork a session, here and there at an earlier turn, and delete every third fork, until an error ends it."""
+    for number in count():
+        try:
+            child = client.fork(parent, 2 if number % 4 == 3 else None)["id"]
+            if number % 3 == 1:
+                client.delete(child)
+        except KvrecallError as error:
+            return error.code
+    raise AssertionError("counting does not end")
