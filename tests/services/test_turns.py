@@ -175,7 +175,7 @@ async def test_after_a_restart_the_session_goes_on_from_what_was_committed(harne
     stream = await held_turn(harness, crashed)
     await stream.aclose()
     await harness.crash()
-    assert set(harness.worker.retained) == {crashed, undisturbed}
+    assert set(harness.worker.retained.sessions) == {crashed, undisturbed}
     assert (await harness.say(crashed, HELLO)).turn == 2
     assert harness.worker.said == ["open 4"]
     for _ in range(2):
