@@ -79,16 +79,19 @@ class Round:
         speaker = Speaker(self.setup.urls, self.tally, rng)
         try:
             while not self._over.is_set():
-                self._tell_one(speaker, rng)
-        except NotServedError as error:
-            self._note("not served", [str(error)])
+                number = next(self._numbers)
+                told = Told(self.scripts[number % len(self.scripts)], f"{self.seed}-{number}")
+                try:
+                    self._tell_one(speaker, told, rng)
+                except NotServedError as error:
+                    self._note("not served", [f"{told.name}: {error}"])
+                    self.kept.append(told)
         finally:
             speaker.close()
 
-    def _tell_one(self, speaker: Speaker, rng: Random) -> None:
-        number = next(self._numbers)
-        script = self.scripts[number % len(self.scripts)]
-        told = speaker.tell(script, f"{self.seed}-{number}")
+    def _tell_one(self, speaker: Speaker, told: Told, rng: Random) -> None:
+        script = told.script
+        speaker.tell(told)
         words, rows = checks.differences(told, self.calm[script.number])
         self._note("answers that differ", words)
         self.other_rows += rows
@@ -103,16 +106,15 @@ class Round:
     def _check_in_peace(self) -> None:
         """What stayed is asked for again, then deleted; nothing may be left."""
         speaker = Speaker(self.setup.urls, self.tally, Random(self.seed))
-        try:
-            for told in self.kept:
+        for told in self.kept:
+            try:
                 self._note("turns lost or twice", checks.missing_from_log(self.setup, told))
                 everything = range(len(told.answers))
                 self._note("answers that changed", checks.changed_when_asked_again(speaker, told, everything))
                 speaker.forget(told)
-        except NotServedError as error:
-            self._note("not served", [str(error)])
-        finally:
-            speaker.close()
+            except NotServedError as error:
+                self._note("not served", [f"{told.name}: {error}"])
+        speaker.close()
         self._note("held without a session", checks.leaks_in_service(self.setup))
         self._note("bad exits", self.setup.stop())
         self._note("pages and files left", checks.leaks_in_storage(self.setup))
@@ -127,7 +129,10 @@ def undisturbed(setup: Setup, scripts: Sequence[Script]) -> dict[int, Told]:
     speaker = Speaker(setup.urls, Tally(), Random(0))
     try:
         setup.start()
-        return {script.number: speaker.tell(script, f"calm-{script.number}") for script in scripts}
+        calm = {script.number: Told(script, f"calm-{script.number}") for script in scripts}
+        for told in calm.values():
+            speaker.tell(told)
+        return calm
     finally:
         speaker.close()
         setup.close()

@@ -45,7 +45,6 @@ class Told:
     name: str
     sessions: dict[int, str] = field(default_factory=dict)
     answers: list[Json] = field(default_factory=list)
-    deleted: bool = False
 
     def turns_of(self, who: int) -> list[tuple[Step, Json]]:
         """The acknowledged turns of a session and their answers, those of before its fork included."""
@@ -72,13 +71,12 @@ class Speaker:
         for client in self._clients:
             client.close()
 
-    def tell(self, script: Script, name: str) -> Told:
+    def tell(self, told: Told) -> None:
         """Take all steps of a script in new sessions. Raises NotServedError."""
-        told = Told(script, name)
-        for number in range(len(script.steps)):
+        steps = told.script.steps
+        for number in range(len(steps)):
             told.answers.append(self.take(told, number))
-            self._tally.count(self._tally.acknowledged, script.steps[number].kind)
-        return told
+            self._tally.count(self._tally.acknowledged, steps[number].kind)
 
     def take(self, told: Told, number: int) -> Json:
         """Send a step, for the first time or again, until it is acknowledged. Raises NotServedError."""
@@ -98,7 +96,6 @@ class Speaker:
         for who, session in told.sessions.items():
             self._delete(session, f"{told.name}-delete-{who}")
             self._tally.count(self._tally.acknowledged, "delete")
-        told.deleted = True
 
     def get(self, session: str) -> Json:
         """A session as it is now. Raises NotServedError."""

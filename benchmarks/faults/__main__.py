@@ -1,0 +1,89 @@
+"""`python -m benchmarks.faults`: rounds of faults until there were enough, then the counts."""
+
+import argparse
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from benchmarks.faults import report
+from benchmarks.faults.faults import CLUSTER, EMBEDDED
+from benchmarks.faults.rounds import Findings, Round, folder_of, undisturbed
+from benchmarks.faults.scripts import scripts
+from benchmarks.faults.setups import Setup, cluster, embedded, endless_model
+from kvrecall.cli.results import results_of
+
+RESULT = Path(__file__).parents[1] / "results" / "faults.json"
+SCRIPTS = 8
+SETUPS: Mapping[str, tuple[Callable[[Path, Path], Setup], Mapping[str, float]]] = {
+    "embedded": (embedded, EMBEDDED),
+    "cluster": (cluster, CLUSTER),
+}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How many faults, in rounds of how many, to which set-ups in turn; everything else follows from the seed."""
+
+    seed: int
+    faults: int
+    round_faults: int
+    setups: Sequence[str]
+
+    @property
+    def rounds(self) -> list[int]:
+        """The faults of each round."""
+        whole, rest = divmod(self.faults, self.round_faults)
+        return [self.round_faults] * whole + [rest] * bool(rest)
+
+
+def main() -> None:
+    """Read the command line, run, print and write the counts. Ends with 1 when anything was wrong."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.faults", description=__doc__)
+    parser.add_argument("--faults", type=int, default=500)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--round", type=int, default=25, help="faults to one set-up, before it is checked")
+    parser.add_argument("--setup", choices=tuple(SETUPS), action="append", help="default: both, in turn")
+    parser.add_argument("--keep", action="store_true", help="leave logs and files of the rounds where they are")
+    parser.add_argument("--out", type=Path, default=RESULT)
+    given = parser.parse_args()
+    plan = Plan(given.seed, given.faults, given.round, given.setup or tuple(SETUPS))
+    console = Console()
+    folder = Path(tempfile.mkdtemp(prefix="kvrecall-faults-"))
+    try:
+        findings = run(plan, folder, console)
+    finally:
+        if given.keep:
+            console.print(f"the rounds' logs and files are in {folder}", soft_wrap=True)
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
+    report.say(findings, console)
+    results_of("faults", plan.seed, "reference", report.rows_of(findings)).write(given.out)
+    sys.exit(0 if report.is_clean(findings) else 1)
+
+
+def run(plan: Plan, folder: Path, console: Console) -> list[Findings]:
+    """All rounds, each on a set-up of its own."""
+    model, told = endless_model(folder), scripts(plan.seed, SCRIPTS)
+    calm = undisturbed(embedded(folder_of(folder, "undisturbed"), model), told)
+    findings: list[Findings] = []
+    for number, faults in enumerate(plan.rounds):
+        name = plan.setups[number % len(plan.setups)]
+        build, weights = SETUPS[name]
+        place = folder_of(folder, f"round-{number}-{name}")
+        found = Round(build(place, model), told, calm, f"{plan.seed}-{number}").run(weights, faults)
+        findings.append(found)
+        state = "clean" if report.is_clean([found]) else "NOT CLEAN"
+        turns = found.tally.acknowledged["turn"]
+        console.print(f"round {number}, {name}: {found.faults.total()} faults, {turns} turns acknowledged, {state}")
+        if not report.is_clean([found]):
+            report.say([found], console)
+    return findings
+
+
+if __name__ == "__main__":
+    main()

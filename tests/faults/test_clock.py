@@ -1,0 +1,45 @@
+"""A process under our clock has the wall time that the file says, whenever it says so; nothing else changes."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+from benchmarks.faults import clock
+
+HOUR = 3600.0
+WATCH = """
+import sys, time
+from pathlib import Path
+true_time, true_time_ns, monotonic = time.time, time.time_ns, time.monotonic
+from benchmarks.faults import clock
+clock.follow(Path(sys.argv[1]))
+assert time.monotonic is monotonic
+for line in sys.stdin:
+    print(round((time.time() - true_time()) / 60), round((time.time_ns() - true_time_ns()) / 60e9), flush=True)
+"""
+
+
+def test_the_clock_jumps_while_the_process_runs(tmp_path: Path) -> None:
+    file = tmp_path / "clock"
+    clock.set_offset(file, 0.0)
+    command = [sys.executable, "-c", WATCH, str(file)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        for hours in (0, 5, -30, 0.5):
+            clock.set_offset(file, hours * HOUR)
+            process.stdin.write("\n")
+            process.stdin.flush()
+            assert process.stdout.readline().split() == [str(round(hours * 60))] * 2
+        process.stdin.close()
+    assert process.returncode == 0
+
+
+def test_a_command_runs_under_the_clock_as_it_does_without(tmp_path: Path) -> None:
+    clock.set_offset(tmp_path / "clock", HOUR)
+    program = [sys.executable, *clock.PROGRAM, str(tmp_path / "clock")]
+    said = subprocess.run([*program, "gateway", "--help"], capture_output=True, text=True, check=True).stdout
+    plain = [sys.executable, "-m", "kvrecall.cli", "gateway", "--help"]
+    expected = subprocess.run(plain, capture_output=True, text=True, check=True).stdout
+    assert "kvrecall" in expected or "Usage" in expected
+    assert said.splitlines()[3:] == expected.splitlines()[3:]
