@@ -75,20 +75,31 @@ def build_calls(
 
 
 def build_store(model: LoadedModel, data: Path, ram_bytes: int, tiers: StoreSettings = TIERS) -> RowStore:
-    """The row store of a model: RAM first, then files under `data`/pages, then Redis if there is one."""
+    """The row store of a model: RAM first, then `durable_tiers`."""
+    layout = layout_of(model)
+    kept: list[Tier] = [RamTier(ram_bytes), *durable_tiers(layout, data, tiers)]
+    return RowStore(layout, kept, summary_limit=tiers.summary_bytes, codecs=tiers.codecs)
+
+
+def layout_of(model: LoadedModel) -> PageLayout:
+    """How the rows of a model are stored."""
     shape = model.shape
-    layout = PageLayout(
+    return PageLayout(
         n_layers=shape.n_layers,
         n_kv_heads=shape.n_kv_heads,
         head_dim=shape.head_dim,
         dtype=model.dtype,
         fingerprint=model.fingerprint,
     )
-    kept: list[Tier] = [RamTier(ram_bytes), NvmeTier(data / "pages")]
+
+
+def durable_tiers(layout: PageLayout, data: Path, tiers: StoreSettings = TIERS) -> list[Tier]:
+    """Files under `data`/pages, then Redis if there is one: the last is the truth."""
+    kept: list[Tier] = [NvmeTier(data / "pages")]
     if tiers.redis_url:
         url, ttl = tiers.redis_url.get_secret_value(), tiers.redis_ttl_seconds
         kept.append(RedisTier(url, layout, namespace=tiers.redis_namespace, ttl_seconds=ttl))
-    return RowStore(layout, kept, summary_limit=tiers.summary_bytes, codecs=tiers.codecs)
+    return kept
 
 
 def _why_not(data: Path, error: Exception) -> str:
