@@ -21,12 +21,20 @@ class StoreSettings(BaseModel):
     ram_codec: CodecName = "raw"
     nvme_codec: CodecName = "raw"
     redis_codec: CodecName = "raw"
+    nvme_bytes: int | None = Field(
+        default=None, gt=0, description="Most bytes of the files with rows; not given: as many as the disk has room for."
+    )
     redis_url: SecretStr | None = Field(
         default=None,
         description="redis://, rediss://, unix://, redis+sentinel://host:port,.../service or redis+cluster://host:port,"
         "...: the tier below the files, which is the truth then.",
     )
     redis_namespace: str = Field(default="kvrecall", min_length=1, description="Keeps deployments on one Redis apart.")
+    redis_bytes: int | None = Field(
+        default=None,
+        gt=0,
+        description="Most bytes of all workers' rows of a model in Redis; not given: as many as Redis has room for.",
+    )
     summary_bytes: int = Field(
         default=1 << 30,
         ge=0,

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from kvstore.errors import InvariantError
-from kvstore.page import PageKey
+from kvstore.page import HEADER_BYTES, PageKey
 
 
 @dataclass(frozen=True)
@@ -27,13 +27,17 @@ class LogIndex:
     """The newest record of every page in a log of segments, and the books needed to free whole segments.
 
     A tombstone must outlive every older copy of its page: without it a restart would bring the copy back.
+
+    A record may be written again, at the end of the log, so that its segment can go: until it has gone there are two of
+    the same sequence number, and the one that is further behind in the log counts.
     """
 
     def __init__(self) -> None:
         self.pages: dict[PageKey, PagePlace] = {}
         self.used_bytes = 0
         self._of_session: dict[str, set[PageKey]] = {}
-        self._live: Counter[int] = Counter()
+        self._live: dict[int, set[PageKey]] = {}
+        self._live_bytes: Counter[int] = Counter()
         self._dead: dict[int, Counter[PageKey]] = {}
         self._dead_copies: Counter[PageKey] = Counter()
         self._tombstones: dict[int, set[PageKey]] = {}
@@ -50,7 +54,8 @@ class LogIndex:
         self._clear_tombstone(key)
         self.pages[key] = place
         self._of_session.setdefault(key.session, set()).add(key)
-        self._live[place.segment] += 1
+        self._live.setdefault(place.segment, set()).add(key)
+        self._live_bytes[place.segment] += place.size
         self.used_bytes += place.size
 
     def add_tombstone(self, key: PageKey, segment: int) -> None:
@@ -75,6 +80,23 @@ class LogIndex:
         """Whether a record that cannot be read came after this one."""
         return any(place.position < damage for damage in self._damaged.items())
 
+    def pages_in(self, segment: int) -> list[PageKey]:
+        """The pages whose newest record is in a segment."""
+        return list(self._live.get(segment, ()))
+
+    def tombstones_in(self, segment: int) -> list[PageKey]:
+        """The deleted pages that a restart would bring back if the segment was gone."""
+        dead_here = self._dead.get(segment, Counter())
+        return [key for key in self._tombstones.get(segment, ()) if self._dead_copies[key] != dead_here[key]]
+
+    def needed_bytes(self, segment: int) -> int:
+        """Bytes of the records in a segment that still count."""
+        return self._live_bytes[segment] + HEADER_BYTES * len(self.tombstones_in(segment))
+
+    def may_move(self, segment: int) -> bool:
+        """Whether records of the segment may be written again: behind damage they would no longer be suspect."""
+        return segment > max(self._damaged, default=0)
+
     def removable(self, segments: list[int]) -> Iterator[int]:
         """Of `segments`, in ascending order, those that may go; the caller removes each and calls `forget`."""
         for segment in segments:
@@ -90,14 +112,17 @@ class LogIndex:
                 self._clear_tombstone(key)
         self._damaged.pop(segment, None)
         self._live.pop(segment, None)
+        self._live_bytes.pop(segment, None)
+        self._tombstones.pop(segment, None)
 
     def check(self) -> None:
         """Raise InvariantError when the books disagree with the pages."""
         live = Counter(place.segment for place in self.pages.values())
-        if live != +self._live:
-            raise InvariantError(f"live pages per segment are {dict(live)}, the books say {dict(self._live)}")
+        known = Counter({segment: len(keys) for segment, keys in self._live.items()})
+        if live != +known:
+            raise InvariantError(f"live pages per segment are {dict(live)}, the books say {dict(known)}")
         total = sum(place.size for place in self.pages.values())
-        if total != self.used_bytes:
+        if total != self.used_bytes or total != sum(self._live_bytes.values()):
             raise InvariantError(f"live pages take {total} bytes, the books say {self.used_bytes}")
         if set().union(*self._of_session.values()) != self.pages.keys():
             raise InvariantError(f"pages are {sorted(self.pages)}, by session {sorted(self._of_session)} others")
@@ -106,10 +131,7 @@ class LogIndex:
             raise InvariantError(f"dead copies are {dict(dead)}, the books say {dict(self._dead_copies)}")
 
     def _may_go(self, segment: int) -> bool:
-        if self._live[segment]:
-            return False
-        dead_here = self._dead.get(segment, Counter())
-        if any(self._dead_copies[key] != dead_here[key] for key in self._tombstones.get(segment, ())):
+        if self._live.get(segment) or self.tombstones_in(segment):
             return False
         if segment not in self._damaged:
             return True
@@ -121,7 +143,8 @@ class LogIndex:
         if place is None:
             return
         self._leave_session(key)
-        self._live[place.segment] -= 1
+        self._live[place.segment].remove(key)
+        self._live_bytes[place.segment] -= place.size
         self.used_bytes -= place.size
         self._bury(key, place)
 

@@ -1,60 +1,53 @@
 """Pages in append-only segment files of one directory.
 
-Every page is one write at the end of the newest segment and one read from where it lies. The index lives in
-memory and is rebuilt from the segments' headers at start. Deleting appends a tombstone; a segment in which
-nothing counts any more is unlinked, once what superseded its records is on the disk.
+Every page is one write at the end of the newest segment and one read from where it lies. Deleting appends a tombstone.
+A thread of the tier's own moves what still counts out of segments of mostly dead records, so that these can go.
 """
 
-import fcntl
-import os
+import time
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from threading import RLock
+from threading import Event, Lock, Thread
 
-from kvstore.errors import (
-    CorruptPageError,
-    DirectoryLockedError,
-    InvariantError,
-    KvStoreError,
-    StoreClosedError,
-    TierFailedError,
-    TierFullError,
-)
-from kvstore.page import HEADER_BYTES, Blob, PageHeader, PageKey, RecordKind, parse_header, seal, verify_checksum
-from kvstore.tiers.log_index import LogIndex, PagePlace
-from kvstore.tiers.segment import SegmentFile, SegmentScan, reported, scan_segment, without_torn_tail
+from kvstore.errors import StoreClosedError, TierError, TierFullError
+from kvstore.page import Blob, PageHeader, PageKey
+from kvstore.tiers.segment_log import Located, SegmentLog, verified
 
 SEGMENT_BYTES = 64 << 20
-_SYNC_KEY = PageKey("", 0)
+DEAD_SHARE = 0.5
+"""Of a segment, from which on the rest is moved: then moving writes no byte more than it frees."""
+_DEAD_SHARE_WHEN_FULL = 0.2
+_READERS = 4
+_READ_BYTES = 1 << 21
+"""At least so much is read by another thread, so that handing it over costs little."""
+
+_Batch = list[tuple[PageKey, Located]]
 
 
 class NvmeTier:
     """A durable Tier on a local file system. One process at a time owns the directory.
 
-    `limit_bytes` bounds the files' bytes, records that no longer count included (tombstones may exceed it).
-    Raises DirectoryLockedError when the directory has an owner.
+    `limit_bytes` bounds the files' bytes, records that no longer count included; tombstones, and moving at most a
+    segment's records out of it, may exceed it. With `compact_in_background` False records are moved only when there is
+    no room. Raises DirectoryLockedError when the directory has an owner.
     """
 
     def __init__(self, directory: Path, *, segment_bytes: int = SEGMENT_BYTES, limit_bytes: int | None = None,
-                 name: str = "nvme") -> None:  # fmt: skip
+                 name: str = "nvme", compact_in_background: bool = True) -> None:  # fmt: skip
         self._directory = directory
-        self._segment_bytes = segment_bytes
         self._limit_bytes = limit_bytes
         self._name = name
-        self._lock = RLock()
-        self._index = LogIndex()
-        self._segments: dict[int, SegmentFile] = {}
-        self._unsynced = False
-        self._failure: KvStoreError | None = None
-        with reported(directory):
-            directory.mkdir(parents=True, exist_ok=True)
-        self._lock_descriptor = _own(directory)
-        try:
-            self._open_segments()
-        except BaseException:
-            self.close()
-            raise
+        self._log = SegmentLog(directory, segment_bytes, name)
+        self._writing = Lock()
+        self._readers = ThreadPoolExecutor(_READERS, thread_name_prefix="kvstore-nvme-reader")
+        self._changed = Event()
+        self._closing = Event()
+        self._compaction: Thread | None = None
+        if compact_in_background:
+            self._changed.set()
+            self._compaction = Thread(target=self._compact, name="kvstore-nvme-compaction", daemon=True)
+            self._compaction.start()
 
     @property
     def name(self) -> str:
@@ -70,7 +63,7 @@ class NvmeTier:
 
     @property
     def used_bytes(self) -> int:
-        return self._index.used_bytes
+        return self._log.used_bytes
 
     @property
     def limit_bytes(self) -> int | None:
@@ -79,199 +72,116 @@ class NvmeTier:
     @property
     def file_bytes(self) -> int:
         """Bytes of the segment files, records that no longer count included."""
-        with self._lock:
-            return sum(segment.end for segment in self._segments.values())
+        return self._log.file_bytes
 
     def fence(self, session: str, epoch: int) -> None:
         """Nobody else can write here: the directory has one owner."""
 
     def get(self, keys: Sequence[PageKey]) -> list[Blob | None]:
-        return [self._get_one(key) for key in keys]
+        found = [(key, at) for key, at in zip(keys, self._log.locate(keys), strict=True) if at is not None]
+        pages = dict[PageKey, Blob]()
+        for batch, records in self._read(_batches(found)):
+            for (key, (place, _)), record in zip(batch, records, strict=True):
+                verified(record, key, place)
+                pages[key] = record
+        return [pages.get(key) for key in keys]
 
     def put(self, pages: Sequence[tuple[PageKey, Blob]], *, backed: bool = False, epoch: int | None = None) -> None:
-        with self._lock:
-            self._require_usable()
+        with self._writing:
             for key, blob in pages:
-                record = bytes(blob)
-                self._require_room(len(record))
-                place = self._append(record, parse_header(record).sequence)
-                self._index.add_page(key, place)
+                self._make_room(len(blob))
+                self._log.append_page(key, blob)
 
     def contains(self, keys: Sequence[PageKey]) -> list[bool]:
-        with self._lock:
-            return [key in self._index.pages for key in keys]
+        return self._log.contains(keys)
 
     def delete(self, keys: Sequence[PageKey], *, epoch: int | None = None) -> None:
-        with self._lock:
-            self._require_usable()
-            known = [key for key in keys if key in self._index.pages]
-            for key in known:
-                header = PageHeader(key, self._index.pages[key].sequence, 0, 0, kind=RecordKind.TOMBSTONE)
-                place = self._append(seal(header), header.sequence)
-                self._index.add_tombstone(key, place.segment)
-            if known:
-                self._start_new_segment_if_dead()
-                self.flush()
+        if self._log.append_tombstones(keys):
+            self.flush()
 
     def stored(self, session: str | None = None) -> Iterator[PageHeader]:
-        with self._lock:
-            self._require_open()
-            places = self._index.places(session)
-            raw = [self._segments[place.segment].read(place.offset, HEADER_BYTES) for place in places]
-        return (parse_header(header) for header in raw)
+        return iter(self._log.headers(session))
 
     def flush(self) -> None:
-        with self._lock:
-            self._require_usable()
-            if self._unsynced:
-                self._sync()
-            # Only now is whatever superseded a dead record safe, and the record's segment may go.
-            for number in self._index.removable(sorted(self._segments)[:-1]):
-                self._unlink(number)
+        self._log.flush()
+        self._changed.set()
+
+    def compact(self, dead_share: float = DEAD_SHARE) -> Iterator[int]:
+        """Move records out of segments of which so much is dead, one at each step, which is its bytes."""
+        while (number := self._log.worth_moving(dead_share)) is not None:
+            yield from self._log.moves(number)
 
     def check(self) -> None:
-        with self._lock:
-            self._index.check()
-            for key, place in self._index.pages.items():
-                if place.segment not in self._segments or place.offset + place.size > self._segments[place.segment].end:
-                    raise InvariantError(f"tier {self._name}: page {key} lies outside the segment files: {place}")
+        self._log.check()
 
     def close(self) -> None:
-        with self._lock:
-            for segment in self._segments.values():
-                segment.close()
-            self._segments.clear()
-            self._failure = StoreClosedError(f"tier {self._name} is closed")
-            if self._lock_descriptor >= 0:
-                os.close(self._lock_descriptor)
-                self._lock_descriptor = -1
+        self._closing.set()
+        self._changed.set()
+        if self._compaction is not None:
+            self._compaction.join()
+        self._readers.shutdown()
+        self._log.close()
 
-    def _get_one(self, key: PageKey) -> bytes | None:
-        with self._lock:
-            self._require_open()
-            place = self._index.pages.get(key)
-            if place is None:
-                return None
-            if self._index.is_suspect(place):
-                raise CorruptPageError(
-                    f"page {key.index} of session {key.session!r} may be out of date: a record written after it in "
-                    f"{self._directory} cannot be read any more; its rows must be computed again"
-                )
-            blob = self._segments[place.segment].read(place.offset, place.size)
-        if len(blob) < place.size:
-            raise CorruptPageError(f"page {key.index} of session {key.session!r} was cut off in {self._directory}")
-        verify_checksum(blob, key)
-        header = parse_header(blob)
-        if header.key != key or header.sequence != place.sequence:
-            raise CorruptPageError(f"found {header.key} where {key} was written in {self._directory}")
-        return blob
-
-    def _append(self, record: bytes, sequence: int) -> PagePlace:
-        segment = self._segments[max(self._segments)]
-        if segment.end and segment.end + len(record) > self._segment_bytes:
-            segment = self._roll()
-        offset = segment.append(record)
-        self._unsynced = True
-        return PagePlace(segment.number, offset, len(record), sequence)
-
-    def _require_room(self, wanted: int) -> None:
-        if self._limit_bytes is not None and self.file_bytes + wanted > self._limit_bytes:
-            raise TierFullError(f"tier {self._name}: {wanted} bytes do not fit, {self.file_bytes} of "
-                                f"{self._limit_bytes} are in use; raise its limit or drop sessions")  # fmt: skip
-
-    def _roll(self) -> SegmentFile:
-        newest = self._segments[max(self._segments)]
-        # Readers take only the newest segment for possibly torn, so an older one must be on the disk as a whole.
-        newest.cut(newest.end)
-        self._fsync(newest)
-        return self._open_segment(newest.number + 1)
-
-    def _start_new_segment_if_dead(self) -> None:
-        newest = max(self._segments)
-        if any(True for _ in self._index.removable([newest])):
-            self._roll()
-
-    def _sync(self) -> None:
-        newest = self._segments[max(self._segments)]
-        self._fsync(newest)
-        self._unsynced = False
-        # The marker is only a help to the next start, so a full disk may refuse it.
-        with suppress(TierFullError):
-            newest.append(seal(PageHeader(_SYNC_KEY, 0, 0, 0, kind=RecordKind.SYNC)))
-
-    def _fsync(self, segment: SegmentFile) -> None:
+    def _read(self, batches: Sequence[_Batch]) -> Iterator[tuple[_Batch, list[memoryview]]]:
+        """Batches with their records: while one is looked at, the next ones are being read."""
+        if len(batches) < 2:
+            yield from ((batch, _records(batch)) for batch in batches)
+            return
         try:
-            segment.sync()
-        except KvStoreError as error:
-            # After a failed fsync the kernel may call the lost pages clean: a second try would prove nothing.
-            self._failure = TierFailedError(f"tier {self._name}: a sync failed ({error}); restart to recover")
-            raise
+            reading = [self._readers.submit(_records, batch) for batch in batches]
+        except RuntimeError as error:
+            raise StoreClosedError(f"tier {self._name} is closed") from error
+        for batch, records in zip(batches, reading, strict=True):
+            yield batch, records.result()
 
-    def _unlink(self, number: int) -> None:
-        segment = self._segments.pop(number)
-        segment.close()
-        with reported(segment.path):
-            segment.path.unlink()
-        _sync_directory(self._directory)
-        self._index.forget(number)
+    def _make_room(self, wanted: int) -> None:
+        """Raise TierFullError unless the limit leaves so many bytes, if need be after a compaction."""
+        while self._limit_bytes is not None and self.file_bytes + wanted > self._limit_bytes:
+            fits = self.used_bytes + wanted <= self._limit_bytes
+            if not fits or not self._compact_now():
+                raise TierFullError(f"tier {self._name}: {wanted} bytes do not fit, {self.file_bytes} of "
+                                    f"{self._limit_bytes} in use; raise its limit or drop sessions")  # fmt: skip
 
-    def _open_segments(self) -> None:
-        numbers = sorted(int(path.stem.removeprefix("segment-")) for path in self._directory.glob("segment-*.kv"))
-        for number in numbers:
-            segment = self._open_segment(number)
-            scan = scan_segment(segment)
-            if number == numbers[-1]:
-                scan = without_torn_tail(segment, scan)
-                segment.cut(scan.end)
-            elif scan.end < segment.end:
-                self._index.add_damage(number, scan.end)
-            self._index_records(number, scan)
-        if not numbers:
-            self._open_segment(1)
+    def _compact_now(self) -> bool:
+        """Empty one segment without rest; whether that freed anything."""
+        before = self.file_bytes
+        number = self._log.worth_moving(_DEAD_SHARE_WHEN_FULL)
+        if number is None and self._log.seal_newest(_DEAD_SHARE_WHEN_FULL):
+            number = self._log.worth_moving(_DEAD_SHARE_WHEN_FULL)
+        if number is not None:
+            for _ in self._log.moves(number):
+                pass
+        return self.file_bytes < before
 
-    def _open_segment(self, number: int) -> SegmentFile:
-        segment = SegmentFile(self._directory / f"segment-{number:08d}.kv", number)
-        self._segments[number] = segment
-        _sync_directory(self._directory)
-        return segment
+    def _compact(self) -> None:
+        while self._changed.wait() and not self._closing.is_set():
+            self._changed.clear()
+            try:
+                self._compact_gently()
+            except (TierError, StoreClosedError):
+                # No room, or the tier has failed: whoever writes to it hears of that. Later there may be room.
+                continue
 
-    def _index_records(self, number: int, scan: SegmentScan) -> None:
-        for offset in scan.damaged:
-            self._index.add_damage(number, offset)
-        for record in scan.records:
-            header = record.header
-            if header.kind is RecordKind.PAGE:
-                place = PagePlace(number, record.offset, header.record_bytes, header.sequence)
-                self._index.add_page(header.key, place)
-            elif header.kind is RecordKind.TOMBSTONE:
-                self._index.add_tombstone(header.key, number)
-
-    def _require_open(self) -> None:
-        if not self._segments and self._failure is not None:
-            raise self._failure
-
-    def _require_usable(self) -> None:
-        if self._failure is not None:
-            raise self._failure
+    def _compact_gently(self) -> None:
+        """Compact, resting after each record for as long as it took."""
+        began = time.monotonic()
+        for _ in self.compact():
+            if self._closing.wait(time.monotonic() - began):
+                return
+            began = time.monotonic()
 
 
-def _own(directory: Path) -> int:
-    with reported(directory):
-        descriptor = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        os.close(descriptor)
-        raise DirectoryLockedError(
-            f"{directory} belongs to another process; stop it, or give this one a directory of its own"
-        ) from error
-    return descriptor
+def _batches(found: Sequence[tuple[PageKey, Located]]) -> list[_Batch]:
+    """Pages in their order, so many together that they come to `_READ_BYTES`."""
+    batches, size = list[_Batch](), _READ_BYTES
+    for key, (place, segment) in found:
+        if size >= _READ_BYTES:
+            batches.append([])
+            size = 0
+        batches[-1].append((key, (place, segment)))
+        size += place.size
+    return batches
 
 
-def _sync_directory(directory: Path) -> None:
-    with reported(directory):
-        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+def _records(batch: _Batch) -> list[memoryview]:
+    return [segment.read(place.offset, place.size) for _, (place, segment) in batch]

@@ -1,18 +1,21 @@
 """One append-only file of records, and how it is read back after a crash.
 
 A record is a header and, for a page, its payload. Records follow each other without gaps. A sync marker says
-that every record before it had reached the disk when the marker was written.
+up to where, by its sequence number, everything had reached the disk when the marker was written.
 """
 
 import errno
 import os
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from kvstore.errors import PageError, TierFailedError, TierFullError
-from kvstore.page import HEADER_BYTES, MAGIC, PageHeader, RecordKind, parse_header, verify_checksum
+from kvstore.page import HEADER_BYTES, MAGIC, Blob, PageHeader, RecordKind, parse_header, verify_checksum
 
 _SEARCH_BYTES = 1 << 20
 
@@ -51,16 +54,17 @@ def reported(path: Path) -> Iterator[None]:
 
 
 class SegmentFile:
-    """An open segment file. Not safe for several threads; its tier serialises the calls."""
+    """An open segment file, closed when nobody refers to it. Its tier serialises all calls but `read` and `sync`."""
 
     def __init__(self, path: Path, number: int) -> None:
         self.path = path
         self.number = number
         with reported(path):
             self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            weakref.finalize(self, os.close, self._descriptor)
             self.end = os.fstat(self._descriptor).st_size
 
-    def append(self, record: bytes) -> int:
+    def append(self, record: Blob) -> int:
         """Write a record at the end and return its offset. A write that fails leaves the end where it was."""
         offset = self.end
         with reported(self.path):
@@ -70,10 +74,13 @@ class SegmentFile:
         self.end = offset + len(record)
         return offset
 
-    def read(self, offset: int, size: int) -> bytes:
-        """Up to `size` bytes from `offset`; fewer at the end of the file."""
+    def read(self, offset: int, size: int) -> memoryview:
+        """Up to `size` bytes from `offset`, in memory of their own; fewer at the end of the file."""
+        read, record = 0, np.empty(size, dtype=np.uint8).data
         with reported(self.path):
-            return os.pread(self._descriptor, size, offset)
+            while read < size and (more := os.preadv(self._descriptor, [record[read:]], offset + read)):
+                read += more
+        return record[:read]
 
     def sync(self) -> None:
         """Return when everything written is on the disk."""
@@ -85,10 +92,6 @@ class SegmentFile:
         with reported(self.path):
             os.ftruncate(self._descriptor, end)
         self.end = end
-
-    def close(self) -> None:
-        """Close the file; it stays on the disk."""
-        os.close(self._descriptor)
 
 
 def scan_segment(segment: SegmentFile) -> SegmentScan:
@@ -115,7 +118,7 @@ def without_torn_tail(segment: SegmentFile, scan: SegmentScan) -> SegmentScan:
     Only records after the last sync marker can be torn: nobody was told that they are safe. The first of
     them that is unreadable ends the segment; one before the marker is damage, and stays.
     """
-    synced = max((r.end for r in scan.records if r.header.kind is RecordKind.SYNC), default=0)
+    synced = max((r.header.sequence for r in scan.records if r.header.kind is RecordKind.SYNC), default=0)
     torn = [offset for offset in scan.damaged if offset >= synced]
     torn += [r.offset for r in scan.records if r.offset >= synced and not _is_whole(segment, r)]
     end = min(torn, default=scan.end)
@@ -137,7 +140,7 @@ def _record_at(segment: SegmentFile, offset: int) -> Record | None:
 def _next_record(segment: SegmentFile, offset: int) -> Record | None:
     while offset < segment.end:
         # The pieces overlap by the magic's length, so that one on a boundary is found too.
-        piece = segment.read(offset, _SEARCH_BYTES + len(MAGIC) - 1)
+        piece = bytes(segment.read(offset, _SEARCH_BYTES + len(MAGIC) - 1))
         found = piece.find(MAGIC)
         if found < 0:
             offset += _SEARCH_BYTES

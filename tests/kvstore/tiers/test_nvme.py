@@ -15,8 +15,8 @@ MakePage = Callable[..., tuple[PageKey, bytes]]
 
 @pytest.fixture
 def open_tier(layout: PageLayout, tmp_path: Path) -> Callable[[], NvmeTier]:
-    """A tier of segments of three pages, always over the same directory."""
-    return lambda: NvmeTier(tmp_path / "rows", segment_bytes=3 * layout.page_bytes)
+    """A tier of segments of three pages, always over the same directory, that moves nothing by itself."""
+    return lambda: NvmeTier(tmp_path / "rows", segment_bytes=3 * layout.page_bytes, compact_in_background=False)
 
 
 def segments(directory: Path) -> list[Path]:
