@@ -22,7 +22,7 @@ class StoreSettings(BaseModel):
     nvme_codec: CodecName = "raw"
     redis_codec: CodecName = "raw"
     nvme_bytes: int | None = Field(
-        default=None, gt=0, description="Most bytes of the files with rows; not given: as many as the disk has room for."
+        default=None, gt=0, description="Most bytes of the files with rows; not given: as many as the disk takes."
     )
     redis_url: SecretStr | None = Field(
         default=None,
@@ -33,7 +33,7 @@ class StoreSettings(BaseModel):
     redis_bytes: int | None = Field(
         default=None,
         gt=0,
-        description="Most bytes of all workers' rows of a model in Redis; not given: as many as Redis has room for.",
+        description="Most bytes of all workers' rows of a model in Redis; not given: as many as Redis takes.",
     )
     summary_bytes: int = Field(
         default=1 << 30,
