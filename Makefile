@@ -1,10 +1,12 @@
-# Two commands: `make demo` and `make test`. Both need Python 3.11 to 3.13 and nothing else.
+# Two commands: `make demo` and `make test`. Both need Python 3.11 to 3.13 and nothing else. `make faults` takes longer.
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 FILE   ?=
+FAULTS ?= 500
+SEED   ?= 1
 
-.PHONY: demo test lint types unit proto clean
+.PHONY: demo test lint types unit faults proto clean
 
 demo: $(VENV)/.run
 	$(BIN)/kvrecall demo $(if $(FILE),--file "$(FILE)")
@@ -23,6 +25,10 @@ types: $(VENV)/.test
 unit: $(VENV)/.test
 	$(BIN)/pytest -n 2 --dist loadfile --ignore tests/gateway
 	$(BIN)/pytest -n 2 --dist loadfile tests/gateway
+
+# Half an hour of kills, cuts, full disks and flipped bits, e.g. `make faults FAULTS=50 SEED=7`; prints what it counted.
+faults: $(VENV)/.test
+	$(BIN)/python -m benchmarks.faults --faults $(FAULTS) --seed $(SEED)
 
 # The wire's Python stubs. A test makes them again and compares.
 proto: $(VENV)/.test

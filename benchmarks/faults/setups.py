@@ -11,6 +11,7 @@ from signal import SIGCONT
 
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
+from pydantic import SecretStr
 
 from benchmarks.faults.disks import Disk, new_disk
 from benchmarks.faults.processes import RedisProcess, ServerProcess, free_port
@@ -125,3 +126,48 @@ def embedded(folder: Path, model: Path) -> Setup:
         folder,
     )
     return Setup("embedded", folder, disk, [serve], [serve], [f"http://127.0.0.1:{port}"], Settings(data=data))
+
+
+def cluster(folder: Path, model: Path) -> Setup:
+    """Two workers and two gateways on one Redis, which has catalog and rows; a proxy on every way between them.
+
+    Redis is not on the disk that fills up: with `appendfsync always` it ends itself when it cannot write.
+    """
+    disk = new_disk(folder / "disk", DISK_BYTES)
+    redis = RedisProcess(folder / "redis")
+    setup = Setup("cluster", folder, disk, [], [], [], Settings(), redis)
+    for number in (1, 2):
+        _add_worker(setup, f"worker-{number}", model)
+    for number in (1, 2):
+        _add_gateway(setup, f"gateway-{number}")
+    direct = SecretStr(f"redis://127.0.0.1:{redis.port}")
+    setup.catalog = Settings(catalog_url=direct)
+    return setup
+
+
+def _add_worker(setup: Setup, name: str, model: Path) -> None:
+    port = free_port()
+    arguments = ["--listen", f"127.0.0.1:{port}", "--data", str(setup.folder / "disk" / name), *LIMITS]
+    environment = {
+        "KVRECALL_MODEL": str(model),
+        "KVRECALL_RAM_BYTES": str(RAM_BYTES),
+        "KVRECALL_STORE__REDIS_URL": _way_to_redis(setup),
+    }
+    setup.computing.append(ServerProcess(name, "worker", arguments, environment, setup.folder))
+    setup.to_workers.append(Proxy(port))
+
+
+def _add_gateway(setup: Setup, name: str) -> None:
+    port = free_port()
+    workers = ",".join(f"127.0.0.1:{proxy.port}" for proxy in setup.to_workers)
+    arguments = ["--worker", workers, "--host", "127.0.0.1", "--port", str(port), "--data", str(setup.folder / name)]
+    environment = {"KVRECALL_CATALOG_URL": _way_to_redis(setup)}
+    setup.gateways.append(ServerProcess(name, "gateway", arguments, environment, setup.folder))
+    setup.urls.append(f"http://127.0.0.1:{port}")
+
+
+def _way_to_redis(setup: Setup) -> str:
+    """A URL of Redis through a proxy of its own."""
+    assert setup.redis is not None, "a cluster has one"
+    setup.to_redis.append(Proxy(setup.redis.port))
+    return f"redis://127.0.0.1:{setup.to_redis[-1].port}"

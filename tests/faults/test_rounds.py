@@ -1,0 +1,31 @@
+"""A few faults to each set-up, in CI. `make faults` lets hundreds happen."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from benchmarks.faults.faults import CLUSTER, EMBEDDED
+from benchmarks.faults.rounds import Round, folder_of
+from benchmarks.faults.scripts import Script
+from benchmarks.faults.setups import Setup, cluster, embedded
+from benchmarks.faults.speaking import Told
+
+FAULTS = 6
+
+
+@pytest.mark.parametrize(("build", "weights"), [(embedded, EMBEDDED), (cluster, CLUSTER)], ids=["embedded", "cluster"])
+def test_what_was_acknowledged_is_there_and_nothing_is_left_over(
+    build: Callable[[Path, Path], Setup],
+    weights: Mapping[str, float],
+    root: Path,
+    model: Path,
+    told: Sequence[Script],
+    calm: Mapping[int, Told],
+) -> None:
+    setup = build(folder_of(root, build.__name__), model)
+    found = Round(setup, told, calm, f"{build.__name__} 3").run(weights, FAULTS)
+    assert found.faults.total() == FAULTS
+    assert found.tally.acknowledged["turn"] > 0
+    assert {what: wrong for what, wrong in found.wrong.items() if wrong} == {}
+    assert not found.tally.unclear
