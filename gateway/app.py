@@ -13,8 +13,17 @@ from gateway.metrics import Metrics
 from gateway.middleware import RequestLog, StrictBody
 from gateway.sessions_api import sessions_router
 from gateway.settings import GatewaySettings
-from services.errors import ShuttingDown
-from services.observing import EpisodesFailed, Observation, PauseTimedOut, RepairFailed, TurnFailed
+from services.errors import ShuttingDown, WorkerLost
+from services.observing import (
+    EpisodesFailed,
+    Observation,
+    PagesRebuilt,
+    PauseTimedOut,
+    RepairFailed,
+    SessionMoved,
+    TurnFailed,
+    TurnRetried,
+)
 from services.service import SessionService
 
 
@@ -66,6 +75,12 @@ def log_failure(observation: Observation) -> None:
             log.warning("repair failed", **vars(observation))
         case EpisodesFailed():
             log.warning("episodes failed", **vars(observation))
+        case PagesRebuilt():
+            log.warning("lost pages were computed again", **vars(observation))
+        case TurnRetried():
+            log.warning("turn goes on in another worker", **vars(observation))
+        case SessionMoved():
+            log.info("session moved", **vars(observation))
         case PauseTimedOut():
             log.warning("pause timed out", **vars(observation))
         case TurnFailed():
@@ -89,9 +104,13 @@ def _add_operations(app: FastAPI, service: SessionService, metrics: Metrics) -> 
     @app.get(
         "/metrics",
         response_class=Response,
-        responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}, **problems(503)},
+        responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
         tags=["operations"],
     )
     async def metrics_page() -> Response:
-        """Prometheus metrics."""
-        return Response(metrics.render(await service.stats()), media_type=metrics.content_type)
+        """Prometheus metrics; of a worker that is away, that it is."""
+        try:
+            stats = await service.stats()
+        except WorkerLost:
+            stats = {}
+        return Response(metrics.render(stats), media_type=metrics.content_type)

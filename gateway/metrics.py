@@ -1,26 +1,28 @@
 """The Prometheus page: a registry per application, fed by what the services tell and what the worker counts."""
 
-from collections.abc import Iterator
+from collections.abc import Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
-from prometheus_client.registry import Collector
 
+from gateway.worker_metrics import WorkerCounters
 from kvrecall.v1 import worker_pb2 as wire
 from services.admission import Admission
 from services.observing import (
     EpisodesBuilt,
     EpisodesFailed,
     Observation,
+    PagesRebuilt,
     PauseTimedOut,
     QuotaReached,
     RepairFailed,
     RepairFinished,
     SessionDeleted,
     SessionForked,
+    SessionMoved,
     TurnFailed,
     TurnFinished,
+    TurnRetried,
 )
 from services.reports import EpisodeReport, MemoryReport, RepairReport, TurnOutcome
 
@@ -37,27 +39,6 @@ SHARES = (0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99, 1.0)
 SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 
 
-class WorkerCounters(Collector):
-    """The worker's own counters, as they were at the last scrape."""
-
-    def __init__(self) -> None:
-        self.stats = wire.WorkerStats()
-
-    def collect(self) -> Iterator[Metric]:
-        """The families of the page."""
-        stats = self.stats
-        yield GaugeMetricFamily("kvrecall_slots_in_use", "Slots that hold a session.", stats.slots_in_use)
-        yield GaugeMetricFamily("kvrecall_worker_sessions", "Sessions open in the worker.", stats.sessions)
-        yield GaugeMetricFamily("kvrecall_worker_queued", "Requests that wait for a slot.", stats.queued)
-        sizes = GaugeMetricFamily("kvrecall_tier_bytes", "Bytes of stored rows.", labels=["tier"])
-        hits = CounterMetricFamily("kvrecall_tier_hits", "Pages found in a tier.", labels=["tier"])
-        misses = CounterMetricFamily("kvrecall_tier_misses", "Pages looked for in a tier in vain.", labels=["tier"])
-        for family, values in ((sizes, stats.tier_bytes), (hits, stats.tier_hits), (misses, stats.tier_misses)):
-            for tier, value in sorted(values.items()):
-                family.add_metric([tier], value)
-            yield family
-
-
 class Metrics:
     """Everything on the metrics page."""
 
@@ -65,8 +46,8 @@ class Metrics:
 
     def __init__(self, admission: Admission) -> None:
         self._registry = registry = CollectorRegistry()
-        self._worker = WorkerCounters()
-        registry.register(self._worker)
+        self._workers = WorkerCounters()
+        registry.register(self._workers)
         self._held: dict[str, MemoryReport] = {}
         self._requests = Counter(
             "kvrecall_http_requests", "Requests answered.", ["method", "status"], registry=registry
@@ -81,9 +62,21 @@ class Metrics:
         self._quotas = Counter(
             "kvrecall_quota_refusals", "Requests refused as their tenant holds as much as it may.", registry=registry
         )
+        self._add_moves()
         self._add_repairs()
         self._add_episodes()
         self._add_gauges(admission)
+
+    def _add_moves(self) -> None:
+        """What it costs that workers come and go."""
+        registry = self._registry
+        self._retries = Counter(
+            "kvrecall_turn_retries", "Turns run again in another worker.", ["code"], registry=registry
+        )
+        self._moves = Histogram("kvrecall_move_seconds", "Time of a move.", buckets=SECONDS, registry=registry)
+        self._rebuilds = Histogram(
+            "kvrecall_rebuild_seconds", "Time of computing lost pages again.", buckets=SECONDS, registry=registry
+        )
 
     def _add_repairs(self) -> None:
         """What repairs looked at, what they moved, and whether they ended in time."""
@@ -173,6 +166,12 @@ class Metrics:
                 self._held.pop(session, None)
             case SessionForked(at=at, seconds=seconds):
                 self._forks.labels(at).observe(seconds)
+            case TurnRetried(code=code):
+                self._retries.labels(code).inc()
+            case SessionMoved(seconds=seconds):
+                self._moves.observe(seconds)
+            case PagesRebuilt(seconds=seconds):
+                self._rebuilds.observe(seconds)
             case QuotaReached():
                 self._quotas.inc()
 
@@ -202,7 +201,7 @@ class Metrics:
         for name, counter in self._repair_counts.items():
             counter.labels(report.trigger).inc(getattr(report, name))
 
-    def render(self, stats: wire.WorkerStats) -> bytes:
-        """The page, with the worker's counters of now."""
-        self._worker.stats = stats
+    def render(self, stats: Mapping[str, wire.WorkerStats]) -> bytes:
+        """The page, with the counters of now of the workers that answer, by name."""
+        self._workers.show(stats)
         return generate_latest(self._registry)

@@ -227,6 +227,12 @@ class WorkerRefused(ServiceError):
         self.code = code
 
 
+class RegistryError(ServiceError):
+    """Which workers there are cannot be learned now."""
+
+    code = "registry_error"
+
+
 class WorkerUnavailable(ServiceError):
     """The worker that was asked for takes no session now."""
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import grpc
 from google.protobuf.empty_pb2 import Empty
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from kvrecall.v1 import REFUSAL_CODE, worker_pb2_grpc
 from kvrecall.v1 import worker_pb2 as wire
 from services.cancellation import unbroken
 from services.errors import WorkerLost, WorkerRefused
 from services.wire_settings import WireSettings
-from services.worker_client import record_of
 
 _FIRST_RECONNECT_MS = 100
 _CONNECTION_ATTEMPT_MS = 5000
@@ -30,6 +30,7 @@ class GrpcWorker:
         self.address = settings.worker
         self._channel = _channel(settings)
         self._stub = worker_pb2_grpc.WorkerStub(self._channel)
+        self._health = health_pb2_grpc.HealthStub(self._channel)
         self._repairs: dict[str, set[asyncio.Event]] = {}
 
     async def describe(self) -> wire.WorkerInfo:
@@ -48,7 +49,25 @@ class GrpcWorker:
 
     async def workers(self) -> list[wire.WorkerRecord]:
         """This one."""
-        return [record_of(self.address, await self.describe(), (await self.stats())[self.address])]
+        return [await self.record(self.address, await self.describe())]
+
+    async def record(self, name: str, info: wire.WorkerInfo) -> wire.WorkerRecord:
+        """What the worker has to do now, and whether it drains, if it answers within `look_seconds`."""
+        seconds = self._settings.look_seconds
+        stats: wire.WorkerStats = await self._ask(self._stub.Stats, Empty(), seconds)
+        health = await self._ask(self._health.Check, health_pb2.HealthCheckRequest(), seconds)
+        draining = health.status != health_pb2.HealthCheckResponse.SERVING
+        return wire.WorkerRecord(
+            name=name,
+            address=self.address,
+            model=info.model,
+            fingerprint=info.fingerprint,
+            slots=info.slots,
+            free_slots=info.slots - stats.slots_in_use,
+            queued=stats.queued,
+            sessions=stats.sessions,
+            draining=draining,
+        )
 
     async def retain(self, request: wire.RetainRequest) -> None:
         """Drop stored rows that belong to no session of these."""

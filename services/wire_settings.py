@@ -11,7 +11,11 @@ class WireSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    worker: str = Field(default="127.0.0.1:8421", description="HOST:PORT of the worker.")
+    worker: str = Field(
+        default="127.0.0.1:8421", description="HOST:PORT of the worker; of several, with commas in between."
+    )
+    watch_seconds: float = Field(default=1.0, gt=0, description="Between two looks at which workers there are.")
+    look_seconds: float = Field(default=2.0, gt=0, description="A worker that is looked at answers within this time.")
     connect_seconds: float = Field(default=120.0, gt=0, description="How long a start waits for the worker.")
     quick_seconds: float = Field(default=10.0, gt=0, description="Calls that compute nothing: stats, memory, hurry.")
     open_seconds: float = Field(default=60.0, gt=0, description="Opening a session, dropping rows.")
@@ -41,3 +45,12 @@ class WireSettings(BaseModel):
         if self.tls_cert is not None and self.tls_ca is None:
             raise ValueError("tls_cert and tls_key need tls_ca")
         return self
+
+    @property
+    def workers(self) -> list[str]:
+        """The addresses, one by one."""
+        return [address.strip() for address in self.worker.split(",") if address.strip()]
+
+    def at(self, address: str) -> "WireSettings":
+        """The way to one of several workers, which is looked for again if it is not there at once."""
+        return self.model_copy(update={"worker": address, "connect_seconds": self.look_seconds})

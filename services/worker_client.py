@@ -115,17 +115,3 @@ class Worker(Protocol):
     async def close(self) -> None:
         """Finish what was acknowledged and stop."""
         ...
-
-
-def record_of(name: str, info: wire.WorkerInfo, stats: wire.WorkerStats) -> wire.WorkerRecord:
-    """The record of a worker that keeps none of its own, at the address that is its name."""
-    return wire.WorkerRecord(
-        name=name,
-        address=name,
-        model=info.model,
-        fingerprint=info.fingerprint,
-        slots=info.slots,
-        free_slots=info.slots - stats.slots_in_use,
-        queued=stats.queued,
-        sessions=stats.sessions,
-    )

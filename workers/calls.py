@@ -123,6 +123,21 @@ class WorkerCalls:
             rebuilt_pages=engine.rebuilt_pages,
         )
 
+    def record(self, name: str, address: str, *, draining: bool) -> wire.WorkerRecord:
+        """How the worker announces itself, with what it has to do now."""
+        engine = self._scheduler.engine
+        return wire.WorkerRecord(
+            name=name,
+            address=address,
+            model=self._model,
+            fingerprint=engine.model.fingerprint,
+            slots=engine.settings.slots,
+            free_slots=engine.settings.slots - self._scheduler.slots_in_use(),
+            queued=self._scheduler.queued(),
+            sessions=len(engine.sessions),
+            draining=draining,
+        )
+
     async def close(self) -> None:
         """Stop the scheduler and the encoder, then the store."""
         await asyncio.to_thread(self._scheduler.close)

@@ -5,7 +5,7 @@ import asyncio
 from prometheus_client.parser import text_string_to_metric_families
 
 from kvrecall.v1 import worker_pb2 as wire
-from services.errors import WorkerLost
+from services.errors import WorkerLost, WorkerRefused
 
 
 async def scrape(front) -> dict[tuple[str, ...], float]:
@@ -33,10 +33,6 @@ async def test_turns_phases_and_rows_are_counted(front) -> None:
     assert samples["kvrecall_active_rows",] == 6 + 16
     assert samples["kvrecall_active_bytes",] == 22 * 64
     assert samples["kvrecall_evicted_rows",] == 16
-    assert samples["kvrecall_slots_in_use",] == 2
-    assert samples["kvrecall_tier_bytes", "nvme"] == 1280
-    assert samples["kvrecall_tier_hits_total", "ram"] == 3
-    assert samples["kvrecall_tier_misses_total", "ram"] == 1
     assert samples["kvrecall_http_requests_total", "POST", "200"] == 3
 
 
@@ -138,6 +134,45 @@ async def test_a_deleted_session_is_no_longer_counted(front) -> None:
     assert (await scrape(front))["kvrecall_active_rows",] == 0
 
 
-async def test_a_worker_that_does_not_answer_makes_the_page_fail(front) -> None:
+async def test_each_worker_says_what_it_holds_and_what_its_tiers_did(front) -> None:
+    front.worker.names = ["one", "two"]
+    await front.session()
+    samples = await scrape(front)
+    for worker in ("one", "two"):
+        assert samples["kvrecall_worker_up", worker] == 1
+        assert samples["kvrecall_slots_in_use", worker] == 1
+        assert samples["kvrecall_lost_pages_total", worker] == 3
+        assert samples["kvrecall_rebuilt_pages_total", worker] == 2
+        for name, value in (("bytes", 640), ("limit_bytes", 1000), ("hits_total", 3), ("misses_total", 1)):
+            assert samples[f"kvrecall_tier_{name}", "ram", worker] == value
+        for name, value in (("errors", 2), ("refused_pages", 5), ("writes", 7), ("written_bytes", 512)):
+            assert samples[f"kvrecall_tier_{name}_total", "nvme", worker] == value
+        assert samples["kvrecall_tier_write_seconds_total", "nvme", worker] == 0.5
+
+
+async def test_of_a_worker_that_is_away_the_page_says_just_that(front) -> None:
+    front.worker.names = ["one", "two"]
+    await scrape(front)
+    front.worker.names = ["one"]
+    samples = await scrape(front)
+    assert (samples["kvrecall_worker_up", "one"], samples["kvrecall_worker_up", "two"]) == (1, 0)
+    assert ("kvrecall_slots_in_use", "two") not in samples
     front.worker.faults["stats"] = WorkerLost("gone")
-    assert (await front.http.get("/metrics")).status_code == 503
+    samples = await scrape(front)
+    assert (samples["kvrecall_worker_up", "one"], samples["kvrecall_worker_up", "two"]) == (0, 0)
+
+
+async def test_what_it_costs_that_workers_come_and_go_is_counted(front) -> None:
+    front.worker.names = ["one", "two"]
+    session = await front.session()
+    front.worker.faults["done"] = WorkerLost("gone")
+    await front.say(session)
+    moved = await front.http.post(f"/v1/sessions/{session}/move", json={"worker": "one"})
+    assert moved.json()["worker"] == "one"
+    front.worker.sessions.clear()
+    front.worker.faults["open"] = WorkerRefused("rows_missing", "a page is gone")
+    await front.say(session)
+    samples = await scrape(front)
+    assert samples["kvrecall_turn_retries_total", "worker_lost"] == 1
+    assert samples["kvrecall_move_seconds_count",] == 1
+    assert samples["kvrecall_rebuild_seconds_sum",] == 0.5

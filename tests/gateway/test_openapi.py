@@ -20,9 +20,11 @@ OPERATIONS = [
     ("GET", "/v1/sessions/{session}/memory"),
     ("GET", "/v1/sessions/{session}/repairs"),
     ("GET", "/v1/worker"),
+    ("GET", "/v1/workers"),
     ("POST", "/v1/sessions"),
     ("POST", "/v1/sessions/{session}/events"),
     ("POST", "/v1/sessions/{session}/fork"),
+    ("POST", "/v1/sessions/{session}/move"),
     ("POST", "/v1/sessions/{session}/turns"),
     ("DELETE", "/v1/sessions/{session}"),
 ]
