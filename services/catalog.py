@@ -196,6 +196,24 @@ class BuildCommit:
 
 
 @dataclass(frozen=True)
+class SessionDump:
+    """Everything that is known of a session, to be put into another catalog; it shares no pages.
+
+    `calls` are all tool calls, `repairs` the remembered ones, the oldest first, `built` the serialised wire.Episodes
+    in the set's order.
+    """
+
+    session: Session
+    worker_state: bytes
+    turns: tuple[Turn, ...]
+    calls: tuple[PendingCall, ...] = ()
+    repairs: tuple[RepairRecord, ...] = ()
+    episodes: EpisodeSet = EpisodeSet()
+    segments: tuple[SegmentRecord, ...] = ()
+    built: tuple[bytes, ...] = ()
+
+
+@dataclass(frozen=True)
 class SessionPage:
     """Some sessions, newest first, and the cursor of the rest."""
 
@@ -265,6 +283,10 @@ class Catalog(Protocol):
         Raises UnknownSession, also when pages that it shares are no more, and UnknownTurn. Its `shared` pages are
         counted before it is there, so a crash leaves none uncounted.
         """
+        ...
+
+    async def restore(self, dump: SessionDump) -> None:
+        """Add a session as it was somewhere else. Raises CatalogError when there is one of that id."""
         ...
 
     async def share(self, session: str, shared: SharedPages) -> bool:

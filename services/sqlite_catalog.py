@@ -31,6 +31,7 @@ from services.catalog import (
     RepairRecord,
     SegmentRecord,
     SegmentsCommit,
+    SessionDump,
     SessionPage,
     TurnCommit,
 )
@@ -40,6 +41,7 @@ from services.sessions import PendingCall, Session, SharedPages, Turn
 from services.sqlite_file import open_file
 from services.sqlite_forks import fork
 from services.sqlite_statements import check_session, fence
+from services.sqlite_transfer import restore
 
 T = TypeVar("T")
 Work = Callable[[aiosqlite.Connection], Awaitable[T]]
@@ -121,6 +123,10 @@ class SqliteCatalog:
     async def fork(self, commit: ForkCommit, answer: Remembered | None) -> None:
         """See `Catalog.fork`."""
         await self._write(lambda db: fork(db, commit), answer, made=commit.session.id)
+
+    async def restore(self, dump: SessionDump) -> None:
+        """See `Catalog.restore`."""
+        await self._write(lambda db: restore(db, dump))
 
     async def share(self, session: str, shared: SharedPages) -> bool:
         """See `Catalog.share`."""
