@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvstore.errors import LostPageError, RowRangeError
-from kvstore.page import PageKey
+from kvstore.page import PageHeader, PageKey, PageLayout
 
 
 @dataclass(frozen=True)
@@ -29,13 +29,15 @@ class ExpectedPage:
     sequence: int
     shared: bool = False
 
-    def is_met_by(self, sequence: int) -> bool:
-        """Whether a page of this sequence number has the rows."""
-        return sequence >= self.sequence if self.shared else sequence == self.sequence
+    def is_met_by(self, header: PageHeader, layout: PageLayout) -> bool:
+        """Whether a stored page is this one."""
+        if self.shared:
+            return header.sequence >= self.sequence and header.valid_tokens == layout.page_tokens
+        return header.sequence == self.sequence
 
 
 class PageTable:
-    """The pages of one session that were handed over to be stored, in order. `session` wrote those that nobody shares."""
+    """The pages of one session that were handed over to be stored, in order; it wrote those that it does not share."""
 
     def __init__(self, session: str, shared: Sequence[SharedPages] = (),
                  sequences: Sequence[int | None] = ()) -> None:  # fmt: skip
@@ -79,6 +81,10 @@ class PageTable:
     def own_keys(self, first: int = 0) -> list[PageKey]:
         """The session's own pages from index `first` on."""
         return [PageKey(self.session, index) for index in range(max(first, self.shared_pages), len(self))]
+
+    def append(self, sequence: int | None) -> None:
+        """The page after the last."""
+        self._sequences.append(sequence)
 
     def put(self, index: int, sequence: int) -> None:
         """A page was handed over anew, or the one after the last."""

@@ -1,40 +1,49 @@
 """The thread that brings pages to the tiers, so that no caller waits for a disk unless it asks to.
 
-Pages on their way stay readable here until the tiers have them. What a tier refuses is kept and reported by
-`drain`, which also tries it again; nothing that was handed over is lost while the process lives.
+Pages on their way stay readable here until the tiers have them. What every tier refuses is kept and tried again;
+nothing that was handed over is lost while the process lives, unless another writer has taken the session over: then its
+pages are dropped here, and whoever goes on writing it is told.
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from threading import Condition, Event, Thread
 
 from torch import Tensor
 
-from kvstore.errors import KvStoreError, StoreClosedError, TierFailedError
+from kvstore.errors import KvStoreError, StaleWriterError, StoreClosedError, TierFailedError
 from kvstore.page import Blob, PageKey
-from kvstore.tier_stack import ExpectedPage
+from kvstore.page_table import ExpectedPage
 
 
 @dataclass(frozen=True, eq=False)
 class PendingPage:
     """A page on its way. Its rows `[n_layers, 2, n_kv_heads, t, head_dim]` are contiguous and never change.
 
-    blob: what they were decoded from, where encoding changed them; None where the rows say everything.
+    blob: what they were decoded from, where encoding changed them; None where the rows say everything. epoch: under
+    which it is written. cut: the version before has rows that must not be read again.
     """
 
     page: ExpectedPage
     rows: Tensor
-    blob: Blob | None = None
+    blob: Blob | None
+    epoch: int
+    cut: bool = False
 
 
 @dataclass(frozen=True, eq=False)
 class _Deletion:
+    session: str
     keys: tuple[PageKey, ...]
+    epoch: int | None
 
 
 @dataclass(frozen=True, eq=False)
 class _Barrier:
+    """Bring what the tiers owe of `sessions` (None: of all) where it belongs, then say so."""
+
+    sessions: Collection[str] | None
     reached: Event = field(default_factory=Event)
 
 
@@ -46,23 +55,36 @@ class _Refused:
     task: PendingPage | _Deletion
     error: KvStoreError
 
-    def concerns(self, session: str | None) -> bool:
-        keys = self.task.keys if isinstance(self.task, _Deletion) else (self.task.page.key,)
-        return session is None or any(key.session == session for key in keys)
+    @property
+    def session(self) -> str:
+        return _session(self.task)
+
+
+@dataclass(frozen=True)
+class Work:
+    """What the writer's thread calls.
+
+    `settle` brings what is owed of some sessions, or all, where it belongs, and returns those that may not be written
+    under an epoch any more. `refused` is called when something has to be tried again.
+    """
+
+    write: Callable[[PendingPage], None]
+    delete: Callable[[Sequence[PageKey], int | None], None]
+    settle: Callable[[Collection[str] | None], list[tuple[str, int]]]
+    refused: Callable[[], None]
 
 
 class PageWriter:
     """Writes pages and deletes them in the order they were handed over, in one thread of its own."""
 
-    def __init__(self, write: Callable[[PendingPage], None],
-                 delete: Callable[[Sequence[PageKey]], None], backlog_pages: int) -> None:  # fmt: skip
-        self._write = write
-        self._delete = delete
+    def __init__(self, work: Work, backlog_pages: int) -> None:
+        self._work = work
         self._backlog_pages = backlog_pages
         self._changed = Condition()
         self._tasks: deque[_Task] = deque()
         self._pending: dict[PageKey, PendingPage] = {}
         self._refused: list[_Refused] = []
+        self._stale: dict[str, int] = {}
         self._closed = False
         self._thread = Thread(target=self._run, name="kvstore-page-writer", daemon=True)
         self._thread.start()
@@ -76,6 +98,22 @@ class PageWriter:
                     raise self._refused[0].error
                 self._changed.wait()
 
+    def require_writable(self, session: str, epoch: int) -> None:
+        """Raise StaleWriterError when another writer has taken the session over since `epoch`."""
+        if self.is_stale(session, epoch):
+            raise StaleWriterError(f"session {session!r} was taken over: epoch {epoch} may not write it any more")
+
+    def is_stale(self, session: str, epoch: int) -> bool:
+        """Whether another writer has taken the session over since `epoch`."""
+        return self._stale.get(session, -1) >= epoch
+
+    def note_stale(self, session: str, epoch: int) -> None:
+        """Another writer has taken the session over since `epoch`: what is on its way is dropped."""
+        with self._changed:
+            self._stale[session] = max(epoch, self._stale.get(session, epoch))
+            self._drop_pages(session, epoch)
+            self._changed.notify_all()
+
     def submit(self, pending: PendingPage) -> None:
         """Hand a page over; it replaces an earlier version that is still on its way."""
         with self._changed:
@@ -85,27 +123,33 @@ class PageWriter:
             self._tasks.append(pending)
             self._changed.notify_all()
 
-    def discard(self, keys: Sequence[PageKey]) -> None:
-        """Stop pages that are on their way and delete them from the tiers."""
+    def discard(self, keys: Sequence[PageKey], epoch: int | None) -> None:
+        """Stop pages of one session that are on their way and delete them from the tiers."""
         if not keys:
             return
         with self._changed:
             self._require_open()
             for key in keys:
                 self._pending.pop(key, None)
-            self._tasks.append(_Deletion(tuple(keys)))
+            self._tasks.append(_Deletion(keys[0].session, tuple(keys), epoch))
+            self._changed.notify_all()
+
+    def forget(self, session: str) -> None:
+        """Stop a session's pages that are on their way; what the tiers have stays."""
+        with self._changed:
+            self._drop_pages(session, None)
             self._changed.notify_all()
 
     def pending(self, key: PageKey) -> PendingPage | None:
         """The page if it is still on its way. None means that the tiers have it (or it was discarded)."""
         return self._pending.get(key)
 
-    def drain(self, session: str | None = None) -> None:
-        """Return when everything handed over so far was done; what was refused before is tried once more.
+    def drain(self, sessions: Collection[str] | None = None) -> list[KvStoreError]:
+        """Return when everything handed over so far was done, and what was refused before was tried once more.
 
-        Raises the first tier error that concerns the session (or any session).
+        Returns why something of these sessions (or any) was refused again.
         """
-        barrier = _Barrier()
+        barrier = _Barrier(sessions)
         with self._changed:
             self._require_open()
             self._tasks.extendleft(reversed([refused.task for refused in self._refused]))
@@ -114,9 +158,12 @@ class PageWriter:
             self._changed.notify_all()
         barrier.reached.wait()
         with self._changed:
-            for refused in self._refused:
-                if refused.concerns(session):
-                    raise refused.error
+            return [refused.error for refused in self._refused if sessions is None or refused.session in sessions]
+
+    def refuses(self, sessions: Collection[str] | None = None) -> bool:
+        """Whether something of these sessions, or any, was refused and waits to be tried again."""
+        with self._changed:
+            return any(sessions is None or refused.session in sessions for refused in self._refused)
 
     def close(self) -> None:
         """Finish what was handed over and stop the thread."""
@@ -128,7 +175,7 @@ class PageWriter:
     def _run(self) -> None:
         while (task := self._next_task()) is not None:
             if isinstance(task, _Barrier):
-                task.reached.set()
+                self._settle(task)
             else:
                 self._attempt(task)
 
@@ -140,12 +187,21 @@ class PageWriter:
                 self._changed.wait()
             return self._tasks.popleft()
 
+    def _settle(self, barrier: _Barrier) -> None:
+        try:
+            for session, epoch in self._work.settle(barrier.sessions):
+                self.note_stale(session, epoch)
+        finally:
+            barrier.reached.set()
+
     def _attempt(self, task: PendingPage | _Deletion) -> None:
         try:
             if isinstance(task, _Deletion):
-                self._delete(task.keys)
+                self._work.delete(task.keys, task.epoch)
             elif self._pending.get(task.page.key) is task:
-                self._write(task)
+                self._work.write(task)
+        except StaleWriterError:
+            self.note_stale(_session(task), task.epoch or 0)
         except KvStoreError as error:
             self._keep_refused(task, error)
         except Exception as error:  # The thread must live, and whoever flushes must hear of it.
@@ -165,17 +221,31 @@ class PageWriter:
         with self._changed:
             if isinstance(task, _Deletion):
                 # A page handed over since then replaces the old one; deleting later would take the new one.
-                task = _Deletion(tuple(key for key in task.keys if key not in self._pending))
+                task = replace(task, keys=tuple(key for key in task.keys if key not in self._pending))
             self._refused.append(_Refused(task, error))
             self._changed.notify_all()
+        self._work.refused()
 
     def _forget_refused_deletion(self, key: PageKey) -> None:
         """The page is replaced, so deleting what it replaces would be late: it would take the new one."""
         for i, refused in enumerate(self._refused):
             if isinstance(refused.task, _Deletion) and key in refused.task.keys:
-                task = _Deletion(tuple(other for other in refused.task.keys if other != key))
+                task = replace(refused.task, keys=tuple(other for other in refused.task.keys if other != key))
                 self._refused[i] = replace(refused, task=task)
+
+    def _drop_pages(self, session: str, epoch: int | None) -> None:
+        """Forget pages of a session that are on their way, those written under `epoch` or before if it is given."""
+        dropped = [key for key, pending in self._pending.items()
+                   if key.session == session and (epoch is None or pending.epoch <= epoch)]  # fmt: skip
+        for key in dropped:
+            del self._pending[key]
+        self._refused = [refused for refused in self._refused
+                         if isinstance(refused.task, _Deletion) or refused.task.page.key in self._pending]  # fmt: skip
 
     def _require_open(self) -> None:
         if self._closed:
             raise StoreClosedError("the row store is closed")
+
+
+def _session(task: PendingPage | _Deletion) -> str:
+    return task.page.key.session if isinstance(task, PendingPage) else task.session

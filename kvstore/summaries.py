@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from kvstore.page import PageKey
-from kvstore.tier_stack import ExpectedPage
+from kvstore.page_table import ExpectedPage
 
 Bits = Literal[4, 8, 12]
 """Of a code: how finely a page's box is divided in every channel."""

@@ -147,7 +147,8 @@ class RowStoreMachine(RuleBasedStateMachine):
         assert set(self.store.sessions()) == set(self.rows)
         for name, rows in self.rows.items():
             assert torch.equal(self.store.gather(name, torch.arange(rows.shape[3])), rows)
-        self.store.retain([])
+        for name in self.store.sessions():
+            self.store.drop(name)
         assert self.store.usage() == {"ram": 0, "nvme": 0}
         assert self.store.summary_bytes() == 0
         assert len(list(self.directory.glob("segment-*.kv"))) == 1

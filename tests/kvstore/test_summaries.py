@@ -11,9 +11,9 @@ from torch import Tensor
 
 from kvstore.errors import RowRangeError
 from kvstore.page import PageKey, PageLayout
+from kvstore.page_table import ExpectedPage
 from kvstore.store import RowStore
 from kvstore.summaries import Bits, PageSummaries, PageSummary, middles_of, summarise, unpacked
-from kvstore.tier_stack import ExpectedPage
 from kvstore.tiers.ram import RamTier
 
 OpenStore = Callable[..., RowStore]

@@ -1,0 +1,162 @@
+"""Making a session be what was committed of it: from memory where nobody else can have written it, else from the tiers.
+
+What the tiers hold beyond the committed rows was never committed, and must be gone from there before anything else is
+written: whoever opens the session after this process takes the newest version of every page for right.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+
+from kvstore.errors import PageError, RowRangeError, StaleWriterError, TierFailedError
+from kvstore.page import PageHeader, PageKey, PageLayout
+from kvstore.page_table import PageTable, SharedPages
+from kvstore.page_writer import PageWriter
+from kvstore.row_writer import RowWriter
+from kvstore.stored_session import SequenceNumbers, StoredSession
+from kvstore.tier_stack import TierStack
+
+Versions = Mapping[int, tuple[int, int]]
+"""Of a session's pages, by index: the sequence number of the version that counts, and how many tokens it has."""
+
+
+class SessionOpener:
+    """Opens sessions, whose locks the caller holds.
+
+    `versions_here(owner)` is what this process knows of another session's pages, None where it does not have it open.
+    """
+
+    def __init__(self, layout: PageLayout, stack: TierStack, writer: PageWriter, rows: RowWriter,
+                 numbers: SequenceNumbers, versions_here: Callable[[str], Versions | None]) -> None:  # fmt: skip
+        self._layout = layout
+        self._stack = stack
+        self._writer = writer
+        self._rows = rows
+        self._numbers = numbers
+        self._versions_here = versions_here
+
+    def open(self, state: StoredSession, epoch: int, length: int, shared: Sequence[SharedPages],
+             of_owners: Mapping[str, Versions] | None = None) -> None:  # fmt: skip
+        """Let the session have exactly `length` rows and be written under `epoch`.
+
+        `of_owners`: what is known of the pages that it shares; looked up where it is not given. Raises
+        StaleWriterError, RowRangeError, and a tier's error where it must answer and does not; then the session has to
+        be opened again.
+        """
+        table = PageTable(state.name, shared)
+        if length < table.shared_pages * self._layout.page_tokens:
+            raise RowRangeError(f"session {state.name!r} shares {table.shared_pages} pages of "
+                                f"{self._layout.page_tokens} tokens, so it cannot have {length}")  # fmt: skip
+        if epoch < state.epoch:
+            raise StaleWriterError(f"session {state.name!r} is written under epoch {state.epoch}; {epoch} is over")
+        intact = self._is_intact(state, epoch, length, table)
+        state.known = False
+        self._fence(state, epoch, must_answer=not intact)
+        if intact:
+            state.epoch = epoch
+            cut = self._cut_in_memory(state, length)
+        else:
+            cut = self._rebuild(state, epoch, length, table, of_owners)
+        if cut:
+            self._finish_cut(state)
+        state.known, state.left = True, False
+
+    def recover(self, state: StoredSession) -> None:
+        """Let a session of an earlier process have the rows that its pages show, where only this one writes them."""
+        headers = self._stack.headers(state.name)
+        sequences, length = list[int](), 0
+        while (header := headers.get(len(sequences))) is not None:
+            sequences.append(header.sequence)
+            length += header.valid_tokens
+            if header.valid_tokens < self._layout.page_tokens:
+                break
+        state.epoch = max((header.epoch for header in headers.values()), default=0)
+        state.table, state.length, state.known = PageTable(state.name, sequences=sequences), length, True
+
+    def _is_intact(self, state: StoredSession, epoch: int, length: int, table: PageTable) -> bool:
+        """Whether memory has the rows: nobody can have written the session between two successive epochs."""
+        pages = -(-length // self._layout.page_tokens)
+        return (
+            state.known
+            and epoch - state.epoch <= 1
+            and not self._writer.is_stale(state.name, state.epoch)
+            and state.table.shared == table.shared
+            and length <= state.length
+            and not any(index < pages for index in state.table.lost())
+        )
+
+    def _fence(self, state: StoredSession, epoch: int, *, must_answer: bool) -> None:
+        try:
+            self._stack.fence(state.name, epoch)
+        except StaleWriterError:
+            self._writer.note_stale(state.name, state.epoch)
+            raise
+        except TierFailedError:
+            # Whoever wrote last writes on: the pages themselves carry the epoch to where it must be known.
+            if must_answer:
+                raise
+
+    def _cut_in_memory(self, state: StoredSession, length: int) -> bool:
+        """Truncate; returns whether pages that were handed over had more rows."""
+        page_tokens = self._layout.page_tokens
+        handed_over = len(state.table) > length // page_tokens and length < state.length
+        self._rows.truncate(state, length)
+        return handed_over
+
+    def _rebuild(self, state: StoredSession, epoch: int, length: int, table: PageTable,
+                 of_owners: Mapping[str, Versions] | None) -> bool:  # fmt: skip
+        """Take what the tiers have; returns whether they had more than the session shall have."""
+        # What is on its way comes first: an earlier writer's is refused where others write too.
+        self._writer.drain([state.name])
+        self._writer.forget(state.name)
+        headers = self._stack.headers(state.name, epoch)
+        versions: dict[str, Versions] = {state.name: _versions_of(headers)}
+        for owner in table.owners - {state.name}:
+            versions[owner] = (of_owners or {}).get(owner) or self._versions(owner)
+        for header in headers.values():
+            self._numbers.seen(header.sequence)
+        state.epoch, state.length, state.tail, state.unflushed = epoch, length, None, False
+        self._fill(table, versions, length)
+        state.table = table
+        return self._cut_stored(state, headers)
+
+    def _versions(self, owner: str) -> Versions:
+        """Of another session's pages: from memory where only this process writes, else from where all do."""
+        here = None if self._stack.lowest.shared else self._versions_here(owner)
+        if here is not None:
+            return here
+        return _versions_of(self._stack.headers(owner))
+
+    def _fill(self, table: PageTable, versions: Mapping[str, Versions], length: int) -> None:
+        page_tokens = self._layout.page_tokens
+        for index in range(-(-length // page_tokens)):
+            sequence, tokens = versions[table.key(index).session].get(index, (None, 0))
+            whole = tokens >= min(page_tokens, length - index * page_tokens)
+            table.append(sequence if whole else None)
+
+    def _cut_stored(self, state: StoredSession, headers: Mapping[int, PageHeader]) -> bool:
+        """Delete what is stored beyond the session's rows, and have its last page written anew if it has too many."""
+        own = range(state.table.shared_pages, len(state.table))
+        beyond = [PageKey(state.name, index) for index in headers if index not in own]
+        self._writer.discard(beyond, state.epoch)
+        index, valid = divmod(state.length, self._layout.page_tokens)
+        if not valid or index not in headers or headers[index].valid_tokens <= valid:
+            return bool(beyond)
+        state.unflushed = state.table.sequence(index) is not None
+        return True
+
+    def _finish_cut(self, state: StoredSession) -> None:
+        """Return when no tier has the rows that were cut. Raises what kept one from it."""
+        try:
+            self._rows.hand_over_unfinished_page(state, cut=True)
+        except PageError:  # it cannot be read, and must not be read later by chance
+            index = state.length // self._layout.page_tokens
+            self._writer.discard([state.table.key(index)], state.epoch)
+            state.table.lose(index)
+            state.unflushed = False
+        self._stack.try_again()
+        for error in self._writer.drain([state.name]):
+            raise error
+        self._writer.require_writable(state.name, state.epoch)
+
+
+def _versions_of(headers: Mapping[int, PageHeader]) -> Versions:
+    return {index: (header.sequence, header.valid_tokens) for index, header in headers.items()}
