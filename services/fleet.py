@@ -69,6 +69,7 @@ class Fleet:
                 message = f"no worker was reached within {settings.connect_seconds:g} seconds"
                 raise WorkerLost(message) from error
             raise
+        fleet._untold = False  # whoever starts a fleet asks it itself
         fleet._watching = asyncio.create_task(fleet._watch(), name="fleet")
         return fleet
 

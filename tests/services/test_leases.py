@@ -1,0 +1,209 @@
+"""Two gateways on one catalog: one works on a session at a time, and whoever was taken over from cannot write."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from services.errors import SessionBusy, StaleEpoch
+from services.leases import Claim, Leases
+from services.messages import Message
+from services.reports import MemoryReport
+from services.service import SessionService
+from services.sessions import Session, SessionSettings
+from services.settings import ServiceSettings
+from services.sqlite_catalog import SqliteCatalog
+from services.turn_plan import TurnRequest
+from services.turns import TurnStream
+
+HELLO = Message("user", "hello there")
+QUICK = ServiceSettings(claim_seconds=0.15, queue_seconds=5)
+
+
+@pytest.fixture
+def settings() -> ServiceSettings:
+    return QUICK
+
+
+@pytest.fixture
+async def catalog(tmp_path: Path) -> AsyncIterator[SqliteCatalog]:
+    """A catalog with one session, of epoch 1 and in worker one."""
+    catalog = await SqliteCatalog.open(tmp_path / "catalog.db")
+    settings = SessionSettings(budget=64, repair_rows=0, method="snapkv")
+    await catalog.create(Session("s", 1, settings, 0.0, 0.0, 0, MemoryReport(), worker="one"), b"", None)
+    yield catalog
+    await catalog.close()
+
+
+async def test_a_claim_lasts_as_long_as_the_work_and_is_given_back(catalog: SqliteCatalog) -> None:
+    one, other = Leases(catalog, QUICK), Leases(catalog, QUICK)
+    async with one.held(Claim("s")):
+        await asyncio.sleep(0.4)  # longer than it lasts without being renewed
+        with pytest.raises(SessionBusy):
+            async with other.held(Claim("s")):
+                pass
+    async with other.held(Claim("s")):
+        pass
+
+
+async def test_several_tasks_of_one_process_hold_a_claim_together(catalog: SqliteCatalog) -> None:
+    one, other, claim = Leases(catalog, QUICK), Leases(catalog, QUICK), Claim("s")
+    async with one.held(claim):
+        async with one.held(claim):
+            pass
+        with pytest.raises(SessionBusy):
+            async with other.held(Claim("s")):
+                pass
+
+
+async def test_who_waits_has_the_claim_when_it_is_given_back(catalog: SqliteCatalog) -> None:
+    one, other = Leases(catalog, QUICK), Leases(catalog, QUICK)
+    ends, order = asyncio.Event(), list[str]()
+
+    async def first() -> None:
+        async with one.held(Claim("s")):
+            await ends.wait()
+            order.append("one")
+
+    async def second() -> None:
+        async with other.held(Claim("s"), patience=5):
+            order.append("other")
+
+    working = asyncio.create_task(first())
+    await asyncio.sleep(0)
+    waiting = asyncio.create_task(second())
+    await asyncio.sleep(0.05)
+    ends.set()
+    await asyncio.gather(working, waiting)
+    assert order == ["one", "other"]
+
+
+async def test_a_claim_of_a_process_that_is_gone_ends_by_itself(catalog: SqliteCatalog) -> None:
+    await catalog.claim("s", "a process that is gone", 0.05)
+    async with Leases(catalog, QUICK).held(Claim("s"), patience=QUICK.claim_seconds):
+        pass
+
+
+async def test_an_epoch_is_kept_until_another_process_takes_over(catalog: SqliteCatalog) -> None:
+    one, other, mine, theirs = Leases(catalog, QUICK), Leases(catalog, QUICK), Claim("s"), Claim("s")
+    async with one.held(mine):
+        assert mine.worker == "one"
+        assert (epoch := await one.take_over(mine, "two")) == 2
+        assert await one.take_over(mine, "two") == epoch  # no worker was told of it yet
+        mine.unused = False
+        assert await one.take_over(mine, "two") == epoch + 1
+    async with one.held(mine):
+        assert mine.epoch == epoch + 1
+    async with other.held(theirs):
+        assert (theirs.epoch, theirs.worker) == (None, "two")
+        await other.take_over(theirs, "one")
+    async with one.held(mine):
+        assert (mine.epoch, mine.worker) == (None, "one")
+
+
+async def test_who_was_taken_over_from_cannot_take_over_in_the_middle_of_its_work(catalog: SqliteCatalog) -> None:
+    one, claim = Leases(catalog, QUICK), Claim("s")
+    async with one.held(claim):
+        await one.take_over(claim, "one")
+        await catalog.take_over("s", "two")
+        with pytest.raises(StaleEpoch):
+            await one.take_over(claim, "one")
+
+
+async def test_work_whose_claim_was_lost_ends(catalog: SqliteCatalog) -> None:
+    leases, claim = Leases(catalog, QUICK), Claim("s")
+
+    async def work() -> None:
+        async with leases.held(claim):
+            await leases.take_over(claim, "one")
+            await catalog.take_over("s", "two")  # as if this process had been stopped, and another one had gone on
+            await asyncio.Event().wait()
+
+    with pytest.raises(StaleEpoch, match="another process"):
+        await work()
+    assert claim.epoch is None
+    async with leases.held(claim):
+        pass
+
+
+async def test_cancelled_work_is_cancelled_and_gives_its_claim_back(catalog: SqliteCatalog) -> None:
+    leases, begun = Leases(catalog, QUICK), asyncio.Event()
+
+    async def work() -> None:
+        async with leases.held(Claim("s")):
+            begun.set()
+            await asyncio.Event().wait()
+
+    working = asyncio.create_task(work())
+    await begun.wait()
+    working.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await working
+    await catalog.claim("s", "another", 1.0)
+
+
+@pytest.fixture
+async def others(harness) -> AsyncIterator[SessionService]:
+    """A second gateway over the harness' catalog and worker."""
+    service = SessionService(harness.worker, harness.catalog, QUICK)
+    await service.start()
+    yield service
+    await service._pause_limit.stop()
+    await service._resting.stop()
+
+
+async def said(service: SessionService, session: str, **options: object):
+    """A turn's outcome."""
+    return [told async for told in service.turn(session, TurnRequest((HELLO,), **options))][-1].outcome
+
+
+async def test_two_gateways_take_turns_in_a_session(harness, others: SessionService) -> None:
+    session, twin = await harness.session(), await harness.session()
+    assert [
+        (await harness.say(session, HELLO)).turn,
+        (await said(others, session)).turn,
+        (await said(others, session)).turn,
+        (await harness.say(session, HELLO)).turn,
+    ] == [1, 2, 3, 4]
+    for _ in range(4):
+        await harness.say(twin, HELLO)
+    assert await harness.selection(session) == await harness.selection(twin)
+    assert harness.worker.epochs == sorted(harness.worker.epochs)
+
+
+async def test_a_turn_of_another_gateway_is_waited_for_or_refused(harness, others: SessionService) -> None:
+    session = await harness.session()
+    harness.worker.gates["token"] = asyncio.Event()
+    first = harness.service.turn(session, TurnRequest((HELLO,)))
+    await harness.worker.reached["token"].wait()
+    with pytest.raises(SessionBusy):
+        await said(others, session)
+    waiting = asyncio.create_task(said(others, session, queue=True))
+    await asyncio.sleep(0.05)
+    harness.worker.gates["token"].set()
+    assert [told async for told in first][-1].outcome.turn == 1
+    assert (await waiting).turn == 2
+
+
+async def test_a_gateway_that_was_stopped_in_a_turn_cannot_commit_it(harness, others: SessionService) -> None:
+    session = await harness.session()
+    await harness.say(session, HELLO)
+    harness.worker.gates["token"] = asyncio.Event()
+    harness.worker.reached["token"].clear()
+    first = harness.service.turn(session, TurnRequest((HELLO,)))
+    await harness.worker.reached["token"].wait()
+    harness.service._sessions.known(session).claim.renewing.cancel()
+    held, harness.worker.gates = harness.worker.gates, {}
+    assert (await said(others, session, queue=True)).turn == 2
+    held["token"].set()
+    with pytest.raises(StaleEpoch):
+        await ended(first)
+    assert [turn.number for turn in await harness.catalog.turns(session, 0, 10)] == [1, 2]
+    assert (await harness.say(session, HELLO)).turn == 3
+
+
+async def ended(stream: TurnStream) -> None:
+    """Read a stream to its end."""
+    async for _ in stream:
+        pass
