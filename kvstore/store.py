@@ -292,6 +292,10 @@ class RowStore:
         """Bytes of the pages in each tier, headers included, by the tier's name."""
         return self._stack.used_bytes()
 
+    def limits(self) -> dict[str, int | None]:
+        """The most bytes that each tier takes, by the tier's name; None: as many as there is room for."""
+        return self._stack.limit_bytes()
+
     def counters(self) -> dict[str, TierCounters]:
         """What each tier did since the store was opened, by the tier's name."""
         return self._stack.counters()

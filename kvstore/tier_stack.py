@@ -253,6 +253,10 @@ class TierStack:
         """Bytes of the pages that each tier holds, by the tier's name."""
         return {tier.name: tier.used_bytes for tier in self._tiers}
 
+    def limit_bytes(self) -> dict[str, int | None]:
+        """The most bytes that each tier takes, by the tier's name."""
+        return {tier.name: tier.limit_bytes for tier in self._tiers}
+
     def check(self) -> None:
         """Check every tier's books."""
         for tier in self._tiers:
