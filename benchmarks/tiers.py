@@ -1,0 +1,166 @@
+"""Write and gather bandwidth of every tier as a share of the limit that is measured in the same run.
+
+`python benchmarks/tiers.py` takes pages in the shape of the reference model and of a large one. The limits: a copy of
+the same bytes in memory; the same bytes in raw files, read from the page cache and, where the kernel forgets them when
+told to, from the disk; SET and GET of the same values over a plain socket, pipelined as many at a time. Limit and tier
+take turns, and a ratio is the median of those of each turn, so that what disturbs the machine disturbs both. A gather
+brings rows out of the tier to where a caller has its own. The result file goes to `benchmarks/results/`.
+"""
+
+import argparse
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+
+import torch
+
+from benchmarks.throughput import RESULTS, describe
+from benchmarks.tier_subjects import (
+    Files,
+    Memory,
+    Pages,
+    RedisSocket,
+    StoreSubject,
+    TierSubject,
+    Way,
+    bytes_from_disk,
+    emptied,
+    forget,
+    redis_server,
+)
+from kvrecall.cli.results import Row, results_of, speed_row
+from kvstore.page import PageLayout
+from kvstore.store import RowStore
+from kvstore.tiers.base import Tier
+from kvstore.tiers.nvme import NvmeTier
+from kvstore.tiers.ram import RamTier
+from kvstore.tiers.redis import RedisTier
+
+SHAPES = {
+    "reference": PageLayout(5, 2, 64, torch.float32, "benchmark"),
+    "large": PageLayout(28, 8, 128, torch.bfloat16, "benchmark"),
+}
+STORES = {"row store": 0, "row store with summaries": 1 << 30}
+"""Bytes of summaries that a row store may make."""
+
+
+def main() -> None:
+    """Read the command line, measure, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--shape", choices=(*SHAPES, "both"), default="both")
+    parser.add_argument("--tier", choices=(*TIERS, "all"), default="all")
+    parser.add_argument("--megabytes", type=int, default=256, help="of pages, for each measurement")
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--threads", type=int, default=1, help="of torch, for limit and tier alike")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, help="default: benchmarks/results/tiers.json")
+    given = parser.parse_args()
+    torch.set_num_threads(given.threads)
+    rows = []
+    for shape in SHAPES if given.shape == "both" else (given.shape,):
+        pages = Pages(SHAPES[shape], given.megabytes << 20, given.seed)
+        for tier in TIERS if given.tier == "all" else (given.tier,):
+            with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:
+                for row in TIERS[tier](
+                    pages, Path(folder), partial(compared, f"{shape}, {tier}", pages, given.repeats)
+                ):
+                    rows.append(row)
+                    print(describe(row), flush=True)
+    model = "; ".join(f"{name}: pages of {layout.page_bytes} bytes" for name, layout in SHAPES.items())
+    results_of("tiers", given.seed, model, rows).write(given.out or RESULTS / "tiers.json")
+
+
+Compare = Callable[[str, Way, Sequence[Way]], Iterator[Row]]
+
+
+def ram(pages: Pages, folder: Path, compare: Compare) -> Iterator[Row]:
+    """A copy in memory against the RAM tier, and row stores over it."""
+
+    def tier() -> RamTier:
+        return RamTier(pages.bytes + 4 * pages.layout.page_bytes)
+
+    def store(summary_limit: int) -> RowStore:
+        return RowStore(pages.layout, [tier()], summary_limit=summary_limit)
+
+    alone = TierSubject(pages, tier)
+    stores = [StoreSubject(name, pages, partial(store, limit)) for name, limit in STORES.items()]
+    limit = Memory(pages).way()
+    yield from compare("write", limit, [alone.write(), *(store.write() for store in stores)])
+    yield from compare("gather", limit, [alone.read(), *(store.read() for store in stores)])
+    close_all([alone, *stores])
+
+
+def nvme(pages: Pages, folder: Path, compare: Compare) -> Iterator[Row]:
+    """Raw files against the NVMe tier, and row stores over it and memory for a quarter of the pages."""
+
+    def tier(place: Path) -> NvmeTier:
+        emptied(place)
+        return NvmeTier(place)
+
+    def store(place: Path, summary_limit: int) -> RowStore:
+        tiers: list[Tier] = [RamTier(pages.bytes // 4), tier(place)]
+        return RowStore(pages.layout, tiers, summary_limit=summary_limit)
+
+    files = Files(pages, folder)
+    alone = TierSubject(pages, partial(tier, folder / "tier"), fresh=True)
+    stores = [
+        StoreSubject(name, pages, partial(store, folder / name, limit), fresh=True) for name, limit in STORES.items()
+    ]
+    yield from compare("write", files.write(), [alone.write(), *(each.write() for each in stores)])
+    yield from compare("gather", files.read(), [alone.read(), *(each.read() for each in stores)])
+    files.forget()
+    if bytes_from_disk(files.read().run) > 0.9 * pages.bytes:
+        ways = [alone.read(partial(forget, folder / "tier"))]
+        ways += [each.read(partial(forget, folder / name)) for name, each in zip(STORES, stores, strict=True)]
+        yield from compare("gather from the disk", files.read(files.forget), ways)
+    close_all([alone, *stores])
+
+
+def redis(pages: Pages, folder: Path, compare: Compare) -> Iterator[Row]:
+    """A plain socket against the Redis tier, and a row store over it."""
+    with redis_server(folder) as port:
+
+        def tier(namespace: str) -> RedisTier:
+            return RedisTier(f"redis://127.0.0.1:{port}", pages.layout, namespace=namespace)
+
+        limit = RedisSocket(pages, port)
+        alone = TierSubject(pages, partial(tier, "tier"))
+        store = StoreSubject("row store", pages, lambda: RowStore(pages.layout, [tier("store")], summary_limit=0))
+        yield from compare("write", limit.write(), [alone.write(), store.write()])
+        yield from compare("gather", limit.read(), [alone.read(), store.read()])
+        close_all([limit, alone, store])
+
+
+def close_all(subjects: Sequence[TierSubject | StoreSubject | RedisSocket]) -> None:
+    """Close what was measured."""
+    for subject in subjects:
+        subject.close()
+
+
+TIERS = {"ram": ram, "nvme": nvme, "redis": redis}
+
+
+def compared(condition: str, pages: Pages, repeats: int, metric: str, limit: Way, ways: Sequence[Way]) -> Iterator[Row]:
+    """Bytes per second of the limit and of other ways, in turns, after one turn that does not count."""
+    seconds: dict[str, list[float]] = {way.name: [] for way in (limit, *ways)}
+    for turn in range(repeats + 1):
+        for way in (limit, *ways):
+            way.before()
+            began = perf_counter()
+            way.run()
+            if turn:
+                seconds[way.name].append(perf_counter() - began)
+    for name, found in seconds.items():
+        ratios = [best / each for best, each in zip(seconds[limit.name], found, strict=True)]
+        ratio = {"ratio_to": limit.name, "ratio": round(median(ratios), 3)} if name != limit.name else {}
+        page = {"microseconds_per_page": round(1e6 * median(found) / pages.count, 1)}
+        yield speed_row(
+            f"{condition}: {name}", metric, "bytes per second", [pages.bytes / each for each in found], **page, **ratio
+        )
+
+
+if __name__ == "__main__":
+    main()
