@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import TypeVar
 
 from kvrecall.v1 import worker_pb2 as wire
@@ -215,7 +215,13 @@ class LiveSessions:
     async def move(self, live: LiveSession, worker: str) -> None:
         """Open the session, as it was committed, in another worker, and free what the others hold of it."""
         async with live.opening, self._leases.held(live.claim):
-            epoch = await self._open(live, worker)
+            left = live.claim.worker
+            try:
+                epoch = await self._open(live, worker)
+            except ServiceError:
+                with suppress(ServiceError):
+                    await self._leases.take_over(live.claim, left)
+                raise
         await self._worker.release(wire.ReleaseRequest(session=live.id, epoch=epoch))
 
     async def _open(self, live: LiveSession, worker: str, lost_pages: bool = False) -> int:
