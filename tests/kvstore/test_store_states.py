@@ -27,7 +27,6 @@ def tear(directory: Path, share: float) -> None:
     newest = SegmentFile(max(directory.glob("segment-*.kv")), 0)
     synced = max((r.end for r in scan_segment(newest).records if r.header.kind is RecordKind.SYNC), default=0)
     newest.cut(synced + int(share * (newest.end - synced)))
-    newest.close()
 
 
 class RowStoreMachine(RuleBasedStateMachine):
