@@ -23,8 +23,9 @@ from transformers import (
 )
 
 from kvrecall.v1 import worker_pb2 as wire
-from kvstore.page import PageLayout
+from kvstore.page import PageKey, PageLayout
 from kvstore.store import RowStore
+from kvstore.tiers.base import Tier
 from kvstore.tiers.nvme import NvmeTier
 from kvstore.tiers.ram import RamTier
 from reference import MODEL_PATH
@@ -263,15 +264,34 @@ def answer() -> Callable[[wire.TurnDone], list[int]]:
 
 
 @pytest.fixture
-def open_store(tmp_path: Path) -> Iterator[Callable[..., RowStore]]:
+def tiers_of() -> dict[int, list[Tier]]:
+    """The tiers of each store that `open_store` has opened, by the store's identity."""
+    return {}
+
+
+@pytest.fixture
+def lose_page(tiers_of: dict[int, list[Tier]]) -> Callable[[RowStore, str, int], None]:
+    """lose_page(store, session, index): no tier has the page any more, and the store was not told."""
+
+    def lose(store: RowStore, session: str, index: int) -> None:
+        for tier in tiers_of[id(store)]:
+            tier.delete([PageKey(session, index)])
+
+    return lose
+
+
+@pytest.fixture
+def open_store(tmp_path: Path, tiers_of: dict[int, list[Tier]]) -> Iterator[Callable[..., RowStore]]:
     """open_store(model, directory, ram_pages): a store over RAM and NVMe, closed at the end of the test."""
     opened: list[RowStore] = []
 
     def make(model: LoadedModel, directory: str = "rows", ram_pages: int = 8) -> RowStore:
         shape = model.shape
         layout = PageLayout(shape.n_layers, shape.n_kv_heads, shape.head_dim, model.dtype, model.fingerprint)
-        store = RowStore(layout, [RamTier(ram_pages * layout.page_bytes), NvmeTier(tmp_path / directory)])
+        tiers = [RamTier(ram_pages * layout.page_bytes), NvmeTier(tmp_path / directory)]
+        store = RowStore(layout, tiers)
         opened.append(store)
+        tiers_of[id(store)] = tiers
         return store
 
     yield make

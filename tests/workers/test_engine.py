@@ -187,8 +187,8 @@ def test_committed_rows_that_are_gone_are_noticed(make_worker: Callable[..., Any
     worker = make_worker()
     worker.open()
     state = worker.turn("s", words(30), max_tokens=4).state
-    worker.scheduler.drop("s").result(600)
-    with pytest.raises(RowsMissing, match="the store holds 0"):
+    worker.scheduler.drop(wire.DropRequest(session="s")).result(600)
+    with pytest.raises(RowsMissing, match="lost pages 0"):
         worker.open(state=state)
     with pytest.raises(UnknownSession):
         worker.turn("s", "hello")

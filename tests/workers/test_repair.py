@@ -288,7 +288,7 @@ def test_a_turn_that_is_cancelled_in_its_own_repair_leaves_nothing_behind(
     with pytest.raises(CancelledError):
         turn.result(60)
     for _ in range(2):
-        worker.scheduler.retain(["s"]).result(60)
+        worker.scheduler.hurry("nobody").result(60)
     assert reads
     assert worker.scheduler.slots_in_use() == worker.scheduler.queued() == 0
     monkeypatch.undo()

@@ -326,7 +326,7 @@ def test_dropping_a_session_ends_its_turn_and_frees_slot_and_rows(
     gate = Gate()
     running = worker.submit("s", words(5), emit=gate)
     assert gate.reached.wait(600)
-    dropped = worker.scheduler.drop("s")
+    dropped = worker.scheduler.drop(wire.DropRequest(session="s"))
     gate.go.set()
     dropped.result(600)
     with pytest.raises(Cancelled):
@@ -334,17 +334,24 @@ def test_dropping_a_session_ends_its_turn_and_frees_slot_and_rows(
     assert worker.scheduler.slots_in_use() == 0
     assert worker.engine.store.sessions() == []
     assert sum(worker.engine.store.usage().values()) == 0
-    worker.scheduler.drop("s").result(600)
+    worker.scheduler.drop(wire.DropRequest(session="s")).result(600)
     worker.check()
 
 
-def test_retain_drops_the_rows_of_all_others(make_worker: Callable[..., Any], words: Callable[..., str]) -> None:
-    worker = make_worker()
+def test_retain_drops_what_was_stored_before_and_is_not_named(
+    make_worker: Callable[..., Any], words: Callable[..., str]
+) -> None:
+    worker = make_worker(directory="rows")
     for name in ("kept", "lost"):
         worker.open(name)
         worker.turn(name, words(5))
-    worker.scheduler.retain(["kept"]).result(600)
-    assert worker.engine.store.sessions() == ["kept"]
+    worker.close()
+    worker = make_worker(directory="rows")
+    worker.open("new")
+    worker.turn("new", words(5))
+    assert worker.scheduler.retain(wire.RetainRequest(sessions=["kept"])).result(600) == ["lost"]
+    assert worker.engine.store.sessions() == ["kept", "new"]
+    worker.check()
 
 
 def test_closing_ends_the_threads_and_cancels_what_runs(
