@@ -16,6 +16,7 @@ from services.registry import Registry
 from services.wire_settings import WireSettings
 
 _log = structlog.get_logger("kvrecall.fleet")
+_LAST_ANSWER_SECONDS = 1.0
 _T = TypeVar("_T")
 Joined = Callable[[], Awaitable[None]]
 
@@ -145,10 +146,10 @@ class Fleet:
         return True
 
     async def _leave(self, member: _Member, why: str) -> None:
-        """Forget a worker: what runs there is lost, now."""
+        """Forget a worker: what runs there is lost, now. One that has drained may still be telling its last answers."""
         del self._members[member.name]
         _log.warning("a worker is gone", worker=member.name, reason=why)
-        await member.worker.close()
+        await member.worker.close(_LAST_ANSWER_SECONDS if member.record.draining else 0.0)
 
     # Where a session is
 

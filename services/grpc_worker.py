@@ -177,9 +177,9 @@ class GrpcWorker:
         stats: wire.WorkerStats = await self._ask(self._stub.Stats, Empty(), self._settings.quick_seconds)
         return {self.address: stats}
 
-    async def close(self) -> None:
-        """End the connection; the worker itself goes on."""
-        await self._channel.close()
+    async def close(self, grace_seconds: float = 0.0) -> None:
+        """End the connection, and what still runs on it after `grace_seconds`; the worker itself goes on."""
+        await self._channel.close(grace_seconds)
 
     async def _ask(self, call: Any, request: Any, seconds: float) -> Any:
         with self._told():

@@ -12,6 +12,12 @@ class ServerSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     listen: str = Field(default="127.0.0.1:8421", description="HOST:PORT of the worker; port 0: any free one.")
+    name: str | None = Field(
+        default=None, min_length=1, max_length=256, description="What gateways call the worker. Default: its address."
+    )
+    advertise: str | None = Field(
+        default=None, description="HOST:PORT at which gateways reach the worker. Default: where it listens."
+    )
     max_message_bytes: int = Field(
         default=256 << 20, ge=1 << 20, description="The largest message: the state of a session, or its episodes."
     )

@@ -1,4 +1,4 @@
-"""`kvrecall gateway`: the front door and the catalog in one process, which computes nothing itself."""
+"""`kvrecall gateway`: the front door and the services in one process, which computes nothing itself."""
 
 import asyncio
 from pathlib import Path
@@ -12,11 +12,14 @@ from kvrecall.cli.serve import given, run_service, set_up_process
 from kvrecall.cli.settings import LogFormat, Settings
 
 if TYPE_CHECKING:
+    from services.registry import Registry
     from services.service import SessionService
 
 
 def gateway_command(
-    worker: Annotated[str | None, typer.Option(help="HOST:PORT of the worker. Default: 127.0.0.1:8421.")] = None,
+    worker: Annotated[
+        str | None, typer.Option(help="HOST:PORT of the worker, or several with commas. Default: 127.0.0.1:8421.")
+    ] = None,
     data: Annotated[Path | None, typer.Option(help="Where the catalog is kept. Default: ./kvrecall-data.")] = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on. Default: 127.0.0.1.")] = None,
     port: Annotated[int | None, typer.Option(min=0, max=65535, help="0: any free port. Default: 8420.")] = None,
@@ -26,7 +29,7 @@ def gateway_command(
     log: Annotated[LogFormat | None, typer.Option(help="console or json, on standard error.")] = None,
     until_input_ends: Annotated[bool, typer.Option("--until-input-ends", hidden=True)] = False,
 ) -> None:
-    """Serve sessions over HTTP that a worker computes; every setting can also come from the environment."""
+    """Serve sessions over HTTP that workers compute; every setting can also come from the environment."""
     way = {"worker": worker, "tls_ca": tls_ca, "tls_cert": tls_cert, "tls_key": tls_key}
     chosen: dict[str, Any] = {"data": data, "host": host, "port": port, "log": log}
     settings = Settings(**given({**chosen, "wire": given(way)}))
@@ -39,21 +42,38 @@ def gateway_command(
 
 
 async def _build_service(settings: Settings) -> "SessionService":
-    """The service of a worker that answers. Raises CannotServe."""
+    """The service of the workers that there are, one at least. Raises CannotServe."""
     # Imported here, as everything that only a server needs.
     from kvrecall.cli.catalog import open_catalog
     from services.errors import WorkerLost
-    from services.grpc_worker import GrpcWorker
+    from services.fleet import Fleet
     from services.service import SessionService
 
     try:
-        worker = GrpcWorker(settings.wire)
+        fleet = await Fleet.start(_registry(settings), settings.wire)
     except OSError as error:
         raise CannotServe(f"a certificate cannot be read: {error}") from error
+    except WorkerLost as error:
+        raise CannotServe(error.message) from error
     try:
-        await worker.describe()
         catalog = await open_catalog(settings)
-    except (WorkerLost, CannotServe) as error:
-        await worker.close()
+    except CannotServe:
+        await fleet.close()
+        raise
+    service = SessionService(fleet, catalog, settings.service)
+    fleet.on_join(service.worker_joined)
+    return service
+
+
+def _registry(settings: Settings) -> "Registry":
+    """Where workers are looked for: at the addresses that were given, or in the catalog's Redis. Raises CannotServe."""
+    from kvrecall.cli.redis_client import redis_client
+    from kvstore.errors import TierSettingsError
+    from services.registry import RedisRegistry, StaticRegistry
+
+    if settings.catalog_url is None or "worker" in settings.wire.model_fields_set:
+        return StaticRegistry(settings.wire.workers)
+    try:
+        return RedisRegistry(redis_client(settings.catalog_url.get_secret_value()), settings.store.redis_namespace)
+    except TierSettingsError as error:
         raise CannotServe(str(error)) from error
-    return SessionService(worker, catalog, settings.service)

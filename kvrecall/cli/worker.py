@@ -3,7 +3,7 @@
 import asyncio
 import signal
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -12,11 +12,17 @@ from kvrecall.cli.errors import CannotServe
 from kvrecall.cli.serve import LISTENING, given, say_what_is_served, set_up_process
 from kvrecall.cli.settings import LogFormat, Settings
 
+if TYPE_CHECKING:
+    from workers.calls import WorkerCalls
+    from workers.registration import Registration
+
 
 def worker_command(
     listen: Annotated[
         str | None, typer.Option(help="HOST:PORT; port 0: any free one. Default: 127.0.0.1:8421.")
     ] = None,
+    name: Annotated[str | None, typer.Option(help="What gateways call it. Default: its address.")] = None,
+    advertise: Annotated[str | None, typer.Option(help="HOST:PORT where gateways reach it, if not --listen.")] = None,
     model: Annotated[str | None, typer.Option(help="Causal LM, by path or hub name. Default: the reference.")] = None,
     data: Annotated[Path | None, typer.Option(help="Where rows are kept. Default: ./kvrecall-data.")] = None,
     slots: Annotated[int | None, typer.Option(min=1, help="Sessions whose active rows are in memory.")] = None,
@@ -32,7 +38,8 @@ def worker_command(
 ) -> None:
     """Compute for a gateway, over gRPC; every setting can also come from the environment (KVRECALL_...)."""
     worker = {"slots": slots, "max_budget": budget, "block_tokens": block}
-    server = {"listen": listen, "tls_cert": tls_cert, "tls_key": tls_key, "tls_client_ca": tls_client_ca}
+    server = {"listen": listen, "name": name, "advertise": advertise, "tls_cert": tls_cert, "tls_key": tls_key}
+    server |= {"tls_client_ca": tls_client_ca}
     chosen: dict[str, Any] = {"model": model, "data": data, "dtype": dtype, "log": log}
     if ram is not None:
         chosen["ram_bytes"] = ram << 20
@@ -57,8 +64,33 @@ async def _run_worker(settings: Settings, console: Console) -> None:
     ended = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, ended.set)
+    registration = _registration(settings, server.address, calls)
     await server.start(calls)
+    if registration is not None:
+        await registration.start()
     console.print(f"{LISTENING}{server.address}", soft_wrap=True, highlight=False)
     await ended.wait()
+    if registration is not None:
+        await registration.drain()
     await server.stop()
+    if registration is not None:
+        await registration.stop()
     await calls.close()
+
+
+def _registration(settings: Settings, address: str, calls: "WorkerCalls") -> "Registration | None":
+    """How the worker announces itself, where gateways look for workers in Redis. Raises CannotServe."""
+    from kvrecall.cli.redis_client import redis_client
+    from kvstore.errors import TierSettingsError
+    from workers.registration import Registration
+
+    if settings.catalog_url is None:
+        return None
+    address = settings.server.advertise or address
+    name = settings.server.name or address
+    try:
+        client = redis_client(settings.catalog_url.get_secret_value())
+    except TierSettingsError as error:
+        raise CannotServe(str(error)) from error
+    namespace = settings.store.redis_namespace
+    return Registration(client, namespace, name, lambda draining: calls.record(name, address, draining=draining))
