@@ -1,12 +1,11 @@
 """What must hold after faults: whatever was acknowledged is there, once and in order, and nothing is left over."""
 
 import asyncio
-import json
 import time
 from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from benchmarks.faults.flips import page_names
 from benchmarks.faults.processes import processes_under
@@ -45,15 +44,25 @@ def held(answer: Json) -> Json:
     return {name: memory.get(name) for name in ROWS} | {"repairs": repairs}
 
 
-def differences(told: Told, calm: Told) -> tuple[list[str], list[str]]:
-    """Where answers are not those of the undisturbed run: what was said, and beside it which rows were held."""
-    words, rows = [], []
+@dataclass(frozen=True)
+class Difference:
+    """An answer that is not that of the undisturbed run: in what was said, or else only in which rows were held."""
+
+    told: Told
+    in_words: bool
+    text: str
+
+
+def differences(told: Told, calm: Told) -> list[Difference]:
+    """Where the answers to a script are not those of the undisturbed run."""
+    found = []
     for step, answer, expected in zip(told.script.steps, told.answers, calm.answers, strict=True):
-        if said(answer) != said(expected):
-            words.append(f"{told.name} {step.kind}: {said(answer)}, undisturbed {said(expected)}")
-        elif held(answer) != held(expected):
-            rows.append(f"{told.name} {step.kind}: {held(answer)}, undisturbed {held(expected)}")
-    return words, rows
+        for look in (said, held):
+            if look(answer) != look(expected):
+                text = f"{told.name} {step.kind}: {look(answer)}, undisturbed {look(expected)}"
+                found.append(Difference(told, look is said, text))
+                break
+    return found
 
 
 def missing_from_log(setup: Setup, told: Told) -> list[str]:
@@ -145,18 +154,3 @@ def _left_in_files(folder: Path) -> list[str]:
         found.append(f"{folder.parent.name}: {error}")
     segments = sorted(folder.glob("segment-*.kv"))
     return found + [f"{path.name} of {path.stat().st_size} bytes in {folder.parent.name}" for path in segments[:-1]]
-
-
-def log_events(setup: Setup) -> dict[str, int]:
-    """What the processes logged, all lives of them together: how often each event."""
-    counts: dict[str, int] = {}
-    for server in setup.servers:
-        for line in server.log.read_text(encoding="utf-8", errors="replace").splitlines():
-            try:
-                found: Any = json.loads(line)
-            except ValueError:
-                continue
-            if isinstance(found, dict) and "event" in found:
-                name = f"{found.get('level', '')} {found['event']}"
-                counts[name] = counts.get(name, 0) + 1
-    return counts

@@ -23,7 +23,10 @@ def rows_of(findings: Sequence[Findings]) -> list[Row]:
     rows += _client_rows(findings)
     rows += [_row("service", name, number) for name, number in sorted(_logged(findings).items())]
     rows.append(_row("service", "starts refused, tried again", sum(found.refused_starts for found in findings)))
-    rows.append(_row("rows", "answers alike, other rows held", sum(len(found.other_rows) for found in findings)))
+    rows.append(_row("service", "lost pages computed again", sum(found.rebuilt_pages for found in findings)))
+    after = sum(len(found.after_rebuild) for found in findings)
+    rows.append(_row("differences", "answers that differ after a rebuild, with repairs", after))
+    rows.append(_row("differences", "answers alike, other rows held", sum(len(found.other_rows) for found in findings)))
     rows += [_row("wrong", name, len(_wrong(findings, name))) for name in WRONG]
     return rows
 

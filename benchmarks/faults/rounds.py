@@ -8,7 +8,7 @@ from itertools import count
 from pathlib import Path
 from random import Random
 
-from benchmarks.faults import checks
+from benchmarks.faults import checks, logs
 from benchmarks.faults.injecting import Injector
 from benchmarks.faults.scripts import Script
 from benchmarks.faults.setups import Setup
@@ -26,9 +26,16 @@ class Findings:
     faults: Counter[str]
     tally: Tally
     wrong: dict[str, list[str]]
+    after_rebuild: list[str]
+    """Answers of sessions with repairs, of which lost pages were computed again, that differ.
+
+    A rebuild says the log again; rows that were computed while a repair's rows were active may differ then.
+    """
     other_rows: list[str]
-    refused_starts: int = 0
-    events: Counter[str] = field(default_factory=Counter)
+    """Answers that are alike, though other rows were held."""
+    refused_starts: int
+    rebuilt_pages: int
+    events: Counter[str]
 
 
 @dataclass
@@ -41,7 +48,7 @@ class Round:
     seed: str
     tally: Tally = field(default_factory=Tally)
     wrong: dict[str, list[str]] = field(default_factory=dict)
-    other_rows: list[str] = field(default_factory=list)
+    differences: list[checks.Difference] = field(default_factory=list)
     kept: list[Told] = field(default_factory=list)
     _numbers: "count[int]" = field(default_factory=count)
     _over: threading.Event = field(default_factory=threading.Event)
@@ -58,9 +65,27 @@ class Round:
             self.setup.close()
         self._note("stray processes", checks.strays(self.setup))
         self._note("torn streams", self.tally.torn_streams)
-        refused = sum(server.refused_starts for server in self.setup.servers)
-        events = Counter(checks.log_events(self.setup))
-        return Findings(injector.happened, self.tally, self.wrong, self.other_rows, refused, events)
+        return self._findings(injector.happened)
+
+    def _findings(self, happened: Counter[str]) -> Findings:
+        rebuilt = logs.rebuilt(self.setup)
+        after_rebuild = []
+        for difference in (each for each in self.differences if each.in_words):
+            told = difference.told
+            if told.script.repairs and any(session in rebuilt for session in told.sessions.values()):
+                after_rebuild.append(difference.text)
+            else:
+                self._note("answers that differ", [difference.text])
+        return Findings(
+            happened,
+            self.tally,
+            self.wrong,
+            after_rebuild,
+            [each.text for each in self.differences if not each.in_words],
+            sum(server.refused_starts for server in self.setup.servers),
+            rebuilt.total(),
+            logs.events(self.setup),
+        )
 
     def _under_load(self, during: Callable[[], None]) -> None:
         threads = [threading.Thread(target=self._speak, args=(number,)) for number in range(SPEAKERS)]
@@ -92,9 +117,7 @@ class Round:
     def _tell_one(self, speaker: Speaker, told: Told, rng: Random) -> None:
         script = told.script
         speaker.tell(told)
-        words, rows = checks.differences(told, self.calm[script.number])
-        self._note("answers that differ", words)
-        self.other_rows += rows
+        self.differences += checks.differences(told, self.calm[script.number])
         again = rng.randrange(len(script.steps))
         self._note("answers that changed", checks.changed_when_asked_again(speaker, told, [again]))
         self._note("turns lost or twice", checks.missing_from_log(self.setup, told))

@@ -10,7 +10,8 @@ from random import Random
 from typing import Any, Literal
 
 Json = dict[str, Any]
-SETTINGS: Json = {"budget": 96, "repair_rows": 32, "repair_on": ["tool_call", "tool_result", "turn"]}
+REPAIRED: Json = {"budget": 96, "repair_rows": 32, "repair_on": ["tool_call", "tool_result", "turn"]}
+NOT_REPAIRED: Json = {"budget": 64, "repair_rows": 0}
 SYSTEM = "You are a helpful assistant. You remember codes, and you look them up when you are asked to."
 _NAMES = ("Ada", "Ben", "Clara", "David", "Emma", "Frank")
 _THINGS = ("locker", "garage", "office", "garden")
@@ -36,10 +37,15 @@ class Step:
 
 @dataclass(frozen=True)
 class Script:
-    """A conversation and its forks."""
+    """A conversation and its forks. Every other one has `repairs`."""
 
     number: int
     steps: tuple[Step, ...]
+
+    @property
+    def repairs(self) -> bool:
+        """Whether evicted rows are brought back in it."""
+        return self.number % 2 == 0
 
 
 def scripts(seed: int, count: int) -> list[Script]:
@@ -49,7 +55,8 @@ def scripts(seed: int, count: int) -> list[Script]:
 
 def _steps(rng: Random, number: int) -> list[Step]:
     opening = [{"role": "system", "content": SYSTEM}, _user(_chatter(rng, 12))]
-    steps = [Step("create", 0, SETTINGS | {"seed": number}), _turn(rng, 0, opening)]
+    settings = NOT_REPAIRED if number % 2 else REPAIRED
+    steps = [Step("create", 0, settings | {"seed": number}), _turn(rng, 0, opening)]
     for pause in range(rng.randrange(1, 3)):
         steps += [_turn(rng, 0, [_user(_chatter(rng, rng.randrange(8, 25)))]), *_pause(rng, 0, f"c{pause}")]
     if rng.random() < 0.5:
