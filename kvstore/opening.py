@@ -5,6 +5,7 @@ written: whoever opens the session after this process takes the newest version o
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 
 from kvstore.errors import PageError, RowRangeError, StaleWriterError, TierFailedError
 from kvstore.page import PageHeader, PageKey, PageLayout
@@ -13,6 +14,7 @@ from kvstore.page_writer import PageWriter
 from kvstore.row_writer import RowWriter
 from kvstore.stored_session import SequenceNumbers, StoredSession
 from kvstore.tier_stack import TierStack
+from kvstore.writer_epochs import WriterEpochs
 
 Versions = Mapping[int, tuple[int, int]]
 """Of a session's pages, by index: the sequence number of the version that counts, and how many tokens it has."""
@@ -25,12 +27,14 @@ class SessionOpener:
     """
 
     def __init__(self, layout: PageLayout, stack: TierStack, writer: PageWriter, rows: RowWriter,
-                 numbers: SequenceNumbers, versions_here: Callable[[str], Versions | None]) -> None:  # fmt: skip
+                 numbers: SequenceNumbers, epochs: WriterEpochs,
+                 versions_here: Callable[[str], Versions | None]) -> None:  # fmt: skip
         self._layout = layout
         self._stack = stack
         self._writer = writer
         self._rows = rows
         self._numbers = numbers
+        self._epochs = epochs
         self._versions_here = versions_here
 
     def open(self, state: StoredSession, epoch: int, length: int, shared: Sequence[SharedPages],
@@ -47,13 +51,12 @@ class SessionOpener:
                                 f"{self._layout.page_tokens} tokens, so it cannot have {length}")  # fmt: skip
         if epoch < state.epoch:
             raise StaleWriterError(f"session {state.name!r} is written under epoch {state.epoch}; {epoch} is over")
-        intact = self._is_intact(state, epoch, length, table)
-        state.known = False
-        self._fence(state, epoch, must_answer=not intact)
-        if intact:
-            state.epoch = epoch
-            cut = self._cut_in_memory(state, length)
+        if self._is_intact(state, epoch, length, table):
+            state.known = False
+            cut = self._reopen(state, epoch, length)
         else:
+            self._settle(state, epoch)
+            state.known = False
             cut = self._rebuild(state, epoch, length, table, of_owners)
         if cut:
             self._finish_cut(state)
@@ -77,25 +80,33 @@ class SessionOpener:
         return (
             state.known
             and epoch - state.epoch <= 1
-            and not self._writer.is_stale(state.name, state.epoch)
+            and not self._epochs.is_stale(state.name, state.epoch)
             and state.table.shared == table.shared
             and length <= state.length
             and not any(index < pages for index in state.table.lost())
         )
 
-    def _fence(self, state: StoredSession, epoch: int, *, must_answer: bool) -> None:
+    def _fence(self, state: StoredSession, epoch: int) -> None:
         try:
             self._stack.fence(state.name, epoch)
         except StaleWriterError:
-            self._writer.note_stale(state.name, state.epoch)
+            self._epochs.note_stale(state.name, state.epoch)
             raise
-        except TierFailedError:
-            # Whoever wrote last writes on: the pages themselves carry the epoch to where it must be known.
-            if must_answer:
-                raise
 
-    def _cut_in_memory(self, state: StoredSession, length: int) -> bool:
-        """Truncate; returns whether pages that were handed over had more rows."""
+    def _settle(self, state: StoredSession, epoch: int) -> None:
+        """Let nothing of the session be on its way; what others may have superseded is not written any more."""
+        if self._stack.lowest.shared and not (state.known and epoch - state.epoch <= 1):
+            self._writer.forget(state.name)
+            self._stack.forget_owed(state.name)
+        self._writer.drain([state.name])
+        self._writer.forget(state.name)
+
+    def _reopen(self, state: StoredSession, epoch: int, length: int) -> bool:
+        """Go on from memory; returns whether pages that were handed over had more rows."""
+        with suppress(TierFailedError):
+            # Who wrote last writes on: if a tier does not answer now, the pages carry the epoch there.
+            self._fence(state, epoch)
+        state.epoch = epoch
         page_tokens = self._layout.page_tokens
         handed_over = len(state.table) > length // page_tokens and length < state.length
         self._rows.truncate(state, length)
@@ -104,9 +115,7 @@ class SessionOpener:
     def _rebuild(self, state: StoredSession, epoch: int, length: int, table: PageTable,
                  of_owners: Mapping[str, Versions] | None) -> bool:  # fmt: skip
         """Take what the tiers have; returns whether they had more than the session shall have."""
-        # What is on its way comes first: an earlier writer's is refused where others write too.
-        self._writer.drain([state.name])
-        self._writer.forget(state.name)
+        self._fence(state, epoch)
         headers = self._stack.headers(state.name, epoch)
         versions: dict[str, Versions] = {state.name: _versions_of(headers)}
         for owner in table.owners - {state.name}:
@@ -135,7 +144,8 @@ class SessionOpener:
     def _cut_stored(self, state: StoredSession, headers: Mapping[int, PageHeader]) -> bool:
         """Delete what is stored beyond the session's rows, and have its last page written anew if it has too many."""
         own = range(state.table.shared_pages, len(state.table))
-        beyond = [PageKey(state.name, index) for index in headers if index not in own]
+        stored = {PageKey(state.name, index) for index in headers} | self._stack.stored_keys(state.name, above=True)
+        beyond = sorted(key for key in stored if key.index not in own)
         self._writer.discard(beyond, state.epoch)
         index, valid = divmod(state.length, self._layout.page_tokens)
         if not valid or index not in headers or headers[index].valid_tokens <= valid:
@@ -155,7 +165,7 @@ class SessionOpener:
         self._stack.try_again()
         for error in self._writer.drain([state.name]):
             raise error
-        self._writer.require_writable(state.name, state.epoch)
+        self._epochs.require_writable(state.name, state.epoch)
 
 
 def _versions_of(headers: Mapping[int, PageHeader]) -> Versions:

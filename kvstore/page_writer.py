@@ -15,6 +15,7 @@ from torch import Tensor
 from kvstore.errors import KvStoreError, StaleWriterError, StoreClosedError, TierFailedError
 from kvstore.page import Blob, PageKey
 from kvstore.page_table import ExpectedPage
+from kvstore.writer_epochs import WriterEpochs
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,27 +65,27 @@ class _Refused:
 class Work:
     """What the writer's thread calls.
 
-    `settle` brings what is owed of some sessions, or all, where it belongs, and returns those that may not be written
-    under an epoch any more. `refused` is called when something has to be tried again.
+    `settle` brings what is owed of some sessions, or all, where it belongs, and returns those that another writer has
+    taken over. `refused` is called when something has to be tried again.
     """
 
     write: Callable[[PendingPage], None]
     delete: Callable[[Sequence[PageKey], int | None], None]
-    settle: Callable[[Collection[str] | None], list[tuple[str, int]]]
+    settle: Callable[[Collection[str] | None], list[str]]
     refused: Callable[[], None]
 
 
 class PageWriter:
     """Writes pages and deletes them in the order they were handed over, in one thread of its own."""
 
-    def __init__(self, work: Work, backlog_pages: int) -> None:
+    def __init__(self, work: Work, epochs: WriterEpochs, backlog_pages: int) -> None:
         self._work = work
+        self._epochs = epochs
         self._backlog_pages = backlog_pages
         self._changed = Condition()
         self._tasks: deque[_Task] = deque()
         self._pending: dict[PageKey, PendingPage] = {}
         self._refused: list[_Refused] = []
-        self._stale: dict[str, int] = {}
         self._closed = False
         self._thread = Thread(target=self._run, name="kvstore-page-writer", daemon=True)
         self._thread.start()
@@ -97,22 +98,6 @@ class PageWriter:
                 if self._refused:
                     raise self._refused[0].error
                 self._changed.wait()
-
-    def require_writable(self, session: str, epoch: int) -> None:
-        """Raise StaleWriterError when another writer has taken the session over since `epoch`."""
-        if self.is_stale(session, epoch):
-            raise StaleWriterError(f"session {session!r} was taken over: epoch {epoch} may not write it any more")
-
-    def is_stale(self, session: str, epoch: int) -> bool:
-        """Whether another writer has taken the session over since `epoch`."""
-        return self._stale.get(session, -1) >= epoch
-
-    def note_stale(self, session: str, epoch: int) -> None:
-        """Another writer has taken the session over since `epoch`: what is on its way is dropped."""
-        with self._changed:
-            self._stale[session] = max(epoch, self._stale.get(session, epoch))
-            self._drop_pages(session, epoch)
-            self._changed.notify_all()
 
     def submit(self, pending: PendingPage) -> None:
         """Hand a page over; it replaces an earlier version that is still on its way."""
@@ -189,8 +174,8 @@ class PageWriter:
 
     def _settle(self, barrier: _Barrier) -> None:
         try:
-            for session, epoch in self._work.settle(barrier.sessions):
-                self.note_stale(session, epoch)
+            for session in self._work.settle(barrier.sessions):
+                self._give_up(session, None)
         finally:
             barrier.reached.set()
 
@@ -201,7 +186,7 @@ class PageWriter:
             elif self._pending.get(task.page.key) is task:
                 self._work.write(task)
         except StaleWriterError:
-            self.note_stale(_session(task), task.epoch or 0)
+            self._give_up(_session(task), task.epoch)
         except KvStoreError as error:
             self._keep_refused(task, error)
         except Exception as error:  # The thread must live, and whoever flushes must hear of it.
@@ -210,6 +195,14 @@ class PageWriter:
             self._keep_refused(task, failure)
         else:
             self._finish(task)
+
+    def _give_up(self, session: str, epoch: int | None) -> None:
+        """Another writer has taken the session over: what is on its way is dropped."""
+        epoch = self._epochs.now(session, epoch) or 0
+        self._epochs.note_stale(session, epoch)
+        with self._changed:
+            self._drop_pages(session, epoch)
+            self._changed.notify_all()
 
     def _finish(self, task: PendingPage | _Deletion) -> None:
         with self._changed:

@@ -13,18 +13,20 @@ from kvstore.row_reader import RowReader
 from kvstore.stored_session import SequenceNumbers, StoredSession
 from kvstore.tier_stack import TierStack
 from kvstore.tiers.base import UNFENCED
+from kvstore.writer_epochs import WriterEpochs
 
 
 class RowWriter:
     """Fills a session's unfinished page and hands pages over to the page writer."""
 
     def __init__(self, layout: PageLayout, stack: TierStack, writer: PageWriter, reader: RowReader,
-                 numbers: SequenceNumbers) -> None:  # fmt: skip
+                 numbers: SequenceNumbers, epochs: WriterEpochs) -> None:  # fmt: skip
         self._layout = layout
         self._stack = stack
         self._writer = writer
         self._reader = reader
         self._numbers = numbers
+        self._epochs = epochs
 
     def require_rows(self, rows: Tensor, tokens: int | None = None) -> int:
         """How many tokens the rows are of. Raises RowShapeError unless they fit the layout (and are of `tokens`)."""
@@ -37,7 +39,7 @@ class RowWriter:
     def append(self, state: StoredSession, rows: Tensor) -> None:
         """Add rows that fit. Raises StaleWriterError or a tier's error before any is added."""
         page_tokens, tokens = self._layout.page_tokens, rows.shape[3]
-        self._writer.require_writable(state.name, state.epoch)
+        self._epochs.require_writable(state.name, state.epoch)
         if state.length % page_tokens + tokens >= page_tokens:
             self._writer.wait_for_room()
         done = 0
@@ -71,7 +73,7 @@ class RowWriter:
     def restore(self, state: StoredSession, index: int, rows: Tensor) -> None:
         """Put the rows of a lost page back, as whoever shares it expects it."""
         self._reader.require_pages(state, [index])
-        self._writer.require_writable(state.name, state.epoch)
+        self._epochs.require_writable(state.name, state.epoch)
         self.require_rows(rows, state.filled(index, self._layout.page_tokens))
         sequence = self._restored_sequence(state, index)
         shared = index < state.table.shared_pages

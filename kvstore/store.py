@@ -28,6 +28,7 @@ from kvstore.summaries import Bits, PageSummaries, PageSummary
 from kvstore.tier_counters import TierCounters
 from kvstore.tier_stack import TierStack
 from kvstore.tiers.base import Tier
+from kvstore.writer_epochs import WriterEpochs
 
 
 class RowStore:
@@ -53,8 +54,8 @@ class RowStore:
                  codecs: Sequence[Codec] | None = None) -> None:  # fmt: skip
         self._layout = layout
         self._retrying = Retrying(self._retry)
-        self._stack = TierStack(layout, tiers, codecs, self._retrying.wake)
-        numbers = SequenceNumbers()
+        self._epochs, numbers = WriterEpochs(), SequenceNumbers()
+        self._stack = TierStack(layout, tiers, codecs, self._epochs, self._retrying.wake)
         try:
             stored = self._sessions_stored(numbers)
         except KvStoreError:
@@ -62,10 +63,11 @@ class RowStore:
             raise
         self._summaries = PageSummaries(summary_limit, summary_bits)
         work = Work(self._write, self._delete, self._stack.settle_owed, self._retrying.wake)
-        self._writer = PageWriter(work, backlog_pages)
+        self._writer = PageWriter(work, self._epochs, backlog_pages)
         self._reader = RowReader(layout, self._stack, self._writer, self._summaries, read_batch_pages)
-        self._rows = RowWriter(layout, self._stack, self._writer, self._reader, numbers)
-        self._opener = SessionOpener(layout, self._stack, self._writer, self._rows, numbers, self._versions)
+        self._rows = RowWriter(layout, self._stack, self._writer, self._reader, numbers, self._epochs)
+        self._opener = SessionOpener(layout, self._stack, self._writer, self._rows, numbers, self._epochs,
+                                     self._versions)  # fmt: skip
         self._sessions = SessionDirectory(stored, self._opener.recover)
         self._prefetcher = Prefetcher(self._prefetch)
 
@@ -120,8 +122,10 @@ class RowStore:
             self._sessions.remove(state, keep_pages=keep_pages)
             self._writer.discard(sorted(keys), state.epoch if state.known else None)
         self._stack.try_again()
-        self._writer.drain([session])
-        self._writer.require_writable(session, state.epoch)
+        refused = self._writer.drain([session])
+        self._epochs.require_writable(session, state.epoch)
+        if not refused:
+            self._epochs.forget(session)
 
     def retain(self, sessions: Collection[str], shared: Sequence[SharedPages] = ()) -> list[str]:
         """Drop sessions that an earlier process left and the catalog does not know; returns them.
@@ -190,14 +194,14 @@ class RowStore:
         background. Raises StaleWriterError when another writer has taken the session over.
         """
         with self._sessions.locked(session) as state:
-            self._writer.require_writable(session, state.epoch)
+            self._epochs.require_writable(session, state.epoch)
             with suppress(PageError):  # an unfinished page that is lost is not there to be flushed
                 self._rows.hand_over_unfinished_page(state)
             epoch, owners = state.epoch, state.table.owners
         if self._writer.refuses(owners) or self._stack.undurable(owners):
             self._stack.try_again()
         refused = self._writer.drain(owners)
-        self._writer.require_writable(session, epoch)
+        self._epochs.require_writable(session, epoch)
         return self._stack.flush(owners) and not refused
 
     def missing_pages(self, session: str) -> list[int]:

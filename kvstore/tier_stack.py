@@ -28,6 +28,7 @@ from kvstore.page import Blob, PageHeader, PageKey, PageLayout, parse_header, re
 from kvstore.page_table import ExpectedPage
 from kvstore.tier_counters import TierCounters, TierMeter
 from kvstore.tiers.base import Tier
+from kvstore.writer_epochs import WriterEpochs
 
 _Page = tuple[PageHeader, Blob]
 
@@ -41,7 +42,7 @@ class TierStack:
     """
 
     def __init__(self, layout: PageLayout, tiers: Sequence[Tier], codecs: Sequence[Codec] | None = None,
-                 on_owed: Callable[[], None] = lambda: None) -> None:  # fmt: skip
+                 epochs: WriterEpochs | None = None, on_owed: Callable[[], None] = lambda: None) -> None:  # fmt: skip
         if not tiers or len({tier.name for tier in tiers}) != len(tiers):
             raise ValueError(f"a store needs tiers with names of their own, got {[tier.name for tier in tiers]}")
         self._layout = layout
@@ -56,6 +57,7 @@ class TierStack:
         self._bottom = len(tiers) - 1
         self._places = _places(tiers)
         self._owed = OwedPages()
+        self._epochs = epochs or WriterEpochs()
         self._on_owed = on_owed
         self._down: TierFailedError | None = None
 
@@ -103,10 +105,10 @@ class TierStack:
                 if self._has_more(below, page.key, rows.shape[3]):
                     self._delete(below, [page.key], epoch)
 
-    def settle_owed(self, sessions: Collection[str] | None = None) -> list[tuple[str, int]]:
+    def settle_owed(self, sessions: Collection[str] | None = None) -> list[str]:
         """Bring owed pages, of some sessions or all, where they belong.
 
-        Returns sessions, each with the epoch under which it may not be written any more; what they owed is dropped.
+        Returns sessions that another writer has taken over; what they owed is dropped.
         """
         stale = []
         for owed in self._owed.of(sessions):
@@ -116,7 +118,7 @@ class TierStack:
                 self._owed.discard([owed.page.key])
                 with suppress(TierError):
                     self._tiers[owed.depth].delete([owed.page.key])
-                stale.append((owed.page.key.session, owed.epoch or 0))
+                stale.append(owed.page.key.session)
             except TierError:
                 continue
         return stale
@@ -132,6 +134,7 @@ class TierStack:
 
     def fence(self, session: str, epoch: int) -> None:
         """Be the session's writer in every shared tier. Raises StaleWriterError and what a tier failed with."""
+        self._epochs.take(session, epoch)
         for depth, tier in enumerate(self._tiers):
             if tier.shared:
                 with self._meters[depth].timed("write"):
@@ -148,6 +151,10 @@ class TierStack:
         return self.lowest.durable and all(one.durable for one in owed)
 
     # What is owed
+
+    def forget_owed(self, session: str) -> None:
+        """What is owed of the session's pages will not be brought to the lowest tier any more."""
+        self._owed.discard([owed.page.key for owed in self._owed.of([session])])
 
     def owes(self, sessions: Collection[str] | None = None) -> bool:
         """Whether pages, of some sessions or any, are not where they belong."""
@@ -212,14 +219,14 @@ class TierStack:
         lowest tier's error, ForeignPageError.
         """
         newest = self._stored(self._bottom, session)
-        above: dict[int, PageHeader] = {}
         for depth, tier in enumerate(self._tiers[:-1]):
-            if tier.durable:
-                with suppress(TierError):
-                    _add_newer(above, self._stored(depth, session))
-        known = max((header.epoch for header in above.values()), default=0)
-        if not self.lowest.shared or (epoch is not None and known >= epoch - 1):
-            _add_newer(newest, above)
+            if not tier.durable:
+                continue
+            with suppress(TierError):
+                above = self._stored(depth, session)
+                known = max((header.epoch for header in above.values()), default=0)
+                if not self.lowest.shared or (epoch is not None and known >= epoch - 1):
+                    self._add_newer(newest, above, depth)
         return newest
 
     def stored_keys(self, session: str, *, above: bool = False) -> set[PageKey]:
@@ -289,7 +296,7 @@ class TierStack:
             raise self._down
         try:
             with self._meters[depth].timed("write"):
-                self._tiers[depth].put([(key, blob)], backed=backed, epoch=epoch)
+                self._tiers[depth].put([(key, blob)], backed=backed, epoch=self._epochs.now(key.session, epoch))
         except TierFailedError as error:
             if depth == self._bottom:
                 self._down = error
@@ -303,6 +310,14 @@ class TierStack:
         except PageError:
             return True
         return blob is not None and parse_header(blob).valid_tokens > tokens
+
+    def _add_newer(self, newest: dict[int, PageHeader], above: dict[int, PageHeader], depth: int) -> None:
+        """Versions that the lowest tier did not get before the process ended count, and it is to get them yet."""
+        for index, header in above.items():
+            if index not in newest or newest[index].sequence < header.sequence:
+                newest[index] = header
+                self._owed.add(OwedPage(ExpectedPage(header.key, header.sequence), depth, True, header.epoch))
+                self._on_owed()
 
     def _note_place(self, page: ExpectedPage, depth: int, epoch: int | None) -> None:
         if depth == self._bottom:
@@ -336,8 +351,10 @@ class TierStack:
     def _delete(self, depth: int, keys: Sequence[PageKey], epoch: int | None) -> None:
         if depth == self._bottom and self._down is not None:
             raise self._down
-        with self._meters[depth].timed("write"):
-            self._tiers[depth].delete(keys, epoch=epoch)
+        for session in {key.session for key in keys}:
+            of_session = [key for key in keys if key.session == session]
+            with self._meters[depth].timed("write"):
+                self._tiers[depth].delete(of_session, epoch=self._epochs.now(session, epoch))
 
     def _read_from(self, depth: int, pages: Sequence[ExpectedPage],
                    ) -> tuple[dict[PageKey, _Page], dict[PageKey, KvStoreError]]:  # fmt: skip
@@ -414,12 +431,6 @@ def _places(tiers: Sequence[Tier]) -> tuple[int, ...]:
     above = range(bottom - 1, -1, -1)
     return (bottom, *(depth for depth in above if tiers[depth].durable),
             *(depth for depth in above if not tiers[depth].durable))  # fmt: skip
-
-
-def _add_newer(headers: dict[int, PageHeader], others: dict[int, PageHeader]) -> None:
-    for index, header in others.items():
-        if index not in headers or headers[index].sequence < header.sequence:
-            headers[index] = header
 
 
 def _require_order(tiers: Sequence[Tier], codecs: Sequence[Codec]) -> None:

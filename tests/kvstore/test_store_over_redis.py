@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from kvstore.codec import Codec
-from kvstore.page import PageLayout
+from kvstore.errors import LostPageError, StaleWriterError
+from kvstore.page import PageKey, PageLayout
+from kvstore.page_table import SharedPages
 from kvstore.store import RowStore
 from kvstore.tiers.base import Tier
 from kvstore.tiers.nvme import NvmeTier
@@ -40,6 +42,15 @@ def open_store(request: pytest.FixtureRequest, layout: PageLayout, tmp_path: Pat
         store.close()
 
 
+def vanish(store: RowStore, keys: list[PageKey]) -> None:
+    """Delete pages behind the stores' backs."""
+    store._stack.lowest.delete(keys)
+
+
+def nvme(store: RowStore) -> Tier:
+    return store._stack.tiers[1]
+
+
 def everything(store: RowStore, session: str) -> Tensor:
     return store.gather(session, torch.arange(store.length(session)))
 
@@ -49,6 +60,7 @@ def test_sessions_are_found_again(open_store: OpenStore, make_rows: MakeRows, nv
     rows = {session: make_rows(tokens, seed=tokens) for session, tokens in (("a", 45), ("b", 8), ("tenant/ü}", 19))}
     store = open_store(nvme)
     for session, new in rows.items():
+        store.open(session, epoch=1, length=0)
         store.append(session, new)
     assert all(torch.equal(everything(store, session), new) for session, new in rows.items())
     store.truncate("a", 30)
@@ -57,11 +69,14 @@ def test_sessions_are_found_again(open_store: OpenStore, make_rows: MakeRows, nv
     store.check()
     store.close()
     again = open_store(nvme)
-    assert again.sessions() == ["a", "tenant/ü}"]
-    assert all(torch.equal(everything(again, session), rows[session]) for session in again.sessions())
+    for session, length in (("a", 45), ("b", 0), ("tenant/ü}", 19)):
+        again.open(session, epoch=2, length=length)
+        assert again.missing_pages(session) == []
+        assert torch.equal(everything(again, session), rows[session][:, :, :, :length])
     again.append("a", make_rows(7, seed=1))
     again.check()
-    again.retain([])
+    for session in again.sessions():
+        again.drop(session)
     assert set(again.usage().values()) == {0}
 
 
@@ -69,8 +84,9 @@ def test_another_worker_reads_what_was_flushed(open_store: OpenStore, make_rows:
     rows = make_rows(29)
     one = open_store("one")
     one.append("a", rows)
-    one.flush("a")
+    assert one.flush("a")
     other = open_store("other")
+    other.open("a", epoch=1, length=29)
     assert torch.equal(everything(other, "a"), rows)
     assert other.counters()["redis"].hits == 4
     assert torch.equal(everything(other, "a"), rows)
@@ -84,6 +100,123 @@ def test_int8_pages_are_the_same_in_another_worker(open_store: OpenStore, make_r
     kept = everything(one, "a")
     one.flush("a")
     other = open_store("other", Codec.INT8)
+    other.open("a", epoch=1, length=29)
     assert torch.equal(everything(other, "a"), kept)
     assert not torch.equal(kept, rows)
     assert torch.equal(kept[:, :, :, 24:], rows[:, :, :, 24:])
+
+
+def test_a_worker_that_lost_the_session_hears_of_it_and_harms_nothing(
+    open_store: OpenStore, make_rows: MakeRows
+) -> None:
+    rows, others = make_rows(29), make_rows(16, seed=5)
+    one, other = open_store("one"), open_store("other")
+    one.open("a", epoch=1, length=0)
+    one.append("a", rows)
+    assert one.flush("a")
+    one.append("a", others)  # a turn that will not be committed
+    other.open("a", epoch=2, length=29)
+    other.append("a", rows[:, :, :, :9])
+    assert other.flush("a")
+    with pytest.raises(StaleWriterError):
+        one.flush("a")
+    with pytest.raises(StaleWriterError):
+        one.append("a", rows)
+    with pytest.raises(StaleWriterError):
+        one.flush("a")
+    with pytest.raises(StaleWriterError):
+        one.open("a", epoch=1, length=29)
+    one.open("b", epoch=1, length=0)
+    one.append("b", rows)
+    assert one.flush("b"), "other sessions are none of this"
+    wanted = torch.cat([rows, rows[:, :, :, :9]], 3)
+    assert torch.equal(everything(other, "a"), wanted)
+    other.check()
+    one.open("a", epoch=3, length=38)
+    assert torch.equal(everything(one, "a"), wanted)
+    one.check()
+
+
+def test_rows_that_were_not_committed_are_nowhere_once_another_worker_opens_the_session(
+    open_store: OpenStore, make_rows: MakeRows
+) -> None:
+    rows = make_rows(60)
+    one = open_store("one")
+    one.open("a", epoch=1, length=0)
+    one.append("a", rows)
+    one.flush("a")
+    open_store("other").open("a", epoch=2, length=29)
+    third = open_store("third")
+    third.open("a", epoch=3, length=60)
+    assert third.missing_pages("a") == [3, 4, 5, 6, 7]
+    assert torch.equal(third.gather("a", torch.arange(24)), rows[:, :, :, :24])
+    one.open("a", epoch=4, length=60)
+    assert one.missing_pages("a") == [3, 4, 5, 6, 7], "what it has of its own is not what counts"
+
+
+def test_a_fork_is_read_by_another_worker_and_its_parent_goes_on(open_store: OpenStore, make_rows: MakeRows) -> None:
+    rows, more, others = make_rows(29), make_rows(20, seed=1), make_rows(20, seed=2)
+    one, other = open_store("one"), open_store("other")
+    one.open("a", epoch=1, length=0)
+    one.append("a", rows)
+    one.fork("a", "b", epoch=1, length=29, shared=[SharedPages("a", 3)])
+    one.append("b", more)
+    assert one.flush("b"), "the shared pages too"
+    one.append("a", others)
+    assert one.flush("a")
+    one.check()
+    other.open("b", epoch=2, length=49, shared=[SharedPages("a", 3)])
+    assert torch.equal(everything(other, "b"), torch.cat([rows, more], 3))
+    other.check()
+    one.drop("a", keep_pages=3)
+    other.prefetch("b")
+    assert torch.equal(everything(other, "b"), torch.cat([rows, more], 3))
+    assert other.lost_pages("b") == []
+
+
+def test_a_shared_page_that_vanished_comes_back_for_all_whoever_writes_its_owner(
+    open_store: OpenStore, make_rows: MakeRows
+) -> None:
+    rows = make_rows(29)
+    one, other = open_store(), open_store()
+    one.open("a", epoch=7, length=0)
+    one.append("a", rows)
+    one.fork("a", "b", epoch=1, length=24, shared=[SharedPages("a", 3)])
+    assert one.flush("a")
+    one.open("a", epoch=8, length=29)
+    vanish(other, [PageKey("a", 1)])
+    other.open("b", epoch=2, length=24, shared=[SharedPages("a", 3)])
+    assert other.missing_pages("b") == [1]
+    with pytest.raises(LostPageError):
+        everything(other, "b")
+    other.restore("b", 1, rows[:, :, :, 8:16])
+    assert other.flush("b")
+    assert torch.equal(everything(other, "b"), rows[:, :, :, :24])
+    third = open_store()
+    third.open("a", epoch=9, length=29)
+    assert torch.equal(everything(third, "a"), rows)
+
+
+def test_a_released_session_leaves_nothing_above_what_is_shared(open_store: OpenStore, make_rows: MakeRows) -> None:
+    rows = make_rows(29)
+    one, other = open_store("one"), open_store("other")
+    one.open("a", epoch=1, length=0)
+    one.append("a", rows)
+    one.release("a")
+    assert (one.sessions(), one.usage()["ram"], one.usage()["nvme"]) == ([], 0, 0)
+    other.open("a", epoch=2, length=29)
+    assert torch.equal(everything(other, "a"), rows)
+
+
+def test_only_this_processs_files_are_cleared_of_unknown_sessions(open_store: OpenStore, make_rows: MakeRows) -> None:
+    store = open_store("one")
+    for session in "abc":
+        store.open(session, epoch=1, length=0)
+        store.append(session, make_rows(20))
+    store.close()
+    again, other = open_store("one"), open_store()
+    assert again.retain(["a"], [SharedPages("c", 1)]) == ["b", "c"]
+    assert sorted((h.key.session, h.key.index) for h in nvme(again).stored()) == [
+        ("a", 0), ("a", 1), ("a", 2), ("c", 0)]  # fmt: skip
+    other.open("b", epoch=2, length=20)
+    assert other.missing_pages("b") == []
