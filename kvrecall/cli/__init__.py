@@ -12,12 +12,14 @@ from kvrecall.cli.chat import chat_command
 from kvrecall.cli.demo import demo_command
 from kvrecall.cli.errors import CliError
 from kvrecall.cli.eval import eval_app
+from kvrecall.cli.fsck import fsck_command
 from kvrecall.cli.gateway import gateway_command
 from kvrecall.cli.methods import methods_command
 from kvrecall.cli.profile_layers import profile_layers_command
 from kvrecall.cli.replay import replay_command
 from kvrecall.cli.report import report_command
 from kvrecall.cli.serve import serve_command
+from kvrecall.cli.transfer import export_command, import_command
 from kvrecall.cli.worker import worker_command
 from kvrecall.client import KvrecallError
 
@@ -53,6 +55,9 @@ app = typer.Typer(
 app.command("serve")(serve_command)
 app.command("worker")(worker_command)
 app.command("gateway")(gateway_command)
+app.command("fsck")(fsck_command)
+app.command("export")(export_command)
+app.command("import")(import_command)
 app.command("chat")(chat_command)
 app.command("demo")(demo_command)
 app.command("replay")(replay_command)

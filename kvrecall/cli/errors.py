@@ -27,6 +27,14 @@ class CannotServe(CliError):
     """The model, the data directory or the address cannot be used."""
 
 
+class BadSessionFile(CliError):
+    """A file is no exported session, or is damaged, or cannot be imported here."""
+
+
+class CannotCheck(CliError):
+    """What is to be checked is in use, or cannot be read at all."""
+
+
 class BoundExceeded(CliError):
     """A layer held more rows than its budget and a block: an invariant of the engine is broken."""
 

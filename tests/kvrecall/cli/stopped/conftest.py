@@ -1,0 +1,112 @@
+"""Data directories that a real service with the packaged model has made, and stopped services to look at."""
+
+import asyncio
+import shutil
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvrecall.cli.build import build_service
+from kvrecall.cli.settings import Settings
+from reference import MODEL_PATH
+from services.forks import NewFork
+from services.messages import Message, Sampling
+from services.service import NewSession, SessionService
+from services.turn_plan import TurnRequest
+from services.turns import TurnEnded
+
+FACTS = (
+    "Please note that the extension list says Melnor K4821.",
+    "The train to Aldova leaves from platform seven in the morning.",
+    "My sister told me that the garden needs more water this year.",
+    "Please note that the locker of Tarvik has the number 5093.",
+)
+TOOL = '{"type": "function", "function": {"name": "lookup", "parameters": {"type": "object", "properties": {}}}}'
+
+
+def settings_of(data: Path, **options: Any) -> Settings:
+    """A small service's settings."""
+    chosen = {"worker": {"slots": 2, "max_budget": 192, "block_tokens": 64}, "ram_bytes": 8 << 20, **options}
+    return Settings(model=str(MODEL_PATH), data=data, **chosen)
+
+
+@asynccontextmanager
+async def running(data: Path, **options: Any) -> AsyncIterator[SessionService]:
+    """The service over a data directory."""
+    service = await build_service(settings_of(data, **options))
+    await service.start()
+    try:
+        yield service
+    finally:
+        await service.stop()
+
+
+async def say(service: SessionService, session: str, *texts: str, generate: bool = True) -> str:
+    """A greedy turn; the answer's text."""
+    messages = tuple(Message("user", text) for text in texts)
+    return await ask(service, session, TurnRequest(messages, generate, Sampling(max_tokens=12)))
+
+
+async def ask(service: SessionService, session: str, request: TurnRequest) -> str:
+    """A turn's answer as text; empty for one that only remembers."""
+    async for progress in service.turn(session, request):
+        if isinstance(progress, TurnEnded):
+            message = progress.outcome.message
+            return "" if message is None else message.content
+    raise AssertionError("a turn ends")
+
+
+async def talk(service: SessionService, session: str, rounds: int = 2) -> None:
+    """So much small talk that rows are evicted and several pages are full."""
+    for number in range(rounds):
+        await say(service, session, *(f"{number}. {fact}" for fact in FACTS), generate=False)
+        await say(service, session, "What is the extension of Melnor?")
+
+
+@dataclass(frozen=True)
+class Served:
+    """What is in a data directory: a session, its fork, and the fork of a session that was deleted."""
+
+    data: Path
+    parent: str
+    child: str
+    orphan: str
+    deleted: str
+
+
+async def _serve(data: Path) -> Served:
+    async with running(data) as service:
+        new = NewSession(budget=128, repair_rows=32, method="snapkv", seed=7, tools=(TOOL,))
+        parent = (await service.create(new)).id
+        await talk(service, parent)
+        child = (await service.fork(parent, NewFork())).id
+        await talk(service, child, 1)
+        deleted = (await service.create(new)).id
+        await talk(service, deleted)
+        orphan = (await service.fork(deleted, NewFork())).id
+        await talk(service, orphan, 1)
+        await service.delete(deleted)
+        return Served(data, parent, child, orphan, deleted)
+
+
+@pytest.fixture(scope="session")
+def served_once(tmp_path_factory: pytest.TempPathFactory) -> Served:
+    """The directory that the tests' own are copies of."""
+    return asyncio.run(_serve(tmp_path_factory.mktemp("served") / "data"))
+
+
+@pytest.fixture
+def served(served_once: Served, tmp_path: Path) -> Served:
+    """A directory of the test's own."""
+    shutil.copytree(served_once.data, tmp_path / "data")
+    return Served(tmp_path / "data", *(getattr(served_once, name) for name in ("parent", "child", "orphan", "deleted")))
+
+
+@pytest.fixture
+def pages_of(served: Served) -> Callable[[], list[Path]]:
+    """The segment files, oldest first."""
+    return lambda: sorted((served.data / "pages").glob("segment-*.kv"))
