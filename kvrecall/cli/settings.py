@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from gateway.settings import GatewaySettings
@@ -38,6 +38,11 @@ class Settings(BaseSettings):
     model: str = Field(default=str(MODEL_PATH), description="Path or hub name of a causal LM.")
     dtype: Dtype | None = Field(default=None, description="The weights' type; the checkpoint's own when not given.")
     data: Path = Field(default=Path("kvrecall-data"), description="Where sessions and their rows are kept.")
+    catalog_url: SecretStr | None = Field(
+        default=None,
+        description="Redis that several gateways share as their catalog, in the forms of KVRECALL_STORE__REDIS_URL and "
+        "under the same namespace. Unset: a file in the data directory, of one process.",
+    )
     ram_bytes: int = Field(default=1 << 30, ge=1 << 20, description="Bytes of rows kept in memory beside the files.")
     host: str = "127.0.0.1"
     port: int = Field(default=8420, ge=0, le=65535, description="0: any free port.")

@@ -2,11 +2,14 @@
 
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 
+from kvrecall.cli.redis_client import redis_client
 from services.catalog import Catalog, TurnCommit
 from services.messages import Message, ToolCall
+from services.redis_catalog import RedisCatalog
 from services.reports import Fidelity, MemoryReport, RepairReport, TurnOutcome
 from services.sessions import Session, SessionSettings, Turn
 from services.sqlite_catalog import SqliteCatalog
@@ -15,10 +18,14 @@ MEMORY = MemoryReport(7, 64, 7, 8, 96, 448, 0, 2, (7, 6), (8, 8), (96, 96), {"ra
 REPAIR = RepairReport("tool_call", 3, 7, 2, 0.5, candidates=9, demoted=1, cut=True, hops=2, bytes_read=5, in_pause=True)
 
 
-@pytest.fixture(params=["sqlite"])
+@pytest.fixture(params=["sqlite", "redis", "cluster"])
 async def catalog(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Catalog]:
-    """An empty catalog."""
-    catalog = await SqliteCatalog.open(tmp_path / "catalog.db")
+    """An empty catalog of each kind: a file, keys of its own on one Redis server, and on a cluster of six."""
+    if request.param == "sqlite":
+        catalog: Catalog = await SqliteCatalog.open(tmp_path / "catalog.db")
+    else:
+        url = request.getfixturevalue("redis_url" if request.param == "redis" else "redis_cluster_url")
+        catalog = await RedisCatalog.open(redis_client(url), uuid4().hex)
     yield catalog
     await catalog.close()
 

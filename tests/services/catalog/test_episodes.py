@@ -1,16 +1,13 @@
 """Episodes in the catalog: each change whole, fenced, and gone with the session."""
 
-from collections.abc import AsyncIterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from services.catalog import BuildCommit, EpisodeRecord, EpisodeSet, SegmentRecord, SegmentsCommit, TurnCommit
+from services.catalog import BuildCommit, Catalog, EpisodeRecord, EpisodeSet, SegmentRecord, SegmentsCommit, TurnCommit
 from services.errors import CatalogError, StaleEpoch, UnknownEpisode, UnknownSession
 from services.reports import EpisodeReport, MemoryReport, TurnOutcome
 from services.sessions import EpisodeSettings, Session, SessionSettings, Turn
-from services.sqlite_catalog import SqliteCatalog
 
 SEGMENTS = tuple(SegmentRecord(n, 10 * n, 10 * n + 10, b"\0\0\x80?" * 2) for n in range(4))
 EMBEDDED = EpisodeSet(segments=4, next_token=40, last_turn=3, last_utterance=1, dimensions=2)
@@ -23,16 +20,14 @@ BUILD = BuildCommit(BUILT, (b"built 1-1", b"\0"), (0, 0, 1, 0))
 
 
 @pytest.fixture
-async def catalog(tmp_path: Path) -> AsyncIterator[SqliteCatalog]:
+async def catalog(catalog: Catalog) -> Catalog:
     """A catalog with the sessions s, whose episodes are built, and t, which has none."""
-    catalog = await SqliteCatalog.open(tmp_path / "catalog.db")
     for id in ("s", "t"):
         settings = SessionSettings(64, 8, "epicache", episodes=EpisodeSettings("auto", 3, 6, "per_episode", 0.5))
         await catalog.create(Session(id, 1, settings, 1.0, 1.0, 0, MemoryReport()), b"", None)
     await catalog.commit_segments("s", SegmentsCommit(SEGMENTS, EMBEDDED), 1)
     await catalog.commit_build("s", BUILD, 1)
-    yield catalog
-    await catalog.close()
+    return catalog
 
 
 def turn(number: int, matched: str = "", active: str = "") -> TurnCommit:
@@ -41,7 +36,7 @@ def turn(number: int, matched: str = "", active: str = "") -> TurnCommit:
     return TurnCommit(Turn("s", number, (), (1, 2, 3), outcome, (2, 1)), b"", matched=matched, active=active)
 
 
-async def test_settings_turns_and_episodes_come_back_as_they_were_committed(catalog: SqliteCatalog) -> None:
+async def test_settings_turns_and_episodes_come_back_as_they_were_committed(catalog: Catalog) -> None:
     assert (await catalog.session("s")).settings.episodes == EpisodeSettings("auto", 3, 6, "per_episode", 0.5)
     assert await catalog.episodes("s") == BUILT
     labelled = [replace(segment, label=label) for segment, label in zip(SEGMENTS, (0, 0, 1, 0), strict=True)]
@@ -51,14 +46,14 @@ async def test_settings_turns_and_episodes_come_back_as_they_were_committed(cata
     assert await catalog.turns("s", 0, 5) == [turn(1, "1-1").turn]
 
 
-async def test_a_session_without_a_segment_has_an_empty_set(catalog: SqliteCatalog) -> None:
+async def test_a_session_without_a_segment_has_an_empty_set(catalog: Catalog) -> None:
     assert await catalog.episodes("t") == EpisodeSet()
     assert await catalog.segments("t") == []
     with pytest.raises(UnknownSession):
         await catalog.episodes("nobody")
 
 
-async def test_turns_count_matches_and_name_the_active_episode(catalog: SqliteCatalog) -> None:
+async def test_turns_count_matches_and_name_the_active_episode(catalog: Catalog) -> None:
     await catalog.commit_turn(turn(1, "1-2", "1-2"), 1, None)
     await catalog.commit_turn(turn(2, "1-2", "1-2"), 1, None)
     await catalog.commit_turn(turn(3, "", "1-2"), 1, None)
@@ -67,7 +62,7 @@ async def test_turns_count_matches_and_name_the_active_episode(catalog: SqliteCa
     assert [episode.matched for episode in found.episodes] == [0, 2]
 
 
-async def test_new_segments_leave_what_turns_have_committed(catalog: SqliteCatalog) -> None:
+async def test_new_segments_leave_what_turns_have_committed(catalog: Catalog) -> None:
     await catalog.commit_turn(turn(1, "1-1", "1-1"), 1, None)
     grown = replace(EPISODES[1], segments=2, tokens=20, centroid=b"\0" * 8, matched=7)
     found = replace(BUILT, segments=5, next_token=50, active="wrong", episodes=(EPISODES[0], grown))
@@ -78,7 +73,7 @@ async def test_new_segments_leave_what_turns_have_committed(catalog: SqliteCatal
     assert [segment.label for segment in await catalog.segments("s")] == [0, 0, 1, 0, 1]
 
 
-async def test_a_build_replaces_episodes_and_rows_but_not_which_is_active(catalog: SqliteCatalog) -> None:
+async def test_a_build_replaces_episodes_and_rows_but_not_which_is_active(catalog: Catalog) -> None:
     await catalog.commit_turn(turn(1, "1-1", "1-1"), 1, None)
     only = replace(EPISODES[0], id="2-1")
     found = replace(BUILT, builds=2, episodes=(only,))
@@ -89,14 +84,14 @@ async def test_a_build_replaces_episodes_and_rows_but_not_which_is_active(catalo
         await catalog.built_episode("s", "1-1")
 
 
-async def test_forgotten_episodes_are_made_anew_under_other_ids(catalog: SqliteCatalog) -> None:
+async def test_forgotten_episodes_are_made_anew_under_other_ids(catalog: Catalog) -> None:
     await catalog.commit_turn(turn(1, "1-1", "1-1"), 1, None)
     await catalog.forget_episodes("s", 1)
     assert await catalog.episodes("s") == EpisodeSet(builds=1, active="1-1")
     assert await catalog.segments("s") == []
 
 
-async def test_a_process_that_was_taken_over_from_writes_no_episodes(catalog: SqliteCatalog) -> None:
+async def test_a_process_that_was_taken_over_from_writes_no_episodes(catalog: Catalog) -> None:
     await catalog.take_over("s", "w")
     for write in (
         catalog.commit_segments("s", SegmentsCommit((), EMBEDDED), 1),
@@ -108,7 +103,7 @@ async def test_a_process_that_was_taken_over_from_writes_no_episodes(catalog: Sq
     assert await catalog.episodes("s") == BUILT
 
 
-async def test_a_commit_that_fails_changes_nothing(catalog: SqliteCatalog) -> None:
+async def test_a_commit_that_fails_changes_nothing(catalog: Catalog) -> None:
     found = replace(BUILT, segments=9)
     with pytest.raises(CatalogError):  # a segment of that number exists
         await catalog.commit_segments("s", SegmentsCommit((replace(SEGMENTS[0], number=4), SEGMENTS[0]), found), 1)
@@ -116,7 +111,7 @@ async def test_a_commit_that_fails_changes_nothing(catalog: SqliteCatalog) -> No
     assert len(await catalog.segments("s")) == 4
 
 
-async def test_episodes_go_with_their_session(catalog: SqliteCatalog) -> None:
+async def test_episodes_go_with_their_session(catalog: Catalog) -> None:
     await catalog.delete("s", None)
     with pytest.raises(UnknownSession):
         await catalog.episodes("s")

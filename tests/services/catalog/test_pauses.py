@@ -1,0 +1,182 @@
+"""Tool calls and repairs in a catalog: neither undoes the other, and nothing is done twice."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from services.catalog import REPAIRS_KEPT, Catalog, RepairCommit, RepairDetails, TurnCommit
+from services.errors import UnknownSession
+from services.messages import ToolCall
+from services.reports import MemoryReport, RepairReport
+from services.sessions import CallStatus, RepairTrigger, Session, SessionState, due_repairs
+
+MakeSession = Callable[..., Session]
+MakeTurn = Callable[..., TurnCommit]
+
+
+async def test_a_turn_with_calls_begins_a_pause_and_the_next_turn_ends_it(
+    catalog: Catalog, make_session: MakeSession, make_turn: MakeTurn, calls: tuple[ToolCall, ToolCall]
+) -> None:
+    await catalog.create(make_session("s"), b"", None)
+    await catalog.commit_turn(make_turn("s", 1, *calls), 1, None)
+    session = await catalog.session("s")
+    assert session.resting_state is SessionState.PAUSED
+    assert [made.call for made in session.outstanding] == list(calls)
+    await catalog.commit_turn(replace(make_turn("s", 2), said={"a": "r", "b": "q"}), 1, None)
+    assert (await catalog.session("s")).calls == ()
+    said = await catalog.call("s", "b")
+    assert (said.status, said.result, said.said) == (CallStatus.COMPLETED, "q", 2)
+
+
+async def test_a_repair_and_a_report_of_the_same_call_do_not_undo_each_other(
+    catalog: Catalog,
+    make_session: MakeSession,
+    make_turn: MakeTurn,
+    calls: tuple[ToolCall, ToolCall],
+    memory: MemoryReport,
+    repair: RepairReport,
+) -> None:
+    await catalog.create(make_session("s"), b"", None)
+    await catalog.commit_turn(make_turn("s", 1, *calls), 1, None)
+    before = await catalog.session("s")
+    await catalog.commit_repair("s", RepairCommit(due_repairs(before)[0], b"repaired", repair, memory), 1)
+    reported = replace(before.calls[0], status=CallStatus.FAILED, result="no", batch=1)
+    await catalog.commit_call("s", reported, 1, None)
+    after = await catalog.session("s")
+    signal = reported.call.signal
+    assert after.calls[0] == replace(reported, call_signal=signal, heard_at=after.calls[0].heard_at)
+    assert (after.repairs, await catalog.worker_state("s")) == ((repair,), b"repaired")
+    assert [due.position for due in due_repairs(after)] == [1, -1]
+
+
+async def test_a_repair_that_was_refused_is_done_and_leaves_the_state(
+    catalog: Catalog, make_session: MakeSession, make_turn: MakeTurn, calls: tuple[ToolCall, ToolCall]
+) -> None:
+    await catalog.create(make_session("s"), b"", None)
+    await catalog.commit_turn(make_turn("s", 1, calls[0]), 1, None)
+    await catalog.commit_repair("s", RepairCommit(due_repairs(await catalog.session("s"))[0]), 1)
+    assert due_repairs(await catalog.session("s")) == []
+    assert await catalog.worker_state("s") == b"state 1"
+
+
+async def test_reports_of_repairs_belong_to_the_pause_they_happened_in(
+    catalog: Catalog,
+    make_session: MakeSession,
+    make_turn: MakeTurn,
+    calls: tuple[ToolCall, ToolCall],
+    memory: MemoryReport,
+    repair: RepairReport,
+) -> None:
+    await catalog.create(make_session("s"), b"", None)
+    await catalog.commit_turn(make_turn("s", 1, *calls), 1, None)
+    for due in due_repairs(await catalog.session("s")):
+        await catalog.commit_repair("s", RepairCommit(due, b"", repair, memory), 1)
+    assert len((await catalog.session("s")).repairs) == 2
+    await catalog.commit_turn(make_turn("s", 2), 1, None)
+    assert (await catalog.session("s")).repairs == ()
+
+
+async def test_a_call_comes_back_as_it_was_reported(
+    catalog: Catalog, make_session: MakeSession, make_turn: MakeTurn, calls: tuple[ToolCall, ToolCall]
+) -> None:
+    await catalog.create(make_session("s"), b"", None)
+    await catalog.commit_turn(make_turn("s", 1, *calls), 1, None)
+    made = (await catalog.session("s")).calls[1]
+    told = replace(made, started=True, arguments='{"n": 3}', pieces={0: "é", 2: "\0"}, delta_due=1)
+    await catalog.commit_call("s", told, 1, None)
+    found = await catalog.call("s", "b")
+    assert found == replace(told, heard_at=found.heard_at)
+    assert (found.partial, found.running.arguments, found.call) == ("é", '{"n": 3}', calls[1])
+    assert found.heard_at >= made.heard_at > 0
+
+
+async def test_each_kind_of_repair_marks_its_own_signal_as_used(
+    catalog: Catalog,
+    make_session: MakeSession,
+    make_turn: MakeTurn,
+    calls: tuple[ToolCall, ToolCall],
+    memory: MemoryReport,
+    repair: RepairReport,
+) -> None:
+    await catalog.create(make_session("s"), b"", None)
+    await catalog.commit_turn(make_turn("s", 1, *calls), 1, None)
+    grown = replace((await catalog.session("s")).calls[0], pieces={0: "long"}, delta_due=4)
+    await catalog.commit_call("s", grown, 1, None)
+    told = replace((await catalog.session("s")).calls[1], status=CallStatus.COMPLETED, result="r", batch=1)
+    await catalog.commit_call("s", told, 1, None)
+    seen = []
+    while due := due_repairs(await catalog.session("s")):
+        seen.append((due[0].trigger, due[0].position))
+        await catalog.commit_repair("s", RepairCommit(due[0], b"", repair, memory), 1)
+    on_call, on_output, on_result = RepairTrigger.TOOL_CALL, RepairTrigger.TOOL_DELTA, RepairTrigger.TOOL_RESULT
+    assert seen == [(on_call, 0), (on_call, 1), (on_output, 0), (on_result, -1)]
+
+
+async def test_the_last_answer_is_due_until_it_is_repaired_on(
+    catalog: Catalog,
+    make_session: MakeSession,
+    make_turn: MakeTurn,
+    calls: tuple[ToolCall, ToolCall],
+    memory: MemoryReport,
+    repair: RepairReport,
+) -> None:
+    await catalog.create(make_session("s", repair_on=frozenset({RepairTrigger.LAST_OUTPUT})), b"", None)
+    await catalog.commit_turn(make_turn("s", 1), 1, None)
+    (due,) = due_repairs(await catalog.session("s"))
+    assert due.output == 2
+    await catalog.commit_repair("s", RepairCommit(due, b"", repair, memory), 1)
+    assert due_repairs(await catalog.session("s")) == []
+    await catalog.commit_turn(make_turn("s", 2), 1, None)
+    assert len(due_repairs(await catalog.session("s"))) == 1
+    await catalog.commit_turn(make_turn("s", 3, *calls), 1, None)
+    assert (await catalog.session("s")).output_due == 0
+
+
+async def test_the_last_repairs_are_remembered_newest_first_with_what_they_brought_back(
+    catalog: Catalog,
+    make_session: MakeSession,
+    make_turn: MakeTurn,
+    calls: tuple[ToolCall, ToolCall],
+    memory: MemoryReport,
+    repair: RepairReport,
+) -> None:
+    await catalog.create(make_session("s"), b"", None)
+    await catalog.create(make_session("other"), b"", None)
+    await catalog.commit_turn(replace(make_turn("s", 1, *calls), repaired=RepairDetails("hello", (1, 2**31))), 1, None)
+    (due, *_) = due_repairs(await catalog.session("s"))
+    for number in range(REPAIRS_KEPT):
+        details = RepairDetails(f"signal {number}", (number,))
+        await catalog.commit_repair("s", RepairCommit(due, b"", repair, memory, details), 1)
+    found = await catalog.repairs("s", 100)
+    assert [record.number for record in found] == list(range(REPAIRS_KEPT + 1, 1, -1))
+    assert (found[0].turn, found[0].details.signal) == (2, f"signal {REPAIRS_KEPT - 1}")
+    assert (found[0].report, found[-1].details.positions) == (repair, (0,))
+    assert await catalog.repairs("s", 2) == found[:2]
+    assert await catalog.repairs("other", 2) == []
+    with pytest.raises(UnknownSession):
+        await catalog.repairs("x", 2)
+
+
+async def test_a_turn_s_own_repair_is_remembered_with_that_turn(
+    catalog: Catalog, make_session: MakeSession, make_turn: MakeTurn, repair: RepairReport
+) -> None:
+    await catalog.create(make_session("s"), b"", None)
+    await catalog.commit_turn(replace(make_turn("s", 1), repaired=RepairDetails("hello", (1, 2**31))), 1, None)
+    (record,) = await catalog.repairs("s", 9)
+    assert (record.turn, record.report, record.details) == (1, repair, RepairDetails("hello", (1, 2**31)))
+    assert (await catalog.session("s")).repairs == ()
+
+
+async def test_silent_calls_are_those_that_wait_and_were_not_heard_of(
+    catalog: Catalog, make_session: MakeSession, make_turn: MakeTurn, calls: tuple[ToolCall, ToolCall]
+) -> None:
+    for id in ("s", "answered", "said"):
+        await catalog.create(make_session(id), b"", None)
+        await catalog.commit_turn(make_turn(id, 1, calls[0]), 1, None)
+    call = (await catalog.session("answered")).calls[0]
+    await catalog.commit_call("answered", replace(call, status=CallStatus.FAILED, result="no", batch=1), 1, None)
+    await catalog.commit_turn(replace(make_turn("said", 2), said={"a": "r"}), 1, None)
+    heard_at = (await catalog.session("s")).calls[0].heard_at
+    assert await catalog.silent(heard_at) == ["s"]
+    assert await catalog.silent(heard_at - 0.001) == []

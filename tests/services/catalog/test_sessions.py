@@ -1,0 +1,145 @@
+"""Sessions and turns in a catalog: what it acknowledges is there afterwards, whole, whatever happens."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from services.catalog import Catalog, IdempotencyKey, Remembered, RepairCommit, TurnCommit
+from services.errors import CatalogError, IdempotencyConflict, InvalidRequest, StaleEpoch, UnknownCall, UnknownSession
+from services.messages import ToolCall
+from services.reports import MemoryReport
+from services.sessions import RepairTrigger, Session, SessionState, due_repairs
+
+MakeSession = Callable[..., Session]
+MakeTurn = Callable[..., TurnCommit]
+
+
+async def test_a_session_comes_back_as_it_was_stored(catalog: Catalog, make_session: MakeSession) -> None:
+    session = make_session(
+        "s", seed=2**63, tools=('{"x": 1}',), metadata={"user": "é\0"}, repair_on=frozenset({RepairTrigger.TURN})
+    )
+    await catalog.create(session, b"\0state", None)
+    assert await catalog.session("s") == session
+    assert await catalog.worker_state("s") == b"\0state"
+
+
+async def test_a_turn_comes_back_as_it_was_committed(
+    catalog: Catalog, make_session: MakeSession, make_turn: MakeTurn, memory: MemoryReport
+) -> None:
+    await catalog.create(make_session("s"), b"", None)
+    await catalog.commit_turn(make_turn("s", 1), 1, None)
+    await catalog.commit_turn(make_turn("s", 2), 1, None)
+    assert await catalog.turns("s", 0, 10) == [make_turn("s", 1).turn, make_turn("s", 2).turn]
+    assert await catalog.turns("s", 1, 10) == [make_turn("s", 2).turn]
+    session = await catalog.session("s")
+    assert (session.turns, session.memory, session.resting_state) == (2, memory, SessionState.IDLE)
+    assert await catalog.worker_state("s") == b"state 2"
+
+
+async def test_the_tokens_of_all_turns_come_in_their_order(
+    catalog: Catalog, make_session: MakeSession, make_turn: MakeTurn
+) -> None:
+    await catalog.create(make_session("s"), b"", None)
+    assert await catalog.token_ids("s") == ()
+    for number in (1, 2):
+        await catalog.commit_turn(make_turn("s", number), 1, None)
+    assert await catalog.token_ids("s") == (1, 2, 2**32 - 1) * 2
+    with pytest.raises(UnknownSession):
+        await catalog.token_ids("x")
+
+
+async def test_who_lost_the_session_cannot_write_it(
+    catalog: Catalog, make_session: MakeSession, make_turn: MakeTurn, calls: tuple[ToolCall, ToolCall]
+) -> None:
+    await catalog.create(make_session("s"), b"", None)
+    await catalog.commit_turn(make_turn("s", 1, *calls), 1, None)
+    session = await catalog.session("s")
+    assert await catalog.take_over("s", "w") == 2
+    with pytest.raises(StaleEpoch):
+        await catalog.commit_turn(make_turn("s", 2), 1, None)
+    with pytest.raises(StaleEpoch):
+        await catalog.commit_repair("s", RepairCommit(due_repairs(session)[0], b"x"), 1)
+    with pytest.raises(StaleEpoch):
+        await catalog.commit_call("s", replace(session.calls[0], pieces={0: "x"}), 1, None)
+    assert await catalog.session("s") == replace(session, epoch=2, worker="w")
+    assert await catalog.worker_state("s") == b"state 1"
+
+
+async def test_a_commit_that_fails_leaves_nothing_behind(
+    catalog: Catalog, make_session: MakeSession, make_turn: MakeTurn, calls: tuple[ToolCall, ToolCall]
+) -> None:
+    await catalog.create(make_session("s"), b"", None)
+    await catalog.commit_turn(make_turn("s", 1), 1, None)
+    with pytest.raises(CatalogError):
+        await catalog.commit_turn(make_turn("s", 1, *calls), 1, None)
+    session = await catalog.session("s")
+    assert (session.turns, session.calls) == (1, ())
+    await catalog.commit_turn(make_turn("s", 2), 1, None)
+
+
+async def test_what_is_unknown_is_said_to_be(catalog: Catalog, make_session: MakeSession, make_turn: MakeTurn) -> None:
+    for attempt in (
+        catalog.session("x"),
+        catalog.worker_state("x"),
+        catalog.take_over("x", "w"),
+        catalog.delete("x", None),
+        catalog.commit_turn(make_turn("x", 1), 1, None),
+    ):
+        with pytest.raises(UnknownSession):
+            await attempt
+    await catalog.create(make_session("s"), b"", None)
+    with pytest.raises(UnknownCall):
+        await catalog.call("s", "x")
+
+
+async def test_pages_show_every_session_once_newest_first(catalog: Catalog, make_session: MakeSession) -> None:
+    for number in range(7):
+        await catalog.create(make_session(f"s{number}", created=float(number // 2)), b"", None)
+    seen, cursor = [], None
+    while True:
+        page = await catalog.page(3, cursor)
+        seen += [session.id for session in page.sessions]
+        cursor = page.next_cursor
+        if cursor is None:
+            break
+        await catalog.create(make_session(f"late{len(seen)}", created=100.0), b"", None)
+    assert seen == ["s6", "s5", "s4", "s3", "s2", "s1", "s0"]
+
+
+@pytest.mark.parametrize("cursor", ["", "x", "é", "W10=", "WzEsIDJd", "WyJhIiwgImIiXQ==", "bnVsbA=="])
+async def test_a_cursor_of_somebody_else_is_refused(catalog: Catalog, cursor: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        await catalog.page(3, cursor)
+    assert caught.value.details["field"] == "cursor"
+
+
+async def test_an_answer_is_given_again_for_the_same_key_and_body_only(
+    catalog: Catalog, make_session: MakeSession
+) -> None:
+    key = IdempotencyKey("POST /x", "k", "body")
+    assert await catalog.recall(key) is None
+    await catalog.create(make_session("s"), b"", Remembered(key, "answer"))
+    assert await catalog.recall(key) == "answer"
+    assert await catalog.recall(replace(key, scope="POST /y")) is None
+    with pytest.raises(IdempotencyConflict):
+        await catalog.recall(replace(key, fingerprint="other"))
+
+
+async def test_a_cancelled_commit_is_there_whole_or_not_at_all(
+    catalog: Catalog, make_session: MakeSession, make_turn: MakeTurn, calls: tuple[ToolCall, ToolCall]
+) -> None:
+    await catalog.create(make_session("s"), b"", None)
+    for number in range(1, 12):
+        task = asyncio.create_task(catalog.commit_turn(make_turn("s", number, *calls), 1, None))
+        for _ in range(number):
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait({task})
+        session = await catalog.session("s")
+        if session.turns < number:
+            await catalog.commit_turn(make_turn("s", number, *calls), 1, None)
+            session = await catalog.session("s")
+        assert (session.turns, len(session.calls)) == (number, 2)
+        assert await catalog.worker_state("s") == b"state %d" % number

@@ -1,0 +1,125 @@
+"""The file of the SQLite catalog: which it opens, what it leaves in it, and what a killed process does."""
+
+import asyncio
+import sqlite3
+import sys
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+from services.catalog import IdempotencyKey, Remembered, TurnCommit
+from services.errors import (
+    CatalogError,
+    CatalogVersion,
+)
+from services.messages import ToolCall
+from services.sessions import (
+    Session,
+)
+from services.sqlite_catalog import SqliteCatalog
+
+MakeSession = Callable[..., Session]
+MakeTurn = Callable[..., TurnCommit]
+
+
+@pytest.fixture
+async def catalog(tmp_path: Path) -> AsyncIterator[SqliteCatalog]:
+    catalog = await SqliteCatalog.open(tmp_path / "catalog.db", idempotency_records=3)
+    yield catalog
+    await catalog.close()
+
+
+async def test_a_deleted_session_is_gone_with_all_it_had(
+    catalog: SqliteCatalog,
+    tmp_path: Path,
+    make_session: MakeSession,
+    make_turn: MakeTurn,
+    calls: tuple[ToolCall, ToolCall],
+) -> None:
+    for id in ("s", "other"):
+        await catalog.create(make_session(id), b"", None)
+        await catalog.commit_turn(make_turn(id, 1, *calls), 1, None)
+    await catalog.delete("s", None)
+    assert await catalog.session_ids() == ["other"]
+    with sqlite3.connect(tmp_path / "catalog.db") as file:
+        for table in ("worker_states", "turns", "calls", "repairs"):
+            assert {row[0] for row in file.execute(f"SELECT session FROM {table}")} == {"other"}
+
+
+async def test_answers_are_bounded_and_the_oldest_go_first(catalog: SqliteCatalog, make_session: MakeSession) -> None:
+    keys = [IdempotencyKey("POST /x", f"k{number}", "body") for number in range(5)]
+    for number, key in enumerate(keys):
+        await catalog.create(make_session(f"s{number}"), b"", Remembered(key, str(number)))
+    assert [await catalog.recall(key) for key in keys] == [None, None, "2", "3", "4"]
+
+
+async def test_a_file_of_another_version_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    path = tmp_path / "catalog.db"
+    await (await SqliteCatalog.open(path)).close()
+    with sqlite3.connect(path) as file:
+        file.execute("PRAGMA user_version = 99")
+    with pytest.raises(CatalogVersion, match="version 99"):
+        await SqliteCatalog.open(path)
+
+
+async def test_a_file_of_something_else_is_refused_and_left_alone(tmp_path: Path) -> None:
+    with sqlite3.connect(tmp_path / "other.db") as file:
+        file.execute("CREATE TABLE mine (x)")
+    with pytest.raises(CatalogError, match="another program"):
+        await SqliteCatalog.open(tmp_path / "other.db")
+    (tmp_path / "text").write_text("hello " * 1000)
+    with pytest.raises(CatalogError, match="cannot be opened"):
+        await SqliteCatalog.open(tmp_path / "text")
+    with pytest.raises(CatalogError, match="cannot be opened"):
+        await SqliteCatalog.open(tmp_path)
+    assert (tmp_path / "text").read_text() == "hello " * 1000
+
+
+WRITER = """
+import asyncio, sys
+from pathlib import Path
+from services.catalog import TurnCommit
+from services.messages import Message, ToolCall
+from services.reports import MemoryReport, TurnOutcome
+from services.sessions import Session, SessionSettings, Turn
+from services.sqlite_catalog import SqliteCatalog
+
+async def main():
+    catalog = await SqliteCatalog.open(Path(sys.argv[1]))
+    settings = SessionSettings(64, 8, "snapkv")
+    await catalog.create(Session("s", 1, settings, 0.0, 0.0, 0, MemoryReport()), b"", None)
+    calls = tuple(ToolCall(f"c{n}", "look", "{}") for n in range(20))
+    for number in range(1, 100_000):
+        outcome = TurnOutcome("s", number, Message("assistant", "x" * 5000), "tool_calls", 1, 1, MemoryReport(), (), {})
+        turn = Turn("s", number, (Message("user", "y" * 5000),), (number,) * 2000, outcome)
+        await catalog.commit_turn(TurnCommit(turn, str(number).encode() * 1000, calls), 1, None)
+        print(number, flush=True)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("acknowledged", [1, 8, 21])
+async def test_after_a_kill_every_acknowledged_turn_is_there_whole(tmp_path: Path, acknowledged: int) -> None:
+    path = tmp_path / "catalog.db"
+    command = (sys.executable, "-c", WRITER, str(path))
+    writer = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    assert writer.stdout is not None
+    last = 0
+    while last < acknowledged:
+        last = int(await writer.stdout.readline())
+    writer.kill()
+    last = max([last, *[int(line) for line in (await writer.stdout.read()).split()]])
+    await writer.wait()
+
+    catalog = await SqliteCatalog.open(path)
+    session = await catalog.session("s")
+    turns = await catalog.turns("s", 0, 100_000)
+    state = await catalog.worker_state("s")
+    await catalog.close()
+    assert session.turns in (last, last + 1)
+    assert [turn.number for turn in turns] == list(range(1, session.turns + 1))
+    assert turns[-1].token_ids == (session.turns,) * 2000
+    assert state == str(session.turns).encode() * 1000
+    assert [call.turn for call in session.calls] == [session.turns] * 20
