@@ -109,8 +109,8 @@ def measure(plan: Plan) -> list[Row]:
         data = Path(folder) / "data"
         settings = Settings(model=str(model), data=data, worker=WorkerSettings(slots=SLOTS, max_budget=plan.budget))
         session, alone = asyncio.run(build(settings, plan))
-        in_service, tiers = asyncio.run(fork_in_service(settings, session, plan))
-        together = Held(catalog_bytes(data), tiers)
+        in_service, more = asyncio.run(fork_in_service(settings, session, plan))
+        added = Held(catalog_bytes(data) - alone.catalog, more)
         needs = ServerNeeds(model=str(model), slots=SLOTS, max_budget=plan.budget, data=data)
         with server_at(None, needs) as url, KvrecallClient(url) as client:
             over_http = fork_over_http(client, session, plan)
@@ -119,7 +119,7 @@ def measure(plan: Plan) -> list[Row]:
     return [
         speed_row("over HTTP", "fork", "seconds", over_http, tokens=plan.tokens, **plan.common),
         speed_row("inside the service", "fork", "seconds", in_service, tokens=plan.tokens, **plan.common),
-        *byte_rows(alone, together, plan),
+        *byte_rows(alone, added, plan),
         *answer_rows(same_long, same_short, plan),
     ]
 
@@ -175,19 +175,20 @@ def turns_of(spoken: Conversation) -> list[list[Json]]:
 
 
 async def fork_in_service(settings: Settings, session: str, plan: Plan) -> tuple[list[float], dict[str, int]]:
-    """Seconds of each fork, without HTTP, and what the tiers hold with all of them."""
+    """Seconds of each fork, without HTTP, and what the tiers hold more with all of them."""
     service = await build_service(settings)
     await service.start()
     for _ in range(WARM_FORKS):
         await service.delete((await service.fork(session, NewFork())).id)
+    before = await tier_bytes(service)
     seconds = []
     for _ in range(plan.forks):
         started = time.perf_counter()
         await service.fork(session, NewFork())
         seconds.append(time.perf_counter() - started)
-    tiers = await tier_bytes(service)
+    after = await tier_bytes(service)
     await service.stop()
-    return seconds, tiers
+    return seconds, {name: after[name] - before[name] for name in after}
 
 
 async def tier_bytes(service: SessionService) -> dict[str, int]:
@@ -260,16 +261,19 @@ def answer(client: KvrecallClient, session: str, question: str, plan: Plan) -> t
     return message["content"], calls
 
 
-def byte_rows(alone: Held, together: Held, plan: Plan) -> list[Row]:
-    """What a fork adds, in bytes, as a share of what the session takes by itself."""
+def byte_rows(alone: Held, more: Held, plan: Plan) -> list[Row]:
+    """What a fork adds, in bytes, as a share of what the session takes by itself on the disk.
+
+    alone: what the session takes; more: what all forks have added.
+    """
     pairs = [
-        ("rows and catalog on disk", alone.disk, together.disk),
-        ("catalog", alone.catalog, together.catalog),
-        *((f"tier {name}", size, together.tiers[name]) for name, size in alone.tiers.items()),
+        ("rows and catalog on disk", alone.disk, more.disk),
+        ("catalog", alone.catalog, more.catalog),
+        *((f"tier {name}", size, more.tiers[name]) for name, size in alone.tiers.items()),
     ]
     rows: list[Row] = []
-    for name, before, after in pairs:
-        added = (after - before) / plan.forks
+    for name, before, all_added in pairs:
+        added = all_added / plan.forks
         of_all = speed_row(
             name, "added by a fork", "bytes", [added], ratio_to="the session alone", ratio=round(added / alone.disk, 6)
         )
