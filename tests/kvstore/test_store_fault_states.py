@@ -1,0 +1,356 @@
+"""Random turns, forks, deletions, losses and failures: what is read is right, or it is said to be lost."""
+
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from torch import Tensor
+
+from kvstore.errors import TierError, TierFailedError
+from kvstore.page import Blob, PageHeader, PageKey, PageLayout, RecordKind
+from kvstore.page_table import PageTable, SharedPages
+from kvstore.store import RowStore
+from kvstore.tiers.base import Tier
+from kvstore.tiers.nvme import NvmeTier
+from kvstore.tiers.ram import RamTier
+from kvstore.tiers.segment import SegmentFile, scan_segment
+
+LAYOUT = PageLayout(n_layers=2, n_kv_heads=2, head_dim=2, dtype=torch.float32, fingerprint="model A", page_tokens=4)
+PAGE = LAYOUT.page_tokens
+RAM_PAGES = 4
+WHICH = st.integers(0, 99)
+
+
+class FaultyTier:
+    """Another tier, but for a time nothing can be done with it, or nothing written to it."""
+
+    durable, shared, limit_bytes = True, False, None
+
+    def __init__(self, inner: Tier) -> None:
+        self.inner, self.name = inner, inner.name
+        self.fails = ""
+
+    @property
+    def used_bytes(self) -> int:
+        return self.inner.used_bytes
+
+    def fence(self, session: str, epoch: int) -> None:
+        self._write(lambda: self.inner.fence(session, epoch))
+
+    def get(self, keys: Sequence[PageKey]) -> list[Blob | None]:
+        return self._read(lambda: self.inner.get(keys))
+
+    def put(self, pages: Sequence[tuple[PageKey, Blob]], *, backed: bool = False, epoch: int | None = None) -> None:
+        self._write(lambda: self.inner.put(pages, backed=backed, epoch=epoch))
+
+    def contains(self, keys: Sequence[PageKey]) -> list[bool]:
+        return self._read(lambda: self.inner.contains(keys))
+
+    def delete(self, keys: Sequence[PageKey], *, epoch: int | None = None) -> None:
+        self._write(lambda: self.inner.delete(keys, epoch=epoch))
+
+    def stored(self, session: str | None = None) -> Iterator[PageHeader]:
+        return self._read(lambda: self.inner.stored(session))
+
+    def flush(self) -> None:
+        self._write(self.inner.flush)
+
+    def check(self) -> None:
+        self.inner.check()
+
+    def close(self) -> None:
+        self.inner.close()
+
+    def _read(self, call: Callable[[], Any]) -> Any:
+        if self.fails == "all":
+            raise TierFailedError("the device does not answer")
+        return call()
+
+    def _write(self, call: Callable[[], Any]) -> None:
+        if self.fails:
+            raise TierFailedError("the device takes nothing")
+        call()
+
+
+def tear(directory: Path, share: float) -> None:
+    """Cut the newest segment somewhere behind its last sync marker, as a crash of the machine may."""
+    newest = SegmentFile(max(directory.glob("segment-*.kv")), 0)
+    synced = max((r.end for r in scan_segment(newest).records if r.header.kind is RecordKind.SYNC), default=0)
+    newest.cut(synced + int(share * (newest.end - synced)))
+
+
+class FaultMachine(RuleBasedStateMachine):
+    """Plays the worker and the catalog. `rows` is what every session said, `committed` how many rows of it, `safe` how
+    many of these were told to be durable; `unopened` sessions were refused when they were last opened.
+    """
+
+    files_above: bool
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.root, self.generation = Path(tempfile.mkdtemp()), 0
+        self.rows: dict[str, Tensor] = {}
+        self.committed: dict[str, int] = {}
+        self.safe: dict[str, int] = {}
+        self.shared: dict[str, list[SharedPages]] = {}
+        self.epochs: dict[str, int] = {}
+        self.unopened: set[str] = set()
+        self.deleted: set[str] = set()
+        self.names = 0
+        self.random = torch.Generator().manual_seed(0)
+        self.open_store()
+
+    # What there is
+
+    def directories(self) -> list[Path]:
+        names = ["above", "lowest"] if self.files_above else ["lowest"]
+        return [self.root / f"{self.generation}-{name}" for name in names]
+
+    def open_store(self) -> None:
+        files = [NvmeTier(path, segment_bytes=5 * LAYOUT.page_bytes, name=path.name) for path in self.directories()]
+        self.faulty = FaultyTier(files[-1])
+        self.tiers: list[Tier] = [RamTier(RAM_PAGES * LAYOUT.page_bytes), *files[:-1], self.faulty]
+        self.store = RowStore(LAYOUT, self.tiers, read_batch_pages=2)
+
+    def usable(self) -> list[str]:
+        return sorted(self.rows.keys() - self.unopened)
+
+    def pick(self, which: int, names: Sequence[str]) -> str:
+        return names[which % len(names)]
+
+    def shared_tokens(self, session: str) -> int:
+        return PAGE * max((entry.pages for entry in self.shared[session]), default=0)
+
+    def others_share(self, owner: str) -> int:
+        """How many pages of `owner` living sessions begin with."""
+        lineages = [PageTable(name, shared) for name, shared in self.shared.items() if name != owner]
+        shared = [index for table in lineages for index in range(table.shared_pages)
+                  if table.key(index).session == owner]  # fmt: skip
+        return max((index + 1 for index in shared), default=0)
+
+    def kept(self) -> list[SharedPages]:
+        return [SharedPages(owner, pages) for owner in sorted(self.deleted) if (pages := self.others_share(owner))]
+
+    # What a worker does
+
+    @precondition(lambda self: len(self.rows) < 5)
+    @rule()
+    def create(self) -> None:
+        name = self.new_name()
+        self.epochs[name] = 1
+        try:
+            self.store.open(name, epoch=1, length=0)
+        except TierError:
+            assert self.faulty.fails
+            self.unopened.add(name)
+        self.rows[name], self.shared[name] = torch.empty(LAYOUT.rows_shape(0)), []
+        self.committed[name] = self.safe[name] = 0
+
+    @precondition(lambda self: self.usable())
+    @rule(which=WHICH, tokens=st.integers(0, 11), commit=st.booleans())
+    def turn(self, which: int, tokens: int, commit: bool) -> None:
+        name = self.pick(which, self.usable())
+        rows = torch.randn(LAYOUT.rows_shape(tokens), generator=self.random)
+        try:
+            self.store.append(name, rows)
+        except TierError:  # the unfinished page could not be read
+            assert self.faulty.fails
+            return
+        self.rows[name] = torch.cat([self.rows[name], rows], 3)
+        if commit:
+            durable = self.store.flush(name)
+            assert durable or (self.faulty.fails and not self.files_above)
+            self.committed[name] = self.rows[name].shape[3]
+            if durable:
+                self.safe[name] = self.committed[name]
+
+    @precondition(lambda self: self.rows)
+    @rule(which=WHICH, later=st.integers(1, 2))
+    def open_again(self, which: int, later: int) -> None:
+        """What was not committed is gone then."""
+        self.reopen(self.pick(which, sorted(self.rows)), later)
+
+    @precondition(lambda self: self.usable() and len(self.rows) < 5)
+    @rule(which=WHICH, share=st.floats(0, 1))
+    def fork(self, which: int, share: float) -> None:
+        parent, child = self.pick(which, self.usable()), self.new_name()
+        length = max(self.shared_tokens(parent), int(share * self.committed[parent]))
+        shared = [*self.shared[parent], SharedPages(parent, length // PAGE)]
+        self.epochs[child] = 1
+        try:
+            self.store.fork(parent, child, epoch=1, length=length, shared=shared)
+        except TierError:
+            assert self.faulty.fails
+            with suppress(TierError):
+                self.store.drop(child)
+            return
+        self.rows[child], self.shared[child] = self.rows[parent][:, :, :, :length], shared
+        self.committed[child], self.safe[child] = length, 0
+        if self.store.flush(child):
+            self.safe[child] = length
+
+    @precondition(lambda self: self.rows)
+    @rule(which=WHICH)
+    def delete(self, which: int) -> None:
+        name = self.pick(which, sorted(self.rows))
+        try:
+            self.store.drop(name, keep_pages=self.others_share(name))
+        except TierError:
+            assert self.faulty.fails
+            return
+        owners = {entry.owner for entry in self.shared[name]}
+        for books in (self.rows, self.committed, self.safe, self.shared, self.epochs):
+            del books[name]
+        self.unopened.discard(name)
+        self.deleted.add(name)
+        for owner in owners & self.deleted:
+            with suppress(TierError):
+                self.store.drop(owner, keep_pages=self.others_share(owner))
+
+    @precondition(lambda self: self.usable())
+    @rule(which=WHICH, seed=st.integers(0, 999))
+    def read(self, which: int, seed: int) -> None:
+        name = self.pick(which, self.usable())
+        held = self.rows[name]
+        if held.shape[3]:
+            positions = torch.randint(held.shape[3], (5,), generator=torch.Generator().manual_seed(seed))
+            try:
+                assert torch.equal(self.store.gather(name, positions), held[:, :, :, positions])
+            except TierFailedError:
+                assert self.faulty.fails == "all"
+
+    @precondition(lambda self: self.usable())
+    @rule(which=WHICH)
+    def fetch_and_scan(self, which: int) -> None:
+        name = self.pick(which, self.usable())
+        self.store.prefetch(name)
+        with suppress(TierFailedError):
+            pieces = [keys for _, keys in self.store.scan_keys(name)]
+            assert not pieces or torch.equal(torch.cat(pieces, 2), self.rows[name][:, 0])
+
+    # What goes wrong
+
+    @rule(fails=st.sampled_from(["", "", "writes", "all"]))
+    def fail(self, fails: str) -> None:
+        self.faulty.fails = fails
+
+    @precondition(lambda self: self.usable() and not self.faulty.fails)
+    @rule(which=WHICH, page=WHICH)
+    def lose_a_page(self, which: int, page: int) -> None:
+        """It vanishes everywhere; who shares it misses it too, and gets it back when one restores it."""
+        self.store.check()
+        name = self.pick(which, self.usable())
+        table = PageTable(name, self.shared[name])
+        full = self.rows[name].shape[3] // PAGE
+        if not full:
+            return
+        index = page % full
+        for tier in self.tiers:
+            tier.delete([table.key(index)])
+        sharing = [other for other in self.usable() if self.rows[other].shape[3] > index * PAGE
+                   and PageTable(other, self.shared[other]).key(index) == table.key(index)]  # fmt: skip
+        for other in sharing:
+            assert self.store.lost_pages(other) == [index]
+        self.store.restore(name, index, self.rows[name][:, :, :, PAGE * index : PAGE * (index + 1)])
+        for other in sharing:
+            assert self.store.lost_pages(other) == []
+
+    @rule(torn=st.floats(0, 1), crash=st.booleans())
+    def start_again(self, torn: float, crash: bool) -> None:
+        """Kill the process, or close it; whatever was told to be durable is there."""
+        if not crash:
+            self.faulty.fails = ""
+            self.store.close()
+            self.open_store()
+        else:
+            self.crash(torn)
+        self.store.retain(self.rows, self.kept())
+        for name in sorted(self.rows):
+            self.reopen(name, 1)
+            self.rebuild(name, 0 if not crash else self.safe[name])
+
+    def crash(self, torn: float) -> None:
+        with suppress(TierError):
+            self.store.check()
+        before = self.directories()
+        self.generation += 1
+        for old, new in zip(before, self.directories(), strict=True):
+            shutil.copytree(old, new)
+            tear(new, torn)
+        with suppress(TierError):
+            self.store.close()
+        self.open_store()
+
+    # Inside
+
+    def new_name(self) -> str:
+        self.names += 1
+        return f"s{self.names}"
+
+    def reopen(self, name: str, later: int) -> None:
+        self.epochs[name] += later
+        length = self.committed[name]
+        try:
+            self.store.open(name, epoch=self.epochs[name], length=length, shared=self.shared[name])
+        except TierError:
+            assert self.faulty.fails
+            self.unopened.add(name)
+            return
+        self.unopened.discard(name)
+        self.rows[name] = self.rows[name][:, :, :, :length]
+
+    def rebuild(self, name: str, safe: int) -> None:
+        """Pages with rows that were not durable may be lost; all others are there."""
+        lost = self.store.lost_pages(name)
+        assert all((index + 1) * PAGE > safe for index in lost)
+        for index in self.store.missing_pages(name):
+            assert index in lost
+        for index in lost:
+            self.store.restore(name, index, self.rows[name][:, :, :, PAGE * index : PAGE * (index + 1)])
+        assert self.store.lost_pages(name) == []
+        assert torch.equal(self.everything(name), self.rows[name])
+
+    def everything(self, name: str) -> Tensor:
+        return self.store.gather(name, torch.arange(self.rows[name].shape[3]))
+
+    @invariant()
+    def lengths_hold(self) -> None:
+        assert {n: self.store.length(n) for n in self.usable()} == {n: self.rows[n].shape[3] for n in self.usable()}
+        assert self.store.usage()["ram"] <= RAM_PAGES * LAYOUT.page_bytes
+
+    def teardown(self) -> None:
+        self.faulty.fails = ""
+        for name in sorted(self.rows):
+            if name in self.unopened:
+                self.reopen(name, 1)
+            assert self.store.lost_pages(name) == []
+            assert self.store.flush(name)
+            assert torch.equal(self.everything(name), self.rows[name])
+        self.store.check()
+        for name in [*self.rows, *self.deleted]:
+            self.store.drop(name)
+        assert set(self.store.usage().values()) == {0}
+        assert self.store.summary_bytes() == 0
+        self.store.close()
+        shutil.rmtree(self.root)
+
+
+class OverOneTier(FaultMachine):
+    files_above = False
+
+
+class OverTwoTiers(FaultMachine):
+    files_above = True
+
+
+for machine in (OverOneTier, OverTwoTiers):
+    machine.TestCase.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+TestStoreOverATierThatFails = OverOneTier.TestCase
+TestStoreOverFilesAboveATierThatFails = OverTwoTiers.TestCase
