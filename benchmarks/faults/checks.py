@@ -1,6 +1,9 @@
 """What must hold after faults: whatever was acknowledged is there, once and in order, and nothing is left over."""
 
 import asyncio
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Sequence
 from contextlib import closing
@@ -134,6 +137,21 @@ def leaks_in_storage(setup: Setup) -> list[str]:
         with setup.redis.client() as client:
             found += [f"Redis has {name.decode()}" for name in page_names(client)]
     return found
+
+
+def found_by_fsck(setup: Setup) -> list[str]:
+    """What `kvrecall fsck` complains of, once everything was stopped."""
+    environment = {"KVRECALL_MODEL": setup.model}
+    if setup.redis is not None:
+        url = f"redis://127.0.0.1:{setup.redis.port}"
+        environment |= {"KVRECALL_CATALOG_URL": url, "KVRECALL_STORE__REDIS_URL": url}
+    wrong = []
+    for folder in setup.pages:
+        command = [sys.executable, "-m", "kvrecall.cli", "fsck", "--data", str(folder.parent)]
+        ended = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True)
+        if ended.returncode:
+            wrong.append(f"{folder.parent.name}: {ended.stdout}{ended.stderr}")
+    return wrong
 
 
 def strays(setup: Setup) -> list[str]:

@@ -141,6 +141,7 @@ class Round:
         self._note("held without a session", checks.leaks_in_service(self.setup))
         self._note("bad exits", self.setup.stop())
         self._note("pages and files left", checks.leaks_in_storage(self.setup))
+        self._note("fsck", checks.found_by_fsck(self.setup))
 
     def _note(self, what: str, found: Sequence[str]) -> None:
         with self._lock:

@@ -31,6 +31,7 @@ class Setup:
 
     kind: str
     folder: Path
+    model: str
     disk: Disk
     computing: list[ServerProcess]
     gateways: list[ServerProcess]
@@ -125,7 +126,9 @@ def embedded(folder: Path, model: Path) -> Setup:
         {"KVRECALL_MODEL": str(model), "KVRECALL_RAM_BYTES": str(RAM_BYTES)},
         folder,
     )
-    return Setup("embedded", folder, disk, [serve], [serve], [f"http://127.0.0.1:{port}"], Settings(data=data))
+    return Setup(
+        "embedded", folder, str(model), disk, [serve], [serve], [f"http://127.0.0.1:{port}"], Settings(data=data)
+    )
 
 
 def cluster(folder: Path, model: Path) -> Setup:
@@ -135,32 +138,35 @@ def cluster(folder: Path, model: Path) -> Setup:
     """
     disk = new_disk(folder / "disk", DISK_BYTES)
     redis = RedisProcess(folder / "redis")
-    setup = Setup("cluster", folder, disk, [], [], [], Settings(), redis)
+    setup = Setup("cluster", folder, str(model), disk, [], [], [], Settings(), redis)
     for number in (1, 2):
         _add_worker(setup, f"worker-{number}", model)
     for number in (1, 2):
         _add_gateway(setup, f"gateway-{number}")
-    direct = SecretStr(f"redis://127.0.0.1:{redis.port}")
-    setup.catalog = Settings(catalog_url=direct)
+    setup.catalog = Settings(catalog_url=SecretStr(f"redis://127.0.0.1:{redis.port}"))
     return setup
 
 
 def _add_worker(setup: Setup, name: str, model: Path) -> None:
+    """A worker that gateways find in Redis, under the address of a proxy to it."""
     port = free_port()
+    setup.to_workers.append(Proxy(port))
+    redis = _way_to_redis(setup)
     arguments = ["--listen", f"127.0.0.1:{port}", "--data", str(setup.folder / "disk" / name), *LIMITS]
     environment = {
         "KVRECALL_MODEL": str(model),
         "KVRECALL_RAM_BYTES": str(RAM_BYTES),
-        "KVRECALL_STORE__REDIS_URL": _way_to_redis(setup),
+        "KVRECALL_STORE__REDIS_URL": redis,
+        "KVRECALL_CATALOG_URL": redis,
+        "KVRECALL_SERVER__NAME": name,
+        "KVRECALL_SERVER__ADVERTISE": f"127.0.0.1:{setup.to_workers[-1].port}",
     }
     setup.computing.append(ServerProcess(name, "worker", arguments, environment, setup.folder))
-    setup.to_workers.append(Proxy(port))
 
 
 def _add_gateway(setup: Setup, name: str) -> None:
     port = free_port()
-    workers = ",".join(f"127.0.0.1:{proxy.port}" for proxy in setup.to_workers)
-    arguments = ["--worker", workers, "--host", "127.0.0.1", "--port", str(port), "--data", str(setup.folder / name)]
+    arguments = ["--host", "127.0.0.1", "--port", str(port), "--data", str(setup.folder / name)]
     environment = {"KVRECALL_CATALOG_URL": _way_to_redis(setup)}
     setup.gateways.append(ServerProcess(name, "gateway", arguments, environment, setup.folder))
     setup.urls.append(f"http://127.0.0.1:{port}")
