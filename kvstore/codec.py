@@ -51,6 +51,9 @@ class Codec(IntEnum):
     """
 
 
+_CODECS = frozenset(Codec)
+
+
 def encode_page(layout: PageLayout, key: PageKey, sequence: int, rows: Tensor,
                 codec: Codec = Codec.RAW) -> memoryview:  # fmt: skip
     """Rows `[n_layers, 2, n_kv_heads, t, head_dim]` (t up to a page) as a sealed page in memory of its own.
@@ -76,7 +79,7 @@ def decode_page(layout: PageLayout, header: PageHeader, blob: Blob) -> Tensor:
     PageFormatError for an unknown codec or a payload whose size does not match its header.
     """
     require_layout(header, layout)
-    if header.codec not in list(Codec):
+    if header.codec not in _CODECS:
         raise PageFormatError(f"unknown page codec {header.codec}; this kvrecall reads {[c.name for c in Codec]}")
     expected = payload_bytes(layout, header.valid_tokens, Codec(header.codec))
     if header.payload_bytes != expected or len(blob) != header.record_bytes:

@@ -8,6 +8,7 @@ page's checksum covers header and payload.
 import struct
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import cached_property
 from hashlib import blake2b
 from typing import Any
 
@@ -80,7 +81,7 @@ class PageLayout:
         """Bytes of a full page, header included."""
         return HEADER_BYTES + self.page_tokens * self.token_bytes
 
-    @property
+    @cached_property
     def fingerprint_hash(self) -> bytes:
         """16 bytes that stand for the fingerprint in headers."""
         return blake2b(self.fingerprint.encode(), digest_size=16).digest()
@@ -204,14 +205,41 @@ def _header_from(fields: tuple[Any, ...]) -> PageHeader:
     )  # fmt: skip
 
 
-def verify_checksum(blob: Blob, key: PageKey) -> None:
+def verify_checksum(record: Blob, key: PageKey) -> None:
     """Raise CorruptPageError unless the record's checksum over header and payload holds."""
-    record = memoryview(blob)
-    expected = _CHECKSUM.unpack_from(record, _PAGE_CHECKSUM_AT)[0]
-    found = _checksum(bytes(record[:_PAGE_CHECKSUM_AT]), record[HEADER_BYTES:])
-    if found != expected:
-        raise CorruptPageError(f"page {key.index} of session {key.session!r}: the checksum does not hold; "
-                               "its rows must be computed again")  # fmt: skip
+    check = RecordCheck()
+    check.add(memoryview(record))
+    check.require(key)
+
+
+class RecordCheck:
+    """Verifies a record piece by piece, while each piece is still in the processor's cache.
+
+    The first piece holds the whole header, if the record does.
+    """
+
+    def __init__(self) -> None:
+        self._found: int | None = None
+        self._expected = 0
+        self._named: tuple[int, int, bytes] | None = None
+
+    def add(self, piece: memoryview) -> None:
+        """Take the next piece."""
+        if self._found is not None:
+            self._found = google_crc32c.extend(self._found, np.frombuffer(piece, dtype=np.uint8))
+        elif len(piece) >= HEADER_BYTES:
+            *_, name_bytes, index, _, sequence, name = _FIELDS.unpack_from(piece)
+            self._named = (index, sequence, name[:name_bytes])
+            self._expected = _CHECKSUM.unpack_from(piece, _PAGE_CHECKSUM_AT)[0]
+            self._found = _checksum(bytes(piece[:_PAGE_CHECKSUM_AT]), piece[HEADER_BYTES:])
+
+    def require(self, key: PageKey, sequence: int | None = None) -> None:
+        """Raise CorruptPageError unless all of a record was there; with `sequence`, unless it is that of the page."""
+        page = f"page {key.index} of session {key.session!r}"
+        if self._found is None or self._found != self._expected:
+            raise CorruptPageError(f"{page}: the checksum does not hold; its rows must be computed again")
+        if sequence is not None and self._named != (key.index, sequence, key.session.encode()):
+            raise CorruptPageError(f"{page}: another record lies in its place; its rows must be computed again")
 
 
 def require_layout(header: PageHeader, layout: PageLayout) -> None:

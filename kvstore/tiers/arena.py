@@ -4,6 +4,7 @@ import weakref
 from bisect import bisect
 from collections import deque
 from functools import partial
+from threading import Lock
 
 import numpy as np
 import torch
@@ -18,22 +19,24 @@ Buffer = NDArray[np.uint8]
 
 
 class Arena:
-    """Lends parts of `limit_bytes` bytes, which are touched only when they are first lent.
+    """Lends parts of `limit_bytes` bytes, which are touched only when they are first lent, the lowest first.
+
+    Memory that was lent before costs nothing to lend again; new memory costs several times a copy (numpy asks the
+    kernel for large pages, or it would be ten times).
 
     A part comes back by itself when its array, and everything that refers to it (memoryviews and their slices, tensors
     made of those), is gone. So a page can be dropped while it is read. Calls must take turns; parts may come back in
-    any thread at any time. Pinned, where there is a GPU, so that it can copy to and from there on its own.
+    any thread at any time. `pinned`: so that a GPU can copy to and from there on its own, if there is one.
 
     Raises TierSettingsError when there is not so much memory.
     """
 
-    def __init__(self, limit_bytes: int) -> None:
+    def __init__(self, limit_bytes: int, *, pinned: bool = False) -> None:
         size = -(-limit_bytes // ALIGNMENT) * ALIGNMENT
         try:
-            memory = torch.empty(size, dtype=torch.uint8, pin_memory=torch.cuda.is_available())
-        except RuntimeError as error:
+            self._memory = _pinned(size) if pinned and torch.cuda.is_available() else np.empty(size, dtype=np.uint8)
+        except (RuntimeError, MemoryError, ValueError) as error:
             raise TierSettingsError(f"{limit_bytes} bytes of memory for pages cannot be had: {error}") from error
-        self._memory: Buffer = memory.numpy()
         self._begins = [0] if size else []
         self._sizes = {0: size} if size else {}
         # A part may come back while the books are being changed, even in the same thread: it waits here.
@@ -80,6 +83,25 @@ class Arena:
         else:
             self._begins.insert(at, begin)
             self._sizes[begin] = size
+
+
+class Buffers:
+    """Memory for pages on their way out of a tier: of an arena while it has any, else new. Safe for several threads."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._arena = Arena(limit_bytes)
+        self._lock = Lock()
+
+    def lend(self, size: int) -> memoryview:
+        """`size` bytes with whatever is in them; they come back when nothing refers to them any more."""
+        with self._lock:
+            part = self._arena.lend(size)
+        return (np.empty(size, dtype=np.uint8) if part is None else part).data
+
+
+def _pinned(size: int) -> Buffer:
+    memory: Buffer = torch.empty(size, dtype=torch.uint8, pin_memory=True).numpy()
+    return memory
 
 
 def _hand_back(returned: deque[tuple[int, int]], part: tuple[int, int], _: "weakref.ref[Buffer]") -> None:

@@ -33,7 +33,7 @@ class RamTier:
     def __init__(self, limit_bytes: int, name: str = "ram") -> None:
         self._limit_bytes = limit_bytes
         self._name = name
-        self._arena = Arena(limit_bytes)
+        self._arena = Arena(limit_bytes, pinned=True)
         # Coldest first. Two maps, so that finding a page that may be dropped never walks over those that may not.
         self._backed: OrderedDict[PageKey, _Held] = OrderedDict()
         self._only_here: dict[PageKey, _Held] = {}

@@ -76,11 +76,22 @@ class SegmentFile:
 
     def read(self, offset: int, size: int) -> memoryview:
         """Up to `size` bytes from `offset`, in memory of their own; fewer at the end of the file."""
-        read, record = 0, np.empty(size, dtype=np.uint8).data
+        return self.read_into(np.empty(size, dtype=np.uint8).data, offset)
+
+    def read_into(self, record: memoryview, offset: int) -> memoryview:
+        """Fill `record` from `offset`; returns what was filled, less than all at the end of the file."""
+        read = 0
         with reported(self.path):
-            while read < size and (more := os.preadv(self._descriptor, [record[read:]], offset + read)):
+            while read < len(record) and (more := os.preadv(self._descriptor, [record[read:]], offset + read)):
                 read += more
         return record[:read]
+
+    def read_cached(self, record: memoryview, offset: int) -> int:
+        """As `read_into`, but only what the kernel has in memory; returns how many bytes that were."""
+        try:
+            return os.preadv(self._descriptor, [record], offset, os.RWF_NOWAIT)
+        except OSError:  # not there, or the file system cannot say: the caller reads it the other way
+            return 0
 
     def sync(self) -> None:
         """Return when everything written is on the disk."""

@@ -22,7 +22,7 @@ from kvstore.errors import (
     TierFailedError,
     TierFullError,
 )
-from kvstore.page import HEADER_BYTES, Blob, PageHeader, PageKey, RecordKind, parse_header, seal, verify_checksum
+from kvstore.page import HEADER_BYTES, Blob, PageHeader, PageKey, RecordCheck, RecordKind, parse_header, seal
 from kvstore.tiers.log_index import LogIndex, PagePlace
 from kvstore.tiers.segment import SegmentFile, SegmentScan, reported, scan_segment, without_torn_tail
 
@@ -193,9 +193,10 @@ class SegmentLog:
             place, segment = self._index.pages.get(key), self._segments.get(number)
         if place is None or segment is None or place.segment != number:
             return 0
-        record = segment.read(place.offset, place.size)
+        record, check = segment.read(place.offset, place.size), RecordCheck()
+        check.add(record)
         try:
-            verified(record, key, place)
+            check.require(key, place.sequence)
         except PageError:
             return 0
         with self._lock:
@@ -287,16 +288,6 @@ class SegmentLog:
     def _require_usable(self) -> None:
         if self._failure is not None:
             raise self._failure
-
-
-def verified(record: Blob, key: PageKey, place: PagePlace) -> None:
-    """Raise a PageError unless a record is what was written to a place."""
-    if len(record) < place.size:
-        raise CorruptPageError(f"page {key.index} of session {key.session!r} was cut off")
-    verify_checksum(record, key)
-    header = parse_header(record)
-    if header.key != key or header.sequence != place.sequence:
-        raise CorruptPageError(f"found {header.key} where {key} was written")
 
 
 def _own(directory: Path) -> int:
