@@ -9,7 +9,7 @@ from kvstore.page import PageKey, PageLayout
 from services.sessions import SharedPages
 
 REBUILT = "computed again from the turn log at the session's next use"
-NOT_REBUILT = "cannot be computed again: the turn log is not whole; put back a copy of the catalog"
+NOT_REBUILT = "lost: its turn log is not whole"
 DROPPED = "left over; dropped at the next start"
 CUT = "cut off at the next start; nothing of it was acknowledged"
 
@@ -104,7 +104,7 @@ def session_findings(session: KnownSession, found: Stored) -> Iterator[Finding]:
     where = f"session {session.id}"
     if not session.log_is_whole:
         what = f"its turns have {session.logged} tokens, its state says {session.said}"
-        yield Finding(where, what, "lost rows of it could not be computed again; put back a copy of the catalog")
+        yield Finding(where, what, "put back a copy of the catalog: it is the truth")
     for reason, indices in _by_reason(_missing(session, found)):
         yield Finding(where, f"{_pages(indices)} {reason}", REBUILT if session.log_is_whole else NOT_REBUILT)
     later = [

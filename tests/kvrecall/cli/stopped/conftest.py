@@ -2,8 +2,8 @@
 
 import asyncio
 import shutil
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,16 +28,16 @@ FACTS = (
 TOOL = '{"type": "function", "function": {"name": "lookup", "parameters": {"type": "object", "properties": {}}}}'
 
 
-def settings_of(data: Path, **options: Any) -> Settings:
+def _settings(data: Path, **options: Any) -> Settings:
     """A small service's settings."""
     chosen = {"worker": {"slots": 2, "max_budget": 192, "block_tokens": 64}, "ram_bytes": 8 << 20, **options}
     return Settings(model=str(MODEL_PATH), data=data, **chosen)
 
 
 @asynccontextmanager
-async def running(data: Path, **options: Any) -> AsyncIterator[SessionService]:
+async def _running(data: Path, **options: Any) -> AsyncIterator[SessionService]:
     """The service over a data directory."""
-    service = await build_service(settings_of(data, **options))
+    service = await build_service(_settings(data, **options))
     await service.start()
     try:
         yield service
@@ -45,13 +45,13 @@ async def running(data: Path, **options: Any) -> AsyncIterator[SessionService]:
         await service.stop()
 
 
-async def say(service: SessionService, session: str, *texts: str, generate: bool = True) -> str:
+async def _say(service: SessionService, session: str, *texts: str, generate: bool = True) -> str:
     """A greedy turn; the answer's text."""
     messages = tuple(Message("user", text) for text in texts)
-    return await ask(service, session, TurnRequest(messages, generate, Sampling(max_tokens=12)))
+    return await _ask(service, session, TurnRequest(messages, generate, Sampling(max_tokens=12)))
 
 
-async def ask(service: SessionService, session: str, request: TurnRequest) -> str:
+async def _ask(service: SessionService, session: str, request: TurnRequest) -> str:
     """A turn's answer as text; empty for one that only remembers."""
     async for progress in service.turn(session, request):
         if isinstance(progress, TurnEnded):
@@ -60,11 +60,11 @@ async def ask(service: SessionService, session: str, request: TurnRequest) -> st
     raise AssertionError("a turn ends")
 
 
-async def talk(service: SessionService, session: str, rounds: int = 2) -> None:
+async def _talk(service: SessionService, session: str, rounds: int = 2) -> None:
     """So much small talk that rows are evicted and several pages are full."""
     for number in range(rounds):
-        await say(service, session, *(f"{number}. {fact}" for fact in FACTS), generate=False)
-        await say(service, session, "What is the extension of Melnor?")
+        await _say(service, session, *(f"{number}. {fact}" for fact in FACTS), generate=False)
+        await _say(service, session, "What is the extension of Melnor?")
 
 
 @dataclass(frozen=True)
@@ -79,16 +79,16 @@ class Served:
 
 
 async def _serve(data: Path) -> Served:
-    async with running(data) as service:
+    async with _running(data) as service:
         new = NewSession(budget=128, repair_rows=32, method="snapkv", seed=7, tools=(TOOL,))
         parent = (await service.create(new)).id
-        await talk(service, parent)
+        await _talk(service, parent)
         child = (await service.fork(parent, NewFork())).id
-        await talk(service, child, 1)
+        await _talk(service, child, 1)
         deleted = (await service.create(new)).id
-        await talk(service, deleted)
+        await _talk(service, deleted)
         orphan = (await service.fork(deleted, NewFork())).id
-        await talk(service, orphan, 1)
+        await _talk(service, orphan, 1)
         await service.delete(deleted)
         return Served(data, parent, child, orphan, deleted)
 
@@ -110,3 +110,27 @@ def served(served_once: Served, tmp_path: Path) -> Served:
 def pages_of(served: Served) -> Callable[[], list[Path]]:
     """The segment files, oldest first."""
     return lambda: sorted((served.data / "pages").glob("segment-*.kv"))
+
+
+@pytest.fixture(scope="session")
+def settings_of() -> Callable[..., Settings]:
+    """A small service's settings, by its data directory."""
+    return _settings
+
+
+@pytest.fixture(scope="session")
+def running() -> Callable[..., AbstractAsyncContextManager[SessionService]]:
+    """The service over a data directory, as long as one is in it."""
+    return _running
+
+
+@pytest.fixture(scope="session")
+def say() -> Callable[..., Awaitable[str]]:
+    """Say texts to a session in one greedy turn; the answer."""
+    return _say
+
+
+@pytest.fixture(scope="session")
+def ask() -> Callable[..., Awaitable[str]]:
+    """Run a turn; its answer."""
+    return _ask
