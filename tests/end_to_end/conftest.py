@@ -1,17 +1,23 @@
-"""The service as its users meet it: `kvrecall serve` in a process of its own, on a free port of this machine."""
+"""The service as its users meet it, in processes of its own on free ports of this machine.
+
+Either `kvrecall serve`, with all in one process, or a gateway and two workers on one Redis.
+"""
 
 import json
+import os
 import random
 import shutil
 import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from uuid import uuid4
 
 import httpx
 import pytest
@@ -30,36 +36,37 @@ Json = dict[str, Any]
 
 
 @dataclass
-class Server:
-    """One `kvrecall serve` over one data directory: it can be killed, stopped and started again."""
+class Process:
+    """A command of kvrecall's that listens: it can be ended and started again."""
 
-    folder: Path
+    command: str
+    arguments: list[str]
+    log: Path
     environment: Mapping[str, str]
-    url: str = ""
-    process: "subprocess.Popen[bytes] | None" = None
-    clients: list[KvrecallClient | httpx.Client] = field(default_factory=list)
-
-    @property
-    def data(self) -> Path:
-        """Where it keeps sessions and rows."""
-        return self.folder / "data"
+    address: str = ""
+    running: "subprocess.Popen[bytes] | None" = None
 
     def start(self) -> None:
         """Start it and wait until it listens."""
-        needs = ServerNeeds(slots=SLOTS, max_budget=MAX_BUDGET, block_tokens=BLOCK_TOKENS, data=self.data)
-        with pytest.MonkeyPatch.context() as patch:
-            for name, value in (QUIET | dict(self.environment)).items():
-                patch.setenv(name, value)
-            arguments = ["--host", "127.0.0.1", "--port", "0", "--log", "json", *needs.arguments()]
-            self.process, self.url = launch(arguments, self.folder / "server.log")
+        environment = os.environ | QUIET | dict(self.environment)
+        arguments = [*self.arguments, "--log", "json"]
+        self.running, self.address = launch(arguments, self.log, self.command, environment=environment)
 
-    def kill(self) -> None:
-        """End it as a power cut would."""
-        self._end(signal.SIGKILL)
+    def end(self, number: int) -> int:
+        """Send a signal and wait for the end; returns the exit code, 0 if it does not run."""
+        if self.running is None:
+            return 0
+        process, self.running = self.running, None
+        with process:  # closes its pipes
+            process.send_signal(number)
+            return process.wait(DEADLINE_SECONDS)
 
-    def stop(self) -> int:
-        """End it as an operator would; returns its exit code."""
-        return self._end(signal.SIGTERM)
+
+class Door:
+    """What is asked over HTTP, of whatever serves at `url`."""
+
+    url: str
+    clients: list[KvrecallClient | httpx.Client]
 
     @cached_property
     def http(self) -> httpx.Client:
@@ -85,18 +92,121 @@ class Server:
         samples = [sample for family in text_string_to_metric_families(page.text) for sample in family.samples]
         return sum(s.value for s in samples if s.name == name and labels.items() <= s.labels.items())
 
-    def _end(self, number: int) -> int:
-        if self.process is None:
-            return 0
-        process, self.process = self.process, None
-        with process:  # closes its pipes
-            process.send_signal(number)
-            code = process.wait(DEADLINE_SECONDS)
+    def close(self) -> None:
+        """Close all clients."""
         while self.clients:
             self.clients.pop().close()
         for name in ("http", "own"):
             self.__dict__.pop(name, None)
+
+
+@dataclass
+class Server(Door):
+    """One `kvrecall serve` over one data directory: it can be killed, stopped and started again."""
+
+    folder: Path
+    environment: Mapping[str, str]
+    url: str = ""
+    serving: Process | None = None
+    clients: list[KvrecallClient | httpx.Client] = field(default_factory=list)
+    workers: int = 1
+
+    @property
+    def data(self) -> Path:
+        """Where it keeps sessions and rows."""
+        return self.folder / "data"
+
+    @property
+    def process(self) -> "subprocess.Popen[bytes] | None":
+        """The process that runs."""
+        return None if self.serving is None else self.serving.running
+
+    def start(self) -> None:
+        """Start it and wait until it listens."""
+        needs = ServerNeeds(slots=SLOTS, max_budget=MAX_BUDGET, block_tokens=BLOCK_TOKENS, data=self.data)
+        arguments = ["--host", "127.0.0.1", "--port", "0", *needs.arguments()]
+        self.serving = Process("serve", arguments, self.folder / "server.log", self.environment)
+        self.serving.start()
+        self.url = self.serving.address
+
+    def kill(self) -> None:
+        """End it as a power cut would."""
+        self._end(signal.SIGKILL)
+
+    def stop(self) -> int:
+        """End it as an operator would; returns its exit code."""
+        return self._end(signal.SIGTERM)
+
+    def _end(self, number: int) -> int:
+        code = 0 if self.serving is None else self.serving.end(number)
+        self.close()
         return code
+
+
+@dataclass
+class Cluster(Door):
+    """Two workers and some gateways, with catalog and rows in one Redis; asked at its first gateway."""
+
+    folder: Path
+    environment: Mapping[str, str]
+    gateways: list[Process] = field(default_factory=list)
+    of_name: dict[str, Process] = field(default_factory=dict)
+    clients: list[KvrecallClient | httpx.Client] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        limits = ["--slots", str(SLOTS), "--budget", str(MAX_BUDGET), "--block", str(BLOCK_TOKENS)]
+        for name in ("one", "two"):
+            arguments = ["--name", name, "--listen", "127.0.0.1:0", "--data", str(self.folder / name), *limits]
+            self.of_name[name] = Process("worker", arguments, self.folder / f"{name}.log", self.environment)
+
+    @property
+    def url(self) -> str:
+        """Its first gateway's."""
+        return self.gateways[0].address
+
+    @property
+    def workers(self) -> int:
+        """How many it has."""
+        return len(self.of_name)
+
+    @property
+    def process(self) -> "subprocess.Popen[bytes] | None":
+        """Its first gateway's."""
+        return self.gateways[0].running
+
+    def start(self, gateways: int = 1) -> None:
+        """Start everything, and return when the gateways know both workers."""
+        for number in range(gateways):
+            arguments = ["--port", "0", "--data", str(self.folder / f"gateway-{number}")]
+            log = self.folder / f"gateway-{number}.log"
+            self.gateways.append(Process("gateway", arguments, log, self.environment))
+        with ThreadPoolExecutor() as threads:
+            list(threads.map(Process.start, [*self.of_name.values(), *self.gateways]))
+        for gateway in self.gateways:
+            until(lambda at=gateway.address: len(self.known(at)) == 2, "both workers")
+
+    def known(self, at: str = "") -> list[str]:
+        """The workers that a gateway, the first one, knows to take sessions."""
+        workers = httpx.get(f"{at or self.url}/v1/workers").raise_for_status().json()["workers"]
+        return [each["name"] for each in workers if not each["draining"]]
+
+    def owner(self, session: str) -> Process:
+        """The worker that has a session."""
+        return self.of_name[self.own.get(session)["worker"]]
+
+    def back(self) -> None:
+        """Start the workers again that were ended, and return when all gateways know both."""
+        for process in self.of_name.values():
+            if process.running is None:
+                process.start()
+        for gateway in self.gateways:
+            until(lambda at=gateway.address: len(self.known(at)) == 2, "both workers")
+
+    def kill(self) -> None:
+        """End it as a power cut would."""
+        self.close()
+        for process in (*self.gateways, *self.of_name.values()):
+            process.end(signal.SIGKILL)
 
 
 def chatter(seed: int, sentences: int) -> str:
@@ -160,6 +270,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def command() -> type[Process]:
+    """Makes a process of one of kvrecall's commands, which is the test's to end."""
+    return Process
+
+
+@pytest.fixture(scope="session")
 def new_server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Server]]:
     """Make a server over an empty directory, not yet started; keywords are its environment."""
     made: list[Server] = []
@@ -174,9 +290,32 @@ def new_server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 
 @pytest.fixture(scope="session")
-def server(new_server: Callable[..., Server]) -> Server:
-    """A server that the tests share, with room for few sessions, few turns and short answers."""
-    server = new_server(
+def new_cluster(
+    model: Path, tmp_path_factory: pytest.TempPathFactory, redis_url: str
+) -> Iterator[Callable[..., Cluster]]:
+    """Make a cluster with nothing in it, not yet started; keywords are the environment of all its processes."""
+    made: list[Cluster] = []
+
+    def make(**environment: str) -> Cluster:
+        shared = {
+            "KVRECALL_MODEL": str(model),
+            "KVRECALL_CATALOG_URL": redis_url,
+            "KVRECALL_STORE__REDIS_URL": redis_url,
+            "KVRECALL_STORE__REDIS_NAMESPACE": uuid4().hex,
+        }
+        made.append(Cluster(tmp_path_factory.mktemp("cluster"), shared | environment))
+        return made[-1]
+
+    yield make
+    for cluster in made:
+        cluster.kill()
+
+
+@pytest.fixture(scope="session", params=["one process", "two workers on Redis"])
+def server(request: pytest.FixtureRequest) -> Iterator[Server | Cluster]:
+    """A server that the tests share, with room for few sessions, few turns and short answers; each test sees both."""
+    new = request.getfixturevalue("new_server" if request.param == "one process" else "new_cluster")
+    server = new(
         KVRECALL_SERVICE__MAX_RUNNING_TURNS=str(RUNNING_TURNS),
         KVRECALL_SERVICE__MAX_WAITING_TURNS=str(WAITING_TURNS),
         KVRECALL_SERVICE__QUEUE_SECONDS=str(DEADLINE_SECONDS),
@@ -185,11 +324,12 @@ def server(new_server: Callable[..., Server]) -> Server:
         KVRECALL_GATEWAY__MAX_BODY_BYTES=str(2 << 20),
     )
     server.start()
-    return server
+    yield server
+    server.kill()
 
 
 @pytest.fixture
-def client(server: Server) -> KvrecallClient:
+def client(server: Server | Cluster) -> KvrecallClient:
     """A client of the shared server."""
     return server.own
 
@@ -205,6 +345,6 @@ def new_session(client: KvrecallClient) -> Callable[..., str]:
 
 
 @pytest.fixture(scope="module")
-def live_url(server: Server) -> str:
+def live_url(server: Server | Cluster) -> str:
     """Where the shared server is, under the name that the fuzz of the description asks for."""
     return server.url

@@ -5,7 +5,6 @@ stays; then the gateway is.
 """
 
 import signal
-import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,6 @@ from typing import Any
 import pytest
 import trustme
 
-from kvrecall.cli.local_server import launch
 from kvrecall.client import KvrecallClient, KvrecallError
 
 Json = dict[str, Any]
@@ -26,37 +24,11 @@ LIMITS = ("--slots", "2", "--budget", "256", "--block", "64")
 
 
 @dataclass
-class Process:
-    """A command that can be ended and started again."""
-
-    command: str
-    arguments: list[str]
-    log: Path
-    environment: Mapping[str, str]
-    address: str = ""
-    running: "subprocess.Popen[bytes] | None" = None
-
-    def start(self) -> None:
-        with pytest.MonkeyPatch.context() as patch:
-            for name, value in {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", **self.environment}.items():
-                patch.setenv(name, value)
-            self.running, self.address = launch([*self.arguments, "--log", "json"], self.log, self.command)
-
-    def end(self, number: signal.Signals) -> int:
-        """Send a signal and wait for the end; returns the exit code."""
-        assert self.running is not None, "it was started"
-        process, self.running = self.running, None
-        with process:
-            process.send_signal(number)
-            return process.wait(END_SECONDS)
-
-
-@dataclass
 class Pair:
     """A worker and a gateway, on folders of their own."""
 
-    worker: Process
-    gateway: Process
+    worker: Any
+    gateway: Any
     client: KvrecallClient
 
     def restart_worker(self, say: Any, how: signal.Signals = signal.SIGKILL) -> None:
@@ -83,12 +55,14 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def pair(model: Path, certificates: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+def pair(
+    model: Path, certificates: Path, command: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Pair]:
     """A worker that asks for certificates, and a gateway that has one."""
     folder = tmp_path_factory.mktemp("pair")
     both = ["--tls-cert", str(certificates / "cert.pem"), "--tls-key", str(certificates / "key.pem")]
     ca = str(certificates / "ca.pem")
-    worker = Process(
+    worker = command(
         "worker",
         ["--listen", "127.0.0.1:0", "--data", str(folder / "worker"), *LIMITS, *both, "--tls-client-ca", ca],
         folder / "worker.log",
@@ -96,7 +70,7 @@ def pair(model: Path, certificates: Path, tmp_path_factory: pytest.TempPathFacto
     )
     worker.start()
     worker.arguments[1] = worker.address  # where it is found again
-    gateway = Process(
+    gateway = command(
         "gateway",
         ["--worker", worker.address, "--port", "0", "--data", str(folder / "gateway"), *both, "--tls-ca", ca],
         folder / "gateway.log",
