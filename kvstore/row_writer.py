@@ -121,5 +121,5 @@ class RowWriter:
             return known
         if key.session != state.name:
             return max(newest, known or 0) + 1
-        self._numbers.seen(newest)
+        self._numbers.seen(max(newest, 0))
         return self._numbers.next(state.epoch)

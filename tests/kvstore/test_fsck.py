@@ -1,0 +1,127 @@
+"""Reading a directory of pages that no process uses: what counts, what is damaged, what is dead."""
+
+import os
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from kvstore.errors import CorruptPageError, DirectoryLockedError
+from kvstore.fsck import check_directory, check_tier, unused
+from kvstore.page import HEADER_BYTES, Blob, PageKey
+from kvstore.store import RowStore
+from kvstore.tiers.nvme import NvmeTier
+from kvstore.tiers.ram import RamTier
+
+MakePage = Callable[..., tuple[PageKey, Blob]]
+OpenStore = Callable[..., RowStore]
+MakeRows = Callable[..., Tensor]
+
+
+@pytest.fixture
+def filled(tmp_path: Path, make_page: MakePage) -> Path:
+    """A directory with pages 0 to 5 of a session, page 1 written twice, page 2 deleted, several to a file."""
+    size = len(make_page(0)[1])
+    with closing(NvmeTier(tmp_path / "pages", segment_bytes=3 * size)) as tier:
+        for index in range(6):
+            tier.put([make_page(index)])
+        tier.put([make_page(1, sequence=2)])
+        tier.delete([PageKey("s", 2)])
+        tier.flush()
+    return tmp_path / "pages"
+
+
+def flipped(path: Path, at: int) -> None:
+    raw = bytearray(path.read_bytes())
+    raw[at] ^= 1
+    path.write_bytes(raw)
+
+
+def test_what_counts_is_what_a_tier_would_find(filled: Path) -> None:
+    report = check_directory(filled)
+    with closing(NvmeTier(filled)) as tier:
+        assert {header.key: header for header in tier.stored()} == {
+            key: page.header for key, page in report.pages.items()
+        }
+        assert tier.used_bytes == report.bytes
+    assert not [page for page in report.pages.values() if page.damage]
+    assert sum(each.pages for each in report.segments) == 5
+    assert all(each.live_bytes + each.dead_bytes == each.file_bytes for each in report.segments)
+    assert sum(each.dead_bytes for each in report.segments) > 2 * HEADER_BYTES
+
+
+def test_every_payload_is_looked_at_and_dead_ones_are_told_apart(filled: Path, make_page: MakePage) -> None:
+    size = len(make_page(0)[1])
+    oldest = min(filled.glob("segment-*.kv"))
+    flipped(oldest, HEADER_BYTES + 7)  # page 0
+    flipped(oldest, size + HEADER_BYTES + 7)  # the version of page 1 that no longer counts
+    report = check_directory(filled)
+    assert {key.index: page.damage for key, page in report.pages.items() if page.damage} == {
+        0: "its checksum does not hold"
+    }
+    assert report.segments[0].corrupt == 1
+
+
+def test_a_header_that_cannot_be_read_makes_older_pages_suspect_as_the_tier_does(filled: Path) -> None:
+    flipped(sorted(filled.glob("segment-*.kv"))[1], 4)
+    report = check_directory(filled)
+    suspect = {key for key, page in report.pages.items() if page.damage}
+    assert sum(each.damaged for each in report.segments) == 1
+    with closing(NvmeTier(filled)) as tier:
+        for key in report.pages:
+            if key in suspect:
+                with pytest.raises(CorruptPageError):
+                    tier.get([key])
+            else:
+                assert tier.get([key])[0] is not None
+    assert suspect
+
+
+def test_a_torn_end_does_not_count(filled: Path, make_page: MakePage) -> None:
+    newest = max(filled.glob("segment-*.kv"))
+    with newest.open("ab") as file:
+        file.write(bytes(make_page(9)[1])[:-1])
+    report = check_directory(filled)
+    assert report.segments[-1].torn_bytes == len(make_page(9)[1]) - 1
+    assert PageKey("s", 9) not in report.pages
+
+
+def test_a_directory_in_use_is_refused_and_one_that_is_checked_is_taken(filled: Path) -> None:
+    with closing(NvmeTier(filled)), pytest.raises(DirectoryLockedError), unused(filled):
+        pass
+    with unused(filled), pytest.raises(DirectoryLockedError):
+        NvmeTier(filled)
+    before = sorted(os.listdir(filled))
+    (filled / "lock").unlink()
+    with unused(filled):
+        assert check_directory(filled).pages
+    assert sorted(os.listdir(filled)) == [name for name in before if name != "lock"]
+
+
+def test_a_tier_says_of_each_page_whether_it_can_be_read(filled: Path, make_page: MakePage) -> None:
+    flipped(min(filled.glob("segment-*.kv")), HEADER_BYTES + 7)
+    with closing(NvmeTier(filled)) as tier:
+        report = check_tier(tier)
+    assert [key.index for key, page in sorted(report.pages.items()) if page.damage] == [0]
+    assert report.wrong_books == ""
+    with closing(RamTier(1 << 20)) as ram:
+        ram.put([make_page(0)])
+        assert list(check_tier(ram).pages) == [PageKey("s", 0)]
+
+
+def test_pages_that_were_computed_again_are_of_the_session_s_own_epoch(
+    open_store: OpenStore, make_rows: MakeRows, tmp_path: Path
+) -> None:
+    rows = make_rows(20)
+    store = open_store()
+    store.open("a", epoch=4, length=20)
+    assert store.lost_pages("a") == [0, 1, 2]
+    for index in range(3):
+        store.restore("a", index, rows[:, :, :, 8 * index : 8 * (index + 1)])
+    assert store.flush("a")
+    assert torch.equal(store.gather("a", torch.arange(20)), rows)
+    store.close()
+    assert {page.header.epoch for page in check_directory(tmp_path / "rows").pages.values()} == {4}
