@@ -36,6 +36,8 @@ from workers.settings import WorkerSettings
 
 RESULTS = Path(__file__).parent / "results"
 MESSAGES_PER_TURN = 64
+SPARE = 1.5
+"""More of a conversation than is told: what is said around its tool calls is left out."""
 WARM_FORKS = 3
 SLOTS = 4
 POSITIONS = 32_768
@@ -138,15 +140,21 @@ def long_model() -> Iterator[Path]:
 
 async def build(settings: Settings, plan: Plan) -> tuple[str, Held]:
     """A long session, only remembered, and the bytes that it takes when the service has stopped."""
-    spoken = generate(plan.seed, plan.tokens, split="held_out")
+    spoken = conversation(plan.seed, plan.tokens)
     service = await build_service(settings)
     await service.start()
     session = await service.create(NewSession(**plan.settings, tools=tuple(json.dumps(tool) for tool in spoken.tools)))
     for messages in turns_of(spoken):
-        await remember(service, session.id, messages)
+        if (await service.memory(session.id)).length < plan.tokens:
+            await remember(service, session.id, messages)
     tiers = await tier_bytes(service)
     await service.stop()
     return session.id, Held(catalog_bytes(settings.data), tiers)
+
+
+def conversation(seed: int, tokens: int) -> Conversation:
+    """What is said in a session of so many tokens, and more."""
+    return generate(seed, int(SPARE * tokens), split="held_out")
 
 
 async def remember(service: SessionService, session: str, messages: Sequence[Json]) -> None:
@@ -219,7 +227,7 @@ def fork_over_http(client: KvrecallClient, session: str, plan: Plan) -> list[flo
 def ask_in_turn(client: KvrecallClient, session: str, plan: Plan) -> list[bool]:
     """Whether a fresh fork and its parent answer the same, question after question."""
     same = []
-    for question in questions_of(generate(plan.seed, plan.tokens, split="held_out"), plan.questions):
+    for question in questions_of(conversation(plan.seed, plan.tokens), plan.questions):
         child = client.fork(session)["id"]
         same.append(answer(client, child, question, plan) == answer(client, session, question, plan))
     return same
@@ -227,7 +235,7 @@ def ask_in_turn(client: KvrecallClient, session: str, plan: Plan) -> list[bool]:
 
 def compare_with_separate(client: KvrecallClient, url: str, plan: Plan) -> list[bool]:
     """Whether each fork of a short session answers as a session that was built by itself."""
-    spoken = generate(plan.seed + 1, plan.short_tokens, split="held_out")
+    spoken = conversation(plan.seed + 1, plan.short_tokens)
     parent = tell(client, spoken, plan)
     same = []
     for number, question in enumerate(questions_of(spoken, plan.forks)):
