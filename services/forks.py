@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 from kvrecall.v1 import worker_pb2 as wire
 from services.admission import Admission
 from services.cancellation import unbroken
-from services.catalog import Catalog, ForkCommit, IdempotencyKey, Remembered
+from services.catalog import REPAIRS_KEPT, Catalog, ForkCommit, IdempotencyKey, Remembered
 from services.errors import ServiceError, UnknownTurn
 from services.live import LiveSession, LiveSessions, spec_of
 from services.messages import ToolCall
@@ -97,9 +97,10 @@ class Forks:
             child = await unbroken(self._make(live, child, wire.ForkRequest(state=state), key))
         else:
             turns = await self._catalog.turns(parent.id, 0, turn)
+            log = logged_turns(turns, await self._catalog.repairs(parent.id, REPAIRS_KEPT))
             child = _child(parent, request, turn, _earlier(parent, turns[-1], page_tokens))
             async with self._admission.place():
-                child = await unbroken(self._make(live, child, wire.ForkRequest(turns=logged_turns(turns)), key))
+                child = await unbroken(self._make(live, child, wire.ForkRequest(turns=log), key))
         at: Literal["last", "earlier"] = "last" if turn == parent.turns else "earlier"
         self._observers.tell(SessionForked(parent.id, child.id, at, time.monotonic() - started))
         return child

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import TypeVar
 
 from kvrecall.v1 import worker_pb2 as wire
-from services.catalog import Catalog
+from services.catalog import REPAIRS_KEPT, Catalog
 from services.errors import Overloaded, ServiceError, SessionBusy, StaleEpoch, UnknownSession, WorkerLost, WorkerRefused
 from services.leases import Claim, Leases
 from services.observing import Observers, PagesRebuilt
@@ -245,9 +245,9 @@ class LiveSessions:
         return epoch
 
     async def _rebuild(self, session: Session, worker: str, request: wire.RebuildRequest) -> None:
-        after = 0
+        after, repairs = 0, await self._catalog.repairs(session.id, REPAIRS_KEPT)
         while turns := await self._catalog.turns(session.id, after, _TURNS_AT_ONCE):
-            request.turns.extend(logged_turns(turns))
+            request.turns.extend(logged_turns(turns, repairs))
             after = turns[-1].number
         result = await self._worker.rebuild(request)
         self._observers.tell(PagesRebuilt(session.id, worker, result.pages, result.seconds))

@@ -1,12 +1,13 @@
 """Saying a session's turns again, token by token as they were logged, through the session's own method and budget.
 
 It is how rows come back that no tier has any more, and how a session is made as it was at the end of an earlier turn.
-Blocks, decoding steps and evictions fall where they fell the first time. What a repair brought back, and what other
-episodes made active in between, is not brought back again: rows that were computed after that may differ in what the
-active rows of then told them.
+Blocks, decoding steps and evictions fall where they fell the first time, and what the log knows of repairs comes back
+again. What else moved rows does not: repairs that are no longer remembered, exchanges of rows, switches of episodes.
+Rows that were computed after such a move may differ in what the active rows of then told them.
 """
 
 from collections.abc import Callable, Generator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +17,9 @@ from torch import Tensor
 from kvrecall.v1 import worker_pb2 as wire
 from workers import wire_values
 from workers.engine import Engine
+from workers.errors import RowsMissing
 from workers.prefill import prefill
+from workers.promotion import Exchange, missing_rows, move, whole
 from workers.session import WorkerSession
 from workers.steps import Yielded
 from workers.storing import storage
@@ -56,6 +59,7 @@ def _say_again(engine: Engine, session: WorkerSession, turn: wire.LoggedTurn) ->
     assert session.slot is not None, "the scheduler seats a session before it runs"
     session.forget_turn()
     session.turn_start = session.length
+    _promote_again(engine, session, turn.promoted)
     prompt = turn.token_ids[: turn.prompt_tokens]
     said = turn.token_ids[turn.prompt_tokens : turn.prompt_tokens + max(0, turn.output_tokens - 1)]
     segments = [Segment(tuple(prompt), recorded=False)]
@@ -65,8 +69,20 @@ def _say_again(engine: Engine, session: WorkerSession, turn: wire.LoggedTurn) ->
         yield None
     session.pending = pending_after(turn)
     engine.cache.clear_promoted(session.slot)
+    session.promoted_rows = 0
     engine.evict(session, turn_over=True)
     session.forget_turn()
+
+
+def _promote_again(engine: Engine, session: WorkerSession, promoted: Sequence[int]) -> None:
+    """Bring tokens back as a repair did."""
+    assert session.slot is not None, "the scheduler seats a session before it runs"
+    if not promoted or session.repair.swap or session.repair.per_head:
+        return
+    wanted = whole(torch.tensor(sorted(promoted)), missing_rows(engine.cache, session.slot, session.length))
+    # A row that is itself lost, in the page that is being said now, is done without.
+    with suppress(RowsMissing), storage():
+        move(engine.cache, engine.store, session, Exchange(wanted), torch.empty(0))
 
 
 def skip_untouched(engine: Engine, session: WorkerSession, turns: Sequence[wire.LoggedTurn], stop: int) -> int:

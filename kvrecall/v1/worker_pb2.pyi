@@ -98,16 +98,18 @@ class OpenRequest(_message.Message):
     def __init__(self, spec: _Optional[_Union[SessionSpec, _Mapping]] = ..., state: _Optional[_Union[SessionState, _Mapping]] = ...) -> None: ...
 
 class LoggedTurn(_message.Message):
-    __slots__ = ("token_ids", "prompt_tokens", "output_tokens", "messages")
+    __slots__ = ("token_ids", "prompt_tokens", "output_tokens", "messages", "promoted")
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    PROMOTED_FIELD_NUMBER: _ClassVar[int]
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     prompt_tokens: int
     output_tokens: int
     messages: _containers.RepeatedCompositeFieldContainer[Message]
-    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., prompt_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., messages: _Optional[_Iterable[_Union[Message, _Mapping]]] = ...) -> None: ...
+    promoted: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., prompt_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., messages: _Optional[_Iterable[_Union[Message, _Mapping]]] = ..., promoted: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ForkRequest(_message.Message):
     __slots__ = ("parent", "spec", "state", "turns")

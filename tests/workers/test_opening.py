@@ -8,6 +8,7 @@ import torch
 
 from kvrecall.v1 import worker_pb2 as wire
 from workers.errors import BadSettings, RowsMissing, StaleEpoch, UnknownSession
+from workers.replay import rows_after
 
 PAGE = 64
 EVICTING = {"method": "snapkv", "budget": 64}
@@ -212,3 +213,31 @@ def test_a_released_session_leaves_slot_and_memory(make_worker: Callable[..., An
     worker.open(epoch=3, state=state)
     assert worker.turn("s", "and then", epoch=3).output_tokens
     worker.check()
+
+
+def test_what_a_repair_brought_back_is_brought_back_again_for_a_rebuild(
+    make_worker: Callable[..., Any], words: Callable[..., str], lose_page: Callable[..., None]
+) -> None:
+    worker = make_worker()
+    spec = {"method": "snapkv", "budget": 80, "repair_rows": 16}
+    worker.open(**spec)
+    texts, log = [words(150, seed=seed) for seed in range(3)], list[wire.LoggedTurn]()
+    for text in texts:
+        report = worker.repair("s", text).report
+        state = (done := worker.turn("s", text)).state
+        log.append(logged(done, text))
+        log[-1].promoted.extend(report.promoted)
+    assert log[1].promoted
+    assert log[2].promoted
+    store, everything = worker.engine.store, torch.arange(state.length)
+    before = store.gather("s", everything)
+    lost = state.length // PAGE - 1
+    assert lost * PAGE > rows_after(log[:2]), "the lost rows were computed over what was brought back"
+    lose_page(store, "s", lost)
+    rebuild(worker, state, log, epoch=2, **spec)
+    torch.testing.assert_close(store.gather("s", everything), before, rtol=1e-4, atol=1e-4)
+    for turn in log:
+        del turn.promoted[:]
+    lose_page(store, "s", lost)
+    rebuild(worker, state, log, epoch=3, **spec)
+    assert not torch.allclose(store.gather("s", everything), before, rtol=1e-2, atol=1e-2)

@@ -1,0 +1,132 @@
+"""A session moves to another worker: how soon it says its first token there, against prefilling its log again.
+
+`python benchmarks/moves.py` starts a Redis, two workers and a gateway, tells sessions a conversation of 4,000 tokens,
+and then, in turn: moves a session and asks it; asks a session that stayed where it is; and says the whole log anew in a
+new session, with the same question at its end. Seconds are those from the question's request to its first streamed
+token; of a move those of the move as well. Each session is a tenant's of its own, so that no prefill is spared by
+pages of another. The result file goes to `benchmarks/results/`.
+"""
+
+import argparse
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks.faults.processes import RedisProcess, ServerProcess, free_port
+from benchmarks.forks import turns_of
+from kvrecall.cli.results import Row, results_of, speed_row
+from kvrecall.client import KvrecallClient
+from reference.conversation import Conversation, generate
+
+RESULTS = Path(__file__).parent / "results"
+QUESTION = "What did I tell you first?"
+Json = dict[str, Any]
+
+
+def main() -> None:
+    """Read the command line, measure, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seed", type=int, default=7300)
+    parser.add_argument("--tokens", type=int, default=4_000, help="tokens of a session")
+    parser.add_argument("--sessions", type=int, default=12, help="sessions that are moved, and as many that are not")
+    parser.add_argument("--budget", type=int, default=256)
+    parser.add_argument("--repair-rows", type=int, default=64)
+    parser.add_argument("--method", default="snapkv")
+    parser.add_argument("--out", type=Path, default=RESULTS / "moves.json")
+    given = parser.parse_args()
+    settings = {"budget": given.budget, "repair_rows": given.repair_rows, "method": given.method, "seed": given.seed}
+    with tempfile.TemporaryDirectory(prefix="kvrecall-") as folder, cluster(Path(folder)) as url:
+        rows = measure(url, given.seed, given.tokens, given.sessions, settings)
+    for row in rows:
+        ratio = f", {row['ratio']:.1f} x {row['ratio_to']}" if "ratio" in row else ""
+        print(f"{row['condition']:<44} median {row['median']:.4f} s, p95 {row['p95']:.4f} s, n = {row['n']}{ratio}")
+    results_of("moves", given.seed, "kvrecall reference model", rows).write(given.out)
+
+
+@contextmanager
+def cluster(folder: Path) -> Iterator[str]:
+    """The address of a gateway with two workers; catalog and rows are on a Redis that syncs every write."""
+    redis = RedisProcess(folder / "redis")
+    redis.start()
+    url = f"redis://127.0.0.1:{redis.port}"
+    named = {"KVRECALL_STORE__REDIS_URL": url, "KVRECALL_CATALOG_URL": url}
+    servers = []
+    for number in (1, 2):
+        arguments = ["--listen", "127.0.0.1:0", "--data", str(folder / f"worker-{number}")]
+        servers.append(ServerProcess(f"worker-{number}", "worker", arguments, named, folder))
+    port = free_port()
+    arguments = ["--host", "127.0.0.1", "--port", str(port), "--data", str(folder / "gateway")]
+    servers.append(ServerProcess("gateway", "gateway", arguments, named, folder))
+    try:
+        for server in servers:
+            server.start()
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        for server in reversed(servers):
+            server.stop()
+        redis.kill()
+
+
+def measure(url: str, seed: int, tokens: int, sessions: int, settings: Json) -> list[Row]:
+    """The result file's rows."""
+    moves, moved, together, stayed, anew = [], [], [], [], []
+    for number in range(sessions):
+        spoken = generate(seed + number, tokens, split="held_out")
+        goes, stays = (told(url, f"{name}-{number}", spoken, settings) for name in ("goes", "stays"))
+        with KvrecallClient(url, tenant=f"goes-{number}") as client:
+            started = time.perf_counter()
+            client.move(goes)
+            moves.append(time.perf_counter() - started)
+            moved.append(first_token(client, goes, question()))
+            together.append(moves[-1] + moved[-1])
+        with KvrecallClient(url, tenant=f"stays-{number}") as client:
+            stayed.append(first_token(client, stays, question()))
+        with KvrecallClient(url, tenant=f"anew-{number}") as client:
+            session = client.create_session(**settings, tools=spoken.tools)["id"]
+            log = [message for messages in turns_of(spoken) for message in messages]
+            anew.append(first_token(client, session, [*log, *question()]))
+    common = {"tokens": tokens, "method": settings["method"], "budget": settings["budget"], "k": settings["repair_rows"]}
+    conditions = {
+        "asked after a move": moved,
+        "move and question together": together,
+        "asked where it stayed": stayed,
+    }
+    rows = [speed_row("the log prefilled again", "first token", "seconds", anew, **common)]
+    rows += [speed_row("the move", "request", "seconds", moves, **common)]
+    for name, seconds in conditions.items():
+        ratio = median(again / own for again, own in zip(anew, seconds, strict=True))
+        against = {"ratio_to": "sooner than the log prefilled again", "ratio": round(ratio, 2)}
+        rows.append(speed_row(name, "first token", "seconds", seconds, **against, **common))
+    return rows
+
+
+def told(url: str, tenant: str, spoken: Conversation, settings: Json) -> str:
+    """A session that was told the conversation."""
+    with KvrecallClient(url, tenant=tenant) as client:
+        session: str = client.create_session(**settings, tools=spoken.tools)["id"]
+        for messages in turns_of(spoken):
+            client.turn(session, messages, generate=False)
+    return session
+
+
+def question() -> list[Json]:
+    """What is asked at the end."""
+    return [{"role": "user", "content": QUESTION}]
+
+
+def first_token(client: KvrecallClient, session: str, messages: list[Json]) -> float:
+    """Seconds from the request of a turn to the first piece of its answer."""
+    started = time.perf_counter()
+    seconds = 0.0
+    for event in client.turn_stream(session, messages, sampling={"max_tokens": 4}):
+        if not seconds and event.event in ("token", "tool_call"):
+            seconds = time.perf_counter() - started
+    return seconds
+
+
+if __name__ == "__main__":
+    main()
