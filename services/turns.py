@@ -71,6 +71,7 @@ class TurnStream:
 
     def __init__(self, progress: AsyncGenerator[TurnProgress, None]) -> None:
         self._told: asyncio.Queue[TurnProgress | BaseException | None] = asyncio.Queue()
+        self._committed = False
         self.task = asyncio.create_task(self._run(progress), name="turn")
 
     def __aiter__(self) -> AsyncIterator[TurnProgress]:
@@ -85,14 +86,16 @@ class TurnStream:
         return item
 
     async def aclose(self) -> None:
-        """Cancel the turn if it still runs, and return when nothing of it is left running."""
-        self.task.cancel()
+        """Cancel the turn unless it is committed, and return when nothing of it is left running."""
+        if not self._committed:
+            self.task.cancel()
         await asyncio.wait({self.task})
 
     async def _run(self, progress: AsyncGenerator[TurnProgress, None]) -> None:
         try:
             async with aclosing(progress):
                 async for item in progress:
+                    self._committed = isinstance(item, TurnEnded)
                     self._told.put_nowait(item)
         except Exception as error:  # handed to the reader, whatever it is
             self._told.put_nowait(error)
