@@ -42,6 +42,7 @@ STATUS_OF_REFUSAL: Mapping[str, int] = {
     "overloaded": 429,
     "cancelled": 503,
     "unknown_session": 503,
+    "storage_failed": 503,
     "rows_missing": 500,
     "worker_error": 500,
 }
