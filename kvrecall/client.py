@@ -95,6 +95,10 @@ class KvrecallClient:
         body = {"turn": turn, "metadata": metadata, "queue": queue}
         return self._send("POST", _path(session, "/fork"), json=body, key=key)
 
+    def move(self, session: str, worker: str | None = None) -> JsonObject:
+        """Have a session go on in another worker, in the one named or in the one that is chosen."""
+        return self._send("POST", _path(session, "/move"), json={"worker": worker})
+
     def delete(self, session: str, *, key: str | None = None) -> None:
         """Forget a session."""
         self._send("DELETE", _path(session), key=key)
@@ -151,6 +155,10 @@ class KvrecallClient:
     def worker(self) -> JsonObject:
         """The model that is served, and its limits."""
         return self._send("GET", "/v1/worker")
+
+    def workers(self) -> JsonObject:
+        """The workers that can be reached, with what each has to do: `workers`."""
+        return self._send("GET", "/v1/workers")
 
     def ready(self) -> bool:
         """Whether the service takes requests."""
