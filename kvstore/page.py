@@ -206,7 +206,7 @@ def _header_from(fields: tuple[Any, ...]) -> PageHeader:
 
 
 def verify_checksum(record: Blob, key: PageKey) -> None:
-    """Raise CorruptPageError unless the record's checksum over header and payload holds."""
+    """Raise CorruptPageError unless the record is the page's and its checksum over header and payload holds."""
     check = RecordCheck()
     check.add(memoryview(record))
     check.require(key)
@@ -234,11 +234,11 @@ class RecordCheck:
             self._found = _checksum(bytes(piece[:_PAGE_CHECKSUM_AT]), piece[HEADER_BYTES:])
 
     def require(self, key: PageKey, sequence: int | None = None) -> None:
-        """Raise CorruptPageError unless all of a record was there; with `sequence`, unless it is that of the page."""
+        """Raise CorruptPageError unless all of the page's record was there, in the version of `sequence` if given."""
         page = f"page {key.index} of session {key.session!r}"
-        if self._found is None or self._found != self._expected:
+        if self._found is None or self._named is None or self._found != self._expected:
             raise CorruptPageError(f"{page}: the checksum does not hold; its rows must be computed again")
-        if sequence is not None and self._named != (key.index, sequence, key.session.encode()):
+        if self._named != (key.index, self._named[1] if sequence is None else sequence, key.session.encode()):
             raise CorruptPageError(f"{page}: another record lies in its place; its rows must be computed again")
 
 

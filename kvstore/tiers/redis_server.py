@@ -6,7 +6,7 @@ event loop of asyncio cost a factor of 5 when pages were written (measured with 
 
 import random
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar, get_args
@@ -31,9 +31,9 @@ from redis.retry import Retry
 from redis.sentinel import Sentinel
 
 from kvstore.errors import KvStoreError, StaleWriterError, TierFailedError, TierFullError, TierSettingsError
+from kvstore.tiers.redis_wire import Command, batched
 
 T = TypeVar("T")
-Command = tuple[str | bytes | int | float, ...]
 _Scheme = Literal["redis", "rediss", "unix", "redis+sentinel", "rediss+sentinel", "redis+cluster", "rediss+cluster"]
 
 _ATTEMPTS = 4
@@ -195,21 +195,6 @@ class RedisServer:
 def _may_pass(error: Exception) -> bool:
     # A script says in its own words that a primary has become a replica.
     return (isinstance(error, _PASSING) or "-READONLY" in str(error)) and not isinstance(error, AuthenticationError)
-
-
-def batched(client: Redis, commands: Iterable[Command]) -> list[Any]:
-    """Commands in one round trip, in order, on one connection. Raises the first error among the replies.
-
-    (redis-py's own error would repeat the command with its payload.)
-    """
-    with client.pipeline(transaction=False) as pipeline:
-        for command in commands:
-            pipeline.execute_command(*command)
-        replies: list[Any] = pipeline.execute(raise_on_error=False)
-    for reply in replies:
-        if isinstance(reply, Exception):
-            raise reply
-    return replies
 
 
 def replicated(client: Redis, commands: Sequence[Command], timeout_seconds: float) -> list[Any]:
