@@ -198,9 +198,10 @@ class RowStore:
             with suppress(PageError):  # an unfinished page that is lost is not there to be flushed
                 self._rows.hand_over_unfinished_page(state)
             epoch, owners = state.epoch, state.table.owners
-        if self._writer.refuses(owners) or self._stack.undurable(owners):
-            self._stack.try_again()
         refused = self._writer.drain(owners)
+        if refused or self._stack.undurable(owners):
+            self._stack.try_again()
+            refused = self._writer.drain(owners)
         self._epochs.require_writable(session, epoch)
         return self._stack.flush(owners) and not refused
 
@@ -307,10 +308,12 @@ class RowStore:
     def check(self) -> None:
         """Wait for the writer, then raise InvariantError unless the tiers hold exactly the sessions' pages.
 
-        Where others write the lowest tier too, only the sessions that are open here are looked at there.
+        Where others write the lowest tier too, only the sessions that are open here are looked at there. Raises a
+        tier's error when none takes what has to be written.
         """
         self._stack.try_again()
-        self._writer.drain()
+        for error in self._writer.drain():
+            raise error
         self._stack.check()
         check_store(self._layout, self._stack, self._sessions)
 

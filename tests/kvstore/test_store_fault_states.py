@@ -79,6 +79,25 @@ class FaultyTier:
         call()
 
 
+def listing(directory: Path) -> dict[str, int]:
+    sizes = {}
+    for path in directory.iterdir():
+        with suppress(FileNotFoundError):
+            sizes[path.name] = path.stat().st_size
+    return sizes
+
+
+def snapshot(source: Path, target: Path) -> None:
+    """Copy a directory as it is at one moment, though a thread may be tidying it."""
+    while True:
+        before = listing(source)
+        with suppress(shutil.Error):
+            shutil.copytree(source, target)
+        if before == listing(source) == listing(target):
+            return
+        shutil.rmtree(target)
+
+
 def tear(directory: Path, share: float) -> None:
     """Cut the newest segment somewhere behind its last sync marker, as a crash of the machine may."""
     newest = SegmentFile(max(directory.glob("segment-*.kv")), 0)
@@ -259,6 +278,7 @@ class FaultMachine(RuleBasedStateMachine):
         for other in sharing:
             assert self.store.lost_pages(other) == [index]
         self.store.restore(name, index, self.rows[name][:, :, :, PAGE * index : PAGE * (index + 1)])
+        assert self.store.flush(name)
         for other in sharing:
             assert self.store.lost_pages(other) == []
 
@@ -282,7 +302,7 @@ class FaultMachine(RuleBasedStateMachine):
         before = self.directories()
         self.generation += 1
         for old, new in zip(before, self.directories(), strict=True):
-            shutil.copytree(old, new)
+            snapshot(old, new)
             tear(new, torn)
         with suppress(TierError):
             self.store.close()
@@ -316,6 +336,8 @@ class FaultMachine(RuleBasedStateMachine):
             self.store.restore(name, index, self.rows[name][:, :, :, PAGE * index : PAGE * (index + 1)])
         assert self.store.lost_pages(name) == []
         assert torch.equal(self.everything(name), self.rows[name])
+        assert self.store.flush(name)
+        self.safe[name] = self.committed[name]
 
     def everything(self, name: str) -> Tensor:
         return self.store.gather(name, torch.arange(self.rows[name].shape[3]))
