@@ -27,6 +27,7 @@ def run_open(engine: Engine, session: WorkerSession, request: wire.OpenRequest) 
     if lost:
         raise RowsMissing(f"session {session.name} has lost pages {_told(lost)}; they must be computed again")
     engine.fill(session, request.state)
+    engine.store.prefetch(session.name)  # whoever opens a session is about to use it
     return engine.memory(session)
 
 
