@@ -36,14 +36,14 @@ def fsck_command(
 ) -> None:
     """Check a data directory that no process uses: segment files, catalog, and the two against each other.
 
-    Ends with 0 when all is well, 1 when problems were found, 2 when it could not be checked. Rows in Redis are checked
-    too where the settings name one (KVRECALL_STORE__REDIS_URL).
+    Ends with 0 when all is well, 1 when problems were found, 2 when it could not be checked. What lies in Redis is
+    checked as well, where the environment names one (KVRECALL_CATALOG_URL, KVRECALL_STORE__REDIS_URL).
     """
     from kvrecall.cli.stopped import has_catalog, has_pages
 
     settings = Settings(**given({"data": data, "model": model}))
     console = Console()
-    if not has_catalog(settings) and not has_pages(settings):
+    if not has_catalog(settings) and not has_pages(settings) and settings.store.redis_url is None:
         raise CannotCheck(f"{settings.data} holds neither a catalog nor pages; name a data directory with --data")
     problems = asyncio.run(_checked(settings, console, repair))
     raise typer.Exit(FOUND_PROBLEMS if problems else 0)
@@ -76,7 +76,7 @@ def _catalog_findings(settings: Settings) -> "list[Finding]":
     from kvrecall.cli.stopped import catalog_file
 
     path = catalog_file(settings)
-    if not path.exists():
+    if settings.catalog_url is not None or not path.exists():
         return []
     try:
         with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as connection:

@@ -23,7 +23,7 @@ _CLAIM_SECONDS = 600.0
 
 
 def catalog_file(settings: Settings) -> Path:
-    """Where the catalog of a process by itself lies."""
+    """Where the catalog lies that only one process uses."""
     return settings.data / "catalog.sqlite3"
 
 
@@ -34,7 +34,7 @@ def pages_folder(settings: Settings) -> Path:
 
 def has_catalog(settings: Settings) -> bool:
     """Whether there is a catalog to open; opening one that is not there would make it."""
-    return catalog_file(settings).exists()
+    return settings.catalog_url is not None or catalog_file(settings).exists()
 
 
 def has_pages(settings: Settings) -> bool:

@@ -53,11 +53,10 @@ async def _say(service: SessionService, session: str, *texts: str, generate: boo
 
 async def _ask(service: SessionService, session: str, request: TurnRequest) -> str:
     """A turn's answer as text; empty for one that only remembers."""
-    async for progress in service.turn(session, request):
-        if isinstance(progress, TurnEnded):
-            message = progress.outcome.message
-            return "" if message is None else message.content
-    raise AssertionError("a turn ends")
+    told = [progress async for progress in service.turn(session, request)]  # to its end: only then is the session free
+    assert isinstance(told[-1], TurnEnded)
+    message = told[-1].outcome.message
+    return "" if message is None else message.content
 
 
 async def _talk(service: SessionService, session: str, rounds: int = 2) -> None:
@@ -134,3 +133,16 @@ def say() -> Callable[..., Awaitable[str]]:
 def ask() -> Callable[..., Awaitable[str]]:
     """Run a turn; its answer."""
     return _ask
+
+
+@pytest.fixture(scope="session")
+def serve_one() -> Callable[[Path], str]:
+    """Make one session with some talk in a directory, wherever the environment says that it is kept; its id."""
+
+    async def serve(data: Path) -> str:
+        async with _running(data) as service:
+            session = (await service.create(NewSession(budget=128, method="snapkv", seed=7))).id
+            await _talk(service, session)
+            return session
+
+    return lambda data: asyncio.run(serve(data))
