@@ -46,7 +46,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.faults", description=__doc__)
     parser.add_argument("--faults", type=int, default=500)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--round", type=int, default=25, help="faults to one set-up, before it is checked")
+    parser.add_argument("--round", type=int, default=50, help="faults to one set-up, before it is checked")
     parser.add_argument("--setup", choices=tuple(SETUPS), action="append", help="default: both, in turn")
     parser.add_argument("--keep", action="store_true", help="leave logs and files of the rounds where they are")
     parser.add_argument("--out", type=Path, default=RESULT)

@@ -1,9 +1,11 @@
 """What can go wrong, one function each. A fault is done to a set-up at once, and may return how it is undone."""
 
+import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import count
 from random import Random
 
 from benchmarks.faults import clock
@@ -38,11 +40,11 @@ def schedule(weights: Mapping[str, float], seed: str) -> Iterator[Fault]:
     """Faults without end, the same for the same seed."""
     rng = Random(seed)
     kinds, shares = list(weights), list(weights.values())
-    number = 0
-    while True:
+    for number in count():
         kind = rng.choices(kinds, shares)[0]
-        yield Fault(rng.uniform(0.05, 1.5), kind, f"{seed} {number}", rng.uniform(0.2, 3.0), rng.random() < 0.25)
-        number += 1
+        late = kind in LATE and rng.random() < 0.3
+        seconds = rng.uniform(6.0, 14.0) if late else rng.uniform(0.2, 3.0)
+        yield Fault(rng.uniform(0.05, 1.5), kind, f"{seed} {number}", seconds, lasts=rng.random() < 0.25)
 
 
 def kill_worker(setup: Setup, rng: Random) -> None:
@@ -138,6 +140,14 @@ def flip_while_down(setup: Setup, rng: Random) -> None:
         raise NothingToHitError
 
 
+def lose_files(setup: Setup, rng: Random) -> None:
+    """A process that computes is killed, and all its segment files are gone when it starts again."""
+    server = rng.choice(setup.computing)
+    server.kill()
+    shutil.rmtree(setup.pages[setup.computing.index(server)], ignore_errors=True)
+    server.start()
+
+
 def flip_in_redis_page(setup: Setup, rng: Random) -> None:
     """A bit of a page in Redis turns."""
     assert setup.redis is not None, "a cluster has one"
@@ -199,10 +209,14 @@ KINDS: Mapping[str, Do] = {
     "bit flipped in a page": flip_in_payload,
     "bit flipped in a segment header": flip_in_header,
     "bits flipped while killed": flip_while_down,
+    "all files lost while killed": lose_files,
     "bit flipped in Redis": flip_in_redis_page,
     "clock jumps": jump_clock,
 }
 """What happens, by its name in the result. `kvrecall serve` is its own worker and gateway."""
+
+LATE = ("SIGSTOP, worker", "SIGSTOP, gateway", "kill -9, Redis", "connection slow, silent or closed, to Redis")
+"""What is often undone late, when the session's claim has run out and it went on elsewhere."""
 
 EMBEDDED: Mapping[str, float] = {
     "kill -9, worker": 5,
@@ -213,6 +227,7 @@ EMBEDDED: Mapping[str, float] = {
     "bit flipped in a page": 4,
     "bit flipped in a segment header": 3,
     "bits flipped while killed": 4,
+    "all files lost while killed": 1,
     "clock jumps": 3,
 }
 """How often each happens to one process, relative to the others."""
@@ -234,6 +249,7 @@ CLUSTER: Mapping[str, float] = {
     "bit flipped in a page": 2,
     "bit flipped in a segment header": 1,
     "bits flipped while killed": 2,
+    "all files lost while killed": 3,
     "bit flipped in Redis": 5,
     "clock jumps": 3,
 }

@@ -10,9 +10,6 @@ from threading import Timer
 from benchmarks.faults.faults import KINDS, Fault, NothingToHitError, Undo, schedule
 from benchmarks.faults.setups import Setup
 
-LATE_SHARE = 0.15
-"""Of what is undone late: long after a session's claim has run out and it went on elsewhere."""
-LATE_SECONDS = 12.0
 PATIENCE_SECONDS = 10.0
 """After which the fault before is undone though the next is still at work: it may keep a process from starting."""
 
@@ -52,7 +49,7 @@ class Injector:
         if undo is None:
             self._undo()
             return
-        time.sleep(LATE_SECONDS if rng.random() < LATE_SHARE else fault.seconds)
+        time.sleep(fault.seconds)
         self._undo()
         if fault.lasts:
             self._pending.append(undo)
