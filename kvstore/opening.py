@@ -52,15 +52,14 @@ class SessionOpener:
         if epoch < state.epoch:
             raise StaleWriterError(f"session {state.name!r} is written under epoch {state.epoch}; {epoch} is over")
         if self._is_intact(state, epoch, length, table):
-            state.known = False
-            cut = self._reopen(state, epoch, length)
+            self._reopen(state, epoch, length)
         else:
             self._settle(state, epoch)
             state.known = False
-            cut = self._rebuild(state, epoch, length, table, of_owners)
-        if cut:
-            self._finish_cut(state)
+            self._rebuild(state, epoch, length, table, of_owners)
         state.known, state.left = True, False
+        if state.cut_due:
+            self._finish_cut(state)
 
     def recover(self, state: StoredSession) -> None:
         """Let a session of an earlier process have the rows that its pages show, where only this one writes them."""
@@ -75,11 +74,11 @@ class SessionOpener:
         state.table, state.length, state.known = PageTable(state.name, sequences=sequences), length, True
 
     def _is_intact(self, state: StoredSession, epoch: int, length: int, table: PageTable) -> bool:
-        """Whether memory has the rows: nobody can have written the session between two successive epochs."""
+        """Whether memory has the rows: nobody else can have written the session between two successive epochs."""
         pages = -(-length // self._layout.page_tokens)
         return (
             state.known
-            and epoch - state.epoch <= 1
+            and (epoch - state.epoch <= 1 or not self._stack.tiers.lowest.shared)
             and not self._epochs.is_stale(state.name, state.epoch)
             and state.table.shared == table.shared
             and length <= state.length
@@ -88,33 +87,33 @@ class SessionOpener:
 
     def _fence(self, state: StoredSession, epoch: int) -> None:
         try:
-            self._stack.fence(state.name, epoch)
+            self._stack.tiers.fence(state.name, epoch)
         except StaleWriterError:
             self._epochs.note_stale(state.name, state.epoch)
+            state.known = False
             raise
 
     def _settle(self, state: StoredSession, epoch: int) -> None:
         """Let nothing of the session be on its way; what others may have superseded is not written any more."""
-        if self._stack.lowest.shared and not (state.known and epoch - state.epoch <= 1):
+        if self._stack.tiers.lowest.shared and not (state.known and epoch - state.epoch <= 1):
             self._writer.forget(state.name)
-            self._stack.forget_owed(state.name)
+            self._stack.placement.forget_owed(state.name)
         self._writer.drain([state.name])
         self._writer.forget(state.name)
 
-    def _reopen(self, state: StoredSession, epoch: int, length: int) -> bool:
-        """Go on from memory; returns whether pages that were handed over had more rows."""
+    def _reopen(self, state: StoredSession, epoch: int, length: int) -> None:
+        """Go on from memory."""
         with suppress(TierFailedError):
             # Who wrote last writes on: if a tier does not answer now, the pages carry the epoch there.
             self._fence(state, epoch)
         state.epoch = epoch
         page_tokens = self._layout.page_tokens
-        handed_over = len(state.table) > length // page_tokens and length < state.length
+        state.cut_due |= len(state.table) > length // page_tokens and length < state.length
         self._rows.truncate(state, length)
-        return handed_over
 
     def _rebuild(self, state: StoredSession, epoch: int, length: int, table: PageTable,
-                 of_owners: Mapping[str, Versions] | None) -> bool:  # fmt: skip
-        """Take what the tiers have; returns whether they had more than the session shall have."""
+                 of_owners: Mapping[str, Versions] | None) -> None:  # fmt: skip
+        """Take what the tiers have."""
         self._fence(state, epoch)
         headers = self._stack.headers(state.name, epoch)
         versions: dict[str, Versions] = {state.name: _versions_of(headers)}
@@ -125,11 +124,11 @@ class SessionOpener:
         state.epoch, state.length, state.tail, state.unflushed = epoch, length, None, False
         self._fill(table, versions, length)
         state.table = table
-        return self._cut_stored(state, headers)
+        self._cut_stored(state, headers)
 
     def _versions(self, owner: str) -> Versions:
         """Of another session's pages: from memory where only this process writes, else from where all do."""
-        here = None if self._stack.lowest.shared else self._versions_here(owner)
+        here = None if self._stack.tiers.lowest.shared else self._versions_here(owner)
         if here is not None:
             return here
         return _versions_of(self._stack.headers(owner))
@@ -141,17 +140,15 @@ class SessionOpener:
             whole = tokens >= min(page_tokens, length - index * page_tokens)
             table.append(sequence if whole else None)
 
-    def _cut_stored(self, state: StoredSession, headers: Mapping[int, PageHeader]) -> bool:
+    def _cut_stored(self, state: StoredSession, headers: Mapping[int, PageHeader]) -> None:
         """Delete what is stored beyond the session's rows, and have its last page written anew if it has too many."""
         own = range(state.table.shared_pages, len(state.table))
         stored = {PageKey(state.name, index) for index in headers} | self._stack.stored_keys(state.name, above=True)
         beyond = sorted(key for key in stored if key.index not in own)
         self._writer.discard(beyond, state.epoch)
         index, valid = divmod(state.length, self._layout.page_tokens)
-        if not valid or index not in headers or headers[index].valid_tokens <= valid:
-            return bool(beyond)
-        state.unflushed = state.table.sequence(index) is not None
-        return True
+        state.unflushed = bool(valid) and index in headers and headers[index].valid_tokens > valid
+        state.cut_due = bool(beyond) or state.unflushed
 
     def _finish_cut(self, state: StoredSession) -> None:
         """Return when no tier has the rows that were cut. Raises what kept one from it."""
@@ -162,10 +159,11 @@ class SessionOpener:
             self._writer.discard([state.table.key(index)], state.epoch)
             state.table.lose(index)
             state.unflushed = False
-        self._stack.try_again()
+        self._stack.tiers.try_again()
         for error in self._writer.drain([state.name]):
             raise error
         self._epochs.require_writable(state.name, state.epoch)
+        state.cut_due = False
 
 
 def _versions_of(headers: Mapping[int, PageHeader]) -> Versions:

@@ -176,6 +176,8 @@ class PageWriter:
         try:
             for session in self._work.settle(barrier.sessions):
                 self._give_up(session, None)
+        except Exception:  # The thread must live. What is owed stays owed, and whoever flushes sees that it is.
+            self._work.refused()
         finally:
             barrier.reached.set()
 

@@ -1,7 +1,7 @@
 """The thread that tries again what tiers refused, at growing intervals."""
 
 from collections.abc import Callable
-from threading import Event, Thread
+from threading import Event, Lock, Thread
 
 _FIRST_PAUSE_SECONDS = 0.25
 _LONGEST_PAUSE_SECONDS = 15.0
@@ -14,18 +14,24 @@ class Retrying:
         self._attempt = attempt
         self._woken = Event()
         self._closing = Event()
-        self._thread = Thread(target=self._run, name="kvstore-retrying", daemon=True)
-        self._thread.start()
+        self._thread: Thread | None = None
+        self._lock = Lock()
 
     def wake(self) -> None:
         """Something was refused."""
+        with self._lock:
+            if self._thread is None and not self._closing.is_set():
+                self._thread = Thread(target=self._run, name="kvstore-retrying", daemon=True)
+                self._thread.start()
         self._woken.set()
 
     def close(self) -> None:
         """Stop, after an attempt that is under way. May be called twice."""
-        self._closing.set()
+        with self._lock:
+            self._closing.set()
         self._woken.set()
-        self._thread.join()
+        if self._thread is not None:
+            self._thread.join()
 
     def _run(self) -> None:
         while True:

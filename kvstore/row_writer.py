@@ -79,7 +79,8 @@ class RowWriter:
         shared = index < state.table.shared_pages
         rows = rows.clone(memory_format=torch.contiguous_format)
         page = ExpectedPage(state.table.key(index), sequence, shared)
-        self._writer.submit(PendingPage(page, *self._stack.settled(page, rows), UNFENCED if shared else state.epoch))
+        epoch = UNFENCED if shared else state.epoch
+        self._writer.submit(PendingPage(page, *self._stack.placement.settled(page, rows), epoch))
         state.table.put(index, sequence)
         if index == state.length // self._layout.page_tokens:
             state.tail, state.unflushed = None, False
@@ -97,7 +98,7 @@ class RowWriter:
 
     def _submit(self, state: StoredSession, index: int, rows: Tensor, cut: bool = False) -> None:
         page = ExpectedPage(state.table.key(index), self._numbers.next(state.epoch))
-        self._writer.submit(PendingPage(page, *self._stack.settled(page, rows), state.epoch, cut))
+        self._writer.submit(PendingPage(page, *self._stack.placement.settled(page, rows), state.epoch, cut))
         state.table.put(index, page.sequence)
         state.unflushed = False
 

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from kvstore.codec import Codec
-from kvstore.errors import KvStoreError, PageError, RowRangeError, RowShapeError, StaleWriterError, TierFailedError
+from kvstore.errors import KvStoreError, PageError, RowRangeError, RowShapeError
 from kvstore.gathering import ReadKeys
 from kvstore.opening import SessionOpener, Versions
-from kvstore.page import PageKey, PageLayout
+from kvstore.page import PageLayout
 from kvstore.page_table import PageTable, SharedPages
-from kvstore.page_writer import PageWriter, PendingPage, Work
 from kvstore.prefetching import Prefetcher
+from kvstore.removal import SessionRemover
 from kvstore.retrying import Retrying
 from kvstore.row_reader import RowReader
 from kvstore.row_writer import RowWriter
@@ -28,6 +28,7 @@ from kvstore.summaries import Bits, PageSummaries, PageSummary
 from kvstore.tier_counters import TierCounters
 from kvstore.tier_stack import TierStack
 from kvstore.tiers.base import Tier
+from kvstore.write_through import WriteThrough
 from kvstore.writer_epochs import WriterEpochs
 
 
@@ -53,22 +54,23 @@ class RowStore:
                  read_batch_pages: int = 16, summary_limit: int = 1 << 30, summary_bits: Bits = 12,
                  codecs: Sequence[Codec] | None = None) -> None:  # fmt: skip
         self._layout = layout
-        self._retrying = Retrying(self._retry)
-        self._epochs, numbers = WriterEpochs(), SequenceNumbers()
-        self._stack = TierStack(layout, tiers, codecs, self._epochs, self._retrying.wake)
+        epochs, numbers = WriterEpochs(), SequenceNumbers()
+        retrying = Retrying(lambda: self._through.retry())
+        self._stack = TierStack(layout, tiers, codecs, epochs, retrying.wake)
         try:
             stored = self._sessions_stored(numbers)
         except KvStoreError:
-            self._stack.close()
+            self._stack.tiers.close()
             raise
+        self._epochs = epochs
         self._summaries = PageSummaries(summary_limit, summary_bits)
-        work = Work(self._write, self._delete, self._stack.settle_owed, self._retrying.wake)
-        self._writer = PageWriter(work, self._epochs, backlog_pages)
-        self._reader = RowReader(layout, self._stack, self._writer, self._summaries, read_batch_pages)
-        self._rows = RowWriter(layout, self._stack, self._writer, self._reader, numbers, self._epochs)
-        self._opener = SessionOpener(layout, self._stack, self._writer, self._rows, numbers, self._epochs,
-                                     self._versions)  # fmt: skip
+        self._through = WriteThrough(layout, self._stack, self._summaries, epochs, retrying, backlog_pages)
+        writer = self._through.writer
+        self._reader = RowReader(layout, self._stack, writer, self._summaries, read_batch_pages)
+        self._rows = RowWriter(layout, self._stack, writer, self._reader, numbers, epochs)
+        self._opener = SessionOpener(layout, self._stack, writer, self._rows, numbers, epochs, self._versions)
         self._sessions = SessionDirectory(stored, self._opener.recover)
+        self._remover = SessionRemover(self._stack, writer, self._rows, self._sessions, self._summaries, epochs)
         self._prefetcher = Prefetcher(self._prefetch)
 
     @property
@@ -116,16 +118,7 @@ class RowStore:
         An unknown session is ignored. What a tier does not delete now is tried again in the background. Raises
         StaleWriterError, and a tier's error where it had to say what it holds.
         """
-        with self._sessions.locked(session, recover=False) as state:
-            keys = set(state.table.own_keys(keep_pages))
-            keys |= {key for key in self._stack.stored_keys(session) if key.index >= keep_pages}
-            self._sessions.remove(state, keep_pages=keep_pages)
-            self._writer.discard(sorted(keys), state.epoch if state.known else None)
-        self._stack.try_again()
-        refused = self._writer.drain([session])
-        self._epochs.require_writable(session, state.epoch)
-        if not refused:
-            self._epochs.forget(session)
+        self._remover.drop(session, keep_pages)
 
     def retain(self, sessions: Collection[str], shared: Sequence[SharedPages] = ()) -> list[str]:
         """Drop sessions that an earlier process left and the catalog does not know; returns them.
@@ -133,27 +126,14 @@ class RowStore:
         `sessions` are those it knows; of others, `shared` says how many first pages are still shared. Sessions that
         were opened or appended to since the start stay. In tiers that others write too nothing is dropped.
         """
-        kept = {entry.owner: entry.pages for entry in shared}
-        dropped = [session for session in self._sessions.left_by_others() if session not in sessions]
-        for session in dropped:
-            if not self._stack.lowest.shared:
-                self.drop(session, keep_pages=kept.get(session, 0))
-            else:
-                self._forget_copies(session, kept.get(session, 0))
-        return dropped
+        return self._remover.retain(sessions, shared)
 
     def release(self, session: str) -> None:
         """Forget a session that goes on elsewhere: in memory, and where the lowest tier is shared in those above it.
 
         What the lowest tier is still to get stays until it has it.
         """
-        with self._sessions.locked(session, recover=False) as state:
-            with suppress(StaleWriterError, PageError):
-                self._rows.hand_over_unfinished_page(state)
-            self._writer.drain([session])
-            self._sessions.remove(state, left=not self._stack.lowest.shared)
-        if self._stack.lowest.shared:
-            self._forget_copies(session, 0)
+        self._remover.release(session)
 
     def sessions(self) -> list[str]:
         """The sessions that are open, or were found in tiers that only this process writes; sorted."""
@@ -198,12 +178,9 @@ class RowStore:
             with suppress(PageError):  # an unfinished page that is lost is not there to be flushed
                 self._rows.hand_over_unfinished_page(state)
             epoch, owners = state.epoch, state.table.owners
-        refused = self._writer.drain(owners)
-        if refused or self._stack.undurable(owners):
-            self._stack.try_again()
-            refused = self._writer.drain(owners)
+        durable = self._through.flush(owners)
         self._epochs.require_writable(session, epoch)
-        return self._stack.flush(owners) and not refused
+        return durable
 
     def missing_pages(self, session: str) -> list[int]:
         """The pages that were not found when the session was opened, by index; nothing is read."""
@@ -295,15 +272,15 @@ class RowStore:
 
     def usage(self) -> dict[str, int]:
         """Bytes of the pages in each tier, headers included, by the tier's name."""
-        return self._stack.used_bytes()
+        return self._stack.tiers.used_bytes()
 
     def limits(self) -> dict[str, int | None]:
         """The most bytes that each tier takes, by the tier's name; None: as many as there is room for."""
-        return self._stack.limit_bytes()
+        return self._stack.tiers.limit_bytes()
 
     def counters(self) -> dict[str, TierCounters]:
         """What each tier did since the store was opened, by the tier's name."""
-        return self._stack.counters()
+        return self._stack.tiers.counters()
 
     def check(self) -> None:
         """Wait for the writer, then raise InvariantError unless the tiers hold exactly the sessions' pages.
@@ -311,10 +288,8 @@ class RowStore:
         Where others write the lowest tier too, only the sessions that are open here are looked at there. Raises a
         tier's error when none takes what has to be written.
         """
-        self._stack.try_again()
-        for error in self._writer.drain():
-            raise error
-        self._stack.check()
+        self._through.finish()
+        self._stack.tiers.check()
         check_store(self._layout, self._stack, self._sessions)
 
     def close(self) -> None:
@@ -325,25 +300,14 @@ class RowStore:
         if not self._sessions.close():
             return
         self._prefetcher.close()
-        self._retrying.close()
         try:
-            self._flush_all()
+            for state in self._sessions.states():
+                with state.lock, suppress(PageError):
+                    self._rows.hand_over_unfinished_page(state)
         finally:
-            self._writer.close()
-            self._stack.close()
+            self._through.close()
 
     # Inside
-
-    def _flush_all(self) -> None:
-        for state in self._sessions.states():
-            with state.lock, suppress(PageError):
-                self._rows.hand_over_unfinished_page(state)
-        self._stack.try_again()
-        for error in self._writer.drain():
-            raise error
-        self._stack.lowest.flush()
-        if self._stack.undurable():
-            raise TierFailedError("rows that no durable tier took end with the process")
 
     def _sessions_stored(self, numbers: SequenceNumbers) -> set[str]:
         found = set()
@@ -351,25 +315,6 @@ class RowStore:
             numbers.seen(header.sequence)
             found.add(header.key.session)
         return found
-
-    def _write(self, pending: PendingPage) -> None:
-        self._stack.write(pending.page, pending.rows, pending.blob, epoch=pending.epoch, cut=pending.cut)
-        if pending.rows.shape[3] == self._layout.page_tokens:
-            self._summaries.make(pending.page, pending.rows[:, 0])
-
-    def _delete(self, keys: Sequence[PageKey], epoch: int | None) -> None:
-        self._summaries.forget(keys)
-        self._stack.delete(keys, epoch)
-
-    def _forget_copies(self, session: str, keep_pages: int) -> None:
-        keys = [key for key in self._stack.stored_keys(session, above=True) if key.index >= keep_pages]
-        self._summaries.forget(keys)
-        self._stack.forget_copies(keys)
-
-    def _retry(self) -> bool:
-        self._stack.probe()
-        self._writer.drain()
-        return not self._writer.refuses() and not self._stack.owes()
 
     def _versions(self, session: str) -> Versions | None:
         state = self._sessions.in_memory(session)
@@ -381,7 +326,7 @@ class RowStore:
                     for index, sequence in numbered if sequence is not None}  # fmt: skip
 
     def _prefetch(self, session: str) -> None:
-        memory, state = self._stack.memory, self._sessions.in_memory(session)
+        memory, state = self._stack.tiers.memory, self._sessions.in_memory(session)
         if memory is None or memory.limit_bytes is None or state is None:
             return
         with suppress(KvStoreError):

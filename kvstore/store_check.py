@@ -25,12 +25,13 @@ def check_store(layout: PageLayout, stack: TierStack, sessions: SessionDirectory
                     may_be.add(key)
                 else:
                     expected[key] = sequence
-    _check_lowest(stack, sessions, expected, may_be, names if stack.lowest.shared else None)
+    _check_lowest(stack, sessions, expected, may_be, names if stack.tiers.lowest.shared else None)
     known = expected.keys() | may_be
-    for tier in stack.tiers[:-1]:
+    for tier in stack.tiers.all[:-1]:
         held = {header.key for header in tier.stored()}
-        if stray := {key for key in held - known
-                     if (key.session in names or not stack.lowest.shared) and not _is_kept(sessions, key)}:  # fmt: skip
+        if stack.tiers.lowest.shared:
+            held = {key for key in held if key.session in names}
+        if stray := {key for key in held - known if not _is_kept(sessions, key)}:
             raise InvariantError(f"tier {tier.name} holds pages of nobody: {sorted(stray)}")
 
 
@@ -38,8 +39,8 @@ def _check_lowest(stack: TierStack, sessions: SessionDirectory, expected: dict[P
                   names: set[str] | None) -> None:  # fmt: skip
     found = {header.key: header.sequence
              for name in (sorted(names) if names is not None else [None])
-             for header in stack.lowest.stored(name)}  # fmt: skip
-    owed = stack.owed_keys()
+             for header in stack.tiers.lowest.stored(name)}  # fmt: skip
+    owed = stack.placement.owed_keys()
     lost = {key for key, sequence in expected.items() if found.get(key) != sequence} - owed
     stray = {key for key in found.keys() - expected.keys() - may_be if not _is_kept(sessions, key)}
     if lost or stray:

@@ -26,6 +26,8 @@ class StoredSession:
     """Whether the unfinished page differs from the version that was handed over."""
     known: bool = False
     """Whether all this is what the session has; if not, only opening it can tell."""
+    cut_due: bool = False
+    """Whether tiers may still have rows that were cut off, and must not keep them."""
     left: bool = False
     """Whether tiers may hold more of it than this says: an earlier process left it, and nobody has opened it yet."""
     dropped: bool = False

@@ -44,11 +44,11 @@ def open_store(request: pytest.FixtureRequest, layout: PageLayout, tmp_path: Pat
 
 def vanish(store: RowStore, keys: list[PageKey]) -> None:
     """Delete pages behind the stores' backs."""
-    store._stack.lowest.delete(keys)
+    store._stack.tiers.lowest.delete(keys)
 
 
 def nvme(store: RowStore) -> Tier:
-    return store._stack.tiers[1]
+    return store._stack.tiers.all[1]
 
 
 def everything(store: RowStore, session: str) -> Tensor:
