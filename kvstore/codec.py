@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from kvstore.errors import PageFormatError
+from kvstore.memory import empty_rows
 from kvstore.page import (
     HEADER_BYTES,
     Blob,
@@ -135,7 +136,7 @@ def _restored(layout: PageLayout, tokens: int, buffer: Blob) -> Tensor:
     zeros, offset = _tensors(buffer, HEADER_BYTES, layout.dtype, shapes)
     steps, offset = _tensors(buffer, offset, torch.bfloat16, shapes)
     codes, _ = _tensors(buffer, offset, torch.uint8, [(*heads, tokens, layout.head_dim)] * 2)
-    rows = torch.empty(layout.rows_shape(tokens), dtype=layout.dtype)
+    rows = empty_rows(layout.rows_shape(tokens), layout.dtype)
     for side in (0, 1):
         rows[:, side] = codes[side].float().mul_(steps[side].float()).add_(zeros[side].float())
     return rows

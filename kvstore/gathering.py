@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kvstore.errors import RowRangeError, RowShapeError
+from kvstore.memory import empty_rows, zero_rows
 from kvstore.page import PageLayout
 
 PageReader = Callable[[Sequence[int]], Iterator[Tensor]]
@@ -30,7 +31,7 @@ def gather_tokens(layout: PageLayout, positions: Tensor, length: int, read: Page
     """Positions int64 `[m]` -> rows `[n_layers, 2, n_kv_heads, m, head_dim]`, the same tokens everywhere."""
     _require_positions(positions, 1)
     _require_range(positions, 0, length)
-    rows = torch.empty(layout.rows_shape(positions.numel()), dtype=layout.dtype)
+    rows = empty_rows(layout.rows_shape(positions.numel()), layout.dtype)
     touched, members = _by_page(positions, layout.page_tokens)
     for index, member, page in zip(touched, members, read(touched), strict=True):
         offsets = positions[member] - index * layout.page_tokens
@@ -49,8 +50,7 @@ def gather_selection(layout: PageLayout, selection: Sequence[Tensor], length: in
         _require_positions(positions, 2, layout.n_kv_heads)
         _require_range(positions, -1, length)
     flat = torch.cat([positions.reshape(-1) for positions in selection])
-    keys = torch.zeros(flat.numel(), layout.head_dim, dtype=layout.dtype)
-    values = torch.zeros_like(keys)
+    keys, values = (zero_rows((flat.numel(), layout.head_dim), layout.dtype) for _ in range(2))
     targets = torch.nonzero(flat >= 0).squeeze(1)
     positions, lanes = flat[targets], _key_lanes(layout, selection, layers)[targets]
     touched, members = _by_page(positions, layout.page_tokens)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from kvstore.errors import RowRangeError, RowShapeError, TierError
+from kvstore.memory import zero_rows
 from kvstore.page import PageLayout
 from kvstore.page_table import ExpectedPage
 from kvstore.page_writer import PageWriter, PendingPage
@@ -104,7 +105,7 @@ class RowWriter:
 
     def _tail(self, state: StoredSession) -> Tensor:
         if state.tail is None:
-            tail = torch.zeros(self._layout.rows_shape(self._layout.page_tokens), dtype=self._layout.dtype)
+            tail = zero_rows(self._layout.rows_shape(self._layout.page_tokens), self._layout.dtype)
             index, valid = divmod(state.length, self._layout.page_tokens)
             if valid:
                 stored = next(self._reader.pages(state, [index]))

@@ -1,0 +1,21 @@
+"""New memory for rows: tensors whose first touch is cheap.
+
+numpy asks the kernel for large pages, torch does not: a copy into 117 MB of new memory took 13 ms instead of 63 where
+one into memory that was used before took 8.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+def empty_rows(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """A tensor with anything in it."""
+    return torch.from_numpy(np.empty(shape, dtype=f"i{dtype.itemsize}")).view(dtype)
+
+
+def zero_rows(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """A tensor of zeros."""
+    return torch.from_numpy(np.zeros(shape, dtype=f"i{dtype.itemsize}")).view(dtype)
