@@ -52,6 +52,8 @@ def gather_selection(layout: PageLayout, selection: Sequence[Tensor], length: in
     flat = torch.cat([positions.reshape(-1) for positions in selection])
     keys, values = (zero_rows((flat.numel(), layout.head_dim), layout.dtype) for _ in range(2))
     targets = torch.nonzero(flat >= 0).squeeze(1)
+    if not targets.numel():
+        return _split(layout, selection, keys, values)
     positions, lanes = flat[targets], _key_lanes(layout, selection, layers)[targets]
     touched, members = _by_page(positions, layout.page_tokens)
     into_keys, into_values = _whole_rows(keys), _whole_rows(values)
