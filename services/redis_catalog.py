@@ -239,12 +239,12 @@ class RedisCatalog:
         return await self._answers.recall(key)
 
     async def _make(self, session: Session, changes: Changes, answer: Remembered | None, before: str = "") -> None:
-        """Add a session: first where it is listed, then itself."""
+        """Add a session: first where it is listed, then itself, then again in case that took long."""
         await self._answers.promise(answer, session.id)
-        await self._listing.add(session)
+        await self._listing.add(session, heard_at=changes.at)
         await self._sessions.apply(session.id, changes, epoch=NEW, before=before)
         with suppress(CatalogError):
-            await self._listing.add(session)
+            await self._listing.add(session, heard_at=0.0)
 
     async def _check_version(self) -> None:
         name = self._keys.version

@@ -32,12 +32,14 @@ class RedisListing:
         self._keys = keys
         self._sessions = sessions
 
-    async def add(self, session: Session) -> None:
-        """List a session: before it is made, and again afterwards in case that took long."""
+    async def add(self, session: Session, heard_at: float) -> None:
+        """List a session, and the pause it may begin in, in which nothing was heard before `heard_at`."""
         tenant = session.settings.tenant
         name = self._keys.sessions(tenant)
         await self._link.write(self._keys.tenants, "SADD", self._keys.tenants, tenant)
         await self._link.write(name, "ZADD", name, repr(session.created_at), session.id)
+        if session.turns:
+            await self.pause(session.id, session.turns, heard_at)
 
     async def remove(self, session: str, tenant: str) -> None:
         """Forget a session that is no more."""

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from services.catalog import Catalog, IdempotencyKey, Remembered, RepairCommit, TurnCommit
+from services.catalog import Catalog, IdempotencyKey, Remembered, RepairCommit, SessionDump, TurnCommit
 from services.errors import CatalogError, IdempotencyConflict, InvalidRequest, StaleEpoch, UnknownCall, UnknownSession
 from services.messages import ToolCall
-from services.reports import MemoryReport
-from services.sessions import RepairTrigger, Session, SessionState, due_repairs
+from services.reports import MemoryReport, RepairReport
+from services.sessions import CallStatus, RepairTrigger, Session, SessionState, due_repairs
 
 MakeSession = Callable[..., Session]
 MakeTurn = Callable[..., TurnCommit]
@@ -143,3 +143,86 @@ async def test_a_cancelled_commit_is_there_whole_or_not_at_all(
             session = await catalog.session("s")
         assert (session.turns, len(session.calls)) == (number, 2)
         assert await catalog.worker_state("s") == b"state %d" % number
+
+
+async def test_commits_at_the_same_time_are_all_there(
+    catalog: Catalog, make_session: MakeSession, make_turn: MakeTurn, calls: tuple[ToolCall, ToolCall]
+) -> None:
+    ids = [f"s{number}" for number in range(6)]
+    await asyncio.gather(*(catalog.create(make_session(id), b"", None) for id in ids))
+
+    async def talk(id: str) -> None:
+        for number in range(1, 6):
+            await catalog.commit_turn(make_turn(id, number, *calls), 1, None)
+            pending = (await catalog.session(id)).calls
+            reported = [
+                replace(call, status=CallStatus.COMPLETED, result=f"{id} {number}", batch=1) for call in pending
+            ]
+            repairs = [RepairCommit(due) for due in due_repairs(await catalog.session(id))]
+            await asyncio.gather(
+                *(catalog.commit_call(id, call, 1, None) for call in reported),
+                *(catalog.commit_repair(id, repair, 1) for repair in repairs),
+            )
+
+    await asyncio.gather(*map(talk, ids))
+    for id in ids:
+        session = await catalog.session(id)
+        assert [turn.number for turn in await catalog.turns(id, 0, 9)] == [1, 2, 3, 4, 5]
+        assert [call.result for call in session.calls] == [f"{id} 5"] * 2
+        assert [call.call_signal for call in session.calls] == [call.signal for call in calls]
+    assert sorted(await catalog.session_ids()) == ids
+
+
+async def test_a_tenant_lists_its_own_sessions_only(catalog: Catalog, make_session: MakeSession) -> None:
+    for number in range(4):
+        await catalog.create(make_session(f"s{number}", tenant="ab"[number % 2]), b"", None)
+    page = await catalog.page(1, None, "a")
+    assert [session.id for session in page.sessions] == ["s2"]
+    rest = await catalog.page(5, page.next_cursor, "a")
+    assert ([session.id for session in rest.sessions], rest.next_cursor) == (["s0"], None)
+    assert (await catalog.page(5, None)).sessions == ()
+    assert await catalog.session_ids() == ["s0", "s1", "s2", "s3"]
+
+
+async def test_the_answer_of_a_turn_comes_with_the_turn(
+    catalog: Catalog, make_session: MakeSession, make_turn: MakeTurn
+) -> None:
+    await catalog.create(make_session("s"), b"", None)
+    key = IdempotencyKey("POST /sessions/s/turns", "k", "body", session="s")
+    with pytest.raises(StaleEpoch):
+        await catalog.commit_turn(make_turn("s", 1), 7, Remembered(key, "early"))
+    assert await catalog.recall(key) is None
+    await catalog.commit_turn(make_turn("s", 1), 1, Remembered(key, "first"))
+    assert await catalog.recall(key) == "first"
+    with pytest.raises(CatalogError):
+        await catalog.commit_turn(make_turn("s", 2), 1, Remembered(key, "second"))
+    assert (await catalog.recall(key), (await catalog.session("s")).turns) == ("first", 1)
+
+
+async def test_a_session_from_elsewhere_is_as_it_was_there(
+    catalog: Catalog,
+    make_session: MakeSession,
+    make_turn: MakeTurn,
+    calls: tuple[ToolCall, ToolCall],
+    repair: RepairReport,
+) -> None:
+    await catalog.create(make_session("s"), b"", None)
+    await catalog.commit_turn(make_turn("s", 1, *calls), 1, None)
+    await catalog.commit_turn(replace(make_turn("s", 2, calls[0]), said={"a": "r", "b": "q"}), 1, None)
+    due = due_repairs(await catalog.session("s"))
+    await catalog.commit_repair("s", RepairCommit(due[0], b"repaired", repair), 1)
+    session, repairs = await catalog.session("s"), await catalog.repairs("s", 9)
+    known = [await catalog.call("s", "b"), *session.calls]
+    turns = await catalog.turns("s", 0, 9)
+    dump = SessionDump(session, b"state", tuple(turns), tuple(known), tuple(reversed(repairs)))
+    with pytest.raises(CatalogError, match="already"):
+        await catalog.restore(dump)
+    await catalog.delete("s", None)
+    other = replace(session, id="t")
+    await catalog.restore(replace(dump, session=other, turns=tuple(replace(turn, session="t") for turn in turns)))
+    assert await catalog.session("t") == other
+    assert await catalog.worker_state("t") == b"state"
+    assert await catalog.turns("t", 0, 9) == [replace(turn, session="t") for turn in turns]
+    assert await catalog.repairs("t", 9) == repairs
+    assert [await catalog.call("t", "b"), await catalog.call("t", "a")] == known
+    assert await catalog.tenant_tokens("") == session.memory.length

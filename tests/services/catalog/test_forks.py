@@ -1,0 +1,140 @@
+"""Sessions that begin as another was: what is copied, and that both go their own ways from there."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from services.catalog import (
+    BuildCommit,
+    Catalog,
+    EpisodeRecord,
+    EpisodeSet,
+    ForkCommit,
+    IdempotencyKey,
+    Remembered,
+    RepairCommit,
+    SegmentRecord,
+    SegmentsCommit,
+    TurnCommit,
+)
+from services.errors import UnknownCall, UnknownEpisode, UnknownSession, UnknownTurn
+from services.messages import ToolCall
+from services.reports import MemoryReport, RepairReport
+from services.sessions import CallStatus, PendingCall, Session, SharedPages, due_repairs
+
+MakeTurn = Callable[..., TurnCommit]
+SEGMENTS = tuple(SegmentRecord(n, 10 * n, 10 * n + 10, b"\0\0\x80?" * 2, 0) for n in range(2))
+EPISODE = EpisodeRecord("1-1", b"\0\0\x80?\0\0\0\0", 2, 20, "user: tea", 0)
+BUILT = EpisodeSet(2, 2, 1, 20, 3, 1, 2, "1-1", (EPISODE,))
+
+
+@pytest.fixture
+async def parent(
+    catalog: Catalog,
+    make_session: Callable[..., Session],
+    make_turn: MakeTurn,
+    calls: tuple[ToolCall, ToolCall],
+    repair: RepairReport,
+    memory: MemoryReport,
+) -> Session:
+    """Three turns; the second and the last ended on calls. Of the last, one has a result, one repair was run."""
+    await catalog.create(make_session("parent"), b"", None)
+    await catalog.commit_segments("parent", SegmentsCommit(SEGMENTS, replace(BUILT, built_segments=0, episodes=())), 1)
+    await catalog.commit_build("parent", BuildCommit(BUILT, (b"built",), (0, 0)), 1)
+    await catalog.commit_turn(make_turn("parent", 1), 1, None)
+    await catalog.commit_turn(make_turn("parent", 2, *calls), 1, None)
+    third = replace(make_turn("parent", 3, calls[0]), said={"a": "r", "b": "q"}, matched="1-1", active="1-1")
+    await catalog.commit_turn(third, 1, None)
+    due = due_repairs(await catalog.session("parent"))
+    await catalog.commit_repair("parent", RepairCommit(due[0], b"repaired", repair, memory), 1)
+    waiting = (await catalog.session("parent")).calls[0]
+    result = replace(waiting, status=CallStatus.COMPLETED, result="now", batch=1, pieces={0: "n"})
+    await catalog.commit_call("parent", result, 1, None)
+    return await catalog.session("parent")
+
+
+def child_of(parent: Session, **changes: object) -> Session:
+    return replace(parent, id="child", epoch=1, worker="w", created_at=9.0, updated_at=9.0, **changes)
+
+
+async def test_a_fork_at_the_last_turn_has_all_that_its_parent_has(catalog: Catalog, parent: Session) -> None:
+    child = child_of(parent, shared=(SharedPages("parent", 2),))
+    await catalog.fork(ForkCommit(child, "parent", 3, b"child's"), None)
+    assert await catalog.session("child") == child
+    assert await catalog.worker_state("child") == b"child's"
+    turns = [replace(turn, session="child") for turn in await catalog.turns("parent", 0, 9)]
+    assert await catalog.turns("child", 0, 9) == turns
+    assert await catalog.token_ids("child") == await catalog.token_ids("parent")
+    assert await catalog.call("child", "a") == await catalog.call("parent", "a")
+    assert await catalog.call("child", "b") == await catalog.call("parent", "b")
+    assert await catalog.repairs("child", 9) == await catalog.repairs("parent", 9)
+    assert await catalog.episodes("child") == replace(BUILT, episodes=(replace(EPISODE, matched=1),))
+    assert await catalog.segments("child") == list(SEGMENTS)
+    assert await catalog.built_episode("child", "1-1") == b"built"
+
+
+async def test_a_fork_at_an_earlier_turn_has_its_calls_as_they_were_made(
+    catalog: Catalog, parent: Session, calls: tuple[ToolCall, ToolCall]
+) -> None:
+    made = tuple(PendingCall(2, place, call) for place, call in enumerate(calls))
+    child = child_of(parent, turns=2, calls=made, repairs=(), output_due=0)
+    await catalog.fork(ForkCommit(child, "parent", 2, b""), None)
+    found = await catalog.session("child")
+    assert replace(found, calls=tuple(replace(call, heard_at=0.0) for call in found.calls)) == child
+    assert [turn.number for turn in await catalog.turns("child", 0, 9)] == [1, 2]
+    assert await catalog.repairs("child", 9) == []
+    assert (await catalog.episodes("child"), await catalog.segments("child")) == (EpisodeSet(), [])
+    with pytest.raises(UnknownEpisode):
+        await catalog.built_episode("child", "1-1")
+    assert await catalog.call("child", "a") == found.calls[0]
+    assert "child" in await catalog.silent(found.calls[0].heard_at)
+
+
+async def test_a_fork_at_a_turn_without_calls_waits_for_none(catalog: Catalog, parent: Session) -> None:
+    child = child_of(parent, turns=1, calls=(), repairs=(), output_due=2)
+    await catalog.fork(ForkCommit(child, "parent", 1, b""), None)
+    assert await catalog.session("child") == child
+    with pytest.raises(UnknownCall):
+        await catalog.call("child", "a")
+
+
+async def test_parent_and_child_go_their_own_ways(catalog: Catalog, parent: Session, make_turn: MakeTurn) -> None:
+    await catalog.fork(ForkCommit(child_of(parent), "parent", 3, b""), None)
+    await catalog.commit_turn(replace(make_turn("child", 4), said={"a": "child"}, matched="1-1"), 1, None)
+    assert (await catalog.session("parent")).calls == parent.calls
+    assert (await catalog.call("child", "a")).result == "child"
+    assert (await catalog.call("parent", "a")).result == "now"
+    assert [each.matched for each in (await catalog.episodes("child")).episodes] == [2]
+    assert [each.matched for each in (await catalog.episodes("parent")).episodes] == [1]
+    await catalog.delete("parent", None)
+    assert [turn.number for turn in await catalog.turns("child", 0, 9)] == [1, 2, 3, 4]
+    assert await catalog.built_episode("child", "1-1") == b"built"
+
+
+async def test_an_earlier_fork_goes_on_from_its_turn(catalog: Catalog, parent: Session, make_turn: MakeTurn) -> None:
+    child = child_of(parent, turns=2, calls=(), repairs=(), output_due=0)
+    await catalog.fork(ForkCommit(child, "parent", 2, b""), None)
+    await catalog.commit_turn(replace(make_turn("child", 3), said={"a": "x", "b": "y"}), 1, None)
+    said = await catalog.call("child", "b")
+    assert (said.result, said.said, said.status) == ("y", 3, CallStatus.COMPLETED)
+    assert (await catalog.call("parent", "b")).result == "q"
+
+
+async def test_what_cannot_be_forked_leaves_nothing(catalog: Catalog, parent: Session) -> None:
+    child = child_of(parent, shared=(SharedPages("parent", 1),))
+    for turns in (-1, 4):
+        with pytest.raises(UnknownTurn):
+            await catalog.fork(ForkCommit(child, "parent", turns, b""), None)
+    with pytest.raises(UnknownSession):
+        await catalog.fork(ForkCommit(child, "nobody", 1, b""), None)
+    assert await catalog.session_ids() == ["parent"]
+    assert (await catalog.delete("parent", None))[0].keep_pages == 0
+
+
+async def test_a_fork_s_answer_is_given_again_as_long_as_the_child_is_there(catalog: Catalog, parent: Session) -> None:
+    key = IdempotencyKey("POST /sessions/parent/fork", "k", "body", session="parent")
+    await catalog.fork(ForkCommit(child_of(parent), "parent", 3, b""), Remembered(key, "child"))
+    assert await catalog.recall(key) == "child"
+    await catalog.delete("child", None)
+    assert await catalog.recall(key) is None

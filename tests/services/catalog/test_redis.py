@@ -1,0 +1,446 @@
+"""The catalog on Redis when servers and connections fail: nothing acknowledged is lost, nothing is done twice."""
+
+import asyncio
+import signal
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from redis import ResponseError
+
+from kvrecall.cli.redis_client import redis_client
+from services.catalog import (
+    EpisodeSet,
+    ForkCommit,
+    IdempotencyKey,
+    KnownPrefix,
+    Leftover,
+    Remembered,
+    RepairCommit,
+    SegmentRecord,
+    SegmentsCommit,
+    TurnCommit,
+)
+from services.errors import CatalogError, CatalogVersion, UnknownSession
+from services.messages import ToolCall
+from services.redis_catalog import RedisCatalog
+from services.reports import RepairReport
+from services.sessions import Session, SharedPages, due_repairs
+
+MakeSession = Callable[..., Session]
+MakeTurn = Callable[..., TurnCommit]
+Open = Callable[..., Awaitable[RedisCatalog]]
+TalkOn = Callable[[RedisCatalog], Awaitable["Talk"]]
+HOUR = 3600
+
+
+@pytest.fixture
+async def open_catalog() -> AsyncIterator[Open]:
+    """open_catalog(url, namespace, **settings): closed at the end of the test."""
+    opened: list[RedisCatalog] = []
+
+    async def open_one(url: str, namespace: str = "", **settings: float) -> RedisCatalog:
+        opened.append(await RedisCatalog.open(redis_client(url, 1.0), namespace or uuid4().hex, **settings))
+        return opened[-1]
+
+    yield open_one
+    for catalog in opened:
+        await catalog.close()
+
+
+class CuttingProxy:
+    """A proxy on loopback that can break a connection instead of passing on the reply to a script that writes."""
+
+    def __init__(self, target: int) -> None:
+        self.to_cut = 0
+        self.when_cut: Callable[[], Awaitable[object]] | None = None
+        self._target = target
+
+    async def start(self) -> "CuttingProxy":
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        self.url = f"redis://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+        return self
+
+    async def stop(self) -> None:
+        self._server.close()
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        back_reader, back_writer = await asyncio.open_connection("127.0.0.1", self._target)
+        asked = bytearray()
+
+        async def there() -> None:
+            while data := await reader.read(1 << 16):
+                asked.extend(data)
+                back_writer.write(data)
+            back_writer.close()
+
+        async def back() -> None:
+            while data := await back_reader.read(1 << 16):
+                if self.to_cut and b"EVAL" in asked and b"remembered" in asked:
+                    self.to_cut -= 1
+                    if self.when_cut is not None:
+                        await self.when_cut()
+                    break
+                asked.clear()
+                writer.write(data)
+            writer.transport.abort()
+            back_writer.close()
+
+        with suppress(ConnectionError):
+            await asyncio.gather(there(), back())
+
+
+@pytest.fixture
+async def proxy(redis_server: Any) -> AsyncIterator[CuttingProxy]:
+    proxy = await CuttingProxy(redis_server.port).start()
+    yield proxy
+    await proxy.stop()
+
+
+async def test_a_commit_whose_reply_was_lost_is_made_once_and_told_as_made(
+    open_catalog: Open,
+    proxy: CuttingProxy,
+    make_session: MakeSession,
+    make_turn: MakeTurn,
+    calls: tuple[ToolCall, ToolCall],
+    repair: RepairReport,
+) -> None:
+    catalog = await open_catalog(proxy.url)
+    segments = SegmentsCommit((SegmentRecord(0, 0, 9, b""),), EpisodeSet(segments=1))
+
+    async def cut(commit: Awaitable[Any]) -> Any:
+        proxy.to_cut = 1
+        result = await commit
+        assert proxy.to_cut == 0
+        return result
+
+    await cut(catalog.create(make_session("s"), b"", None))
+    key = IdempotencyKey("turns", "k", "", session="s")
+    await cut(catalog.commit_turn(make_turn("s", 1, *calls), 1, Remembered(key, "told")))
+    due = due_repairs(await catalog.session("s"))[0]
+    await cut(catalog.commit_repair("s", RepairCommit(due, b"repaired", repair), 1))
+    await cut(catalog.commit_segments("s", segments, 1))
+    assert await cut(catalog.take_over("s", "w")) == 2
+    session = await catalog.session("s")
+    await cut(catalog.fork(ForkCommit(replace(session, id="child"), "s", 1, b""), None))
+    assert (session.turns, session.epoch, len(session.repairs)) == (1, 2, 1)
+    assert len(await catalog.repairs("s", 9)) == 2
+    assert await catalog.recall(key) == "told"
+    assert await cut(catalog.delete("s", None)) == [Leftover("s", 0)]
+    assert await catalog.session_ids() == ["child"]
+
+
+async def test_a_commit_that_is_cut_again_and_again_is_made_once(
+    open_catalog: Open, proxy: CuttingProxy, make_session: MakeSession, make_turn: MakeTurn
+) -> None:
+    catalog = await open_catalog(proxy.url)
+    await catalog.create(make_session("s"), b"", None)
+    proxy.to_cut = 4
+    await catalog.commit_turn(make_turn("s", 1), 1, None)
+    assert proxy.to_cut == 0
+    assert len(await catalog.turns("s", 0, 9)) == 1
+
+
+async def test_the_outcome_of_the_first_time_is_told_even_if_somebody_took_over_since(
+    open_catalog: Open, proxy: CuttingProxy, redis_url: str, make_session: MakeSession, make_turn: MakeTurn
+) -> None:
+    namespace = uuid4().hex
+    catalog, other = await open_catalog(proxy.url, namespace), await open_catalog(redis_url, namespace)
+    await catalog.create(make_session("s"), b"", None)
+    proxy.to_cut = 1
+    proxy.when_cut = lambda: other.take_over("s", "w")
+    await catalog.commit_turn(make_turn("s", 1), 1, None)
+    assert (await other.session("s")).epoch == 2
+    assert len(await other.turns("s", 0, 9)) == 1
+
+
+class Talk:
+    """Turns that are committed to several sessions one after the other, and how many were acknowledged."""
+
+    def __init__(self, catalog: RedisCatalog, make_turn: MakeTurn) -> None:
+        self.turns = dict.fromkeys(("s0", "s1", "s2"), 0)
+        self._catalog = catalog
+        self._make_turn = make_turn
+
+    async def grow(self, by: int) -> None:
+        """Return when each session has so many turns more."""
+        wanted = {id: turns + by for id, turns in self.turns.items()}
+        async with asyncio.timeout(60):
+            await asyncio.gather(*(self._grow(id, turns) for id, turns in wanted.items()))
+
+    async def _grow(self, id: str, wanted: int) -> None:
+        while self.turns[id] < wanted:
+            await self._catalog.commit_turn(self._make_turn(id, self.turns[id] + 1), 1, None)
+            self.turns[id] += 1
+
+    async def compare(self) -> None:
+        """Everything that was acknowledged is there, once."""
+        for id, turns in self.turns.items():
+            found = [turn.number for turn in await self._catalog.turns(id, 0, 100_000)]
+            assert found == list(range(1, turns + 1))
+            assert await self._catalog.worker_state(id) == b"state %d" % turns
+
+
+@pytest.fixture
+def talk_on(make_session: MakeSession, make_turn: MakeTurn) -> TalkOn:
+    """talk_on(catalog): a talk on sessions that are there."""
+
+    async def begin(catalog: RedisCatalog) -> Talk:
+        talk = Talk(catalog, make_turn)
+        for id in talk.turns:
+            await catalog.create(make_session(id), b"", None)
+        await talk.grow(5)
+        return talk
+
+    return begin
+
+
+async def test_what_was_acknowledged_outlives_kill_9_of_the_server(
+    open_catalog: Open, redis_process: Callable[..., Any], talk_on: TalkOn
+) -> None:
+    server = redis_process("appendonly yes", "appendfsync always")
+    talk = await talk_on(await open_catalog(server.url))
+    for _ in range(3):
+        growing = asyncio.create_task(talk.grow(20))
+        await asyncio.sleep(0.02)
+        server.kill()
+        await asyncio.to_thread(server.start)
+        await growing
+    await talk.compare()
+
+
+async def test_a_failover_behind_sentinels_loses_nothing_acknowledged(
+    open_catalog: Open, redis_behind_sentinels: tuple[Any, Any, str], talk_on: TalkOn
+) -> None:
+    primary, replica, url = redis_behind_sentinels
+    talk = await talk_on(await open_catalog(url))
+    growing = asyncio.create_task(talk.grow(20))
+    await asyncio.sleep(0.02)
+    primary.kill()
+    await growing
+    assert replica.client.role()[0] == b"master"
+    await talk.compare()
+
+
+async def test_slots_that_change_their_primary_lose_nothing_acknowledged(
+    open_catalog: Open, redis_cluster: list[Any], redis_cluster_url: str, talk_on: TalkOn
+) -> None:
+    talk = await talk_on(await open_catalog(redis_cluster_url))
+    for successors in (redis_cluster[3:], redis_cluster[:3]):
+        growing = asyncio.create_task(talk.grow(50))
+        for node in successors:
+            await asyncio.to_thread(take_lead, node)
+        await growing
+    await talk.compare()
+
+
+def take_lead(node: Any) -> None:
+    """Have a replica of a cluster replace its primary, which becomes its replica."""
+    last = time.monotonic() + 30
+    with node.client as client:
+        while client.role()[0] != b"master" or not client.role()[2]:
+            assert time.monotonic() < last, "the replica did not become the primary"
+            with suppress(ResponseError):  # it is the primary already, or not in step with it yet
+                client.execute_command("CLUSTER FAILOVER")
+            time.sleep(0.2)
+
+
+async def test_two_gateways_see_the_same_catalog(
+    open_catalog: Open, redis_url: str, make_session: MakeSession, make_turn: MakeTurn
+) -> None:
+    namespace = uuid4().hex
+    one, other = [await open_catalog(redis_url, namespace) for _ in range(2)]
+    await one.create(make_session("s"), b"", None)
+    assert await other.take_over("s", "w") == 2
+    commits = [catalog.commit_turn(make_turn("s", 1), 2, None) for catalog in (one, other)]
+    outcomes = await asyncio.gather(*commits, return_exceptions=True)
+    assert sorted(type(outcome).__name__ for outcome in outcomes) == ["ChangedMeanwhile", "NoneType"]
+    assert len(await one.turns("s", 0, 9)) == 1
+
+
+async def test_all_keys_of_a_session_lie_in_one_slot(
+    open_catalog: Open,
+    redis_server: Any,
+    redis_url: str,
+    make_session: MakeSession,
+    make_turn: MakeTurn,
+    calls: tuple[ToolCall, ToolCall],
+) -> None:
+    namespace = uuid4().hex
+    catalog = await open_catalog(redis_url, namespace)
+    await catalog.create(make_session("a {b}:c"), b"", None)
+    await catalog.commit_turn(make_turn("a {b}:c", 1, *calls), 1, None)
+    await catalog.claim("a {b}:c", "one", 60)
+    keys = redis_server.client.keys(f"{namespace}:{{*")
+    assert len(keys) > 5
+    assert {key.split(b"{")[1].split(b"}")[0] for key in keys} == {b"a%20%7Bb%7D%3Ac"}
+
+
+async def test_a_deleted_session_leaves_no_key_but_for_a_while(
+    open_catalog: Open,
+    redis_server: Any,
+    redis_url: str,
+    make_session: MakeSession,
+    make_turn: MakeTurn,
+    calls: tuple[ToolCall, ToolCall],
+) -> None:
+    namespace = uuid4().hex
+    catalog = await open_catalog(redis_url, namespace)
+    await catalog.create(make_session("s"), b"", None)
+    offered = replace(make_turn("s", 1, *calls), prefix=KnownPrefix("s", (1,)), digest="d", shared=())
+    await catalog.commit_turn(offered, 1, None)
+    child = replace(await catalog.session("s"), id="t", shared=(SharedPages("s", 1),))
+    await catalog.fork(ForkCommit(child, "s", 1, b""), None)
+    for id in ("s", "t"):
+        await catalog.delete(id, None)
+    assert await catalog.silent(time.time()) == []
+    client = redis_server.client
+    left = [key.decode() for key in client.keys(f"{namespace}:*") if client.ttl(key) == -1]
+    assert {key.removeprefix(f"{namespace}:") for key in left} <= {"version", "tenants", "waiting"}
+
+
+async def test_a_listing_without_a_session_is_passed_over_and_swept_once_it_is_old(
+    open_catalog: Open, redis_server: Any, redis_url: str, make_session: MakeSession, make_turn: MakeTurn
+) -> None:
+    namespace = uuid4().hex
+    catalog, client = await open_catalog(redis_url, namespace), redis_server.client
+    await catalog.create(make_session("s", created=5.0), b"", None)
+    now = time.time()
+    client.zadd(f"{namespace}:sessions:", {"old": 6.0, "new": now})
+    client.zadd(f"{namespace}:waiting", {"1 old": 6.0, "1 new": now})
+    client.hset(f"{namespace}:lengths:", "old", 7)
+    assert [session.id for session in (await catalog.page(5, None)).sessions] == ["s"]
+    assert await catalog.session_ids() == ["s"]
+    assert await catalog.silent(now) == []
+    assert await catalog.tenant_tokens("") == 0
+    assert client.zrange(f"{namespace}:sessions:", 0, -1) == [b"s", b"new"]
+    assert client.zrange(f"{namespace}:waiting", 0, -1) == [b"1 new"]
+
+
+async def test_a_share_of_a_session_that_was_never_made_counts_for_an_hour(
+    open_catalog: Open, redis_server: Any, redis_url: str, make_session: MakeSession
+) -> None:
+    namespace = uuid4().hex
+    catalog, client = await open_catalog(redis_url, namespace), redis_server.client
+    now = client.time()[0]
+    for owner, since in (("young", now - HOUR // 2), ("old", now - 2 * HOUR)):
+        await catalog.create(make_session(owner), b"", None)
+        client.hset(f"{namespace}:{{{owner}}}:sharers", "child", f"3 {since}")
+    assert await catalog.delete("young", None) == [Leftover("young", 3)]
+    assert await catalog.delete("old", None) == [Leftover("old", 0)]
+    assert await catalog.kept_pages() == [SharedPages("young", 3)]
+
+
+async def test_a_deletion_that_broke_off_is_brought_to_its_end_by_the_next(
+    open_catalog: Open, redis_server: Any, redis_url: str, make_session: MakeSession, make_turn: MakeTurn
+) -> None:
+    namespace = uuid4().hex
+    catalog, client = await open_catalog(redis_url, namespace), redis_server.client
+    for id in ("s", "other", "owner"):
+        await catalog.create(make_session(id), b"", None)
+    assert await catalog.share("s", SharedPages("owner", 4))
+    await catalog.commit_turn(replace(make_turn("s", 1), shared=(SharedPages("owner", 4),)), 1, None)
+    assert await catalog.delete("owner", None) == [Leftover("owner", 4)]
+    # As far as a process comes that is killed when the session is gone.
+    client.sadd(f"{namespace}:deleted", "s")
+    client.hset(f"{namespace}:{{s}}:gone", mapping={"tenant": "", "digest": ""})
+    client.delete(f"{namespace}:{{s}}")
+    with pytest.raises(UnknownSession):
+        await catalog.session("s")
+    told = await catalog.delete("other", None)
+    assert told[0] == Leftover("other", 0)
+    assert set(told[1:]) >= {Leftover("s", 0)}
+    await catalog.create(make_session("another"), b"", None)
+    told += await catalog.delete("another", None)
+    assert Leftover("owner", 0) in told
+    assert (await catalog.kept_pages(), await catalog.tenant_tokens("")) == ([], 0)
+
+
+async def test_an_answer_whose_session_was_never_made_is_not_given(
+    open_catalog: Open, redis_server: Any, redis_url: str, make_session: MakeSession
+) -> None:
+    namespace = uuid4().hex
+    catalog = await open_catalog(redis_url, namespace)
+    key = IdempotencyKey("POST /sessions", "k", "body")
+    await catalog.create(make_session("s"), b"", Remembered(key, "first"))
+    redis_server.client.delete(f"{namespace}:{{s}}")
+    assert await catalog.recall(key) is None
+    await catalog.create(make_session("t"), b"", Remembered(key, "second"))
+    assert await catalog.recall(key) == "second"
+    with pytest.raises(CatalogError, match="answered"):
+        await catalog.create(make_session("u"), b"", Remembered(key, "third"))
+    assert await catalog.session_ids() == ["t"]
+
+
+async def test_lengths_that_were_not_noted_are_found(
+    open_catalog: Open, redis_server: Any, redis_url: str, make_session: MakeSession, make_turn: MakeTurn
+) -> None:
+    namespace = uuid4().hex
+    catalog = await open_catalog(redis_url, namespace)
+    await catalog.create(make_session("s"), b"", None)
+    await catalog.commit_turn(make_turn("s", 1), 1, None)
+    redis_server.client.hset(f"{namespace}:lengths:", "s", 3)
+    assert await catalog.tenant_tokens("") == 7
+
+
+async def test_another_version_is_refused_with_what_to_do(
+    open_catalog: Open, redis_server: Any, redis_url: str
+) -> None:
+    redis_server.client.set("old:version", 99)
+    with pytest.raises(CatalogVersion, match="version 99"):
+        await open_catalog(redis_url, "old")
+
+
+async def test_namespaces_do_not_see_each_other(open_catalog: Open, redis_url: str, make_session: MakeSession) -> None:
+    one, other = [await open_catalog(redis_url) for _ in range(2)]
+    await one.create(make_session("s"), b"", None)
+    assert await other.session_ids() == []
+    with pytest.raises(UnknownSession):
+        await other.session("s")
+
+
+async def test_a_server_that_is_not_there_or_wants_a_password_is_an_error_without_the_password(
+    open_catalog: Open, redis_process: Callable[..., Any]
+) -> None:
+    server = redis_process()
+    server.client.config_set("requirepass", "secret")
+    with pytest.raises(CatalogError) as caught:
+        await open_catalog(f"redis://:wrong-word@127.0.0.1:{server.port}")
+    server.kill()
+    with pytest.raises(CatalogError) as unreachable:
+        await open_catalog(f"redis://:wrong-word@127.0.0.1:{server.port}", patience_seconds=0.1)
+    assert "wrong-word" not in str(caught.value) + str(unreachable.value)
+
+
+async def test_a_server_without_memory_refuses_whole_commits(
+    open_catalog: Open, redis_process: Callable[..., Any], make_session: MakeSession, make_turn: MakeTurn
+) -> None:
+    server = redis_process("maxmemory-policy noeviction")
+    catalog = await open_catalog(server.url)
+    await catalog.create(make_session("s"), b"", None)
+    await catalog.commit_turn(make_turn("s", 1), 1, None)
+    server.client.config_set("maxmemory", 1)
+    with pytest.raises(CatalogError):
+        await catalog.commit_turn(make_turn("s", 2), 1, None)
+    server.client.config_set("maxmemory", 0)
+    assert (await catalog.session("s")).turns == 1
+    await catalog.commit_turn(make_turn("s", 2), 1, None)
+
+
+async def test_nothing_is_acknowledged_that_no_replica_has(
+    redis_behind_sentinels: tuple[Any, Any, str], open_catalog: Open, make_session: MakeSession, make_turn: MakeTurn
+) -> None:
+    primary, replica, _ = redis_behind_sentinels
+    namespace = uuid4().hex
+    catalog = await open_catalog(primary.url, namespace, timeout_seconds=0.2, patience_seconds=1.0)
+    await catalog.create(make_session("s"), b"", None)
+    replica.signal(signal.SIGSTOP)
+    with pytest.raises(CatalogError, match="no replica confirmed"):
+        await catalog.commit_turn(make_turn("s", 1), 1, None)
+    replica.signal(signal.SIGCONT)
+    await catalog.take_over("s", "w")
+    assert replica.client.hget(f"{namespace}:{{s}}", "epoch") == b"2"
