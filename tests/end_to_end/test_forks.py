@@ -169,7 +169,13 @@ def test_after_kills_among_forks_and_deletions_nothing_is_left(new_server: Calla
     server.kill()
     server.start()
     assert stored(server) == 0
+    say.until(lambda: on_disk(server) < 1 << 16, "the end of the files")
     assert server.own.list()["sessions"] == []
+
+
+def on_disk(server: Any) -> int:
+    """Bytes of the files that rows are in."""
+    return sum(path.stat().st_size for path in (server.data / "pages").rglob("*") if path.is_file())
 
 
 def kill_among_forks(server: Any, parent: str, say: Any) -> None:
