@@ -174,7 +174,7 @@ class GrpcWorker:
 
     async def stats(self) -> dict[str, wire.WorkerStats]:
         """Counters for the metrics page."""
-        stats: wire.WorkerStats = await self._ask(self._stub.Stats, Empty(), self._settings.quick_seconds)
+        stats: wire.WorkerStats = await self._ask(self._stub.Stats, Empty(), self._settings.look_seconds)
         return {self.address: stats}
 
     async def close(self, grace_seconds: float = 0.0) -> None:

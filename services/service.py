@@ -137,7 +137,12 @@ class SessionService:
 
     async def start(self) -> None:
         """Learn the worker's limits and drop rows of sessions that are gone; then take work."""
-        await self.worker_joined()
+        try:
+            await self.worker_joined()
+        except WorkerLost:
+            if self._info is None:
+                raise
+            # It was lost a moment after it was found: what it did not drop, it drops when it comes back.
         self._pause_limit.start()
         self._taking = True
 

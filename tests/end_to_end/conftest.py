@@ -117,6 +117,11 @@ class Server(Door):
         return self.folder / "data"
 
     @property
+    def rows(self) -> list[Path]:
+        """The folders of files that hold rows."""
+        return [self.data / "pages"]
+
+    @property
     def process(self) -> "subprocess.Popen[bytes] | None":
         """The process that runs."""
         return None if self.serving is None else self.serving.running
@@ -168,6 +173,11 @@ class Cluster(Door):
     def workers(self) -> int:
         """How many it has."""
         return len(self.of_name)
+
+    @property
+    def rows(self) -> list[Path]:
+        """The folders of files that hold rows."""
+        return [self.folder / name / "pages" for name in self.of_name]
 
     @property
     def process(self) -> "subprocess.Popen[bytes] | None":

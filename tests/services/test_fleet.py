@@ -260,6 +260,31 @@ async def test_all_are_asked_to_drop_and_counted(cluster: Cluster) -> None:
             await call
 
 
+async def test_a_worker_that_was_away_is_told_what_it_is_to_forget(cluster: Cluster) -> None:
+    for session in ("s", "t"):
+        await cluster.open(session, "a")
+    a = cluster.servicers["a"]
+    address = cluster.known.found["a"].address
+    await cluster.servers["a"].aclose()
+    for session in ("s", "t"):
+        with pytest.raises(WorkerLost):
+            await cluster.fleet.memory(session)
+    await cluster.open("s", "a", ["a"])
+    await cluster.fleet.drop(wire.DropRequest(session="t"))
+    a.asked.clear()
+    async with serving(a, int(address.rpartition(":")[2])):
+        for _ in range(200):
+            if len(a.asked) == 2:
+                break
+            await asyncio.sleep(0.05)
+        assert sorted(a.asked) == ["drop t", "release s"]
+        await cluster.looked()
+        assert len(a.asked) == 2
+        await cluster.open("s", "a")
+        await cluster.looked()
+    assert cluster.servicers["b"].asked == ["open s", "drop t", "release s"]
+
+
 async def test_the_limits_are_those_that_all_keep_to(cluster: Cluster) -> None:
     described = await cluster.fleet.describe()
     assert (described.model, described.slots, described.max_budget) == ("one", 8, 256)
