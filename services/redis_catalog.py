@@ -10,9 +10,11 @@ Durable means: a commit returns when the primary has it and, where it has replic
 outlives the loss of one server. Whether a restart of all of them is survived is their configuration: `appendonly yes`
 keeps what was written through kill -9, `appendfsync always` also through a loss of power (`everysec` may lose the last
 second), `min-replicas-to-write 1` stops a primary that is cut off from taking writes, and `maxmemory-policy noeviction`
-keeps Redis from dropping sessions when memory runs out. Redis 6.2 or later.
+keeps Redis from dropping sessions when memory runs out. Claims are not waited for: one that a failover loses costs a
+turn that begins in vain, as epochs say who writes. Redis 6.2 or later.
 """
 
+import asyncio
 from contextlib import suppress
 
 from services import redis_changes as changed
@@ -179,11 +181,13 @@ class RedisCatalog:
         for shared in commit.shared or ():
             await self._sharing.promise(turn.session, shared)
         _, tenant = await self._sessions.apply(turn.session, changes, epoch=epoch, answer=answer)
-        await self._listing.note_length(turn.session, tenant, turn.outcome.memory.length)
+        # The commit stands from here on, whatever becomes of the rest.
+        afterwards = [self._listing.note_length(turn.session, tenant, turn.outcome.memory.length)]
         if commit.shared is not None:
-            await self._sharing.settle_on(turn.session, commit.shared)
+            afterwards.append(self._sharing.settle_on(turn.session, commit.shared))
         if commit.prefix is not None:
-            await self._prefixes.offer(commit.digest, commit.prefix)
+            afterwards.append(self._prefixes.offer(commit.digest, commit.prefix))
+        await asyncio.gather(*afterwards)
 
     async def commit_repair(self, session: str, commit: RepairCommit, epoch: int) -> None:
         """See `Catalog.commit_repair`."""
