@@ -1,6 +1,6 @@
 """What the catalog says there should be, against the pages that there are: pure, in words an operator reads."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -11,6 +11,7 @@ from services.sessions import SharedPages
 REBUILT = "computed again from the turn log at the session's next use"
 NOT_REBUILT = "lost: its turn log is not whole"
 DROPPED = "left over; dropped at the next start"
+EXPIRES = "left over; expires in Redis as nobody uses it"
 CUT = "cut off at the next start; nothing of it was acknowledged"
 
 
@@ -59,6 +60,12 @@ class Stored:
 
     pages: Mapping[PageKey, Sequence[FoundPage]]
     page_tokens: int
+    own: Container[PageKey] = frozenset()
+    """Pages in tiers that only one worker uses: it drops there what the catalog does not know."""
+
+    def only_shared(self, key: PageKey) -> bool:
+        """Whether a page lies only where other workers may use it too."""
+        return key not in self.own
 
     def missing(self, key: PageKey, tokens: int) -> str:
         """Why the first `tokens` rows of a page cannot be read; empty if they can."""
@@ -81,7 +88,8 @@ def stored(reports: Sequence[PagesReport]) -> Stored:
         for key, page in report.pages.items():
             pages.setdefault(key, []).append(page)
     sizes = [page.header.page_tokens for found in pages.values() for page in found]
-    return Stored(pages, max(sizes, default=PageLayout.page_tokens))
+    own = {key for report in reports if report.segments for key in report.pages}
+    return Stored(pages, max(sizes, default=PageLayout.page_tokens), own)
 
 
 def tier_findings(report: PagesReport) -> Iterator[Finding]:
@@ -125,12 +133,8 @@ def leftover_findings(sessions: Sequence[KnownSession], kept: Sequence[SharedPag
             what = f"{_pages(indices)} written, never committed"
             findings.append(Finding(f"session {owner}", what, CUT, problem=False))
         else:
-            of = (
-                "of a deleted session, which nobody shares"
-                if owner in {each.owner for each in kept}
-                else "of no session"
-            )
-            findings.append(Finding(f"owner {owner}", f"{_pages(indices)} {of}", DROPPED))
+            then = EXPIRES if found.only_shared(PageKey(owner, indices[0])) else DROPPED
+            findings.append(Finding(f"owner {owner}", f"{_pages(indices)} of no session", then))
     return findings
 
 

@@ -11,6 +11,8 @@ from uuid import uuid4
 import pytest
 from redis import Redis
 
+from kvrecall.cli.catalog import open_catalog
+from kvrecall.cli.fsck_findings import EXPIRES
 from kvrecall.cli.stopped import layout_in
 from kvstore.page import HEADER_BYTES, PageKey
 from kvstore.tiers.redis import RedisTier
@@ -84,6 +86,24 @@ def test_a_session_leaves_one_deployment_and_goes_on_in_another(
     assert "missing" not in imported.output
     assert command("fsck", "--data", tmp_path / "elsewhere").exit_code == 0
     assert asyncio.run(answer(tmp_path / "elsewhere")) == here
+
+
+def test_pages_of_nobody_expire_in_redis_unless_they_are_dropped(
+    command: Command, session: str, tmp_path: Path, settings_of: Any, tier: RedisTier
+) -> None:
+    async def forget() -> None:
+        catalog = await open_catalog(settings_of(tmp_path / "data"))
+        await catalog.delete(session, None)
+        await catalog.close()
+
+    asyncio.run(forget())
+    shutil.rmtree(tmp_path / "data" / "pages")
+    found = command("fsck", "--data", tmp_path / "data")
+    assert found.exit_code == 1
+    assert EXPIRES in found.output, found.output
+    command("fsck", "--data", tmp_path / "data", "--repair")
+    assert not list(tier.stored())
+    assert command("fsck", "--data", tmp_path / "data").exit_code == 0
 
 
 def test_a_redis_that_does_not_answer_cannot_be_checked(
