@@ -14,13 +14,14 @@ from benchmarks.faults import report
 from benchmarks.faults.faults import CLUSTER, EMBEDDED
 from benchmarks.faults.rounds import Findings, Round, folder_of, undisturbed
 from benchmarks.faults.scripts import scripts
-from benchmarks.faults.setups import Setup, cluster, embedded, endless_model
+from benchmarks.faults.setups import Setup, cluster, embedded, embedded_apart, endless_model
 from kvrecall.cli.results import results_of
 
 RESULT = Path(__file__).parents[1] / "results" / "faults.json"
 SCRIPTS = 8
 SETUPS: Mapping[str, tuple[Callable[[Path, Path], Setup], Mapping[str, float]]] = {
     "embedded": (embedded, EMBEDDED),
+    "embedded, rows apart": (embedded_apart, EMBEDDED),
     "cluster": (cluster, CLUSTER),
 }
 
@@ -47,7 +48,7 @@ def main() -> None:
     parser.add_argument("--faults", type=int, default=500)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--round", type=int, default=50, help="faults to one set-up, before it is checked")
-    parser.add_argument("--setup", choices=tuple(SETUPS), action="append", help="default: both, in turn")
+    parser.add_argument("--setup", choices=tuple(SETUPS), action="append", help="default: all, in turn")
     parser.add_argument("--keep", action="store_true", help="leave logs and files of the rounds where they are")
     parser.add_argument("--out", type=Path, default=RESULT)
     given = parser.parse_args()
@@ -74,7 +75,7 @@ def run(plan: Plan, folder: Path, console: Console) -> list[Findings]:
     for number, faults in enumerate(plan.rounds):
         name = plan.setups[number % len(plan.setups)]
         build, weights = SETUPS[name]
-        place = folder_of(folder, f"round-{number}-{name}")
+        place = folder_of(folder, f"round-{number}")
         found = Round(build(place, model), told, calm, f"{plan.seed}-{number}").run(weights, faults)
         findings.append(found)
         state = "clean" if report.is_clean([found]) else "NOT CLEAN"

@@ -31,6 +31,8 @@ class Setup:
 
     kind: str
     folder: Path
+    data: Path
+    """Where each process that computes has a folder of its own."""
     model: str
     disk: Disk
     computing: list[ServerProcess]
@@ -50,7 +52,7 @@ class Setup:
     @property
     def pages(self) -> list[Path]:
         """The folders of segment files."""
-        return [self.folder / "disk" / server.name / "pages" for server in self.computing]
+        return [self.data / server.name / "pages" for server in self.computing]
 
     @property
     def ids(self) -> list[int]:
@@ -115,20 +117,30 @@ def endless_model(folder: Path) -> Path:
 
 
 def embedded(folder: Path, model: Path) -> Setup:
-    """One `kvrecall serve`: catalog on SQLite, rows in memory and files."""
+    """One `kvrecall serve`: catalog on SQLite, rows in memory and files, all on a disk that may become full."""
+    return _embedded(folder, folder / "disk", new_disk(folder / "disk", DISK_BYTES), model)
+
+
+def embedded_apart(folder: Path, model: Path) -> Setup:
+    """One `kvrecall serve` with the rows' files on a disk of their own: when it is full, turns are taken still."""
     disk = new_disk(folder / "disk", DISK_BYTES)
+    for path in (folder / "disk" / "pages", folder / "data" / "serve"):
+        path.mkdir(parents=True)
+    (folder / "data" / "serve" / "pages").symlink_to(folder / "disk" / "pages")
+    return _embedded(folder, folder / "data", disk, model)
+
+
+def _embedded(folder: Path, data: Path, disk: Disk, model: Path) -> Setup:
     port = free_port()
-    data = folder / "disk" / "serve"
     serve = ServerProcess(
         "serve",
         "serve",
-        ["--host", "127.0.0.1", "--port", str(port), "--data", str(data), *LIMITS],
+        ["--host", "127.0.0.1", "--port", str(port), "--data", str(data / "serve"), *LIMITS],
         {"KVRECALL_MODEL": str(model), "KVRECALL_RAM_BYTES": str(RAM_BYTES)},
         folder,
     )
-    return Setup(
-        "embedded", folder, str(model), disk, [serve], [serve], [f"http://127.0.0.1:{port}"], Settings(data=data)
-    )
+    url, catalog = f"http://127.0.0.1:{port}", Settings(data=data / "serve")
+    return Setup("embedded", folder, data, str(model), disk, [serve], [serve], [url], catalog)
 
 
 def cluster(folder: Path, model: Path) -> Setup:
@@ -138,7 +150,7 @@ def cluster(folder: Path, model: Path) -> Setup:
     """
     disk = new_disk(folder / "disk", DISK_BYTES)
     redis = RedisProcess(folder / "redis")
-    setup = Setup("cluster", folder, str(model), disk, [], [], [], Settings(), redis)
+    setup = Setup("cluster", folder, folder / "disk", str(model), disk, [], [], [], Settings(), redis)
     for number in (1, 2):
         _add_worker(setup, f"worker-{number}", model)
     for number in (1, 2):
@@ -152,7 +164,7 @@ def _add_worker(setup: Setup, name: str, model: Path) -> None:
     port = free_port()
     setup.to_workers.append(Proxy(port))
     redis = _way_to_redis(setup)
-    arguments = ["--listen", f"127.0.0.1:{port}", "--data", str(setup.folder / "disk" / name), *LIMITS]
+    arguments = ["--listen", f"127.0.0.1:{port}", "--data", str(setup.data / name), *LIMITS]
     environment = {
         "KVRECALL_MODEL": str(model),
         "KVRECALL_RAM_BYTES": str(RAM_BYTES),
