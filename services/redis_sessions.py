@@ -23,6 +23,8 @@ _REPAIR_ATTEMPTS = 8
 class ChangedMeanwhile(CatalogError):
     """A condition of a commit did not hold: somebody wrote in between."""
 
+    code = "changed_meanwhile"
+
 
 class RedisSessions:
     """Reads and commits of one session at a time. Raises UnknownSession, StaleEpoch, CatalogError."""
