@@ -15,7 +15,8 @@ from kvrecall.cli.catalog import open_catalog
 from kvrecall.cli.session_file import Record, RecordKind, reading, writing
 from kvrecall.cli.session_pages import origin_of
 from kvrecall.cli.session_records import dumped
-from kvstore.page import PageLayout
+from kvstore.codec import Codec
+from kvstore.page import PageLayout, parse_header
 from kvstore.tiers.nvme import NvmeTier
 from services.call_events import CallEvent, CallEventType
 from services.catalog import SessionDump
@@ -139,6 +140,28 @@ def test_a_pause_comes_along_with_what_its_tool_said_so_far(
             return str(await ask(service, session, request))
 
     assert asyncio.run(go_on(elsewhere)) == asyncio.run(go_on(data))
+
+
+def test_int8_pages_stay_what_they_are(
+    command: Command, tmp_path: Path, elsewhere: Path, running: Any, say: Any
+) -> None:
+    data, codecs = tmp_path / "int8", {"ram_codec": "int8", "nvme_codec": "int8"}
+
+    async def serve() -> str:
+        async with running(data, store=codecs) as service:
+            session = (await service.create(NewSession(budget=96, method="snapkv", seed=3))).id
+            for _ in range(2):
+                await say(service, session, *["Please note that the locker of Tarvik has the number 5093."] * 8)
+            return str(session)
+
+    session = asyncio.run(serve())
+    assert command("export", session, tmp_path / "s.kvs", "--data", data).exit_code == 0
+    codes = {
+        parse_header(record.data).codec for record in reading(tmp_path / "s.kvs") if record.kind is RecordKind.PAGE
+    }
+    assert codes == {Codec.INT8, Codec.RAW}  # the last page is not finished
+    assert command("import", tmp_path / "s.kvs", "--data", elsewhere).exit_code == 0
+    assert answers(elsewhere, session, running, say) == answers(data, session, running, say)
 
 
 def test_an_id_that_is_taken_needs_another(command: Command, served: Any, export: Any, running: Any, say: Any) -> None:
