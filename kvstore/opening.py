@@ -98,8 +98,9 @@ class SessionOpener:
         if self._stack.tiers.lowest.shared and not (state.known and epoch - state.epoch <= 1):
             self._writer.forget(state.name)
             self._stack.placement.forget_owed(state.name)
-        self._writer.drain([state.name])
-        self._writer.forget(state.name)
+        if self._writer.is_busy_with(state.name):
+            self._writer.drain([state.name])
+            self._writer.forget(state.name)
 
     def _reopen(self, state: StoredSession, epoch: int, length: int) -> None:
         """Go on from memory."""

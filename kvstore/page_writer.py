@@ -86,6 +86,7 @@ class PageWriter:
         self._tasks: deque[_Task] = deque()
         self._pending: dict[PageKey, PendingPage] = {}
         self._refused: list[_Refused] = []
+        self._current: _Task | None = None
         self._closed = False
         self._thread = Thread(target=self._run, name="kvstore-page-writer", daemon=True)
         self._thread.start()
@@ -150,6 +151,12 @@ class PageWriter:
         with self._changed:
             return any(sessions is None or refused.session in sessions for refused in self._refused)
 
+    def is_busy_with(self, session: str) -> bool:
+        """Whether something of the session is on its way, or refused."""
+        with self._changed:
+            tasks = [*self._tasks, *(refused.task for refused in self._refused), self._current]
+            return any(not isinstance(task, _Barrier) and _session(task) == session for task in tasks if task)
+
     def close(self) -> None:
         """Finish what was handed over and stop the thread."""
         with self._changed:
@@ -166,11 +173,13 @@ class PageWriter:
 
     def _next_task(self) -> _Task | None:
         with self._changed:
+            self._current = None
             while not self._tasks:
                 if self._closed:
                     return None
                 self._changed.wait()
-            return self._tasks.popleft()
+            self._current = self._tasks.popleft()
+            return self._current
 
     def _settle(self, barrier: _Barrier) -> None:
         try:

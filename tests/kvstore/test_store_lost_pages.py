@@ -1,0 +1,158 @@
+"""A page that is damaged or gone is found, said to be lost, and comes back for all who share it."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from kvstore.codec import Codec
+from kvstore.errors import CorruptPageError, RowRangeError, RowShapeError, TierFailedError
+from kvstore.page import PageKey, PageLayout
+from kvstore.page_table import SharedPages
+from kvstore.store import RowStore
+from kvstore.tiers.nvme import NvmeTier
+from kvstore.tiers.ram import RamTier
+
+OpenStore = Callable[..., RowStore]
+MakeRows = Callable[..., Tensor]
+
+
+def everything(store: RowStore, session: str) -> Tensor:
+    return store.gather(session, torch.arange(store.length(session)))
+
+
+def flip(directory: Path, layout: PageLayout, page: int, at: int) -> None:
+    """Flip a bit of the `page`-th record of the first file."""
+    segment = min(directory.glob("segment-*.kv"))
+    raw = bytearray(segment.read_bytes())
+    raw[page * layout.page_bytes + at] ^= 1
+    segment.write_bytes(raw)
+
+
+@pytest.fixture
+def damaged(open_store: OpenStore, make_rows: MakeRows, layout: PageLayout,
+            tmp_path: Path) -> Callable[[int, int], tuple[RowStore, Tensor]]:  # fmt: skip
+    """damaged(page, at): a store over files with a flipped bit, with session "a" of 45 rows and its fork "b"."""
+
+    def make(page: int, at: int) -> tuple[RowStore, Tensor]:
+        store, rows = open_store(), make_rows(45)
+        store.append("a", rows)
+        store.flush("a")
+        store.close()
+        flip(tmp_path / "rows", layout, page, at)
+        again = open_store()
+        again.open("a", epoch=1, length=45)
+        again.open("b", epoch=1, length=32, shared=[SharedPages("a", 4)])
+        return again, rows
+
+    return make
+
+
+def test_a_flipped_bit_in_the_rows_is_found_by_reading(damaged: Callable[..., tuple[RowStore, Tensor]]) -> None:
+    store, rows = damaged(2, 300)
+    assert (store.missing_pages("a"), store.missing_pages("b")) == ([], [])
+    assert (store.lost_pages("a"), store.lost_pages("b")) == ([2], [2])
+    with pytest.raises(CorruptPageError, match="page 2"):
+        everything(store, "b")
+    store.restore("a", 2, rows[:, :, :, 16:24])
+    assert (store.lost_pages("a"), store.lost_pages("b")) == ([], [])
+    assert store.flush("a")
+    assert torch.equal(everything(store, "b"), rows[:, :, :, :32])
+    store.check()
+
+
+@pytest.mark.parametrize("by", ["a", "b"])
+def test_a_flipped_bit_in_a_header_loses_pages_until_they_are_restored(
+    damaged: Callable[..., tuple[RowStore, Tensor]], open_store: OpenStore, by: str
+) -> None:
+    store, rows = damaged(2, 20)
+    assert store.missing_pages(by) == [2]
+    lost = store.lost_pages(by)
+    assert 2 in lost, "and those before it in the file, which it may have replaced"
+    for index in lost:
+        store.restore(by, index, rows[:, :, :, 8 * index : 8 * index + 8])
+    assert store.flush(by)
+    assert store.lost_pages(by) == []
+    store.close()
+    again = open_store()
+    again.open("a", epoch=2, length=45)
+    again.open("b", epoch=2, length=32, shared=[SharedPages("a", 4)])
+    assert [index for index in again.lost_pages("a") if index < 4] == []
+    assert torch.equal(everything(again, "b"), rows[:, :, :, :32])
+
+
+def test_an_unfinished_page_comes_back_and_goes_on(open_store: OpenStore, make_rows: MakeRows) -> None:
+    store, rows = open_store(), make_rows(29)
+    store.append("a", rows[:, :, :, :20])
+    store.flush("a")
+    store._stack.tiers.lowest.delete([PageKey("a", 2)])
+    store.close()
+    again = open_store()
+    again.open("a", epoch=1, length=20)
+    assert again.missing_pages("a") == [2]
+    assert again.flush("a"), "what is lost is not there to be made durable"
+    again.restore("a", 2, rows[:, :, :, 16:20])
+    again.append("a", rows[:, :, :, 20:])
+    assert again.flush("a")
+    assert torch.equal(everything(again, "a"), rows)
+    again.check()
+
+
+def test_only_whole_pages_of_the_session_are_restored(open_store: OpenStore, make_rows: MakeRows) -> None:
+    store, rows = open_store(), make_rows(20)
+    store.append("a", rows)
+    for tokens in (3, 8):
+        with pytest.raises(RowShapeError):
+            store.restore("a", 2, rows[:, :, :, :tokens])
+    with pytest.raises(RowRangeError):
+        store.restore("a", 3, rows[:, :, :, :8])
+    with pytest.raises(RowShapeError):
+        store.restore("a", 1, rows[:, :, :, :8].half())
+
+
+def test_restored_rows_settle_as_they_did(layout: PageLayout, make_rows: MakeRows, tmp_path: Path) -> None:
+    nvme = NvmeTier(tmp_path / "rows")
+    store = RowStore(layout, [nvme], codecs=[Codec.INT8])
+    rows = make_rows(16)
+    store.append("a", rows)
+    before = everything(store, "a")
+    store.flush("a")
+    nvme.delete([PageKey("a", 0)])
+    assert store.lost_pages("a") == [0]
+    store.restore("a", 0, rows[:, :, :, :8])
+    assert torch.equal(everything(store, "a"), before)
+    store.flush("a")
+    assert torch.equal(everything(store, "a"), before)
+    store.close()
+
+
+def test_what_a_tier_does_not_say_is_not_lost(layout: PageLayout, make_rows: MakeRows, tmp_path: Path) -> None:
+    nvme = NvmeTier(tmp_path / "rows")
+    store = RowStore(layout, [RamTier(layout.page_bytes), nvme])
+    store.append("a", make_rows(24))
+    store.flush("a")
+    closed = NvmeTier.get
+
+    def fail(self: NvmeTier, keys: list[PageKey]) -> None:
+        raise TierFailedError("the device does not answer")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(NvmeTier, "get", fail)
+        with pytest.raises(TierFailedError):
+            store.lost_pages("a")
+    assert NvmeTier.get is closed
+    assert store.lost_pages("a") == []
+    store.close()
+
+
+def test_a_damaged_copy_above_is_read_from_below(layout: PageLayout, make_rows: MakeRows, tmp_path: Path) -> None:
+    upper = NvmeTier(tmp_path / "upper", name="upper")
+    store, rows = RowStore(layout, [upper, NvmeTier(tmp_path / "lower", name="lower")]), make_rows(24)
+    store.append("a", rows)
+    store.flush("a")
+    flip(tmp_path / "upper", layout, 1, 300)
+    assert store.lost_pages("a") == []
+    assert torch.equal(everything(store, "a"), rows)
+    store.close()
