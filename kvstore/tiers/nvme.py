@@ -6,7 +6,6 @@ A thread of the tier's own moves what still counts out of segments of mostly dea
 
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Event, Lock, Thread
 
@@ -19,10 +18,7 @@ SEGMENT_BYTES = 64 << 20
 DEAD_SHARE = 0.5
 """Of a segment, from which on the rest is moved: then moving writes no byte more than it frees."""
 _DEAD_SHARE_WHEN_FULL = 0.2
-_READERS = 4
-"""Threads that read from the disk: it is fastest when it has several pages to read."""
-
-_PIECE_BYTES = 1 << 18
+_PIECE_BYTES = 1 << 20
 """Read at a time, so that the checksum finds it in the processor's cache."""
 
 _BUFFER_BYTES = 1 << 27
@@ -45,7 +41,6 @@ class NvmeTier:
         self._log = SegmentLog(directory, segment_bytes, name)
         self._buffers = Buffers(_BUFFER_BYTES)
         self._writing = Lock()
-        self._readers = ThreadPoolExecutor(_READERS, thread_name_prefix="kvstore-nvme-reader")
         self._changed = Event()
         self._closing = Event()
         self._compaction: Thread | None = None
@@ -84,12 +79,8 @@ class NvmeTier:
 
     def get(self, keys: Sequence[PageKey]) -> list[Blob | None]:
         located = self._log.locate(keys)
-        found = [None if at is None else self._read_cached(key, at) for key, at in zip(keys, located, strict=True)]
-        # What the kernel does not have in memory is read from the disk, all of it at once.
-        slow = {i: at for i, at in enumerate(located) if at is not None and found[i] is None}
-        for i, record in zip(slow, self._read_from_disk([(keys[i], at) for i, at in slow.items()]), strict=True):
-            found[i] = record
-        return list(found)
+        # One after the other: reading several at once, or asking the kernel to read ahead, was slower from a disk.
+        return [None if at is None else self._read(key, at) for key, at in zip(keys, located, strict=True)]
 
     def put(self, pages: Sequence[tuple[PageKey, Blob]], *, backed: bool = False, epoch: int | None = None) -> None:
         with self._writing:
@@ -124,34 +115,14 @@ class NvmeTier:
         self._changed.set()
         if self._compaction is not None:
             self._compaction.join()
-        self._readers.shutdown()
         self._log.close()
 
-    def _read_cached(self, key: PageKey, at: Located) -> memoryview | None:
-        """A page that the kernel has in memory, None for any other. Raises CorruptPageError."""
+    def _read(self, key: PageKey, at: Located) -> memoryview:
+        """A page, verified while it is read. Raises CorruptPageError."""
         place, segment = at
         record, check = self._buffers.lend(place.size), RecordCheck()
         for first in range(0, place.size, _PIECE_BYTES):
-            piece = record[first : first + _PIECE_BYTES]
-            if segment.read_cached(piece, place.offset + first) < len(piece):
-                return None
-            check.add(piece)
-        check.require(key, place.sequence)
-        return record
-
-    def _read_from_disk(self, pages: Sequence[tuple[PageKey, Located]]) -> list[memoryview]:
-        if len(pages) < 2:
-            return [self._read(page) for page in pages]
-        try:
-            return list(self._readers.map(self._read, pages))
-        except RuntimeError as error:
-            raise StoreClosedError(f"tier {self._name} is closed") from error
-
-    def _read(self, page: tuple[PageKey, Located]) -> memoryview:
-        """A page from wherever it is. Raises CorruptPageError."""
-        key, (place, segment) = page
-        record, check = segment.read_into(self._buffers.lend(place.size), place.offset), RecordCheck()
-        check.add(record)
+            check.add(segment.read_into(record[first : first + _PIECE_BYTES], place.offset + first))
         check.require(key, place.sequence)
         return record
 

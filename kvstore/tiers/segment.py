@@ -86,13 +86,6 @@ class SegmentFile:
                 read += more
         return record[:read]
 
-    def read_cached(self, record: memoryview, offset: int) -> int:
-        """As `read_into`, but only what the kernel has in memory; returns how many bytes that were."""
-        try:
-            return os.preadv(self._descriptor, [record], offset, os.RWF_NOWAIT)
-        except OSError:  # not there, or the file system cannot say: the caller reads it the other way
-            return 0
-
     def sync(self) -> None:
         """Return when everything written is on the disk."""
         with reported(self.path):
