@@ -29,7 +29,8 @@ class SessionRemover:
         """Forget a session in every tier, but for its own first pages. What a tier does not delete is tried again."""
         with self._sessions.locked(session, recover=False) as state:
             keys = set(state.table.own_keys(keep_pages))
-            keys |= {key for key in self._stack.stored_keys(session) if key.index >= keep_pages}
+            stored = self._stack.stored_keys(session, must_answer=not state.known)
+            keys |= {key for key in stored if key.index >= keep_pages}
             self._sessions.remove(state, keep_pages=keep_pages)
             self._writer.discard(sorted(keys), state.epoch if state.known else None)
         self._stack.tiers.try_again()

@@ -87,10 +87,19 @@ class TierStack:
                     newest |= newer
         return newest
 
-    def stored_keys(self, session: str, *, above: bool = False) -> set[PageKey]:
-        """The session's pages in all tiers, or in those above the lowest. Raises what a tier failed with."""
-        tiers = self.tiers.all[:-1] if above else self.tiers.all
-        return {header.key for tier in tiers for header in tier.stored(session)}
+    def stored_keys(self, session: str, *, above: bool = False, must_answer: bool = True) -> set[PageKey]:
+        """The session's pages in all tiers, or in those above the lowest.
+
+        Raises what a tier failed with if it `must_answer`; else its pages are left out.
+        """
+        keys: set[PageKey] = set()
+        for tier in self.tiers.all[:-1] if above else self.tiers.all:
+            try:
+                keys |= {header.key for header in tier.stored(session)}
+            except TierError:
+                if must_answer:
+                    raise
+        return keys
 
     def newest_sequence(self, key: PageKey) -> int:
         """The largest number of any version of a page that a tier holds; -1 when none does. Raises a tier's error."""

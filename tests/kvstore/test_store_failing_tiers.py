@@ -1,0 +1,237 @@
+"""A tier that is down, full or frozen is stepped over; what it missed it gets when it is well again."""
+
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from time import monotonic, sleep
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from kvstore.errors import TierError, TierFailedError
+from kvstore.page import PageKey, PageLayout
+from kvstore.page_table import SharedPages
+from kvstore.store import RowStore
+from kvstore.tiers.base import Tier
+from kvstore.tiers.nvme import NvmeTier
+from kvstore.tiers.ram import RamTier
+from kvstore.tiers.redis import RedisTier
+
+MakeRows = Callable[..., Tensor]
+OpenWorker = Callable[..., RowStore]
+
+
+@pytest.fixture
+def server(redis_process: Callable[..., Any]) -> Any:
+    """A Redis that keeps what it has when it is killed."""
+    return redis_process("appendonly yes")
+
+
+@pytest.fixture
+def open_worker(server: Any, layout: PageLayout, tmp_path: Path) -> Iterator[OpenWorker]:
+    """open_worker(files): a worker's store over RAM, files in a directory of that name if it is given, and Redis."""
+    opened: list[RowStore] = []
+
+    def open_one(files: str | None = None) -> RowStore:
+        above: list[Tier] = [NvmeTier(tmp_path / files)] if files else []
+        tiers = [RamTier(30 * layout.page_bytes), *above, RedisTier(server.url, layout, timeout_seconds=0.5)]
+        opened.append(RowStore(layout, tiers))
+        return opened[-1]
+
+    yield open_one
+    for store in opened:
+        store.close()
+
+
+def everything(store: RowStore, session: str) -> Tensor:
+    return store.gather(session, torch.arange(store.length(session)))
+
+
+def until(done: Callable[[], object], seconds: float = 20) -> None:
+    last = monotonic() + seconds
+    while not done():
+        assert monotonic() < last, f"not within {seconds} s"
+        sleep(0.02)
+
+
+def brought(store: RowStore) -> bool:
+    """Whether the lowest tier has all that it is to get."""
+    return not store._stack.placement.owes()
+
+
+def test_files_are_durable_while_redis_is_down_and_it_gets_the_pages_later(
+    open_worker: OpenWorker, make_rows: MakeRows, server: Any
+) -> None:
+    rows = make_rows(61)
+    one = open_worker("one")
+    one.open("a", epoch=1, length=0)
+    one.append("a", rows[:, :, :, :29])
+    assert one.flush("a")
+    server.kill()
+    one.append("a", rows[:, :, :, 29:])
+    assert one.flush("a")
+    assert torch.equal(everything(one, "a"), rows)
+    assert one.counters()["redis"].errors > 0
+    server.start()
+    until(lambda: brought(one))
+    one.check()
+    other = open_worker("other")
+    other.open("a", epoch=2, length=61)
+    assert torch.equal(everything(other, "a"), rows)
+
+
+def test_without_files_rows_wait_in_memory_and_are_not_called_durable(
+    open_worker: OpenWorker, make_rows: MakeRows, server: Any
+) -> None:
+    rows = make_rows(61)
+    one = open_worker()
+    one.open("a", epoch=1, length=0)
+    server.kill()
+    one.append("a", rows)
+    assert not one.flush("a")
+    assert torch.equal(everything(one, "a"), rows)
+    server.start()
+    until(lambda: one.flush("a"))
+    one.check()
+    other = open_worker()
+    other.open("a", epoch=2, length=61)
+    assert torch.equal(everything(other, "a"), rows)
+
+
+def test_a_frozen_redis_holds_up_one_write_and_no_reader(
+    open_worker: OpenWorker, make_rows: MakeRows, server: Any
+) -> None:
+    rows = make_rows(61)
+    one = open_worker("one")
+    one.open("a", epoch=1, length=0)
+    server.signal(signal.SIGSTOP)
+    one.append("a", rows)
+    assert torch.equal(everything(one, "a"), rows), "read while the write waits"
+    assert one.flush("a")
+    writes = one.counters()["redis"].writes
+    one.append("a", rows)
+    assert one.flush("a")
+    assert one.counters()["redis"].writes == writes, "nobody waits for it again until it was seen to answer"
+    server.signal(signal.SIGCONT)
+    until(lambda: brought(one))
+    one.check()
+
+
+def test_a_restarted_worker_goes_on_bringing_what_redis_missed(
+    open_worker: OpenWorker, make_rows: MakeRows, server: Any
+) -> None:
+    rows = make_rows(29)
+    one = open_worker("one")
+    one.open("a", epoch=1, length=0)
+    server.kill()
+    one.append("a", rows)
+    assert one.flush("a")
+    one.close()
+    server.start()
+    again = open_worker("one")
+    again.open("a", epoch=2, length=29)
+    assert again.missing_pages("a") == []
+    assert torch.equal(everything(again, "a"), rows)
+    until(lambda: brought(again))
+    other = open_worker("other")
+    other.open("a", epoch=3, length=29)
+    assert torch.equal(everything(other, "a"), rows)
+
+
+def test_what_redis_missed_never_comes_over_what_the_next_owner_wrote(
+    open_worker: OpenWorker, make_rows: MakeRows, server: Any
+) -> None:
+    rows, later, broken_off = make_rows(20), make_rows(12, seed=1), make_rows(12, seed=2)
+    one = open_worker("one")
+    one.open("a", epoch=1, length=0)
+    one.append("a", rows)
+    assert one.flush("a")
+    server.kill()
+    one.append("a", broken_off)  # is in its files, and was never committed
+    assert one.flush("a")
+    server.start()
+    other = open_worker("other")
+    other.open("a", epoch=2, length=20)
+    other.append("a", later)
+    assert other.flush("a")
+    wanted = torch.cat([rows, later], 3)
+    until(lambda: brought(one))
+    assert torch.equal(everything(other, "a"), wanted)
+    one.open("a", epoch=3, length=32)
+    assert torch.equal(everything(one, "a"), wanted)
+    one._stack.tiers.lowest.delete([PageKey("a", 3)])
+    other.release("a")
+    one.close()
+    again = open_worker("one")
+    again.open("a", epoch=5, length=32)
+    assert 3 in again.lost_pages("a") or torch.equal(everything(again, "a"), wanted), "lost or right, never others"
+
+
+def test_uncommitted_rows_that_cannot_be_cut_keep_a_session_closed(
+    open_worker: OpenWorker, make_rows: MakeRows, server: Any
+) -> None:
+    rows, other_rows = make_rows(45), make_rows(16, seed=3)
+    one = open_worker("one")
+    one.open("a", epoch=1, length=0)
+    one.append("a", rows)
+    assert one.flush("a")
+    server.kill()
+    with pytest.raises(TierError):
+        one.open("a", epoch=2, length=29)  # Redis would still have 45 rows for whoever comes next
+    server.start()
+    until(lambda: opens(one, "a", epoch=3, length=29))
+    one.append("a", other_rows)
+    assert one.flush("a")
+    other = open_worker("other")
+    other.open("a", epoch=4, length=45)
+    assert torch.equal(everything(other, "a"), torch.cat([rows[:, :, :, :29], other_rows], 3))
+
+
+def opens(store: RowStore, session: str, *, epoch: int, length: int) -> bool:
+    try:
+        store.open(session, epoch=epoch, length=length)
+    except TierFailedError:
+        return False
+    return True
+
+
+def test_memory_is_enough_to_go_on_while_redis_is_down(
+    open_worker: OpenWorker, make_rows: MakeRows, server: Any
+) -> None:
+    rows = make_rows(29)
+    one = open_worker("one")
+    one.open("a", epoch=1, length=0)
+    one.append("a", rows)
+    assert one.flush("a")
+    server.kill()
+    one.open("a", epoch=2, length=29)
+    one.append("a", rows)
+    assert one.flush("a")
+    with pytest.raises(TierFailedError):
+        one.open("unseen", epoch=1, length=0)
+    server.start()
+    until(lambda: brought(one))
+    other = open_worker("other")
+    other.open("a", epoch=3, length=58)
+    assert torch.equal(everything(other, "a"), torch.cat([rows, rows], 3))
+    with pytest.raises(Exception, match="epoch"):
+        one.open("a", epoch=2, length=29)
+
+
+def test_a_deletion_that_redis_missed_is_done_later(open_worker: OpenWorker, make_rows: MakeRows, server: Any) -> None:
+    one = open_worker("one")
+    one.open("a", epoch=1, length=0)
+    rows = make_rows(29)
+    one.append("a", rows)
+    one.fork("a", "b", epoch=1, length=16, shared=[SharedPages("a", 2)])
+    assert one.flush("a")
+    server.kill()
+    one.drop("a", keep_pages=2)
+    assert "a" not in one.sessions()
+    server.start()
+    until(lambda: not one._through.writer.refuses())
+    one.check()
+    assert sorted(header.key for header in one._stack.tiers.lowest.stored("a")) == [PageKey("a", 0), PageKey("a", 1)]
+    assert torch.equal(everything(one, "b"), rows[:, :, :, :16])
