@@ -110,10 +110,11 @@ def nvme(pages: Pages, folder: Path, compare: Compare) -> Iterator[Row]:
         StoreSubject(name, pages, partial(store, folder / name, limit), fresh=True) for name, limit in STORES.items()
     ]
     yield from compare("write", files.write(), [alone.write(), *(each.write() for each in stores)])
-    yield from compare("gather", files.read(), [alone.read(), *(each.read() for each in stores)])
+    reads = [files.read_verified(), alone.read(), *(each.read() for each in stores)]
+    yield from compare("gather", files.read(), reads)
     files.forget()
     if bytes_from_disk(files.read().run) > 0.9 * pages.bytes:
-        ways = [alone.read(partial(forget, folder / "tier"))]
+        ways = [files.read_verified(files.forget), alone.read(partial(forget, folder / "tier"))]
         ways += [each.read(partial(forget, folder / name)) for name, each in zip(STORES, stores, strict=True)]
         yield from compare("gather from the disk", files.read(files.forget), ways)
     close_all([alone, *stores])

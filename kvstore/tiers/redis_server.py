@@ -5,6 +5,7 @@ event loop of asyncio cost a factor of 5 when pages were written (measured with 
 """
 
 import random
+import re
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -42,6 +43,8 @@ _LONGEST_PAUSE_SECONDS = 0.5
 _REST_SECONDS = 1.0
 """So long after a call that came to nothing others fail at once: each write of a queue must not wait in its turn."""
 
+_ONLINE_REPLICA = re.compile(rb"^slave\d+:.*\bstate=online\b", re.MULTILINE)
+_HISTORY = re.compile(rb"^master_replid:\w+", re.MULTILINE)
 _READ_BYTES = 1 << 18
 _FAILURES = (RedisError, RedisClusterException, OSError)
 _PASSING = (ConnectionError, TimeoutError, ReadOnlyError, ClusterDownError, TryAgainError, AskError,
@@ -204,11 +207,11 @@ def replicated(client: Redis, commands: Sequence[Command], timeout_seconds: floa
     when no replica answers in time.
     """
     info, *replies = batched(client, [("INFO", "replication"), *commands])
-    if not any(isinstance(value, dict) and value.get("state") == "online" for value in info.values()):
+    if not _ONLINE_REPLICA.search(info):
         return replies
     # WAIT waits for what the server had written when this connection's last command, INFO, ran.
     after, copies = batched(client, [("INFO", "replication"), ("WAIT", 1, int(timeout_seconds * 1000))])
-    if after["master_replid"] != info["master_replid"]:
+    if _HISTORY.findall(after) != _HISTORY.findall(info):
         raise HistoryChangedError("the primary changed during a write")
     if not copies:
         raise TimeoutError(f"no replica confirmed a write within {timeout_seconds} s")

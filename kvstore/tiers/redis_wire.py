@@ -19,11 +19,14 @@ _LINE_BYTES = 1 << 12
 
 
 def batched(client: Redis, commands: Iterable[Command]) -> list[Any]:
-    """Commands in one round trip, in order, on one connection. Raises the first error among the replies."""
+    """Commands in one round trip, in order, on one connection: replies as the server sends them.
+
+    Raises the first error among them.
+    """
     commands = list(commands)
     with _connection(client) as connection:
         connection.send_packed_command(_packed(commands))
-        replies = [_reply(client, connection, command) for command in commands]
+        replies = [_reply(connection) for _ in commands]
     for reply in replies:
         if isinstance(reply, Exception):
             raise reply
@@ -93,9 +96,9 @@ def _connection(client: Redis) -> Iterator[Any]:
         pool.release(connection)
 
 
-def _reply(client: Redis, connection: Any, command: Command) -> Any:
+def _reply(connection: Any) -> Any:
     try:
-        return client.parse_response(connection, str(command[0]))
+        return connection.read_response()
     except ResponseError as error:
         return error
 
