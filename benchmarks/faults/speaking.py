@@ -75,7 +75,9 @@ class Speaker:
         """Take all steps of a script in new sessions. Raises NotServedError."""
         steps = told.script.steps
         for number in range(len(steps)):
-            told.answers.append(self.take(told, number))
+            answer = self.take(told, number)
+            told.answers.append(answer)
+            self._tally.not_durable += not answer.get("durable", True)
             self._tally.count(self._tally.acknowledged, steps[number].kind)
 
     def take(self, told: Told, number: int) -> Json:
@@ -88,8 +90,7 @@ class Speaker:
             return self._insist(lambda client: client.event(session, **step.body, key=key))
         if step.stream:
             return self._insist(lambda client: self._streamed(client, session, step, key))
-        answer = self._insist(lambda client: client.turn(session, **step.body, key=key))
-        return self._noted(answer)
+        return self._insist(lambda client: client.turn(session, **step.body, key=key))
 
     def forget(self, told: Told) -> None:
         """Delete the sessions of a script. Raises NotServedError."""
@@ -127,10 +128,6 @@ class Speaker:
         answer = event.data
         if (said := "".join(pieces)) != (answer["message"]["content"] or ""):
             self._tally.torn_streams.append(f"{said!r}, but {answer['message']['content']!r}")
-        return self._noted(answer)
-
-    def _noted(self, answer: Json) -> Json:
-        self._tally.not_durable += not answer["durable"]
         return answer
 
     def _insist(self, request: Callable[[KvrecallClient], Json]) -> Json:
