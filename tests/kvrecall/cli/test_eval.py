@@ -118,3 +118,12 @@ def locomo_like(tmp_path: Path) -> Path:
     conversation = {"speaker_a": "A", "speaker_b": "B", "session_1": lines}
     path.write_text(json.dumps({"conversation": conversation, "qa": asked}))
     return path
+
+
+@pytest.mark.parametrize("suite", ["longconv", "mq-niah"])
+def test_a_codec_that_there_is_not_is_refused_in_one_line(
+    command: Callable[..., Any], tmp_path: Path, suite: str
+) -> None:
+    found = command("eval", suite, "--json", tmp_path / "out.json", "--codec", "raw int4")
+    assert (found.exit_code, "'int4' is no codec" in found.output) == (2, True)
+    assert not list(tmp_path.iterdir())
