@@ -6,6 +6,7 @@ import pytest
 
 from kvrecall.v1 import worker_pb2 as wire
 from services.errors import WorkerLost
+from services.forks import NewFork
 from services.messages import Message
 from services.prefixes import digest_of
 from services.reports import MemoryReport
@@ -112,6 +113,17 @@ async def test_first_words_of_less_than_a_page_are_not_offered(harness) -> None:
     await begun(harness, Message("system", "x"), Message("user"))
     await begun(harness, Message("system", "x"), ANN)
     assert harness.worker.prefixes == []
+
+
+async def test_a_fork_of_a_session_that_shares_names_both_owners(harness) -> None:
+    first = await begun(harness, SYSTEM, ANN)
+    second = await begun(harness, SYSTEM, BEN)
+    await harness.say(second, ANN)
+    child = await harness.service.fork(second, NewFork())
+    assert child.shared == (SharedPages(first, 3), SharedPages(second, 5))
+    await harness.service.delete(first)
+    await harness.service.delete(second)
+    assert harness.worker.dropped == [(first, 3), (second, 5)]
 
 
 CHANGES = [
