@@ -152,8 +152,9 @@ def compared(condition: str, pages: Pages, repeats: int, metric: str, limit: Way
             way.before()
             began = perf_counter()
             way.run()
+            took = perf_counter() - began
             if turn:
-                seconds[way.name].append(perf_counter() - began)
+                seconds[way.name].append(took)
     for name, found in seconds.items():
         ratios = [best / each for best, each in zip(seconds[limit.name], found, strict=True)]
         ratio = {"ratio_to": limit.name, "ratio": round(median(ratios), 3)} if name != limit.name else {}

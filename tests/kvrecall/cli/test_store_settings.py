@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from kvrecall.cli.build import build_store
+from kvrecall.cli.build import build_store, durable_tiers
 from kvrecall.cli.settings import Settings
+from kvstore.page import PageLayout
 from reference import MODEL_PATH
 from workers.model import load_model
 
@@ -39,6 +40,18 @@ def test_summaries_take_no_more_memory_than_was_said(
     store.close()
     assert (taken > 0) == (limit > 0)
     assert taken <= limit
+
+
+def test_tiers_keep_to_the_limits_that_were_said(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, redis_url: str
+) -> None:
+    monkeypatch.setenv("KVRECALL_STORE__NVME_BYTES", "100000")
+    monkeypatch.setenv("KVRECALL_STORE__REDIS_BYTES", "200000")
+    monkeypatch.setenv("KVRECALL_STORE__REDIS_URL", redis_url)
+    tiers = durable_tiers(PageLayout(1, 1, 8, torch.float32, "model A"), tmp_path, Settings().store)
+    assert [tier.limit_bytes for tier in tiers] == [100_000, 200_000]
+    for tier in tiers:
+        tier.close()
 
 
 @pytest.mark.parametrize(("name", "value", "why"), [
