@@ -78,12 +78,18 @@ class SessionOpener:
         pages = -(-length // self._layout.page_tokens)
         return (
             state.known
-            and (epoch - state.epoch <= 1 or not self._stack.tiers.lowest.shared)
+            and (epoch - state.epoch <= 1 or self._has_what_tiers_lack(state))
             and not self._epochs.is_stale(state.name, state.epoch)
             and state.table.shared == table.shared
             and length <= state.length
             and not any(index < pages for index in state.table.lost())
         )
+
+    def _has_what_tiers_lack(self, state: StoredSession) -> bool:
+        """Whether rows are in memory alone, where no other process can have written newer ones."""
+        if self._stack.tiers.lowest.shared:
+            return False
+        return self._writer.is_busy_with(state.name) or self._stack.placement.undurable([state.name])
 
     def _fence(self, state: StoredSession, epoch: int) -> None:
         try:
