@@ -1,14 +1,21 @@
 """The thread that brings pages into memory before they are asked for."""
 
-from collections.abc import Callable
+from contextlib import suppress
 from threading import Condition, Thread
+
+from kvstore.errors import KvStoreError
+from kvstore.page import PageLayout
+from kvstore.session_directory import SessionDirectory
+from kvstore.tier_stack import TierStack
 
 
 class Prefetcher:
-    """Calls `fetch` with each session that was asked for, one after the other; one that waits already waits once."""
+    """Fetches the pages of sessions that were asked for, one after the other; one that waits already waits once."""
 
-    def __init__(self, fetch: Callable[[str], None]) -> None:
-        self._fetch = fetch
+    def __init__(self, layout: PageLayout, stack: TierStack, sessions: SessionDirectory) -> None:
+        self._layout = layout
+        self._stack = stack
+        self._sessions = sessions
         self._waiting: dict[str, None] = {}
         self._changed = Condition()
         self._closed = False
@@ -31,6 +38,19 @@ class Prefetcher:
     def _run(self) -> None:
         while (session := self._next()) is not None:
             self._fetch(session)
+
+    def _fetch(self, session: str) -> None:
+        """The session's last pages, as far as they take half of the memory tier; as it is only a help, it may fail."""
+        memory, state = self._stack.tiers.memory, self._sessions.in_memory(session)
+        if memory is None or memory.limit_bytes is None or state is None:
+            return
+        with suppress(KvStoreError):
+            with state.lock:
+                lost = set(state.table.lost())
+                pages = [state.table.expected(index) for index in range(len(state.table)) if index not in lost]
+            hot = pages[::-1][: memory.limit_bytes // 2 // self._layout.page_bytes]
+            held = memory.contains([page.key for page in hot])
+            self._stack.bring_up([page for page, is_held in zip(hot, held, strict=True) if not is_held])
 
     def _next(self) -> str | None:
         with self._changed:

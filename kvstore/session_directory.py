@@ -48,6 +48,15 @@ class SessionDirectory:
         state = self._sessions.get(session)
         return state if state is not None and state.known else None
 
+    def versions(self, session: str, page_tokens: int) -> dict[int, tuple[int, int]] | None:
+        """Of a session in memory each page's sequence number and tokens, by index; None if it is not."""
+        state = self.in_memory(session)
+        if state is None:
+            return None
+        with state.lock:
+            numbers = [(index, state.table.sequence(index)) for index in range(len(state.table))]
+            return {i: (number, state.filled(i, page_tokens)) for i, number in numbers if number is not None}
+
     def remove(self, state: StoredSession, *, keep_pages: int = 0, left: bool = False) -> None:
         """Forget a session whose lock is held, but that its first pages are kept, or that it is left in the tiers."""
         state.dropped = True

@@ -68,10 +68,10 @@ class RowStore:
         writer = self._through.writer
         self._reader = RowReader(layout, self._stack, writer, self._summaries, read_batch_pages)
         self._rows = RowWriter(layout, self._stack, writer, self._reader, numbers, epochs)
-        self._opener = SessionOpener(layout, self._stack, writer, self._rows, numbers, epochs, self._versions)
+        self._opener = SessionOpener(layout, self._stack, writer, self._rows, numbers, epochs, self._versions_of)
         self._sessions = SessionDirectory(stored, self._opener.recover)
         self._remover = SessionRemover(self._stack, writer, self._rows, self._sessions, self._summaries, epochs)
-        self._prefetcher = Prefetcher(self._prefetch)
+        self._prefetcher = Prefetcher(layout, self._stack, self._sessions)
 
     @property
     def layout(self) -> PageLayout:
@@ -316,23 +316,5 @@ class RowStore:
             found.add(header.key.session)
         return found
 
-    def _versions(self, session: str) -> Versions | None:
-        state = self._sessions.in_memory(session)
-        if state is None:
-            return None
-        with state.lock:
-            numbered = [(index, state.table.sequence(index)) for index in range(len(state.table))]
-            return {index: (sequence, state.filled(index, self._layout.page_tokens))
-                    for index, sequence in numbered if sequence is not None}  # fmt: skip
-
-    def _prefetch(self, session: str) -> None:
-        memory, state = self._stack.tiers.memory, self._sessions.in_memory(session)
-        if memory is None or memory.limit_bytes is None or state is None:
-            return
-        with suppress(KvStoreError):
-            with state.lock:
-                lost = set(state.table.lost())
-                pages = [state.table.expected(index) for index in range(len(state.table)) if index not in lost]
-            hot = pages[::-1][: memory.limit_bytes // 2 // self._layout.page_bytes]
-            held = memory.contains([page.key for page in hot])
-            self._stack.bring_up([page for page, is_held in zip(hot, held, strict=True) if not is_held])
+    def _versions_of(self, session: str) -> Versions | None:
+        return self._sessions.versions(session, self._layout.page_tokens)

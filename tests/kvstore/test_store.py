@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from threading import Thread
-from time import sleep
+from time import monotonic, sleep
 from typing import Any
 
 import pytest
@@ -29,6 +29,13 @@ from kvstore.tiers.ram import RamTier
 
 OpenStore = Callable[..., RowStore]
 MakeRows = Callable[..., Tensor]
+
+
+def until(done: Callable[[], object], what: str, seconds: float = 20) -> None:
+    last = monotonic() + seconds
+    while not done():
+        assert monotonic() < last, f"not within {seconds} s: {what}"
+        sleep(0.005)
 
 
 def everything(store: RowStore, session: str) -> Tensor:
@@ -184,6 +191,43 @@ def test_a_scan_leaves_the_warm_pages_where_they_are(open_store: OpenStore, make
     written = store.counters()["ram"].written_bytes
     assert sum(keys.shape[2] for _, keys in store.scan_keys("a")) == 80
     assert store.counters()["ram"].written_bytes == written
+
+
+def test_prefetched_pages_are_read_from_memory(open_store: OpenStore, make_rows: MakeRows, layout: PageLayout) -> None:
+    store, rows = open_store(ram_pages=8), make_rows(80)
+    store.append("a", rows)
+    store.append("b", rows)
+    assert store.flush("a")
+    assert store.flush("b")
+    for _ in range(2):
+        store.prefetch("a")
+    store.prefetch("unknown")
+    hot = [PageKey("a", index) for index in range(6, 10)]
+    until(lambda: all(store._stack.tiers.all[0].contains(hot)), "half of the memory holds the last pages")
+    before = store.counters()["nvme"].hits
+    assert torch.equal(store.gather("a", torch.arange(48, 80)), rows[:, :, :, 48:])
+    assert store.counters()["nvme"].hits == before
+
+
+def test_calls_of_tiers_are_counted_timed_and_their_errors_too(
+    layout: PageLayout, make_rows: MakeRows, held_tier: Any
+) -> None:
+    store = RowStore(layout, [RamTier(1 << 20), held_tier])
+    held_tier.release.set()
+    held_tier.failing = True
+    store.append("a", make_rows(8))
+    assert not store.flush("a")
+    held_tier.failing = False
+    assert store.flush("a")
+    store.gather("a", torch.arange(8))
+    ram, held = store.counters()["ram"], store.counters()["held"]
+    assert held.errors > 0
+    assert held.writes > held.errors
+    assert held.write_seconds > 0
+    assert (ram.errors, ram.hits) == (0, 1)
+    assert ram.reads > 0
+    assert ram.read_seconds > 0
+    store.close()
 
 
 def test_dropping_every_session_leaves_no_byte(open_store: OpenStore, make_rows: MakeRows, tmp_path: Path) -> None:
