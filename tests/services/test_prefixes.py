@@ -1,5 +1,6 @@
 """Sessions of a tenant that begin in the same words share the rows of these; nothing else is ever shared."""
 
+import asyncio
 from dataclasses import replace
 
 import pytest
@@ -113,6 +114,19 @@ async def test_first_words_of_less_than_a_page_are_not_offered(harness) -> None:
     await begun(harness, Message("system", "x"), Message("user"))
     await begun(harness, Message("system", "x"), ANN)
     assert harness.worker.prefixes == []
+
+
+async def test_pages_stay_that_a_turn_is_about_to_share(harness) -> None:
+    first, second = await begun(harness, SYSTEM, ANN), await harness.session()
+    harness.worker.gates["token"] = asyncio.Event()
+    harness.worker.reached["token"].clear()
+    saying = asyncio.create_task(harness.say(second, SYSTEM, BEN))
+    await harness.worker.reached["token"].wait()
+    await harness.service.delete(first)
+    assert harness.worker.dropped == [(first, 3)]
+    harness.worker.gates["token"].set()
+    await saying
+    assert (await harness.service.get(second))[0].shared == (SharedPages(first, 3),)
 
 
 async def test_a_fork_of_a_session_that_shares_names_both_owners(harness) -> None:
