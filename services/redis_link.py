@@ -124,7 +124,7 @@ class RedisLink:
         pause = _FIRST_PAUSE_SECONDS
         while True:
             try:
-                return await operation()
+                return await _cancellable(operation)
             except _FAILURES as error:
                 if not _may_pass(error) or clock() + pause > last:
                     raise CatalogError(f"the catalog's Redis failed: {error}") from error
@@ -140,6 +140,16 @@ class RedisLink:
             else:
                 # Not the connections in use: others are reading from them.
                 await self._client.connection_pool.disconnect(inuse_connections=False)
+
+
+async def _cancellable(operation: Callable[[], Awaitable[T]]) -> T:
+    """Run it so that a cancellation is not lost: asyncio.wait_for, in the client, drops one before Python 3.12."""
+    task = asyncio.current_task()
+    before = task.cancelling() if task is not None else 0
+    result = await operation()
+    if task is not None and task.cancelling() > before:
+        raise asyncio.CancelledError
+    return result
 
 
 def _may_pass(error: Exception) -> bool:

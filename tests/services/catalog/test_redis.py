@@ -431,6 +431,17 @@ async def test_a_server_without_memory_refuses_whole_commits(
     await catalog.commit_turn(make_turn("s", 2), 1, None)
 
 
+async def test_whoever_is_cancelled_while_reading_ends(open_catalog: Open, redis_url: str) -> None:
+    catalog = await open_catalog(redis_url)
+    for steps in range(12):
+        reading = asyncio.create_task(catalog.session_ids())
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        if reading.cancel():
+            await asyncio.wait({reading})
+            assert reading.cancelled()
+
+
 async def test_nothing_is_acknowledged_that_no_replica_has(
     redis_behind_sentinels: tuple[Any, Any, str], open_catalog: Open, make_session: MakeSession, make_turn: MakeTurn
 ) -> None:
