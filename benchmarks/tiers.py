@@ -52,7 +52,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shape", choices=(*SHAPES, "both"), default="both")
     parser.add_argument("--tier", choices=(*TIERS, "all"), default="all")
-    parser.add_argument("--megabytes", type=int, default=256, help="of pages, for each measurement")
+    parser.add_argument("--megabytes", type=int, default=96, help="of pages, for each measurement")
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--threads", type=int, default=1, help="of torch, for limit and tier alike")
     parser.add_argument("--seed", type=int, default=0)

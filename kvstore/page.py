@@ -27,6 +27,8 @@ DTYPE_CODES = {torch.float32: 1, torch.bfloat16: 2, torch.float16: 3}
 
 _FIELDS = struct.Struct("<4sHBB16s7H2xIIQ128s")
 _CHECKSUM = struct.Struct("<I")
+_SEQUENCE = struct.Struct("<Q")
+_SEQUENCE_AT = _FIELDS.size - SESSION_BYTES - _SEQUENCE.size
 _PAGE_CHECKSUM_AT = HEADER_BYTES - 8
 _HEADER_CHECKSUM_AT = HEADER_BYTES - 4
 
@@ -193,6 +195,12 @@ def parse_header(blob: Blob, offset: int = 0) -> PageHeader:
     if fields[1] != VERSION:
         raise PageFormatError(f"page format version {fields[1]}, but this kvrecall reads version {VERSION}")
     return _header_from(fields)
+
+
+def sequence_of(record: Blob) -> int:
+    """The sequence number of a page that was just sealed or verified, without a look at anything else."""
+    sequence: int = _SEQUENCE.unpack_from(record, _SEQUENCE_AT)[0]
+    return sequence
 
 
 def _header_from(fields: tuple[Any, ...]) -> PageHeader:

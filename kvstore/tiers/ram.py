@@ -12,7 +12,7 @@ from threading import Lock
 import numpy as np
 
 from kvstore.errors import InvariantError, StoreClosedError, TierFullError
-from kvstore.page import Blob, PageHeader, PageKey, parse_header
+from kvstore.page import Blob, PageHeader, PageKey, parse_header, sequence_of
 from kvstore.tiers.arena import Arena
 
 
@@ -113,7 +113,7 @@ class RamTier:
             self._closed = True
 
     def _put_one(self, key: PageKey, blob: Blob, backed: bool) -> None:
-        sequence = parse_header(blob).sequence
+        sequence = sequence_of(blob)
         held = self._find(key)
         if held is not None and held.sequence > sequence:
             return

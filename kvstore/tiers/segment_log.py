@@ -22,7 +22,17 @@ from kvstore.errors import (
     TierFailedError,
     TierFullError,
 )
-from kvstore.page import HEADER_BYTES, Blob, PageHeader, PageKey, RecordCheck, RecordKind, parse_header, seal
+from kvstore.page import (
+    HEADER_BYTES,
+    Blob,
+    PageHeader,
+    PageKey,
+    RecordCheck,
+    RecordKind,
+    parse_header,
+    seal,
+    sequence_of,
+)
 from kvstore.tiers.log_index import LogIndex, PagePlace
 from kvstore.tiers.segment import SegmentFile, SegmentScan, reported, scan_segment, without_torn_tail
 
@@ -94,7 +104,7 @@ class SegmentLog:
 
     def append_page(self, key: PageKey, record: Blob) -> None:
         """Write a page at the end."""
-        sequence = parse_header(record).sequence
+        sequence = sequence_of(record)
         with self._lock:
             self._require_usable()
             self._index.add_page(key, self._append(record, sequence))

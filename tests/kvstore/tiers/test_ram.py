@@ -112,7 +112,7 @@ def test_a_part_comes_back_when_the_last_that_refers_to_it_is_gone() -> None:
     arena = Arena(256)
     part = arena.lend(200)
     assert part is not None
-    kept = [torch.frombuffer(memoryview(part)[64:128], dtype=torch.uint8)[3:], memoryview(part)[7:9]]
+    kept = [torch.frombuffer(part.data[64:128], dtype=torch.uint8)[3:], part.data[7:9]]
     del part
     while kept:
         assert (arena.lend(1), arena.free_bytes) == (None, 0)

@@ -121,7 +121,7 @@ def test_long_lists_of_pages_are_split(open_tier: OpenTier, layout: PageLayout, 
     monkeypatch.setattr(redis_tier, "BATCH_BYTES", 4 * layout.page_bytes)
     process = redis_process()
     tier, rows = open_tier(process.url), torch.ones(layout.rows_shape(8))
-    pages = [(key, encode_page(layout, key, 1, rows)) for key in (PageKey("s", index) for index in range(10))]
+    pages = [(key, bytes(encode_page(layout, key, 1, rows))) for key in (PageKey("s", index) for index in range(10))]
     tier.put(pages)
     process.client.config_resetstat()
     assert tier.get(keys_of(pages)) == blobs_of(pages)
