@@ -30,7 +30,8 @@ from reference import MODEL_PATH
 from reference.conversation import Conversation, exchange_messages, generate
 from services.forks import NewFork
 from services.messages import Message, ToolCall
-from services.service import NewSession, SessionService
+from services.new_session import NewSession
+from services.service import SessionService
 from services.turn_plan import TurnRequest
 from workers.settings import WorkerSettings
 

@@ -15,7 +15,7 @@ from pydantic import (
 
 from services.call_events import CallEvent, CallEventType
 from services.messages import Message, Sampling, ToolCall
-from services.service import NewSession
+from services.new_session import NewSession
 from services.sessions import EpisodeBuild, EpisodeSettings, LayerBudgets, RepairScan, RepairTrigger
 from services.settings import ServiceSettings
 from services.turn_plan import TurnRequest

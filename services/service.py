@@ -3,9 +3,7 @@
 import asyncio
 import secrets
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import replace
 
 from pydantic import TypeAdapter
 
@@ -16,13 +14,9 @@ from services.cancellation import unbroken
 from services.catalog import Catalog, EpisodeSet, IdempotencyKey, Remembered, SessionPage
 from services.episode_keeper import EpisodeKeeper
 from services.errors import (
-    BudgetOutOfRange,
-    EpisodesUnsupported,
     InvalidRequest,
     ServiceError,
     ShuttingDown,
-    UnknownMethod,
-    UnknownModel,
     WorkerLost,
     WorkerRefused,
     WorkerUnavailable,
@@ -30,6 +24,7 @@ from services.errors import (
 from services.forks import Forks, NewFork
 from services.live import LiveSession, LiveSessions, spec_of
 from services.matching import Matcher
+from services.new_session import NewSession, settled
 from services.observing import Observer, Observers, SessionDeleted, SessionMoved
 from services.passages import ToldRepair, tell_repairs
 from services.pause_limit import PauseLimit
@@ -37,18 +32,7 @@ from services.pauses import Pauses
 from services.prefixes import Prefixes
 from services.reports import MemoryReport
 from services.resting import Resting
-from services.sessions import (
-    DEFAULT_REPAIR_ON,
-    EpisodeSettings,
-    LayerBudgets,
-    RepairScan,
-    RepairTrigger,
-    Session,
-    SessionSettings,
-    SessionState,
-    Turn,
-    due_repairs,
-)
+from services.sessions import Session, SessionSettings, SessionState, Turn, due_repairs
 from services.settings import ServiceSettings
 from services.tenants import Tenants
 from services.turn_plan import TurnRequest
@@ -57,30 +41,6 @@ from services.worker_client import Worker
 
 SESSION = TypeAdapter(Session)
 RECEIPT = TypeAdapter(EventReceipt)
-
-
-@dataclass(frozen=True)
-class NewSession:
-    """A session as the client asks for it; what is None is chosen by the service.
-
-    By default a session has episodes where its method looks at them; None is none.
-    """
-
-    budget: int | None = None
-    repair_rows: int | None = None
-    repair_on: frozenset[RepairTrigger] = DEFAULT_REPAIR_ON
-    method: str | None = None
-    method_settings: str = "{}"
-    seed: int | None = None
-    tools: tuple[str, ...] = ()
-    metadata: Mapping[str, str] | None = None
-    model: str | None = None
-    episodes: EpisodeSettings | Literal["default"] | None = "default"
-    layer_budgets: LayerBudgets | None = None
-    repair_scan: RepairScan | None = None
-    repair_settings: str = "{}"
-    repair_seconds: float | None = None
-    tenant: str = ""
 
 
 class SessionService:
@@ -180,7 +140,7 @@ class SessionService:
             if key is not None and (told := await self._catalog.recall(key)) is not None:
                 return SESSION.validate_json(told)
             await self._tenants.check_quota(request.tenant)
-            return await unbroken(self._create(self._settled(request), key))
+            return await unbroken(self._create(settled(request, self.info, self.settings), key))
 
     async def _create(self, settings: SessionSettings, key: IdempotencyKey | None) -> Session:
         now = time.time()
@@ -208,52 +168,6 @@ class SessionService:
                     raise
             else:
                 return worker
-
-    def _settled(self, request: NewSession) -> SessionSettings:
-        """The request with everything chosen. Raises InvalidRequest."""
-        if request.model is not None and request.model != self.info.model:
-            raise UnknownModel("model", f"model {request.model!r} is not served here; {self.info.model!r} is")
-        method = self._method(request.method or self.settings.default_method)
-        budget = self.settings.default_budget if request.budget is None else request.budget
-        seed = secrets.randbits(32) if request.seed is None else request.seed
-        return SessionSettings(
-            budget=budget,
-            repair_rows=self._repair_rows(budget, request.repair_rows),
-            method=method.name,
-            repair_on=request.repair_on,
-            method_settings=request.method_settings,
-            seed=seed,
-            tools=request.tools,
-            metadata=request.metadata or {},
-            episodes=_episodes(request, method),
-            layer_budgets=request.layer_budgets,
-            repair_scan=request.repair_scan,
-            repair_settings=request.repair_settings,
-            repair_seconds=request.repair_seconds,
-            tenant=request.tenant,
-        )
-
-    def _method(self, name: str) -> wire.MethodInfo:
-        found = next((known for known in self.info.methods if known.name == name), None)
-        if found is None:
-            names = ", ".join(known.name for known in self.info.methods)
-            raise UnknownMethod("method", f"method {name!r} is none of {names}")
-        return found
-
-    def _repair_rows(self, budget: int, repair_rows: int | None) -> int:
-        least, most = self.info.min_budget, self.info.max_budget
-        if budget < least:
-            message = f"a budget of {budget} rows is under the sinks and the recent window; the least is {least}"
-            raise BudgetOutOfRange("budget", message, least)
-        if budget > most:
-            raise BudgetOutOfRange("budget", f"a budget of {budget} rows is over what a slot holds, {most}", most)
-        spare = budget - least
-        if repair_rows is None:
-            return min(self.settings.default_repair_rows, spare)
-        if repair_rows > spare:
-            message = f"{repair_rows} rows kept for repair leave less than {least} of a budget of {budget}"
-            raise BudgetOutOfRange("repair_rows", message, spare)
-        return repair_rows
 
     async def get(self, session: str) -> tuple[Session, SessionState]:
         """The session as committed, and what it does now. Raises UnknownSession."""
@@ -405,13 +319,3 @@ def _resting(
 ) -> Resting:
     pauses = Pauses(catalog, worker, sessions, observers, settings)
     return Resting(sessions, pauses, EpisodeKeeper(catalog, worker, sessions, observers))
-
-
-def _episodes(request: NewSession, method: wire.MethodInfo) -> EpisodeSettings | None:
-    """The episodes of a new session. Raises EpisodesUnsupported."""
-    if request.episodes == "default":
-        return EpisodeSettings() if method.episodes else None
-    if request.episodes is not None and not method.episodes:
-        message = f"evictions of method {method.name!r} do not look at episodes; leave them out, or take epicache"
-        raise EpisodesUnsupported("episodes", message)
-    return request.episodes
