@@ -193,7 +193,7 @@ class Fleet:
         session, members = request.session, self._all
         self._routes.pop(session, None)
         self._planned.pop(session, None)
-        calls = [_unless_lost(self._at(member, member.worker.drop(request))) for member in members]
+        calls = [_unless_lost(self._at(member, _dropped(member.worker, request))) for member in members]
         done = await asyncio.gather(*calls)
         told = {member.name for member, dropped in zip(members, done, strict=True) if dropped}
         for name in ({member.name for member in members} | self._holders.pop(session, set())) - told:
@@ -216,6 +216,15 @@ class Fleet:
     async def close(self) -> None:
         """End the connections; the workers themselves go on."""
         await self._members.close()
+
+
+async def _dropped(worker: GrpcWorker, request: wire.DropRequest) -> None:
+    """Drop a session; a worker that it was taken over from drops what is its own, and whoever took it over the rest."""
+    try:
+        await worker.drop(request)
+    except WorkerRefused as refusal:
+        if refusal.code != "stale_epoch":
+            raise
 
 
 async def _unless_lost(call: Awaitable[None]) -> bool:

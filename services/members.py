@@ -131,10 +131,13 @@ class Members:
         """Have a worker forget what it is to forget."""
         partings = self._partings.get(member.name, {})
         for session, parting in list(partings.items()):
-            if isinstance(parting, wire.DropRequest):
-                await member.worker.drop(parting)
-            else:
-                await member.worker.release(parting)
+            try:
+                if isinstance(parting, wire.DropRequest):
+                    await member.worker.drop(parting)
+                else:
+                    await member.worker.release(parting)
+            except WorkerRefused as refusal:
+                _log.info("a worker keeps a session", worker=member.name, session=session, reason=refusal.message)
             if partings.get(session) is parting:
                 del partings[session]
 

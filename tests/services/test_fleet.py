@@ -10,8 +10,8 @@ import pytest
 from google.protobuf.empty_pb2 import Empty
 from grpc_health.v1 import health, health_pb2_grpc
 
+from kvrecall.v1 import REFUSAL_CODE, worker_pb2_grpc
 from kvrecall.v1 import worker_pb2 as wire
-from kvrecall.v1 import worker_pb2_grpc
 from services.errors import RegistryError, WorkerLost, WorkerRefused
 from services.fleet import Fleet
 from services.registry import StaticRegistry
@@ -26,6 +26,7 @@ class Scripted(worker_pb2_grpc.WorkerServicer):
     def __init__(self, model: str = "one") -> None:
         self.model = model
         self.asked: list[str] = []
+        self.refuses = ""
         self.answers = asyncio.Event()
         self.answers.set()
         self.health = health.aio.HealthServicer()
@@ -55,6 +56,8 @@ class Scripted(worker_pb2_grpc.WorkerServicer):
         return Empty()
 
     async def Drop(self, request: wire.DropRequest, context: Any) -> Empty:
+        if self.refuses:
+            await context.abort(grpc.StatusCode.ABORTED, "no", trailing_metadata=((REFUSAL_CODE, self.refuses),))
         self.asked.append(f"drop {request.session}")
         return Empty()
 
@@ -258,6 +261,15 @@ async def test_all_are_asked_to_drop_and_counted(cluster: Cluster) -> None:
     ):
         with pytest.raises(WorkerLost):
             await call
+
+
+async def test_a_worker_that_a_session_was_taken_over_from_stands_in_no_deletion_s_way(cluster: Cluster) -> None:
+    cluster.servicers["a"].refuses = "stale_epoch"
+    await cluster.fleet.drop(wire.DropRequest(session="s"))
+    assert cluster.servicers["b"].asked == ["drop s"]
+    cluster.servicers["a"].refuses = "storage_failed"
+    with pytest.raises(WorkerRefused):
+        await cluster.fleet.drop(wire.DropRequest(session="s"))
 
 
 async def test_a_worker_that_was_away_is_told_what_it_is_to_forget(cluster: Cluster) -> None:
