@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 
 def gateway_command(
     worker: Annotated[
-        str | None, typer.Option(help="HOST:PORT of the worker, or several with commas. Default: 127.0.0.1:8421.")
+        str | None,
+        typer.Option(
+            help="HOST:PORT of workers, with commas. Default: those in the catalog's Redis, or 127.0.0.1:8421."
+        ),
     ] = None,
     data: Annotated[Path | None, typer.Option(help="Where the catalog is kept. Default: ./kvrecall-data.")] = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on. Default: 127.0.0.1.")] = None,
