@@ -15,6 +15,7 @@ from kvrecall.cli.results import Results, Row
 
 FULL = "full"
 _OURS = "epicache"
+_INT8 = ", int8"
 _NOT_DRAWN = ("fact in the matched episode",)
 _MARKERS = "osv^D<>pPX*h"
 
@@ -49,28 +50,38 @@ def budget_figure(rows: Sequence[Row]) -> Figure:
 
 
 def _lines(axes: Axes, rows: Sequence[Row]) -> None:
-    methods = list(dict.fromkeys(row["method"] for row in rows if row["method"] != FULL))
-    for index, method in enumerate(methods):
+    methods = list(dict.fromkeys(row["method"] for row in rows if _plain(row) != FULL))
+    plain = list(dict.fromkeys(method.removesuffix(_INT8) for method in methods))
+    for method in methods:
         own = sorted((row for row in rows if row["method"] == method), key=lambda row: float(row["budget"]))
-        ours = method.startswith(_OURS)
         means = [row["mean"] for row in own]
         spread = ([row["mean"] - row["ci_low"] for row in own], [row["ci_high"] - row["mean"] for row in own])
-        axes.errorbar(
-            [row["budget"] for row in own],
-            means,
-            yerr=spread,
-            label=method,
-            color=COLOURS[1 + index % 3] if ours else colormaps["tab20"](index % 20),
-            lw=2.2 if ours else 1.1,
-            ls="--" if "+per_episode" in method else "-",
-            marker=_MARKERS[index % len(_MARKERS)],
-            ms=4,
-            capsize=2,
-            elinewidth=0.7,
-        )
+        style = _style(method, plain.index(method.removesuffix(_INT8)))
+        axes.errorbar([row["budget"] for row in own], means, yerr=spread, label=method, **style)
     for row in rows:
-        if row["method"] == FULL:
-            axes.axhline(row["mean"], color=COLOURS[0], ls="--", lw=1.2, label="full cache")
+        if _plain(row) == FULL:
+            label = f"full cache{row['method'].removeprefix(FULL)}"
+            axes.axhline(row["mean"], color=COLOURS[0], ls="--" if label == "full cache" else ":", lw=1.2, label=label)
+
+
+def _style(method: str, index: int) -> dict[str, Any]:
+    """Of a method's line; with int8 rows it has the same colour and is dotted."""
+    ours = method.startswith(_OURS)
+    dashes = "--" if "+per_episode" in method else "-"
+    return {
+        "color": COLOURS[1 + index % 3] if ours else colormaps["tab20"](index % 20),
+        "lw": 2.2 if ours else 1.1,
+        "ls": ":" if method.endswith(_INT8) else dashes,
+        "marker": _MARKERS[index % len(_MARKERS)],
+        "ms": 4,
+        "capsize": 2,
+        "elinewidth": 0.7,
+    }
+
+
+def _plain(row: Row) -> str:
+    """A row's method, however its rows were stored."""
+    return str(row["method"]).removesuffix(_INT8)
 
 
 def heat_map(rows: Sequence[Row]) -> Figure:
