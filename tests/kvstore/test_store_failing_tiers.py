@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kvstore.errors import TierError, TierFailedError
+from kvstore.errors import TierError, TierFailedError, TierFullError
 from kvstore.page import PageKey, PageLayout
 from kvstore.page_table import SharedPages
 from kvstore.store import RowStore
@@ -187,6 +187,76 @@ def test_uncommitted_rows_that_cannot_be_cut_keep_a_session_closed(
     other = open_worker("other")
     other.open("a", epoch=4, length=45)
     assert torch.equal(everything(other, "a"), torch.cat([rows[:, :, :, :29], other_rows], 3))
+
+
+def test_files_of_a_worker_that_was_not_told_count_for_nothing_once_another_had_the_session(
+    open_worker: OpenWorker, make_rows: MakeRows, server: Any
+) -> None:
+    one, other = open_worker("one"), open_worker("other")
+    one.open("a", epoch=1, length=0)
+    one.append("a", make_rows(45))
+    assert one.flush("a")
+    other.open("a", epoch=2, length=29)
+    other.append("a", make_rows(16, seed=1))
+    assert other.flush("a")
+    server.client.flushall()
+    one.open("a", epoch=3, length=45)
+    assert one.missing_pages("a") == list(range(6))
+
+
+def test_what_was_owed_before_another_had_the_session_is_not_brought_under_a_later_epoch(
+    open_worker: OpenWorker, make_rows: MakeRows, server: Any
+) -> None:
+    rows, broken_off, later = make_rows(20), make_rows(12, seed=1), make_rows(12, seed=2)
+    one, other = open_worker("one"), open_worker("other")
+    for store in (one, other):
+        store._through._retrying.close()  # nothing is brought but by a flush
+    one.open("a", epoch=1, length=0)
+    one.append("a", rows)
+    assert one.flush("a")
+    server.kill()
+    one.append("a", broken_off)
+    assert one.flush("a")
+    server.start()
+    until(lambda: opens(other, "a", epoch=2, length=20))
+    assert torch.equal(everything(other, "a"), rows)
+    server.kill()
+    other.append("a", later)
+    assert other.flush("a")
+    server.start()
+    until(lambda: opens(one, "a", epoch=3, length=32))
+    assert one.missing_pages("a") == [2, 3]
+    one._stack.tiers.try_again()
+    assert one.flush("a")
+    third = open_worker("third")
+    third.open("a", epoch=4, length=32)
+    assert third.missing_pages("a") == [2, 3]
+
+
+def test_a_full_tier_keeps_no_version_of_a_page_with_rows_that_were_cut(
+    layout: PageLayout, make_rows: MakeRows, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(self: NvmeTier, *_: Any, **__: Any) -> None:
+        raise TierFullError("no space is left on the device")
+
+    rows, later = make_rows(32), make_rows(3, seed=1)
+    store = RowStore(layout, [RamTier(1 << 20), NvmeTier(tmp_path / "rows")])
+    store.append("a", rows[:, :, :, :29])
+    assert store.flush("a")
+    store.append("a", rows[:, :, :, 29:])  # of a turn that is broken off; the page is in a file
+    assert store.flush("a")
+    with monkeypatch.context() as patch:
+        patch.setattr(NvmeTier, "put", full)
+        store.open("a", epoch=1, length=29)
+        store.append("a", later)
+        assert not store.flush("a")
+        assert torch.equal(everything(store, "a"), torch.cat([rows[:, :, :, :29], later], 3))
+        with pytest.raises(TierFailedError, match="end with the process"):
+            store.close()
+    again = RowStore(layout, [NvmeTier(tmp_path / "rows")])
+    again.open("a", epoch=2, length=32)
+    assert again.missing_pages("a") == [3]
+    again.close()
 
 
 def opens(store: RowStore, session: str, *, epoch: int, length: int) -> bool:
