@@ -208,6 +208,16 @@ def test_another_models_session_is_refused(command: Command, served: Any, export
     assert not elsewhere.exists()
 
 
+def test_rows_of_another_type_are_refused(
+    command: Command, served: Any, export: Any, elsewhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = export(served.parent)
+    monkeypatch.setenv("KVRECALL_DTYPE", "bfloat16")
+    refused = command("import", file, "--data", elsewhere)
+    assert (refused.exit_code, "another shape or type" in refused.output) == (2, True)
+    assert not elsewhere.exists()
+
+
 def test_values_of_another_form_are_refused(command: Command, served: Any, export: Any, elsewhere: Path) -> None:
     file = export(served.parent)
     rewritten(file, lambda record: replace(record, value=[]) if record.kind is RecordKind.TURN else record)
