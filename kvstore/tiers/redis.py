@@ -116,8 +116,7 @@ class RedisTier:
         self._require_open()
         found: dict[PageKey, Blob] = {}
         for session, asked in _by_session(keys):
-            for first in range(0, len(asked), self._get_pages):
-                found |= self._get_some(session, asked[first : first + self._get_pages])
+            found |= self._get_some(session, asked)
             self._touch(session)
         return [found.get(key) for key in keys]
 
@@ -172,7 +171,9 @@ class RedisTier:
 
     def _get_some(self, session: str, keys: Sequence[PageKey]) -> dict[PageKey, Blob]:
         names = list(map(self._page, keys))
-        blobs = self._server.run(self._index(session), lambda client: large_values(client, names, self._buffers.lend))
+        blobs = self._server.run(
+            self._index(session), lambda client: large_values(client, names, self._buffers.lend, self._get_pages)
+        )
         found: dict[PageKey, Blob] = {key: blob for key, blob in zip(keys, blobs, strict=True) if blob is not None}
         for key, blob in found.items():
             verify_checksum(blob, key)

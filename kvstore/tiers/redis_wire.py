@@ -33,16 +33,26 @@ def batched(client: Redis, commands: Iterable[Command]) -> list[Any]:
     return replies
 
 
-def large_values(client: Redis, names: Sequence[str], lend: Callable[[int], memoryview]) -> list[memoryview | None]:
-    """What `MGET` returns, received into memory that `lend` gives for so many bytes."""
+def large_values(client: Redis, names: Sequence[str], lend: Callable[[int], memoryview],
+                 at_once: int) -> list[memoryview | None]:  # fmt: skip
+    """What `MGET` returns, received into memory that `lend` gives for so many bytes.
+
+    Asks for `at_once` values with each command, and for the next ones while the last are on their way.
+    """
+    commands: list[Command] = [("MGET", *names[i : i + at_once]) for i in range(0, len(names), at_once)]
+    values: list[memoryview | None] = []
     with _connection(client) as connection:
-        connection.send_packed_command(_packed([("MGET", *names)]))
-        # redis-py reads nothing ahead: all that comes now is the reply.
+        connection.send_packed_command(_packed(commands[:1]))
+        # redis-py reads nothing ahead: all that comes now are the replies.
         replies = _Replies(connection._get_socket())
-        line = replies.line()
-        if line.startswith(b"-"):
-            raise connection._parser.parse_error(line[1:].decode(errors="replace"))
-        return [replies.value(lend) for _ in range(replies.count(line, b"*"))]
+        for coming in (*commands[1:], None):
+            if coming is not None:
+                connection.send_packed_command(_packed([coming]))
+            line = replies.line()
+            if line.startswith(b"-"):
+                raise connection._parser.parse_error(line[1:].decode(errors="replace"))
+            values += [replies.value(lend) for _ in range(replies.count(line, b"*"))]
+    return values
 
 
 class _Replies:
