@@ -80,7 +80,7 @@ class ServerProcess:
         self._end(signal.SIGKILL)
 
     def stop(self) -> int:
-        """End it as an operator would; returns its exit code."""
+        """End it as an operator would; returns its exit code, that of a kill where it does not end."""
         return self._end(signal.SIGTERM)
 
     def start_and_kill(self, after: float) -> None:
@@ -114,7 +114,11 @@ class ServerProcess:
         process, self.running = self.running, None
         with process:
             process.send_signal(number)
-            return process.wait(WAIT_SECONDS)
+            try:
+                return process.wait(WAIT_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                return process.wait()
 
 
 class RedisProcess:

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Sequence
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.faults.rounds import Findings
+from benchmarks.faults.rounds import AFTER_REBUILD, DIFFERENT, Findings
 from kvrecall.cli.results import Row
 
-WRONG = ("turns lost or twice", "answers that differ", "answers that changed", "torn streams", "not served",
+WRONG = ("turns lost or twice", DIFFERENT, AFTER_REBUILD, "answers that changed", "torn streams", "not served", "did not start",
          "held without a session", "pages and files left", "fsck", "bad exits", "stray processes")  # fmt: skip
 """Every way in which a run can be wrong; each is to stay at 0."""
 SHOWN = 5
@@ -24,8 +24,6 @@ def rows_of(findings: Sequence[Findings]) -> list[Row]:
     rows += [_row("service", name, number) for name, number in sorted(_logged(findings).items())]
     rows.append(_row("service", "starts refused, tried again", sum(found.refused_starts for found in findings)))
     rows.append(_row("service", "lost pages computed again", sum(found.rebuilt_pages for found in findings)))
-    after = sum(len(found.after_rebuild) for found in findings)
-    rows.append(_row("differences", "answers that differ after a rebuild, with repairs", after))
     rows.append(_row("differences", "answers alike, other rows held", sum(len(found.other_rows) for found in findings)))
     rows += [_row("wrong", name, len(_wrong(findings, name))) for name in WRONG]
     return rows

@@ -13,8 +13,10 @@ from benchmarks.faults.injecting import Injector
 from benchmarks.faults.scripts import Script
 from benchmarks.faults.setups import Setup
 from benchmarks.faults.speaking import NotServedError, Speaker, Tally, Told
+from kvrecall.cli.errors import ServerNotReady
 
 SPEAKERS = 3
+DIFFERENT, AFTER_REBUILD = "answers that differ", "answers that differ, after lost pages were computed again"
 KEPT_SHARE = 0.3
 """Of the sessions: they stay, through whatever happens, to the end of the round."""
 
@@ -26,11 +28,6 @@ class Findings:
     faults: Counter[str]
     tally: Tally
     wrong: dict[str, list[str]]
-    after_rebuild: list[str]
-    """Answers of sessions with repairs, of which lost pages were computed again, that differ.
-
-    A rebuild says the log again; rows that were computed while a repair's rows were active may differ then.
-    """
     other_rows: list[str]
     """Answers that are alike, though other rows were held."""
     refused_starts: int
@@ -61,6 +58,8 @@ class Round:
             self.setup.start()
             self._under_load(lambda: injector.run(faults))
             self._check_in_peace()
+        except ServerNotReady as error:
+            self._note("did not start", [str(error)])
         finally:
             self.setup.close()
         self._note("stray processes", checks.strays(self.setup))
@@ -69,18 +68,13 @@ class Round:
 
     def _findings(self, happened: Counter[str]) -> Findings:
         rebuilt = logs.rebuilt(self.setup)
-        after_rebuild = []
         for difference in (each for each in self.differences if each.in_words):
-            told = difference.told
-            if told.script.repairs and any(session in rebuilt for session in told.sessions.values()):
-                after_rebuild.append(difference.text)
-            else:
-                self._note("answers that differ", [difference.text])
+            again = any(session in rebuilt for session in difference.told.sessions.values())
+            self._note(AFTER_REBUILD if again else DIFFERENT, [difference.text])
         return Findings(
             happened,
             self.tally,
             self.wrong,
-            after_rebuild,
             [each.text for each in self.differences if not each.in_words],
             sum(server.refused_starts for server in self.setup.servers),
             rebuilt.total(),
