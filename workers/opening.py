@@ -93,17 +93,10 @@ def _open_store(engine: Engine, spec: wire.SessionSpec, length: int) -> Generato
 def _compute(
     engine: Engine, session: WorkerSession, turns: Sequence[wire.LoggedTurn], lost: Sequence[int], length: int
 ) -> Generator[Yielded, Any, None]:
-    page_tokens = engine.store.layout.page_tokens
-    rows = LostRows(
-        lambda page, computed: engine.store.restore(session.name, page, computed),
-        page_tokens,
-        length,
-        dict.fromkeys(lost),
-    )
-    taken = skip_untouched(engine, session, turns, min(lost) * page_tokens)
-    session.keep_rows = rows.keep
+    rows = LostRows(engine.store, session.name, length, dict.fromkeys(lost))
+    taken = skip_untouched(engine, session, turns, min(lost) * engine.store.layout.page_tokens)
     with storage():
-        yield from replay(engine, session, turns[taken:], stop=min(length, (max(lost) + 1) * page_tokens))
+        yield from replay(engine, session, turns[taken:], rows)
     if rows.missing:
         raise RowsMissing(f"the log of session {session.name} ends before its pages {_told(sorted(rows.missing))}")
 

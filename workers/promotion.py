@@ -2,14 +2,22 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from kvstore.store import RowStore
 from workers.cache import EMPTY, ActiveCache
 from workers.selection import marks, places_of
 from workers.session import WorkerSession
+
+
+class Rows(Protocol):
+    """Where a session's rows are read from: `kvstore.store.RowStore`, or what stands in for it."""
+
+    def gather_selection(self, session: str, selection: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
+        """Per layer int64 `[n_kv_heads, m]`, -1 for none -> keys, values `[n_kv_heads, m, head_dim]`."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -79,7 +87,7 @@ def exchange(
     return Exchange(promoted, demoted)
 
 
-def move(cache: ActiveCache, store: RowStore, session: WorkerSession, change: Exchange, worth: Tensor) -> None:
+def move(cache: ActiveCache, store: Rows, session: WorkerSession, change: Exchange, worth: Tensor) -> None:
     """Bring evicted rows back at their true positions, and forget those that leave for them, with what they are worth.
 
     Raises what the store raises; then nothing has changed.

@@ -6,8 +6,7 @@ again. What else moved rows does not: repairs that are no longer remembered, exc
 Rows that were computed after such a move may differ in what the active rows of then told them.
 """
 
-from collections.abc import Callable, Generator, Sequence
-from contextlib import suppress
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,17 +14,15 @@ import torch
 from torch import Tensor
 
 from kvrecall.v1 import worker_pb2 as wire
+from kvstore.store import RowStore
 from workers import wire_values
 from workers.engine import Engine
-from workers.errors import RowsMissing
 from workers.prefill import prefill
-from workers.promotion import Exchange, missing_rows, move, whole
+from workers.promotion import Exchange, Rows, missing_rows, move, whole
 from workers.session import WorkerSession
 from workers.steps import Yielded
 from workers.storing import storage
 from workers.tokenizer import Segment, keep_recent
-
-KeepRows = Callable[[int, Tensor], None]
 
 
 def pending_after(turn: wire.LoggedTurn) -> list[int]:
@@ -42,24 +39,27 @@ def rows_after(turns: Sequence[wire.LoggedTurn]) -> int:
 
 
 def replay(
-    engine: Engine, session: WorkerSession, turns: Sequence[wire.LoggedTurn], *, stop: int | None = None
+    engine: Engine, session: WorkerSession, turns: Sequence[wire.LoggedTurn], lost: "LostRows | None" = None
 ) -> Generator[Yielded, Any, None]:
-    """Say turns again in a seated session, up to its row `stop` at least; after all of them it is as it was then."""
+    """Say turns again in a seated session: all of them, and it is as it was then; or until no row is `lost`."""
     assert session.slot is not None, "the scheduler seats a session before it runs"
+    session.keep_rows = None if lost is None else lost.keep
     for turn in turns:
-        if stop is not None and session.length >= stop:
+        if lost is not None and not lost.missing:
             return
-        yield from _say_again(engine, session, turn)
+        yield from _say_again(engine, session, turn, engine.store if lost is None else lost)
         heard = [wire_values.to_chat(message) for message in turn.messages]
         session.recent = keep_recent([*session.recent, *heard])
 
 
-def _say_again(engine: Engine, session: WorkerSession, turn: wire.LoggedTurn) -> Generator[Yielded, Any, None]:
+def _say_again(
+    engine: Engine, session: WorkerSession, turn: wire.LoggedTurn, rows: Rows
+) -> Generator[Yielded, Any, None]:
     """One turn as `workers.turn` runs it, but for what is chosen: the tokens are known."""
     assert session.slot is not None, "the scheduler seats a session before it runs"
     session.forget_turn()
     session.turn_start = session.length
-    _promote_again(engine, session, turn.promoted)
+    _promote_again(engine, session, turn.promoted, rows)
     prompt = turn.token_ids[: turn.prompt_tokens]
     said = turn.token_ids[turn.prompt_tokens : turn.prompt_tokens + max(0, turn.output_tokens - 1)]
     segments = [Segment(tuple(prompt), recorded=False)]
@@ -74,15 +74,13 @@ def _say_again(engine: Engine, session: WorkerSession, turn: wire.LoggedTurn) ->
     session.forget_turn()
 
 
-def _promote_again(engine: Engine, session: WorkerSession, promoted: Sequence[int]) -> None:
+def _promote_again(engine: Engine, session: WorkerSession, promoted: Sequence[int], rows: Rows) -> None:
     """Bring tokens back as a repair did."""
     assert session.slot is not None, "the scheduler seats a session before it runs"
-    if not promoted or session.repair.swap or session.repair.per_head:
-        return
-    wanted = whole(torch.tensor(sorted(promoted)), missing_rows(engine.cache, session.slot, session.length))
-    # A row that is itself lost, in the page that is being said now, is done without.
-    with suppress(RowsMissing), storage():
-        move(engine.cache, engine.store, session, Exchange(wanted), torch.empty(0))
+    if promoted and not session.repair.swap and not session.repair.per_head:
+        wanted = whole(torch.tensor(sorted(promoted)), missing_rows(engine.cache, session.slot, session.length))
+        with storage():
+            move(engine.cache, rows, session, Exchange(wanted), torch.empty(0))
 
 
 def skip_untouched(engine: Engine, session: WorkerSession, turns: Sequence[wire.LoggedTurn], stop: int) -> int:
@@ -120,22 +118,41 @@ def take_rows(engine: Engine, session: WorkerSession, length: int) -> None:
 
 @dataclass
 class LostRows:
-    """Collects the rows of lost pages while they are said again; a page that is whole is handed to `restore`."""
+    """Collects the rows of a session's `missing` pages while they are said again; a page that is whole is restored.
 
-    restore: Callable[[int, Tensor], None]
-    page_tokens: int
+    `length` is the session's, in tokens.
+    """
+
+    store: RowStore
+    session: str
     length: int
     missing: dict[int, Tensor | None]
 
     def keep(self, start: int, rows: Tensor) -> None:
         """Take what belongs to a lost page of rows `[n_layers, 2, n_kv_heads, t, head_dim]` from `start` on."""
-        for page in range(start // self.page_tokens, -(-(start + rows.shape[3]) // self.page_tokens)):
+        page_tokens = self.store.layout.page_tokens
+        for page in range(start // page_tokens, -(-(start + rows.shape[3]) // page_tokens)):
             if page in self.missing:
                 self._keep(page, start, rows)
 
+    def gather_selection(self, session: str, selection: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
+        """As the store's, with the rows of pages that are not whole yet. Raises what the store raises."""
+        page_tokens = self.store.layout.page_tokens
+        kept = {page: rows for page, rows in self.missing.items() if rows is not None}
+        pages = torch.tensor(sorted(kept), dtype=torch.int64)
+        here = [torch.isin(positions // page_tokens, pages) & (positions >= 0) for positions in selection]
+        stored = [positions.masked_fill(mine, -1) for positions, mine in zip(selection, here, strict=True)]
+        found = self.store.gather_selection(session, stored)
+        for layer, (positions, mine) in enumerate(zip(selection, here, strict=True)):
+            for head, place in mine.nonzero().tolist():
+                page, offset = divmod(int(positions[head, place]), page_tokens)
+                for into, rows in zip(found[layer], kept[page][layer], strict=True):
+                    into[head, place] = rows[head, offset]
+        return found
+
     def _keep(self, page: int, start: int, rows: Tensor) -> None:
-        first = page * self.page_tokens
-        end = min(first + self.page_tokens, self.length)
+        first = page * self.store.layout.page_tokens
+        end = min(first + self.store.layout.page_tokens, self.length)
         begin, stop = max(first, start), min(end, start + rows.shape[3])
         if begin >= stop:
             return
@@ -145,7 +162,7 @@ class LostRows:
         kept[:, :, :, begin - first : stop - first] = rows[:, :, :, begin - start : stop - start].cpu()
         self.missing[page] = kept
         if stop == end:
-            self.restore(page, kept)
+            self.store.restore(self.session, page, kept)
             del self.missing[page]
 
 
