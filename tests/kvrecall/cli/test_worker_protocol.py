@@ -139,7 +139,8 @@ async def test_episodes_are_built_and_a_turn_switches_to_one(worker_at: WorkerAt
         request = wire.TurnRequest(session="s", epoch=1, messages=[SPOKEN], episode=built.episodes[1])
         events = [event async for event in worker.turn(request)]
         assert events[-1].done.switched.episode == events[-1].done.state.episode == "b"
-        assert (await worker.stats()).slots_in_use == 1
+        (stats,) = (await worker.stats()).values()
+        assert stats.slots_in_use == 1
 
 
 async def test_what_the_worker_refuses_has_its_code(worker_at: WorkerAt, tmp_path: Path) -> None:
@@ -188,11 +189,36 @@ async def test_closing_a_turn_early_cancels_it_and_an_open_rolls_it_back(worker_
         with pytest.raises(WorkerRefused, match="in the middle of a turn") as refused:
             await anext(worker.turn(speaking))
         assert refused.value.code == "unknown_session"
-        await worker.drop("s")
+        await worker.drop(wire.DropRequest(session="s"))
         assert await talked(worker, method="snapkv") == said
         assert (await worker.memory("s")).length == len(said)
-        await worker.retain([])
-        assert sum((await worker.stats()).tier_bytes.values()) == 0
+        await worker.retain(wire.RetainRequest())  # it was stored since the worker started: it may be a new one
+        assert (await worker.memory("s")).length == len(said)
+        await worker.drop(wire.DropRequest(session="s"))
+        (stats,) = (await worker.stats()).values()
+        assert sum(tier.bytes for tier in stats.tiers.values()) == 0
+
+
+async def test_there_is_one_worker_and_sessions_are_placed_in_it(worker_at: WorkerAt, tmp_path: Path) -> None:
+    async with worker_at(tmp_path, slots=3) as worker:
+        await talked(worker)
+        (record,) = await worker.workers()
+        assert (record.slots, record.free_slots, record.sessions, record.draining) == (3, 2, 1, False)
+        assert worker.place("s", "") == worker.place("s", "another") == record.name
+        assert list(await worker.stats()) == [record.name]
+        with pytest.raises(WorkerLost):
+            worker.place("s", "", [record.name])
+
+
+async def test_a_session_that_is_released_goes_on_when_it_is_opened_again(worker_at: WorkerAt, tmp_path: Path) -> None:
+    async with worker_at(tmp_path) as worker:
+        said = await talked(worker, method="snapkv")
+        await worker.release(wire.ReleaseRequest(session="s", epoch=0))
+        assert (await worker.memory("s")).length == len(said)  # it was opened here later
+        await worker.release(wire.ReleaseRequest(session="s", epoch=2))
+        with pytest.raises(WorkerRefused) as refused:
+            await worker.memory("s")
+        assert refused.value.code == "unknown_session"
 
 
 async def test_after_closing_every_call_finds_the_worker_lost_or_refusing(worker_at: WorkerAt, tmp_path: Path) -> None:
