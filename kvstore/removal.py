@@ -26,17 +26,18 @@ class SessionRemover:
         self._epochs = epochs
 
     def drop(self, session: str, keep_pages: int) -> None:
-        """Forget a session in every tier, but for its own first pages. What a tier does not delete is tried again."""
+        """Forget a session in every tier, but for its own first pages. What a tier does not delete is tried again.
+
+        Whoever wrote it last: that a session is deleted is decided elsewhere, and nobody writes it any more.
+        """
         with self._sessions.locked(session, recover=False) as state:
             keys = set(state.table.own_keys(keep_pages))
             stored = self._stack.stored_keys(session, must_answer=not state.known)
             keys |= {key for key in stored if key.index >= keep_pages}
             self._sessions.remove(state, keep_pages=keep_pages)
-            self._writer.discard(sorted(keys), state.epoch if state.known else None)
+            self._writer.discard(sorted(keys), None)
         self._stack.tiers.try_again()
-        refused = self._writer.drain([session])
-        self._epochs.require_writable(session, state.epoch)
-        if not refused:
+        if not self._writer.drain([session]):
             self._epochs.forget(session)
 
     def retain(self, sessions: Collection[str], shared: Sequence[SharedPages]) -> list[str]:

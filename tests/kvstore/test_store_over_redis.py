@@ -106,6 +106,24 @@ def test_int8_pages_are_the_same_in_another_worker(open_store: OpenStore, make_r
     assert torch.equal(kept[:, :, :, 24:], rows[:, :, :, 24:])
 
 
+def test_a_worker_that_lost_the_session_may_drop_it_for_good(open_store: OpenStore, make_rows: MakeRows) -> None:
+    rows = make_rows(29)
+    one, other = open_store("one"), open_store("other")
+    one.open("a", epoch=1, length=0)
+    one.append("a", rows)
+    assert one.flush("a")
+    other.open("a", epoch=2, length=29)
+    other.append("a", rows)
+    assert other.flush("a")
+    with pytest.raises(StaleWriterError):
+        one.open("a", epoch=1, length=29)
+    one.drop("a")
+    third = open_store("third")
+    assert third.usage()["redis"] == 0
+    third.open("a", epoch=3, length=29)
+    assert third.missing_pages("a") == [0, 1, 2, 3]
+
+
 def test_a_worker_that_lost_the_session_hears_of_it_and_harms_nothing(
     open_store: OpenStore, make_rows: MakeRows
 ) -> None:
