@@ -35,10 +35,10 @@ class SessionRemover:
             stored = self._stack.stored_keys(session, must_answer=not state.known)
             keys |= {key for key in stored if key.index >= keep_pages}
             self._sessions.remove(state, keep_pages=keep_pages)
+            self._epochs.forget(session)
             self._writer.discard(sorted(keys), None)
         self._stack.tiers.try_again()
-        if not self._writer.drain([session]):
-            self._epochs.forget(session)
+        self._writer.drain([session])
 
     def retain(self, sessions: Collection[str], shared: Sequence[SharedPages]) -> list[str]:
         """Of the sessions that an earlier process left, drop those that are not named; returns them."""

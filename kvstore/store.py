@@ -115,8 +115,8 @@ class RowStore:
     def drop(self, session: str, *, keep_pages: int = 0) -> None:
         """Forget a session in every tier, for good, but for its own first `keep_pages` pages, which others share.
 
-        An unknown session is ignored, and so is who wrote it last. What a tier does not delete now is tried again in the
-        background. Raises a tier's error where it had to say what it holds.
+        An unknown session is ignored, and so is who wrote it last. What a tier does not delete now is tried again in
+        the background. Raises a tier's error where it had to say what it holds.
         """
         self._remover.drop(session, keep_pages)
 
