@@ -21,8 +21,8 @@ Buffer = NDArray[np.uint8]
 class Arena:
     """Lends parts of `limit_bytes` bytes, which are touched only when they are first lent, the lowest first.
 
-    Memory that was lent before costs nothing to lend again; the first touch of new memory costs more than the copy (numpy
-    asks the kernel for large pages, or it would cost far more).
+    Memory that was lent before costs nothing to lend again; the first touch of new memory costs more than the copy
+    (numpy asks the kernel for large pages, or it would cost far more).
 
     A part comes back by itself when its array, and everything that refers to it (memoryviews and their slices, tensors
     made of those), is gone. So a page can be dropped while it is read. Calls must take turns; parts may come back in

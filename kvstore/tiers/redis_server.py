@@ -1,7 +1,7 @@
 """One Redis, be it a single server, a primary that sentinels name, or a cluster: calls that are tried again.
 
-The client is redis-py's synchronous one. Callers are threads that wait for the answer anyway; handing each call to an
-event loop of asyncio cost a factor of 5 when pages were written (measured with 0.3 and 4 MB pages on a unix socket).
+The client is redis-py's synchronous one: callers are threads that wait for the answer anyway, and pages of megabytes
+would be handed to an event loop and back for nothing. The catalog, which lives in an event loop, uses asyncio's.
 """
 
 import random
