@@ -50,6 +50,7 @@ class Members:
     _strangers: dict[str, str] = field(default_factory=dict)
     _partings: dict[str, dict[str, Parting]] = field(default_factory=dict)
     _untold: bool = False
+    _closed: bool = False
     _watching: "asyncio.Task[None] | None" = None
 
     async def start(self) -> None:
@@ -79,6 +80,7 @@ class Members:
 
     async def close(self) -> None:
         """Look no more, and end the connections; the workers themselves go on."""
+        self._closed = True  # the registry's client may lose a cancellation: then this ends the watch
         if self._watching is not None:
             self._watching.cancel()
             await asyncio.wait({self._watching})
@@ -86,7 +88,7 @@ class Members:
         await self.registry.close()
 
     async def _watch(self) -> None:
-        while True:
+        while not self._closed:
             await asyncio.sleep(self.settings.watch_seconds)
             try:
                 await self._look()

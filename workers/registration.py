@@ -24,7 +24,7 @@ class Registration:
         self._name = name
         self._names_key, self._key = workers_key(namespace), worker_key(namespace, name)
         self._record = record
-        self._draining = False
+        self._draining = self._stopped = False
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -39,6 +39,7 @@ class Registration:
 
     async def stop(self) -> None:
         """Take the record away, and close the connection."""
+        self._stopped = True  # the client may lose a cancellation: then this ends the renewals
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait({self._task})
@@ -46,7 +47,7 @@ class Registration:
         await self._client.aclose()
 
     async def _renew(self) -> None:
-        while True:
+        while not self._stopped:
             await asyncio.sleep(WORKER_RECORD_SECONDS / _RENEWALS_PER_RECORD)
             await self._announce()
 
