@@ -89,7 +89,7 @@ def measure(url: str, seed: int, tokens: int, sessions: int, settings: Json) -> 
             session = client.create_session(**settings, tools=spoken.tools)["id"]
             log = [message for messages in turns_of(spoken) for message in messages]
             anew.append(first_token(client, session, [*log, *question()]))
-    common = {"tokens": tokens, "method": settings["method"], "budget": settings["budget"], "k": settings["repair_rows"]}
+    common = {"tokens": tokens, **settings}
     conditions = {
         "asked after a move": moved,
         "move and question together": together,
