@@ -66,11 +66,11 @@ class LogIndex:
             self._tombstones.setdefault(segment, set()).add(key)
             self._tombstone_of[key] = segment
 
-    def places(self, session: str | None = None) -> list[PagePlace]:
+    def places(self, session: str | None = None) -> list[tuple[PageKey, PagePlace]]:
         """Where the newest records of all pages lie, or of those of one session."""
         if session is None:
-            return list(self.pages.values())
-        return [self.pages[key] for key in self._of_session.get(session, ())]
+            return list(self.pages.items())
+        return [(key, self.pages[key]) for key in self._of_session.get(session, ())]
 
     def add_damage(self, segment: int, offset: int) -> None:
         """A record at this place cannot be read; it may have superseded any page that is older."""

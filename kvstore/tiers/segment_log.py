@@ -94,8 +94,8 @@ class SegmentLog:
         """The headers of all pages, or of those of one session."""
         with self._lock:
             self._require_open()
-            located = [(place, self._segments[place.segment]) for place in self._index.places(session)]
-        return [parse_header(segment.read(place.offset, HEADER_BYTES)) for place, segment in located]
+            located = [(key, place, self._segments[place.segment]) for key, place in self._index.places(session)]
+        return [_header_at(key, place, segment) for key, place, segment in located]
 
     def contains(self, keys: Sequence[PageKey]) -> list[bool]:
         """For each key whether the log has the page."""
@@ -320,3 +320,12 @@ def _sync_directory(directory: Path) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+
+def _header_at(key: PageKey, place: PagePlace, segment: SegmentFile) -> PageHeader:
+    """A page's header; where it cannot be read any more, one that has none of the page's tokens: they are lost."""
+    try:
+        header = parse_header(segment.read(place.offset, HEADER_BYTES))
+    except PageError:
+        return PageHeader(key, place.sequence, valid_tokens=0, payload_bytes=place.size - HEADER_BYTES)
+    return header

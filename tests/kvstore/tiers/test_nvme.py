@@ -177,6 +177,24 @@ def test_a_bit_that_flips_while_the_tier_is_open_is_refused(open_tier: Callable[
     tier.close()
 
 
+def test_a_page_whose_header_breaks_while_the_tier_is_open_is_known_and_can_be_deleted_and_replaced(
+    open_tier: Callable[[], NvmeTier], make_page: MakePage, tmp_path: Path
+) -> None:
+    tier = open_tier()
+    pages = [make_page(0), make_page(1)]
+    tier.put(pages)
+    flip(segments(tmp_path)[0], 30)
+    broken, whole = sorted(tier.stored("s"), key=lambda header: header.key)
+    assert (broken.key, broken.sequence, broken.valid_tokens) == (PageKey("s", 0), 1, 0)
+    assert broken.record_bytes == len(pages[0][1])
+    assert (whole.key, whole.valid_tokens) == (PageKey("s", 1), 8)
+    tier.put([pages[0]])
+    assert tier.get([PageKey("s", 0)]) == [pages[0][1]]
+    tier.delete([PageKey("s", 0), PageKey("s", 1)])
+    assert list(tier.stored()) == []
+    tier.close()
+
+
 def test_damage_is_forgotten_with_the_pages_it_may_have_superseded(
     open_tier: Callable[[], NvmeTier], make_page: MakePage, tmp_path: Path
 ) -> None:
