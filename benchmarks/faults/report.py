@@ -9,8 +9,20 @@ from rich.table import Table
 from benchmarks.faults.rounds import AFTER_REBUILD, DIFFERENT, Findings
 from kvrecall.cli.results import Row
 
-WRONG = ("turns lost or twice", DIFFERENT, AFTER_REBUILD, "answers that changed", "torn streams", "not served", "did not start",
-         "held without a session", "pages and files left", "fsck", "bad exits", "stray processes")  # fmt: skip
+WRONG = (
+    "turns lost or twice",
+    DIFFERENT,
+    AFTER_REBUILD,
+    "answers that changed",
+    "torn streams",
+    "not served",
+    "did not start",
+    "held without a session",
+    "pages and files left",
+    "fsck",
+    "bad exits",
+    "stray processes",
+)
 """Every way in which a run can be wrong; each is to stay at 0."""
 SHOWN = 5
 
