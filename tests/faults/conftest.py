@@ -26,7 +26,7 @@ def model(root: Path) -> Path:
 @pytest.fixture(scope="session")
 def told() -> Sequence[Script]:
     """What is said in the short form."""
-    return scripts(5, 3)
+    return scripts(5, 2)
 
 
 @pytest.fixture(scope="session")
