@@ -18,6 +18,8 @@ from services.worker_client import Worker
 
 Answer = TypeVar("Answer")
 
+_CLAIMS_WAITED = 1.5
+"""Claims that a turn waits for another process: one that nobody renews has ended by then."""
 MOST_ATTEMPTS = 3
 """Workers that one request is tried in."""
 GONE = frozenset({WorkerLost.code, "cancelled", "storage_failed"})
@@ -121,7 +123,7 @@ class LiveSessions:
             )
         live.turns_in_line += 1
         try:
-            async with self.claim(live, None if wait else self._settings.claim_seconds):
+            async with self.claim(live, None if wait else _CLAIMS_WAITED * self._settings.claim_seconds):
                 yield
         finally:
             live.turns_in_line -= 1
@@ -253,9 +255,9 @@ class LiveSessions:
         self._observers.tell(PagesRebuilt(session.id, worker, result.pages, result.seconds))
 
     async def memory(self, session: Session) -> MemoryReport:
-        """What the worker holds now, or what was committed last if the worker does not hold the session."""
+        """What the worker holds now, or what was committed last where it holds nothing of the session, or too much."""
         live = self.known(session.id)
-        if live is None or not live.opened:
+        if live is None or not live.opened or (live.in_doubt and live.at_rest):
             return session.memory
         try:
             return memory_from_wire(await self._worker.memory(session.id))

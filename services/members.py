@@ -49,6 +49,7 @@ class Members:
     _fingerprint: str | None = None
     _strangers: dict[str, str] = field(default_factory=dict)
     _partings: dict[str, dict[str, Parting]] = field(default_factory=dict)
+    _tried: tuple[str, ...] = ()
     _untold: bool = False
     _closed: bool = False
     _watching: "asyncio.Task[None] | None" = None
@@ -64,11 +65,14 @@ class Members:
         except BaseException as error:
             await self.close()
             if isinstance(error, TimeoutError):
-                message = f"no worker was reached within {self.settings.connect_seconds:g} seconds"
-                raise WorkerLost(message) from error
+                raise WorkerLost(self._nobody()) from error
             raise
         self._untold = False  # whoever starts asks the workers itself
         self._watching = asyncio.create_task(self._watch(), name="workers")
+
+    def _nobody(self) -> str:
+        places = ", ".join(self._tried) or "none was announced"
+        return f"no worker was reached within {self.settings.connect_seconds:g} seconds ({places})"
 
     def part(self, name: str, session: str, parting: Parting) -> None:
         """Have a worker forget a session, as soon as it can be told."""
@@ -107,6 +111,7 @@ class Members:
         except RegistryError as error:
             _log.warning("registry unread", reason=error.message)
             announced = {member.name: member.record for member in self.by_name.values()}
+        self._tried = tuple(record.address for record in announced.values())
         known = [self._look_at(member, announced.get(name)) for name, member in self.by_name.items()]
         new = [self._join(record) for name, record in announced.items() if name not in self.by_name]
         await asyncio.gather(*known, *new)

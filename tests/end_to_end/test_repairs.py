@@ -192,4 +192,5 @@ async def test_no_task_and_no_thread_stays(service: SessionService, say, how: st
     await service.delete(session)
     assert asyncio.all_tasks() == tasks
     assert threading.active_count() <= threads
-    assert (await service.stats()).slots_in_use == (await service.stats()).sessions == 0
+    (stats,) = (await service.stats()).values()
+    assert stats.slots_in_use == stats.sessions == 0

@@ -11,14 +11,22 @@ from evals.summary import difference_row, grouped, mean_row, values_of
 def question(
     arm: str, budget: str, number: int, right: float, place: str = "early", **more: float
 ) -> dict[str, object]:
-    told = {"kind": "question", "arm": arm, "budget": budget, "seed": 1, "question": number, "place": place}
+    told = {
+        "kind": "question",
+        "codec": "raw",
+        "arm": arm,
+        "budget": budget,
+        "seed": 1,
+        "question": number,
+        "place": place,
+    }
     return {**told, "right": right, "seconds": 0.5, **more}
 
 
 def history(arm: str, budget: str, rows: int, way: str = "none", **seconds: float) -> Any:
     sizes = {"episodes": 4, "index_bytes": 12, "copy_bytes": 1200} if way != "none" else {}
-    told = {"kind": "history", "arm": arm, "budget": budget, "seed": 1, "rows": rows, "active_rows": rows, **sizes}
-    return {**told, "build": way, "seconds": seconds}
+    told = {"kind": "history", "codec": "raw", "arm": arm, "budget": budget, "seed": 1, "rows": rows, **sizes}
+    return {**told, "active_rows": rows, "stored_bytes": 640, "build": way, "seconds": seconds}
 
 
 def test_a_mean_row_has_the_mean_and_an_interval_around_it() -> None:
