@@ -24,6 +24,12 @@ class StoreSettings(BaseModel):
     nvme_bytes: int | None = Field(
         default=None, gt=0, description="Most bytes of the files with rows; not given: as many as the disk takes."
     )
+    nvme_reserve_bytes: int | None = Field(
+        default=None,
+        ge=0,
+        description="What rows leave free on the files' disk, for the catalog and for clearing up; not given: 64 MiB, "
+        "or an eighth of a small disk.",
+    )
     redis_url: SecretStr | None = Field(
         default=None,
         description="redis://, rediss://, unix://, redis+sentinel://host:port,.../service or redis+cluster://host:port,"

@@ -5,6 +5,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,11 +29,15 @@ SETUPS: Mapping[str, tuple[Callable[[Path, Path], Setup], Mapping[str, float]]] 
 
 @dataclass(frozen=True)
 class Plan:
-    """How many faults, in rounds of how many, to which set-ups in turn; everything else follows from the seed."""
+    """How many faults, in rounds of how many, of which so many run at once, to which set-ups in turn.
+
+    Everything else follows from the seed.
+    """
 
     seed: int
     faults: int
     round_faults: int
+    at_once: int
     setups: Sequence[str]
 
     @property
@@ -48,11 +53,12 @@ def main() -> None:
     parser.add_argument("--faults", type=int, default=500)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--round", type=int, default=50, help="faults to one set-up, before it is checked")
+    parser.add_argument("--at-once", type=int, default=2, help="rounds that run side by side")
     parser.add_argument("--setup", choices=tuple(SETUPS), action="append", help="default: all, in turn")
     parser.add_argument("--keep", action="store_true", help="leave logs and files of the rounds where they are")
     parser.add_argument("--out", type=Path, default=RESULT)
     given = parser.parse_args()
-    plan = Plan(given.seed, given.faults, given.round, given.setup or tuple(SETUPS))
+    plan = Plan(given.seed, given.faults, given.round, given.at_once, given.setup or tuple(SETUPS))
     console = Console()
     folder = Path(tempfile.mkdtemp(prefix="kvrecall-faults-"))
     try:
@@ -71,19 +77,21 @@ def run(plan: Plan, folder: Path, console: Console) -> list[Findings]:
     """All rounds, each on a set-up of its own."""
     model, told = endless_model(folder), scripts(plan.seed, SCRIPTS)
     calm = undisturbed(embedded(folder_of(folder, "undisturbed"), model), told)
-    findings: list[Findings] = []
-    for number, faults in enumerate(plan.rounds):
+
+    def round_of(number: int, faults: int) -> Findings:
         name = plan.setups[number % len(plan.setups)]
         build, weights = SETUPS[name]
         place = folder_of(folder, f"round-{number}")
         found = Round(build(place, model), told, calm, f"{plan.seed}-{number}").run(weights, faults)
-        findings.append(found)
         state = "clean" if report.is_clean([found]) else "NOT CLEAN"
         turns = found.tally.acknowledged["turn"]
         console.print(f"round {number}, {name}: {found.faults.total()} faults, {turns} turns acknowledged, {state}")
         if not report.is_clean([found]):
             report.say([found], console)
-    return findings
+        return found
+
+    with ThreadPoolExecutor(plan.at_once) as pool:
+        return list(pool.map(round_of, range(len(plan.rounds)), plan.rounds))
 
 
 if __name__ == "__main__":

@@ -95,7 +95,8 @@ def layout_of(model: LoadedModel) -> PageLayout:
 
 def durable_tiers(layout: PageLayout, data: Path, tiers: StoreSettings = TIERS) -> list[Tier]:
     """Files under `data`/pages, then Redis if there is one: the last is the truth."""
-    kept: list[Tier] = [NvmeTier(data / "pages", limit_bytes=tiers.nvme_bytes)]
+    files = NvmeTier(data / "pages", limit_bytes=tiers.nvme_bytes, reserve_bytes=tiers.nvme_reserve_bytes)
+    kept: list[Tier] = [files]
     if tiers.redis_url:
         url, ttl, limit = tiers.redis_url.get_secret_value(), tiers.redis_ttl_seconds, tiers.redis_bytes
         kept.append(RedisTier(url, layout, namespace=tiers.redis_namespace, ttl_seconds=ttl, limit_bytes=limit))

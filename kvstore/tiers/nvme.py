@@ -4,6 +4,7 @@ Every page is one write at the end of the newest segment and one read from where
 A thread of the tier's own moves what still counts out of segments of mostly dead records, so that these can go.
 """
 
+import os
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -12,9 +13,12 @@ from threading import Event, Lock, Thread
 from kvstore.errors import StoreClosedError, TierError, TierFullError
 from kvstore.page import Blob, PageHeader, PageKey, RecordCheck
 from kvstore.tiers.arena import Buffers
+from kvstore.tiers.segment import reported
 from kvstore.tiers.segment_log import Located, SegmentLog
 
 SEGMENT_BYTES = 64 << 20
+RESERVE_BYTES = 64 << 20
+_SMALL_SHARE = 8
 DEAD_SHARE = 0.5
 """Of a segment, from which on the rest is moved: then moving writes no byte more than it frees."""
 _DEAD_SHARE_WHEN_FULL = 0.2
@@ -29,14 +33,18 @@ class NvmeTier:
     """A durable Tier on a local file system. One process at a time owns the directory.
 
     `limit_bytes` bounds the files' bytes, records that no longer count included; tombstones, and moving at most a
-    segment's records out of it, may exceed it. With `compact_in_background` False records are moved only when there is
-    no room. Raises DirectoryLockedError when the directory has an owner.
+    segment's records out of it, may exceed it. Pages leave `reserve_bytes` of the file system free, by default
+    `RESERVE_BYTES` but an eighth of a small one: for the catalog that may lie there too, for tombstones and, half of
+    it, for moving, so that a full disk can be emptied by deleting sessions. With `compact_in_background` False records
+    are moved only when there is no room. Raises DirectoryLockedError when the directory has an owner.
     """
 
     def __init__(self, directory: Path, *, segment_bytes: int = SEGMENT_BYTES, limit_bytes: int | None = None,
-                 name: str = "nvme", compact_in_background: bool = True) -> None:  # fmt: skip
+                 reserve_bytes: int | None = None, name: str = "nvme",
+                 compact_in_background: bool = True) -> None:  # fmt: skip
         self._directory = directory
         self._limit_bytes = limit_bytes
+        self._reserve_bytes = reserve_bytes
         self._name = name
         self._log = SegmentLog(directory, segment_bytes, name)
         self._buffers = Buffers(_BUFFER_BYTES)
@@ -104,7 +112,7 @@ class NvmeTier:
 
     def compact(self, dead_share: float = DEAD_SHARE) -> Iterator[int]:
         """Move records out of segments of which so much is dead, one at each step, which is its bytes."""
-        while (number := self._log.worth_moving(dead_share)) is not None:
+        while (number := self._log.worth_moving(dead_share, self._room_to_move())) is not None:
             yield from self._log.moves(number)
 
     def check(self) -> None:
@@ -127,19 +135,40 @@ class NvmeTier:
         return record
 
     def _make_room(self, wanted: int) -> None:
-        """Raise TierFullError unless the limit leaves so many bytes, if need be after a compaction."""
-        while self._limit_bytes is not None and self.file_bytes + wanted > self._limit_bytes:
-            fits = self.used_bytes + wanted <= self._limit_bytes
-            if not fits or not self._compact_now():
-                raise TierFullError(f"tier {self._name}: {wanted} bytes do not fit, {self.file_bytes} of "
-                                    f"{self._limit_bytes} in use; raise its limit or drop sessions")  # fmt: skip
+        """Raise TierFullError unless limit and disk leave so many bytes, if need be after a compaction."""
+        while (why := self._no_room_for(wanted)) is not None:
+            never = self._limit_bytes is not None and self.used_bytes + wanted > self._limit_bytes
+            if never or not self._compact_now():
+                raise TierFullError(f"tier {self._name}: {wanted} bytes do not fit, {why}")
+
+    def _no_room_for(self, wanted: int) -> str | None:
+        """Why so many bytes do not fit now; None if they do."""
+        if self._limit_bytes is not None and self.file_bytes + wanted > self._limit_bytes:
+            return f"{self.file_bytes} of {self._limit_bytes} in use; raise its limit or drop sessions"
+        free, reserve = self._free_and_reserve()
+        if free - wanted < reserve:
+            return f"{free} are free on the disk, {reserve} of them kept for other needs; free some or drop sessions"
+        return None
+
+    def _free_and_reserve(self) -> tuple[int, int]:
+        """Bytes of the file system that are free, and that pages leave free. Raises TierFailedError."""
+        with reported(self._directory):
+            disk = os.statvfs(self._directory)
+        small = disk.f_blocks * disk.f_frsize // _SMALL_SHARE
+        reserve = min(RESERVE_BYTES, small) if self._reserve_bytes is None else self._reserve_bytes
+        return disk.f_bavail * disk.f_frsize, reserve
+
+    def _room_to_move(self) -> int:
+        """Bytes that may be written again to empty a segment."""
+        free, reserve = self._free_and_reserve()
+        return free - reserve // 2
 
     def _compact_now(self) -> bool:
         """Empty one segment without rest; whether that freed anything."""
-        before = self.file_bytes
-        number = self._log.worth_moving(_DEAD_SHARE_WHEN_FULL)
+        before, room = self.file_bytes, self._room_to_move()
+        number = self._log.worth_moving(_DEAD_SHARE_WHEN_FULL, room)
         if number is None and self._log.seal_newest(_DEAD_SHARE_WHEN_FULL):
-            number = self._log.worth_moving(_DEAD_SHARE_WHEN_FULL)
+            number = self._log.worth_moving(_DEAD_SHARE_WHEN_FULL, room)
         if number is not None:
             for _ in self._log.moves(number):
                 pass

@@ -127,13 +127,17 @@ class SegmentLog:
             while self._sync():
                 pass
 
-    def worth_moving(self, dead_share: float) -> int | None:
-        """The oldest segment of which at least that share no longer counts, but for the newest."""
+    def worth_moving(self, dead_share: float, room: int) -> int | None:
+        """The oldest segment of which at least that share no longer counts, and no more than `room` bytes do.
+
+        The newest is none of them.
+        """
         with self._lock:
             self._require_usable()
             for number in sorted(self._segments)[:-1]:
                 end, needed = self._segments[number].end, self._index.needed_bytes(number)
-                if end - needed >= dead_share * end and self._index.may_move(number) and number not in self._stuck:
+                worth = end - needed >= dead_share * end and needed <= room
+                if worth and self._index.may_move(number) and number not in self._stuck:
                     return number
         return None
 

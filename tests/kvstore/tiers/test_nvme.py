@@ -1,5 +1,6 @@
 """The NVMe tier survives restarts and torn writes, refuses what rotted, and gives back its disk."""
 
+import os
 import resource
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -265,4 +266,20 @@ def test_deleting_is_possible_when_the_tier_is_full(layout: PageLayout, make_pag
         tier.put([make_page(2)])
     tier.delete([PageKey("s", 0), PageKey("s", 1)])
     tier.put([make_page(2)])
+    tier.close()
+
+
+def test_pages_leave_room_on_the_disk_for_deletions_and_whoever_shares_it(make_page: MakePage, tmp_path: Path) -> None:
+    tier = NvmeTier(tmp_path / "rows", reserve_bytes=0)
+    tier.put([make_page(0), make_page(1)])
+    tier.close()
+    disk = os.statvfs(tmp_path)
+    tier = NvmeTier(tmp_path / "rows", reserve_bytes=disk.f_bavail * disk.f_frsize + (1 << 30))
+    with pytest.raises(TierFullError, match="kept for other needs"):
+        tier.put([make_page(2)])
+    assert tier.get([PageKey("s", 0)]) == [make_page(0)[1]]
+    assert list(tier.compact(0.0)) == [], "moving would take what is left"
+    tier.delete([PageKey("s", 0), PageKey("s", 1)])
+    assert tier.used_bytes == 0
+    tier.check()
     tier.close()
