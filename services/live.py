@@ -214,6 +214,11 @@ class LiveSessions:
             live.in_doubt = doubt
             return fresh
 
+    async def rebuild(self, live: LiveSession) -> None:
+        """Compute the session's lost pages again, and open it as it was committed."""
+        async with live.opening, self._leases.held(live.claim):
+            await self._open(live, self._worker.place(live.id, live.claim.worker), lost_pages=True)
+
     async def move(self, live: LiveSession, worker: str) -> None:
         """Open the session, as it was committed, in another worker, and free what the others hold of it."""
         async with live.opening, self._leases.held(live.claim):

@@ -206,8 +206,11 @@ class Turns:
                 raise InvalidRequest("fidelity.against", error.message) from error
 
     async def _compute(self, work: "_Work") -> AsyncGenerator[TurnProgress, None]:
-        """The turn in the session's worker; in another one, from the beginning, when that is lost before the commit."""
-        told, lost = Retelling(), list[str]()
+        """The turn in the session's worker; in another one, from the beginning, when that is lost before the commit.
+
+        In the same one again when it found in the middle that pages are lost.
+        """
+        told, lost, whole = Retelling(), list[str](), True
         while True:
             try:
                 async with aclosing(self._attempt(work, told, lost)) as progress:
@@ -215,6 +218,10 @@ class Turns:
                         yield item
                 return
             except (WorkerLost, WorkerRefused) as error:
+                if error.code == "rows_missing" and whole and not told.differs:
+                    whole = False
+                    await self._sessions.rebuild(work.live)
+                    continue
                 lost.append(work.live.claim.worker)
                 if told.differs or not self._sessions.may_go_elsewhere(work.live.id, lost, error):
                     raise
@@ -258,7 +265,7 @@ class Turns:
                         yield event
                 return
             except WorkerRefused as refusal:
-                if told or refusal.code in helped:
+                if told or refusal.code in {*helped, "rows_missing"}:
                     raise
                 helped.add(refusal.code)
                 await self._help(live, request, refusal)

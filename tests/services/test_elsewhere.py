@@ -55,6 +55,17 @@ async def test_a_turn_goes_on_in_another_worker(harness, heard: list, where: str
     assert await harness.selection(session) == await harness.selection(twin)
 
 
+@pytest.mark.parametrize("where", ["token", "done"])
+async def test_pages_found_lost_in_the_middle_of_a_turn_are_computed_again(harness, heard: list, where: str) -> None:
+    session = await harness.session()
+    harness.worker.script = ["one two three"] * 2
+    harness.worker.faults[where] = WorkerRefused("rows_missing", "page 3 is not whole")
+    told = [progress async for progress in harness.service.turn(session, TurnRequest((HELLO,)))]
+    assert "".join(piece.text for piece in told if isinstance(piece, TokenSaid)).split() == ["one", "two", "three"]
+    assert [rebuilt.worker for rebuilt in of_kind(heard, PagesRebuilt)] == ["one"]
+    assert of_kind(heard, TurnRetried) == []
+
+
 async def test_what_was_told_is_not_told_again(harness, heard: list) -> None:
     session = await harness.session()
     harness.worker.script = ["one two three"] * 2
