@@ -29,6 +29,8 @@ from services.turn_plan import TurnPlan, TurnRequest, plan_turn
 from services.worker_client import Worker
 
 OUTCOME = TypeAdapter(TurnOutcome)
+_MOST_REBUILDS = 3
+"""For one turn: a damaged page whose copy in memory was still there is found when that has gone."""
 
 
 @dataclass(frozen=True)
@@ -210,7 +212,7 @@ class Turns:
 
         In the same one again when it found in the middle that pages are lost.
         """
-        told, lost, whole = Retelling(), list[str](), True
+        told, lost, rebuilds = Retelling(), list[str](), 0
         while True:
             try:
                 async with aclosing(self._attempt(work, told, lost)) as progress:
@@ -218,8 +220,8 @@ class Turns:
                         yield item
                 return
             except (WorkerLost, WorkerRefused) as error:
-                if error.code == "rows_missing" and whole and not told.differs:
-                    whole = False
+                if error.code == "rows_missing" and rebuilds < _MOST_REBUILDS and not told.differs:
+                    rebuilds += 1
                     await self._sessions.rebuild(work.live)
                     continue
                 lost.append(work.live.claim.worker)
