@@ -3,13 +3,14 @@
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 
-from kvstore.errors import PageError
+from kvstore.errors import PageError, TierError
 from kvstore.page_table import SharedPages
 from kvstore.page_writer import PageWriter
 from kvstore.row_writer import RowWriter
 from kvstore.session_directory import SessionDirectory
 from kvstore.summaries import PageSummaries
 from kvstore.tier_stack import TierStack
+from kvstore.tiers.base import UNFENCED
 from kvstore.writer_epochs import WriterEpochs
 
 
@@ -31,6 +32,9 @@ class SessionRemover:
         Whoever wrote it last: that a session is deleted is decided elsewhere, and nobody writes it any more.
         """
         with self._sessions.locked(session, recover=False) as state:
+            # First, so that what others are writing now either is there to be deleted or is refused.
+            with suppress(TierError):
+                self._stack.tiers.fence(session, UNFENCED)
             keys = set(state.table.own_keys(keep_pages))
             stored = self._stack.stored_keys(session, must_answer=not state.known)
             keys |= {key for key in stored if key.index >= keep_pages}
