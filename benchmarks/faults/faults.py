@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from itertools import count
 from random import Random
 
+import redis
+
 from benchmarks.faults import clock
 from benchmarks.faults.flips import flip_in_files, flip_in_redis
 from benchmarks.faults.proxy import Proxy
@@ -151,9 +153,13 @@ def lose_files(setup: Setup, rng: Random) -> None:
 def flip_in_redis_page(setup: Setup, rng: Random) -> None:
     """A bit of a page in Redis turns."""
     assert setup.redis is not None, "a cluster has one"
-    with setup.redis.client() as client:
-        if flip_in_redis(client, rng) is None:
-            raise NothingToHitError
+    try:
+        with setup.redis.client() as client:
+            flipped = flip_in_redis(client, rng)
+    except redis.ConnectionError as error:  # an earlier fault has it down still
+        raise NothingToHitError from error
+    if flipped is None:
+        raise NothingToHitError
 
 
 def jump_clock(setup: Setup, rng: Random) -> None:
