@@ -14,18 +14,8 @@ from gateway.schemas import CreateSessionBody, EventBody, MoveBody, TurnBody
 from gateway.settings import GatewaySettings
 from gateway.streaming import ClientGone, EventStream, outcome_of, while_connected
 from gateway.tenants import Tenant, own_session
-from gateway.views import (
-    EpisodesView,
-    EventView,
-    MemoryView,
-    MethodsView,
-    SessionPageView,
-    SessionView,
-    TurnView,
-    WorkerLoadView,
-    WorkersView,
-    WorkerView,
-)
+from gateway.views import EpisodesView, EventView, MemoryView, SessionPageView, SessionView, TurnView
+from gateway.worker_views import MethodsView, WorkerLoadView, WorkersView, WorkerView
 from services.catalog import REPAIRS_KEPT
 from services.service import SessionService
 from services.turns import TurnStream
