@@ -260,9 +260,9 @@ class LiveSessions:
         self._observers.tell(PagesRebuilt(session.id, worker, result.pages, result.seconds))
 
     async def memory(self, session: Session) -> MemoryReport:
-        """What the worker holds now, or what was committed last where it holds nothing of the session, or too much."""
+        """What the worker holds now, or what was committed last if the worker does not hold the session."""
         live = self.known(session.id)
-        if live is None or not live.opened or (live.in_doubt and live.at_rest):
+        if live is None or not live.opened:
             return session.memory
         try:
             return memory_from_wire(await self._worker.memory(session.id))
