@@ -114,14 +114,19 @@ class TierStack:
         for tier in self.tiers.all:
             if not tier.shared and (tier.durable or tier is self.tiers.lowest):
                 for header in tier.stored():
-                    require_layout(header, self._layout)
+                    self._require_ours(header)
                     yield header
 
     def _stored(self, depth: int, session: str) -> dict[int, PageHeader]:
         headers = self.tiers.stored(depth, session)
         for header in headers.values():
-            require_layout(header, self._layout)
+            self._require_ours(header)
         return headers
+
+    def _require_ours(self, header: PageHeader) -> None:
+        """Raise ForeignPageError for another layout's page; one without tokens is a page whose header broke."""
+        if header.valid_tokens:
+            require_layout(header, self._layout)
 
     def _read_from(self, depth: int, pages: Sequence[ExpectedPage],
                    ) -> tuple[dict[PageKey, _Page], dict[PageKey, KvStoreError]]:  # fmt: skip

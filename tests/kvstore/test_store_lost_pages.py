@@ -100,6 +100,23 @@ def test_an_unfinished_page_comes_back_and_goes_on(open_store: OpenStore, make_r
     again.check()
 
 
+def test_a_header_that_breaks_under_an_open_store_costs_its_page_alone(
+    make_rows: MakeRows, layout: PageLayout, tmp_path: Path
+) -> None:
+    store, rows = RowStore(layout, [NvmeTier(tmp_path / "rows")]), make_rows(45)
+    store.append("a", rows)
+    store.close()
+    store = RowStore(layout, [NvmeTier(tmp_path / "rows")])
+    flip(tmp_path / "rows", layout, 2, 20)
+    store.open("a", epoch=2, length=45)
+    assert store.missing_pages("a") == [2]
+    store.restore("a", 2, rows[:, :, :, 16:24])
+    assert store.flush("a")
+    assert torch.equal(everything(store, "a"), rows)
+    store.check()
+    store.close()
+
+
 def test_only_whole_pages_of_the_session_are_restored(open_store: OpenStore, make_rows: MakeRows) -> None:
     store, rows = open_store(), make_rows(20)
     store.append("a", rows)
