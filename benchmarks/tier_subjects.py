@@ -221,7 +221,7 @@ class StoreSubject:
 
     def __init__(self, name: str, pages: Pages, open_store: Callable[[], RowStore], *, fresh: bool = False) -> None:
         self._name, self._pages, self._open, self._fresh = name, pages, open_store, fresh
-        self._store = open_store()
+        self._store, self._times = open_store(), 0
 
     def write(self) -> Way:
         """Append all rows and flush."""
@@ -240,17 +240,22 @@ class StoreSubject:
             self._store.close()
             self._store = self._open()
         else:
-            self._store.drop(SESSION)
+            self._store.drop(self._session)
+            self._times += 1  # a session that was dropped does not come back
+
+    @property
+    def _session(self) -> str:
+        return f"{SESSION}-{self._times}"
 
     def _write(self) -> None:
         for block in self._pages.blocks:
-            self._store.append(SESSION, block)
-        self._store.flush(SESSION)
+            self._store.append(self._session, block)
+        self._store.flush(self._session)
 
     def _read(self) -> None:
-        length = self._store.length(SESSION)
+        length = self._store.length(self._session)
         for first in range(0, length, GATHER_TOKENS):
-            self._store.gather(SESSION, torch.arange(first, min(first + GATHER_TOKENS, length)))
+            self._store.gather(self._session, torch.arange(first, min(first + GATHER_TOKENS, length)))
 
 
 def emptied(folder: Path) -> None:
