@@ -42,6 +42,11 @@ class OwedPages:
             for key in keys:
                 self._owed.pop(key, None)
 
+    def depth(self, key: PageKey, otherwise: int) -> int:
+        """Where a page is that is owed; `otherwise` if it is not."""
+        owed = self._owed.get(key)
+        return otherwise if owed is None else owed.depth
+
     def of(self, sessions: Collection[str] | None = None) -> list[OwedPage]:
         """What is owed of some sessions' pages, or of all."""
         with self._lock:

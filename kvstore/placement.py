@@ -131,6 +131,10 @@ class PagePlacement:
         """Whether pages, of some sessions or any, are not where they belong."""
         return bool(self._owed.of(sessions))
 
+    def depth_of(self, key: PageKey) -> int:
+        """The tier that has to keep a page: the lowest, or the one that has it until that takes it."""
+        return self._owed.depth(key, self._tiers.bottom)
+
     def owed_keys(self) -> set[PageKey]:
         """The pages that the lowest tier is to get yet."""
         return {owed.page.key for owed in self._owed.of()}

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from torch import Tensor
 
-from kvstore.errors import PageError, RowRangeError, RowShapeError
+from kvstore.errors import RowRangeError, RowShapeError
 from kvstore.gathering import ReadKeys, gather_selection, gather_tokens
 from kvstore.page import HEADER_BYTES, PageLayout
 from kvstore.page_writer import PageWriter
@@ -66,15 +66,13 @@ class RowReader:
             for index in pages
         ]
 
-    def lost(self, state: StoredSession) -> list[int]:
-        """The pages that cannot be read, after reading every one. Raises a tier's error if it does not answer."""
-        lost = []
-        for index in range(-(-state.length // self._layout.page_tokens)):
-            try:
-                next(self.pages(state, [index], promote=False))
-            except PageError:
-                lost.append(index)
-        return lost
+    def verified(self, state: StoredSession, index: int) -> tuple[Tensor, bool]:
+        """A page's rows and whether it is where it belongs: on its way, or in the tier that has to keep it.
+
+        Raises a PageError for a page that is lost, and a tier's error if it does not answer.
+        """
+        rows = self._in_memory(state, index)
+        return self._stack.verified(state.table.expected(index)) if rows is None else (rows, True)
 
     def pages(self, state: StoredSession, pages: Sequence[int], *, promote: bool = True) -> Iterator[Tensor]:
         """The pages' rows in the order asked for, from memory or the tiers, a batch at a time."""

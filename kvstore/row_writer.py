@@ -5,9 +5,9 @@ from contextlib import suppress
 import torch
 from torch import Tensor
 
-from kvstore.errors import RowRangeError, RowShapeError, TierError
+from kvstore.errors import PageError, RowRangeError, RowShapeError, TierError
 from kvstore.memory import zero_rows
-from kvstore.page import PageLayout
+from kvstore.page import Blob, PageLayout
 from kvstore.page_table import ExpectedPage
 from kvstore.page_writer import PageWriter, PendingPage
 from kvstore.row_reader import RowReader
@@ -71,17 +71,34 @@ class RowWriter:
         # The version that was handed over has more rows: a restart must not find them again.
         state.unflushed = length % page_tokens != 0
 
+    def mend(self, state: StoredSession) -> list[int]:
+        """The pages that are lost, after reading every one where it belongs; what only a copy has is written there.
+
+        Raises a tier's error when one does not answer, or does not take a page; StaleWriterError.
+        """
+        lost = []
+        for index in range(-(-state.length // self._layout.page_tokens)):
+            try:
+                rows, kept = self._reader.verified(state, index)
+            except PageError:
+                lost.append(index)
+                continue
+            if not kept:
+                self._epochs.require_writable(state.name, state.epoch)
+                self._writer.wait_for_room()
+                # RAW: what was decoded from INT8 is not to be encoded as that again.
+                self._submit_again(state, state.table.expected(index), rows.contiguous())
+        return lost
+
     def restore(self, state: StoredSession, index: int, rows: Tensor) -> None:
         """Put the rows of a lost page back, as whoever shares it expects it."""
         self._reader.require_pages(state, [index])
         self._epochs.require_writable(state.name, state.epoch)
         self.require_rows(rows, state.filled(index, self._layout.page_tokens))
         sequence = self._restored_sequence(state, index)
-        shared = index < state.table.shared_pages
+        page = ExpectedPage(state.table.key(index), sequence, index < state.table.shared_pages)
         rows = rows.clone(memory_format=torch.contiguous_format)
-        page = ExpectedPage(state.table.key(index), sequence, shared)
-        epoch = UNFENCED if shared else state.epoch
-        self._writer.submit(PendingPage(page, *self._stack.placement.settled(page, rows), epoch))
+        self._submit_again(state, page, *self._stack.placement.settled(page, rows))
         state.table.put(index, sequence)
         if index == state.length // self._layout.page_tokens:
             state.tail, state.unflushed = None, False
@@ -102,6 +119,10 @@ class RowWriter:
         self._writer.submit(PendingPage(page, *self._stack.placement.settled(page, rows), state.epoch, cut))
         state.table.put(index, page.sequence)
         state.unflushed = False
+
+    def _submit_again(self, state: StoredSession, page: ExpectedPage, rows: Tensor, blob: Blob | None = None) -> None:
+        """Hand a page over that was stored before, for whoever shares it."""
+        self._writer.submit(PendingPage(page, rows, blob, UNFENCED if page.shared else state.epoch))
 
     def _tail(self, state: StoredSession) -> Tensor:
         if state.tail is None:

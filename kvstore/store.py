@@ -190,10 +190,11 @@ class RowStore:
     def lost_pages(self, session: str) -> list[int]:
         """The pages that no tier can give, by index, after reading and verifying every one, shared ones too.
 
-        Raises a tier's error when it does not answer: what it holds is not lost.
+        A page of which only a copy in a faster tier is whole is written again where it belongs; `flush` says when it is
+        there. Raises a tier's error when it does not answer, for what it holds is not lost; StaleWriterError.
         """
         with self._sessions.locked(session) as state:
-            return self._reader.lost(state)
+            return self._rows.mend(state)
 
     def restore(self, session: str, index: int, rows: Tensor) -> None:
         """Put back the rows of a lost page, `[n_layers, 2, n_kv_heads, t, head_dim]` with all the tokens it has.

@@ -60,6 +60,18 @@ class TierStack:
             raise failures.get(page.key, lost)
         return [found[page.key] for page in pages]
 
+    def verified(self, page: ExpectedPage) -> tuple[Tensor, bool]:
+        """The rows of a page and whether the tier that has to keep it gave them, not a copy above it.
+
+        Raises as `read`, and that tier's error if it did not answer.
+        """
+        found, failed = self._read_from(self.placement.depth_of(page.key), [page])
+        if page.key in found:
+            return decode_page(self._layout, *found[page.key]), True
+        if isinstance(error := failed.get(page.key), TierError):
+            raise error
+        return self.read([page], promote=False)[0], False
+
     def bring_up(self, pages: Sequence[ExpectedPage]) -> None:
         """Put pages into the tiers above the one that has them, as far as they are to be had."""
         for page in pages:

@@ -29,8 +29,8 @@ from services.turn_plan import TurnPlan, TurnRequest, plan_turn
 from services.worker_client import Worker
 
 OUTCOME = TypeAdapter(TurnOutcome)
-_MOST_REBUILDS = 3
-"""For one turn: a damaged page whose copy in memory was still there is found when that has gone."""
+_MOST_REBUILDS = 2
+"""For one turn: a page may break while others are computed again."""
 
 
 @dataclass(frozen=True)

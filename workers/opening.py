@@ -67,10 +67,10 @@ def run_rebuild(engine: Engine, session: WorkerSession, request: wire.RebuildReq
     engine.lost_pages += len(lost)
     if lost:
         yield from _compute(engine, session, request.turns, lost, state.length)
-        flushed = engine.storing.flush(session)
-        yield flushed
-        flushed.result()
-        engine.rebuilt_pages += len(lost)
+    flushed = engine.storing.flush(session)  # also of pages that only memory still had
+    yield flushed
+    flushed.result()
+    engine.rebuilt_pages += len(lost)
     whole = engine.blank(spec, state)
     engine.fill(whole, state)
     seconds = time.perf_counter() - started

@@ -173,3 +173,30 @@ def test_a_damaged_copy_above_is_read_from_below(layout: PageLayout, make_rows: 
     assert store.lost_pages("a") == []
     assert torch.equal(everything(store, "a"), rows)
     store.close()
+
+
+@pytest.mark.parametrize("codec", list(Codec))
+@pytest.mark.parametrize("by", ["a", "b"])
+def test_what_only_a_copy_in_memory_has_is_written_again(
+    layout: PageLayout, make_rows: MakeRows, tmp_path: Path, codec: Codec, by: str
+) -> None:
+    def opened(epoch: int) -> RowStore:
+        tiers = [RamTier(12 * layout.page_bytes), NvmeTier(tmp_path / "rows")]
+        store = RowStore(layout, tiers, codecs=[Codec.RAW, codec])
+        for name, length, shared in (("a", 45, []), ("b", 32, [SharedPages("a", 4)])):
+            store.open(name, epoch=epoch, length=length, shared=shared)
+        return store
+
+    store, rows = RowStore(layout, [NvmeTier(tmp_path / "rows")], codecs=[codec]), make_rows(45)
+    store.append("a", rows)
+    store.close()
+    store = opened(1)
+    before = everything(store, "a")
+    segment = min((tmp_path / "rows").glob("segment-*.kv"))
+    segment.write_bytes(bytes(byte ^ 1 for byte in segment.read_bytes()))
+    assert store.lost_pages(by) == []
+    assert store.flush(by)
+    store.close()
+    store = opened(2)
+    assert torch.equal(everything(store, by), before[:, :, :, : store.length(by)])
+    store.close()

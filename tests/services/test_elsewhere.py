@@ -206,7 +206,7 @@ async def test_pages_that_are_lost_again_and_again_fail_the_turn(harness, heard:
     harness.worker.turn = lost
     with pytest.raises(WorkerRefused):
         await harness.say(session, HELLO)
-    assert len(harness.worker.rebuilds) == 3
+    assert len(harness.worker.rebuilds) == 2
 
 
 async def test_a_turn_says_whether_its_rows_survive_the_worker(harness) -> None:
