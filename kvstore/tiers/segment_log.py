@@ -116,9 +116,8 @@ class SegmentLog:
             known = [key for key in keys if key in self._index.pages]
             for key in known:
                 self._bury(key, self._index.pages[key].sequence)
-            newest = max(self._segments)
-            if known and any(True for _ in self._index.removable([newest])):
-                self._roll()
+            if known:
+                self._roll_unneeded()
             return bool(known)
 
     def flush(self) -> None:
@@ -228,6 +227,12 @@ class SegmentLog:
         self._fsync(newest)
         return self._open_segment(newest.number + 1)
 
+    def _roll_unneeded(self) -> None:
+        """Go on in a new segment if nothing in the newest counts, so that it can be unlinked."""
+        newest = self._segments[max(self._segments)]
+        if newest.end and any(True for _ in self._index.removable([newest.number])):
+            self._roll()
+
     def _sync(self) -> bool:
         """Bring to the disk what was written, while others may write; then unlink what may go, if there is any."""
         with self._lock:
@@ -246,6 +251,8 @@ class SegmentLog:
                     newest.append(seal(PageHeader(_SYNC_KEY, end, 0, 0, kind=RecordKind.SYNC)))
             for number in removable:
                 self._unlink(number)
+            if removable:  # tombstones of pages that were in these are needed no more
+                self._roll_unneeded()
         return bool(removable)
 
     def _fsync(self, segment: SegmentFile) -> None:

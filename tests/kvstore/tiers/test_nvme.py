@@ -64,8 +64,22 @@ def test_segments_whose_records_are_all_dead_are_unlinked(open_tier: Callable[[]
     assert [path.name for path in segments(tmp_path)][:2] == ["segment-00000001.kv", "segment-00000003.kv"]
     tier.delete([PageKey("s", index) for index in range(9)])
     assert len(segments(tmp_path)) == 1
-    assert tier.used_bytes == 0
-    assert tier.file_bytes < 3 * HEADER_BYTES + 9 * HEADER_BYTES
+    assert (tier.used_bytes, tier.file_bytes) == (0, 0)
+    tier.close()
+
+
+def test_records_go_with_the_last_segment_that_needed_their_tombstones(
+    open_tier: Callable[[], NvmeTier], make_page: MakePage, tmp_path: Path
+) -> None:
+    tier = open_tier()
+    tier.put([make_page(index) for index in range(5)])
+    first, newest = segments(tmp_path)
+    tier.delete([PageKey("s", index) for index in (3, 4)])
+    tier.delete([PageKey("s", index) for index in (0, 1, 2)])
+    assert not first.exists()
+    assert not newest.exists()
+    assert tier.file_bytes == 0
+    tier.check()
     tier.close()
 
 
