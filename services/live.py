@@ -67,6 +67,11 @@ class LiveSession:
         """Whether this process does nothing in the session that changes its state; another one may."""
         return self.state in (SessionState.IDLE, SessionState.PAUSED)
 
+    @property
+    def in_turn(self) -> bool:
+        """Whether a turn runs that is not committed."""
+        return self.state in (SessionState.PREFILLING, SessionState.DECODING)
+
     def advance(self, event: SessionEvent) -> None:
         """Move to the next state. Raises IllegalTransition."""
         self.state = next_state(self.state, event)

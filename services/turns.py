@@ -212,25 +212,29 @@ class Turns:
 
         In the same one again when it found in the middle that pages are lost.
         """
-        told, lost, rebuilds = Retelling(), list[str](), 0
+        told, lost, rebuilds, missing = Retelling(), list[str](), 0, False
         while True:
             try:
-                async with aclosing(self._attempt(work, told, lost)) as progress:
+                async with aclosing(self._attempt(work, told, lost, missing)) as progress:
                     async for item in progress:
                         yield item
                 return
             except (WorkerLost, WorkerRefused) as error:
-                if error.code == "rows_missing" and rebuilds < _MOST_REBUILDS and not told.differs:
+                missing = error.code == "rows_missing"
+                if missing and rebuilds < _MOST_REBUILDS and not told.differs:
                     rebuilds += 1
-                    await self._sessions.rebuild(work.live)
                     continue
                 lost.append(work.live.claim.worker)
                 if told.differs or not self._sessions.may_go_elsewhere(work.live.id, lost, error):
                     raise
                 self._observers.tell(TurnRetried(work.live.id, lost[-1], error.code, error.message))
 
-    async def _attempt(self, work: "_Work", told: Retelling, lost: Sequence[str]) -> AsyncGenerator[TurnProgress, None]:
+    async def _attempt(
+        self, work: "_Work", told: Retelling, lost: Sequence[str], pages_missing: bool
+    ) -> AsyncGenerator[TurnProgress, None]:
         live, outcome = work.live, None
+        if pages_missing:
+            await self._sessions.rebuild(live)
         request = _wire_turn(work, await self._sessions.ensure_open(live, lost))
         told.begin()
         live.advance(SessionEvent.TURN_STARTED)
@@ -249,10 +253,11 @@ class Turns:
                         case "done":
                             told.end()
                             outcome = await unbroken(self._finish(work, event.done, request.epoch))
+                            break  # it is committed, whatever becomes of the worker
             if outcome is None:
                 raise WorkerLost("the worker ended the turn without an answer")
         finally:
-            if live.in_doubt and not live.at_rest:
+            if live.in_turn:  # else it was committed, and a repair may have begun
                 live.roll_back(work.session)
         yield TurnEnded(outcome)
 

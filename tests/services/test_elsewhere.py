@@ -177,6 +177,17 @@ async def test_lost_pages_are_computed_again_from_the_log(harness, heard: list, 
     assert await harness.selection(session) == await harness.selection(twin)
 
 
+@pytest.mark.parametrize("error", [WorkerRefused("rows_missing", "one more is gone"), WorkerLost("gone")])
+async def test_a_rebuild_that_breaks_off_is_begun_again(harness, heard: list, error: Exception) -> None:
+    session = await harness.session()
+    await harness.say(session, HELLO)
+    harness.worker.faults |= {"turn": WorkerRefused("rows_missing", "page 3 is not whole"), "rebuild": error}
+    assert (await harness.say(session, HELLO)).turn == 2
+    lost = isinstance(error, WorkerLost)
+    assert len(of_kind(heard, PagesRebuilt)) == (not lost)  # another worker finds by itself whether pages are lost
+    assert len(of_kind(heard, TurnRetried)) == lost
+
+
 async def test_lost_pages_are_computed_again_for_a_repair_and_for_a_build(harness, heard: list, call: Callable) -> None:
     settings = EpisodeSettings(count=2, segment_utterances=2, medoid_utterances=2)
     session = await harness.session(method="epicache", budget=16, repair_rows=0, episodes=settings)

@@ -20,7 +20,7 @@ from services.errors import (
     WorkerRefused,
 )
 from services.messages import Message, Sampling, ToolCall
-from services.observing import TurnFailed, TurnFinished
+from services.observing import RepairFailed, RepairFinished, TurnFailed, TurnFinished
 from services.service import NewSession, SessionService
 from services.sessions import RepairTrigger, SessionState
 from services.settings import ServiceSettings
@@ -151,6 +151,41 @@ async def test_a_worker_that_stops_without_an_answer_is_lost(harness) -> None:
         await harness.say(session, HELLO)
     harness.worker.turn = answering
     assert (await harness.say(session, HELLO)).turn == 1
+
+
+async def test_a_worker_that_is_lost_after_its_answer_was_committed_is_not_missed(harness) -> None:
+    session, whole = await harness.session(), harness.worker.turn
+
+    async def lost(request: wire.TurnRequest):
+        async for event in whole(request):
+            yield event
+        raise WorkerLost("gone")
+
+    harness.worker.turn = lost
+    assert (await harness.say(session, HELLO)).turn == 1
+    assert [turn.number for turn in await harness.catalog.turns(session, 0, 10)] == [1]
+
+
+async def test_a_repair_that_begins_before_the_answer_s_stream_is_closed_is_left_alone(harness, call: Callable) -> None:
+    heard: list = []
+    harness.service.observe(heard.append)
+    session, worker, whole = await harness.session(), harness.worker, harness.worker.turn
+    worker.gates["repair"] = asyncio.Event()
+
+    async def slow(request: wire.TurnRequest):
+        try:
+            async for event in whole(request):
+                yield event
+        finally:
+            await worker.reached["repair"].wait()
+
+    worker.turn, worker.script = slow, [[call("c1", "Bern")]]
+    await harness.say(session, HELLO)
+    assert (await harness.service.get(session))[1] is SessionState.REPAIRING
+    worker.gates["repair"].set()
+    await harness.settled(session)
+    assert (await harness.service.get(session))[1] is SessionState.PAUSED
+    assert [type(event) for event in heard if isinstance(event, RepairFailed | RepairFinished)] == [RepairFinished]
 
 
 async def test_a_turn_whose_commit_fails_is_rolled_back(harness) -> None:
