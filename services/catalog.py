@@ -356,7 +356,18 @@ class Catalog(Protocol):
         ...
 
     async def delete(self, session: str, answer: Remembered | None) -> list[Leftover]:
-        """Forget the session, all its turns and episodes, and what it shared: the pages that nobody needs now."""
+        """Forget the session, all its turns and episodes, and what it shared: the pages that nobody needs now.
+
+        Its own come first. Some of those that `leftovers` gives may come after it.
+        """
+        ...
+
+    async def leftovers(self) -> list[Leftover]:
+        """The pages of deleted sessions that nobody needs, as far as they were not `dropped`."""
+        ...
+
+    async def dropped(self, leftover: Leftover) -> None:
+        """The workers have let go of these pages."""
         ...
 
     async def recall(self, key: IdempotencyKey) -> str | None:

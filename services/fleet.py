@@ -188,7 +188,7 @@ class Fleet:
     async def drop(self, request: wire.DropRequest) -> None:
         """Have all forget the session: whoever has rows of it, in memory or in files, drops them.
 
-        Who is away is told when it comes back. Raises WorkerLost when none did it now.
+        Who is away is told when it comes back. Raises WorkerLost unless all that are here did it, WorkerRefused.
         """
         session, members = request.session, self._all
         self._routes.pop(session, None)
@@ -198,8 +198,8 @@ class Fleet:
         told = {member.name for member, dropped in zip(members, done, strict=True) if dropped}
         for name in ({member.name for member in members} | self._holders.pop(session, set())) - told:
             self._members.part(name, session, request)
-        if not told:
-            raise WorkerLost("no worker answers now")
+        if not told or len(told) < len(members):
+            raise WorkerLost(f"of {len(members)} workers {len(told)} answer now")
 
     async def stats(self) -> dict[str, wire.WorkerStats]:
         """Counters of all that answer."""

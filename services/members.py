@@ -15,6 +15,8 @@ from services.wire_settings import WireSettings
 
 _log = structlog.get_logger("kvrecall.fleet")
 _LAST_ANSWER_SECONDS = 1.0
+_PASSING = frozenset({"storage_failed", "cancelled", "overloaded"})
+"""Codes of refusals after which a worker is told again at the next look."""
 Joined = Callable[[], Awaitable[None]]
 Parting = wire.DropRequest | wire.ReleaseRequest
 """A session that a worker is to forget: it is gone, or goes on elsewhere."""
@@ -144,6 +146,8 @@ class Members:
                 else:
                     await member.worker.release(parting)
             except WorkerRefused as refusal:
+                if refusal.code in _PASSING:
+                    continue
                 _log.info("a worker keeps a session", worker=member.name, session=session, reason=refusal.message)
             if partings.get(session) is parting:
                 del partings[session]

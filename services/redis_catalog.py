@@ -238,6 +238,14 @@ class RedisCatalog:
         """See `Catalog.delete`."""
         return await unbroken(self._sharing.delete(session, answer))
 
+    async def leftovers(self) -> list[Leftover]:
+        """See `Catalog.leftovers`."""
+        return await unbroken(self._sharing.leftovers())
+
+    async def dropped(self, leftover: Leftover) -> None:
+        """See `Catalog.dropped`."""
+        await unbroken(self._sharing.dropped(leftover))
+
     async def recall(self, key: IdempotencyKey) -> str | None:
         """See `Catalog.recall`."""
         return await self._answers.recall(key)

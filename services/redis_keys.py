@@ -74,6 +74,11 @@ class Keys:
         return f"{self.namespace}:deleted"
 
     @property
+    def leftovers(self) -> str:
+        """Deleted sessions of which the workers may have pages that nobody needs."""
+        return f"{self.namespace}:leftovers"
+
+    @property
     def version(self) -> str:
         """Which version of these names and values is used."""
         return f"{self.namespace}:version"

@@ -175,10 +175,10 @@ return redis.call('HSET', KEYS[13], ARGV[1], ARGV[2] .. ' ' .. redis.call('TIME'
 """
 
 SETTLE = """
--- KEYS: a deleted owner's. ARGV: an id of the call; pairs of a session that does not share any more and what SHARERS
--- says of it. Returns {'shrunk', pages} when fewer pages are needed than anybody was told, else
+-- KEYS: a deleted owner's. ARGV: pairs of a session that does not share any more and what SHARERS
+-- says of it. Returns {'due', pages} when fewer pages are needed than the workers have let go of, else
 -- {'same', pages} or {'lives'}.
-for i = 2, #ARGV, 2 do
+for i = 1, #ARGV, 2 do
   if redis.call('HGET', KEYS[13], ARGV[i]) == ARGV[i + 1] then redis.call('HDEL', KEYS[13], ARGV[i]) end
 end
 if redis.call('EXISTS', KEYS[1]) == 1 then return {'lives'} end
@@ -187,15 +187,20 @@ local need = 0
 for _, entry in ipairs(redis.call('HVALS', KEYS[13])) do
   need = math.max(need, tonumber(string.match(entry, '^%d+')))
 end
-local told = redis.call('HMGET', KEYS[14], 'kept', 'by')
-if told[2] == ARGV[1] then return {'shrunk', tonumber(told[1])} end
-if told[1] and tonumber(told[1]) <= need then return {'same', tonumber(told[1])} end
-redis.call('HSET', KEYS[14], 'kept', need, 'by', ARGV[1])
+local told = redis.call('HMGET', KEYS[14], 'kept', 'due')
+if told[1] and tonumber(told[1]) <= need then return {told[2] and 'due' or 'same', tonumber(told[1])} end
+redis.call('HSET', KEYS[14], 'kept', need, 'due', 1)
 if need == 0 then
   redis.call('DEL', KEYS[13])
   redis.call('EXPIRE', KEYS[14], 86400)
 end
-return {'shrunk', need}
+return {'due', need}
+"""
+
+DROPPED = """
+-- KEYS: a deleted owner's. ARGV: how many pages were left when the workers let go of the others.
+if redis.call('HGET', KEYS[14], 'kept') == ARGV[1] then redis.call('HDEL', KEYS[14], 'due') end
+return 0
 """
 
 SHARERS = """

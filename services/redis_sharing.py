@@ -69,7 +69,7 @@ class RedisSharing:
 
     async def kept(self) -> list[SharedPages]:
         """Deleted sessions of which pages are still shared."""
-        deleted = await self._deleted("SMEMBERS")
+        deleted = await self._members(self._keys.deleted, "SMEMBERS")
         found = await self._link.ask_each([self._sessions.script(scripts.SHARERS, owner) for owner in deleted])
         kept = []
         for owner, (lives, _, _, now, sharers) in zip(deleted, found, strict=True):
@@ -84,7 +84,7 @@ class RedisSharing:
         if not (await self._sessions.exist([session]))[0]:
             raise UnknownSession(session)
         # Noted first: whatever is not finished here is found by another deletion.
-        await self._link.write(self._keys.deleted, "SADD", self._keys.deleted, session)
+        await self._note(self._keys.deleted, "SADD", session)
         keys = [*names, self._keys.claim(session)]
         text = ""
         if answer is not None:
@@ -101,12 +101,31 @@ class RedisSharing:
             return await self._finish(session)
         return []
 
+    async def leftovers(self) -> list[Leftover]:
+        """Pages of deleted sessions that nobody needs and that were not dropped yet.
+
+        A session is noted before it can have some, so one that has none is noted no more.
+        """
+        found = []
+        for owner in await self._members(self._keys.leftovers, "SMEMBERS"):
+            due = await self._look_at(owner)
+            found += due
+            if not due:
+                await self._note(self._keys.leftovers, "SREM", owner)
+        return found
+
+    async def dropped(self, left: Leftover) -> None:
+        """The workers have let go of these pages."""
+        key, call = self._sessions.script(scripts.DROPPED, left.session, left.keep_pages)
+        await self._link.write(key, *call)
+
     async def _finish(self, session: str) -> list[Leftover]:
-        """What is to be done elsewhere once a session is deleted; whose need of pages has shrunk by then."""
+        """What is to be done elsewhere once a session is deleted; whose pages are needed less by then."""
+        await self._note(self._keys.leftovers, "SADD", session)
         owners = await self._leave(session)
         _, own = await self._settle(session)
         leftovers = [Leftover(session, own)]
-        for owner in dict.fromkeys([*owners, *await self._deleted("SRANDMEMBER", _LOOKED_AT)]):
+        for owner in dict.fromkeys([*owners, *await self._members(self._keys.deleted, "SRANDMEMBER", _LOOKED_AT)]):
             if owner != session:
                 leftovers += await self._look_at(owner)
         return leftovers
@@ -116,6 +135,8 @@ class RedisSharing:
         _, flat, owners = await self._sessions.look(session, ("HGETALL", GONE), ("HKEYS", OWNERS))
         gone = rows.mapping(flat)
         owners = [owner.decode() for owner in owners]
+        if owners:
+            await self._note(self._keys.leftovers, "SADD", *owners)
         for owner in owners:
             await self._set(session, owner, 0)
         await self._listing.remove(session, gone.get("tenant", b"").decode())
@@ -125,25 +146,25 @@ class RedisSharing:
         return owners
 
     async def _look_at(self, owner: str) -> list[Leftover]:
-        """What of an owner nobody needs since it was looked at last; nothing of one that lives."""
+        """What of an owner nobody needs and the workers still have; nothing of one that lives."""
         lives, gone, told, _, _ = await self._sharers(owner)
         if lives:
             return []
         if gone and told is None:  # whoever deleted it did not come to an end
             await self._leave(owner)
-        shrunk, pages = await self._settle(owner)
-        return [Leftover(owner, pages)] if shrunk else []
+        due, pages = await self._settle(owner)
+        return [Leftover(owner, pages)] if due else []
 
     async def _settle(self, owner: str) -> tuple[bool, int]:
-        """Whether a deleted session's pages are needed less than anybody was told, and how many are."""
+        """Whether the workers may have more of a deleted session's pages than are needed, and how many are."""
         _, _, _, now, sharers = await self._sharers(owner)
         _, ended = await self._used(sharers, int(now))
         words = [word for share in ended for word in (share.session, share.entry)]
-        key, call = self._sessions.script(scripts.SETTLE, owner, token_hex(8), *words)
+        key, call = self._sessions.script(scripts.SETTLE, owner, *words)
         outcome, *pages = await self._link.write(key, *call)
-        if outcome != b"lives" and not pages[0]:
-            await self._link.write(self._keys.deleted, "SREM", self._keys.deleted, owner)
-        return outcome == b"shrunk", int(pages[0]) if pages else 0
+        if outcome == b"same" and not pages[0]:
+            await self._note(self._keys.deleted, "SREM", owner)
+        return outcome == b"due", int(pages[0]) if pages else 0
 
     async def _used(self, sharers: Sequence[bytes], now: int) -> tuple[int, list[rows.Share]]:
         """How many pages are used by those that there are, or may yet be; and the entries of all others."""
@@ -167,6 +188,8 @@ class RedisSharing:
         found: list[Any] = await self._link.ask(key, *call)
         return found
 
-    async def _deleted(self, command: str, *words: int) -> list[str]:
-        found = await self._link.ask(self._keys.deleted, command, self._keys.deleted, *words)
-        return [owner.decode() for owner in found]
+    async def _members(self, name: str, command: str, *words: int) -> list[str]:
+        return [owner.decode() for owner in await self._link.ask(name, command, name, *words)]
+
+    async def _note(self, name: str, command: str, *owners: str) -> None:
+        await self._link.write(name, command, name, *owners)

@@ -3,6 +3,7 @@
 import asyncio
 import secrets
 import time
+from contextlib import suppress
 from dataclasses import replace
 
 from pydantic import TypeAdapter
@@ -22,6 +23,7 @@ from services.errors import (
     WorkerUnavailable,
 )
 from services.forks import Forks, NewFork
+from services.leftovers import Leftovers
 from services.live import LiveSession, LiveSessions, spec_of
 from services.matching import Matcher
 from services.new_session import NewSession, settled
@@ -57,6 +59,7 @@ class SessionService:
         self._sessions = LiveSessions(catalog, worker, self._observers, settings)
         self._resting = _resting(catalog, worker, self._sessions, self._observers, settings)
         self._pause_limit = PauseLimit(catalog, self._sessions, self._observers, settings)
+        self._leftovers = Leftovers(catalog, worker)
         self.admission = Admission(settings)
         self._tenants = Tenants(catalog, self._observers, settings)
         matcher, prefixes = Matcher(catalog, worker, self._observers, settings), Prefixes(catalog, worker)
@@ -104,6 +107,7 @@ class SessionService:
                 raise
             # It was lost a moment after it was found: what it did not drop, it drops when it comes back.
         self._pause_limit.start()
+        self._leftovers.start()
         self._taking = True
 
     async def worker_joined(self) -> None:
@@ -129,6 +133,7 @@ class SessionService:
         if self._running:
             await asyncio.wait(self._running)
         await self._pause_limit.stop()
+        await self._leftovers.stop()
         await self._resting.stop()
         await self._worker.close()
         await self._catalog.close()
@@ -150,7 +155,8 @@ class SessionService:
         try:
             await self._catalog.create(session, b"", answer)
         except ServiceError:
-            await self._worker.drop(wire.DropRequest(session=session.id))
+            with suppress(ServiceError):  # it has no rows yet
+                await self._worker.drop(wire.DropRequest(session=session.id))
             raise
         self._sessions.created(session)
         return session
@@ -212,8 +218,7 @@ class SessionService:
         leftovers = await self._catalog.delete(live.id, None if key is None else Remembered(key, "{}"))
         self._sessions.forget(live)
         self._observers.tell(SessionDeleted(live.id))
-        for left in leftovers:
-            await self._worker.drop(wire.DropRequest(session=left.session, keep_pages=left.keep_pages))
+        await self._leftovers.drop(leftovers)
 
     async def move(self, session: str, worker: str | None) -> Session:
         """Have the session go on in the named worker, or in the best of the others; the session as it is then.

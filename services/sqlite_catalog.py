@@ -199,6 +199,14 @@ class SqliteCatalog:
         self._claims.forget(session)
         return leftovers
 
+    async def leftovers(self) -> list[Leftover]:
+        """See `Catalog.leftovers`."""
+        return await self._read(sharing.read_leftovers)
+
+    async def dropped(self, leftover: Leftover) -> None:
+        """See `Catalog.dropped`."""
+        await self._write(lambda db: sharing.forget_leftover(db, leftover))
+
     async def recall(self, key: IdempotencyKey) -> str | None:
         """See `Catalog.recall`."""
         return await self._read(lambda db: answers.recall(db, key))

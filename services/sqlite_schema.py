@@ -1,6 +1,6 @@
 """The tables of the catalog on SQLite, and which version of them this code reads and writes."""
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 APPLICATION_ID = 0x6B767263  # "kvrc": tells a catalog from any other SQLite file
 
 TABLES = """
@@ -126,6 +126,11 @@ CREATE INDEX shares_by_owner ON shares (owner, pages);
 CREATE TABLE kept (
     owner TEXT PRIMARY KEY,
     pages INTEGER NOT NULL
+) STRICT;
+
+CREATE TABLE leftovers (
+    owner TEXT PRIMARY KEY,
+    kept INTEGER NOT NULL
 ) STRICT;
 
 CREATE TABLE prefixes (

@@ -70,15 +70,27 @@ async def read_kept(db: aiosqlite.Connection) -> list[SharedPages]:
 
 
 async def delete(db: aiosqlite.Connection, session: str) -> list[Leftover]:
-    """Forget a session: its leftover, then those of sessions deleted before. Raises UnknownSession."""
+    """Forget a session: its leftover, then all others that there are. Raises UnknownSession."""
     if await one(db, "DELETE FROM sessions WHERE id = ? RETURNING id", (session,)) is None:
         raise UnknownSession(session)
     own = Leftover(session, await _used(db, session))
     shrunk = [Leftover(row["owner"], row["used"]) for row in await _kept(db) if row["used"] < row["pages"]]
-    changed = [own, *shrunk]
-    await db.executemany("REPLACE INTO kept VALUES (?, ?)", [(each.session, each.keep_pages) for each in changed])
+    changed = [(each.session, each.keep_pages) for each in (own, *shrunk)]
+    await db.executemany("REPLACE INTO kept VALUES (?, ?)", changed)
     await db.execute("DELETE FROM kept WHERE pages = 0")
-    return changed
+    await db.executemany("REPLACE INTO leftovers VALUES (?, ?)", changed)
+    return [own, *(left for left in await read_leftovers(db) if left != own)]
+
+
+async def read_leftovers(db: aiosqlite.Connection) -> list[Leftover]:
+    """What was not dropped yet."""
+    rows = await every(db, "SELECT owner, kept FROM leftovers ORDER BY owner", ())
+    return [Leftover(row["owner"], row["kept"]) for row in rows]
+
+
+async def forget_leftover(db: aiosqlite.Connection, left: Leftover) -> None:
+    """It was dropped; a later one, of which fewer pages are kept, stays."""
+    await db.execute("DELETE FROM leftovers WHERE owner = ? AND kept = ?", (left.session, left.keep_pages))
 
 
 async def _are_there(db: aiosqlite.Connection, shared: SharedPages) -> bool:

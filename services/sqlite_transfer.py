@@ -18,6 +18,8 @@ async def restore(db: aiosqlite.Connection, dump: SessionDump) -> None:
     id = dump.session.id
     if await one(db, "SELECT 1 FROM sessions WHERE id = ?", (id,)) is not None:
         raise CatalogError(f"there is a session {id!r} already")
+    # Its rows are stored already: what an earlier session of that id left must not be dropped with them.
+    await db.execute("DELETE FROM leftovers WHERE owner = ?", (id,))
     await sessions.add(db, dump.session, dump.worker_state)
     await db.executemany("INSERT INTO turns VALUES (?, ?, ?, ?, ?, ?)", [rows.turn_row(turn) for turn in dump.turns])
     await db.executemany(

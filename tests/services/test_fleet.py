@@ -250,7 +250,9 @@ async def test_all_are_asked_to_drop_and_counted(cluster: Cluster) -> None:
     assert [each.asked for each in cluster.servicers.values()] == [["drop s"], ["drop s"]]
     assert {name: stats.sessions for name, stats in (await cluster.fleet.stats()).items()} == {"a": 3, "b": 3}
     await cluster.servers["b"].aclose()
-    await cluster.fleet.drop(wire.DropRequest(session="t"))
+    with pytest.raises(WorkerLost, match="of 2 workers 1"):
+        await cluster.fleet.drop(wire.DropRequest(session="t"))
+    assert cluster.servicers["a"].asked == ["drop s", "drop t"]
     assert list(await cluster.fleet.stats()) == ["a"]
     assert (await cluster.fleet.embed(["cat"])).dimensions == 3
     await cluster.servers["a"].aclose()
@@ -282,7 +284,8 @@ async def test_a_worker_that_was_away_is_told_what_it_is_to_forget(cluster: Clus
         with pytest.raises(WorkerLost):
             await cluster.fleet.memory(session)
     await cluster.open("s", "a", ["a"])
-    await cluster.fleet.drop(wire.DropRequest(session="t"))
+    with pytest.raises(WorkerLost):
+        await cluster.fleet.drop(wire.DropRequest(session="t"))
     a.asked.clear()
     async with serving(a, int(address.rpartition(":")[2])):
         for _ in range(200):

@@ -59,6 +59,8 @@ async def step(harness, rng: random.Random) -> None:
         case "fork" if chosen and (turns := (await harness.catalog.session(chosen)).turns):
             await harness.service.fork(chosen, NewFork(rng.choice([None, rng.randint(1, turns)])))
         case "delete" if chosen:
+            if rng.random() < 0.3:
+                harness.worker.faults["drop"] = WorkerLost("gone")
             await harness.service.delete(chosen)
         case "crash":
             words_said = harness.worker.words
@@ -79,7 +81,7 @@ async def test_pages_are_kept_as_long_as_they_are_used_and_no_longer(harness, se
         for told in dict.fromkeys((worker, harness.worker)):
             stored.follow(told)
         stored.check([await harness.catalog.session(session) for session in await harness.catalog.session_ids()])
-    for session in await harness.catalog.session_ids():
+    for session in [*await harness.catalog.session_ids(), await harness.session()]:
         await harness.service.delete(session)
     stored.follow(harness.worker)
     assert set(stored.pages.values()) == {0}

@@ -34,8 +34,34 @@ async def parent(catalog: Catalog, make_session: MakeSession, make_turn: MakeTur
     return "parent"
 
 
+async def deleted(catalog: Catalog, session: str) -> list[Leftover]:
+    """Delete a session, and have the workers let go of what is left."""
+    leftovers = await catalog.delete(session, None)
+    for left in leftovers:
+        await catalog.dropped(left)
+    return leftovers
+
+
+async def test_what_nobody_needs_is_told_until_it_was_dropped(
+    catalog: Catalog, parent: str, make_session: MakeSession, fork: Callable[..., object]
+) -> None:
+    await fork(parent, "child", (parent, 5))
+    assert await catalog.leftovers() == []
+    assert await catalog.delete(parent, None) == [Leftover(parent, 5)]
+    assert await catalog.leftovers() == [Leftover(parent, 5)]
+    assert await catalog.delete("child", None) == [Leftover("child", 0), Leftover(parent, 0)]
+    await catalog.dropped(Leftover(parent, 5))  # late: it was told of more since
+    assert sorted(await catalog.leftovers(), key=str) == [Leftover("child", 0), Leftover(parent, 0)]
+    await catalog.create(make_session("other"), b"", None)
+    told = await catalog.delete("other", None)
+    assert (told[0], set(told[1:])) == (Leftover("other", 0), {Leftover("child", 0), Leftover(parent, 0)})
+    for left in told:
+        await catalog.dropped(left)
+    assert await catalog.leftovers() == []
+
+
 async def test_a_session_that_nobody_shares_leaves_all_its_pages(catalog: Catalog, parent: str) -> None:
-    assert await catalog.delete(parent, None) == [Leftover(parent, 0)]
+    assert await deleted(catalog, parent) == [Leftover(parent, 0)]
     assert await catalog.kept_pages() == []
 
 
@@ -45,12 +71,12 @@ async def test_shared_pages_outlive_their_owner_as_far_as_they_are_used(
     for child, pages in (("short", 2), ("long", 5), ("middle", 3)):
         await fork(parent, child, (parent, pages))
     assert (await catalog.session("long")).shared == (SharedPages(parent, 5),)
-    assert await catalog.delete(parent, None) == [Leftover(parent, 5)]
+    assert await deleted(catalog, parent) == [Leftover(parent, 5)]
     assert await catalog.kept_pages() == [SharedPages(parent, 5)]
-    assert await catalog.delete("short", None) == [Leftover("short", 0)]
-    assert await catalog.delete("long", None) == [Leftover("long", 0), Leftover(parent, 3)]
+    assert await deleted(catalog, "short") == [Leftover("short", 0)]
+    assert await deleted(catalog, "long") == [Leftover("long", 0), Leftover(parent, 3)]
     assert await catalog.kept_pages() == [SharedPages(parent, 3)]
-    assert await catalog.delete("middle", None) == [Leftover("middle", 0), Leftover(parent, 0)]
+    assert await deleted(catalog, "middle") == [Leftover("middle", 0), Leftover(parent, 0)]
     assert await catalog.kept_pages() == []
 
 
@@ -60,13 +86,13 @@ async def test_a_fork_of_a_fork_keeps_every_owner_of_its_pages(
     await fork(parent, "child", (parent, 4))
     await fork("child", "grandchild", (parent, 4), ("child", 6))
     assert (await catalog.session("grandchild")).shared == (SharedPages(parent, 4), SharedPages("child", 6))
-    assert await catalog.delete(parent, None) == [Leftover(parent, 4)]
-    assert await catalog.delete("child", None) == [Leftover("child", 6)]
+    assert await deleted(catalog, parent) == [Leftover(parent, 4)]
+    assert await deleted(catalog, "child") == [Leftover("child", 6)]
     await fork("grandchild", "last", (parent, 3))
-    told = await catalog.delete("grandchild", None)
+    told = await deleted(catalog, "grandchild")
     assert told[0] == Leftover("grandchild", 0)
     assert sorted(told[1:], key=str) == [Leftover("child", 0), Leftover(parent, 3)]
-    assert await catalog.delete("last", None) == [Leftover("last", 0), Leftover(parent, 0)]
+    assert await deleted(catalog, "last") == [Leftover("last", 0), Leftover(parent, 0)]
 
 
 async def test_pages_that_are_gone_are_not_shared(
@@ -93,15 +119,15 @@ async def test_what_may_be_shared_is_counted_until_a_turn_says_what_is(
         await catalog.create(make_session(id), b"", None)
         assert await catalog.share(id, SharedPages(parent, 5))
     assert (await catalog.session("uses")).shared == ()
-    assert await catalog.delete(parent, None) == [Leftover(parent, 5)]
+    assert await deleted(catalog, parent) == [Leftover(parent, 5)]
     await catalog.commit_turn(replace(make_turn("uses", 1), shared=(SharedPages(parent, 2),)), 1, None)
     assert (await catalog.session("uses")).shared == (SharedPages(parent, 2),)
     await catalog.commit_turn(replace(make_turn("does not", 1), shared=()), 1, None)
     assert await catalog.kept_pages() == [SharedPages(parent, 2)]
     await catalog.commit_turn(make_turn("uses", 2), 1, None)
     assert (await catalog.session("uses")).shared == (SharedPages(parent, 2),)
-    assert await catalog.delete("does not", None) == [Leftover("does not", 0), Leftover(parent, 2)]
-    assert await catalog.delete("uses", None) == [Leftover("uses", 0), Leftover(parent, 0)]
+    assert await deleted(catalog, "does not") == [Leftover("does not", 0), Leftover(parent, 2)]
+    assert await deleted(catalog, "uses") == [Leftover("uses", 0), Leftover(parent, 0)]
 
 
 async def test_a_prefix_is_known_as_long_as_its_owner_is_there(
