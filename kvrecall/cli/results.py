@@ -67,8 +67,10 @@ def read_results(path: Path) -> Results:
 def command_line(arguments: Sequence[str]) -> str:
     """A command line without the folders of the machine it ran on."""
     program, *rest = arguments
-    name = Path(program).name
-    shown = ["kvrecall"] if name == "kvrecall" else ["python", f"{Path(program).parent.name}/{name}"]
+    name, folder = Path(program).name, Path(program).parent
+    shown = ["kvrecall"] if name == "kvrecall" else ["python", f"{folder.name}/{name}"]
+    if name == "__main__.py":
+        shown = ["python", "-m", f"{folder.parent.name}.{folder.name}"]
     return shlex.join([*shown, *(Path(each).name if Path(each).is_absolute() else each for each in rest)])
 
 

@@ -41,6 +41,7 @@ def test_a_command_line_is_told_without_the_machines_folders() -> None:
     told = command_line(["/home/somebody/bin/kvrecall", "replay", "/home/somebody/my file.json", "--limit", "3"])
     assert told == "kvrecall replay 'my file.json' --limit 3"
     assert command_line(["/somewhere/benchmarks/throughput.py"]) == "python benchmarks/throughput.py"
+    assert command_line(["/x/benchmarks/faults/__main__.py", "--seed", "1"]) == "python -m benchmarks.faults --seed 1"
 
 
 def test_results_survive_their_file(tmp_path: Path) -> None:
