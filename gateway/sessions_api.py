@@ -18,7 +18,7 @@ from gateway.views import EpisodesView, EventView, MemoryView, SessionPageView, 
 from gateway.worker_views import MethodsView, WorkerLoadView, WorkersView, WorkerView
 from services.catalog import REPAIRS_KEPT
 from services.service import SessionService
-from services.turns import TurnStream
+from services.turn_stream import TurnStream
 
 STREAM_CONTENT = {
     "description": "The turn, or its events.",

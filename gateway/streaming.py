@@ -14,7 +14,7 @@ from gateway.errors import problem_of, unexpected
 from gateway.views import ToolCallView, TurnView
 from services.errors import ServiceError, WorkerLost
 from services.reports import TurnOutcome
-from services.turns import CallMade, TokenSaid, TurnEnded, TurnProgress, TurnStarted, TurnStream
+from services.turn_stream import CallMade, TokenSaid, TurnEnded, TurnProgress, TurnStarted, TurnStream
 
 Result = TypeVar("Result")
 

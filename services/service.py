@@ -38,7 +38,8 @@ from services.sessions import Session, SessionSettings, SessionState, Turn, due_
 from services.settings import ServiceSettings
 from services.tenants import Tenants
 from services.turn_plan import TurnRequest
-from services.turns import Turns, TurnStream
+from services.turn_stream import TurnStream
+from services.turns import Turns
 from services.worker_client import Worker
 
 SESSION = TypeAdapter(Session)

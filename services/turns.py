@@ -1,8 +1,8 @@
-"""One turn, from its claim on the session to its commit, and the stream in which it is told."""
+"""One turn, from its claim on the session to its commit."""
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
@@ -15,7 +15,7 @@ from services.catalog import Catalog, IdempotencyKey, Remembered, TurnCommit
 from services.errors import InvalidRequest, ServiceError, UnknownSession, WorkerLost, WorkerRefused
 from services.live import LiveSession, LiveSessions
 from services.matching import Match, Matcher
-from services.messages import Message, ToolCall, call_from_wire, message_from_wire, message_to_wire, sampling_to_wire
+from services.messages import Message, call_from_wire, message_from_wire, message_to_wire, sampling_to_wire
 from services.observing import EpisodesFailed, Observers, TurnFailed, TurnFinished, TurnRetried
 from services.pauses import repair_details, signal_text
 from services.prefixes import FirstTurn, Prefixes
@@ -26,86 +26,12 @@ from services.sessions import RepairTrigger, Session, SessionEvent, Turn, due_re
 from services.settings import ServiceSettings
 from services.tenants import Tenants
 from services.turn_plan import TurnPlan, TurnRequest, plan_turn
+from services.turn_stream import CallMade, TokenSaid, TurnEnded, TurnProgress, TurnStarted
 from services.worker_client import Worker
 
 OUTCOME = TypeAdapter(TurnOutcome)
 _MOST_REBUILDS = 2
 """For one turn: a page may break while others are computed again."""
-
-
-@dataclass(frozen=True)
-class TurnStarted:
-    """The turn was accepted: from here on an error is told within the stream."""
-
-    session: str
-    turn: int
-
-
-@dataclass(frozen=True)
-class TokenSaid:
-    """A piece of the answer's text."""
-
-    text: str
-
-
-@dataclass(frozen=True)
-class CallMade:
-    """A tool call of the answer. It becomes one that may be answered with the turn's commit."""
-
-    call: ToolCall
-
-
-@dataclass(frozen=True)
-class TurnEnded:
-    """The turn is committed."""
-
-    outcome: TurnOutcome
-
-
-TurnProgress = TurnStarted | TokenSaid | CallMade | TurnEnded
-
-
-class TurnStream:
-    """The progress of one turn, computed by a task of its own: a slow reader holds nobody up.
-
-    What waits to be read is bounded by the turn's max_tokens. Closing the stream early cancels the turn.
-    """
-
-    def __init__(self, progress: AsyncGenerator[TurnProgress, None]) -> None:
-        self._told: asyncio.Queue[TurnProgress | BaseException | None] = asyncio.Queue()
-        self._committed = False
-        self.task = asyncio.create_task(self._run(progress), name="turn")
-
-    def __aiter__(self) -> AsyncIterator[TurnProgress]:
-        return self
-
-    async def __anext__(self) -> TurnProgress:
-        item = await self._told.get()
-        if item is None:
-            raise StopAsyncIteration
-        if isinstance(item, BaseException):
-            raise item
-        return item
-
-    async def aclose(self) -> None:
-        """Cancel the turn unless it is committed, and return when nothing of it is left running."""
-        if not self._committed:
-            self.task.cancel()
-        await asyncio.wait({self.task})
-
-    async def _run(self, progress: AsyncGenerator[TurnProgress, None]) -> None:
-        try:
-            async with aclosing(progress):
-                async for item in progress:
-                    self._committed = isinstance(item, TurnEnded)
-                    self._told.put_nowait(item)
-        except Exception as error:  # handed to the reader, whatever it is
-            self._told.put_nowait(error)
-        except asyncio.CancelledError:
-            self._told.put_nowait(WorkerLost("the turn was cancelled before it was committed"))
-            raise
-        finally:
-            self._told.put_nowait(None)
 
 
 class Turns:

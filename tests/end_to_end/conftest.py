@@ -30,6 +30,15 @@ from reference import MODEL_PATH
 DEADLINE_SECONDS = 300.0
 SLOTS, MAX_BUDGET, BLOCK_TOKENS = 2, 256, 64
 RUNNING_TURNS, WAITING_TURNS = 8, 1
+FEW = {
+    "KVRECALL_SERVICE__MAX_RUNNING_TURNS": str(RUNNING_TURNS),
+    "KVRECALL_SERVICE__MAX_WAITING_TURNS": str(WAITING_TURNS),
+    "KVRECALL_SERVICE__QUEUE_SECONDS": str(DEADLINE_SECONDS),
+    "KVRECALL_SERVICE__DEFAULT_MAX_TOKENS": "8",
+    "KVRECALL_SERVICE__MAX_OUTPUT_TOKENS": "2000",
+    "KVRECALL_GATEWAY__MAX_BODY_BYTES": str(2 << 20),
+}
+"""Settings of what the tests share."""
 QUIET = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 Json = dict[str, Any]
@@ -321,21 +330,27 @@ def new_cluster(
         cluster.kill()
 
 
-@pytest.fixture(scope="session", params=["one process", "two workers on Redis"])
-def server(request: pytest.FixtureRequest) -> Iterator[Server | Cluster]:
-    """A server that the tests share, with room for few sessions, few turns and short answers; each test sees both."""
-    new = request.getfixturevalue("new_server" if request.param == "one process" else "new_cluster")
-    server = new(
-        KVRECALL_SERVICE__MAX_RUNNING_TURNS=str(RUNNING_TURNS),
-        KVRECALL_SERVICE__MAX_WAITING_TURNS=str(WAITING_TURNS),
-        KVRECALL_SERVICE__QUEUE_SECONDS=str(DEADLINE_SECONDS),
-        KVRECALL_SERVICE__DEFAULT_MAX_TOKENS="8",
-        KVRECALL_SERVICE__MAX_OUTPUT_TOKENS="2000",
-        KVRECALL_GATEWAY__MAX_BODY_BYTES=str(2 << 20),
-    )
+@pytest.fixture(scope="session")
+def shared_server(new_server: Callable[..., Server]) -> Server:
+    """One process that the tests share."""
+    server = new_server(**FEW)
     server.start()
-    yield server
-    server.kill()
+    return server
+
+
+@pytest.fixture(scope="session")
+def shared_cluster(new_cluster: Callable[..., Cluster]) -> Cluster:
+    """Two workers on Redis that the tests share."""
+    cluster = new_cluster(**FEW)
+    cluster.start()
+    return cluster
+
+
+@pytest.fixture(scope="session", params=["one process", "two workers on Redis"])
+def server(request: pytest.FixtureRequest) -> Server | Cluster:
+    """What the tests share, with room for few sessions, few turns and short answers; each test sees both."""
+    # Not made here: it would be started anew whenever a test that sees the other one has come in between.
+    return request.getfixturevalue("shared_server" if request.param == "one process" else "shared_cluster")
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from services.messages import Message
 from services.observing import PagesRebuilt, RepairFailed, SessionMoved, TurnRetried
 from services.sessions import EpisodeSettings
 from services.turn_plan import TurnRequest
-from services.turns import TokenSaid
+from services.turn_stream import TokenSaid
 
 HELLO = Message("user", "hello there")
 

@@ -15,7 +15,7 @@ from services.sessions import Session, SessionSettings
 from services.settings import ServiceSettings
 from services.sqlite_catalog import SqliteCatalog
 from services.turn_plan import TurnRequest
-from services.turns import TurnStream
+from services.turn_stream import TurnStream
 
 HELLO = Message("user", "hello there")
 QUICK = ServiceSettings(claim_seconds=0.15, queue_seconds=5)

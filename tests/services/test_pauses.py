@@ -24,7 +24,7 @@ from services.observing import RepairFailed, RepairFinished
 from services.sessions import CallStatus, RepairTrigger, SessionState, due_repairs
 from services.settings import ServiceSettings
 from services.turn_plan import TurnRequest
-from services.turns import CallMade
+from services.turn_stream import CallMade
 
 HELLO = Message("user", "hello")
 WAITING = {"wait_for_repairs": True}

@@ -25,7 +25,7 @@ from services.service import NewSession, SessionService
 from services.sessions import RepairTrigger, SessionState
 from services.settings import ServiceSettings
 from services.turn_plan import TurnRequest
-from services.turns import CallMade, TokenSaid, TurnEnded, TurnStarted, TurnStream
+from services.turn_stream import CallMade, TokenSaid, TurnEnded, TurnStarted, TurnStream
 
 HELLO = Message("user", "hello there")
 

@@ -1,6 +1,6 @@
 """Every kind of catalog, on real storage, and sessions and turns to put into it."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from uuid import uuid4
 
@@ -28,6 +28,20 @@ async def catalog(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterat
         catalog = await RedisCatalog.open(redis_client(url), uuid4().hex)
     yield catalog
     await catalog.close()
+
+
+@pytest.fixture
+async def open_catalog() -> AsyncIterator[Callable[..., Awaitable[RedisCatalog]]]:
+    """open_catalog(url, namespace, **settings): one on Redis, closed at the end of the test."""
+    opened: list[RedisCatalog] = []
+
+    async def open_one(url: str, namespace: str = "", **settings: float) -> RedisCatalog:
+        opened.append(await RedisCatalog.open(redis_client(url, 1.0), namespace or uuid4().hex, **settings))
+        return opened[-1]
+
+    yield open_one
+    for catalog in opened:
+        await catalog.close()
 
 
 @pytest.fixture

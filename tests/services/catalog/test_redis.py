@@ -12,12 +12,10 @@ from uuid import uuid4
 import pytest
 from redis import ResponseError
 
-from kvrecall.cli.redis_client import redis_client
 from services.catalog import (
     EpisodeSet,
     ForkCommit,
     IdempotencyKey,
-    KnownPrefix,
     Leftover,
     Remembered,
     RepairCommit,
@@ -29,27 +27,12 @@ from services.errors import CatalogError, CatalogVersion, UnknownSession
 from services.messages import ToolCall
 from services.redis_catalog import RedisCatalog
 from services.reports import RepairReport
-from services.sessions import Session, SharedPages, due_repairs
+from services.sessions import Session, due_repairs
 
 MakeSession = Callable[..., Session]
 MakeTurn = Callable[..., TurnCommit]
 Open = Callable[..., Awaitable[RedisCatalog]]
 TalkOn = Callable[[RedisCatalog], Awaitable["Talk"]]
-HOUR = 3600
-
-
-@pytest.fixture
-async def open_catalog() -> AsyncIterator[Open]:
-    """open_catalog(url, namespace, **settings): closed at the end of the test."""
-    opened: list[RedisCatalog] = []
-
-    async def open_one(url: str, namespace: str = "", **settings: float) -> RedisCatalog:
-        opened.append(await RedisCatalog.open(redis_client(url, 1.0), namespace or uuid4().hex, **settings))
-        return opened[-1]
-
-    yield open_one
-    for catalog in opened:
-        await catalog.close()
 
 
 class CuttingProxy:
@@ -278,114 +261,6 @@ async def test_all_keys_of_a_session_lie_in_one_slot(
     keys = redis_server.client.keys(f"{namespace}:{{*")
     assert len(keys) > 5
     assert {key.split(b"{")[1].split(b"}")[0] for key in keys} == {b"a%20%7Bb%7D%3Ac"}
-
-
-async def test_a_deleted_session_leaves_no_key_but_for_a_while(
-    open_catalog: Open,
-    redis_server: Any,
-    redis_url: str,
-    make_session: MakeSession,
-    make_turn: MakeTurn,
-    calls: tuple[ToolCall, ToolCall],
-) -> None:
-    namespace = uuid4().hex
-    catalog = await open_catalog(redis_url, namespace)
-    await catalog.create(make_session("s"), b"", None)
-    offered = replace(make_turn("s", 1, *calls), prefix=KnownPrefix("s", (1,)), digest="d", shared=())
-    await catalog.commit_turn(offered, 1, None)
-    child = replace(await catalog.session("s"), id="t", shared=(SharedPages("s", 1),))
-    await catalog.fork(ForkCommit(child, "s", 1, b""), None)
-    for id in ("s", "t"):
-        for left in await catalog.delete(id, None):
-            await catalog.dropped(left)
-    assert (await catalog.leftovers(), await catalog.silent(time.time())) == ([], [])
-    client = redis_server.client
-    left = [key.decode() for key in client.keys(f"{namespace}:*") if client.ttl(key) == -1]
-    assert {key.removeprefix(f"{namespace}:") for key in left} <= {"version", "tenants", "waiting"}
-
-
-async def test_a_listing_without_a_session_is_passed_over_and_swept_once_it_is_old(
-    open_catalog: Open, redis_server: Any, redis_url: str, make_session: MakeSession, make_turn: MakeTurn
-) -> None:
-    namespace = uuid4().hex
-    catalog, client = await open_catalog(redis_url, namespace), redis_server.client
-    await catalog.create(make_session("s", created=5.0), b"", None)
-    now = time.time()
-    client.zadd(f"{namespace}:sessions:", {"old": 6.0, "new": now})
-    client.zadd(f"{namespace}:waiting", {"1 old": 6.0, "1 new": now})
-    client.hset(f"{namespace}:lengths:", "old", 7)
-    assert [session.id for session in (await catalog.page(5, None)).sessions] == ["s"]
-    assert await catalog.session_ids() == ["s"]
-    assert await catalog.silent(now) == []
-    assert await catalog.tenant_tokens("") == 0
-    assert client.zrange(f"{namespace}:sessions:", 0, -1) == [b"s", b"new"]
-    assert client.zrange(f"{namespace}:waiting", 0, -1) == [b"1 new"]
-
-
-async def test_a_share_of_a_session_that_was_never_made_counts_for_an_hour(
-    open_catalog: Open, redis_server: Any, redis_url: str, make_session: MakeSession
-) -> None:
-    namespace = uuid4().hex
-    catalog, client = await open_catalog(redis_url, namespace), redis_server.client
-    now = client.time()[0]
-    for owner, since in (("young", now - HOUR // 2), ("old", now - 2 * HOUR)):
-        await catalog.create(make_session(owner), b"", None)
-        client.hset(f"{namespace}:{{{owner}}}:sharers", "child", f"3 {since}")
-    assert await catalog.delete("young", None) == [Leftover("young", 3)]
-    assert (await catalog.delete("old", None))[0] == Leftover("old", 0)
-    assert await catalog.kept_pages() == [SharedPages("young", 3)]
-
-
-async def test_a_deletion_that_broke_off_is_brought_to_its_end_by_the_next(
-    open_catalog: Open, redis_server: Any, redis_url: str, make_session: MakeSession, make_turn: MakeTurn
-) -> None:
-    namespace = uuid4().hex
-    catalog, client = await open_catalog(redis_url, namespace), redis_server.client
-    for id in ("s", "other", "owner"):
-        await catalog.create(make_session(id), b"", None)
-    assert await catalog.share("s", SharedPages("owner", 4))
-    await catalog.commit_turn(replace(make_turn("s", 1), shared=(SharedPages("owner", 4),)), 1, None)
-    assert await catalog.delete("owner", None) == [Leftover("owner", 4)]
-    # As far as a process comes that is killed when the session is gone.
-    client.sadd(f"{namespace}:deleted", "s")
-    client.hset(f"{namespace}:{{s}}:gone", mapping={"tenant": "", "digest": ""})
-    client.delete(f"{namespace}:{{s}}")
-    with pytest.raises(UnknownSession):
-        await catalog.session("s")
-    told = await catalog.delete("other", None)
-    assert told[0] == Leftover("other", 0)
-    assert set(told[1:]) >= {Leftover("s", 0)}
-    await catalog.create(make_session("another"), b"", None)
-    told += await catalog.delete("another", None)
-    assert Leftover("owner", 0) in told
-    assert (await catalog.kept_pages(), await catalog.tenant_tokens("")) == ([], 0)
-
-
-async def test_an_answer_whose_session_was_never_made_is_not_given(
-    open_catalog: Open, redis_server: Any, redis_url: str, make_session: MakeSession
-) -> None:
-    namespace = uuid4().hex
-    catalog = await open_catalog(redis_url, namespace)
-    key = IdempotencyKey("POST /sessions", "k", "body")
-    await catalog.create(make_session("s"), b"", Remembered(key, "first"))
-    redis_server.client.delete(f"{namespace}:{{s}}")
-    assert await catalog.recall(key) is None
-    await catalog.create(make_session("t"), b"", Remembered(key, "second"))
-    assert await catalog.recall(key) == "second"
-    with pytest.raises(CatalogError, match="answered"):
-        await catalog.create(make_session("u"), b"", Remembered(key, "third"))
-    assert await catalog.session_ids() == ["t"]
-
-
-async def test_lengths_that_were_not_noted_are_found(
-    open_catalog: Open, redis_server: Any, redis_url: str, make_session: MakeSession, make_turn: MakeTurn
-) -> None:
-    namespace = uuid4().hex
-    catalog = await open_catalog(redis_url, namespace)
-    await catalog.create(make_session("s"), b"", None)
-    await catalog.commit_turn(make_turn("s", 1), 1, None)
-    redis_server.client.hset(f"{namespace}:lengths:", "s", 3)
-    assert await catalog.tenant_tokens("") == 7
 
 
 async def test_another_version_is_refused_with_what_to_do(

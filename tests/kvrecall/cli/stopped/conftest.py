@@ -17,7 +17,7 @@ from services.forks import NewFork
 from services.messages import Message, Sampling
 from services.service import NewSession, SessionService
 from services.turn_plan import TurnRequest
-from services.turns import TurnEnded
+from services.turn_stream import TurnEnded
 
 FACTS = (
     "Please note that the extension list says Melnor K4821.",
