@@ -65,6 +65,7 @@ if not found[1] then return 'unknown' end
 if ARGV[3] ~= '' and redis.call('EXISTS', KEYS[16]) == 1 then return 'changed' end
 redis.call('LPUSH', KEYS[2], ARGV[1] .. ' deleted')
 redis.call('PEXPIRE', KEYS[2], ARGV[2])
+redis.call('DEL', KEYS[14])  -- of an earlier session of that id
 redis.call('HSET', KEYS[14], 'tenant', found[2], 'digest', found[3] or '')
 redis.call('DEL', KEYS[1], unpack(KEYS, 3, 11))
 redis.call('DEL', KEYS[15])

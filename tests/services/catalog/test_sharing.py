@@ -60,6 +60,17 @@ async def test_what_nobody_needs_is_told_until_it_was_dropped(
     assert await catalog.leftovers() == []
 
 
+async def test_a_session_of_an_id_that_was_deleted_before_begins_anew(
+    catalog: Catalog, parent: str, make_session: MakeSession, make_turn: MakeTurn, fork: Callable[..., object]
+) -> None:
+    assert await deleted(catalog, parent) == [Leftover(parent, 0)]
+    await catalog.create(make_session(parent), b"", None)
+    await catalog.commit_turn(make_turn(parent, 1), 1, None)
+    await fork(parent, "child", (parent, 3))
+    assert await deleted(catalog, parent) == [Leftover(parent, 3)]
+    assert await catalog.kept_pages() == [SharedPages(parent, 3)]
+
+
 async def test_a_session_that_nobody_shares_leaves_all_its_pages(catalog: Catalog, parent: str) -> None:
     assert await deleted(catalog, parent) == [Leftover(parent, 0)]
     assert await catalog.kept_pages() == []
