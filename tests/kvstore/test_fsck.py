@@ -25,7 +25,7 @@ MakeRows = Callable[..., Tensor]
 def filled(tmp_path: Path, make_page: MakePage) -> Path:
     """A directory with pages 0 to 5 of a session, page 1 written twice, page 2 deleted, several to a file."""
     size = len(make_page(0)[1])
-    with closing(NvmeTier(tmp_path / "pages", segment_bytes=3 * size)) as tier:
+    with closing(NvmeTier(tmp_path / "pages", segment_bytes=3 * size, compact_in_background=False)) as tier:
         for index in range(6):
             tier.put([make_page(index)])
         tier.put([make_page(1, sequence=2)])
