@@ -27,7 +27,7 @@ from services.sessions import SharedPages
 
 _COUNTED_SECONDS = 3600
 _LOOKED_AT = 16
-"""Sessions that were deleted before, of which a deletion looks whether something is left to do."""
+"""Sessions that were deleted before, of which a deletion or a sweep looks whether something is left to do."""
 
 
 class RedisSharing:
@@ -104,13 +104,15 @@ class RedisSharing:
     async def leftovers(self) -> list[Leftover]:
         """Pages of deleted sessions that nobody needs and that were not dropped yet.
 
-        A session is noted before it can have some, so one that has none is noted no more.
+        A session is noted before it can have some, so one that has none is noted no more. A few others are looked at
+        too: a deletion that broke off has noted nothing.
         """
         found = []
-        for owner in await self._members(self._keys.leftovers, "SMEMBERS"):
+        noted = await self._members(self._keys.leftovers, "SMEMBERS")
+        for owner in dict.fromkeys([*noted, *await self._some_deleted()]):
             due = await self._look_at(owner)
             found += due
-            if not due:
+            if owner in noted and not due:
                 await self._note(self._keys.leftovers, "SREM", owner)
         return found
 
@@ -125,7 +127,7 @@ class RedisSharing:
         owners = await self._leave(session)
         _, own = await self._settle(session)
         leftovers = [Leftover(session, own)]
-        for owner in dict.fromkeys([*owners, *await self._members(self._keys.deleted, "SRANDMEMBER", _LOOKED_AT)]):
+        for owner in dict.fromkeys([*owners, *await self._some_deleted()]):
             if owner != session:
                 leftovers += await self._look_at(owner)
         return leftovers
@@ -187,6 +189,9 @@ class RedisSharing:
         key, call = self._sessions.script(scripts.SHARERS, owner)
         found: list[Any] = await self._link.ask(key, *call)
         return found
+
+    async def _some_deleted(self) -> list[str]:
+        return await self._members(self._keys.deleted, "SRANDMEMBER", _LOOKED_AT)
 
     async def _members(self, name: str, command: str, *words: int) -> list[str]:
         return [owner.decode() for owner in await self._link.ask(name, command, name, *words)]

@@ -287,7 +287,12 @@ async def test_a_worker_that_was_away_is_told_what_it_is_to_forget(cluster: Clus
     with pytest.raises(WorkerLost):
         await cluster.fleet.drop(wire.DropRequest(session="t"))
     a.asked.clear()
+    a.refuses = "storage_failed"
     async with serving(a, int(address.rpartition(":")[2])):
+        for _ in range(2):
+            await cluster.looked()
+        assert "drop t" not in a.asked
+        a.refuses = ""
         for _ in range(200):
             if len(a.asked) == 2:
                 break

@@ -76,9 +76,11 @@ async def test_a_share_of_a_session_that_was_never_made_counts_for_an_hour(
     assert await catalog.kept_pages() == [SharedPages("young", 3)]
 
 
-async def test_a_deletion_that_broke_off_is_brought_to_its_end_by_the_next(
+@pytest.fixture
+async def broken_off(
     open_catalog: Open, redis_server: Any, redis_url: str, make_session: MakeSession, make_turn: MakeTurn
-) -> None:
+) -> RedisCatalog:
+    """A catalog in which the process was killed that deleted "s", which shared pages of the deleted "owner"."""
     namespace = uuid4().hex
     catalog, client = await open_catalog(redis_url, namespace), redis_server.client
     for id in ("s", "other", "owner"):
@@ -86,19 +88,36 @@ async def test_a_deletion_that_broke_off_is_brought_to_its_end_by_the_next(
     assert await catalog.share("s", SharedPages("owner", 4))
     await catalog.commit_turn(replace(make_turn("s", 1), shared=(SharedPages("owner", 4),)), 1, None)
     assert await catalog.delete("owner", None) == [Leftover("owner", 4)]
+    await catalog.dropped(Leftover("owner", 4))
     # As far as a process comes that is killed when the session is gone.
     client.sadd(f"{namespace}:deleted", "s")
     client.hset(f"{namespace}:{{s}}:gone", mapping={"tenant": "", "digest": ""})
     client.delete(f"{namespace}:{{s}}")
     with pytest.raises(UnknownSession):
         await catalog.session("s")
-    told = await catalog.delete("other", None)
+    return catalog
+
+
+async def test_a_deletion_that_broke_off_is_brought_to_its_end_by_the_next(
+    broken_off: RedisCatalog, make_session: MakeSession
+) -> None:
+    told = await broken_off.delete("other", None)
     assert told[0] == Leftover("other", 0)
     assert set(told[1:]) >= {Leftover("s", 0)}
-    await catalog.create(make_session("another"), b"", None)
-    told += await catalog.delete("another", None)
+    await broken_off.create(make_session("another"), b"", None)
+    told += await broken_off.delete("another", None)
     assert Leftover("owner", 0) in told
-    assert (await catalog.kept_pages(), await catalog.tenant_tokens("")) == ([], 0)
+    assert (await broken_off.kept_pages(), await broken_off.tenant_tokens("")) == ([], 0)
+
+
+async def test_a_deletion_that_broke_off_is_brought_to_its_end_by_looking_for_leftovers(
+    broken_off: RedisCatalog,
+) -> None:
+    told = {*await broken_off.leftovers(), *await broken_off.leftovers()}
+    assert told == {Leftover("s", 0), Leftover("owner", 0)}
+    for left in told:
+        await broken_off.dropped(left)
+    assert (await broken_off.leftovers(), await broken_off.kept_pages()) == ([], [])
 
 
 async def test_an_answer_whose_session_was_never_made_is_not_given(
