@@ -33,8 +33,8 @@ faults: $(VENV)/.test
 
 # The wire's Python stubs. A test makes them again and compares.
 proto: $(VENV)/.test
-	$(BIN)/python -m grpc_tools.protoc -Iproto --python_out=. --pyi_out=. --grpc_python_out=. \
-		proto/kvrecall/v1/worker.proto
+	$(BIN)/python -m grpc_tools.protoc -Ikvrecall/protocol/v1=proto/kvrecall/v1 --python_out=. --pyi_out=. --grpc_python_out=. \
+		kvrecall/protocol/v1/worker.proto
 
 # torch first and by its version: a bare "torch" would bring gigabytes of CUDA packages to a machine without a GPU.
 $(VENV)/.torch: constraints.txt

@@ -20,18 +20,18 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.throughput import RESULTS, describe, speed_rows
-from kvrecall.cli.build import build_store
-from kvrecall.cli.results import Row, results_of
-from kvrecall.v1 import worker_pb2 as wire
+from kvrecall.app.wiring import build_store
+from kvrecall.protocol.v1 import worker_pb2 as wire
+from kvrecall.reporting.results import Row, results_of
 from reference import MODEL_PATH
 from reference.conversation import generate
-from workers.engine import Engine, Parts
+from workers.engine.engine import Engine, Parts
+from workers.engine.settings import WorkerSettings
 from workers.methods import LayerRows, Method
 from workers.methods.chunkkv import ChunkKV
-from workers.model import LoadedModel, adopt, load_model
-from workers.observation import Observation
-from workers.settings import WorkerSettings
-from workers.tokenizer import ChatTokenizer, load_tokenizer
+from workers.model.loader import LoadedModel, adopt, load_model
+from workers.model.tokenizer import ChatTokenizer, load_tokenizer
+from workers.primitives.observation import Observation
 
 LAYERS_IN_A_GROUP = (1, 2)
 _T = TypeVar("_T")

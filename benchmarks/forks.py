@@ -21,19 +21,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kvrecall.cli.build import build_service
-from kvrecall.cli.local_server import ServerNeeds, server_at
-from kvrecall.cli.results import Row, bootstrap, quality_row, results_of, speed_row
-from kvrecall.cli.settings import Settings
-from kvrecall.client import KvrecallClient
+from kvrecall.app.local_server import ServerNeeds, server_at
+from kvrecall.app.settings import Settings
+from kvrecall.app.wiring import build_service
+from kvrecall.client.client import KvrecallClient
+from kvrecall.domain.messages import Message, ToolCall
+from kvrecall.domain.session_request import NewSession
+from kvrecall.domain.turn_request import TurnRequest
+from kvrecall.reporting.results import Row, bootstrap, quality_row, results_of, speed_row
 from reference import MODEL_PATH
 from reference.conversation import Conversation, exchange_messages, generate
 from services.forks import NewFork
-from services.messages import Message, ToolCall
-from services.new_session import NewSession
 from services.service import SessionService
-from services.turn_plan import TurnRequest
-from workers.settings import WorkerSettings
+from workers.engine.settings import WorkerSettings
 
 RESULTS = Path(__file__).parent / "results"
 MESSAGES_PER_TURN = 64

@@ -18,8 +18,8 @@ from typing import Any
 
 from benchmarks.faults.processes import RedisProcess, ServerProcess, free_port
 from benchmarks.forks import turns_of
-from kvrecall.cli.results import Row, results_of, speed_row
-from kvrecall.client import KvrecallClient
+from kvrecall.client.client import KvrecallClient
+from kvrecall.reporting.results import Row, results_of, speed_row
 from reference.conversation import Conversation, generate
 
 RESULTS = Path(__file__).parent / "results"

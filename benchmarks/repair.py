@@ -22,14 +22,14 @@ from torch import Tensor
 
 from benchmarks.repair_keys import SINKS, MadeUp, ReferenceKeys
 from benchmarks.throughput import RESULTS, describe
-from kvrecall.cli.results import Row, results_of, speed_row
-from kvstore.page import PageLayout
+from kvrecall.reporting.results import Row, results_of, speed_row
+from kvstore.format.page import PageLayout
+from kvstore.format.summaries import Bits
 from kvstore.store import RowStore
-from kvstore.summaries import Bits
 from kvstore.tiers.ram import RamTier
-from workers.cache import EMPTY, ActiveCache, RowShape
+from workers.cache.active_cache import EMPTY, ActiveCache, RowShape
 from workers.methods.repairkv import RepairKV
-from workers.repair_scan import How, Scanned, scan
+from workers.repair.scan.exact import How, Scanned, scan
 
 QWEN_7B = RowShape(n_layers=28, n_heads=28, n_kv_heads=4, head_dim=128)
 PLAIN = "plain exact scan"

@@ -11,16 +11,16 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from kvrecall.cli.build import build_store
-from kvrecall.v1 import worker_pb2 as wire
+from kvrecall.app.wiring import build_store
+from kvrecall.protocol.v1 import worker_pb2 as wire
 from reference import MODEL_PATH
 from reference.conversation import generate
-from workers.cache import RowShape
-from workers.engine import Engine, Parts
-from workers.model import load_model
-from workers.observation import Observed
-from workers.settings import WorkerSettings
-from workers.tokenizer import load_tokenizer
+from workers.cache.active_cache import RowShape
+from workers.engine.engine import Engine, Parts
+from workers.engine.settings import WorkerSettings
+from workers.model.loader import load_model
+from workers.model.tokenizer import load_tokenizer
+from workers.primitives.observation import Observed
 
 SINKS = 4
 _PIECE = 1024

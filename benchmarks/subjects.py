@@ -10,13 +10,13 @@ from typing import Any, Protocol
 import torch
 from transformers import DynamicCache, PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 
-from kvrecall.cli.build import build_store
-from kvrecall.v1 import worker_pb2 as wire
-from workers.engine import Engine, Parts
-from workers.model import LoadedModel
-from workers.scheduler import Scheduler
-from workers.settings import WorkerSettings
-from workers.tokenizer import ChatMessage, ChatTokenizer, keep_recent
+from kvrecall.app.wiring import build_store
+from kvrecall.protocol.v1 import worker_pb2 as wire
+from workers.engine.engine import Engine, Parts
+from workers.engine.settings import WorkerSettings
+from workers.model.loader import LoadedModel
+from workers.model.tokenizer import ChatMessage, ChatTokenizer, keep_recent
+from workers.scheduler.scheduler import Scheduler
 
 
 @dataclass(frozen=True)

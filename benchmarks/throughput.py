@@ -30,12 +30,12 @@ from benchmarks.subjects import (
     forget_stops,
     plain,
 )
-from kvrecall.cli.results import Row, results_of, speed_row
+from kvrecall.reporting.results import Row, results_of, speed_row
 from reference import MODEL_PATH
 from reference.conversation import generate
-from workers.model import LoadedModel, adopt, load_model
-from workers.settings import WorkerSettings
-from workers.tokenizer import ChatTokenizer, load_tokenizer
+from workers.engine.settings import WorkerSettings
+from workers.model.loader import LoadedModel, adopt, load_model
+from workers.model.tokenizer import ChatTokenizer, load_tokenizer
 
 RESULTS = Path(__file__).parent / "results"
 BASELINE = "transformers, cache kept"

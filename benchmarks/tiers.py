@@ -31,13 +31,13 @@ from benchmarks.tier_subjects import (
     forget,
     redis_server,
 )
-from kvrecall.cli.results import Row, results_of, speed_row
-from kvstore.page import PageLayout
+from kvrecall.reporting.results import Row, results_of, speed_row
+from kvstore.format.page import PageLayout
 from kvstore.store import RowStore
 from kvstore.tiers.base import Tier
-from kvstore.tiers.nvme import NvmeTier
+from kvstore.tiers.nvme.tier import NvmeTier
 from kvstore.tiers.ram import RamTier
-from kvstore.tiers.redis import RedisTier
+from kvstore.tiers.redis.tier import RedisTier
 
 SHAPES = {
     "reference": PageLayout(5, 2, 64, torch.float32, "benchmark"),

@@ -13,9 +13,9 @@ import torch
 from evals.errors import BadCodec
 from evals.suite import Record
 from evals.summary import Key, difference_row, grouped, mean, values_of
-from kvrecall.cli.results import Row, speed_row
-from kvstore.codec import Codec, payload_bytes
-from kvstore.page import HEADER_BYTES, PageLayout
+from kvrecall.reporting.results import Row, speed_row
+from kvstore.format.codec import Codec, payload_bytes
+from kvstore.format.page import HEADER_BYTES, PageLayout
 from kvstore.settings import CodecName, StoreSettings
 from kvstore.store import RowStore
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from evals.replayed import Replayed, rows_held, tokens_held
-from kvrecall.v1 import worker_pb2 as wire
+from evals.replay_session import Replayed, rows_held, tokens_held
+from kvrecall.protocol.v1 import worker_pb2 as wire
 
 
 @dataclass

@@ -10,9 +10,9 @@ from torch import Tensor
 from evals import selectors
 from evals.compressed import Compressed
 from evals.harness import Message
-from evals.replayed import Operator
+from evals.replay_session import Operator
 from evals.selectors import Summaries
-from kvrecall.v1 import worker_pb2 as wire
+from kvrecall.protocol.v1 import worker_pb2 as wire
 
 PUBLISHED = Operator('{"select": "bursts"}')
 OURS = Operator('{"select": "spread"}')

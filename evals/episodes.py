@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from evals.harness import Session, Setup
-from kvrecall.v1 import worker_pb2 as wire
-from services import episodes
-from services.episodes import Vectors
-from services.sessions import EpisodeSettings
-from workers.embedder import Embedder
-from workers.episodes import EpisodeRows
+from kvrecall.domain import episodes
+from kvrecall.domain.episodes import Vectors
+from kvrecall.domain.session import EpisodeSettings
+from kvrecall.protocol.v1 import worker_pb2 as wire
+from workers.episodes.switch import EpisodeRows
+from workers.model.embedder import Embedder
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,6 +1,6 @@
 """What can go wrong in a suite. The command line shows the message as one line and ends."""
 
-from kvrecall.cli.errors import CliError
+from kvrecall.app.errors import CliError
 
 
 class EvalError(CliError):

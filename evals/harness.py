@@ -14,21 +14,23 @@ from itertools import accumulate, groupby, pairwise
 from pathlib import Path
 from typing import Any
 
-from evals.arms import Arm, rows_of
 from evals.codecs import RAW, tiers_of
-from kvrecall.cli import calibration
-from kvrecall.cli.build import build_store
-from kvrecall.v1 import worker_pb2 as wire
+from evals.configs import Arm, rows_of
+from kvrecall.app import calibration
+from kvrecall.app.wiring import build_store
+from kvrecall.domain.messages import message_from_wire
+from kvrecall.domain.session import EpisodeSettings
+from kvrecall.domain.utterances import Utterance, said_by, text_of
+from kvrecall.protocol.v1 import worker_pb2 as wire
 from kvstore.settings import CodecName
-from services.messages import message_from_wire
-from services.sessions import EpisodeSettings
-from services.utterances import Utterance, said_by, text_of
-from workers import methods, profile, wire_values
-from workers.engine import Engine, Parts
-from workers.model import LoadedModel, load_model
-from workers.scheduler import Scheduler
-from workers.settings import WorkerSettings
-from workers.tokenizer import ChatTokenizer, load_tokenizer
+from workers import methods
+from workers.engine.engine import Engine, Parts
+from workers.engine.settings import WorkerSettings
+from workers.generation import convert as wire_values
+from workers.model import layer_sensitivity as profile
+from workers.model.loader import LoadedModel, load_model
+from workers.model.tokenizer import ChatTokenizer, load_tokenizer
+from workers.scheduler.scheduler import Scheduler
 
 Message = Mapping[str, Any]
 """An OpenAI-style message."""
@@ -179,7 +181,7 @@ class Session:
         return self.scheduler.turn(request, _ignore).result()
 
     def _note(self, messages: Sequence[Message], done: wire.TurnDone) -> None:
-        """Keep the turn's tokens, and its utterances as `services.utterances` tells them apart."""
+        """Keep the turn's tokens, and its utterances as `kvrecall.domain.utterances` tells them apart."""
         values = [message_from_wire(wire_values.to_wire(dict(message))) for message in messages]
         runs = [(side, text_of(run)) for side, run in groupby(values, said_by)]
         ends = accumulate(done.utterance_tokens, initial=len(self.token_ids))

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from workers.methods import RepairKV
-from workers.observation import Observed
-from workers.scoring import attention_in_pieces
-from workers.selection import bursts
+from workers.primitives.observation import Observed
+from workers.primitives.scoring import attention_in_pieces
+from workers.primitives.selection import bursts
 
 BEFORE, AFTER = 2, 20
 """The published bursts (RepairKV 3.3)."""

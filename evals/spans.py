@@ -4,7 +4,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 
-from workers.tokenizer import ChatTokenizer
+from workers.model.tokenizer import ChatTokenizer
 
 
 def spans_of(

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
-from kvrecall.cli.results import Row
+from kvrecall.reporting.results import Row
 
 Record = Mapping[str, Any]
 """What a unit found: plain JSON values. Seconds stand apart from what must come out the same again."""

@@ -9,12 +9,12 @@ import structlog
 from fastapi import FastAPI, Response
 
 from gateway.errors import Problem, install_handlers, problems
-from gateway.metrics import Metrics
+from gateway.metrics.service import Metrics
 from gateway.middleware import RequestLog, StrictBody
-from gateway.sessions_api import sessions_router
+from gateway.rest.routes.sessions import sessions_router
 from gateway.settings import GatewaySettings
-from services.errors import ShuttingDown, WorkerLost
-from services.observing import (
+from kvrecall.domain.errors import ShuttingDown, WorkerLost
+from kvrecall.domain.events import (
     EpisodesFailed,
     Observation,
     PagesRebuilt,

@@ -12,7 +12,7 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 
-from services import errors
+from kvrecall.domain import errors
 
 PROBLEM_JSON = "application/problem+json"
 

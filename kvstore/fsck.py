@@ -11,10 +11,16 @@ from pathlib import Path
 from types import MappingProxyType
 
 from kvstore.errors import CorruptPageError, DirectoryLockedError, InvariantError, PageError
-from kvstore.page import PageHeader, PageKey, RecordKind, verify_checksum
+from kvstore.format.page import PageHeader, PageKey, RecordKind, verify_checksum
 from kvstore.tiers.base import Tier
-from kvstore.tiers.log_index import LogIndex, PagePlace
-from kvstore.tiers.segment import Record, SegmentFile, reported, scan_segment, without_torn_tail
+from kvstore.tiers.nvme.index import LogIndex, PagePlace
+from kvstore.tiers.nvme.segment import (
+    Record,
+    SegmentFile,
+    reported,
+    scan_segment,
+    without_torn_tail,
+)
 
 _LOCK = "lock"
 _READ_PAGES = 64

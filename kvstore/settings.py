@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
 if TYPE_CHECKING:
-    from kvstore.codec import Codec
+    from kvstore.format.codec import Codec
 
 CodecName = Literal["raw", "int8"]
 
@@ -51,7 +51,7 @@ class StoreSettings(BaseModel):
     @property
     def codecs(self) -> "list[Codec]":
         """One per tier, fastest first."""
-        from kvstore.codec import Codec  # brings torch, which a gateway has no use for
+        from kvstore.format.codec import Codec  # brings torch, which a gateway has no use for
 
         below = [self.redis_codec] if self.redis_url else []
         return [Codec[name.upper()] for name in (self.ram_codec, self.nvme_codec, *below)]

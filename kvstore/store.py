@@ -10,26 +10,26 @@ from contextlib import suppress
 import torch
 from torch import Tensor
 
-from kvstore.codec import Codec
+from kvstore.consistency import check_store
 from kvstore.errors import KvStoreError, PageError, RowRangeError, RowShapeError
-from kvstore.gathering import ReadKeys
-from kvstore.opening import SessionOpener, Versions
-from kvstore.page import PageLayout
-from kvstore.page_table import PageTable, SharedPages
-from kvstore.prefetching import Prefetcher
-from kvstore.removal import SessionRemover
-from kvstore.retrying import Retrying
-from kvstore.row_reader import RowReader
-from kvstore.row_writer import RowWriter
-from kvstore.session_directory import SessionDirectory
-from kvstore.store_check import check_store
-from kvstore.stored_session import SequenceNumbers
-from kvstore.summaries import Bits, PageSummaries, PageSummary
-from kvstore.tier_counters import TierCounters
-from kvstore.tier_stack import TierStack
+from kvstore.format.codec import Codec
+from kvstore.format.page import PageLayout
+from kvstore.format.page_table import PageTable, SharedPages
+from kvstore.format.summaries import Bits, PageSummaries, PageSummary
+from kvstore.hierarchy.epochs import WriterEpochs
+from kvstore.hierarchy.retry import Retrying
+from kvstore.hierarchy.tier_counters import TierCounters
+from kvstore.hierarchy.tier_stack import TierStack
+from kvstore.hierarchy.write_through import WriteThrough
+from kvstore.sessions.directory import SessionDirectory
+from kvstore.sessions.gather import ReadKeys
+from kvstore.sessions.opener import SessionOpener, Versions
+from kvstore.sessions.prefetcher import Prefetcher
+from kvstore.sessions.reader import RowReader
+from kvstore.sessions.remover import SessionRemover
+from kvstore.sessions.state import SequenceNumbers
+from kvstore.sessions.writer import RowWriter
 from kvstore.tiers.base import Tier
-from kvstore.write_through import WriteThrough
-from kvstore.writer_epochs import WriterEpochs
 
 
 class RowStore:

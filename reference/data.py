@@ -8,7 +8,15 @@ from dataclasses import dataclass
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from reference.conversation import CLAUSE, MOST_FACTS, Conversation, Exchange, Mix, exchange_messages, generate
+from reference.conversation import (
+    CLAUSE,
+    MOST_FACTS,
+    Conversation,
+    Exchange,
+    Mix,
+    exchange_messages,
+    generate,
+)
 from reference.words import ATTRIBUTES, names_for, value_for
 
 IGNORED, ORDINARY, ANSWER = 0, 1, 2

@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from services.errors import Overloaded
-from services.settings import ServiceSettings
+from kvrecall.domain.errors import Overloaded
+from kvrecall.domain.limits import ServiceSettings
 
 
 class Admission:

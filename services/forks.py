@@ -9,20 +9,20 @@ from typing import Literal
 
 from pydantic import TypeAdapter
 
-from kvrecall.v1 import worker_pb2 as wire
+from kvrecall.domain.errors import ServiceError, UnknownTurn
+from kvrecall.domain.events import Observers, SessionForked
+from kvrecall.domain.messages import ToolCall
+from kvrecall.domain.reports import memory_from_wire
+from kvrecall.domain.session import ForkOrigin, PendingCall, Session, SharedPages, Turn, due_repairs
+from kvrecall.protocol.v1 import worker_pb2 as wire
 from services.admission import Admission
+from services.background import Resting
 from services.cancellation import unbroken
-from services.catalog import REPAIRS_KEPT, Catalog, ForkCommit, IdempotencyKey, Remembered
-from services.errors import ServiceError, UnknownTurn
-from services.live import LiveSession, LiveSessions, spec_of
-from services.messages import ToolCall
-from services.observing import Observers, SessionForked
-from services.reports import memory_from_wire
-from services.resting import Resting
-from services.sessions import ForkOrigin, PendingCall, Session, SharedPages, Turn, due_repairs
-from services.tenants import Tenants
+from services.catalog.base import REPAIRS_KEPT, Catalog, ForkCommit, IdempotencyKey, Remembered
+from services.cluster.worker_client import Worker
+from services.quotas import Tenants
+from services.session_manager import LiveSession, LiveSessions, spec_of
 from services.turn_log import logged_turns
-from services.worker_client import Worker
 
 SESSION = TypeAdapter(Session)
 

@@ -10,10 +10,10 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
+from kvrecall.domain.errors import ServiceError, SessionBusy, StaleEpoch, UnknownSession
+from kvrecall.domain.limits import ServiceSettings
 from services.cancellation import unbroken
-from services.catalog import Catalog, Lease
-from services.errors import ServiceError, SessionBusy, StaleEpoch, UnknownSession
-from services.settings import ServiceSettings
+from services.catalog.base import Catalog, Lease
 
 _RENEWALS_PER_CLAIM = 3
 _FIRST_PAUSE_SECONDS = 0.01

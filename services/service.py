@@ -8,13 +8,7 @@ from dataclasses import replace
 
 from pydantic import TypeAdapter
 
-from kvrecall.v1 import worker_pb2 as wire
-from services.admission import Admission
-from services.call_events import CallEvent, EventReceipt, apply_event, is_late, receipt
-from services.cancellation import unbroken
-from services.catalog import Catalog, EpisodeSet, IdempotencyKey, Remembered, SessionPage
-from services.episode_keeper import EpisodeKeeper
-from services.errors import (
+from kvrecall.domain.errors import (
     InvalidRequest,
     ServiceError,
     ShuttingDown,
@@ -22,25 +16,31 @@ from services.errors import (
     WorkerRefused,
     WorkerUnavailable,
 )
+from kvrecall.domain.events import Observer, Observers, SessionDeleted, SessionMoved
+from kvrecall.domain.limits import ServiceSettings
+from kvrecall.domain.reports import MemoryReport
+from kvrecall.domain.session import Session, SessionSettings, SessionState, Turn, due_repairs
+from kvrecall.domain.session_request import NewSession, settled
+from kvrecall.domain.tool_events import CallEvent, EventReceipt, apply_event, is_late, receipt
+from kvrecall.domain.turn_request import TurnRequest
+from kvrecall.protocol.v1 import worker_pb2 as wire
+from services.admission import Admission
+from services.background import Resting
+from services.cancellation import unbroken
+from services.catalog.base import Catalog, EpisodeSet, IdempotencyKey, Remembered, SessionPage
+from services.cluster.worker_client import Worker
+from services.episode_maintenance import EpisodeKeeper
+from services.episode_router import Matcher
 from services.forks import Forks, NewFork
-from services.leftovers import Leftovers
-from services.live import LiveSession, LiveSessions, spec_of
-from services.matching import Matcher
-from services.new_session import NewSession, settled
-from services.observing import Observer, Observers, SessionDeleted, SessionMoved
-from services.passages import ToldRepair, tell_repairs
-from services.pause_limit import PauseLimit
-from services.pauses import Pauses
-from services.prefixes import Prefixes
-from services.reports import MemoryReport
-from services.resting import Resting
-from services.sessions import Session, SessionSettings, SessionState, Turn, due_repairs
-from services.settings import ServiceSettings
-from services.tenants import Tenants
-from services.turn_plan import TurnRequest
+from services.page_gc import Leftovers
+from services.prefix_sharing import Prefixes
+from services.quotas import Tenants
+from services.repair_history import ToldRepair, tell_repairs
+from services.repair_runner import Pauses
+from services.session_manager import LiveSession, LiveSessions, spec_of
+from services.tool_call_timeouts import PauseLimit
 from services.turn_stream import TurnStream
 from services.turns import Turns
-from services.worker_client import Worker
 
 SESSION = TypeAdapter(Session)
 RECEIPT = TypeAdapter(EventReceipt)

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable, Sequence
 
-from kvrecall.v1 import worker_pb2 as wire
-from services.catalog import RepairRecord
-from services.messages import message_to_wire
-from services.sessions import Turn
+from kvrecall.domain.messages import message_to_wire
+from kvrecall.domain.session import Turn
+from kvrecall.protocol.v1 import worker_pb2 as wire
+from services.catalog.base import RepairRecord
 
 
 def logged_turns(turns: Iterable[Turn], repairs: Sequence[RepairRecord]) -> list[wire.LoggedTurn]:

@@ -5,9 +5,9 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from services.errors import WorkerLost
-from services.messages import ToolCall
-from services.reports import TurnOutcome
+from kvrecall.domain.errors import WorkerLost
+from kvrecall.domain.messages import ToolCall
+from kvrecall.domain.reports import TurnOutcome
 
 
 @dataclass(frozen=True)

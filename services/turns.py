@@ -8,26 +8,44 @@ from dataclasses import dataclass
 
 from pydantic import TypeAdapter
 
-from kvrecall.v1 import worker_pb2 as wire
+from kvrecall.domain.errors import (
+    InvalidRequest,
+    ServiceError,
+    UnknownSession,
+    WorkerLost,
+    WorkerRefused,
+)
+from kvrecall.domain.events import EpisodesFailed, Observers, TurnFailed, TurnFinished, TurnRetried
+from kvrecall.domain.limits import ServiceSettings
+from kvrecall.domain.messages import (
+    Message,
+    call_from_wire,
+    message_from_wire,
+    message_to_wire,
+    sampling_to_wire,
+)
+from kvrecall.domain.reports import (
+    TurnOutcome,
+    episode_from_wire,
+    fidelity_from_wire,
+    memory_from_wire,
+    repair_from_wire,
+)
+from kvrecall.domain.session import RepairTrigger, Session, SessionEvent, Turn, due_repairs
+from kvrecall.domain.turn_request import TurnPlan, TurnRequest, plan_turn
+from kvrecall.protocol.v1 import worker_pb2 as wire
 from services.admission import Admission
+from services.background import Resting
 from services.cancellation import unbroken
-from services.catalog import Catalog, IdempotencyKey, Remembered, TurnCommit
-from services.errors import InvalidRequest, ServiceError, UnknownSession, WorkerLost, WorkerRefused
-from services.live import LiveSession, LiveSessions
-from services.matching import Match, Matcher
-from services.messages import Message, call_from_wire, message_from_wire, message_to_wire, sampling_to_wire
-from services.observing import EpisodesFailed, Observers, TurnFailed, TurnFinished, TurnRetried
-from services.pauses import repair_details, signal_text
-from services.prefixes import FirstTurn, Prefixes
-from services.reports import TurnOutcome, episode_from_wire, fidelity_from_wire, memory_from_wire, repair_from_wire
-from services.resting import Resting
-from services.retelling import Retelling
-from services.sessions import RepairTrigger, Session, SessionEvent, Turn, due_repairs
-from services.settings import ServiceSettings
-from services.tenants import Tenants
-from services.turn_plan import TurnPlan, TurnRequest, plan_turn
+from services.catalog.base import Catalog, IdempotencyKey, Remembered, TurnCommit
+from services.cluster.worker_client import Worker
+from services.episode_router import Match, Matcher
+from services.prefix_sharing import FirstTurn, Prefixes
+from services.quotas import Tenants
+from services.repair_runner import repair_details, signal_text
+from services.session_manager import LiveSession, LiveSessions
+from services.stream_resume import Retelling
 from services.turn_stream import CallMade, TokenSaid, TurnEnded, TurnProgress, TurnStarted
-from services.worker_client import Worker
 
 OUTCOME = TypeAdapter(TurnOutcome)
 _MOST_REBUILDS = 2

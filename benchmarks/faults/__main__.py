@@ -16,7 +16,7 @@ from benchmarks.faults.faults import CLUSTER, EMBEDDED
 from benchmarks.faults.rounds import Findings, Round, folder_of, undisturbed
 from benchmarks.faults.scripts import scripts
 from benchmarks.faults.setups import Setup, cluster, embedded, embedded_apart, endless_model
-from kvrecall.cli.results import results_of
+from kvrecall.reporting.results import results_of
 
 RESULT = Path(__file__).parents[1] / "results" / "faults.json"
 SCRIPTS = 8

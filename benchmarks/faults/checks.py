@@ -15,12 +15,12 @@ from benchmarks.faults.processes import processes_under
 from benchmarks.faults.scripts import Json
 from benchmarks.faults.setups import Setup
 from benchmarks.faults.speaking import Speaker, Told
-from kvrecall.cli.catalog import open_catalog
-from kvrecall.cli.errors import CannotServe
+from kvrecall.app.catalog import open_catalog
+from kvrecall.app.errors import CannotServe
+from kvrecall.domain.errors import CatalogError
+from kvrecall.domain.session import Turn
 from kvstore.errors import KvStoreError
-from kvstore.tiers.nvme import NvmeTier
-from services.errors import CatalogError
-from services.sessions import Turn
+from kvstore.tiers.nvme.tier import NvmeTier
 
 ROWS = ("length", "active_rows", "evicted_rows", "promoted_rows")
 SETTLE_SECONDS = 60.0

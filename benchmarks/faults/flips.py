@@ -10,7 +10,7 @@ from typing import Literal
 import redis
 
 from kvstore.errors import PageError
-from kvstore.page import HEADER_BYTES, MAGIC, RecordKind, parse_header
+from kvstore.format.page import HEADER_BYTES, MAGIC, RecordKind, parse_header
 
 Part = Literal["header", "payload"]
 _PAGE = re.compile(rb"\}:\d+$")

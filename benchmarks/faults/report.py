@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.faults.rounds import AFTER_REBUILD, DIFFERENT, Findings
-from kvrecall.cli.results import Row
+from kvrecall.reporting.results import Row
 
 WRONG = (
     "turns lost or twice",

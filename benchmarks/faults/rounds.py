@@ -13,7 +13,7 @@ from benchmarks.faults.injecting import Injector
 from benchmarks.faults.scripts import Script
 from benchmarks.faults.setups import Setup
 from benchmarks.faults.speaking import NotServedError, Speaker, Tally, Told
-from kvrecall.cli.errors import ServerNotReady
+from kvrecall.app.errors import ServerNotReady
 
 SPEAKERS = 3
 DIFFERENT, AFTER_REBUILD = "answers that differ", "answers that differ, after lost pages were computed again"

@@ -16,7 +16,7 @@ from pydantic import SecretStr
 from benchmarks.faults.disks import Disk, new_disk
 from benchmarks.faults.processes import RedisProcess, ServerProcess, free_port
 from benchmarks.faults.proxy import Proxy
-from kvrecall.cli.settings import Settings
+from kvrecall.app.settings import Settings
 from reference import MODEL_PATH
 
 DISK_BYTES = 192 << 20

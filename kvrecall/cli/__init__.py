@@ -8,9 +8,10 @@ from pydantic import ValidationError
 from rich.console import Console
 from typer.core import TyperGroup
 
+from kvrecall.app.errors import CliError
+from kvrecall.cli.archive import export_command, import_command
 from kvrecall.cli.chat import chat_command
 from kvrecall.cli.demo import demo_command
-from kvrecall.cli.errors import CliError
 from kvrecall.cli.eval import eval_app
 from kvrecall.cli.fsck import fsck_command
 from kvrecall.cli.gateway import gateway_command
@@ -19,9 +20,8 @@ from kvrecall.cli.profile_layers import profile_layers_command
 from kvrecall.cli.replay import replay_command
 from kvrecall.cli.report import report_command
 from kvrecall.cli.serve import serve_command
-from kvrecall.cli.transfer import export_command, import_command
 from kvrecall.cli.worker import worker_command
-from kvrecall.client import KvrecallError
+from kvrecall.client.client import KvrecallError
 
 
 class _Commands(TyperGroup):

@@ -12,12 +12,12 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from kvrecall.cli.errors import CliError
-from kvrecall.cli.local_server import ServerNeeds, server_at
-from kvrecall.cli.serve import TEST_INSTRUMENT
-from kvrecall.cli.settings import DEFAULTS, Settings
-from kvrecall.cli.text import readable_bytes
-from kvrecall.client import KvrecallClient, KvrecallError, StreamEvent
+from kvrecall.app.errors import CliError
+from kvrecall.app.local_server import ServerNeeds, server_at
+from kvrecall.app.run import TEST_INSTRUMENT
+from kvrecall.app.settings import DEFAULTS, Settings
+from kvrecall.client.client import KvrecallClient, KvrecallError, StreamEvent
+from kvrecall.reporting.units import readable_bytes
 from reference import MODEL_PATH
 from reference.conversation import SYSTEM_LINES
 from reference.tools import TOOLS

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from kvrecall.cli.eval_tables import tables_of
-from kvrecall.cli.results import Results, results_of
-from kvrecall.cli.serve import TEST_INSTRUMENT
+from kvrecall.app.run import TEST_INSTRUMENT
+from kvrecall.reporting.eval_tables import tables_of
+from kvrecall.reporting.results import Results, results_of
 from reference import MODEL_PATH
 
 if TYPE_CHECKING:
@@ -63,9 +63,9 @@ def longconv_command(
     fresh: Fresh = False,
 ) -> None:
     """Questions on early, middle and late facts of conversations on several topics; accuracy against budget."""
-    from evals import longconv
-    from evals.arms import arms_of
     from evals.codecs import codecs_of
+    from evals.configs import arms_of
+    from evals.suites.longconv import suite as longconv
 
     first = longconv.LongConv(_setup(model, "", seed, block, episodes), tokens, topics, questions)
     chosen = _words(budgets) or list(longconv.BUDGETS)
@@ -89,8 +89,8 @@ def passkey_command(
     fresh: Fresh = False,
 ) -> None:
     """One fact among small talk, by its depth and the history's length; a heat map per method."""
-    from evals import passkey
-    from evals.arms import arms_of
+    from evals.configs import arms_of
+    from evals.suites import passkey
 
     setup = _setup(model, budget, seed, block, episodes)
     places = (lengths or passkey.LENGTHS, depths or passkey.DEPTHS)
@@ -113,8 +113,8 @@ def fidelity_command(
     fresh: Fresh = False,
 ) -> None:
     """Recorded conversations under every method and budget: how far each turn is from the full cache."""
-    from evals import fidelity
-    from evals.arms import arms_of
+    from evals.configs import arms_of
+    from evals.suites import fidelity
 
     setup = _setup(model, "", seed, block, episodes)
     chosen = _words(budgets) or list(fidelity.BUDGETS)
@@ -143,8 +143,10 @@ def locomo_command(
     fresh: Fresh = False,
 ) -> None:
     """Real conversations: whether the matched episode holds a question's evidence; F1 of a model's answers."""
-    from evals import locomo, locomo_answers, locomo_matching
-    from evals.arms import arms_of
+    from evals.configs import arms_of
+    from evals.suites.locomo import answers as locomo_answers
+    from evals.suites.locomo import matching as locomo_matching
+    from evals.suites.locomo import suite as locomo
 
     answers = []
     if model is not None:
@@ -176,9 +178,9 @@ def mq_niah_command(
     fresh: Fresh = False,
 ) -> None:
     """Facts that the second turn asks for, after the cache was compressed for the first: repair and its controls."""
-    from evals import mq_niah_suites
     from evals.codecs import codecs_of
-    from evals.mq_niah_case import Protocol
+    from evals.suites.mq_niah import variants as mq_niah_suites
+    from evals.suites.mq_niah.case import Protocol
 
     protocol = Protocol(_path_of(model), 0, base, tokens, distractors)
     names, kept = tuple(_words(suite) or ["4q"]), codecs_of(_words(codecs))
@@ -197,7 +199,7 @@ def repository_command(
     fresh: Fresh = False,
 ) -> None:
     """A name that was taken out of a place in Python's standard library, and an event that describes the place."""
-    from evals import repository
+    from evals.suites.repository import suite as repository
 
     path = _path_of(model)
     _run(repository.suite(path, tokens or repository.context_tokens(path), seed, cases), json, processes, fresh)
@@ -205,9 +207,9 @@ def repository_command(
 
 def _setup(model: str, budget: str, seed: int, block: int, episodes: str) -> "Setup":
     """What the units of a suite have in common; the suite puts its own arms in the place of the full cache."""
-    from evals.arms import FULL, arm_of
+    from evals.configs import FULL, arm_of
     from evals.harness import Setup
-    from services.sessions import EpisodeSettings
+    from kvrecall.domain.session import EpisodeSettings
 
     if episodes != "auto" and not (episodes.isdecimal() and int(episodes)):
         raise typer.BadParameter(f"{episodes!r} is neither a number of episodes nor auto")
@@ -234,8 +236,8 @@ def _run(suite: "Suite[Any]", out: Path, processes: int, fresh: bool) -> None:
 
 def _show(console: Console, results: Results, out: Path) -> None:
     # matplotlib takes a second to import.
-    from kvrecall.cli.drawing import png
-    from kvrecall.cli.eval_plots import figure_of
+    from kvrecall.reporting.eval_plots import figure_of
+    from kvrecall.reporting.figures import png
 
     for table in tables_of(results):
         console.print(table)

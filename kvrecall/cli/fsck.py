@@ -13,16 +13,16 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from kvrecall.cli.errors import CannotCheck, CannotServe
-from kvrecall.cli.serve import given
-from kvrecall.cli.settings import Settings
-from kvrecall.cli.text import readable_bytes
+from kvrecall.app.errors import CannotCheck, CannotServe
+from kvrecall.app.settings import Settings
+from kvrecall.cli.options import given
+from kvrecall.reporting.units import readable_bytes
 
 if TYPE_CHECKING:
-    from kvrecall.cli.fsck_findings import Finding, KnownSession, Stored
+    from kvrecall.admin.fsck import Finding, KnownSession, Stored
+    from kvrecall.domain.session import SharedPages
     from kvstore.fsck import PagesReport
-    from services.catalog import Catalog
-    from services.sessions import SharedPages
+    from services.catalog.base import Catalog
 
 FOUND_PROBLEMS = 1
 
@@ -39,7 +39,7 @@ def fsck_command(
     Ends with 0 when all is well, 1 when problems were found, 2 when it could not be checked. What lies in Redis is
     checked as well, where the environment names one (KVRECALL_CATALOG_URL, KVRECALL_STORE__REDIS_URL).
     """
-    from kvrecall.cli.stopped import has_catalog, has_pages
+    from kvrecall.admin.offline import has_catalog, has_pages
 
     settings = Settings(**given({"data": data, "model": model}))
     console = Console()
@@ -51,7 +51,7 @@ def fsck_command(
 
 async def _checked(settings: Settings, console: Console, repair: bool) -> int:
     """Say what was found; returns how many problems there are. Raises CannotCheck."""
-    from kvrecall.cli.fsck_findings import stored, tier_findings
+    from kvrecall.admin.fsck import stored, tier_findings
 
     findings = _catalog_findings(settings)
     reports = _pages(settings)
@@ -72,8 +72,8 @@ async def _checked(settings: Settings, console: Console, repair: bool) -> int:
 
 def _catalog_findings(settings: Settings) -> "list[Finding]":
     """What SQLite itself says of the catalog's file. Raises CannotCheck for a file that is none."""
-    from kvrecall.cli.fsck_findings import Finding
-    from kvrecall.cli.stopped import catalog_file
+    from kvrecall.admin.fsck import Finding
+    from kvrecall.admin.offline import catalog_file
 
     path = catalog_file(settings)
     if settings.catalog_url is not None or not path.exists():
@@ -100,10 +100,10 @@ def _is_false_alarm(connection: sqlite3.Connection, wrong: str) -> bool:
 
 def _pages(settings: Settings) -> "list[PagesReport]":
     """The tiers, fastest first. Raises CannotCheck when a process uses the directory, or a tier does not answer."""
-    from kvrecall.cli.stopped import has_pages, layout_in, pages_folder
+    from kvrecall.admin.offline import has_pages, layout_in, pages_folder
     from kvstore.errors import KvStoreError
     from kvstore.fsck import check_directory, check_tier, unused
-    from kvstore.tiers.redis import RedisTier
+    from kvstore.tiers.redis.tier import RedisTier
 
     reports, folder, store = list["PagesReport"](), pages_folder(settings), settings.store
     try:
@@ -121,7 +121,7 @@ def _pages(settings: Settings) -> "list[PagesReport]":
 
 async def _known(settings: Settings) -> "tuple[list[KnownSession], list[SharedPages]] | None":
     """What the catalog says: its sessions, and what is kept of deleted ones; None where there is no catalog here."""
-    from kvrecall.cli.stopped import has_catalog, opened_catalog
+    from kvrecall.admin.offline import has_catalog, opened_catalog
 
     if not has_catalog(settings):
         return None
@@ -134,8 +134,8 @@ async def _known(settings: Settings) -> "tuple[list[KnownSession], list[SharedPa
 
 
 async def _known_session(catalog: "Catalog", id: str) -> "KnownSession":
-    from kvrecall.cli.fsck_findings import KnownSession
-    from kvrecall.v1 import worker_pb2 as wire
+    from kvrecall.admin.fsck import KnownSession
+    from kvrecall.protocol.v1 import worker_pb2 as wire
 
     session = await catalog.session(id)
     state = wire.SessionState.FromString(await catalog.worker_state(id))
@@ -144,7 +144,7 @@ async def _known_session(catalog: "Catalog", id: str) -> "KnownSession":
 
 
 def _compared(sessions: "list[KnownSession]", kept: "list[SharedPages]", pages: "Stored") -> "list[Finding]":
-    from kvrecall.cli.fsck_findings import leftover_findings, session_findings
+    from kvrecall.admin.fsck import leftover_findings, session_findings
 
     findings = [finding for session in sessions for finding in session_findings(session, pages)]
     return [*findings, *leftover_findings(sessions, kept, pages)]
@@ -154,8 +154,8 @@ def _dropped(
     settings: Settings, sessions: "list[KnownSession]", kept: "list[SharedPages]", pages: "Stored"
 ) -> "list[Finding]":
     """Delete pages that belong to no session, in every tier. Raises CannotCheck."""
-    from kvrecall.cli.fsck_findings import Finding, leftovers
-    from kvrecall.cli.stopped import layout_in, opened_tiers
+    from kvrecall.admin.fsck import Finding, leftovers
+    from kvrecall.admin.offline import layout_in, opened_tiers
 
     known = {session.id for session in sessions}
     keys = [key for key in leftovers(sessions, kept, pages) if key.session not in known]

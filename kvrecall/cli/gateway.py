@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from kvrecall.cli.errors import CannotServe
-from kvrecall.cli.serve import given, run_service, set_up_process
-from kvrecall.cli.settings import LogFormat, Settings
+from kvrecall.app.errors import CannotServe
+from kvrecall.app.run import run_service, set_up_process
+from kvrecall.app.settings import LogFormat, Settings
+from kvrecall.cli.options import given
 
 if TYPE_CHECKING:
-    from services.registry import Registry
+    from services.cluster.registry import Registry
     from services.service import SessionService
 
 
@@ -47,9 +48,9 @@ def gateway_command(
 async def _build_service(settings: Settings) -> "SessionService":
     """The service of the workers that there are, one at least. Raises CannotServe."""
     # Imported here, as everything that only a server needs.
-    from kvrecall.cli.catalog import open_catalog
-    from services.errors import WorkerLost
-    from services.fleet import Fleet
+    from kvrecall.app.catalog import open_catalog
+    from kvrecall.domain.errors import WorkerLost
+    from services.cluster.pool import Fleet
     from services.service import SessionService
 
     try:
@@ -70,9 +71,9 @@ async def _build_service(settings: Settings) -> "SessionService":
 
 def _registry(settings: Settings) -> "Registry":
     """Where workers are looked for: at the addresses that were given, or in the catalog's Redis. Raises CannotServe."""
-    from kvrecall.cli.redis_client import redis_client
+    from kvrecall.app.redis import redis_client
     from kvstore.errors import TierSettingsError
-    from services.registry import RedisRegistry, StaticRegistry
+    from services.cluster.registry import RedisRegistry, StaticRegistry
 
     if settings.catalog_url is None or "worker" in settings.wire.model_fields_set:
         return StaticRegistry(settings.wire.workers)

@@ -9,11 +9,11 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from kvrecall.cli.errors import BadCalibrationText, CannotServe
-from kvrecall.cli.settings import DEFAULTS, Settings
+from kvrecall.app.errors import BadCalibrationText, CannotServe
+from kvrecall.app.settings import DEFAULTS, Settings
 
 if TYPE_CHECKING:
-    from workers.profile import Profile
+    from workers.model.layer_sensitivity import Profile
 
 
 def profile_layers_command(
@@ -46,12 +46,12 @@ def _profile(
     # torch and transformers take seconds to import: other commands do without.
     import torch
 
-    from kvrecall.cli import calibration
-    from workers import profile
-    from workers.budgets import LayerBudgets, alpha_of, split
+    from kvrecall.app import calibration
     from workers.errors import ModelRefused, ProfileRefused
-    from workers.model import load_model
-    from workers.tokenizer import load_tokenizer
+    from workers.model import layer_sensitivity as profile
+    from workers.model.loader import load_model
+    from workers.model.tokenizer import load_tokenizer
+    from workers.primitives.budgets import LayerBudgets, alpha_of, split
 
     said = calibration.text_of(text) if text else calibration.packaged_text(settings.model, tokens)
     try:
@@ -93,7 +93,7 @@ def _table(profile: "Profile", splits: Mapping[str, tuple[int, ...]], budget: in
 
 def _draw(profile: "Profile", splits: Mapping[str, tuple[int, ...]], path: Path) -> None:
     # matplotlib takes a second to import.
-    from kvrecall.cli.drawing import png
-    from kvrecall.cli.layer_plots import layers_plot
+    from kvrecall.reporting.figures import png
+    from kvrecall.reporting.layer_plots import layers_plot
 
     png(layers_plot(profile.sensitivity, splits), path)

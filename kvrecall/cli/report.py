@@ -9,8 +9,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from kvrecall.cli.page import Page
-from kvrecall.cli.results import Results, Row, read_results
+from kvrecall.reporting.html import Page
+from kvrecall.reporting.results import Results, Row, read_results
 
 QUALITY = ("condition", "method", "k", "budget", "share", "active_rows", "mean", "ci_low", "ci_high", "n")
 SPEED = ("condition", "metric", "unit", "median", "p95", "n", "ratio_to", "ratio")
@@ -55,9 +55,9 @@ def _tell(console: Console, results: Results) -> None:
 
 def _add(page: Page, results: Results) -> None:
     # matplotlib takes a second to import: the other commands do without.
-    from kvrecall.cli.drawing import svg
-    from kvrecall.cli.eval_plots import figure_of
-    from kvrecall.cli.report_plots import divergence_plot, quality_plot, speed_plot
+    from kvrecall.reporting.eval_plots import figure_of
+    from kvrecall.reporting.figures import svg
+    from kvrecall.reporting.report_plots import divergence_plot, quality_plot, speed_plot
 
     page.heading(f"{results.suite}: {results.model}")
     page.code(results.command)

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from kvrecall.cli.errors import CannotServe
-from kvrecall.cli.serve import LISTENING, given, say_what_is_served, set_up_process
-from kvrecall.cli.settings import LogFormat, Settings
+from kvrecall.app.errors import CannotServe
+from kvrecall.app.run import LISTENING, say_what_is_served, set_up_process
+from kvrecall.app.settings import LogFormat, Settings
+from kvrecall.cli.options import given
 
 if TYPE_CHECKING:
-    from workers.calls import WorkerCalls
-    from workers.registration import Registration
+    from workers.rpc.registration import Registration
+    from workers.rpc.service import WorkerCalls
 
 
 def worker_command(
@@ -51,9 +52,9 @@ def worker_command(
 async def _run_worker(settings: Settings, console: Console) -> None:
     """Answer calls until a signal ends it, then drain. Raises CannotServe."""
     # torch takes seconds to import: other commands do without.
-    from kvrecall.cli.build import build_worker
+    from kvrecall.app.wiring import build_worker
     from workers.errors import CannotListen
-    from workers.server import WorkerServer
+    from workers.rpc.server import WorkerServer
 
     try:
         server = WorkerServer(settings.server)
@@ -80,9 +81,9 @@ async def _run_worker(settings: Settings, console: Console) -> None:
 
 def _registration(settings: Settings, address: str, calls: "WorkerCalls") -> "Registration | None":
     """How the worker announces itself, where gateways look for workers in Redis. Raises CannotServe."""
-    from kvrecall.cli.redis_client import redis_client
+    from kvrecall.app.redis import redis_client
     from kvstore.errors import TierSettingsError
-    from workers.registration import Registration
+    from workers.rpc.registration import Registration
 
     if settings.catalog_url is None:
         return None

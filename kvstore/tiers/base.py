@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
-from kvstore.page import Blob, PageHeader, PageKey
+from kvstore.format.page import Blob, PageHeader, PageKey
 
 UNFENCED = (1 << 21) - 1
 """An epoch that every fence lets through: for a page that is put back as it was, for whoever shares it. Epochs of

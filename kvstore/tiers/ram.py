@@ -12,7 +12,7 @@ from threading import Lock
 import numpy as np
 
 from kvstore.errors import InvariantError, StoreClosedError, TierFullError
-from kvstore.page import Blob, PageHeader, PageKey, parse_header, sequence_of
+from kvstore.format.page import Blob, PageHeader, PageKey, parse_header, sequence_of
 from kvstore.tiers.arena import Arena
 
 

@@ -4,8 +4,8 @@ import pytest
 
 from benchmarks.chunk_reuse import Plan, evictions, measure
 from reference import MODEL_PATH
-from workers.model import LoadedModel, load_model
-from workers.tokenizer import ChatTokenizer, load_tokenizer
+from workers.model.loader import LoadedModel, load_model
+from workers.model.tokenizer import ChatTokenizer, load_tokenizer
 
 PLAN = Plan(seed=3, blocks=4, block=32, budget=64)
 

@@ -7,8 +7,8 @@ import torch
 
 from benchmarks.repair import PLAIN, Plan, doubled, exponent, main, measured, stored
 from benchmarks.repair_keys import SINKS, MadeUp
-from kvrecall.cli.results import read_results
-from workers.cache import RowShape
+from kvrecall.reporting.results import read_results
+from workers.cache.active_cache import RowShape
 from workers.methods.repairkv import RepairKV
 
 KEYS = MadeUp(RowShape(n_layers=4, n_heads=8, n_kv_heads=4, head_dim=32), torch.bfloat16, seed=3, signal_tokens=4)

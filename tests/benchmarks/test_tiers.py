@@ -8,7 +8,7 @@ import torch
 
 from benchmarks.tier_subjects import Files, Pages, Way
 from benchmarks.tiers import TIERS, compared
-from kvstore.page import PageLayout
+from kvstore.format.page import PageLayout
 
 LAYOUT = PageLayout(2, 2, 16, torch.float32, "benchmark")
 LIMITS = {

@@ -23,8 +23,8 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from kvrecall.cli.local_server import ServerNeeds, launch
-from kvrecall.client import KvrecallClient
+from kvrecall.app.local_server import ServerNeeds, launch
+from kvrecall.client.client import KvrecallClient
 from reference import MODEL_PATH
 
 DEADLINE_SECONDS = 300.0

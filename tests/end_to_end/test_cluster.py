@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import redis
 
-from kvrecall.client import KvrecallClient
+from kvrecall.client.client import KvrecallClient
 
 Json = dict[str, Any]
 SETTINGS: Json = {"budget": 128, "repair_rows": 32, "repair_on": ["tool_call", "tool_result"], "seed": 23}

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from kvrecall.client import KvrecallClient, KvrecallError
+from kvrecall.client.client import KvrecallClient, KvrecallError
 
 Json = dict[str, Any]
 SETTINGS = {"budget": 128, "repair_rows": 32, "repair_on": ["tool_call", "tool_result", "turn"], "seed": 11}

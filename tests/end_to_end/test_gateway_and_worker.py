@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import trustme
 
-from kvrecall.client import KvrecallClient, KvrecallError
+from kvrecall.client.client import KvrecallClient, KvrecallError
 
 Json = dict[str, Any]
 END_SECONDS = 300.0
@@ -197,8 +197,8 @@ def test_what_a_killed_gateway_had_not_committed_never_happened(pair: Pair, say:
 def test_a_gateway_imports_no_torch(pair: Pair) -> None:
     log = pair.gateway.log.read_text(encoding="utf-8")
     imported = {line.rsplit("|", 1)[-1].strip() for line in log.splitlines() if line.startswith("import time:")}
-    assert {"services.grpc_worker", "gateway.app"} <= imported
-    assert not {name for name in imported if name.split(".")[0] in ("torch", "transformers", "kvstore.page")}
+    assert {"services.cluster.grpc_client", "gateway.app"} <= imported
+    assert not {name for name in imported if name.split(".")[0] in ("torch", "transformers", "kvstore.format.page")}
     assert "kvstore.store" not in imported
 
 

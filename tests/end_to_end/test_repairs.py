@@ -15,12 +15,12 @@ from urllib.parse import urlsplit
 import psutil
 import pytest
 
-from kvrecall.cli.build import build_service
-from kvrecall.cli.settings import Settings
-from services.messages import Message, Sampling, ToolCall
+from kvrecall.app.settings import Settings
+from kvrecall.app.wiring import build_service
+from kvrecall.domain.messages import Message, Sampling, ToolCall
+from kvrecall.domain.session import RepairTrigger
+from kvrecall.domain.turn_request import TurnRequest
 from services.service import NewSession, SessionService
-from services.sessions import RepairTrigger
-from services.turn_plan import TurnRequest
 
 Json = dict[str, Any]
 CALLS = 30

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from evals.arms import arm_of
+from evals.configs import arm_of
 from evals.harness import Setup
 from evals.suite import Suite
+from kvrecall.domain.session import EpisodeSettings
 from reference import MODEL_PATH
-from services.sessions import EpisodeSettings
 
 LIGHT = '''
 import time

@@ -7,25 +7,27 @@ from typing import Any
 import pytest
 import torch
 
-from evals import harness, longconv, mq_niah_suites
-from evals.arms import arms_of
+from evals import harness
 from evals.codecs import INT8, RAW, codecs_of, page_shares
 from evals.conditions import BASE, FULL, MATCHED, SPREAD
-from evals.conversations import generate_topics
+from evals.configs import arms_of
 from evals.errors import BadCodec
 from evals.harness import Session, Setup
-from evals.longconv import LongConv
-from evals.mq_niah import CODED, Frontier, run
-from evals.mq_niah_case import Protocol
-from evals.mq_niah_rows import result_rows
 from evals.suite import Record
-from kvrecall.cli.drawing import svg
-from kvrecall.cli.eval_plots import figure_of
-from kvrecall.cli.eval_tables import tables_of
-from kvrecall.cli.results import Results
-from kvstore.codec import Codec
-from kvstore.page import PageLayout, parse_header
-from kvstore.tiers.nvme import NvmeTier
+from evals.suites.longconv import suite as longconv
+from evals.suites.longconv.conversations import generate_topics
+from evals.suites.longconv.suite import LongConv
+from evals.suites.mq_niah import variants as mq_niah_suites
+from evals.suites.mq_niah.case import Protocol
+from evals.suites.mq_niah.rows import result_rows
+from evals.suites.mq_niah.suite import CODED, Frontier, run
+from kvrecall.reporting.eval_plots import figure_of
+from kvrecall.reporting.eval_tables import tables_of
+from kvrecall.reporting.figures import svg
+from kvrecall.reporting.results import Results
+from kvstore.format.codec import Codec
+from kvstore.format.page import PageLayout, parse_header
+from kvstore.tiers.nvme.tier import NvmeTier
 from reference import MODEL_PATH
 
 SetupOf = Callable[..., Setup]

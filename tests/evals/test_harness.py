@@ -6,9 +6,9 @@ from itertools import pairwise
 import pytest
 
 from evals import episodes, harness
-from evals.conversations import TopicConversation, generate_topics
 from evals.harness import Setup
-from services.sessions import EpisodeSettings
+from evals.suites.longconv.conversations import TopicConversation, generate_topics
+from kvrecall.domain.session import EpisodeSettings
 
 SetupOf = Callable[..., Setup]
 BUDGET = "160"

@@ -10,7 +10,7 @@ import pytest
 from evals.errors import BadJournal
 from evals.harness import Setup
 from evals.journal import Journal, key_of
-from evals.longconv import LongConv
+from evals.suites.longconv.suite import LongConv
 
 
 @dataclass(frozen=True)

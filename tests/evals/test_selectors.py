@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from evals import selectors
 from evals.selectors import CHUNK, Summaries
-from workers.observation import Observed
+from workers.primitives.observation import Observed
 
 LAYERS, HEADS, KV_HEADS, DIM, LENGTH = 2, 4, 2, 8, 50
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from evals.longconv_rows import prefill_seconds, result_rows
+from evals.suites.longconv.rows import prefill_seconds, result_rows
 from evals.summary import difference_row, grouped, mean_row, values_of
 
 

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from benchmarks.faults.flips import flip_in_files, turn_bit
-from kvstore.codec import encode_page
 from kvstore.errors import CorruptPageError, PageError
-from kvstore.page import HEADER_BYTES, PageKey, PageLayout, parse_header, verify_checksum
-from kvstore.tiers.nvme import NvmeTier
+from kvstore.format.codec import encode_page
+from kvstore.format.page import HEADER_BYTES, PageKey, PageLayout, parse_header, verify_checksum
+from kvstore.tiers.nvme.tier import NvmeTier
 
 PAGES = 6
 

@@ -21,9 +21,9 @@ from fastapi import FastAPI
 
 from gateway.app import create_app
 from gateway.settings import GatewaySettings
+from kvrecall.domain.limits import ServiceSettings
+from services.catalog.sqlite.catalog import SqliteCatalog
 from services.service import SessionService
-from services.settings import ServiceSettings
-from services.sqlite_catalog import SqliteCatalog
 
 
 def _doubles() -> ModuleType:

@@ -5,8 +5,8 @@ from collections.abc import Callable
 import pytest
 
 from gateway.errors import STATUS_OF, status_of
-from kvrecall.v1 import worker_pb2 as wire
-from services import errors
+from kvrecall.domain import errors
+from kvrecall.protocol.v1 import worker_pb2 as wire
 
 USER = {"role": "user", "content": "hello"}
 TURNS = "/v1/sessions/{session}/turns"

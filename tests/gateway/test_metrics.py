@@ -4,8 +4,8 @@ import asyncio
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from kvrecall.v1 import worker_pb2 as wire
-from services.errors import WorkerLost, WorkerRefused
+from kvrecall.domain.errors import WorkerLost, WorkerRefused
+from kvrecall.protocol.v1 import worker_pb2 as wire
 
 
 async def scrape(front) -> dict[tuple[str, ...], float]:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from services.settings import ServiceSettings
+from kvrecall.domain.limits import ServiceSettings
 
 ANN, BEN = {"X-Kvrecall-Tenant": "ann"}, {"X-Kvrecall-Tenant": "ben"}
 USER = {"messages": [{"role": "user", "content": "hello"}]}

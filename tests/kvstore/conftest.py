@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from kvstore.codec import encode_page
 from kvstore.errors import TierFailedError
-from kvstore.page import Blob, PageHeader, PageKey, PageLayout
+from kvstore.format.codec import encode_page
+from kvstore.format.page import Blob, PageHeader, PageKey, PageLayout
 from kvstore.store import RowStore
-from kvstore.tiers.nvme import NvmeTier
+from kvstore.tiers.nvme.tier import NvmeTier
 from kvstore.tiers.ram import RamTier
 
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import kvstore
-from kvstore.page import PageLayout
+from kvstore.format.page import PageLayout
 from kvstore.store import RowStore
-from kvstore.tiers.nvme import NvmeTier
+from kvstore.tiers.nvme.tier import NvmeTier
 from kvstore.tiers.ram import RamTier
 
 LAYOUT = PageLayout(n_layers=2, n_kv_heads=2, head_dim=16, dtype=torch.float32, fingerprint="model A")
@@ -20,9 +20,9 @@ LAYOUT = PageLayout(n_layers=2, n_kv_heads=2, head_dim=16, dtype=torch.float32, 
 WRITER = """
 import sys, itertools, torch
 from pathlib import Path
-from kvstore.page import PageLayout
+from kvstore.format.page import PageLayout
 from kvstore.store import RowStore
-from kvstore.tiers.nvme import NvmeTier
+from kvstore.tiers.nvme.tier import NvmeTier
 from kvstore.tiers.ram import RamTier
 
 layout = PageLayout(2, 2, 16, torch.float32, "model A")

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from kvstore.errors import CorruptPageError, DirectoryLockedError
+from kvstore.format.page import HEADER_BYTES, Blob, PageKey
 from kvstore.fsck import check_directory, check_tier, unused
-from kvstore.page import HEADER_BYTES, Blob, PageKey
 from kvstore.store import RowStore
-from kvstore.tiers.nvme import NvmeTier
+from kvstore.tiers.nvme.tier import NvmeTier
 from kvstore.tiers.ram import RamTier
 
 MakePage = Callable[..., tuple[PageKey, Blob]]

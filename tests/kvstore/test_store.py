@@ -12,7 +12,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from kvstore.codec import encode_page
 from kvstore.errors import (
     CorruptPageError,
     ForeignPageError,
@@ -22,9 +21,10 @@ from kvstore.errors import (
     StoreClosedError,
     TierFullError,
 )
-from kvstore.page import PageKey, PageLayout
+from kvstore.format.codec import encode_page
+from kvstore.format.page import PageKey, PageLayout
 from kvstore.store import RowStore
-from kvstore.tiers.nvme import NvmeTier
+from kvstore.tiers.nvme.tier import NvmeTier
 from kvstore.tiers.ram import RamTier
 
 OpenStore = Callable[..., RowStore]

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from kvstore.errors import TierError, TierFailedError, TierFullError
-from kvstore.page import PageKey, PageLayout
-from kvstore.page_table import SharedPages
+from kvstore.format.page import PageKey, PageLayout
+from kvstore.format.page_table import SharedPages
 from kvstore.store import RowStore
 from kvstore.tiers.base import Tier
-from kvstore.tiers.nvme import NvmeTier
+from kvstore.tiers.nvme.tier import NvmeTier
 from kvstore.tiers.ram import RamTier
-from kvstore.tiers.redis import RedisTier
+from kvstore.tiers.redis.tier import RedisTier
 
 MakeRows = Callable[..., Tensor]
 OpenWorker = Callable[..., RowStore]

@@ -14,13 +14,13 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from torch import Tensor
 
 from kvstore.errors import TierError, TierFailedError
-from kvstore.page import Blob, PageHeader, PageKey, PageLayout, RecordKind
-from kvstore.page_table import PageTable, SharedPages
+from kvstore.format.page import Blob, PageHeader, PageKey, PageLayout, RecordKind
+from kvstore.format.page_table import PageTable, SharedPages
 from kvstore.store import RowStore
 from kvstore.tiers.base import Tier
-from kvstore.tiers.nvme import NvmeTier
+from kvstore.tiers.nvme.segment import SegmentFile, scan_segment
+from kvstore.tiers.nvme.tier import NvmeTier
 from kvstore.tiers.ram import RamTier
-from kvstore.tiers.segment import SegmentFile, scan_segment
 
 LAYOUT = PageLayout(n_layers=2, n_kv_heads=2, head_dim=2, dtype=torch.float32, fingerprint="model A", page_tokens=4)
 PAGE = LAYOUT.page_tokens

@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from kvstore.codec import Codec
 from kvstore.errors import CorruptPageError, RowRangeError, RowShapeError, TierFailedError
-from kvstore.page import PageKey, PageLayout
-from kvstore.page_table import SharedPages
+from kvstore.format.codec import Codec
+from kvstore.format.page import PageKey, PageLayout
+from kvstore.format.page_table import SharedPages
 from kvstore.store import RowStore
-from kvstore.tiers.nvme import NvmeTier
+from kvstore.tiers.nvme.tier import NvmeTier
 from kvstore.tiers.ram import RamTier
 
 OpenStore = Callable[..., RowStore]

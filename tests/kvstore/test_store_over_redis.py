@@ -8,15 +8,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from kvstore.codec import Codec
 from kvstore.errors import LostPageError, StaleWriterError
-from kvstore.page import PageKey, PageLayout
-from kvstore.page_table import SharedPages
+from kvstore.format.codec import Codec
+from kvstore.format.page import PageKey, PageLayout
+from kvstore.format.page_table import SharedPages
 from kvstore.store import RowStore
 from kvstore.tiers.base import Tier
-from kvstore.tiers.nvme import NvmeTier
+from kvstore.tiers.nvme.tier import NvmeTier
 from kvstore.tiers.ram import RamTier
-from kvstore.tiers.redis import RedisTier
+from kvstore.tiers.redis.tier import RedisTier
 
 MakeRows = Callable[..., Tensor]
 OpenStore = Callable[..., RowStore]

@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvrecall.v1 import worker_pb2 as wire
-from services.errors import WorkerLost, WorkerRefused
-from services.messages import Message, Sampling
+from kvrecall.domain.errors import WorkerLost, WorkerRefused
+from kvrecall.domain.limits import ServiceSettings
+from kvrecall.domain.messages import Message, Sampling
+from kvrecall.domain.turn_request import TurnRequest
+from kvrecall.protocol.v1 import worker_pb2 as wire
+from services.catalog.sqlite.catalog import SqliteCatalog
 from services.service import NewSession, SessionService
-from services.settings import ServiceSettings
-from services.sqlite_catalog import SqliteCatalog
-from services.turn_plan import TurnRequest
 
 
 class ScriptedWorker:

@@ -4,14 +4,21 @@ import asyncio
 
 import pytest
 
-from kvrecall.v1 import worker_pb2 as wire
-from services.catalog import IdempotencyKey
-from services.errors import CatalogError, IdempotencyConflict, SessionBusy, UnknownSession, UnknownTurn, WorkerLost
+from kvrecall.domain.errors import (
+    CatalogError,
+    IdempotencyConflict,
+    SessionBusy,
+    UnknownSession,
+    UnknownTurn,
+    WorkerLost,
+)
+from kvrecall.domain.events import SessionForked
+from kvrecall.domain.messages import Message, Sampling
+from kvrecall.domain.session import ForkOrigin, SessionState, SharedPages
+from kvrecall.domain.turn_request import TurnRequest
+from kvrecall.protocol.v1 import worker_pb2 as wire
+from services.catalog.base import IdempotencyKey
 from services.forks import NewFork
-from services.messages import Message, Sampling
-from services.observing import SessionForked
-from services.sessions import ForkOrigin, SessionState, SharedPages
-from services.turn_plan import TurnRequest
 
 HELLO = Message("user", "hello there")
 LONG = Message("user", "one two three four five six seven eight nine")

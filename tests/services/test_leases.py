@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from services.errors import SessionBusy, StaleEpoch
+from kvrecall.domain.errors import SessionBusy, StaleEpoch
+from kvrecall.domain.limits import ServiceSettings
+from kvrecall.domain.messages import Message
+from kvrecall.domain.reports import MemoryReport
+from kvrecall.domain.session import Session, SessionSettings
+from kvrecall.domain.turn_request import TurnRequest
+from services.catalog.sqlite.catalog import SqliteCatalog
 from services.leases import Claim, Leases
-from services.messages import Message
-from services.reports import MemoryReport
 from services.service import SessionService
-from services.sessions import Session, SessionSettings
-from services.settings import ServiceSettings
-from services.sqlite_catalog import SqliteCatalog
-from services.turn_plan import TurnRequest
 from services.turn_stream import TurnStream
 
 HELLO = Message("user", "hello there")

@@ -5,9 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from kvrecall.v1 import worker_pb2 as wire
-from services.catalog import IdempotencyKey
-from services.errors import (
+from kvrecall.domain.errors import (
     CallsOutstanding,
     CatalogError,
     IdempotencyConflict,
@@ -19,12 +17,14 @@ from services.errors import (
     WorkerLost,
     WorkerRefused,
 )
-from services.messages import Message, Sampling, ToolCall
-from services.observing import RepairFailed, RepairFinished, TurnFailed, TurnFinished
+from kvrecall.domain.events import RepairFailed, RepairFinished, TurnFailed, TurnFinished
+from kvrecall.domain.limits import ServiceSettings
+from kvrecall.domain.messages import Message, Sampling, ToolCall
+from kvrecall.domain.session import RepairTrigger, SessionState
+from kvrecall.domain.turn_request import TurnRequest
+from kvrecall.protocol.v1 import worker_pb2 as wire
+from services.catalog.base import IdempotencyKey
 from services.service import NewSession, SessionService
-from services.sessions import RepairTrigger, SessionState
-from services.settings import ServiceSettings
-from services.turn_plan import TurnRequest
 from services.turn_stream import CallMade, TokenSaid, TurnEnded, TurnStarted, TurnStream
 
 HELLO = Message("user", "hello there")

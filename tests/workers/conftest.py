@@ -22,20 +22,20 @@ from transformers import (
     Qwen3Config,
 )
 
-from kvrecall.v1 import worker_pb2 as wire
-from kvstore.page import PageKey, PageLayout
+from kvrecall.protocol.v1 import worker_pb2 as wire
+from kvstore.format.page import PageKey, PageLayout
 from kvstore.store import RowStore
 from kvstore.tiers.base import Tier
-from kvstore.tiers.nvme import NvmeTier
+from kvstore.tiers.nvme.tier import NvmeTier
 from kvstore.tiers.ram import RamTier
 from reference import MODEL_PATH
-from workers.cache import ActiveCache, RowShape
-from workers.engine import Engine, Parts
-from workers.model import LoadedModel, load_model
-from workers.scheduler import Scheduler
-from workers.session import WorkerSession
-from workers.settings import WorkerSettings
-from workers.tokenizer import ChatTokenizer, load_tokenizer
+from workers.cache.active_cache import ActiveCache, RowShape
+from workers.engine.engine import Engine, Parts
+from workers.engine.session import WorkerSession
+from workers.engine.settings import WorkerSettings
+from workers.model.loader import LoadedModel, load_model
+from workers.model.tokenizer import ChatTokenizer, load_tokenizer
+from workers.scheduler.scheduler import Scheduler
 
 WAIT = 600
 """Seconds after which a job counts as lost. Jobs take far less; nothing is timed with it."""

@@ -7,7 +7,7 @@ from typing import Any, Literal, TypeVar, get_args
 
 from pydantic import TypeAdapter, ValidationError
 
-from kvrecall.v1 import worker_pb2 as wire
+from kvrecall.protocol.v1 import worker_pb2 as wire
 from workers.errors import BadSettings, UnknownMethod
 from workers.methods.adakv import AdaKV
 from workers.methods.base import LayerRows, Method

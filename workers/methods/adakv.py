@@ -7,7 +7,7 @@ from pydantic import Field
 from torch import Tensor
 
 from workers.methods.snapkv import SnapKV
-from workers.selection import newest_first, top_over_heads
+from workers.primitives.selection import newest_first, top_over_heads
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ from typing import ClassVar
 from pydantic import ConfigDict
 from torch import Tensor
 
-from workers.budgets import LayerBudgets
-from workers.observation import Observation
-from workers.selection import top_over_heads, top_per_head
+from workers.primitives.budgets import LayerBudgets
+from workers.primitives.observation import Observation
+from workers.primitives.selection import top_over_heads, top_per_head
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ from pydantic import Field
 from torch import Tensor
 
 from workers.methods.base import LayerRows, Method
-from workers.observation import Observation
-from workers.scoring import attended, over_chunks, over_heads
-from workers.selection import newest_first, whole_chunks
+from workers.primitives.observation import Observation
+from workers.primitives.scoring import attended, over_chunks, over_heads
+from workers.primitives.selection import newest_first, whole_chunks
 
 
 @dataclass(frozen=True)

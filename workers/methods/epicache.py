@@ -6,10 +6,10 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 from torch import Tensor
 
-from workers.budgets import LayerBudgets
 from workers.methods.base import LayerRows, Method
-from workers.observation import Observation
-from workers.scoring import Reduction, attended, cosine_to_mean, smooth
+from workers.primitives.budgets import LayerBudgets
+from workers.primitives.observation import Observation
+from workers.primitives.scoring import Reduction, attended, cosine_to_mean, smooth
 
 
 @dataclass(frozen=True)

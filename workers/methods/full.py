@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from workers.methods.base import LayerRows, Method
-from workers.selection import top_per_head
+from workers.primitives.selection import top_per_head
 
 
 @dataclass(frozen=True)

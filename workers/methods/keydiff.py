@@ -6,7 +6,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from workers.methods.base import LayerRows, Method
-from workers.scoring import cosine_to_mean
+from workers.primitives.scoring import cosine_to_mean
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from pydantic import Field
 from torch import Tensor
 
 from workers.methods.base import LayerRows, Method
-from workers.observation import Observation
-from workers.scoring import attended
+from workers.primitives.observation import Observation
+from workers.primitives.scoring import attended
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import ConfigDict, Field
 from torch import Tensor
 
-from workers.doubts import bursts_doubts, spread_doubts
-from workers.selection import best_tokens, bursts, spread
+from workers.primitives.selection import best_tokens, bursts, spread
+from workers.primitives.uncertainty import bursts_doubts, spread_doubts
 
 Share = Annotated[float, Field(ge=0, lt=1)]
 

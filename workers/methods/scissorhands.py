@@ -7,8 +7,8 @@ from pydantic import Field
 from torch import Tensor
 
 from workers.methods.base import LayerRows, Method
-from workers.observation import Observation
-from workers.selection import newest_first, top_per_head
+from workers.primitives.observation import Observation
+from workers.primitives.selection import newest_first, top_per_head
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from pydantic import Field
 from torch import Tensor
 
 from workers.methods.base import LayerRows, Method
-from workers.scoring import recency
-from workers.selection import top_per_head
+from workers.primitives.scoring import recency
+from workers.primitives.selection import top_per_head
 
 
 @dataclass(frozen=True)

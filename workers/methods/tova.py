@@ -6,9 +6,9 @@ from typing import ClassVar
 from torch import Tensor
 
 from workers.methods.base import LayerRows, Method
-from workers.observation import Observation
-from workers.scoring import attended, over_heads
-from workers.selection import newest_first, top_per_head
+from workers.primitives.observation import Observation
+from workers.primitives.scoring import attended, over_heads
+from workers.primitives.selection import newest_first, top_per_head
 
 
 @dataclass(frozen=True)

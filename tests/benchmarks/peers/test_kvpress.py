@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 import torch
 
-from kvrecall.v1 import worker_pb2 as wire
-from kvstore.page import PageLayout
+from kvrecall.protocol.v1 import worker_pb2 as wire
+from kvstore.format.page import PageLayout
 from kvstore.store import RowStore
 from kvstore.tiers.ram import RamTier
 from reference import MODEL_PATH
-from workers.cache import EMPTY
-from workers.engine import Engine, Parts
-from workers.model import LoadedModel, load_model
-from workers.settings import WorkerSettings
-from workers.tokenizer import load_tokenizer
+from workers.cache.active_cache import EMPTY
+from workers.engine.engine import Engine, Parts
+from workers.engine.settings import WorkerSettings
+from workers.model.loader import LoadedModel, load_model
+from workers.model.tokenizer import load_tokenizer
 
 FIXTURE = json.loads((Path(__file__).parents[1] / "fixtures" / "kvpress.json").read_text())
 REPEAT = "\n\nRepeat the previous context exactly.<|end|><|assistant|>"

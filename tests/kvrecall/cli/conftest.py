@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from kvrecall.app.local_server import ServerNeeds, server_at
 from kvrecall.cli import app
-from kvrecall.cli.local_server import ServerNeeds, server_at
-from kvrecall.client import KvrecallClient
+from kvrecall.client.client import KvrecallClient
 
 SERVER_ROWS = 768
 """Rows that a full cache may grow to in the tests' server, beside a block."""

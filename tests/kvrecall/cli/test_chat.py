@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from kvrecall.cli.chat import memory_line, repair_text, repairs_line
-from kvrecall.client import KvrecallClient
+from kvrecall.client.client import KvrecallClient
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "ticket_owner", "arguments": '{"ticket": "123"}'}}
 

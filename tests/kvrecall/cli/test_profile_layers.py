@@ -10,18 +10,18 @@ import pytest
 import torch
 from structlog.testing import capture_logs
 
-from kvrecall.cli.build import build_calls
-from kvrecall.cli.calibration import known_profile, packaged_text, profile_path, text_of
-from kvrecall.cli.errors import BadCalibrationText
+from kvrecall.app.calibration import known_profile, packaged_text, profile_path, text_of
+from kvrecall.app.errors import BadCalibrationText
+from kvrecall.app.wiring import build_calls
 from kvrecall.cli.profile_layers import profile_layers_command
-from kvrecall.v1 import worker_pb2 as wire
+from kvrecall.protocol.v1 import worker_pb2 as wire
 from reference import MODEL_PATH
-from workers import profile
-from workers.budgets import split
+from workers.engine.settings import WorkerSettings
 from workers.errors import ProfileRefused
-from workers.model import LoadedModel, load_model
-from workers.settings import WorkerSettings
-from workers.tokenizer import ChatTokenizer, load_tokenizer
+from workers.model import layer_sensitivity as profile
+from workers.model.loader import LoadedModel, load_model
+from workers.model.tokenizer import ChatTokenizer, load_tokenizer
+from workers.primitives.budgets import split
 
 
 @pytest.fixture(scope="module")
@@ -138,7 +138,7 @@ async def test_a_worker_splits_budgets_by_its_models_profile(model: LoadedModel,
 def test_a_context_too_short_to_measure_in_gives_no_profile(tokenizer: ChatTokenizer, tmp_path: Path) -> None:
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from workers.model import adopt
+    from workers.model.loader import adopt
 
     torch.manual_seed(0)
     config = LlamaConfig(

@@ -14,11 +14,11 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from kvrecall.cli.serve import LISTENING
-from kvrecall.cli.settings import Settings
-from kvstore.page import PageLayout
+from kvrecall.app.run import LISTENING
+from kvrecall.app.settings import Settings
+from kvstore.format.page import PageLayout
 from kvstore.store import RowStore
-from kvstore.tiers.nvme import NvmeTier
+from kvstore.tiers.nvme.tier import NvmeTier
 
 
 def refused(found: Any, why: str) -> bool:

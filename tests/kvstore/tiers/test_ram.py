@@ -8,9 +8,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.codec import decode_page
 from kvstore.errors import TierFullError, TierSettingsError
-from kvstore.page import PageKey, PageLayout, parse_header
+from kvstore.format.codec import decode_page
+from kvstore.format.page import PageKey, PageLayout, parse_header
 from kvstore.tiers.arena import Arena, Buffer
 from kvstore.tiers.ram import RamTier
 

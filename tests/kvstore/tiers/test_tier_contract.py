@@ -8,11 +8,11 @@ from uuid import uuid4
 import pytest
 
 from kvstore.errors import StoreClosedError, TierFullError
-from kvstore.page import PageKey, PageLayout, first_sequence
+from kvstore.format.page import PageKey, PageLayout, first_sequence
 from kvstore.tiers.base import Tier
-from kvstore.tiers.nvme import NvmeTier
+from kvstore.tiers.nvme.tier import NvmeTier
 from kvstore.tiers.ram import RamTier
-from kvstore.tiers.redis import RedisTier
+from kvstore.tiers.redis.tier import RedisTier
 
 MakePage = Callable[..., tuple[PageKey, bytes]]
 

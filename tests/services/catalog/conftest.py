@@ -6,13 +6,13 @@ from uuid import uuid4
 
 import pytest
 
-from kvrecall.cli.redis_client import redis_client
-from services.catalog import Catalog, TurnCommit
-from services.messages import Message, ToolCall
-from services.redis_catalog import RedisCatalog
-from services.reports import Fidelity, MemoryReport, RepairReport, TurnOutcome
-from services.sessions import Session, SessionSettings, Turn
-from services.sqlite_catalog import SqliteCatalog
+from kvrecall.app.redis import redis_client
+from kvrecall.domain.messages import Message, ToolCall
+from kvrecall.domain.reports import Fidelity, MemoryReport, RepairReport, TurnOutcome
+from kvrecall.domain.session import Session, SessionSettings, Turn
+from services.catalog.base import Catalog, TurnCommit
+from services.catalog.redis.catalog import RedisCatalog
+from services.catalog.sqlite.catalog import SqliteCatalog
 
 MEMORY = MemoryReport(7, 64, 7, 8, 96, 448, 0, 2, (7, 6), (8, 8), (96, 96), {"ram": 10}, True)
 REPAIR = RepairReport("tool_call", 3, 7, 2, 0.5, candidates=9, demoted=1, cut=True, hops=2, bytes_read=5, in_pause=True)

@@ -5,9 +5,9 @@ from collections.abc import Callable
 
 import pytest
 
-from services.catalog import Catalog, Lease
-from services.errors import SessionBusy, UnknownSession
-from services.sessions import Session
+from kvrecall.domain.errors import SessionBusy, UnknownSession
+from kvrecall.domain.session import Session
+from services.catalog.base import Catalog, Lease
 
 
 @pytest.fixture

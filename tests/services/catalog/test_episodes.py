@@ -4,10 +4,18 @@ from dataclasses import replace
 
 import pytest
 
-from services.catalog import BuildCommit, Catalog, EpisodeRecord, EpisodeSet, SegmentRecord, SegmentsCommit, TurnCommit
-from services.errors import CatalogError, StaleEpoch, UnknownEpisode, UnknownSession
-from services.reports import EpisodeReport, MemoryReport, TurnOutcome
-from services.sessions import EpisodeSettings, Session, SessionSettings, Turn
+from kvrecall.domain.errors import CatalogError, StaleEpoch, UnknownEpisode, UnknownSession
+from kvrecall.domain.reports import EpisodeReport, MemoryReport, TurnOutcome
+from kvrecall.domain.session import EpisodeSettings, Session, SessionSettings, Turn
+from services.catalog.base import (
+    BuildCommit,
+    Catalog,
+    EpisodeRecord,
+    EpisodeSet,
+    SegmentRecord,
+    SegmentsCommit,
+    TurnCommit,
+)
 
 SEGMENTS = tuple(SegmentRecord(n, 10 * n, 10 * n + 10, b"\0\0\x80?" * 2) for n in range(4))
 EMBEDDED = EpisodeSet(segments=4, next_token=40, last_turn=3, last_utterance=1, dimensions=2)

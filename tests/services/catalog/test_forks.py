@@ -5,7 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from services.catalog import (
+from kvrecall.domain.errors import UnknownCall, UnknownEpisode, UnknownSession, UnknownTurn
+from kvrecall.domain.messages import ToolCall
+from kvrecall.domain.reports import MemoryReport, RepairReport
+from kvrecall.domain.session import CallStatus, PendingCall, Session, SharedPages, due_repairs
+from services.catalog.base import (
     BuildCommit,
     Catalog,
     EpisodeRecord,
@@ -18,10 +22,6 @@ from services.catalog import (
     SegmentsCommit,
     TurnCommit,
 )
-from services.errors import UnknownCall, UnknownEpisode, UnknownSession, UnknownTurn
-from services.messages import ToolCall
-from services.reports import MemoryReport, RepairReport
-from services.sessions import CallStatus, PendingCall, Session, SharedPages, due_repairs
 
 MakeTurn = Callable[..., TurnCommit]
 SEGMENTS = tuple(SegmentRecord(n, 10 * n, 10 * n + 10, b"\0\0\x80?" * 2, 0) for n in range(2))

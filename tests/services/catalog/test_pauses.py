@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from services.catalog import REPAIRS_KEPT, Catalog, RepairCommit, RepairDetails, TurnCommit
-from services.errors import UnknownSession
-from services.messages import ToolCall
-from services.reports import MemoryReport, RepairReport
-from services.sessions import CallStatus, RepairTrigger, Session, SessionState, due_repairs
+from kvrecall.domain.errors import UnknownSession
+from kvrecall.domain.messages import ToolCall
+from kvrecall.domain.reports import MemoryReport, RepairReport
+from kvrecall.domain.session import CallStatus, RepairTrigger, Session, SessionState, due_repairs
+from services.catalog.base import REPAIRS_KEPT, Catalog, RepairCommit, RepairDetails, TurnCommit
 
 MakeSession = Callable[..., Session]
 MakeTurn = Callable[..., TurnCommit]

@@ -12,7 +12,11 @@ from uuid import uuid4
 import pytest
 from redis import ResponseError
 
-from services.catalog import (
+from kvrecall.domain.errors import CatalogError, CatalogVersion, UnknownSession
+from kvrecall.domain.messages import ToolCall
+from kvrecall.domain.reports import RepairReport
+from kvrecall.domain.session import Session, due_repairs
+from services.catalog.base import (
     EpisodeSet,
     ForkCommit,
     IdempotencyKey,
@@ -23,11 +27,7 @@ from services.catalog import (
     SegmentsCommit,
     TurnCommit,
 )
-from services.errors import CatalogError, CatalogVersion, UnknownSession
-from services.messages import ToolCall
-from services.redis_catalog import RedisCatalog
-from services.reports import RepairReport
-from services.sessions import Session, due_repairs
+from services.catalog.redis.catalog import RedisCatalog
 
 MakeSession = Callable[..., Session]
 MakeTurn = Callable[..., TurnCommit]

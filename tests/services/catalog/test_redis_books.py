@@ -8,11 +8,18 @@ from uuid import uuid4
 
 import pytest
 
-from services.catalog import ForkCommit, IdempotencyKey, KnownPrefix, Leftover, Remembered, TurnCommit
-from services.errors import CatalogError, UnknownSession
-from services.messages import ToolCall
-from services.redis_catalog import RedisCatalog
-from services.sessions import Session, SharedPages
+from kvrecall.domain.errors import CatalogError, UnknownSession
+from kvrecall.domain.messages import ToolCall
+from kvrecall.domain.session import Session, SharedPages
+from services.catalog.base import (
+    ForkCommit,
+    IdempotencyKey,
+    KnownPrefix,
+    Leftover,
+    Remembered,
+    TurnCommit,
+)
+from services.catalog.redis.catalog import RedisCatalog
 
 MakeSession = Callable[..., Session]
 MakeTurn = Callable[..., TurnCommit]

@@ -6,11 +6,25 @@ from dataclasses import replace
 
 import pytest
 
-from services.catalog import Catalog, IdempotencyKey, Remembered, RepairCommit, SessionDump, TurnCommit
-from services.errors import CatalogError, IdempotencyConflict, InvalidRequest, StaleEpoch, UnknownCall, UnknownSession
-from services.messages import ToolCall
-from services.reports import MemoryReport, RepairReport
-from services.sessions import CallStatus, RepairTrigger, Session, SessionState, due_repairs
+from kvrecall.domain.errors import (
+    CatalogError,
+    IdempotencyConflict,
+    InvalidRequest,
+    StaleEpoch,
+    UnknownCall,
+    UnknownSession,
+)
+from kvrecall.domain.messages import ToolCall
+from kvrecall.domain.reports import MemoryReport, RepairReport
+from kvrecall.domain.session import CallStatus, RepairTrigger, Session, SessionState, due_repairs
+from services.catalog.base import (
+    Catalog,
+    IdempotencyKey,
+    Remembered,
+    RepairCommit,
+    SessionDump,
+    TurnCommit,
+)
 
 MakeSession = Callable[..., Session]
 MakeTurn = Callable[..., TurnCommit]

@@ -5,9 +5,17 @@ from dataclasses import replace
 
 import pytest
 
-from services.catalog import Catalog, ForkCommit, IdempotencyKey, KnownPrefix, Leftover, Remembered, TurnCommit
-from services.errors import UnknownSession
-from services.sessions import Session, SharedPages
+from kvrecall.domain.errors import UnknownSession
+from kvrecall.domain.session import Session, SharedPages
+from services.catalog.base import (
+    Catalog,
+    ForkCommit,
+    IdempotencyKey,
+    KnownPrefix,
+    Leftover,
+    Remembered,
+    TurnCommit,
+)
 
 MakeSession = Callable[..., Session]
 MakeTurn = Callable[..., TurnCommit]

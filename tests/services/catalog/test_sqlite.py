@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from services.catalog import IdempotencyKey, Remembered, TurnCommit
-from services.errors import (
+from kvrecall.domain.errors import (
     CatalogError,
     CatalogVersion,
 )
-from services.messages import ToolCall
-from services.sessions import (
+from kvrecall.domain.messages import ToolCall
+from kvrecall.domain.session import (
     Session,
 )
-from services.sqlite_catalog import SqliteCatalog
+from services.catalog.base import IdempotencyKey, Remembered, TurnCommit
+from services.catalog.sqlite.catalog import SqliteCatalog
 
 MakeSession = Callable[..., Session]
 MakeTurn = Callable[..., TurnCommit]
@@ -79,11 +79,11 @@ async def test_a_file_of_something_else_is_refused_and_left_alone(tmp_path: Path
 WRITER = """
 import asyncio, sys
 from pathlib import Path
-from services.catalog import TurnCommit
-from services.messages import Message, ToolCall
-from services.reports import MemoryReport, TurnOutcome
-from services.sessions import Session, SessionSettings, Turn
-from services.sqlite_catalog import SqliteCatalog
+from services.catalog.base import TurnCommit
+from kvrecall.domain.messages import Message, ToolCall
+from kvrecall.domain.reports import MemoryReport, TurnOutcome
+from kvrecall.domain.session import Session, SessionSettings, Turn
+from services.catalog.sqlite.catalog import SqliteCatalog
 
 async def main():
     catalog = await SqliteCatalog.open(Path(sys.argv[1]))

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from workers.cache import EMPTY
+from workers.cache.active_cache import EMPTY
 from workers.methods import LayerRows
 
 HEADS, HEAD_DIM = 4, 8

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from workers import methods
-from workers.cache import EMPTY
+from workers.cache.active_cache import EMPTY
 from workers.methods import LayerRows
 
 POOLED = {

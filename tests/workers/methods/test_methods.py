@@ -6,7 +6,7 @@ import pytest
 
 from workers import methods
 from workers.errors import BadSettings, UnknownMethod
-from workers.observation import Observation
+from workers.primitives.observation import Observation
 
 NAMES = list(methods.METHODS)
 

@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
-from workers import methods, scoring, selection
+from workers import methods
 from workers.errors import BadSettings
 from workers.methods import METHODS, Method
+from workers.primitives import scoring, selection
 
 PAGE = Path(__file__).parents[3] / "docs" / "methods.md"
 

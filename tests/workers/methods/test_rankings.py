@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from workers import methods, scoring
+from workers import methods
 from workers.methods import LayerRows
+from workers.primitives import scoring
 
 ROOT = 8**0.5
 """Square root of the head size: a key `ROOT * log(w)` along a query of length 1 gets attention proportional to w."""

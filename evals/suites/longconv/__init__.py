@@ -1,0 +1,1 @@
+"""Suite longconv: questions about long conversations of several topics."""

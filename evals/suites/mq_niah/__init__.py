@@ -1,0 +1,1 @@
+"""Suite mq-niah: needles that the second turn asks for."""

@@ -1,0 +1,1 @@
+"""Suite repository: names removed from call sites."""

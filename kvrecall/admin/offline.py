@@ -1,0 +1,88 @@
+"""What a service that does not run keeps: its catalog, its pages, how its rows are stored."""
+
+import secrets
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+
+import torch
+
+from kvrecall.app.catalog import open_catalog
+from kvrecall.app.errors import CannotServe
+from kvrecall.app.settings import Settings
+from kvrecall.app.wiring import durable_tiers, layout_of
+from kvrecall.domain.errors import ServiceError
+from kvstore.errors import KvStoreError
+from kvstore.format.page import PageLayout
+from kvstore.tiers.base import Tier
+from services.catalog.base import Catalog
+from workers.errors import ModelRefused
+from workers.model.loader import load_model
+
+_CLAIM_SECONDS = 600.0
+
+
+def catalog_file(settings: Settings) -> Path:
+    """Where the catalog lies that only one process uses."""
+    return settings.data / "catalog.sqlite3"
+
+
+def pages_folder(settings: Settings) -> Path:
+    """Where the files of the rows lie."""
+    return settings.data / "pages"
+
+
+def has_catalog(settings: Settings) -> bool:
+    """Whether there is a catalog to open; opening one that is not there would make it."""
+    return settings.catalog_url is not None or catalog_file(settings).exists()
+
+
+def has_pages(settings: Settings) -> bool:
+    """Whether there is a folder of pages; opening one that is not there would make it."""
+    return pages_folder(settings).is_dir()
+
+
+@asynccontextmanager
+async def opened_catalog(settings: Settings) -> AsyncIterator[Catalog]:
+    """The catalog. Raises CannotServe."""
+    catalog = await open_catalog(settings)
+    try:
+        yield catalog
+    except ServiceError as error:
+        raise CannotServe(error.message) from error
+    finally:
+        await catalog.close()
+
+
+@asynccontextmanager
+async def claimed(catalog: Catalog, session: str) -> AsyncIterator[None]:
+    """Nobody else works on the session meanwhile. Raises UnknownSession, SessionBusy."""
+    holder = f"stopped-{secrets.token_hex(8)}"
+    await catalog.claim(session, holder, _CLAIM_SECONDS)
+    try:
+        yield
+    finally:
+        await catalog.release(session, holder)
+
+
+@contextmanager
+def opened_tiers(settings: Settings, layout: PageLayout) -> Iterator[list[Tier]]:
+    """The tiers below memory, the truth last. Raises CannotServe, also for what happens to them within."""
+    tiers: list[Tier] = []
+    try:
+        tiers = durable_tiers(layout, settings.data, settings.store)
+        yield tiers
+    except KvStoreError as error:
+        raise CannotServe(f"pages cannot be used: {error}") from error
+    finally:
+        for tier in tiers:
+            tier.close()
+
+
+def layout_in(settings: Settings) -> PageLayout:
+    """The shape and origin of the rows of the model that is served. Raises CannotServe."""
+    dtype = getattr(torch, settings.dtype) if settings.dtype else None
+    try:
+        return layout_of(load_model(settings.model, dtype=dtype, device="cpu"))
+    except ModelRefused as error:
+        raise CannotServe(f"model refused: {error}") from error

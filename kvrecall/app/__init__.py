@@ -1,0 +1,1 @@
+"""The composition root: settings, and how the processes are put together."""

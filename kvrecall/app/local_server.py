@@ -1,0 +1,124 @@
+"""A real server for a command that has none: a process of its own, on a free port, ended with the command."""
+
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvrecall.app.errors import ServerNotReady
+from kvrecall.app.run import LISTENING
+from kvrecall.client.client import KvrecallClient
+
+START_SECONDS = 900.0
+STOP_SECONDS = 45.0
+PROGRAM = ("-m", "kvrecall.cli")
+
+
+@dataclass(frozen=True)
+class ServerNeeds:
+    """What the server must be able to do; None leaves a value to the settings."""
+
+    model: str | None = None
+    slots: int | None = None
+    max_budget: int | None = None
+    block_tokens: int | None = None
+    data: Path | None = None
+
+    def arguments(self) -> list[str]:
+        """The options of `kvrecall serve`."""
+        options = {
+            "--model": self.model,
+            "--slots": self.slots,
+            "--budget": self.max_budget,
+            "--block": self.block_tokens,
+            "--data": self.data,
+        }
+        return [text for name, value in options.items() if value is not None for text in (name, str(value))]
+
+
+@contextmanager
+def server_at(url: str | None, needs: ServerNeeds) -> Iterator[str]:
+    """The address of a ready server: the named one, or one that lives as long as the context.
+
+    Without `needs.data` the started server keeps its sessions in a folder that is deleted with it.
+    Raises ServerNotReady.
+    """
+    if url is not None:
+        with KvrecallClient(url) as client:
+            if not client.ready():
+                raise ServerNotReady(f"no kvrecall is ready at {url}; start one with: kvrecall serve")
+        yield url
+        return
+    with tempfile.TemporaryDirectory(prefix="kvrecall-") as folder:
+        data = needs.data or Path(folder) / "data"
+        arguments = ["--host", "127.0.0.1", "--port", "0", "--data", str(data), "--log", "json", *needs.arguments()]
+        with _started(arguments, Path(folder) / "server.log") as started:
+            yield started
+
+
+@contextmanager
+def _started(arguments: Sequence[str], log: Path) -> Iterator[str]:
+    process, address = launch(arguments, log)
+    with process:
+        try:
+            yield address
+        finally:
+            process.terminate()
+            try:
+                process.wait(STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+def launch(
+    arguments: Sequence[str],
+    log: Path,
+    command: str = "serve",
+    *,
+    program: Sequence[str] = PROGRAM,
+    environment: Mapping[str, str] | None = None,
+) -> tuple["subprocess.Popen[bytes]", str]:
+    """Start `kvrecall serve`, or another command that listens, and wait until it does.
+
+    Returns the process, which is the caller's to end, and its address. `program` is how the interpreter is told what
+    to run, `environment` what the process gets instead of this one's.
+
+    Its log is appended to the file `log`. Raises ServerNotReady.
+    """
+    started = [sys.executable, *program, command, "--until-input-ends", *arguments]
+    pipe = subprocess.PIPE
+    with log.open("ab") as errors:
+        # A session of its own keeps Ctrl-C from it; its input ends with this process, however that ends.
+        process = subprocess.Popen(
+            started, stdin=pipe, stdout=pipe, stderr=errors, start_new_session=True, env=environment
+        )
+    try:
+        return process, _address(process, log)
+    except BaseException:
+        process.kill()
+        process.wait()
+        raise
+
+
+def _address(process: "subprocess.Popen[bytes]", log: Path) -> str:
+    """Read the server's output up to the line that says where it listens."""
+    late = threading.Timer(START_SECONDS, process.kill)
+    late.start()
+    try:
+        assert process.stdout is not None, "the process was started with a pipe"
+        for line in process.stdout:
+            text = line.decode().strip()
+            if text.startswith(LISTENING):
+                return text.removeprefix(LISTENING)
+    finally:
+        late.cancel()
+    raise ServerNotReady(f"the server did not start: {_last_line(log)}")
+
+
+def _last_line(log: Path) -> str:
+    lines = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+    return lines[-1] if lines else "it said nothing"

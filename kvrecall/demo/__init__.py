@@ -1,0 +1,1 @@
+"""The demo's configurations, report and table."""

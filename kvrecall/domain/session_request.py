@@ -1,0 +1,109 @@
+"""A session as the client asks for it, and what the service makes of that: nothing is left to be chosen later."""
+
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from kvrecall.domain.errors import (
+    BudgetOutOfRange,
+    EpisodesUnsupported,
+    UnknownMethod,
+    UnknownModel,
+)
+from kvrecall.domain.limits import ServiceSettings
+from kvrecall.domain.session import (
+    DEFAULT_REPAIR_ON,
+    EpisodeSettings,
+    LayerBudgets,
+    RepairScan,
+    RepairTrigger,
+    SessionSettings,
+)
+from kvrecall.protocol.v1 import worker_pb2 as wire
+
+
+@dataclass(frozen=True)
+class NewSession:
+    """A session as the client asks for it; what is None is chosen by the service.
+
+    By default a session has episodes where its method looks at them; None is none.
+    """
+
+    budget: int | None = None
+    repair_rows: int | None = None
+    repair_on: frozenset[RepairTrigger] = DEFAULT_REPAIR_ON
+    method: str | None = None
+    method_settings: str = "{}"
+    seed: int | None = None
+    tools: tuple[str, ...] = ()
+    metadata: Mapping[str, str] | None = None
+    model: str | None = None
+    episodes: EpisodeSettings | Literal["default"] | None = "default"
+    layer_budgets: LayerBudgets | None = None
+    repair_scan: RepairScan | None = None
+    repair_settings: str = "{}"
+    repair_seconds: float | None = None
+    tenant: str = ""
+
+
+def settled(request: NewSession, info: wire.WorkerInfo, settings: ServiceSettings) -> SessionSettings:
+    """The request with everything chosen. Raises UnknownModel, UnknownMethod, BudgetOutOfRange, EpisodesUnsupported."""
+    if request.model is not None and request.model != info.model:
+        raise UnknownModel("model", f"model {request.model!r} is not served here; {info.model!r} is")
+    method = _method(request.method or settings.default_method, info)
+    budget = settings.default_budget if request.budget is None else request.budget
+    _check_budget(budget, info)
+    return SessionSettings(
+        budget=budget,
+        repair_rows=_repair_rows(request.repair_rows, budget, info, settings),
+        method=method.name,
+        repair_on=request.repair_on,
+        method_settings=request.method_settings,
+        seed=secrets.randbits(32) if request.seed is None else request.seed,
+        tools=request.tools,
+        metadata=request.metadata or {},
+        episodes=_episodes(request, method),
+        layer_budgets=request.layer_budgets,
+        repair_scan=request.repair_scan,
+        repair_settings=request.repair_settings,
+        repair_seconds=request.repair_seconds,
+        tenant=request.tenant,
+    )
+
+
+def _method(name: str, info: wire.WorkerInfo) -> wire.MethodInfo:
+    found = next((known for known in info.methods if known.name == name), None)
+    if found is None:
+        names = ", ".join(known.name for known in info.methods)
+        raise UnknownMethod("method", f"method {name!r} is none of {names}")
+    return found
+
+
+def _check_budget(budget: int, info: wire.WorkerInfo) -> None:
+    least, most = info.min_budget, info.max_budget
+    if budget < least:
+        message = f"a budget of {budget} rows is under the sinks and the recent window; the least is {least}"
+        raise BudgetOutOfRange("budget", message, least)
+    if budget > most:
+        raise BudgetOutOfRange("budget", f"a budget of {budget} rows is over what a slot holds, {most}", most)
+
+
+def _repair_rows(asked: int | None, budget: int, info: wire.WorkerInfo, settings: ServiceSettings) -> int:
+    spare = budget - info.min_budget
+    if asked is None:
+        return min(settings.default_repair_rows, spare)
+    if asked > spare:
+        message = f"{asked} rows kept for repair leave less than {info.min_budget} of a budget of {budget}"
+        raise BudgetOutOfRange("repair_rows", message, spare)
+    return asked
+
+
+def _episodes(request: NewSession, method: wire.MethodInfo) -> EpisodeSettings | None:
+    """The episodes of a new session. Raises EpisodesUnsupported."""
+    if request.episodes == "default":
+        return EpisodeSettings() if method.episodes else None
+    if request.episodes is not None and not method.episodes:
+        message = f"evictions of method {method.name!r} do not look at episodes; leave them out, or take epicache"
+        raise EpisodesUnsupported("episodes", message)
+    return request.episodes

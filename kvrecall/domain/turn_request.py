@@ -1,0 +1,167 @@
+"""What a turn will do, worked out from the request and the committed session before anything is changed. Pure."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from kvrecall.domain.errors import (
+    CallsOutstanding,
+    DuplicateCall,
+    EmptyTurn,
+    InvalidRequest,
+    LimitExceeded,
+    ResultConflict,
+    ToolResultWithoutCall,
+    TurnTooLong,
+)
+from kvrecall.domain.limits import ServiceSettings
+from kvrecall.domain.messages import Message, Sampling, ToolCall, json_object
+from kvrecall.domain.session import CallStatus, PendingCall, RepairTrigger, Session
+
+ROLES = ("system", "user", "assistant", "tool")
+
+
+@dataclass(frozen=True)
+class TurnRequest:
+    """A turn as the client asks for it. A `seed` of None follows from the session's seed and the turn's number.
+
+    `repair`: repair on this turn's messages before they are prefilled; None: as the session does on turns.
+    `wait_for_repairs`: let the repairs that are due end first, in place of taking what they have found so far.
+    """
+
+    messages: tuple[Message, ...]
+    generate: bool = True
+    sampling: Sampling | None = None
+    seed: int | None = None
+    queue: bool = False
+    keep_distribution: bool = False
+    compare_with: str = ""
+    repair: bool | None = None
+    wait_for_repairs: bool = False
+
+
+@dataclass(frozen=True)
+class TurnPlan:
+    """What the worker is asked, and what of it is known beforehand.
+
+    `messages` begin with the results of the pause before, in call order. `said` are those results that came with
+    the turn itself, by call id. `asks` are recorded tool calls that the turn ends on.
+    """
+
+    number: int
+    messages: tuple[Message, ...]
+    sampling: Sampling
+    repair: bool
+    said: Mapping[str, str]
+    asks: tuple[ToolCall, ...]
+
+
+def plan_turn(session: Session, request: TurnRequest, settings: ServiceSettings) -> TurnPlan:
+    """Check the request against the session. Raises InvalidRequest, CallsOutstanding, ResultConflict."""
+    check_messages(request.messages, settings)
+    sampling = request.sampling or Sampling(settings.default_max_tokens)
+    if not 1 <= sampling.max_tokens <= settings.max_output_tokens:
+        limit = settings.max_output_tokens
+        raise LimitExceeded("sampling.max_tokens", f"max_tokens must be between 1 and {limit}", limit)
+    answers = _leading_results(request.messages)
+    calls, said = _answered(session.calls, answers)
+    asks = _walk(request.messages[len(answers) :], len(answers), request.generate)
+    messages = tuple(call.result_message() for call in calls) + request.messages[len(answers) :]
+    if not messages:
+        raise EmptyTurn("messages", "a turn needs a message, unless results of tool calls are waiting to be said")
+    number = session.turns + 1
+    seed = (session.settings.seed + number) % 2**64 if request.seed is None else request.seed
+    return TurnPlan(number, messages, replace(sampling, seed=seed), _repairs(session, request), said, asks)
+
+
+def _repairs(session: Session, request: TurnRequest) -> bool:
+    if request.repair and not session.settings.repair_rows:
+        raise InvalidRequest("repair", "this session keeps no rows for repair; open one with repair_rows over 0")
+    return session.settings.repairs_on(RepairTrigger.TURN) if request.repair is None else request.repair
+
+
+def check_messages(messages: Sequence[Message], settings: ServiceSettings) -> None:
+    """What holds for messages whatever the session is. Raises TurnTooLong, InvalidRequest."""
+    if len(messages) > settings.max_turn_messages:
+        limit = settings.max_turn_messages
+        raise TurnTooLong("messages", f"{len(messages)} messages in one turn; the limit is {limit}", limit)
+    size = sum(message.size for message in messages)
+    if size > settings.max_turn_bytes:
+        limit = settings.max_turn_bytes
+        raise TurnTooLong("messages", f"{size} bytes in one turn; the limit is {limit}", limit)
+    for index, message in enumerate(messages):
+        _check_message(message, f"messages[{index}]")
+
+
+def _check_message(message: Message, field: str) -> None:
+    if message.role not in ROLES:
+        raise InvalidRequest(f"{field}.role", f"role {message.role!r} is none of {', '.join(ROLES)}")
+    if message.tool_calls and message.role != "assistant":
+        raise InvalidRequest(f"{field}.tool_calls", "only an assistant message has tool calls")
+    if bool(message.tool_call_id) != (message.role == "tool"):
+        raise InvalidRequest(f"{field}.tool_call_id", "a tool message names the call it answers, no other message does")
+    for position, call in enumerate(message.tool_calls):
+        _check_call(call, f"{field}.tool_calls[{position}]")
+    if len({call.id for call in message.tool_calls}) < len(message.tool_calls):
+        raise DuplicateCall(f"{field}.tool_calls", "two tool calls of one message have the same id")
+
+
+def _check_call(call: ToolCall, field: str) -> None:
+    if not call.id or not call.name:
+        raise InvalidRequest(field, "a tool call needs an id and a name")
+    if json_object(call.arguments) is None:
+        raise InvalidRequest(f"{field}.arguments", "the arguments of a tool call are the JSON text of an object")
+
+
+def _leading_results(messages: Sequence[Message]) -> list[Message]:
+    results = []
+    for message in messages:
+        if message.role != "tool":
+            break
+        results.append(message)
+    return results
+
+
+def _answered(calls: Sequence[PendingCall], answers: Sequence[Message]) -> tuple[list[PendingCall], dict[str, str]]:
+    """The pause's calls, every one with its result, and the results that are new with this turn."""
+    waiting = {call.call.id: call for call in calls}
+    told: dict[str, str] = {}
+    for index, answer in enumerate(answers):
+        call = waiting.get(answer.tool_call_id)
+        if call is None or answer.tool_call_id in told:
+            raise _without_call(index, answer)
+        if call.result is not None and call.result != answer.content:
+            why = "timed out before" if call.status is CallStatus.TIMED_OUT else "has another result already than"
+            raise ResultConflict(f"tool call {call.call.id!r} {why} this result", call=call.call.id)
+        told[answer.tool_call_id] = answer.content
+    missing = [call.call.id for call in calls if call.result is None and call.call.id not in told]
+    if missing:
+        raise CallsOutstanding(missing)
+    said = {call: result for call, result in told.items() if waiting[call].result is None}
+    return [replace(call, result=said.get(call.call.id, call.result)) for call in calls], said
+
+
+def _walk(messages: Sequence[Message], offset: int, generate: bool) -> tuple[ToolCall, ...]:
+    """Follow recorded calls and their results through a turn: the calls it ends on, none of them answered."""
+    asked: dict[str, ToolCall] = {}
+    answered = False
+    for index, message in enumerate(messages, offset):
+        if message.role == "tool":
+            if asked.pop(message.tool_call_id, None) is None:
+                raise _without_call(index, message)
+            answered = True
+            continue
+        if asked:
+            raise CallsOutstanding(list(asked))
+        asked = {call.id: call for call in message.tool_calls}
+        answered = False
+    if asked and (generate or answered):
+        raise CallsOutstanding(list(asked))
+    return tuple(asked.values())
+
+
+def _without_call(index: int, message: Message) -> ToolResultWithoutCall:
+    return ToolResultWithoutCall(
+        f"messages[{index}].tool_call_id",
+        f"no tool call {message.tool_call_id!r} waits for a result here",
+        call=message.tool_call_id,
+    )

@@ -1,0 +1,75 @@
+"""A session's log as utterances: what one side says without a break, and the tokens it took. Pure."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, groupby, pairwise
+from typing import Literal
+
+from kvrecall.domain.messages import Message
+from kvrecall.domain.session import Turn
+
+Side = Literal["user", "assistant"]
+
+
+@dataclass(frozen=True)
+class Utterance:
+    """What one side says without a break, as tokens `start` .. `stop - 1` of the session.
+
+    Tool results and system messages are on the user's side. `turn` and `index` say where it stands in the log: the
+    index-th utterance (from 0) of that turn. An utterance never goes on in the next turn, so it never changes.
+    """
+
+    side: Side
+    text: str
+    start: int
+    stop: int
+    turn: int = 0
+    index: int = 0
+
+
+def utterances(turns: Iterable[Turn], start: int = 0) -> list[Utterance]:
+    """The utterances of consecutive turns, the first of which begins at token `start`."""
+    found: list[Utterance] = []
+    for turn in turns:
+        found += _of_turn(turn, start)
+        start += len(turn.token_ids)
+    return found
+
+
+def said_by(message: Message) -> Side:
+    """The side a message is on."""
+    return "assistant" if message.role == "assistant" else "user"
+
+
+def text_of(messages: Iterable[Message]) -> str:
+    """What messages say, and which tools they call; without system messages, which no topic is told by."""
+    parts = [part for message in messages if message.role != "system" for part in _parts(message)]
+    return "\n".join(part for part in parts if part)
+
+
+def query_text(messages: Sequence[Message]) -> str:
+    """What a turn says up to the last word of the user's side: it tells which episode the turn is about.
+
+    What leads up to a question often says more of its topic than the question; a recorded reply after it is an answer.
+    """
+    asked = [index for index, message in enumerate(messages) if said_by(message) == "user"]
+    return text_of(messages[: asked[-1] + 1]) if asked else ""
+
+
+def _parts(message: Message) -> list[str]:
+    return [message.content, *(call.signal for call in message.tool_calls)]
+
+
+def _of_turn(turn: Turn, start: int) -> list[Utterance]:
+    runs = [(side, text_of(run)) for side, run in groupby(turn.messages, said_by)]
+    if turn.outcome.message is not None:
+        runs.append(("assistant", text_of([turn.outcome.message])))
+    counts: Sequence[int] = turn.utterance_tokens
+    if len(counts) != len(runs) or sum(counts) != len(turn.token_ids):
+        # The worker tells the sides apart as they are here; should it not, the turn counts as one utterance.
+        runs, counts = [("user", "\n".join(text for _, text in runs))], [len(turn.token_ids)]
+    ends = accumulate(counts, initial=start)
+    return [
+        Utterance(side, text, first, stop, turn.number, index)
+        for index, ((side, text), (first, stop)) in enumerate(zip(runs, pairwise(ends), strict=True))
+    ]

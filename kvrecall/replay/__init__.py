@@ -1,0 +1,1 @@
+"""Recorded conversations: file formats, playback and results."""

@@ -1,0 +1,136 @@
+"""Recorded conversations from files: LoCoMo, tau-bench, and OpenAI-style messages as JSON lines.
+
+The form is told from the content, not from the file's name.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from kvrecall.app.errors import BadReplayFile
+from kvrecall.replay.locomo import spoken_in
+from kvrecall.replay.recording import Message, Recording
+
+_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+FORMS = "a LoCoMo file, a tau-bench file of runs, or JSON lines of OpenAI-style messages"
+
+
+def read_recordings(path: Path) -> list[Recording]:
+    """All conversations of a file, in its order. Raises BadReplayFile."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadReplayFile(f"{path} cannot be read: {error}") from error
+    try:
+        content = json.loads(text)
+    except json.JSONDecodeError:
+        content = _json_lines(path, text)
+    found = _recordings(path, content)
+    if not found:
+        raise BadReplayFile(f"{path} has no conversation in it")
+    return found
+
+
+def _json_lines(path: Path, text: str) -> list[Any]:
+    lines = []
+    for number, line in enumerate(text.splitlines(), start=1):
+        if line.strip():
+            try:
+                lines.append(json.loads(line))
+            except json.JSONDecodeError as error:
+                raise BadReplayFile(f"{path} line {number} is no JSON: {error}; replay reads {FORMS}") from error
+    return lines
+
+
+def _recordings(path: Path, content: Any) -> list[Recording]:
+    entries = content if isinstance(content, list) else [content]
+    if not all(isinstance(entry, dict) for entry in entries):
+        raise BadReplayFile(f"{path} holds something else than JSON objects; replay reads {FORMS}")
+    if all("conversation" in entry for entry in entries):
+        return [_locomo(path, entry) for entry in entries]
+    if all("traj" in entry for entry in entries):
+        return [_tau_bench(path, entry) for entry in entries]
+    if all("messages" in entry for entry in entries):
+        return [_with_messages(path, index, entry) for index, entry in enumerate(entries)]
+    if entries and all("role" in entry for entry in entries):
+        return [Recording(path.stem, _messages(path.name, entries))]
+    raise BadReplayFile(f"{path} is none of what replay reads: {FORMS}")
+
+
+def _locomo(path: Path, entry: Mapping[str, Any]) -> Recording:
+    conversation = entry["conversation"]
+    if not isinstance(conversation, dict) or "speaker_a" not in conversation:
+        raise BadReplayFile(f"{path}: conversation has no speaker_a; replay reads {FORMS}")
+    first, second = conversation["speaker_a"], conversation.get("speaker_b", "")
+    messages: list[Message] = [{"role": "system", "content": f"A conversation of {first} and {second}."}]
+    messages += [{"role": spoken.role, "content": spoken.content} for spoken in spoken_in(conversation)]
+    return Recording(str(entry.get("sample_id", path.stem)), tuple(messages))
+
+
+def _tau_bench(path: Path, entry: Mapping[str, Any]) -> Recording:
+    name = f"task {entry.get('task_id', '?')} trial {entry.get('trial', '?')}"
+    return Recording(name, _messages(f"{path.name}, {name}", entry["traj"]))
+
+
+def _with_messages(path: Path, index: int, entry: Mapping[str, Any]) -> Recording:
+    name = str(entry.get("id") or entry.get("name") or f"{path.stem} {index + 1}")
+    return Recording(name, _messages(f"{path.name}, {name}", entry["messages"]), tuple(entry.get("tools") or ()))
+
+
+def _messages(where: str, entries: Any) -> tuple[Message, ...]:
+    """Messages in the form of the service's API; tool results must answer a call that was made."""
+    if not isinstance(entries, list) or not entries:
+        raise BadReplayFile(f"{where}: a conversation is a list of messages")
+    called: set[str] = set()
+    found = []
+    for index, entry in enumerate(entries):
+        message = _message(f"{where}, message {index + 1}", entry)
+        called |= {call["id"] for call in message.get("tool_calls", ())}
+        if message["role"] == "tool" and message["tool_call_id"] not in called:
+            raise BadReplayFile(f"{where}, message {index + 1}: no call {message['tool_call_id']!r} came before")
+        found.append(message)
+    return tuple(found)
+
+
+def _message(where: str, entry: Any) -> Message:
+    role = _ROLES.get(entry.get("role", "")) if isinstance(entry, dict) else None
+    if role is None:
+        raise BadReplayFile(f"{where}: its role is none of {', '.join(_ROLES)}")
+    message: dict[str, Any] = {"role": role, "content": _text(entry.get("content"))}
+    if role == "tool":
+        message["tool_call_id"] = str(entry.get("tool_call_id", ""))
+    if role == "assistant" and entry.get("tool_calls"):
+        message["tool_calls"] = [_call(where, call) for call in entry["tool_calls"]]
+    return message
+
+
+def _call(where: str, call: Any) -> dict[str, Any]:
+    try:
+        function, identity = call["function"], str(call["id"])
+        name, arguments = str(function["name"]), function.get("arguments")
+    except (KeyError, TypeError, AttributeError) as error:
+        raise BadReplayFile(f"{where}: a tool call needs an id and a function with a name") from error
+    return {"id": identity, "type": "function", "function": {"name": name, "arguments": _arguments(arguments)}}
+
+
+def _arguments(given: Any) -> str:
+    """The JSON text of an object, which the service asks for; a recorded model may have written anything."""
+    if not isinstance(given, str):
+        return json.dumps(given if isinstance(given, dict) else {}, ensure_ascii=False)
+    try:
+        well_formed = isinstance(json.loads(given), dict)
+    except json.JSONDecodeError:
+        well_formed = False
+    return given if well_formed else json.dumps({"text": given}, ensure_ascii=False)
+
+
+def _text(content: Any) -> str:
+    """A message's text; of a content in parts, the text parts."""
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if isinstance(content, list):
+        return "\n".join(str(part["text"]) for part in content if isinstance(part, dict) and "text" in part)
+    return json.dumps(content, ensure_ascii=False)

@@ -1,0 +1,1 @@
+"""Result files, tables, plots and HTML pages."""

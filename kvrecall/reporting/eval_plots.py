@@ -1,0 +1,157 @@
+"""The suites' pictures."""
+
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+from matplotlib import colormaps, rc_context
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from kvrecall.reporting import eval_repair_plots
+from kvrecall.reporting.figures import COLOURS, STYLE
+from kvrecall.reporting.results import Results, Row
+
+FULL = "full"
+_OURS = "epicache"
+_INT8 = ", int8"
+_NOT_DRAWN = ("fact in the matched episode",)
+_MARKERS = "osv^D<>pPX*h"
+
+
+def figure_of(results: Results) -> Figure | None:
+    """The picture of a suite's results; None where there is nothing to draw, or another command made the file."""
+    draw = FIGURES.get(results.suite) or eval_repair_plots.FIGURES.get(results.suite)
+    paired = results.suite in eval_repair_plots.FIGURES
+    quality = [row for row in results.results if "mean" in row and (paired or "against" not in row)]
+    if draw is None or not quality:
+        return None
+    with rc_context(STYLE):
+        return draw(quality)
+
+
+def budget_figure(rows: Sequence[Row]) -> Figure:
+    """A panel per condition: mean against budget, a line per method, the full cache across (EpiCache, Figure 5)."""
+    conditions = [each for each in dict.fromkeys(row["condition"] for row in rows) if each not in _NOT_DRAWN]
+    figure, panels = _panels(len(conditions), 4.7, 3.6)
+    for axes, condition in zip(panels, conditions, strict=False):
+        own = [row for row in rows if row["condition"] == condition]
+        _lines(axes, own)
+        axes.set_title(condition, fontsize=10, loc="left")
+        axes.set_xlabel("budget, rows per head")
+        axes.set_ylim(bottom=0)
+    handles: dict[str, Any] = {}
+    for axes in panels:
+        found, labels = axes.get_legend_handles_labels()
+        handles |= dict(zip(labels, found, strict=True))
+    figure.legend(handles.values(), handles.keys(), loc="outside right upper", fontsize=8)
+    return figure
+
+
+def _lines(axes: Axes, rows: Sequence[Row]) -> None:
+    methods = list(dict.fromkeys(row["method"] for row in rows if _plain(row) != FULL))
+    plain = list(dict.fromkeys(method.removesuffix(_INT8) for method in methods))
+    for method in methods:
+        own = sorted((row for row in rows if row["method"] == method), key=lambda row: float(row["budget"]))
+        means = [row["mean"] for row in own]
+        spread = ([row["mean"] - row["ci_low"] for row in own], [row["ci_high"] - row["mean"] for row in own])
+        style = _style(method, plain.index(method.removesuffix(_INT8)))
+        axes.errorbar([row["budget"] for row in own], means, yerr=spread, label=method, **style)
+    for row in rows:
+        if _plain(row) == FULL:
+            label = f"full cache{row['method'].removeprefix(FULL)}"
+            axes.axhline(row["mean"], color=COLOURS[0], ls="--" if label == "full cache" else ":", lw=1.2, label=label)
+
+
+def _style(method: str, index: int) -> dict[str, Any]:
+    """Of a method's line; with int8 rows it has the same colour and is dotted."""
+    ours = method.startswith(_OURS)
+    dashes = "--" if "+per_episode" in method else "-"
+    return {
+        "color": COLOURS[1 + index % 3] if ours else colormaps["tab20"](index % 20),
+        "lw": 2.2 if ours else 1.1,
+        "ls": ":" if method.endswith(_INT8) else dashes,
+        "marker": _MARKERS[index % len(_MARKERS)],
+        "ms": 4,
+        "capsize": 2,
+        "elinewidth": 0.7,
+    }
+
+
+def _plain(row: Row) -> str:
+    """A row's method, however its rows were stored."""
+    return str(row["method"]).removesuffix(_INT8)
+
+
+def heat_map(rows: Sequence[Row]) -> Figure:
+    """A panel per method: accuracy by the history's length, across, and the passkey's depth, down."""
+    placed = [row for row in rows if "depth" in row]
+    methods = list(dict.fromkeys(row["method"] for row in placed))
+    lengths = sorted({row["tokens"] for row in placed})
+    depths = sorted({row["depth"] for row in placed})
+    figure, panels = _panels(len(methods), 1.2 + 0.5 * len(lengths), 1.1 + 0.3 * len(depths), columns=4)
+    for axes, method in zip(panels, methods, strict=False):
+        means = {(row["depth"], row["tokens"]): row["mean"] for row in placed if row["method"] == method}
+        cells = [[means.get((depth, length), float("nan")) for length in lengths] for depth in depths]
+        image = axes.imshow(cells, vmin=0, vmax=1, cmap="RdYlGn", aspect="auto")
+        axes.set_title(method, fontsize=9, loc="left")
+        axes.set_xticks(range(len(lengths)), [f"{length:,}" for length in lengths], fontsize=7, rotation=30)
+        axes.set_yticks(range(len(depths)), [f"{100 * depth:.0f}%" for depth in depths], fontsize=7)
+        axes.grid(visible=False)
+    figure.colorbar(image, ax=panels, label="answered", shrink=0.6, location="right")
+    figure.supxlabel("tokens of the history", fontsize=9)
+    figure.supylabel("depth of the passkey", fontsize=9)
+    return figure
+
+
+def episodes_figure(rows: Sequence[Row]) -> Figure:
+    """A panel per width of a segment: evidence in the matched episode against the number of episodes."""
+    matched = [row for row in rows if row["condition"] == _SHARE_HELD]
+    widths = sorted({row["segment_utterances"] for row in matched})
+    figure, panels = _panels(len(widths), 3.4, 3.4, columns=len(widths))
+    for axes, width in zip(panels, widths, strict=False):
+        for method, style in _ASSIGNED.items():
+            own = [row for row in matched if row["segment_utterances"] == width and row["method"] == method]
+            own = sorted(own, key=lambda row: int(row["episodes"]))
+            axes.errorbar(
+                [row["episodes"] for row in own],
+                [row["mean"] for row in own],
+                yerr=([row["mean"] - row["ci_low"] for row in own], [row["ci_high"] - row["mean"] for row in own]),
+                label=method,
+                capsize=2,
+                **style,
+            )
+        axes.set_title(f"segments of {width} utterances", fontsize=10, loc="left")
+        axes.set_xlabel("episodes")
+        axes.set_ylim(0, 1)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    panels[0].set_ylabel(_SHARE_HELD)
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper right", ncols=3, fontsize=9)
+    return figure
+
+
+_SHARE_HELD = "share of the evidence in the matched episode"
+_ASSIGNED: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {
+        "k-means": {"color": COLOURS[3], "marker": "o", "ms": 4, "lw": 1.8},
+        "random clusters": {"color": COLOURS[1], "marker": "v", "ms": 4, "lw": 1.2},
+        "expected at random": {"color": COLOURS[0], "ls": "--", "lw": 1.2},
+    }
+)
+
+
+def _panels(count: int, width: float, height: float, columns: int = 2) -> tuple[Figure, list[Axes]]:
+    columns = min(columns, count)
+    lines = -(-count // columns)
+    figure = Figure(figsize=(width * columns + 1.6, height * lines), layout="constrained")
+    panels = list(figure.subplots(lines, columns, squeeze=False).flat)
+    for axes in panels[count:]:
+        axes.set_visible(False)
+    return figure, panels[:count]
+
+
+FIGURES: Mapping[str, Callable[[Sequence[Row]], Figure]] = MappingProxyType(
+    {"longconv": budget_figure, "fidelity": budget_figure, "passkey": heat_map, "locomo": episodes_figure}
+)
+"""The picture of each suite, by its name in the result file."""

@@ -1,0 +1,1 @@
+"""The page format: layout, codec, page tables, key summaries."""

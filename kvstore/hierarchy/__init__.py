@@ -1,0 +1,1 @@
+"""The tiers as one: placement, write-through, epochs, metering."""

@@ -1,0 +1,1 @@
+"""One session's rows: open, read, append, gather, delete."""

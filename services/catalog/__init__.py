@@ -1,0 +1,1 @@
+"""The catalog of sessions and turns: one protocol, two implementations."""

@@ -1,0 +1,1 @@
+"""The workers as the services see them: client protocol, registry, placement."""

@@ -1,0 +1,232 @@
+"""The care of a session's episodes between turns: embed what is new, assign it, build the episodes when that is due.
+
+Every step ends in a commit: who breaks it off, a turn or a crash, loses no more than the step that runs.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Sequence
+from dataclasses import replace
+from typing import Literal
+
+from kvrecall.domain.episodes import (
+    Clusters,
+    EpisodePlan,
+    Segment,
+    Vectors,
+    assign,
+    cluster,
+    plan_episodes,
+    rebuild_due,
+    segments_of,
+    vectors_from_bytes,
+    vectors_to_bytes,
+)
+from kvrecall.domain.errors import (
+    EmbeddingRefused,
+    ServiceError,
+    SessionBusy,
+    StaleEpoch,
+    WorkerLost,
+)
+from kvrecall.domain.events import EpisodesBuilt, EpisodesFailed, Observers
+from kvrecall.domain.session import EpisodeSettings, Session, Turn
+from kvrecall.domain.utterances import utterances
+from kvrecall.protocol.v1 import worker_pb2 as wire
+from services.catalog.base import (
+    BuildCommit,
+    Catalog,
+    EpisodeRecord,
+    EpisodeSet,
+    SegmentRecord,
+    SegmentsCommit,
+)
+from services.cluster.worker_client import Worker
+from services.session_manager import LiveSession, LiveSessions
+
+_TURNS_AT_ONCE = 128
+_SEGMENTS_AT_ONCE = 32
+"""Segments per call of the encoder, and per commit: a turn that wants its query embedded waits for no more."""
+
+
+class EpisodeKeeper:
+    """Keeps the episodes of sessions that have them; at most one call of `keep` per session at a time."""
+
+    def __init__(self, catalog: Catalog, worker: Worker, sessions: LiveSessions, observers: Observers) -> None:
+        self._catalog = catalog
+        self._worker = worker
+        self._sessions = sessions
+        self._observers = observers
+
+    async def keep(self, live: LiveSession) -> None:
+        """Bring the session's episodes up to what was said. Tells the observers what goes wrong, and raises nothing.
+
+        It may be cancelled at any time, and goes on from the last commit when it is called again.
+        """
+        step: Literal["segment", "build"] = "segment"
+        try:
+            session = await self._catalog.session(live.id)
+            settings = session.settings.episodes
+            assert settings is not None, "only sessions with episodes are kept"
+            await self._sessions.epoch(live)  # whatever is read from here on is no other process's to change
+            found = await self._segment(live, settings)
+            step = "build"
+            length, budget = session.memory.length, session.settings.budget
+            if rebuild_due(settings, segments=found.segments, built=found.built_segments, length=length, budget=budget):
+                await self._build(live, session, settings, found)
+        except (StaleEpoch, SessionBusy):
+            return  # another process went on with the session
+        except ServiceError as error:
+            self._observers.tell(EpisodesFailed(live.id, step, error.code, error.message))
+
+    async def _segment(self, live: LiveSession, settings: EpisodeSettings) -> EpisodeSet:
+        """Embed and assign every segment that is whole by now; returns the set with them."""
+        found = await self._catalog.episodes(live.id)
+        while new := await self._next_segments(live.id, settings.segment_utterances, found):
+            vectors = await self._embed(new)
+            if found.dimensions not in (0, vectors.shape[1]):
+                # Another encoder: its vectors cannot be compared with those that are stored.
+                await self._catalog.forget_episodes(live.id, await self._sessions.epoch(live))
+                found = await self._catalog.episodes(live.id)
+                continue
+            commit = _extended(found, new, vectors)
+            await self._catalog.commit_segments(live.id, commit, await self._sessions.epoch(live))
+            found = commit.found
+        return found
+
+    async def _next_segments(self, session: str, width: int, found: EpisodeSet) -> list[Segment]:
+        # A turn has an utterance at least, so these have a segment at least, unless the log ends.
+        turns = await self._catalog.turns(session, found.last_turn - 1, _TURNS_AT_ONCE + width)
+        done = found.last_utterance + 1
+        before = utterances(turns)[:done]
+        start = found.next_token - (before[-1].stop if before else 0)
+        return segments_of(utterances(turns, start)[done:], width)[:_SEGMENTS_AT_ONCE]
+
+    async def _embed(self, segments: Sequence[Segment]) -> Vectors:
+        result = await self._worker.embed([segment.text for segment in segments])
+        vectors = vectors_from_bytes(result.vectors, result.dimensions)
+        if len(vectors) != len(segments):
+            raise EmbeddingRefused(f"the encoder gave {len(vectors)} vectors for {len(segments)} texts")
+        return vectors
+
+    async def _build(self, live: LiveSession, session: Session, settings: EpisodeSettings, found: EpisodeSet) -> None:
+        segments = await self._catalog.segments(live.id)
+        vectors = vectors_from_bytes(b"".join(segment.vector for segment in segments), found.dimensions)
+        log = await self._log(live.id)
+        # In a thread: it takes seconds over a long conversation, and turns of other sessions go on meanwhile.
+        clusters, plans = await asyncio.to_thread(_planned, session, settings, log, vectors)
+        request = _request(session, plans, found.builds + 1)
+        if settings.build == "per_episode":
+            request.token_ids.extend(_token_ids(log)[: session.memory.length])
+        request.epoch = await self._sessions.ensure_open(live)
+        result = await self._built(live, request)
+        commit = _built_commit(found, clusters, plans, result)
+        await self._catalog.commit_build(live.id, commit, request.epoch)
+        told = EpisodesBuilt(live.id, len(plans), len(segments), result.scored_rows, result.seconds)
+        self._observers.tell(told)
+
+    async def _log(self, session: str) -> list[Turn]:
+        log: list[Turn] = []
+        while turns := await self._catalog.turns(session, len(log), _TURNS_AT_ONCE):
+            log += turns
+        return log
+
+    async def _built(self, live: LiveSession, request: wire.BuildEpisodesRequest) -> wire.BuildEpisodesResult:
+        def ask_under(epoch: int) -> Awaitable[wire.BuildEpisodesResult]:
+            request.epoch = epoch
+            return self._worker.build_episodes(request)
+
+        try:
+            result = await self._sessions.call_in(live, request.epoch, ask_under)
+        except WorkerLost:
+            live.in_doubt = True
+            raise
+        if [episode.id for episode in result.episodes] != [plan.id for plan in request.plans]:
+            raise WorkerLost("the worker built other episodes than it was asked for")
+        return result
+
+
+def _extended(found: EpisodeSet, new: Sequence[Segment], vectors: Vectors) -> SegmentsCommit:
+    """The set with new segments: each goes to the nearest episode, which grows by it."""
+    labels, episodes = [-1] * len(new), list(found.episodes)
+    if episodes:
+        centroids = vectors_from_bytes(b"".join(each.centroid for each in episodes), found.dimensions)
+        clusters, sizes = assign(vectors, centroids, [each.segments for each in episodes])
+        labels = list(clusters.labels)
+        episodes = [
+            replace(
+                each,
+                centroid=vectors_to_bytes(clusters.centroids[number]),
+                segments=sizes[number],
+                tokens=each.tokens + sum(new[i].stop - new[i].start for i in clusters.members(number)),
+            )
+            for number, each in enumerate(episodes)
+        ]
+    records = [
+        SegmentRecord(found.segments + i, segment.start, segment.stop, vectors_to_bytes(vectors[i]), labels[i])
+        for i, segment in enumerate(new)
+    ]
+    last = new[-1].utterances[-1]
+    changed = replace(
+        found,
+        segments=found.segments + len(new),
+        next_token=last.stop,
+        last_turn=last.turn,
+        last_utterance=last.index,
+        dimensions=vectors.shape[1],
+        episodes=tuple(episodes),
+    )
+    return SegmentsCommit(tuple(records), changed)
+
+
+def _planned(
+    session: Session, settings: EpisodeSettings, log: Sequence[Turn], vectors: Vectors
+) -> tuple[Clusters, list[EpisodePlan]]:
+    """Cluster the log's segments, one per vector, and plan an episode for each cluster."""
+    clusters = cluster(vectors, settings.count, session.settings.seed)
+    plans = plan_episodes(
+        segments_of(utterances(log), settings.segment_utterances)[: len(vectors)],
+        vectors,
+        clusters,
+        _token_ids(log),
+        medoid_utterances=settings.medoid_utterances,
+        length=session.memory.length,
+    )
+    return clusters, plans
+
+
+def _token_ids(log: Sequence[Turn]) -> list[int]:
+    return [token for turn in log for token in turn.token_ids]
+
+
+def _request(session: Session, plans: Sequence[EpisodePlan], build: int) -> wire.BuildEpisodesRequest:
+    return wire.BuildEpisodesRequest(
+        session=session.id,
+        plans=[
+            wire.EpisodePlan(
+                id=f"{build}-{number}",
+                patched_prompt=plan.patched_prompt,
+                segments=[wire.Span(start=start, stop=stop, nearness=near) for start, stop, near in plan.spans],
+            )
+            for number, plan in enumerate(plans, 1)
+        ],
+    )
+
+
+def _built_commit(
+    found: EpisodeSet, clusters: Clusters, plans: Sequence[EpisodePlan], result: wire.BuildEpisodesResult
+) -> BuildCommit:
+    """The set with its new episodes, none of which was matched yet."""
+    episodes = tuple(
+        EpisodeRecord(
+            id=built.id,
+            centroid=vectors_to_bytes(centroid),
+            segments=plan.segments,
+            tokens=plan.tokens,
+            medoid=plan.medoid,
+        )
+        for built, plan, centroid in zip(result.episodes, plans, clusters.centroids, strict=True)
+    )
+    changed = replace(found, built_segments=found.segments, builds=found.builds + 1, episodes=episodes)
+    return BuildCommit(
+        changed, tuple(built.SerializeToString(deterministic=True) for built in result.episodes), clusters.labels
+    )

@@ -1,0 +1,81 @@
+"""Which episode a turn is about: its text against the centroids (EpiCache section 3.1, eq. 7)."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kvrecall.domain.episodes import Vectors, match, vectors_from_bytes
+from kvrecall.domain.errors import EmbeddingRefused, UnknownEpisode, WorkerLost, WorkerRefused
+from kvrecall.domain.events import EpisodesFailed, Observers
+from kvrecall.domain.limits import ServiceSettings
+from kvrecall.domain.messages import Message
+from kvrecall.domain.session import Session
+from kvrecall.domain.utterances import query_text
+from kvrecall.protocol.v1 import worker_pb2 as wire
+from services.catalog.base import Catalog, EpisodeSet
+from services.cluster.worker_client import Worker
+
+
+@dataclass(frozen=True)
+class Match:
+    """The episode that a turn is about, and the cosine that says so.
+
+    `load` is the episode where it is not the active one. `seconds` is what it took to find out.
+    """
+
+    episode: str
+    similarity: float
+    load: wire.Episode | None
+    seconds: float
+
+
+class Matcher:
+    """Matches turns with their sessions' episodes. No turn fails by it."""
+
+    def __init__(self, catalog: Catalog, worker: Worker, observers: Observers, settings: ServiceSettings) -> None:
+        self._catalog = catalog
+        self._worker = worker
+        self._observers = observers
+        self._seconds = settings.match_seconds
+
+    async def match(self, session: Session, messages: Sequence[Message]) -> Match | None:
+        """The episode of what the turn says up to the user's last word.
+
+        None without episodes or words, and when the words cannot be embedded in time, which the observers are told.
+        Raises CatalogError.
+        """
+        started = time.monotonic()
+        text = "" if session.settings.episodes is None else query_text(messages)
+        if not text:
+            return None
+        found = await self._catalog.episodes(session.id)
+        if not found.episodes:
+            return None
+        try:
+            nearest = match(await self._embed(text, found), _centroids(found))
+            chosen = found.episodes[nearest.episode]
+            load = None
+            if chosen.id != found.active:
+                load = wire.Episode.FromString(await self._catalog.built_episode(session.id, chosen.id))
+        except (WorkerRefused, WorkerLost, EmbeddingRefused, UnknownEpisode) as error:
+            self._observers.tell(EpisodesFailed(session.id, "match", error.code, error.message))
+            return None
+        return Match(chosen.id, nearest.similarity, load, time.monotonic() - started)
+
+    async def _embed(self, text: str, found: EpisodeSet) -> Vectors:
+        try:
+            async with asyncio.timeout(self._seconds):
+                result = await self._worker.embed([text])
+        except TimeoutError as error:
+            raise EmbeddingRefused(f"the encoder took more than {self._seconds:g} seconds") from error
+        if result.dimensions != found.dimensions or len(result.vectors) != 4 * found.dimensions:
+            raise EmbeddingRefused(
+                f"the encoder gives {result.dimensions} dimensions, the session's episodes have {found.dimensions}"
+            )
+        vector: Vectors = vectors_from_bytes(result.vectors, result.dimensions)[0]
+        return vector
+
+
+def _centroids(found: EpisodeSet) -> Vectors:
+    return vectors_from_bytes(b"".join(each.centroid for each in found.episodes), found.dimensions)

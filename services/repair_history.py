@@ -1,0 +1,61 @@
+"""The text around what repairs brought back, so that a person can judge whether it was the right memory."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kvrecall.protocol.v1 import worker_pb2 as wire
+from services.catalog.base import Catalog, RepairRecord
+from services.cluster.worker_client import Worker
+
+CONTEXT_TOKENS = 16
+"""Tokens that are shown on either side of what was brought back."""
+
+
+@dataclass(frozen=True)
+class Passage:
+    """Tokens `start` .. `stop - 1` of a session, which a repair brought back, with what stands around them."""
+
+    start: int
+    stop: int
+    before: str
+    promoted: str
+    after: str
+
+
+@dataclass(frozen=True)
+class ToldRepair:
+    """A repair of the past with the passages that it brought back."""
+
+    record: RepairRecord
+    passages: tuple[Passage, ...]
+
+
+async def tell_repairs(catalog: Catalog, worker: Worker, session: str, limit: int) -> list[ToldRepair]:
+    """Up to `limit` of a session's last repairs, the newest first. Raises UnknownSession."""
+    records = await catalog.repairs(session, limit)
+    tokens = await catalog.token_ids(session) if records else ()
+    return [ToldRepair(record, await _passages(worker, tokens, record)) for record in records]
+
+
+async def _passages(worker: Worker, tokens: Sequence[int], record: RepairRecord) -> tuple[Passage, ...]:
+    found = runs([position for position in record.details.positions if position < len(tokens)])
+    if not found:
+        return ()
+    chunks = [
+        wire.TokenChunk(ids=tokens[start:stop])
+        for first, last in found
+        for start, stop in ((max(0, first - CONTEXT_TOKENS), first), (first, last), (last, last + CONTEXT_TOKENS))
+    ]
+    texts = iter((await worker.detokenize(wire.DetokenizeRequest(chunks=chunks))).texts)
+    return tuple(Passage(first, last, next(texts), next(texts), next(texts)) for first, last in found)
+
+
+def runs(positions: Sequence[int]) -> list[tuple[int, int]]:
+    """Ascending positions as runs: the first one, and one past the last."""
+    found: list[tuple[int, int]] = []
+    for position in positions:
+        if found and found[-1][1] == position:
+            found[-1] = (found[-1][0], position + 1)
+        else:
+            found.append((position, position + 1))
+    return found

@@ -1,0 +1,88 @@
+"""The demo, on a conversation small enough for a test."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvrecall.app.errors import BoundExceeded
+from kvrecall.demo.arms import Arm, ArmRun, Question, TurnPoint
+from kvrecall.demo.summary import by_age, check_bound, pause_seconds, summarise
+
+BUDGETED = Arm("budget alone", "snapkv", 64)
+
+
+def run_with(peaks: list[int], arm: Arm = BUDGETED) -> ArmRun:
+    memory = {
+        "layer_peak_rows": peaks,
+        "layer_bound_rows": [192] * len(peaks),
+        "layer_active_rows": [50] * len(peaks),
+        "active_bytes": 1000 * len(peaks),
+    }
+    turn = TurnPoint(300, 50, 2000, 0.5, 0.1, answered=True, repairs=(), after_pause=False)
+    question = Question("plain", 200, right=True, asked="What?", expected="That.", reply="That.")
+    return ArmRun(arm, 1, [turn], [question], 0, memory)
+
+
+def test_the_demo_prints_its_table_and_writes_report_and_results(
+    command: Callable[..., Any], tmp_path: Path, json_lines: Callable[..., Path]
+) -> None:
+    real = json_lines({"role": "user", "content": "Hello."}, {"role": "assistant", "content": "Hello, Anna."})
+    options = ("--tokens", "500", "--budget", "64", "--repair-rows", "16", "--pause", "0", "--out", tmp_path)
+    found = command("demo", *options, "--file", real)
+    assert found.exit_code == 0, found.output
+    assert str(tmp_path / "report.html") in found.output
+    results = json.loads((tmp_path / "report.json").read_text())
+    rows = {row["condition"]: row for row in results["results"] if "mean" in row}
+    arms = ("full cache", "budget alone", "repair in pauses", "repair in pauses and turns")
+    for arm in arms:
+        assert rows[f"{arm}: all"]["n"] == rows["full cache: all"]["n"] > 0
+        assert arm in found.output
+    assert all(rows[f"{arm}: all"]["active_rows"] <= 64 + 128 for arm in arms[1:])
+    assert rows["full cache: all"]["active_rows"] > 64 + 128
+    page = (tmp_path / "report.html").read_text()
+    assert f"Real input: {real.name}" in page
+    assert page.count("data:image/svg+xml;base64,") == 3
+    assert "http://" not in page.replace("http://www.w3.org", "")
+
+
+def test_a_layer_over_its_bound_fails_loudly() -> None:
+    check_bound([run_with([192, 192])])
+    with pytest.raises(BoundExceeded, match="layer 1 held 193 rows"):
+        check_bound([run_with([192, 193])])
+    check_bound([run_with([5000], Arm("full cache", "full", 64))])
+
+
+def test_answers_are_counted_in_the_age_of_their_fact() -> None:
+    questions = [
+        Question("plain", age, right=right, asked="", expected="", reply="")
+        for age, right in ((10, True), (127, False), (128, True), (9000, False))
+    ]
+    counted = {label: (right, wrong) for label, right, wrong in by_age(iter(questions))}
+    assert counted["<128"] == (1, 1)
+    assert counted["<256"] == (1, 0)
+    assert counted["8,192+"] == (0, 1)
+    assert sum(right + wrong for right, wrong in counted.values()) == 4
+
+
+def test_a_pauses_repairs_are_told_apart_by_what_began_them() -> None:
+    repairs = (
+        {"trigger": "tool_call", "seconds": 0.25, "promoted": 3},
+        {"trigger": "tool_result", "seconds": 0.5, "promoted": 4},
+    )
+    paused = TurnPoint(300, 50, 2000, 0.5, 0.1, answered=True, repairs=repairs, after_pause=True)
+    plain = TurnPoint(400, 50, 2000, 0.5, 0.1, answered=True, repairs=(), after_pause=False)
+    assert pause_seconds([paused, plain], "tool_result") == [(300, 0.5)]
+    assert paused.promoted == 7
+
+
+def test_a_summary_holds_the_largest_memory_and_the_median_times() -> None:
+    (summary,) = summarise([run_with([60, 61]), run_with([90, 70])], seed=0)
+    assert summary.peak_rows == 90
+    assert summary.peak_bytes == 160 * 20
+    assert summary.answer_seconds == 0.5
+    assert summary.exact["all"] is not None
+    assert summary.exact["all"].mean == 1
+    assert summary.exact["after a tool"] is None

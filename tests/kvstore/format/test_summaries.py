@@ -1,0 +1,188 @@
+"""A summary bounds every key of its page, and is there only as long as the page it was made from."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from kvstore.errors import RowRangeError
+from kvstore.format.page import PageKey, PageLayout
+from kvstore.format.page_table import ExpectedPage
+from kvstore.format.summaries import (
+    Bits,
+    PageSummaries,
+    PageSummary,
+    middles_of,
+    summarise,
+    unpacked,
+)
+from kvstore.store import RowStore
+from kvstore.tiers.ram import RamTier
+
+OpenStore = Callable[..., RowStore]
+MakeRows = Callable[..., Tensor]
+
+
+def middles(summary: PageSummary) -> Tensor:
+    codes = unpacked(summary.high, summary.low, summary.lowest.shape[-1])
+    return middles_of(codes, summary.lowest.unsqueeze(2), summary.cell.unsqueeze(2))
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    bits=st.sampled_from([4, 8, 12]),
+    dtype=st.sampled_from([torch.float32, torch.float16, torch.bfloat16]),
+    head_dim=st.integers(1, 9),
+    scale=st.sampled_from([1e-30, 1e-3, 1.0, 300.0]),
+    offset=st.sampled_from([0.0, 1.0, -1000.0]),
+    seed=st.integers(0, 99),
+)
+def test_box_and_codes_are_true_bounds(bits: Bits, dtype: torch.dtype, head_dim: int, scale: float, offset: float,
+                                       seed: int) -> None:  # fmt: skip
+    keys = torch.randn(2, 3, 16, head_dim, generator=torch.Generator().manual_seed(seed)) * scale + offset
+    keys[0, 0, :, 0] = offset  # a box without width
+    keys = keys.to(dtype)
+    summary = summarise(keys, bits)
+    assert summary is not None
+    exact = keys.double()
+    assert ((exact - middles(summary).double()).abs() <= summary.reach.unsqueeze(2).double()).all()
+    assert (exact >= summary.lowest.unsqueeze(2).double()).all()
+    assert torch.equal(summary.lowest, keys.float().amin(2))
+    width = keys.float().amax(2) - keys.float().amin(2)
+    rounding = keys.float().abs().amax(2) * 1e-6
+    assert (summary.reach <= width / (1 << bits) * 0.51 + rounding).all(), "no wider than half a cell"
+    assert torch.allclose(summary.highest, keys.float().amax(2), rtol=1e-5)
+
+
+@pytest.mark.parametrize(("bits", "of_channel"), [(4, 0.5), (8, 1), (12, 1.5)])
+def test_a_code_takes_its_bits(bits: Bits, of_channel: float) -> None:
+    summary = summarise(torch.randn(2, 3, 64, 32), bits)
+    assert summary is not None
+    assert summary.bytes == 2 * 3 * 32 * (64 * of_channel + 3 * 4)
+
+
+def test_keys_that_are_not_finite_have_no_summary() -> None:
+    keys = torch.zeros(1, 1, 4, 2)
+    keys[0, 0, 1, 1] = torch.inf
+    assert summarise(keys, 8) is None
+
+
+def test_summaries_stay_under_their_limit() -> None:
+    keys = torch.randn(1, 1, 8, 4)
+    one = summarise(keys, 8)
+    assert one is not None
+    held = PageSummaries(2 * one.bytes + 1, 8)
+    pages = [ExpectedPage(PageKey("s", index), index + 1) for index in range(3)]
+    for page in pages:
+        held.make(page, keys)
+    assert [held.of(page) is None for page in pages] == [False, False, True]
+    assert held.bytes == 2 * one.bytes
+    held.forget([pages[0].key])
+    held.make(pages[2], keys)
+    assert [held.of(page) is None for page in pages] == [True, False, False]
+
+
+def test_a_newer_version_takes_the_place_of_an_older_one_and_never_the_other_way() -> None:
+    held, key = PageSummaries(1 << 20, 8), PageKey("s", 0)
+    held.make(ExpectedPage(key, 5), torch.ones(1, 1, 8, 4))
+    held.make(ExpectedPage(key, 4), torch.zeros(1, 1, 8, 4))
+    assert held.of(ExpectedPage(key, 4)) is None
+    held.make(ExpectedPage(key, 6), 2 * torch.ones(1, 1, 8, 4))
+    assert held.of(ExpectedPage(key, 5)) is None
+    newest = held.of(ExpectedPage(key, 6))
+    assert newest is not None
+    assert newest.lowest.unique().tolist() == [2]
+    assert held.bytes == newest.bytes
+
+
+# In the store: pages of 8 tokens.
+
+
+def describes(store: RowStore, rows: Tensor) -> list[bool]:
+    """Which pages of session "a" have a summary; each must be that of the rows."""
+    pages = range(-(-store.length("a") // 8))
+    found = store.summaries("a", pages)
+    for index, summary in zip(pages, found, strict=True):
+        if summary is not None:
+            assert torch.equal(summary.lowest, rows[:, 0, :, 8 * index : 8 * index + 8].amin(2))
+    return [summary is not None for summary in found]
+
+
+def test_full_pages_have_a_summary_once_they_are_written(open_store: OpenStore, make_rows: MakeRows) -> None:
+    store, rows = open_store(), make_rows(29)
+    store.append("a", rows)
+    store.flush("a")
+    assert describes(store, rows) == [True, True, True, False]
+    assert store.summary_bytes() == sum(s.bytes for s in store.summaries("a", [0, 1, 2]) if s)
+
+
+def test_summaries_go_with_their_pages(open_store: OpenStore, make_rows: MakeRows) -> None:
+    store, rows, other = open_store(), make_rows(40), make_rows(20, seed=5)
+    store.append("a", rows)
+    store.append("b", rows)
+    store.flush("a")
+    store.flush("b")
+    of_one = store.summary_bytes() // 10
+    store.truncate("a", 20)
+    assert describes(store, rows) == [True, True, False]
+    store.append("a", other)
+    store.flush("a")
+    now = torch.cat([rows[:, :, :, :20], other], 3)
+    assert describes(store, now) == [True] * 5
+    assert store.summary_bytes() == 10 * of_one
+    store.drop("a")
+    assert store.summary_bytes() == 5 * of_one
+    store.drop("b")
+    assert store.summary_bytes() == 0
+
+
+def test_after_a_restart_whoever_reads_a_page_makes_its_summary_again(
+    open_store: OpenStore, make_rows: MakeRows
+) -> None:
+    store, rows = open_store(), make_rows(29)
+    store.append("a", rows)
+    store.close()
+    again = open_store()
+    assert describes(again, rows) == [False] * 4
+    again.read_keys("a", [2, 3])
+    assert describes(again, rows) == [False, False, True, False]
+
+
+def test_without_room_pages_are_without_a_summary_and_readable(layout: PageLayout, make_rows: MakeRows) -> None:
+    store, rows = RowStore(layout, [RamTier(1 << 20)], summary_limit=0), make_rows(24)
+    store.append("a", rows)
+    store.flush("a")
+    assert describes(store, rows) == [False] * 3
+    assert torch.equal(torch.cat(store.read_keys("a", [0, 1, 2]).keys, 2), rows[:, 0])
+    assert store.summary_bytes() == 0
+    store.close()
+
+
+def test_keys_of_chosen_pages_come_in_their_order(open_store: OpenStore, make_rows: MakeRows) -> None:
+    store, rows = open_store(), make_rows(29)
+    store.append("a", rows)
+    keys = store.read_keys("a", [3, 0, 2]).keys
+    for found, part in zip(keys, [slice(24, 29), slice(0, 8), slice(16, 24)], strict=True):
+        assert torch.equal(found, rows[:, 0, :, part])
+    store.append("a", rows[:, :, :, :3])
+    assert torch.equal(keys[0], rows[:, 0, :, 24:29]), "what was read does not change"
+    with pytest.raises(RowRangeError):
+        store.read_keys("a", [4])
+    with pytest.raises(RowRangeError):
+        store.summaries("a", [-1])
+
+
+def test_only_what_tiers_deliver_counts_as_read(layout: PageLayout, make_rows: MakeRows, held_tier: Any) -> None:
+    store, rows = RowStore(layout, [held_tier]), make_rows(29)
+    store.append("a", rows)
+    assert store.read_keys("a", [0, 1, 2, 3]).bytes_read == 0, "all of it is still in memory"
+    held_tier.release.set()
+    store.flush("a")
+    before = store.counters()["held"].read_bytes
+    assert store.read_keys("a", [0, 2, 3]).bytes_read == 2 * layout.page_bytes, "the unfinished page is in memory"
+    assert store.counters()["held"].read_bytes - before == 2 * layout.page_bytes
+    store.close()

@@ -1,0 +1,134 @@
+"""A session's rows are the same from every tier, whatever codec each tier has."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from kvstore.errors import TierSettingsError
+from kvstore.format.codec import Codec, decode_page, encode_page
+from kvstore.format.page import PageKey, PageLayout, parse_header
+from kvstore.store import RowStore
+from kvstore.tiers.nvme.tier import NvmeTier
+from kvstore.tiers.ram import RamTier
+
+RAW, INT8 = Codec.RAW, Codec.INT8
+MakeRows = Callable[..., Tensor]
+
+
+def everything(store: RowStore, session: str = "a") -> Tensor:
+    return store.gather(session, torch.arange(store.length(session)))
+
+
+def kept(layout: PageLayout, rows: Tensor) -> Tensor:
+    """What a store over INT8 shall give back: finished pages decoded, the rest as it was."""
+    pages = []
+    for page in rows.split(layout.page_tokens, 3):
+        codec = INT8 if page.shape[3] == layout.page_tokens else RAW
+        blob = encode_page(layout, PageKey("a", 0), 1, page.contiguous(), codec)
+        pages.append(decode_page(layout, parse_header(blob), blob))
+    return torch.cat(pages, 3)
+
+
+def codecs_in(tier: RamTier | NvmeTier) -> list[int]:
+    return [header.codec for header in sorted(tier.stored(), key=lambda header: header.key)]
+
+
+@pytest.mark.parametrize("codecs", [[RAW, INT8], [INT8, INT8]])
+def test_rows_are_the_same_from_memory_from_every_tier_and_after_a_restart(
+    layout: PageLayout, make_rows: MakeRows, tmp_path: Path, codecs: list[Codec], held_tier: Any
+) -> None:
+    rows = make_rows(21)
+    wanted = kept(layout, rows)
+    assert not torch.equal(wanted, rows)
+    pending = RowStore(layout, [RamTier(1 << 20), held_tier], codecs=codecs)
+    pending.append("a", rows)
+    assert torch.equal(everything(pending), wanted)
+    held_tier.release.set()
+    pending.close()
+    ram = RamTier(1 << 20)
+    store = RowStore(layout, [ram, NvmeTier(tmp_path / "rows")], codecs=codecs)
+    for token in range(21):
+        store.append("a", rows[:, :, :, token : token + 1])
+    assert torch.equal(everything(store), wanted)
+    store.flush("a")
+    assert codecs_in(ram) == [codecs[0], codecs[0], RAW]
+    assert torch.equal(everything(store), wanted)
+    store.close()
+    for _ in ("cold", "warm"):
+        again = RowStore(layout, [RamTier(1 << 20), NvmeTier(tmp_path / "rows")], codecs=codecs)
+        assert torch.equal(everything(again), wanted)
+        assert torch.equal(everything(again), wanted)
+        again.check()
+        again.close()
+
+
+def test_an_unfinished_page_is_finished_after_a_restart_as_if_there_had_been_none(
+    layout: PageLayout, make_rows: MakeRows, tmp_path: Path
+) -> None:
+    rows = make_rows(16)
+    for first, last in ((0, 5), (5, 11), (11, 16)):
+        store = RowStore(layout, [NvmeTier(tmp_path / "rows")], codecs=[INT8])
+        store.append("a", rows[:, :, :, first:last])
+        store.close()
+    store = RowStore(layout, [NvmeTier(tmp_path / "rows")], codecs=[INT8])
+    assert torch.equal(everything(store), kept(layout, rows))
+    store.close()
+
+
+def test_what_comes_up_is_kept_in_the_form_of_the_tier_it_comes_to(layout: PageLayout, make_rows: MakeRows) -> None:
+    upper, middle, lowest = RamTier(1 << 20, "upper"), RamTier(1 << 20, "middle"), RamTier(1 << 20, "lowest")
+    store = RowStore(layout, [upper, middle, lowest], codecs=[RAW, INT8, INT8])
+    store.append("a", make_rows(16))
+    store.flush("a")
+    blobs = lowest.get([PageKey("a", 0), PageKey("a", 1)])
+    for tier in (upper, middle):
+        tier.delete([PageKey("a", 0), PageKey("a", 1)])
+    read = everything(store)
+    assert (codecs_in(upper), codecs_in(middle)) == ([RAW, RAW], [INT8, INT8])
+    assert middle.get([PageKey("a", 0), PageKey("a", 1)]) == blobs
+    lowest.delete([PageKey("a", 0), PageKey("a", 1)])
+    assert torch.equal(everything(store), read)
+    upper.delete([PageKey("a", 0), PageKey("a", 1)])
+    assert torch.equal(everything(store), read)
+    store.close()
+
+
+def test_pages_are_read_by_their_own_codec_whatever_is_configured_now(
+    layout: PageLayout, make_rows: MakeRows, tmp_path: Path
+) -> None:
+    rows = make_rows(24)
+    wanted = torch.cat([rows[:, :, :, :8], kept(layout, rows[:, :, :, 8:16]), rows[:, :, :, 16:]], 3)
+    for first, codecs in ((0, [RAW, RAW]), (8, [RAW, INT8]), (16, [RAW, RAW])):
+        store = RowStore(layout, [RamTier(1 << 20), NvmeTier(tmp_path / "rows")], codecs=codecs)
+        store.append("a", rows[:, :, :, first : first + 8])
+        store.close()
+    for codecs in ([INT8, INT8], [RAW, RAW]):
+        ram = RamTier(1 << 20)
+        store = RowStore(layout, [ram, NvmeTier(tmp_path / "rows")], codecs=codecs)
+        assert torch.equal(everything(store), wanted)
+        assert torch.equal(everything(store), wanted)
+        assert codecs_in(ram) == [RAW, codecs[0], RAW]
+        store.close()
+
+
+def test_int8_pages_take_the_bytes_of_int8(tmp_path: Path) -> None:
+    layout = PageLayout(2, 2, 64, torch.bfloat16, "model A")
+    rows = torch.randn(layout.rows_shape(640), generator=torch.Generator().manual_seed(1)).bfloat16()
+    store = RowStore(layout, [RamTier(1 << 24), NvmeTier(tmp_path / "rows")], codecs=[RAW, INT8])
+    store.append("a", rows)
+    store.flush("a")
+    used = store.usage()
+    assert used["ram"] == 10 * layout.page_bytes
+    assert used["nvme"] <= 0.55 * used["ram"]
+    store.close()
+
+
+@pytest.mark.parametrize("codecs", [[INT8, RAW, RAW], [RAW, INT8, RAW], [INT8, INT8, RAW]])
+def test_a_tier_less_exact_than_the_one_below_is_refused(layout: PageLayout, codecs: list[Codec]) -> None:
+    tiers = [RamTier(1 << 20, name) for name in ("a", "b", "c")]
+    with pytest.raises(TierSettingsError, match="c: RAW; give the lowest tier INT8 too"):
+        RowStore(layout, tiers, codecs=codecs)

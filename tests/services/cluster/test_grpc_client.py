@@ -1,0 +1,240 @@
+"""The way to a worker over the network: what becomes of statuses, deadlines, lost connections and certificates."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+import trustme
+from google.protobuf.empty_pb2 import Empty
+
+from kvrecall.domain.errors import WorkerLost, WorkerRefused
+from kvrecall.protocol.v1 import REFUSAL_CODE, worker_pb2_grpc
+from kvrecall.protocol.v1 import worker_pb2 as wire
+from services.cluster.grpc_client import GrpcWorker
+from services.cluster.settings import WireSettings
+
+HERE = "127.0.0.1:0"
+
+
+class Scripted(worker_pb2_grpc.WorkerServicer):
+    """Ends a call with `status`; a repair never ends, and notes that it was given up."""
+
+    def __init__(self) -> None:
+        self.status = grpc.StatusCode.OK
+        self.code = ""
+        self.given_up = asyncio.Event()
+        self.begun = asyncio.Event()
+        self.hurried = asyncio.Event()
+        self.order: list[str] = []
+
+    async def Describe(self, request: Empty, context: Any) -> wire.WorkerInfo:
+        return wire.WorkerInfo(model="scripted")
+
+    async def Memory(self, request: wire.MemoryRequest, context: Any) -> wire.MemoryReport:
+        await self._end(context)
+        return wire.MemoryReport(length=7)
+
+    async def Turn(self, request: wire.TurnRequest, context: Any) -> None:
+        await context.write(wire.TurnEvent(token=wire.TokenChunk(text="one")))
+        await self._end(context)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.given_up.set()
+
+    async def Repair(self, request: wire.RepairRequest, context: Any) -> None:
+        self.order.append("repair")
+        self.begun.set()
+        await context.write(wire.RepairEvent(taken=True))
+        try:
+            await self.hurried.wait()
+            await context.write(wire.RepairEvent(result=wire.RepairResult()))
+        finally:
+            self.given_up.set()
+
+    async def Hurry(self, request: wire.HurryRequest, context: Any) -> Empty:
+        self.order.append("hurry")
+        self.hurried.set()
+        return Empty()
+
+    async def Open(self, request: wire.OpenRequest, context: Any) -> wire.MemoryReport:
+        await asyncio.sleep(0.05)
+        self.given_up.set()
+        return wire.MemoryReport(length=len(request.state.selection))
+
+    async def _end(self, context: Any) -> None:
+        if self.status is not grpc.StatusCode.OK:
+            refused = ((REFUSAL_CODE, self.code),) if self.code else ()
+            await context.abort(self.status, "as it was told", trailing_metadata=refused)
+
+
+@asynccontextmanager
+async def connected(
+    listen: str = HERE, credentials: grpc.ServerCredentials | None = None, **settings: Any
+) -> AsyncIterator[tuple[Scripted, GrpcWorker]]:
+    """A scripted worker on the network, and the way to it."""
+    server, servicer = grpc.aio.server(options=[("grpc.max_receive_message_length", -1)]), Scripted()
+    port = server.add_secure_port(listen, credentials) if credentials else server.add_insecure_port(listen)
+    worker_pb2_grpc.add_WorkerServicer_to_server(servicer, server)
+    await server.start()
+    worker = GrpcWorker(WireSettings(worker=f"localhost:{port}", **settings))
+    try:
+        yield servicer, worker
+    finally:
+        await worker.close()
+        await server.stop(None)
+
+
+async def test_a_code_in_the_trailers_is_a_refusal_whatever_the_status() -> None:
+    async with connected() as (servicer, worker):
+        servicer.status, servicer.code = grpc.StatusCode.INTERNAL, "storage_failed"
+        with pytest.raises(WorkerRefused) as refused:
+            await worker.memory("s")
+        assert (refused.value.code, refused.value.message) == ("storage_failed", "as it was told")
+
+
+@pytest.mark.parametrize(
+    ("status", "says"),
+    [
+        (grpc.StatusCode.INTERNAL, "failed: as it was told"),
+        (grpc.StatusCode.UNAVAILABLE, "cannot be reached: as it was told"),
+        (grpc.StatusCode.CANCELLED, "cancelled the call"),
+        (grpc.StatusCode.UNIMPLEMENTED, "answered unimplemented: as it was told"),
+    ],
+)
+async def test_any_other_status_is_a_worker_that_is_lost(status: grpc.StatusCode, says: str) -> None:
+    async with connected() as (servicer, worker):
+        servicer.status = status
+        with pytest.raises(WorkerLost, match=says):
+            await worker.memory("s")
+        turn = worker.turn(wire.TurnRequest(session="s"))
+        assert (await anext(turn)).token.text == "one"
+        with pytest.raises(WorkerLost, match=says):
+            await anext(turn)
+
+
+async def test_what_takes_longer_than_its_deadline_is_given_up_on_both_sides() -> None:
+    async with connected(repair_seconds=0.1) as (servicer, worker):
+        with pytest.raises(WorkerLost, match="did not answer in time"):
+            await worker.repair(wire.RepairRequest(session="s"))
+        if servicer.begun.is_set():  # on a slow machine it may not even have come there
+            await servicer.given_up.wait()
+        assert (await worker.memory("s")).length == 7
+
+
+async def test_closing_a_turn_cancels_it() -> None:
+    async with connected() as (servicer, worker):
+        async with aclosing(worker.turn(wire.TurnRequest(session="s"))) as turn:
+            await anext(turn)
+        await servicer.given_up.wait()
+
+
+async def test_cancelling_a_repair_cancels_it() -> None:
+    async with connected() as (servicer, worker):
+        repair = asyncio.create_task(worker.repair(wire.RepairRequest(session="s")))
+        await servicer.begun.wait()
+        repair.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await repair
+        await servicer.given_up.wait()
+
+
+async def test_a_hurry_never_overtakes_its_repair() -> None:
+    async with connected() as (servicer, worker):
+        for _ in range(50):
+            servicer.order.clear()
+            servicer.hurried.clear()
+            repair = asyncio.create_task(worker.repair(wire.RepairRequest(session="s", text="much " * 50_000)))
+            await asyncio.sleep(0)
+            await worker.hurry(wire.HurryRequest(session="s"))
+            await repair
+            assert servicer.order == ["repair", "hurry"]
+        await worker.hurry(wire.HurryRequest(session="s"))
+
+
+async def test_an_open_ends_before_its_cancellation_is_told() -> None:
+    async with connected() as (servicer, worker):
+        opening = asyncio.create_task(worker.open(wire.OpenRequest()))
+        await asyncio.sleep(0)
+        opening.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await opening
+        assert servicer.given_up.is_set()
+
+
+async def test_a_state_of_many_megabytes_is_carried_and_one_over_the_limit_is_not() -> None:
+    state = wire.SessionState(selection=bytes(20 << 20))
+    async with connected() as (_, worker):
+        assert (await worker.open(wire.OpenRequest(state=state))).length == 20 << 20
+    async with connected(max_message_bytes=1 << 20) as (_, worker):
+        with pytest.raises(WorkerLost, match="resource_exhausted"):
+            await worker.open(wire.OpenRequest(state=state))
+
+
+async def test_a_worker_that_comes_back_is_found_and_one_that_is_gone_is_not() -> None:
+    async with connected() as (_, first):
+        pass
+    with pytest.raises(WorkerLost, match="closed"):
+        await first.memory("s")
+    async with connected(reconnect_seconds=0.1) as (_, worker):
+        address = worker.address
+        lonely = GrpcWorker(WireSettings(worker=address, reconnect_seconds=0.1))
+        await lonely.memory("s")
+    with pytest.raises(WorkerLost):
+        await lonely.memory("s")
+    waiting = asyncio.create_task(lonely.describe())
+    async with connected(listen=address):
+        assert (await waiting).model == "scripted"
+        assert (await lonely.memory("s")).length == 7
+    await lonely.close()
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str, Path]]:
+    """certificates(name): an authority of that name, and a key and a certificate for this machine by it."""
+    folder = tmp_path_factory.mktemp("certificates")
+
+    def make(name: str) -> dict[str, Path]:
+        paths = {what: folder / f"{name}-{what}.pem" for what in ("ca", "cert", "key")}
+        authority = trustme.CA()
+        issued = authority.issue_cert("localhost")
+        authority.cert_pem.write_to_path(paths["ca"])
+        issued.private_key_pem.write_to_path(paths["key"])
+        issued.cert_chain_pems[0].write_to_path(paths["cert"])
+        return {f"tls_{what}": path for what, path in paths.items()}
+
+    return make
+
+
+async def test_only_who_has_the_right_certificates_is_connected(certificates: Callable[[str], dict[str, Path]]) -> None:
+    ours, others = certificates("ours"), certificates("others")
+    ca_only = {"tls_ca": ours["tls_ca"]}
+    chain = [(ours["tls_key"].read_bytes(), ours["tls_cert"].read_bytes())]
+    mutual = grpc.ssl_server_credentials(chain, ours["tls_ca"].read_bytes(), require_client_auth=True)
+    one_way = grpc.ssl_server_credentials(chain)
+    cases: list[tuple[grpc.ServerCredentials | None, dict[str, Path], bool]] = [
+        (one_way, ca_only, True),
+        (one_way, {}, False),
+        (one_way, {"tls_ca": others["tls_ca"]}, False),
+        (None, ca_only, False),
+        (mutual, ours, True),
+        (mutual, ca_only, False),
+        (mutual, {**others, "tls_ca": ours["tls_ca"]}, False),
+    ]
+    for credentials, settings, right in cases:
+        async with connected(credentials=credentials, **settings) as (_, worker):
+            if right:
+                assert (await worker.memory("s")).length == 7
+            else:
+                with pytest.raises(WorkerLost, match="cannot be reached"):
+                    await worker.memory("s")
+
+
+@pytest.mark.parametrize("half", ["tls_cert", "tls_key"])
+def test_half_of_a_pair_of_certificate_and_key_is_refused(half: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="belong together"):
+        WireSettings(**{half: tmp_path, "tls_ca": tmp_path})

@@ -1,0 +1,339 @@
+"""Several workers behind one protocol: real servers in this process, a registry that says who is there."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from typing import Any
+
+import grpc
+import pytest
+from google.protobuf.empty_pb2 import Empty
+from grpc_health.v1 import health, health_pb2_grpc
+
+from kvrecall.domain.errors import RegistryError, WorkerLost, WorkerRefused
+from kvrecall.protocol.v1 import REFUSAL_CODE, worker_pb2_grpc
+from kvrecall.protocol.v1 import worker_pb2 as wire
+from services.cluster.pool import Fleet
+from services.cluster.registry import StaticRegistry
+from services.cluster.settings import WireSettings
+
+WAY = WireSettings(connect_seconds=5, watch_seconds=0.05, look_seconds=1, quick_seconds=2)
+
+
+class Scripted(worker_pb2_grpc.WorkerServicer):
+    """Notes what is asked of it; its turns say one word and wait for ever."""
+
+    def __init__(self, model: str = "one") -> None:
+        self.model = model
+        self.asked: list[str] = []
+        self.refuses = ""
+        self.answers = asyncio.Event()
+        self.answers.set()
+        self.health = health.aio.HealthServicer()
+
+    async def Describe(self, request: Empty, context: Any) -> wire.WorkerInfo:
+        return wire.WorkerInfo(model=self.model, fingerprint=self.model, slots=4, max_budget=256)
+
+    async def Stats(self, request: Empty, context: Any) -> wire.WorkerStats:
+        await self.answers.wait()
+        return wire.WorkerStats(slots_in_use=1, sessions=3)
+
+    async def Open(self, request: wire.OpenRequest, context: Any) -> wire.MemoryReport:
+        self.asked.append(f"open {request.spec.session}")
+        return wire.MemoryReport()
+
+    async def Turn(self, request: wire.TurnRequest, context: Any) -> None:
+        self.asked.append(f"turn {request.session}")
+        await context.write(wire.TurnEvent(token=wire.TokenChunk(text="one")))
+        await asyncio.Event().wait()
+
+    async def Memory(self, request: wire.MemoryRequest, context: Any) -> wire.MemoryReport:
+        self.asked.append(f"memory {request.session}")
+        return wire.MemoryReport(length=7)
+
+    async def Release(self, request: wire.ReleaseRequest, context: Any) -> Empty:
+        self.asked.append(f"release {request.session}")
+        return Empty()
+
+    async def Drop(self, request: wire.DropRequest, context: Any) -> Empty:
+        if self.refuses:
+            await context.abort(grpc.StatusCode.ABORTED, "no", trailing_metadata=((REFUSAL_CODE, self.refuses),))
+        self.asked.append(f"drop {request.session}")
+        return Empty()
+
+    async def Fork(self, request: wire.ForkRequest, context: Any) -> wire.ForkResult:
+        self.asked.append(f"fork {request.parent}")
+        return wire.ForkResult()
+
+    async def Embed(self, request: wire.EmbedRequest, context: Any) -> wire.EmbedResult:
+        self.asked.append("embed")
+        return wire.EmbedResult(dimensions=3)
+
+
+class Known:
+    """A registry that a test writes itself."""
+
+    loads = True
+
+    def __init__(self) -> None:
+        self.found: dict[str, wire.WorkerRecord] = {}
+        self.fails = False
+        self.read = asyncio.Event()
+
+    async def records(self) -> list[wire.WorkerRecord]:
+        self.read.set()
+        if self.fails:
+            raise RegistryError("nobody can say")
+        return list(self.found.values())
+
+    async def close(self) -> None:
+        pass
+
+    def add(self, name: str, address: str, **fields: Any) -> None:
+        record = wire.WorkerRecord(name=name, address=address, fingerprint="one", slots=4, free_slots=4)
+        record.MergeFrom(wire.WorkerRecord(**fields))
+        self.found[name] = record
+
+
+@asynccontextmanager
+async def serving(servicer: Scripted, port: int = 0) -> AsyncIterator[str]:
+    """The servicer at an address of this machine."""
+    server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+    worker_pb2_grpc.add_WorkerServicer_to_server(servicer, server)
+    health_pb2_grpc.add_HealthServicer_to_server(servicer.health, server)
+    port = server.add_insecure_port(f"127.0.0.1:{port}")
+    await server.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        await server.stop(None)
+
+
+class Cluster:
+    """Workers a and b, a registry that knows them, and the fleet."""
+
+    def __init__(self) -> None:
+        self.servicers = {"a": Scripted(), "b": Scripted()}
+        self.known = Known()
+        self.servers = {name: AsyncExitStack() for name in self.servicers}
+        self.fleet: Fleet
+
+    async def open(self, session: str, worker: str, avoid: Sequence[str] = ()) -> str:
+        """Place a session and open it; returns where that was."""
+        placed = self.fleet.place(session, worker, avoid)
+        await self.fleet.open(wire.OpenRequest(spec=wire.SessionSpec(session=session)))
+        return placed
+
+    async def looked(self) -> None:
+        """Return when the fleet has looked around with what is known now."""
+        for _ in range(2):
+            self.known.read.clear()
+            await self.known.read.wait()
+        await asyncio.sleep(0.05)
+
+    async def names(self) -> list[str]:
+        return [each.name for each in await self.fleet.workers()]
+
+
+@pytest.fixture
+async def cluster() -> AsyncIterator[Cluster]:
+    made = Cluster()
+    for name, servicer in made.servicers.items():
+        made.known.add(name, await made.servers[name].enter_async_context(serving(servicer)))
+    made.fleet = await Fleet.start(made.known, WAY)
+    try:
+        yield made
+    finally:
+        await made.fleet.close()
+        for server in made.servers.values():
+            await server.aclose()
+
+
+async def test_calls_of_a_session_go_where_it_was_opened_last(cluster: Cluster) -> None:
+    assert [await cluster.open("s", "a"), await cluster.open("t", "b")] == ["a", "b"]
+    assert (await cluster.fleet.memory("s")).length == 7
+    await cluster.open("s", "b")
+    await cluster.fleet.memory("s")
+    await cluster.fleet.release(wire.ReleaseRequest(session="s"))
+    assert cluster.servicers["a"].asked == ["open s", "memory s", "release s"]
+    assert cluster.servicers["b"].asked == ["open t", "open s", "memory s"]
+
+
+async def test_what_is_planned_counts_from_the_next_opening(cluster: Cluster) -> None:
+    await cluster.open("s", "a")
+    assert cluster.fleet.place("s", "b") == "b"
+    await cluster.fleet.memory("s")
+    assert cluster.servicers["a"].asked == ["open s", "memory s"]
+
+
+async def test_a_fork_is_where_its_parent_is(cluster: Cluster) -> None:
+    await cluster.open("s", "b")
+    await cluster.fleet.fork(wire.ForkRequest(parent="s", spec=wire.SessionSpec(session="child")))
+    await cluster.fleet.memory("child")
+    assert cluster.servicers["b"].asked == ["open s", "fork s", "memory child"]
+
+
+async def test_a_session_that_this_gateway_never_opened_is_unknown_to_it(cluster: Cluster) -> None:
+    with pytest.raises(WorkerRefused) as refused:
+        await cluster.fleet.memory("s")
+    assert refused.value.code == "unknown_session"
+
+
+async def test_the_owner_is_chosen_while_it_takes_sessions(cluster: Cluster) -> None:
+    assert cluster.fleet.place("s", "b") == "b"
+    assert cluster.fleet.place("s", "b", ["b"]) == "a"
+    cluster.known.found["b"].draining = True
+    await cluster.looked()
+    assert cluster.fleet.place("s", "b") == "a"
+    with pytest.raises(WorkerLost, match="no worker that takes"):
+        cluster.fleet.place("s", "b", ["a"])
+
+
+async def test_new_sessions_go_to_both(cluster: Cluster) -> None:
+    assert {cluster.fleet.place(f"s_{number}", "") for number in range(50)} == {"a", "b"}
+
+
+async def test_a_call_that_is_lost_sends_the_next_session_elsewhere(cluster: Cluster) -> None:
+    await cluster.open("s", "a")
+    await cluster.servers["a"].aclose()
+    with pytest.raises(WorkerLost):
+        await cluster.fleet.memory("s")
+    assert cluster.fleet.place("s", "a") == "b"
+
+
+async def test_what_runs_in_a_worker_that_vanishes_is_lost_at_once(cluster: Cluster) -> None:
+    await cluster.open("s", "a")
+    async with aclosing(cluster.fleet.turn(wire.TurnRequest(session="s"))) as turn:
+        assert (await anext(turn)).token.text == "one"
+        del cluster.known.found["a"]
+        await cluster.looked()
+        assert await cluster.names() == ["a", "b"], "it is not in the registry, but it answers"
+        cluster.servicers["a"].answers.clear()  # as a machine that is gone: the connection is not even closed
+        with pytest.raises(WorkerLost, match="closed"):
+            await anext(turn)
+    assert await cluster.names() == ["b"]
+    with pytest.raises(WorkerLost, match="gone"):
+        await cluster.fleet.memory("s")
+
+
+async def test_a_worker_that_comes_is_told_and_takes_sessions(cluster: Cluster) -> None:
+    told = asyncio.Event()
+
+    async def joined() -> None:
+        told.set()
+
+    await cluster.looked()
+    cluster.fleet.on_join(joined)
+    async with serving(third := Scripted()) as address:
+        cluster.known.add("c", address)
+        await told.wait()
+        assert await cluster.names() == ["a", "b", "c"]
+        await cluster.open("s", "c")
+        assert third.asked == ["open s"]
+
+
+async def test_another_model_s_worker_is_left_out(cluster: Cluster) -> None:
+    async with serving(Scripted("other")) as address:
+        cluster.known.add("c", address, fingerprint="other")
+        await cluster.looked()
+        assert await cluster.names() == ["a", "b"]
+
+
+async def test_a_registry_that_cannot_be_read_changes_nothing(cluster: Cluster) -> None:
+    cluster.known.fails = True
+    await cluster.looked()
+    assert await cluster.names() == ["a", "b"]
+
+
+async def test_all_are_asked_to_drop_and_counted(cluster: Cluster) -> None:
+    await cluster.fleet.drop(wire.DropRequest(session="s"))
+    assert [each.asked for each in cluster.servicers.values()] == [["drop s"], ["drop s"]]
+    assert {name: stats.sessions for name, stats in (await cluster.fleet.stats()).items()} == {"a": 3, "b": 3}
+    await cluster.servers["b"].aclose()
+    with pytest.raises(WorkerLost, match="of 2 workers 1"):
+        await cluster.fleet.drop(wire.DropRequest(session="t"))
+    assert cluster.servicers["a"].asked == ["drop s", "drop t"]
+    assert list(await cluster.fleet.stats()) == ["a"]
+    assert (await cluster.fleet.embed(["cat"])).dimensions == 3
+    await cluster.servers["a"].aclose()
+    for call in (
+        cluster.fleet.stats(),
+        cluster.fleet.drop(wire.DropRequest(session="u")),
+        cluster.fleet.embed(["cat"]),
+    ):
+        with pytest.raises(WorkerLost):
+            await call
+
+
+async def test_a_worker_that_a_session_was_taken_over_from_stands_in_no_deletion_s_way(cluster: Cluster) -> None:
+    cluster.servicers["a"].refuses = "stale_epoch"
+    await cluster.fleet.drop(wire.DropRequest(session="s"))
+    assert cluster.servicers["b"].asked == ["drop s"]
+    cluster.servicers["a"].refuses = "storage_failed"
+    with pytest.raises(WorkerRefused):
+        await cluster.fleet.drop(wire.DropRequest(session="s"))
+
+
+async def test_a_worker_that_was_away_is_told_what_it_is_to_forget(cluster: Cluster) -> None:
+    for session in ("s", "t"):
+        await cluster.open(session, "a")
+    a = cluster.servicers["a"]
+    address = cluster.known.found["a"].address
+    await cluster.servers["a"].aclose()
+    for session in ("s", "t"):
+        with pytest.raises(WorkerLost):
+            await cluster.fleet.memory(session)
+    await cluster.open("s", "a", ["a"])
+    with pytest.raises(WorkerLost):
+        await cluster.fleet.drop(wire.DropRequest(session="t"))
+    a.asked.clear()
+    a.refuses = "storage_failed"
+    async with serving(a, int(address.rpartition(":")[2])):
+        for _ in range(2):
+            await cluster.looked()
+        assert "drop t" not in a.asked
+        a.refuses = ""
+        for _ in range(200):
+            if len(a.asked) == 2:
+                break
+            await asyncio.sleep(0.05)
+        assert sorted(a.asked) == ["drop t", "release s"]
+        await cluster.looked()
+        assert len(a.asked) == 2
+        await cluster.open("s", "a")
+        await cluster.looked()
+    assert cluster.servicers["b"].asked == ["open s", "drop t", "release s"]
+
+
+async def test_the_limits_are_those_that_all_keep_to(cluster: Cluster) -> None:
+    described = await cluster.fleet.describe()
+    assert (described.model, described.slots, described.max_budget) == ("one", 8, 256)
+
+
+async def test_static_addresses_are_asked_what_they_do() -> None:
+    drained = Scripted()
+    async with serving(Scripted()) as one, serving(drained) as other:
+        fleet = await Fleet.start(
+            StaticRegistry([one, other, "127.0.0.1:1"]), WAY.model_copy(update={"look_seconds": 0.3})
+        )
+        try:
+            records = {record.name: record for record in await fleet.workers()}
+            assert {name: (each.free_slots, each.draining) for name, each in records.items()} == {
+                one: (3, False),
+                other: (3, False),
+            }
+            await drained.health.enter_graceful_shutdown()
+            for _ in range(200):
+                if fleet.place("s", other) == one:
+                    break
+                await asyncio.sleep(0.05)
+            else:
+                pytest.fail("nobody saw that the worker drains")
+        finally:
+            await fleet.close()
+
+
+async def test_without_any_worker_there_is_no_fleet() -> None:
+    way = WAY.model_copy(update={"connect_seconds": 0.5, "look_seconds": 0.1})
+    with pytest.raises(WorkerLost, match=r"within 0\.5 seconds"):
+        await Fleet.start(StaticRegistry(["127.0.0.1:1"]), way)

@@ -1,0 +1,52 @@
+"""What a deletion leaves is dropped by the workers, whatever happens in between."""
+
+import asyncio
+
+import pytest
+
+from kvrecall.domain.errors import UnknownSession, WorkerLost, WorkerRefused
+from kvrecall.domain.messages import Message
+from services.page_gc import Leftovers
+
+HELLO = Message("user", "one two three four five")
+
+
+@pytest.mark.parametrize("error", [WorkerLost("gone"), WorkerRefused("storage_failed", "the disk is full")])
+async def test_a_deletion_stands_though_the_worker_cannot_be_told_and_it_is_told_later(harness, error) -> None:
+    session = await harness.session()
+    await harness.say(session, HELLO)
+    harness.worker.faults["drop"] = error
+    await harness.service.delete(session)
+    with pytest.raises(UnknownSession):
+        await harness.service.get(session)
+    assert harness.worker.dropped == []
+    leftovers = Leftovers(harness.catalog, harness.worker)
+    await leftovers.sweep()
+    assert harness.worker.dropped == [(session, 0)]
+    await leftovers.sweep()
+    assert harness.worker.dropped == [(session, 0)], "once is enough"
+
+
+async def test_one_that_cannot_be_dropped_stands_in_no_other_s_way(harness) -> None:
+    sessions = [await harness.session() for _ in range(2)]
+    for session in sessions:
+        await harness.say(session, HELLO)
+        await harness.catalog.delete(session, None)
+    harness.worker.faults["drop"] = WorkerLost("gone")
+    leftovers = Leftovers(harness.catalog, harness.worker)
+    await leftovers.sweep()
+    assert len(harness.worker.dropped) == 1
+    await leftovers.sweep()
+    assert sorted(harness.worker.dropped) == sorted((session, 0) for session in sessions)
+
+
+async def test_a_process_that_starts_drops_what_one_that_was_killed_did_not(harness) -> None:
+    session = await harness.session()
+    await harness.say(session, HELLO)
+    await harness.catalog.delete(session, None)  # as far as it came
+    await harness.crash()
+    for _ in range(1000):
+        if harness.worker.dropped:
+            break
+        await asyncio.sleep(0.01)
+    assert harness.worker.dropped == [(session, 0)]

@@ -1,0 +1,170 @@
+"""Sessions of a tenant that begin in the same words share the rows of these; nothing else is ever shared."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from kvrecall.domain.errors import WorkerLost
+from kvrecall.domain.messages import Message
+from kvrecall.domain.reports import MemoryReport
+from kvrecall.domain.session import RepairTrigger, Session, SessionSettings, SharedPages
+from kvrecall.protocol.v1 import worker_pb2 as wire
+from services.forks import NewFork
+from services.prefix_sharing import digest_of
+
+SYSTEM = Message("system", "you help people with everything they want")
+ANN, BEN = Message("user", "my name is ann"), Message("user", "my name is ben")
+TOOL = '{"type": "function", "function": {"name": "weather"}}'
+SETTINGS = SessionSettings(budget=64, repair_rows=8, method="snapkv", tenant="ann")
+SESSION = Session("s_1", 1, SETTINGS, 0.0, 0.0, 0, MemoryReport())
+INFO = wire.WorkerInfo(fingerprint="f00d", block_tokens=32, page_tokens=4)
+
+
+def digest(leading: tuple[Message, ...] = (SYSTEM,), info: wire.WorkerInfo = INFO, **settings: object) -> str:
+    return digest_of(replace(SESSION, settings=replace(SETTINGS, **settings)), leading, info)
+
+
+async def begun(harness, *messages: Message, **settings: object) -> str:
+    """A session that has had its first turn."""
+    session = await harness.session(**settings)
+    await harness.say(session, *messages)
+    return session
+
+
+async def test_a_session_that_begins_as_another_did_shares_its_pages(harness) -> None:
+    first = await begun(harness, SYSTEM, ANN)
+    second = await begun(harness, SYSTEM, BEN)
+    assert [prefix.owner for prefix in harness.worker.prefixes] == [first]
+    assert len(harness.worker.prefixes[0].token_ids) == 12
+    assert (await harness.service.get(second))[0].shared == (SharedPages(first, 3),)
+    assert (await harness.service.get(first))[0].shared == ()
+
+
+async def test_an_opened_session_goes_on_with_the_pages_it_shares(harness) -> None:
+    first = await begun(harness, SYSTEM, ANN)
+    second = await begun(harness, SYSTEM, BEN)
+    await harness.crash()
+    await harness.say(second, ANN)
+    assert list(harness.worker.specs[second].shared) == [wire.SharedPages(owner=first, pages=3)]
+    assert harness.worker.prefixes == []
+
+
+@pytest.mark.parametrize("unlike", [{"tenant": "other"}, {"budget": 65}, {"method": "full"}, {"tools": (TOOL,)}])
+async def test_nothing_is_shared_between_tenants_or_unlike_sessions(harness, unlike) -> None:
+    await begun(harness, SYSTEM, ANN)
+    other = await begun(harness, SYSTEM, ANN, **unlike)
+    assert harness.worker.prefixes == []
+    assert (await harness.service.get(other))[0].shared == ()
+
+
+async def test_without_system_message_and_tools_nothing_is_shared(harness) -> None:
+    await begun(harness, ANN)
+    await begun(harness, ANN)
+    assert harness.worker.prefixes == []
+
+
+async def test_tools_alone_are_a_beginning(harness) -> None:
+    await begun(harness, ANN, tools=(TOOL,))
+    await begun(harness, ANN, tools=(TOOL,))
+    assert len(harness.worker.prefixes) == 1
+
+
+async def test_a_later_turn_shares_nothing(harness) -> None:
+    session = await begun(harness, SYSTEM, ANN)
+    await harness.say(session, SYSTEM, ANN)
+    assert harness.worker.prefixes == []
+
+
+async def test_pages_that_were_not_taken_are_given_back(harness) -> None:
+    first = await begun(harness, SYSTEM, ANN)
+    harness.worker.words.clear()
+    taken, harness.worker._take = harness.worker._take, lambda request, token_ids: 0
+    second = await begun(harness, SYSTEM, BEN)
+    harness.worker._take = taken
+    assert (await harness.service.get(second))[0].shared == ()
+    await harness.service.delete(first)
+    assert harness.worker.dropped == [(first, 0)]
+
+
+async def test_a_first_turn_that_fails_is_tried_again_with_the_same_pages(harness) -> None:
+    first = await begun(harness, SYSTEM, ANN)
+    second = await harness.session()
+    harness.worker.faults["done"] = WorkerLost("gone")
+    with pytest.raises(WorkerLost):
+        await harness.say(second, SYSTEM, BEN)
+    await harness.say(second, SYSTEM, BEN)
+    assert (await harness.service.get(second))[0].shared == (SharedPages(first, 3),)
+
+
+async def test_a_deleted_session_leaves_what_others_share_and_is_offered_no_more(harness) -> None:
+    first = await begun(harness, SYSTEM, ANN)
+    second = await begun(harness, SYSTEM, BEN)
+    await harness.service.delete(first)
+    assert harness.worker.dropped == [(first, 3)]
+    third = await begun(harness, SYSTEM, ANN)
+    assert len(harness.worker.prefixes) == 1
+    await harness.service.delete(second)
+    assert set(harness.worker.dropped[1:]) == {(second, 0), (first, 0)}
+    await begun(harness, SYSTEM, BEN)
+    assert harness.worker.prefixes[-1].owner == third
+
+
+async def test_first_words_of_less_than_a_page_are_not_offered(harness) -> None:
+    await begun(harness, Message("system", "x"), Message("user"))
+    await begun(harness, Message("system", "x"), ANN)
+    assert harness.worker.prefixes == []
+
+
+async def test_pages_stay_that_a_turn_is_about_to_share(harness) -> None:
+    first, second = await begun(harness, SYSTEM, ANN), await harness.session()
+    harness.worker.gates["token"] = asyncio.Event()
+    harness.worker.reached["token"].clear()
+    saying = asyncio.create_task(harness.say(second, SYSTEM, BEN))
+    await harness.worker.reached["token"].wait()
+    await harness.service.delete(first)
+    assert harness.worker.dropped == [(first, 3)]
+    harness.worker.gates["token"].set()
+    await saying
+    assert (await harness.service.get(second))[0].shared == (SharedPages(first, 3),)
+
+
+async def test_a_fork_of_a_session_that_shares_names_both_owners(harness) -> None:
+    first = await begun(harness, SYSTEM, ANN)
+    second = await begun(harness, SYSTEM, BEN)
+    await harness.say(second, ANN)
+    child = await harness.service.fork(second, NewFork())
+    assert child.shared == (SharedPages(first, 3), SharedPages(second, 5))
+    await harness.service.delete(first)
+    await harness.service.delete(second)
+    assert harness.worker.dropped == [(first, 3), (second, 5)]
+
+
+CHANGES = [
+    {"tenant": "ben"},
+    {"budget": 65},
+    {"repair_rows": 9},
+    {"method": "full"},
+    {"method_settings": '{"window": 8}'},
+    {"layer_budgets": "pyramid"},
+    {"repair_settings": '{"hops": 2}'},
+    {"tools": (TOOL,)},
+    {"leading": (SYSTEM, SYSTEM)},
+    {"leading": (Message("system", "you help people with everything they want "),)},
+    {"info": wire.WorkerInfo(fingerprint="beef", block_tokens=32, page_tokens=4)},
+    {"info": wire.WorkerInfo(fingerprint="f00d", block_tokens=64, page_tokens=4)},
+]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_whatever_shapes_rows_changes_the_digest(change) -> None:
+    assert digest(**change) != digest()
+
+
+def test_what_shapes_no_rows_leaves_the_digest() -> None:
+    same = {"metadata": {"a": "b"}, "repair_on": frozenset({RepairTrigger.TURN}), "repair_seconds": 1.0, "seed": 9}
+    assert digest(**same) == digest()
+
+
+def test_a_seed_counts_where_evictions_follow_from_it() -> None:
+    assert digest(method="random", seed=1) != digest(method="random", seed=2)

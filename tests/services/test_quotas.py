@@ -1,0 +1,83 @@
+"""Tenants: each sees its own sessions only, and holds no more than it may."""
+
+import pytest
+
+from kvrecall.domain.errors import InvalidRequest, QuotaExceeded, UnknownSession
+from kvrecall.domain.events import QuotaReached, TurnFailed
+from kvrecall.domain.limits import ServiceSettings
+from kvrecall.domain.messages import Message
+from services.forks import NewFork
+
+HELLO = Message("user", "hello there")
+
+
+async def test_a_tenants_list_has_its_own_sessions_only(harness) -> None:
+    ours = [await harness.session(tenant="ann") for _ in range(3)]
+    await harness.session(tenant="ben")
+    nobodys = await harness.session()
+    page, _ = await harness.service.page(2, None, "ann")
+    rest, _ = await harness.service.page(2, page.next_cursor, "ann")
+    assert [session.id for session in (*page.sessions, *rest.sessions)] == ours[::-1]
+    assert [session.id for session in (await harness.service.page(9, None))[0].sessions] == [nobodys]
+
+
+async def test_another_tenants_session_is_unknown(harness) -> None:
+    session = await harness.session(tenant="ann")
+    await harness.service.check_tenant(session, "ann")
+    for tenant in ("", "ben"):
+        with pytest.raises(UnknownSession):
+            await harness.service.check_tenant(session, tenant)
+
+
+async def test_a_turn_is_not_compared_with_another_tenants_session(harness) -> None:
+    others, own = await harness.session(tenant="ben"), await harness.session(tenant="ann")
+    with pytest.raises(InvalidRequest) as caught:
+        await harness.say(own, HELLO, compare_with=others)
+    assert caught.value.details["field"] == "fidelity.against"
+    assert (await harness.say(own, HELLO, compare_with=await harness.session(tenant="ann"))).fidelity is not None
+
+
+async def test_a_fork_is_its_parents_tenants(harness) -> None:
+    session = await harness.session(tenant="ann")
+    await harness.say(session, HELLO)
+    assert (await harness.service.fork(session, NewFork())).settings.tenant == "ann"
+
+
+class TestQuota:
+    @pytest.fixture
+    def settings(self) -> ServiceSettings:
+        return ServiceSettings(queue_seconds=5, drain_seconds=5, tenant_tokens=10)
+
+    async def test_a_tenant_that_holds_all_it_may_says_no_more(self, harness) -> None:
+        session = await harness.session(tenant="ann")
+        told: list[object] = []
+        harness.service.observe(told.append)
+        await harness.say(session, Message("user", "1 2 3 4 5 6 7 8"))
+        with pytest.raises(QuotaExceeded) as caught:
+            await harness.say(session, HELLO)
+        assert caught.value.details == {"limit": 10}
+        assert told[-2:] == [QuotaReached("ann"), TurnFailed(session, "quota_exceeded")]
+        with pytest.raises(QuotaExceeded):
+            await harness.session(tenant="ann")
+
+    async def test_a_fork_counts_as_what_it_holds(self, harness) -> None:
+        session = await harness.session(tenant="ann")
+        await harness.say(session, HELLO)
+        child = await harness.service.fork(session, NewFork())
+        assert await harness.catalog.tenant_tokens("ann") == 8
+        with pytest.raises(QuotaExceeded):
+            await harness.service.fork(session, NewFork())
+        await harness.service.delete(child.id)
+        await harness.service.fork(session, NewFork())
+
+    async def test_one_tenants_quota_is_not_anothers(self, harness) -> None:
+        session = await harness.session(tenant="ann")
+        await harness.say(session, Message("user", "1 2 3 4 5 6 7 8"))
+        other = await harness.session(tenant="ben")
+        assert (await harness.say(other, HELLO)).turn == 1
+
+    async def test_what_is_deleted_counts_no_more(self, harness) -> None:
+        session = await harness.session(tenant="ann")
+        await harness.say(session, Message("user", "1 2 3 4 5 6 7 8"))
+        await harness.service.delete(session)
+        assert await harness.session(tenant="ann")

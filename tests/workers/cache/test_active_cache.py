@@ -1,0 +1,358 @@
+"""The active cache against a plain model of it, and a step against the attention it feeds."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from workers.cache.active_cache import EMPTY, ActiveCache, RowShape
+
+LAYERS, KV_HEADS, HEAD_DIM, SLOTS = 2, 2, 3, 3
+ROWS = (14, 10)
+SHAPE = RowShape(n_layers=LAYERS, n_heads=4, n_kv_heads=KV_HEADS, head_dim=HEAD_DIM)
+Row = tuple[int, float, bool, float]
+"""A row in the plain model: position, what its key is filled with (its value: minus it), promoted, accumulated."""
+
+
+class CacheMachine(RuleBasedStateMachine):
+    """Random operations on the cache and on lists of rows, compared after each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cache = ActiveCache(SHAPE, SLOTS, ROWS)
+        self.rows: dict[int, list[list[list[Row]]]] = {}  # slot -> layer -> head -> rows by position
+        self.bounds: dict[int, list[int]] = {}
+        self.next_position: dict[int, int] = {}
+        self.fill = 0.0
+
+    def _number(self) -> float:
+        self.fill += 1
+        return self.fill
+
+    def _room(self, slot: int) -> int:
+        return min(self._free_rows(slot, layer) // KV_HEADS for layer in range(LAYERS))
+
+    def _free_rows(self, slot: int, layer: int) -> int:
+        return KV_HEADS * self.bounds[slot][layer] - sum(map(len, self.rows[slot][layer]))
+
+    @precondition(lambda self: len(self.rows) < SLOTS)
+    @rule(spare=st.tuples(st.integers(0, 4), st.integers(0, 4)), shift=st.sampled_from([0, 0, -6, 5]))
+    def claim(self, spare: tuple[int, int], shift: int) -> None:
+        """Sessions split their slot between the layers as they like."""
+        bound = [ROWS[0] - spare[0] + shift, ROWS[1] - spare[1] - shift]
+        slot = self.cache.claim(bound)
+        assert slot not in self.rows
+        self.rows[slot] = [[[] for _ in range(KV_HEADS)] for _ in range(LAYERS)]
+        self.bounds[slot], self.next_position[slot] = bound, 0
+
+    @precondition(lambda self: self.rows)
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        slot = data.draw(st.sampled_from(sorted(self.rows)))
+        self.cache.release(slot)
+        del self.rows[slot]
+
+    @precondition(lambda self: self.rows)
+    @rule(data=st.data())
+    def append(self, data: st.DataObject) -> None:
+        """One step over several slots, in any order, as a forward pass takes it layer by layer."""
+        slots = data.draw(st.lists(st.sampled_from(sorted(self.rows)), unique=True, min_size=1))
+        room = min(self._room(slot) for slot in slots)
+        if room < 1:
+            return
+        tokens = data.draw(st.integers(1, room))
+        starts = torch.tensor([self.next_position[slot] for slot in slots])
+        step = self.cache.begin(slots, starts[:, None] + torch.arange(tokens), observe=1)
+        for layer in range(LAYERS):
+            keys = torch.empty(len(slots), KV_HEADS, tokens, HEAD_DIM)
+            for index, slot in enumerate(slots):
+                for head in range(KV_HEADS):
+                    for token in range(tokens):
+                        number = self._number()
+                        keys[index, head, token] = number
+                        row = (self.next_position[slot] + token, number, False, 0.0)
+                        self.rows[slot][layer][head].append(row)
+            seen, _ = step.update(keys, -keys, layer)
+            assert seen.shape[2] == step.key_positions(layer).shape[2]
+            assert seen.shape[2] == max(len(rows) for slot in slots for rows in self.rows[slot][layer])
+            for index, slot in enumerate(slots):
+                for head, rows in enumerate(self.rows[slot][layer]):
+                    assert seen[index, head, : len(rows), 0].tolist() == [row[1] for row in rows]
+                    positions = step.key_positions(layer)[index, head]
+                    assert positions[: len(rows)].tolist() == [row[0] for row in rows]
+                    assert bool((positions[len(rows) :] == EMPTY).all())
+        for index, slot in enumerate(slots):
+            assert step.rows(index).shape == (LAYERS, 2, KV_HEADS, tokens, HEAD_DIM)
+            self.next_position[slot] += tokens
+
+    @precondition(lambda self: self.rows)
+    @rule(data=st.data())
+    def keep(self, data: st.DataObject) -> None:
+        """Heads keep different rows, and different numbers of them."""
+        slot = data.draw(st.sampled_from(sorted(self.rows)))
+        layer = data.draw(st.integers(0, LAYERS - 1))
+        heads = self.rows[slot][layer]
+        kept = [sorted(data.draw(st.sets(st.sampled_from(range(len(rows)))) if rows else st.just(set())))
+                for rows in heads]  # fmt: skip
+        width = max(map(len, kept))
+        places = torch.tensor([row + [-1] * (width - len(row)) for row in kept], dtype=torch.int64)
+        self.cache.keep(slot, layer, places.view(KV_HEADS, width))
+        self.rows[slot][layer] = [[rows[i] for i in row] for rows, row in zip(heads, kept, strict=True)]
+
+    @precondition(lambda self: self.rows)
+    @rule(data=st.data())
+    def insert(self, data: st.DataObject) -> None:
+        """Rows come in at their true positions, some heads more than others."""
+        slot = data.draw(st.sampled_from(sorted(self.rows)))
+        layer = data.draw(st.integers(0, LAYERS - 1))
+        heads = self.rows[slot][layer]
+        new: list[list[Row]] = []
+        free = self._free_rows(slot, layer)
+        for rows in heads:
+            missing = sorted(set(range(self.next_position[slot])) - {row[0] for row in rows})
+            most = min(len(missing), free)
+            chosen = data.draw(st.sets(st.sampled_from(missing), max_size=most)) if most else set()
+            free -= len(chosen)
+            new.append([(at, self._number(), data.draw(st.booleans()), self._number()) for at in sorted(chosen)])
+        width = max(map(len, new))
+        positions = torch.full((KV_HEADS, width), EMPTY, dtype=torch.int32)
+        keys = torch.zeros(KV_HEADS, width, HEAD_DIM)
+        promoted = torch.zeros(KV_HEADS, width, dtype=torch.bool)
+        accumulated = torch.zeros(KV_HEADS, width)
+        for head, rows in enumerate(new):
+            for at, (position, number, flag, total) in enumerate(rows):
+                positions[head, at], keys[head, at] = position, number
+                promoted[head, at], accumulated[head, at] = flag, total
+        self.cache.insert(slot, layer, positions, keys, -keys, promoted, accumulated)
+        self.rows[slot][layer] = [sorted(a + b) for a, b in zip(heads, new, strict=True)]
+
+    @precondition(lambda self: self.rows)
+    @rule(data=st.data())
+    def say_and_trim(self, data: st.DataObject) -> None:
+        """A prompt is said, scored and forgotten."""
+        slot = data.draw(st.sampled_from(sorted(self.rows)))
+        tokens = min(3, self._room(slot))
+        if tokens < 1:
+            return
+        step = self.cache.begin([slot], (self.next_position[slot] + torch.arange(tokens))[None])
+        for layer in range(LAYERS):
+            step.update(torch.ones(1, KV_HEADS, tokens, HEAD_DIM), torch.ones(1, KV_HEADS, tokens, HEAD_DIM), layer)
+        self.cache.trim(slot, tokens)
+
+    @precondition(lambda self: self.rows)
+    @rule(data=st.data())
+    def clear_promoted(self, data: st.DataObject) -> None:
+        slot = data.draw(st.sampled_from(sorted(self.rows)))
+        self.cache.clear_promoted(slot)
+        self.rows[slot] = [[[(p, n, False, a) for p, n, _, a in rows] for rows in heads] for heads in self.rows[slot]]
+
+    @precondition(lambda self: self.rows)
+    @rule(data=st.data())
+    def accumulate(self, data: st.DataObject) -> None:
+        slot = data.draw(st.sampled_from(sorted(self.rows)))
+        layer = data.draw(st.integers(0, LAYERS - 1))
+        amount = self._number()
+        heads = self.rows[slot][layer]
+        self.cache.accumulate(slot, layer, torch.full((KV_HEADS, max(map(len, heads))), amount))
+        self.rows[slot][layer] = [[(p, n, flag, a + amount) for p, n, flag, a in rows] for rows in heads]
+
+    @precondition(lambda self: self.rows)
+    @rule(data=st.data())
+    def clear(self, data: st.DataObject) -> None:
+        slot = data.draw(st.sampled_from(sorted(self.rows)))
+        self.cache.clear(slot)
+        self.rows[slot] = [[[] for _ in range(KV_HEADS)] for _ in range(LAYERS)]
+
+    @invariant()
+    def same_as_the_plain_model(self) -> None:
+        self.cache.check_integrity()
+        assert self.cache.free_slots() == SLOTS - len(self.rows)
+        for slot, layers in self.rows.items():
+            assert self.cache.longest(slot) == [max(map(len, heads)) for heads in layers]
+            assert self.cache.held(slot) == [-(-sum(map(len, heads)) // KV_HEADS) for heads in layers]
+            assert self.cache.room(slot) == self._room(slot)
+            expected = sum(len(rows) for heads in layers for rows in heads) * SHAPE.row_bytes(torch.float32)
+            assert self.cache.active_bytes(slot) == expected
+            for layer, heads in enumerate(layers):
+                held = self.cache.read(slot, layer)
+                for head, rows in enumerate(heads):
+                    n = len(rows)
+                    assert held.positions[head, :n].tolist() == [row[0] for row in rows]
+                    assert bool((held.positions[head, n:] == EMPTY).all())
+                    expected_keys = torch.tensor([row[1] for row in rows])[:, None].expand(n, HEAD_DIM)
+                    assert torch.equal(held.keys[head, :n], expected_keys)
+                    assert torch.equal(held.values[head, :n], -expected_keys)
+                    assert held.promoted[head].tolist() == [row[2] for row in rows] + [False] * (
+                        len(held.promoted[head]) - n
+                    )
+                    assert held.accumulated[head, :n].tolist() == [row[3] for row in rows]
+
+
+TestActiveCache = CacheMachine.TestCase
+TestActiveCache.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+
+
+def _fill(cache: ActiveCache, slot: int, tokens: int, value: float = 1.0) -> None:
+    step = cache.begin([slot], torch.arange(tokens)[None])
+    rows = torch.full((1, cache.shape.n_kv_heads, tokens, cache.shape.head_dim), value)
+    for layer in range(cache.shape.n_layers):
+        step.update(rows, rows, layer)
+
+
+def test_a_layer_over_its_bound_is_an_error_before_anything_is_written(
+    make_cache: Callable[..., ActiveCache],
+) -> None:
+    cache = make_cache()
+    slot = cache.claim([8, 6])
+    _fill(cache, slot, 6)
+    with pytest.raises(AssertionError, match="would hold"):
+        _fill(cache, slot, 2)
+    assert cache.longest(slot) == [6, 6]
+    with pytest.raises(AssertionError, match="capacity"):
+        cache.claim([17, 12])
+
+
+def test_the_peak_counts_what_was_held_at_once(make_cache: Callable[..., ActiveCache]) -> None:
+    cache = make_cache()
+    slot = cache.claim([16, 12])
+    _fill(cache, slot, 9)
+    for layer in range(2):
+        cache.keep(slot, layer, torch.tensor([[0, 8], [3, -1]]))
+    assert cache.longest(slot) == [2, 2]
+    assert cache.peak[:, slot].tolist() == [9, 9]
+    cache.release(slot)
+    assert cache.claim([16, 12]) == slot
+    assert cache.peak[:, slot].tolist() == [0, 0], "another session's peak is its own"
+
+
+def test_nothing_of_a_session_is_left_in_its_slot(make_cache: Callable[..., ActiveCache]) -> None:
+    cache = make_cache()
+    slot = cache.claim([16, 12])
+    _fill(cache, slot, 12, value=float("nan"))
+    cache.release(slot)
+    assert not bool(cache.pool.keys[slot].any())
+    assert not bool(cache.pool.values[slot].any())
+    cache.check_integrity()
+
+
+def _keep_uneven(cache: ActiveCache, slot: int, layer: int, few: int) -> None:
+    """The first head keeps `few` of its rows, the second all."""
+    n = cache.longest(slot)[layer]
+    places = torch.arange(n).repeat(2, 1)
+    places[0, few:] = -1
+    cache.keep(slot, layer, places)
+
+
+def test_what_one_head_gives_up_another_may_use(make_cache: Callable[..., ActiveCache]) -> None:
+    """Sixteen rows per head: with two in the first head the second may hold 30, and rows are freed as bytes."""
+    cache = make_cache(rows=(16, 16))
+    slot = cache.claim([16, 16])
+    _fill(cache, slot, 16)
+    assert cache.room(slot) == 0
+    full = cache.active_bytes(slot)
+    for layer in range(2):
+        _keep_uneven(cache, slot, layer, few=2)
+    assert cache.active_bytes(slot) == full - 2 * 14 * cache.shape.row_bytes(torch.float32)
+    assert cache.room(slot) == 7
+    step = cache.begin([slot], 16 + torch.arange(7)[None])
+    for layer in range(2):
+        seen, _ = step.update(torch.full((1, 2, 7, 4), 2.0), torch.ones(1, 2, 7, 4), layer)
+        assert seen.shape == (1, 2, 23, 4)
+        assert seen[0, 0, 2:9].unique().tolist() == [2.0]
+        assert step.key_positions(layer)[0, 0].tolist() == [0, 1, *range(16, 23), *[EMPTY] * 14]
+    assert cache.lengths[:, slot].tolist() == [[9, 23], [9, 23]]
+    assert cache.held(slot) == [16, 16]
+    cache.check_integrity()
+    with pytest.raises(AssertionError, match="would hold"):
+        cache.begin([slot], 23 + torch.arange(1)[None])
+
+
+def test_a_neighbouring_heads_nan_is_not_read(make_cache: Callable[..., ActiveCache]) -> None:
+    """Places that hide behind a shorter head's end are multiplied by 0 in attention."""
+    cache = make_cache(rows=(16, 16))
+    slot = cache.claim([16, 16])
+    _fill(cache, slot, 16)
+    _keep_uneven(cache, slot, 0, few=2)
+    _keep_uneven(cache, slot, 1, few=2)
+    step = cache.begin([slot], 16 + torch.arange(3)[None])
+    new = torch.ones(1, 2, 3, 4)
+    new[0, 1] = float("nan")
+    keys, values = step.update(new, new, 0)
+    assert not bool(keys[0, 0].isnan().any())
+    assert not bool(values[0, 0].isnan().any())
+
+
+def test_slots_side_by_side_are_read_without_a_copy(make_cache: Callable[..., ActiveCache]) -> None:
+    """Whatever their bounds, as long as these fit into the slot's own division and the heads' lengths do too."""
+    cache = make_cache(slots=3)
+    slots = [cache.claim(bound) for bound in ([16, 12], [9, 9], [12, 12])]
+    for slot in slots:
+        _fill(cache, slot, 5)
+    _keep_uneven(cache, 1, 0, few=2)
+
+    def shares_memory(order: list[int], layer: int) -> bool:
+        step = cache.begin(order, torch.full((len(order), 1), 50))
+        rows = torch.ones(len(order), 2, 1, 4)
+        for index in range(2):
+            seen = step.update(rows, rows, index)
+            if index == layer:
+                lies_in_pool = [tensor.untyped_storage().data_ptr() for tensor in seen] == [
+                    cache.pool.keys.untyped_storage().data_ptr(),
+                    cache.pool.values.untyped_storage().data_ptr(),
+                ]
+        for slot in order:
+            cache.trim(slot, 1)
+        return lies_in_pool
+
+    for layer in range(2):
+        assert shares_memory([0, 1, 2], layer)
+        assert shares_memory([1], layer)
+        assert not shares_memory([2, 0], layer)
+    cache.release(1)
+    cache.claim([8, 18])
+    assert shares_memory([0], 1)
+    assert not shares_memory([0, 1], 1), "another split: other places"
+
+
+def test_integrity_notices_rows_out_of_order(make_cache: Callable[..., ActiveCache]) -> None:
+    cache = make_cache()
+    slot = cache.claim([16, 12])
+    _fill(cache, slot, 4)
+    cache.read(slot, 1).positions[0, 1] = 7
+    with pytest.raises(AssertionError, match="out of order"):
+        cache.check_integrity()
+
+
+def test_integrity_notices_what_an_empty_place_holds(make_cache: Callable[..., ActiveCache]) -> None:
+    for name in ("positions", "promoted", "accumulated"):
+        cache = make_cache()
+        _fill(cache, cache.claim([16, 12]), 4)
+        getattr(cache.pool, name)[0, 5] = 1
+        with pytest.raises(AssertionError, match="an empty place"):
+            cache.check_integrity()
+
+
+def test_a_step_holds_the_last_queries_only(make_cache: Callable[..., ActiveCache]) -> None:
+    cache = make_cache()
+    slot = cache.claim([16, 12])
+    step = cache.begin([slot], torch.arange(6)[None], observe=2)
+    queries: Any = torch.arange(4 * 6 * 4.0).view(1, 4, 6, 4)
+    step.record(queries)
+    assert torch.equal(step.observed[0], queries[:, :, -2:])
+    unobserved = cache.begin([slot], torch.arange(6)[None])
+    unobserved.record(queries)
+    assert unobserved.observed == []
+
+
+def test_memory_is_the_same_whatever_is_said(make_cache: Callable[..., ActiveCache]) -> None:
+    cache = make_cache()
+    where = [tensor.data_ptr() for tensor in cache.pool.tensors()]
+    for bound in ([16, 12], [20, 8], [2, 26]):
+        slot = cache.claim(bound)
+        _fill(cache, slot, min(bound))
+        cache.release(slot)
+    assert [tensor.data_ptr() for tensor in cache.pool.tensors()] == where

@@ -1,0 +1,309 @@
+"""Episodes are built from all rows of a session, which stays as it was; other sessions go on meanwhile."""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+import torch
+
+from kvrecall.protocol.v1 import worker_pb2 as wire
+from workers.cache.active_cache import EMPTY
+from workers.engine.session import WorkerSession
+from workers.episodes.build import run_build
+from workers.episodes.switch import EpisodeRows
+from workers.errors import BadEpisode, BadSettings
+from workers.primitives.scoring import attended, cosine_to_mean, row_ranks
+
+BUDGET = 48
+PAPER = '{"rank": "attention", "whole_tokens": false, "topic": 0}'
+SPEC: dict[str, Any] = {
+    "method": "epicache", "method_settings": PAPER, "budget": BUDGET, "layer_budgets": "uniform"
+}  # fmt: skip
+
+
+@pytest.fixture
+def talked(make_worker: Callable[..., Any], words: Callable[..., str]) -> Callable[..., tuple[Any, list[int]]]:
+    """talked(family, tokens, **spec): a worker with session "s" that has heard many words, and their token ids."""
+
+    def make(family: str = "llama", count: int = 250, slots: int = 2, **spec: Any) -> tuple[Any, list[int]]:
+        worker = make_worker(family, block_tokens=64, recent=8, slots=slots)
+        worker.open(**SPEC | spec)
+        said = [worker.turn("s", words(count // 2, seed=seed), generate=False).token_ids for seed in range(2)]
+        return worker, [token for turn in said for token in turn]
+
+    return make
+
+
+def plan(prompt: Sequence[int], name: str = "e", segments: Sequence[tuple[int, int, float]] = ()) -> wire.EpisodePlan:
+    """A plan; segments as (start, stop, nearness)."""
+    spans = [wire.Span(start=start, stop=stop, nearness=near) for start, stop, near in segments]
+    return wire.EpisodePlan(id=name, patched_prompt=prompt, segments=spans)
+
+
+def held(episode: wire.Episode) -> list[list[list[int]]]:
+    """An episode's positions, per layer and head."""
+    layers = EpisodeRows.from_bytes(episode.rows).positions
+    return [[[p for p in head if p != EMPTY] for head in layer.tolist()] for layer in layers]
+
+
+def drive(worker: Any, *plans: wire.EpisodePlan, token_ids: Sequence[int] = ()) -> tuple[list[wire.Episode], int]:
+    """Run a build by hand: its episodes, and how often it gave way to others."""
+    request = wire.BuildEpisodesRequest(session="s", epoch=1, plans=plans, token_ids=token_ids)
+    session = worker.engine.session("s")
+    worker.engine.seat(session)
+    steps, paused = run_build(worker.engine, session, request), 0
+    while True:
+        try:
+            waiting = next(steps)
+        except StopIteration as finished:
+            return list(finished.value.episodes), paused
+        if waiting is not None:
+            waiting.result(60)
+        paused += 1
+
+
+# One pass
+
+
+@pytest.mark.parametrize("length", [12, 150])
+def test_an_episode_is_the_methods_choice_among_all_rows_by_attention_over_all_rows(
+    length: int, talked: Callable[..., Any]
+) -> None:
+    """A prompt longer than a block is observed in pieces."""
+    worker, said = talked()
+    engine, session = worker.engine, worker.engine.session("s")
+    prompt = said[20 : 20 + length]
+    (episode,) = worker.build("s", plan(prompt))
+    instruction = engine.tokenizer.encode(session.method.observation.prompt)
+    room = 64 - len(instruction)
+    seen = [engine.observe(session, [*instruction, *prompt[at : at + room]]) for at in range(0, length, room)]
+    rows = engine.store.gather("s", torch.arange(session.length))
+    positions = torch.arange(session.length, dtype=torch.int32).expand(2, -1)
+    for layer, kept in enumerate(held(episode)):
+        of_pieces = [attended(s.queries[layer], rows[layer, 0], positions, s.positions) for s in seen]
+        scores = torch.stack(of_pieces).amax(0)
+        scores[:, :4] = torch.inf
+        best = scores.flatten().topk(2 * BUDGET).indices.tolist()
+        assert sum(map(len, kept)) == 2 * BUDGET
+        assert {(head, p) for head, row in enumerate(kept) for p in row} == {divmod(i, session.length) for i in best}
+    assert (episode.length, list(episode.patched_prompt)) == (session.length, prompt)
+
+
+def test_plans_together_come_out_as_each_alone(talked: Callable[..., Any]) -> None:
+    worker, said = talked()
+    plans = [plan(said[start : start + 30], f"e{start}") for start in (10, 80, 150, 220)]
+    together = worker.build("s", *plans)
+    assert [episode.id for episode in together] == [each.id for each in plans]
+    for each, episode in zip(plans, together, strict=True):
+        (alone,) = worker.build("s", each)
+        assert held(alone) == held(episode)
+    assert len({str(held(episode)) for episode in together}) == 4
+
+
+def test_a_layers_rows_follow_the_layer_budgets(talked: Callable[..., Any]) -> None:
+    worker, said = talked("qwen2", layer_budgets="pyramid")
+    expected = worker.engine.session("s").layer_rows
+    assert len(set(expected)) > 1
+    (episode,) = worker.build("s", plan(said[:20]))
+    assert [sum(map(len, layer)) for layer in held(episode)] == [2 * rows for rows in expected]
+
+
+def test_an_episode_keeps_whole_tokens_of_its_own_segments_first(talked: Callable[..., Any]) -> None:
+    worker, said = talked(method_settings='{"topic": 2}')
+    near = [(0, 30, 0.0), (30, 40, 1.0), (40, 100, 0.5), (100, 120, 1.0), (120, len(said), 0.0)]
+    (episode,) = worker.build("s", plan(said[:20], segments=near))
+    kept = held(episode)
+    assert all(head == kept[0][0] for layer in kept for head in layer), "the same tokens in every layer and head"
+    assert {*range(4), *range(30, 40), *range(100, 120)} <= set(kept[0][0])
+    assert len(kept[0][0]) == BUDGET
+    assert set(kept[0][0]) - {*range(4), *range(30, 40), *range(100, 120)} <= set(range(40, 100))
+
+
+def test_among_equally_near_tokens_those_with_keys_unlike_the_others_stay(talked: Callable[..., Any]) -> None:
+    worker, said = talked(method_settings="{}")
+    (episode,) = worker.build("s", plan(said[:20], segments=[(0, len(said), 1.0)]))
+    rows = worker.engine.store.gather("s", torch.arange(len(said)))
+    positions = torch.arange(len(said), dtype=torch.int32).expand(2, -1)
+    kept = torch.arange(len(said))
+    while len(kept) > BUDGET:  # a fifth leaves at a time: what stays is compared with what is still there
+        shown = positions[:, : len(kept)]
+        ranks = torch.stack([row_ranks(-cosine_to_mean(layer[0][:, kept], shown), shown) for layer in rows])
+        order = ranks.mean((0, 1)).masked_fill(kept < 4, torch.inf).sort(descending=True, stable=True).indices
+        shortlist = 4 * BUDGET if len(kept) == len(said) else max(BUDGET, int(len(kept) * 0.8))
+        kept = kept[order[:shortlist]].sort().values
+    best = kept
+    assert held(episode)[0][0] == sorted(best.tolist())
+
+
+def test_a_session_within_its_budget_is_one_episode_whole(
+    make_worker: Callable[..., Any], words: Callable[..., str]
+) -> None:
+    worker = make_worker(block_tokens=64, recent=8)
+    worker.open(**SPEC | {"budget": 400})
+    said = worker.turn("s", words(60), generate=False).token_ids
+    (episode,) = worker.build("s", plan(said[:5]))
+    assert held(episode) == [[list(range(len(said)))] * 2] * 2
+
+
+# What a build leaves
+
+
+@pytest.mark.parametrize("anew", [False, True])
+@pytest.mark.parametrize("repaired", [False, True])
+def test_a_build_leaves_the_session_as_it_was(
+    anew: bool, repaired: bool, talked: Callable[..., Any], words: Callable[..., str]
+) -> None:
+    worker, said = talked(slots=1, budget=BUDGET + 8, repair_rows=8)
+    if repaired:
+        worker.repair("s", text=words(6, seed=8))
+    session = worker.engine.session("s")
+    before, stored = worker.engine.snapshot(session), worker.engine.store.sessions()
+    worker.build("s", plan(said[:100]), plan(said[100:110], "f"), token_ids=said if anew else ())
+    assert worker.engine.snapshot(session) == before
+    assert worker.engine.store.sessions() == stored
+    assert worker.engine.store.length("s") == len(said)
+    worker.check()
+
+
+@pytest.mark.parametrize("anew", [False, True])
+def test_what_is_said_after_a_build_is_what_would_have_been_said(
+    anew: bool, talked: Callable[..., Any], words: Callable[..., str], answer: Callable[..., list[int]]
+) -> None:
+    (worker, said), (other, _) = talked(), talked()
+    worker.build("s", plan(said[:100]), token_ids=said if anew else ())
+    asked = words(10, seed=4)
+    assert answer(worker.turn("s", asked)) == answer(other.turn("s", asked))
+
+
+@pytest.mark.parametrize("anew", [False, True])
+def test_a_build_gives_way_between_its_steps(anew: bool, talked: Callable[..., Any]) -> None:
+    worker, said = talked()
+    plans = [plan(said[:20], name) for name in "ab"]
+    _, paused = drive(worker, *plans, token_ids=said if anew else ())
+    blocks = -(-len(said) // 64)
+    assert paused >= (2 * blocks if anew else 2 + 2)
+
+
+@pytest.mark.parametrize("anew", [False, True])
+def test_other_sessions_decode_while_episodes_are_built(
+    anew: bool, talked: Callable[..., Any], words: Callable[..., str]
+) -> None:
+    worker, said = talked()
+    worker.open("other")
+    plans = [plan(said[:20], str(index)) for index in range(6)]
+    request = wire.BuildEpisodesRequest(session="s", epoch=1, plans=plans, token_ids=said if anew else ())
+    builds: list[Future[wire.BuildEpisodesResult]] = []
+    meanwhile: list[bool] = []
+
+    def say(event: wire.TurnEvent) -> None:
+        """On the scheduler's thread: the first token starts the build, the others see whether it goes on."""
+        if builds:
+            meanwhile.append(not builds[0].done())
+        else:
+            builds.append(worker.scheduler.build_episodes(request))
+
+    worker.submit("other", words(5), emit=say).result(600)
+    assert len(builds[0].result(600).episodes) == 6
+    assert sum(meanwhile) >= 10
+    worker.check()
+
+
+@pytest.mark.parametrize("anew", [False, True])
+def test_a_cancelled_build_leaves_the_session_open_and_no_slot_taken(
+    anew: bool, talked: Callable[..., Any], words: Callable[..., str]
+) -> None:
+    worker, said = talked(count=500)
+    session = worker.engine.session("s")
+    before = worker.engine.snapshot(session)
+    plans = [plan(said[:60], str(index)) for index in range(4)]
+    steps = run_build(
+        worker.engine, session, wire.BuildEpisodesRequest(session="s", plans=plans, token_ids=said if anew else ())
+    )
+    for _ in range(5):
+        if (waiting := next(steps)) is not None:
+            waiting.result(60)
+    steps.close()
+    assert worker.engine.snapshot(session) == before
+    assert worker.engine.cache.free_slots() == (2 if anew else 1)
+    worker.turn("s", words(5), max_tokens=2)
+    worker.check()
+
+
+def test_a_build_that_nobody_waits_for_any_more_may_be_followed_by_a_turn(
+    talked: Callable[..., Any], words: Callable[..., str]
+) -> None:
+    """Whenever it is cancelled, in its last step too, the session stays open."""
+    worker, said = talked()
+    for _ in range(20):
+        request = wire.BuildEpisodesRequest(session="s", epoch=1, plans=[plan(said[:20])])
+        worker.scheduler.build_episodes(request).cancel()
+    assert worker.turn("s", words(5), max_tokens=2).output_tokens == 2
+    worker.check()
+
+
+# By prefill
+
+
+def test_a_build_by_prefill_is_what_a_session_with_that_prompt_would_hold(
+    talked: Callable[..., Any], words: Callable[..., str]
+) -> None:
+    worker, said = talked()
+    (episode,) = worker.build("s", plan(said[30:50]), token_ids=said)
+    session: WorkerSession = worker.engine.session("s").scratch(said[30:50], ())
+    session.turn_start = len(said)
+    worker.engine.seat(session)
+    for start in range(0, len(said), 64):
+        worker.engine.forward([session], torch.tensor([said[start : start + 64]]))
+        worker.engine.evict(session)
+    for layer, kept in enumerate(held(episode)):
+        _, _, positions = worker.engine.cache.rows_of(session.slot, layer)
+        assert kept == [[p for p in head if p != EMPTY] for head in positions.tolist()]
+        assert sum(map(len, kept)) == 2 * BUDGET
+    worker.engine.abandon(session)
+
+
+def test_episodes_by_prefill_differ_by_their_prompts_and_can_be_switched_to(
+    talked: Callable[..., Any], words: Callable[..., str]
+) -> None:
+    worker, said = talked()
+    first, second = worker.build("s", plan(said[:40], "a"), plan(said[150:190], "b"), token_ids=said)
+    assert held(first) != held(second)
+    moved = worker.turn("s", words(4), max_tokens=2, episode=first).switched
+    assert moved.rows_moved + moved.rows_kept == 2 * 2 * BUDGET
+    worker.check()
+
+
+# Size, and what is refused
+
+
+def test_index_lists_take_under_2_percent_of_the_bytes_of_copies(
+    make_worker: Callable[..., Any], words: Callable[..., str]
+) -> None:
+    worker = make_worker("reference", block_tokens=128)
+    worker.open(method="epicache", budget=128, layer_budgets="uniform")
+    said = worker.turn("s", words(300), generate=False).token_ids
+    for anew in ((), said):
+        (episode,) = worker.build("s", plan(said[:60]), token_ids=anew)
+        shape = worker.engine.model.shape
+        copies = EpisodeRows.from_bytes(episode.rows).rows() * shape.row_bytes(worker.engine.model.dtype)
+        assert copies == shape.n_layers * shape.n_kv_heads * 128 * 2 * shape.head_dim * 4
+        assert len(episode.rows) < 0.02 * copies
+
+
+def test_what_cannot_be_built_is_refused_and_changes_nothing(talked: Callable[..., Any]) -> None:
+    worker, said = talked()
+    before = worker.engine.snapshot(worker.engine.session("s"))
+    for refused, why in (
+        (plan([]), "no patched prompt"),
+        (plan([5], segments=[(0, len(said) + 1, 1)]), "segments beyond"),
+        (plan([5], segments=[(7, 3, 1)]), "segments beyond"),
+    ):
+        with pytest.raises(BadEpisode, match=why):
+            worker.build("s", refused)
+    with pytest.raises(BadEpisode, match="tokens are to be prefilled"):
+        worker.build("s", plan([5]), token_ids=[*said, 5])
+    assert worker.engine.snapshot(worker.engine.session("s")) == before
+    worker.open("full")
+    with pytest.raises(BadSettings, match="has no episodes"):
+        worker.build("full", plan([5]))

@@ -1,0 +1,84 @@
+"""Decoding chooses, shows and ends; the scheduler's part is played by a script of tokens."""
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from workers import methods
+from workers.engine.session import WorkerSession
+from workers.generation.decode import Answer, NextLogits, decode
+from workers.generation.sampling import SamplingSettings
+from workers.model.tokenizer import ChatTokenizer
+from workers.primitives.observation import RecentQueries
+
+
+def _run(
+    tokenizer: ChatTokenizer, script: Sequence[int], sampling: SamplingSettings
+) -> tuple[Answer, list[int], list[tuple[int, str]], list[int]]:
+    """Decode what a model would say that always prefers the script's next token."""
+    session = WorkerSession("s", 1, 50, 0, methods.build("full"), 0, [], RecentQueries(0), (50,))
+    shown: list[tuple[int, str]] = []
+    logits = [NextLogits(torch.nn.functional.one_hot(torch.tensor(t), 1280).float(), t) for t in script]
+    running = decode(session, tokenizer, logits[0], sampling, lambda token, text: shown.append((token, text)))
+    said = []
+    try:
+        wanted = next(running)
+        for answer in logits[1:]:
+            said.append(wanted)
+            wanted = running.send(answer)
+    except StopIteration as finished:
+        return finished.value, said, shown, session.pending
+    raise AssertionError("decoding should have ended with the script")
+
+
+def test_an_end_token_ends_the_answer_and_is_said_with_the_next_turn(tokenizer: ChatTokenizer) -> None:
+    words = tokenizer.encode("It is 42.")
+    answer, said, shown, pending = _run(tokenizer, [*words, 1], SamplingSettings())
+    assert answer == Answer((*words, 1), "It is 42.", "stop")
+    assert said == words
+    assert pending == [1]
+    assert "".join(text for _, text in shown) == "It is 42."
+    assert [token for token, _ in shown] == words, "the end token is nobody's text"
+
+
+def test_the_limit_cuts_the_answer_and_closes_it(tokenizer: ChatTokenizer) -> None:
+    words = tokenizer.encode("It is 42 and more")
+    answer, said, _, pending = _run(tokenizer, words, SamplingSettings(max_tokens=3))
+    assert answer.token_ids == tuple(words[:3])
+    assert answer.finish_reason == "length"
+    assert said == words[:2]
+    assert pending == [words[2], 1]
+
+
+@pytest.mark.parametrize("stop", ["42", "is 4", " "])
+def test_a_stop_string_ends_the_answer_before_it(stop: str, tokenizer: ChatTokenizer) -> None:
+    words = tokenizer.encode("It is 42 and more")
+    answer, said, shown, pending = _run(tokenizer, words, SamplingSettings(stop=(stop,)))
+    assert answer.finish_reason == "stop"
+    assert answer.text == "".join(text for _, text in shown) == "It is 42 and more".split(stop)[0]
+    assert list(answer.token_ids) == [*said, pending[0]] == words[: len(answer.token_ids)]
+    assert pending[1] == 1
+
+
+def test_a_tool_call_is_in_the_answer_and_not_shown(tokenizer: ChatTokenizer) -> None:
+    text = 'Wait. <tool_call>{"name": "a", "arguments": {}}</tool_call>'
+    answer, _, shown, _ = _run(tokenizer, [*tokenizer.encode(text), 1], SamplingSettings())
+    assert answer.text == text
+    assert "".join(piece for _, piece in shown) == "Wait. "
+
+
+def test_sampling_follows_its_seed(tokenizer: ChatTokenizer) -> None:
+    flat = NextLogits(torch.zeros(1280), 0)
+    answers = []
+    for seed in (1, 1, 2):
+        session = WorkerSession("s", 1, 50, 0, methods.build("full"), 0, [], RecentQueries(0), (50,))
+        sampling = SamplingSettings(max_tokens=6, temperature=1.0, seed=seed)
+        running = decode(session, tokenizer, flat, sampling, lambda *_: None)
+        try:
+            next(running)
+            while True:
+                running.send(flat)
+        except StopIteration as finished:
+            answers.append(finished.value.token_ids)
+    assert answers[0] == answers[1] != answers[2]

@@ -1,0 +1,159 @@
+"""Which models are served, and which are refused with the reason."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    MistralConfig,
+    PreTrainedConfig,
+    Qwen2Config,
+)
+
+from workers.cache.active_cache import ActiveCache
+from workers.errors import ModelRefused
+from workers.model.loader import (
+    LoadedModel,
+    adopt,
+    fingerprint,
+    load_model,
+    refuse_unservable,
+    row_shape,
+)
+
+SMALL: dict[str, Any] = {
+    "vocab_size": 32,
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 64,
+}
+
+
+def _model(config: PreTrainedConfig, seed: int = 0) -> transformers.PreTrainedModel:
+    torch.manual_seed(seed)
+    return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("family", "settings", "reason"),
+    [
+        ("Mistral", {"sliding_window": 4096}, "sliding window of 4096 tokens.*set sliding_window to null"),
+        ("Phi3", {"sliding_window": 2048}, "sliding window of 2048"),
+        ("Qwen2", {"use_sliding_window": True, "sliding_window": 32, "max_window_layers": 1}, "sliding_attention"),
+        ("Gemma2", {}, "sliding_attention"),
+        ("Gemma3Text", {}, "sliding_attention"),
+        ("GptOss", {}, "sliding_attention"),
+        ("Qwen3Next", {}, "linear_attention"),
+        ("MiniMax", {}, "linear_attention"),
+        ("Jamba", {}, "jamba"),
+        ("Mamba", {}, "mamba"),
+        ("FalconH1", {}, "falcon_h1"),
+        ("Bamba", {}, "bamba"),
+        ("Zamba2", {}, "zamba2"),
+        ("RecurrentGemma", {}, "recurrent_gemma"),
+        ("Rwkv", {}, "rwkv"),
+        ("Lfm2", {"num_hidden_layers": 2, "layer_types": ["conv", "full_attention"]}, "lfm2 has conv layers"),
+        ("DeepseekV3", {}, "kv_lora_rank"),
+        ("T5", {}, "encoder-decoder"),
+        ("Bart", {}, "encoder-decoder"),
+    ],
+)
+def test_a_model_whose_past_is_not_a_row_per_token_is_refused(
+    family: str, settings: dict[str, Any], reason: str
+) -> None:
+    config = getattr(transformers, f"{family}Config")(**settings)
+    with pytest.raises(ModelRefused, match=reason):
+        refuse_unservable(config)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        LlamaConfig(**SMALL),
+        MistralConfig(sliding_window=None, **SMALL),
+        Qwen2Config(sliding_window=32, use_sliding_window=False, **SMALL),
+        transformers.Qwen3Config(head_dim=24, **SMALL),
+        transformers.Phi3Config(sliding_window=None, pad_token_id=0, **SMALL),
+    ],
+    ids=lambda config: config.model_type,
+)
+def test_full_attention_is_served(config: PreTrainedConfig) -> None:
+    model = adopt(_model(config))
+    assert model.shape == row_shape(config)
+    assert (model.shape.n_layers, model.shape.n_heads, model.shape.n_kv_heads) == (2, 2, 1)
+    assert model.max_context == 64
+
+
+def test_a_directory_is_refused_before_its_weights_are_read(tmp_path: Path) -> None:
+    MistralConfig(sliding_window=8, architectures=["MistralForCausalLM"], **SMALL).save_pretrained(tmp_path)
+    with pytest.raises(ModelRefused, match="sliding window of 8"):
+        load_model(tmp_path)
+
+
+def test_what_is_not_a_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelRefused, match="could not be loaded"):
+        load_model(tmp_path / "nothing")
+    LlamaConfig(**SMALL).save_pretrained(tmp_path)
+    with pytest.raises(ModelRefused, match="could not be loaded"):
+        load_model(tmp_path)
+
+
+def test_attention_with_more_than_we_compute_is_refused() -> None:
+    """Gemma 2 without its windows still caps its logits; left out, every answer would be a little wrong."""
+    config = transformers.Gemma2Config(layer_types=["full_attention"] * 2, head_dim=8, **SMALL)
+    with pytest.raises(ModelRefused, match="softcap"):
+        adopt(_model(config))
+
+
+def test_a_model_that_goes_past_the_attention_interface_is_refused() -> None:
+    config = transformers.BloomConfig(vocab_size=32, hidden_size=16, n_layer=2, n_head=2)
+    with pytest.raises(ModelRefused):
+        adopt(_model(config))
+
+
+def test_the_shape_comes_from_the_config() -> None:
+    shape = row_shape(LlamaConfig(**{**SMALL, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 6}))
+    assert (shape.n_layers, shape.n_heads, shape.n_kv_heads, shape.head_dim, shape.group) == (2, 4, 2, 6, 2)
+    assert shape.row_bytes(torch.bfloat16) == 24
+
+
+def test_the_fingerprint_is_the_same_at_every_load(
+    loaded: Callable[[str], LoadedModel], model_path: Callable[[str], Path]
+) -> None:
+    assert load_model(model_path("llama")).fingerprint == loaded("llama").fingerprint
+
+
+def test_other_weights_another_dtype_or_other_positions_give_another_fingerprint() -> None:
+    config = LlamaConfig(**SMALL)
+    prints = {fingerprint(_model(config)), fingerprint(_model(config, seed=1)), fingerprint(_model(config).bfloat16())}
+    turned = _model(config)
+    turned.model.layers[1].self_attn.k_proj.weight.data[3, 5] += 1e-3
+    prints.add(fingerprint(turned))
+    far = LlamaConfig(rope_parameters={"rope_type": "default", "rope_theta": 1e6}, **SMALL)
+    prints.add(fingerprint(_model(far)))
+    assert len(prints) == 5
+
+
+@pytest.mark.parametrize(("eos", "expected"), [(3, (3,)), ([3, 4], (3, 4)), (None, ())])
+def test_end_tokens_come_from_the_generation_config(eos: int | list[int] | None, expected: tuple[int, ...]) -> None:
+    module = _model(LlamaConfig(**SMALL, eos_token_id=None))
+    module.generation_config.eos_token_id = eos
+    assert adopt(module).eos_token_ids == expected
+
+
+def test_half_precision_is_served_as_it_is(model_path: Callable[[str], Path]) -> None:
+    model = load_model(model_path("llama"), dtype=torch.bfloat16)
+    cache = ActiveCache(model.shape, 1, [8, 8], model.dtype)
+    step = cache.begin([cache.claim([8, 8])], torch.arange(5)[None])
+    logits = model.forward(torch.arange(5)[None], step, logits_to_keep=2)
+    assert model.dtype == step.rows(0).dtype == torch.bfloat16
+    assert logits.dtype == torch.float32
+    assert logits.shape == (1, 2, 1280)

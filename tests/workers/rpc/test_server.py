@@ -1,0 +1,191 @@
+"""A worker on the network: its health, its refusals, calls that are given up, and a drain."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from google.protobuf.empty_pb2 import Empty
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from kvrecall.protocol.v1 import REFUSAL_CODE, worker_pb2_grpc
+from kvrecall.protocol.v1 import worker_pb2 as wire
+from workers.errors import CannotListen, UnknownSession
+from workers.model.embedder import Embedder
+from workers.rpc.server import SERVICE, WorkerServer
+from workers.rpc.service import WorkerCalls
+from workers.rpc.settings import ServerSettings
+
+SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+class Served:
+    """A worker, its server, and a client's connection to it."""
+
+    def __init__(self, worker: Any, calls: WorkerCalls, server: WorkerServer) -> None:
+        self.worker = worker
+        self.calls = calls
+        self.server = server
+        self.channel = grpc.aio.insecure_channel(server.address)
+        self.stub = worker_pb2_grpc.WorkerStub(self.channel)
+
+    async def health(self) -> int:
+        asked = health_pb2.HealthCheckRequest(service=SERVICE)
+        return (await health_pb2_grpc.HealthStub(self.channel).Check(asked)).status
+
+    def turn(self, tokens: int) -> Any:
+        """A turn of session "s" that says so many tokens, as nothing stops the tiny model."""
+        said = [wire.Message(role="user", content="Where does she live?")]
+        sampling = wire.Sampling(max_tokens=tokens)
+        return self.stub.Turn(wire.TurnRequest(session="s", epoch=1, messages=said, generate=True, sampling=sampling))
+
+
+class Broken(WorkerCalls):
+    """Calls with a mistake of ours in one of them."""
+
+    def stats(self) -> wire.WorkerStats:
+        raise ZeroDivisionError("rows per nothing")
+
+
+@pytest.fixture
+def served(make_worker: Callable[..., Any]) -> Callable[..., Any]:
+    """served(calls=WorkerCalls, **settings): a tiny model on the network, with an open session "s"."""
+
+    @asynccontextmanager
+    async def serve(calls: type[WorkerCalls] = WorkerCalls, **settings: Any) -> AsyncIterator[Served]:
+        worker = make_worker()
+        worker.open("s", method="streaming_llm", budget=64)
+        server = WorkerServer(ServerSettings(listen="127.0.0.1:0", **settings))
+        answering = calls(worker.scheduler, Embedder(), "tiny")
+        await server.start(answering)
+        each = Served(worker, answering, server)
+        try:
+            yield each
+        finally:
+            await each.channel.close()
+            await server.stop()
+
+    return serve
+
+
+async def refusal(call: Any) -> tuple[grpc.StatusCode, str, str]:
+    """Status, our code and message of a call that is refused."""
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await call
+    metadata = refused.value.trailing_metadata() or {}
+    return refused.value.code(), str(metadata.get(REFUSAL_CODE, "")), refused.value.details() or ""
+
+
+async def _end(turn: AsyncIterator[wire.TurnEvent]) -> None:
+    """Read what is left of a turn."""
+    async for _ in turn:
+        pass
+
+
+async def test_health_and_reflection_tell_of_the_worker(served: Callable[..., Any]) -> None:
+    async with served() as each:
+        assert await each.health() == SERVING
+        ask = reflection_pb2.ServerReflectionRequest(list_services="")
+        stub = reflection_pb2_grpc.ServerReflectionStub(each.channel)
+        (told,) = [answer async for answer in stub.ServerReflectionInfo(iter([ask]))]
+        names = {service.name for service in told.list_services_response.service}
+        assert {SERVICE, "grpc.health.v1.Health"} <= names
+
+
+async def test_a_refusal_has_a_status_our_code_and_a_message(served: Callable[..., Any]) -> None:
+    async with served() as each:
+        status, code, message = await refusal(each.stub.Memory(wire.MemoryRequest(session="nobody")))
+        assert (status, code) == (grpc.StatusCode.NOT_FOUND, "unknown_session")
+        assert "nobody" in message
+        spec = wire.SessionSpec(session="s2", epoch=1, method="none such", budget=64)
+        status, code, _ = await refusal(each.stub.Open(wire.OpenRequest(spec=spec)))
+        assert (status, code) == (grpc.StatusCode.INVALID_ARGUMENT, "unknown_method")
+
+
+async def test_a_message_too_long_for_trailers_is_cut(served: Callable[..., Any]) -> None:
+    async with served() as each:
+        status, code, message = await refusal(each.stub.Memory(wire.MemoryRequest(session="ü" * 50_000)))
+        assert (status, code) == (grpc.StatusCode.NOT_FOUND, "unknown_session")
+        assert "ü" * 900 in message
+
+
+async def test_of_a_mistake_of_ours_the_client_learns_its_kind_and_no_more(served: Callable[..., Any]) -> None:
+    async with served(Broken) as each:
+        found = await refusal(each.stub.Stats(Empty()))
+        assert found == (grpc.StatusCode.INTERNAL, "", "ZeroDivisionError: rows per nothing")
+
+
+@pytest.mark.parametrize("how", ["cancelled", "gone"])
+async def test_a_turn_that_nobody_waits_for_ends(served: Callable[..., Any], how: str) -> None:
+    async with served() as each:
+        turn = each.turn(tokens=100_000)
+        assert (await turn.read()).token.ids
+        if how == "cancelled":
+            turn.cancel()
+        else:
+            await each.channel.close()
+        # A session's turns follow each other: this one begins when that one has ended, and finds what it left.
+        with pytest.raises(UnknownSession, match="in the middle of a turn"):
+            await asyncio.wrap_future(each.worker.submit("s", "Hello."))
+
+
+async def test_a_drain_lets_a_turn_end_and_none_begin(served: Callable[..., Any]) -> None:
+    async with served(drain_seconds=300) as each:
+        watched = health_pb2_grpc.HealthStub(each.channel).Watch(health_pb2.HealthCheckRequest(service=SERVICE))
+        turn = aiter(each.turn(tokens=300))
+        await anext(turn)
+        assert (await watched.read()).status == SERVING
+        stopping = asyncio.create_task(each.server.stop())
+        assert (await watched.read()).status == await each.health() == NOT_SERVING
+        status, code, message = await refusal(each.turn(tokens=1).read())
+        assert (status, code) == (grpc.StatusCode.ABORTED, "cancelled")
+        assert "draining" in message
+        await each.stub.Hurry(wire.HurryRequest(session="s"))
+        events = [event async for event in turn]
+        assert events[-1].done.output_tokens == 300
+        await stopping
+
+
+async def test_a_drain_does_not_wait_for_ever(served: Callable[..., Any]) -> None:
+    async with served(drain_seconds=0.1) as each:
+        turn = aiter(each.turn(tokens=100_000))
+        await anext(turn)
+        await each.server.stop()
+        _, code, message = await refusal(_end(turn))
+        assert (code, message) == ("cancelled", "the worker stopped before this was done")
+        with pytest.raises(UnknownSession, match="in the middle of a turn"):
+            await asyncio.wrap_future(each.worker.submit("s", "Hello."))
+
+
+async def test_an_address_that_is_taken_or_none_is_refused() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        for address in (f"127.0.0.1:{taken.getsockname()[1]}", "nowhere"):
+            with pytest.raises(CannotListen, match="cannot listen"):
+                WorkerServer(ServerSettings(listen=address))
+
+
+async def test_two_workers_cannot_share_an_address() -> None:
+    first = WorkerServer(ServerSettings(listen="127.0.0.1:0"))
+    with pytest.raises(CannotListen, match="taken"):
+        WorkerServer(ServerSettings(listen=first.address))
+    await first.stop()
+
+
+async def test_certificates_that_cannot_be_read_or_are_none_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(CannotListen, match="cannot be read"):
+        WorkerServer(ServerSettings(listen="127.0.0.1:0", tls_cert=tmp_path / "a", tls_key=tmp_path / "b"))
+    for name in ("a", "b"):
+        (tmp_path / name).write_text("no certificate")
+    with pytest.raises(CannotListen, match="certificate"):
+        WorkerServer(ServerSettings(listen="127.0.0.1:0", tls_cert=tmp_path / "a", tls_key=tmp_path / "b"))
+
+
+def test_half_of_a_pair_of_certificate_and_key_is_refused(tmp_path: Path) -> None:
+    for half in ({"tls_cert": tmp_path}, {"tls_key": tmp_path}, {"tls_client_ca": tmp_path}):
+        with pytest.raises(ValueError, match="tls_cert"):
+            ServerSettings(**half)

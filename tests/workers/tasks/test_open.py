@@ -1,0 +1,245 @@
+"""Sessions come into a worker as they were: opened, forked at any turn, rebuilt after pages were lost."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from kvrecall.protocol.v1 import worker_pb2 as wire
+from workers.errors import BadSettings, RowsMissing, StaleEpoch, UnknownSession
+from workers.tasks.replay import rows_after
+
+PAGE = 64
+EVICTING = {"method": "snapkv", "budget": 64}
+
+
+def logged(done: wire.TurnDone, text: str) -> wire.LoggedTurn:
+    """A finished turn of one user message as the turn log has it."""
+    messages = [wire.Message(role="user", content=text)]
+    if done.HasField("message"):
+        messages.append(done.message)
+    return wire.LoggedTurn(
+        token_ids=done.token_ids,
+        prompt_tokens=done.prompt_tokens,
+        output_tokens=done.output_tokens,
+        messages=messages,
+    )
+
+
+def shared(owner: str, length: int) -> list[wire.SharedPages]:
+    """A fork's pages, of a parent that shares none itself."""
+    return [wire.SharedPages(owner=owner, pages=length // PAGE)] if length >= PAGE else []
+
+
+def fork(
+    worker: Any,
+    parent: str,
+    child: str,
+    state: wire.SessionState | None,
+    turns: Sequence[wire.LoggedTurn] = (),
+    **spec: Any,
+) -> wire.ForkResult:
+    """Fork a session as it was at the end of a turn: of its last one with its state, else of `turns`."""
+    length = state.length if state is not None else spec.pop("length")
+    settings = {"epoch": 1, "method": "full", "budget": 1024} | spec
+    request = wire.ForkRequest(
+        parent=parent,
+        spec=wire.SessionSpec(session=child, shared=shared(parent, length), **settings),
+        state=state,
+        turns=turns,
+    )
+    return worker.scheduler.fork(request).result(600)
+
+
+def rebuild(worker: Any, state: wire.SessionState, turns: Sequence[wire.LoggedTurn], **spec: Any) -> wire.RebuildResult:
+    """Rebuild session `s` from its log."""
+    settings = {"method": "full", "budget": 1024} | spec
+    request = wire.RebuildRequest(spec=wire.SessionSpec(session="s", **settings), state=state, turns=turns)
+    return worker.scheduler.rebuild(request).result(600)
+
+
+@pytest.mark.parametrize("spec", [{"method": "full", "budget": 1024}, EVICTING], ids=["full", "evicting"])
+def test_a_fork_at_the_last_turn_answers_as_its_parent(
+    make_worker: Callable[..., Any], words: Callable[..., str], answer: Callable[..., list[int]], spec: dict[str, Any]
+) -> None:
+    worker = make_worker()
+    worker.open(**spec)
+    first = worker.turn("s", words(150))
+    fork(worker, "s", "child", first.state, **spec)
+    question = words(7, seed=3)
+    assert answer(worker.turn("child", question)) == answer(worker.turn("s", question))
+    worker.check()
+
+
+def test_a_fork_copies_no_whole_page(make_worker: Callable[..., Any], words: Callable[..., str]) -> None:
+    worker = make_worker(ram_pages=64)
+    worker.open()
+    first = worker.turn("s", words(300))
+    before = worker.engine.store.usage()["nvme"]
+    fork(worker, "s", "child", first.state)
+    grown = worker.engine.store.usage()["nvme"] - before
+    assert grown <= worker.engine.store.layout.page_bytes
+    assert worker.engine.store.length("child") == first.state.length
+    worker.check()
+
+
+def test_forks_go_their_own_ways(
+    make_worker: Callable[..., Any], words: Callable[..., str], answer: Callable[..., list[int]]
+) -> None:
+    worker = make_worker()
+    worker.open()
+    state = worker.turn("s", words(90)).state
+    told = [words(9, seed=seed) for seed in range(3)]
+    for number, text in enumerate(told):
+        fork(worker, "s", f"fork{number}", state)
+        worker.turn(f"fork{number}", text)
+    for number, text in enumerate(told):
+        worker.open("alone", epoch=number + 1)
+        worker.turn("alone", words(90), epoch=number + 1)
+        worker.turn("alone", text, epoch=number + 1)
+        expected = worker.turn("alone", "and then", epoch=number + 1)
+        assert answer(worker.turn(f"fork{number}", "and then")) == answer(expected)
+    worker.check()
+
+
+@pytest.mark.parametrize("spec", [{"method": "full", "budget": 1024}, EVICTING], ids=["full", "evicting"])
+def test_a_fork_at_an_earlier_turn_is_the_session_as_it_was_then(
+    make_worker: Callable[..., Any], words: Callable[..., str], spec: dict[str, Any]
+) -> None:
+    worker = make_worker()
+    worker.open(**spec)
+    texts = [words(90, seed=seed) for seed in range(3)]
+    turns = [worker.turn("s", text) for text in texts]
+    log = [logged(turn, text) for turn, text in zip(turns, texts, strict=True)]
+    then = turns[1].state
+    forked = fork(worker, "s", "child", None, log[:2], length=then.length, **spec)
+    assert forked.state.length == then.length
+    assert list(forked.state.pending) == list(then.pending)
+    assert list(forked.state.recent) == list(then.recent)
+    assert forked.state.selection == then.selection
+    assert list(worker.turn("child", texts[2]).token_ids) == list(turns[2].token_ids)
+    worker.check()
+
+
+def test_a_forked_session_outlives_its_parent(
+    make_worker: Callable[..., Any], words: Callable[..., str], answer: Callable[..., list[int]]
+) -> None:
+    worker = make_worker()
+    worker.open()
+    state = worker.turn("s", words(200)).state
+    expected = answer(worker.turn("s", "and then"))
+    worker.open(epoch=2, state=state)
+    fork(worker, "s", "child", state, epoch=1)
+    worker.scheduler.drop(wire.DropRequest(session="s", keep_pages=state.length // PAGE)).result(600)
+    assert answer(worker.turn("child", "and then")) == expected
+    worker.check()
+
+
+@pytest.mark.parametrize("spec", [{"method": "full", "budget": 1024}, EVICTING], ids=["full", "evicting"])
+def test_a_session_that_lost_pages_is_refused_and_rebuilt(
+    make_worker: Callable[..., Any], words: Callable[..., str], lose_page: Callable[..., None], spec: dict[str, Any]
+) -> None:
+    worker = make_worker()
+    worker.open(**spec)
+    texts = [words(90, seed=seed) for seed in range(2)]
+    turns = [worker.turn("s", text) for text in texts]
+    state = turns[-1].state
+    expected = list(worker.turn("s", "and then").token_ids)
+    opened = {"epoch": 3, **spec}  # another worker may have had it in between: only the tiers say what is there
+    pages = -(-state.length // PAGE)
+    for page in (1, pages - 1):
+        lose_page(worker.engine.store, "s", page)
+    with pytest.raises(RowsMissing, match=f"pages 1, {pages - 1}"):
+        worker.open(state=state, **opened)
+    with pytest.raises(UnknownSession):
+        worker.turn("s", "and then", epoch=3)
+    rebuilt = rebuild(worker, state, [logged(*turn) for turn in zip(turns, texts, strict=True)], **opened)
+    assert rebuilt.pages == 2
+    assert (worker.engine.lost_pages, worker.engine.rebuilt_pages) == (2, 2)
+    assert list(worker.turn("s", "and then", epoch=3).token_ids) == expected
+    worker.check()
+
+
+def test_rebuilt_rows_are_those_that_were_lost(
+    make_worker: Callable[..., Any], words: Callable[..., str], lose_page: Callable[..., None]
+) -> None:
+    worker = make_worker()
+    worker.open(**EVICTING)
+    texts = [words(90, seed=seed) for seed in range(3)]
+    turns = [worker.turn("s", text) for text in texts]
+    state, store = turns[-1].state, worker.engine.store
+    everything = torch.arange(state.length)
+    before = store.gather("s", everything)
+    lose_page(store, "s", 2)
+    rebuild(worker, state, [logged(*turn) for turn in zip(turns, texts, strict=True)], epoch=2, **EVICTING)
+    torch.testing.assert_close(store.gather("s", everything), before, rtol=1e-4, atol=1e-4)
+
+
+def test_a_log_that_is_too_short_brings_no_page_back(
+    make_worker: Callable[..., Any], words: Callable[..., str], lose_page: Callable[..., None]
+) -> None:
+    worker = make_worker()
+    worker.open()
+    texts = [words(90, seed=seed) for seed in range(2)]
+    turns = [worker.turn("s", text) for text in texts]
+    state = turns[-1].state
+    worker.open(epoch=2, state=state)
+    lose_page(worker.engine.store, "s", state.length // PAGE - 1)
+    with pytest.raises(RowsMissing, match="ends before"):
+        rebuild(worker, state, [logged(turns[0], texts[0])], epoch=3)
+    assert worker.scheduler.slots_in_use() == 0
+
+
+def test_a_late_open_of_before_is_refused(make_worker: Callable[..., Any]) -> None:
+    worker = make_worker()
+    worker.open(epoch=3)
+    with pytest.raises(StaleEpoch):
+        fork(worker, "other", "s", wire.SessionState(), epoch=2)
+    with pytest.raises(BadSettings):
+        fork(worker, "other", "child", wire.SessionState(), budget=9, method="random")
+
+
+def test_a_released_session_leaves_slot_and_memory(make_worker: Callable[..., Any], words: Callable[..., str]) -> None:
+    worker = make_worker()
+    worker.open(epoch=2)
+    state = worker.turn("s", words(90), epoch=2).state
+    worker.scheduler.release(wire.ReleaseRequest(session="s", epoch=1)).result(600)
+    assert worker.memory("s").in_slot
+    worker.scheduler.release(wire.ReleaseRequest(session="s", epoch=2)).result(600)
+    assert worker.scheduler.slots_in_use() == 0
+    with pytest.raises(UnknownSession):
+        worker.memory("s")
+    worker.open(epoch=3, state=state)
+    assert worker.turn("s", "and then", epoch=3).output_tokens
+    worker.check()
+
+
+def test_what_a_repair_brought_back_is_brought_back_again_for_a_rebuild(
+    make_worker: Callable[..., Any], words: Callable[..., str], lose_page: Callable[..., None]
+) -> None:
+    worker = make_worker()
+    spec = {"method": "snapkv", "budget": 80, "repair_rows": 16}
+    worker.open(**spec)
+    texts, log = [words(150, seed=seed) for seed in range(3)], list[wire.LoggedTurn]()
+    for text in texts:
+        report = worker.repair("s", text).report
+        state = (done := worker.turn("s", text)).state
+        log.append(logged(done, text))
+        log[-1].promoted.extend(report.promoted)
+    assert log[1].promoted
+    assert log[2].promoted
+    store, everything = worker.engine.store, torch.arange(state.length)
+    before = store.gather("s", everything)
+    pages = range(-(-state.length // PAGE))
+    assert pages[-2] * PAGE > rows_after(log[:2]), "lost rows were computed over what was brought back"
+    for epoch, lost in enumerate((pages[-2:-1], pages), 2):
+        for page in lost:
+            lose_page(store, "s", page)
+        rebuild(worker, state, log, epoch=epoch, **spec)
+        torch.testing.assert_close(store.gather("s", everything), before, rtol=1e-4, atol=1e-4)
+    for turn in log:
+        del turn.promoted[:]
+    lose_page(store, "s", pages[-2])
+    rebuild(worker, state, log, epoch=4, **spec)
+    assert not torch.allclose(store.gather("s", everything), before, rtol=1e-2, atol=1e-2)

@@ -1,0 +1,105 @@
+"""What another session said first is not prefilled again where the words are the same."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from kvrecall.protocol.v1 import worker_pb2 as wire
+from workers.model.tokenizer import Segment
+from workers.tasks.prefix import after
+
+PAGE = 64
+
+
+def first_turn(worker: Any, name: str, texts: list[str], prefix: wire.Prefix | None = None) -> wire.TurnDone:
+    """A session's first turn: a system message and a question."""
+    roles = ("system", "user")
+    request = wire.TurnRequest(
+        session=name,
+        epoch=1,
+        messages=[wire.Message(role=role, content=text) for role, text in zip(roles, texts, strict=True)],
+        generate=True,
+        sampling=wire.Sampling(max_tokens=24),
+        prefix=prefix,
+    )
+    return worker.scheduler.turn(request, lambda event: None).result(600)
+
+
+SPECS = [
+    {"method": "full", "budget": 1024},
+    {"method": "snapkv", "budget": 1024},
+    {"method": "snapkv", "budget": 160},
+    {"method": "kvzip", "budget": 160},
+]
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=["full", "roomy", "tight", "prompted"])
+def test_a_session_that_begins_alike_answers_alike_and_prefills_less(
+    make_worker: Callable[..., Any], words: Callable[..., str], spec: dict[str, Any]
+) -> None:
+    worker = make_worker(block_tokens=128)
+    system = words(200)
+    for name in ("first", "second", "alone"):
+        worker.open(name, **spec)
+    first = first_turn(worker, "first", [system, words(5, seed=1)])
+    prefix = wire.Prefix(owner="first", token_ids=first.token_ids[: first.prompt_tokens])
+    worker.engine.passes.clear()
+    alone = first_turn(worker, "alone", [system, words(6, seed=2)])
+    prefilled = sum(tokens for _, tokens in worker.engine.passes if tokens > 1)
+    worker.engine.passes.clear()
+    second = first_turn(worker, "second", [system, words(6, seed=2)], prefix)
+    assert second.shared_pages >= 2
+    assert sum(tokens for _, tokens in worker.engine.passes if tokens > 1) == prefilled - PAGE * second.shared_pages
+    assert list(second.token_ids) == list(alone.token_ids)
+    assert list(worker.turn("second", "and then").token_ids) == list(worker.turn("alone", "and then").token_ids)
+    worker.check()
+
+
+def test_only_what_is_the_same_is_taken(make_worker: Callable[..., Any], words: Callable[..., str]) -> None:
+    worker = make_worker()
+    for name in ("first", "second", "third"):
+        worker.open(name)
+    first = first_turn(worker, "first", [words(200), words(5)])
+    prefix = wire.Prefix(owner="first", token_ids=first.token_ids)
+    assert first_turn(worker, "second", [words(200, seed=9), words(5)], prefix).shared_pages == 0
+    half = words(100) + " " + words(100, seed=9)
+    assert 0 < first_turn(worker, "third", [half, words(5)], prefix).shared_pages < first.prompt_tokens // PAGE
+    worker.check()
+
+
+def test_a_prefix_whose_pages_are_gone_is_prefilled(
+    make_worker: Callable[..., Any], words: Callable[..., str], lose_page: Callable[..., None]
+) -> None:
+    worker = make_worker()
+    for name in ("first", "second", "third"):
+        worker.open(name)
+    texts = [words(200), words(5)]
+    first = first_turn(worker, "first", texts)
+    prefix = wire.Prefix(owner="first", token_ids=first.token_ids[: first.prompt_tokens])
+    lose_page(worker.engine.store, "first", 1)
+    second = first_turn(worker, "second", texts, prefix)
+    assert second.shared_pages == 0
+    assert list(second.token_ids) == list(first.token_ids)
+    nobody = wire.Prefix(owner="nobody", token_ids=prefix.token_ids)
+    assert first_turn(worker, "third", texts, nobody).shared_pages == 0
+
+
+def test_methods_that_look_at_every_query_share_nothing(
+    make_worker: Callable[..., Any], words: Callable[..., str]
+) -> None:
+    worker = make_worker()
+    for name in ("first", "second"):
+        worker.open(name, method="h2o", budget=512)
+    texts = [words(200), words(5)]
+    first = first_turn(worker, "first", texts)
+    prefix = wire.Prefix(owner="first", token_ids=first.token_ids[: first.prompt_tokens])
+    assert first_turn(worker, "second", texts, prefix).shared_pages == 0
+
+
+def test_segments_lose_their_first_tokens() -> None:
+    segments = [Segment((1, 2, 3), False), Segment((4, 5), True), Segment((6,), False)]
+    assert after(segments, 0) == segments
+    assert after(segments, 3) == segments[1:]
+    assert after(segments, 4) == [Segment((5,), True), Segment((6,), False)]
+    assert after(segments, 6) == []

@@ -1,0 +1,1 @@
+"""The active rows on the device."""

@@ -1,0 +1,1 @@
+"""One session at a time: model, cache, store and tokenizer connected."""

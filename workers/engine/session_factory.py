@@ -1,0 +1,85 @@
+"""What a session is to be, checked before anything is made: its method, its budget and the budget's split."""
+
+import json
+from typing import Any, get_args
+
+from kvrecall.protocol.v1 import worker_pb2 as wire
+from workers import methods
+from workers.engine.session import WorkerSession
+from workers.engine.settings import WorkerSettings
+from workers.errors import BadSettings
+from workers.methods import Method, RepairKV
+from workers.model.loader import LoadedModel
+from workers.primitives import budgets
+from workers.primitives.budgets import LayerBudgets
+from workers.primitives.observation import RecentQueries
+
+
+def new_session(
+    spec: wire.SessionSpec,
+    model: LoadedModel,
+    settings: WorkerSettings,
+    layer_sensitivity: tuple[float, ...] | None,
+) -> WorkerSession:
+    """A session that has said nothing yet. Raises BadSettings and UnknownMethod."""
+    method = methods.build(spec.method, spec.method_settings)
+    repair, scan = methods.build_repair(spec.repair_settings, spec.repair_scan)
+    if spec.budget > settings.max_budget:
+        raise BadSettings(f"budget {spec.budget} is over this worker's max_budget {settings.max_budget}")
+    return WorkerSession(
+        name=spec.session,
+        epoch=spec.epoch,
+        budget=spec.budget,
+        repair_rows=spec.repair_rows if method.evicts else 0,
+        repair=repair,
+        repair_scan=scan,
+        method=method,
+        seed=spec.seed,
+        tools=_tools(spec),
+        queries=RecentQueries(method.observation.window),
+        layer_rows=_layer_rows(spec, method, repair, model, settings, layer_sensitivity),
+    )
+
+
+def _layer_rows(
+    spec: wire.SessionSpec,
+    method: Method,
+    repair: RepairKV,
+    model: LoadedModel,
+    settings: WorkerSettings,
+    layer_sensitivity: tuple[float, ...] | None,
+) -> tuple[int, ...]:
+    """Rows per head that an eviction keeps, per layer; together the budget without the reserve for repair.
+
+    A repair that swaps needs no reserve, and as many rows that it may give up.
+    """
+    how, n_layers = _layer_budgets(spec, method), model.shape.n_layers
+    if not method.evicts:
+        return (spec.budget,) * n_layers
+    base, floor = spec.budget - spec.repair_rows, settings.min_budget
+    if base < floor:
+        raise BadSettings(
+            f"budget {spec.budget} leaves {base} rows beside repair_rows {spec.repair_rows}; sinks, recent window "
+            f"and one row to choose need {floor}"
+        )
+    alpha = budgets.alpha_of(model.module.config.model_type)
+    base = spec.budget if repair.swap else base
+    rows = budgets.split(base, n_layers, how, floor=floor, weights=layer_sensitivity, alpha=alpha)
+    return budgets.shared(rows, method.shares_layers, floor=floor)
+
+
+def _layer_budgets(spec: wire.SessionSpec, method: Method) -> LayerBudgets:
+    if not spec.layer_budgets:
+        return method.layer_budgets
+    known: tuple[LayerBudgets, ...] = get_args(LayerBudgets)
+    for how in known:
+        if how == spec.layer_budgets:
+            return how
+    raise BadSettings(f"there are no layer_budgets {spec.layer_budgets!r}; there are {', '.join(known)}")
+
+
+def _tools(spec: wire.SessionSpec) -> list[Any]:
+    try:
+        return [json.loads(tool) for tool in spec.tools]
+    except json.JSONDecodeError as error:
+        raise BadSettings(f"a tool of session {spec.session} is not JSON: {error}") from error

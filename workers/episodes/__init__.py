@@ -1,0 +1,1 @@
+"""Episodes: one selection of rows per topic."""

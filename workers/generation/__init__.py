@@ -1,0 +1,1 @@
+"""Block prefill, decoding and sampling."""

@@ -1,0 +1,1 @@
+"""The model, its attention and tokenizer, and the sentence encoder."""

@@ -1,0 +1,54 @@
+"""The function that transformers calls for attention: active rows only, queries observed on the way."""
+
+from typing import cast
+
+from torch import Tensor, nn
+from transformers import AttentionInterface
+
+from workers.cache.active_cache import Step
+from workers.errors import ModelRefused
+
+NAME = "kvrecall"
+"""The attention implementation's name in `AttentionInterface`; no mask is built for it: positions decide."""
+
+_UNMET = ("sliding_window", "softcap", "s_aux", "position_bias", "head_mask")
+
+
+def register() -> None:
+    """Make `attn_implementation="kvrecall"` known to transformers. Harmless when repeated."""
+    AttentionInterface.register(NAME, active_attention)
+
+
+def active_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    *,
+    step: Step,
+    **extras: object,
+) -> tuple[Tensor, None]:
+    """Attention of new tokens over the active rows of their slots.
+
+    query `[B, n_heads, t, head_dim]`; key, value `[B, n_kv_heads, n, head_dim]` as `Step.update` returned them. A
+    query sees the rows whose true position is not after its own, which hides other slots' tails, the future and
+    empty places alike. Returns `[B, t, n_heads, head_dim]`. Raises ModelRefused when the model asks for more than
+    that (a soft cap, learned sinks, a window): leaving it out would change what the model says.
+    """
+    if unmet := [name for name in _UNMET if extras.get(name) is not None]:
+        raise ModelRefused(f"the model's attention wants {', '.join(unmet)}, which kvrecall does not compute")
+    step.record(query)
+    batch, n_heads, tokens, head_dim = query.shape
+    n_kv_heads = key.shape[1]
+    group = n_heads // n_kv_heads
+    positions = step.key_positions(cast("int", module.layer_idx))
+    visible = positions[:, :, None, :] <= step.query_positions[:, None, :, None]
+    if tokens > 1:
+        visible = visible[:, :, None].expand(-1, -1, group, -1, -1).flatten(2, 3)
+    # The query heads of a group share their KV head's rows: as more queries of one head, no row is repeated.
+    grouped = query.reshape(batch, n_kv_heads, group * tokens, head_dim)
+    out = nn.functional.scaled_dot_product_attention(grouped, key, value, attn_mask=visible, scale=scaling)
+    return out.reshape(batch, n_heads, tokens, head_dim).transpose(1, 2), None

@@ -1,0 +1,1 @@
+"""Repair: score evicted rows against a signal and promote the best."""

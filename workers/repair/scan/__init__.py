@@ -1,0 +1,1 @@
+"""Scans of all stored rows against a signal: exact, bounded, by summary."""

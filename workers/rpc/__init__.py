@@ -1,0 +1,1 @@
+"""A worker's calls, and the gRPC server in front of them."""

@@ -1,0 +1,1 @@
+"""Slots, and one decoding step for all sessions that decode."""

@@ -1,0 +1,1 @@
+"""What the scheduler runs: turns, opens, forks, replays."""
