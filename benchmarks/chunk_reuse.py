@@ -94,20 +94,30 @@ def main() -> None:
     """Read the command line, measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--blocks", type=int, default=96, help="of the reference model; half as many of the other")
-    parser.add_argument("--out", type=Path, help="default: benchmarks/results/chunk-reuse-<device>.json")
+    parser.add_argument(
+        "--blocks", type=int, default=96, help="of the reference model; half as many of the other"
+    )
+    parser.add_argument(
+        "--out", type=Path, help="default: benchmarks/results/chunk-reuse-<device>.json"
+    )
     given = parser.parse_args()
     reference = load_model(MODEL_PATH)
     tokenizer = load_tokenizer(MODEL_PATH, reference.eos_token_ids)
     subjects = [
         ("reference model, 5 layers", reference, Plan(given.seed, given.blocks, 128, 256)),
-        ("28 layers", deep_model(len(tokenizer.inner), given.seed), Plan(given.seed, given.blocks // 2, 128, 512)),
+        (
+            "28 layers",
+            deep_model(len(tokenizer.inner), given.seed),
+            Plan(given.seed, given.blocks // 2, 128, 512),
+        ),
     ]
     rows = [row for name, model, plan in subjects for row in measure(name, model, tokenizer, plan)]
     for row in rows:
         print(describe(row), flush=True)
     out = given.out or RESULTS / f"chunk-reuse-{reference.device.type}.json"
-    results_of("chunk reuse", given.seed, "reference; 28 layers of 24 query and 8 KV heads of 128", rows).write(out)
+    results_of(
+        "chunk reuse", given.seed, "reference; 28 layers of 24 query and 8 KV heads of 128", rows
+    ).write(out)
 
 
 def deep_model(vocabulary: int, seed: int) -> LoadedModel:
@@ -140,9 +150,19 @@ def measure(name: str, model: LoadedModel, tokenizer: ChatTokenizer, plan: Plan)
     for metric in ("selecting", "evicting"):
         seconds = {label: getattr(spent[reuse], metric) for reuse, label in labels.items()}
         found += speed_rows(condition, metric, "seconds per eviction", seconds, labels[1])
-        pairs = [with_reuse / without for without, with_reuse in zip(*seconds.values(), strict=True)]
-        found += speed_rows(condition, f"{metric} at the same block", f"of {labels[1]}", {labels[2]: pairs}, labels[2])
-    scored = {labels[reuse]: [each.scored_layers / len(each.evicting)] for reuse, each in spent.items()}
+        pairs = [
+            with_reuse / without for without, with_reuse in zip(*seconds.values(), strict=True)
+        ]
+        found += speed_rows(
+            condition,
+            f"{metric} at the same block",
+            f"of {labels[1]}",
+            {labels[2]: pairs},
+            labels[2],
+        )
+    scored = {
+        labels[reuse]: [each.scored_layers / len(each.evicting)] for reuse, each in spent.items()
+    }
     return [*found, *speed_rows(condition, "layers scored", "per eviction", scored, labels[1])]
 
 
@@ -151,7 +171,10 @@ def evictions(model: LoadedModel, tokenizer: ChatTokenizer, plan: Plan) -> dict[
     spent = {reuse: Spent() for reuse in LAYERS_IN_A_GROUP}
     settings = WorkerSettings(slots=len(spent), max_budget=plan.budget, block_tokens=plan.block)
     blocks = said_blocks(tokenizer, plan)
-    with tempfile.TemporaryDirectory() as folder, closing(build_store(model, Path(folder), 1 << 30)) as store:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        closing(build_store(model, Path(folder), 1 << 30)) as store,
+    ):
         engine = Engine(Parts(model, tokenizer, store, settings))
         for reuse, clock in spent.items():
             session = engine.open(_spec(reuse, plan), wire.SessionState())
@@ -168,7 +191,9 @@ def said_blocks(tokenizer: ChatTokenizer, plan: Plan) -> Tensor:
     """A generated conversation's first blocks: int64 `[blocks, 1, block]`."""
     wanted = plan.blocks * plan.block
     messages = generate(plan.seed, wanted + 1000, split="held_out").messages()
-    token_ids = [token for said in tokenizer.prompt([], messages, [], False) for token in said.token_ids]
+    token_ids = [
+        token for said in tokenizer.prompt([], messages, [], False) for token in said.token_ids
+    ]
     assert len(token_ids) >= wanted, "the conversation is longer than the blocks"
     return torch.tensor(token_ids[:wanted]).view(plan.blocks, 1, plan.block)
 
@@ -194,7 +219,9 @@ def _say(engine: Engine, name: str, block: Tensor, spent: Spent, plan: Plan) -> 
 
 
 def _spec(reuse: int, plan: Plan) -> wire.SessionSpec:
-    return wire.SessionSpec(session=str(reuse), epoch=1, method="chunkkv", budget=plan.budget, seed=plan.seed)
+    return wire.SessionSpec(
+        session=str(reuse), epoch=1, method="chunkkv", budget=plan.budget, seed=plan.seed
+    )
 
 
 def _rotated(order: Sequence[int], by: int) -> list[int]:

@@ -26,7 +26,7 @@ from kvrecall.app.settings import Settings
 from kvrecall.app.wiring import build_service
 from kvrecall.client.client import KvrecallClient
 from kvrecall.domain.messages import Message, ToolCall
-from kvrecall.domain.session_request import NewSession
+from kvrecall.domain.session_request import CreateSession
 from kvrecall.domain.turn_request import TurnRequest
 from kvrecall.reporting.results import Row, bootstrap, quality_row, results_of, speed_row
 from reference import MODEL_PATH
@@ -64,7 +64,12 @@ class Plan:
     @property
     def settings(self) -> Json:
         """What a session is opened with."""
-        return {"budget": self.budget, "repair_rows": self.repair_rows, "method": self.method, "seed": self.seed}
+        return {
+            "budget": self.budget,
+            "repair_rows": self.repair_rows,
+            "method": self.method,
+            "seed": self.seed,
+        }
 
     @property
     def common(self) -> Json:
@@ -89,10 +94,16 @@ def main() -> None:
     """Read the command line, measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=7200)
-    parser.add_argument("--tokens", type=int, default=20_000, help="tokens of the session that is forked")
-    parser.add_argument("--short-tokens", type=int, default=1_500, help="tokens of the session that answers are of")
+    parser.add_argument(
+        "--tokens", type=int, default=20_000, help="tokens of the session that is forked"
+    )
+    parser.add_argument(
+        "--short-tokens", type=int, default=1_500, help="tokens of the session that answers are of"
+    )
     parser.add_argument("--forks", type=int, default=100)
-    parser.add_argument("--questions", type=int, default=10, help="questions to parent and fork at the full length")
+    parser.add_argument(
+        "--questions", type=int, default=10, help="questions to parent and fork at the full length"
+    )
     parser.add_argument("--budget", type=int, default=256)
     parser.add_argument("--repair-rows", type=int, default=64)
     parser.add_argument("--method", default="snapkv")
@@ -103,14 +114,18 @@ def main() -> None:
     rows = measure(Plan(**given))
     for row in rows:
         print(describe(row), flush=True)
-    results_of("forks", given["seed"], f"kvrecall reference model, {POSITIONS} positions", rows).write(out)
+    results_of(
+        "forks", given["seed"], f"kvrecall reference model, {POSITIONS} positions", rows
+    ).write(out)
 
 
 def measure(plan: Plan) -> list[Row]:
     """The result file's rows."""
     with long_model() as model, tempfile.TemporaryDirectory(prefix="kvrecall-") as folder:
         data = Path(folder) / "data"
-        settings = Settings(model=str(model), data=data, worker=WorkerSettings(slots=SLOTS, max_budget=plan.budget))
+        settings = Settings(
+            model=str(model), data=data, worker=WorkerSettings(slots=SLOTS, max_budget=plan.budget)
+        )
         session, alone = asyncio.run(build(settings, plan))
         in_service, more = asyncio.run(fork_in_service(settings, session, plan))
         added = Held(catalog_bytes(data) - alone.catalog, more)
@@ -121,7 +136,9 @@ def measure(plan: Plan) -> list[Row]:
             same_short = compare_with_separate(client, url, plan)
     return [
         speed_row("over HTTP", "fork", "seconds", over_http, tokens=plan.tokens, **plan.common),
-        speed_row("inside the service", "fork", "seconds", in_service, tokens=plan.tokens, **plan.common),
+        speed_row(
+            "inside the service", "fork", "seconds", in_service, tokens=plan.tokens, **plan.common
+        ),
         *byte_rows(alone, added, plan),
         *answer_rows(same_long, same_short, plan),
     ]
@@ -144,7 +161,9 @@ async def build(settings: Settings, plan: Plan) -> tuple[str, Held]:
     spoken = conversation(plan.seed, plan.tokens)
     service = await build_service(settings)
     await service.start()
-    session = await service.create(NewSession(**plan.settings, tools=tuple(json.dumps(tool) for tool in spoken.tools)))
+    session = await service.create(
+        CreateSession(**plan.settings, tools=tuple(json.dumps(tool) for tool in spoken.tools))
+    )
     for messages in turns_of(spoken):
         if (await service.memory(session.id)).length < plan.tokens:
             await remember(service, session.id, messages)
@@ -171,7 +190,9 @@ def message_of(message: Json) -> Message:
         ToolCall(call["id"], call["function"]["name"], call["function"]["arguments"])
         for call in message.get("tool_calls") or ()
     )
-    return Message(message["role"], message.get("content") or "", calls, message.get("tool_call_id", ""))
+    return Message(
+        message["role"], message.get("content") or "", calls, message.get("tool_call_id", "")
+    )
 
 
 def turns_of(spoken: Conversation) -> list[list[Json]]:
@@ -180,10 +201,14 @@ def turns_of(spoken: Conversation) -> list[list[Json]]:
     for number, exchange in enumerate(spoken.exchanges):
         if exchange.tool_call is None:
             said += exchange_messages(exchange, f"told {number}")
-    return [said[start : start + MESSAGES_PER_TURN] for start in range(0, len(said), MESSAGES_PER_TURN)]
+    return [
+        said[start : start + MESSAGES_PER_TURN] for start in range(0, len(said), MESSAGES_PER_TURN)
+    ]
 
 
-async def fork_in_service(settings: Settings, session: str, plan: Plan) -> tuple[list[float], dict[str, int]]:
+async def fork_in_service(
+    settings: Settings, session: str, plan: Plan
+) -> tuple[list[float], dict[str, int]]:
     """Seconds of each fork, without HTTP, and what the tiers hold more with all of them."""
     service = await build_service(settings)
     await service.start()
@@ -215,7 +240,8 @@ def fork_over_http(client: KvrecallClient, session: str, plan: Plan) -> list[flo
     """Seconds of each fork, as a client sees them."""
     for _ in range(WARM_FORKS):
         client.delete(client.fork(session)["id"])
-    seconds, made = [], []
+    seconds = []
+    made = []
     for _ in range(plan.forks):
         started = time.perf_counter()
         made.append(client.fork(session)["id"])
@@ -230,7 +256,9 @@ def ask_in_turn(client: KvrecallClient, session: str, plan: Plan) -> list[bool]:
     same = []
     for question in questions_of(conversation(plan.seed, plan.tokens), plan.questions):
         child = client.fork(session)["id"]
-        same.append(answer(client, child, question, plan) == answer(client, session, question, plan))
+        same.append(
+            answer(client, child, question, plan) == answer(client, session, question, plan)
+        )
     return same
 
 
@@ -243,7 +271,9 @@ def compare_with_separate(client: KvrecallClient, url: str, plan: Plan) -> list[
         child = client.fork(parent)["id"]
         with KvrecallClient(url, tenant=f"alone-{number}") as alone:
             session = tell(alone, spoken, plan)
-            same.append(answer(client, child, question, plan) == answer(alone, session, question, plan))
+            same.append(
+                answer(client, child, question, plan) == answer(alone, session, question, plan)
+            )
             alone.delete(session)
     return same
 
@@ -259,14 +289,24 @@ def tell(client: KvrecallClient, spoken: Conversation, plan: Plan) -> str:
 def questions_of(spoken: Conversation, number: int) -> list[str]:
     """What users said in the conversation, each said again, with a number of its own once all were."""
     asked = [exchange_messages(exchange, "asked")[0]["content"] for exchange in spoken.exchanges]
-    return [f"{asked[i % len(asked)]}{' ' + str(i // len(asked)) if i >= len(asked) else ''}" for i in range(number)]
+    return [
+        f"{asked[i % len(asked)]}{' ' + str(i // len(asked)) if i >= len(asked) else ''}"
+        for i in range(number)
+    ]
 
 
-def answer(client: KvrecallClient, session: str, question: str, plan: Plan) -> tuple[str | None, Any]:
+def answer(
+    client: KvrecallClient, session: str, question: str, plan: Plan
+) -> tuple[str | None, Any]:
     """What a session answers, greedily: text and calls."""
     sampling = {"max_tokens": plan.output_tokens}
-    message = client.turn(session, [{"role": "user", "content": question}], sampling=sampling)["message"]
-    calls = [(call["function"]["name"], call["function"]["arguments"]) for call in message["tool_calls"] or ()]
+    message = client.turn(session, [{"role": "user", "content": question}], sampling=sampling)[
+        "message"
+    ]
+    calls = [
+        (call["function"]["name"], call["function"]["arguments"])
+        for call in message["tool_calls"] or ()
+    ]
     return message["content"], calls
 
 
@@ -284,9 +324,22 @@ def byte_rows(alone: Held, more: Held, plan: Plan) -> list[Row]:
     for name, before, all_added in pairs:
         added = all_added / plan.forks
         of_all = speed_row(
-            name, "added by a fork", "bytes", [added], ratio_to="the session alone", ratio=round(added / alone.disk, 6)
+            name,
+            "added by a fork",
+            "bytes",
+            [added],
+            ratio_to="the session alone",
+            ratio=round(added / alone.disk, 6),
         )
-        rows.append({**of_all, "session_bytes": before, "forks": plan.forks, "tokens": plan.tokens, **plan.common})
+        rows.append(
+            {
+                **of_all,
+                "session_bytes": before,
+                "forks": plan.forks,
+                "tokens": plan.tokens,
+                **plan.common,
+            }
+        )
     return rows
 
 
@@ -296,8 +349,15 @@ def answer_rows(same_long: Sequence[bool], same_short: Sequence[bool], plan: Pla
         ("a fork answers as its parent", same_long, plan.tokens),
         ("a fork answers as a session built by itself", same_short, plan.short_tokens),
     ]
-    found = [(name, bootstrap([float(each) for each in same], plan.seed), tokens) for name, same, tokens in pairs]
-    return [quality_row(name, each, tokens=tokens, **plan.common) for name, each, tokens in found if each is not None]
+    found = [
+        (name, bootstrap([float(each) for each in same], plan.seed), tokens)
+        for name, same, tokens in pairs
+    ]
+    return [
+        quality_row(name, each, tokens=tokens, **plan.common)
+        for name, each, tokens in found
+        if each is not None
+    ]
 
 
 def describe(row: Row) -> str:

@@ -32,18 +32,27 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=7300)
     parser.add_argument("--tokens", type=int, default=4_000, help="tokens of a session")
-    parser.add_argument("--sessions", type=int, default=12, help="sessions that are moved, and as many that are not")
+    parser.add_argument(
+        "--sessions", type=int, default=12, help="sessions that are moved, and as many that are not"
+    )
     parser.add_argument("--budget", type=int, default=256)
     parser.add_argument("--repair-rows", type=int, default=64)
     parser.add_argument("--method", default="snapkv")
     parser.add_argument("--out", type=Path, default=RESULTS / "moves.json")
     given = parser.parse_args()
-    settings = {"budget": given.budget, "repair_rows": given.repair_rows, "method": given.method, "seed": given.seed}
+    settings = {
+        "budget": given.budget,
+        "repair_rows": given.repair_rows,
+        "method": given.method,
+        "seed": given.seed,
+    }
     with tempfile.TemporaryDirectory(prefix="kvrecall-") as folder, cluster(Path(folder)) as url:
         rows = measure(url, given.seed, given.tokens, given.sessions, settings)
     for row in rows:
         ratio = f", {row['ratio']:.1f} x {row['ratio_to']}" if "ratio" in row else ""
-        print(f"{row['condition']:<44} median {row['median']:.4f} s, p95 {row['p95']:.4f} s, n = {row['n']}{ratio}")
+        print(
+            f"{row['condition']:<44} median {row['median']:.4f} s, p95 {row['p95']:.4f} s, n = {row['n']}{ratio}"
+        )
     results_of("moves", given.seed, "kvrecall reference model", rows).write(given.out)
 
 
@@ -73,10 +82,16 @@ def cluster(folder: Path) -> Iterator[str]:
 
 def measure(url: str, seed: int, tokens: int, sessions: int, settings: Json) -> list[Row]:
     """The result file's rows."""
-    moves, moved, together, stayed, anew = [], [], [], [], []
+    moves = []
+    moved = []
+    together = []
+    stayed = []
+    anew = []
     for number in range(sessions):
         spoken = generate(seed + number, tokens, split="held_out")
-        goes, stays = (told(url, f"{name}-{number}", spoken, settings) for name in ("goes", "stays"))
+        goes, stays = (
+            told(url, f"{name}-{number}", spoken, settings) for name in ("goes", "stays")
+        )
         with KvrecallClient(url, tenant=f"goes-{number}") as client:
             started = time.perf_counter()
             client.move(goes)

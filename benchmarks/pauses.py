@@ -26,7 +26,8 @@ from reference import MODEL_PATH
 from reference.conversation import Conversation, Exchange, exchange_messages, generate
 
 RESULTS = Path(__file__).parent / "results"
-REPAIR, NO_REPAIR = "repair", "no repair"
+REPAIR = "repair"
+NO_REPAIR = "no repair"
 SIGNALS = ("tool_call", "tool_delta", "tool_result")
 MESSAGES_PER_TURN = 64
 WARM_STEPS = 2
@@ -63,14 +64,21 @@ def main() -> None:
     """Read the command line, measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=7100)
-    parser.add_argument("--tokens", type=int, default=4000, help="tokens that were said before the first pause")
+    parser.add_argument(
+        "--tokens", type=int, default=4000, help="tokens that were said before the first pause"
+    )
     parser.add_argument("--steps", type=int, default=60, help="pauses of each session")
     parser.add_argument("--budget", type=int, default=256)
     parser.add_argument("--repair-rows", type=int, default=64)
     parser.add_argument("--method", default="snapkv")
     parser.add_argument("--shortest", type=float, default=0.2, help="seconds of the shortest pause")
     parser.add_argument("--longest", type=float, default=2.0, help="seconds of the longest pause")
-    parser.add_argument("--result-at", type=float, default=0.5, help="share of a pause after which the result is there")
+    parser.add_argument(
+        "--result-at",
+        type=float,
+        default=0.5,
+        help="share of a pause after which the result is there",
+    )
     parser.add_argument("--out", type=Path, default=RESULTS / "pauses.json")
     given = vars(parser.parse_args())
     out = given.pop("out")
@@ -89,13 +97,18 @@ def main() -> None:
 def hold(client: KvrecallClient, plan: Plan) -> tuple[Side, Side]:
     """The whole conversation in both sessions. The first steps warm up and are not counted."""
     spoken = generate(plan.seed, plan.tokens, split="held_out")
-    sides = open_session(client, plan, spoken, REPAIR), open_session(client, plan, spoken, NO_REPAIR)
+    sides = (
+        open_session(client, plan, spoken, REPAIR),
+        open_session(client, plan, spoken, NO_REPAIR),
+    )
     asked = [exchange for exchange in spoken.exchanges if exchange.tool_call is not None]
     rng = random.Random(plan.seed)
     for number, exchange in enumerate(islice(cycle(asked), WARM_STEPS + plan.steps)):
         pause = rng.uniform(plan.shortest, plan.longest)
         for side in rng.sample(sides, len(sides)):
-            told, seconds = take_step(client, side.session, exchange, f"step {number}", pause, plan.result_at)
+            told, seconds = take_step(
+                client, side.session, exchange, f"step {number}", pause, plan.result_at
+            )
             if number >= WARM_STEPS:
                 note(side, told, seconds)
     return sides
@@ -121,7 +134,12 @@ def open_session(client: KvrecallClient, plan: Plan, spoken: Conversation, name:
 
 
 def take_step(
-    client: KvrecallClient, session: str, exchange: Exchange, call: str, pause: float, result_at: float
+    client: KvrecallClient,
+    session: str,
+    exchange: Exchange,
+    call: str,
+    pause: float,
+    result_at: float,
 ) -> tuple[Mapping[str, Any], float]:
     """Ask for a tool, wait for it, say its result: the turn that says it, and its seconds to the first token."""
     question, asking = exchange_messages(exchange, call)[:2]
@@ -133,7 +151,9 @@ def take_step(
     sleep_until(ends)
     started = time.perf_counter()
     # One token: the time to it is what is asked for, and both sessions go on with as many tokens.
-    stream = cast("Generator[StreamEvent]", client.turn_stream(session, [], sampling={"max_tokens": 1}))
+    stream = cast(
+        "Generator[StreamEvent]", client.turn_stream(session, [], sampling={"max_tokens": 1})
+    )
     with closing(stream) as events:
         first = next(events)
         seconds = time.perf_counter() - started
@@ -160,17 +180,42 @@ def rows_of(sides: tuple[Side, Side], plan: Plan) -> list[Row]:
     common = {"method": plan.method, "budget": plan.budget, "k": plan.repair_rows}
     pauses = {"pause_seconds": [plan.shortest, plan.longest], "result_at": plan.result_at}
     rows = in_time_rows(on, {**common, **pauses}, plan.seed)
-    for metric, of in (("time to first token", "first_tokens"), ("the service's share of it", "in_service")):
+    for metric, of in (
+        ("time to first token", "first_tokens"),
+        ("the service's share of it", "in_service"),
+    ):
         values = {side.name: getattr(side, of) for side in sides}
         ratio = round(median(values[REPAIR]) / median(values[NO_REPAIR]), 4)
-        rows.append(speed_row(REPAIR, metric, "seconds", values[REPAIR], ratio_to=NO_REPAIR, ratio=ratio, **common))
+        rows.append(
+            speed_row(
+                REPAIR, metric, "seconds", values[REPAIR], ratio_to=NO_REPAIR, ratio=ratio, **common
+            )
+        )
         rows.append(speed_row(NO_REPAIR, metric, "seconds", values[NO_REPAIR], **common))
-    pairs = [with_repair / without for with_repair, without in zip(on.first_tokens, off.first_tokens, strict=True)]
-    rows.append(speed_row(f"{REPAIR} over {NO_REPAIR}, paired", "time to first token", "ratio", pairs, **common))
+    pairs = [
+        with_repair / without
+        for with_repair, without in zip(on.first_tokens, off.first_tokens, strict=True)
+    ]
+    rows.append(
+        speed_row(
+            f"{REPAIR} over {NO_REPAIR}, paired", "time to first token", "ratio", pairs, **common
+        )
+    )
     for signal in found_signals(on):
         of_signal = [repair for repair in on.repairs if repair["trigger"] == signal]
-        for metric, unit, name in (("repair", "seconds", "seconds"), ("share scanned", "share", "share_scanned")):
-            rows.append(speed_row(f"repair on {signal}", metric, unit, [each[name] for each in of_signal], **common))
+        for metric, unit, name in (
+            ("repair", "seconds", "seconds"),
+            ("share scanned", "share", "share_scanned"),
+        ):
+            rows.append(
+                speed_row(
+                    f"repair on {signal}",
+                    metric,
+                    unit,
+                    [each[name] for each in of_signal],
+                    **common,
+                )
+            )
     return rows
 
 
@@ -178,7 +223,9 @@ def in_time_rows(side: Side, common: Mapping[str, Any], seed: int) -> list[Row]:
     """The share of repairs that ended inside their pause, of all that were due and by signal."""
     ended = {"all": [float(repair["in_pause"]) for repair in side.repairs] + [0.0] * side.left_out}
     for signal in found_signals(side):
-        ended[signal] = [float(repair["in_pause"]) for repair in side.repairs if repair["trigger"] == signal]
+        ended[signal] = [
+            float(repair["in_pause"]) for repair in side.repairs if repair["trigger"] == signal
+        ]
     estimates = {name: bootstrap(values, seed) for name, values in ended.items()}
     return [
         quality_row(f"repairs that ended in their pause: {name}", estimate, **common)

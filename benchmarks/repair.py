@@ -27,11 +27,11 @@ from kvstore.format.page import PageLayout
 from kvstore.format.summaries import Bits
 from kvstore.store import RowStore
 from kvstore.tiers.ram import RamTier
-from workers.cache.active_cache import EMPTY, ActiveCache, RowShape
+from workers.cache.active_cache import EMPTY, ActiveCache, KVShape
 from workers.methods.repairkv import RepairKV
-from workers.repair.scan.exact import How, Scanned, scan
+from workers.repair.scan.exact import How, ScanResult, scan
 
-QWEN_7B = RowShape(n_layers=28, n_heads=28, n_kv_heads=4, head_dim=128)
+QWEN_7B = KVShape(n_layers=28, n_heads=28, n_kv_heads=4, head_dim=128)
 PLAIN = "plain exact scan"
 RECENT = 32
 _T = TypeVar("_T")
@@ -63,21 +63,34 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=QWEN_7B.n_layers, help="of the made-up keys")
     parser.add_argument("--smallest", type=int, default=4096, help="candidates")
     parser.add_argument("--largest", type=int, default=65_536, help="candidates; up to 1,048,576")
-    parser.add_argument("--shares-at", type=int, default=32_768, help="candidates where codes are compared; 0: nowhere")
+    parser.add_argument(
+        "--shares-at",
+        type=int,
+        default=32_768,
+        help="candidates where codes are compared; 0: nowhere",
+    )
     parser.add_argument("--promoted", type=int, default=48, help="tokens that a repair brings back")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--bits", type=int, choices=get_args(Bits), default=12, help="of a summary's codes")
+    parser.add_argument(
+        "--bits", type=int, choices=get_args(Bits), default=12, help="of a summary's codes"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, help="default: benchmarks/results/repair.json")
     given = parser.parse_args()
-    shape = RowShape(given.layers, QWEN_7B.n_heads, QWEN_7B.n_kv_heads, QWEN_7B.head_dim)
+    shape = KVShape(given.layers, QWEN_7B.n_heads, QWEN_7B.n_kv_heads, QWEN_7B.head_dim)
     made_up = MadeUp(shape, torch.bfloat16, given.seed)
     keys = made_up if given.shape == "qwen-7b" else ReferenceKeys(given.seed)
     plan = Plan(given.promoted, given.repeats, given.bits)
     rows = []
-    for row in measured(keys, plan, list(doubled(given.smallest, given.largest)), given.shares_at, made_up):
+    for row in measured(
+        keys, plan, list(doubled(given.smallest, given.largest)), given.shares_at, made_up
+    ):
         rows.append(row)
-        read = f"  {row['share_of_candidates']:.3f} of the candidates'" if "share_of_candidates" in row else ""
+        read = (
+            f"  {row['share_of_candidates']:.3f} of the candidates'"
+            if "share_of_candidates" in row
+            else ""
+        )
         print(describe(row) + read, flush=True)
     model = f"{given.shape}: {keys.name}, {keys.shape}, {keys.dtype}".replace("torch.", "")
     results_of("repair", given.seed, model, rows).write(given.out or RESULTS / "repair.json")
@@ -90,7 +103,9 @@ def doubled(smallest: int, largest: int) -> Iterator[int]:
         smallest *= 2
 
 
-def measured(keys: Keys, plan: Plan, sizes: Sequence[int], shares_at: int, made_up: MadeUp) -> Iterator[Row]:
+def measured(
+    keys: Keys, plan: Plan, sizes: Sequence[int], shares_at: int, made_up: MadeUp
+) -> Iterator[Row]:
     """All rows: times by size, their growth, then the shares read by codes of each size, on both kinds of keys."""
     seconds: dict[str, dict[int, float]] = {}
     for candidates in sizes:
@@ -113,15 +128,20 @@ class Bench:
     """A session's keys in a row store and on the device at once, and the active cache of a session that kept little."""
 
     def __init__(self, keys: Keys, candidates: int, bits: Bits) -> None:
-        self.of, self.candidates = keys, candidates
+        self.of = keys
+        self.candidates = candidates
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.length = SINKS + candidates + RECENT
         shape = keys.shape
-        layout = PageLayout(shape.n_layers, shape.n_kv_heads, shape.head_dim, keys.dtype, "benchmark")
+        layout = PageLayout(
+            shape.n_layers, shape.n_kv_heads, shape.head_dim, keys.dtype, "benchmark"
+        )
         room = layout.page_bytes * (-(-self.length // layout.page_tokens) + 1)
         self.store = RowStore(layout, [RamTier(room)], summary_limit=room, summary_bits=bits)
         self.resident = [
-            torch.empty(shape.n_kv_heads, self.length, shape.head_dim, dtype=keys.dtype, device=self.device)
+            torch.empty(
+                shape.n_kv_heads, self.length, shape.head_dim, dtype=keys.dtype, device=self.device
+            )
             for _ in range(shape.n_layers)
         ]
         done = 0
@@ -140,22 +160,27 @@ class Bench:
         """Keys and values of the candidates."""
         return self.candidates * self.store.layout.token_bytes
 
-    def plain(self) -> Scanned:
+    def plain(self) -> ScanResult:
         """Scores of all tokens, in the simplest way: keys are on the device, one multiplication for each layer."""
-        observed, total = self.of.observed, torch.zeros(self.length, device=self.device)
+        observed = self.of.observed
+        total = torch.zeros(self.length, device=self.device)
         for queries, keys in zip(observed.queries, self.resident, strict=True):
             n_heads, t, head_dim = queries.shape
-            grouped = queries.to(self.device).float().reshape(len(keys), -1, head_dim) * head_dim**-0.5
+            grouped = (
+                queries.to(self.device).float().reshape(len(keys), -1, head_dim) * head_dim**-0.5
+            )
             weights = (grouped @ keys.float().transpose(1, 2)).softmax(-1)
             total += weights.view(n_heads, t, self.length).amax(1).sum(0)
         scores = (total / (len(self.resident) * observed.queries[0].shape[0])).cpu()
-        return Scanned(scores, torch.ones(self.length, dtype=torch.bool), 0, True)
+        return ScanResult(scores, torch.ones(self.length, dtype=torch.bool), 0, True)
 
-    def scanned(self, how: How, operator: RepairKV, count: int) -> Scanned:
+    def scanned(self, how: How, operator: RepairKV, count: int) -> ScanResult:
         """Scores of all tokens from the row store."""
 
         def doubts(lower: Tensor, upper: Tensor) -> Tensor:
-            return operator.doubts(without_sinks(lower), without_sinks(upper), self.candidate_tokens, count)
+            return operator.doubts(
+                without_sinks(lower), without_sinks(upper), self.candidate_tokens, count
+            )
 
         return finished(
             scan(
@@ -171,7 +196,7 @@ class Bench:
             )
         )
 
-    def repair(self, scanned: Callable[[], Scanned], operator: RepairKV, count: int) -> Repaired:
+    def repair(self, scanned: Callable[[], ScanResult], operator: RepairKV, count: int) -> Repaired:
         """Scan, select, move; the cache is as before afterwards."""
         seconds: dict[str, float] = {}
         seconds["scan"], found = timed(scanned)
@@ -187,7 +212,8 @@ class Bench:
 
     def move(self, chosen: Tensor) -> None:
         """Gather rows from the store and put them among sinks and recent rows of a new slot, in every layer."""
-        shape, rows = self.of.shape, [len(chosen) + SINKS + RECENT] * self.of.shape.n_layers
+        shape = self.of.shape
+        rows = [len(chosen) + SINKS + RECENT] * self.of.shape.n_layers
         cache = ActiveCache(shape, 1, rows, self.of.dtype, self.device)
         slot = cache.claim(rows)
         wanted = [chosen.expand(shape.n_kv_heads, -1)] * shape.n_layers
@@ -209,7 +235,7 @@ def stored(keys: Keys, candidates: int, bits: Bits) -> Iterator[Bench]:
 def times(bench: Bench, plan: Plan) -> Iterator[Row]:
     """Seconds of every kind of scan in rotation, after one round that does not count, and what was read."""
     operator = RepairKV()
-    ways: dict[str, Callable[[], Scanned]] = {PLAIN: bench.plain}
+    ways: dict[str, Callable[[], ScanResult]] = {PLAIN: bench.plain}
     for how in get_args(How):
         ways[how] = partial(bench.scanned, how, operator, plan.promoted)
     runs: dict[str, list[Repaired]] = {name: [] for name in ways}
@@ -225,7 +251,9 @@ def times(bench: Bench, plan: Plan) -> Iterator[Row]:
             values = [run.seconds[part] for run in found]
             base = sorted(run.seconds[part] for run in runs[PLAIN])[plan.repeats // 2]
             ratio = {"ratio_to": PLAIN, "ratio": round(sorted(values)[plan.repeats // 2] / base, 3)}
-            yield speed_row(condition, part, "seconds", values, **common, **(ratio if name != PLAIN else {}))
+            yield speed_row(
+                condition, part, "seconds", values, **common, **(ratio if name != PLAIN else {})
+            )
         if name != PLAIN:
             yield read_row(condition, bench, found[0], runs["exact"][0], **common)
 
@@ -236,7 +264,9 @@ def shares(bench: Bench, bits: int) -> Iterator[Row]:
         for select in ("spread", "bursts"):
             operator = RepairKV(select=select)
             exact = bench.repair(partial(bench.scanned, "exact", operator, count), operator, count)
-            bounded = bench.repair(partial(bench.scanned, "bounded", operator, count), operator, count)
+            bounded = bench.repair(
+                partial(bench.scanned, "bounded", operator, count), operator, count
+            )
             condition = f"{bench.of.name}, {bench.candidates} candidates: {bits} bits, {select}, {count} promoted"
             common = {
                 "method": "bounded",
@@ -270,8 +300,10 @@ def without_sinks(scores: Tensor) -> Tensor:
 
 def exponent(seconds: dict[int, float]) -> float:
     """The slope of log seconds over log candidates, by least squares."""
-    x, y = [math.log(n) for n in seconds], [math.log(s) for s in seconds.values()]
-    mean_x, mean_y = sum(x) / len(x), sum(y) / len(y)
+    x = [math.log(n) for n in seconds]
+    y = [math.log(s) for s in seconds.values()]
+    mean_x = sum(x) / len(x)
+    mean_y = sum(y) / len(y)
     rise = sum((a - mean_x) * (b - mean_y) for a, b in zip(x, y, strict=True))
     return rise / sum((a - mean_x) ** 2 for a in x)
 

@@ -15,7 +15,7 @@ from kvrecall.app.wiring import build_store
 from kvrecall.protocol.v1 import worker_pb2 as wire
 from reference import MODEL_PATH
 from reference.conversation import generate
-from workers.cache.active_cache import RowShape
+from workers.cache.active_cache import KVShape
 from workers.engine.engine import Engine, Parts
 from workers.engine.settings import WorkerSettings
 from workers.model.loader import load_model
@@ -42,7 +42,7 @@ class MadeUp:
     apart; in a sixth of the layers and heads one query token of the signal looks at them, with 4 to 10 more.
     """
 
-    shape: RowShape
+    shape: KVShape
     dtype: torch.dtype
     seed: int
     signal_tokens: int = 16
@@ -60,14 +60,25 @@ class MadeUp:
     @cached_property
     def observed(self) -> Observed:
         """The signal's queries: what they have in common points at the sinks."""
-        shape, random = self.shape, self._random(1)
+        shape = self.shape
+        random = self._random(1)
         of_kv_head = (shape.n_layers, shape.n_kv_heads, 1, 1, shape.head_dim)
-        varied = torch.randn(*of_kv_head[:2], shape.group, self.signal_tokens, shape.head_dim, generator=random)
-        queries = varied / self._heads.scale[:, :, None, None] + torch.randn(of_kv_head, generator=random)
-        noise = (queries * self._heads.scale[:, :, None, None]).norm(dim=-1, keepdim=True) / math.sqrt(shape.head_dim)
+        varied = torch.randn(
+            *of_kv_head[:2], shape.group, self.signal_tokens, shape.head_dim, generator=random
+        )
+        queries = varied / self._heads.scale[:, :, None, None] + torch.randn(
+            of_kv_head, generator=random
+        )
+        noise = (queries * self._heads.scale[:, :, None, None]).norm(
+            dim=-1, keepdim=True
+        ) / math.sqrt(shape.head_dim)
         queries = queries / noise * self._heads.sharpness[:, :, None, None, None]
-        of_layers = queries.reshape(shape.n_layers, shape.n_heads, self.signal_tokens, shape.head_dim)
-        return Observed(tuple(of_layers.to(self.dtype)), torch.arange(self.signal_tokens, dtype=torch.int32))
+        of_layers = queries.reshape(
+            shape.n_layers, shape.n_heads, self.signal_tokens, shape.head_dim
+        )
+        return Observed(
+            tuple(of_layers.to(self.dtype)), torch.arange(self.signal_tokens, dtype=torch.int32)
+        )
 
     @cached_property
     def _heads(self) -> "_Heads":
@@ -77,7 +88,9 @@ class MadeUp:
         return torch.Generator().manual_seed(self.seed * 1_000_003 + stream)
 
     def _piece(self, first: int) -> Tensor:
-        shape, heads, random = self.shape, self._heads, self._random(2 + first)
+        shape = self.shape
+        heads = self._heads
+        random = self._random(2 + first)
         place = (shape.n_layers, shape.n_kv_heads)
         noise = torch.randn(*place, _PIECE, shape.head_dim, generator=random)
         topics = torch.randn(*place, _PIECE // 128 + 1, shape.head_dim, generator=random)
@@ -86,8 +99,12 @@ class MadeUp:
         _turn(keys, torch.arange(first, first + _PIECE))
         if first == 0:
             self._put_sinks(keys)
-        for place_of_needle in range(first - first % _NEEDLES_EVERY, first + _PIECE, _NEEDLES_EVERY):
-            self._put_needle(keys, place_of_needle + 700 - first, self._random(-1 - place_of_needle))
+        for place_of_needle in range(
+            first - first % _NEEDLES_EVERY, first + _PIECE, _NEEDLES_EVERY
+        ):
+            self._put_needle(
+                keys, place_of_needle + 700 - first, self._random(-1 - place_of_needle)
+            )
         return keys
 
     def _queries(self) -> Tensor:
@@ -98,7 +115,9 @@ class MadeUp:
     def _put_sinks(self, keys: Tensor) -> None:
         common = self._queries().mean(2, keepdim=True)
         logit = math.log(_MASS_AT / SINKS) + self._heads.sharpness[..., None, None] ** 2 / 2
-        aimed = common / common.square().sum(-1, keepdim=True) * logit * math.sqrt(self.shape.head_dim)
+        aimed = (
+            common / common.square().sum(-1, keepdim=True) * logit * math.sqrt(self.shape.head_dim)
+        )
         keys[:, :, :SINKS] = aimed + 0.05 * keys[:, :, :SINKS]
 
     def _put_needle(self, keys: Tensor, place: int, random: torch.Generator) -> None:
@@ -106,7 +125,9 @@ class MadeUp:
         queries = self._queries()
         layers, heads, rows, _ = queries.shape
         chosen = torch.randint(rows, (layers, heads), generator=random)
-        aimed = queries.gather(2, chosen[..., None, None].expand(-1, -1, 1, queries.shape[-1])).squeeze(2)
+        aimed = queries.gather(
+            2, chosen[..., None, None].expand(-1, -1, 1, queries.shape[-1])
+        ).squeeze(2)
         aimed = aimed / aimed.square().sum(-1, keepdim=True) * math.sqrt(self.shape.head_dim)
         looks = (torch.rand(layers, heads, 1, generator=random) < 1 / 6).float()
         for token in range(_NEEDLE_TOKENS):
@@ -124,7 +145,7 @@ class _Heads:
     sharpness: Tensor
 
     @classmethod
-    def drawn(cls, shape: RowShape, random: torch.Generator) -> "_Heads":
+    def drawn(cls, shape: KVShape, random: torch.Generator) -> "_Heads":
         of_channels = (shape.n_layers, shape.n_kv_heads, shape.head_dim)
         scale = torch.exp(0.5 * torch.randn(of_channels, generator=random))
         mean = torch.exp(0.8 * torch.randn(of_channels, generator=random))
@@ -137,7 +158,8 @@ def _turn(keys: Tensor, positions: Tensor) -> None:
     pairs = keys.shape[-1] // 4
     speeds = 10_000.0 ** -(torch.arange(pairs) / max(1, pairs))
     angles = positions[:, None] * speeds
-    first, second = keys[..., -2 * pairs : -pairs].clone(), keys[..., -pairs:].clone()
+    first = keys[..., -2 * pairs : -pairs].clone()
+    second = keys[..., -pairs:].clone()
     keys[..., -2 * pairs : -pairs] = first * angles.cos() - second * angles.sin()
     keys[..., -pairs:] = first * angles.sin() + second * angles.cos()
 
@@ -160,7 +182,7 @@ class ReferenceKeys:
         return "the reference model's keys"
 
     @property
-    def shape(self) -> RowShape:
+    def shape(self) -> KVShape:
         """The reference model's."""
         return load_model(MODEL_PATH).shape
 
@@ -191,11 +213,18 @@ def _prefilled(seed: int, tokens: int) -> tuple[Tensor, Observed]:
     model = load_model(MODEL_PATH)
     tokenizer = load_tokenizer(MODEL_PATH, model.eos_token_ids)
     said = generate(seed, tokens + tokens // 8, split="held_out")
-    token_ids = [t for segment in tokenizer.prompt([], said.messages(), [], False) for t in segment.token_ids]
+    token_ids = [
+        t for segment in tokenizer.prompt([], said.messages(), [], False) for t in segment.token_ids
+    ]
     assert len(token_ids) >= tokens, "the conversation is longer than what is taken of it"
-    question = next(exchange.user for exchange in reversed(said.exchanges) if exchange.kind == "question")
+    question = next(
+        exchange.user for exchange in reversed(said.exchanges) if exchange.kind == "question"
+    )
     settings = WorkerSettings(slots=1, max_budget=tokens + 512, block_tokens=512)
-    with tempfile.TemporaryDirectory() as folder, closing(build_store(model, Path(folder), 1 << 30)) as store:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        closing(build_store(model, Path(folder), 1 << 30)) as store,
+    ):
         engine = Engine(Parts(model, tokenizer, store, settings))
         spec = wire.SessionSpec(session="s", epoch=1, method="full", budget=tokens + 512)
         session = engine.open(spec, wire.SessionState())

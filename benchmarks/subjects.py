@@ -67,16 +67,23 @@ class Clock(StoppingCriteria):
     def timed(self, prompt_tokens: int) -> Timed:
         """The turn's times."""
         return Timed(
-            prompt_tokens, len(self.moments), self.moments[0] - self.started, self.moments[-1] - self.moments[0]
+            prompt_tokens,
+            len(self.moments),
+            self.moments[0] - self.started,
+            self.moments[-1] - self.moments[0],
         )
 
 
 class TransformersChat:
     """transformers' generate with DynamicCache: kept from turn to turn, or filled anew from the whole history."""
 
-    def __init__(self, name: str, model: Any, tokenizer: ChatTokenizer, *, keep_cache: bool) -> None:
+    def __init__(
+        self, name: str, model: Any, tokenizer: ChatTokenizer, *, keep_cache: bool
+    ) -> None:
         self.name = name
-        self._model, self._tokenizer, self._keep_cache = model, tokenizer, keep_cache
+        self._model = model
+        self._tokenizer = tokenizer
+        self._keep_cache = keep_cache
         self._cache = DynamicCache(config=model.config)
         self._ids: list[int] = []
         self._recent: list[ChatMessage] = []
@@ -86,7 +93,9 @@ class TransformersChat:
         """See `Subject`."""
         clock = Clock()
         new: list[ChatMessage] = [{"role": "user", "content": text}]
-        prompt = [t for s in self._tokenizer.prompt(self._recent, new, [], True) for t in s.token_ids]
+        prompt = [
+            t for s in self._tokenizer.prompt(self._recent, new, [], True) for t in s.token_ids
+        ]
         self._ids += prompt
         if not self._keep_cache:
             self._cache = DynamicCache(config=self._model.config)
@@ -107,7 +116,9 @@ class TransformersChat:
         self._cache = DynamicCache(config=self._model.config)
 
 
-def generate(model: Any, ids: torch.Tensor, cache: DynamicCache, tokens: int, clock: Clock) -> torch.Tensor:
+def generate(
+    model: Any, ids: torch.Tensor, cache: DynamicCache, tokens: int, clock: Clock
+) -> torch.Tensor:
     """Greedy, exactly `tokens` more tokens for ids int64 `[B, t]`; returns int64 `[B, t + tokens]`."""
     ids = ids.to(model.device)
     output: torch.Tensor = model.generate(
@@ -131,9 +142,13 @@ class Worker:
     scheduler: Scheduler
 
     @classmethod
-    def start(cls, model: LoadedModel, tokenizer: ChatTokenizer, data: Path, settings: WorkerSettings) -> "Worker":
+    def start(
+        cls, model: LoadedModel, tokenizer: ChatTokenizer, data: Path, settings: WorkerSettings
+    ) -> "Worker":
         """A worker of its own on the shared model."""
-        return cls(Scheduler(Engine(Parts(model, tokenizer, build_store(model, data, 4 << 30), settings))))
+        return cls(
+            Scheduler(Engine(Parts(model, tokenizer, build_store(model, data, 4 << 30), settings)))
+        )
 
     def open(self, session: str, method: str, budget: int) -> None:
         """A new session."""
@@ -143,13 +158,17 @@ class Worker:
     def remember(self, session: str, text: str) -> None:
         """Say something without an answer."""
         said = [wire.Message(role="user", content=text)]
-        self.scheduler.turn(wire.TurnRequest(session=session, epoch=1, messages=said), _ignore).result()
+        self.scheduler.turn(
+            wire.TurnRequest(session=session, epoch=1, messages=said), _ignore
+        ).result()
 
     def ask(self, session: str, text: str, output_tokens: int, clock: Clock) -> Any:
         """Begin a turn whose tokens the clock notes; returns the future of its end."""
         said = [wire.Message(role="user", content=text)]
         sampling = wire.Sampling(max_tokens=output_tokens)
-        request = wire.TurnRequest(session=session, epoch=1, messages=said, generate=True, sampling=sampling)
+        request = wire.TurnRequest(
+            session=session, epoch=1, messages=said, generate=True, sampling=sampling
+        )
         return self.scheduler.turn(request, lambda event: _note(clock, event))
 
     def close(self) -> None:
@@ -192,7 +211,10 @@ def batch_of_transformers(model: Any, ids: torch.Tensor, tokens: int) -> float:
 def batch_of_kvrecall(worker: Worker, sessions: Sequence[str], tokens: int) -> float:
     """Tokens per second over all sessions while they decode at once, from their last first token on."""
     clocks = [Clock() for _ in sessions]
-    turns = [worker.ask(name, "Go on.", tokens, clock) for name, clock in zip(sessions, clocks, strict=True)]
+    turns = [
+        worker.ask(name, "Go on.", tokens, clock)
+        for name, clock in zip(sessions, clocks, strict=True)
+    ]
     for turn in turns:
         turn.result()
     began = max(clock.moments[0] for clock in clocks)

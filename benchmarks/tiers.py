@@ -69,7 +69,9 @@ def main() -> None:
                 ):
                     rows.append(row)
                     print(describe(row), flush=True)
-    model = "; ".join(f"{name}: pages of {layout.page_bytes} bytes" for name, layout in SHAPES.items())
+    model = "; ".join(
+        f"{name}: pages of {layout.page_bytes} bytes" for name, layout in SHAPES.items()
+    )
     results_of("tiers", given.seed, model, rows).write(given.out or RESULTS / "tiers.json")
 
 
@@ -107,7 +109,8 @@ def nvme(pages: Pages, folder: Path, compare: Compare) -> Iterator[Row]:
     files = Files(pages, folder)
     alone = TierSubject(pages, partial(tier, folder / "tier"), fresh=True)
     stores = [
-        StoreSubject(name, pages, partial(store, folder / name, limit), fresh=True) for name, limit in STORES.items()
+        StoreSubject(name, pages, partial(store, folder / name, limit), fresh=True)
+        for name, limit in STORES.items()
     ]
     yield from compare("write", files.write(), [alone.write(), *(each.write() for each in stores)])
     reads = [files.read_verified(), alone.read(), *(each.read() for each in stores)]
@@ -115,7 +118,10 @@ def nvme(pages: Pages, folder: Path, compare: Compare) -> Iterator[Row]:
     files.forget()
     if bytes_from_disk(files.read().run) > 0.9 * pages.bytes:
         ways = [files.read_verified(files.forget), alone.read(partial(forget, folder / "tier"))]
-        ways += [each.read(partial(forget, folder / name)) for name, each in zip(STORES, stores, strict=True)]
+        ways += [
+            each.read(partial(forget, folder / name))
+            for name, each in zip(STORES, stores, strict=True)
+        ]
         yield from compare("gather from the disk", files.read(files.forget), ways)
     close_all([alone, *stores])
 
@@ -129,7 +135,9 @@ def redis(pages: Pages, folder: Path, compare: Compare) -> Iterator[Row]:
 
         limit = RedisSocket(pages, port)
         alone = TierSubject(pages, partial(tier, "tier"))
-        store = StoreSubject("row store", pages, lambda: RowStore(pages.layout, [tier("store")], summary_limit=0))
+        store = StoreSubject(
+            "row store", pages, lambda: RowStore(pages.layout, [tier("store")], summary_limit=0)
+        )
         yield from compare("write", limit.write(), [alone.write(), store.write()])
         yield from compare("gather", limit.read(), [alone.read(), store.read()])
         close_all([limit, alone, store])
@@ -144,7 +152,9 @@ def close_all(subjects: Sequence[TierSubject | StoreSubject | RedisSocket]) -> N
 TIERS = {"ram": ram, "nvme": nvme, "redis": redis}
 
 
-def compared(condition: str, pages: Pages, repeats: int, metric: str, limit: Way, ways: Sequence[Way]) -> Iterator[Row]:
+def compared(
+    condition: str, pages: Pages, repeats: int, metric: str, limit: Way, ways: Sequence[Way]
+) -> Iterator[Row]:
     """Bytes per second of the limit and of other ways, in turns, after one turn that does not count."""
     seconds: dict[str, list[float]] = {way.name: [] for way in (limit, *ways)}
     for turn in range(repeats + 1):
@@ -157,10 +167,19 @@ def compared(condition: str, pages: Pages, repeats: int, metric: str, limit: Way
                 seconds[way.name].append(took)
     for name, found in seconds.items():
         ratios = [best / each for best, each in zip(seconds[limit.name], found, strict=True)]
-        ratio = {"ratio_to": limit.name, "ratio": round(median(ratios), 3)} if name != limit.name else {}
+        ratio = (
+            {"ratio_to": limit.name, "ratio": round(median(ratios), 3)}
+            if name != limit.name
+            else {}
+        )
         page = {"microseconds_per_page": round(1e6 * median(found) / pages.count, 1)}
         yield speed_row(
-            f"{condition}: {name}", metric, "bytes per second", [pages.bytes / each for each in found], **page, **ratio
+            f"{condition}: {name}",
+            metric,
+            "bytes per second",
+            [pages.bytes / each for each in found],
+            **page,
+            **ratio,
         )
 
 

@@ -71,15 +71,24 @@ def cost_rows(
 
 def stored_of(store: RowStore, tokens: int) -> dict[str, Any]:
     """What a record says of the bytes of a session of `tokens` tokens, which is alone in its store."""
-    return {"stored_bytes": store.usage()[_FILES] / tokens, "page_shares": page_shares(store.layout)}
+    return {
+        "stored_bytes": store.usage()[_FILES] / tokens,
+        "page_shares": page_shares(store.layout),
+    }
 
 
 def page_shares(layout: PageLayout) -> dict[str, float]:
     """Bytes of a full int8 page as a share of a raw one's, for rows of the layout's shape in either dtype."""
     sizes = (layout.n_layers, layout.n_kv_heads, layout.head_dim)
-    layouts = [PageLayout(*sizes, dtype, layout.fingerprint, layout.page_tokens) for dtype in _DTYPES]
-    return {str(own.dtype).removeprefix("torch."): round(_page_bytes(own, Codec.INT8) / own.page_bytes, 4)
-            for own in layouts}  # fmt: skip
+    layouts = [
+        PageLayout(*sizes, dtype, layout.fingerprint, layout.page_tokens) for dtype in _DTYPES
+    ]
+    return {
+        str(own.dtype).removeprefix("torch."): round(
+            _page_bytes(own, Codec.INT8) / own.page_bytes, 4
+        )
+        for own in layouts
+    }
 
 
 def byte_rows(records: Sequence[Record]) -> list[Row]:
@@ -87,14 +96,19 @@ def byte_rows(records: Sequence[Record]) -> list[Row]:
 
     records: one per session, each with what `stored_of` says.
     """
-    found = {codec: [each["stored_bytes"] for each in own] for (codec,), own in grouped(records, "codec").items()}
+    found = {
+        codec: [each["stored_bytes"] for each in own]
+        for (codec,), own in grouped(records, "codec").items()
+    }
     if set(found) != set(_CODECS):
         return []
     ratio = round(mean(found[INT8]) / mean(found[RAW]), 4)
     rows = [speed_row(RAW, _STORED, "bytes", found[RAW])]
     rows.append(speed_row(INT8, _STORED, "bytes", found[INT8], ratio_to=RAW, ratio=ratio))
     for dtype, share in records[0]["page_shares"].items():
-        rows.append(speed_row(f"{INT8}, {dtype} rows", "bytes of a full page", "share of raw", [share]))
+        rows.append(
+            speed_row(f"{INT8}, {dtype} rows", "bytes of a full page", "share of raw", [share])
+        )
     return rows
 
 

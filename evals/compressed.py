@@ -32,14 +32,17 @@ class Compressed:
     def kept(self) -> Tensor:
         """Tokens of the context that every selection keeps, sinks and the newest: bool `[context]`."""
         places = torch.arange(self.context)
-        return (places < self.sinks) | (places >= self.context - self.replayed.engine.settings.recent)
+        return (places < self.sinks) | (
+            places >= self.context - self.replayed.engine.settings.recent
+        )
 
     def compressed(self, rows: int) -> Tensor:
         """The `rows` tokens of the context that the first stage keeps, int64 ascending.
 
         Whole tokens: the method's selection takes them as the rows of one head.
         """
-        scores, places = self.scores.masked_fill(self.kept, torch.inf), torch.arange(self.context, dtype=torch.int32)
+        scores = self.scores.masked_fill(self.kept, torch.inf)
+        places = torch.arange(self.context, dtype=torch.int32)
         return self.replayed.method.select(scores[None], places[None], rows)[0]
 
     @property
@@ -61,6 +64,7 @@ class Compressed:
 
         Asserts it: a condition with more rows than it says would be no comparison.
         """
-        rows, after = rows_held(state), len(self.after)
+        rows = rows_held(state)
+        after = len(self.after)
         assert rows <= budget + after, f"{rows} rows are active, {budget} and {after} may be"
         return rows

@@ -53,7 +53,9 @@ class Before:
 
     def with_tokens(self, tokens: Tensor) -> Held:
         """The base and these tokens beside it."""
-        return Held(self.cache.holding(torch.cat([self.base, tokens])), len(self.base) + len(tokens))
+        return Held(
+            self.cache.holding(torch.cat([self.base, tokens])), len(self.base) + len(tokens)
+        )
 
     def repaired(self, k: int, operator: Operator, signal: Message) -> Held:
         """The worker's own repair."""
@@ -66,7 +68,9 @@ class Before:
         replayed = self.cache.replayed
         observed = replayed.observed(self.state, [self.signal])
         every = torch.unique(torch.cat([rows, self.base, self.cache.after]))
-        return selectors.signal_scores(observed, replayed.keys(), every, self.cache.sinks)[: self.cache.context]
+        return selectors.signal_scores(observed, replayed.keys(), every, self.cache.sinks)[
+            : self.cache.context
+        ]
 
 
 def before(cache: Compressed, signal: Message, stale: Message, donor: Message, seed: str) -> Before:
@@ -112,13 +116,18 @@ def _page_summary(ready: Before, k: int) -> Held:
     ranked = Summaries(cache.replayed.keys(), cache.context).ranked(
         cache.replayed.observed(ready.state, [ready.signal])
     )
-    seen = selectors.visited(ranked, ready.candidates, max(2 * k, len(ready.candidates) // _VISITED_SHARE))
-    return ready.with_tokens(selectors.best_bursts(ready.signal_scores(seen), seen, cache.scores, k))
+    seen = selectors.visited(
+        ranked, ready.candidates, max(2 * k, len(ready.candidates) // _VISITED_SHARE)
+    )
+    return ready.with_tokens(
+        selectors.best_bursts(ready.signal_scores(seen), seen, cache.scores, k)
+    )
 
 
 def _refresh(ready: Before, k: int) -> Held:
     """All rows of the context are chosen anew: bursts over active and evicted rows alike, sinks and the newest stay."""
-    cache, rows = ready.cache, ready.cache.base_rows + k
+    cache = ready.cache
+    rows = ready.cache.base_rows + k
     free = (~cache.kept).nonzero().flatten()
     scores = ready.signal_scores(torch.arange(cache.context))
     chosen = selectors.best_bursts(scores, free, cache.scores, rows - int(cache.kept.sum()))
@@ -141,10 +150,19 @@ def _ours_swap(ready: Before, k: int) -> Held:
     return ready.repaired(k, OURS_SWAP, ready.signal)
 
 
-FULL, BASE, MATCHED = "full cache", "base", "matched no-repair"
-RANDOM, OLDEST, STALE, WRONG = "Random-K", "Oldest-K", "StaleQ-K", "WrongQ-K"
-SUMMARY, REFRESH, REPAIR = "page summary", "Refresh", "RepairKV"
-SPREAD, PER_HEAD, SWAP = "ours", "ours, per head", "ours, swap"
+FULL = "full cache"
+BASE = "base"
+MATCHED = "matched no-repair"
+RANDOM = "Random-K"
+OLDEST = "Oldest-K"
+STALE = "StaleQ-K"
+WRONG = "WrongQ-K"
+SUMMARY = "page summary"
+REFRESH = "Refresh"
+REPAIR = "RepairKV"
+SPREAD = "ours"
+PER_HEAD = "ours, per head"
+SWAP = "ours, swap"
 
 CONDITIONS: Mapping[str, Callable[[Before, int], Held]] = MappingProxyType(
     {

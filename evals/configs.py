@@ -15,7 +15,9 @@ Build = Literal["none", EpisodeBuild]
 FULL = "full"
 FORM = 'METHOD[+one_pass|+per_episode|+none][@uniform|@pyramid|@sensitivity][{"setting": value}]'
 
-_ARM = re.compile(r"(?P<method>\w+)(\+(?P<build>\w+))?(@(?P<layers>\w+))?(?P<settings>\{.*\})?", re.DOTALL)
+_ARM = re.compile(
+    r"(?P<method>\w+)(\+(?P<build>\w+))?(@(?P<layers>\w+))?(?P<settings>\{.*\})?", re.DOTALL
+)
 _SHARE = re.compile(r"1/([1-9]\d*)")
 
 
@@ -56,12 +58,16 @@ def arm_of(text: str) -> Arm:
     episodic = methods.describe(method.name).episodes
     build = found["build"] or ("one_pass" if episodic else "none")
     if build not in ("none", *get_args(EpisodeBuild)) or (build != "none" and not episodic):
-        raise BadArm(f"{text!r}: {build!r} is no way to build the episodes of {method.name}; write {FORM}")
+        raise BadArm(
+            f"{text!r}: {build!r} is no way to build the episodes of {method.name}; write {FORM}"
+        )
     layers = found["layers"] or ""
     if layers and layers not in get_args(LayerBudgets):
         raise BadArm(f"{text!r}: a budget is split {', '.join(get_args(LayerBudgets))}")
     name = method.name + (f"+{build}" if episodic else "") + (f"@{layers}" if layers else "")
-    return Arm(name + (found["settings"] or ""), method.name, cast("Build", build), layers, settings)
+    return Arm(
+        name + (found["settings"] or ""), method.name, cast("Build", build), layers, settings
+    )
 
 
 def arms_of(texts: Sequence[str]) -> tuple[Arm, ...]:
@@ -80,7 +86,9 @@ def rows_of(budget: str, length: int) -> int:
     elif budget.isdecimal():
         rows = int(budget)
     else:
-        raise BadBudget(f"{budget!r} is no budget: write a number of rows, or a share of the history such as 1/8")
+        raise BadBudget(
+            f"{budget!r} is no budget: write a number of rows, or a share of the history such as 1/8"
+        )
     if not rows:
         raise BadBudget(f"a budget of {budget} leaves no row of a history of {length} tokens")
     return rows

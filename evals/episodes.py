@@ -83,7 +83,9 @@ def build(session: Session, settings: EpisodeSettings) -> Built:
     return Built(
         centroids=clusters.centroids,
         episodes=tuple(found.episodes),
-        members=tuple(tuple((start, stop) for start, stop, near in plan.spans if near == 1) for plan in plans),
+        members=tuple(
+            tuple((start, stop) for start, stop, near in plan.spans if near == 1) for plan in plans
+        ),
         cluster_seconds=clustered - started,
         build_seconds=time.perf_counter() - clustered,
         index_bytes=sum(len(episode.rows) for episode in found.episodes),
@@ -100,7 +102,9 @@ def matched(built: Built | None, text: str) -> Matched | None:
 
 
 def _to_wire(name: str, plan: episodes.EpisodePlan) -> wire.EpisodePlan:
-    segments = [wire.Span(start=start, stop=stop, nearness=near) for start, stop, near in plan.spans]
+    segments = [
+        wire.Span(start=start, stop=stop, nearness=near) for start, stop, near in plan.spans
+    ]
     return wire.EpisodePlan(id=name, patched_prompt=plan.patched_prompt, segments=segments)
 
 

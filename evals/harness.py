@@ -77,7 +77,9 @@ def sensitivity_of(name: str) -> tuple[float, ...] | None:
     found = loaded(name)
     if found.model.max_context < profile.LEAST_TOKENS:
         return None
-    return calibration.measured(found.model, found.tokenizer, name, calibration.packaged_text(name)).sensitivity
+    return calibration.measured(
+        found.model, found.tokenizer, name, calibration.packaged_text(name)
+    ).sensitivity
 
 
 def tokens_of(tokenizer: ChatTokenizer, messages: Sequence[Message]) -> int:
@@ -95,7 +97,9 @@ def worker_of(setup: Setup, rows: int, slots: int = 1) -> Iterator[Scheduler]:
     settings = WorkerSettings(slots=slots, max_budget=rows, block_tokens=setup.block_tokens)
     with tempfile.TemporaryDirectory(prefix="kvrecall-eval-") as folder:
         store = build_store(found.model, Path(folder), _RAM_BYTES, tiers_of(setup.codec))
-        scheduler = Scheduler(Engine(Parts(found.model, found.tokenizer, store, settings, sensitivity)))
+        scheduler = Scheduler(
+            Engine(Parts(found.model, found.tokenizer, store, settings, sensitivity))
+        )
         try:
             yield scheduler
         finally:
@@ -158,14 +162,19 @@ class Session:
         started = time.perf_counter()
         done = self._turn(messages, generate=False, **options)
         self.seconds += time.perf_counter() - started
-        self.state, self.memory = done.state, done.memory
+        self.state = done.state
+        self.memory = done.memory
         self._note(messages, done)
         self._as_committed = True
         return done
 
-    def ask(self, messages: Sequence[Message], max_tokens: int, episode: wire.Episode | None = None) -> wire.TurnDone:
+    def ask(
+        self, messages: Sequence[Message], max_tokens: int, episode: wire.Episode | None = None
+    ) -> wire.TurnDone:
         """A turn that is answered, greedily, and taken back: the next one meets the session as this one did."""
-        return self._turn(messages, generate=True, sampling=wire.Sampling(max_tokens=max_tokens), episode=episode)
+        return self._turn(
+            messages, generate=True, sampling=wire.Sampling(max_tokens=max_tokens), episode=episode
+        )
 
     def restore(self) -> None:
         """Put the session back to its committed state, where a question has changed it."""
@@ -177,7 +186,9 @@ class Session:
         self.restore()
         self._as_committed = False
         said = [wire_values.to_wire(dict(message)) for message in messages]
-        request = wire.TurnRequest(session=self.spec.session, epoch=self.spec.epoch, messages=said, **options)
+        request = wire.TurnRequest(
+            session=self.spec.session, epoch=self.spec.epoch, messages=said, **options
+        )
         return self.scheduler.turn(request, _ignore).result()
 
     def _note(self, messages: Sequence[Message], done: wire.TurnDone) -> None:
@@ -190,7 +201,9 @@ class Session:
         self.token_ids += done.token_ids
 
 
-def in_turns(messages: Sequence[Message], tokenizer: ChatTokenizer, tokens: int) -> list[list[Message]]:
+def in_turns(
+    messages: Sequence[Message], tokenizer: ChatTokenizer, tokens: int
+) -> list[list[Message]]:
     """A history as turns of whole exchanges, each of at most about `tokens` tokens unless one exchange is longer.
 
     Said like this it is prefilled in blocks, with an eviction after each (EpiCache 2.2).

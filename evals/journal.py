@@ -53,7 +53,9 @@ class Journal:
 
     def note(self, key: str, unit: Unit, records: Sequence[Record]) -> None:
         """Keep what a unit found; it is on the disk when this returns."""
-        line = json.dumps({"key": key, "unit": _plain(unit), "records": list(records)}, ensure_ascii=False)
+        line = json.dumps(
+            {"key": key, "unit": _plain(unit), "records": list(records)}, ensure_ascii=False
+        )
         self._file.write(line.encode() + b"\n")
         self._file.flush()
         os.fsync(self._file.fileno())

@@ -63,9 +63,15 @@ class Replayed:
     """
 
     def __init__(self, engine: Engine, method: str, seed: int) -> None:
-        self.engine, self.method = engine, methods.build(method)
+        self.engine = engine
+        self.method = methods.build(method)
         self._spec = wire.SessionSpec(
-            session=_NAME, epoch=1, budget=engine.settings.max_budget, method=method, method_settings="{}", seed=seed
+            session=_NAME,
+            epoch=1,
+            budget=engine.settings.max_budget,
+            method=method,
+            method_settings="{}",
+            seed=seed,
         )
         self._answering = wire.SessionSpec(
             session=_NAME, epoch=1, budget=engine.settings.max_budget, method="full", seed=seed
@@ -83,7 +89,8 @@ class Replayed:
     def reply(self, question: str, most_tokens: int) -> Reply:
         """Answer from the full cache, greedily; question and answer stay. Raises `workers.errors`."""
         messages: list[Message] = [{"role": "user", "content": question}]
-        before, options = self.state, {"generate": True, "sampling": wire.Sampling(max_tokens=most_tokens)}
+        before = self.state
+        options = {"generate": True, "sampling": wire.Sampling(max_tokens=most_tokens)}
         done = self._turn(self._spec, before, messages, **options)
         said = tuple(done.token_ids[done.prompt_tokens : done.prompt_tokens + done.output_tokens])
         observed = self._queries_of(before, done.token_ids[: done.prompt_tokens], said)
@@ -98,13 +105,18 @@ class Replayed:
         session = self._seated(self._spec, self.state)
         layers = range(self.engine.model.shape.n_layers)
         rows = [active_rows(self.engine.cache, session, observed, layer) for layer in layers]
-        return torch.stack([self.method.scores(of_layer).mean(0) for of_layer in rows]).mean(0)[:context].cpu()
+        return (
+            torch.stack([self.method.scores(of_layer).mean(0) for of_layer in rows])
+            .mean(0)[:context]
+            .cpu()
+        )
 
     def keys(self) -> list[Tensor]:
         """Every key, per layer `[n_kv_heads, length, head_dim]`."""
         session = self._seated(self._spec, self.state)
         assert session.slot is not None, "it was seated"
-        cache, layers = self.engine.cache, range(self.engine.model.shape.n_layers)
+        cache = self.engine.cache
+        layers = range(self.engine.model.shape.n_layers)
         return [cache.read(session.slot, layer).keys.clone() for layer in layers]
 
     # Any selection of its rows
@@ -117,7 +129,9 @@ class Replayed:
         shape = self.engine.model.shape
         ascending = tokens.sort().values.to(torch.int32)
         layers = tuple(ascending.repeat(shape.n_kv_heads, 1) for _ in range(shape.n_layers))
-        selection = Selection(layers, tuple(torch.zeros_like(of_layer, dtype=torch.bool) for of_layer in layers))
+        selection = Selection(
+            layers, tuple(torch.zeros_like(of_layer, dtype=torch.bool) for of_layer in layers)
+        )
         evicted = torch.zeros(self.state.length)
         evicted[: len(scores)] = scores.float()
         state = wire.SessionState()
@@ -139,15 +153,23 @@ class Replayed:
         spec = wire.SessionSpec()
         spec.CopyFrom(self._spec)
         spec.budget = held if operator.swap else held + rows
-        spec.repair_rows, spec.repair_settings, spec.repair_scan = rows, operator.settings, operator.scan
-        request = wire.RepairRequest(session=_NAME, epoch=1, trigger="turn", messages=_to_wire(messages))
+        spec.repair_rows = rows
+        spec.repair_settings = operator.settings
+        spec.repair_scan = operator.scan
+        request = wire.RepairRequest(
+            session=_NAME, epoch=1, trigger="turn", messages=_to_wire(messages)
+        )
         session = self._seated(spec, state)
-        return _finished(self.engine, session, run_pause_repair(self.engine, session, request, hurried))
+        return _finished(
+            self.engine, session, run_pause_repair(self.engine, session, request, hurried)
+        )
 
     def observed(self, state: wire.SessionState, messages: Sequence[Message]) -> Observed:
         """The queries of messages that are about to be said, over a state's active rows."""
         session = self._seated(self._spec, state)
-        segments = self.engine.tokenizer.prompt(session.recent, [dict(each) for each in messages], [], True)
+        segments = self.engine.tokenizer.prompt(
+            session.recent, [dict(each) for each in messages], [], True
+        )
         signal = [token for segment in segments for token in segment.token_ids]
         return self.engine.observe(session, [*session.pending, *signal])
 
@@ -159,7 +181,9 @@ class Replayed:
         new = done.state.length - state.length
         heads = self.engine.model.shape.n_kv_heads
         after = Selection.from_bytes(done.state.selection).rows()
-        assert after == [rows + heads * new for rows in held], "a row left while a question was answered"
+        assert after == [rows + heads * new for rows in held], (
+            "a row left while a question was answered"
+        )
         return str(done.message.content)
 
     def log_prob(self, state: wire.SessionState, messages: Sequence[Message], answer: str) -> float:
@@ -175,7 +199,11 @@ class Replayed:
     # Inside
 
     def _turn(
-        self, spec: wire.SessionSpec, state: wire.SessionState, messages: Sequence[Message], **options: Any
+        self,
+        spec: wire.SessionSpec,
+        state: wire.SessionState,
+        messages: Sequence[Message],
+        **options: Any,
     ) -> wire.TurnDone:
         session = self._seated(spec, state)
         request = self._request(messages, **options)
@@ -189,7 +217,9 @@ class Replayed:
         self.engine.seat(session)
         return session
 
-    def _queries_of(self, state: wire.SessionState, prompt: Sequence[int], reply: Sequence[int]) -> Observed:
+    def _queries_of(
+        self, state: wire.SessionState, prompt: Sequence[int], reply: Sequence[int]
+    ) -> Observed:
         """The queries of a reply's tokens, each at its position, over all rows before it."""
         session = self._seated(self._spec, state)
         token_ids = [*session.pending, *prompt]
@@ -231,7 +261,9 @@ def rows_held(state: wire.SessionState) -> int:
     return max(Selection.from_bytes(state.selection).held())
 
 
-def _finished(engine: Engine, session: WorkerSession, steps: Generator[Yielded, NextLogits, T]) -> T:
+def _finished(
+    engine: Engine, session: WorkerSession, steps: Generator[Yielded, NextLogits, T]
+) -> T:
     """Drive a job of the worker's to its end, as the scheduler does where there is only one."""
     answer: Any = None
     while True:

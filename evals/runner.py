@@ -29,7 +29,9 @@ PROCESSES = 2
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
-def run(suite: Suite[U], journal: Path, console: Console, processes: int = PROCESSES) -> list[Record]:
+def run(
+    suite: Suite[U], journal: Path, console: Console, processes: int = PROCESSES
+) -> list[Record]:
     """All records of a suite, in the units' order whichever process ran them.
 
     A unit that the journal has is not run again. Every process computes on one thread and starts from nothing, so
@@ -39,7 +41,9 @@ def run(suite: Suite[U], journal: Path, console: Console, processes: int = PROCE
     with closing(Journal(journal)) as kept:
         missing = [at for at, key in enumerate(keys) if kept.records(key) is None]
         with _progress(console) as progress:
-            task = progress.add_task(suite.name, total=len(keys), completed=len(keys) - len(missing))
+            task = progress.add_task(
+                suite.name, total=len(keys), completed=len(keys) - len(missing)
+            )
             for at, records in _computed(suite, missing, processes):
                 kept.note(keys[at], suite.units[at], records)
                 progress.update(task, advance=1, description=suite.units[at].label)
@@ -47,7 +51,9 @@ def run(suite: Suite[U], journal: Path, console: Console, processes: int = PROCE
         return [record for key in keys for record in kept.records(key) or ()]
 
 
-def _computed(suite: Suite[U], places: Sequence[int], processes: int) -> Iterator[tuple[int, Sequence[Record]]]:
+def _computed(
+    suite: Suite[U], places: Sequence[int], processes: int
+) -> Iterator[tuple[int, Sequence[Record]]]:
     """Run the units at these places; yields each place with its records, as they come. Raises UnitFailed."""
     if not places:
         return
@@ -70,14 +76,18 @@ def _records(done: "Future[Sequence[Record]]", unit: Unit) -> Sequence[Record]:
     except EvalError:
         raise
     except BrokenProcessPool as error:
-        raise UnitFailed(f"{unit.label}: its process was killed, perhaps for memory; try --processes 1") from error
+        raise UnitFailed(
+            f"{unit.label}: its process was killed, perhaps for memory; try --processes 1"
+        ) from error
     except Exception as error:  # whatever broke in there: which unit it was must be said here
         raise UnitFailed(f"{unit.label}: {type(error).__name__}: {error}") from error
 
 
 def _begin(alive: Connection) -> None:
     """In a new process, before torch is imported: one thread, and an end when the runner ends, however it does."""
-    os.environ.update(dict.fromkeys(_THREADS, "1"), TOKENIZERS_PARALLELISM="false", TQDM_DISABLE="1")
+    os.environ.update(
+        dict.fromkeys(_THREADS, "1"), TOKENIZERS_PARALLELISM="false", TQDM_DISABLE="1"
+    )
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the runner is interrupted as well, and ends this
     threading.Thread(target=_end_with, args=(alive,), daemon=True).start()
 

@@ -15,7 +15,8 @@ from workers.primitives.observation import Observed
 from workers.primitives.scoring import attention_in_pieces
 from workers.primitives.selection import bursts
 
-BEFORE, AFTER = 2, 20
+BEFORE = 2
+AFTER = 20
 """The published bursts (RepairKV 3.3)."""
 CHUNK = 16
 """Tokens that share a summary."""
@@ -88,8 +89,12 @@ class Summaries:
         worth = torch.zeros(self._chunks)
         for queries, (low, high) in zip(observed.queries, self._bounds, strict=True):
             grouped = queries.float().reshape(len(low), -1, queries.shape[-1])
-            bound = grouped.clamp(min=0) @ high.transpose(1, 2) + grouped.clamp(max=0) @ low.transpose(1, 2)
-            per_head = bound.view(queries.shape[0], queries.shape[1], -1) * queries.shape[-1] ** -0.5
+            bound = grouped.clamp(min=0) @ high.transpose(1, 2) + grouped.clamp(
+                max=0
+            ) @ low.transpose(1, 2)
+            per_head = (
+                bound.view(queries.shape[0], queries.shape[1], -1) * queries.shape[-1] ** -0.5
+            )
             worth += per_head.amax(1).mean(0).cpu()
         return [int(chunk) for chunk in worth.sort(descending=True, stable=True).indices.tolist()]
 
@@ -103,7 +108,8 @@ class Summaries:
 
 def visited(chunks: Sequence[int], candidates: Tensor, least: int) -> Tensor:
     """The candidates in the first chunks of an order, until there are at least so many: int64 ascending."""
-    chunk_of, found = candidates // CHUNK, torch.zeros(len(candidates), dtype=torch.bool)
+    chunk_of = candidates // CHUNK
+    found = torch.zeros(len(candidates), dtype=torch.bool)
     for chunk in chunks:
         if int(found.sum()) >= least:
             break
@@ -112,13 +118,19 @@ def visited(chunks: Sequence[int], candidates: Tensor, least: int) -> Tensor:
 
 
 def scores_in_time(
-    observed: Observed, keys: Sequence[Tensor], active: Tensor, order: Tensor, sinks: int, late: Callable[[], bool]
+    observed: Observed,
+    keys: Sequence[Tensor],
+    active: Tensor,
+    order: Tensor,
+    sinks: int,
+    late: Callable[[], bool],
 ) -> tuple[Tensor, Tensor]:
     """`signal_scores` over what is active and as many tokens of an order as can be scored until it is late.
 
     active, order: int64 positions. Returns the scores, and which tokens of the order have one.
     """
-    parts, logits = [active], [_logits(observed, keys, active)]
+    parts = [active]
+    logits = [_logits(observed, keys, active)]
     for part in torch.split(order, SCAN_TOKENS):
         if late():
             break
@@ -138,6 +150,8 @@ def _logits(observed: Observed, keys: Sequence[Tensor], rows: Tensor) -> list[Te
     found = []
     for queries, of_layer in zip(observed.queries, keys, strict=True):
         seen = of_layer[:, rows.to(of_layer.device)].float()
-        grouped = queries.float().reshape(len(seen), -1, queries.shape[-1]) * queries.shape[-1] ** -0.5
+        grouped = (
+            queries.float().reshape(len(seen), -1, queries.shape[-1]) * queries.shape[-1] ** -0.5
+        )
         found.append((grouped @ seen.transpose(1, 2)).view(*queries.shape[:2], -1))
     return found

@@ -32,10 +32,17 @@ def difference_row(
     condition: str, ours: Mapping[Key, float], theirs: Mapping[Key, float], seed: int, **common: Any
 ) -> list[Row]:
     """A quality row of ours minus theirs over the questions that both were asked: paired, question by question."""
-    return mean_row(condition, [value - theirs[key] for key, value in ours.items() if key in theirs], seed, **common)
+    return mean_row(
+        condition,
+        [value - theirs[key] for key, value in ours.items() if key in theirs],
+        seed,
+        **common,
+    )
 
 
-def values_of(records: Iterable[Record], value: Callable[[Record], float], *names: str) -> dict[Key, float]:
+def values_of(
+    records: Iterable[Record], value: Callable[[Record], float], *names: str
+) -> dict[Key, float]:
     """Each record's value by what identifies it."""
     return {tuple(record[name] for name in names): value(record) for record in records}
 

@@ -61,7 +61,9 @@ class Problem(BaseModel):
     code: str
 
 
-def problem(status: int, code: str, detail: str, details: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def problem(
+    status: int, code: str, detail: str, details: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     """The members of a problem."""
     return {
         "type": f"urn:kvrecall:problem:{code.replace('_', '-')}",
@@ -85,17 +87,25 @@ def problem_of(error: errors.ServiceError) -> dict[str, Any]:
     return problem(status_of(error), error.code, error.message, error.details)
 
 
-def problem_response(members: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> JSONResponse:
+def problem_response(
+    members: Mapping[str, Any], headers: Mapping[str, str] | None = None
+) -> JSONResponse:
     """A response that is a problem."""
     return JSONResponse(
-        dict(members), status_code=members["status"], headers=dict(headers or {}), media_type=PROBLEM_JSON
+        dict(members),
+        status_code=members["status"],
+        headers=dict(headers or {}),
+        media_type=PROBLEM_JSON,
     )
 
 
 def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """For a route's description: the problems it may answer with."""
     content = {PROBLEM_JSON: {"schema": {"$ref": "#/components/schemas/Problem"}}}
-    return {status: {"description": HTTPStatus(status).phrase, "content": content} for status in statuses}
+    return {
+        status: {"description": HTTPStatus(status).phrase, "content": content}
+        for status in statuses
+    }
 
 
 async def on_service_error(request: Request, error: errors.ServiceError) -> JSONResponse:
@@ -103,7 +113,11 @@ async def on_service_error(request: Request, error: errors.ServiceError) -> JSON
     members = problem_of(error)
     headers = {}
     if members["status"] in (429, 503) and not isinstance(error, errors.QuotaExceeded):
-        seconds = error.retry_after_seconds if isinstance(error, errors.Overloaded) else RETRY_AFTER_SECONDS
+        seconds = (
+            error.retry_after_seconds
+            if isinstance(error, errors.Overloaded)
+            else RETRY_AFTER_SECONDS
+        )
         headers["Retry-After"] = str(ceil(seconds))
     return problem_response(members, headers)
 
@@ -122,7 +136,11 @@ def _violation(item: Mapping[str, Any]) -> dict[str, Any]:
     field = ""
     for part in item["loc"][1:]:
         field += f"[{part}]" if isinstance(part, int) else f".{part}"
-    limits = {name: value for name, value in item.get("ctx", {}).items() if isinstance(value, int | float | str)}
+    limits = {
+        name: value
+        for name, value in item.get("ctx", {}).items()
+        if isinstance(value, int | float | str)
+    }
     return {"field": field.lstrip("."), "message": item["msg"], "limits": limits}
 
 
@@ -140,7 +158,9 @@ def unexpected() -> dict[str, Any]:
     The log line has the request's id, which the middleware has bound.
     """
     structlog.get_logger("kvrecall.gateway").exception("unexpected error")
-    return problem(500, "internal_error", "an unexpected error; it was logged with the id of the request")
+    return problem(
+        500, "internal_error", "an unexpected error; it was logged with the id of the request"
+    )
 
 
 Handler = Callable[[Request, Any], Awaitable[Response]]

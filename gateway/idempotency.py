@@ -11,11 +11,18 @@ from services.catalog.base import IdempotencyKey
 
 Key = Annotated[
     str | None,
-    Header(alias="Idempotency-Key", min_length=1, max_length=255, description="Repeats of one write share a key."),
+    Header(
+        alias="Idempotency-Key",
+        min_length=1,
+        max_length=255,
+        description="Repeats of one write share a key.",
+    ),
 ]
 
 
-def key_of(request: Request, key: str | None, body: BaseModel | None = None) -> IdempotencyKey | None:
+def key_of(
+    request: Request, key: str | None, body: BaseModel | None = None
+) -> IdempotencyKey | None:
     """The client's key for this call, with a fingerprint of the body it was sent with. Each tenant has its own keys."""
     if key is None:
         return None

@@ -35,7 +35,9 @@ class RequestLog:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        request_id, started, status = _request_id(scope), time.monotonic(), 0
+        request_id = _request_id(scope)
+        started = time.monotonic()
+        status = 0
 
         async def send_with_id(message: Message) -> None:
             nonlocal status
@@ -56,9 +58,12 @@ class RequestLog:
                 self._note(scope, status or CLIENT_GONE, time.monotonic() - started)
 
     def _note(self, scope: Scope, status: int, seconds: float) -> None:
-        method, path = scope["method"], scope["path"]
+        method = scope["method"]
+        path = scope["path"]
         self._observer(method, status)
-        self._log.info("request", method=method, path=path, status=status, seconds=round(seconds, 6))
+        self._log.info(
+            "request", method=method, path=path, status=status, seconds=round(seconds, 6)
+        )
 
 
 def _request_id(scope: Scope) -> str:
@@ -87,11 +92,15 @@ class StrictBody:
             return
         if body is None:
             detail = f"the body is over the limit of {self._max_bytes} bytes"
-            members = problem(413, "body_too_large", detail, {"field": "body", "limit": self._max_bytes})
+            members = problem(
+                413, "body_too_large", detail, {"field": "body", "limit": self._max_bytes}
+            )
             await problem_response(members, {"Connection": "close"})(scope, receive, send)
             return
         if body and (fault := _json_fault(headers, body)) is not None:
-            members = problem(400, "malformed_json", f"the body is not JSON in UTF-8: {fault}", {"field": "body"})
+            members = problem(
+                400, "malformed_json", f"the body is not JSON in UTF-8: {fault}", {"field": "body"}
+            )
             await problem_response(members)(scope, receive, send)
             return
         await self._app(scope, _replay(body, receive), send)

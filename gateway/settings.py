@@ -8,5 +8,9 @@ class GatewaySettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    max_body_bytes: int = Field(default=4 << 20, ge=1024, description="The largest request body, in bytes.")
-    heartbeat_seconds: float = Field(default=15.0, gt=0, description="Time between comments in an event stream.")
+    max_body_bytes: int = Field(
+        default=4 << 20, ge=1024, description="The largest request body, in bytes."
+    )
+    heartbeat_seconds: float = Field(
+        default=15.0, gt=0, description="Time between comments in an event stream."
+    )

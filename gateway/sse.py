@@ -15,8 +15,8 @@ from gateway.rest.schemas.views import ToolCallView, TurnView
 from kvrecall.domain.errors import ServiceError, WorkerLost
 from kvrecall.domain.reports import TurnOutcome
 from services.turn_stream import (
-    CallMade,
-    TokenSaid,
+    TextDelta,
+    ToolCallEmitted,
     TurnEnded,
     TurnProgress,
     TurnStarted,
@@ -83,7 +83,9 @@ class EventStream(Response):
             raise error
 
     async def _write(self, send: Send) -> None:
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        await send(
+            {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
+        )
         async with asyncio.TaskGroup() as beats:
             beating = beats.create_task(self._beat(send))
             await self._write_events(send)
@@ -115,9 +117,9 @@ def _event(progress: TurnProgress) -> bytes | None:
     match progress:
         case TurnStarted():
             return None
-        case TokenSaid(text):
+        case TextDelta(text):
             return _encode("token", {"text": text})
-        case CallMade(call):
+        case ToolCallEmitted(call):
             return _encode("tool_call", ToolCallView.of(call))
         case TurnEnded(outcome):
             return _encode("done", TurnView.of(outcome))

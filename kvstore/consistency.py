@@ -20,7 +20,8 @@ def check_store(layout: PageLayout, stack: TierStack, sessions: SessionDirectory
             _check_session(state, layout.page_tokens)
             names.add(state.name)
             for index in range(len(state.table)):
-                key, sequence = state.table.key(index), state.table.sequence(index)
+                key = state.table.key(index)
+                sequence = state.table.sequence(index)
                 if key.session != state.name or sequence is None:
                     may_be.add(key)
                 else:
@@ -35,17 +36,26 @@ def check_store(layout: PageLayout, stack: TierStack, sessions: SessionDirectory
             raise InvariantError(f"tier {tier.name} holds pages of nobody: {sorted(stray)}")
 
 
-def _check_lowest(stack: TierStack, sessions: SessionDirectory, expected: dict[PageKey, int], may_be: set[PageKey],
-                  names: set[str] | None) -> None:  # fmt: skip
-    found = {header.key: header.sequence
-             for name in (sorted(names) if names is not None else [None])
-             for header in stack.tiers.lowest.stored(name)}  # fmt: skip
+def _check_lowest(
+    stack: TierStack,
+    sessions: SessionDirectory,
+    expected: dict[PageKey, int],
+    may_be: set[PageKey],
+    names: set[str] | None,
+) -> None:
+    found = {
+        header.key: header.sequence
+        for name in (sorted(names) if names is not None else [None])
+        for header in stack.tiers.lowest.stored(name)
+    }
     owed = stack.placement.owed_keys()
     lost = {key for key, sequence in expected.items() if found.get(key) != sequence} - owed
     stray = {key for key in found.keys() - expected.keys() - may_be if not _is_kept(sessions, key)}
     if lost or stray:
-        raise InvariantError(f"lost or stale pages: {sorted(lost)}, pages of nobody: {sorted(stray)}, "
-                             f"of {len(expected)}")  # fmt: skip
+        raise InvariantError(
+            f"lost or stale pages: {sorted(lost)}, pages of nobody: {sorted(stray)}, "
+            f"of {len(expected)}"
+        )
 
 
 def _is_kept(sessions: SessionDirectory, key: PageKey) -> bool:
@@ -56,6 +66,8 @@ def _check_session(state: StoredSession, page_tokens: int) -> None:
     full, unfinished = divmod(state.length, page_tokens)
     handed_over = len(state.table)
     if handed_over not in (full, full + 1 if unfinished else full):
-        raise InvariantError(f"session {state.name!r}: {state.length} tokens, {handed_over} pages handed over")
+        raise InvariantError(
+            f"session {state.name!r}: {state.length} tokens, {handed_over} pages handed over"
+        )
     if unfinished and handed_over == full and state.tail is None:
         raise InvariantError(f"session {state.name!r}: its unfinished page is nowhere")

@@ -85,7 +85,9 @@ def unused(directory: Path) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise DirectoryLockedError(f"{directory} belongs to a process that runs; stop it first") from error
+            raise DirectoryLockedError(
+                f"{directory} belongs to a process that runs; stop it first"
+            ) from error
         yield
 
 
@@ -102,7 +104,8 @@ def check_directory(directory: Path) -> PagesReport:
     headers = {(log.number, record.offset): record.header for log in logs for record in log.records}
     corrupt = {(log.number, offset) for log in logs for offset in log.corrupt}
     pages = {
-        key: FoundPage(headers[place.position], _damage(index, place, corrupt)) for key, place in index.pages.items()
+        key: FoundPage(headers[place.position], _damage(index, place, corrupt))
+        for key, place in index.pages.items()
     }
     return PagesReport("nvme", MappingProxyType(pages), tuple(_report(log, index) for log in logs))
 
@@ -147,7 +150,11 @@ def _damaged_one_by_one(tier: Tier, keys: Sequence[PageKey]) -> dict[PageKey, st
 def _damage(index: LogIndex, place: PagePlace, corrupt: Container[tuple[int, int]]) -> str:
     if place.position in corrupt:
         return "its checksum does not hold"
-    return "a later record, which cannot be read, may have replaced it" if index.is_suspect(place) else ""
+    return (
+        "a later record, which cannot be read, may have replaced it"
+        if index.is_suspect(place)
+        else ""
+    )
 
 
 @dataclass(frozen=True)
@@ -166,11 +173,13 @@ class _Log:
 def _read(path: Path, *, newest: bool) -> _Log:
     """All headers and payloads, as a tier takes them in when it starts. Raises TierFailedError."""
     segment = SegmentFile(path, _number(path))
-    scan, torn = scan_segment(segment), 0
+    scan = scan_segment(segment)
+    torn = 0
     damaged = scan.damaged
     if newest:
         scan = without_torn_tail(segment, scan)
-        damaged, torn = scan.damaged, segment.end - scan.end
+        damaged = scan.damaged
+        torn = segment.end - scan.end
     elif scan.end < segment.end:
         damaged = (*damaged, scan.end)
     corrupt = frozenset(record.offset for record in scan.records if not _is_whole(segment, record))
@@ -183,13 +192,18 @@ def _add_to(index: LogIndex, log: _Log) -> None:
     for record in log.records:
         header = record.header
         if header.kind is RecordKind.PAGE:
-            index.add_page(header.key, PagePlace(log.number, record.offset, header.record_bytes, header.sequence))
+            index.add_page(
+                header.key,
+                PagePlace(log.number, record.offset, header.record_bytes, header.sequence),
+            )
         elif header.kind is RecordKind.TOMBSTONE:
             index.add_tombstone(header.key, log.number)
 
 
 def _report(log: _Log, index: LogIndex) -> SegmentReport:
-    live = {place.offset: place.size for place in index.pages.values() if place.segment == log.number}
+    live = {
+        place.offset: place.size for place in index.pages.values() if place.segment == log.number
+    }
     counts = (len(live), sum(live.values()), len(log.damaged), len(log.corrupt - live.keys()))
     return SegmentReport(log.name, log.file_bytes, *counts, log.torn_bytes)
 

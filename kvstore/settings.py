@@ -22,7 +22,9 @@ class StoreSettings(BaseModel):
     nvme_codec: CodecName = "raw"
     redis_codec: CodecName = "raw"
     nvme_bytes: int | None = Field(
-        default=None, gt=0, description="Most bytes of the files with rows; not given: as many as the disk takes."
+        default=None,
+        gt=0,
+        description="Most bytes of the files with rows; not given: as many as the disk takes.",
     )
     nvme_reserve_bytes: int | None = Field(
         default=None,
@@ -35,7 +37,9 @@ class StoreSettings(BaseModel):
         description="redis://, rediss://, unix://, redis+sentinel://host:port,.../service or redis+cluster://host:port,"
         "...: the tier below the files, which is the truth then.",
     )
-    redis_namespace: str = Field(default="kvrecall", min_length=1, description="Keeps deployments on one Redis apart.")
+    redis_namespace: str = Field(
+        default="kvrecall", min_length=1, description="Keeps deployments on one Redis apart."
+    )
     redis_bytes: int | None = Field(
         default=None,
         gt=0,
@@ -46,7 +50,9 @@ class StoreSettings(BaseModel):
         ge=0,
         description="Memory for pages' summaries, which order and spare a repair's reads.",
     )
-    redis_ttl_seconds: float = Field(default=14 * 24 * 3600, gt=0, description="Of a session nobody reads or writes.")
+    redis_ttl_seconds: float = Field(
+        default=14 * 24 * 3600, gt=0, description="Of a session nobody reads or writes."
+    )
 
     @property
     def codecs(self) -> "list[Codec]":

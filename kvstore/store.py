@@ -17,7 +17,7 @@ from kvstore.format.page import PageLayout
 from kvstore.format.page_table import PageTable, SharedPages
 from kvstore.format.summaries import Bits, PageSummaries, PageSummary
 from kvstore.hierarchy.epochs import WriterEpochs
-from kvstore.hierarchy.retry import Retrying
+from kvstore.hierarchy.retry import BackoffRetry
 from kvstore.hierarchy.tier_counters import TierCounters
 from kvstore.hierarchy.tier_stack import TierStack
 from kvstore.hierarchy.write_through import WriteThrough
@@ -50,12 +50,21 @@ class RowStore:
     `truncate` leaves of a finished page are quantised a second time when the page is finished again.
     """
 
-    def __init__(self, layout: PageLayout, tiers: Sequence[Tier], *, backlog_pages: int = 64,
-                 read_batch_pages: int = 16, summary_limit: int = 1 << 30, summary_bits: Bits = 12,
-                 codecs: Sequence[Codec] | None = None) -> None:  # fmt: skip
+    def __init__(
+        self,
+        layout: PageLayout,
+        tiers: Sequence[Tier],
+        *,
+        backlog_pages: int = 64,
+        read_batch_pages: int = 16,
+        summary_limit: int = 1 << 30,
+        summary_bits: Bits = 12,
+        codecs: Sequence[Codec] | None = None,
+    ) -> None:
         self._layout = layout
-        epochs, numbers = WriterEpochs(), SequenceNumbers()
-        retrying = Retrying(lambda: self._through.retry())
+        epochs = WriterEpochs()
+        numbers = SequenceNumbers()
+        retrying = BackoffRetry(lambda: self._through.retry())
         self._stack = TierStack(layout, tiers, codecs, epochs, retrying.wake)
         try:
             stored = self._sessions_stored(numbers)
@@ -64,13 +73,19 @@ class RowStore:
             raise
         self._epochs = epochs
         self._summaries = PageSummaries(summary_limit, summary_bits)
-        self._through = WriteThrough(layout, self._stack, self._summaries, epochs, retrying, backlog_pages)
+        self._through = WriteThrough(
+            layout, self._stack, self._summaries, epochs, retrying, backlog_pages
+        )
         writer = self._through.writer
         self._reader = RowReader(layout, self._stack, writer, self._summaries, read_batch_pages)
         self._rows = RowWriter(layout, self._stack, writer, self._reader, numbers, epochs)
-        self._opener = SessionOpener(layout, self._stack, writer, self._rows, numbers, epochs, self._versions_of)
+        self._opener = SessionOpener(
+            layout, self._stack, writer, self._rows, numbers, epochs, self._versions_of
+        )
         self._sessions = SessionDirectory(stored, self._opener.recover)
-        self._remover = SessionRemover(self._stack, writer, self._rows, self._sessions, self._summaries, epochs)
+        self._remover = SessionRemover(
+            self._stack, writer, self._rows, self._sessions, self._summaries, epochs
+        )
         self._prefetcher = Prefetcher(layout, self._stack, self._sessions)
 
     @property
@@ -80,7 +95,9 @@ class RowStore:
 
     # Sessions
 
-    def open(self, session: str, *, epoch: int, length: int, shared: Sequence[SharedPages] = ()) -> None:
+    def open(
+        self, session: str, *, epoch: int, length: int, shared: Sequence[SharedPages] = ()
+    ) -> None:
         """From now on the session has exactly `length` rows, the first of them in pages that others wrote (`shared`),
         and is written under `epoch`.
 
@@ -92,7 +109,9 @@ class RowStore:
         with self._sessions.locked(session, create=True, recover=False) as state:
             self._opener.open(state, epoch, length, shared)
 
-    def fork(self, parent: str, child: str, *, epoch: int, length: int, shared: Sequence[SharedPages]) -> None:
+    def fork(
+        self, parent: str, child: str, *, epoch: int, length: int, shared: Sequence[SharedPages]
+    ) -> None:
         """Open `child` with the first `length` rows of `parent`: whole pages are `shared`, the rows after them copied.
 
         Raises as `open` and `gather`, and RowRangeError when the parent has fewer rows.
@@ -101,8 +120,10 @@ class RowStore:
         page_tokens = self._layout.page_tokens
         with self._sessions.locked(parent) as state:
             if not pages * page_tokens <= length <= state.length:
-                raise RowRangeError(f"a fork of {length} tokens shares {pages} pages of {page_tokens}; "
-                                    f"its parent {parent!r} has {state.length} tokens")  # fmt: skip
+                raise RowRangeError(
+                    f"a fork of {length} tokens shares {pages} pages of {page_tokens}; "
+                    f"its parent {parent!r} has {state.length} tokens"
+                )
             known: dict[str, dict[int, tuple[int, int]]] = {}
             for index in range(pages):
                 page = state.table.expected(index)
@@ -177,7 +198,8 @@ class RowStore:
             self._epochs.require_writable(session, state.epoch)
             with suppress(PageError):  # an unfinished page that is lost is not there to be flushed
                 self._rows.hand_over_unfinished_page(state)
-            epoch, owners = state.epoch, state.table.owners
+            epoch = state.epoch
+            owners = state.table.owners
         durable = self._through.flush(owners)
         self._epochs.require_writable(session, epoch)
         return durable
@@ -221,18 +243,24 @@ class RowStore:
         with self._sessions.locked(session) as state:
             return self._reader.gather_layers(state, [positions], [layer])[0]
 
-    def gather_selection(self, session: str, selection: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
+    def gather_selection(
+        self, session: str, selection: Sequence[Tensor]
+    ) -> list[tuple[Tensor, Tensor]]:
         """A whole selection, each page read once: per layer int64 `[n_kv_heads, m_l]` -> keys, values.
 
         Keys and values are `[n_kv_heads, m_l, head_dim]`; position -1 means no row and leaves zeros. Raises as
         `gather`, and RowShapeError unless there is one entry per layer.
         """
         if len(selection) != self._layout.n_layers:
-            raise RowShapeError(f"a selection has one entry per layer ({self._layout.n_layers}), got {len(selection)}")
+            raise RowShapeError(
+                f"a selection has one entry per layer ({self._layout.n_layers}), got {len(selection)}"
+            )
         with self._sessions.locked(session) as state:
             return self._reader.gather_layers(state, selection, range(self._layout.n_layers))
 
-    def scan_keys(self, session: str, start: int = 0, stop: int | None = None) -> Iterator[tuple[int, Tensor]]:
+    def scan_keys(
+        self, session: str, start: int = 0, stop: int | None = None
+    ) -> Iterator[tuple[int, Tensor]]:
         """The keys of positions start..stop-1, page by page: (first position, `[n_layers, n_kv_heads, t, head_dim]`).
 
         Copies of one page at a time; nothing is promoted between tiers. Raises as `gather`.
@@ -240,10 +268,13 @@ class RowStore:
         length = self.length(session)
         stop = length if stop is None else stop
         if not 0 <= start <= stop <= length:
-            raise RowRangeError(f"positions {start}..{stop} asked for, session {session!r} has {length} rows")
+            raise RowRangeError(
+                f"positions {start}..{stop} asked for, session {session!r} has {length} rows"
+            )
         page_tokens = self._layout.page_tokens
         for first in range(start - start % page_tokens, stop if start < stop else 0, page_tokens):
-            begin, end = max(start, first), min(stop, first + page_tokens)
+            begin = max(start, first)
+            end = min(stop, first + page_tokens)
             with self._sessions.locked(session) as state:
                 keys = self._reader.keys_between(state, begin, end)
             yield begin, keys

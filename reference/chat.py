@@ -18,8 +18,28 @@ TOPICS: dict[str, tuple[str, ...]] = {
     "health": ("walk", "doctor", "sleep", "diet", "gym", "checkup"),
     "home": ("roof", "window", "sofa", "paint", "heating", "garage"),
 }
-TIMES = ("today", "yesterday", "this morning", "last week", "tomorrow", "next month", "on the weekend", "at noon")
-FEELINGS = ("good", "strange", "quiet", "busy", "lovely", "slow", "funny", "dull", "bright", "tiring")
+TIMES = (
+    "today",
+    "yesterday",
+    "this morning",
+    "last week",
+    "tomorrow",
+    "next month",
+    "on the weekend",
+    "at noon",
+)
+FEELINGS = (
+    "good",
+    "strange",
+    "quiet",
+    "busy",
+    "lovely",
+    "slow",
+    "funny",
+    "dull",
+    "bright",
+    "tiring",
+)
 
 USER_LINES = (
     "I was thinking about the {noun} {time}.",
@@ -61,7 +81,10 @@ COURTESIES = (
     ("Okay, thanks.", "You are welcome."),
     ("Who are you?", "I am the reference model of kvrecall, a small test instrument."),
     ("What are you?", "I am the reference model of kvrecall, a small test instrument."),
-    ("What can you do?", "I remember what I am told and call tools. I am a test instrument, nothing more."),
+    (
+        "What can you do?",
+        "I remember what I am told and call tools. I am a test instrument, nothing more.",
+    ),
 )
 
 
@@ -70,7 +93,12 @@ def line(rng: random.Random, lines: tuple[str, ...], topic: str) -> str:
     noun, other = rng.sample(TOPICS[topic], 2)
     time = rng.choice(TIMES)
     return rng.choice(lines).format(
-        noun=noun, other=other, topic=topic, time=time, time_cap=time.capitalize(), feeling=rng.choice(FEELINGS)
+        noun=noun,
+        other=other,
+        topic=topic,
+        time=time,
+        time_cap=time.capitalize(),
+        feeling=rng.choice(FEELINGS),
     )
 
 

@@ -121,7 +121,10 @@ def exchange_messages(exchange: Exchange, call_id: str) -> list[dict[str, Any]]:
     """One exchange as OpenAI-style messages."""
     messages: list[dict[str, Any]] = [{"role": "user", "content": exchange.user}]
     if exchange.tool_call is not None:
-        function = {"name": exchange.tool_call.name, "arguments": json.dumps(exchange.tool_call.arguments)}
+        function = {
+            "name": exchange.tool_call.name,
+            "arguments": json.dumps(exchange.tool_call.arguments),
+        }
         call = {"id": call_id, "type": "function", "function": function}
         messages.append({"role": "assistant", "content": "", "tool_calls": [call]})
         messages.append({"role": "tool", "content": exchange.tool_result, "tool_call_id": call_id})
@@ -185,7 +188,9 @@ def generate(
     Facts stand everywhere, more of them early; questions, more of them late, ask at ages spread as evenly as the
     facts allow. `mix` sets the number of exchanges of each kind instead of `n_tokens` and `n_facts`.
     """
-    return _Writer(random.Random(f"{split}:{seed}"), split).write(seed, mix or mix_for(n_tokens, n_facts))
+    return _Writer(random.Random(f"{split}:{seed}"), split).write(
+        seed, mix or mix_for(n_tokens, n_facts)
+    )
 
 
 class _Writer:
@@ -252,7 +257,9 @@ class _Writer:
     def _new_key(self) -> tuple[str, str]:
         """A person not spoken of yet, and an attribute: one fact a person, so that the name tells facts apart."""
         if not self.names:
-            raise ValueError(f"no room for another fact after {len(self.facts)}: ask for fewer facts")
+            raise ValueError(
+                f"no room for another fact after {len(self.facts)}: ask for fewer facts"
+            )
         return self.names.pop(), self.rng.choice(self.attributes)
 
     def _new_value(self, attribute: str) -> str:
@@ -267,7 +274,9 @@ class _Writer:
     def _fact(self, restate: float) -> Exchange:
         name, attribute = self._new_key()
         value = self._new_value(attribute)
-        self.facts[name, attribute] = _Fact(name, attribute, value, len(self.exchanges), self.tokens)
+        self.facts[name, attribute] = _Fact(
+            name, attribute, value, len(self.exchanges), self.tokens
+        )
         clause = CLAUSE.format(name=name, attribute=attribute, value=value)
         user = self._among_other_things(self.rng.choice(STATEMENTS).format(clause=clause))
         return Exchange(user, self._noted(name, attribute, "says", value, restate), "fact")
@@ -288,8 +297,12 @@ class _Writer:
             return self._fact(restate)
         fact = self.rng.choice(open_facts)
         fact.value = self._new_value(fact.attribute)
-        fact.exchange, fact.said_at, fact.corrected = len(self.exchanges), self.tokens, True
-        user = self.rng.choice(CORRECTIONS).format(name=fact.name, attribute=fact.attribute, value=fact.value)
+        fact.exchange = len(self.exchanges)
+        fact.said_at = self.tokens
+        fact.corrected = True
+        user = self.rng.choice(CORRECTIONS).format(
+            name=fact.name, attribute=fact.attribute, value=fact.value
+        )
         reply = self._noted(fact.name, fact.attribute, "now says", fact.value, restate)
         return Exchange(user, reply, "correction")
 
@@ -321,8 +334,12 @@ class _Writer:
         call = ToolCall(tool.name, {tool.argument: argument})
         return self._asked(fact, user, "tool", call, json.dumps({tool.result: fact.name}))
 
-    def _asked(self, fact: _Fact, user: str, kind: Kind, call: ToolCall | None, result: str | None) -> Exchange:
-        reply = sentence(CLAUSE.format(name=fact.name, attribute=fact.attribute, value=fact.value) + ".")
+    def _asked(
+        self, fact: _Fact, user: str, kind: Kind, call: ToolCall | None, result: str | None
+    ) -> Exchange:
+        reply = sentence(
+            CLAUSE.format(name=fact.name, attribute=fact.attribute, value=fact.value) + "."
+        )
         return Exchange(user, reply, kind, call, result, fact.value, fact.exchange)
 
 

@@ -19,7 +19,9 @@ from reference.conversation import (
 )
 from reference.words import ATTRIBUTES, names_for, value_for
 
-IGNORED, ORDINARY, ANSWER = 0, 1, 2
+IGNORED = 0
+ORDINARY = 1
+ANSWER = 2
 """Classes of a predicted token: not trained on, language modelling, part of an answer's value."""
 
 
@@ -45,7 +47,9 @@ class Batch:
     answers: list[list[tuple[int, int, str, int]]]
 
 
-def encode_conversation(conversation: Conversation, tokenizer: PreTrainedTokenizerBase, limit: int) -> TokenRow:
+def encode_conversation(
+    conversation: Conversation, tokenizer: PreTrainedTokenizerBase, limit: int
+) -> TokenRow:
     """A conversation's ids, as its rendered text would be encoded, up to about `limit` tokens."""
     row = TokenRow([], [], [], [])
     _append(row, render_opening(conversation), tokenizer)
@@ -65,7 +69,9 @@ def _append(row: TokenRow, text: str, tokenizer: PreTrainedTokenizerBase) -> Non
     row.classes.extend([ORDINARY] * len(ids))
 
 
-def _append_exchange(row: TokenRow, exchange: Exchange, tokenizer: PreTrainedTokenizerBase, said_at: list[int]) -> None:
+def _append_exchange(
+    row: TokenRow, exchange: Exchange, tokenizer: PreTrainedTokenizerBase, said_at: list[int]
+) -> None:
     """Append an exchange; the answer's value stands last in its reply, before the full stop."""
     _append(row, render_exchange(exchange), tokenizer)
     if exchange.answer is None or exchange.fact_exchange is None:
@@ -93,7 +99,9 @@ def render_exchange(exchange: Exchange) -> str:
     if exchange.tool_call is not None:
         function = exchange_messages(exchange, "")[1]["tool_calls"][0]["function"]
         call = f'{{"name": "{function["name"]}", "arguments": {function["arguments"]}}}'
-        parts.append(f"<|assistant|><tool_call>{call}</tool_call><|end|><|tool|>{exchange.tool_result}<|end|>")
+        parts.append(
+            f"<|assistant|><tool_call>{call}</tool_call><|end|><|tool|>{exchange.tool_result}<|end|>"
+        )
     parts.append(f"<|assistant|>{exchange.reply}<|end|>")
     return "".join(parts)
 
@@ -112,18 +120,29 @@ def training_mix(n_tokens: int, rng: random.Random) -> Mix:
     corrections = int(facts * rng.choice((0.0, 0.15, 0.3)))
     questions = max(1, pairs - facts - corrections)
     return Mix(
-        facts, corrections, questions, tool_questions, chats, restate=rng.choice((0.0, 0.2, 0.5)), attributes=attributes
+        facts,
+        corrections,
+        questions,
+        tool_questions,
+        chats,
+        restate=rng.choice((0.0, 0.2, 0.5)),
+        attributes=attributes,
     )
 
 
-def stretched_positions(n_tokens: int, starts: list[int], span: int, rng: random.Random) -> list[int]:
+def stretched_positions(
+    n_tokens: int, starts: list[int], span: int, rng: random.Random
+) -> list[int]:
     """Positions that jump forward at random exchange starts, so that `n_tokens` tokens cover `span` positions."""
     inside = [start for start in starts if start < n_tokens]
     cuts = sorted(rng.sample(inside, min(len(inside), rng.randint(1, 12))))
     shares = [rng.random() ** 2 for _ in cuts]
     total = sum(shares) or 1.0
-    gaps = dict(zip(cuts, (int((span - n_tokens) * share / total) for share in shares), strict=True))
-    positions, offset = [], 0
+    gaps = dict(
+        zip(cuts, (int((span - n_tokens) * share / total) for share in shares), strict=True)
+    )
+    positions = []
+    offset = 0
     for index in range(n_tokens):
         offset += gaps.get(index, 0)
         positions.append(index + offset)
@@ -137,7 +156,9 @@ class BatchMaker:
         self.tokenizer = tokenizer
         self.rng = random.Random(seed)
 
-    def make(self, rows: int, n_tokens: int, stretch: float, longest: int, drills: float, lists: float) -> Batch:
+    def make(
+        self, rows: int, n_tokens: int, stretch: float, longest: int, drills: float, lists: float
+    ) -> Batch:
         """A batch of `rows` sequences of `n_tokens` tokens.
 
         A share `stretch` of them covers up to `longest` positions; a share `drills` repeats random tokens, a share
@@ -152,7 +173,11 @@ class BatchMaker:
     ) -> tuple[list[int], list[int], list[int], list[tuple[int, int, str, int]]]:
         if self.rng.random() < drills:
             return self._drill(n_tokens)
-        row = self._list_of_facts(n_tokens) if self.rng.random() < lists else self._conversation(n_tokens)
+        row = (
+            self._list_of_facts(n_tokens)
+            if self.rng.random() < lists
+            else self._conversation(n_tokens)
+        )
         positions = list(range(n_tokens))
         if longest > n_tokens and self.rng.random() < stretch:
             span = int(n_tokens * (longest / n_tokens) ** self.rng.random())
@@ -177,7 +202,8 @@ class BatchMaker:
         stated: list[tuple[str, str, str, int]] = []
         row = TokenRow([], [], [], [])
         repeats = self.rng.uniform(0.5, 0.85)
-        kind, form = "list", CLAUSE
+        kind = "list"
+        form = CLAUSE
         while len(row.ids) < n_tokens:
             row.starts.append(len(row.ids))
             again = bool(stated) and (self.rng.random() < repeats or not keys)
@@ -185,7 +211,8 @@ class BatchMaker:
                 name, attribute, value, said_at = self.rng.choice(stated)
             else:
                 name, attribute = keys.pop()
-                value, said_at = value_for(attribute, self.rng, "train"), len(row.ids)
+                value = value_for(attribute, self.rng, "train")
+                said_at = len(row.ids)
                 stated.append((name, attribute, value, said_at))
             opening, closing = self.rng.choice(((" the", ""), ("<|assistant|>The", "<|end|>")))
             clause = form.format(name=name, attribute=attribute, value=value)
@@ -197,7 +224,9 @@ class BatchMaker:
                 row.answers.append((start, end, kind, start - said_at))
         return row
 
-    def _drill(self, n_tokens: int) -> tuple[list[int], list[int], list[int], list[tuple[int, int, str, int]]]:
+    def _drill(
+        self, n_tokens: int
+    ) -> tuple[list[int], list[int], list[int], list[tuple[int, int, str, int]]]:
         """Random tokens in which spans come back; what comes back counts as answers."""
         ids: list[int] = []
         classes: list[int] = []

@@ -155,7 +155,9 @@ def group_rows(condition: str, outcomes: Sequence[Outcome]) -> list[Row]:
     ]
 
 
-def score(folder: Path, lengths: Sequence[int], n_conversations: int, seed: int, show_wrong: int) -> list[Row]:
+def score(
+    folder: Path, lengths: Sequence[int], n_conversations: int, seed: int, show_wrong: int
+) -> list[Row]:
     """Rows for every length; prints a few wrong answers on the way."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
@@ -171,7 +173,9 @@ def score(folder: Path, lengths: Sequence[int], n_conversations: int, seed: int,
             if row.condition.startswith(f"{length} tokens"):
                 print(f"{row.condition:44s} {row.mean:.3f}  n={row.n}", flush=True)
         for outcome in [each for each in outcomes if not each.right][:show_wrong]:
-            print(f"   wrong ({outcome.kind}, age {outcome.age}): {outcome.reply!r}, not {outcome.expected!r}")
+            print(
+                f"   wrong ({outcome.kind}, age {outcome.age}): {outcome.reply!r}, not {outcome.expected!r}"
+            )
     return rows
 
 

@@ -33,7 +33,11 @@ class ToolKind:
         }
         return {
             "type": "function",
-            "function": {"name": self.name, "description": self.description, "parameters": parameters},
+            "function": {
+                "name": self.name,
+                "description": self.description,
+                "parameters": parameters,
+            },
         }
 
 
@@ -47,7 +51,18 @@ TOOLS = (
             "Who is on call {argument}, and what is their {attribute}?",
             "Find out who is on call {argument} and tell me their {attribute}.",
         ),
-        ("tonight", "today", "tomorrow", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday"),
+        (
+            "tonight",
+            "today",
+            "tomorrow",
+            "Monday",
+            "Tuesday",
+            "Wednesday",
+            "Thursday",
+            "Friday",
+            "Saturday",
+            "Sunday",
+        ),
     ),
     ToolKind(
         "ticket_owner",

@@ -80,7 +80,9 @@ def logits_of(model: LlamaForCausalLM, ids: torch.Tensor, positions: torch.Tenso
     hidden = model.model.embed_tokens(ids)
     rotary = model.model.rotary_emb(hidden, position_ids=positions)
     for layer in model.model.layers:
-        hidden = layer(hidden, attention_mask=None, position_embeddings=rotary, position_ids=positions)
+        hidden = layer(
+            hidden, attention_mask=None, position_embeddings=rotary, position_ids=positions
+        )
     logits: torch.Tensor = model.lm_head(model.model.norm(hidden))
     return logits
 
@@ -88,12 +90,15 @@ def logits_of(model: LlamaForCausalLM, ids: torch.Tensor, positions: torch.Tenso
 def step_function(model: LlamaForCausalLM, compiled: bool) -> Step:
     """A function of ids, positions and classes that returns the loss and where the predictions are right."""
 
-    def step(ids: torch.Tensor, positions: torch.Tensor, classes: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def step(
+        ids: torch.Tensor, positions: torch.Tensor, classes: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         logits = logits_of(model, ids, positions)[:, :-1].float()
         targets = ids[:, 1:]
         losses = functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
         kinds = classes[:, 1:].flatten()
-        answer, ordinary = (kinds == ANSWER).float(), (kinds == ORDINARY).float()
+        answer = (kinds == ANSWER).float()
+        ordinary = (kinds == ORDINARY).float()
         answer_loss = (losses * answer).sum() / answer.sum().clamp(min=1)
         ordinary_loss = (losses * ordinary).sum() / ordinary.sum().clamp(min=1)
         return answer_loss + LANGUAGE_WEIGHT * ordinary_loss, logits.argmax(-1) == targets
@@ -103,8 +108,12 @@ def step_function(model: LlamaForCausalLM, compiled: bool) -> Step:
 
 def build_optimizers(model: LlamaForCausalLM) -> list[torch.optim.Optimizer]:
     """Muon for the layers' matrices, AdamW for the embeddings and norms."""
-    matrices = [each for name, each in model.named_parameters() if each.ndim == 2 and "layers" in name]
-    others = [each for name, each in model.named_parameters() if not (each.ndim == 2 and "layers" in name)]
+    matrices = [
+        each for name, each in model.named_parameters() if each.ndim == 2 and "layers" in name
+    ]
+    others = [
+        each for name, each in model.named_parameters() if not (each.ndim == 2 and "layers" in name)
+    ]
     return [
         torch.optim.Muon(matrices, lr=2e-3, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"),
         torch.optim.AdamW(others, lr=2e-3, betas=(0.9, 0.95), weight_decay=0.0),
@@ -121,10 +130,15 @@ def learning_rate_scale(progress: Progress, minutes: float) -> float:
 class Run:
     """One training run with its checkpoint folder."""
 
-    def __init__(self, folder: Path, export: Path, minutes: float, seed: int, compiled: bool) -> None:
+    def __init__(
+        self, folder: Path, export: Path, minutes: float, seed: int, compiled: bool
+    ) -> None:
         torch.manual_seed(seed)
         folder.mkdir(parents=True, exist_ok=True)
-        self.folder, self.export_path, self.minutes, self.seed = folder, export, minutes, seed
+        self.folder = folder
+        self.export_path = export
+        self.minutes = minutes
+        self.seed = seed
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.tokenizer = self._tokenizer()
         self.model = build_model(self.tokenizer)
@@ -192,7 +206,9 @@ class Run:
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = 2e-3 * scale
-        ids, positions, classes = (each.to(self.device) for each in (batch.ids, batch.positions, batch.classes))
+        ids, positions, classes = (
+            each.to(self.device) for each in (batch.ids, batch.positions, batch.classes)
+        )
         with torch.autocast(self.device.type, torch.bfloat16):
             loss, right = self.step(ids, positions, classes)
         torch.autograd.backward(loss)
@@ -200,7 +216,9 @@ class Run:
         for optimizer in self.optimizers:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-        torch._foreach_lerp_(self.average, [each.detach() for each in self.model.parameters()], 0.02)
+        torch._foreach_lerp_(
+            self.average, [each.detach() for each in self.model.parameters()], 0.02
+        )
         self._count(batch, right)
         return float(loss.detach())
 
@@ -221,8 +239,11 @@ class Run:
 
     def _advance(self) -> None:
         self.progress.steps_at_level += 1
-        level, steps = self.progress.level, self.progress.steps_at_level
-        passed = steps >= 60 and (self.progress.accuracy > PASS_AT[level] or steps > MOST_STEPS[level])
+        level = self.progress.level
+        steps = self.progress.steps_at_level
+        passed = steps >= 60 and (
+            self.progress.accuracy > PASS_AT[level] or steps > MOST_STEPS[level]
+        )
         if passed and self.progress.level + 1 < len(LENGTHS):
             self.progress.level += 1
             self.progress.steps_at_level = 0
@@ -231,7 +252,9 @@ class Run:
             self.save()
 
     def _report(self) -> None:
-        means = {name: round(sum(each) / len(each), 3) for name, each in sorted(self.recent.items())}
+        means = {
+            name: round(sum(each) / len(each), 3) for name, each in sorted(self.recent.items())
+        }
         rate = round(self.progress.tokens / max(1.0, self.progress.seconds))
         length = LENGTHS[self.progress.level]
         head = f"step {self.progress.step} {self.progress.seconds / 60:.1f} min length {length} {rate} tokens/s"
@@ -274,9 +297,13 @@ class Run:
 def main() -> None:
     """Read the command line and train."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--minutes", type=float, default=90, help="training time, compilation included")
+    parser.add_argument(
+        "--minutes", type=float, default=90, help="training time, compilation included"
+    )
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--folder", type=Path, default=Path("reference/runs/main"), help="checkpoint folder")
+    parser.add_argument(
+        "--folder", type=Path, default=Path("reference/runs/main"), help="checkpoint folder"
+    )
     parser.add_argument("--export", type=Path, default=MODEL_PATH, help="folder for the weights")
     parser.add_argument("--batch-tokens", type=int, default=8192)
     parser.add_argument("--save-seconds", type=float, default=180)

@@ -5,13 +5,13 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from kvrecall.domain.errors import Overloaded
-from kvrecall.domain.limits import ServiceSettings
+from kvrecall.domain.limits import ServiceLimits
 
 
 class Admission:
     """A bounded number of places with a bounded queue in front of them, first come, first served."""
 
-    def __init__(self, settings: ServiceSettings) -> None:
+    def __init__(self, settings: ServiceLimits) -> None:
         self._settings = settings
         self._places = asyncio.Semaphore(settings.max_running_turns)
         self.waiting = 0
@@ -40,7 +40,9 @@ class Admission:
             async with asyncio.timeout(settings.queue_seconds):
                 await self._places.acquire()
         except TimeoutError as error:
-            message = f"no place came free within {settings.queue_seconds:g} seconds; try again later"
+            message = (
+                f"no place came free within {settings.queue_seconds:g} seconds; try again later"
+            )
             raise Overloaded(message, settings.retry_after_seconds) from error
         finally:
             self.waiting -= 1

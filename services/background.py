@@ -8,31 +8,33 @@ later from what it has committed.
 import asyncio
 
 from kvrecall.domain.errors import ServiceError
-from services.episode_maintenance import EpisodeKeeper
-from services.repair_runner import Pauses
-from services.session_manager import LiveSession, LiveSessions
+from services.episode_maintenance import EpisodeMaintainer
+from services.repair_runner import RepairRunner
+from services.session_manager import ActiveSession, SessionManager
 
 
-class Resting:
+class BackgroundTasks:
     """Starts, interrupts and stops the background work of sessions."""
 
-    def __init__(self, sessions: LiveSessions, pauses: Pauses, keeper: EpisodeKeeper) -> None:
+    def __init__(
+        self, sessions: SessionManager, pauses: RepairRunner, keeper: EpisodeMaintainer
+    ) -> None:
         self._sessions = sessions
         self._pauses = pauses
         self._keeper = keeper
 
-    def begin_repairs(self, live: LiveSession) -> None:
+    def begin_repairs(self, live: ActiveSession) -> None:
         """Run what repairs are due, before anything else."""
         live.repairs_wanted = True
         _interrupt(live)
         self._begin(live)
 
-    def resume(self, live: LiveSession) -> None:
+    def resume(self, live: ActiveSession) -> None:
         """A turn is over, committed or not: go on with the repairs that it left due, then the care of episodes."""
         if (live.has_episodes or live.repairs_wanted) and not live.deleted:
             self._begin(live)
 
-    async def settle(self, live: LiveSession, wait: bool) -> None:
+    async def settle(self, live: ActiveSession, wait: bool) -> None:
         """Make way for a turn: break off the care of episodes, and return when no repair runs any more.
 
         The one that runs ends with what it has found so far, and no other begins. With `wait` all that are due end
@@ -49,11 +51,15 @@ class Resting:
                 await self._pauses.run_due(live, patient=True)
         finally:
             live.hurry.clear()
-            live.repairs_wanted = True  # until the turn is committed: what it leaves out stays due if it fails
+            live.repairs_wanted = (
+                True  # until the turn is committed: what it leaves out stays due if it fails
+            )
 
-    async def cancel(self, live: LiveSession) -> None:
+    async def cancel(self, live: ActiveSession) -> None:
         """Stop the session's background work; what is due stays due."""
-        task, live.rest, live.repairs_wanted = live.rest, None, False
+        task = live.rest
+        live.rest = None
+        live.repairs_wanted = False
         if task is not None:
             task.cancel()
             await asyncio.wait({task})
@@ -63,11 +69,11 @@ class Resting:
         for live in self._sessions.all():
             await self.cancel(live)
 
-    def _begin(self, live: LiveSession) -> None:
+    def _begin(self, live: ActiveSession) -> None:
         if live.rest is None or live.rest.done():
             live.rest = asyncio.create_task(self._background(live), name=f"rest of {live.id}")
 
-    async def _background(self, live: LiveSession) -> None:
+    async def _background(self, live: ActiveSession) -> None:
         while True:
             if live.repairs_wanted:
                 live.repairs_wanted = False
@@ -79,7 +85,7 @@ class Resting:
             if not live.repairs_wanted:
                 return
 
-    async def _keep(self, live: LiveSession) -> None:
+    async def _keep(self, live: ActiveSession) -> None:
         """Care for the episodes until it is done or interrupted; not at all while a turn runs or waits."""
         if not live.has_episodes or live.turns_in_line or live.repairs_wanted:
             return
@@ -89,11 +95,12 @@ class Resting:
         finally:
             _interrupt(live)
             await asyncio.wait({live.keeping})
-            kept, live.keeping = live.keeping, None
+            kept = live.keeping
+            live.keeping = None
         if not kept.cancelled():
             kept.result()
 
 
-def _interrupt(live: LiveSession) -> None:
+def _interrupt(live: ActiveSession) -> None:
     if live.keeping is not None:
         live.keeping.cancel()

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 Result = TypeVar("Result")
 
 
-async def unbroken(work: Coroutine[Any, Any, Result]) -> Result:
+async def run_to_completion(work: Coroutine[Any, Any, Result]) -> Result:
     """Run `work` to its end. A cancellation that arrives meanwhile is raised afterwards."""
     task = asyncio.ensure_future(work)
     cancelled: asyncio.CancelledError | None = None

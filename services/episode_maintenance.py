@@ -28,7 +28,7 @@ from kvrecall.domain.errors import (
     StaleEpoch,
     WorkerLost,
 )
-from kvrecall.domain.events import EpisodesBuilt, EpisodesFailed, Observers
+from kvrecall.domain.events import EpisodesBuilt, EpisodesFailed, EventBus
 from kvrecall.domain.session import EpisodeSettings, Session, Turn
 from kvrecall.domain.utterances import utterances
 from kvrecall.protocol.v1 import worker_pb2 as wire
@@ -41,23 +41,25 @@ from services.catalog.base import (
     SegmentsCommit,
 )
 from services.cluster.worker_client import Worker
-from services.session_manager import LiveSession, LiveSessions
+from services.session_manager import ActiveSession, SessionManager
 
 _TURNS_AT_ONCE = 128
 _SEGMENTS_AT_ONCE = 32
 """Segments per call of the encoder, and per commit: a turn that wants its query embedded waits for no more."""
 
 
-class EpisodeKeeper:
+class EpisodeMaintainer:
     """Keeps the episodes of sessions that have them; at most one call of `keep` per session at a time."""
 
-    def __init__(self, catalog: Catalog, worker: Worker, sessions: LiveSessions, observers: Observers) -> None:
+    def __init__(
+        self, catalog: Catalog, worker: Worker, sessions: SessionManager, observers: EventBus
+    ) -> None:
         self._catalog = catalog
         self._worker = worker
         self._sessions = sessions
         self._observers = observers
 
-    async def keep(self, live: LiveSession) -> None:
+    async def keep(self, live: ActiveSession) -> None:
         """Bring the session's episodes up to what was said. Tells the observers what goes wrong, and raises nothing.
 
         It may be cancelled at any time, and goes on from the last commit when it is called again.
@@ -67,18 +69,27 @@ class EpisodeKeeper:
             session = await self._catalog.session(live.id)
             settings = session.settings.episodes
             assert settings is not None, "only sessions with episodes are kept"
-            await self._sessions.epoch(live)  # whatever is read from here on is no other process's to change
+            await self._sessions.epoch(
+                live
+            )  # whatever is read from here on is no other process's to change
             found = await self._segment(live, settings)
             step = "build"
-            length, budget = session.memory.length, session.settings.budget
-            if rebuild_due(settings, segments=found.segments, built=found.built_segments, length=length, budget=budget):
+            length = session.memory.length
+            budget = session.settings.budget
+            if rebuild_due(
+                settings,
+                segments=found.segments,
+                built=found.built_segments,
+                length=length,
+                budget=budget,
+            ):
                 await self._build(live, session, settings, found)
         except (StaleEpoch, SessionBusy):
             return  # another process went on with the session
         except ServiceError as error:
             self._observers.tell(EpisodesFailed(live.id, step, error.code, error.message))
 
-    async def _segment(self, live: LiveSession, settings: EpisodeSettings) -> EpisodeSet:
+    async def _segment(self, live: ActiveSession, settings: EpisodeSettings) -> EpisodeSet:
         """Embed and assign every segment that is whole by now; returns the set with them."""
         found = await self._catalog.episodes(live.id)
         while new := await self._next_segments(live.id, settings.segment_utterances, found):
@@ -105,12 +116,18 @@ class EpisodeKeeper:
         result = await self._worker.embed([segment.text for segment in segments])
         vectors = vectors_from_bytes(result.vectors, result.dimensions)
         if len(vectors) != len(segments):
-            raise EmbeddingRefused(f"the encoder gave {len(vectors)} vectors for {len(segments)} texts")
+            raise EmbeddingRefused(
+                f"the encoder gave {len(vectors)} vectors for {len(segments)} texts"
+            )
         return vectors
 
-    async def _build(self, live: LiveSession, session: Session, settings: EpisodeSettings, found: EpisodeSet) -> None:
+    async def _build(
+        self, live: ActiveSession, session: Session, settings: EpisodeSettings, found: EpisodeSet
+    ) -> None:
         segments = await self._catalog.segments(live.id)
-        vectors = vectors_from_bytes(b"".join(segment.vector for segment in segments), found.dimensions)
+        vectors = vectors_from_bytes(
+            b"".join(segment.vector for segment in segments), found.dimensions
+        )
         log = await self._log(live.id)
         # In a thread: it takes seconds over a long conversation, and turns of other sessions go on meanwhile.
         clusters, plans = await asyncio.to_thread(_planned, session, settings, log, vectors)
@@ -130,7 +147,9 @@ class EpisodeKeeper:
             log += turns
         return log
 
-    async def _built(self, live: LiveSession, request: wire.BuildEpisodesRequest) -> wire.BuildEpisodesResult:
+    async def _built(
+        self, live: ActiveSession, request: wire.BuildEpisodesRequest
+    ) -> wire.BuildEpisodesResult:
         def ask_under(epoch: int) -> Awaitable[wire.BuildEpisodesResult]:
             request.epoch = epoch
             return self._worker.build_episodes(request)
@@ -147,9 +166,12 @@ class EpisodeKeeper:
 
 def _extended(found: EpisodeSet, new: Sequence[Segment], vectors: Vectors) -> SegmentsCommit:
     """The set with new segments: each goes to the nearest episode, which grows by it."""
-    labels, episodes = [-1] * len(new), list(found.episodes)
+    labels = [-1] * len(new)
+    episodes = list(found.episodes)
     if episodes:
-        centroids = vectors_from_bytes(b"".join(each.centroid for each in episodes), found.dimensions)
+        centroids = vectors_from_bytes(
+            b"".join(each.centroid for each in episodes), found.dimensions
+        )
         clusters, sizes = assign(vectors, centroids, [each.segments for each in episodes])
         labels = list(clusters.labels)
         episodes = [
@@ -157,12 +179,15 @@ def _extended(found: EpisodeSet, new: Sequence[Segment], vectors: Vectors) -> Se
                 each,
                 centroid=vectors_to_bytes(clusters.centroids[number]),
                 segments=sizes[number],
-                tokens=each.tokens + sum(new[i].stop - new[i].start for i in clusters.members(number)),
+                tokens=each.tokens
+                + sum(new[i].stop - new[i].start for i in clusters.members(number)),
             )
             for number, each in enumerate(episodes)
         ]
     records = [
-        SegmentRecord(found.segments + i, segment.start, segment.stop, vectors_to_bytes(vectors[i]), labels[i])
+        SegmentRecord(
+            found.segments + i, segment.start, segment.stop, vectors_to_bytes(vectors[i]), labels[i]
+        )
         for i, segment in enumerate(new)
     ]
     last = new[-1].utterances[-1]
@@ -198,14 +223,19 @@ def _token_ids(log: Sequence[Turn]) -> list[int]:
     return [token for turn in log for token in turn.token_ids]
 
 
-def _request(session: Session, plans: Sequence[EpisodePlan], build: int) -> wire.BuildEpisodesRequest:
+def _request(
+    session: Session, plans: Sequence[EpisodePlan], build: int
+) -> wire.BuildEpisodesRequest:
     return wire.BuildEpisodesRequest(
         session=session.id,
         plans=[
             wire.EpisodePlan(
                 id=f"{build}-{number}",
                 patched_prompt=plan.patched_prompt,
-                segments=[wire.Span(start=start, stop=stop, nearness=near) for start, stop, near in plan.spans],
+                segments=[
+                    wire.Span(start=start, stop=stop, nearness=near)
+                    for start, stop, near in plan.spans
+                ],
             )
             for number, plan in enumerate(plans, 1)
         ],
@@ -213,7 +243,10 @@ def _request(session: Session, plans: Sequence[EpisodePlan], build: int) -> wire
 
 
 def _built_commit(
-    found: EpisodeSet, clusters: Clusters, plans: Sequence[EpisodePlan], result: wire.BuildEpisodesResult
+    found: EpisodeSet,
+    clusters: Clusters,
+    plans: Sequence[EpisodePlan],
+    result: wire.BuildEpisodesResult,
 ) -> BuildCommit:
     """The set with its new episodes, none of which was matched yet."""
     episodes = tuple(
@@ -226,7 +259,11 @@ def _built_commit(
         )
         for built, plan, centroid in zip(result.episodes, plans, clusters.centroids, strict=True)
     )
-    changed = replace(found, built_segments=found.segments, builds=found.builds + 1, episodes=episodes)
+    changed = replace(
+        found, built_segments=found.segments, builds=found.builds + 1, episodes=episodes
+    )
     return BuildCommit(
-        changed, tuple(built.SerializeToString(deterministic=True) for built in result.episodes), clusters.labels
+        changed,
+        tuple(built.SerializeToString(deterministic=True) for built in result.episodes),
+        clusters.labels,
     )

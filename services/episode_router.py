@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from kvrecall.domain.episodes import Vectors, match, vectors_from_bytes
 from kvrecall.domain.errors import EmbeddingRefused, UnknownEpisode, WorkerLost, WorkerRefused
-from kvrecall.domain.events import EpisodesFailed, Observers
-from kvrecall.domain.limits import ServiceSettings
+from kvrecall.domain.events import EpisodesFailed, EventBus
+from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.messages import Message
 from kvrecall.domain.session import Session
 from kvrecall.domain.utterances import query_text
@@ -30,10 +30,12 @@ class Match:
     seconds: float
 
 
-class Matcher:
+class EpisodeRouter:
     """Matches turns with their sessions' episodes. No turn fails by it."""
 
-    def __init__(self, catalog: Catalog, worker: Worker, observers: Observers, settings: ServiceSettings) -> None:
+    def __init__(
+        self, catalog: Catalog, worker: Worker, observers: EventBus, settings: ServiceLimits
+    ) -> None:
         self._catalog = catalog
         self._worker = worker
         self._observers = observers
@@ -57,7 +59,9 @@ class Matcher:
             chosen = found.episodes[nearest.episode]
             load = None
             if chosen.id != found.active:
-                load = wire.Episode.FromString(await self._catalog.built_episode(session.id, chosen.id))
+                load = wire.Episode.FromString(
+                    await self._catalog.built_episode(session.id, chosen.id)
+                )
         except (WorkerRefused, WorkerLost, EmbeddingRefused, UnknownEpisode) as error:
             self._observers.tell(EpisodesFailed(session.id, "match", error.code, error.message))
             return None
@@ -68,7 +72,9 @@ class Matcher:
             async with asyncio.timeout(self._seconds):
                 result = await self._worker.embed([text])
         except TimeoutError as error:
-            raise EmbeddingRefused(f"the encoder took more than {self._seconds:g} seconds") from error
+            raise EmbeddingRefused(
+                f"the encoder took more than {self._seconds:g} seconds"
+            ) from error
         if result.dimensions != found.dimensions or len(result.vectors) != 4 * found.dimensions:
             raise EmbeddingRefused(
                 f"the encoder gives {result.dimensions} dimensions, the session's episodes have {found.dimensions}"

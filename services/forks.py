@@ -10,18 +10,24 @@ from typing import Literal
 from pydantic import TypeAdapter
 
 from kvrecall.domain.errors import ServiceError, UnknownTurn
-from kvrecall.domain.events import Observers, SessionForked
+from kvrecall.domain.events import EventBus, SessionForked
 from kvrecall.domain.messages import ToolCall
 from kvrecall.domain.reports import memory_from_wire
 from kvrecall.domain.session import ForkOrigin, PendingCall, Session, SharedPages, Turn, due_repairs
 from kvrecall.protocol.v1 import worker_pb2 as wire
 from services.admission import Admission
-from services.background import Resting
-from services.cancellation import unbroken
-from services.catalog.base import REPAIRS_KEPT, Catalog, ForkCommit, IdempotencyKey, Remembered
+from services.background import BackgroundTasks
+from services.cancellation import run_to_completion
+from services.catalog.base import (
+    REPAIRS_KEPT,
+    Catalog,
+    ForkCommit,
+    IdempotencyKey,
+    IdempotencyRecord,
+)
 from services.cluster.worker_client import Worker
-from services.quotas import Tenants
-from services.session_manager import LiveSession, LiveSessions, spec_of
+from services.quotas import Quotas
+from services.session_manager import ActiveSession, SessionManager, spec_of
 from services.turn_log import logged_turns
 
 SESSION = TypeAdapter(Session)
@@ -39,7 +45,7 @@ class NewFork:
     queue: bool = False
 
 
-class Forks:
+class ForkRunner:
     """Makes forks. At the parent's last turn no token is computed; up to an earlier one the worker says them again.
 
     A child keeps its parent's settings, seed included: asked the same, it answers as its parent would.
@@ -49,11 +55,11 @@ class Forks:
         self,
         catalog: Catalog,
         worker: Worker,
-        sessions: LiveSessions,
-        resting: Resting,
+        sessions: SessionManager,
+        resting: BackgroundTasks,
         admission: Admission,
-        tenants: Tenants,
-        observers: Observers,
+        tenants: Quotas,
+        observers: EventBus,
     ) -> None:
         self._catalog = catalog
         self._worker = worker
@@ -63,7 +69,9 @@ class Forks:
         self._tenants = tenants
         self._observers = observers
 
-    async def fork(self, parent: str, request: NewFork, key: IdempotencyKey | None, page_tokens: int) -> Session:
+    async def fork(
+        self, parent: str, request: NewFork, key: IdempotencyKey | None, page_tokens: int
+    ) -> Session:
         """The new session. Raises UnknownSession, UnknownTurn, SessionBusy, QuotaExceeded, WorkerRefused."""
         live = self._sessions.of(await self._catalog.session(parent))
         try:
@@ -72,7 +80,9 @@ class Forks:
                     return SESSION.validate_json(told)
                 await self._check(parent, request)
                 await self._resting.settle(live, wait=False)
-                await self._sessions.epoch(live)  # nobody writes the parent from here on, in no process
+                await self._sessions.epoch(
+                    live
+                )  # nobody writes the parent from here on, in no process
                 return await self._forked(live, request, key, page_tokens)
         finally:
             self._resting.resume(live)
@@ -82,10 +92,12 @@ class Forks:
         session = await self._catalog.session(parent)
         turn = _turn_of(session, request)
         at_end = await self._turn(parent, turn)
-        await self._tenants.check_quota(session.settings.tenant, max(1, at_end.outcome.memory.length))
+        await self._tenants.check_quota(
+            session.settings.tenant, max(1, at_end.outcome.memory.length)
+        )
 
     async def _forked(
-        self, live: LiveSession, request: NewFork, key: IdempotencyKey | None, page_tokens: int
+        self, live: ActiveSession, request: NewFork, key: IdempotencyKey | None, page_tokens: int
     ) -> Session:
         started = time.monotonic()
         parent = await self._catalog.session(live.id)
@@ -94,19 +106,27 @@ class Forks:
             state = wire.SessionState.FromString(await self._catalog.worker_state(parent.id))
             begins = replace(parent, shared=_lineage(parent, state.length // page_tokens))
             child = _child(parent, request, turn, begins)
-            child = await unbroken(self._make(live, child, wire.ForkRequest(state=state), key))
+            child = await run_to_completion(
+                self._make(live, child, wire.ForkRequest(state=state), key)
+            )
         else:
             turns = await self._catalog.turns(parent.id, 0, turn)
             log = logged_turns(turns, await self._catalog.repairs(parent.id, REPAIRS_KEPT))
             child = _child(parent, request, turn, _earlier(parent, turns[-1], page_tokens))
             async with self._admission.place():
-                child = await unbroken(self._make(live, child, wire.ForkRequest(turns=log), key))
+                child = await run_to_completion(
+                    self._make(live, child, wire.ForkRequest(turns=log), key)
+                )
         at: Literal["last", "earlier"] = "last" if turn == parent.turns else "earlier"
         self._observers.tell(SessionForked(parent.id, child.id, at, time.monotonic() - started))
         return child
 
     async def _make(
-        self, live: LiveSession, child: Session, request: wire.ForkRequest, key: IdempotencyKey | None
+        self,
+        live: ActiveSession,
+        child: Session,
+        request: wire.ForkRequest,
+        key: IdempotencyKey | None,
     ) -> Session:
         """Fork in the worker, then in the catalog; what the worker made is dropped if the second fails."""
         epoch = await self._sessions.ensure_open(live)
@@ -116,10 +136,14 @@ class Forks:
             result = await self._sessions.call_in(live, epoch, lambda _: self._worker.fork(request))
             child = replace(child, memory=memory_from_wire(result.memory), worker=live.claim.worker)
             state = result.state.SerializeToString(deterministic=True)
-            answer = None if key is None else Remembered(key, SESSION.dump_json(child).decode())
+            answer = (
+                None if key is None else IdempotencyRecord(key, SESSION.dump_json(child).decode())
+            )
             await self._catalog.fork(ForkCommit(child, live.id, child.turns, state), answer)
         except ServiceError:
-            with suppress(ServiceError):  # a worker that is lost drops, when it is back, what the catalog does not know
+            with suppress(
+                ServiceError
+            ):  # a worker that is lost drops, when it is back, what the catalog does not know
                 await self._worker.drop(wire.DropRequest(session=child.id))
             raise
         self._sessions.created(child)
@@ -146,7 +170,9 @@ def _child(parent: Session, request: NewFork, turn: int, begins: Session) -> Ses
     settings = replace(parent.settings, metadata=metadata, forked_from=ForkOrigin(parent.id, turn))
     now = time.time()
     child = f"s_{secrets.token_hex(12)}"
-    return replace(begins, id=child, epoch=1, settings=settings, created_at=now, updated_at=now, turns=turn)
+    return replace(
+        begins, id=child, epoch=1, settings=settings, created_at=now, updated_at=now, turns=turn
+    )
 
 
 def _earlier(parent: Session, last: Turn, page_tokens: int) -> Session:

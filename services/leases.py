@@ -11,8 +11,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
 from kvrecall.domain.errors import ServiceError, SessionBusy, StaleEpoch, UnknownSession
-from kvrecall.domain.limits import ServiceSettings
-from services.cancellation import unbroken
+from kvrecall.domain.limits import ServiceLimits
+from services.cancellation import run_to_completion
 from services.catalog.base import Catalog, Lease
 
 _RENEWALS_PER_CLAIM = 3
@@ -40,13 +40,15 @@ class Claim:
     def adopt(self, lease: Lease) -> None:
         """Note whose the session is now, if somebody else took it over since this process did."""
         if lease.epoch != self.epoch:
-            self.epoch, self.worker, self.unused = None, lease.worker, False
+            self.epoch = None
+            self.worker = lease.worker
+            self.unused = False
 
 
 class Leases:
     """This process's claims on sessions, under a name of its own."""
 
-    def __init__(self, catalog: Catalog, settings: ServiceSettings) -> None:
+    def __init__(self, catalog: Catalog, settings: ServiceLimits) -> None:
         self._catalog = catalog
         self._seconds = settings.claim_seconds
         self.holder = secrets.token_hex(8)
@@ -69,14 +71,14 @@ class Leases:
                 raise _stale(claim) from error
             raise
         finally:
-            await unbroken(self._leave(claim, task))
+            await run_to_completion(self._leave(claim, task))
 
     async def take_over(self, claim: Claim, worker: str) -> int:
         """A fresh epoch for this process, with the session's rows in `worker`; to be called while it holds the claim.
 
         Raises StaleEpoch when somebody else took the session over since this process did.
         """
-        return await unbroken(self._take_over(claim, worker))
+        return await run_to_completion(self._take_over(claim, worker))
 
     async def _take_over(self, claim: Claim, worker: str) -> int:
         async with claim.changing:
@@ -88,7 +90,9 @@ class Leases:
                 return known
             claim.epoch = None  # whatever becomes of the next call, the epoch of before is no more
             epoch = await self._catalog.take_over(claim.session, worker)
-            claim.epoch, claim.worker, claim.unused = epoch, worker, True
+            claim.epoch = epoch
+            claim.worker = worker
+            claim.unused = True
             return epoch
 
     async def _claimed(self, claim: Claim) -> Lease:
@@ -99,11 +103,14 @@ class Leases:
             if not claim.tasks:
                 claim.adopt(await self._claimed_patiently(claim, patience))
                 claim.lost = False
-                claim.renewing = asyncio.create_task(self._renew(claim), name=f"claim of {claim.session}")
+                claim.renewing = asyncio.create_task(
+                    self._renew(claim), name=f"claim of {claim.session}"
+                )
             claim.tasks.append(task)
 
     async def _claimed_patiently(self, claim: Claim, patience: float) -> Lease:
-        until, pause = time.monotonic() + patience, _FIRST_PAUSE_SECONDS
+        until = time.monotonic() + patience
+        pause = _FIRST_PAUSE_SECONDS
         while True:
             try:
                 return await self._claimed(claim)
@@ -145,4 +152,6 @@ class Leases:
 
 
 def _stale(claim: Claim) -> StaleEpoch:
-    return StaleEpoch(f"another process took session {claim.session!r} over; send the request again")
+    return StaleEpoch(
+        f"another process took session {claim.session!r} over; send the request again"
+    )

@@ -10,13 +10,13 @@ from contextlib import suppress
 
 from kvrecall.domain.errors import ServiceError
 from kvrecall.protocol.v1 import worker_pb2 as wire
-from services.catalog.base import Catalog, Leftover
+from services.catalog.base import Catalog, OrphanedPages
 from services.cluster.worker_client import Worker
 
 _SWEEP_SECONDS = 20.0
 
 
-class Leftovers:
+class PageCollector:
     """Has the workers drop pages, and one task that looks for those that they still have."""
 
     def __init__(self, catalog: Catalog, worker: Worker) -> None:
@@ -34,11 +34,13 @@ class Leftovers:
             self._task.cancel()
             await asyncio.wait({self._task})
 
-    async def drop(self, leftovers: Sequence[Leftover]) -> None:
+    async def drop(self, leftovers: Sequence[OrphanedPages]) -> None:
         """Have the workers drop these pages. What they cannot drop now they are told again with the next sweep."""
         for left in leftovers:
             with suppress(ServiceError):
-                await self._worker.drop(wire.DropRequest(session=left.session, keep_pages=left.keep_pages))
+                await self._worker.drop(
+                    wire.DropRequest(session=left.session, keep_pages=left.keep_pages)
+                )
                 await self._catalog.dropped(left)
 
     async def sweep(self) -> None:

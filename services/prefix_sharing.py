@@ -36,7 +36,11 @@ class FirstTurn:
     @property
     def offered(self) -> wire.Prefix | None:
         """What the worker may take."""
-        return None if self.known is None else wire.Prefix(owner=self.known.owner, token_ids=self.known.token_ids)
+        return (
+            None
+            if self.known is None
+            else wire.Prefix(owner=self.known.owner, token_ids=self.known.token_ids)
+        )
 
     def completed(self, commit: TurnCommit, done: wire.TurnDone) -> TurnCommit:
         """The turn's commit with what it shares, and what others may share of it."""
@@ -58,7 +62,7 @@ class FirstTurn:
         return KnownPrefix(session, tuple(prompt[:whole])) if whole else None
 
 
-class Prefixes:
+class PrefixSharing:
     """Finds, for a session's first turn, a session that began alike."""
 
     def __init__(self, catalog: Catalog, worker: Worker) -> None:

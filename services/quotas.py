@@ -1,15 +1,15 @@
 """Whose a session is, and how much one tenant may hold. Who a tenant is, is told by whoever runs a proxy in front."""
 
 from kvrecall.domain.errors import QuotaExceeded, UnknownSession
-from kvrecall.domain.events import Observers, QuotaReached
-from kvrecall.domain.limits import ServiceSettings
+from kvrecall.domain.events import EventBus, QuotaReached
+from kvrecall.domain.limits import ServiceLimits
 from services.catalog.base import Catalog
 
 
-class Tenants:
+class Quotas:
     """Keeps tenants apart, and within their quotas."""
 
-    def __init__(self, catalog: Catalog, observers: Observers, settings: ServiceSettings) -> None:
+    def __init__(self, catalog: Catalog, observers: EventBus, settings: ServiceLimits) -> None:
         self._catalog = catalog
         self._observers = observers
         self._settings = settings

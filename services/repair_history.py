@@ -23,31 +23,43 @@ class Passage:
 
 
 @dataclass(frozen=True)
-class ToldRepair:
+class RepairHistoryEntry:
     """A repair of the past with the passages that it brought back."""
 
     record: RepairRecord
     passages: tuple[Passage, ...]
 
 
-async def tell_repairs(catalog: Catalog, worker: Worker, session: str, limit: int) -> list[ToldRepair]:
+async def load_repair_history(
+    catalog: Catalog, worker: Worker, session: str, limit: int
+) -> list[RepairHistoryEntry]:
     """Up to `limit` of a session's last repairs, the newest first. Raises UnknownSession."""
     records = await catalog.repairs(session, limit)
     tokens = await catalog.token_ids(session) if records else ()
-    return [ToldRepair(record, await _passages(worker, tokens, record)) for record in records]
+    return [
+        RepairHistoryEntry(record, await _passages(worker, tokens, record)) for record in records
+    ]
 
 
-async def _passages(worker: Worker, tokens: Sequence[int], record: RepairRecord) -> tuple[Passage, ...]:
+async def _passages(
+    worker: Worker, tokens: Sequence[int], record: RepairRecord
+) -> tuple[Passage, ...]:
     found = runs([position for position in record.details.positions if position < len(tokens)])
     if not found:
         return ()
     chunks = [
         wire.TokenChunk(ids=tokens[start:stop])
         for first, last in found
-        for start, stop in ((max(0, first - CONTEXT_TOKENS), first), (first, last), (last, last + CONTEXT_TOKENS))
+        for start, stop in (
+            (max(0, first - CONTEXT_TOKENS), first),
+            (first, last),
+            (last, last + CONTEXT_TOKENS),
+        )
     ]
     texts = iter((await worker.detokenize(wire.DetokenizeRequest(chunks=chunks))).texts)
-    return tuple(Passage(first, last, next(texts), next(texts), next(texts)) for first, last in found)
+    return tuple(
+        Passage(first, last, next(texts), next(texts), next(texts)) for first, last in found
+    )
 
 
 def runs(positions: Sequence[int]) -> list[tuple[int, int]]:

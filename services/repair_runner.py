@@ -9,8 +9,8 @@ from collections.abc import Awaitable, Sequence
 from contextlib import suppress
 
 from kvrecall.domain.errors import ServiceError, SessionBusy, StaleEpoch, WorkerLost, WorkerRefused
-from kvrecall.domain.events import Observers, RepairFailed, RepairFinished
-from kvrecall.domain.limits import ServiceSettings
+from kvrecall.domain.events import EventBus, RepairFailed, RepairFinished
+from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.messages import Message, message_to_wire
 from kvrecall.domain.reports import memory_from_wire, repair_from_wire
 from kvrecall.domain.session import (
@@ -24,7 +24,7 @@ from kvrecall.domain.session import (
 from kvrecall.protocol.v1 import worker_pb2 as wire
 from services.catalog.base import Catalog, RepairCommit, RepairDetails
 from services.cluster.worker_client import Worker
-from services.session_manager import LiveSession, LiveSessions
+from services.session_manager import ActiveSession, SessionManager
 
 # The signal itself is at fault: a second attempt would be refused again, here or after a restart.
 FINAL_REFUSALS = frozenset({"bad_messages", "bad_settings", "turn_too_long"})
@@ -32,16 +32,16 @@ MOST_SIGNAL_CHARACTERS = 500
 """Of a signal, that is kept for people to read."""
 
 
-class Pauses:
+class RepairRunner:
     """Runs the repairs of paused sessions; its callers see to it that only one of them does so at a time."""
 
     def __init__(
         self,
         catalog: Catalog,
         worker: Worker,
-        sessions: LiveSessions,
-        observers: Observers,
-        settings: ServiceSettings,
+        sessions: SessionManager,
+        observers: EventBus,
+        settings: ServiceLimits,
     ) -> None:
         self._catalog = catalog
         self._worker = worker
@@ -49,7 +49,7 @@ class Pauses:
         self._observers = observers
         self._settings = settings
 
-    async def run_due(self, live: LiveSession, patient: bool = False) -> None:
+    async def run_due(self, live: ActiveSession, patient: bool = False) -> None:
         """Run every repair that is due, until a turn has come that does not wait for them.
 
         Raises a ServiceError when the worker is not well.
@@ -64,7 +64,7 @@ class Pauses:
                 raise
             await self._run_due(live, give_up=True)
 
-    async def _run_due(self, live: LiveSession, give_up: bool = False) -> None:
+    async def _run_due(self, live: ActiveSession, give_up: bool = False) -> None:
         session = await self._catalog.session(live.id)
         while not live.hurry.is_set() and (due := due_repairs(session)):
             if due[0].trigger is RepairTrigger.TOOL_RESULT and not live.turns_in_line:
@@ -74,27 +74,33 @@ class Pauses:
             except (StaleEpoch, SessionBusy):
                 raise  # another process went on with the session
             except ServiceError as error:
-                self._observers.tell(RepairFailed(live.id, due[0].trigger, error.code, error.message, final=False))
+                self._observers.tell(
+                    RepairFailed(live.id, due[0].trigger, error.code, error.message, final=False)
+                )
                 raise
             session = await self._catalog.session(live.id)
 
-    async def _let_a_turn_come(self, live: LiveSession) -> None:
+    async def _let_a_turn_come(self, live: ActiveSession) -> None:
         """A moment after a result: who reports it and goes on at once should find no repair in the way."""
         with suppress(TimeoutError):
             await asyncio.wait_for(live.hurry.wait(), self._settings.result_delay_seconds)
 
-    async def hurry(self, live: LiveSession) -> None:
+    async def hurry(self, live: ActiveSession) -> None:
         """Have the repair that runs now end with what it has found so far; it does not wait for that end."""
         if live.state is SessionState.REPAIRING:
             # A worker that cannot be reached ends the repair as well.
             with suppress(ServiceError):
                 await self._worker.hurry(wire.HurryRequest(session=live.id))
 
-    async def _run(self, live: LiveSession, session: Session, repair: DueRepair, give_up: bool) -> None:
+    async def _run(
+        self, live: ActiveSession, session: Session, repair: DueRepair, give_up: bool
+    ) -> None:
         request, signal = await self._request(session, repair)
         known = live.claim.epoch
         request.epoch = await self._sessions.ensure_open(live)
-        if request.epoch != known and repair not in due_repairs(await self._catalog.session(live.id)):
+        if request.epoch != known and repair not in due_repairs(
+            await self._catalog.session(live.id)
+        ):
             return  # another process ran it before this one took the session over
         if live.hurry.is_set():
             return  # from here to the worker nothing is waited for: whoever hurries now finds the repair there
@@ -106,7 +112,9 @@ class Pauses:
             live.in_doubt = commit.worker_state is None
         finally:
             paused = session.resting_state is SessionState.PAUSED
-            live.advance(SessionEvent.REPAIR_ENDED_IN_PAUSE if paused else SessionEvent.REPAIR_ENDED_IN_IDLE)
+            live.advance(
+                SessionEvent.REPAIR_ENDED_IN_PAUSE if paused else SessionEvent.REPAIR_ENDED_IN_IDLE
+            )
         if commit.report is not None and commit.memory is not None:
             self._observers.tell(RepairFinished(live.id, commit.report, commit.memory))
 
@@ -127,7 +135,12 @@ class Pauses:
         return request, signal_text([] if turn.outcome.message is None else [turn.outcome.message])
 
     async def _ask(
-        self, live: LiveSession, repair: DueRepair, request: wire.RepairRequest, signal: str, give_up: bool
+        self,
+        live: ActiveSession,
+        repair: DueRepair,
+        request: wire.RepairRequest,
+        signal: str,
+        give_up: bool,
     ) -> RepairCommit:
         def ask_under(epoch: int) -> Awaitable[wire.RepairResult]:
             request.epoch = epoch
@@ -138,7 +151,9 @@ class Pauses:
         except (WorkerRefused, WorkerLost) as error:
             if error.code not in FINAL_REFUSALS and not (give_up and isinstance(error, WorkerLost)):
                 raise
-            self._observers.tell(RepairFailed(live.id, repair.trigger, error.code, error.message, final=True))
+            self._observers.tell(
+                RepairFailed(live.id, repair.trigger, error.code, error.message, final=True)
+            )
             return RepairCommit(repair)
         return RepairCommit(
             repair,
@@ -151,7 +166,10 @@ class Pauses:
 
 def signal_text(messages: Sequence[Message]) -> str:
     """Messages that a repair is conditioned on, as a person reads them."""
-    return "\n".join(" ".join([message.content, *(call.signal for call in message.tool_calls)]) for message in messages)
+    return "\n".join(
+        " ".join([message.content, *(call.signal for call in message.tool_calls)])
+        for message in messages
+    )
 
 
 def repair_details(signal: str, report: wire.RepairReport) -> RepairDetails:

@@ -16,31 +16,37 @@ from kvrecall.domain.errors import (
     WorkerRefused,
     WorkerUnavailable,
 )
-from kvrecall.domain.events import Observer, Observers, SessionDeleted, SessionMoved
-from kvrecall.domain.limits import ServiceSettings
+from kvrecall.domain.events import EventBus, Observer, SessionDeleted, SessionMoved
+from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.reports import MemoryReport
 from kvrecall.domain.session import Session, SessionSettings, SessionState, Turn, due_repairs
-from kvrecall.domain.session_request import NewSession, settled
-from kvrecall.domain.tool_events import CallEvent, EventReceipt, apply_event, is_late, receipt
+from kvrecall.domain.session_request import CreateSession, settled
+from kvrecall.domain.tool_events import EventReceipt, ToolEvent, apply_event, is_late, receipt
 from kvrecall.domain.turn_request import TurnRequest
 from kvrecall.protocol.v1 import worker_pb2 as wire
 from services.admission import Admission
-from services.background import Resting
-from services.cancellation import unbroken
-from services.catalog.base import Catalog, EpisodeSet, IdempotencyKey, Remembered, SessionPage
+from services.background import BackgroundTasks
+from services.cancellation import run_to_completion
+from services.catalog.base import (
+    Catalog,
+    EpisodeSet,
+    IdempotencyKey,
+    IdempotencyRecord,
+    SessionPage,
+)
 from services.cluster.worker_client import Worker
-from services.episode_maintenance import EpisodeKeeper
-from services.episode_router import Matcher
-from services.forks import Forks, NewFork
-from services.page_gc import Leftovers
-from services.prefix_sharing import Prefixes
-from services.quotas import Tenants
-from services.repair_history import ToldRepair, tell_repairs
-from services.repair_runner import Pauses
-from services.session_manager import LiveSession, LiveSessions, spec_of
-from services.tool_call_timeouts import PauseLimit
+from services.episode_maintenance import EpisodeMaintainer
+from services.episode_router import EpisodeRouter
+from services.forks import ForkRunner, NewFork
+from services.page_gc import PageCollector
+from services.prefix_sharing import PrefixSharing
+from services.quotas import Quotas
+from services.repair_history import RepairHistoryEntry, load_repair_history
+from services.repair_runner import RepairRunner
+from services.session_manager import ActiveSession, SessionManager, spec_of
+from services.tool_call_timeouts import ToolCallTimeouts
 from services.turn_stream import TurnStream
-from services.turns import Turns
+from services.turns import TurnRunner
 
 SESSION = TypeAdapter(Session)
 RECEIPT = TypeAdapter(EventReceipt)
@@ -52,19 +58,20 @@ class SessionService:
     It owns the worker and the catalog it is given: `stop` closes both.
     """
 
-    def __init__(self, worker: Worker, catalog: Catalog, settings: ServiceSettings) -> None:
+    def __init__(self, worker: Worker, catalog: Catalog, settings: ServiceLimits) -> None:
         self._worker = worker
         self._catalog = catalog
         self.settings = settings
-        self._observers = Observers()
-        self._sessions = LiveSessions(catalog, worker, self._observers, settings)
+        self._observers = EventBus()
+        self._sessions = SessionManager(catalog, worker, self._observers, settings)
         self._resting = _resting(catalog, worker, self._sessions, self._observers, settings)
-        self._pause_limit = PauseLimit(catalog, self._sessions, self._observers, settings)
-        self._leftovers = Leftovers(catalog, worker)
+        self._pause_limit = ToolCallTimeouts(catalog, self._sessions, self._observers, settings)
+        self._leftovers = PageCollector(catalog, worker)
         self.admission = Admission(settings)
-        self._tenants = Tenants(catalog, self._observers, settings)
-        matcher, prefixes = Matcher(catalog, worker, self._observers, settings), Prefixes(catalog, worker)
-        self._turns = Turns(
+        self._tenants = Quotas(catalog, self._observers, settings)
+        matcher = EpisodeRouter(catalog, worker, self._observers, settings)
+        prefixes = PrefixSharing(catalog, worker)
+        self._turns = TurnRunner(
             catalog,
             worker,
             self._sessions,
@@ -76,8 +83,14 @@ class SessionService:
             self._observers,
             settings,
         )
-        self._forks = Forks(
-            catalog, worker, self._sessions, self._resting, self.admission, self._tenants, self._observers
+        self._forks = ForkRunner(
+            catalog,
+            worker,
+            self._sessions,
+            self._resting,
+            self.admission,
+            self._tenants,
+            self._observers,
         )
         self._running: set[asyncio.Task[None]] = set()
         self._creating = asyncio.Lock()
@@ -139,20 +152,32 @@ class SessionService:
         await self._worker.close()
         await self._catalog.close()
 
-    async def create(self, request: NewSession, key: IdempotencyKey | None = None) -> Session:
+    async def create(self, request: CreateSession, key: IdempotencyKey | None = None) -> Session:
         """Open a session. Raises BudgetOutOfRange, UnknownMethod, UnknownModel, QuotaExceeded, WorkerRefused."""
         self._check_taking()
         async with self._creating:
             if key is not None and (told := await self._catalog.recall(key)) is not None:
                 return SESSION.validate_json(told)
             await self._tenants.check_quota(request.tenant)
-            return await unbroken(self._create(settled(request, self.info, self.settings), key))
+            return await run_to_completion(
+                self._create(settled(request, self.info, self.settings), key)
+            )
 
     async def _create(self, settings: SessionSettings, key: IdempotencyKey | None) -> Session:
         now = time.time()
-        session = Session(f"s_{secrets.token_hex(12)}", 1, settings, now, now, 0, MemoryReport(budget=settings.budget))
+        session = Session(
+            f"s_{secrets.token_hex(12)}",
+            1,
+            settings,
+            now,
+            now,
+            0,
+            MemoryReport(budget=settings.budget),
+        )
         session = replace(session, worker=await self._placed(session))
-        answer = None if key is None else Remembered(key, SESSION.dump_json(session).decode())
+        answer = (
+            None if key is None else IdempotencyRecord(key, SESSION.dump_json(session).decode())
+        )
         try:
             await self._catalog.create(session, b"", answer)
         except ServiceError:
@@ -192,7 +217,9 @@ class SessionService:
         """
         await self._tenants.check_not_anothers(session, tenant)
 
-    async def page(self, limit: int, cursor: str | None, tenant: str = "") -> tuple[SessionPage, list[SessionState]]:
+    async def page(
+        self, limit: int, cursor: str | None, tenant: str = ""
+    ) -> tuple[SessionPage, list[SessionState]]:
         """Some of a tenant's sessions, newest first, and what each does now.
 
         Raises InvalidRequest for a wrong cursor.
@@ -212,11 +239,13 @@ class SessionService:
             return
         live = self._sessions.of(await self._catalog.session(session))
         async with self._sessions.claim_turn(live, wait=False):
-            await unbroken(self._delete(live, key))
+            await run_to_completion(self._delete(live, key))
 
-    async def _delete(self, live: LiveSession, key: IdempotencyKey | None) -> None:
+    async def _delete(self, live: ActiveSession, key: IdempotencyKey | None) -> None:
         await self._resting.cancel(live)
-        leftovers = await self._catalog.delete(live.id, None if key is None else Remembered(key, "{}"))
+        leftovers = await self._catalog.delete(
+            live.id, None if key is None else IdempotencyRecord(key, "{}")
+        )
         self._sessions.forget(live)
         self._observers.tell(SessionDeleted(live.id))
         await self._leftovers.drop(leftovers)
@@ -232,26 +261,33 @@ class SessionService:
         try:
             async with self._sessions.claim_turn(live, wait=False):
                 await self._resting.settle(live, wait=False)
-                await unbroken(self._move(live, worker))
+                await run_to_completion(self._move(live, worker))
         finally:
             self._resting.resume(live)
         return await self._catalog.session(session)
 
-    async def _move(self, live: LiveSession, worker: str | None) -> None:
-        started, left = time.monotonic(), live.claim.worker
+    async def _move(self, live: ActiveSession, worker: str | None) -> None:
+        started = time.monotonic()
+        left = live.claim.worker
         target = await self._target(live, worker)
         if target != left:
             await self._sessions.move(live, target)
             self._observers.tell(SessionMoved(live.id, left, target, time.monotonic() - started))
 
-    async def _target(self, live: LiveSession, worker: str | None) -> str:
+    async def _target(self, live: ActiveSession, worker: str | None) -> str:
         """Where the session is to go. Raises InvalidRequest, WorkerUnavailable."""
         known = [each.name for each in await self._worker.workers()]
         if len(known) < 2:
-            raise InvalidRequest("worker", "there is one worker only: a session can move where there are several")
+            raise InvalidRequest(
+                "worker", "there is one worker only: a session can move where there are several"
+            )
         if worker is not None and worker not in known:
-            raise InvalidRequest("worker", f"worker {worker!r} is none of {', '.join(sorted(known))}")
-        avoid = [live.claim.worker] if worker is None else [each for each in known if each != worker]
+            raise InvalidRequest(
+                "worker", f"worker {worker!r} is none of {', '.join(sorted(known))}"
+            )
+        avoid = (
+            [live.claim.worker] if worker is None else [each for each in known if each != worker]
+        )
         try:
             return self._worker.place(live.id, worker or "", avoid)
         except WorkerLost as error:
@@ -261,12 +297,16 @@ class SessionService:
         """The workers that can be reached, with what each has to do."""
         return await self._worker.workers()
 
-    async def fork(self, session: str, request: NewFork, key: IdempotencyKey | None = None) -> Session:
-        """Open a session that begins as another was at the end of a turn. Raises as `Forks.fork`."""
+    async def fork(
+        self, session: str, request: NewFork, key: IdempotencyKey | None = None
+    ) -> Session:
+        """Open a session that begins as another was at the end of a turn. Raises as `ForkRunner.fork`."""
         self._check_taking()
         return await self._forks.fork(session, request, key, self.info.page_tokens)
 
-    def turn(self, session: str, request: TurnRequest, key: IdempotencyKey | None = None) -> TurnStream:
+    def turn(
+        self, session: str, request: TurnRequest, key: IdempotencyKey | None = None
+    ) -> TurnStream:
         """Start a turn; its stream raises what went wrong, and closing it early cancels the turn."""
         self._check_taking()
         stream = TurnStream(self._turns.run(session, request, key))
@@ -274,7 +314,9 @@ class SessionService:
         stream.task.add_done_callback(self._running.discard)
         return stream
 
-    async def event(self, session: str, event: CallEvent, key: IdempotencyKey | None = None) -> EventReceipt:
+    async def event(
+        self, session: str, event: ToolEvent, key: IdempotencyKey | None = None
+    ) -> EventReceipt:
         """Keep a report of a tool call and begin the repair it calls for.
 
         A report of a call whose turn is being committed waits for it. Raises UnknownSession, UnknownCall,
@@ -285,16 +327,24 @@ class SessionService:
         async with self._sessions.claim(live):
             if key is not None and (told := await self._catalog.recall(key)) is not None:
                 return RECEIPT.validate_json(told)
-            return await unbroken(self._event(live, event, key))
+            return await run_to_completion(self._event(live, event, key))
 
-    async def _event(self, live: LiveSession, event: CallEvent, key: IdempotencyKey | None) -> EventReceipt:
+    async def _event(
+        self, live: ActiveSession, event: ToolEvent, key: IdempotencyKey | None
+    ) -> EventReceipt:
         session = await self._catalog.session(live.id)
         call = await self._catalog.call(live.id, event.call_id)
         changed = apply_event(session, call, event, self.settings)
         acknowledged = receipt(session, changed, event, live.state, late=is_late(call, event))
         if changed is not call or key is not None:
-            answer = None if key is None else Remembered(key, RECEIPT.dump_json(acknowledged).decode())
-            await self._catalog.commit_call(live.id, changed, await self._sessions.epoch(live), answer)
+            answer = (
+                None
+                if key is None
+                else IdempotencyRecord(key, RECEIPT.dump_json(acknowledged).decode())
+            )
+            await self._catalog.commit_call(
+                live.id, changed, await self._sessions.epoch(live), answer
+            )
         if due_repairs(await self._catalog.session(live.id)):
             self._resting.begin_repairs(live)
         return acknowledged
@@ -303,9 +353,9 @@ class SessionService:
         """The session, and its episodes as they were committed last. Raises UnknownSession."""
         return await self._catalog.session(session), await self._catalog.episodes(session)
 
-    async def repairs(self, session: str, limit: int) -> list[ToldRepair]:
+    async def repairs(self, session: str, limit: int) -> list[RepairHistoryEntry]:
         """The session's last repairs, the newest first, with the text they brought back. Raises UnknownSession."""
-        return await tell_repairs(self._catalog, self._worker, session, limit)
+        return await load_repair_history(self._catalog, self._worker, session, limit)
 
     async def memory(self, session: str) -> MemoryReport:
         """What the session holds. Raises UnknownSession."""
@@ -317,11 +367,19 @@ class SessionService:
 
     def _check_taking(self) -> None:
         if not self._taking:
-            raise ShuttingDown("the service is not taking requests now", self.settings.retry_after_seconds)
+            raise ShuttingDown(
+                "the service is not taking requests now", self.settings.retry_after_seconds
+            )
 
 
 def _resting(
-    catalog: Catalog, worker: Worker, sessions: LiveSessions, observers: Observers, settings: ServiceSettings
-) -> Resting:
-    pauses = Pauses(catalog, worker, sessions, observers, settings)
-    return Resting(sessions, pauses, EpisodeKeeper(catalog, worker, sessions, observers))
+    catalog: Catalog,
+    worker: Worker,
+    sessions: SessionManager,
+    observers: EventBus,
+    settings: ServiceLimits,
+) -> BackgroundTasks:
+    pauses = RepairRunner(catalog, worker, sessions, observers, settings)
+    return BackgroundTasks(
+        sessions, pauses, EpisodeMaintainer(catalog, worker, sessions, observers)
+    )

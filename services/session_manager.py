@@ -14,8 +14,8 @@ from kvrecall.domain.errors import (
     WorkerLost,
     WorkerRefused,
 )
-from kvrecall.domain.events import Observers, PagesRebuilt
-from kvrecall.domain.limits import ServiceSettings
+from kvrecall.domain.events import EventBus, PagesRebuilt
+from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.reports import MemoryReport, memory_from_wire
 from kvrecall.domain.session import Session, SessionEvent, SessionState, next_state
 from kvrecall.protocol.v1 import worker_pb2 as wire
@@ -36,7 +36,7 @@ _HELPED_BY_OPENING = frozenset({"unknown_session", "stale_epoch", "rows_missing"
 _TURNS_AT_ONCE = 128
 
 
-class LiveSession:
+class ActiveSession:
     """One session in this process.
 
     It is `in_doubt` until it is first opened here, while a turn or repair runs, after one that failed, and when
@@ -87,62 +87,73 @@ class LiveSession:
     def roll_back(self, session: Session) -> None:
         """Return to the state that was committed."""
         paused = session.resting_state is SessionState.PAUSED
-        self.advance(SessionEvent.ROLLED_BACK_TO_PAUSE if paused else SessionEvent.ROLLED_BACK_TO_IDLE)
+        self.advance(
+            SessionEvent.ROLLED_BACK_TO_PAUSE if paused else SessionEvent.ROLLED_BACK_TO_IDLE
+        )
 
 
-class LiveSessions:
+class SessionManager:
     """The sessions that this process has touched, and their way into the worker."""
 
-    def __init__(self, catalog: Catalog, worker: Worker, observers: Observers, settings: ServiceSettings) -> None:
+    def __init__(
+        self, catalog: Catalog, worker: Worker, observers: EventBus, settings: ServiceLimits
+    ) -> None:
         self._catalog = catalog
         self._worker = worker
         self._observers = observers
         self._settings = settings
         self._leases = Leases(catalog, settings)
-        self._live: dict[str, LiveSession] = {}
+        self._live: dict[str, ActiveSession] = {}
 
-    def all(self) -> list[LiveSession]:
+    def all(self) -> list[ActiveSession]:
         """Every session touched so far."""
         return list(self._live.values())
 
-    def known(self, session: str) -> LiveSession | None:
+    def known(self, session: str) -> ActiveSession | None:
         """The session if it was touched already."""
         return self._live.get(session)
 
-    def of(self, session: Session) -> LiveSession:
+    def of(self, session: Session) -> ActiveSession:
         """The session, touched now if it was not."""
-        return self._live.setdefault(session.id, LiveSession(session))
+        return self._live.setdefault(session.id, ActiveSession(session))
 
     def created(self, session: Session) -> None:
         """Note a session that was just opened in the worker and committed."""
         live = self.of(session)
-        live.claim.epoch, live.claim.worker = session.epoch, session.worker
-        live.in_doubt, live.opened = False, True
+        live.claim.epoch = session.epoch
+        live.claim.worker = session.worker
+        live.in_doubt = False
+        live.opened = True
 
-    def forget(self, live: LiveSession) -> None:
+    def forget(self, live: ActiveSession) -> None:
         """The session was deleted; whoever still waits for it is told so."""
         live.deleted = True
         self._live.pop(live.id, None)
 
     @asynccontextmanager
-    async def claim_turn(self, live: LiveSession, wait: bool) -> AsyncIterator[None]:
+    async def claim_turn(self, live: ActiveSession, wait: bool) -> AsyncIterator[None]:
         """Be the one writer for a turn. Raises SessionBusy while another turn runs, unless `wait` (bounded).
 
         What another process does is waited for as long as a claim lasts that nobody renews: it may be gone.
         """
         if live.turns_in_line and not wait:
             raise SessionBusy(
-                f"session {live.id!r} is in the middle of a turn; wait for its end or send queue: true", session=live.id
+                f"session {live.id!r} is in the middle of a turn; wait for its end or send queue: true",
+                session=live.id,
             )
         live.turns_in_line += 1
         try:
-            async with self.claim(live, None if wait else _CLAIMS_WAITED * self._settings.claim_seconds):
+            async with self.claim(
+                live, None if wait else _CLAIMS_WAITED * self._settings.claim_seconds
+            ):
                 yield
         finally:
             live.turns_in_line -= 1
 
     @asynccontextmanager
-    async def claim(self, live: LiveSession, patience: float | None = None) -> AsyncIterator[None]:
+    async def claim(
+        self, live: ActiveSession, patience: float | None = None
+    ) -> AsyncIterator[None]:
         """Be the one writer, after those who came before, in this process and (for `patience` seconds) in others.
 
         Raises SessionBusy, Overloaded, UnknownSession, and StaleEpoch when another process took the session over in
@@ -153,15 +164,19 @@ class LiveSessions:
         try:
             if live.deleted:
                 raise UnknownSession(live.id)
-            async with self._leases.held(live.claim, longest if patience is None else min(patience, longest)):
+            async with self._leases.held(
+                live.claim, longest if patience is None else min(patience, longest)
+            ):
                 yield
         finally:
             live.writing.release()
 
-    async def _acquire(self, live: LiveSession) -> None:
+    async def _acquire(self, live: ActiveSession) -> None:
         settings = self._settings
         if live.writing.locked() and live.waiting >= settings.max_waiting_writers:
-            message = f"{live.waiting} requests wait for session {live.id!r} already; try again later"
+            message = (
+                f"{live.waiting} requests wait for session {live.id!r} already; try again later"
+            )
             raise Overloaded(message, settings.retry_after_seconds)
         live.waiting += 1
         try:
@@ -173,7 +188,7 @@ class LiveSessions:
         finally:
             live.waiting -= 1
 
-    async def epoch(self, live: LiveSession) -> int:
+    async def epoch(self, live: ActiveSession) -> int:
         """The epoch under which this process writes the session, taken over if it is not its own."""
         async with live.opening:
             if live.claim.epoch is not None:
@@ -181,7 +196,7 @@ class LiveSessions:
             async with self._leases.held(live.claim):
                 return await self._leases.take_over(live.claim, live.claim.worker)
 
-    async def ensure_open(self, live: LiveSession, avoid: Sequence[str] = ()) -> int:
+    async def ensure_open(self, live: ActiveSession, avoid: Sequence[str] = ()) -> int:
         """Make the worker hold exactly what was committed: the one way of resume and of rollback. Gives the epoch.
 
         In the worker that has the session, unless that is not well or to be avoided. Lost pages are computed again.
@@ -202,7 +217,9 @@ class LiveSessions:
             return False
         return True
 
-    async def call_in(self, live: LiveSession, epoch: int, call: Callable[[int], Awaitable[Answer]]) -> Answer:
+    async def call_in(
+        self, live: ActiveSession, epoch: int, call: Callable[[int], Awaitable[Answer]]
+    ) -> Answer:
         """Make a call under an epoch of an open session; where reopening helps it is made again, under a fresh one."""
         try:
             return await call(epoch)
@@ -210,7 +227,7 @@ class LiveSessions:
             fresh = await self.reopen(live, epoch, refusal)
         return await call(fresh)
 
-    async def reopen(self, live: LiveSession, epoch: int, refusal: WorkerRefused) -> int:
+    async def reopen(self, live: ActiveSession, epoch: int, refusal: WorkerRefused) -> int:
         """Open the session again in a worker that was restarted, or has lost pages. Gives the fresh epoch.
 
         Raises the refusal if it was for another reason, StaleEpoch if another process went on with the session.
@@ -227,12 +244,12 @@ class LiveSessions:
             live.in_doubt = doubt
             return fresh
 
-    async def rebuild(self, live: LiveSession) -> None:
+    async def rebuild(self, live: ActiveSession) -> None:
         """Compute the session's lost pages again, and open it as it was committed."""
         async with live.opening, self._leases.held(live.claim):
             await self._open(live, self._worker.place(live.id, live.claim.worker), lost_pages=True)
 
-    async def move(self, live: LiveSession, worker: str) -> None:
+    async def move(self, live: ActiveSession, worker: str) -> None:
         """Open the session, as it was committed, in another worker, and free what the others hold of it."""
         async with live.opening, self._leases.held(live.claim):
             left = live.claim.worker
@@ -244,7 +261,7 @@ class LiveSessions:
                 raise
         await self._worker.release(wire.ReleaseRequest(session=live.id, epoch=epoch))
 
-    async def _open(self, live: LiveSession, worker: str, lost_pages: bool = False) -> int:
+    async def _open(self, live: ActiveSession, worker: str, lost_pages: bool = False) -> int:
         """Under a fresh epoch, so that a call of before that is still on its way is refused."""
         live.in_doubt = True
         epoch = await self._leases.take_over(live.claim, worker)
@@ -261,11 +278,13 @@ class LiveSessions:
             lost_pages = True
         if lost_pages:
             await self._rebuild(session, worker, wire.RebuildRequest(spec=spec, state=state))
-        live.in_doubt, live.opened = False, True
+        live.in_doubt = False
+        live.opened = True
         return epoch
 
     async def _rebuild(self, session: Session, worker: str, request: wire.RebuildRequest) -> None:
-        after, repairs = 0, await self._catalog.repairs(session.id, REPAIRS_KEPT)
+        after = 0
+        repairs = await self._catalog.repairs(session.id, REPAIRS_KEPT)
         while turns := await self._catalog.turns(session.id, after, _TURNS_AT_ONCE):
             request.turns.extend(logged_turns(turns, repairs))
             after = turns[-1].number

@@ -4,7 +4,7 @@ from kvrecall.domain.errors import WorkerLost
 from kvrecall.domain.messages import ToolCall
 
 
-class Retelling:
+class StreamResumer:
     """What a reader was told of an answer. Said again, it is told from where it broke off; it must begin the same.
 
     Turns are seeded, and a session's state is the same in every worker: an answer that differs is a fault that the
@@ -20,11 +20,13 @@ class Retelling:
 
     def begin(self) -> None:
         """The answer begins, for the first time or again."""
-        self._said, self._made = "", 0
+        self._said = ""
+        self._made = 0
 
     def text(self, piece: str) -> str | None:
         """What is new of a piece of the answer; None when nothing is. Raises WorkerLost."""
-        before, self._said = self._said, self._said + piece
+        before = self._said
+        self._said = self._said + piece
         known = len(self._text)
         if len(before) >= known:
             self._text = self._said
@@ -49,4 +51,6 @@ class Retelling:
     def _check(self, same: bool) -> None:
         if not same:
             self.differs = True
-            raise WorkerLost("the worker was lost in the middle of the turn, and another one answered otherwise")
+            raise WorkerLost(
+                "the worker was lost in the middle of the turn, and another one answered otherwise"
+            )

@@ -5,21 +5,25 @@ import time
 from contextlib import suppress
 
 from kvrecall.domain.errors import ServiceError
-from kvrecall.domain.events import Observers, PauseTimedOut
-from kvrecall.domain.limits import ServiceSettings
+from kvrecall.domain.events import EventBus, PauseTimedOut
+from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.tool_events import timed_out
 from services.catalog.base import Catalog
-from services.session_manager import LiveSessions
+from services.session_manager import SessionManager
 
 _SWEEPS_PER_PAUSE = 10
 _LONGEST_SLEEP_SECONDS = 60.0
 
 
-class PauseLimit:
+class ToolCallTimeouts:
     """One task that looks for such calls. It goes by committed times, so that a restart changes nothing."""
 
     def __init__(
-        self, catalog: Catalog, sessions: LiveSessions, observers: Observers, settings: ServiceSettings
+        self,
+        catalog: Catalog,
+        sessions: SessionManager,
+        observers: EventBus,
+        settings: ServiceLimits,
     ) -> None:
         self._catalog = catalog
         self._sessions = sessions
@@ -62,6 +66,8 @@ class PauseLimit:
             silent = [call for call in found.outstanding if call.heard_at <= since]
             for call in silent:
                 epoch = await self._sessions.epoch(live)
-                await self._catalog.commit_call(session, timed_out(call, self._seconds), epoch, None)
+                await self._catalog.commit_call(
+                    session, timed_out(call, self._seconds), epoch, None
+                )
             if silent:
                 self._observers.tell(PauseTimedOut(session, tuple(call.call.id for call in silent)))

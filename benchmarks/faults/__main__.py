@@ -52,10 +52,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.faults", description=__doc__)
     parser.add_argument("--faults", type=int, default=500)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--round", type=int, default=25, help="faults to one set-up, before it is checked")
+    parser.add_argument(
+        "--round", type=int, default=25, help="faults to one set-up, before it is checked"
+    )
     parser.add_argument("--at-once", type=int, default=4, help="rounds that run side by side")
-    parser.add_argument("--setup", choices=tuple(SETUPS), action="append", help="default: all, in turn")
-    parser.add_argument("--keep", action="store_true", help="leave logs and files of the rounds where they are")
+    parser.add_argument(
+        "--setup", choices=tuple(SETUPS), action="append", help="default: all, in turn"
+    )
+    parser.add_argument(
+        "--keep", action="store_true", help="leave logs and files of the rounds where they are"
+    )
     parser.add_argument("--out", type=Path, default=RESULT)
     given = parser.parse_args()
     plan = Plan(given.seed, given.faults, given.round, given.at_once, given.setup or tuple(SETUPS))
@@ -75,7 +81,8 @@ def main() -> None:
 
 def run(plan: Plan, folder: Path, console: Console) -> list[Findings]:
     """All rounds, each on a set-up of its own."""
-    model, told = endless_model(folder), scripts(plan.seed, SCRIPTS)
+    model = endless_model(folder)
+    told = scripts(plan.seed, SCRIPTS)
     calm = undisturbed(embedded(folder_of(folder, "undisturbed"), model), told)
 
     def round_of(number: int, faults: int) -> Findings:
@@ -85,7 +92,9 @@ def run(plan: Plan, folder: Path, console: Console) -> list[Findings]:
         found = Round(build(place, model), told, calm, f"{plan.seed}-{number}").run(weights, faults)
         state = "clean" if report.is_clean([found]) else "NOT CLEAN"
         turns = found.tally.acknowledged["turn"]
-        console.print(f"round {number}, {name}: {found.faults.total()} faults, {turns} turns acknowledged, {state}")
+        console.print(
+            f"round {number}, {name}: {found.faults.total()} faults, {turns} turns acknowledged, {state}"
+        )
         if not report.is_clean([found]):
             report.say([found], console)
         return found

@@ -14,7 +14,7 @@ from benchmarks.faults.flips import page_names
 from benchmarks.faults.processes import processes_under
 from benchmarks.faults.scripts import Json
 from benchmarks.faults.setups import Setup
-from benchmarks.faults.speaking import Speaker, Told
+from benchmarks.faults.speaking import FaultClient, Told
 from kvrecall.app.catalog import open_catalog
 from kvrecall.app.errors import CannotServe
 from kvrecall.domain.errors import CatalogError
@@ -24,9 +24,16 @@ from kvstore.tiers.nvme.tier import NvmeTier
 
 ROWS = ("length", "active_rows", "evicted_rows", "promoted_rows")
 SETTLE_SECONDS = 60.0
-EMPTY_METRICS = ("kvrecall_slots_in_use", "kvrecall_worker_sessions", "kvrecall_worker_queued",
-                 "kvrecall_turns_running", "kvrecall_turns_waiting", "kvrecall_tier_bytes nvme",
-                 "kvrecall_tier_bytes redis", "kvrecall_tier_bytes ram")  # fmt: skip
+EMPTY_METRICS = (
+    "kvrecall_slots_in_use",
+    "kvrecall_worker_sessions",
+    "kvrecall_worker_queued",
+    "kvrecall_turns_running",
+    "kvrecall_turns_waiting",
+    "kvrecall_tier_bytes nvme",
+    "kvrecall_tier_bytes redis",
+    "kvrecall_tier_bytes ram",
+)
 """What is 0 in a service without sessions."""
 
 
@@ -70,16 +77,25 @@ def differences(told: Told, calm: Told) -> list[Difference]:
 
 def missing_from_log(setup: Setup, told: Told) -> list[str]:
     """What is wrong with the turn logs of a script's sessions, against what was acknowledged."""
-    return [wrong for who in told.sessions for wrong in _compare_log(_log(setup, told.sessions[who]), told, who)]
+    return [
+        wrong
+        for who in told.sessions
+        for wrong in _compare_log(_log(setup, told.sessions[who]), told, who)
+    ]
 
 
 def _compare_log(log: Sequence[Turn], told: Told, who: int) -> list[str]:
-    numbers, acknowledged = [turn.number for turn in log], told.turns_of(who)
+    numbers = [turn.number for turn in log]
+    acknowledged = told.turns_of(who)
     if numbers != list(range(1, len(acknowledged) + 1)):
         return [f"{told.name}: {len(acknowledged)} turns were acknowledged, the log has {numbers}"]
     wrong = []
     for turn, (step, answer) in zip(log, acknowledged, strict=True):
-        sent = [message["content"] or "" for message in step.body["messages"] if message["role"] != "tool"]
+        sent = [
+            message["content"] or ""
+            for message in step.body["messages"]
+            if message["role"] != "tool"
+        ]
         logged = [message.content for message in turn.messages if message.role != "tool"]
         message = answer["message"] and (answer["message"]["content"] or "")
         kept = turn.outcome.message and turn.outcome.message.content
@@ -110,15 +126,21 @@ def _log(setup: Setup, session: str) -> list[Turn]:
             time.sleep(0.2)
 
 
-def changed_when_asked_again(speaker: Speaker, told: Told, numbers: Sequence[int]) -> list[str]:
+def changed_when_asked_again(speaker: FaultClient, told: Told, numbers: Sequence[int]) -> list[str]:
     """The steps whose answer is another one when they are sent again with their key."""
-    return [f"{told.name} step {number}" for number in numbers if speaker.take(told, number) != told.answers[number]]
+    return [
+        f"{told.name} step {number}"
+        for number in numbers
+        if speaker.take(told, number) != told.answers[number]
+    ]
 
 
 def leaks_in_service(setup: Setup) -> list[str]:
     """What a service that has no sessions any more still holds, once it has come to rest."""
     last = time.monotonic() + SETTLE_SECONDS
-    while (found := [leak for url in setup.urls for leak in _held_by(setup, url)]) and time.monotonic() < last:
+    while (
+        found := [leak for url in setup.urls for leak in _held_by(setup, url)]
+    ) and time.monotonic() < last:
         time.sleep(0.2)
     return found
 
@@ -148,7 +170,9 @@ def found_by_fsck(setup: Setup) -> list[str]:
     wrong = []
     for folder in setup.pages:
         command = [sys.executable, "-m", "kvrecall.cli", "fsck", "--data", str(folder.parent)]
-        ended = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True)
+        ended = subprocess.run(
+            command, env=os.environ | environment, capture_output=True, text=True
+        )
         if ended.returncode:
             wrong.append(f"{folder.parent.name}: {ended.stdout}{ended.stderr}")
     return wrong
@@ -162,8 +186,11 @@ def strays(setup: Setup) -> list[str]:
 def _left_in_files(folder: Path) -> list[str]:
     """Pages that the tier finds, books that do not agree, unknown files, and segments that nobody needs."""
     known = {"lock"}
-    found = [f"{path.name} in {folder.parent.name}" for path in folder.iterdir()
-             if path.name not in known and not path.match("segment-*.kv")]  # fmt: skip
+    found = [
+        f"{path.name} in {folder.parent.name}"
+        for path in folder.iterdir()
+        if path.name not in known and not path.match("segment-*.kv")
+    ]
     try:
         with closing(NvmeTier(folder)) as tier:
             tier.check()
@@ -171,4 +198,7 @@ def _left_in_files(folder: Path) -> list[str]:
     except KvStoreError as error:
         found.append(f"{folder.parent.name}: {error}")
     segments = sorted(folder.glob("segment-*.kv"))
-    return found + [f"{path.name} of {path.stat().st_size} bytes in {folder.parent.name}" for path in segments[:-1]]
+    return found + [
+        f"{path.name} of {path.stat().st_size} bytes in {folder.parent.name}"
+        for path in segments[:-1]
+    ]

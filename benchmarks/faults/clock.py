@@ -26,7 +26,8 @@ def follow(file: Path) -> None:
     """Replace this process's wall clock by one that is off as the file says."""
     with file.open("rb") as read:
         offset = mmap.mmap(read.fileno(), _OFFSET.size, access=mmap.ACCESS_READ)
-    true_time, true_time_ns = time.time, time.time_ns
+    true_time = time.time
+    true_time_ns = time.time_ns
     _spare_grpc()
 
     def seconds() -> float:

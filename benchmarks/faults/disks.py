@@ -40,7 +40,15 @@ class Disk(Protocol):
 def new_disk(folder: Path, size: int) -> Disk:
     """A tmpfs of `size` bytes at `folder` where one can be mounted, else a limit on files there."""
     folder.mkdir(parents=True, exist_ok=True)
-    command = ["mount", "-t", "tmpfs", "-o", f"size={size},mode=0700", "kvrecall-faults", str(folder)]
+    command = [
+        "mount",
+        "-t",
+        "tmpfs",
+        "-o",
+        f"size={size},mode=0700",
+        "kvrecall-faults",
+        str(folder),
+    ]
     try:
         mounted = subprocess.run(command, capture_output=True).returncode == 0
     except OSError:
@@ -87,7 +95,9 @@ class FileSizeLimit:
         self._folder = folder
 
     def fill(self, room: int, processes: Sequence[int]) -> None:
-        largest = max((path.stat().st_size for path in self._folder.rglob("*") if path.is_file()), default=0)
+        largest = max(
+            (path.stat().st_size for path in self._folder.rglob("*") if path.is_file()), default=0
+        )
         self._limit(largest + room, processes)
 
     def free(self, processes: Sequence[int]) -> None:
@@ -100,4 +110,6 @@ class FileSizeLimit:
         for process in processes:
             with suppress(ProcessLookupError):
                 _, hard = resource.prlimit(process, resource.RLIMIT_FSIZE)
-                resource.prlimit(process, resource.RLIMIT_FSIZE, (hard if size is None else size, hard))
+                resource.prlimit(
+                    process, resource.RLIMIT_FSIZE, (hard if size is None else size, hard)
+                )

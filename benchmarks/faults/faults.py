@@ -40,12 +40,15 @@ class Fault:
 def schedule(weights: Mapping[str, float], seed: str) -> Iterator[Fault]:
     """Faults without end, the same for the same seed."""
     rng = Random(seed)
-    kinds, shares = list(weights), list(weights.values())
+    kinds = list(weights)
+    shares = list(weights.values())
     for number in count():
         kind = rng.choices(kinds, shares)[0]
         late = kind in LATE and rng.random() < 0.3
         seconds = rng.uniform(6.0, 14.0) if late else rng.uniform(0.2, 3.0)
-        yield Fault(rng.uniform(0.05, 1.5), kind, f"{seed} {number}", seconds, lasts=rng.random() < 0.25)
+        yield Fault(
+            rng.uniform(0.05, 1.5), kind, f"{seed} {number}", seconds, lasts=rng.random() < 0.25
+        )
 
 
 def kill_worker(setup: Setup, rng: Random) -> None:
@@ -135,7 +138,10 @@ def flip_while_down(setup: Setup, rng: Random) -> None:
     server = rng.choice(setup.computing)
     server.kill()
     folder = setup.pages[setup.computing.index(server)]
-    hit = [flip_in_files(folder, rng.choice(("header", "payload")), rng) for _ in range(rng.randrange(1, 4))]
+    hit = [
+        flip_in_files(folder, rng.choice(("header", "payload")), rng)
+        for _ in range(rng.randrange(1, 4))
+    ]
     server.start()
     if not any(hit):
         raise NothingToHitError
@@ -164,7 +170,9 @@ def flip_in_redis_page(setup: Setup, rng: Random) -> None:
 
 def jump_clock(setup: Setup, rng: Random) -> None:
     """A process's wall clock jumps by hours, forward or back, and stays so."""
-    clock.set_offset(rng.choice(setup.servers).clock, rng.choice((-1, 1)) * rng.uniform(0.01, 30) * HOUR)
+    clock.set_offset(
+        rng.choice(setup.servers).clock, rng.choice((-1, 1)) * rng.uniform(0.01, 30) * HOUR
+    )
 
 
 def cut_to_worker(setup: Setup, rng: Random) -> None:
@@ -221,7 +229,12 @@ KINDS: Mapping[str, Do] = {
 }
 """What happens, by its name in the result. `kvrecall serve` is its own worker and gateway."""
 
-LATE = ("SIGSTOP, worker", "SIGSTOP, gateway", "kill -9, Redis", "connection slow, silent or closed, to Redis")
+LATE = (
+    "SIGSTOP, worker",
+    "SIGSTOP, gateway",
+    "kill -9, Redis",
+    "connection slow, silent or closed, to Redis",
+)
 """What is often undone late, when the session's claim has run out and it went on elsewhere."""
 
 EMBEDDED: Mapping[str, float] = {

@@ -33,11 +33,19 @@ class _Record:
 
 def flip_in_files(folder: Path, part: Part, rng: Random) -> Flip | None:
     """Turn one bit of a page's payload, or of any record's header, in a segment of `folder`; None: there is none."""
-    found = [(path, record) for path in sorted(folder.glob("segment-*.kv")) for record in _records(path, part)]
+    found = [
+        (path, record)
+        for path in sorted(folder.glob("segment-*.kv"))
+        for record in _records(path, part)
+    ]
     if not found:
         return None
     path, record = rng.choice(found)
-    within = rng.randrange(HEADER_BYTES) if part == "header" else rng.randrange(HEADER_BYTES, record.size)
+    within = (
+        rng.randrange(HEADER_BYTES)
+        if part == "header"
+        else rng.randrange(HEADER_BYTES, record.size)
+    )
     flip = Flip(path.name, record.offset + within, rng.randrange(8))
     with suppress(FileNotFoundError):
         turn_bit(path, flip.offset, flip.bit)
@@ -60,7 +68,8 @@ def flip_in_redis(client: "redis.Redis", rng: Random) -> Flip | None:
     if not names:
         return None
     name = rng.choice(names)
-    offset, bit = rng.randrange(max(1, int(client.strlen(name)))), rng.randrange(8)
+    offset = rng.randrange(max(1, int(client.strlen(name))))
+    bit = rng.randrange(8)
     old = client.getrange(name, offset, offset)
     if old:
         # XX is what SETRANGE lacks: a page that was dropped meanwhile must not come to be again as one byte.
@@ -80,7 +89,8 @@ def _records(path: Path, part: Part) -> list[_Record]:
         held = path.read_bytes()
     except FileNotFoundError:
         return []
-    found, offset = [], 0
+    found = []
+    offset = 0
     while 0 <= offset < len(held):
         try:
             header = parse_header(held, offset)

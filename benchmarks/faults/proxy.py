@@ -47,7 +47,8 @@ class Proxy:
 
     def heal(self) -> None:
         """Be a good connection again."""
-        self._delay, self._refusing = 0.0, False
+        self._delay = 0.0
+        self._refusing = False
         self._call(self._flowing.set)
 
     def close(self) -> None:
@@ -68,7 +69,9 @@ class Proxy:
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
-        server = self._loop.run_until_complete(asyncio.start_server(self._accept, sock=self._listener))
+        server = self._loop.run_until_complete(
+            asyncio.start_server(self._accept, sock=self._listener)
+        )
         self._loop.run_forever()
         server.close()
         self._break_all()

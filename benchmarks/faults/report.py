@@ -34,9 +34,23 @@ def rows_of(findings: Sequence[Findings]) -> list[Row]:
     rows.append(_row("faults", "all", faults.total()))
     rows += _client_rows(findings)
     rows += [_row("service", name, number) for name, number in sorted(_logged(findings).items())]
-    rows.append(_row("service", "starts refused, tried again", sum(found.refused_starts for found in findings)))
-    rows.append(_row("service", "lost pages computed again", sum(found.rebuilt_pages for found in findings)))
-    rows.append(_row("differences", "answers alike, other rows held", sum(len(found.other_rows) for found in findings)))
+    rows.append(
+        _row(
+            "service",
+            "starts refused, tried again",
+            sum(found.refused_starts for found in findings),
+        )
+    )
+    rows.append(
+        _row("service", "lost pages computed again", sum(found.rebuilt_pages for found in findings))
+    )
+    rows.append(
+        _row(
+            "differences",
+            "answers alike, other rows held",
+            sum(len(found.other_rows) for found in findings),
+        )
+    )
     rows += [_row("wrong", name, len(_wrong(findings, name))) for name in WRONG]
     return rows
 
@@ -63,7 +77,11 @@ def _client_rows(findings: Sequence[Findings]) -> list[Row]:
     unclear = _sum(found.tally.unclear for found in findings)
     return [
         *(_row("acknowledged", kind, number) for kind, number in sorted(acknowledged.items())),
-        _row("acknowledged", "turns not yet durable", sum(found.tally.not_durable for found in findings)),
+        _row(
+            "acknowledged",
+            "turns not yet durable",
+            sum(found.tally.not_durable for found in findings),
+        ),
         *(_row("tried again after", code, number) for code, number in sorted(retries.items())),
         *(_row("tried again after 500", text, number) for text, number in sorted(unclear.items())),
     ]

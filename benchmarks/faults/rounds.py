@@ -12,11 +12,12 @@ from benchmarks.faults import checks, logs
 from benchmarks.faults.injecting import Injector
 from benchmarks.faults.scripts import Script
 from benchmarks.faults.setups import Setup
-from benchmarks.faults.speaking import NotServedError, Speaker, Tally, Told
+from benchmarks.faults.speaking import FaultClient, NotServedError, Tally, Told
 from kvrecall.app.errors import ServerNotReady
 
 SPEAKERS = 3
-DIFFERENT, AFTER_REBUILD = "answers that differ", "answers that differ, after lost pages were computed again"
+DIFFERENT = "answers that differ"
+AFTER_REBUILD = "answers that differ, after lost pages were computed again"
 KEPT_SHARE = 0.3
 """Of the sessions: they stay, through whatever happens, to the end of the round."""
 
@@ -82,7 +83,9 @@ class Round:
         )
 
     def _under_load(self, during: Callable[[], None]) -> None:
-        threads = [threading.Thread(target=self._speak, args=(number,)) for number in range(SPEAKERS)]
+        threads = [
+            threading.Thread(target=self._speak, args=(number,)) for number in range(SPEAKERS)
+        ]
         for thread in threads:
             thread.start()
         try:
@@ -95,7 +98,7 @@ class Round:
     def _speak(self, number: int) -> None:
         """Tell script after script until the faults are over; the last one to its end."""
         rng = Random(f"{self.seed} speaker {number}")
-        speaker = Speaker(self.setup.urls, self.tally, rng)
+        speaker = FaultClient(self.setup.urls, self.tally, rng)
         try:
             while not self._over.is_set():
                 number = next(self._numbers)
@@ -108,7 +111,7 @@ class Round:
         finally:
             speaker.close()
 
-    def _tell_one(self, speaker: Speaker, told: Told, rng: Random) -> None:
+    def _tell_one(self, speaker: FaultClient, told: Told, rng: Random) -> None:
         script = told.script
         speaker.tell(told)
         self.differences += checks.differences(told, self.calm[script.number])
@@ -122,12 +125,15 @@ class Round:
 
     def _check_in_peace(self) -> None:
         """What stayed is asked for again, then deleted; nothing may be left."""
-        speaker = Speaker(self.setup.urls, self.tally, Random(self.seed))
+        speaker = FaultClient(self.setup.urls, self.tally, Random(self.seed))
         for told in self.kept:
             try:
                 self._note("turns lost or twice", checks.missing_from_log(self.setup, told))
                 everything = range(len(told.answers))
-                self._note("answers that changed", checks.changed_when_asked_again(speaker, told, everything))
+                self._note(
+                    "answers that changed",
+                    checks.changed_when_asked_again(speaker, told, everything),
+                )
                 speaker.forget(told)
             except NotServedError as error:
                 self._note("not served", [f"{told.name}: {error}"])
@@ -144,7 +150,7 @@ class Round:
 
 def undisturbed(setup: Setup, scripts: Sequence[Script]) -> dict[int, Told]:
     """Every script as a service tells it to which nothing happens."""
-    speaker = Speaker(setup.urls, Tally(), Random(0))
+    speaker = FaultClient(setup.urls, Tally(), Random(0))
     try:
         setup.start()
         calm = {script.number: Told(script, f"calm-{script.number}") for script in scripts}

@@ -10,9 +10,15 @@ from random import Random
 from typing import Any, Literal
 
 Json = dict[str, Any]
-REPAIRED: Json = {"budget": 96, "repair_rows": 32, "repair_on": ["tool_call", "tool_result", "turn"]}
+REPAIRED: Json = {
+    "budget": 96,
+    "repair_rows": 32,
+    "repair_on": ["tool_call", "tool_result", "turn"],
+}
 NOT_REPAIRED: Json = {"budget": 64, "repair_rows": 0}
-SYSTEM = "You are a helpful assistant. You remember codes, and you look them up when you are asked to."
+SYSTEM = (
+    "You are a helpful assistant. You remember codes, and you look them up when you are asked to."
+)
 _NAMES = ("Ada", "Ben", "Clara", "David", "Emma", "Frank")
 _THINGS = ("locker", "garage", "office", "garden")
 _TELLINGS = (
@@ -50,7 +56,9 @@ class Script:
 
 def scripts(seed: int, count: int) -> list[Script]:
     """So many different conversations, the same for the same seed."""
-    return [Script(number, tuple(_steps(Random(f"{seed} {number}"), number))) for number in range(count)]
+    return [
+        Script(number, tuple(_steps(Random(f"{seed} {number}"), number))) for number in range(count)
+    ]
 
 
 def _steps(rng: Random, number: int) -> list[Step]:
@@ -58,7 +66,10 @@ def _steps(rng: Random, number: int) -> list[Step]:
     settings = NOT_REPAIRED if number % 2 else REPAIRED
     steps = [Step("create", 0, settings | {"seed": number}), _turn(rng, 0, opening)]
     for pause in range(rng.randrange(1, 3)):
-        steps += [_turn(rng, 0, [_user(_chatter(rng, rng.randrange(8, 25)))]), *_pause(rng, 0, f"c{pause}")]
+        steps += [
+            _turn(rng, 0, [_user(_chatter(rng, rng.randrange(8, 25)))]),
+            *_pause(rng, 0, f"c{pause}"),
+        ]
     if rng.random() < 0.5:
         steps += _fork(rng, turns=sum(step.kind == "turn" for step in steps))
     steps.append(_turn(rng, 0, [_user(_question(rng))]))
@@ -68,21 +79,33 @@ def _steps(rng: Random, number: int) -> list[Step]:
 def _fork(rng: Random, turns: int) -> list[Step]:
     """A fork at the end of the conversation or, as often, at its first turn, and what is said there."""
     at = rng.choice((None, 1))
-    child = [_turn(rng, 1, [_user(_chatter(rng, rng.randrange(6, 15)))]), _turn(rng, 1, [_user(_question(rng))])]
+    child = [
+        _turn(rng, 1, [_user(_chatter(rng, rng.randrange(6, 15)))]),
+        _turn(rng, 1, [_user(_question(rng))]),
+    ]
     return [Step("fork", 0, {"turn": at, "turns": at or turns, "as": 1}), *child]
 
 
 def _pause(rng: Random, who: int, call: str) -> list[Step]:
     """A call of a tool, what it says, and the turn after it."""
-    name, thing = rng.choice(_NAMES), rng.choice(_THINGS)
+    name = rng.choice(_NAMES)
+    thing = rng.choice(_THINGS)
     function = {"name": "look_up", "arguments": json.dumps({"name": name, "thing": thing})}
-    asks = {"role": "assistant", "content": None, "tool_calls": [{"id": call, "function": function}]}
+    asks = {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"id": call, "function": function}],
+    }
     found = f"{name}'s {thing} has number {rng.randrange(1000, 10000)}."
     kind = rng.choice(("tool_call.completed", "tool_call.completed", "tool_call.failed"))
     events = [Step("event", who, {"type": kind, "call_id": call, "result": found})]
     if rng.random() < 0.5:
         events.insert(0, Step("event", who, {"type": "tool_call.started", "call_id": call}))
-    asking = Step("turn", who, {"messages": [_user(_question(rng)), asks], "generate": False, "wait_for_repairs": True})
+    asking = Step(
+        "turn",
+        who,
+        {"messages": [_user(_question(rng)), asks], "generate": False, "wait_for_repairs": True},
+    )
     return [asking, *events, _turn(rng, who, [])]
 
 

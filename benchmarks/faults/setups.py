@@ -47,7 +47,10 @@ class Setup:
     @property
     def servers(self) -> list[ServerProcess]:
         """Every process of ours, those first that others need."""
-        return [*self.computing, *(gateway for gateway in self.gateways if gateway not in self.computing)]
+        return [
+            *self.computing,
+            *(gateway for gateway in self.gateways if gateway not in self.computing),
+        ]
 
     @property
     def pages(self) -> list[Path]:
@@ -57,7 +60,11 @@ class Setup:
     @property
     def ids(self) -> list[int]:
         """The ids of all processes of ours that run."""
-        return [server.running.pid for server in self.servers if server.running is not None and server.alive]
+        return [
+            server.running.pid
+            for server in self.servers
+            if server.running is not None and server.alive
+        ]
 
     def start(self) -> None:
         """Start everything."""
@@ -112,7 +119,9 @@ def endless_model(folder: Path) -> Path:
     shutil.copytree(MODEL_PATH, model)
     for name in ("config.json", "generation_config.json"):
         config = json.loads((model / name).read_text(encoding="utf-8"))
-        (model / name).write_text(json.dumps(config | {"eos_token_id": config["pad_token_id"]}), encoding="utf-8")
+        (model / name).write_text(
+            json.dumps(config | {"eos_token_id": config["pad_token_id"]}), encoding="utf-8"
+        )
     return model
 
 
@@ -139,7 +148,8 @@ def _embedded(folder: Path, data: Path, disk: Disk, model: Path) -> Setup:
         {"KVRECALL_MODEL": str(model), "KVRECALL_RAM_BYTES": str(RAM_BYTES)},
         folder,
     )
-    url, catalog = f"http://127.0.0.1:{port}", Settings(data=data / "serve")
+    url = f"http://127.0.0.1:{port}"
+    catalog = Settings(data=data / "serve")
     return Setup("embedded", folder, data, str(model), disk, [serve], [serve], [url], catalog)
 
 
@@ -150,7 +160,9 @@ def cluster(folder: Path, model: Path) -> Setup:
     """
     disk = new_disk(folder / "disk", DISK_BYTES)
     redis = RedisProcess(folder / "redis")
-    setup = Setup("cluster", folder, folder / "disk", str(model), disk, [], [], [], Settings(), redis)
+    setup = Setup(
+        "cluster", folder, folder / "disk", str(model), disk, [], [], [], Settings(), redis
+    )
     for number in (1, 2):
         _add_worker(setup, f"worker-{number}", model)
     for number in (1, 2):

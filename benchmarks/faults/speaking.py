@@ -57,7 +57,7 @@ class Told:
         return found
 
 
-class Speaker:
+class FaultClient:
     """A client of a service with one or several front doors. For one thread."""
 
     def __init__(self, urls: Sequence[str], tally: Tally, rng: Random) -> None:
@@ -82,7 +82,8 @@ class Speaker:
 
     def take(self, told: Told, number: int) -> Json:
         """Send a step, for the first time or again, until it is acknowledged. Raises NotServedError."""
-        step, key = told.script.steps[number], f"{told.name}-{number}"
+        step = told.script.steps[number]
+        key = f"{told.name}-{number}"
         if step.kind in ("create", "fork"):
             return self._take_new(told, step, key)
         session = told.sessions[step.who]
@@ -114,7 +115,8 @@ class Speaker:
             answer = self._insist(lambda client: client.create_session(**step.body, key=key))
             told.sessions[step.who] = answer["id"]
         else:
-            parent, at = told.sessions[step.who], step.body["turn"]
+            parent = told.sessions[step.who]
+            at = step.body["turn"]
             answer = self._insist(lambda client: client.fork(parent, turn=at, key=key))
             told.sessions[step.body["as"]] = answer["id"]
         return answer
@@ -138,7 +140,9 @@ class Speaker:
             except KvrecallError as error:
                 self._take_note(error)
                 if time.monotonic() > last:
-                    raise NotServedError(f"not served for {GIVE_UP_SECONDS:.0f} s: {error}") from error
+                    raise NotServedError(
+                        f"not served for {GIVE_UP_SECONDS:.0f} s: {error}"
+                    ) from error
             time.sleep(self._rng.uniform(0.05, 0.5))
 
     def _take_note(self, error: KvrecallError) -> None:

@@ -28,11 +28,15 @@ def main() -> None:
     json.dump({"versions": versions, "kept": answers}, sys.stdout)
 
 
-def dump(model_path: str, inputs: list[list[int]], case: dict[str, Any]) -> list[list[dict[str, str]]]:
+def dump(
+    model_path: str, inputs: list[list[int]], case: dict[str, Any]
+) -> list[list[dict[str, str]]]:
     """Per layer and head the rows that the case's press keeps, and those whose score is next to the cut."""
     press = build(case["press"])
     attention = "eager" if case["press"]["name"] == "ObservedAttentionPress" else "sdpa"
-    model = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32, attn_implementation=attention)
+    model = AutoModelForCausalLM.from_pretrained(
+        model_path, dtype=torch.float32, attn_implementation=attention
+    )
     token_ids = torch.tensor([inputs[case["input"]]])
     scores = watch_scores(press)
     full: Any = DynamicCache()
@@ -46,14 +50,20 @@ def dump(model_path: str, inputs: list[list[int]], case: dict[str, Any]) -> list
         mask = mask_of(full.layers[layer].keys[0], kept.layers[layer].keys[0], module.self_attn)
         pooled = getattr(module.self_attn, "masked_key_indices", None) is not None
         near = near_the_cut(per_chunk(scores[layer], case["press"]), mask, pooled)
-        layers.append([{"kept": ranges(row), "near": ranges(close)} for row, close in zip(mask, near, strict=True)])
+        layers.append(
+            [
+                {"kept": ranges(row), "near": ranges(close)}
+                for row, close in zip(mask, near, strict=True)
+            ]
+        )
     return layers
 
 
 def build(described: dict[str, Any]) -> Any:
     """A press from its class's name and arguments; one of the arguments may be a press."""
     arguments = {
-        name: build(value) if isinstance(value, dict) else value for name, value in described["arguments"].items()
+        name: build(value) if isinstance(value, dict) else value
+        for name, value in described["arguments"].items()
     }
     return getattr(import_module("kvpress"), described["name"])(**arguments)
 
@@ -112,7 +122,9 @@ def near_the_cut(scores: Tensor, kept: Tensor, pooled: bool) -> Tensor:
 
 def ranges(mask: Tensor) -> str:
     """True places in short: "0-3,7"."""
-    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in runs(mask.nonzero().flatten().tolist()))
+    return ",".join(
+        str(a) if a == b else f"{a}-{b}" for a, b in runs(mask.nonzero().flatten().tolist())
+    )
 
 
 def runs(places: Iterable[int]) -> list[tuple[int, int]]:

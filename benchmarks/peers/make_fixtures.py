@@ -32,10 +32,16 @@ def main() -> None:
     arguments = parser.parse_args()
     python = environment(arguments.environment)
     inputs = [token_ids(seed, tokens) for seed, tokens, _ in INPUTS]
-    cases = [case for index, (_, tokens, budget) in enumerate(INPUTS) for case in cases_of(index, tokens, budget)]
+    cases = [
+        case
+        for index, (_, tokens, budget) in enumerate(INPUTS)
+        for case in cases_of(index, tokens, budget)
+    ]
     command = [str(python), str(HERE / "dump_kvpress.py"), str(MODEL_PATH)]
     asked = json.dumps({"inputs": inputs, "cases": cases})
-    told = json.loads(subprocess.run(command, input=asked, stdout=subprocess.PIPE, text=True, check=True).stdout)
+    told = json.loads(
+        subprocess.run(command, input=asked, stdout=subprocess.PIPE, text=True, check=True).stdout
+    )
     for case, layers in zip(cases, told["kept"], strict=True):
         case["layers"] = layers
     write({"versions": told["versions"], "inputs": inputs, "cases": cases})
@@ -46,7 +52,10 @@ def environment(path: Path) -> Path:
     python = path / "bin" / "python"
     if not python.exists():
         venv.create(path, with_pip=True)
-        for packages in ([f"torch=={torch.__version__.split('+')[0]}"], ["kvpress", "transformers<5.3"]):
+        for packages in (
+            [f"torch=={torch.__version__.split('+')[0]}"],
+            ["kvpress", "transformers<5.3"],
+        ):
             subprocess.run([str(python), "-m", "pip", "install", "--quiet", *packages], check=True)
     return python
 
@@ -55,7 +64,9 @@ def token_ids(seed: int, tokens: int) -> list[int]:
     """The first tokens of a held-out conversation."""
     conversation = generate(seed, 2 * tokens)
     tokenizer: Any = AutoTokenizer.from_pretrained(MODEL_PATH)
-    text = tokenizer.apply_chat_template(conversation.messages(), tools=conversation.tools, tokenize=False)
+    text = tokenizer.apply_chat_template(
+        conversation.messages(), tools=conversation.tools, tokenize=False
+    )
     ids: list[int] = tokenizer.encode(text, add_special_tokens=False)[:tokens]
     assert len(ids) == tokens, "the conversation is long enough"
     return ids
@@ -70,14 +81,26 @@ def cases_of(index: int, tokens: int, budget: int) -> list[dict[str, Any]]:
     pyramid = {"compression_ratio": 1 - budget / tokens, "window_size": 2, "kernel_size": 5}
     pooled = {"window": 32, "pool": 5, "pooling": "mean"}
     compared: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
-        ("streaming_llm", {"sinks": 4}, press("StreamingLLMPress", compression_ratio=ratio, n_sink=4)),
-        ("h2o", {"recent": 0, "per_query": True}, press("ObservedAttentionPress", compression_ratio=ratio)),
+        (
+            "streaming_llm",
+            {"sinks": 4},
+            press("StreamingLLMPress", compression_ratio=ratio, n_sink=4),
+        ),
+        (
+            "h2o",
+            {"recent": 0, "per_query": True},
+            press("ObservedAttentionPress", compression_ratio=ratio),
+        ),
         ("snapkv", pooled, snapkv),
         ("pyramidkv", {**pooled, "window": 2}, press("PyramidKVPress", **pyramid)),
         ("adakv", {**pooled, "floor": 0.2}, press("AdaKVPress", press=snapkv, alpha_safeguard=0.2)),
         ("keydiff", {}, press("KeyDiffPress", compression_ratio=ratio)),
         # Of KVzip's rows the part that goes is truncated, not the part that stays.
-        ("kvzip", {}, press("KVzipPress", compression_ratio=1 - (budget - 0.25) / tokens, layerwise=True)),
+        (
+            "kvzip",
+            {},
+            press("KVzipPress", compression_ratio=1 - (budget - 0.25) / tokens, layerwise=True),
+        ),
         (
             "chunkkv",
             {"window": tail, "chunk": 10, "reuse": 1, "aggregate": "mean"},
@@ -86,7 +109,10 @@ def cases_of(index: int, tokens: int, budget: int) -> list[dict[str, Any]]:
         ("tova", {}, press("TOVAPress", compression_ratio=ratio)),
         ("knorm", {}, press("KnormPress", compression_ratio=ratio)),
     ]
-    return [{"method": m, "settings": s, "press": p, "input": index, "budget": budget} for m, s, p in compared]
+    return [
+        {"method": m, "settings": s, "press": p, "input": index, "budget": budget}
+        for m, s, p in compared
+    ]
 
 
 def press(name: str, **arguments: Any) -> dict[str, Any]:
@@ -104,7 +130,11 @@ def write(fixture: dict[str, Any]) -> None:
 
 def listed(name: str, items: Sequence[Any]) -> str:
     """A list in JSON, an item a line."""
-    return f'"{name}": [\n' + ",\n".join(json.dumps(item, separators=(",", ":")) for item in items) + "\n]"
+    return (
+        f'"{name}": [\n'
+        + ",\n".join(json.dumps(item, separators=(",", ":")) for item in items)
+        + "\n]"
+    )
 
 
 if __name__ == "__main__":

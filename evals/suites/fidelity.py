@@ -48,7 +48,12 @@ class Replay:
 
 
 def suite(
-    setup: Setup, arms: Sequence[Arm], budgets: Sequence[str], sources: Sequence[Path], limit: int | None, tokens: int
+    setup: Setup,
+    arms: Sequence[Arm],
+    budgets: Sequence[str],
+    sources: Sequence[Path],
+    limit: int | None,
+    tokens: int,
 ) -> Suite[Replay]:
     """Every arm on the first `limit` recordings of each source: a file, or a folder of files. Raises BadDataFile."""
     units = [
@@ -58,7 +63,14 @@ def suite(
         for arm in arms
         if arm.evicts
     ]
-    return Suite("fidelity", setup.seed, setup.model, tuple(units), run, partial(result_rows, seed=setup.seed))
+    return Suite(
+        "fidelity",
+        setup.seed,
+        setup.model,
+        tuple(units),
+        run,
+        partial(result_rows, seed=setup.seed),
+    )
 
 
 def recordings_of(source: Path) -> list[tuple[Path, int]]:
@@ -80,7 +92,8 @@ def run(unit: Replay) -> list[Record]:
     with harness.worker_of(setup, max(tokens, *budgets.values()), slots=1 + len(budgets)) as worker:
         whole = Session(worker, harness.spec_of(replace(setup, arm=arm_of(FULL)), tokens, FULL))
         kept = {
-            name: _Kept(unit, Session(worker, harness.spec_of(setup, rows, name))) for name, rows in budgets.items()
+            name: _Kept(unit, Session(worker, harness.spec_of(setup, rows, name)))
+            for name, rows in budgets.items()
         }
         records = list[Record]()
         for number, turn in enumerate(turns):
@@ -99,11 +112,15 @@ class _Kept:
     built: episodes.Built | None = None
     segments: int = 0
 
-    def say(self, turn: Sequence[Message], budget: str, number: int, recording: str) -> Iterator[Record]:
+    def say(
+        self, turn: Sequence[Message], budget: str, number: int, recording: str
+    ) -> Iterator[Record]:
         """Say a turn; a record of how far its reply lies from the full cache's, where it has one."""
         answered = turn[-1]["role"] == "assistant"
         chosen = episodes.matched(self.built, _words_of_user(turn))
-        done = self.session.say(turn, compare_with=FULL if answered else "", episode=chosen.episode if chosen else None)
+        done = self.session.say(
+            turn, compare_with=FULL if answered else "", episode=chosen.episode if chosen else None
+        )
         self._build_if_due()
         if not answered:
             return
@@ -127,16 +144,22 @@ class _Kept:
             return
         settings = replace(setup.episodes, build=setup.arm.build)
         segments = len(self.session.utterances) // settings.segment_utterances
-        length, budget = self.session.memory.length, self.session.spec.budget
-        if rebuild_due(settings, segments=segments, built=self.segments, length=length, budget=budget):
-            self.built, self.segments = episodes.build(self.session, settings), segments
+        length = self.session.memory.length
+        budget = self.session.spec.budget
+        if rebuild_due(
+            settings, segments=segments, built=self.segments, length=length, budget=budget
+        ):
+            self.built = episodes.build(self.session, settings)
+            self.segments = segments
 
 
 def _words_of_user(turn: Sequence[Message]) -> str:
     return query_text([message_from_wire(wire_values.to_wire(dict(message))) for message in turn])
 
 
-def turns_within(messages: Sequence[Message], tokenizer: ChatTokenizer, tokens: int) -> list[list[Message]]:
+def turns_within(
+    messages: Sequence[Message], tokenizer: ChatTokenizer, tokens: int
+) -> list[list[Message]]:
     """The conversation as turns that each end in an assistant's message, as many as surely fit into `tokens` tokens."""
     turns: list[list[Message]] = [[]]
     size = 0

@@ -71,29 +71,42 @@ class Hidden:
 
 
 def suite(
-    setup: Setup, arms: Sequence[Arm], conversations: int, lengths: Sequence[int], depths: Sequence[float]
+    setup: Setup,
+    arms: Sequence[Arm],
+    conversations: int,
+    lengths: Sequence[int],
+    depths: Sequence[float],
 ) -> Suite[Passkey]:
     """All arms and the full cache, on so many histories of each length."""
     units = [
-        Passkey(replace(setup, seed=seed, arm=arm, budget=setup.budget if arm.evicts else "1/1"), tokens, tuple(depths))
+        Passkey(
+            replace(setup, seed=seed, arm=arm, budget=setup.budget if arm.evicts else "1/1"),
+            tokens,
+            tuple(depths),
+        )
         for tokens in lengths
         for seed in range(setup.seed, setup.seed + conversations)
         for arm in dict.fromkeys((arm_of(FULL), *arms))
     ]
-    return Suite("passkey", setup.seed, setup.model, tuple(units), run, partial(result_rows, seed=setup.seed))
+    return Suite(
+        "passkey", setup.seed, setup.model, tuple(units), run, partial(result_rows, seed=setup.seed)
+    )
 
 
 def hidden(seed: int, tokens: int, length_of: Callable[[Sequence[Message]], int]) -> Hidden:
     """A history of about `tokens` tokens, as `length_of` counts those of an exchange, and its passkey."""
     rng = random.Random(f"passkey:{seed}:{tokens}")
-    topics, said = rng.sample(sorted(TOPICS), _TOPICS), list[str]()
-    chat, length = list[tuple[Message, Message]](), 0
+    topics = rng.sample(sorted(TOPICS), _TOPICS)
+    said = list[str]()
+    chat = list[tuple[Message, Message]]()
+    length = 0
     for number in count():
         if length >= tokens:
             break
         chat.append(_exchange(*small_talk(rng, topics[number // 5 % _TOPICS], said)))
         length += length_of(chat[-1])
-    name, attribute = names_for(rng, "held_out")[0], rng.choice(sorted(ATTRIBUTES))
+    name = names_for(rng, "held_out")[0]
+    attribute = rng.choice(sorted(ATTRIBUTES))
     value = value_for(attribute, rng, "held_out")
     clause = CLAUSE.format(name=name, attribute=attribute, value=value)
     stated = rng.choice(STATEMENTS).format(clause=clause)
@@ -122,7 +135,9 @@ def _asked(setup: Setup, session: Session, told: Hidden) -> Record:
     chosen = episodes.matched(episodes.built_for(setup, session), told.question)
     started = time.perf_counter()
     done = session.ask(
-        [{"role": "user", "content": told.question}], harness.MOST_REPLY_TOKENS, chosen.episode if chosen else None
+        [{"role": "user", "content": told.question}],
+        harness.MOST_REPLY_TOKENS,
+        chosen.episode if chosen else None,
     )
     return {
         "arm": setup.arm.name,
@@ -146,10 +161,14 @@ def result_rows(records: Sequence[Record], seed: int) -> list[Row]:
         rows += mean_row("all depths", [each["right"] for each in found], seed, **told)
     for (arm, tokens, depth), found in grouped(records, "arm", "tokens", "depth").items():
         told = {**_common(arm, found), "tokens": tokens, "depth": depth}
-        rows += mean_row(f"{tokens} tokens, depth {depth}", [each["right"] for each in found], seed, **told)
+        rows += mean_row(
+            f"{tokens} tokens, depth {depth}", [each["right"] for each in found], seed, **told
+        )
     for (arm, tokens), found in grouped(records, "arm", "tokens").items():
         name = f"{arm}, {tokens} tokens"
-        rows.append(speed_row(name, "prefill", "seconds", [each["seconds"]["prefill"] for each in found]))
+        rows.append(
+            speed_row(name, "prefill", "seconds", [each["seconds"]["prefill"] for each in found])
+        )
     return rows
 
 

@@ -52,15 +52,29 @@ class Metrics:
         self._requests = Counter(
             "kvrecall_http_requests", "Requests answered.", ["method", "status"], registry=registry
         )
-        self._turns = Counter("kvrecall_turns", "Turns committed.", ["finish_reason"], registry=registry)
-        self._failures = Counter("kvrecall_turn_failures", "Turns not committed.", ["code"], registry=registry)
-        self._tokens = Counter("kvrecall_tokens", "Tokens of committed turns.", ["kind"], registry=registry)
-        self._phases = Histogram(
-            "kvrecall_turn_phase_seconds", "Time in a turn's phases.", ["phase"], buckets=SECONDS, registry=registry
+        self._turns = Counter(
+            "kvrecall_turns", "Turns committed.", ["finish_reason"], registry=registry
         )
-        self._forks = Histogram("kvrecall_fork_seconds", "Time of a fork.", ["at"], buckets=SECONDS, registry=registry)
+        self._failures = Counter(
+            "kvrecall_turn_failures", "Turns not committed.", ["code"], registry=registry
+        )
+        self._tokens = Counter(
+            "kvrecall_tokens", "Tokens of committed turns.", ["kind"], registry=registry
+        )
+        self._phases = Histogram(
+            "kvrecall_turn_phase_seconds",
+            "Time in a turn's phases.",
+            ["phase"],
+            buckets=SECONDS,
+            registry=registry,
+        )
+        self._forks = Histogram(
+            "kvrecall_fork_seconds", "Time of a fork.", ["at"], buckets=SECONDS, registry=registry
+        )
         self._quotas = Counter(
-            "kvrecall_quota_refusals", "Requests refused as their tenant holds as much as it may.", registry=registry
+            "kvrecall_quota_refusals",
+            "Requests refused as their tenant holds as much as it may.",
+            registry=registry,
         )
         self._add_moves()
         self._add_repairs()
@@ -71,28 +85,46 @@ class Metrics:
         """What it costs that workers come and go."""
         registry = self._registry
         self._retries = Counter(
-            "kvrecall_turn_retries", "Turns run again in another worker.", ["code"], registry=registry
+            "kvrecall_turn_retries",
+            "Turns run again in another worker.",
+            ["code"],
+            registry=registry,
         )
-        self._moves = Histogram("kvrecall_move_seconds", "Time of a move.", buckets=SECONDS, registry=registry)
+        self._moves = Histogram(
+            "kvrecall_move_seconds", "Time of a move.", buckets=SECONDS, registry=registry
+        )
         self._rebuilds = Histogram(
-            "kvrecall_rebuild_seconds", "Time of computing lost pages again.", buckets=SECONDS, registry=registry
+            "kvrecall_rebuild_seconds",
+            "Time of computing lost pages again.",
+            buckets=SECONDS,
+            registry=registry,
         )
 
     def _add_repairs(self) -> None:
         """What repairs looked at, what they moved, and whether they ended in time."""
         registry = self._registry
         self._repairs = Histogram(
-            "kvrecall_repair_seconds", "Time of a repair.", ["trigger"], buckets=SECONDS, registry=registry
+            "kvrecall_repair_seconds",
+            "Time of a repair.",
+            ["trigger"],
+            buckets=SECONDS,
+            registry=registry,
         )
         self._repair_shares = Histogram(
-            "kvrecall_repair_share_scanned", "Share of the candidates scored.", buckets=SHARES, registry=registry
+            "kvrecall_repair_share_scanned",
+            "Share of the candidates scored.",
+            buckets=SHARES,
+            registry=registry,
         )
         self._repair_counts = {
             name: Counter(f"kvrecall_{metric}", text, ["trigger"], registry=registry)
             for name, (metric, text) in REPAIR_COUNTS.items()
         }
         self._repair_failures = Counter(
-            "kvrecall_repair_failures", "Repairs that could not be run.", ["code"], registry=registry
+            "kvrecall_repair_failures",
+            "Repairs that could not be run.",
+            ["code"],
+            registry=registry,
         )
         self._repairs_ended = Counter(
             "kvrecall_repairs_between_turns",
@@ -101,7 +133,9 @@ class Metrics:
             registry=registry,
         )
         self._repairs_left_out = Counter(
-            "kvrecall_repairs_left_out", "Repairs that were due and not begun when a turn came.", registry=registry
+            "kvrecall_repairs_left_out",
+            "Repairs that were due and not begun when a turn came.",
+            registry=registry,
         )
         self._timed_out = Counter(
             "kvrecall_pauses_timed_out",
@@ -112,35 +146,69 @@ class Metrics:
     def _add_episodes(self) -> None:
         """What happens to sessions' episodes."""
         registry = self._registry
-        self._matches = Counter("kvrecall_episode_matches", "Turns matched with an episode.", registry=registry)
-        self._switches = Counter(
-            "kvrecall_episode_switches", "Turns that made another episode active.", registry=registry
+        self._matches = Counter(
+            "kvrecall_episode_matches", "Turns matched with an episode.", registry=registry
         )
-        self._moved_rows = Counter("kvrecall_episode_moved_rows", "Rows that switches loaded.", registry=registry)
-        self._moved_bytes = Counter("kvrecall_episode_moved_bytes", "Bytes of these rows.", registry=registry)
+        self._switches = Counter(
+            "kvrecall_episode_switches",
+            "Turns that made another episode active.",
+            registry=registry,
+        )
+        self._moved_rows = Counter(
+            "kvrecall_episode_moved_rows", "Rows that switches loaded.", registry=registry
+        )
+        self._moved_bytes = Counter(
+            "kvrecall_episode_moved_bytes", "Bytes of these rows.", registry=registry
+        )
         self._builds = Histogram(
-            "kvrecall_episode_build_seconds", "Time of building episodes.", buckets=SECONDS, registry=registry
+            "kvrecall_episode_build_seconds",
+            "Time of building episodes.",
+            buckets=SECONDS,
+            registry=registry,
         )
         self._episode_failures = Counter(
-            "kvrecall_episode_failures", "What could not be done for episodes.", ["step", "code"], registry=registry
+            "kvrecall_episode_failures",
+            "What could not be done for episodes.",
+            ["step", "code"],
+            registry=registry,
         )
 
     def _add_gauges(self, admission: Admission) -> None:
         """Values that are asked for at each scrape."""
-        active = Gauge("kvrecall_active_rows", "Active rows of all sessions' largest layers.", registry=self._registry)
+        active = Gauge(
+            "kvrecall_active_rows",
+            "Active rows of all sessions' largest layers.",
+            registry=self._registry,
+        )
         active.set_function(lambda: sum(held.active_rows for held in self._held.values()))
-        bytes_held = Gauge("kvrecall_active_bytes", "Bytes of active rows of all sessions.", registry=self._registry)
+        bytes_held = Gauge(
+            "kvrecall_active_bytes",
+            "Bytes of active rows of all sessions.",
+            registry=self._registry,
+        )
         bytes_held.set_function(lambda: sum(held.active_bytes for held in self._held.values()))
-        evicted = Gauge("kvrecall_evicted_rows", "Tokens with an evicted row, all sessions.", registry=self._registry)
+        evicted = Gauge(
+            "kvrecall_evicted_rows",
+            "Tokens with an evicted row, all sessions.",
+            registry=self._registry,
+        )
         evicted.set_function(lambda: sum(held.evicted_rows for held in self._held.values()))
-        running = Gauge("kvrecall_turns_running", "Turns that hold a place.", registry=self._registry)
+        running = Gauge(
+            "kvrecall_turns_running", "Turns that hold a place.", registry=self._registry
+        )
         running.set_function(lambda: admission.running)
-        waiting = Gauge("kvrecall_turns_waiting", "Turns that wait for a place.", registry=self._registry)
+        waiting = Gauge(
+            "kvrecall_turns_waiting", "Turns that wait for a place.", registry=self._registry
+        )
         waiting.set_function(lambda: admission.waiting)
 
     def count_request(self, method: str, status: int) -> None:
         """Note an answered request; methods that HTTP does not know are counted together."""
-        known = method if method in ("GET", "POST", "DELETE", "HEAD", "OPTIONS", "PUT", "PATCH") else "other"
+        known = (
+            method
+            if method in ("GET", "POST", "DELETE", "HEAD", "OPTIONS", "PUT", "PATCH")
+            else "other"
+        )
         self._requests.labels(known, str(status)).inc()
 
     def observe(self, observation: Observation) -> None:

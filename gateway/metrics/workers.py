@@ -17,11 +17,19 @@ OF_WORKER: Mapping[str, tuple[Family, str, str]] = {
 }
 OF_TIER: Mapping[str, tuple[Family, str, str]] = {
     "bytes": (GaugeMetricFamily, "tier_bytes", "Bytes of stored rows."),
-    "limit_bytes": (GaugeMetricFamily, "tier_limit_bytes", "Bytes that a tier may hold; 0: any number."),
+    "limit_bytes": (
+        GaugeMetricFamily,
+        "tier_limit_bytes",
+        "Bytes that a tier may hold; 0: any number.",
+    ),
     "hits": (CounterMetricFamily, "tier_hits", "Pages found in a tier."),
     "misses": (CounterMetricFamily, "tier_misses", "Pages looked for in a tier in vain."),
     "errors": (CounterMetricFamily, "tier_errors", "Calls that a tier failed at."),
-    "refused_pages": (CounterMetricFamily, "tier_refused_pages", "Pages that a tier had no room for."),
+    "refused_pages": (
+        CounterMetricFamily,
+        "tier_refused_pages",
+        "Pages that a tier had no room for.",
+    ),
     "read_bytes": (CounterMetricFamily, "tier_read_bytes", "Bytes read from a tier."),
     "written_bytes": (CounterMetricFamily, "tier_written_bytes", "Bytes written to a tier."),
     "reads": (CounterMetricFamily, "tier_reads", "Calls that read from a tier."),
@@ -45,7 +53,9 @@ class WorkerCounters(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """The families of the page."""
-        up = GaugeMetricFamily("kvrecall_worker_up", "Whether a worker answers, that once did.", labels=["worker"])
+        up = GaugeMetricFamily(
+            "kvrecall_worker_up", "Whether a worker answers, that once did.", labels=["worker"]
+        )
         for name in sorted(self._seen):
             up.add_metric([name], float(name in self._stats))
         yield up

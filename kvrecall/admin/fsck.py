@@ -98,13 +98,23 @@ def tier_findings(report: PagesReport) -> Iterator[Finding]:
         yield Finding(report.tier, report.wrong_books, "pages that are not found are " + REBUILT)
     for segment in report.segments:
         if segment.damaged:
-            what = _count(segment.damaged, "stretch", "stretches") + " in which no record can be read"
-            yield Finding(segment.name, what, "pages written before it are taken for out of date and " + REBUILT)
+            what = (
+                _count(segment.damaged, "stretch", "stretches") + " in which no record can be read"
+            )
+            yield Finding(
+                segment.name,
+                what,
+                "pages written before it are taken for out of date and " + REBUILT,
+            )
         if segment.corrupt:
             what = _count(segment.corrupt, "damaged record") + " that no longer counted"
-            yield Finding(segment.name, what, "nobody reads it; it goes with its file", problem=False)
+            yield Finding(
+                segment.name, what, "nobody reads it; it goes with its file", problem=False
+            )
         if segment.torn_bytes:
-            yield Finding(segment.name, f"{segment.torn_bytes} bytes at its end are torn", CUT, problem=False)
+            yield Finding(
+                segment.name, f"{segment.torn_bytes} bytes at its end are torn", CUT, problem=False
+            )
 
 
 def session_findings(session: KnownSession, found: Stored) -> Iterator[Finding]:
@@ -114,16 +124,22 @@ def session_findings(session: KnownSession, found: Stored) -> Iterator[Finding]:
         what = f"its turns have {session.logged} tokens, its state says {session.said}"
         yield Finding(where, what, "put back a copy of the catalog: it is the truth")
     for reason, indices in _by_reason(_missing(session, found)):
-        yield Finding(where, f"{_pages(indices)} {reason}", REBUILT if session.log_is_whole else NOT_REBUILT)
+        yield Finding(
+            where, f"{_pages(indices)} {reason}", REBUILT if session.log_is_whole else NOT_REBUILT
+        )
     later = [
-        index for index in range(session.shared_pages, _page_count(session, found)) if _is_later(session, index, found)
+        index
+        for index in range(session.shared_pages, _page_count(session, found))
+        if _is_later(session, index, found)
     ]
     if later:
         what = f"{_pages(later)} of a later epoch than the catalog's {session.epoch}: it is older than the pages"
         yield Finding(where, what, "do not serve: put back the catalog that belongs to these pages")
 
 
-def leftover_findings(sessions: Sequence[KnownSession], kept: Sequence[SharedPages], found: Stored) -> list[Finding]:
+def leftover_findings(
+    sessions: Sequence[KnownSession], kept: Sequence[SharedPages], found: Stored
+) -> list[Finding]:
     """Pages beyond what was committed, and pages that belong to no session."""
     lengths = {session.id: _page_count(session, found) for session in sessions}
     findings = []
@@ -138,7 +154,9 @@ def leftover_findings(sessions: Sequence[KnownSession], kept: Sequence[SharedPag
     return findings
 
 
-def leftovers(sessions: Sequence[KnownSession], kept: Sequence[SharedPages], found: Stored) -> list[PageKey]:
+def leftovers(
+    sessions: Sequence[KnownSession], kept: Sequence[SharedPages], found: Stored
+) -> list[PageKey]:
     """Stored pages that nobody needs: behind a session's end, or of none that is there, but for what others share."""
     needed = {session.id: _page_count(session, found) for session in sessions}
     for each in (*kept, *(shared for session in sessions for shared in session.shared)):
@@ -155,7 +173,10 @@ def _missing(session: KnownSession, found: Stored) -> Iterator[tuple[int, str]]:
 
 
 def _is_later(session: KnownSession, index: int, found: Stored) -> bool:
-    return any(page.header.epoch > session.epoch for page in found.pages.get(PageKey(session.id, index), ()))
+    return any(
+        page.header.epoch > session.epoch
+        for page in found.pages.get(PageKey(session.id, index), ())
+    )
 
 
 def _page_count(session: KnownSession, found: Stored) -> int:
@@ -179,7 +200,9 @@ def _pages(indices: Sequence[int]) -> str:
             runs.append([index])
     told = [str(run[0]) if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in runs]
     some = (
-        ", ".join(told) if len(told) < _MOST_RUNS else f"{', '.join(told[:_MOST_RUNS])} and more, {len(indices)} in all"
+        ", ".join(told)
+        if len(told) < _MOST_RUNS
+        else f"{', '.join(told[:_MOST_RUNS])} and more, {len(indices)} in all"
     )
     return f"page {some}" if len(indices) == 1 else f"pages {some}"
 

@@ -37,7 +37,9 @@ def profile_path(data: Path, model: LoadedModel) -> Path:
     return data / "profiles" / f"{model.fingerprint}.json"
 
 
-def known_profile(model: LoadedModel, tokenizer: ChatTokenizer, data: Path, name: str) -> Profile | None:
+def known_profile(
+    model: LoadedModel, tokenizer: ChatTokenizer, data: Path, name: str
+) -> Profile | None:
     """The model's profile; measured and kept, once, where there is none. `name` is the model's path or hub name.
 
     None for a model whose context is too short to measure in. Raises ProfileRefused for another model's file.
@@ -47,7 +49,9 @@ def known_profile(model: LoadedModel, tokenizer: ChatTokenizer, data: Path, name
         return profile.load(path, model)
     log = structlog.get_logger()
     if model.max_context < profile.LEAST_TOKENS:
-        log.warning("context too short for a layer profile: no layer budgets by sensitivity", model=name)
+        log.warning(
+            "context too short for a layer profile: no layer budgets by sensitivity", model=name
+        )
         return None
     log.info("measuring the layers' sensitivity, once for this model", model=name)
     started = time.perf_counter()
@@ -58,10 +62,16 @@ def known_profile(model: LoadedModel, tokenizer: ChatTokenizer, data: Path, name
 
 
 def measured(
-    model: LoadedModel, tokenizer: ChatTokenizer, name: str, text: CalibrationText, tokens: int = profile.TOKENS
+    model: LoadedModel,
+    tokenizer: ChatTokenizer,
+    name: str,
+    text: CalibrationText,
+    tokens: int = profile.TOKENS,
 ) -> Profile:
     """Measure on the first `tokens` tokens of a text. Raises ProfileRefused."""
-    token_ids = [token for said in tokenizer.prompt([], text.messages, [], False) for token in said.token_ids]
+    token_ids = [
+        token for said in tokenizer.prompt([], text.messages, [], False) for token in said.token_ids
+    ]
     shown = "the reference model" if _is_reference(name) else name
     return profile.measure(model, token_ids[:tokens], name=shown, text=text.name)
 
@@ -72,7 +82,9 @@ def packaged_text(name: str, tokens: int = profile.TOKENS) -> CalibrationText:
         # A conversation comes out a little longer or shorter than asked for.
         conversation = generate(SEED, tokens + 512, split="train")
         return CalibrationText(f"a generated conversation, seed {SEED}", conversation.messages())
-    return CalibrationText(PACKAGED, _turns(files("kvrecall.cli").joinpath(PACKAGED).read_text(encoding="utf-8")))
+    return CalibrationText(
+        PACKAGED, _turns(files("kvrecall.cli").joinpath(PACKAGED).read_text(encoding="utf-8"))
+    )
 
 
 def text_of(path: Path) -> CalibrationText:
@@ -87,8 +99,14 @@ def text_of(path: Path) -> CalibrationText:
 
 
 def _turns(text: str) -> list[ChatMessage]:
-    paragraphs = [paragraph.strip() for paragraph in text.replace("\r\n", "\n").split("\n\n") if paragraph.strip()]
-    return [{"role": ("user", "assistant")[i % 2], "content": said} for i, said in enumerate(paragraphs)]
+    paragraphs = [
+        paragraph.strip()
+        for paragraph in text.replace("\r\n", "\n").split("\n\n")
+        if paragraph.strip()
+    ]
+    return [
+        {"role": ("user", "assistant")[i % 2], "content": said} for i, said in enumerate(paragraphs)
+    ]
 
 
 def _is_reference(name: str) -> bool:

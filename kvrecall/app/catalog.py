@@ -17,7 +17,9 @@ async def open_catalog(settings: Settings) -> Catalog:
     """
     try:
         if settings.catalog_url is None:
-            return await SqliteCatalog.open(settings.data / "catalog.sqlite3", settings.service.idempotency_records)
+            return await SqliteCatalog.open(
+                settings.data / "catalog.sqlite3", settings.service.idempotency_records
+            )
         client = redis_client(settings.catalog_url.get_secret_value())
         return await RedisCatalog.open(client, f"{settings.store.redis_namespace}:catalog")
     except CatalogError as error:

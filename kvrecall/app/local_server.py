@@ -37,7 +37,12 @@ class ServerNeeds:
             "--block": self.block_tokens,
             "--data": self.data,
         }
-        return [text for name, value in options.items() if value is not None for text in (name, str(value))]
+        return [
+            text
+            for name, value in options.items()
+            if value is not None
+            for text in (name, str(value))
+        ]
 
 
 @contextmanager
@@ -50,12 +55,24 @@ def server_at(url: str | None, needs: ServerNeeds) -> Iterator[str]:
     if url is not None:
         with KvrecallClient(url) as client:
             if not client.ready():
-                raise ServerNotReady(f"no kvrecall is ready at {url}; start one with: kvrecall serve")
+                raise ServerNotReady(
+                    f"no kvrecall is ready at {url}; start one with: kvrecall serve"
+                )
         yield url
         return
     with tempfile.TemporaryDirectory(prefix="kvrecall-") as folder:
         data = needs.data or Path(folder) / "data"
-        arguments = ["--host", "127.0.0.1", "--port", "0", "--data", str(data), "--log", "json", *needs.arguments()]
+        arguments = [
+            "--host",
+            "127.0.0.1",
+            "--port",
+            "0",
+            "--data",
+            str(data),
+            "--log",
+            "json",
+            *needs.arguments(),
+        ]
         with _started(arguments, Path(folder) / "server.log") as started:
             yield started
 
@@ -120,5 +137,9 @@ def _address(process: "subprocess.Popen[bytes]", log: Path) -> str:
 
 
 def _last_line(log: Path) -> str:
-    lines = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+    lines = [
+        line
+        for line in log.read_text(encoding="utf-8", errors="replace").splitlines()
+        if line.strip()
+    ]
     return lines[-1] if lines else "it said nothing"

@@ -6,7 +6,7 @@ from contextlib import aclosing, contextmanager
 from kvrecall.domain.errors import WorkerLost, WorkerRefused
 from kvrecall.protocol.v1 import worker_pb2 as wire
 from workers.errors import WorkerError
-from workers.rpc.service import WorkerCalls
+from workers.rpc.service import WorkerService
 
 LOCAL = "local"
 """The name of a worker that is part of its gateway's process."""
@@ -15,7 +15,7 @@ LOCAL = "local"
 class InProcessWorker:
     """`services.cluster.worker_client.Worker`, on calls whose scheduler runs in a thread of this process."""
 
-    def __init__(self, calls: WorkerCalls) -> None:
+    def __init__(self, calls: WorkerService) -> None:
         self._calls = calls
 
     async def describe(self) -> wire.WorkerInfo:

@@ -31,7 +31,9 @@ def redis_client(url: str, timeout_seconds: float = 5.0) -> Redis | RedisCluster
         common["ssl"] = True
     if address.scheme.endswith("+sentinel"):
         return _behind_sentinels(address, common)
-    return RedisCluster(startup_nodes=[ClusterNode(host, port) for host, port in address.hosts], **common)
+    return RedisCluster(
+        startup_nodes=[ClusterNode(host, port) for host, port in address.hosts], **common
+    )
 
 
 def _behind_sentinels(address: RedisAddress, common: dict[str, Any]) -> Redis:

@@ -38,7 +38,9 @@ def say_what_is_served(settings: Settings, console: Console) -> None:
         console.print(TEST_INSTRUMENT, style="yellow", soft_wrap=True)
 
 
-async def run_service(settings: Settings, console: Console, build: "Callable[[], Awaitable[SessionService]]") -> None:
+async def run_service(
+    settings: Settings, console: Console, build: "Callable[[], Awaitable[SessionService]]"
+) -> None:
     """Serve what `build` makes over HTTP until a signal ends it. Raises CannotServe."""
     # The web framework takes long to import: other commands do without.
     import uvicorn
@@ -73,8 +75,12 @@ async def run_service(settings: Settings, console: Console, build: "Callable[[],
 
 def set_up_logs(form: LogFormat) -> None:
     """structlog and the libraries' own warnings, on standard error."""
-    logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
-    renderer: Any = structlog.processors.JSONRenderer() if form == "json" else structlog.dev.ConsoleRenderer()
+    logging.basicConfig(
+        level=logging.WARNING, stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s"
+    )
+    renderer: Any = (
+        structlog.processors.JSONRenderer() if form == "json" else structlog.dev.ConsoleRenderer()
+    )
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
@@ -106,7 +112,9 @@ def _listener(host: str, port: int) -> socket.socket:
     try:
         listener = socket.create_server((host, port), family=family)
     except OSError as error:
-        raise CannotServe(f"cannot listen on {host} port {port}: {error.strerror}; choose another --port") from error
+        raise CannotServe(
+            f"cannot listen on {host} port {port}: {error.strerror}; choose another --port"
+        ) from error
     # Its connections inherit this. asyncio sets it only where a socket names its protocol, which this one does not;
     # the second half of an answer would wait for the client to acknowledge the first, 40 ms.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

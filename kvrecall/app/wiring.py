@@ -30,7 +30,7 @@ from workers.errors import ModelRefused, ProfileRefused
 from workers.model.embedder import Embedder
 from workers.model.loader import LoadedModel, load_model
 from workers.model.tokenizer import load_tokenizer
-from workers.rpc.service import WorkerCalls
+from workers.rpc.service import WorkerService
 from workers.scheduler.scheduler import Scheduler
 
 TIERS = StoreSettings()
@@ -48,13 +48,17 @@ async def build_service(settings: Settings) -> SessionService:
     return SessionService(worker, catalog, settings.service)
 
 
-def build_worker(settings: Settings) -> WorkerCalls:
+def build_worker(settings: Settings) -> WorkerService:
     """What `build_calls` makes of an operator's settings. Raises CannotServe."""
     try:
         return build_calls(
-            settings.model, settings.data, settings.worker, ram_bytes=settings.ram_bytes, dtype=settings.dtype,
+            settings.model,
+            settings.data,
+            settings.worker,
+            ram_bytes=settings.ram_bytes,
+            dtype=settings.dtype,
             tiers=settings.store,
-        )  # fmt: skip
+        )
     except ModelRefused as error:
         raise CannotServe(f"model refused: {error}") from error
     except ProfileRefused as error:
@@ -64,9 +68,14 @@ def build_worker(settings: Settings) -> WorkerCalls:
 
 
 def build_calls(
-    model: str | Path, data: Path, settings: WorkerSettings, *, ram_bytes: int, dtype: str | None = None,
+    model: str | Path,
+    data: Path,
+    settings: WorkerSettings,
+    *,
+    ram_bytes: int,
+    dtype: str | None = None,
     tiers: StoreSettings = TIERS,
-) -> WorkerCalls:  # fmt: skip
+) -> WorkerService:
     """A worker's calls, its rows under `data`/pages, its model's layer profile under `data`/profiles.
 
     Raises ModelRefused, ProfileRefused, and kvstore errors when the directory is in use or holds another model's
@@ -77,10 +86,14 @@ def build_calls(
     profile = known_profile(loaded, tokenizer, data, str(model))
     store = build_store(loaded, data, ram_bytes, tiers)
     parts = Parts(loaded, tokenizer, store, settings, profile.sensitivity if profile else None)
-    return WorkerCalls(Scheduler(Engine(parts)), Embedder(settings.embedder, loaded.device), str(model))
+    return WorkerService(
+        Scheduler(Engine(parts)), Embedder(settings.embedder, loaded.device), str(model)
+    )
 
 
-def build_store(model: LoadedModel, data: Path, ram_bytes: int, tiers: StoreSettings = TIERS) -> RowStore:
+def build_store(
+    model: LoadedModel, data: Path, ram_bytes: int, tiers: StoreSettings = TIERS
+) -> RowStore:
     """The row store of a model: RAM first, then `durable_tiers`."""
     layout = layout_of(model)
     kept: list[Tier] = [RamTier(ram_bytes), *durable_tiers(layout, data, tiers)]
@@ -101,11 +114,19 @@ def layout_of(model: LoadedModel) -> PageLayout:
 
 def durable_tiers(layout: PageLayout, data: Path, tiers: StoreSettings = TIERS) -> list[Tier]:
     """Files under `data`/pages, then Redis if there is one: the last is the truth."""
-    files = NvmeTier(data / "pages", limit_bytes=tiers.nvme_bytes, reserve_bytes=tiers.nvme_reserve_bytes)
+    files = NvmeTier(
+        data / "pages", limit_bytes=tiers.nvme_bytes, reserve_bytes=tiers.nvme_reserve_bytes
+    )
     kept: list[Tier] = [files]
     if tiers.redis_url:
-        url, ttl, limit = tiers.redis_url.get_secret_value(), tiers.redis_ttl_seconds, tiers.redis_bytes
-        kept.append(RedisTier(url, layout, namespace=tiers.redis_namespace, ttl_seconds=ttl, limit_bytes=limit))
+        url = tiers.redis_url.get_secret_value()
+        ttl = tiers.redis_ttl_seconds
+        limit = tiers.redis_bytes
+        kept.append(
+            RedisTier(
+                url, layout, namespace=tiers.redis_namespace, ttl_seconds=ttl, limit_bytes=limit
+            )
+        )
     return kept
 
 

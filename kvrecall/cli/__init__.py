@@ -43,7 +43,9 @@ class _Commands(TyperGroup):
 
 
 def _say(message: str) -> None:
-    Console(file=sys.stderr).print(f"kvrecall: {message}", style="red", soft_wrap=True, highlight=False, markup=False)
+    Console(file=sys.stderr).print(
+        f"kvrecall: {message}", style="red", soft_wrap=True, highlight=False, markup=False
+    )
 
 
 app = typer.Typer(

@@ -17,9 +17,14 @@ if TYPE_CHECKING:
     from services.catalog.base import Catalog
 
 Data = Annotated[Path | None, typer.Option(help="The data directory. Default: ./kvrecall-data.")]
-Model = Annotated[str | None, typer.Option(help="The model that is served there. Default: the reference.")]
+Model = Annotated[
+    str | None, typer.Option(help="The model that is served there. Default: the reference.")
+]
 WithoutPages = Annotated[
-    bool, typer.Option("--without-pages", help="Leave the rows out: they are computed again when they are needed.")
+    bool,
+    typer.Option(
+        "--without-pages", help="Leave the rows out: they are computed again when they are needed."
+    ),
 ]
 
 
@@ -47,7 +52,9 @@ def import_command(
     """Add the session of a file; nothing is changed unless the file is whole and of the same model."""
     settings = Settings(**given({"data": data, "model": model}))
     session, moved = asyncio.run(_imported(settings, file, name, with_pages=not without_pages))
-    Console().print(f"{session} added to {settings.data}: {_told(moved)}", highlight=False, soft_wrap=True)
+    Console().print(
+        f"{session} added to {settings.data}: {_told(moved)}", highlight=False, soft_wrap=True
+    )
 
 
 async def _exported(settings: Settings, session: str, file: Path, *, with_pages: bool) -> "Moved":
@@ -74,7 +81,9 @@ async def _exported(settings: Settings, session: str, file: Path, *, with_pages:
     return moved
 
 
-async def _imported(settings: Settings, file: Path, name: str | None, *, with_pages: bool) -> "tuple[str, Moved]":
+async def _imported(
+    settings: Settings, file: Path, name: str | None, *, with_pages: bool
+) -> "tuple[str, Moved]":
     """Raises CannotServe, BadSessionFile."""
     from kvrecall.admin.archive.pages import checked, pages_put
     from kvrecall.admin.archive.records import dump_of
@@ -104,5 +113,9 @@ async def _require_new(catalog: "Catalog", session: str) -> None:
 
 def _told(moved: "Moved") -> str:
     rows = f"{moved.pages:,} pages, {readable_bytes(moved.bytes)}"
-    lost = f"; {moved.lost} pages are missing and are computed again when they are needed" if moved.lost else ""
+    lost = (
+        f"; {moved.lost} pages are missing and are computed again when they are needed"
+        if moved.lost
+        else ""
+    )
     return rows + lost

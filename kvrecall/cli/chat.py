@@ -29,10 +29,18 @@ REPAIRS_SHOWN = 3
 
 
 def chat_command(
-    url: Annotated[str | None, typer.Option(help="A running server. Without it one is started for this chat.")] = None,
-    model: Annotated[str | None, typer.Option(help="The model of a server that is started.")] = None,
-    session: Annotated[str | None, typer.Option(help="Go on with this session of the server.")] = None,
-    budget: Annotated[int, typer.Option(min=1, help="Active rows of the session.")] = DEFAULTS.default_budget,
+    url: Annotated[
+        str | None, typer.Option(help="A running server. Without it one is started for this chat.")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="The model of a server that is started.")
+    ] = None,
+    session: Annotated[
+        str | None, typer.Option(help="Go on with this session of the server.")
+    ] = None,
+    budget: Annotated[
+        int, typer.Option(min=1, help="Active rows of the session.")
+    ] = DEFAULTS.default_budget,
     repair_rows: Annotated[
         int, typer.Option(min=0, help="Rows of the budget kept for repair.")
     ] = DEFAULTS.default_repair_rows,
@@ -95,7 +103,9 @@ class Talk:
             opening = []
             self._follow(calls)
         except KeyboardInterrupt:
-            self.console.print("\n(the turn was cancelled; nothing of it is remembered)", style="yellow")
+            self.console.print(
+                "\n(the turn was cancelled; nothing of it is remembered)", style="yellow"
+            )
         except KvrecallError as error:
             if not error.status:  # the service is gone
                 raise
@@ -110,7 +120,9 @@ class Talk:
 
     def _outstanding(self) -> list[Call]:
         pending = self.client.get(self.session)["pending_calls"]
-        return [{"id": call["id"], "function": call} for call in pending if call["status"] == "pending"]
+        return [
+            {"id": call["id"], "function": call} for call in pending if call["status"] == "pending"
+        ]
 
     def _turn(self, messages: Messages) -> Sequence[Call]:
         """One turn, shown as it comes; returns the tool calls that it ends on."""
@@ -122,7 +134,9 @@ class Talk:
         with closing(cast("Generator[StreamEvent]", events)) as stream:
             for event in stream:
                 if event.event == "token":
-                    self.console.print(event.data["text"], end="", markup=False, highlight=False, soft_wrap=True)
+                    self.console.print(
+                        event.data["text"], end="", markup=False, highlight=False, soft_wrap=True
+                    )
                 elif event.event == "tool_call":
                     calls.append(event.data)
                 elif event.event == "done":
@@ -135,7 +149,9 @@ class Talk:
         for call in calls:
             function = call["function"]
             self.console.print(
-                f"[bold magenta]tool[/]  {function['name']}({function['arguments']})", highlight=False, soft_wrap=True
+                f"[bold magenta]tool[/]  {function['name']}({function['arguments']})",
+                highlight=False,
+                soft_wrap=True,
             )
             self.client.event(self.session, "tool_call.started", call["id"])
             result = self._read("      its result: ")

@@ -37,10 +37,16 @@ REAL_INPUT = (
 
 
 def demo_command(
-    file: Annotated[Path | None, typer.Option(help="Real input to replay afterwards (see kvrecall replay).")] = None,
-    tokens: Annotated[int, typer.Option(min=200, help="Length of a generated conversation.")] = 9600,
+    file: Annotated[
+        Path | None, typer.Option(help="Real input to replay afterwards (see kvrecall replay).")
+    ] = None,
+    tokens: Annotated[
+        int, typer.Option(min=200, help="Length of a generated conversation.")
+    ] = 9600,
     conversations: Annotated[int, typer.Option(min=1, help="Generated conversations.")] = 1,
-    budget: Annotated[int, typer.Option(min=1, help="Active rows with a budget.")] = DEFAULTS.default_budget,
+    budget: Annotated[
+        int, typer.Option(min=1, help="Active rows with a budget.")
+    ] = DEFAULTS.default_budget,
     repair_rows: Annotated[
         int, typer.Option(min=1, help="Rows of the budget that a repair may bring back.")
     ] = DEFAULTS.default_repair_rows,
@@ -55,9 +61,13 @@ def demo_command(
     started = time.perf_counter()
     console.print(TEST_INSTRUMENT, style="yellow", soft_wrap=True)
     arms = demo_arms(method, budget, repair_rows)
-    needs = ServerNeeds(model=str(MODEL_PATH), slots=2, max_budget=max(budget, int(tokens * FULL_CACHE_MARGIN)))
+    needs = ServerNeeds(
+        model=str(MODEL_PATH), slots=2, max_budget=max(budget, int(tokens * FULL_CACHE_MARGIN))
+    )
     with server_at(None, needs) as address, KvrecallClient(address) as client:
-        spoken = [generate(seed + index, tokens, split="held_out") for index in range(conversations)]
+        spoken = [
+            generate(seed + index, tokens, split="held_out") for index in range(conversations)
+        ]
         runs = hold_all(client, arms, spoken, pause, console)
         page = _tell(console, client, runs, seed, out)
     path = out / "report.html"
@@ -71,26 +81,43 @@ def demo_command(
 
 
 def hold_all(
-    client: KvrecallClient, arms: Sequence[Arm], spoken: Sequence[Conversation], pause: float, console: Console
+    client: KvrecallClient,
+    arms: Sequence[Arm],
+    spoken: Sequence[Conversation],
+    pause: float,
+    console: Console,
 ) -> list[ArmRun]:
     """Every conversation in every arm, one after the other, so that times are an arm's own."""
     runs = []
-    columns = (TextColumn("{task.description:<36}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (
+        TextColumn("{task.description:<36}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
     with Progress(*columns, console=console) as progress:
         for conversation in spoken:
             for arm in arms:
                 task = progress.add_task(arm.name, total=len(conversation.exchanges))
-                runs.append(run_arm(client, arm, conversation, pause, partial(progress.advance, task)))
+                runs.append(
+                    run_arm(client, arm, conversation, pause, partial(progress.advance, task))
+                )
     return runs
 
 
-def _tell(console: Console, client: KvrecallClient, runs: Sequence[ArmRun], seed: int, out: Path) -> Page:
+def _tell(
+    console: Console, client: KvrecallClient, runs: Sequence[ArmRun], seed: int, out: Path
+) -> Page:
     """Print the table, write the result file and put the page together."""
     # matplotlib takes a second to import: the other commands do without.
     from kvrecall.demo.report import demo_page
 
     summaries = summarise(runs, seed)
-    console.print(arms_table(summaries, f"{summaries[0].tokens:,} tokens at a budget of {runs[-1].arm.budget} rows"))
+    console.print(
+        arms_table(
+            summaries, f"{summaries[0].tokens:,} tokens at a budget of {runs[-1].arm.budget} rows"
+        )
+    )
     results = results_of("demo", seed, MODEL_NAME, result_rows(runs, seed))
     results.write(out / "report.json")
     return demo_page(runs, summaries, client.worker(), results)
@@ -99,7 +126,9 @@ def _tell(console: Console, client: KvrecallClient, runs: Sequence[ArmRun], seed
 def _replay(console: Console, page: Page, file: Path, limit: int, arm: Arm) -> None:
     """The first conversations of a real file under the same budget, beside the full cache."""
     options = SessionOptions(arm.method, arm.budget, arm.repair_rows, arm.repair_on, compare=True)
-    replayed, _ = replay_file(file, options, console, url=None, model=str(MODEL_PATH), full_rows=FULL_ROWS, limit=limit)
+    replayed, _ = replay_file(
+        file, options, console, url=None, model=str(MODEL_PATH), full_rows=FULL_ROWS, limit=limit
+    )
     show(console, replayed)
     page.heading(f"Real input: {file.name}")
     page.paragraph(REAL_INPUT)

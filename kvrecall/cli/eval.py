@@ -17,14 +17,25 @@ if TYPE_CHECKING:
 
 # Each command imports its suite itself: torch takes seconds, which a look at --help should not cost.
 
-REFERENCE, MODEL_NAME = "reference", "kvrecall reference model"
-SEED, MQ_NIAH_SEED = 9000, 9100
+REFERENCE = "reference"
+MODEL_NAME = "kvrecall reference model"
+SEED = 9000
+MQ_NIAH_SEED = 9100
 
-Json = Annotated[Path, typer.Option("--json", help="The result file; a journal and a picture are kept beside it.")]
-Model = Annotated[str, typer.Option(help="Causal LM, by path or hub name; `reference`: the packaged one.")]
-Processes = Annotated[int, typer.Option(min=1, help="Units of work at once; the numbers do not depend on it.")]
+Json = Annotated[
+    Path,
+    typer.Option("--json", help="The result file; a journal and a picture are kept beside it."),
+]
+Model = Annotated[
+    str, typer.Option(help="Causal LM, by path or hub name; `reference`: the packaged one.")
+]
+Processes = Annotated[
+    int, typer.Option(min=1, help="Units of work at once; the numbers do not depend on it.")
+]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of the first conversation.")]
-Fresh = Annotated[bool, typer.Option("--fresh", help="Run everything again, whatever the journal has.")]
+Fresh = Annotated[
+    bool, typer.Option("--fresh", help="Run everything again, whatever the journal has.")
+]
 Methods = Annotated[
     list[str] | None,
     typer.Option(
@@ -33,16 +44,22 @@ Methods = Annotated[
     ),
 ]
 Budgets = Annotated[
-    list[str] | None, typer.Option(help="Rows per head, or shares of the history (1/8), several as --methods.")
+    list[str] | None,
+    typer.Option(help="Rows per head, or shares of the history (1/8), several as --methods."),
 ]
 Codecs = Annotated[
     list[str] | None,
-    typer.Option("--codec", help='How rows are stored: raw, int8, or "raw int8" to compare them. Default: raw.'),
+    typer.Option(
+        "--codec",
+        help='How rows are stored: raw, int8, or "raw int8" to compare them. Default: raw.',
+    ),
 ]
 Block = Annotated[int, typer.Option(min=1, help="Tokens prefilled in one step.")]
 Episodes = Annotated[str, typer.Option(help="Episodes of a conversation: a number, or auto.")]
 
-eval_app = typer.Typer(help="Quality suites: what is still known under every method and budget.", no_args_is_help=True)
+eval_app = typer.Typer(
+    help="Quality suites: what is still known under every method and budget.", no_args_is_help=True
+)
 
 
 @eval_app.command("longconv")
@@ -52,7 +69,9 @@ def longconv_command(
     conversations: Annotated[int, typer.Option("--limit", min=1, help="Conversations.")] = 8,
     tokens: Annotated[int, typer.Option(min=1, help="Length of a conversation.")] = 4096,
     topics: Annotated[int, typer.Option(min=2, max=12, help="Topics of a conversation.")] = 8,
-    questions: Annotated[int, typer.Option(min=1, max=42, help="Questions of a conversation.")] = 32,
+    questions: Annotated[
+        int, typer.Option(min=1, max=42, help="Questions of a conversation.")
+    ] = 32,
     methods: Methods = None,
     budgets: Budgets = None,
     episodes: Episodes = "4",
@@ -70,16 +89,27 @@ def longconv_command(
     first = longconv.LongConv(_setup(model, "", seed, block, episodes), tokens, topics, questions)
     chosen = _words(budgets) or list(longconv.BUDGETS)
     kept = codecs_of(_words(codecs))
-    _run(longconv.suite(first, arms_of(_words(methods)), chosen, conversations, kept), json, processes, fresh)
+    _run(
+        longconv.suite(first, arms_of(_words(methods)), chosen, conversations, kept),
+        json,
+        processes,
+        fresh,
+    )
 
 
 @eval_app.command("passkey")
 def passkey_command(
     json: Json,
     model: Model = REFERENCE,
-    conversations: Annotated[int, typer.Option("--limit", min=1, help="Histories of each length.")] = 4,
-    lengths: Annotated[list[int] | None, typer.Option(min=1, help="Tokens of a history; repeat for several.")] = None,
-    depths: Annotated[list[float] | None, typer.Option(min=0, max=1, help="Places of the fact, 0 to 1.")] = None,
+    conversations: Annotated[
+        int, typer.Option("--limit", min=1, help="Histories of each length.")
+    ] = 4,
+    lengths: Annotated[
+        list[int] | None, typer.Option(min=1, help="Tokens of a history; repeat for several.")
+    ] = None,
+    depths: Annotated[
+        list[float] | None, typer.Option(min=0, max=1, help="Places of the fact, 0 to 1.")
+    ] = None,
     methods: Methods = None,
     budget: Annotated[str, typer.Option(help="Rows per head.")] = "256",
     episodes: Episodes = "4",
@@ -94,16 +124,26 @@ def passkey_command(
 
     setup = _setup(model, budget, seed, block, episodes)
     places = (lengths or passkey.LENGTHS, depths or passkey.DEPTHS)
-    _run(passkey.suite(setup, arms_of(_words(methods)), conversations, *places), json, processes, fresh)
+    _run(
+        passkey.suite(setup, arms_of(_words(methods)), conversations, *places),
+        json,
+        processes,
+        fresh,
+    )
 
 
 @eval_app.command("fidelity")
 def fidelity_command(
-    data: Annotated[list[Path], typer.Option(help="LoCoMo's folder, tau-bench's file; see replay. Repeat for more.")],
+    data: Annotated[
+        list[Path],
+        typer.Option(help="LoCoMo's folder, tau-bench's file; see replay. Repeat for more."),
+    ],
     json: Json,
     model: Model = REFERENCE,
     limit: Annotated[int, typer.Option(min=0, help="Recordings of each source; 0: all.")] = 2,
-    tokens: Annotated[int, typer.Option(min=1, help="Of a recording, as far as the context goes.")] = 6144,
+    tokens: Annotated[
+        int, typer.Option(min=1, help="Of a recording, as far as the context goes.")
+    ] = 6144,
     methods: Methods = None,
     budgets: Budgets = None,
     episodes: Episodes = "4",
@@ -127,13 +167,22 @@ def locomo_command(
     data: Annotated[Path, typer.Option(help="LoCoMo's folder, or one file of it.")],
     json: Json,
     model: Annotated[
-        str | None, typer.Option(help="Let this model answer as well: path, hub name or `reference`.")
+        str | None,
+        typer.Option(help="Let this model answer as well: path, hub name or `reference`."),
     ] = None,
     limit: Annotated[int, typer.Option(min=0, help="Conversations; 0: all.")] = 0,
-    counts: Annotated[list[int] | None, typer.Option(min=1, help="Episodes. Default: 2 to 16.")] = None,
-    widths: Annotated[list[int] | None, typer.Option(min=1, help="Lines of a segment. Default: 2, 4, 8.")] = None,
-    questions: Annotated[int, typer.Option(min=1, help="Answered of a conversation, at most.")] = 50,
-    tokens: Annotated[int, typer.Option(min=1, help="Of a conversation, as far as the context goes.")] = 1 << 20,
+    counts: Annotated[
+        list[int] | None, typer.Option(min=1, help="Episodes. Default: 2 to 16.")
+    ] = None,
+    widths: Annotated[
+        list[int] | None, typer.Option(min=1, help="Lines of a segment. Default: 2, 4, 8.")
+    ] = None,
+    questions: Annotated[
+        int, typer.Option(min=1, help="Answered of a conversation, at most.")
+    ] = 50,
+    tokens: Annotated[
+        int, typer.Option(min=1, help="Of a conversation, as far as the context goes.")
+    ] = 1 << 20,
     methods: Methods = None,
     budgets: Budgets = None,
     episodes: Episodes = "4",
@@ -150,7 +199,9 @@ def locomo_command(
 
     answers = []
     if model is not None:
-        first = locomo_answers.Answering(_setup(model, "", seed, block, episodes), "", questions, tokens)
+        first = locomo_answers.Answering(
+            _setup(model, "", seed, block, episodes), "", questions, tokens
+        )
         chosen = _words(budgets) or list(locomo_answers.BUDGETS)
         answers = locomo.answering(first, data, limit or None, arms_of(_words(methods)), chosen)
     tried = (counts or locomo_matching.COUNTS, widths or locomo_matching.WIDTHS)
@@ -162,15 +213,26 @@ def mq_niah_command(
     json: Json,
     suite: Annotated[
         list[str] | None,
-        typer.Option(help="2q, 4q, 6q, 8q, of these several with spaces between; or revisit, policies, anytime."),
+        typer.Option(
+            help="2q, 4q, 6q, 8q, of these several with spaces between; or revisit, policies, anytime."
+        ),
     ] = None,
     model: Model = REFERENCE,
-    cases: Annotated[int, typer.Option("--limit", min=1, help="Cases: examples, each under its partitions.")] = 24,
-    tokens: Annotated[int, typer.Option(min=0, help="Of a context; 0: 2,000, of anytime 6,000.")] = 0,
+    cases: Annotated[
+        int, typer.Option("--limit", min=1, help="Cases: examples, each under its partitions.")
+    ] = 24,
+    tokens: Annotated[
+        int, typer.Option(min=0, help="Of a context; 0: 2,000, of anytime 6,000.")
+    ] = 0,
     distractors: Annotated[int, typer.Option(min=0, help="Facts that nobody asks for.")] = 8,
-    ks: Annotated[list[int] | None, typer.Option("--k", min=1, help="Restore budgets; repeat for several.")] = None,
+    ks: Annotated[
+        list[int] | None, typer.Option("--k", min=1, help="Restore budgets; repeat for several.")
+    ] = None,
     base: Annotated[
-        str, typer.Option(help="Base budget: a share of the context (1/8) or rows. Default: each suite's.")
+        str,
+        typer.Option(
+            help="Base budget: a share of the context (1/8) or rows. Default: each suite's."
+        ),
     ] = "",
     codecs: Codecs = None,
     seed: Seed = MQ_NIAH_SEED,
@@ -183,7 +245,8 @@ def mq_niah_command(
     from evals.suites.mq_niah.case import Protocol
 
     protocol = Protocol(_path_of(model), 0, base, tokens, distractors)
-    names, kept = tuple(_words(suite) or ["4q"]), codecs_of(_words(codecs))
+    names = tuple(_words(suite) or ["4q"])
+    kept = codecs_of(_words(codecs))
     chosen = mq_niah_suites.Chosen(names, tuple(ks or ()), seed, cases, kept)
     _run(mq_niah_suites.suite_of(protocol, chosen), json, processes, fresh)
 
@@ -193,7 +256,9 @@ def repository_command(
     json: Json,
     model: Model = REFERENCE,
     cases: Annotated[int, typer.Option("--limit", min=1, help="Call sites.")] = 48,
-    tokens: Annotated[int, typer.Option(min=0, help="Of a context; 0: 32,768, or half of what the model reads.")] = 0,
+    tokens: Annotated[
+        int, typer.Option(min=0, help="Of a context; 0: 32,768, or half of what the model reads.")
+    ] = 0,
     seed: Seed = MQ_NIAH_SEED,
     processes: Processes = 2,
     fresh: Fresh = False,
@@ -202,7 +267,12 @@ def repository_command(
     from evals.suites.repository import suite as repository
 
     path = _path_of(model)
-    _run(repository.suite(path, tokens or repository.context_tokens(path), seed, cases), json, processes, fresh)
+    _run(
+        repository.suite(path, tokens or repository.context_tokens(path), seed, cases),
+        json,
+        processes,
+        fresh,
+    )
 
 
 def _setup(model: str, budget: str, seed: int, block: int, episodes: str) -> "Setup":
@@ -229,7 +299,9 @@ def _run(suite: "Suite[Any]", out: Path, processes: int, fresh: bool) -> None:
     if fresh:
         journal.unlink(missing_ok=True)
     rows = suite.rows(run(suite, journal, console, processes))
-    results = results_of(suite.name, suite.seed, MODEL_NAME if is_reference else Path(suite.model).name, rows)
+    results = results_of(
+        suite.name, suite.seed, MODEL_NAME if is_reference else Path(suite.model).name, rows
+    )
     results.write(out)
     _show(console, results, out)
 

@@ -28,11 +28,16 @@ FOUND_PROBLEMS = 1
 
 
 def fsck_command(
-    data: Annotated[Path | None, typer.Option(help="The data directory. Default: ./kvrecall-data.")] = None,
-    model: Annotated[
-        str | None, typer.Option(help="Whose rows are meant, where they lie in Redis. Default: the reference.")
+    data: Annotated[
+        Path | None, typer.Option(help="The data directory. Default: ./kvrecall-data.")
     ] = None,
-    repair: Annotated[bool, typer.Option("--repair", help="Drop pages that belong to no session.")] = False,
+    model: Annotated[
+        str | None,
+        typer.Option(help="Whose rows are meant, where they lie in Redis. Default: the reference."),
+    ] = None,
+    repair: Annotated[
+        bool, typer.Option("--repair", help="Drop pages that belong to no session.")
+    ] = False,
 ) -> None:
     """Check a data directory that no process uses: segment files, catalog, and the two against each other.
 
@@ -44,7 +49,9 @@ def fsck_command(
     settings = Settings(**given({"data": data, "model": model}))
     console = Console()
     if not has_catalog(settings) and not has_pages(settings) and settings.store.redis_url is None:
-        raise CannotCheck(f"{settings.data} holds neither a catalog nor pages; name a data directory with --data")
+        raise CannotCheck(
+            f"{settings.data} holds neither a catalog nor pages; name a data directory with --data"
+        )
     problems = asyncio.run(_checked(settings, console, repair))
     raise typer.Exit(FOUND_PROBLEMS if problems else 0)
 
@@ -65,8 +72,16 @@ async def _checked(settings: Settings, console: Console, repair: bool) -> int:
             findings += _dropped(settings, *known, pages)
     _tell(console, reports, findings)
     problems = sum(finding.problem for finding in findings)
-    sessions = "no catalog, so pages were checked by themselves" if known is None else f"{len(known[0])} sessions"
-    console.print(_summary(sessions, reports, problems, len(findings) - problems), highlight=False, soft_wrap=True)
+    sessions = (
+        "no catalog, so pages were checked by themselves"
+        if known is None
+        else f"{len(known[0])} sessions"
+    )
+    console.print(
+        _summary(sessions, reports, problems, len(findings) - problems),
+        highlight=False,
+        soft_wrap=True,
+    )
     return problems
 
 
@@ -81,10 +96,17 @@ def _catalog_findings(settings: Settings) -> "list[Finding]":
     try:
         with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as connection:
             wrong = [str(row[0]) for row in connection.execute("PRAGMA integrity_check")]
-            wrong = [each for each in wrong if each != "ok" and not _is_false_alarm(connection, each)]
-            wrong += [f"a row of {row[0]} refers to nothing" for row in connection.execute("PRAGMA foreign_key_check")]
+            wrong = [
+                each for each in wrong if each != "ok" and not _is_false_alarm(connection, each)
+            ]
+            wrong += [
+                f"a row of {row[0]} refers to nothing"
+                for row in connection.execute("PRAGMA foreign_key_check")
+            ]
     except sqlite3.DatabaseError as error:
-        raise CannotCheck(f"the catalog {path} cannot be read: {error}; put back a copy of it") from error
+        raise CannotCheck(
+            f"the catalog {path} cannot be read: {error}; put back a copy of it"
+        ) from error
     then = "put back a copy of the catalog: it is the truth, pages are not"
     return [Finding(path.name, each, then) for each in dict.fromkeys(wrong)]
 
@@ -94,7 +116,9 @@ def _is_false_alarm(connection: sqlite3.Connection, wrong: str) -> bool:
     found = re.fullmatch(r"NULL value in (\w+)\.(\w+)", wrong)
     if found is None:
         return False
-    (nulls,) = connection.execute(f"SELECT count(*) FROM {found[1]} WHERE {found[2]} IS NULL").fetchone()
+    (nulls,) = connection.execute(
+        f"SELECT count(*) FROM {found[1]} WHERE {found[2]} IS NULL"
+    ).fetchone()
     return not nulls
 
 
@@ -105,13 +129,19 @@ def _pages(settings: Settings) -> "list[PagesReport]":
     from kvstore.fsck import check_directory, check_tier, unused
     from kvstore.tiers.redis.tier import RedisTier
 
-    reports, folder, store = list["PagesReport"](), pages_folder(settings), settings.store
+    reports = list["PagesReport"]()
+    folder = pages_folder(settings)
+    store = settings.store
     try:
         if has_pages(settings):
             with unused(folder):
                 reports.append(check_directory(folder))
         if store.redis_url:
-            tier = RedisTier(store.redis_url.get_secret_value(), layout_in(settings), namespace=store.redis_namespace)
+            tier = RedisTier(
+                store.redis_url.get_secret_value(),
+                layout_in(settings),
+                namespace=store.redis_namespace,
+            )
             with closing(tier):
                 reports.append(check_tier(tier))
     except (KvStoreError, CannotServe) as error:
@@ -127,7 +157,9 @@ async def _known(settings: Settings) -> "tuple[list[KnownSession], list[SharedPa
         return None
     try:
         async with opened_catalog(settings) as catalog:
-            sessions = [await _known_session(catalog, session) for session in await catalog.session_ids()]
+            sessions = [
+                await _known_session(catalog, session) for session in await catalog.session_ids()
+            ]
             return sessions, await catalog.kept_pages()
     except CannotServe as error:
         raise CannotCheck(str(error)) from error
@@ -140,10 +172,14 @@ async def _known_session(catalog: "Catalog", id: str) -> "KnownSession":
     session = await catalog.session(id)
     state = wire.SessionState.FromString(await catalog.worker_state(id))
     logged = len(await catalog.token_ids(id))
-    return KnownSession(id, session.epoch, state.length, session.shared, logged, state.length + len(state.pending))
+    return KnownSession(
+        id, session.epoch, state.length, session.shared, logged, state.length + len(state.pending)
+    )
 
 
-def _compared(sessions: "list[KnownSession]", kept: "list[SharedPages]", pages: "Stored") -> "list[Finding]":
+def _compared(
+    sessions: "list[KnownSession]", kept: "list[SharedPages]", pages: "Stored"
+) -> "list[Finding]":
     from kvrecall.admin.fsck import leftover_findings, session_findings
 
     findings = [finding for session in sessions for finding in session_findings(session, pages)]
@@ -171,7 +207,9 @@ def _dropped(
     return [Finding("--repair", f"{len(keys)} pages of no session", "dropped now", problem=False)]
 
 
-def _tell(console: Console, reports: "Sequence[PagesReport]", findings: "Sequence[Finding]") -> None:
+def _tell(
+    console: Console, reports: "Sequence[PagesReport]", findings: "Sequence[Finding]"
+) -> None:
     for report in reports:
         if report.segments:
             console.print(_segments(report))
@@ -196,6 +234,8 @@ def _table(*head: str) -> Table:
 
 
 def _summary(sessions: str, reports: "Sequence[PagesReport]", problems: int, notes: int) -> str:
-    held = "; ".join(f"{each.tier}: {len(each.pages):,} pages, {readable_bytes(each.bytes)}" for each in reports)
+    held = "; ".join(
+        f"{each.tier}: {len(each.pages):,} pages, {readable_bytes(each.bytes)}" for each in reports
+    )
     found: Any = "clean" if not problems else f"{problems} problem{'s' if problems > 1 else ''}"
     return f"{sessions}; {held or 'no pages'}: {found}" + (f", {notes} to note" if notes else "")

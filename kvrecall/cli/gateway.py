@@ -24,13 +24,27 @@ def gateway_command(
             help="HOST:PORT of workers, with commas. Default: those in the catalog's Redis, or 127.0.0.1:8421."
         ),
     ] = None,
-    data: Annotated[Path | None, typer.Option(help="Where the catalog is kept. Default: ./kvrecall-data.")] = None,
-    host: Annotated[str | None, typer.Option(help="Address to listen on. Default: 127.0.0.1.")] = None,
-    port: Annotated[int | None, typer.Option(min=0, max=65535, help="0: any free port. Default: 8420.")] = None,
-    tls_ca: Annotated[Path | None, typer.Option(help="Who has signed the worker's certificate. Unset: no TLS.")] = None,
-    tls_cert: Annotated[Path | None, typer.Option(help="This gateway's certificate, if workers ask for one.")] = None,
-    tls_key: Annotated[Path | None, typer.Option(help="Private key of the certificate, PEM.")] = None,
-    log: Annotated[LogFormat | None, typer.Option(help="console or json, on standard error.")] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="Where the catalog is kept. Default: ./kvrecall-data.")
+    ] = None,
+    host: Annotated[
+        str | None, typer.Option(help="Address to listen on. Default: 127.0.0.1.")
+    ] = None,
+    port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="0: any free port. Default: 8420.")
+    ] = None,
+    tls_ca: Annotated[
+        Path | None, typer.Option(help="Who has signed the worker's certificate. Unset: no TLS.")
+    ] = None,
+    tls_cert: Annotated[
+        Path | None, typer.Option(help="This gateway's certificate, if workers ask for one.")
+    ] = None,
+    tls_key: Annotated[
+        Path | None, typer.Option(help="Private key of the certificate, PEM.")
+    ] = None,
+    log: Annotated[
+        LogFormat | None, typer.Option(help="console or json, on standard error.")
+    ] = None,
     until_input_ends: Annotated[bool, typer.Option("--until-input-ends", hidden=True)] = False,
 ) -> None:
     """Serve sessions over HTTP that workers compute; every setting can also come from the environment."""
@@ -50,11 +64,11 @@ async def _build_service(settings: Settings) -> "SessionService":
     # Imported here, as everything that only a server needs.
     from kvrecall.app.catalog import open_catalog
     from kvrecall.domain.errors import WorkerLost
-    from services.cluster.pool import Fleet
+    from services.cluster.pool import WorkerPool
     from services.service import SessionService
 
     try:
-        fleet = await Fleet.start(_registry(settings), settings.wire)
+        fleet = await WorkerPool.start(_registry(settings), settings.wire)
     except OSError as error:
         raise CannotServe(f"a certificate cannot be read: {error}") from error
     except WorkerLost as error:
@@ -78,6 +92,8 @@ def _registry(settings: Settings) -> "Registry":
     if settings.catalog_url is None or "worker" in settings.wire.model_fields_set:
         return StaticRegistry(settings.wire.workers)
     try:
-        return RedisRegistry(redis_client(settings.catalog_url.get_secret_value()), settings.store.redis_namespace)
+        return RedisRegistry(
+            redis_client(settings.catalog_url.get_secret_value()), settings.store.redis_namespace
+        )
     except TierSettingsError as error:
         raise CannotServe(str(error)) from error

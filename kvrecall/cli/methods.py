@@ -21,7 +21,9 @@ def methods_command() -> None:
         lines = [f"layer budgets: {method.layer_budgets}", *settings(found.settings_schema)]
         table.add_row(name, _about(found.summary, lines))
     repair = describe_repair()
-    repairs = Table("repair", "what it brings back, and its settings", box=box.SIMPLE_HEAD, pad_edge=False)
+    repairs = Table(
+        "repair", "what it brings back, and its settings", box=box.SIMPLE_HEAD, pad_edge=False
+    )
     repairs.add_row(repair.name, _about(repair.summary, settings(repair.settings_schema)))
     console = Console()
     console.print(table)

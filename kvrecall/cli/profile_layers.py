@@ -17,14 +17,24 @@ if TYPE_CHECKING:
 
 
 def profile_layers_command(
-    model: Annotated[str | None, typer.Option(help="Causal LM, by path or hub name. Default: the reference.")] = None,
-    data: Annotated[Path | None, typer.Option(help="The service's data. Default: ./kvrecall-data.")] = None,
-    text: Annotated[Path | None, typer.Option(help="Text to read. Default: one that comes with kvrecall.")] = None,
-    tokens: Annotated[int, typer.Option(min=1, help="Tokens to read, up to the model's context.")] = 2048,
-    budget: Annotated[int, typer.Option(min=1, help="Mean rows of a layer, to show a split of.")] = (
-        DEFAULTS.default_budget
-    ),
-    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16. Default: the model's.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Causal LM, by path or hub name. Default: the reference.")
+    ] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="The service's data. Default: ./kvrecall-data.")
+    ] = None,
+    text: Annotated[
+        Path | None, typer.Option(help="Text to read. Default: one that comes with kvrecall.")
+    ] = None,
+    tokens: Annotated[
+        int, typer.Option(min=1, help="Tokens to read, up to the model's context.")
+    ] = 2048,
+    budget: Annotated[
+        int, typer.Option(min=1, help="Mean rows of a layer, to show a split of.")
+    ] = (DEFAULTS.default_budget),
+    dtype: Annotated[
+        str | None, typer.Option(help="float32, bfloat16 or float16. Default: the model's.")
+    ] = None,
 ) -> None:
     """Measure the layers' sensitivity (EpiCache, section 3.2) and keep it for the service."""
     chosen: dict[str, Any] = {"model": model, "data": data, "dtype": dtype}
@@ -55,7 +65,9 @@ def _profile(
 
     said = calibration.text_of(text) if text else calibration.packaged_text(settings.model, tokens)
     try:
-        model = load_model(settings.model, dtype=getattr(torch, settings.dtype) if settings.dtype else None)
+        model = load_model(
+            settings.model, dtype=getattr(torch, settings.dtype) if settings.dtype else None
+        )
         tokenizer = load_tokenizer(settings.model, model.eos_token_ids)
         found = calibration.measured(model, tokenizer, settings.model, said, tokens)
     except ModelRefused as error:
@@ -71,7 +83,10 @@ def _profile(
     return (
         found,
         path,
-        {how: split(budget, n_layers, how, floor=floor, weights=found.sensitivity, alpha=alpha) for how in ways},
+        {
+            how: split(budget, n_layers, how, floor=floor, weights=found.sensitivity, alpha=alpha)
+            for how in ways
+        },
     )
 
 
@@ -83,11 +98,20 @@ def _heading(profile: "Profile") -> str:
 
 
 def _table(profile: "Profile", splits: Mapping[str, tuple[int, ...]], budget: int) -> Table:
-    table = Table("layer", "s_l", *splits, box=box.SIMPLE_HEAD, pad_edge=False, title=f"rows of a budget of {budget}")
+    table = Table(
+        "layer",
+        "s_l",
+        *splits,
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        title=f"rows of a budget of {budget}",
+    )
     for column in table.columns:
         column.justify = "right"
     for layer, sensitivity in enumerate(profile.sensitivity):
-        table.add_row(str(layer), f"{sensitivity:.4f}", *(str(rows[layer]) for rows in splits.values()))
+        table.add_row(
+            str(layer), f"{sensitivity:.4f}", *(str(rows[layer]) for rows in splits.values())
+        )
     return table
 
 

@@ -36,10 +36,19 @@ class Twin(StrEnum):
 
 
 def replay_command(
-    file: Annotated[Path, typer.Argument(help="LoCoMo or tau-bench file, or JSON lines of OpenAI-style messages.")],
-    url: Annotated[str | None, typer.Option(help="A running server. Without it one is started.")] = None,
-    model: Annotated[str | None, typer.Option(help="The model of a server that is started.")] = None,
-    budget: Annotated[int, typer.Option(min=1, help="Active rows of a session.")] = DEFAULTS.default_budget,
+    file: Annotated[
+        Path,
+        typer.Argument(help="LoCoMo or tau-bench file, or JSON lines of OpenAI-style messages."),
+    ],
+    url: Annotated[
+        str | None, typer.Option(help="A running server. Without it one is started.")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="The model of a server that is started.")
+    ] = None,
+    budget: Annotated[
+        int, typer.Option(min=1, help="Active rows of a session.")
+    ] = DEFAULTS.default_budget,
     method: Annotated[str, typer.Option(help="Eviction method.")] = DEFAULTS.default_method,
     repair_rows: Annotated[
         int, typer.Option(min=0, help="Rows of the budget kept for repair.")
@@ -47,8 +56,12 @@ def replay_command(
     repair_on: Annotated[
         list[RepairTrigger] | None, typer.Option(help="Repeat for several. Default: the pauses.")
     ] = None,
-    compare: Annotated[Twin | None, typer.Option(help="Compare each turn with a session of this method.")] = None,
-    full_rows: Annotated[int, typer.Option(min=1, help="Rows a full cache may grow to.")] = FULL_ROWS,
+    compare: Annotated[
+        Twin | None, typer.Option(help="Compare each turn with a session of this method.")
+    ] = None,
+    full_rows: Annotated[
+        int, typer.Option(min=1, help="Rows a full cache may grow to.")
+    ] = FULL_ROWS,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first conversations.")] = None,
     json: Annotated[Path | None, typer.Option(help="Write the result file here.")] = None,
 ) -> None:
@@ -56,8 +69,12 @@ def replay_command(
     console = Console()
     triggers = repair_on or [RepairTrigger.TOOL_CALL, RepairTrigger.TOOL_RESULT]
     evicts = method != Twin.FULL
-    options = SessionOptions(method, budget, repair_rows if evicts else 0, tuple(triggers), compare is not None)
-    replayed, served = replay_file(file, options, console, url=url, model=model, full_rows=full_rows, limit=limit)
+    options = SessionOptions(
+        method, budget, repair_rows if evicts else 0, tuple(triggers), compare is not None
+    )
+    replayed, served = replay_file(
+        file, options, console, url=url, model=model, full_rows=full_rows, limit=limit
+    )
     show(console, replayed)
     if json is not None:
         results_of("replay", 0, served, result_rows(replayed, options)).write(json)
@@ -88,7 +105,10 @@ def replay_file(
 
 
 def _replay_all(
-    client: KvrecallClient, recordings: Sequence[Recording], options: SessionOptions, console: Console
+    client: KvrecallClient,
+    recordings: Sequence[Recording],
+    options: SessionOptions,
+    console: Console,
 ) -> list[Replayed]:
     """Replay the recordings one after the other, with a progress bar."""
     columns = (

@@ -12,12 +12,25 @@ from rich.table import Table
 from kvrecall.reporting.html import Page
 from kvrecall.reporting.results import Results, Row, read_results
 
-QUALITY = ("condition", "method", "k", "budget", "share", "active_rows", "mean", "ci_low", "ci_high", "n")
+QUALITY = (
+    "condition",
+    "method",
+    "k",
+    "budget",
+    "share",
+    "active_rows",
+    "mean",
+    "ci_low",
+    "ci_high",
+    "n",
+)
 SPEED = ("condition", "metric", "unit", "median", "p95", "n", "ratio_to", "ratio")
 
 
 def report_command(
-    files: Annotated[list[Path], typer.Argument(help="Result files of demo, replay, eval or a benchmark.")],
+    files: Annotated[
+        list[Path], typer.Argument(help="Result files of demo, replay, eval or a benchmark.")
+    ],
     out: Annotated[Path, typer.Option(help="The page to write.")] = Path("kvrecall-report.html"),
 ) -> None:
     """Show result files: a table here, plots in a page."""
@@ -42,7 +55,9 @@ def speed_rows(results: Results) -> list[Row]:
 
 
 def _tell(console: Console, results: Results) -> None:
-    console.print(f"[bold]{results.suite}[/]  {results.model}, seed {results.seed}", highlight=False)
+    console.print(
+        f"[bold]{results.suite}[/]  {results.model}, seed {results.seed}", highlight=False
+    )
     console.print(results.command, style="dim", highlight=False, soft_wrap=True, markup=False)
     for columns, rows in ((QUALITY, quality_rows(results)), (SPEED, speed_rows(results))):
         if rows:

@@ -15,23 +15,47 @@ if TYPE_CHECKING:
     from services.service import SessionService
 
 
-
 def serve_command(
-    model: Annotated[str | None, typer.Option(help="Causal LM, by path or hub name. Default: the reference.")] = None,
-    data: Annotated[Path | None, typer.Option(help="Where sessions are kept. Default: ./kvrecall-data.")] = None,
-    slots: Annotated[int | None, typer.Option(min=1, help="Sessions whose active rows are in memory.")] = None,
-    budget: Annotated[int | None, typer.Option(min=1, help="Largest budget of a session, in rows.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Causal LM, by path or hub name. Default: the reference.")
+    ] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="Where sessions are kept. Default: ./kvrecall-data.")
+    ] = None,
+    slots: Annotated[
+        int | None, typer.Option(min=1, help="Sessions whose active rows are in memory.")
+    ] = None,
+    budget: Annotated[
+        int | None, typer.Option(min=1, help="Largest budget of a session, in rows.")
+    ] = None,
     block: Annotated[int | None, typer.Option(min=1, help="Tokens prefilled in one step.")] = None,
-    ram: Annotated[int | None, typer.Option(min=1, help="MiB of rows in memory beside the files.")] = None,
-    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16. Default: the model's.")] = None,
-    host: Annotated[str | None, typer.Option(help="Address to listen on. Default: 127.0.0.1.")] = None,
-    port: Annotated[int | None, typer.Option(min=0, max=65535, help="0: any free port. Default: 8420.")] = None,
-    log: Annotated[LogFormat | None, typer.Option(help="console or json, on standard error.")] = None,
+    ram: Annotated[
+        int | None, typer.Option(min=1, help="MiB of rows in memory beside the files.")
+    ] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="float32, bfloat16 or float16. Default: the model's.")
+    ] = None,
+    host: Annotated[
+        str | None, typer.Option(help="Address to listen on. Default: 127.0.0.1.")
+    ] = None,
+    port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="0: any free port. Default: 8420.")
+    ] = None,
+    log: Annotated[
+        LogFormat | None, typer.Option(help="console or json, on standard error.")
+    ] = None,
     until_input_ends: Annotated[bool, typer.Option("--until-input-ends", hidden=True)] = False,
 ) -> None:
     """Serve sessions over HTTP; every setting can also come from the environment (KVRECALL_...)."""
     worker = {"slots": slots, "max_budget": budget, "block_tokens": block}
-    chosen: dict[str, Any] = {"model": model, "data": data, "dtype": dtype, "host": host, "port": port, "log": log}
+    chosen: dict[str, Any] = {
+        "model": model,
+        "data": data,
+        "dtype": dtype,
+        "host": host,
+        "port": port,
+        "log": log,
+    }
     if ram is not None:
         chosen["ram_bytes"] = ram << 20
     settings = Settings(**given({**chosen, "worker": given(worker)}))

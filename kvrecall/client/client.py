@@ -18,7 +18,9 @@ class KvrecallError(Exception):
     `status` is 0 and `code` is `connection_failed` when there was no answer at all.
     """
 
-    def __init__(self, status: int, code: str, detail: str, members: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self, status: int, code: str, detail: str, members: Mapping[str, Any] | None = None
+    ) -> None:
         super().__init__(f"{detail} ({status} {code})")
         self.status = status
         self.code = code
@@ -49,13 +51,18 @@ class KvrecallClient:
     ) -> None:
         timeout = httpx.Timeout(timeout_seconds, connect=10.0)
         headers = {"X-Kvrecall-Tenant": tenant} if tenant else {}
-        self._http = httpx.Client(base_url=base_url, timeout=timeout, transport=transport, headers=headers)
+        self._http = httpx.Client(
+            base_url=base_url, timeout=timeout, transport=transport, headers=headers
+        )
 
     def __enter__(self) -> "KvrecallClient":
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()
 
@@ -104,7 +111,12 @@ class KvrecallClient:
         self._send("DELETE", _path(session), key=key)
 
     def turn(
-        self, session: str, messages: Sequence[Mapping[str, Any]], *, key: str | None = None, **options: Any
+        self,
+        session: str,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        key: str | None = None,
+        **options: Any,
     ) -> JsonObject:
         """Send a turn and wait for its end.
 
@@ -114,12 +126,19 @@ class KvrecallClient:
         return self._send("POST", _path(session, "/turns"), json=body, key=key)
 
     def turn_stream(
-        self, session: str, messages: Sequence[Mapping[str, Any]], *, key: str | None = None, **options: Any
+        self,
+        session: str,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        key: str | None = None,
+        **options: Any,
     ) -> Iterator[StreamEvent]:
         """Send a turn and follow it. The last event is `done`; anything else raises. Closing it early cancels."""
         body = {**options, "messages": list(messages), "stream": True}
         try:
-            with self._http.stream("POST", _path(session, "/turns"), json=body, headers=_headers(key)) as response:
+            with self._http.stream(
+                "POST", _path(session, "/turns"), json=body, headers=_headers(key)
+            ) as response:
                 if response.is_error:
                     response.read()
                     raise _problem(response)
@@ -127,7 +146,9 @@ class KvrecallClient:
         except httpx.TransportError as error:
             raise KvrecallError(0, "connection_failed", str(error)) from error
 
-    def event(self, session: str, type: str, call_id: str, *, key: str | None = None, **fields: Any) -> JsonObject:
+    def event(
+        self, session: str, type: str, call_id: str, *, key: str | None = None, **fields: Any
+    ) -> JsonObject:
         """Report on a tool call.
 
         Fields: `result` of tool_call.completed and .failed, `delta` and perhaps `index` of .delta, perhaps
@@ -167,7 +188,9 @@ class KvrecallClient:
         except httpx.TransportError:
             return False
 
-    def _send(self, method: str, path: str, *, key: str | None = None, **content: Any) -> JsonObject:
+    def _send(
+        self, method: str, path: str, *, key: str | None = None, **content: Any
+    ) -> JsonObject:
         answer: JsonObject = self._answer(method, path, key=key, **content)
         return answer
 
@@ -176,7 +199,9 @@ class KvrecallClient:
         try:
             response = self._http.request(method, path, headers=_headers(key), **content)
         except httpx.TransportError as error:
-            raise KvrecallError(0, "connection_failed", str(error) or type(error).__name__) from error
+            raise KvrecallError(
+                0, "connection_failed", str(error) or type(error).__name__
+            ) from error
         if response.is_error:
             raise _problem(response)
         return response.json() if response.content else {}
@@ -209,7 +234,8 @@ def _events(lines: Iterable[str]) -> Iterator[StreamEvent]:
         name, _, value = line.partition(":")
         if line == "" and data:
             yield StreamEvent(event, json.loads("\n".join(data)))
-            event, data = "", ()
+            event = ""
+            data = ()
         elif name == "event":
             event = value.removeprefix(" ")
         elif name == "data":

@@ -10,7 +10,8 @@ from kvrecall.client.client import KvrecallClient
 from reference.conversation import Conversation, Exchange
 
 MOST_REPLY_TOKENS = 48
-PLAIN, AFTER_TOOL = "plain", "after a tool"
+PLAIN = "plain"
+AFTER_TOOL = "after a tool"
 Answer = Mapping[str, Any]
 Progress = Callable[[int], None]
 
@@ -97,7 +98,11 @@ class ArmRun:
 
 
 def run_arm(
-    client: KvrecallClient, arm: Arm, conversation: Conversation, pause_seconds: float, progress: Progress
+    client: KvrecallClient,
+    arm: Arm,
+    conversation: Conversation,
+    pause_seconds: float,
+    progress: Progress,
 ) -> ArmRun:
     """Hold the conversation in a session of its own, which is deleted afterwards.
 
@@ -141,10 +146,14 @@ class _Holder:
     def _length(self) -> int:
         return self.run.turns[-1].length if self.run.turns else 0
 
-    def _exchange(self, exchange: Exchange, opening: Sequence[Answer], said_at: Sequence[int]) -> None:
+    def _exchange(
+        self, exchange: Exchange, opening: Sequence[Answer], said_at: Sequence[int]
+    ) -> None:
         messages = [*opening, {"role": "user", "content": exchange.user}]
         if exchange.fact_exchange is None:
-            self._turn([*messages, {"role": "assistant", "content": exchange.reply}], generate=False)
+            self._turn(
+                [*messages, {"role": "assistant", "content": exchange.reply}], generate=False
+            )
             return
         answer = self._turn(messages)
         called = answer["finish_reason"] == "tool_calls"
@@ -174,11 +183,15 @@ class _Holder:
         for call in answer["message"]["tool_calls"]:
             self.client.event(self.session, "tool_call.failed", call["id"], result="not available")
 
-    def _turn(self, messages: Sequence[Answer], *, generate: bool = True, after_pause: bool = False) -> Answer:
+    def _turn(
+        self, messages: Sequence[Answer], *, generate: bool = True, after_pause: bool = False
+    ) -> Answer:
         """Say something once the repairs before it have ended: what they find is measured, not how early it came."""
         started = time.perf_counter()
         sampling = {"max_tokens": MOST_REPLY_TOKENS}
-        answer = self.client.turn(self.session, messages, generate=generate, wait_for_repairs=True, sampling=sampling)
+        answer = self.client.turn(
+            self.session, messages, generate=generate, wait_for_repairs=True, sampling=sampling
+        )
         self._note(answer, time.perf_counter() - started, generate, after_pause)
         return answer
 

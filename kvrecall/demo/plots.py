@@ -19,18 +19,23 @@ def active_rows_plot(runs: Sequence[ArmRun], bound: int) -> str:
         figure = Figure(figsize=(9.4, 3.9), layout="constrained")
         everything, budgeted = figure.subplots(1, 2, width_ratios=(3, 2))
         for run, colour in zip(runs, COLOURS, strict=False):
-            lengths, rows = [turn.length for turn in run.turns], [turn.active_rows for turn in run.turns]
+            lengths = [turn.length for turn in run.turns]
+            rows = [turn.active_rows for turn in run.turns]
             everything.plot(lengths, rows, color=colour, label=run.arm.name, lw=1.8)
             if run.arm.has_budget:
                 budgeted.plot(lengths, rows, color=colour, lw=1.2)
         for axes, title in ((everything, "all arms"), (budgeted, "with a budget")):
-            axes.axhline(bound, color="#9aa3af", ls="--", lw=1, label=f"bound with a budget: {bound} rows")
+            axes.axhline(
+                bound, color="#9aa3af", ls="--", lw=1, label=f"bound with a budget: {bound} rows"
+            )
             axes.set_title(title, fontsize=10, loc="left")
             axes.set_xlabel("tokens said")
             axes.set_xlim(left=0)
             axes.set_ylim(bottom=0)
         everything.set_ylabel("active rows per layer and head")
-        figure.legend(*everything.get_legend_handles_labels(), loc="outside upper left", ncols=3, fontsize=9)
+        figure.legend(
+            *everything.get_legend_handles_labels(), loc="outside upper left", ncols=3, fontsize=9
+        )
         return svg(figure)
 
 
@@ -52,7 +57,14 @@ def _answers_panel(axes: Axes, name: str, runs: Sequence[ArmRun]) -> None:
     labels = [label for label, _, _ in ages]
     right = [count for _, count, _ in ages]
     axes.bar(labels, right, color=RIGHT, label="right", width=0.72)
-    axes.bar(labels, [count for _, _, count in ages], bottom=right, color=WRONG, label="wrong", width=0.72)
+    axes.bar(
+        labels,
+        [count for _, _, count in ages],
+        bottom=right,
+        color=WRONG,
+        label="wrong",
+        width=0.72,
+    )
     axes.set_title(name, fontsize=10, loc="left")
     axes.set_ylabel("questions")
     axes.set_xlabel("tokens since the fact was said")

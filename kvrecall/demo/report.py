@@ -14,19 +14,29 @@ MOST_EXAMPLES = 8
 
 
 def demo_page(
-    runs: Sequence[ArmRun], summaries: Sequence[ArmSummary], worker: Mapping[str, Any], results: Results
+    runs: Sequence[ArmRun],
+    summaries: Sequence[ArmSummary],
+    worker: Mapping[str, Any],
+    results: Results,
 ) -> Page:
     """The page for the runs of all arms."""
     page = Page("kvrecall demo: a conversation that does not fit, remembered")
-    full, repaired = summaries[0], summaries[-1]
+    full = summaries[0]
+    repaired = summaries[-1]
     budgeted = [summary for summary in summaries if summary.arm.has_budget]
     page.paragraph(_headline(full, budgeted), "lead")
     page.paragraph(_caveat(summaries), "note")
     page.table(
         ["", *(summary.arm.name for summary in summaries)],
-        [[name.strip(), *(cell(summary) for summary in summaries)] for name, cell in measures(summaries)],
+        [
+            [name.strip(), *(cell(summary) for summary in summaries)]
+            for name, cell in measures(summaries)
+        ],
     )
-    page.paragraph("Exact answers: share of n questions and its 95% bootstrap interval. Seconds are medians.", "note")
+    page.paragraph(
+        "Exact answers: share of n questions and its 95% bootstrap interval. Seconds are medians.",
+        "note",
+    )
     _plots(page, runs, worker, repaired.arm.budget)
     _examples(page, runs)
     _how(page, worker, results)
@@ -34,7 +44,8 @@ def demo_page(
 
 
 def _headline(full: ArmSummary, budgeted: Sequence[ArmSummary]) -> str:
-    alone, repaired = budgeted[0], budgeted[-1]
+    alone = budgeted[0]
+    repaired = budgeted[-1]
     return (
         f"{full.tokens:,} tokens were said, and the full cache ended with all of them in memory. Under a budget of "
         f"{repaired.arm.budget} rows no layer ever held more than {max(s.peak_rows for s in budgeted)}. The model "
@@ -63,7 +74,10 @@ def _plots(page: Page, runs: Sequence[ArmRun], worker: Mapping[str, Any], budget
     first = [run for run in runs if run.seed == runs[0].seed]
     names = list(dict.fromkeys(run.arm.name for run in runs))
     page.heading("Active rows: flat under a budget, growing without")
-    page.plot(active_rows_plot(first, budget + worker["block_tokens"]), "active rows over the conversation")
+    page.plot(
+        active_rows_plot(first, budget + worker["block_tokens"]),
+        "active rows over the conversation",
+    )
     page.heading("Answers by the age of the fact")
     page.plot(
         answers_plot([(name, [run for run in runs if run.arm.name == name]) for name in names]),
@@ -80,13 +94,16 @@ def _plots(page: Page, runs: Sequence[ArmRun], worker: Mapping[str, Any], budget
 
 def _examples(page: Page, runs: Sequence[ArmRun]) -> None:
     """Questions that only the repaired session answered."""
-    alone, repaired = _arm_questions(runs, "budget alone"), _arm_questions(runs, runs[-1].arm.name)
+    alone = _arm_questions(runs, "budget alone")
+    repaired = _arm_questions(runs, runs[-1].arm.name)
     pairs = zip(alone, repaired, strict=True)
     saved = [(before, after) for before, after in pairs if after.right and not before.right]
     if not saved:
         return
     page.heading("Facts that repair brought back")
-    page.paragraph(f"{len(saved)} questions were answered with repair and not without; the oldest facts among them:")
+    page.paragraph(
+        f"{len(saved)} questions were answered with repair and not without; the oldest facts among them:"
+    )
     oldest = sorted(saved, key=lambda pair: -pair[1].age)[:MOST_EXAMPLES]
     page.table(
         ["question", "said, tokens ago", "without repair", "with repair"],

@@ -41,7 +41,10 @@ def _summary(arm: Arm, runs: Sequence[ArmRun], seed: int) -> ArmSummary:
     answered = [turn for turn in turns if turn.answered]
     return ArmSummary(
         arm=arm,
-        exact={"all": exact(asked, seed), **{kind: exact(of_kind(asked, kind), seed) for kind in KINDS}},
+        exact={
+            "all": exact(asked, seed),
+            **{kind: exact(of_kind(asked, kind), seed) for kind in KINDS},
+        },
         peak_rows=max(run.peak_rows for run in runs),
         peak_bytes=max(run.peak_bytes for run in runs),
         tokens=max(run.turns[-1].length for run in runs),
@@ -65,7 +68,8 @@ def of_kind(questions: Iterable[Question], kind: str) -> list[Question]:
 
 def by_age(questions: Iterable[Question]) -> list[tuple[str, int, int]]:
     """Right and wrong answers by the fact's age in tokens, youngest first; `<256` means 128 to 255."""
-    found, asked = [], list(questions)
+    found = []
+    asked = list(questions)
     lower = 0
     for upper in (*AGE_BOUNDS, 1 << 40):
         group = [question for question in asked if lower <= question.age < upper]
@@ -79,7 +83,10 @@ def by_age(questions: Iterable[Question]) -> list[tuple[str, int, int]]:
 def pause_seconds(turns: Iterable[TurnPoint], trigger: str) -> list[tuple[int, float]]:
     """Repair seconds of each pause for one trigger, at the session's length in tokens."""
     return [
-        (turn.length, sum(repair["seconds"] for repair in turn.repairs if repair["trigger"] == trigger))
+        (
+            turn.length,
+            sum(repair["seconds"] for repair in turn.repairs if repair["trigger"] == trigger),
+        )
         for turn in turns
         if turn.after_pause
     ]
@@ -125,15 +132,29 @@ def _rows_of(summary: ArmSummary, runs: Sequence[ArmRun], seed: int) -> list[Row
 def _speed_rows(summary: ArmSummary, runs: Sequence[ArmRun]) -> list[Row]:
     measures: list[tuple[str, str, Callable[[TurnPoint], float], Callable[[TurnPoint], bool]]] = [
         ("answer", "seconds", lambda turn: turn.seconds, lambda turn: turn.answered),
-        ("time to first token", "seconds", lambda turn: turn.first_token, lambda turn: turn.answered),
-        ("repair per pause", "seconds", _repair_seconds, lambda turn: turn.after_pause and bool(turn.repairs)),
+        (
+            "time to first token",
+            "seconds",
+            lambda turn: turn.first_token,
+            lambda turn: turn.answered,
+        ),
+        (
+            "repair per pause",
+            "seconds",
+            _repair_seconds,
+            lambda turn: turn.after_pause and bool(turn.repairs),
+        ),
         ("active bytes after a turn", "bytes", lambda turn: turn.active_bytes, lambda _: True),
     ]
     found = [
         (metric, unit, [value(turn) for run in runs for turn in run.turns if counts(turn)])
         for metric, unit, value, counts in measures
     ]
-    return [speed_row(summary.arm.name, metric, unit, values) for metric, unit, values in found if values]
+    return [
+        speed_row(summary.arm.name, metric, unit, values)
+        for metric, unit, values in found
+        if values
+    ]
 
 
 def _repair_seconds(turn: TurnPoint) -> float:

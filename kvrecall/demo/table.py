@@ -17,7 +17,11 @@ def measures(summaries: Sequence[ArmSummary]) -> list[tuple[str, Cell]]:
     """The table's lines: what is measured, and how an arm's value is written."""
     lines: list[tuple[str, Cell]] = [
         (f"{label}, n={_asked(summaries, kind)}", partial(_exact, kind))
-        for label, kind in (("exact answers", "all"), ("  plain", PLAIN), ("  after a tool", AFTER_TOOL))
+        for label, kind in (
+            ("exact answers", "all"),
+            ("  plain", PLAIN),
+            ("  after a tool", AFTER_TOOL),
+        )
     ]
     return [
         *lines,
@@ -33,7 +37,13 @@ def measures(summaries: Sequence[ArmSummary]) -> list[tuple[str, Cell]]:
 
 def arms_table(summaries: Sequence[ArmSummary], title: str) -> Table:
     """One column per arm, one line per measure."""
-    table = Table(title=title, title_justify="left", caption_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(
+        title=title,
+        title_justify="left",
+        caption_justify="left",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+    )
     table.caption = "exact answers: share of n, its 95% bootstrap interval; seconds: medians"
     table.add_column("", no_wrap=True)
     for summary in summaries:
@@ -46,7 +56,11 @@ def arms_table(summaries: Sequence[ArmSummary], title: str) -> Table:
 def _exact(kind: str, summary: ArmSummary) -> str:
     """A share over its interval."""
     estimate = summary.exact[kind]
-    return "none asked" if estimate is None else f"{estimate.mean:.2f}\n{estimate.low:.2f}-{estimate.high:.2f}"
+    return (
+        "none asked"
+        if estimate is None
+        else f"{estimate.mean:.2f}\n{estimate.low:.2f}-{estimate.high:.2f}"
+    )
 
 
 def _asked(summaries: Sequence[ArmSummary], kind: str) -> int:

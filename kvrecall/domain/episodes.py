@@ -91,10 +91,15 @@ class Nearest:
     similarity: float
 
 
-def segments_of(utterances: Sequence[Utterance], width: int, *, partial: bool = False) -> list[Segment]:
+def segments_of(
+    utterances: Sequence[Utterance], width: int, *, partial: bool = False
+) -> list[Segment]:
     """Segments of `width` utterances; with `partial`, what is left over at the end is one as well (eq. 4)."""
     stop = len(utterances) if partial else len(utterances) // width * width
-    return [Segment(tuple(utterances[first : min(first + width, stop)])) for first in range(0, stop, width)]
+    return [
+        Segment(tuple(utterances[first : min(first + width, stop)]))
+        for first in range(0, stop, width)
+    ]
 
 
 def cluster(vectors: Vectors, count: EpisodeCount, seed: int) -> Clusters:
@@ -137,7 +142,9 @@ def plan_episodes(
         members = [segments[index] for index in clusters.members(episode)]
         width = max(len(segment.utterances) for segment in members)
         nearest = nearest_members(vectors, clusters, episode, -(-medoid_utterances // width))
-        prompt = chain.from_iterable(token_ids[segments[i].start : segments[i].stop] for i in sorted(nearest))
+        prompt = chain.from_iterable(
+            token_ids[segments[i].start : segments[i].stop] for i in sorted(nearest)
+        )
         plans.append(
             EpisodePlan(
                 medoid=segments[nearest[0]].transcript,
@@ -169,12 +176,16 @@ def match(query: Vectors, centroids: Vectors) -> Nearest:
     return Nearest(best, float(cosines[best]))
 
 
-def assign(vectors: Vectors, centroids: Vectors, sizes: Sequence[int]) -> tuple[Clusters, list[int]]:
+def assign(
+    vectors: Vectors, centroids: Vectors, sizes: Sequence[int]
+) -> tuple[Clusters, list[int]]:
     """Put new segments, in order, to the nearest centroids, each of which moves to the mean of its larger episode.
 
     Returns the new segments' labels with all centroids as they are then, and the episodes' sizes in segments.
     """
-    moved, grown, labels = centroids.astype(np.float64), list(sizes), []
+    moved = centroids.astype(np.float64)
+    grown = list(sizes)
+    labels = []
     for vector in vectors:
         episode = match(vector, moved.astype(np.float32)).episode
         grown[episode] += 1
@@ -183,7 +194,9 @@ def assign(vectors: Vectors, centroids: Vectors, sizes: Sequence[int]) -> tuple[
     return Clusters(tuple(labels), moved.astype(np.float32)), grown
 
 
-def rebuild_due(settings: EpisodeSettings, *, segments: int, built: int, length: int, budget: int) -> bool:
+def rebuild_due(
+    settings: EpisodeSettings, *, segments: int, built: int, length: int, budget: int
+) -> bool:
     """Whether episodes should be built now, from `segments` segments; the last build had `built` (0: there was none).
 
     The first time once the session is longer than its budget and has two segments per episode; then whenever it has
@@ -237,11 +250,16 @@ def _ordered(vectors: Vectors, labels: NDArray[np.int32]) -> Clusters:
     """Number the clusters by their first segments: K-means numbers them as its random starts fall."""
     order: dict[int, int] = {}
     numbered = [order.setdefault(int(label), len(order)) for label in labels]
-    means = [vectors[[n == episode for n in numbered]].mean(0, dtype=np.float64) for episode in range(len(order))]
+    means = [
+        vectors[[n == episode for n in numbered]].mean(0, dtype=np.float64)
+        for episode in range(len(order))
+    ]
     return Clusters(tuple(numbered), np.stack(means).astype(np.float32))
 
 
-def _spans(segments: Sequence[Segment], near: Vectors, length: int) -> tuple[tuple[int, int, float], ...]:
+def _spans(
+    segments: Sequence[Segment], near: Vectors, length: int
+) -> tuple[tuple[int, int, float], ...]:
     """The segments' token spans with their nearness, as far as they have rows."""
     return tuple(
         (segment.start, min(segment.stop, length), float(value))

@@ -130,7 +130,9 @@ class UnknownCall(ServiceError):
     code = "unknown_call"
 
     def __init__(self, session: str, call: str) -> None:
-        super().__init__(f"session {session!r} made no tool call {call!r}", session=session, call=call)
+        super().__init__(
+            f"session {session!r} made no tool call {call!r}", session=session, call=call
+        )
 
 
 class UnknownEpisode(ServiceError):
@@ -139,7 +141,9 @@ class UnknownEpisode(ServiceError):
     code = "unknown_episode"
 
     def __init__(self, session: str, episode: str) -> None:
-        super().__init__(f"session {session!r} has no episode {episode!r}", session=session, episode=episode)
+        super().__init__(
+            f"session {session!r} has no episode {episode!r}", session=session, episode=episode
+        )
 
 
 class EpisodesUnsupported(InvalidRequest):
@@ -172,7 +176,9 @@ class IdempotencyConflict(ServiceError):
     code = "idempotency_conflict"
 
     def __init__(self, key: str) -> None:
-        super().__init__(f"the idempotency key {key!r} was used for another request; take a fresh key", key=key)
+        super().__init__(
+            f"the idempotency key {key!r} was used for another request; take a fresh key", key=key
+        )
 
 
 class Overloaded(ServiceError):

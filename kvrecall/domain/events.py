@@ -147,7 +147,7 @@ Observation = (
 Observer = Callable[[Observation], None]
 
 
-class Observers:
+class EventBus:
     """Everyone who watches. An observer must neither block nor raise."""
 
     def __init__(self) -> None:

@@ -126,7 +126,15 @@ def episode_from_wire(episode: str, similarity: float, done: wire.TurnDone) -> E
     if not done.HasField("switched"):
         return EpisodeReport(episode, similarity)
     moved = done.switched
-    return EpisodeReport(episode, similarity, True, moved.rows_moved, moved.rows_kept, moved.bytes_moved, moved.seconds)
+    return EpisodeReport(
+        episode,
+        similarity,
+        True,
+        moved.rows_moved,
+        moved.rows_kept,
+        moved.bytes_moved,
+        moved.seconds,
+    )
 
 
 def memory_from_wire(report: wire.MemoryReport) -> MemoryReport:

@@ -58,7 +58,9 @@ _ROLLBACKS = {
         (SessionEvent.ROLLED_BACK_TO_PAUSE, SessionState.PAUSED),
     )
 }
-TRANSITIONS: Mapping[tuple[SessionState, SessionEvent], SessionState] = MappingProxyType(_STEPS | _ROLLBACKS)
+TRANSITIONS: Mapping[tuple[SessionState, SessionEvent], SessionState] = MappingProxyType(
+    _STEPS | _ROLLBACKS
+)
 
 
 def next_state(state: SessionState, event: SessionEvent) -> SessionState:
@@ -82,7 +84,9 @@ class RepairTrigger(StrEnum):
     TURN = "turn"
 
 
-DEFAULT_REPAIR_ON = frozenset({RepairTrigger.TOOL_CALL, RepairTrigger.TOOL_DELTA, RepairTrigger.TOOL_RESULT})
+DEFAULT_REPAIR_ON = frozenset(
+    {RepairTrigger.TOOL_CALL, RepairTrigger.TOOL_DELTA, RepairTrigger.TOOL_RESULT}
+)
 
 
 class CallStatus(StrEnum):
@@ -285,12 +289,23 @@ def due_repairs(session: Session) -> list[DueRepair]:
     one on its own last answer. A function of the committed state alone, so that a restart changes nothing.
     """
     due = {
-        RepairTrigger.TOOL_CALL: [_call_repair(call) for call in session.calls if _call_is_new(call)],
-        RepairTrigger.TOOL_DELTA: [_delta_repair(call) for call in session.calls if _output_has_grown(call)],
-        RepairTrigger.TOOL_RESULT: [_result_repair(session, batch) for batch in _unrepaired_batches(session)],
+        RepairTrigger.TOOL_CALL: [
+            _call_repair(call) for call in session.calls if _call_is_new(call)
+        ],
+        RepairTrigger.TOOL_DELTA: [
+            _delta_repair(call) for call in session.calls if _output_has_grown(call)
+        ],
+        RepairTrigger.TOOL_RESULT: [
+            _result_repair(session, batch) for batch in _unrepaired_batches(session)
+        ],
         RepairTrigger.LAST_OUTPUT: _output_repairs(session),
     }
-    return [repair for trigger, found in due.items() if session.settings.repairs_on(trigger) for repair in found]
+    return [
+        repair
+        for trigger, found in due.items()
+        if session.settings.repairs_on(trigger)
+        for repair in found
+    ]
 
 
 def _call_is_new(call: PendingCall) -> bool:
@@ -307,7 +322,9 @@ def _output_has_grown(call: PendingCall) -> bool:
 
 def _delta_repair(call: PendingCall) -> DueRepair:
     text = call.partial[: call.delta_due][-SIGNAL_CHARACTERS:]
-    return DueRepair(RepairTrigger.TOOL_DELTA, text=text, position=call.position, reach=call.delta_due)
+    return DueRepair(
+        RepairTrigger.TOOL_DELTA, text=text, position=call.position, reach=call.delta_due
+    )
 
 
 def _unrepaired_batches(session: Session) -> list[int]:

@@ -11,7 +11,7 @@ from kvrecall.domain.errors import (
     UnknownMethod,
     UnknownModel,
 )
-from kvrecall.domain.limits import ServiceSettings
+from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.session import (
     DEFAULT_REPAIR_ON,
     EpisodeSettings,
@@ -24,7 +24,7 @@ from kvrecall.protocol.v1 import worker_pb2 as wire
 
 
 @dataclass(frozen=True)
-class NewSession:
+class CreateSession:
     """A session as the client asks for it; what is None is chosen by the service.
 
     By default a session has episodes where its method looks at them; None is none.
@@ -47,10 +47,14 @@ class NewSession:
     tenant: str = ""
 
 
-def settled(request: NewSession, info: wire.WorkerInfo, settings: ServiceSettings) -> SessionSettings:
+def settled(
+    request: CreateSession, info: wire.WorkerInfo, settings: ServiceLimits
+) -> SessionSettings:
     """The request with everything chosen. Raises UnknownModel, UnknownMethod, BudgetOutOfRange, EpisodesUnsupported."""
     if request.model is not None and request.model != info.model:
-        raise UnknownModel("model", f"model {request.model!r} is not served here; {info.model!r} is")
+        raise UnknownModel(
+            "model", f"model {request.model!r} is not served here; {info.model!r} is"
+        )
     method = _method(request.method or settings.default_method, info)
     budget = settings.default_budget if request.budget is None else request.budget
     _check_budget(budget, info)
@@ -81,15 +85,20 @@ def _method(name: str, info: wire.WorkerInfo) -> wire.MethodInfo:
 
 
 def _check_budget(budget: int, info: wire.WorkerInfo) -> None:
-    least, most = info.min_budget, info.max_budget
+    least = info.min_budget
+    most = info.max_budget
     if budget < least:
         message = f"a budget of {budget} rows is under the sinks and the recent window; the least is {least}"
         raise BudgetOutOfRange("budget", message, least)
     if budget > most:
-        raise BudgetOutOfRange("budget", f"a budget of {budget} rows is over what a slot holds, {most}", most)
+        raise BudgetOutOfRange(
+            "budget", f"a budget of {budget} rows is over what a slot holds, {most}", most
+        )
 
 
-def _repair_rows(asked: int | None, budget: int, info: wire.WorkerInfo, settings: ServiceSettings) -> int:
+def _repair_rows(
+    asked: int | None, budget: int, info: wire.WorkerInfo, settings: ServiceLimits
+) -> int:
     spare = budget - info.min_budget
     if asked is None:
         return min(settings.default_repair_rows, spare)
@@ -99,7 +108,7 @@ def _repair_rows(asked: int | None, budget: int, info: wire.WorkerInfo, settings
     return asked
 
 
-def _episodes(request: NewSession, method: wire.MethodInfo) -> EpisodeSettings | None:
+def _episodes(request: CreateSession, method: wire.MethodInfo) -> EpisodeSettings | None:
     """The episodes of a new session. Raises EpisodesUnsupported."""
     if request.episodes == "default":
         return EpisodeSettings() if method.episodes else None

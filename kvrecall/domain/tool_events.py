@@ -4,12 +4,12 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from kvrecall.domain.errors import InvalidRequest, LimitExceeded, ResultConflict
-from kvrecall.domain.limits import ServiceSettings
+from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.messages import json_object
 from kvrecall.domain.session import CallStatus, PendingCall, Session, SessionState
 
 
-class CallEventType(StrEnum):
+class ToolEventType(StrEnum):
     """The kinds of reports."""
 
     STARTED = "tool_call.started"
@@ -19,14 +19,14 @@ class CallEventType(StrEnum):
 
 
 @dataclass(frozen=True)
-class CallEvent:
+class ToolEvent:
     """One report. `text` is the result of a completed call, the error of a failed one, the piece of a delta.
 
     A started call may name the `arguments` (JSON text of an object) that the client really runs. A delta may have an
     `index`, from 0: pieces come in any order then, and each one counts once.
     """
 
-    type: CallEventType
+    type: ToolEventType
     call_id: str
     text: str = ""
     arguments: str | None = None
@@ -43,39 +43,47 @@ class EventReceipt:
 
     session: str
     call_id: str
-    type: CallEventType
+    type: ToolEventType
     status: CallStatus
     state: SessionState
     outstanding: tuple[str, ...]
     late: bool = False
 
 
-def is_late(call: PendingCall, event: CallEvent) -> bool:
+def is_late(call: PendingCall, event: ToolEvent) -> bool:
     """Whether the call is past what the report tells. Another result than the one it has is refused all the same."""
-    if event.type in (CallEventType.STARTED, CallEventType.DELTA):
+    if event.type in (ToolEventType.STARTED, ToolEventType.DELTA):
         return call.result is not None
     return call.said is not None
 
 
-def apply_event(session: Session, call: PendingCall, event: CallEvent, settings: ServiceSettings) -> PendingCall:
+def apply_event(
+    session: Session, call: PendingCall, event: ToolEvent, settings: ServiceLimits
+) -> PendingCall:
     """The call after the report; the same object when the report changes nothing.
 
     Raises ResultConflict when the call has another result or piece, or timed out; LimitExceeded when the text is too
     long; InvalidRequest for arguments that are no JSON object.
     """
     match event.type:
-        case CallEventType.STARTED:
+        case ToolEventType.STARTED:
             _check_size("arguments", len((event.arguments or "").encode()), settings)
             return call if is_late(call, event) else _with_start(call, event.arguments)
-        case CallEventType.DELTA:
+        case ToolEventType.DELTA:
             # A piece counts for a byte at least, so that no number of empty ones is without a limit.
             held = sum(max(1, len(piece.encode())) for piece in call.pieces.values())
             _check_size("delta", held + len(event.text.encode()), settings)
-            return call if is_late(call, event) else _with_piece(call, event.index, event.text, settings)
-        case CallEventType.COMPLETED | CallEventType.FAILED:
+            return (
+                call
+                if is_late(call, event)
+                else _with_piece(call, event.index, event.text, settings)
+            )
+        case ToolEventType.COMPLETED | ToolEventType.FAILED:
             _check_size("result", len(event.text.encode()), settings)
-            completed = event.type is CallEventType.COMPLETED
-            return _with_result(session, call, CallStatus.COMPLETED if completed else CallStatus.FAILED, event.text)
+            completed = event.type is ToolEventType.COMPLETED
+            return _with_result(
+                session, call, CallStatus.COMPLETED if completed else CallStatus.FAILED, event.text
+            )
 
 
 def timed_out(call: PendingCall, seconds: float) -> PendingCall:
@@ -84,10 +92,12 @@ def timed_out(call: PendingCall, seconds: float) -> PendingCall:
     return replace(call, status=CallStatus.TIMED_OUT, result=text)
 
 
-def _check_size(field: str, size: int, settings: ServiceSettings) -> None:
+def _check_size(field: str, size: int, settings: ServiceLimits) -> None:
     if size > settings.max_result_bytes:
         limit = settings.max_result_bytes
-        raise LimitExceeded(field, f"{size} bytes of one tool call's {field}; the limit is {limit}", limit)
+        raise LimitExceeded(
+            field, f"{size} bytes of one tool call's {field}; the limit is {limit}", limit
+        )
 
 
 def _with_start(call: PendingCall, arguments: str | None) -> PendingCall:
@@ -96,16 +106,25 @@ def _with_start(call: PendingCall, arguments: str | None) -> PendingCall:
         return started
     told = json_object(arguments)
     if told is None:
-        raise InvalidRequest("arguments", "the arguments of a tool call are the JSON text of an object")
-    return started if told == json_object(call.running.arguments) else replace(started, arguments=arguments)
+        raise InvalidRequest(
+            "arguments", "the arguments of a tool call are the JSON text of an object"
+        )
+    return (
+        started
+        if told == json_object(call.running.arguments)
+        else replace(started, arguments=arguments)
+    )
 
 
-def _with_piece(call: PendingCall, index: int | None, text: str, settings: ServiceSettings) -> PendingCall:
+def _with_piece(
+    call: PendingCall, index: int | None, text: str, settings: ServiceLimits
+) -> PendingCall:
     at = 1 + max(call.pieces, default=-1) if index is None else index
     if at in call.pieces:
         if call.pieces[at] != text:
             raise ResultConflict(
-                f"piece {at} of tool call {call.call.id!r} has another text already", call=call.call.id
+                f"piece {at} of tool call {call.call.id!r} has another text already",
+                call=call.call.id,
             )
         return call
     changed = replace(call, started=True, pieces={**call.pieces, at: text})
@@ -114,7 +133,9 @@ def _with_piece(call: PendingCall, index: int | None, text: str, settings: Servi
     return replace(changed, delta_due=len(whole)) if due else changed
 
 
-def _with_result(session: Session, call: PendingCall, status: CallStatus, result: str) -> PendingCall:
+def _with_result(
+    session: Session, call: PendingCall, status: CallStatus, result: str
+) -> PendingCall:
     if call.result is None:
         batch = 1 + max((other.batch for other in session.calls), default=0)
         return replace(call, started=True, status=status, result=result, batch=batch)
@@ -122,17 +143,20 @@ def _with_result(session: Session, call: PendingCall, status: CallStatus, result
         message = f"tool call {call.call.id!r} timed out before this result came; the model is told that it failed"
         raise ResultConflict(message, call=call.call.id)
     if (call.status, call.result) != (status, result):
-        raise ResultConflict(f"tool call {call.call.id!r} has another result already", call=call.call.id)
+        raise ResultConflict(
+            f"tool call {call.call.id!r} has another result already", call=call.call.id
+        )
     return call
 
 
 def receipt(
-    session: Session, call: PendingCall, event: CallEvent, state: SessionState, late: bool = False
+    session: Session, call: PendingCall, event: ToolEvent, state: SessionState, late: bool = False
 ) -> EventReceipt:
     """The acknowledgement of a report that left the call as `call`."""
     outstanding = tuple(
         other.call.id
         for other in session.outstanding
-        if (other.turn, other.position) != (call.turn, call.position) or call.status is CallStatus.PENDING
+        if (other.turn, other.position) != (call.turn, call.position)
+        or call.status is CallStatus.PENDING
     )
     return EventReceipt(session.id, call.call.id, event.type, call.status, state, outstanding, late)

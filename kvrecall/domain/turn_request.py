@@ -13,7 +13,7 @@ from kvrecall.domain.errors import (
     ToolResultWithoutCall,
     TurnTooLong,
 )
-from kvrecall.domain.limits import ServiceSettings
+from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.messages import Message, Sampling, ToolCall, json_object
 from kvrecall.domain.session import CallStatus, PendingCall, RepairTrigger, Session
 
@@ -55,35 +55,50 @@ class TurnPlan:
     asks: tuple[ToolCall, ...]
 
 
-def plan_turn(session: Session, request: TurnRequest, settings: ServiceSettings) -> TurnPlan:
+def plan_turn(session: Session, request: TurnRequest, settings: ServiceLimits) -> TurnPlan:
     """Check the request against the session. Raises InvalidRequest, CallsOutstanding, ResultConflict."""
     check_messages(request.messages, settings)
     sampling = request.sampling or Sampling(settings.default_max_tokens)
     if not 1 <= sampling.max_tokens <= settings.max_output_tokens:
         limit = settings.max_output_tokens
-        raise LimitExceeded("sampling.max_tokens", f"max_tokens must be between 1 and {limit}", limit)
+        raise LimitExceeded(
+            "sampling.max_tokens", f"max_tokens must be between 1 and {limit}", limit
+        )
     answers = _leading_results(request.messages)
     calls, said = _answered(session.calls, answers)
     asks = _walk(request.messages[len(answers) :], len(answers), request.generate)
     messages = tuple(call.result_message() for call in calls) + request.messages[len(answers) :]
     if not messages:
-        raise EmptyTurn("messages", "a turn needs a message, unless results of tool calls are waiting to be said")
+        raise EmptyTurn(
+            "messages",
+            "a turn needs a message, unless results of tool calls are waiting to be said",
+        )
     number = session.turns + 1
     seed = (session.settings.seed + number) % 2**64 if request.seed is None else request.seed
-    return TurnPlan(number, messages, replace(sampling, seed=seed), _repairs(session, request), said, asks)
+    return TurnPlan(
+        number, messages, replace(sampling, seed=seed), _repairs(session, request), said, asks
+    )
 
 
 def _repairs(session: Session, request: TurnRequest) -> bool:
     if request.repair and not session.settings.repair_rows:
-        raise InvalidRequest("repair", "this session keeps no rows for repair; open one with repair_rows over 0")
-    return session.settings.repairs_on(RepairTrigger.TURN) if request.repair is None else request.repair
+        raise InvalidRequest(
+            "repair", "this session keeps no rows for repair; open one with repair_rows over 0"
+        )
+    return (
+        session.settings.repairs_on(RepairTrigger.TURN)
+        if request.repair is None
+        else request.repair
+    )
 
 
-def check_messages(messages: Sequence[Message], settings: ServiceSettings) -> None:
+def check_messages(messages: Sequence[Message], settings: ServiceLimits) -> None:
     """What holds for messages whatever the session is. Raises TurnTooLong, InvalidRequest."""
     if len(messages) > settings.max_turn_messages:
         limit = settings.max_turn_messages
-        raise TurnTooLong("messages", f"{len(messages)} messages in one turn; the limit is {limit}", limit)
+        raise TurnTooLong(
+            "messages", f"{len(messages)} messages in one turn; the limit is {limit}", limit
+        )
     size = sum(message.size for message in messages)
     if size > settings.max_turn_bytes:
         limit = settings.max_turn_bytes
@@ -94,11 +109,16 @@ def check_messages(messages: Sequence[Message], settings: ServiceSettings) -> No
 
 def _check_message(message: Message, field: str) -> None:
     if message.role not in ROLES:
-        raise InvalidRequest(f"{field}.role", f"role {message.role!r} is none of {', '.join(ROLES)}")
+        raise InvalidRequest(
+            f"{field}.role", f"role {message.role!r} is none of {', '.join(ROLES)}"
+        )
     if message.tool_calls and message.role != "assistant":
         raise InvalidRequest(f"{field}.tool_calls", "only an assistant message has tool calls")
     if bool(message.tool_call_id) != (message.role == "tool"):
-        raise InvalidRequest(f"{field}.tool_call_id", "a tool message names the call it answers, no other message does")
+        raise InvalidRequest(
+            f"{field}.tool_call_id",
+            "a tool message names the call it answers, no other message does",
+        )
     for position, call in enumerate(message.tool_calls):
         _check_call(call, f"{field}.tool_calls[{position}]")
     if len({call.id for call in message.tool_calls}) < len(message.tool_calls):
@@ -109,7 +129,9 @@ def _check_call(call: ToolCall, field: str) -> None:
     if not call.id or not call.name:
         raise InvalidRequest(field, "a tool call needs an id and a name")
     if json_object(call.arguments) is None:
-        raise InvalidRequest(f"{field}.arguments", "the arguments of a tool call are the JSON text of an object")
+        raise InvalidRequest(
+            f"{field}.arguments", "the arguments of a tool call are the JSON text of an object"
+        )
 
 
 def _leading_results(messages: Sequence[Message]) -> list[Message]:
@@ -121,7 +143,9 @@ def _leading_results(messages: Sequence[Message]) -> list[Message]:
     return results
 
 
-def _answered(calls: Sequence[PendingCall], answers: Sequence[Message]) -> tuple[list[PendingCall], dict[str, str]]:
+def _answered(
+    calls: Sequence[PendingCall], answers: Sequence[Message]
+) -> tuple[list[PendingCall], dict[str, str]]:
     """The pause's calls, every one with its result, and the results that are new with this turn."""
     waiting = {call.call.id: call for call in calls}
     told: dict[str, str] = {}
@@ -130,7 +154,11 @@ def _answered(calls: Sequence[PendingCall], answers: Sequence[Message]) -> tuple
         if call is None or answer.tool_call_id in told:
             raise _without_call(index, answer)
         if call.result is not None and call.result != answer.content:
-            why = "timed out before" if call.status is CallStatus.TIMED_OUT else "has another result already than"
+            why = (
+                "timed out before"
+                if call.status is CallStatus.TIMED_OUT
+                else "has another result already than"
+            )
             raise ResultConflict(f"tool call {call.call.id!r} {why} this result", call=call.call.id)
         told[answer.tool_call_id] = answer.content
     missing = [call.call.id for call in calls if call.result is None and call.call.id not in told]

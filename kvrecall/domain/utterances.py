@@ -67,9 +67,12 @@ def _of_turn(turn: Turn, start: int) -> list[Utterance]:
     counts: Sequence[int] = turn.utterance_tokens
     if len(counts) != len(runs) or sum(counts) != len(turn.token_ids):
         # The worker tells the sides apart as they are here; should it not, the turn counts as one utterance.
-        runs, counts = [("user", "\n".join(text for _, text in runs))], [len(turn.token_ids)]
+        runs = [("user", "\n".join(text for _, text in runs))]
+        counts = [len(turn.token_ids)]
     ends = accumulate(counts, initial=start)
     return [
         Utterance(side, text, first, stop, turn.number, index)
-        for index, ((side, text), (first, stop)) in enumerate(zip(runs, pairwise(ends), strict=True))
+        for index, ((side, text), (first, stop)) in enumerate(
+            zip(runs, pairwise(ends), strict=True)
+        )
     ]

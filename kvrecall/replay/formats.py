@@ -12,7 +12,13 @@ from kvrecall.app.errors import BadReplayFile
 from kvrecall.replay.locomo import spoken_in
 from kvrecall.replay.recording import Message, Recording
 
-_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+_ROLES = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+}
 FORMS = "a LoCoMo file, a tau-bench file of runs, or JSON lines of OpenAI-style messages"
 
 
@@ -39,7 +45,9 @@ def _json_lines(path: Path, text: str) -> list[Any]:
             try:
                 lines.append(json.loads(line))
             except json.JSONDecodeError as error:
-                raise BadReplayFile(f"{path} line {number} is no JSON: {error}; replay reads {FORMS}") from error
+                raise BadReplayFile(
+                    f"{path} line {number} is no JSON: {error}; replay reads {FORMS}"
+                ) from error
     return lines
 
 
@@ -62,9 +70,14 @@ def _locomo(path: Path, entry: Mapping[str, Any]) -> Recording:
     conversation = entry["conversation"]
     if not isinstance(conversation, dict) or "speaker_a" not in conversation:
         raise BadReplayFile(f"{path}: conversation has no speaker_a; replay reads {FORMS}")
-    first, second = conversation["speaker_a"], conversation.get("speaker_b", "")
-    messages: list[Message] = [{"role": "system", "content": f"A conversation of {first} and {second}."}]
-    messages += [{"role": spoken.role, "content": spoken.content} for spoken in spoken_in(conversation)]
+    first = conversation["speaker_a"]
+    second = conversation.get("speaker_b", "")
+    messages: list[Message] = [
+        {"role": "system", "content": f"A conversation of {first} and {second}."}
+    ]
+    messages += [
+        {"role": spoken.role, "content": spoken.content} for spoken in spoken_in(conversation)
+    ]
     return Recording(str(entry.get("sample_id", path.stem)), tuple(messages))
 
 
@@ -75,7 +88,9 @@ def _tau_bench(path: Path, entry: Mapping[str, Any]) -> Recording:
 
 def _with_messages(path: Path, index: int, entry: Mapping[str, Any]) -> Recording:
     name = str(entry.get("id") or entry.get("name") or f"{path.stem} {index + 1}")
-    return Recording(name, _messages(f"{path.name}, {name}", entry["messages"]), tuple(entry.get("tools") or ()))
+    return Recording(
+        name, _messages(f"{path.name}, {name}", entry["messages"]), tuple(entry.get("tools") or ())
+    )
 
 
 def _messages(where: str, entries: Any) -> tuple[Message, ...]:
@@ -88,7 +103,9 @@ def _messages(where: str, entries: Any) -> tuple[Message, ...]:
         message = _message(f"{where}, message {index + 1}", entry)
         called |= {call["id"] for call in message.get("tool_calls", ())}
         if message["role"] == "tool" and message["tool_call_id"] not in called:
-            raise BadReplayFile(f"{where}, message {index + 1}: no call {message['tool_call_id']!r} came before")
+            raise BadReplayFile(
+                f"{where}, message {index + 1}: no call {message['tool_call_id']!r} came before"
+            )
         found.append(message)
     return tuple(found)
 
@@ -107,11 +124,19 @@ def _message(where: str, entry: Any) -> Message:
 
 def _call(where: str, call: Any) -> dict[str, Any]:
     try:
-        function, identity = call["function"], str(call["id"])
-        name, arguments = str(function["name"]), function.get("arguments")
+        function = call["function"]
+        identity = str(call["id"])
+        name = str(function["name"])
+        arguments = function.get("arguments")
     except (KeyError, TypeError, AttributeError) as error:
-        raise BadReplayFile(f"{where}: a tool call needs an id and a function with a name") from error
-    return {"id": identity, "type": "function", "function": {"name": name, "arguments": _arguments(arguments)}}
+        raise BadReplayFile(
+            f"{where}: a tool call needs an id and a function with a name"
+        ) from error
+    return {
+        "id": identity,
+        "type": "function",
+        "function": {"name": name, "arguments": _arguments(arguments)},
+    }
 
 
 def _arguments(given: Any) -> str:
@@ -132,5 +157,7 @@ def _text(content: Any) -> str:
     if isinstance(content, str):
         return content
     if isinstance(content, list):
-        return "\n".join(str(part["text"]) for part in content if isinstance(part, dict) and "text" in part)
+        return "\n".join(
+            str(part["text"]) for part in content if isinstance(part, dict) and "text" in part
+        )
     return json.dumps(content, ensure_ascii=False)

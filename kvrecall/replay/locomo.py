@@ -33,14 +33,20 @@ def lines_of(conversation: Mapping[str, Any]) -> list[Line]:
     """All lines in the order of the sessions."""
     numbers = sorted(int(match[1]) for key in conversation if (match := _SESSION.fullmatch(key)))
     return [
-        Line(line.get("dia_id", ""), line["speaker"], str(line["text"]), number, _date(conversation, number))
+        Line(
+            line.get("dia_id", ""),
+            line["speaker"],
+            str(line["text"]),
+            number,
+            _date(conversation, number),
+        )
         for number in numbers
         for line in conversation[f"session_{number}"]
     ]
 
 
 def spoken_in(conversation: Mapping[str, Any]) -> list[Spoken]:
-    """Speaker A is the user, B the assistant; each session's date leads the user's first words in it."""
+    """FaultClient A is the user, B the assistant; each session's date leads the user's first words in it."""
     user = conversation["speaker_a"]
     sessions = groupby(lines_of(conversation), key=lambda line: line.session)
     return [spoken for _, lines in sessions for spoken in _session(list(lines), user)]
@@ -56,7 +62,9 @@ def _session(lines: Sequence[Line], user: str) -> Iterator[Spoken]:
         if speaker == user:
             text = context + text
         context = ""
-        yield Spoken("user" if speaker == user else "assistant", text, tuple(line.id for line in run))
+        yield Spoken(
+            "user" if speaker == user else "assistant", text, tuple(line.id for line in run)
+        )
 
 
 def _date(conversation: Mapping[str, Any], session: int) -> str:

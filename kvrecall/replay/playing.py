@@ -106,7 +106,9 @@ class _Pair:
     turn: int = 0
 
     @classmethod
-    def open(cls, client: KvrecallClient, recording: Recording, options: SessionOptions, part: int) -> "_Pair":
+    def open(
+        cls, client: KvrecallClient, recording: Recording, options: SessionOptions, part: int
+    ) -> "_Pair":
         tools = [dict(tool) for tool in recording.tools]
         session = client.create_session(
             method=options.method,
@@ -118,7 +120,9 @@ class _Pair:
         )["id"]
         twin = None
         if options.compare:
-            twin = client.create_session(method="full", budget=options.budget, repair_rows=0, tools=tools, seed=0)["id"]
+            twin = client.create_session(
+                method="full", budget=options.budget, repair_rows=0, tools=tools, seed=0
+            )["id"]
         return cls(client, recording.name, part, session, twin)
 
     def close(self) -> None:
@@ -147,7 +151,9 @@ class _Pair:
             fidelity = {"fidelity": {"against": self.twin}} if step.has_reply else {}
         started = time.perf_counter()
         # A recording has no pauses to wait in: repairs are let end, so that what they find is measured.
-        answer = self.client.turn(self.session, messages, generate=False, wait_for_repairs=True, **fidelity)
+        answer = self.client.turn(
+            self.session, messages, generate=False, wait_for_repairs=True, **fidelity
+        )
         self.turn += 1
         return self._noted(answer, time.perf_counter() - started)
 
@@ -156,10 +162,13 @@ class _Pair:
         for session in (self.twin, self.session):
             for call, result in results.of_calls if session is not None else ():
                 kind = "tool_call.failed" if result is None else "tool_call.completed"
-                self.client.event(str(session), kind, call, result=NO_RESULT if result is None else result)
+                self.client.event(
+                    str(session), kind, call, result=NO_RESULT if result is None else result
+                )
 
     def _noted(self, answer: Mapping[str, Any], seconds: float) -> ReplayedTurn:
-        memory, fidelity = answer["memory"], answer["fidelity"] or {}
+        memory = answer["memory"]
+        fidelity = answer["fidelity"] or {}
         return ReplayedTurn(
             conversation=self.name,
             part=self.part,
@@ -175,7 +184,15 @@ class _Pair:
         )
 
 
-_OF_MEMORY = ("length", "active_rows", "peak_rows", "bound_rows", "evicted_rows", "active_bytes", "tier_bytes")
+_OF_MEMORY = (
+    "length",
+    "active_rows",
+    "peak_rows",
+    "bound_rows",
+    "evicted_rows",
+    "active_bytes",
+    "tier_bytes",
+)
 
 
 def _opening(recording: Recording) -> tuple[Mapping[str, Any], ...]:
@@ -213,6 +230,8 @@ def _texts(exchange: Exchange) -> Iterator[str]:
 def _limited(step: Say | Results, limit: int) -> Say | Results:
     match step:
         case Say(messages):
-            return Say(tuple({**message, "content": message["content"][:limit]} for message in messages))
+            return Say(
+                tuple({**message, "content": message["content"][:limit]} for message in messages)
+            )
         case Results(calls):
             return Results(tuple((call, result and result[:limit]) for call, result in calls))

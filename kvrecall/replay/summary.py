@@ -17,9 +17,14 @@ Value = Callable[[ReplayedTurn], float | None]
 
 def conversation_lines(replayed: Sequence[Replayed]) -> tuple[list[str], list[list[str]]]:
     """Head and lines of the table by conversation: as many as a screen holds, and one for all."""
-    lines = [[each.name, str(len(each.turns)), f"{_tokens(each.turns):,}", *_cells(each.turns)] for each in replayed]
+    lines = [
+        [each.name, str(len(each.turns)), f"{_tokens(each.turns):,}", *_cells(each.turns)]
+        for each in replayed
+    ]
     if len(replayed) > MOST_LINES:
-        lines[MOST_LINES:] = [[f"and {len(replayed) - MOST_LINES} more", *[""] * (2 + len(_MEASURES))]]
+        lines[MOST_LINES:] = [
+            [f"and {len(replayed) - MOST_LINES} more", *[""] * (2 + len(_MEASURES))]
+        ]
     every = [turn for each in replayed for turn in each.turns]
     tokens = sum(_tokens(each.turns) for each in replayed)
     return ["conversation", "turns", "tokens", *_MEASURES], [
@@ -56,7 +61,9 @@ def tiers_line(replayed: Sequence[Replayed]) -> str:
     for turn in (turn for each in replayed for turn in each.turns):
         for tier, size in turn.tier_bytes.items():
             most[tier] = max(size, most.get(tier, 0))
-    return "most bytes in a tier: " + ", ".join(f"{tier} {readable_bytes(size)}" for tier, size in most.items())
+    return "most bytes in a tier: " + ", ".join(
+        f"{tier} {readable_bytes(size)}" for tier, size in most.items()
+    )
 
 
 def notes(replayed: Iterable[Replayed]) -> list[str]:
@@ -64,9 +71,13 @@ def notes(replayed: Iterable[Replayed]) -> list[str]:
     found = []
     for each in replayed:
         if each.parts > 1:
-            found.append(f"{each.name}: longer than the model's context, replayed as {each.parts} sessions")
+            found.append(
+                f"{each.name}: longer than the model's context, replayed as {each.parts} sessions"
+            )
         if each.cut_characters:
-            found.append(f"{each.name}: {each.cut_characters:,} characters cut that no context could hold")
+            found.append(
+                f"{each.name}: {each.cut_characters:,} characters cut that no context could hold"
+            )
     return found
 
 
@@ -99,7 +110,9 @@ def _speed_rows(turns: Sequence[ReplayedTurn]) -> list[Row]:
         ("active bytes", "bytes", lambda turn: turn.active_bytes),
     ]
     return [
-        speed_row("replay", metric, unit, [value(turn) for turn in turns]) for metric, unit, value in measures if turns
+        speed_row("replay", metric, unit, [value(turn) for turn in turns])
+        for metric, unit, value in measures
+        if turns
     ]
 
 
@@ -108,13 +121,21 @@ def _turn_row(turn: ReplayedTurn) -> Row:
 
 
 def _table(title: str, head: Sequence[str]) -> Table:
-    table = Table(title=title, title_justify="left", caption_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(
+        title=title,
+        title_justify="left",
+        caption_justify="left",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+    )
     table.caption = (
         "active, evicted: most rows; KiB: most active bytes; first s: median seconds to the first token;\n"
         "KL (nats) and top-1: the next-token distribution over recorded replies against the full cache's"
     )
     for index, name in enumerate(head):
-        table.add_column(name, justify="left" if index == 0 else "right", no_wrap=True, overflow="ellipsis")
+        table.add_column(
+            name, justify="left" if index == 0 else "right", no_wrap=True, overflow="ellipsis"
+        )
     return table
 
 

@@ -33,7 +33,9 @@ def figure_of(results: Results) -> Figure | None:
 
 def budget_figure(rows: Sequence[Row]) -> Figure:
     """A panel per condition: mean against budget, a line per method, the full cache across (EpiCache, Figure 5)."""
-    conditions = [each for each in dict.fromkeys(row["condition"] for row in rows) if each not in _NOT_DRAWN]
+    conditions = [
+        each for each in dict.fromkeys(row["condition"] for row in rows) if each not in _NOT_DRAWN
+    ]
     figure, panels = _panels(len(conditions), 4.7, 3.6)
     for axes, condition in zip(panels, conditions, strict=False):
         own = [row for row in rows if row["condition"] == condition]
@@ -53,15 +55,26 @@ def _lines(axes: Axes, rows: Sequence[Row]) -> None:
     methods = list(dict.fromkeys(row["method"] for row in rows if _plain(row) != FULL))
     plain = list(dict.fromkeys(method.removesuffix(_INT8) for method in methods))
     for method in methods:
-        own = sorted((row for row in rows if row["method"] == method), key=lambda row: float(row["budget"]))
+        own = sorted(
+            (row for row in rows if row["method"] == method), key=lambda row: float(row["budget"])
+        )
         means = [row["mean"] for row in own]
-        spread = ([row["mean"] - row["ci_low"] for row in own], [row["ci_high"] - row["mean"] for row in own])
+        spread = (
+            [row["mean"] - row["ci_low"] for row in own],
+            [row["ci_high"] - row["mean"] for row in own],
+        )
         style = _style(method, plain.index(method.removesuffix(_INT8)))
         axes.errorbar([row["budget"] for row in own], means, yerr=spread, label=method, **style)
     for row in rows:
         if _plain(row) == FULL:
             label = f"full cache{row['method'].removeprefix(FULL)}"
-            axes.axhline(row["mean"], color=COLOURS[0], ls="--" if label == "full cache" else ":", lw=1.2, label=label)
+            axes.axhline(
+                row["mean"],
+                color=COLOURS[0],
+                ls="--" if label == "full cache" else ":",
+                lw=1.2,
+                label=label,
+            )
 
 
 def _style(method: str, index: int) -> dict[str, Any]:
@@ -90,13 +103,21 @@ def heat_map(rows: Sequence[Row]) -> Figure:
     methods = list(dict.fromkeys(row["method"] for row in placed))
     lengths = sorted({row["tokens"] for row in placed})
     depths = sorted({row["depth"] for row in placed})
-    figure, panels = _panels(len(methods), 1.2 + 0.5 * len(lengths), 1.1 + 0.3 * len(depths), columns=4)
+    figure, panels = _panels(
+        len(methods), 1.2 + 0.5 * len(lengths), 1.1 + 0.3 * len(depths), columns=4
+    )
     for axes, method in zip(panels, methods, strict=False):
-        means = {(row["depth"], row["tokens"]): row["mean"] for row in placed if row["method"] == method}
-        cells = [[means.get((depth, length), float("nan")) for length in lengths] for depth in depths]
+        means = {
+            (row["depth"], row["tokens"]): row["mean"] for row in placed if row["method"] == method
+        }
+        cells = [
+            [means.get((depth, length), float("nan")) for length in lengths] for depth in depths
+        ]
         image = axes.imshow(cells, vmin=0, vmax=1, cmap="RdYlGn", aspect="auto")
         axes.set_title(method, fontsize=9, loc="left")
-        axes.set_xticks(range(len(lengths)), [f"{length:,}" for length in lengths], fontsize=7, rotation=30)
+        axes.set_xticks(
+            range(len(lengths)), [f"{length:,}" for length in lengths], fontsize=7, rotation=30
+        )
         axes.set_yticks(range(len(depths)), [f"{100 * depth:.0f}%" for depth in depths], fontsize=7)
         axes.grid(visible=False)
     figure.colorbar(image, ax=panels, label="answered", shrink=0.6, location="right")
@@ -112,12 +133,19 @@ def episodes_figure(rows: Sequence[Row]) -> Figure:
     figure, panels = _panels(len(widths), 3.4, 3.4, columns=len(widths))
     for axes, width in zip(panels, widths, strict=False):
         for method, style in _ASSIGNED.items():
-            own = [row for row in matched if row["segment_utterances"] == width and row["method"] == method]
+            own = [
+                row
+                for row in matched
+                if row["segment_utterances"] == width and row["method"] == method
+            ]
             own = sorted(own, key=lambda row: int(row["episodes"]))
             axes.errorbar(
                 [row["episodes"] for row in own],
                 [row["mean"] for row in own],
-                yerr=([row["mean"] - row["ci_low"] for row in own], [row["ci_high"] - row["mean"] for row in own]),
+                yerr=(
+                    [row["mean"] - row["ci_low"] for row in own],
+                    [row["ci_high"] - row["mean"] for row in own],
+                ),
                 label=method,
                 capsize=2,
                 **style,
@@ -127,7 +155,9 @@ def episodes_figure(rows: Sequence[Row]) -> Figure:
         axes.set_ylim(0, 1)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     panels[0].set_ylabel(_SHARE_HELD)
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper right", ncols=3, fontsize=9)
+    figure.legend(
+        *panels[0].get_legend_handles_labels(), loc="outside upper right", ncols=3, fontsize=9
+    )
     return figure
 
 
@@ -152,6 +182,11 @@ def _panels(count: int, width: float, height: float, columns: int = 2) -> tuple[
 
 
 FIGURES: Mapping[str, Callable[[Sequence[Row]], Figure]] = MappingProxyType(
-    {"longconv": budget_figure, "fidelity": budget_figure, "passkey": heat_map, "locomo": episodes_figure}
+    {
+        "longconv": budget_figure,
+        "fidelity": budget_figure,
+        "passkey": heat_map,
+        "locomo": episodes_figure,
+    }
 )
 """The picture of each suite, by its name in the result file."""

@@ -11,7 +11,12 @@ from matplotlib.figure import Figure
 from kvrecall.reporting.figures import COLOURS
 from kvrecall.reporting.results import Row
 
-FULL, BASE, MATCHED, REPAIR, OURS, SWAP = "full cache", "base", "matched no-repair", "RepairKV", "ours", "ours, swap"
+FULL = "full cache"
+BASE = "base"
+MATCHED = "matched no-repair"
+REPAIR = "RepairKV"
+OURS = "ours"
+SWAP = "ours, swap"
 _CONTROLS = ("Random-K", "Oldest-K", "StaleQ-K", "WrongQ-K")
 _GREY, _RED, _BLUE, _GREEN = COLOURS
 _STYLES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
@@ -52,7 +57,9 @@ def frontier_figure(rows: Sequence[Row]) -> Figure:
         _partitions(line[1], [row for row in own if "partition" in row])
         _spans(line[2], [row for row in own if row.get("measure") == "spans brought back"])
     handles, labels = _legend(line[0] for line in lines)
-    figure.legend(handles, labels, loc="upper right" if several else "outside right upper", fontsize=8)
+    figure.legend(
+        handles, labels, loc="upper right" if several else "outside right upper", fontsize=8
+    )
     return figure
 
 
@@ -61,9 +68,18 @@ def _figure2(axes: Axes, scores: Sequence[Row], counts: Sequence[int]) -> None:
         colour = colormaps["viridis"](index / max(1, len(counts)))
         for condition, style in ((REPAIR, "-"), (OURS, "--"), (MATCHED, ":")):
             own = _line(scores, condition, needles)
-            axes.plot([row["k"] for row in own], [row["mean"] for row in own], style, color=colour, marker="o", ms=3)
+            axes.plot(
+                [row["k"] for row in own],
+                [row["mean"] for row in own],
+                style,
+                color=colour,
+                marker="o",
+                ms=3,
+            )
             if own and condition == REPAIR:
-                axes.annotate(f" {needles}q", (own[-1]["k"], own[-1]["mean"]), fontsize=8, color=colour)
+                axes.annotate(
+                    f" {needles}q", (own[-1]["k"], own[-1]["mean"]), fontsize=8, color=colour
+                )
     axes.set_title("solid: RepairKV, dashed: ours, dotted: matched", fontsize=9, loc="left")
     _of_k(axes)
 
@@ -71,13 +87,15 @@ def _figure2(axes: Axes, scores: Sequence[Row], counts: Sequence[int]) -> None:
 def _conditions(axes: Axes, scores: Sequence[Row]) -> None:
     for condition in dict.fromkeys(row["of"] for row in scores):
         own = _line(scores, condition)
-        style, places = _style(condition), [row["k"] for row in own]
+        style = _style(condition)
+        places = [row["k"] for row in own]
         if own[0]["k"] == 0:
             axes.axhline(own[0]["mean"], label=condition, **style)
             continue
         axes.plot(places, [row["mean"] for row in own], label=condition, ms=4, **style)
         if condition in _WITH_INTERVAL:
-            low, high = [row["ci_low"] for row in own], [row["ci_high"] for row in own]
+            low = [row["ci_low"] for row in own]
+            high = [row["ci_high"] for row in own]
             axes.fill_between(places, low, high, color=style["color"], alpha=0.12, lw=0)
     _of_k(axes)
 
@@ -98,19 +116,29 @@ def _partitions(axes: Axes, rows: Sequence[Row]) -> None:
     names = list(dict.fromkeys(row["partition"] for row in rows))
     found = {(row["partition"], row["of"]): row["mean"] for row in rows}
     for at, name in enumerate(names):
-        ends = [found[name, condition] for condition in (MATCHED, REPAIR) if (name, condition) in found]
+        ends = [
+            found[name, condition] for condition in (MATCHED, REPAIR) if (name, condition) in found
+        ]
         if len(ends) > 1:
             axes.plot(ends, [at, at], color="#c4cad4", lw=4, zorder=1)
         for condition in (MATCHED, REPAIR, OURS):
             if (name, condition) in found:
                 colour = _STYLES[condition]["color"]
-                axes.scatter(found[name, condition], at, color=colour, s=46 if condition == REPAIR else 26, zorder=2)
+                axes.scatter(
+                    found[name, condition],
+                    at,
+                    color=colour,
+                    s=46 if condition == REPAIR else 26,
+                    zorder=2,
+                )
     axes.set_yticks(range(len(names)), names, fontsize=8)
     axes.margins(y=0.2)
     axes.invert_yaxis()
     axes.set_xlim(-0.03, 1.03)
     k = rows[0]["k"] if rows else ""
-    axes.set_title(f"by partition, K = {k}: grey matched, blue RepairKV, red ours", fontsize=9, loc="left")
+    axes.set_title(
+        f"by partition, K = {k}: grey matched, blue RepairKV, red ours", fontsize=9, loc="left"
+    )
     axes.set_xlabel("score")
 
 
@@ -119,7 +147,9 @@ def _spans(axes: Axes, rows: Sequence[Row]) -> None:
     for condition in (MATCHED, *_CONTROLS, REPAIR, OURS, SWAP):
         own = _line(rows, condition)
         if own:
-            axes.plot([row["k"] for row in own], [row["mean"] for row in own], ms=4, **_STYLES[condition])
+            axes.plot(
+                [row["k"] for row in own], [row["mean"] for row in own], ms=4, **_STYLES[condition]
+            )
     axes.set_title("answer spans brought back", fontsize=10, loc="left")
     axes.set_xlabel("K, rows brought back")
     axes.set_ylim(-0.03, 1.03)
@@ -131,7 +161,8 @@ def revisit_figure(rows: Sequence[Row]) -> Figure:
     turns = sorted({row["turn"] for row in placed})
     conditions = [each for each in dict.fromkeys(row["of"] for row in placed) if each != FULL]
     figure = Figure(figsize=(11, 4), layout="constrained")
-    axes, width = figure.subplots(), 0.84 / len(conditions)
+    axes = figure.subplots()
+    width = 0.84 / len(conditions)
     for index, condition in enumerate(conditions):
         own = {row["turn"]: row for row in placed if row["of"] == condition}
         places = [at + (index - len(conditions) / 2 + 0.5) * width for at in range(len(turns))]
@@ -140,8 +171,24 @@ def revisit_figure(rows: Sequence[Row]) -> Figure:
         above = [own[turn]["ci_high"] - own[turn]["mean"] for turn in turns]
         style = _STYLES[condition]
         hatch = "//" if style.get("ls") == "--" else None
-        axes.bar(places, means, width * 0.92, color=style["color"], label=condition, hatch=hatch, edgecolor="white")
-        axes.errorbar(places, means, yerr=(below, above), fmt="none", ecolor="#374151", elinewidth=0.7, capsize=2)
+        axes.bar(
+            places,
+            means,
+            width * 0.92,
+            color=style["color"],
+            label=condition,
+            hatch=hatch,
+            edgecolor="white",
+        )
+        axes.errorbar(
+            places,
+            means,
+            yerr=(below, above),
+            fmt="none",
+            ecolor="#374151",
+            elinewidth=0.7,
+            capsize=2,
+        )
     axes.set_xticks(range(len(turns)), [f"turn {turn}" for turn in turns])
     axes.set_ylabel("score")
     axes.set_ylim(0, 1.05)
@@ -162,13 +209,24 @@ def policies_figure(rows: Sequence[Row]) -> Figure:
         if all(controls):
             ends = [sorted(row["mean"] for row in pair) for pair in zip(*controls, strict=True)]
             places = [row["k"] for row in controls[0]]
-            axes.fill_between(places, [e[0] for e in ends], [e[-1] for e in ends], color="#c4cad4", label="controls")
+            axes.fill_between(
+                places,
+                [e[0] for e in ends],
+                [e[-1] for e in ends],
+                color="#c4cad4",
+                label="controls",
+            )
         for condition in (REPAIR, OURS):
             found = _line(own, condition)
-            low, high = [row["ci_low"] for row in found], [row["ci_high"] for row in found]
+            low = [row["ci_low"] for row in found]
+            high = [row["ci_high"] for row in found]
             places = [row["k"] for row in found]
-            axes.plot(places, [row["mean"] for row in found], ms=4, label=condition, **_STYLES[condition])
-            axes.fill_between(places, low, high, color=_STYLES[condition]["color"], alpha=0.12, lw=0)
+            axes.plot(
+                places, [row["mean"] for row in found], ms=4, label=condition, **_STYLES[condition]
+            )
+            axes.fill_between(
+                places, low, high, color=_STYLES[condition]["color"], alpha=0.12, lw=0
+            )
         axes.axhline(0, color=_GREY, lw=0.8)
         axes.set_title(f"{method}, {needles}q", fontsize=10, loc="left")
         axes.set_xlabel("K")
@@ -187,9 +245,18 @@ def anytime_figure(rows: Sequence[Row]) -> Figure:
         for index, scan in enumerate(dict.fromkeys(row["scan"] for row in stopped)):
             own = [row for row in stopped if (row["of"], row["scan"]) == (operator, scan)]
             own = sorted(own, key=lambda row: float(row["stopped_at"]))
-            places, means = [row["scanned"] for row in own], [row["mean"] for row in own]
-            axes.plot(places, means, label=scan, color=COLOURS[1 + index % 3], marker=_MARKERS[index], ms=4)
-            low, high = [row["ci_low"] for row in own], [row["ci_high"] for row in own]
+            places = [row["scanned"] for row in own]
+            means = [row["mean"] for row in own]
+            axes.plot(
+                places,
+                means,
+                label=scan,
+                color=COLOURS[1 + index % 3],
+                marker=_MARKERS[index],
+                ms=4,
+            )
+            low = [row["ci_low"] for row in own]
+            high = [row["ci_high"] for row in own]
             axes.fill_between(places, low, high, color=COLOURS[1 + index % 3], alpha=0.1, lw=0)
         axes.set_title(operator, fontsize=10, loc="left")
         axes.set_xlabel("share of the evicted tokens scored")
@@ -213,7 +280,10 @@ def repository_figure(rows: Sequence[Row]) -> Figure:
     panels[0][0].set_title(f"names recovered, K = {largest}", fontsize=10, loc="left")
     measures = list(dict.fromkeys(row["measure"] for row in rows if "measure" in row))
     for axes, measure in zip(panels[0][1:], (measures[0], measures[-1]), strict=True):
-        _bars(axes, [row for row in rows if row.get("measure") == measure and row["k"] in (0, largest)])
+        _bars(
+            axes,
+            [row for row in rows if row.get("measure") == measure and row["k"] in (0, largest)],
+        )
         axes.set_title(measure, fontsize=8, loc="left")
         axes.autoscale(axis="x")
     return figure
@@ -222,7 +292,10 @@ def repository_figure(rows: Sequence[Row]) -> Figure:
 def _bars(axes: Axes, rows: Sequence[Row]) -> None:
     names = [row["of"] for row in rows]
     colours = [_STYLES.get(name, {"color": "#c4cad4"})["color"] for name in names]
-    spread = ([row["mean"] - row["ci_low"] for row in rows], [row["ci_high"] - row["mean"] for row in rows])
+    spread = (
+        [row["mean"] - row["ci_low"] for row in rows],
+        [row["ci_high"] - row["mean"] for row in rows],
+    )
     means = [row["mean"] for row in rows]
     axes.barh(names, means, xerr=spread, color=colours, error_kw={"elinewidth": 0.7, "capsize": 2})
     axes.invert_yaxis()

@@ -19,12 +19,17 @@ def tables_of(results: Results) -> list[Table]:
     """A table per condition, its means with 95% intervals; of many numbers of episodes, four."""
     if results.suite in eval_repair_tables.SUITES:
         return eval_repair_tables.tables_of(results)
-    rows = [row for row in results.results if "mean" in row and not any(name in row for name in _PARTS)]
+    rows = [
+        row for row in results.results if "mean" in row and not any(name in row for name in _PARTS)
+    ]
     counts = {row["episodes"] for row in rows if "episodes" in row}
     shown = counts & set(_EPISODES) or counts
     rows = [row for row in rows if row.get("episodes") in (None, *shown)]
     conditions = dict.fromkeys(row["condition"] for row in rows)
-    return [_table(condition, [row for row in rows if row["condition"] == condition]) for condition in conditions]
+    return [
+        _table(condition, [row for row in rows if row["condition"] == condition])
+        for condition in conditions
+    ]
 
 
 def _table(condition: str, rows: Sequence[Row]) -> Table:
@@ -47,4 +52,8 @@ def _name(row: Row) -> str:
 
 
 def _cell(row: Row | None) -> str:
-    return "" if row is None else f"{row['mean']:.2f}\n[dim]{row['ci_low']:.2f}-{row['ci_high']:.2f}[/]"
+    return (
+        ""
+        if row is None
+        else f"{row['mean']:.2f}\n[dim]{row['ci_low']:.2f}-{row['ci_high']:.2f}[/]"
+    )

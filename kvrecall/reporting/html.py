@@ -52,12 +52,19 @@ class Page:
     def plot(self, svg: str, description: str) -> None:
         """A plot, given as SVG."""
         data = b64encode(svg.encode()).decode()
-        self.parts.append(f'<img alt="{escape(description)}" src="data:image/svg+xml;base64,{data}">')
+        self.parts.append(
+            f'<img alt="{escape(description)}" src="data:image/svg+xml;base64,{data}">'
+        )
 
-    def table(self, head: Sequence[str], lines: Sequence[Sequence[str]], *, words: bool = False) -> None:
+    def table(
+        self, head: Sequence[str], lines: Sequence[Sequence[str]], *, words: bool = False
+    ) -> None:
         """A table; with `words` all columns are text, not numbers."""
         cells = "".join(f"<th>{escape(cell)}</th>" for cell in head)
-        rows = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in line) + "</tr>" for line in lines)
+        rows = "".join(
+            "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in line) + "</tr>"
+            for line in lines
+        )
         kind = ' class="words"' if words else ""
         self.parts.append(f'<div class="scroll"><table{kind}><tr>{cells}</tr>{rows}</table></div>')
 

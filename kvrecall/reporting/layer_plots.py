@@ -23,7 +23,12 @@ def layers_plot(sensitivity: Sequence[float], splits: Mapping[str, Sequence[int]
             places = [layer + (index - (len(splits) - 1) / 2) * width for layer in layers]
             right.bar(places, rows, color=COLOURS[(0, 2, 1)[index % 3]], width=width, label=name)
         right.set_title("rows per head, the same sum for all", fontsize=10, loc="left")
-        figure.legend(*right.get_legend_handles_labels(), fontsize=9, loc="outside upper right", ncols=len(splits))
+        figure.legend(
+            *right.get_legend_handles_labels(),
+            fontsize=9,
+            loc="outside upper right",
+            ncols=len(splits),
+        )
         for axes in (left, right):
             axes.set_xlabel("layer")
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from kvrecall.reporting.figures import COLOURS, drawing, svg
 from kvrecall.reporting.results import Row
 
-BLUE, GREEN = COLOURS[2], COLOURS[3]
+BLUE = COLOURS[2]
+GREEN = COLOURS[3]
 
 
 def quality_plot(rows: Sequence[Row]) -> str:
@@ -27,7 +28,9 @@ def speed_plot(rows: Sequence[Row]) -> str:
     labels = _unlike([str(row["condition"]) for row in rows])
     with drawing(9.4, 0.9 + 0.34 * len(rows)) as (figure, axes):
         bars = axes.barh(labels, [row["median"] for row in rows], color=GREEN, height=0.66)
-        ratios = [f" {row['ratio']:.2f} x {row['ratio_to']}" if "ratio" in row else "" for row in rows]
+        ratios = [
+            f" {row['ratio']:.2f} x {row['ratio_to']}" if "ratio" in row else "" for row in rows
+        ]
         axes.bar_label(bars, ratios, fontsize=8, color="#4b5563")
         axes.margins(x=0.25)
         axes.invert_yaxis()
@@ -39,7 +42,13 @@ def speed_plot(rows: Sequence[Row]) -> str:
 def divergence_plot(rows: Sequence[Row]) -> str:
     """Mean KL of each turn over the length of its conversation."""
     with drawing(9.4, 3.2) as (figure, axes):
-        axes.plot([row["length"] for row in rows], [row["kl_mean"] for row in rows], ".", color=BLUE, alpha=0.5)
+        axes.plot(
+            [row["length"] for row in rows],
+            [row["kl_mean"] for row in rows],
+            ".",
+            color=BLUE,
+            alpha=0.5,
+        )
         axes.set_xlabel("tokens said")
         axes.set_ylabel("KL of a turn, nats")
         axes.set_xlim(left=0)

@@ -37,7 +37,10 @@ class Results:
 
     def to_json(self) -> str:
         """The file's text."""
-        return json.dumps(vars(self) | {"results": list(self.results)}, indent=1, ensure_ascii=False) + "\n"
+        return (
+            json.dumps(vars(self) | {"results": list(self.results)}, indent=1, ensure_ascii=False)
+            + "\n"
+        )
 
     def write(self, path: Path) -> None:
         """Write the file, its folder as well."""
@@ -59,7 +62,9 @@ def read_results(path: Path) -> Results:
     names = list(Results.__dataclass_fields__)
     if not isinstance(found, dict) or not all(name in found for name in names):
         raise BadResultFile(f"{path} is no result file: it needs the keys {', '.join(names)}")
-    if not isinstance(found["results"], list) or not all(isinstance(row, dict) for row in found["results"]):
+    if not isinstance(found["results"], list) or not all(
+        isinstance(row, dict) for row in found["results"]
+    ):
         raise BadResultFile(f"{path} is no result file: its results are not a list of objects")
     return Results(**{name: found[name] for name in names})
 
@@ -67,11 +72,14 @@ def read_results(path: Path) -> Results:
 def command_line(arguments: Sequence[str]) -> str:
     """A command line without the folders of the machine it ran on."""
     program, *rest = arguments
-    name, folder = Path(program).name, Path(program).parent
+    name = Path(program).name
+    folder = Path(program).parent
     shown = ["kvrecall"] if name == "kvrecall" else ["python", f"{folder.name}/{name}"]
     if name == "__main__.py":
         shown = ["python", "-m", f"{folder.parent.name}.{folder.name}"]
-    return shlex.join([*shown, *(Path(each).name if Path(each).is_absolute() else each for each in rest)])
+    return shlex.join(
+        [*shown, *(Path(each).name if Path(each).is_absolute() else each for each in rest)]
+    )
 
 
 def versions() -> dict[str, str]:
@@ -83,7 +91,11 @@ def machine() -> dict[str, Any]:
     """The processor and the accelerator; no host name."""
     import torch  # a second's import, for a result file only
 
-    found: dict[str, Any] = {"cpu": _cpu_name(), "cores": os.cpu_count(), "threads": torch.get_num_threads()}
+    found: dict[str, Any] = {
+        "cpu": _cpu_name(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+    }
     if torch.cuda.is_available():
         found["gpu"] = torch.cuda.get_device_name()
     return found
@@ -124,10 +136,17 @@ def bootstrap(values: Sequence[float], seed: int = 0, draws: int = 4000) -> Esti
 def quality_row(condition: str, estimate: Estimate, **common: Any) -> Row:
     """A result row of a mean with its interval; `common` are its other keys (method, k, budget, ...)."""
     interval = {"mean": estimate.mean, "ci_low": estimate.low, "ci_high": estimate.high}
-    return {"condition": condition, **common, **{k: round(v, 4) for k, v in interval.items()}, "n": estimate.n}
+    return {
+        "condition": condition,
+        **common,
+        **{k: round(v, 4) for k, v in interval.items()},
+        "n": estimate.n,
+    }
 
 
-def speed_row(condition: str, metric: str, unit: str, values: Sequence[float], **common: Any) -> Row:
+def speed_row(
+    condition: str, metric: str, unit: str, values: Sequence[float], **common: Any
+) -> Row:
     """A result row of the median and the 95th percentile of at least one value."""
     median, p95 = np.percentile(np.asarray(values, dtype=np.float64), [50, 95])
     spread = {"median": round(float(median), 6), "p95": round(float(p95), 6), "n": len(values)}

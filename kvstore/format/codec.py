@@ -55,8 +55,9 @@ class Codec(IntEnum):
 _CODECS = frozenset(Codec)
 
 
-def encode_page(layout: PageLayout, key: PageKey, sequence: int, rows: Tensor,
-                codec: Codec = Codec.RAW) -> memoryview:  # fmt: skip
+def encode_page(
+    layout: PageLayout, key: PageKey, sequence: int, rows: Tensor, codec: Codec = Codec.RAW
+) -> memoryview:
     """Rows `[n_layers, 2, n_kv_heads, t, head_dim]` (t up to a page) as a sealed page in memory of its own.
 
     Rows that INT8 cannot hold (one is not finite, or a group's range goes beyond the dtype) stay RAW: the header says
@@ -64,7 +65,8 @@ def encode_page(layout: PageLayout, key: PageKey, sequence: int, rows: Tensor,
     """
     parts = _quantised(rows) if codec is Codec.INT8 else None
     if parts is None:
-        parts, codec = [rows], Codec.RAW
+        parts = [rows]
+        codec = Codec.RAW
     tokens = rows.shape[3]
     header = page_header(layout, key, sequence, tokens, payload_bytes(layout, tokens, codec), codec)
     record = np.empty(header.record_bytes, dtype=np.uint8).data
@@ -81,11 +83,15 @@ def decode_page(layout: PageLayout, header: PageHeader, blob: Blob) -> Tensor:
     """
     require_layout(header, layout)
     if header.codec not in _CODECS:
-        raise PageFormatError(f"unknown page codec {header.codec}; this kvrecall reads {[c.name for c in Codec]}")
+        raise PageFormatError(
+            f"unknown page codec {header.codec}; this kvrecall reads {[c.name for c in Codec]}"
+        )
     expected = payload_bytes(layout, header.valid_tokens, Codec(header.codec))
     if header.payload_bytes != expected or len(blob) != header.record_bytes:
-        raise PageFormatError(f"a page of {header.valid_tokens} tokens has a payload of {expected} bytes, "
-                              f"found {len(blob) - HEADER_BYTES}")  # fmt: skip
+        raise PageFormatError(
+            f"a page of {header.valid_tokens} tokens has a payload of {expected} bytes, "
+            f"found {len(blob) - HEADER_BYTES}"
+        )
     # torch takes only writable memory without a warning; tiers hand out such memory where they can.
     buffer = bytearray(blob) if memoryview(blob).readonly else blob
     if header.codec == Codec.INT8:
@@ -100,7 +106,10 @@ def payload_bytes(layout: PageLayout, tokens: int, codec: Codec) -> int:
         return tokens * layout.token_bytes
     heads = layout.n_layers * layout.n_kv_heads
     groups = heads * (layout.head_dim + tokens)
-    return groups * (layout.dtype.itemsize + torch.bfloat16.itemsize) + 2 * heads * tokens * layout.head_dim
+    return (
+        groups * (layout.dtype.itemsize + torch.bfloat16.itemsize)
+        + 2 * heads * tokens * layout.head_dim
+    )
 
 
 def _quantised(rows: Tensor) -> list[Tensor] | None:
@@ -114,9 +123,12 @@ def _quantised(rows: Tensor) -> list[Tensor] | None:
 
 def _quantised_along(numbers: Tensor, axis: int) -> tuple[Tensor, Tensor, Tensor] | None:
     """Zeros, steps and codes of `[n_layers, n_kv_heads, tokens, head_dim]`, one zero and step for all of `axis`."""
-    zero, highest = numbers.amin(axis, keepdim=True), numbers.amax(axis, keepdim=True)
+    zero = numbers.amin(axis, keepdim=True)
+    highest = numbers.amax(axis, keepdim=True)
     # In float64, where neither the difference nor a 255th of it can vanish or overflow.
-    step = _rounded_up(((highest.double() - zero.double()) / _STEPS).float().clamp_min(_SMALLEST_STEP))
+    step = _rounded_up(
+        ((highest.double() - zero.double()) / _STEPS).float().clamp_min(_SMALLEST_STEP)
+    )
     widest = highest.float() - zero.float()
     largest = (highest.float() + step.float()).to(numbers.dtype)
     if not bool((widest.isfinite() & largest.isfinite()).all()):
@@ -127,7 +139,12 @@ def _quantised_along(numbers: Tensor, axis: int) -> tuple[Tensor, Tensor, Tensor
 
 def _rounded_up(steps: Tensor) -> Tensor:
     """Positive float32 to bfloat16, never to less: with a smaller step the code of the largest number is over 255."""
-    return (steps.view(torch.int32) + 0xFFFF).bitwise_and_(~0xFFFF).view(torch.float32).to(torch.bfloat16)
+    return (
+        (steps.view(torch.int32) + 0xFFFF)
+        .bitwise_and_(~0xFFFF)
+        .view(torch.float32)
+        .to(torch.bfloat16)
+    )
 
 
 def _restored(layout: PageLayout, tokens: int, buffer: Blob) -> Tensor:
@@ -142,8 +159,9 @@ def _restored(layout: PageLayout, tokens: int, buffer: Blob) -> Tensor:
     return rows
 
 
-def _tensors(buffer: Blob, offset: int, dtype: torch.dtype,
-             shapes: Sequence[tuple[int, ...]]) -> tuple[list[Tensor], int]:  # fmt: skip
+def _tensors(
+    buffer: Blob, offset: int, dtype: torch.dtype, shapes: Sequence[tuple[int, ...]]
+) -> tuple[list[Tensor], int]:
     """Tensors of these shapes, one after the other from `offset` on, and where they end."""
     found = []
     for shape in shapes:
@@ -157,5 +175,7 @@ def _fill(payload: memoryview, parts: Sequence[Tensor]) -> None:
     """Put tensors one after the other into a payload that they fill."""
     offset = 0
     for part in parts:
-        torch.frombuffer(payload, dtype=part.dtype, offset=offset, count=part.numel()).view(part.shape).copy_(part)
+        torch.frombuffer(payload, dtype=part.dtype, offset=offset, count=part.numel()).view(
+            part.shape
+        ).copy_(part)
         offset += part.nbytes

@@ -127,8 +127,14 @@ def first_sequence(epoch: int) -> int:
     return epoch << EPOCH_SHIFT
 
 
-def page_header(layout: PageLayout, key: PageKey, sequence: int, valid_tokens: int, payload_bytes: int,
-                codec: int) -> PageHeader:  # fmt: skip
+def page_header(
+    layout: PageLayout,
+    key: PageKey,
+    sequence: int,
+    valid_tokens: int,
+    payload_bytes: int,
+    codec: int,
+) -> PageHeader:
     """Describe a payload: the encoded rows of the first `valid_tokens` tokens of page `key`."""
     return PageHeader(
         key=key,
@@ -149,7 +155,9 @@ def session_name_bytes(session: str) -> bytes:
     """The session's id as a header stores it. Raises RowShapeError when it is empty or over 128 UTF-8 bytes."""
     name = session.encode()
     if not 0 < len(name) <= SESSION_BYTES:
-        raise RowShapeError(f"a session id takes 1 to {SESSION_BYTES} bytes of UTF-8, got {len(name)}: {session!r}")
+        raise RowShapeError(
+            f"a session id takes 1 to {SESSION_BYTES} bytes of UTF-8, got {len(name)}: {session!r}"
+        )
     return name
 
 
@@ -167,17 +175,32 @@ def _sealed_header(header: PageHeader, payload: Blob) -> bytes:
     # A sync marker belongs to no session, so it is the one record whose name may be empty.
     name = b"" if header.kind is RecordKind.SYNC else session_name_bytes(header.key.session)
     fields = _FIELDS.pack(
-        MAGIC, VERSION, header.kind, header.codec, header.fingerprint_hash,
-        header.dtype_code, header.n_layers, header.n_kv_heads, header.head_dim, header.page_tokens,
-        header.valid_tokens, len(name), header.key.index, header.payload_bytes, header.sequence, name,
-    )  # fmt: skip
+        MAGIC,
+        VERSION,
+        header.kind,
+        header.codec,
+        header.fingerprint_hash,
+        header.dtype_code,
+        header.n_layers,
+        header.n_kv_heads,
+        header.head_dim,
+        header.page_tokens,
+        header.valid_tokens,
+        len(name),
+        header.key.index,
+        header.payload_bytes,
+        header.sequence,
+        name,
+    )
     summed = fields + _CHECKSUM.pack(_checksum(fields, payload))
     return summed + _CHECKSUM.pack(google_crc32c.value(summed))
 
 
 def _checksum(fields: bytes, payload: Blob) -> int:
     # The checksum's library takes memory that may change only as an array.
-    checksum: int = google_crc32c.extend(google_crc32c.value(fields), np.frombuffer(payload, dtype=np.uint8))
+    checksum: int = google_crc32c.extend(
+        google_crc32c.value(fields), np.frombuffer(payload, dtype=np.uint8)
+    )
     return checksum
 
 
@@ -188,12 +211,21 @@ def parse_header(blob: Blob, offset: int = 0) -> PageHeader:
     """
     raw = bytes(blob[offset : offset + HEADER_BYTES])
     if len(raw) < HEADER_BYTES or not raw.startswith(MAGIC):
-        raise PageFormatError(f"no page header: expected {HEADER_BYTES} bytes that start with {MAGIC!r}")
-    if google_crc32c.value(raw[:_HEADER_CHECKSUM_AT]) != _CHECKSUM.unpack_from(raw, _HEADER_CHECKSUM_AT)[0]:
-        raise CorruptPageError("the checksum of a page header does not hold; its rows must be computed again")
+        raise PageFormatError(
+            f"no page header: expected {HEADER_BYTES} bytes that start with {MAGIC!r}"
+        )
+    if (
+        google_crc32c.value(raw[:_HEADER_CHECKSUM_AT])
+        != _CHECKSUM.unpack_from(raw, _HEADER_CHECKSUM_AT)[0]
+    ):
+        raise CorruptPageError(
+            "the checksum of a page header does not hold; its rows must be computed again"
+        )
     fields = _FIELDS.unpack_from(raw)
     if fields[1] != VERSION:
-        raise PageFormatError(f"page format version {fields[1]}, but this kvrecall reads version {VERSION}")
+        raise PageFormatError(
+            f"page format version {fields[1]}, but this kvrecall reads version {VERSION}"
+        )
     return _header_from(fields)
 
 
@@ -204,13 +236,39 @@ def sequence_of(record: Blob) -> int:
 
 
 def _header_from(fields: tuple[Any, ...]) -> PageHeader:
-    (_, _, kind, codec, fingerprint_hash, dtype_code, n_layers, n_kv_heads, head_dim, page_tokens,
-     valid_tokens, name_bytes, index, payload_bytes, sequence, name) = fields  # fmt: skip
+    (
+        _,
+        _,
+        kind,
+        codec,
+        fingerprint_hash,
+        dtype_code,
+        n_layers,
+        n_kv_heads,
+        head_dim,
+        page_tokens,
+        valid_tokens,
+        name_bytes,
+        index,
+        payload_bytes,
+        sequence,
+        name,
+    ) = fields
     session = name[:name_bytes].decode()
     return PageHeader(
-        PageKey(session, index), sequence, valid_tokens, payload_bytes, fingerprint_hash,
-        n_layers, n_kv_heads, head_dim, page_tokens, dtype_code, codec, RecordKind(kind),
-    )  # fmt: skip
+        PageKey(session, index),
+        sequence,
+        valid_tokens,
+        payload_bytes,
+        fingerprint_hash,
+        n_layers,
+        n_kv_heads,
+        head_dim,
+        page_tokens,
+        dtype_code,
+        codec,
+        RecordKind(kind),
+    )
 
 
 def verify_checksum(record: Blob, key: PageKey) -> None:
@@ -245,17 +303,37 @@ class RecordCheck:
         """Raise CorruptPageError unless all of the page's record was there, in the version of `sequence` if given."""
         page = f"page {key.index} of session {key.session!r}"
         if self._found is None or self._named is None or self._found != self._expected:
-            raise CorruptPageError(f"{page}: the checksum does not hold; its rows must be computed again")
-        if self._named != (key.index, self._named[1] if sequence is None else sequence, key.session.encode()):
-            raise CorruptPageError(f"{page}: another record lies in its place; its rows must be computed again")
+            raise CorruptPageError(
+                f"{page}: the checksum does not hold; its rows must be computed again"
+            )
+        if self._named != (
+            key.index,
+            self._named[1] if sequence is None else sequence,
+            key.session.encode(),
+        ):
+            raise CorruptPageError(
+                f"{page}: another record lies in its place; its rows must be computed again"
+            )
 
 
 def require_layout(header: PageHeader, layout: PageLayout) -> None:
     """Raise ForeignPageError unless the page was written under `layout`: same model, shape and dtype."""
-    expected = (layout.fingerprint_hash, layout.n_layers, layout.n_kv_heads, layout.head_dim,
-                layout.page_tokens, DTYPE_CODES[layout.dtype])  # fmt: skip
-    found = (header.fingerprint_hash, header.n_layers, header.n_kv_heads, header.head_dim,
-             header.page_tokens, header.dtype_code)  # fmt: skip
+    expected = (
+        layout.fingerprint_hash,
+        layout.n_layers,
+        layout.n_kv_heads,
+        layout.head_dim,
+        layout.page_tokens,
+        DTYPE_CODES[layout.dtype],
+    )
+    found = (
+        header.fingerprint_hash,
+        header.n_layers,
+        header.n_kv_heads,
+        header.head_dim,
+        header.page_tokens,
+        header.dtype_code,
+    )
     if found != expected:
         raise ForeignPageError(
             f"page {header.key.index} of session {header.key.session!r} was written for another model or layout "

@@ -39,8 +39,9 @@ class ExpectedPage:
 class PageTable:
     """The pages of one session that were handed over to be stored, in order; it wrote those that it does not share."""
 
-    def __init__(self, session: str, shared: Sequence[SharedPages] = (),
-                 sequences: Sequence[int | None] = ()) -> None:  # fmt: skip
+    def __init__(
+        self, session: str, shared: Sequence[SharedPages] = (), sequences: Sequence[int | None] = ()
+    ) -> None:
         self.session = session
         self.shared = tuple(shared)
         self._sequences = list(sequences)
@@ -60,7 +61,9 @@ class PageTable:
 
     def key(self, index: int) -> PageKey:
         """What the page is stored as, whether it is there or not."""
-        return PageKey(next((entry.owner for entry in self.shared if index < entry.pages), self.session), index)
+        return PageKey(
+            next((entry.owner for entry in self.shared if index < entry.pages), self.session), index
+        )
 
     def sequence(self, index: int) -> int | None:
         """The version that counts; None when it is not known, so the page is lost."""
@@ -68,10 +71,13 @@ class PageTable:
 
     def expected(self, index: int) -> ExpectedPage:
         """The page as it may be read. Raises LostPageError when its version is not known."""
-        key, sequence = self.key(index), self._sequences[index]
+        key = self.key(index)
+        sequence = self._sequences[index]
         if sequence is None:
-            raise LostPageError(f"page {index} of session {self.session!r} was not found; its rows must be "
-                                "computed again")  # fmt: skip
+            raise LostPageError(
+                f"page {index} of session {self.session!r} was not found; its rows must be "
+                "computed again"
+            )
         return ExpectedPage(key, sequence, shared=index < self.shared_pages)
 
     def lost(self) -> list[int]:
@@ -80,7 +86,10 @@ class PageTable:
 
     def own_keys(self, first: int = 0) -> list[PageKey]:
         """The session's own pages from index `first` on."""
-        return [PageKey(self.session, index) for index in range(max(first, self.shared_pages), len(self))]
+        return [
+            PageKey(self.session, index)
+            for index in range(max(first, self.shared_pages), len(self))
+        ]
 
     def append(self, sequence: int | None) -> None:
         """The page after the last."""
@@ -100,8 +109,10 @@ class PageTable:
         Raises RowRangeError when some of them are shared: others' pages are never cut.
         """
         if pages < self.shared_pages:
-            raise RowRangeError(f"session {self.session!r} shares its first {self.shared_pages} pages; "
-                                f"it cannot be cut to {pages}")  # fmt: skip
+            raise RowRangeError(
+                f"session {self.session!r} shares its first {self.shared_pages} pages; "
+                f"it cannot be cut to {pages}"
+            )
         gone = self.own_keys(pages)
         del self._sequences[pages:]
         return gone

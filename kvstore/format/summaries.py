@@ -41,7 +41,9 @@ class PageSummary:
     @property
     def highest(self) -> Tensor:
         """Where the box ends, as `lowest`, but for rounding."""
-        return self.lowest + self.cell * (1 << (0 if self.high is None else 8) + (0 if self.low is None else 4))
+        return self.lowest + self.cell * (
+            1 << (0 if self.high is None else 8) + (0 if self.low is None else 4)
+        )
 
     @property
     def bytes(self) -> int:
@@ -53,7 +55,8 @@ class PageSummary:
 def summarise(keys: Tensor, bits: Bits) -> PageSummary | None:
     """The summary of keys `[n_layers, n_kv_heads, tokens, head_dim]`; None when a key is not finite."""
     keys = keys.float()
-    lowest, highest = keys.amin(2, keepdim=True), keys.amax(2, keepdim=True)
+    lowest = keys.amin(2, keepdim=True)
+    highest = keys.amax(2, keepdim=True)
     cell = (highest - lowest) / (1 << bits)
     if not bool(cell.isfinite().all()):
         return None
@@ -125,7 +128,11 @@ class PageSummaries:
             return
         summary = summarise(keys, self._bits)
         with self._lock:
-            if summary is None or self._bytes + summary.bytes > self._limit_bytes or page.key in self._held:
+            if (
+                summary is None
+                or self._bytes + summary.bytes > self._limit_bytes
+                or page.key in self._held
+            ):
                 return
             self._held[page.key] = page.sequence, summary
             self._bytes += summary.bytes

@@ -36,7 +36,9 @@ class WriterEpochs:
     def require_writable(self, session: str, epoch: int) -> None:
         """Raise StaleWriterError when another writer has taken the session over since `epoch`."""
         if self.is_stale(session, epoch):
-            raise StaleWriterError(f"session {session!r} was taken over: epoch {epoch} may not write it any more")
+            raise StaleWriterError(
+                f"session {session!r} was taken over: epoch {epoch} may not write it any more"
+            )
 
     def forget(self, session: str) -> None:
         """The session is gone, and nothing of it on its way."""

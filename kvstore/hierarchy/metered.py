@@ -19,7 +19,9 @@ class MeteredTiers:
 
     def __init__(self, tiers: Sequence[Tier], epochs: WriterEpochs) -> None:
         if not tiers or len({tier.name for tier in tiers}) != len(tiers):
-            raise ValueError(f"a store needs tiers with names of their own, got {[tier.name for tier in tiers]}")
+            raise ValueError(
+                f"a store needs tiers with names of their own, got {[tier.name for tier in tiers]}"
+            )
         self.all = tuple(tiers)
         self.bottom = len(tiers) - 1
         self._meters = [TierMeter() for _ in tiers]
@@ -46,12 +48,16 @@ class MeteredTiers:
         with self._meters[depth].timed("read"):
             return {header.key.index: header for header in self.all[depth].stored(session)}
 
-    def put(self, depth: int, key: PageKey, blob: Blob, epoch: int | None, *, backed: bool = False) -> None:
+    def put(
+        self, depth: int, key: PageKey, blob: Blob, epoch: int | None, *, backed: bool = False
+    ) -> None:
         """Put a page that was handed over under `epoch`. Raises what the tier fails with, StaleWriterError."""
         self._require_up(depth)
         try:
             with self._meters[depth].timed("write"):
-                self.all[depth].put([(key, blob)], backed=backed, epoch=self._epochs.now(key.session, epoch))
+                self.all[depth].put(
+                    [(key, blob)], backed=backed, epoch=self._epochs.now(key.session, epoch)
+                )
         except TierFailedError as error:
             if depth == self.bottom:
                 self._down = error
@@ -92,7 +98,9 @@ class MeteredTiers:
 
     def counters(self) -> dict[str, TierCounters]:
         """What each tier did, by the tier's name."""
-        return {tier.name: meter.counters for tier, meter in zip(self.all, self._meters, strict=True)}
+        return {
+            tier.name: meter.counters for tier, meter in zip(self.all, self._meters, strict=True)
+        }
 
     def used_bytes(self) -> dict[str, int]:
         """Bytes of the pages that each tier holds, by the tier's name."""

@@ -19,7 +19,7 @@ from kvstore.hierarchy.epochs import WriterEpochs
 
 
 @dataclass(frozen=True, eq=False)
-class PendingPage:
+class QueuedPage:
     """A page on its way. Its rows `[n_layers, 2, n_kv_heads, t, head_dim]` are contiguous and never change.
 
     blob: what they were decoded from, where encoding changed them; None where the rows say everything. epoch: under
@@ -48,12 +48,12 @@ class _Barrier:
     reached: Event = field(default_factory=Event)
 
 
-_Task = PendingPage | _Deletion | _Barrier
+_Task = QueuedPage | _Deletion | _Barrier
 
 
 @dataclass(frozen=True)
 class _Refused:
-    task: PendingPage | _Deletion
+    task: QueuedPage | _Deletion
     error: KvStoreError
 
     @property
@@ -69,7 +69,7 @@ class Work:
     taken over. `refused` is called when something has to be tried again.
     """
 
-    write: Callable[[PendingPage], None]
+    write: Callable[[QueuedPage], None]
     delete: Callable[[Sequence[PageKey], int | None], None]
     settle: Callable[[Collection[str] | None], list[str]]
     refused: Callable[[], None]
@@ -84,7 +84,7 @@ class PageWriter:
         self._backlog_pages = backlog_pages
         self._changed = Condition()
         self._tasks: deque[_Task] = deque()
-        self._pending: dict[PageKey, PendingPage] = {}
+        self._pending: dict[PageKey, QueuedPage] = {}
         self._refused: list[_Refused] = []
         self._current: _Task | None = None
         self._closed = False
@@ -100,7 +100,7 @@ class PageWriter:
                     raise self._refused[0].error
                 self._changed.wait()
 
-    def submit(self, pending: PendingPage) -> None:
+    def submit(self, pending: QueuedPage) -> None:
         """Hand a page over; it replaces an earlier version that is still on its way."""
         with self._changed:
             self._require_open()
@@ -126,7 +126,7 @@ class PageWriter:
             self._drop_pages(session, None)
             self._changed.notify_all()
 
-    def pending(self, key: PageKey) -> PendingPage | None:
+    def pending(self, key: PageKey) -> QueuedPage | None:
         """The page if it is still on its way. None means that the tiers have it (or it was discarded)."""
         return self._pending.get(key)
 
@@ -144,7 +144,11 @@ class PageWriter:
             self._changed.notify_all()
         barrier.reached.wait()
         with self._changed:
-            return [refused.error for refused in self._refused if sessions is None or refused.session in sessions]
+            return [
+                refused.error
+                for refused in self._refused
+                if sessions is None or refused.session in sessions
+            ]
 
     def refuses(self, sessions: Collection[str] | None = None) -> bool:
         """Whether something of these sessions, or any, was refused and waits to be tried again."""
@@ -155,7 +159,11 @@ class PageWriter:
         """Whether something of the session is on its way, or refused."""
         with self._changed:
             tasks = [*self._tasks, *(refused.task for refused in self._refused), self._current]
-            return any(not isinstance(task, _Barrier) and _session(task) == session for task in tasks if task)
+            return any(
+                not isinstance(task, _Barrier) and _session(task) == session
+                for task in tasks
+                if task
+            )
 
     def close(self) -> None:
         """Finish what was handed over and stop the thread."""
@@ -185,12 +193,14 @@ class PageWriter:
         try:
             for session in self._work.settle(barrier.sessions):
                 self._give_up(session, None)
-        except Exception:  # The thread must live. What is owed stays owed, and whoever flushes sees that it is.
+        except (
+            Exception
+        ):  # The thread must live. What is owed stays owed, and whoever flushes sees that it is.
             self._work.refused()
         finally:
             barrier.reached.set()
 
-    def _attempt(self, task: PendingPage | _Deletion) -> None:
+    def _attempt(self, task: QueuedPage | _Deletion) -> None:
         try:
             if isinstance(task, _Deletion):
                 self._work.delete(task.keys, task.epoch)
@@ -215,17 +225,19 @@ class PageWriter:
             self._drop_pages(session, epoch)
             self._changed.notify_all()
 
-    def _finish(self, task: PendingPage | _Deletion) -> None:
+    def _finish(self, task: QueuedPage | _Deletion) -> None:
         with self._changed:
-            if isinstance(task, PendingPage) and self._pending.get(task.page.key) is task:
+            if isinstance(task, QueuedPage) and self._pending.get(task.page.key) is task:
                 del self._pending[task.page.key]
             self._changed.notify_all()
 
-    def _keep_refused(self, task: PendingPage | _Deletion, error: KvStoreError) -> None:
+    def _keep_refused(self, task: QueuedPage | _Deletion, error: KvStoreError) -> None:
         with self._changed:
             if isinstance(task, _Deletion):
                 # A page handed over since then replaces the old one; deleting later would take the new one.
-                task = replace(task, keys=tuple(key for key in task.keys if key not in self._pending))
+                task = replace(
+                    task, keys=tuple(key for key in task.keys if key not in self._pending)
+                )
             self._refused.append(_Refused(task, error))
             self._changed.notify_all()
         self._work.refused()
@@ -234,22 +246,30 @@ class PageWriter:
         """The page is replaced, so deleting what it replaces would be late: it would take the new one."""
         for i, refused in enumerate(self._refused):
             if isinstance(refused.task, _Deletion) and key in refused.task.keys:
-                task = replace(refused.task, keys=tuple(other for other in refused.task.keys if other != key))
+                task = replace(
+                    refused.task, keys=tuple(other for other in refused.task.keys if other != key)
+                )
                 self._refused[i] = replace(refused, task=task)
 
     def _drop_pages(self, session: str, epoch: int | None) -> None:
         """Forget pages of a session that are on their way, those written under `epoch` or before if it is given."""
-        dropped = [key for key, pending in self._pending.items()
-                   if key.session == session and (epoch is None or pending.epoch <= epoch)]  # fmt: skip
+        dropped = [
+            key
+            for key, pending in self._pending.items()
+            if key.session == session and (epoch is None or pending.epoch <= epoch)
+        ]
         for key in dropped:
             del self._pending[key]
-        self._refused = [refused for refused in self._refused
-                         if isinstance(refused.task, _Deletion) or refused.task.page.key in self._pending]  # fmt: skip
+        self._refused = [
+            refused
+            for refused in self._refused
+            if isinstance(refused.task, _Deletion) or refused.task.page.key in self._pending
+        ]
 
     def _require_open(self) -> None:
         if self._closed:
             raise StoreClosedError("the row store is closed")
 
 
-def _session(task: PendingPage | _Deletion) -> str:
-    return task.page.key.session if isinstance(task, PendingPage) else task.session
+def _session(task: QueuedPage | _Deletion) -> str:
+    return task.page.key.session if isinstance(task, QueuedPage) else task.session

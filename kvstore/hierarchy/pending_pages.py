@@ -9,7 +9,7 @@ from kvstore.format.page_table import ExpectedPage
 
 
 @dataclass(frozen=True)
-class OwedPage:
+class PendingPage:
     """A page that the lowest tier is to get yet. `depth`: of the tier that has it; `epoch`: its writer's."""
 
     page: ExpectedPage
@@ -18,11 +18,11 @@ class OwedPage:
     epoch: int | None
 
 
-class OwedPages:
+class PendingPages:
     """What the lowest tier is to get yet. Safe to use from several threads."""
 
     def __init__(self) -> None:
-        self._owed: dict[PageKey, OwedPage] = {}
+        self._owed: dict[PageKey, PendingPage] = {}
         self._lock = Lock()
 
     def __len__(self) -> int:
@@ -31,7 +31,7 @@ class OwedPages:
     def __contains__(self, key: PageKey) -> bool:
         return key in self._owed
 
-    def add(self, owed: OwedPage) -> None:
+    def add(self, owed: PendingPage) -> None:
         """The lowest tier did not take a page; it replaces an earlier version."""
         with self._lock:
             self._owed[owed.page.key] = owed
@@ -47,7 +47,11 @@ class OwedPages:
         owed = self._owed.get(key)
         return otherwise if owed is None else owed.depth
 
-    def of(self, sessions: Collection[str] | None = None) -> list[OwedPage]:
+    def of(self, sessions: Collection[str] | None = None) -> list[PendingPage]:
         """What is owed of some sessions' pages, or of all."""
         with self._lock:
-            return [owed for key, owed in self._owed.items() if sessions is None or key.session in sessions]
+            return [
+                owed
+                for key, owed in self._owed.items()
+                if sessions is None or key.session in sessions
+            ]

@@ -17,7 +17,7 @@ from kvstore.format.codec import Codec, decode_page, encode_page
 from kvstore.format.page import Blob, PageHeader, PageKey, PageLayout, parse_header
 from kvstore.format.page_table import ExpectedPage
 from kvstore.hierarchy.metered import MeteredTiers
-from kvstore.hierarchy.pending_pages import OwedPage, OwedPages
+from kvstore.hierarchy.pending_pages import PendingPage, PendingPages
 from kvstore.tiers.base import Tier
 
 
@@ -28,14 +28,19 @@ class PagePlacement:
     tier; raises TierSettingsError then. `on_owed` is called when a page did not get where it belongs.
     """
 
-    def __init__(self, layout: PageLayout, tiers: MeteredTiers, codecs: Sequence[Codec],
-                 on_owed: Callable[[], None]) -> None:  # fmt: skip
+    def __init__(
+        self,
+        layout: PageLayout,
+        tiers: MeteredTiers,
+        codecs: Sequence[Codec],
+        on_owed: Callable[[], None],
+    ) -> None:
         _require_order(tiers.all, codecs)
         self._layout = layout
         self._tiers = tiers
         self._codecs = tuple(codecs)
         self._places = _places(tiers.all)
-        self._owed = OwedPages()
+        self._owed = PendingPages()
         self._on_owed = on_owed
 
     def settled(self, page: ExpectedPage, rows: Tensor) -> tuple[Tensor, Blob | None]:
@@ -49,8 +54,15 @@ class PagePlacement:
         blob = encode_page(self._layout, page.key, page.sequence, rows, self._codecs[-1])
         return decode_page(self._layout, parse_header(blob), blob), blob
 
-    def write(self, page: ExpectedPage, rows: Tensor, blob: Blob | None = None, *, epoch: int | None = None,
-              cut: bool = False) -> None:  # fmt: skip
+    def write(
+        self,
+        page: ExpectedPage,
+        rows: Tensor,
+        blob: Blob | None = None,
+        *,
+        epoch: int | None = None,
+        cut: bool = False,
+    ) -> None:
         """Put what `settled` made of a page into the lowest tier that takes it and those above.
 
         `cut`: versions before it may have rows that must not be read again, so no tier below may keep such a one.
@@ -81,7 +93,9 @@ class PagePlacement:
 
     def forget_copies(self, keys: Sequence[PageKey]) -> None:
         """Drop pages from the tiers above the lowest, but for those that it is still to get."""
-        self._delete_from(range(self._tiers.bottom), [key for key in keys if key not in self._owed], None)
+        self._delete_from(
+            range(self._tiers.bottom), [key for key in keys if key not in self._owed], None
+        )
 
     def flush(self, sessions: Collection[str]) -> bool:
         """Whether all that these sessions' pages are in is durable now."""
@@ -99,7 +113,7 @@ class PagePlacement:
         """The tier at `depth` has versions that the lowest one did not get before an earlier process ended."""
         for header in headers.values():
             page = ExpectedPage(header.key, header.sequence)
-            self._owed.add(OwedPage(page, depth, self._tiers.all[depth].durable, header.epoch))
+            self._owed.add(PendingPage(page, depth, self._tiers.all[depth].durable, header.epoch))
         if headers:
             self._on_owed()
 
@@ -145,7 +159,9 @@ class PagePlacement:
 
     # Inside
 
-    def _put_somewhere(self, key: PageKey, blob: Blob, epoch: int | None, places: Sequence[int]) -> int:
+    def _put_somewhere(
+        self, key: PageKey, blob: Blob, epoch: int | None, places: Sequence[int]
+    ) -> int:
         """Put a page into the first of `places` that takes it, which is returned. Raises the first refusal."""
         refusal: TierError | None = None
         for depth in places:
@@ -164,10 +180,10 @@ class PagePlacement:
         if depth == self._tiers.bottom:
             self._owed.discard([page.key])
         else:
-            self._owed.add(OwedPage(page, depth, self._tiers.all[depth].durable, epoch))
+            self._owed.add(PendingPage(page, depth, self._tiers.all[depth].durable, epoch))
             self._on_owed()
 
-    def _bring(self, owed: OwedPage) -> None:
+    def _bring(self, owed: PendingPage) -> None:
         key = owed.page.key
         blob = self._tiers.all[owed.depth].get([key])[0]
         if blob is None or parse_header(blob).sequence != owed.page.sequence:
@@ -187,7 +203,9 @@ class PagePlacement:
             return True
         return blob is not None and parse_header(blob).valid_tokens > tokens
 
-    def _delete_from(self, depths: Sequence[int], keys: Sequence[PageKey], epoch: int | None) -> None:
+    def _delete_from(
+        self, depths: Sequence[int], keys: Sequence[PageKey], epoch: int | None
+    ) -> None:
         failure: TierError | None = None
         for depth in depths:
             try:
@@ -217,12 +235,17 @@ def _places(tiers: Sequence[Tier]) -> tuple[int, ...]:
     """Where a page goes, by preference: the lowest tier, the durable ones above it from below, then memory."""
     bottom = len(tiers) - 1
     above = range(bottom - 1, -1, -1)
-    return (bottom, *(depth for depth in above if tiers[depth].durable),
-            *(depth for depth in above if not tiers[depth].durable))  # fmt: skip
+    return (
+        bottom,
+        *(depth for depth in above if tiers[depth].durable),
+        *(depth for depth in above if not tiers[depth].durable),
+    )
 
 
 def _require_order(tiers: Sequence[Tier], codecs: Sequence[Codec]) -> None:
     names = [f"{tier.name}: {codec.name}" for tier, codec in zip(tiers, codecs, strict=True)]
     if list(codecs) != sorted(codecs):
-        raise TierSettingsError(f"no tier may keep rows less exactly than the one below it, got {', '.join(names)}; "
-                                "give the lowest tier INT8 too")  # fmt: skip
+        raise TierSettingsError(
+            f"no tier may keep rows less exactly than the one below it, got {', '.join(names)}; "
+            "give the lowest tier INT8 too"
+        )

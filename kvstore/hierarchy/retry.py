@@ -7,7 +7,7 @@ _FIRST_PAUSE_SECONDS = 0.25
 _LONGEST_PAUSE_SECONDS = 15.0
 
 
-class Retrying:
+class BackoffRetry:
     """Calls `attempt` from `wake` on until it returns True, which says that nothing is left to do."""
 
     def __init__(self, attempt: Callable[[], bool]) -> None:

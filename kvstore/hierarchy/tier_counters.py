@@ -52,7 +52,8 @@ class TierMeter:
     @contextmanager
     def timed(self, kind: Literal["read", "write"]) -> Iterator[None]:
         """Count a call, how long it takes and whether it fails."""
-        started, errors = perf_counter(), 0
+        started = perf_counter()
+        errors = 0
         try:
             yield
         except StaleWriterError:
@@ -61,4 +62,6 @@ class TierMeter:
             errors = 1
             raise
         finally:
-            self.count(**{f"{kind}s": 1, f"{kind}_seconds": perf_counter() - started, "errors": errors})
+            self.count(
+                **{f"{kind}s": 1, f"{kind}_seconds": perf_counter() - started, "errors": errors}
+            )

@@ -27,12 +27,20 @@ class TierStack:
     TierSettingsError, and closes the tiers then.
     """
 
-    def __init__(self, layout: PageLayout, tiers: Sequence[Tier], codecs: Sequence[Codec] | None,
-                 epochs: WriterEpochs, on_owed: Callable[[], None]) -> None:  # fmt: skip
+    def __init__(
+        self,
+        layout: PageLayout,
+        tiers: Sequence[Tier],
+        codecs: Sequence[Codec] | None,
+        epochs: WriterEpochs,
+        on_owed: Callable[[], None],
+    ) -> None:
         self._layout = layout
         self.tiers = MeteredTiers(tiers, epochs)
         try:
-            self.placement = PagePlacement(layout, self.tiers, codecs or [Codec.RAW] * len(tiers), on_owed)
+            self.placement = PagePlacement(
+                layout, self.tiers, codecs or [Codec.RAW] * len(tiers), on_owed
+            )
         except TierSettingsError:
             self.tiers.close()
             raise
@@ -51,7 +59,9 @@ class TierStack:
             failures |= failed
             found |= {key: decode_page(self._layout, *page) for key, page in read.items()}
             if promote:
-                self.placement.keep_above(depth, [(key, blob, found[key]) for key, (_, blob) in read.items()])
+                self.placement.keep_above(
+                    depth, [(key, blob, found[key]) for key, (_, blob) in read.items()]
+                )
             missing = [page for page in missing if page.key not in found]
             if not missing:
                 break
@@ -93,13 +103,18 @@ class TierStack:
                 above = self._stored(depth, session)
                 known = max((header.epoch for header in above.values()), default=0)
                 if not self.tiers.lowest.shared or (epoch is not None and known >= epoch - 1):
-                    newer = {index: header for index, header in above.items()
-                             if index not in newest or newest[index].sequence < header.sequence}  # fmt: skip
+                    newer = {
+                        index: header
+                        for index, header in above.items()
+                        if index not in newest or newest[index].sequence < header.sequence
+                    }
                     self.placement.owe(newer, depth)
                     newest |= newer
         return newest
 
-    def stored_keys(self, session: str, *, above: bool = False, must_answer: bool = True) -> set[PageKey]:
+    def stored_keys(
+        self, session: str, *, above: bool = False, must_answer: bool = True
+    ) -> set[PageKey]:
         """The session's pages in all tiers, or in those above the lowest.
 
         Raises what a tier failed with if it `must_answer`; else its pages are left out.
@@ -140,23 +155,39 @@ class TierStack:
         if header.valid_tokens:
             require_layout(header, self._layout)
 
-    def _read_from(self, depth: int, pages: Sequence[ExpectedPage],
-                   ) -> tuple[dict[PageKey, _Page], dict[PageKey, KvStoreError]]:  # fmt: skip
+    def _read_from(
+        self,
+        depth: int,
+        pages: Sequence[ExpectedPage],
+    ) -> tuple[dict[PageKey, _Page], dict[PageKey, KvStoreError]]:
         """What a tier has of some pages, and why those are not to be had that it should have."""
         try:
             found = self._expected(pages, self.tiers.get(depth, [page.key for page in pages]))
         except PageError as error:
-            return self._read_one_by_one(depth, pages) if len(pages) > 1 else ({}, {pages[0].key: error})
+            return (
+                self._read_one_by_one(depth, pages)
+                if len(pages) > 1
+                else ({}, {pages[0].key: error})
+            )
         except TierError as error:
             # A copy above the lowest tier is a convenience, unless it is the only one.
             only_here = self.placement.owed_keys()
-            return {}, {page.key: error for page in pages if depth == self.tiers.bottom or page.key in only_here}
+            return {}, {
+                page.key: error
+                for page in pages
+                if depth == self.tiers.bottom or page.key in only_here
+            }
         read_bytes = sum(len(blob) for _, blob in found.values())
-        self.tiers.count(depth, hits=len(found), misses=len(pages) - len(found), read_bytes=read_bytes)
+        self.tiers.count(
+            depth, hits=len(found), misses=len(pages) - len(found), read_bytes=read_bytes
+        )
         return found, {}
 
-    def _read_one_by_one(self, depth: int, pages: Sequence[ExpectedPage],
-                         ) -> tuple[dict[PageKey, _Page], dict[PageKey, KvStoreError]]:  # fmt: skip
+    def _read_one_by_one(
+        self,
+        depth: int,
+        pages: Sequence[ExpectedPage],
+    ) -> tuple[dict[PageKey, _Page], dict[PageKey, KvStoreError]]:
         found: dict[PageKey, _Page] = {}
         failures: dict[PageKey, KvStoreError] = {}
         for page in pages:
@@ -165,7 +196,17 @@ class TierStack:
             failures |= failed
         return found, failures
 
-    def _expected(self, pages: Sequence[ExpectedPage], blobs: Sequence[Blob | None]) -> dict[PageKey, _Page]:
+    def _expected(
+        self, pages: Sequence[ExpectedPage], blobs: Sequence[Blob | None]
+    ) -> dict[PageKey, _Page]:
         """Of what a tier gave, the versions that may be read."""
-        given = [(page, parse_header(blob), blob) for page, blob in zip(pages, blobs, strict=True) if blob is not None]
-        return {page.key: (header, blob) for page, header, blob in given if page.is_met_by(header, self._layout)}
+        given = [
+            (page, parse_header(blob), blob)
+            for page, blob in zip(pages, blobs, strict=True)
+            if blob is not None
+        ]
+        return {
+            page.key: (header, blob)
+            for page, header, blob in given
+            if page.is_met_by(header, self._layout)
+        }

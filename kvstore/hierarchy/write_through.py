@@ -6,19 +6,26 @@ from kvstore.errors import TierFailedError
 from kvstore.format.page import PageKey, PageLayout
 from kvstore.format.summaries import PageSummaries
 from kvstore.hierarchy.epochs import WriterEpochs
-from kvstore.hierarchy.page_writer import PageWriter, PendingPage, Work
-from kvstore.hierarchy.retry import Retrying
+from kvstore.hierarchy.page_writer import PageWriter, QueuedPage, Work
+from kvstore.hierarchy.retry import BackoffRetry
 from kvstore.hierarchy.tier_stack import TierStack
 
 
 class WriteThrough:
     """Owns the writer's thread, which alone writes to the tiers of `stack`, and the thread that tries again.
 
-    `retrying` is `Retrying` of this object's `retry`: the tiers, which are there before this, wake it too.
+    `retrying` is `BackoffRetry` of this object's `retry`: the tiers, which are there before this, wake it too.
     """
 
-    def __init__(self, layout: PageLayout, stack: TierStack, summaries: PageSummaries, epochs: WriterEpochs,
-                 retrying: Retrying, backlog_pages: int) -> None:  # fmt: skip
+    def __init__(
+        self,
+        layout: PageLayout,
+        stack: TierStack,
+        summaries: PageSummaries,
+        epochs: WriterEpochs,
+        retrying: BackoffRetry,
+        backlog_pages: int,
+    ) -> None:
         self._layout = layout
         self._stack = stack
         self._summaries = summaries
@@ -61,8 +68,10 @@ class WriteThrough:
             self.writer.close()
             self._stack.tiers.close()
 
-    def _write(self, pending: PendingPage) -> None:
-        self._stack.placement.write(pending.page, pending.rows, pending.blob, epoch=pending.epoch, cut=pending.cut)
+    def _write(self, pending: QueuedPage) -> None:
+        self._stack.placement.write(
+            pending.page, pending.rows, pending.blob, epoch=pending.epoch, cut=pending.cut
+        )
         if pending.rows.shape[3] == self._layout.page_tokens:
             self._summaries.make(pending.page, pending.rows[:, 0])
 

@@ -27,7 +27,9 @@ class SessionDirectory:
         self._closed = False
 
     @contextmanager
-    def locked(self, session: str, *, create: bool = False, recover: bool = True) -> Iterator[StoredSession]:
+    def locked(
+        self, session: str, *, create: bool = False, recover: bool = True
+    ) -> Iterator[StoredSession]:
         """The session's state with its lock held. Unless it shall be made, a session that is not there is empty.
 
         Without `recover` nothing is read of one that only the tiers have. Raises StoreClosedError, and what a tier
@@ -55,7 +57,11 @@ class SessionDirectory:
             return None
         with state.lock:
             numbers = [(index, state.table.sequence(index)) for index in range(len(state.table))]
-            return {i: (number, state.filled(i, page_tokens)) for i, number in numbers if number is not None}
+            return {
+                i: (number, state.filled(i, page_tokens))
+                for i, number in numbers
+                if number is not None
+            }
 
     def remove(self, state: StoredSession, *, keep_pages: int = 0, left: bool = False) -> None:
         """Forget a session whose lock is held, but that its first pages are kept, or that it is left in the tiers."""
@@ -99,7 +105,8 @@ class SessionDirectory:
     def close(self) -> bool:
         """Refuse every call from now on; False if that was so already."""
         with self._lock:
-            was_closed, self._closed = self._closed, True
+            was_closed = self._closed
+            self._closed = True
             return not was_closed
 
     def _find(self, session: str, create: bool) -> StoredSession:

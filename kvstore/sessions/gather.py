@@ -40,8 +40,13 @@ def gather_tokens(layout: PageLayout, positions: Tensor, length: int, read: Page
     return rows
 
 
-def gather_selection(layout: PageLayout, selection: Sequence[Tensor], length: int, read: PageReader,
-                     layers: Sequence[int]) -> list[tuple[Tensor, Tensor]]:  # fmt: skip
+def gather_selection(
+    layout: PageLayout,
+    selection: Sequence[Tensor],
+    length: int,
+    read: PageReader,
+    layers: Sequence[int],
+) -> list[tuple[Tensor, Tensor]]:
     """For each of `layers` its selection int64 `[n_kv_heads, m_l]` -> keys and values `[n_kv_heads, m_l, head_dim]`.
 
     Every head has rows of its own; position -1 means no row and leaves zeros. Every page is read once.
@@ -54,11 +59,14 @@ def gather_selection(layout: PageLayout, selection: Sequence[Tensor], length: in
     targets = torch.nonzero(flat >= 0).squeeze(1)
     if not targets.numel():
         return _split(layout, selection, keys, values)
-    positions, lanes = flat[targets], _key_lanes(layout, selection, layers)[targets]
+    positions = flat[targets]
+    lanes = _key_lanes(layout, selection, layers)[targets]
     touched, members = _by_page(positions, layout.page_tokens)
-    into_keys, into_values = _whole_rows(keys), _whole_rows(values)
+    into_keys = _whole_rows(keys)
+    into_values = _whole_rows(values)
     for index, member, page in zip(touched, members, read(touched), strict=True):
-        page_rows, stride = _whole_rows(page), page.shape[3]
+        page_rows = _whole_rows(page)
+        stride = page.shape[3]
         sources = lanes[member] * stride + positions[member] - index * layout.page_tokens
         into = targets[member].numpy()
         into_keys[into] = page_rows[sources.numpy()]
@@ -73,7 +81,9 @@ def _runs(targets: Sequence[int], sources: Sequence[int]) -> Iterator[tuple[int,
     """
     begin = 0
     for end in range(1, len(targets) + 1):
-        goes_on = end < len(targets) and (targets[end] - targets[begin] == sources[end] - sources[begin] == end - begin)
+        goes_on = end < len(targets) and (
+            targets[end] - targets[begin] == sources[end] - sources[begin] == end - begin
+        )
         if not goes_on:
             yield targets[begin], sources[begin], end - begin
             begin = end
@@ -99,16 +109,20 @@ def _by_page(positions: Tensor, page_tokens: int) -> tuple[list[int], list[Tenso
 def _key_lanes(layout: PageLayout, selection: Sequence[Tensor], layers: Sequence[int]) -> Tensor:
     """For every flattened position which run of token rows in a page holds its key (values: n_kv_heads further)."""
     heads = torch.arange(layout.n_kv_heads)
-    return torch.cat([
-        (heads + layer * 2 * layout.n_kv_heads).repeat_interleave(positions.shape[1])
-        for layer, positions in zip(layers, selection, strict=True)
-    ])  # fmt: skip
+    return torch.cat(
+        [
+            (heads + layer * 2 * layout.n_kv_heads).repeat_interleave(positions.shape[1])
+            for layer, positions in zip(layers, selection, strict=True)
+        ]
+    )
 
 
-def _split(layout: PageLayout, selection: Sequence[Tensor], keys: Tensor,
-           values: Tensor) -> list[tuple[Tensor, Tensor]]:  # fmt: skip
+def _split(
+    layout: PageLayout, selection: Sequence[Tensor], keys: Tensor, values: Tensor
+) -> list[tuple[Tensor, Tensor]]:
     """Flattened keys and values back into one pair per selection."""
-    pairs, begin = [], 0
+    pairs = []
+    begin = 0
     for positions in selection:
         shape = (layout.n_kv_heads, positions.shape[1], layout.head_dim)
         end = begin + positions.numel()
@@ -120,12 +134,16 @@ def _split(layout: PageLayout, selection: Sequence[Tensor], keys: Tensor,
 def _require_positions(positions: Tensor, dimensions: int, first: int | None = None) -> None:
     fits = positions.dtype == torch.int64 and positions.dim() == dimensions
     if not fits or (first is not None and positions.shape[0] != first):
-        raise RowShapeError(f"positions must be int64 with {dimensions} axes"
-                            + (f", the first of {first} KV heads" if first is not None else "")
-                            + f"; got {positions.dtype} {list(positions.shape)}")  # fmt: skip
+        raise RowShapeError(
+            f"positions must be int64 with {dimensions} axes"
+            + (f", the first of {first} KV heads" if first is not None else "")
+            + f"; got {positions.dtype} {list(positions.shape)}"
+        )
 
 
 def _require_range(positions: Tensor, lowest: int, length: int) -> None:
     if positions.numel() and (int(positions.min()) < lowest or int(positions.max()) >= length):
-        raise RowRangeError(f"positions {int(positions.min())}..{int(positions.max())} asked for, "
-                            f"the session has rows 0..{length - 1}")  # fmt: skip
+        raise RowRangeError(
+            f"positions {int(positions.min())}..{int(positions.max())} asked for, "
+            f"the session has rows 0..{length - 1}"
+        )

@@ -26,9 +26,16 @@ class SessionOpener:
     `versions_here(owner)` is what this process knows of another session's pages, None where it does not have it open.
     """
 
-    def __init__(self, layout: PageLayout, stack: TierStack, writer: PageWriter, rows: RowWriter,
-                 numbers: SequenceNumbers, epochs: WriterEpochs,
-                 versions_here: Callable[[str], Versions | None]) -> None:  # fmt: skip
+    def __init__(
+        self,
+        layout: PageLayout,
+        stack: TierStack,
+        writer: PageWriter,
+        rows: RowWriter,
+        numbers: SequenceNumbers,
+        epochs: WriterEpochs,
+        versions_here: Callable[[str], Versions | None],
+    ) -> None:
         self._layout = layout
         self._stack = stack
         self._writer = writer
@@ -37,8 +44,14 @@ class SessionOpener:
         self._epochs = epochs
         self._versions_here = versions_here
 
-    def open(self, state: StoredSession, epoch: int, length: int, shared: Sequence[SharedPages],
-             of_owners: Mapping[str, Versions] | None = None) -> None:  # fmt: skip
+    def open(
+        self,
+        state: StoredSession,
+        epoch: int,
+        length: int,
+        shared: Sequence[SharedPages],
+        of_owners: Mapping[str, Versions] | None = None,
+    ) -> None:
         """Let the session have exactly `length` rows and be written under `epoch`.
 
         `of_owners`: what is known of the pages that it shares; looked up where it is not given. Raises
@@ -47,31 +60,39 @@ class SessionOpener:
         """
         table = PageTable(state.name, shared)
         if length < table.shared_pages * self._layout.page_tokens:
-            raise RowRangeError(f"session {state.name!r} shares {table.shared_pages} pages of "
-                                f"{self._layout.page_tokens} tokens, so it cannot have {length}")  # fmt: skip
+            raise RowRangeError(
+                f"session {state.name!r} shares {table.shared_pages} pages of "
+                f"{self._layout.page_tokens} tokens, so it cannot have {length}"
+            )
         if epoch < state.epoch:
-            raise StaleWriterError(f"session {state.name!r} is written under epoch {state.epoch}; {epoch} is over")
+            raise StaleWriterError(
+                f"session {state.name!r} is written under epoch {state.epoch}; {epoch} is over"
+            )
         if self._is_intact(state, epoch, length, table):
             self._reopen(state, epoch, length)
         else:
             self._settle(state, epoch)
             state.known = False
             self._rebuild(state, epoch, length, table, of_owners)
-        state.known, state.left = True, False
+        state.known = True
+        state.left = False
         if state.cut_due:
             self._finish_cut(state)
 
     def recover(self, state: StoredSession) -> None:
         """Let a session of an earlier process have the rows that its pages show, where only this one writes them."""
         headers = self._stack.headers(state.name)
-        sequences, length = list[int](), 0
+        sequences = list[int]()
+        length = 0
         while (header := headers.get(len(sequences))) is not None:
             sequences.append(header.sequence)
             length += header.valid_tokens
             if header.valid_tokens < self._layout.page_tokens:
                 break
         state.epoch = max((header.epoch for header in headers.values()), default=0)
-        state.table, state.length, state.known = PageTable(state.name, sequences=sequences), length, True
+        state.table = PageTable(state.name, sequences=sequences)
+        state.length = length
+        state.known = True
 
     def _is_intact(self, state: StoredSession, epoch: int, length: int, table: PageTable) -> bool:
         """Whether memory has the rows: nobody else can have written the session between two successive epochs."""
@@ -89,7 +110,9 @@ class SessionOpener:
         """Whether rows are in memory alone, where no other process can have written newer ones."""
         if self._stack.tiers.lowest.shared:
             return False
-        return self._writer.is_busy_with(state.name) or self._stack.placement.undurable([state.name])
+        return self._writer.is_busy_with(state.name) or self._stack.placement.undurable(
+            [state.name]
+        )
 
     def _fence(self, state: StoredSession, epoch: int) -> None:
         try:
@@ -118,8 +141,14 @@ class SessionOpener:
         state.cut_due |= len(state.table) > length // page_tokens and length < state.length
         self._rows.truncate(state, length)
 
-    def _rebuild(self, state: StoredSession, epoch: int, length: int, table: PageTable,
-                 of_owners: Mapping[str, Versions] | None) -> None:  # fmt: skip
+    def _rebuild(
+        self,
+        state: StoredSession,
+        epoch: int,
+        length: int,
+        table: PageTable,
+        of_owners: Mapping[str, Versions] | None,
+    ) -> None:
         """Take what the tiers have."""
         self._fence(state, epoch)
         headers = self._stack.headers(state.name, epoch)
@@ -128,7 +157,10 @@ class SessionOpener:
             versions[owner] = (of_owners or {}).get(owner) or self._versions(owner)
         for header in headers.values():
             self._numbers.seen(header.sequence)
-        state.epoch, state.length, state.tail, state.unflushed = epoch, length, None, False
+        state.epoch = epoch
+        state.length = length
+        state.tail = None
+        state.unflushed = False
         self._fill(table, versions, length)
         state.table = table
         self._cut_stored(state, headers)
@@ -150,7 +182,9 @@ class SessionOpener:
     def _cut_stored(self, state: StoredSession, headers: Mapping[int, PageHeader]) -> None:
         """Delete what is stored beyond the session's rows, and have its last page written anew if it has too many."""
         own = range(state.table.shared_pages, len(state.table))
-        stored = {PageKey(state.name, index) for index in headers} | self._stack.stored_keys(state.name, above=True)
+        stored = {PageKey(state.name, index) for index in headers} | self._stack.stored_keys(
+            state.name, above=True
+        )
         beyond = sorted(key for key in stored if key.index not in own)
         self._writer.discard(beyond, state.epoch)
         index, valid = divmod(state.length, self._layout.page_tokens)

@@ -41,16 +41,23 @@ class Prefetcher:
 
     def _fetch(self, session: str) -> None:
         """The session's last pages, as far as they take half of the memory tier; as it is only a help, it may fail."""
-        memory, state = self._stack.tiers.memory, self._sessions.in_memory(session)
+        memory = self._stack.tiers.memory
+        state = self._sessions.in_memory(session)
         if memory is None or memory.limit_bytes is None or state is None:
             return
         with suppress(KvStoreError):
             with state.lock:
                 lost = set(state.table.lost())
-                pages = [state.table.expected(index) for index in range(len(state.table)) if index not in lost]
+                pages = [
+                    state.table.expected(index)
+                    for index in range(len(state.table))
+                    if index not in lost
+                ]
             hot = pages[::-1][: memory.limit_bytes // 2 // self._layout.page_bytes]
             held = memory.contains([page.key for page in hot])
-            self._stack.bring_up([page for page, is_held in zip(hot, held, strict=True) if not is_held])
+            self._stack.bring_up(
+                [page for page, is_held in zip(hot, held, strict=True) if not is_held]
+            )
 
     def _next(self) -> str | None:
         with self._changed:

@@ -17,8 +17,15 @@ from kvstore.tiers.base import UNFENCED
 class SessionRemover:
     """Removes sessions from memory and from the tiers."""
 
-    def __init__(self, stack: TierStack, writer: PageWriter, rows: RowWriter, sessions: SessionDirectory,
-                 summaries: PageSummaries, epochs: WriterEpochs) -> None:  # fmt: skip
+    def __init__(
+        self,
+        stack: TierStack,
+        writer: PageWriter,
+        rows: RowWriter,
+        sessions: SessionDirectory,
+        summaries: PageSummaries,
+        epochs: WriterEpochs,
+    ) -> None:
         self._stack = stack
         self._writer = writer
         self._rows = rows
@@ -47,7 +54,9 @@ class SessionRemover:
     def retain(self, sessions: Collection[str], shared: Sequence[SharedPages]) -> list[str]:
         """Of the sessions that an earlier process left, drop those that are not named; returns them."""
         kept = {entry.owner: entry.pages for entry in shared}
-        dropped = [session for session in self._sessions.left_by_others() if session not in sessions]
+        dropped = [
+            session for session in self._sessions.left_by_others() if session not in sessions
+        ]
         for session in dropped:
             if self._stack.tiers.lowest.shared:
                 self._forget_copies(session, kept.get(session, 0))
@@ -67,6 +76,8 @@ class SessionRemover:
             self._forget_copies(session, 0)
 
     def _forget_copies(self, session: str, keep_pages: int) -> None:
-        keys = [key for key in self._stack.stored_keys(session, above=True) if key.index >= keep_pages]
+        keys = [
+            key for key in self._stack.stored_keys(session, above=True) if key.index >= keep_pages
+        ]
         self._summaries.forget(keys)
         self._stack.placement.forget_copies(keys)

@@ -10,7 +10,7 @@ from kvstore.format.buffers import zero_rows
 from kvstore.format.page import Blob, PageLayout
 from kvstore.format.page_table import ExpectedPage
 from kvstore.hierarchy.epochs import WriterEpochs
-from kvstore.hierarchy.page_writer import PageWriter, PendingPage
+from kvstore.hierarchy.page_writer import PageWriter, QueuedPage
 from kvstore.hierarchy.tier_stack import TierStack
 from kvstore.sessions.reader import RowReader
 from kvstore.sessions.state import SequenceNumbers, StoredSession
@@ -20,8 +20,15 @@ from kvstore.tiers.base import UNFENCED
 class RowWriter:
     """Fills a session's unfinished page and hands pages over to the page writer."""
 
-    def __init__(self, layout: PageLayout, stack: TierStack, writer: PageWriter, reader: RowReader,
-                 numbers: SequenceNumbers, epochs: WriterEpochs) -> None:  # fmt: skip
+    def __init__(
+        self,
+        layout: PageLayout,
+        stack: TierStack,
+        writer: PageWriter,
+        reader: RowReader,
+        numbers: SequenceNumbers,
+        epochs: WriterEpochs,
+    ) -> None:
         self._layout = layout
         self._stack = stack
         self._writer = writer
@@ -34,12 +41,15 @@ class RowWriter:
         found = rows.shape[3] if rows.dim() == 5 else 0
         wanted = self._layout.rows_shape(found if tokens is None else tokens)
         if tuple(rows.shape) != wanted or rows.dtype != self._layout.dtype:
-            raise RowShapeError(f"rows must be {self._layout.dtype} {wanted}, got {rows.dtype} {tuple(rows.shape)}")
+            raise RowShapeError(
+                f"rows must be {self._layout.dtype} {wanted}, got {rows.dtype} {tuple(rows.shape)}"
+            )
         return found
 
     def append(self, state: StoredSession, rows: Tensor) -> None:
         """Add rows that fit. Raises StaleWriterError or a tier's error before any is added."""
-        page_tokens, tokens = self._layout.page_tokens, rows.shape[3]
+        page_tokens = self._layout.page_tokens
+        tokens = rows.shape[3]
         self._epochs.require_writable(state.name, state.epoch)
         if state.length % page_tokens + tokens >= page_tokens:
             self._writer.wait_for_room()
@@ -57,11 +67,15 @@ class RowWriter:
     def truncate(self, state: StoredSession, length: int) -> None:
         """Drop the rows from position `length` on. Raises RowRangeError where the session has none, or shares some."""
         if not 0 <= length <= state.length:
-            raise RowRangeError(f"cannot truncate session {state.name!r} to {length} tokens: it has {state.length}")
+            raise RowRangeError(
+                f"cannot truncate session {state.name!r} to {length} tokens: it has {state.length}"
+            )
         page_tokens = self._layout.page_tokens
         if length < state.table.shared_pages * page_tokens:
-            raise RowRangeError(f"cannot truncate session {state.name!r} to {length} tokens: it shares its first "
-                                f"{state.table.shared_pages} pages of {page_tokens}")  # fmt: skip
+            raise RowRangeError(
+                f"cannot truncate session {state.name!r} to {length} tokens: it shares its first "
+                f"{state.table.shared_pages} pages of {page_tokens}"
+            )
         if length == state.length:
             return
         self._writer.discard(state.table.cut(-(-length // page_tokens)), state.epoch)
@@ -101,7 +115,8 @@ class RowWriter:
         self._submit_again(state, page, *self._stack.placement.settled(page, rows))
         state.table.put(index, sequence)
         if index == state.length // self._layout.page_tokens:
-            state.tail, state.unflushed = None, False
+            state.tail = None
+            state.unflushed = False
 
     def hand_over_unfinished_page(self, state: StoredSession, *, cut: bool = False) -> None:
         """Hand the unfinished page over if it changed. `cut`: what is stored of it has rows that must go."""
@@ -116,13 +131,17 @@ class RowWriter:
 
     def _submit(self, state: StoredSession, index: int, rows: Tensor, cut: bool = False) -> None:
         page = ExpectedPage(state.table.key(index), self._numbers.next(state.epoch))
-        self._writer.submit(PendingPage(page, *self._stack.placement.settled(page, rows), state.epoch, cut))
+        self._writer.submit(
+            QueuedPage(page, *self._stack.placement.settled(page, rows), state.epoch, cut)
+        )
         state.table.put(index, page.sequence)
         state.unflushed = False
 
-    def _submit_again(self, state: StoredSession, page: ExpectedPage, rows: Tensor, blob: Blob | None = None) -> None:
+    def _submit_again(
+        self, state: StoredSession, page: ExpectedPage, rows: Tensor, blob: Blob | None = None
+    ) -> None:
         """Hand a page over that was stored before, for whoever shares it."""
-        self._writer.submit(PendingPage(page, rows, blob, UNFENCED if page.shared else state.epoch))
+        self._writer.submit(QueuedPage(page, rows, blob, UNFENCED if page.shared else state.epoch))
 
     def _tail(self, state: StoredSession) -> Tensor:
         if state.tail is None:
@@ -136,7 +155,8 @@ class RowWriter:
 
     def _restored_sequence(self, state: StoredSession, index: int) -> int:
         """The number that the session expects; a later one where that is not known or some tier has a later version."""
-        known, key = state.table.sequence(index), state.table.key(index)
+        known = state.table.sequence(index)
+        key = state.table.key(index)
         newest = -1
         with suppress(TierError):
             newest = self._stack.newest_sequence(key)

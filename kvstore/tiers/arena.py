@@ -34,9 +34,15 @@ class Arena:
     def __init__(self, limit_bytes: int, *, pinned: bool = False) -> None:
         size = -(-limit_bytes // ALIGNMENT) * ALIGNMENT
         try:
-            self._memory = _pinned(size) if pinned and torch.cuda.is_available() else np.empty(size, dtype=np.uint8)
+            self._memory = (
+                _pinned(size)
+                if pinned and torch.cuda.is_available()
+                else np.empty(size, dtype=np.uint8)
+            )
         except (RuntimeError, MemoryError, ValueError) as error:
-            raise TierSettingsError(f"{limit_bytes} bytes of memory for pages cannot be had: {error}") from error
+            raise TierSettingsError(
+                f"{limit_bytes} bytes of memory for pages cannot be had: {error}"
+            ) from error
         self._begins = [0] if size else []
         self._sizes = {0: size} if size else {}
         # A part may come back while the books are being changed, even in the same thread: it waits here.
@@ -104,5 +110,7 @@ def _pinned(size: int) -> Buffer:
     return memory
 
 
-def _hand_back(returned: deque[tuple[int, int]], part: tuple[int, int], _: "weakref.ref[Buffer]") -> None:
+def _hand_back(
+    returned: deque[tuple[int, int]], part: tuple[int, int], _: "weakref.ref[Buffer]"
+) -> None:
     returned.append(part)

@@ -57,7 +57,13 @@ class Tier(Protocol):
         """
         ...
 
-    def put(self, pages: Sequence[tuple[PageKey, Blob]], *, backed: bool = False, epoch: int | None = None) -> None:
+    def put(
+        self,
+        pages: Sequence[tuple[PageKey, Blob]],
+        *,
+        backed: bool = False,
+        epoch: int | None = None,
+    ) -> None:
         """Keep sealed pages; each replaces what its key held with a lower or equal sequence number.
 
         `backed` says that a lower tier holds the same pages: this tier may then drop them when it needs room.

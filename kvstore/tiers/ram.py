@@ -71,7 +71,13 @@ class RamTier:
             self._require_open()
             return [self._touch(key) for key in keys]
 
-    def put(self, pages: Sequence[tuple[PageKey, Blob]], *, backed: bool = False, epoch: int | None = None) -> None:
+    def put(
+        self,
+        pages: Sequence[tuple[PageKey, Blob]],
+        *,
+        backed: bool = False,
+        epoch: int | None = None,
+    ) -> None:
         with self._lock:
             self._require_open()
             for key, blob in pages:
@@ -101,8 +107,10 @@ class RamTier:
             held = [*self._backed.values(), *self._only_here.values()]
             total = sum(len(page.blob) for page in held)
             if total != self._used_bytes or total > self._limit_bytes:
-                raise InvariantError(f"tier {self._name}: holds {total} bytes, its books say {self._used_bytes}, "
-                                     f"its limit is {self._limit_bytes}")  # fmt: skip
+                raise InvariantError(
+                    f"tier {self._name}: holds {total} bytes, its books say {self._used_bytes}, "
+                    f"its limit is {self._limit_bytes}"
+                )
 
     def close(self) -> None:
         with self._lock:
@@ -129,9 +137,11 @@ class RamTier:
         if replaced is not None and not replaced.backed:
             kept_bytes -= len(replaced.blob)
         if wanted > self._limit_bytes - kept_bytes:
-            raise TierFullError(f"tier {self._name}: {wanted} bytes do not fit ({self._used_bytes} of "
-                                f"{self._limit_bytes} in use, none that a lower tier holds too); raise its limit, "
-                                "drop sessions or add a lower tier")  # fmt: skip
+            raise TierFullError(
+                f"tier {self._name}: {wanted} bytes do not fit ({self._used_bytes} of "
+                f"{self._limit_bytes} in use, none that a lower tier holds too); raise its limit, "
+                "drop sessions or add a lower tier"
+            )
 
     def _copied(self, blob: Blob) -> memoryview:
         """A page's place in the arena, with the page in it; the coldest backed pages go until there is one."""

@@ -31,7 +31,7 @@ class Lease:
 
 
 @dataclass(frozen=True)
-class Leftover:
+class OrphanedPages:
     """Pages that nobody needs any more: those of `session` but for its first `keep_pages`, which others share."""
 
     session: str
@@ -61,7 +61,7 @@ class ForkCommit:
 
 
 @dataclass(frozen=True)
-class Remembered:
+class IdempotencyRecord:
     """An answer, as JSON text, that is given again to a request with the same key and body."""
 
     key: IdempotencyKey
@@ -229,7 +229,9 @@ class Catalog(Protocol):
     storage fails. A write remembers its answer, where one is given, in the same transaction.
     """
 
-    async def create(self, session: Session, worker_state: bytes, answer: Remembered | None) -> None:
+    async def create(
+        self, session: Session, worker_state: bytes, answer: IdempotencyRecord | None
+    ) -> None:
         """Add a session, whose lease begins with its own `epoch` and `worker`."""
         ...
 
@@ -277,7 +279,7 @@ class Catalog(Protocol):
         """Become the session's writer, with its rows in `worker`: the new epoch, larger than any before."""
         ...
 
-    async def fork(self, commit: ForkCommit, answer: Remembered | None) -> None:
+    async def fork(self, commit: ForkCommit, answer: IdempotencyRecord | None) -> None:
         """Add a session that begins as another was, with an `epoch` and `worker` of its own.
 
         Raises UnknownSession, also when pages that it shares are no more, and UnknownTurn. Its `shared` pages are
@@ -308,7 +310,9 @@ class Catalog(Protocol):
         """Tokens whose rows the tenant's sessions hold, shared ones counted once per session."""
         ...
 
-    async def commit_turn(self, commit: TurnCommit, epoch: int, answer: Remembered | None) -> None:
+    async def commit_turn(
+        self, commit: TurnCommit, epoch: int, answer: IdempotencyRecord | None
+    ) -> None:
         """Append a turn, replace the worker's state, count the matched episode, and end or begin a pause."""
         ...
 
@@ -320,7 +324,9 @@ class Catalog(Protocol):
         """The newest call of that id, its result said or not. Raises UnknownCall."""
         ...
 
-    async def commit_call(self, session: str, call: PendingCall, epoch: int, answer: Remembered | None) -> None:
+    async def commit_call(
+        self, session: str, call: PendingCall, epoch: int, answer: IdempotencyRecord | None
+    ) -> None:
         """Keep what the client reported of a call: its start, its output so far, status, result, batch; and when.
 
         Which of the call's repairs are done is left alone: a repair may be running meanwhile.
@@ -355,18 +361,18 @@ class Catalog(Protocol):
         """Drop segments and episodes, so that they are made anew."""
         ...
 
-    async def delete(self, session: str, answer: Remembered | None) -> list[Leftover]:
+    async def delete(self, session: str, answer: IdempotencyRecord | None) -> list[OrphanedPages]:
         """Forget the session, all its turns and episodes, and what it shared: the pages that nobody needs now.
 
         Its own come first. Some of those that `leftovers` gives may come after it.
         """
         ...
 
-    async def leftovers(self) -> list[Leftover]:
+    async def leftovers(self) -> list[OrphanedPages]:
         """The pages of deleted sessions that nobody needs, as far as they were not `dropped`."""
         ...
 
-    async def dropped(self, leftover: Leftover) -> None:
+    async def dropped(self, leftover: OrphanedPages) -> None:
         """The workers have let go of these pages."""
         ...
 

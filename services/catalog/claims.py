@@ -39,4 +39,6 @@ class Claims:
 
 def busy(session: str, holder: str) -> SessionBusy:
     """What is told to whoever comes second."""
-    return SessionBusy(f"session {session!r} is being worked on by {holder}; try again when its turn is over")
+    return SessionBusy(
+        f"session {session!r} is being worked on by {holder}; try again when its turn is over"
+    )

@@ -45,9 +45,19 @@ def cursor_text(session: Session) -> str:
 def cursor_value(cursor: str) -> tuple[float, str]:
     """Where a cursor stands. Raises InvalidRequest when it is not one of ours."""
     try:
-        created, session = json.loads(base64.b64decode(cursor.encode(), altchars=b"-_", validate=True))
+        created, session = json.loads(
+            base64.b64decode(cursor.encode(), altchars=b"-_", validate=True)
+        )
     except (binascii.Error, ValueError, TypeError, RecursionError) as error:
-        raise InvalidRequest("cursor", "not a cursor of this service; leave it out to start from the newest") from error
-    if isinstance(created, bool) or not isinstance(created, int | float) or not isinstance(session, str):
-        raise InvalidRequest("cursor", "not a cursor of this service; leave it out to start from the newest")
+        raise InvalidRequest(
+            "cursor", "not a cursor of this service; leave it out to start from the newest"
+        ) from error
+    if (
+        isinstance(created, bool)
+        or not isinstance(created, int | float)
+        or not isinstance(session, str)
+    ):
+        raise InvalidRequest(
+            "cursor", "not a cursor of this service; leave it out to start from the newest"
+        )
     return float(created), session

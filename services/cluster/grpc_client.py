@@ -12,7 +12,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from kvrecall.domain.errors import WorkerLost, WorkerRefused
 from kvrecall.protocol.v1 import REFUSAL_CODE, worker_pb2_grpc
 from kvrecall.protocol.v1 import worker_pb2 as wire
-from services.cancellation import unbroken
+from services.cancellation import run_to_completion
 from services.cluster.settings import WireSettings
 
 _FIRST_RECONNECT_MS = 100
@@ -78,17 +78,23 @@ class GrpcWorker:
 
         It is waited for even when the caller is cancelled: on its way it could come after the session's next turn.
         """
-        report: wire.MemoryReport = await unbroken(self._ask(self._stub.Open, request, self._settings.open_seconds))
+        report: wire.MemoryReport = await run_to_completion(
+            self._ask(self._stub.Open, request, self._settings.open_seconds)
+        )
         return report
 
     async def fork(self, request: wire.ForkRequest) -> wire.ForkResult:
         """Make a session that begins as another one was; waited for as `open` is."""
-        result: wire.ForkResult = await unbroken(self._ask(self._stub.Fork, request, self._settings.rebuild_seconds))
+        result: wire.ForkResult = await run_to_completion(
+            self._ask(self._stub.Fork, request, self._settings.rebuild_seconds)
+        )
         return result
 
     async def rebuild(self, request: wire.RebuildRequest) -> wire.RebuildResult:
         """Compute a session's lost pages again."""
-        result: wire.RebuildResult = await self._ask(self._stub.Rebuild, request, self._settings.rebuild_seconds)
+        result: wire.RebuildResult = await self._ask(
+            self._stub.Rebuild, request, self._settings.rebuild_seconds
+        )
         return result
 
     async def release(self, request: wire.ReleaseRequest) -> None:
@@ -141,18 +147,24 @@ class GrpcWorker:
                 for taken in tuple(self._repairs.get(request.session, ())):
                     await taken.wait()
         except TimeoutError as error:
-            raise WorkerLost(f"the worker {self.address} did not take the repair that is to be hurried") from error
+            raise WorkerLost(
+                f"the worker {self.address} did not take the repair that is to be hurried"
+            ) from error
         await self._ask(self._stub.Hurry, request, self._settings.quick_seconds)
 
     async def detokenize(self, request: wire.DetokenizeRequest) -> wire.DetokenizeResult:
         """The text of each chunk of tokens."""
-        result: wire.DetokenizeResult = await self._ask(self._stub.Detokenize, request, self._settings.quick_seconds)
+        result: wire.DetokenizeResult = await self._ask(
+            self._stub.Detokenize, request, self._settings.quick_seconds
+        )
         return result
 
     async def embed(self, texts: list[str]) -> wire.EmbedResult:
         """A unit vector per text."""
         request = wire.EmbedRequest(texts=texts)
-        result: wire.EmbedResult = await self._ask(self._stub.Embed, request, self._settings.embed_seconds)
+        result: wire.EmbedResult = await self._ask(
+            self._stub.Embed, request, self._settings.embed_seconds
+        )
         return result
 
     async def build_episodes(self, request: wire.BuildEpisodesRequest) -> wire.BuildEpisodesResult:
@@ -165,7 +177,9 @@ class GrpcWorker:
     async def memory(self, session: str) -> wire.MemoryReport:
         """What the session holds."""
         request = wire.MemoryRequest(session=session)
-        report: wire.MemoryReport = await self._ask(self._stub.Memory, request, self._settings.quick_seconds)
+        report: wire.MemoryReport = await self._ask(
+            self._stub.Memory, request, self._settings.quick_seconds
+        )
         return report
 
     async def drop(self, request: wire.DropRequest) -> None:
@@ -174,7 +188,9 @@ class GrpcWorker:
 
     async def stats(self) -> dict[str, wire.WorkerStats]:
         """Counters for the metrics page."""
-        stats: wire.WorkerStats = await self._ask(self._stub.Stats, Empty(), self._settings.look_seconds)
+        stats: wire.WorkerStats = await self._ask(
+            self._stub.Stats, Empty(), self._settings.look_seconds
+        )
         return {self.address: stats}
 
     async def close(self, grace_seconds: float = 0.0) -> None:
@@ -197,7 +213,9 @@ class GrpcWorker:
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
             if task is not None and not task.cancelling():
-                raise WorkerLost(f"the connection to the worker {self.address} was closed") from error
+                raise WorkerLost(
+                    f"the connection to the worker {self.address} was closed"
+                ) from error
             raise
 
     def _error(self, error: grpc.aio.AioRpcError) -> WorkerRefused | WorkerLost:

@@ -23,7 +23,7 @@ Parting = wire.DropRequest | wire.ReleaseRequest
 
 
 @dataclass
-class Member:
+class Node:
     """A worker that was reached. `well`: no call to it was lost since it was last asked how it is."""
 
     worker: GrpcWorker
@@ -38,7 +38,7 @@ class Member:
 
 
 @dataclass
-class Members:
+class Membership:
     """All of them by name. It looks every second who is there; a look also tells them what can wait.
 
     All serve one model: another one's worker is left out.
@@ -46,7 +46,7 @@ class Members:
 
     registry: Registry
     settings: WireSettings
-    by_name: dict[str, Member] = field(default_factory=dict)
+    by_name: dict[str, Node] = field(default_factory=dict)
     joined: Joined | None = None
     _fingerprint: str | None = None
     _strangers: dict[str, str] = field(default_factory=dict)
@@ -86,7 +86,9 @@ class Members:
 
     async def close(self) -> None:
         """Look no more, and end the connections; the workers themselves go on."""
-        self._closed = True  # the registry's client may lose a cancellation: then this ends the watch
+        self._closed = (
+            True  # the registry's client may lose a cancellation: then this ends the watch
+        )
         if self._watching is not None:
             self._watching.cancel()
             await asyncio.wait({self._watching})
@@ -114,11 +116,13 @@ class Members:
             _log.warning("registry unread", reason=error.message)
             announced = {member.name: member.record for member in self.by_name.values()}
         self._tried = tuple(record.address for record in announced.values())
-        known = [self._look_at(member, announced.get(name)) for name, member in self.by_name.items()]
+        known = [
+            self._look_at(member, announced.get(name)) for name, member in self.by_name.items()
+        ]
         new = [self._join(record) for name, record in announced.items() if name not in self.by_name]
         await asyncio.gather(*known, *new)
 
-    async def _look_at(self, member: Member, record: wire.WorkerRecord | None) -> None:
+    async def _look_at(self, member: Node, record: wire.WorkerRecord | None) -> None:
         """How a worker is. One that is not announced any more, or that a call was lost to, is asked itself."""
         if record is not None and record.address != member.worker.address:
             await self._leave(member, "it is at another address")
@@ -132,11 +136,12 @@ class Members:
         if record.fingerprint != member.info.fingerprint:
             await self._leave(member, "it serves another model now")
             return
-        member.record, member.well = record, True
+        member.record = record
+        member.well = True
         with suppress(WorkerLost):  # it is told at the next look
             await self._tell(member)
 
-    async def _tell(self, member: Member) -> None:
+    async def _tell(self, member: Node) -> None:
         """Have a worker forget what it is to forget."""
         partings = self._partings.get(member.name, {})
         for session, parting in list(partings.items()):
@@ -148,7 +153,12 @@ class Members:
             except WorkerRefused as refusal:
                 if refusal.code in _PASSING:
                     continue
-                _log.info("a worker keeps a session", worker=member.name, session=session, reason=refusal.message)
+                _log.info(
+                    "a worker keeps a session",
+                    worker=member.name,
+                    session=session,
+                    reason=refusal.message,
+                )
             if partings.get(session) is parting:
                 del partings[session]
 
@@ -163,7 +173,7 @@ class Members:
         if self._is_stranger(record.name, info.fingerprint):
             await worker.close()
             return
-        self.by_name[record.name] = Member(worker, info, loaded)
+        self.by_name[record.name] = Node(worker, info, loaded)
         self._untold = True
         _log.info("a worker has come", worker=record.name, address=record.address)
 
@@ -175,10 +185,14 @@ class Members:
             return False
         if self._strangers.get(name) != fingerprint:
             self._strangers[name] = fingerprint
-            _log.warning("a worker is left out: it serves another model", worker=name, fingerprint=fingerprint)
+            _log.warning(
+                "a worker is left out: it serves another model",
+                worker=name,
+                fingerprint=fingerprint,
+            )
         return True
 
-    async def _leave(self, member: Member, why: str) -> None:
+    async def _leave(self, member: Node, why: str) -> None:
         """Forget a worker: what runs there is lost, now. One that has drained may still be telling its last answers."""
         del self.by_name[member.name]
         _log.warning("a worker is gone", worker=member.name, reason=why)

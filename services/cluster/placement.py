@@ -29,7 +29,11 @@ class Candidate:
 
 def chosen(session: str, candidates: Iterable[Candidate]) -> str | None:
     """The name of the worker that is to have the session; None when there is no candidate."""
-    best = max(candidates, key=lambda each: (score(session, each.name, each.weight), each.name), default=None)
+    best = max(
+        candidates,
+        key=lambda each: (score(session, each.name, each.weight), each.name),
+        default=None,
+    )
     return None if best is None else best.name
 
 

@@ -8,7 +8,7 @@ from typing import TypeVar
 from kvrecall.domain.errors import WorkerLost, WorkerRefused
 from kvrecall.protocol.v1 import worker_pb2 as wire
 from services.cluster.grpc_client import GrpcWorker
-from services.cluster.membership import Joined, Member, Members
+from services.cluster.membership import Joined, Membership, Node
 from services.cluster.placement import Candidate, chosen
 from services.cluster.registry import Registry
 from services.cluster.settings import WireSettings
@@ -16,22 +16,22 @@ from services.cluster.settings import WireSettings
 _T = TypeVar("_T")
 
 
-class Fleet:
-    """`services.cluster.worker_client.Worker` over all workers of a registry. To be made with `Fleet.start`.
+class WorkerPool:
+    """`services.cluster.worker_client.Worker` over all workers of a registry. To be made with `WorkerPool.start`.
 
     The calls that run in a worker which has vanished end as lost at once.
     """
 
-    def __init__(self, members: Members) -> None:
+    def __init__(self, members: Membership) -> None:
         self._members = members
         self._routes: dict[str, str] = {}
         self._planned: dict[str, str] = {}
         self._holders: dict[str, set[str]] = {}
 
     @classmethod
-    async def start(cls, registry: Registry, settings: WireSettings) -> "Fleet":
+    async def start(cls, registry: Registry, settings: WireSettings) -> "WorkerPool":
         """A fleet of which one worker was reached. Raises WorkerLost when none is within `connect_seconds`."""
-        members = Members(registry, settings)
+        members = Membership(registry, settings)
         await members.start()
         return cls(members)
 
@@ -40,7 +40,7 @@ class Fleet:
         self._members.joined = joined
 
     @property
-    def _all(self) -> list[Member]:
+    def _all(self) -> list[Node]:
         return [member for _, member in sorted(self._members.by_name.items())]
 
     # Where a session is
@@ -57,24 +57,28 @@ class Fleet:
         self._planned[session] = owner
         return owner
 
-    def _routed(self, session: str) -> Member:
+    def _routed(self, session: str) -> Node:
         if session not in self._routes:
-            raise WorkerRefused("unknown_session", f"session {session!r} was not opened by this gateway")
+            raise WorkerRefused(
+                "unknown_session", f"session {session!r} was not opened by this gateway"
+            )
         return self._named(self._routes[session])
 
-    def _named(self, name: str) -> Member:
+    def _named(self, name: str) -> Node:
         if name not in self._members.by_name:
             raise WorkerLost(f"the worker {name} is gone")
         return self._members.by_name[name]
 
-    async def _at(self, member: Member, call: Awaitable[_T]) -> _T:
+    async def _at(self, member: Node, call: Awaitable[_T]) -> _T:
         try:
             return await call
         except WorkerLost:
             member.well = False
             raise
 
-    async def _opened(self, spec: wire.SessionSpec, call: Callable[[GrpcWorker], Awaitable[_T]]) -> _T:
+    async def _opened(
+        self, spec: wire.SessionSpec, call: Callable[[GrpcWorker], Awaitable[_T]]
+    ) -> _T:
         """Open a session where it was placed; whoever else this gateway opened it in lets it go."""
         session = spec.session
         name = self._routes[session] = self._planned.pop(session, self._routes.get(session, ""))
@@ -85,7 +89,9 @@ class Fleet:
         holders.add(name)
         answer = await self._at(member, call(member.worker))
         for other in others:
-            self._members.part(other, session, wire.ReleaseRequest(session=session, epoch=spec.epoch))
+            self._members.part(
+                other, session, wire.ReleaseRequest(session=session, epoch=spec.epoch)
+            )
         holders -= others
         return answer
 
@@ -109,7 +115,9 @@ class Fleet:
     async def release(self, request: wire.ReleaseRequest) -> None:
         """Free what the workers hold of the session but for the one where it is open. Who is lost holds nothing."""
         others = [each for each in self._all if each.name != self._routes.get(request.session)]
-        await asyncio.gather(*(_unless_lost(self._at(each, each.worker.release(request))) for each in others))
+        await asyncio.gather(
+            *(_unless_lost(self._at(each, each.worker.release(request))) for each in others)
+        )
 
     async def turn(self, request: wire.TurnRequest) -> AsyncGenerator[wire.TurnEvent, None]:
         """Run a turn; closing the iterator cancels it."""
@@ -166,7 +174,9 @@ class Fleet:
     async def _anywhere(self, call: Callable[[GrpcWorker], Awaitable[_T]]) -> _T:
         """Ask the worker with the least to do, and the next one if it is lost."""
         lost = WorkerLost("there is no worker now")
-        for member in sorted(self._all, key=lambda each: (not each.well, each.record.queued, each.name)):
+        for member in sorted(
+            self._all, key=lambda each: (not each.well, each.record.queued, each.name)
+        ):
             try:
                 return await self._at(member, call(member.worker))
             except WorkerLost as error:
@@ -181,7 +191,9 @@ class Fleet:
 
     async def retain(self, request: wire.RetainRequest) -> None:
         """Have all drop the stored rows that belong to no session of these. Raises WorkerLost when none did."""
-        done = await asyncio.gather(*(_unless_lost(self._at(m, m.worker.retain(request))) for m in self._all))
+        done = await asyncio.gather(
+            *(_unless_lost(self._at(m, m.worker.retain(request))) for m in self._all)
+        )
         if not any(done):
             raise WorkerLost("no worker answers now")
 
@@ -190,13 +202,18 @@ class Fleet:
 
         Who is away is told when it comes back. Raises WorkerLost unless all that are here did it, WorkerRefused.
         """
-        session, members = request.session, self._all
+        session = request.session
+        members = self._all
         self._routes.pop(session, None)
         self._planned.pop(session, None)
-        calls = [_unless_lost(self._at(member, _dropped(member.worker, request))) for member in members]
+        calls = [
+            _unless_lost(self._at(member, _dropped(member.worker, request))) for member in members
+        ]
         done = await asyncio.gather(*calls)
         told = {member.name for member, dropped in zip(members, done, strict=True) if dropped}
-        for name in ({member.name for member in members} | self._holders.pop(session, set())) - told:
+        for name in (
+            {member.name for member in members} | self._holders.pop(session, set())
+        ) - told:
             self._members.part(name, session, request)
         if not told or len(told) < len(members):
             raise WorkerLost(f"of {len(members)} workers {len(told)} answer now")
@@ -205,8 +222,10 @@ class Fleet:
         """Counters of all that answer."""
         found: dict[str, wire.WorkerStats] = {}
 
-        async def ask(member: Member) -> None:
-            found[member.name] = (await self._at(member, member.worker.stats()))[member.worker.address]
+        async def ask(member: Node) -> None:
+            found[member.name] = (await self._at(member, member.worker.stats()))[
+                member.worker.address
+            ]
 
         await asyncio.gather(*(_unless_lost(ask(member)) for member in self._all))
         if not found:

@@ -12,26 +12,52 @@ class WireSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     worker: str = Field(
-        default="127.0.0.1:8421", description="HOST:PORT of the worker; of several, with commas in between."
+        default="127.0.0.1:8421",
+        description="HOST:PORT of the worker; of several, with commas in between.",
     )
-    watch_seconds: float = Field(default=1.0, gt=0, description="Between two looks at which workers there are.")
-    look_seconds: float = Field(default=2.0, gt=0, description="A worker that is looked at answers within this time.")
-    connect_seconds: float = Field(default=120.0, gt=0, description="How long a start waits for the worker.")
-    quick_seconds: float = Field(default=10.0, gt=0, description="Calls that compute nothing: stats, memory, hurry.")
+    watch_seconds: float = Field(
+        default=1.0, gt=0, description="Between two looks at which workers there are."
+    )
+    look_seconds: float = Field(
+        default=2.0, gt=0, description="A worker that is looked at answers within this time."
+    )
+    connect_seconds: float = Field(
+        default=120.0, gt=0, description="How long a start waits for the worker."
+    )
+    quick_seconds: float = Field(
+        default=10.0, gt=0, description="Calls that compute nothing: stats, memory, hurry."
+    )
     open_seconds: float = Field(default=60.0, gt=0, description="Opening a session, dropping rows.")
-    embed_seconds: float = Field(default=60.0, gt=0, description="Embedding texts; the first call loads the encoder.")
-    repair_seconds: float = Field(default=300.0, gt=0, description="A repair, and its wait for a slot.")
-    rebuild_seconds: float = Field(default=3600.0, gt=0, description="Saying turns again: lost pages, forks of old.")
-    turn_seconds: float = Field(default=3600.0, gt=0, description="A turn, and its wait for a slot.")
-    build_seconds: float = Field(default=3600.0, gt=0, description="A build of episodes.")
-    reconnect_seconds: float = Field(default=2.0, gt=0, description="The longest pause between two connections.")
-    max_message_bytes: int = Field(
-        default=256 << 20, ge=1 << 20, description="The largest message: the state of a session, or its episodes."
+    embed_seconds: float = Field(
+        default=60.0, gt=0, description="Embedding texts; the first call loads the encoder."
     )
-    keepalive_seconds: float = Field(default=20.0, gt=0, description="Between two signs of life on a connection.")
-    keepalive_timeout_seconds: float = Field(default=10.0, gt=0, description="Without an answer to one: it is gone.")
+    repair_seconds: float = Field(
+        default=300.0, gt=0, description="A repair, and its wait for a slot."
+    )
+    rebuild_seconds: float = Field(
+        default=3600.0, gt=0, description="Saying turns again: lost pages, forks of old."
+    )
+    turn_seconds: float = Field(
+        default=3600.0, gt=0, description="A turn, and its wait for a slot."
+    )
+    build_seconds: float = Field(default=3600.0, gt=0, description="A build of episodes.")
+    reconnect_seconds: float = Field(
+        default=2.0, gt=0, description="The longest pause between two connections."
+    )
+    max_message_bytes: int = Field(
+        default=256 << 20,
+        ge=1 << 20,
+        description="The largest message: the state of a session, or its episodes.",
+    )
+    keepalive_seconds: float = Field(
+        default=20.0, gt=0, description="Between two signs of life on a connection."
+    )
+    keepalive_timeout_seconds: float = Field(
+        default=10.0, gt=0, description="Without an answer to one: it is gone."
+    )
     tls_ca: Path | None = Field(
-        default=None, description="Certificates, PEM, of which one has signed the worker's. Unset: no TLS."
+        default=None,
+        description="Certificates, PEM, of which one has signed the worker's. Unset: no TLS.",
     )
     tls_cert: Path | None = Field(
         default=None, description="This side's certificate chain, PEM, if workers ask for it."

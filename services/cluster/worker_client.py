@@ -9,9 +9,9 @@ from kvrecall.protocol.v1 import worker_pb2 as wire
 class Worker(Protocol):
     """One process that computes, with its slots and its row store.
 
-    Every method raises `kvrecall.domain.errors.WorkerRefused` when the request cannot be served as it stands (its `code`
-    says why) and `kvrecall.domain.errors.WorkerLost` when the worker itself is gone or broken. A refused request has
-    changed nothing.
+    Every method raises `kvrecall.domain.errors.WorkerRefused` when the request cannot be served as it stands (its
+    `code` says why) and `kvrecall.domain.errors.WorkerLost` when the worker itself is gone or broken. A refused
+    request has changed nothing.
     """
 
     async def describe(self) -> wire.WorkerInfo:

@@ -22,12 +22,19 @@ def tokenizer(model: LoadedModel) -> ChatTokenizer:
     return load_tokenizer(MODEL_PATH, model.eos_token_ids)
 
 
-def test_layers_that_reuse_an_index_are_not_scored(model: LoadedModel, tokenizer: ChatTokenizer) -> None:
+def test_layers_that_reuse_an_index_are_not_scored(
+    model: LoadedModel, tokenizer: ChatTokenizer
+) -> None:
     spent = evictions(model, tokenizer, PLAN)
-    assert [len(each.evicting) for each in spent.values()] == [2, 2]  # the first two blocks are within the budget
+    assert [len(each.evicting) for each in spent.values()] == [
+        2,
+        2,
+    ]  # the first two blocks are within the budget
     assert {reuse: each.scored_layers for reuse, each in spent.items()} == {1: 2 * 5, 2: 2 * 3}
     for each in spent.values():
-        assert all(0 < part < whole for part, whole in zip(each.selecting, each.evicting, strict=True))
+        assert all(
+            0 < part < whole for part, whole in zip(each.selecting, each.evicting, strict=True)
+        )
 
 
 def test_both_ways_are_reported_with_a_ratio(model: LoadedModel, tokenizer: ChatTokenizer) -> None:
@@ -43,5 +50,7 @@ def test_both_ways_are_reported_with_a_ratio(model: LoadedModel, tokenizer: Chat
         ("layers scored", 1, None),
         ("layers scored", 1, first),
     ]
-    assert rows[1]["ratio"] == pytest.approx(rows[1]["median"] / rows[0]["median"], rel=0.01, abs=0.001)
+    assert rows[1]["ratio"] == pytest.approx(
+        rows[1]["median"] / rows[0]["median"], rel=0.01, abs=0.001
+    )
     assert [row["median"] for row in rows[-2:]] == [5, 3]

@@ -7,7 +7,8 @@ PLAN = Plan(1, 1000, 100, 10, 2, 64, 16, "snapkv", 8)
 
 
 def test_a_fork_adds_the_tenth_part_of_what_ten_forks_added() -> None:
-    alone, more = Held(1_000, {"ram": 8_000, "nvme": 9_000}), Held(500, {"ram": 0, "nvme": 500})
+    alone = Held(1_000, {"ram": 8_000, "nvme": 9_000})
+    more = Held(500, {"ram": 0, "nvme": 500})
     rows = {row["condition"]: row for row in byte_rows(alone, more, PLAN)}
     assert {name: row["median"] for name, row in rows.items()} == {
         "rows and catalog on disk": 100.0,

@@ -14,7 +14,11 @@ def repaired(trigger: str, in_pause: bool) -> dict:
 @pytest.fixture
 def rows() -> dict:
     on = Side(REPAIR, "a", [0.2, 0.4, 0.6], [0.1, 0.3, 0.5], [], left_out=1)
-    on.repairs += [repaired("tool_call", True), repaired("tool_result", True), repaired("tool_result", False)]
+    on.repairs += [
+        repaired("tool_call", True),
+        repaired("tool_result", True),
+        repaired("tool_result", False),
+    ]
     off = Side(NO_REPAIR, "b", [0.2, 0.2, 0.3], [0.1, 0.1, 0.2])
     return {(row["condition"], row.get("metric")): row for row in rows_of((on, off), PLAN)}
 

@@ -8,10 +8,15 @@ import torch
 from benchmarks.repair import PLAIN, Plan, doubled, exponent, main, measured, stored
 from benchmarks.repair_keys import SINKS, MadeUp
 from kvrecall.reporting.results import read_results
-from workers.cache.active_cache import RowShape
+from workers.cache.active_cache import KVShape
 from workers.methods.repairkv import RepairKV
 
-KEYS = MadeUp(RowShape(n_layers=4, n_heads=8, n_kv_heads=4, head_dim=32), torch.bfloat16, seed=3, signal_tokens=4)
+KEYS = MadeUp(
+    KVShape(n_layers=4, n_heads=8, n_kv_heads=4, head_dim=32),
+    torch.bfloat16,
+    seed=3,
+    signal_tokens=4,
+)
 
 
 def joined(tokens: int) -> torch.Tensor:
@@ -22,14 +27,18 @@ def test_made_up_keys_do_not_depend_on_how_many_there_are() -> None:
     keys = joined(2500)
     assert keys.shape == (4, 4, 2500, 32)
     assert torch.equal(joined(1100), keys[:, :, :1100])
-    assert not torch.equal(keys, torch.cat(list(MadeUp(KEYS.shape, KEYS.dtype, seed=4).keys(2500)), dim=2))
+    assert not torch.equal(
+        keys, torch.cat(list(MadeUp(KEYS.shape, KEYS.dtype, seed=4).keys(2500)), dim=2)
+    )
 
 
 def test_sinks_draw_much_of_the_attention_and_needles_some() -> None:
     with stored(KEYS, 4096, 8) as bench:
         scores = bench.plain().scores
     assert scores[:SINKS].sum() > 0.3
-    needles = torch.tensor([place + token for place in range(700, 4000, 1500) for token in range(6)])
+    needles = torch.tensor(
+        [place + token for place in range(700, 4000, 1500) for token in range(6)]
+    )
     assert scores[needles].mean() > 2 * scores[SINKS:].mean()
 
 
@@ -40,7 +49,9 @@ def test_every_way_finds_the_same_and_only_some_read() -> None:
         exact = bench.repair(lambda: bench.scanned("exact", operator, 12), operator, 12)
         bounded = bench.repair(lambda: bench.scanned("bounded", operator, 12), operator, 12)
         summary = bench.repair(lambda: bench.scanned("summary", operator, 12), operator, 12)
-        assert torch.allclose(bench.plain().scores, bench.scanned("exact", operator, 12).scores, atol=1e-6)
+        assert torch.allclose(
+            bench.plain().scores, bench.scanned("exact", operator, 12).scores, atol=1e-6
+        )
         everything = bench.candidate_bytes
     assert plain.chosen.tolist() == exact.chosen.tolist() == bounded.chosen.tolist()
     assert len(plain.chosen) == 12
@@ -58,7 +69,10 @@ def test_rows_have_every_part_and_a_growth() -> None:
             assert (f"512 candidates: {method}", metric) in parts
         assert (f"{method}, 256 to 512 candidates", "exponent of growth") in parts
     read = [row for row in rows if row["metric"] == "bytes read"]
-    assert [row["same_choice_as_exact"] for row in read if row["method"] == "bounded"] == [True, True]
+    assert [row["same_choice_as_exact"] for row in read if row["method"] == "bounded"] == [
+        True,
+        True,
+    ]
 
 
 def test_sizes_double_and_growth_is_the_slope() -> None:
@@ -68,7 +82,18 @@ def test_sizes_double_and_growth_is_the_slope() -> None:
 
 def test_the_script_writes_a_result_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     out = tmp_path / "repair.json"
-    sizes = ["--smallest", "128", "--largest", "128", "--shares-at", "0", "--layers", "1", "--repeats", "1"]
+    sizes = [
+        "--smallest",
+        "128",
+        "--largest",
+        "128",
+        "--shares-at",
+        "0",
+        "--layers",
+        "1",
+        "--repeats",
+        "1",
+    ]
     monkeypatch.setattr("sys.argv", ["benchmarks/repair.py", *sizes, "--out", str(out)])
     main()
     written = read_results(out)

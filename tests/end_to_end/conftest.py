@@ -28,8 +28,11 @@ from kvrecall.client.client import KvrecallClient
 from reference import MODEL_PATH
 
 DEADLINE_SECONDS = 300.0
-SLOTS, MAX_BUDGET, BLOCK_TOKENS = 2, 256, 64
-RUNNING_TURNS, WAITING_TURNS = 8, 1
+SLOTS = 2
+MAX_BUDGET = 256
+BLOCK_TOKENS = 64
+RUNNING_TURNS = 8
+WAITING_TURNS = 1
 FEW = {
     "KVRECALL_SERVICE__MAX_RUNNING_TURNS": str(RUNNING_TURNS),
     "KVRECALL_SERVICE__MAX_WAITING_TURNS": str(WAITING_TURNS),
@@ -59,13 +62,16 @@ class Process:
         """Start it and wait until it listens."""
         environment = os.environ | QUIET | dict(self.environment)
         arguments = [*self.arguments, "--log", "json"]
-        self.running, self.address = launch(arguments, self.log, self.command, environment=environment)
+        self.running, self.address = launch(
+            arguments, self.log, self.command, environment=environment
+        )
 
     def end(self, number: int) -> int:
         """Send a signal and wait for the end; returns the exit code, 0 if it does not run."""
         if self.running is None:
             return 0
-        process, self.running = self.running, None
+        process = self.running
+        self.running = None
         with process:  # closes its pipes
             process.send_signal(number)
             return process.wait(DEADLINE_SECONDS)
@@ -98,8 +104,14 @@ class Door:
     def metric(self, name: str, **labels: str) -> float:
         """The sum of a metric's samples that have these labels."""
         page = self.http.get("/metrics").raise_for_status()
-        samples = [sample for family in text_string_to_metric_families(page.text) for sample in family.samples]
-        return sum(s.value for s in samples if s.name == name and labels.items() <= s.labels.items())
+        samples = [
+            sample
+            for family in text_string_to_metric_families(page.text)
+            for sample in family.samples
+        ]
+        return sum(
+            s.value for s in samples if s.name == name and labels.items() <= s.labels.items()
+        )
 
     def close(self) -> None:
         """Close all clients."""
@@ -137,7 +149,9 @@ class Server(Door):
 
     def start(self) -> None:
         """Start it and wait until it listens."""
-        needs = ServerNeeds(slots=SLOTS, max_budget=MAX_BUDGET, block_tokens=BLOCK_TOKENS, data=self.data)
+        needs = ServerNeeds(
+            slots=SLOTS, max_budget=MAX_BUDGET, block_tokens=BLOCK_TOKENS, data=self.data
+        )
         arguments = ["--host", "127.0.0.1", "--port", "0", *needs.arguments()]
         self.serving = Process("serve", arguments, self.folder / "server.log", self.environment)
         self.serving.start()
@@ -170,8 +184,18 @@ class Cluster(Door):
     def __post_init__(self) -> None:
         limits = ["--slots", str(SLOTS), "--budget", str(MAX_BUDGET), "--block", str(BLOCK_TOKENS)]
         for name in ("one", "two"):
-            arguments = ["--name", name, "--listen", "127.0.0.1:0", "--data", str(self.folder / name), *limits]
-            self.of_name[name] = Process("worker", arguments, self.folder / f"{name}.log", self.environment)
+            arguments = [
+                "--name",
+                name,
+                "--listen",
+                "127.0.0.1:0",
+                "--data",
+                str(self.folder / name),
+                *limits,
+            ]
+            self.of_name[name] = Process(
+                "worker", arguments, self.folder / f"{name}.log", self.environment
+            )
 
     @property
     def url(self) -> str:
@@ -231,7 +255,8 @@ class Cluster(Door):
 def chatter(seed: int, sentences: int) -> str:
     """About 14 tokens a sentence of what people tell an assistant."""
     rng = random.Random(seed)
-    names, things = ("Ada", "Ben", "Clara", "David", "Emma", "Frank"), ("locker", "garage", "office", "garden")
+    names = ("Ada", "Ben", "Clara", "David", "Emma", "Frank")
+    things = ("locker", "garage", "office", "garden")
     tellings = (
         "The code of {name}'s {thing} is {code}.",
         "{name} called about the {thing} again today.",
@@ -239,7 +264,9 @@ def chatter(seed: int, sentences: int) -> str:
         "I think that {name} will be late, the {thing} is closed.",
     )
     return " ".join(
-        rng.choice(tellings).format(name=rng.choice(names), thing=rng.choice(things), code=rng.randrange(1000, 10000))
+        rng.choice(tellings).format(
+            name=rng.choice(names), thing=rng.choice(things), code=rng.randrange(1000, 10000)
+        )
         for _ in range(sentences)
     )
 
@@ -252,7 +279,11 @@ def user(text: str) -> Json:
 def asks(call: str, **arguments: str) -> Json:
     """A recorded assistant message that calls a tool: it pauses a session just as a generated one does."""
     function = {"name": "look_up", "arguments": json.dumps(arguments)}
-    return {"role": "assistant", "content": None, "tool_calls": [{"id": call, "function": function}]}
+    return {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"id": call, "function": function}],
+    }
 
 
 def until(holds: Callable[[], bool], what: str) -> None:
@@ -284,7 +315,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(MODEL_PATH, folder)
     for name in ("config.json", "generation_config.json"):
         config = json.loads((folder / name).read_text(encoding="utf-8"))
-        (folder / name).write_text(json.dumps(config | {"eos_token_id": config["pad_token_id"]}), encoding="utf-8")
+        (folder / name).write_text(
+            json.dumps(config | {"eos_token_id": config["pad_token_id"]}), encoding="utf-8"
+        )
     return folder
 
 
@@ -295,12 +328,16 @@ def command() -> type[Process]:
 
 
 @pytest.fixture(scope="session")
-def new_server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Server]]:
+def new_server(
+    model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[..., Server]]:
     """Make a server over an empty directory, not yet started; keywords are its environment."""
     made: list[Server] = []
 
     def make(**environment: str) -> Server:
-        made.append(Server(tmp_path_factory.mktemp("server"), {"KVRECALL_MODEL": str(model), **environment}))
+        made.append(
+            Server(tmp_path_factory.mktemp("server"), {"KVRECALL_MODEL": str(model), **environment})
+        )
         return made[-1]
 
     yield make
@@ -350,7 +387,9 @@ def shared_cluster(new_cluster: Callable[..., Cluster]) -> Cluster:
 def server(request: pytest.FixtureRequest) -> Server | Cluster:
     """What the tests share, with room for few sessions, few turns and short answers; each test sees both."""
     # Not made here: it would be started anew whenever a test that sees the other one has come in between.
-    return request.getfixturevalue("shared_server" if request.param == "one process" else "shared_cluster")
+    return request.getfixturevalue(
+        "shared_server" if request.param == "one process" else "shared_cluster"
+    )
 
 
 @pytest.fixture
@@ -364,7 +403,9 @@ def new_session(client: KvrecallClient) -> Callable[..., str]:
     """Open a session of the shared server: small, greedy, with room for repair."""
 
     def make(**settings: Any) -> str:
-        return client.create_session(**{"budget": 128, "repair_rows": 32, "seed": 7, **settings})["id"]
+        return client.create_session(**{"budget": 128, "repair_rows": 32, "seed": 7, **settings})[
+            "id"
+        ]
 
     return make
 

@@ -36,13 +36,12 @@ def text(content: str) -> Json:
     return turn({"role": "user", "content": content}, generate=False)
 
 
-IDLE, PAUSED, NEW, NOBODY = (
-    "/v1/sessions/{idle}/turns",
-    "/v1/sessions/{paused}/turns",
-    "/v1/sessions",
-    "/v1/sessions/s_0",
-)
-LONG, HUGE = "hello " * 17_000, "x" * (1_100_000)
+IDLE = "/v1/sessions/{idle}/turns"
+PAUSED = "/v1/sessions/{paused}/turns"
+NEW = "/v1/sessions"
+NOBODY = "/v1/sessions/s_0"
+LONG = "hello " * 17_000
+HUGE = "x" * (1_100_000)
 FAULTS = [
     Fault("unknown session, turn", f"{NOBODY}/turns", HELLO, 404, "unknown_session", ("s_0",)),
     Fault(
@@ -52,10 +51,21 @@ FAULTS = [
         404,
         "unknown_session",
     ),
-    Fault("unknown session, memory", f"{NOBODY}/memory", None, 404, "unknown_session", method="GET"),
+    Fault(
+        "unknown session, memory", f"{NOBODY}/memory", None, 404, "unknown_session", method="GET"
+    ),
     Fault("unknown session, delete", NOBODY, None, 404, "unknown_session", method="DELETE"),
     Fault("turn over the context", IDLE, text(LONG), 413, "turn_too_long", ("16384",), "messages"),
-    Fault("turn of too many bytes", IDLE, text(HUGE), 413, "turn_too_long", (str(1 << 20),), "messages", 1 << 20),
+    Fault(
+        "turn of too many bytes",
+        IDLE,
+        text(HUGE),
+        413,
+        "turn_too_long",
+        (str(1 << 20),),
+        "messages",
+        1 << 20,
+    ),
     Fault(
         "turn of too many messages",
         IDLE,
@@ -75,10 +85,45 @@ FAULTS = [
         ("320",),
         "messages",
     ),
-    Fault("body over the limit", IDLE, text("x" * (2 << 20)), 413, "body_too_large", (str(2 << 20),), "body", 2 << 20),
-    Fault("budget under sinks and window", NEW, {"budget": 36}, 422, "budget_out_of_range", ("37",), "budget", 37),
-    Fault("budget over a slot", NEW, {"budget": 257}, 422, "budget_out_of_range", ("256",), "budget", 256),
-    Fault("budget is no number", NEW, {"budget": "many"}, 422, "invalid_request", ("budget",), "budget"),
+    Fault(
+        "body over the limit",
+        IDLE,
+        text("x" * (2 << 20)),
+        413,
+        "body_too_large",
+        (str(2 << 20),),
+        "body",
+        2 << 20,
+    ),
+    Fault(
+        "budget under sinks and window",
+        NEW,
+        {"budget": 36},
+        422,
+        "budget_out_of_range",
+        ("37",),
+        "budget",
+        37,
+    ),
+    Fault(
+        "budget over a slot",
+        NEW,
+        {"budget": 257},
+        422,
+        "budget_out_of_range",
+        ("256",),
+        "budget",
+        256,
+    ),
+    Fault(
+        "budget is no number",
+        NEW,
+        {"budget": "many"},
+        422,
+        "invalid_request",
+        ("budget",),
+        "budget",
+    ),
     Fault(
         "reserve over the budget",
         NEW,
@@ -89,7 +134,15 @@ FAULTS = [
         "repair_rows",
         27,
     ),
-    Fault("unknown method", NEW, {"method": "magic"}, 422, "unknown_method", ("magic", "snapkv"), "method"),
+    Fault(
+        "unknown method",
+        NEW,
+        {"method": "magic"},
+        422,
+        "unknown_method",
+        ("magic", "snapkv"),
+        "method",
+    ),
     Fault(
         "method setting out of range",
         NEW,
@@ -182,7 +235,13 @@ FAULTS = [
         ("UTF-8",),
         "body",
     ),
-    Fault("lone surrogate", IDLE, rb'{"messages": [{"role": "user", "content": "\ud800"}]}', 400, "malformed_json"),
+    Fault(
+        "lone surrogate",
+        IDLE,
+        rb'{"messages": [{"role": "user", "content": "\ud800"}]}',
+        400,
+        "malformed_json",
+    ),
     Fault("no body", IDLE, b"", 422, "invalid_request"),
     Fault("no JSON", IDLE, b"hello", 422, "invalid_request", content_type="text/plain"),
     Fault("unknown route", "/v1/sesions", {}, 404, "unknown_route"),
@@ -194,14 +253,20 @@ FAULTS = [
 def sessions(server, say) -> dict[str, str]:
     """One session that was told something, one in a pause, one that never evicts."""
     client = server.own
-    made = {name: client.create_session(budget=128, repair_rows=32, seed=1)["id"] for name in ("idle", "paused")}
+    made = {
+        name: client.create_session(budget=128, repair_rows=32, seed=1)["id"]
+        for name in ("idle", "paused")
+    }
     made["full"] = client.create_session(method="full", budget=256)["id"]
     for session in made.values():
         client.turn(session, [say.user(say.chatter(5, 5))], generate=False)
     client.turn(made["paused"], [say.asks("c1", name="Ada")], generate=False)
 
     def repaired() -> bool:  # it is paused before the early repair, too
-        return client.memory(made["paused"])["promoted_rows"] > 0 and client.get(made["paused"])["state"] == "paused"
+        return (
+            client.memory(made["paused"])["promoted_rows"] > 0
+            and client.get(made["paused"])["state"] == "paused"
+        )
 
     say.until(repaired, "the end of the early repair")
     return made
@@ -218,7 +283,9 @@ def test_it_is_a_problem_and_changes_nothing(server, client, sessions, fault: Fa
     before = everything(client, sessions)
     content = fault.body if isinstance(fault.body, bytes | None) else json.dumps(fault.body)
     headers = {"Content-Type": fault.content_type}
-    answer = server.http.request(fault.method, fault.path.format(**sessions), content=content, headers=headers)
+    answer = server.http.request(
+        fault.method, fault.path.format(**sessions), content=content, headers=headers
+    )
     assert answer.status_code == fault.status, answer.text
     assert answer.headers["content-type"] == "application/problem+json"
     problem = answer.json()
@@ -230,9 +297,13 @@ def test_it_is_a_problem_and_changes_nothing(server, client, sessions, fault: Fa
     assert everything(client, sessions) == before
 
 
-def test_a_second_turn_meanwhile_is_refused_and_the_first_goes_on(server, client, new_session, say) -> None:
+def test_a_second_turn_meanwhile_is_refused_and_the_first_goes_on(
+    server, client, new_session, say
+) -> None:
     session = new_session()
-    with closing(client.turn_stream(session, [say.user("Go on.")], sampling={"max_tokens": 200})) as events:
+    with closing(
+        client.turn_stream(session, [say.user("Go on.")], sampling={"max_tokens": 200})
+    ) as events:
         assert next(events).event == "token"
         answer = server.http.post(f"/v1/sessions/{session}/turns", json=HELLO)
         assert (answer.status_code, answer.json()["code"]) == (409, "session_busy")

@@ -14,7 +14,12 @@ import redis
 from kvrecall.client.client import KvrecallClient
 
 Json = dict[str, Any]
-SETTINGS: Json = {"budget": 128, "repair_rows": 32, "repair_on": ["tool_call", "tool_result"], "seed": 23}
+SETTINGS: Json = {
+    "budget": 128,
+    "repair_rows": 32,
+    "repair_on": ["tool_call", "tool_result"],
+    "seed": 23,
+}
 GREEDY: Json = {"max_tokens": 12, "stop": ["<tool_call>"]}
 ROWS = ("length", "active_rows", "evicted_rows", "promoted_rows")
 
@@ -22,7 +27,9 @@ ROWS = ("length", "active_rows", "evicted_rows", "promoted_rows")
 @pytest.fixture(scope="module")
 def cluster(new_cluster: Callable[..., Any]) -> Iterator[Any]:
     """Two workers behind two gateways."""
-    cluster = new_cluster(KVRECALL_SERVICE__MAX_OUTPUT_TOKENS="4000", KVRECALL_SERVER__DRAIN_SECONDS="300")
+    cluster = new_cluster(
+        KVRECALL_SERVICE__MAX_OUTPUT_TOKENS="4000", KVRECALL_SERVER__DRAIN_SECONDS="300"
+    )
     cluster.start(gateways=2)
     yield cluster
     cluster.kill()
@@ -50,7 +57,11 @@ def other_client(cluster: Any) -> Iterator[KvrecallClient]:
 def substance(turn: Json) -> Json:
     """What a turn came to, without ids and times."""
     memory = turn["memory"]
-    return {"message": turn["message"], "usage": turn["usage"], "rows": {name: memory[name] for name in ROWS}}
+    return {
+        "message": turn["message"],
+        "usage": turn["usage"],
+        "rows": {name: memory[name] for name in ROWS},
+    }
 
 
 @pytest.fixture
@@ -60,7 +71,9 @@ def begin(client: KvrecallClient, say: Any) -> Callable[[int], str]:
     def start(seed: int) -> str:
         session = client.create_session(**SETTINGS)["id"]
         for part in (0, 1):
-            turn = client.turn(session, [say.user(say.chatter(100 * seed + part, 20))], sampling=GREEDY)
+            turn = client.turn(
+                session, [say.user(say.chatter(100 * seed + part, 20))], sampling=GREEDY
+            )
             assert turn["durable"]
         assert turn["memory"]["evicted_rows"]
         return session
@@ -73,7 +86,9 @@ def ask(say: Any) -> Callable[[KvrecallClient, str], Json]:
     """One more turn: what it came to."""
 
     def turn(client: KvrecallClient, session: str) -> Json:
-        return substance(client.turn(session, [say.user("What is the code of Ada's locker?")], sampling=GREEDY))
+        return substance(
+            client.turn(session, [say.user("What is the code of Ada's locker?")], sampling=GREEDY)
+        )
 
     return turn
 
@@ -82,14 +97,17 @@ def heard(stream: Iterator[Any]) -> tuple[str, Json]:
     """The rest of a stream: its text and its turn."""
     events = list(stream)
     assert events[-1].event == "done", events[-1].data
-    return "".join(event.data["text"] for event in events if event.event == "token"), events[-1].data
+    return "".join(event.data["text"] for event in events if event.event == "token"), events[
+        -1
+    ].data
 
 
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_turn_whose_worker_dies_is_told_to_its_end_by_another(
     cluster: Any, client: KvrecallClient, begin: Any, ask: Any, say: Any, end: signal.Signals
 ) -> None:
-    session, twin = begin(1), begin(1)
+    session = begin(1)
+    twin = begin(1)
     long = {"max_tokens": 150, "stop": ["<tool_call>"]}
     expected = client.turn(twin, [say.user("Go on.")], sampling=long)
     owner = cluster.owner(session)
@@ -114,7 +132,8 @@ def test_a_turn_whose_worker_dies_is_told_to_its_end_by_another(
 def test_a_session_whose_worker_died_at_rest_goes_on(
     cluster: Any, client: KvrecallClient, begin: Any, ask: Any
 ) -> None:
-    session, twin = begin(2), begin(2)
+    session = begin(2)
+    twin = begin(2)
     expected = ask(client, twin)
     cluster.owner(session).end(signal.SIGKILL)
     assert ask(client, session) == expected
@@ -123,7 +142,8 @@ def test_a_session_whose_worker_died_at_rest_goes_on(
 def test_without_any_worker_a_turn_is_refused_and_comes_back_with_one(
     cluster: Any, client: KvrecallClient, begin: Any, ask: Any
 ) -> None:
-    session, twin = begin(3), begin(3)
+    session = begin(3)
+    twin = begin(3)
     expected = ask(client, twin)
     for process in cluster.of_name.values():
         process.end(signal.SIGKILL)
@@ -139,10 +159,12 @@ def test_without_any_worker_a_turn_is_refused_and_comes_back_with_one(
 def test_a_worker_that_drains_ends_its_turn_and_its_sessions_go_elsewhere(
     cluster: Any, client: KvrecallClient, begin: Any, ask: Any, say: Any
 ) -> None:
-    session, twin = begin(4), begin(4)
+    session = begin(4)
+    twin = begin(4)
     long = {"max_tokens": 150, "stop": ["<tool_call>"]}
     expected = client.turn(twin, [say.user("Go on.")], sampling=long)
-    owner, name = cluster.owner(session), client.get(session)["worker"]
+    owner = cluster.owner(session)
+    name = client.get(session)["worker"]
     stream = client.turn_stream(session, [say.user("Go on.")], sampling=long)
     assert next(stream).event == "token"
     codes: list[int] = []
@@ -159,13 +181,16 @@ def test_a_worker_that_drains_ends_its_turn_and_its_sessions_go_elsewhere(
 def test_a_session_moves_and_nothing_is_computed_again(
     cluster: Any, client: KvrecallClient, begin: Any, ask: Any
 ) -> None:
-    session, twin = begin(5), begin(5)
+    session = begin(5)
+    twin = begin(5)
     before = client.get(session)
     moved = cluster.http.post(f"/v1/sessions/{session}/move", json={}).raise_for_status().json()
     assert moved["worker"] != before["worker"]
     assert moved["length"] == before["length"]
     assert ask(client, session) == ask(client, twin)
-    back = cluster.http.post(f"/v1/sessions/{session}/move", json={"worker": before["worker"]}).raise_for_status()
+    back = cluster.http.post(
+        f"/v1/sessions/{session}/move", json={"worker": before["worker"]}
+    ).raise_for_status()
     assert back.json()["worker"] == before["worker"]
     assert ask(client, session) == ask(client, twin)
     assert cluster.metric("kvrecall_rebuilt_pages_total") == 0
@@ -174,14 +199,22 @@ def test_a_session_moves_and_nothing_is_computed_again(
 def test_two_gateways_take_turns_in_a_session(
     client: KvrecallClient, other_client: KvrecallClient, begin: Any, ask: Any, say: Any
 ) -> None:
-    session, twin = begin(6), begin(6)
-    asking = [say.user("Which code opens the locker of Ada?"), say.asks("c1", name="Ada", thing="locker")]
+    session = begin(6)
+    twin = begin(6)
+    asking = [
+        say.user("Which code opens the locker of Ada?"),
+        say.asks("c1", name="Ada", thing="locker"),
+    ]
     for who, other in ((client, other_client), (other_client, client)):
         assert ask(who, session) == ask(client, twin)
         who.turn(session, asking, generate=False)
-        other.event(session, "tool_call.completed", call_id="c1", result="Ada's locker has number 4821.")
+        other.event(
+            session, "tool_call.completed", call_id="c1", result="Ada's locker has number 4821."
+        )
         client.turn(twin, asking, generate=False)
-        client.event(twin, "tool_call.completed", call_id="c1", result="Ada's locker has number 4821.")
+        client.event(
+            twin, "tool_call.completed", call_id="c1", result="Ada's locker has number 4821."
+        )
         told = [
             substance(at.turn(each, [], sampling=GREEDY, wait_for_repairs=True))
             for at, each in ((who, session), (client, twin))
@@ -191,9 +224,15 @@ def test_two_gateways_take_turns_in_a_session(
 
 
 def test_a_gateway_that_dies_in_a_turn_leaves_the_session_to_the_other(
-    cluster: Any, client: KvrecallClient, other_client: KvrecallClient, begin: Any, ask: Any, say: Any
+    cluster: Any,
+    client: KvrecallClient,
+    other_client: KvrecallClient,
+    begin: Any,
+    ask: Any,
+    say: Any,
 ) -> None:
-    session, twin = begin(7), begin(7)
+    session = begin(7)
+    twin = begin(7)
     with KvrecallClient(cluster.gateways[1].address, timeout_seconds=300.0) as dying:
         stream = dying.turn_stream(session, [say.user("Go on.")], sampling={"max_tokens": 3000})
         assert next(stream).event == "token"
@@ -205,12 +244,17 @@ def test_a_gateway_that_dies_in_a_turn_leaves_the_session_to_the_other(
 def test_rows_that_are_gone_are_computed_again_from_the_log(
     cluster: Any, client: KvrecallClient, begin: Any, ask: Any, redis_url: str
 ) -> None:
-    session, twin = begin(8), begin(8)
+    session = begin(8)
+    twin = begin(8)
     expected = ask(client, twin)
     cluster.owner(session).end(signal.SIGKILL)
     namespace = cluster.environment["KVRECALL_STORE__REDIS_NAMESPACE"]
     with redis.Redis.from_url(redis_url) as connection:
-        rows = [key for key in connection.scan_iter(f"*{namespace}*{session}*", 1000) if b":catalog" not in key]
+        rows = [
+            key
+            for key in connection.scan_iter(f"*{namespace}*{session}*", 1000)
+            if b":catalog" not in key
+        ]
         assert rows
         connection.delete(*rows)
     assert ask(client, session) == expected
@@ -220,11 +264,15 @@ def test_rows_that_are_gone_are_computed_again_from_the_log(
 def test_workers_say_what_they_have_to_do(cluster: Any, client: KvrecallClient) -> None:
     workers = cluster.http.get("/v1/workers").raise_for_status().json()["workers"]
     assert [each["name"] for each in workers] == ["one", "two"]
-    assert [each["address"] for each in workers] == [each.address for each in cluster.of_name.values()]
+    assert [each["address"] for each in workers] == [
+        each.address for each in cluster.of_name.values()
+    ]
     assert {(each["slots"], each["draining"]) for each in workers} == {(2, False)}
 
 
-def test_what_is_deleted_is_dropped_everywhere(cluster: Any, client: KvrecallClient, begin: Any) -> None:
+def test_what_is_deleted_is_dropped_everywhere(
+    cluster: Any, client: KvrecallClient, begin: Any
+) -> None:
     for session in [each["id"] for each in client.list(200)["sessions"]]:
         client.delete(session)
     session = begin(9)

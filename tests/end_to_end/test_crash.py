@@ -14,21 +14,39 @@ import pytest
 from kvrecall.client.client import KvrecallClient, KvrecallError
 
 Json = dict[str, Any]
-SETTINGS = {"budget": 128, "repair_rows": 32, "repair_on": ["tool_call", "tool_result", "turn"], "seed": 11}
+SETTINGS = {
+    "budget": 128,
+    "repair_rows": 32,
+    "repair_on": ["tool_call", "tool_result", "turn"],
+    "seed": 11,
+}
 GREEDY = {"max_tokens": 16, "stop": ["<tool_call>"]}
-MIDDLE, PAUSED, ANSWERED, END = 2, 3, 4, 6
+MIDDLE = 2
+PAUSED = 3
+ANSWERED = 4
+END = 6
 
 
 @pytest.fixture(scope="module")
 def steps(say) -> list[Json]:
     """The conversation: two turns, a pause (3), a result (4), and two turns after it, the last one of new words."""
-    opening = [{"role": "system", "content": "You are a helpful assistant."}, say.user(say.chatter(1, 30))]
-    asking = [say.user("Which code opens the locker of Ada?"), say.asks("c1", name="Ada", thing="locker")]
+    opening = [
+        {"role": "system", "content": "You are a helpful assistant."},
+        say.user(say.chatter(1, 30)),
+    ]
+    asking = [
+        say.user("Which code opens the locker of Ada?"),
+        say.asks("c1", name="Ada", thing="locker"),
+    ]
     return [
         {"messages": opening, "sampling": GREEDY},
         {"messages": [say.user(say.chatter(2, 25))], "sampling": GREEDY},
         {"messages": asking, "generate": False},
-        {"event": "tool_call.completed", "call_id": "c1", "result": "Ada's locker has number 4821."},
+        {
+            "event": "tool_call.completed",
+            "call_id": "c1",
+            "result": "Ada's locker has number 4821.",
+        },
         {"messages": [], "sampling": GREEDY, "wait_for_repairs": True},
         {"messages": [say.user("And what is the code of Ben's garage?")], "sampling": GREEDY},
     ]
@@ -96,9 +114,17 @@ def undisturbed(new_server, begin) -> list[Json]:
     server.start()
     told = begin(server, END).answers
     server.kill()
-    assert all(turn["memory"]["evicted_rows"] for turn in told if "memory" in turn), "nothing was ever evicted"
-    assert [repair["trigger"] for repair in told[4]["memory"]["repairs"]] == ["tool_call", "tool_result", "turn"]
-    assert all(repair["promoted"] for repair in told[4]["memory"]["repairs"]), "nothing was ever promoted"
+    assert all(turn["memory"]["evicted_rows"] for turn in told if "memory" in turn), (
+        "nothing was ever evicted"
+    )
+    assert [repair["trigger"] for repair in told[4]["memory"]["repairs"]] == [
+        "tool_call",
+        "tool_result",
+        "turn",
+    ]
+    assert all(repair["promoted"] for repair in told[4]["memory"]["repairs"]), (
+        "nothing was ever promoted"
+    )
     return told
 
 
@@ -110,7 +136,8 @@ def substance(answer: Json) -> Json:
     if memory:
         memory["repair"] = {**memory["repair"], "seconds": None}
         memory["repairs"] = [
-            {**repair, "seconds": None, "in_pause": None, "bytes_read": None} for repair in memory["repairs"]
+            {**repair, "seconds": None, "in_pause": None, "bytes_read": None}
+            for repair in memory["repairs"]
         ]
     return {**answer, "session": None, "seconds": None, "memory": memory, "state": None}
 
@@ -149,10 +176,19 @@ def test_between_and_in_the_middle_of_turns(victim, begin, undisturbed, say) -> 
     client = victim.client()
     thread, errors = in_background(lambda: client.turn(reading.session, **long, key="broken"))
     # Rows of the turn are in files already when the kill comes: a restart must not take them for the session's.
-    say.until(lambda: victim.metric("kvrecall_tier_bytes", tier="nvme") > stored + 300_000, "a part of the prefill")
-    stream = victim.own.turn_stream(speaking.session, [say.user("Go on.")], sampling={"max_tokens": 400}, key="broken")
+    say.until(
+        lambda: victim.metric("kvrecall_tier_bytes", tier="nvme") > stored + 300_000,
+        "a part of the prefill",
+    )
+    stream = victim.own.turn_stream(
+        speaking.session, [say.user("Go on.")], sampling={"max_tokens": 400}, key="broken"
+    )
     assert [next(stream).event for _ in range(3)] == ["token"] * 3
-    assert [walk.state()["state"] for walk in (resting, reading, speaking)] == ["idle", "prefilling", "decoding"]
+    assert [walk.state()["state"] for walk in (resting, reading, speaking)] == [
+        "idle",
+        "prefilling",
+        "decoding",
+    ]
     victim.kill()
     thread.join()
     assert [error.code for error in errors] == ["connection_failed"]
@@ -164,10 +200,14 @@ def test_between_and_in_the_middle_of_turns(victim, begin, undisturbed, say) -> 
         assert goes_on_as_if_nothing_had_happened(walk, state, undisturbed)
 
 
-def test_a_turn_that_was_broken_off_can_be_sent_again_with_its_key(victim, begin, undisturbed, say) -> None:
+def test_a_turn_that_was_broken_off_can_be_sent_again_with_its_key(
+    victim, begin, undisturbed, say
+) -> None:
     walk = begin(victim, END - 1)
     client = victim.client()
-    thread, errors = in_background(lambda: client.turn(walk.session, [say.user(say.chatter(4, 400))], key="step-5"))
+    thread, errors = in_background(
+        lambda: client.turn(walk.session, [say.user(say.chatter(4, 400))], key="step-5")
+    )
     say.until(lambda: walk.state()["state"] == "prefilling", "the prefill")
     victim.kill()
     thread.join()
@@ -187,7 +227,9 @@ def in_the_repair(walk: Walk, say) -> None:
 
 
 def after_the_repair(walk: Walk, say) -> None:
-    say.until(lambda: promoted(walk) > 0 and walk.state()["state"] == "paused", "the end of a repair")
+    say.until(
+        lambda: promoted(walk) > 0 and walk.state()["state"] == "paused", "the end of a repair"
+    )
 
 
 def promoted(walk: Walk) -> int:
@@ -219,7 +261,9 @@ def test_again_and_again_and_nothing_is_prefilled_twice(victim, begin, undisturb
         victim.kill()
         victim.start()
         new = [answer["usage"]["prompt_tokens"] for answer in walk.until(end).answers[-1:]]
-        assert victim.metric("kvrecall_tier_hits_total", tier="nvme") > 0, "no row was read from the files"
+        assert victim.metric("kvrecall_tier_hits_total", tier="nvme") > 0, (
+            "no row was read from the files"
+        )
         assert victim.metric("kvrecall_tokens_total", kind="prompt") < 100 < length
         assert new == [undisturbed[end - 1]["usage"]["prompt_tokens"]]
     assert same(walk.answers, undisturbed)

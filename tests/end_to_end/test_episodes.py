@@ -7,8 +7,14 @@ from typing import Any
 import pytest
 
 TOPICS = {
-    "garden": ("Anna plants roses and tulips in the garden.", "The garden soil needs water and the seeds need sun."),
-    "train": ("The train leaves from the station platform.", "Ben has a ticket for the train carriage."),
+    "garden": (
+        "Anna plants roses and tulips in the garden.",
+        "The garden soil needs water and the seeds need sun.",
+    ),
+    "train": (
+        "The train leaves from the station platform.",
+        "Ben has a ticket for the train carriage.",
+    ),
 }
 EPISODES = {"count": 2, "segment_utterances": 2, "medoid_utterances": 4, "rebuild_growth": 10}
 
@@ -18,7 +24,10 @@ Server = Any
 def recorded(topic: str, number: int) -> list[dict[str, str]]:
     """A question and an answer about a topic."""
     first, second = TOPICS[topic]
-    return [{"role": "user", "content": f"{first} Number {number}."}, {"role": "assistant", "content": second}]
+    return [
+        {"role": "user", "content": f"{first} Number {number}."},
+        {"role": "assistant", "content": second},
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -34,9 +43,13 @@ def own_server(new_server: Callable[..., Server]) -> Iterator[Server]:
 def session(own_server: Server, say: SimpleNamespace) -> str:
     """A session that spoke of two topics at length, and has an episode of each."""
     client = own_server.own
-    created = client.create_session(budget=64, repair_rows=16, seed=7, method="epicache", episodes=EPISODES)
+    created = client.create_session(
+        budget=64, repair_rows=16, seed=7, method="epicache", episodes=EPISODES
+    )
     for number in range(12):
-        client.turn(created["id"], recorded(("garden", "train")[number // 3 % 2], number), generate=False)
+        client.turn(
+            created["id"], recorded(("garden", "train")[number // 3 % 2], number), generate=False
+        )
     say.until(lambda: bool(client.episodes(created["id"])["episodes"]), "a set of episodes")
     return str(created["id"])
 
@@ -61,7 +74,9 @@ def test_each_topic_is_an_episode(own_server: Server, session: str) -> None:
     assert garden["tokens"] + train["tokens"] == own_server.own.memory(session)["length"]
 
 
-def test_a_turn_switches_only_when_it_is_about_something_else(own_server: Server, session: str) -> None:
+def test_a_turn_switches_only_when_it_is_about_something_else(
+    own_server: Server, session: str
+) -> None:
     client = own_server.own
     moved = own_server.metric("kvrecall_episode_moved_bytes_total")
     first = ask(own_server, session, "What about the train ticket and the station?")
@@ -78,10 +93,12 @@ def test_a_turn_switches_only_when_it_is_about_something_else(own_server: Server
     assert 0 < first["rows_moved"] <= held
     assert other["bytes_moved"] == row * other["rows_moved"] > 0
     assert (
-        own_server.metric("kvrecall_episode_moved_bytes_total") - moved == first["bytes_moved"] + other["bytes_moved"]
+        own_server.metric("kvrecall_episode_moved_bytes_total") - moved
+        == first["bytes_moved"] + other["bytes_moved"]
     )
     matched = {
-        episode["id"]: (episode["matched"], episode["active"]) for episode in client.episodes(session)["episodes"]
+        episode["id"]: (episode["matched"], episode["active"])
+        for episode in client.episodes(session)["episodes"]
     }
     assert matched == {garden: (1, True), train: (2, False)}
 
@@ -97,11 +114,17 @@ def test_episodes_outlive_the_process(own_server: Server, session: str) -> None:
     assert ask(own_server, session, "Ben's train ticket?")["switched"]
 
 
-def test_a_build_by_prefill_comes_to_episodes_as_well(own_server: Server, say: SimpleNamespace) -> None:
+def test_a_build_by_prefill_comes_to_episodes_as_well(
+    own_server: Server, say: SimpleNamespace
+) -> None:
     client = own_server.own
     episodes = {**EPISODES, "build": "per_episode"}
     session = client.create_session(
-        budget=64, repair_rows=0, method="epicache", method_settings={"rank": "attention"}, episodes=episodes
+        budget=64,
+        repair_rows=0,
+        method="epicache",
+        method_settings={"rank": "attention"},
+        episodes=episodes,
     )["id"]
     for number in range(8):
         client.turn(session, recorded(("garden", "train")[number % 2], number), generate=False)

@@ -31,7 +31,9 @@ def tenant(server: Any) -> Iterator[Callable[[str], KvrecallClient]]:
         each.close()
 
 
-def told(client: KvrecallClient, say: Any, first: int = 0, turns: int = TOLD, session: str = "") -> str:
+def told(
+    client: KvrecallClient, say: Any, first: int = 0, turns: int = TOLD, session: str = ""
+) -> str:
     """A session in which so many turns were said and answered; each is longer than the budget."""
     session = session or client.create_session(**SETTINGS)["id"]
     for seed in range(first, first + turns):
@@ -41,7 +43,9 @@ def told(client: KvrecallClient, say: Any, first: int = 0, turns: int = TOLD, se
 
 def ask(client: KvrecallClient, session: str, say: Any) -> list[str | None]:
     """What is answered to a question, and to one more."""
-    turns = [client.turn(session, [say.user(text)], sampling=GREEDY) for text in (QUESTION, "And Ben's?")]
+    turns = [
+        client.turn(session, [say.user(text)], sampling=GREEDY) for text in (QUESTION, "And Ben's?")
+    ]
     return [turn["message"]["content"] for turn in turns]
 
 
@@ -51,19 +55,26 @@ def stored(server: Any) -> float:
     return server.metric("kvrecall_tier_bytes", tier=tier) / server.workers
 
 
-def test_a_fork_answers_as_its_parent_and_as_a_session_of_its_own(client: KvrecallClient, say: Any) -> None:
-    parent, separate = told(client, say), told(client, say)
+def test_a_fork_answers_as_its_parent_and_as_a_session_of_its_own(
+    client: KvrecallClient, say: Any
+) -> None:
+    parent = told(client, say)
+    separate = told(client, say)
     child = client.fork(parent)["id"]
     grandchild = client.fork(child)["id"]
     expected = ask(client, separate, say)
     assert [ask(client, session, say) for session in (grandchild, child, parent)] == [expected] * 3
-    of_child, of_separate = client.memory(child), client.memory(separate)
+    of_child = client.memory(child)
+    of_separate = client.memory(separate)
     for name in ("length", "active_rows", "evicted_rows", "promoted_rows"):
         assert of_child[name] == of_separate[name]
 
 
-def test_a_fork_at_an_earlier_turn_answers_as_if_nothing_had_been_said_since(client: KvrecallClient, say: Any) -> None:
-    parent, separate = told(client, say), told(client, say, turns=2)
+def test_a_fork_at_an_earlier_turn_answers_as_if_nothing_had_been_said_since(
+    client: KvrecallClient, say: Any
+) -> None:
+    parent = told(client, say)
+    separate = told(client, say, turns=2)
     child = client.fork(parent, 2)
     assert (child["turns"], child["forked_from"]) == (2, {"session": parent, "turn": 2})
     assert child["length"] == client.get(separate)["length"]
@@ -74,7 +85,8 @@ def test_a_fork_at_an_earlier_turn_answers_as_if_nothing_had_been_said_since(cli
 
 
 def test_a_fork_outlives_its_parent(client: KvrecallClient, say: Any) -> None:
-    parent, separate = told(client, say), told(client, say)
+    parent = told(client, say)
+    separate = told(client, say)
     child = client.fork(parent)["id"]
     client.delete(parent)
     with pytest.raises(KvrecallError, match="unknown_session"):
@@ -82,7 +94,9 @@ def test_a_fork_outlives_its_parent(client: KvrecallClient, say: Any) -> None:
     assert ask(client, child, say) == ask(client, separate, say)
 
 
-def test_a_fork_where_a_tool_was_asked_for_goes_on_with_another_result(client: KvrecallClient, say: Any) -> None:
+def test_a_fork_where_a_tool_was_asked_for_goes_on_with_another_result(
+    client: KvrecallClient, say: Any
+) -> None:
     session = told(client, say, turns=1)
     client.turn(session, [say.user("Look it up."), say.asks("c1", what="locker")], generate=False)
     child = client.fork(session)["id"]
@@ -94,7 +108,9 @@ def test_a_fork_where_a_tool_was_asked_for_goes_on_with_another_result(client: K
     assert heard == "c1"
 
 
-def test_a_fork_takes_no_more_room_than_its_last_page(server: Any, client: KvrecallClient, say: Any) -> None:
+def test_a_fork_takes_no_more_room_than_its_last_page(
+    server: Any, client: KvrecallClient, say: Any
+) -> None:
     nothing = stored(server)
     parent = told(client, say)
     before = stored(server)
@@ -108,7 +124,9 @@ def test_a_fork_takes_no_more_room_than_its_last_page(server: Any, client: Kvrec
 
 def test_equal_first_words_of_a_tenant_are_stored_once(server: Any, tenant: Any, say: Any) -> None:
     system = {"role": "system", "content": say.chatter(99, 16)}
-    tools = [{"type": "function", "function": {"name": "look_up", "description": say.chatter(98, 3)}}]
+    tools = [
+        {"type": "function", "function": {"name": "look_up", "description": say.chatter(98, 3)}}
+    ]
 
     def begin(client: KvrecallClient, name: str) -> tuple[float, str]:
         """The bytes that a session adds, and its id."""
@@ -117,14 +135,16 @@ def test_equal_first_words_of_a_tenant_are_stored_once(server: Any, tenant: Any,
         client.turn(session, [system, say.user(f"My name is {name}.")], sampling=GREEDY)
         return stored(server) - before, session
 
-    ann, ben = tenant("ann"), tenant("ben")
+    ann = tenant("ann")
+    ben = tenant("ben")
     first, _ = begin(ann, "Ada")
     second, sharing = begin(ann, "Emma")
     others, alone = begin(ben, "Emma")
     assert second < first / 2
     assert others == pytest.approx(first, rel=0.2)
     assert ask(ann, sharing, say) == ask(ben, alone, say)
-    of_sharing, of_alone = ann.memory(sharing), ben.memory(alone)
+    of_sharing = ann.memory(sharing)
+    of_alone = ben.memory(alone)
     assert of_sharing["length"] == of_alone["length"]
     assert of_sharing["active_rows"] == of_alone["active_rows"]
     with pytest.raises(KvrecallError, match="unknown_session"):
@@ -141,7 +161,9 @@ def test_who_shares_first_words_outlives_who_said_them(server: Any, tenant: Any,
         client.turn(session, [system, say.user("Hello.")], sampling=GREEDY)
         return session
 
-    first, second, third = begin(), begin(), begin()
+    first = begin()
+    second = begin()
+    third = begin()
     client.delete(first)
     expected = ask(client, second, say)
     assert ask(client, third, say) == expected
@@ -150,10 +172,13 @@ def test_who_shares_first_words_outlives_who_said_them(server: Any, tenant: Any,
     assert stored(server) == before
 
 
-def test_after_kills_among_forks_and_deletions_nothing_is_left(new_server: Callable[..., Any], say: Any) -> None:
+def test_after_kills_among_forks_and_deletions_nothing_is_left(
+    new_server: Callable[..., Any], say: Any
+) -> None:
     server = new_server()
     server.start()
-    parent, separate = told(server.own, say), told(server.own, say)
+    parent = told(server.own, say)
+    separate = told(server.own, say)
     expected = ask(server.own, separate, say)
     for _ in range(2):
         kill_among_forks(server, parent, say)
@@ -183,7 +208,9 @@ def kill_among_forks(server: Any, parent: str, say: Any) -> None:
     """Kill the server while a session is forked again and again, and start it again."""
     known = len(server.own.list(200)["sessions"])
     ended: list[str] = []
-    forking = threading.Thread(target=lambda: ended.append(fork_and_delete(server.client(), parent)))
+    forking = threading.Thread(
+        target=lambda: ended.append(fork_and_delete(server.client(), parent))
+    )
     forking.start()
     say.until(lambda: len(server.own.list(200)["sessions"]) > known + 3, "forks")
     server.kill()

@@ -17,7 +17,12 @@ from kvrecall.client.client import KvrecallClient, KvrecallError
 
 Json = dict[str, Any]
 END_SECONDS = 300.0
-SETTINGS: Json = {"budget": 128, "repair_rows": 32, "repair_on": ["tool_call", "tool_result", "turn"], "seed": 17}
+SETTINGS: Json = {
+    "budget": 128,
+    "repair_rows": 32,
+    "repair_on": ["tool_call", "tool_result", "turn"],
+    "seed": 17,
+}
 GREEDY: Json = {"max_tokens": 16, "stop": ["<tool_call>"]}
 ROWS = ("length", "active_rows", "evicted_rows", "promoted_rows")
 LIMITS = ("--slots", "2", "--budget", "256", "--block", "64")
@@ -56,15 +61,32 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def pair(
-    model: Path, certificates: Path, command: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory
+    model: Path,
+    certificates: Path,
+    command: Callable[..., Any],
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Pair]:
     """A worker that asks for certificates, and a gateway that has one."""
     folder = tmp_path_factory.mktemp("pair")
-    both = ["--tls-cert", str(certificates / "cert.pem"), "--tls-key", str(certificates / "key.pem")]
+    both = [
+        "--tls-cert",
+        str(certificates / "cert.pem"),
+        "--tls-key",
+        str(certificates / "key.pem"),
+    ]
     ca = str(certificates / "ca.pem")
     worker = command(
         "worker",
-        ["--listen", "127.0.0.1:0", "--data", str(folder / "worker"), *LIMITS, *both, "--tls-client-ca", ca],
+        [
+            "--listen",
+            "127.0.0.1:0",
+            "--data",
+            str(folder / "worker"),
+            *LIMITS,
+            *both,
+            "--tls-client-ca",
+            ca,
+        ],
         folder / "worker.log",
         {"KVRECALL_MODEL": str(model), "KVRECALL_SERVER__DRAIN_SECONDS": "300"},
     )
@@ -72,7 +94,17 @@ def pair(
     worker.arguments[1] = worker.address  # where it is found again
     gateway = command(
         "gateway",
-        ["--worker", worker.address, "--port", "0", "--data", str(folder / "gateway"), *both, "--tls-ca", ca],
+        [
+            "--worker",
+            worker.address,
+            "--port",
+            "0",
+            "--data",
+            str(folder / "gateway"),
+            *both,
+            "--tls-ca",
+            ca,
+        ],
         folder / "gateway.log",
         {"PYTHONPROFILEIMPORTTIME": "1", "KVRECALL_WIRE__RECONNECT_SECONDS": "0.2"},
     )
@@ -87,12 +119,19 @@ def pair(
 @pytest.fixture(scope="module")
 def steps(say: Any) -> list[Json]:
     """Two turns, a pause, a tool's result, and two turns after it."""
-    asking = [say.user("Which code opens the locker of Ada?"), say.asks("c1", name="Ada", thing="locker")]
+    asking = [
+        say.user("Which code opens the locker of Ada?"),
+        say.asks("c1", name="Ada", thing="locker"),
+    ]
     return [
         {"messages": [say.user(say.chatter(51, 30))], "sampling": GREEDY},
         {"messages": [say.user(say.chatter(52, 25))], "sampling": GREEDY},
         {"messages": asking, "generate": False},
-        {"event": "tool_call.completed", "call_id": "c1", "result": "Ada's locker has number 4821."},
+        {
+            "event": "tool_call.completed",
+            "call_id": "c1",
+            "result": "Ada's locker has number 4821.",
+        },
         {"messages": [], "sampling": GREEDY, "wait_for_repairs": True},
         {"messages": [say.user("And what is the code of Ben's garage?")], "sampling": GREEDY},
     ]
@@ -101,14 +140,19 @@ def steps(say: Any) -> list[Json]:
 def substance(turn: Json) -> Json:
     """What a turn came to, without ids, times, and bytes of the process's life."""
     memory = turn["memory"]
-    repairs = [(each["trigger"], each["signal_tokens"], each["promoted"]) for each in memory["repairs"]]
+    repairs = [
+        (each["trigger"], each["signal_tokens"], each["promoted"]) for each in memory["repairs"]
+    ]
     rows = {name: memory[name] for name in ROWS}
     return {"message": turn["message"], "usage": turn["usage"], "rows": rows, "repairs": repairs}
 
 
-def converse(client: KvrecallClient, steps: list[Json], before: Mapping[int, Callable[[str], None]]) -> list[Json]:
+def converse(
+    client: KvrecallClient, steps: list[Json], before: Mapping[int, Callable[[str], None]]
+) -> list[Json]:
     """Take all steps in a new session, and do at some what is to be done before."""
-    session, told = client.create_session(**SETTINGS)["id"], []
+    session = client.create_session(**SETTINGS)["id"]
+    told = []
     for number, step in enumerate(steps):
         before.get(number, lambda _: None)(session)
         if "event" in step:
@@ -134,7 +178,9 @@ def undisturbed(new_server: Callable[..., Any], steps: list[Json]) -> list[Json]
     return told
 
 
-def test_two_processes_say_what_one_says(pair: Pair, steps: list[Json], undisturbed: list[Json]) -> None:
+def test_two_processes_say_what_one_says(
+    pair: Pair, steps: list[Json], undisturbed: list[Json]
+) -> None:
     assert converse(pair.client, steps, {}) == undisturbed
 
 
@@ -143,7 +189,9 @@ def test_a_killed_worker_costs_the_turn_that_ran_and_nothing_else(
 ) -> None:
     def in_a_turn(session: str) -> None:
         before = pair.client.get(session)
-        stream = pair.client.turn_stream(session, [say.user("Go on.")], sampling={"max_tokens": 2000}, key="broken")
+        stream = pair.client.turn_stream(
+            session, [say.user("Go on.")], sampling={"max_tokens": 2000}, key="broken"
+        )
         assert [next(stream).event for _ in range(3)] == ["token"] * 3
         pair.worker.end(signal.SIGKILL)
         with pytest.raises(KvrecallError) as lost:
@@ -196,9 +244,17 @@ def test_what_a_killed_gateway_had_not_committed_never_happened(pair: Pair, say:
 
 def test_a_gateway_imports_no_torch(pair: Pair) -> None:
     log = pair.gateway.log.read_text(encoding="utf-8")
-    imported = {line.rsplit("|", 1)[-1].strip() for line in log.splitlines() if line.startswith("import time:")}
+    imported = {
+        line.rsplit("|", 1)[-1].strip()
+        for line in log.splitlines()
+        if line.startswith("import time:")
+    }
     assert {"services.cluster.grpc_client", "gateway.app"} <= imported
-    assert not {name for name in imported if name.split(".")[0] in ("torch", "transformers", "kvstore.format.page")}
+    assert not {
+        name
+        for name in imported
+        if name.split(".")[0] in ("torch", "transformers", "kvstore.format.page")
+    }
     assert "kvstore.store" not in imported
 
 

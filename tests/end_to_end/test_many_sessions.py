@@ -30,9 +30,13 @@ def hold(server, say, number: int) -> list[Json]:
     """A conversation of two turns and a pause, unlike every other number's; gives what was answered."""
     client = server.client()
     session = client.create_session(budget=96 + 8 * number, repair_rows=16, seed=number)["id"]
-    told = [client.turn(session, [say.user(say.chatter(10 * number, 12 + number))], sampling=SAMPLING)]
+    told = [
+        client.turn(session, [say.user(say.chatter(10 * number, 12 + number))], sampling=SAMPLING)
+    ]
     call = say.asks("c1", name="Ada", thing="garage")
-    told.append(client.turn(session, [say.user(say.chatter(10 * number + 1, 8)), call], generate=False))
+    told.append(
+        client.turn(session, [say.user(say.chatter(10 * number + 1, 8)), call], generate=False)
+    )
     client.event(session, "tool_call.completed", "c1", result=f"It is {number}{number}.")
     told.append(client.turn(session, [], wait_for_repairs=True, sampling=SAMPLING))
     return [substance(answer) for answer in told]
@@ -42,7 +46,8 @@ def substance(answer: Json) -> Json:
     memory = {name: value for name, value in answer["memory"].items() if name != "tier_bytes"}
     memory["repair"] = {**memory["repair"], "seconds": None}
     memory["repairs"] = [
-        {**repair, "seconds": None, "in_pause": None, "bytes_read": None} for repair in memory["repairs"]
+        {**repair, "seconds": None, "in_pause": None, "bytes_read": None}
+        for repair in memory["repairs"]
     ]
     return {**answer, "session": None, "seconds": None, "memory": memory}
 
@@ -71,16 +76,30 @@ def test_deleted_sessions_leave_nothing(server, client, empty, say) -> None:
         list(threads.map(lambda number: hold(server, say, number), range(4)))
     assert stored_bytes(server) > PAGE_BYTES
     delete_all(client)
-    for metric in ("tier_bytes", "slots_in_use", "worker_sessions", "worker_queued", "active_rows", "evicted_rows"):
+    for metric in (
+        "tier_bytes",
+        "slots_in_use",
+        "worker_sessions",
+        "worker_queued",
+        "active_rows",
+        "evicted_rows",
+    ):
         assert server.metric(f"kvrecall_{metric}") == 0, metric
     assert server.metric("kvrecall_turns_running") == server.metric("kvrecall_turns_waiting") == 0
-    assert stored_bytes(server) < PAGE_BYTES * server.workers, "only a few records that say what was deleted are left"
+    assert stored_bytes(server) < PAGE_BYTES * server.workers, (
+        "only a few records that say what was deleted are left"
+    )
     assert len(process.open_files()) <= opened
 
 
 def stored_bytes(server) -> int:
     """Bytes of the files that hold rows."""
-    return sum(path.stat().st_size for folder in server.rows for path in folder.rglob("*") if path.is_file())
+    return sum(
+        path.stat().st_size
+        for folder in server.rows
+        for path in folder.rglob("*")
+        if path.is_file()
+    )
 
 
 def test_over_capacity_is_429_and_room_comes_back(server, client, empty, say) -> None:

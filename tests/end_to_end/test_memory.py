@@ -21,7 +21,9 @@ def test_active_rows_are_flat_and_evicted_rows_grow(client, new_session, say) ->
     assert held[-1]["active_bytes"] == held[0]["active_bytes"]
 
 
-def test_a_repair_fills_its_reserve_and_the_end_of_the_turn_empties_it(client, new_session, say) -> None:
+def test_a_repair_fills_its_reserve_and_the_end_of_the_turn_empties_it(
+    client, new_session, say
+) -> None:
     session = new_session(budget=128, repair_rows=32)
     client.turn(session, [say.user(say.chatter(9, 30))], generate=False)
     client.turn(session, [say.asks("c1", name="Ada", thing="locker")], generate=False)
@@ -31,7 +33,10 @@ def test_a_repair_fills_its_reserve_and_the_end_of_the_turn_empties_it(client, n
     client.event(session, "tool_call.completed", "c1", result="Number 4821.")
     sampling = {"max_tokens": 6, "stop": ["<tool_call>"]}
     answer = client.turn(session, [], wait_for_repairs=True, sampling=sampling)
-    assert [repair["trigger"] for repair in answer["memory"]["repairs"]] == ["tool_call", "tool_result"]
+    assert [repair["trigger"] for repair in answer["memory"]["repairs"]] == [
+        "tool_call",
+        "tool_result",
+    ]
     assert answer["memory"]["promoted_rows"] == 0
     assert answer["memory"]["active_rows"] == 96
     assert answer["memory"]["peak_rows"] <= answer["memory"]["bound_rows"]

@@ -21,4 +21,7 @@ test_an_existing_session_survives_every_write = _fuzz.test_an_existing_session_s
 
 def test_the_server_is_ready_after_all_that(client) -> None:
     assert client.ready()
-    assert client.turn(client.create_session()["id"], [{"role": "user", "content": "Hello."}])["turn"] == 1
+    assert (
+        client.turn(client.create_session()["id"], [{"role": "user", "content": "Hello."}])["turn"]
+        == 1
+    )

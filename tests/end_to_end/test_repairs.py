@@ -20,13 +20,20 @@ from kvrecall.app.wiring import build_service
 from kvrecall.domain.messages import Message, Sampling, ToolCall
 from kvrecall.domain.session import RepairTrigger
 from kvrecall.domain.turn_request import TurnRequest
-from services.service import NewSession, SessionService
+from services.service import CreateSession, SessionService
 
 Json = dict[str, Any]
 CALLS = 30
 SETTINGS: Json = {"budget": 128, "repair_rows": 32, "repair_on": ["tool_call"], "seed": 5}
 LAST: Json = {"wait_for_repairs": True, "sampling": {"max_tokens": 12, "stop": ["<tool_call>"]}}
-GAUGES = ("slots_in_use", "worker_sessions", "worker_queued", "active_rows", "turns_running", "turns_waiting")
+GAUGES = (
+    "slots_in_use",
+    "worker_sessions",
+    "worker_queued",
+    "active_rows",
+    "turns_running",
+    "turns_waiting",
+)
 
 
 def look_up(number: int) -> Json:
@@ -51,12 +58,19 @@ def pause(say) -> Callable[..., str]:
 
 def answered(client, session: str) -> Json:
     """What the turn that ends the pause says, without what differs from run to run."""
-    results = [{"role": "tool", "content": f"Number {n}.", "tool_call_id": f"c{n}"} for n in range(CALLS)]
+    results = [
+        {"role": "tool", "content": f"Number {n}.", "tool_call_id": f"c{n}"} for n in range(CALLS)
+    ]
     told = client.turn(session, results, **LAST)
-    memory = {name: value for name, value in told["memory"].items() if name not in ("tier_bytes", "peak_rows")}
+    memory = {
+        name: value
+        for name, value in told["memory"].items()
+        if name not in ("tier_bytes", "peak_rows")
+    }
     memory["repair"] = memory["repair"] | {"seconds": None}
     memory["repairs"] = [
-        repair | {"seconds": None, "in_pause": None, "bytes_read": None} for repair in memory["repairs"]
+        repair | {"seconds": None, "in_pause": None, "bytes_read": None}
+        for repair in memory["repairs"]
     ]
     return told | {"session": None, "seconds": None, "memory": memory}
 
@@ -75,7 +89,9 @@ def in_the_middle(client, session: str, say) -> None:
 def left(server) -> Json:
     """Everything that a session might leave: gauges, threads, open files, bytes of rows."""
     process = psutil.Process(server.process.pid)
-    stored = sum(path.stat().st_size for path in (server.data / "pages").rglob("*") if path.is_file())
+    stored = sum(
+        path.stat().st_size for path in (server.data / "pages").rglob("*") if path.is_file()
+    )
     return {
         **{name: server.metric(f"kvrecall_{name}") for name in GAUGES},
         "tier_bytes": server.metric("kvrecall_tier_bytes"),
@@ -100,7 +116,9 @@ def undisturbed(repairing, pause) -> Json:
     told = answered(repairing.own, session)
     repairing.own.delete(session)
     assert len(told["memory"]["repairs"]) == CALLS
-    assert all(repair["promoted"] for repair in told["memory"]["repairs"]), "nothing was ever promoted"
+    assert all(repair["promoted"] for repair in told["memory"]["repairs"]), (
+        "nothing was ever promoted"
+    )
     return told
 
 
@@ -134,7 +152,9 @@ def test_a_crash(repairing, nothing, undisturbed, pause, say) -> None:
 def test_a_turn_that_goes_away(repairing, nothing, undisturbed, pause, say) -> None:
     session = pause(repairing.own)
     in_the_middle(repairing.own, session, say)
-    results = [{"role": "tool", "content": "x", "tool_call_id": f"c{number}"} for number in range(CALLS)]
+    results = [
+        {"role": "tool", "content": "x", "tool_call_id": f"c{number}"} for number in range(CALLS)
+    ]
     with hanging_turn(repairing, session, {"messages": results, "wait_for_repairs": True}):
         say.until(lambda: repairing.metric("kvrecall_turns_running") == 1, "the turn")
         assert repaired(repairing.own, session) < CALLS
@@ -165,9 +185,14 @@ async def service(model: Path, tmp_path: Path, say) -> AsyncIterator[SessionServ
 async def paused_in_process(service: SessionService, say) -> str:
     """As `pause`, without a server."""
     on_calls = frozenset({RepairTrigger.TOOL_CALL})
-    session = (await service.create(NewSession(budget=128, repair_rows=32, repair_on=on_calls))).id
+    session = (
+        await service.create(CreateSession(budget=128, repair_rows=32, repair_on=on_calls))
+    ).id
     calls = [look_up(number) for number in range(CALLS)]
-    asked = tuple(ToolCall(call["id"], call["function"]["name"], call["function"]["arguments"]) for call in calls)
+    asked = tuple(
+        ToolCall(call["id"], call["function"]["name"], call["function"]["arguments"])
+        for call in calls
+    )
     for message in (Message("user", say.chatter(41, 60)), Message("assistant", tool_calls=asked)):
         [_ async for _ in service.turn(session, TurnRequest((message,), generate=False))]
     return session
@@ -177,14 +202,17 @@ async def paused_in_process(service: SessionService, say) -> str:
 async def test_no_task_and_no_thread_stays(service: SessionService, say, how: str) -> None:
     # The worker's own threads begin with its first rows.
     await service.delete(await paused_in_process(service, say))
-    tasks, threads = asyncio.all_tasks(), threading.active_count()
+    tasks = asyncio.all_tasks()
+    threads = threading.active_count()
     session = await paused_in_process(service, say)
     for _ in range(100_000):
         if len(await service.repairs(session, 32)) > 2:
             break
     if how == "turn cancelled":
         results = tuple(Message("tool", "x", tool_call_id=f"c{number}") for number in range(CALLS))
-        stream = service.turn(session, TurnRequest(results, sampling=Sampling(4), wait_for_repairs=True))
+        stream = service.turn(
+            session, TurnRequest(results, sampling=Sampling(4), wait_for_repairs=True)
+        )
         await asyncio.sleep(0.02)
         await stream.aclose()
         assert (await service.get(session))[0].turns == 2

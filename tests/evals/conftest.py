@@ -60,9 +60,13 @@ def squares(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Su
     monkeypatch.syspath_prepend(folder)
     module = import_module(name)
 
-    def make(*numbers: int, seconds: Callable[[int], float] = lambda _: 0.0, breaks: int = -1) -> Suite[Any]:
+    def make(
+        *numbers: int, seconds: Callable[[int], float] = lambda _: 0.0, breaks: int = -1
+    ) -> Suite[Any]:
         ran = str(tmp_path / "ran.txt")
-        units = tuple(module.Square(number, seconds(number), ran, number == breaks) for number in numbers)
+        units = tuple(
+            module.Square(number, seconds(number), ran, number == breaks) for number in numbers
+        )
         return Suite("squares", 0, "none", units, module.run, module.rows)
 
     return make
@@ -84,8 +88,17 @@ def silent() -> Console:
 def setup_of() -> Callable[..., Setup]:
     """A setup of the packaged model, by an arm's text and a budget."""
 
-    def make(arm: str, budget: str = "1/4", seed: int = 11, block_tokens: int = 64, episodes: int = 2) -> Setup:
-        return Setup(str(MODEL_PATH), arm_of(arm), budget, seed, block_tokens, EpisodeSettings(count=episodes))
+    def make(
+        arm: str, budget: str = "1/4", seed: int = 11, block_tokens: int = 64, episodes: int = 2
+    ) -> Setup:
+        return Setup(
+            str(MODEL_PATH),
+            arm_of(arm),
+            budget,
+            seed,
+            block_tokens,
+            EpisodeSettings(count=episodes),
+        )
 
     return make
 
@@ -125,10 +138,30 @@ def locomo_file(tmp_path: Path) -> Path:
         for number, texts in ((1, garden), (2, music))
     }
     questions = [
-        {"question": "Which tomatoes did Ada plant?", "answer": "Cherry tomatoes", "evidence": ["D1:3"], "category": 4},
-        {"question": "Where is the concert?", "answer": "church", "evidence": ["D2:1; D2:3"], "category": 1},
-        {"question": "Does Bo like music?", "answer": "Yes; he wants to hear it", "evidence": ["D9:9"], "category": 3},
-        {"question": "When was the concert?", "answer": "2 May", "evidence": ["D2:1"], "category": 2},
+        {
+            "question": "Which tomatoes did Ada plant?",
+            "answer": "Cherry tomatoes",
+            "evidence": ["D1:3"],
+            "category": 4,
+        },
+        {
+            "question": "Where is the concert?",
+            "answer": "church",
+            "evidence": ["D2:1; D2:3"],
+            "category": 1,
+        },
+        {
+            "question": "Does Bo like music?",
+            "answer": "Yes; he wants to hear it",
+            "evidence": ["D9:9"],
+            "category": 3,
+        },
+        {
+            "question": "When was the concert?",
+            "answer": "2 May",
+            "evidence": ["D2:1"],
+            "category": 2,
+        },
         {"question": "Who sold the roses?", "evidence": ["D1:4"], "category": 5},
     ]
     conversation = {
@@ -139,5 +172,7 @@ def locomo_file(tmp_path: Path) -> Path:
         **sessions,
     }
     path = tmp_path / "chat.json"
-    path.write_text(json.dumps({"conversation": conversation, "qa": questions, "sample_id": "chat"}))
+    path.write_text(
+        json.dumps({"conversation": conversation, "qa": questions, "sample_id": "chat"})
+    )
     return path

@@ -49,7 +49,8 @@ def test_reading_raw_rows_back_before_every_turn_changes_no_token(
 ) -> None:
     history = generate_topics(5, 400, 2, QUESTIONS).messages()
     with harness.remembered(setup_of(arm, "96"), history) as kept:
-        ours, selection = answered(kept), kept.state.selection
+        ours = answered(kept)
+        selection = kept.state.selection
     monkeypatch.setattr(Session, "__init__", _always_swapped(Session.__init__))
     with harness.remembered(setup_of(arm, "96"), history) as read_back:
         assert read_back.swapped
@@ -64,11 +65,15 @@ def _always_swapped(plain: Callable[..., None]) -> Callable[..., None]:
     return make
 
 
-def test_what_is_active_in_a_session_with_int8_pages_has_been_through_them(setup_of: SetupOf) -> None:
+def test_what_is_active_in_a_session_with_int8_pages_has_been_through_them(
+    setup_of: SetupOf,
+) -> None:
     told = generate_topics(5, 400, 2, QUESTIONS)
     first_keys = {}
     for codec in (RAW, INT8):
-        with harness.remembered(replace(setup_of("full", "1/1"), codec=codec), told.messages()) as session:
+        with harness.remembered(
+            replace(setup_of("full", "1/1"), codec=codec), told.messages()
+        ) as session:
             session.ask(told.questions[0].messages(), 1)
             engine = session.scheduler.engine
             slot = engine.sessions["asked"].slot
@@ -77,15 +82,22 @@ def test_what_is_active_in_a_session_with_int8_pages_has_been_through_them(setup
             assert torch.equal(active, engine.store.gather("asked", torch.arange(64))[0, 0])
             first_keys[codec] = active.clone()
     assert not torch.equal(first_keys[RAW], first_keys[INT8])
-    assert torch.allclose(first_keys[RAW], first_keys[INT8], atol=0.02 * float(first_keys[RAW].abs().max()))
+    assert torch.allclose(
+        first_keys[RAW], first_keys[INT8], atol=0.02 * float(first_keys[RAW].abs().max())
+    )
 
 
-def test_only_finished_pages_of_an_int8_store_are_int8(setup_of: SetupOf, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_finished_pages_of_an_int8_store_are_int8(
+    setup_of: SetupOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
     written: list[tuple[int, int]] = []
     put = NvmeTier.put
 
     def noting(self: NvmeTier, pages: Any, **options: Any) -> None:
-        written.extend((header.valid_tokens, header.codec) for header in (parse_header(blob) for _, blob in pages))
+        written.extend(
+            (header.valid_tokens, header.codec)
+            for header in (parse_header(blob) for _, blob in pages)
+        )
         put(self, pages, **options)
 
     monkeypatch.setattr(NvmeTier, "put", noting)
@@ -102,9 +114,16 @@ def test_longconv_compares_the_same_questions_and_says_what_int8_takes(setup_of:
     assert set(cost) == {"full", "keydiff"}
     assert all(row["n"] == QUESTIONS and abs(row["mean"]) <= 1 for row in cost.values())
     assert {row["method"] for row in rows if row["condition"] == "all facts"} == {
-        "full", "keydiff", "full, int8", "keydiff, int8",
-    }  # fmt: skip
-    stored = {row["condition"]: row for row in rows if row.get("metric") == "bytes of a token's stored rows"}
+        "full",
+        "keydiff",
+        "full, int8",
+        "keydiff, int8",
+    }
+    stored = {
+        row["condition"]: row
+        for row in rows
+        if row.get("metric") == "bytes of a token's stored rows"
+    }
     assert stored[INT8]["ratio"] < 0.4  # float32 rows, and an unfinished page
     assert svg_of("longconv", rows).startswith("<svg")
 
@@ -126,7 +145,9 @@ def test_mq_niah_compares_each_condition_with_itself() -> None:
     assert set(cost) == {FULL, BASE, MATCHED, SPREAD}
     gains = [row["of"] for row in rows if row.get("against") == MATCHED]
     assert gains == [SPREAD, f"{SPREAD}, int8"]
-    rows_held = {record["active_rows"] for record in records if record.get("condition") in (MATCHED, SPREAD)}
+    rows_held = {
+        record["active_rows"] for record in records if record.get("condition") in (MATCHED, SPREAD)
+    }
     assert len(rows_held) == 1
     assert svg_of("mq-niah", rows).startswith("<svg")
 
@@ -143,7 +164,10 @@ def svg_of(suite: str, rows: Any) -> str:
 def test_a_suite_of_two_codecs_has_the_conditions_that_stored_rows_matter_to() -> None:
     chosen = mq_niah_suites.Chosen(("4q",), (8,), 7, 2, (RAW, INT8))
     units = mq_niah_suites.suite_of(Protocol("none", 0, "", 0), chosen).units
-    assert [(unit.protocol.codec, unit.conditions) for unit in units] == 2 * [(RAW, CODED), (INT8, CODED)]
+    assert [(unit.protocol.codec, unit.conditions) for unit in units] == 2 * [
+        (RAW, CODED),
+        (INT8, CODED),
+    ]
     assert [unit.partition for unit in units[::2]] == [unit.partition for unit in units[1::2]]
 
 
@@ -153,7 +177,9 @@ def test_codecs_that_there_are_not_and_suites_that_compare_none_are_refused() ->
     with pytest.raises(BadCodec, match="int4"):
         codecs_of(["int4"])
     with pytest.raises(BadCodec, match="takes one codec"):
-        mq_niah_suites.suite_of(Protocol("none", 0, "", 0), mq_niah_suites.Chosen(("revisit",), (), 7, 2, (RAW, INT8)))
+        mq_niah_suites.suite_of(
+            Protocol("none", 0, "", 0), mq_niah_suites.Chosen(("revisit",), (), 7, 2, (RAW, INT8))
+        )
 
 
 def test_bytes_of_int8_pages_by_dtype() -> None:

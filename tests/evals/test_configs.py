@@ -9,7 +9,13 @@ from workers import methods
 
 def test_a_name_alone_is_the_method_in_its_own_way() -> None:
     arm = arm_of("snapkv")
-    assert (arm.name, arm.method, arm.build, arm.layer_budgets, arm.settings) == ("snapkv", "snapkv", "none", "", "{}")
+    assert (arm.name, arm.method, arm.build, arm.layer_budgets, arm.settings) == (
+        "snapkv",
+        "snapkv",
+        "none",
+        "",
+        "{}",
+    )
 
 
 def test_a_method_with_episodes_has_them_in_one_pass_unless_told_otherwise() -> None:
@@ -20,7 +26,11 @@ def test_a_method_with_episodes_has_them_in_one_pass_unless_told_otherwise() -> 
 
 def test_budgets_over_layers_and_settings_follow_the_name() -> None:
     arm = arm_of('snapkv@pyramid{"window": 16, "pool": 5}')
-    assert (arm.method, arm.layer_budgets, arm.settings) == ("snapkv", "pyramid", '{"window": 16, "pool": 5}')
+    assert (arm.method, arm.layer_budgets, arm.settings) == (
+        "snapkv",
+        "pyramid",
+        '{"window": 16, "pool": 5}',
+    )
     assert arm.name == 'snapkv@pyramid{"window": 16, "pool": 5}'
 
 

@@ -19,7 +19,9 @@ def told() -> TopicConversation:
     return generate_topics(5, 600, 4, 6)
 
 
-def test_every_question_meets_the_session_as_the_first_one_did(setup_of: SetupOf, told: TopicConversation) -> None:
+def test_every_question_meets_the_session_as_the_first_one_did(
+    setup_of: SetupOf, told: TopicConversation
+) -> None:
     with harness.remembered(setup_of("keydiff", BUDGET), told.messages()) as session:
         first = [session.ask(question.messages(), 24) for question in told.questions]
         again = [session.ask(question.messages(), 24) for question in reversed(told.questions)]
@@ -29,7 +31,9 @@ def test_every_question_meets_the_session_as_the_first_one_did(setup_of: SetupOf
         assert session.scheduler.memory("asked").result().length == length
 
 
-def test_a_history_holds_its_budget_and_says_what_it_holds(setup_of: SetupOf, told: TopicConversation) -> None:
+def test_a_history_holds_its_budget_and_says_what_it_holds(
+    setup_of: SetupOf, told: TopicConversation
+) -> None:
     with harness.remembered(setup_of("snapkv", BUDGET), told.messages()) as session:
         assert harness.active_rows(session) == int(BUDGET)
         assert session.state.length > 2 * int(BUDGET)
@@ -62,19 +66,28 @@ def test_a_history_is_said_in_turns_of_whole_exchanges_that_fit_a_block(
 def test_an_episode_is_switched_to_for_a_question_and_left_again(
     setup_of: SetupOf, told: TopicConversation, build: str
 ) -> None:
-    with harness.remembered(setup_of(f"epicache+{build}@uniform", BUDGET), told.messages()) as session:
-        settings = EpisodeSettings(count=2, build="one_pass" if build == "one_pass" else "per_episode")
+    with harness.remembered(
+        setup_of(f"epicache+{build}@uniform", BUDGET), told.messages()
+    ) as session:
+        settings = EpisodeSettings(
+            count=2, build="one_pass" if build == "one_pass" else "per_episode"
+        )
         built = episodes.build(session, settings)
         assert len(built.episodes) == 2
         assert 0 < built.index_bytes < 0.02 * built.copy_bytes
         chosen = episodes.matched(built, told.questions[0].text)
         assert chosen is not None
-        moved = [session.ask(told.questions[0].messages(), 8, chosen.episode).switched.rows_moved for _ in range(2)]
+        moved = [
+            session.ask(told.questions[0].messages(), 8, chosen.episode).switched.rows_moved
+            for _ in range(2)
+        ]
         assert moved[0] == moved[1] > 0
         assert not session.ask(told.questions[0].messages(), 8).switched.episode
 
 
-def test_the_members_of_all_episodes_are_the_whole_log(setup_of: SetupOf, told: TopicConversation) -> None:
+def test_the_members_of_all_episodes_are_the_whole_log(
+    setup_of: SetupOf, told: TopicConversation
+) -> None:
     with harness.remembered(setup_of("epicache@uniform", BUDGET), told.messages()) as session:
         built = episodes.build(session, EpisodeSettings(count=3))
         spans = sorted(span for members in built.members for span in members)

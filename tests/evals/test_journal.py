@@ -58,7 +58,9 @@ def test_a_line_of_something_else_is_refused_with_what_to_do(tmp_path: Path) -> 
         Journal(path)
 
 
-def test_a_unit_is_the_same_only_with_the_same_settings_in_the_same_suite(setup_of: Callable[..., Setup]) -> None:
+def test_a_unit_is_the_same_only_with_the_same_settings_in_the_same_suite(
+    setup_of: Callable[..., Setup],
+) -> None:
     unit = LongConv(setup_of("snapkv"), 512, 4, 4)
     assert key_of("longconv", unit) == key_of("longconv", LongConv(setup_of("snapkv"), 512, 4, 4))
     others = [
@@ -68,4 +70,6 @@ def test_a_unit_is_the_same_only_with_the_same_settings_in_the_same_suite(setup_
         replace(unit, setup=setup_of("snapkv", episodes=3)),
         replace(unit, setup=setup_of('snapkv{"window":16}')),
     ]
-    assert len({key_of("longconv", each) for each in (unit, *others)} | {key_of("passkey", unit)}) == 7
+    assert (
+        len({key_of("longconv", each) for each in (unit, *others)} | {key_of("passkey", unit)}) == 7
+    )

@@ -32,7 +32,9 @@ def test_records_come_in_the_units_order_however_long_each_takes(
     assert [record["square"] for record in found] == [9, 1, 4]
 
 
-def test_what_the_journal_has_is_not_run_again(squares: Squares, silent: Console, tmp_path: Path, ran: Ran) -> None:
+def test_what_the_journal_has_is_not_run_again(
+    squares: Squares, silent: Console, tmp_path: Path, ran: Ran
+) -> None:
     journal = tmp_path / "j.jsonl"
     run(squares(1, 2), journal, silent, 1)
     assert [record["square"] for record in run(squares(1, 2, 3), journal, silent, 1)] == [1, 4, 9]

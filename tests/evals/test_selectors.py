@@ -8,7 +8,11 @@ from evals import selectors
 from evals.selectors import CHUNK, Summaries
 from workers.primitives.observation import Observed
 
-LAYERS, HEADS, KV_HEADS, DIM, LENGTH = 2, 4, 2, 8, 50
+LAYERS = 2
+HEADS = 4
+KV_HEADS = 2
+DIM = 8
+LENGTH = 50
 
 
 def rows(seed: int) -> tuple[Observed, list[torch.Tensor]]:
@@ -21,22 +25,29 @@ def rows(seed: int) -> tuple[Observed, list[torch.Tensor]]:
 @given(st.integers(0, 1000), st.integers(5, LENGTH))
 def test_scores_are_the_mean_over_heads_of_the_largest_weight(seed: int, count: int) -> None:
     observed, keys = rows(seed)
-    seen = torch.randperm(LENGTH, generator=torch.Generator().manual_seed(seed))[:count].sort().values
+    seen = (
+        torch.randperm(LENGTH, generator=torch.Generator().manual_seed(seed))[:count].sort().values
+    )
     found = selectors.signal_scores(observed, keys, seen, sinks=0)
     expected = torch.zeros(LENGTH)
     for queries, of_layer in zip(observed.queries, keys, strict=True):
         for head in range(HEADS):
             own = of_layer[head // (HEADS // KV_HEADS), seen]
-            expected[seen] += (queries[head] @ own.T * DIM**-0.5).softmax(-1).amax(0) / (LAYERS * HEADS)
+            expected[seen] += (queries[head] @ own.T * DIM**-0.5).softmax(-1).amax(0) / (
+                LAYERS * HEADS
+            )
     torch.testing.assert_close(found, expected)
 
 
 @given(st.integers(0, 1000))
 def test_scores_in_time_without_a_limit_are_the_scores(seed: int) -> None:
     observed, keys = rows(seed)
-    active, order = torch.arange(0, 10), torch.arange(LENGTH - 1, 9, -1)
+    active = torch.arange(0, 10)
+    order = torch.arange(LENGTH - 1, 9, -1)
     scores, seen = selectors.scores_in_time(observed, keys, active, order, 4, lambda: False)
-    torch.testing.assert_close(scores, selectors.signal_scores(observed, keys, torch.arange(LENGTH), 4))
+    torch.testing.assert_close(
+        scores, selectors.signal_scores(observed, keys, torch.arange(LENGTH), 4)
+    )
     assert seen.tolist() == order.tolist()
     none, nothing = selectors.scores_in_time(observed, keys, active, order, 4, lambda: True)
     assert not len(nothing)
@@ -55,7 +66,9 @@ def test_a_chunk_is_ranked_by_what_no_key_in_it_exceeds(seed: int) -> None:
 
 
 @given(st.sets(st.integers(0, 199), min_size=1), st.integers(1, 250), st.integers(0, 199))
-def test_random_oldest_and_nearest_take_candidates_only(candidates: set[int], count: int, place: int) -> None:
+def test_random_oldest_and_nearest_take_candidates_only(
+    candidates: set[int], count: int, place: int
+) -> None:
     evicted = torch.tensor(sorted(candidates))
     most = min(count, len(candidates))
     for chosen in (
@@ -65,7 +78,9 @@ def test_random_oldest_and_nearest_take_candidates_only(candidates: set[int], co
     ):
         assert len(set(chosen.tolist())) == most
         assert set(chosen.tolist()) <= candidates
-    assert selectors.evenly_random(evicted, count, "seed").equal(selectors.evenly_random(evicted, count, "seed"))
+    assert selectors.evenly_random(evicted, count, "seed").equal(
+        selectors.evenly_random(evicted, count, "seed")
+    )
     far = sorted(abs(at - place) for at in candidates)
     assert sorted((selectors.nearest(evicted, [place], count) - place).abs().tolist()) == far[:most]
 

@@ -25,7 +25,15 @@ def question(
 
 def history(arm: str, budget: str, rows: int, way: str = "none", **seconds: float) -> Any:
     sizes = {"episodes": 4, "index_bytes": 12, "copy_bytes": 1200} if way != "none" else {}
-    told = {"kind": "history", "codec": "raw", "arm": arm, "budget": budget, "seed": 1, "rows": rows, **sizes}
+    told = {
+        "kind": "history",
+        "codec": "raw",
+        "arm": arm,
+        "budget": budget,
+        "seed": 1,
+        "rows": rows,
+        **sizes,
+    }
     return {**told, "active_rows": rows, "stored_bytes": 640, "build": way, "seconds": seconds}
 
 
@@ -67,12 +75,16 @@ def test_longconv_counts_answers_by_arm_budget_and_place() -> None:
     assert set(rows) == {"all facts", "early facts", "late facts"}
     assert rows["all facts"]["mean"] == pytest.approx(1 / 3, abs=1e-4)
     assert (rows["late facts"]["mean"], rows["late facts"]["n"]) == (0.0, 2)
-    assert (rows["all facts"]["budget"], rows["all facts"]["share"], rows["all facts"]["active_rows"]) == (
-        100, "1/4", 100.0
-    )  # fmt: skip
+    assert (
+        rows["all facts"]["budget"],
+        rows["all facts"]["share"],
+        rows["all facts"]["active_rows"],
+    ) == (100, "1/4", 100.0)
 
 
-def test_longconv_compares_episodes_with_all_others_at_the_same_budget_and_with_the_full_cache() -> None:
+def test_longconv_compares_episodes_with_all_others_at_the_same_budget_and_with_the_full_cache() -> (
+    None
+):
     episodic = {"episode": 0, "held": 1.0, "rows_moved": 30, "rows_kept": 70}
     records = [
         history("full", "1/1", 400, prefill=1.0),
@@ -81,18 +93,33 @@ def test_longconv_compares_episodes_with_all_others_at_the_same_budget_and_with_
         *(question("snapkv", "1/4", n, 0.0) for n in range(2)),
         history("snapkv", "1/8", 50, prefill=1.0),
         *(question("snapkv", "1/8", n, 0.0) for n in range(2)),
-        history("epicache+one_pass", "1/4", 100, "one_pass", prefill=1.0, clustering=9.0, build=0.5),
+        history(
+            "epicache+one_pass", "1/4", 100, "one_pass", prefill=1.0, clustering=9.0, build=0.5
+        ),
         *(question("epicache+one_pass", "1/4", n, float(n), **episodic) for n in range(2)),
-        history("epicache+per_episode", "1/4", 100, "per_episode", prefill=1.0, clustering=9.0, build=6.0),
+        history(
+            "epicache+per_episode",
+            "1/4",
+            100,
+            "per_episode",
+            prefill=1.0,
+            clustering=9.0,
+            build=6.0,
+        ),
         *(question("epicache+per_episode", "1/4", n, 1.0, **episodic) for n in range(2)),
     ]
     rows = result_rows(records, 0)
     against = {(row["method"], row["against"]): row["mean"] for row in rows if "against" in row}
-    one, each = "epicache+one_pass", "epicache+per_episode"
+    one = "epicache+one_pass"
+    each = "epicache+per_episode"
     assert against == {
-        (one, "full"): -0.5, (one, "snapkv"): 0.5, (one, each): -0.5,
-        (each, "full"): 0.0, (each, "snapkv"): 1.0, (each, one): 0.5,
-    }  # fmt: skip
+        (one, "full"): -0.5,
+        (one, "snapkv"): 0.5,
+        (one, each): -0.5,
+        (each, "full"): 0.0,
+        (each, "snapkv"): 1.0,
+        (each, one): 0.5,
+    }
     speed = {(row["condition"], row["metric"]): row for row in rows if "metric" in row}
     built = speed[f"{one}, 1/4", "prefill and build"]
     assert (built["median"], built["ratio_to"], built["ratio"]) == (1.5, each, 0.25)

@@ -22,11 +22,15 @@ for line in sys.stdin:
 """
 
 
-def test_the_clock_jumps_while_the_process_runs_and_deadlines_of_calls_do_not(tmp_path: Path) -> None:
+def test_the_clock_jumps_while_the_process_runs_and_deadlines_of_calls_do_not(
+    tmp_path: Path,
+) -> None:
     file = tmp_path / "clock"
     clock.set_offset(file, 0.0)
     command = [sys.executable, "-c", WATCH, str(file)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdin is not None
         assert process.stdout is not None
         for hours in (0, 5, -30, 0.5):
@@ -42,7 +46,9 @@ def test_the_clock_jumps_while_the_process_runs_and_deadlines_of_calls_do_not(tm
 def test_a_command_runs_under_the_clock_as_it_does_without(tmp_path: Path) -> None:
     clock.set_offset(tmp_path / "clock", HOUR)
     program = [sys.executable, *clock.PROGRAM, str(tmp_path / "clock")]
-    said = subprocess.run([*program, "gateway", "--help"], capture_output=True, text=True, check=True).stdout
+    said = subprocess.run(
+        [*program, "gateway", "--help"], capture_output=True, text=True, check=True
+    ).stdout
     plain = [sys.executable, "-m", "kvrecall.cli", "gateway", "--help"]
     expected = subprocess.run(plain, capture_output=True, text=True, check=True).stdout
     assert "kvrecall" in expected or "Usage" in expected

@@ -27,7 +27,11 @@ for line in sys.stdin:
 @pytest.fixture(params=["best", "fallback"])
 def disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Disk]:
     """The disk that this machine can have, and the one that every machine can."""
-    made = new_disk(tmp_path / "disk", 8 << 20) if request.param == "best" else FileSizeLimit(tmp_path / "disk")
+    made = (
+        new_disk(tmp_path / "disk", 8 << 20)
+        if request.param == "best"
+        else FileSizeLimit(tmp_path / "disk")
+    )
     (tmp_path / "disk").mkdir(exist_ok=True)
     yield made
     made.close()
@@ -35,7 +39,9 @@ def disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Disk]:
 
 def test_a_full_disk_refuses_and_a_freed_one_does_not(disk: Disk, tmp_path: Path) -> None:
     command = [sys.executable, "-c", WRITER, str(tmp_path / "disk" / "file")]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdin is not None
         assert process.stdout is not None
 

@@ -20,7 +20,10 @@ def folder(tmp_path: Path) -> Path:
     """A folder of segments with some pages, closed."""
     layout = PageLayout(2, 1, 4, torch.float32, "model", page_tokens=8)
     rows = torch.arange(2 * 2 * 8 * 4, dtype=torch.float32).reshape(layout.rows_shape(8))
-    pages = [(PageKey("s", index), encode_page(layout, PageKey("s", index), 1, rows)) for index in range(PAGES)]
+    pages = [
+        (PageKey("s", index), encode_page(layout, PageKey("s", index), 1, rows))
+        for index in range(PAGES)
+    ]
     tier = NvmeTier(tmp_path)
     tier.put(pages)
     tier.flush()
@@ -46,7 +49,9 @@ def read_record(data: bytes, start: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_one_bit_of_a_payload_flips_and_its_page_is_known_to_be_lost(folder: Path, seed: int) -> None:
+def test_one_bit_of_a_payload_flips_and_its_page_is_known_to_be_lost(
+    folder: Path, seed: int
+) -> None:
     before = segment_of(folder).read_bytes()
     flip = flip_in_files(folder, "payload", Random(seed))
     assert flip is not None

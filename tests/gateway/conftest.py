@@ -21,7 +21,7 @@ from fastapi import FastAPI
 
 from gateway.app import create_app
 from gateway.settings import GatewaySettings
-from kvrecall.domain.limits import ServiceSettings
+from kvrecall.domain.limits import ServiceLimits
 from services.catalog.sqlite.catalog import SqliteCatalog
 from services.service import SessionService
 
@@ -56,7 +56,9 @@ class Front:
     async def say(self, session: str, text: str = "hello", **body: object) -> httpx.Response:
         """One turn of the user."""
         messages = [{"role": "user", "content": text}]
-        return await self.http.post(f"/v1/sessions/{session}/turns", json={"messages": messages, **body})
+        return await self.http.post(
+            f"/v1/sessions/{session}/turns", json={"messages": messages, **body}
+        )
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -64,12 +66,16 @@ def plain_logs() -> None:
     """Tracebacks without the values of variables, which take rich seconds to print."""
     renderer = structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
     bound = structlog.make_filtering_bound_logger(logging.WARNING)
-    structlog.configure(processors=[structlog.processors.add_log_level, renderer], wrapper_class=bound)
+    structlog.configure(
+        processors=[structlog.processors.add_log_level, renderer], wrapper_class=bound
+    )
 
 
 @pytest.fixture
-def service_settings() -> ServiceSettings:
-    return ServiceSettings(queue_seconds=5, max_turn_bytes=2000, default_max_tokens=50, max_output_tokens=100)
+def service_settings() -> ServiceLimits:
+    return ServiceLimits(
+        queue_seconds=5, max_turn_bytes=2000, default_max_tokens=50, max_output_tokens=100
+    )
 
 
 @pytest.fixture
@@ -79,10 +85,10 @@ def gateway_settings() -> GatewaySettings:
 
 @pytest.fixture
 async def assembled(
-    tmp_path: Path, service_settings: ServiceSettings, gateway_settings: GatewaySettings
+    tmp_path: Path, service_settings: ServiceLimits, gateway_settings: GatewaySettings
 ) -> AsyncIterator[Front]:
     """Everything but a way in."""
-    worker = _doubles().ScriptedWorker()
+    worker = _doubles().StubWorker()
     catalog = await SqliteCatalog.open(tmp_path / "catalog.db")
     service = SessionService(worker, catalog, service_settings)
     app = create_app(service, gateway_settings)
@@ -96,7 +102,9 @@ async def front(assembled: Front) -> AsyncIterator[Front]:
     """The application called in process."""
     async with assembled.app.router.lifespan_context(assembled.app):
         transport = httpx.ASGITransport(assembled.app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://kvrecall") as assembled.http:
+        async with httpx.AsyncClient(
+            transport=transport, base_url="http://kvrecall"
+        ) as assembled.http:
             yield assembled
 
 
@@ -108,7 +116,9 @@ async def served(assembled: Front) -> AsyncIterator[Front]:
         serving = asyncio.create_task(server.serve(sockets=[bound]))
         base = f"http://127.0.0.1:{bound.getsockname()[1]}"
         async with httpx.AsyncClient(base_url=base, timeout=20) as assembled.http:
-            await assembled.http.get("/readyz")  # the socket listens already: answered once the server runs
+            await assembled.http.get(
+                "/readyz"
+            )  # the socket listens already: answered once the server runs
             yield assembled
         server.should_exit = True
         for gate in assembled.worker.gates.values():
@@ -119,12 +129,15 @@ async def served(assembled: Front) -> AsyncIterator[Front]:
 @pytest.fixture(scope="module")
 def live_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The application on a port, in a thread: for callers that block."""
-    ready, servers = threading.Event(), []
+    ready = threading.Event()
+    servers = []
     with _free_socket() as bound:
 
         async def serve() -> None:
             catalog = await SqliteCatalog.open(tmp_path_factory.mktemp("live") / "catalog.db")
-            service = SessionService(_doubles().ScriptedWorker(), catalog, ServiceSettings(drain_seconds=5))
+            service = SessionService(
+                _doubles().StubWorker(), catalog, ServiceLimits(drain_seconds=5)
+            )
             app = create_app(service, GatewaySettings())
             servers.append(uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="on")))
             asyncio.get_running_loop().call_soon(ready.set)
@@ -153,7 +166,10 @@ def events_of() -> Callable[[str], list[tuple[str, Any]]]:
     def parse(text: str) -> list[tuple[str, Any]]:
         assert text.endswith("\n\n")
         blocks = [block.split("\n") for block in text.removesuffix("\n\n").split("\n\n")]
-        fields = [dict(line.split(": ", 1) for line in block if not line.startswith(":")) for block in blocks]
+        fields = [
+            dict(line.split(": ", 1) for line in block if not line.startswith(":"))
+            for block in blocks
+        ]
         return [(field["event"], json.loads(field["data"])) for field in fields if field]
 
     return parse

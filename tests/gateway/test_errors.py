@@ -28,8 +28,20 @@ def check_problem(answer, status: int, code: str) -> dict:
 
 BAD_BODIES = [
     ("/v1/sessions", {"budget": 15}, 422, "budget_out_of_range", {"field": "budget", "limit": 16}),
-    ("/v1/sessions", {"budget": 1025}, 422, "budget_out_of_range", {"field": "budget", "limit": 1024}),
-    ("/v1/sessions", {"budget": 64, "repair_rows": 49}, 422, "budget_out_of_range", {"field": "repair_rows"}),
+    (
+        "/v1/sessions",
+        {"budget": 1025},
+        422,
+        "budget_out_of_range",
+        {"field": "budget", "limit": 1024},
+    ),
+    (
+        "/v1/sessions",
+        {"budget": 64, "repair_rows": 49},
+        422,
+        "budget_out_of_range",
+        {"field": "repair_rows"},
+    ),
     ("/v1/sessions", {"method": "magic"}, 422, "unknown_method", {"field": "method"}),
     ("/v1/sessions", {"model": "gpt"}, 422, "unknown_model", {"field": "model"}),
     ("/v1/sessions", {"method_settings": {"bad": 1}}, 422, "bad_settings", {}),
@@ -43,40 +55,144 @@ BAD_BODIES = [
     ("/v1/sessions", {"repair_settings": []}, 422, "invalid_request", {"field": "repair_settings"}),
     ("/v1/sessions", {"repair_settings": {"bad": 1}}, 422, "bad_settings", {}),
     ("/v1/sessions", {"seed": 2**63}, 422, "invalid_request", {"field": "seed"}),
-    ("/v1/sessions", {"metadata": {"a": "x" * 1025}}, 422, "invalid_request", {"field": "metadata.a"}),
+    (
+        "/v1/sessions",
+        {"metadata": {"a": "x" * 1025}},
+        422,
+        "invalid_request",
+        {"field": "metadata.a"},
+    ),
     ("/v1/sessions", {"episodes": {}}, 422, "episodes_unsupported", {"field": "episodes"}),
     ("/v1/sessions", {"episodes": 4}, 422, "invalid_request", {"field": "episodes"}),
-    ("/v1/sessions", {"episodes": {"count": 0}}, 422, "invalid_request", {"field": "episodes.count"}),
-    ("/v1/sessions", {"episodes": {"count": "many"}}, 422, "invalid_request", {"field": "episodes.count"}),
-    ("/v1/sessions", {"episodes": {"clusters": 4}}, 422, "invalid_request", {"field": "episodes.clusters"}),
-    ("/v1/sessions", {"episodes": {"build": "slow"}}, 422, "invalid_request", {"field": "episodes.build"}),
-    ("/v1/sessions", {"layer_budgets": "steep"}, 422, "invalid_request", {"field": "layer_budgets"}),
+    (
+        "/v1/sessions",
+        {"episodes": {"count": 0}},
+        422,
+        "invalid_request",
+        {"field": "episodes.count"},
+    ),
+    (
+        "/v1/sessions",
+        {"episodes": {"count": "many"}},
+        422,
+        "invalid_request",
+        {"field": "episodes.count"},
+    ),
+    (
+        "/v1/sessions",
+        {"episodes": {"clusters": 4}},
+        422,
+        "invalid_request",
+        {"field": "episodes.clusters"},
+    ),
+    (
+        "/v1/sessions",
+        {"episodes": {"build": "slow"}},
+        422,
+        "invalid_request",
+        {"field": "episodes.build"},
+    ),
+    (
+        "/v1/sessions",
+        {"layer_budgets": "steep"},
+        422,
+        "invalid_request",
+        {"field": "layer_budgets"},
+    ),
     ("/v1/sessions", [], 422, "invalid_request", {}),
     (TURNS, {}, 422, "empty_turn", {"field": "messages"}),
-    (TURNS, {"messages": [{"role": "robot"}]}, 422, "invalid_request", {"field": "messages[0].role"}),
-    (TURNS, {"messages": [{"role": "user", "content": 7}]}, 422, "invalid_request", {"field": "messages[0].content"}),
+    (
+        TURNS,
+        {"messages": [{"role": "robot"}]},
+        422,
+        "invalid_request",
+        {"field": "messages[0].role"},
+    ),
+    (
+        TURNS,
+        {"messages": [{"role": "user", "content": 7}]},
+        422,
+        "invalid_request",
+        {"field": "messages[0].content"},
+    ),
     (TURNS, {"messages": [{**USER, "content": "x" * 2001}]}, 413, "turn_too_long", {"limit": 2000}),
     (TURNS, {"messages": [USER] * 513}, 413, "body_too_large", {"limit": 10_000}),
     (TURNS, {"messages": [{"role": "user"}] * 400 * 2}, 413, "body_too_large", {}),
-    (TURNS, {"messages": [{"role": "tool"}]}, 422, "invalid_request", {"field": "messages[0].tool_call_id"}),
-    (TURNS, {"messages": [{"role": "tool", "content": "x", "tool_call_id": "c"}]}, 409, "tool_result_without_call", {}),
-    (TURNS, {"messages": [{"role": "assistant", "tool_calls": [CALL]}]}, 409, "calls_outstanding", {"calls": ["c1"]}),
-    (TURNS, {"messages": [USER], "sampling": {"max_tokens": 101}}, 422, "limit_exceeded", {"limit": 100}),
+    (
+        TURNS,
+        {"messages": [{"role": "tool"}]},
+        422,
+        "invalid_request",
+        {"field": "messages[0].tool_call_id"},
+    ),
+    (
+        TURNS,
+        {"messages": [{"role": "tool", "content": "x", "tool_call_id": "c"}]},
+        409,
+        "tool_result_without_call",
+        {},
+    ),
+    (
+        TURNS,
+        {"messages": [{"role": "assistant", "tool_calls": [CALL]}]},
+        409,
+        "calls_outstanding",
+        {"calls": ["c1"]},
+    ),
+    (
+        TURNS,
+        {"messages": [USER], "sampling": {"max_tokens": 101}},
+        422,
+        "limit_exceeded",
+        {"limit": 100},
+    ),
     (TURNS, {"messages": [USER], "sampling": {"temperature": -1}}, 422, "invalid_request", {}),
-    (TURNS, {"messages": [USER], "sampling": {"stop": [""]}}, 422, "invalid_request", {"field": "sampling.stop[0]"}),
-    (TURNS, {"messages": [USER], "fidelity": {"against": "x"}}, 422, "invalid_request", {"field": "fidelity.against"}),
-    (TURNS, {"messages": [USER], "wait_for_repairs": None}, 422, "invalid_request", {"field": "wait_for_repairs"}),
+    (
+        TURNS,
+        {"messages": [USER], "sampling": {"stop": [""]}},
+        422,
+        "invalid_request",
+        {"field": "sampling.stop[0]"},
+    ),
+    (
+        TURNS,
+        {"messages": [USER], "fidelity": {"against": "x"}},
+        422,
+        "invalid_request",
+        {"field": "fidelity.against"},
+    ),
+    (
+        TURNS,
+        {"messages": [USER], "wait_for_repairs": None},
+        422,
+        "invalid_request",
+        {"field": "wait_for_repairs"},
+    ),
     (EVENTS, {}, 422, "invalid_request", {}),
-    (EVENTS, {"type": "tool_call.delta", "call_id": "c1", "delta": "x", "index": -1}, 422, "invalid_request", {}),
+    (
+        EVENTS,
+        {"type": "tool_call.delta", "call_id": "c1", "delta": "x", "index": -1},
+        422,
+        "invalid_request",
+        {},
+    ),
     (EVENTS, {"type": "tool_call.exploded", "call_id": "c1"}, 422, "invalid_request", {}),
     (EVENTS, {"type": "tool_call.completed", "call_id": "c1"}, 422, "invalid_request", {}),
-    (EVENTS, {"type": "tool_call.completed", "call_id": "c1", "result": "x"}, 404, "unknown_call", {"call": "c1"}),
+    (
+        EVENTS,
+        {"type": "tool_call.completed", "call_id": "c1", "result": "x"},
+        404,
+        "unknown_call",
+        {"call": "c1"},
+    ),
 ]
 
 
 @pytest.mark.parametrize(("path", "body", "status", "code", "members"), BAD_BODIES)
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_bad_body_is_refused_and_changes_nothing(front, path, body, status, code, members, stream) -> None:
+async def test_a_bad_body_is_refused_and_changes_nothing(
+    front, path, body, status, code, members, stream
+) -> None:
     if stream and path == TURNS:
         body = {**body, "stream": True}
     session = await front.session()
@@ -91,12 +207,26 @@ async def test_a_bad_body_is_refused_and_changes_nothing(front, path, body, stat
 
 @pytest.mark.parametrize(
     "content",
-    [b"{", b'{"budget": NaN}', b'{"a": "\xff"}', b'{"a": "\\ud800"}', b"[" * 5000, b'{"budget": 1e999}', b"nul"],
+    [
+        b"{",
+        b'{"budget": NaN}',
+        b'{"a": "\xff"}',
+        b'{"a": "\\ud800"}',
+        b"[" * 5000,
+        b'{"budget": 1e999}',
+        b"nul",
+    ],
 )
 async def test_what_is_no_json_in_utf8_is_refused(front, content: bytes) -> None:
-    answer = await front.http.post("/v1/sessions", content=content, headers={"Content-Type": "application/json"})
+    answer = await front.http.post(
+        "/v1/sessions", content=content, headers={"Content-Type": "application/json"}
+    )
     assert answer.status_code in (400, 422)
-    check_problem(answer, answer.status_code, "malformed_json" if answer.status_code == 400 else "invalid_request")
+    check_problem(
+        answer,
+        answer.status_code,
+        "malformed_json" if answer.status_code == 400 else "invalid_request",
+    )
     assert await front.catalog.session_ids() == []
 
 
@@ -106,13 +236,19 @@ async def test_an_oversize_body_is_refused_whether_or_not_it_says_its_size(front
             yield b"x" * 1000
 
     for content in (b"x" * 10_001, parts()):
-        members = check_problem(await front.http.post("/v1/sessions", content=content), 413, "body_too_large")
+        members = check_problem(
+            await front.http.post("/v1/sessions", content=content), 413, "body_too_large"
+        )
         assert members["limit"] == 10_000
 
 
 async def test_a_body_that_is_not_json_by_its_type_is_refused(front) -> None:
     headers = {"Content-Type": "text/plain"}
-    check_problem(await front.http.post("/v1/sessions", content=b"hi", headers=headers), 422, "invalid_request")
+    check_problem(
+        await front.http.post("/v1/sessions", content=b"hi", headers=headers),
+        422,
+        "invalid_request",
+    )
 
 
 @pytest.mark.parametrize(
@@ -129,7 +265,9 @@ async def test_a_body_that_is_not_json_by_its_type_is_refused(front) -> None:
         ("GET", "/v1/sessions?cursor=nonsense", 422, "invalid_request"),
     ],
 )
-async def test_a_bad_request_line_is_refused(front, method: str, path: str, status: int, code: str) -> None:
+async def test_a_bad_request_line_is_refused(
+    front, method: str, path: str, status: int, code: str
+) -> None:
     check_problem(await front.http.request(method, path), status, code)
 
 
@@ -137,7 +275,9 @@ async def test_unknown_sessions_are_unknown_to_writes(front) -> None:
     check_problem(await front.say("nobody"), 404, "unknown_session")
     check_problem(await front.say("nobody", stream=True), 404, "unknown_session")
     event = {"type": "tool_call.started", "call_id": "c1"}
-    check_problem(await front.http.post("/v1/sessions/nobody/events", json=event), 404, "unknown_session")
+    check_problem(
+        await front.http.post("/v1/sessions/nobody/events", json=event), 404, "unknown_session"
+    )
 
 
 async def test_a_wrong_method_is_told_the_right_ones(front) -> None:
@@ -180,7 +320,9 @@ async def test_what_the_worker_raises_is_told_as_a_problem(
     members = check_problem(answer, status, code)
     assert "secret" not in members["detail"]
     if status in (429, 503):
-        assert answer.headers["retry-after"] == ("3" if getattr(fault, "retry_after_seconds", 1) > 2 else "1")
+        assert answer.headers["retry-after"] == (
+            "3" if getattr(fault, "retry_after_seconds", 1) > 2 else "1"
+        )
 
     front.worker.faults["token"] = fault
     streamed = await front.say(session, stream=True)
@@ -192,7 +334,8 @@ async def test_what_the_worker_raises_is_told_as_a_problem(
 
 
 def test_every_domain_error_has_a_status() -> None:
-    kinds, open_kinds = set(), [errors.ServiceError]
+    kinds = set()
+    open_kinds = [errors.ServiceError]
     while open_kinds:
         kind = open_kinds.pop()
         kinds.add(kind)

@@ -14,11 +14,16 @@ async def scrape(front) -> dict[tuple[str, ...], float]:
     assert page.status_code == 200
     assert page.headers["content-type"].startswith("text/plain")
     families = text_string_to_metric_families(page.text)
-    return {(sample.name, *sample.labels.values()): sample.value for family in families for sample in family.samples}
+    return {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in families
+        for sample in family.samples
+    }
 
 
 async def test_turns_phases_and_rows_are_counted(front) -> None:
-    one, other = await front.session(), await front.session(budget=16)
+    one = await front.session()
+    other = await front.session(budget=16)
     front.worker.script = ["a b", "c " * 30]
     await front.say(one)
     await front.say(other)
@@ -46,21 +51,31 @@ async def test_repairs_and_promotions_are_counted(front) -> None:
     samples = await scrape(front)
     assert samples["kvrecall_repair_seconds_sum", "tool_call"] == 0.5
     assert samples["kvrecall_repair_seconds_count", "tool_result"] == 1
-    for name, value in (("repair_candidates", 8), ("repair_scored_rows", 8), ("promoted_rows", 2), ("demoted_rows", 1)):
+    for name, value in (
+        ("repair_candidates", 8),
+        ("repair_scored_rows", 8),
+        ("promoted_rows", 2),
+        ("demoted_rows", 1),
+    ):
         assert samples[f"kvrecall_{name}_total", "tool_result"] == value
     assert samples["kvrecall_repair_read_bytes_total", "tool_call"] == 640
     assert samples["kvrecall_repairs_cut_total", "tool_call"] == 0
     assert samples["kvrecall_repair_share_scanned_count",] == 2
 
 
-async def test_repairs_that_end_in_their_pause_and_those_that_a_turn_ends_are_counted_apart(front) -> None:
+async def test_repairs_that_end_in_their_pause_and_those_that_a_turn_ends_are_counted_apart(
+    front,
+) -> None:
     session = await front.session()
     front.worker.script = [[wire.ToolCall(id="c1", name="f", arguments="{}")]]
     await front.say(session)
     await rested(session)
     front.worker.gates["repair"] = asyncio.Event()
     front.worker.reached["repair"].clear()
-    for result in ({"type": "tool_call.delta", "delta": "a" * 300}, {"type": "tool_call.completed", "result": "a"}):
+    for result in (
+        {"type": "tool_call.delta", "delta": "a" * 300},
+        {"type": "tool_call.completed", "result": "a"},
+    ):
         await front.http.post(f"/v1/sessions/{session}/events", json={"call_id": "c1", **result})
         await front.worker.reached["repair"].wait()
     await front.http.post(f"/v1/sessions/{session}/turns", json={})
@@ -143,9 +158,19 @@ async def test_each_worker_says_what_it_holds_and_what_its_tiers_did(front) -> N
         assert samples["kvrecall_slots_in_use", worker] == 1
         assert samples["kvrecall_lost_pages_total", worker] == 3
         assert samples["kvrecall_rebuilt_pages_total", worker] == 2
-        for name, value in (("bytes", 640), ("limit_bytes", 1000), ("hits_total", 3), ("misses_total", 1)):
+        for name, value in (
+            ("bytes", 640),
+            ("limit_bytes", 1000),
+            ("hits_total", 3),
+            ("misses_total", 1),
+        ):
             assert samples[f"kvrecall_tier_{name}", "ram", worker] == value
-        for name, value in (("errors", 2), ("refused_pages", 5), ("writes", 7), ("written_bytes", 512)):
+        for name, value in (
+            ("errors", 2),
+            ("refused_pages", 5),
+            ("writes", 7),
+            ("written_bytes", 512),
+        ):
             assert samples[f"kvrecall_tier_{name}_total", "nvme", worker] == value
         assert samples["kvrecall_tier_write_seconds_total", "nvme", worker] == 0.5
 

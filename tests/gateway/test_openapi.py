@@ -36,7 +36,11 @@ WITH_INPUT = [
 # Which budgets, methods, models and cursors are accepted depends on the worker and on what was said before.
 UNDESCRIBED = [positive_data_acceptance]
 quick = settings(
-    max_examples=40, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
+    max_examples=40,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=list(HealthCheck),
 )
 
 
@@ -57,7 +61,9 @@ def session_for(live_url: str) -> str:
 
 def test_these_are_all_operations(description: Any) -> None:
     described = [result.ok() for result in description.get_all_operations()]
-    assert sorted((operation.method.upper(), operation.path) for operation in described) == sorted(OPERATIONS)
+    assert sorted((operation.method.upper(), operation.path) for operation in described) == sorted(
+        OPERATIONS
+    )
 
 
 @pytest.mark.parametrize(
@@ -65,7 +71,9 @@ def test_these_are_all_operations(description: Any) -> None:
     [(*operation, GenerationMode.POSITIVE) for operation in OPERATIONS]
     + [(*operation, GenerationMode.NEGATIVE) for operation in WITH_INPUT],
 )
-def test_every_answer_is_as_described(description: Any, method: str, path: str, mode: GenerationMode) -> None:
+def test_every_answer_is_as_described(
+    description: Any, method: str, path: str, mode: GenerationMode
+) -> None:
     @quick
     @given(description[path][method].as_strategy(generation_mode=mode))
     def check(case: Any) -> None:
@@ -75,7 +83,9 @@ def test_every_answer_is_as_described(description: Any, method: str, path: str, 
 
 
 @pytest.mark.parametrize("mode", GenerationMode)
-@pytest.mark.parametrize("path", [path for method, path in OPERATIONS if method == "POST" and "{" in path])
+@pytest.mark.parametrize(
+    "path", [path for method, path in OPERATIONS if method == "POST" and "{" in path]
+)
 def test_an_existing_session_survives_every_write(
     live_url: str, description: Any, path: str, mode: GenerationMode
 ) -> None:

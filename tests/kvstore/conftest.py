@@ -19,7 +19,14 @@ from kvstore.tiers.ram import RamTier
 @pytest.fixture
 def layout() -> PageLayout:
     """Pages of 8 tokens: small enough that a few dozen tokens fill several."""
-    return PageLayout(n_layers=3, n_kv_heads=2, head_dim=4, dtype=torch.float32, fingerprint="model A", page_tokens=8)
+    return PageLayout(
+        n_layers=3,
+        n_kv_heads=2,
+        head_dim=4,
+        dtype=torch.float32,
+        fingerprint="model A",
+        page_tokens=8,
+    )
 
 
 @pytest.fixture
@@ -33,12 +40,18 @@ def make_rows(layout: PageLayout) -> Callable[..., Tensor]:
 
 
 @pytest.fixture
-def make_page(layout: PageLayout, make_rows: Callable[..., Tensor]) -> Callable[..., tuple[PageKey, bytes]]:
+def make_page(
+    layout: PageLayout, make_rows: Callable[..., Tensor]
+) -> Callable[..., tuple[PageKey, bytes]]:
     """make_page(index, sequence, session, tokens): a key and its sealed page."""
 
-    def make(index: int, sequence: int = 1, session: str = "s", tokens: int = 8) -> tuple[PageKey, bytes]:
+    def make(
+        index: int, sequence: int = 1, session: str = "s", tokens: int = 8
+    ) -> tuple[PageKey, bytes]:
         key = PageKey(session, index)
-        return key, bytes(encode_page(layout, key, sequence, make_rows(tokens, seed=1000 * index + sequence)))
+        return key, bytes(
+            encode_page(layout, key, sequence, make_rows(tokens, seed=1000 * index + sequence))
+        )
 
     return make
 
@@ -48,8 +61,12 @@ def open_store(layout: PageLayout, tmp_path: Path) -> Iterator[Callable[..., Row
     """open_store(ram_pages, **nvme settings): a store over RAM and NVMe, closed at the end of the test."""
     opened: list[RowStore] = []
 
-    def open_one(ram_pages: int = 4, layout: PageLayout = layout, directory: Path = tmp_path / "rows",
-                 **settings: int) -> RowStore:  # fmt: skip
+    def open_one(
+        ram_pages: int = 4,
+        layout: PageLayout = layout,
+        directory: Path = tmp_path / "rows",
+        **settings: int,
+    ) -> RowStore:
         nvme = NvmeTier(directory, **settings)
         store = RowStore(layout, [RamTier(ram_pages * layout.page_bytes), nvme])
         opened.append(store)
@@ -83,7 +100,13 @@ class HeldTier:
     def get(self, keys: Sequence[PageKey]) -> list[Blob | None]:
         return self._inner.get(keys)
 
-    def put(self, pages: Sequence[tuple[PageKey, Blob]], *, backed: bool = False, epoch: int | None = None) -> None:
+    def put(
+        self,
+        pages: Sequence[tuple[PageKey, Blob]],
+        *,
+        backed: bool = False,
+        epoch: int | None = None,
+    ) -> None:
         self.release.wait()
         self._require_working()
         self._inner.put(pages, backed=backed)

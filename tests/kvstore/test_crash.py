@@ -14,7 +14,9 @@ from kvstore.store import RowStore
 from kvstore.tiers.nvme.tier import NvmeTier
 from kvstore.tiers.ram import RamTier
 
-LAYOUT = PageLayout(n_layers=2, n_kv_heads=2, head_dim=16, dtype=torch.float32, fingerprint="model A")
+LAYOUT = PageLayout(
+    n_layers=2, n_kv_heads=2, head_dim=16, dtype=torch.float32, fingerprint="model A"
+)
 
 # Row values name their session and position, so that a row found in the wrong place shows.
 WRITER = """
@@ -42,13 +44,17 @@ for turn in itertools.count():
 """
 
 
-def write_and_kill(directory: Path, committed: dict[str, int], acknowledgements: int) -> dict[str, int]:
+def write_and_kill(
+    directory: Path, committed: dict[str, int], acknowledgements: int
+) -> dict[str, int]:
     """Let a child write until it acknowledged so many turns, kill it, and return the acknowledged lengths."""
     arguments = [f"{session}={length}" for session, length in committed.items()]
     child = subprocess.Popen(
         [sys.executable, "-c", WRITER, str(directory), *arguments],
-        stdout=subprocess.PIPE, text=True, cwd=Path(kvstore.__file__).parents[1],
-    )  # fmt: skip
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=Path(kvstore.__file__).parents[1],
+    )
     assert child.stdout is not None
     known = dict(committed)
     for _ in range(acknowledgements):
@@ -64,7 +70,9 @@ def write_and_kill(directory: Path, committed: dict[str, int], acknowledgements:
 
 
 @pytest.mark.parametrize("rounds", [(3, 8, 25)])
-def test_every_acknowledged_row_is_there_after_kill_9(tmp_path: Path, rounds: tuple[int, ...]) -> None:
+def test_every_acknowledged_row_is_there_after_kill_9(
+    tmp_path: Path, rounds: tuple[int, ...]
+) -> None:
     committed: dict[str, int] = {}
     for acknowledgements in rounds:
         committed = write_and_kill(tmp_path / "rows", committed, acknowledgements)
@@ -72,6 +80,9 @@ def test_every_acknowledged_row_is_there_after_kill_9(tmp_path: Path, rounds: tu
         for session, length in committed.items():
             store.truncate(session, length)
             wanted = (torch.arange(length) * 2.0 + int(session)).view(1, 1, 1, -1, 1)
-            assert torch.equal(store.gather(session, torch.arange(length)), wanted.expand(LAYOUT.rows_shape(length)))
+            assert torch.equal(
+                store.gather(session, torch.arange(length)),
+                wanted.expand(LAYOUT.rows_shape(length)),
+            )
         store.check()
         store.close()

@@ -25,7 +25,9 @@ MakeRows = Callable[..., Tensor]
 def filled(tmp_path: Path, make_page: MakePage) -> Path:
     """A directory with pages 0 to 5 of a session, page 1 written twice, page 2 deleted, several to a file."""
     size = len(make_page(0)[1])
-    with closing(NvmeTier(tmp_path / "pages", segment_bytes=3 * size, compact_in_background=False)) as tier:
+    with closing(
+        NvmeTier(tmp_path / "pages", segment_bytes=3 * size, compact_in_background=False)
+    ) as tier:
         for index in range(6):
             tier.put([make_page(index)])
         tier.put([make_page(1, sequence=2)])
@@ -53,7 +55,9 @@ def test_what_counts_is_what_a_tier_would_find(filled: Path) -> None:
     assert sum(each.dead_bytes for each in report.segments) > 2 * HEADER_BYTES
 
 
-def test_every_payload_is_looked_at_and_dead_ones_are_told_apart(filled: Path, make_page: MakePage) -> None:
+def test_every_payload_is_looked_at_and_dead_ones_are_told_apart(
+    filled: Path, make_page: MakePage
+) -> None:
     size = len(make_page(0)[1])
     oldest = min(filled.glob("segment-*.kv"))
     flipped(oldest, HEADER_BYTES + 7)  # page 0
@@ -65,7 +69,9 @@ def test_every_payload_is_looked_at_and_dead_ones_are_told_apart(filled: Path, m
     assert report.segments[0].corrupt == 1
 
 
-def test_a_header_that_cannot_be_read_makes_older_pages_suspect_as_the_tier_does(filled: Path) -> None:
+def test_a_header_that_cannot_be_read_makes_older_pages_suspect_as_the_tier_does(
+    filled: Path,
+) -> None:
     flipped(sorted(filled.glob("segment-*.kv"))[1], 4)
     report = check_directory(filled)
     suspect = {key for key, page in report.pages.items() if page.damage}

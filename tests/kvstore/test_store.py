@@ -43,9 +43,12 @@ def everything(store: RowStore, session: str) -> Tensor:
 
 
 @pytest.mark.parametrize("steps", [[1] * 30, [30], [7, 1, 8, 14], [8, 16, 6]])
-def test_rows_come_back_however_they_were_appended(open_store: OpenStore, make_rows: MakeRows,
-                                                   steps: list[int]) -> None:  # fmt: skip
-    store, rows, done = open_store(), make_rows(30), 0
+def test_rows_come_back_however_they_were_appended(
+    open_store: OpenStore, make_rows: MakeRows, steps: list[int]
+) -> None:
+    store = open_store()
+    rows = make_rows(30)
+    done = 0
     for step in steps:
         done += step
         assert store.append("a", rows[:, :, :, done - step : done]) == done
@@ -53,16 +56,22 @@ def test_rows_come_back_however_they_were_appended(open_store: OpenStore, make_r
     store.check()
 
 
-def test_gather_takes_positions_in_any_order_and_more_than_once(open_store: OpenStore, make_rows: MakeRows) -> None:
-    store, rows = open_store(), make_rows(50)
+def test_gather_takes_positions_in_any_order_and_more_than_once(
+    open_store: OpenStore, make_rows: MakeRows
+) -> None:
+    store = open_store()
+    rows = make_rows(50)
     store.append("a", rows)
     positions = torch.tensor([49, 0, 17, 17, 8, 7, 30])
     assert torch.equal(store.gather("a", positions), rows[:, :, :, positions])
     assert store.gather("a", torch.empty(0, dtype=torch.int64)).shape == rows[:, :, :, :0].shape
 
 
-def test_a_selection_gives_each_layer_and_head_its_own_rows(open_store: OpenStore, make_rows: MakeRows) -> None:
-    store, rows = open_store(ram_pages=2), make_rows(61)
+def test_a_selection_gives_each_layer_and_head_its_own_rows(
+    open_store: OpenStore, make_rows: MakeRows
+) -> None:
+    store = open_store(ram_pages=2)
+    rows = make_rows(61)
     store.append("a", rows)
     generator = torch.Generator().manual_seed(3)
     selection = [torch.randint(-1, 61, (2, size), generator=generator) for size in (5, 0, 40)]
@@ -70,7 +79,10 @@ def test_a_selection_gives_each_layer_and_head_its_own_rows(open_store: OpenStor
     for layer, positions in enumerate(selection):
         present = (positions >= 0)[:, :, None]
         for side in (0, 1):
-            wanted = torch.stack([rows[layer, side, head][positions[head]] for head in range(2)]) * present
+            wanted = (
+                torch.stack([rows[layer, side, head][positions[head]] for head in range(2)])
+                * present
+            )
             assert torch.equal(gathered[layer][side], wanted)
             assert torch.equal(store.gather_heads("a", layer, positions)[side], wanted)
 
@@ -85,7 +97,8 @@ def test_a_selection_reads_every_page_once(open_store: OpenStore, make_rows: Mak
 
 
 def test_scan_gives_keys_page_by_page(open_store: OpenStore, make_rows: MakeRows) -> None:
-    store, rows = open_store(), make_rows(45)
+    store = open_store()
+    rows = make_rows(45)
     store.append("a", rows)
     pieces = list(store.scan_keys("a", 3, 42))
     assert [first for first, _ in pieces] == [3, 8, 16, 24, 32, 40]
@@ -94,7 +107,8 @@ def test_scan_gives_keys_page_by_page(open_store: OpenStore, make_rows: MakeRows
 
 
 def test_the_store_keeps_copies(open_store: OpenStore, make_rows: MakeRows) -> None:
-    store, rows = open_store(), make_rows(12)
+    store = open_store()
+    rows = make_rows(12)
     given = rows.clone()
     store.append("a", given)
     given.zero_()
@@ -104,9 +118,13 @@ def test_the_store_keeps_copies(open_store: OpenStore, make_rows: MakeRows) -> N
     assert torch.equal(everything(store, "a"), rows)
 
 
-def test_rows_are_readable_while_their_pages_are_on_the_way(layout: PageLayout, make_rows: MakeRows, held_tier: Any,
-                                                            ) -> None:  # fmt: skip
-    store, rows = RowStore(layout, [RamTier(1 << 20), held_tier]), make_rows(45)
+def test_rows_are_readable_while_their_pages_are_on_the_way(
+    layout: PageLayout,
+    make_rows: MakeRows,
+    held_tier: Any,
+) -> None:
+    store = RowStore(layout, [RamTier(1 << 20), held_tier])
+    rows = make_rows(45)
     store.append("a", rows)
     assert torch.equal(everything(store, "a"), rows)
     assert store.usage() == {"ram": 0, "held": 0}
@@ -121,9 +139,11 @@ def test_rows_are_readable_while_their_pages_are_on_the_way(layout: PageLayout, 
     store.close()
 
 
-def test_flushed_rows_survive_a_restart(open_store: OpenStore, make_rows: MakeRows, layout: PageLayout,
-                                        tmp_path: Path) -> None:  # fmt: skip
-    store, rows = open_store(), make_rows(43)
+def test_flushed_rows_survive_a_restart(
+    open_store: OpenStore, make_rows: MakeRows, layout: PageLayout, tmp_path: Path
+) -> None:
+    store = open_store()
+    rows = make_rows(43)
     store.append("a", rows)
     store.append("b", rows[:, :, :, :5])
     store.flush("a")
@@ -140,12 +160,14 @@ def test_flushed_rows_survive_a_restart(open_store: OpenStore, make_rows: MakeRo
 def test_rows_of_a_turn_that_was_not_committed_are_dropped_after_a_restart(
     open_store: OpenStore, make_rows: MakeRows
 ) -> None:
-    store, rows = open_store(), make_rows(60)
+    store = open_store()
+    rows = make_rows(60)
     store.append("a", rows[:, :, :, :29])
     store.flush("a")
     store.append("a", rows[:, :, :, 29:])
     store.close()
-    again, other = open_store(), make_rows(20, seed=9)
+    again = open_store()
+    other = make_rows(20, seed=9)
     assert again.length("a") == 60
     again.truncate("a", 29)
     again.append("a", other)
@@ -158,8 +180,11 @@ def test_rows_of_a_turn_that_was_not_committed_are_dropped_after_a_restart(
 
 
 @pytest.mark.parametrize("length", [0, 1, 8, 15, 16, 20, 21])
-def test_a_truncated_length_survives_a_restart(open_store: OpenStore, make_rows: MakeRows, length: int) -> None:
-    store, rows = open_store(), make_rows(21)
+def test_a_truncated_length_survives_a_restart(
+    open_store: OpenStore, make_rows: MakeRows, length: int
+) -> None:
+    store = open_store()
+    rows = make_rows(21)
     store.append("a", rows)
     store.flush("a")
     store.truncate("a", length)
@@ -171,9 +196,11 @@ def test_a_truncated_length_survives_a_restart(open_store: OpenStore, make_rows:
     again.check()
 
 
-def test_pages_over_the_ram_limit_are_read_from_below_and_promoted(open_store: OpenStore, make_rows: MakeRows,
-                                                                   layout: PageLayout) -> None:  # fmt: skip
-    store, rows = open_store(ram_pages=3), make_rows(80)
+def test_pages_over_the_ram_limit_are_read_from_below_and_promoted(
+    open_store: OpenStore, make_rows: MakeRows, layout: PageLayout
+) -> None:
+    store = open_store(ram_pages=3)
+    rows = make_rows(80)
     store.append("a", rows)
     store.flush("a")
     assert store.usage() == {"ram": 3 * layout.page_bytes, "nvme": 10 * layout.page_bytes}
@@ -184,7 +211,9 @@ def test_pages_over_the_ram_limit_are_read_from_below_and_promoted(open_store: O
     assert store.counters()["nvme"].hits == before > 0
 
 
-def test_a_scan_leaves_the_warm_pages_where_they_are(open_store: OpenStore, make_rows: MakeRows) -> None:
+def test_a_scan_leaves_the_warm_pages_where_they_are(
+    open_store: OpenStore, make_rows: MakeRows
+) -> None:
     store = open_store(ram_pages=3)
     store.append("a", make_rows(80))
     store.flush("a")
@@ -193,8 +222,11 @@ def test_a_scan_leaves_the_warm_pages_where_they_are(open_store: OpenStore, make
     assert store.counters()["ram"].written_bytes == written
 
 
-def test_prefetched_pages_are_read_from_memory(open_store: OpenStore, make_rows: MakeRows, layout: PageLayout) -> None:
-    store, rows = open_store(ram_pages=8), make_rows(80)
+def test_prefetched_pages_are_read_from_memory(
+    open_store: OpenStore, make_rows: MakeRows, layout: PageLayout
+) -> None:
+    store = open_store(ram_pages=8)
+    rows = make_rows(80)
     store.append("a", rows)
     store.append("b", rows)
     assert store.flush("a")
@@ -203,7 +235,10 @@ def test_prefetched_pages_are_read_from_memory(open_store: OpenStore, make_rows:
         store.prefetch("a")
     store.prefetch("unknown")
     hot = [PageKey("a", index) for index in range(6, 10)]
-    until(lambda: all(store._stack.tiers.all[0].contains(hot)), "half of the memory holds the last pages")
+    until(
+        lambda: all(store._stack.tiers.all[0].contains(hot)),
+        "half of the memory holds the last pages",
+    )
     before = store.counters()["nvme"].hits
     assert torch.equal(store.gather("a", torch.arange(48, 80)), rows[:, :, :, 48:])
     assert store.counters()["nvme"].hits == before
@@ -220,7 +255,8 @@ def test_calls_of_tiers_are_counted_timed_and_their_errors_too(
     held_tier.failing = False
     assert store.flush("a")
     store.gather("a", torch.arange(8))
-    ram, held = store.counters()["ram"], store.counters()["held"]
+    ram = store.counters()["ram"]
+    held = store.counters()["held"]
     assert held.errors > 0
     assert held.writes > held.errors
     assert held.write_seconds > 0
@@ -230,7 +266,9 @@ def test_calls_of_tiers_are_counted_timed_and_their_errors_too(
     store.close()
 
 
-def test_dropping_every_session_leaves_no_byte(open_store: OpenStore, make_rows: MakeRows, tmp_path: Path) -> None:
+def test_dropping_every_session_leaves_no_byte(
+    open_store: OpenStore, make_rows: MakeRows, tmp_path: Path
+) -> None:
     store = open_store(segment_bytes=4000)
     for session in "abc":
         store.append(session, make_rows(50))
@@ -249,7 +287,9 @@ def test_dropping_every_session_leaves_no_byte(open_store: OpenStore, make_rows:
     store.check()
 
 
-def test_a_dropped_session_may_come_again_with_other_rows(open_store: OpenStore, make_rows: MakeRows) -> None:
+def test_a_dropped_session_may_come_again_with_other_rows(
+    open_store: OpenStore, make_rows: MakeRows
+) -> None:
     store = open_store()
     store.append("a", make_rows(40))
     store.flush("a")
@@ -262,10 +302,12 @@ def test_a_dropped_session_may_come_again_with_other_rows(open_store: OpenStore,
     assert torch.equal(everything(again, "a"), rows)
 
 
-def test_a_full_lower_tier_is_reported_by_flush_and_loses_nothing(layout: PageLayout, make_rows: MakeRows,
-                                                                  tmp_path: Path) -> None:  # fmt: skip
+def test_a_full_lower_tier_is_reported_by_flush_and_loses_nothing(
+    layout: PageLayout, make_rows: MakeRows, tmp_path: Path
+) -> None:
     nvme = NvmeTier(tmp_path / "rows", limit_bytes=5 * layout.page_bytes)
-    store, rows = RowStore(layout, [RamTier(2 * layout.page_bytes), nvme], backlog_pages=3), make_rows(64)
+    store = RowStore(layout, [RamTier(2 * layout.page_bytes), nvme], backlog_pages=3)
+    rows = make_rows(64)
     store.append("old", rows[:, :, :, :16])
     assert store.flush("old")
     store.append("a", rows[:, :, :, :40])
@@ -283,8 +325,11 @@ def test_a_full_lower_tier_is_reported_by_flush_and_loses_nothing(layout: PageLa
     store.close()
 
 
-def test_a_tier_that_recovers_gets_every_row(layout: PageLayout, make_rows: MakeRows, held_tier: Any) -> None:
-    store, rows = RowStore(layout, [RamTier(1 << 20), held_tier]), make_rows(30)
+def test_a_tier_that_recovers_gets_every_row(
+    layout: PageLayout, make_rows: MakeRows, held_tier: Any
+) -> None:
+    store = RowStore(layout, [RamTier(1 << 20), held_tier])
+    rows = make_rows(30)
     held_tier.failing = True
     held_tier.release.set()
     store.append("a", rows)
@@ -297,9 +342,11 @@ def test_a_tier_that_recovers_gets_every_row(layout: PageLayout, make_rows: Make
     store.close()
 
 
-def test_a_delete_that_failed_never_takes_the_page_that_came_after_it(layout: PageLayout, make_rows: MakeRows,
-                                                                      held_tier: Any) -> None:  # fmt: skip
-    store, rows = RowStore(layout, [held_tier]), make_rows(16)
+def test_a_delete_that_failed_never_takes_the_page_that_came_after_it(
+    layout: PageLayout, make_rows: MakeRows, held_tier: Any
+) -> None:
+    store = RowStore(layout, [held_tier])
+    rows = make_rows(16)
     held_tier.release.set()
     store.append("a", rows)
     store.flush("a")
@@ -318,7 +365,8 @@ def test_a_delete_that_failed_never_takes_the_page_that_came_after_it(layout: Pa
 def test_an_older_version_left_in_a_failing_upper_tier_is_never_read(
     layout: PageLayout, make_rows: MakeRows, held_tier: Any
 ) -> None:
-    store, rows = RowStore(layout, [held_tier, RamTier(1 << 20)]), make_rows(8)
+    store = RowStore(layout, [held_tier, RamTier(1 << 20)])
+    rows = make_rows(8)
     held_tier.release.set()
     store.append("a", rows[:, :, :, :5])
     store.flush("a")
@@ -332,10 +380,20 @@ def test_an_older_version_left_in_a_failing_upper_tier_is_never_read(
     store.close()
 
 
-def test_a_session_that_nobody_opened_has_the_rows_before_a_gap(layout: PageLayout, make_rows: MakeRows) -> None:
-    tier, rows = RamTier(1 << 20), make_rows(40)
-    tier.put([(key := PageKey("a", i), encode_page(layout, key, i + 1, rows[:, :, :, 8 * i : 8 * i + 8]))
-              for i in (0, 1, 3, 4)])  # fmt: skip
+def test_a_session_that_nobody_opened_has_the_rows_before_a_gap(
+    layout: PageLayout, make_rows: MakeRows
+) -> None:
+    tier = RamTier(1 << 20)
+    rows = make_rows(40)
+    tier.put(
+        [
+            (
+                key := PageKey("a", i),
+                encode_page(layout, key, i + 1, rows[:, :, :, 8 * i : 8 * i + 8]),
+            )
+            for i in (0, 1, 3, 4)
+        ]
+    )
     tier.put([(PageKey("b", 2), encode_page(layout, PageKey("b", 2), 9, rows[:, :, :, :8]))])
     store = RowStore(layout, [tier])
     assert store.sessions() == ["a", "b"]
@@ -345,11 +403,20 @@ def test_a_session_that_nobody_opened_has_the_rows_before_a_gap(layout: PageLayo
     store.close()
 
 
-def test_threads_read_flush_and_drop_while_rows_are_appended(open_store: OpenStore, layout: PageLayout) -> None:
-    store, failures, done = open_store(ram_pages=3, segment_bytes=20_000), [], []
+def test_threads_read_flush_and_drop_while_rows_are_appended(
+    open_store: OpenStore, layout: PageLayout
+) -> None:
+    store = open_store(ram_pages=3, segment_bytes=20_000)
+    failures = []
+    done = []
 
     def numbered(first: int, tokens: int) -> Tensor:
-        return torch.arange(first, first + tokens).float().view(1, 1, 1, -1, 1).expand(layout.rows_shape(tokens))
+        return (
+            torch.arange(first, first + tokens)
+            .float()
+            .view(1, 1, 1, -1, 1)
+            .expand(layout.rows_shape(tokens))
+        )
 
     def guarded(work: Callable[[], None]) -> Callable[[], None]:
         def run() -> None:
@@ -374,7 +441,10 @@ def test_threads_read_flush_and_drop_while_rows_are_appended(open_store: OpenSto
         store.drop("b")
 
     store.append("a", numbered(0, 1))
-    threads = [Thread(target=guarded(work)) for work in (read, read, scan, come_and_go, lambda: store.flush("a"))]
+    threads = [
+        Thread(target=guarded(work))
+        for work in (read, read, scan, come_and_go, lambda: store.flush("a"))
+    ]
     for thread in threads:
         thread.start()
     for first in range(1, 800):
@@ -389,7 +459,8 @@ def test_threads_read_flush_and_drop_while_rows_are_appended(open_store: OpenSto
 
 
 def test_ram_alone_never_drops_a_row(layout: PageLayout, make_rows: MakeRows) -> None:
-    store, rows = RowStore(layout, [RamTier(3 * layout.page_bytes)], backlog_pages=2), make_rows(60)
+    store = RowStore(layout, [RamTier(3 * layout.page_bytes)], backlog_pages=2)
+    rows = make_rows(60)
     store.append("a", rows[:, :, :, :24])
     assert not store.flush("a"), "memory is not durable"
     store.append("a", rows[:, :, :, 24:40])
@@ -401,8 +472,9 @@ def test_ram_alone_never_drops_a_row(layout: PageLayout, make_rows: MakeRows) ->
     store.close()
 
 
-def test_a_store_of_another_model_is_refused_whole(open_store: OpenStore, make_rows: MakeRows,
-                                                   layout: PageLayout) -> None:  # fmt: skip
+def test_a_store_of_another_model_is_refused_whole(
+    open_store: OpenStore, make_rows: MakeRows, layout: PageLayout
+) -> None:
     store = open_store()
     store.append("a", make_rows(9))
     store.close()
@@ -415,7 +487,8 @@ def test_a_store_of_another_model_is_refused_whole(open_store: OpenStore, make_r
 def test_a_corrupt_page_is_an_error_and_its_neighbours_are_read(
     open_store: OpenStore, make_rows: MakeRows, layout: PageLayout, tmp_path: Path
 ) -> None:
-    store, rows = open_store(), make_rows(40)
+    store = open_store()
+    rows = make_rows(40)
     store.append("a", rows)
     store.close()
     (segment,) = (tmp_path / "rows").glob("segment-*.kv")
@@ -440,17 +513,21 @@ def test_a_page_that_vanished_is_an_error(layout: PageLayout, make_rows: MakeRow
     store.close()
 
 
-@pytest.mark.parametrize("ask", [
-    lambda store: store.gather("a", torch.tensor([10])),
-    lambda store: store.gather("a", torch.tensor([-1])),
-    lambda store: store.gather("unknown", torch.tensor([0])),
-    lambda store: store.gather_heads("a", 0, torch.tensor([[0], [-2]])),
-    lambda store: store.truncate("a", 11),
-    lambda store: store.truncate("a", -1),
-    lambda store: list(store.scan_keys("a", 0, 11)),
-])  # fmt: skip
-def test_rows_the_session_does_not_have_are_refused(open_store: OpenStore, make_rows: MakeRows,
-                                                    ask: Callable[[RowStore], object]) -> None:  # fmt: skip
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda store: store.gather("a", torch.tensor([10])),
+        lambda store: store.gather("a", torch.tensor([-1])),
+        lambda store: store.gather("unknown", torch.tensor([0])),
+        lambda store: store.gather_heads("a", 0, torch.tensor([[0], [-2]])),
+        lambda store: store.truncate("a", 11),
+        lambda store: store.truncate("a", -1),
+        lambda store: list(store.scan_keys("a", 0, 11)),
+    ],
+)
+def test_rows_the_session_does_not_have_are_refused(
+    open_store: OpenStore, make_rows: MakeRows, ask: Callable[[RowStore], object]
+) -> None:
     store = open_store()
     store.append("a", make_rows(10))
     with pytest.raises(RowRangeError):
@@ -458,19 +535,24 @@ def test_rows_the_session_does_not_have_are_refused(open_store: OpenStore, make_
     assert store.sessions() == ["a"]
 
 
-@pytest.mark.parametrize("ask", [
-    lambda store, rows: store.append("a", rows.half()),
-    lambda store, rows: store.append("a", rows[:2]),
-    lambda store, rows: store.append("a", rows[0]),
-    lambda store, rows: store.append("x" * 200, rows),
-    lambda store, rows: store.gather("a", torch.tensor([0.0])),
-    lambda store, rows: store.gather_heads("a", 3, torch.tensor([[0], [0]])),
-    lambda store, rows: store.gather_heads("a", 0, torch.tensor([[0]])),
-    lambda store, rows: store.gather_selection("a", [torch.tensor([[0], [0]])]),
-])  # fmt: skip
-def test_tensors_that_do_not_fit_are_refused(open_store: OpenStore, make_rows: MakeRows,
-                                             ask: Callable[[RowStore, Tensor], object]) -> None:  # fmt: skip
-    store, rows = open_store(), make_rows(5)
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda store, rows: store.append("a", rows.half()),
+        lambda store, rows: store.append("a", rows[:2]),
+        lambda store, rows: store.append("a", rows[0]),
+        lambda store, rows: store.append("x" * 200, rows),
+        lambda store, rows: store.gather("a", torch.tensor([0.0])),
+        lambda store, rows: store.gather_heads("a", 3, torch.tensor([[0], [0]])),
+        lambda store, rows: store.gather_heads("a", 0, torch.tensor([[0]])),
+        lambda store, rows: store.gather_selection("a", [torch.tensor([[0], [0]])]),
+    ],
+)
+def test_tensors_that_do_not_fit_are_refused(
+    open_store: OpenStore, make_rows: MakeRows, ask: Callable[[RowStore, Tensor], object]
+) -> None:
+    store = open_store()
+    rows = make_rows(5)
     store.append("a", rows)
     with pytest.raises(RowShapeError):
         ask(store, rows)

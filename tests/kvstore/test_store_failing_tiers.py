@@ -36,7 +36,11 @@ def open_worker(server: Any, layout: PageLayout, tmp_path: Path) -> Iterator[Ope
 
     def open_one(files: str | None = None) -> RowStore:
         above: list[Tier] = [NvmeTier(tmp_path / files)] if files else []
-        tiers = [RamTier(30 * layout.page_bytes), *above, RedisTier(server.url, layout, timeout_seconds=0.5)]
+        tiers = [
+            RamTier(30 * layout.page_bytes),
+            *above,
+            RedisTier(server.url, layout, timeout_seconds=0.5),
+        ]
         opened.append(RowStore(layout, tiers))
         return opened[-1]
 
@@ -113,7 +117,9 @@ def test_a_frozen_redis_holds_up_one_write_and_no_reader(
     writes = one.counters()["redis"].writes
     one.append("a", rows)
     assert one.flush("a")
-    assert one.counters()["redis"].writes == writes, "nobody waits for it again until it was seen to answer"
+    assert one.counters()["redis"].writes == writes, (
+        "nobody waits for it again until it was seen to answer"
+    )
     server.signal(signal.SIGCONT)
     until(lambda: brought(one))
     one.check()
@@ -143,7 +149,9 @@ def test_a_restarted_worker_goes_on_bringing_what_redis_missed(
 def test_what_redis_missed_never_comes_over_what_the_next_owner_wrote(
     open_worker: OpenWorker, make_rows: MakeRows, server: Any
 ) -> None:
-    rows, later, broken_off = make_rows(20), make_rows(12, seed=1), make_rows(12, seed=2)
+    rows = make_rows(20)
+    later = make_rows(12, seed=1)
+    broken_off = make_rows(12, seed=2)
     one = open_worker("one")
     one.open("a", epoch=1, length=0)
     one.append("a", rows)
@@ -166,13 +174,16 @@ def test_what_redis_missed_never_comes_over_what_the_next_owner_wrote(
     one.close()
     again = open_worker("one")
     again.open("a", epoch=5, length=32)
-    assert 3 in again.lost_pages("a") or torch.equal(everything(again, "a"), wanted), "lost or right, never others"
+    assert 3 in again.lost_pages("a") or torch.equal(everything(again, "a"), wanted), (
+        "lost or right, never others"
+    )
 
 
 def test_uncommitted_rows_that_cannot_be_cut_keep_a_session_closed(
     open_worker: OpenWorker, make_rows: MakeRows, server: Any
 ) -> None:
-    rows, other_rows = make_rows(45), make_rows(16, seed=3)
+    rows = make_rows(45)
+    other_rows = make_rows(16, seed=3)
     one = open_worker("one")
     one.open("a", epoch=1, length=0)
     one.append("a", rows)
@@ -192,7 +203,8 @@ def test_uncommitted_rows_that_cannot_be_cut_keep_a_session_closed(
 def test_files_of_a_worker_that_was_not_told_count_for_nothing_once_another_had_the_session(
     open_worker: OpenWorker, make_rows: MakeRows, server: Any
 ) -> None:
-    one, other = open_worker("one"), open_worker("other")
+    one = open_worker("one")
+    other = open_worker("other")
     one.open("a", epoch=1, length=0)
     one.append("a", make_rows(45))
     assert one.flush("a")
@@ -207,8 +219,11 @@ def test_files_of_a_worker_that_was_not_told_count_for_nothing_once_another_had_
 def test_what_was_owed_before_another_had_the_session_is_not_brought_under_a_later_epoch(
     open_worker: OpenWorker, make_rows: MakeRows, server: Any
 ) -> None:
-    rows, broken_off, later = make_rows(20), make_rows(12, seed=1), make_rows(12, seed=2)
-    one, other = open_worker("one"), open_worker("other")
+    rows = make_rows(20)
+    broken_off = make_rows(12, seed=1)
+    later = make_rows(12, seed=2)
+    one = open_worker("one")
+    other = open_worker("other")
     for store in (one, other):
         store._through._retrying.close()  # nothing is brought but by a flush
     one.open("a", epoch=1, length=0)
@@ -239,7 +254,8 @@ def test_a_full_tier_keeps_no_version_of_a_page_with_rows_that_were_cut(
     def full(self: NvmeTier, *_: Any, **__: Any) -> None:
         raise TierFullError("no space is left on the device")
 
-    rows, later = make_rows(32), make_rows(3, seed=1)
+    rows = make_rows(32)
+    later = make_rows(3, seed=1)
     store = RowStore(layout, [RamTier(1 << 20), NvmeTier(tmp_path / "rows")])
     store.append("a", rows[:, :, :, :29])
     assert store.flush("a")
@@ -290,7 +306,9 @@ def test_memory_is_enough_to_go_on_while_redis_is_down(
         one.open("a", epoch=2, length=29)
 
 
-def test_a_deletion_that_redis_missed_is_done_later(open_worker: OpenWorker, make_rows: MakeRows, server: Any) -> None:
+def test_a_deletion_that_redis_missed_is_done_later(
+    open_worker: OpenWorker, make_rows: MakeRows, server: Any
+) -> None:
     one = open_worker("one")
     one.open("a", epoch=1, length=0)
     rows = make_rows(29)
@@ -303,5 +321,8 @@ def test_a_deletion_that_redis_missed_is_done_later(open_worker: OpenWorker, mak
     server.start()
     until(lambda: not one._through.writer.refuses())
     one.check()
-    assert sorted(header.key for header in one._stack.tiers.lowest.stored("a")) == [PageKey("a", 0), PageKey("a", 1)]
+    assert sorted(header.key for header in one._stack.tiers.lowest.stored("a")) == [
+        PageKey("a", 0),
+        PageKey("a", 1),
+    ]
     assert torch.equal(everything(one, "b"), rows[:, :, :, :16])

@@ -22,7 +22,9 @@ from kvstore.tiers.nvme.segment import SegmentFile, scan_segment
 from kvstore.tiers.nvme.tier import NvmeTier
 from kvstore.tiers.ram import RamTier
 
-LAYOUT = PageLayout(n_layers=2, n_kv_heads=2, head_dim=2, dtype=torch.float32, fingerprint="model A", page_tokens=4)
+LAYOUT = PageLayout(
+    n_layers=2, n_kv_heads=2, head_dim=2, dtype=torch.float32, fingerprint="model A", page_tokens=4
+)
 PAGE = LAYOUT.page_tokens
 RAM_PAGES = 4
 WHICH = st.integers(0, 99)
@@ -31,10 +33,13 @@ WHICH = st.integers(0, 99)
 class FaultyTier:
     """Another tier, but for a time nothing can be done with it, or nothing written to it."""
 
-    durable, shared, limit_bytes = True, False, None
+    durable = True
+    shared = False
+    limit_bytes = None
 
     def __init__(self, inner: Tier) -> None:
-        self.inner, self.name = inner, inner.name
+        self.inner = inner
+        self.name = inner.name
         self.fails = ""
 
     @property
@@ -47,7 +52,13 @@ class FaultyTier:
     def get(self, keys: Sequence[PageKey]) -> list[Blob | None]:
         return self._read(lambda: self.inner.get(keys))
 
-    def put(self, pages: Sequence[tuple[PageKey, Blob]], *, backed: bool = False, epoch: int | None = None) -> None:
+    def put(
+        self,
+        pages: Sequence[tuple[PageKey, Blob]],
+        *,
+        backed: bool = False,
+        epoch: int | None = None,
+    ) -> None:
         self._write(lambda: self.inner.put(pages, backed=backed, epoch=epoch))
 
     def contains(self, keys: Sequence[PageKey]) -> list[bool]:
@@ -101,7 +112,9 @@ def snapshot(source: Path, target: Path) -> None:
 def tear(directory: Path, share: float) -> None:
     """Cut the newest segment somewhere behind its last sync marker, as a crash of the machine may."""
     newest = SegmentFile(max(directory.glob("segment-*.kv")), 0)
-    synced = max((r.end for r in scan_segment(newest).records if r.header.kind is RecordKind.SYNC), default=0)
+    synced = max(
+        (r.end for r in scan_segment(newest).records if r.header.kind is RecordKind.SYNC), default=0
+    )
     newest.cut(synced + int(share * (newest.end - synced)))
 
 
@@ -114,7 +127,8 @@ class FaultMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.root, self.generation = Path(tempfile.mkdtemp()), 0
+        self.root = Path(tempfile.mkdtemp())
+        self.generation = 0
         self.rows: dict[str, Tensor] = {}
         self.committed: dict[str, int] = {}
         self.safe: dict[str, int] = {}
@@ -133,7 +147,10 @@ class FaultMachine(RuleBasedStateMachine):
         return [self.root / f"{self.generation}-{name}" for name in names]
 
     def open_store(self) -> None:
-        files = [NvmeTier(path, segment_bytes=5 * LAYOUT.page_bytes, name=path.name) for path in self.directories()]
+        files = [
+            NvmeTier(path, segment_bytes=5 * LAYOUT.page_bytes, name=path.name)
+            for path in self.directories()
+        ]
         self.faulty = FaultyTier(files[-1])
         self.tiers: list[Tier] = [RamTier(RAM_PAGES * LAYOUT.page_bytes), *files[:-1], self.faulty]
         self.store = RowStore(LAYOUT, self.tiers, read_batch_pages=2)
@@ -149,13 +166,23 @@ class FaultMachine(RuleBasedStateMachine):
 
     def others_share(self, owner: str) -> int:
         """How many pages of `owner` living sessions begin with."""
-        lineages = [PageTable(name, shared) for name, shared in self.shared.items() if name != owner]
-        shared = [index for table in lineages for index in range(table.shared_pages)
-                  if table.key(index).session == owner]  # fmt: skip
+        lineages = [
+            PageTable(name, shared) for name, shared in self.shared.items() if name != owner
+        ]
+        shared = [
+            index
+            for table in lineages
+            for index in range(table.shared_pages)
+            if table.key(index).session == owner
+        ]
         return max((index + 1 for index in shared), default=0)
 
     def kept(self) -> list[SharedPages]:
-        return [SharedPages(owner, pages) for owner in sorted(self.deleted) if (pages := self.others_share(owner))]
+        return [
+            SharedPages(owner, pages)
+            for owner in sorted(self.deleted)
+            if (pages := self.others_share(owner))
+        ]
 
     # What a worker does
 
@@ -199,7 +226,8 @@ class FaultMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.usable() and len(self.rows) < 5)
     @rule(which=WHICH, share=st.floats(0, 1))
     def fork(self, which: int, share: float) -> None:
-        parent, child = self.pick(which, self.usable()), self.new_name()
+        parent = self.pick(which, self.usable())
+        child = self.new_name()
         length = max(self.shared_tokens(parent), int(share * self.committed[parent]))
         shared = [*self.shared[parent], SharedPages(parent, length // PAGE)]
         self.epochs[child] = 1
@@ -239,7 +267,9 @@ class FaultMachine(RuleBasedStateMachine):
         name = self.pick(which, self.usable())
         held = self.rows[name]
         if held.shape[3]:
-            positions = torch.randint(held.shape[3], (5,), generator=torch.Generator().manual_seed(seed))
+            positions = torch.randint(
+                held.shape[3], (5,), generator=torch.Generator().manual_seed(seed)
+            )
             try:
                 assert torch.equal(self.store.gather(name, positions), held[:, :, :, positions])
             except TierFailedError:
@@ -273,8 +303,12 @@ class FaultMachine(RuleBasedStateMachine):
         index = page % full
         for tier in self.tiers:
             tier.delete([table.key(index)])
-        sharing = [other for other in self.usable() if self.rows[other].shape[3] > index * PAGE
-                   and PageTable(other, self.shared[other]).key(index) == table.key(index)]  # fmt: skip
+        sharing = [
+            other
+            for other in self.usable()
+            if self.rows[other].shape[3] > index * PAGE
+            and PageTable(other, self.shared[other]).key(index) == table.key(index)
+        ]
         for other in sharing:
             assert self.store.lost_pages(other) == [index]
         self.store.restore(name, index, self.rows[name][:, :, :, PAGE * index : PAGE * (index + 1)])
@@ -333,7 +367,9 @@ class FaultMachine(RuleBasedStateMachine):
         for index in self.store.missing_pages(name):
             assert index in lost
         for index in lost:
-            self.store.restore(name, index, self.rows[name][:, :, :, PAGE * index : PAGE * (index + 1)])
+            self.store.restore(
+                name, index, self.rows[name][:, :, :, PAGE * index : PAGE * (index + 1)]
+            )
         assert self.store.lost_pages(name) == []
         assert torch.equal(self.everything(name), self.rows[name])
         assert self.store.flush(name)
@@ -344,7 +380,9 @@ class FaultMachine(RuleBasedStateMachine):
 
     @invariant()
     def lengths_hold(self) -> None:
-        assert {n: self.store.length(n) for n in self.usable()} == {n: self.rows[n].shape[3] for n in self.usable()}
+        assert {n: self.store.length(n) for n in self.usable()} == {
+            n: self.rows[n].shape[3] for n in self.usable()
+        }
         assert self.store.usage()["ram"] <= RAM_PAGES * LAYOUT.page_bytes
 
     def teardown(self) -> None:

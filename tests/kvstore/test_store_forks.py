@@ -36,7 +36,9 @@ def page_bytes(store: RowStore) -> int:
 
 
 def test_a_lineage_says_who_wrote_each_page() -> None:
-    table = PageTable("c", [SharedPages("s", 3), SharedPages("f", 5), SharedPages("g", 4)], [1, 2, 3, 4, 5, 6])
+    table = PageTable(
+        "c", [SharedPages("s", 3), SharedPages("f", 5), SharedPages("g", 4)], [1, 2, 3, 4, 5, 6]
+    )
     assert [table.key(index).session for index in range(6)] == ["s", "s", "s", "f", "f", "c"]
     assert table.own_keys() == [PageKey("c", 5)]
     assert table.owners == {"s", "f", "g", "c"}
@@ -47,7 +49,8 @@ def test_a_lineage_says_who_wrote_each_page() -> None:
 def test_a_fork_stores_no_row_of_a_whole_page_again(
     open_store: OpenStore, make_rows: MakeRows, layout: PageLayout
 ) -> None:
-    store, rows = open_store(), make_rows(80)
+    store = open_store()
+    rows = make_rows(80)
     said(store, "a", rows)
     before = page_bytes(store)
     for number in range(20):
@@ -58,8 +61,13 @@ def test_a_fork_stores_no_row_of_a_whole_page_again(
 
 
 @pytest.mark.parametrize("length", [0, 7, 8, 29, 45])
-def test_parent_and_fork_go_on_apart(open_store: OpenStore, make_rows: MakeRows, length: int) -> None:
-    store, rows, mine, other = open_store(), make_rows(45), make_rows(21, seed=1), make_rows(30, seed=2)
+def test_parent_and_fork_go_on_apart(
+    open_store: OpenStore, make_rows: MakeRows, length: int
+) -> None:
+    store = open_store()
+    rows = make_rows(45)
+    mine = make_rows(21, seed=1)
+    other = make_rows(30, seed=2)
     said(store, "a", rows)
     store.fork("a", "b", epoch=1, length=length, shared=[SharedPages("a", length // 8)])
     store.append("b", mine)
@@ -76,12 +84,16 @@ def test_parent_and_fork_go_on_apart(open_store: OpenStore, make_rows: MakeRows,
     again.open("a", epoch=2, length=75)
     again.open("b", epoch=2, length=length + 21, shared=[SharedPages("a", length // 8)])
     assert {session: again.missing_pages(session) for session in "ab"} == {"a": [], "b": []}
-    assert all(torch.equal(everything(again, session), all_rows) for session, all_rows in wanted.items())
+    assert all(
+        torch.equal(everything(again, session), all_rows) for session, all_rows in wanted.items()
+    )
     again.check()
 
 
 def test_a_fork_of_a_fork_names_both_before_it(open_store: OpenStore, make_rows: MakeRows) -> None:
-    store, rows, more = open_store(), make_rows(30), make_rows(30, seed=1)
+    store = open_store()
+    rows = make_rows(30)
+    more = make_rows(30, seed=1)
     said(store, "a", rows)
     store.fork("a", "b", epoch=1, length=20, shared=[SharedPages("a", 2)])
     store.append("b", more)
@@ -105,8 +117,11 @@ def test_a_fork_of_a_fork_names_both_before_it(open_store: OpenStore, make_rows:
     assert set(again.usage().values()) == {0}
 
 
-def test_a_fork_at_an_earlier_turn_has_the_rows_of_then(open_store: OpenStore, make_rows: MakeRows) -> None:
-    store, rows = open_store(), make_rows(60)
+def test_a_fork_at_an_earlier_turn_has_the_rows_of_then(
+    open_store: OpenStore, make_rows: MakeRows
+) -> None:
+    store = open_store()
+    rows = make_rows(60)
     said(store, "a", rows)
     store.fork("a", "b", epoch=1, length=29, shared=[SharedPages("a", 3)])
     assert torch.equal(everything(store, "b"), rows[:, :, :, :29])
@@ -125,7 +140,9 @@ def test_a_fork_at_an_earlier_turn_has_the_rows_of_then(open_store: OpenStore, m
 def test_a_crash_between_a_fork_and_its_first_rows_costs_nothing(
     open_store: OpenStore, make_rows: MakeRows, tmp_path: Path, layout: PageLayout
 ) -> None:
-    store, rows, more = open_store(), make_rows(29), make_rows(10, seed=1)
+    store = open_store()
+    rows = make_rows(29)
+    more = make_rows(10, seed=1)
     said(store, "a", rows)
     store.fork("a", "b", epoch=1, length=24, shared=[SharedPages("a", 3)])
     # Nothing of it is in a file: whoever opens it has only the catalog's word that it is there.
@@ -141,7 +158,8 @@ def test_a_crash_between_a_fork_and_its_first_rows_costs_nothing(
 
 
 def test_a_fork_that_is_made_again_begins_anew(open_store: OpenStore, make_rows: MakeRows) -> None:
-    store, rows = open_store(), make_rows(29)
+    store = open_store()
+    rows = make_rows(29)
     said(store, "a", rows)
     for _ in range(2):
         store.fork("a", "b", epoch=1, length=29, shared=[SharedPages("a", 3)])
@@ -151,8 +169,11 @@ def test_a_fork_that_is_made_again_begins_anew(open_store: OpenStore, make_rows:
     store.check()
 
 
-def test_a_session_that_is_opened_twice_is_the_same(open_store: OpenStore, make_rows: MakeRows) -> None:
-    store, rows = open_store(), make_rows(29)
+def test_a_session_that_is_opened_twice_is_the_same(
+    open_store: OpenStore, make_rows: MakeRows
+) -> None:
+    store = open_store()
+    rows = make_rows(29)
     said(store, "a", rows)
     for epoch in (1, 1, 2, 3, 7):
         store.append("a", make_rows(20, seed=epoch))
@@ -170,12 +191,17 @@ def test_what_was_cut_at_opening_is_cut_in_the_files_too(
     store = open_store()
     said(store, "a", make_rows(60))
     store.open("a", epoch=2, length=29)
-    found = {header.key.index: header.valid_tokens for header in store._stack.tiers.lowest.stored("a")}
+    found = {
+        header.key.index: header.valid_tokens for header in store._stack.tiers.lowest.stored("a")
+    }
     assert found == {0: 8, 1: 8, 2: 8, 3: 5}
 
 
-def test_first_words_of_another_session_are_taken_by_opening(open_store: OpenStore, make_rows: MakeRows) -> None:
-    store, rows = open_store(), make_rows(29)
+def test_first_words_of_another_session_are_taken_by_opening(
+    open_store: OpenStore, make_rows: MakeRows
+) -> None:
+    store = open_store()
+    rows = make_rows(29)
     said(store, "a", rows)
     store.open("b", epoch=1, length=0)
     store.open("b", epoch=1, length=16, shared=[SharedPages("a", 2)])
@@ -188,9 +214,11 @@ def test_first_words_of_another_session_are_taken_by_opening(open_store: OpenSto
     store.check()
 
 
-def test_first_words_that_are_on_their_way_are_taken_too(layout: PageLayout, make_rows: MakeRows,
-                                                         held_tier: Any) -> None:  # fmt: skip
-    store, rows = RowStore(layout, [RamTier(1 << 20), held_tier]), make_rows(29)
+def test_first_words_that_are_on_their_way_are_taken_too(
+    layout: PageLayout, make_rows: MakeRows, held_tier: Any
+) -> None:
+    store = RowStore(layout, [RamTier(1 << 20), held_tier])
+    rows = make_rows(29)
     store.append("a", rows)
     store.fork("a", "b", epoch=1, length=16, shared=[SharedPages("a", 2)])
     assert torch.equal(everything(store, "b"), rows[:, :, :, :16])
@@ -203,7 +231,8 @@ def test_first_words_that_are_on_their_way_are_taken_too(layout: PageLayout, mak
 def test_pages_that_were_never_stored_are_missing_and_those_behind_them_stay(
     open_store: OpenStore, make_rows: MakeRows
 ) -> None:
-    store, rows = open_store(), make_rows(29)
+    store = open_store()
+    rows = make_rows(29)
     said(store, "a", rows)
     store._stack.tiers.lowest.delete([PageKey("a", 1)])
     store.close()
@@ -217,7 +246,9 @@ def test_pages_that_were_never_stored_are_missing_and_those_behind_them_stay(
         list(again.scan_keys("a"))
 
 
-def test_retain_drops_only_what_an_earlier_process_left(open_store: OpenStore, make_rows: MakeRows) -> None:
+def test_retain_drops_only_what_an_earlier_process_left(
+    open_store: OpenStore, make_rows: MakeRows
+) -> None:
     store = open_store()
     for session in "abcd":
         said(store, session, make_rows(29))
@@ -227,15 +258,21 @@ def test_retain_drops_only_what_an_earlier_process_left(open_store: OpenStore, m
     again.open("e", epoch=1, length=0)
     assert again.retain(["a"], [SharedPages("b", 2)]) == ["b", "c"]
     assert again.retain(["a"]) == []
-    found = {(header.key.session, header.key.index) for header in again._stack.tiers.lowest.stored()}
-    assert found == {(session, index) for session in "ad" for index in range(4)} | {("b", 0), ("b", 1)}
+    found = {
+        (header.key.session, header.key.index) for header in again._stack.tiers.lowest.stored()
+    }
+    assert found == {(session, index) for session in "ad" for index in range(4)} | {
+        ("b", 0),
+        ("b", 1),
+    }
     again.check()
 
 
 def test_a_released_session_is_found_again_where_nobody_else_could_take_it(
     open_store: OpenStore, make_rows: MakeRows
 ) -> None:
-    store, rows = open_store(), make_rows(29)
+    store = open_store()
+    rows = make_rows(29)
     store.open("a", epoch=1, length=0)
     store.append("a", rows)
     store.release("a")
@@ -245,10 +282,13 @@ def test_a_released_session_is_found_again_where_nobody_else_could_take_it(
     assert torch.equal(everything(store, "a"), rows)
 
 
-def test_a_forks_copied_rows_stay_exact_under_int8(layout: PageLayout, make_rows: MakeRows, tmp_path: Path) -> None:
+def test_a_forks_copied_rows_stay_exact_under_int8(
+    layout: PageLayout, make_rows: MakeRows, tmp_path: Path
+) -> None:
     codecs = [Codec.RAW, Codec.INT8]
     store = RowStore(layout, [RamTier(1 << 20), NvmeTier(tmp_path / "rows")], codecs=codecs)
-    rows, more = make_rows(29), make_rows(11, seed=1)
+    rows = make_rows(29)
+    more = make_rows(11, seed=1)
     said(store, "a", rows)
     store.fork("a", "b", epoch=1, length=29, shared=[SharedPages("a", 3)])
     assert torch.equal(everything(store, "b"), everything(store, "a"))
@@ -256,5 +296,7 @@ def test_a_forks_copied_rows_stay_exact_under_int8(layout: PageLayout, make_rows
     alone = torch.cat([rows, more], 3)
     store.append("b", more)
     said(store, "c", alone)
-    assert torch.equal(everything(store, "b"), everything(store, "c")), "as one that never was a fork"
+    assert torch.equal(everything(store, "b"), everything(store, "c")), (
+        "as one that never was a fork"
+    )
     store.close()

@@ -32,12 +32,14 @@ def flip(directory: Path, layout: PageLayout, page: int, at: int) -> None:
 
 
 @pytest.fixture
-def damaged(open_store: OpenStore, make_rows: MakeRows, layout: PageLayout,
-            tmp_path: Path) -> Callable[[int, int], tuple[RowStore, Tensor]]:  # fmt: skip
+def damaged(
+    open_store: OpenStore, make_rows: MakeRows, layout: PageLayout, tmp_path: Path
+) -> Callable[[int, int], tuple[RowStore, Tensor]]:
     """damaged(page, at): a store over files with a flipped bit, with session "a" of 45 rows and its fork "b"."""
 
     def make(page: int, at: int) -> tuple[RowStore, Tensor]:
-        store, rows = open_store(), make_rows(45)
+        store = open_store()
+        rows = make_rows(45)
         store.append("a", rows)
         store.flush("a")
         store.close()
@@ -50,7 +52,9 @@ def damaged(open_store: OpenStore, make_rows: MakeRows, layout: PageLayout,
     return make
 
 
-def test_a_flipped_bit_in_the_rows_is_found_by_reading(damaged: Callable[..., tuple[RowStore, Tensor]]) -> None:
+def test_a_flipped_bit_in_the_rows_is_found_by_reading(
+    damaged: Callable[..., tuple[RowStore, Tensor]],
+) -> None:
     store, rows = damaged(2, 300)
     assert (store.missing_pages("a"), store.missing_pages("b")) == ([], [])
     assert (store.lost_pages("a"), store.lost_pages("b")) == ([2], [2])
@@ -83,8 +87,11 @@ def test_a_flipped_bit_in_a_header_loses_pages_until_they_are_restored(
     assert torch.equal(everything(again, "b"), rows[:, :, :, :32])
 
 
-def test_an_unfinished_page_comes_back_and_goes_on(open_store: OpenStore, make_rows: MakeRows) -> None:
-    store, rows = open_store(), make_rows(29)
+def test_an_unfinished_page_comes_back_and_goes_on(
+    open_store: OpenStore, make_rows: MakeRows
+) -> None:
+    store = open_store()
+    rows = make_rows(29)
     store.append("a", rows[:, :, :, :20])
     store.flush("a")
     store._stack.tiers.lowest.delete([PageKey("a", 2)])
@@ -103,7 +110,8 @@ def test_an_unfinished_page_comes_back_and_goes_on(open_store: OpenStore, make_r
 def test_a_header_that_breaks_under_an_open_store_costs_its_page_alone(
     make_rows: MakeRows, layout: PageLayout, tmp_path: Path
 ) -> None:
-    store, rows = RowStore(layout, [NvmeTier(tmp_path / "rows")]), make_rows(45)
+    store = RowStore(layout, [NvmeTier(tmp_path / "rows")])
+    rows = make_rows(45)
     store.append("a", rows)
     store.close()
     store = RowStore(layout, [NvmeTier(tmp_path / "rows")])
@@ -117,8 +125,11 @@ def test_a_header_that_breaks_under_an_open_store_costs_its_page_alone(
     store.close()
 
 
-def test_only_whole_pages_of_the_session_are_restored(open_store: OpenStore, make_rows: MakeRows) -> None:
-    store, rows = open_store(), make_rows(20)
+def test_only_whole_pages_of_the_session_are_restored(
+    open_store: OpenStore, make_rows: MakeRows
+) -> None:
+    store = open_store()
+    rows = make_rows(20)
     store.append("a", rows)
     for tokens in (3, 8):
         with pytest.raises(RowShapeError):
@@ -129,7 +140,9 @@ def test_only_whole_pages_of_the_session_are_restored(open_store: OpenStore, mak
         store.restore("a", 1, rows[:, :, :, :8].half())
 
 
-def test_restored_rows_settle_as_they_did(layout: PageLayout, make_rows: MakeRows, tmp_path: Path) -> None:
+def test_restored_rows_settle_as_they_did(
+    layout: PageLayout, make_rows: MakeRows, tmp_path: Path
+) -> None:
     nvme = NvmeTier(tmp_path / "rows")
     store = RowStore(layout, [nvme], codecs=[Codec.INT8])
     rows = make_rows(16)
@@ -145,7 +158,9 @@ def test_restored_rows_settle_as_they_did(layout: PageLayout, make_rows: MakeRow
     store.close()
 
 
-def test_what_a_tier_does_not_say_is_not_lost(layout: PageLayout, make_rows: MakeRows, tmp_path: Path) -> None:
+def test_what_a_tier_does_not_say_is_not_lost(
+    layout: PageLayout, make_rows: MakeRows, tmp_path: Path
+) -> None:
     nvme = NvmeTier(tmp_path / "rows")
     store = RowStore(layout, [RamTier(layout.page_bytes), nvme])
     store.append("a", make_rows(24))
@@ -164,9 +179,12 @@ def test_what_a_tier_does_not_say_is_not_lost(layout: PageLayout, make_rows: Mak
     store.close()
 
 
-def test_a_damaged_copy_above_is_read_from_below(layout: PageLayout, make_rows: MakeRows, tmp_path: Path) -> None:
+def test_a_damaged_copy_above_is_read_from_below(
+    layout: PageLayout, make_rows: MakeRows, tmp_path: Path
+) -> None:
     upper = NvmeTier(tmp_path / "upper", name="upper")
-    store, rows = RowStore(layout, [upper, NvmeTier(tmp_path / "lower", name="lower")]), make_rows(24)
+    store = RowStore(layout, [upper, NvmeTier(tmp_path / "lower", name="lower")])
+    rows = make_rows(24)
     store.append("a", rows)
     store.flush("a")
     flip(tmp_path / "upper", layout, 1, 300)
@@ -187,7 +205,8 @@ def test_what_only_a_copy_in_memory_has_is_written_again(
             store.open(name, epoch=epoch, length=length, shared=shared)
         return store
 
-    store, rows = RowStore(layout, [NvmeTier(tmp_path / "rows")], codecs=[codec]), make_rows(45)
+    store = RowStore(layout, [NvmeTier(tmp_path / "rows")], codecs=[codec])
+    rows = make_rows(45)
     store.append("a", rows)
     store.close()
     store = opened(1)

@@ -23,17 +23,24 @@ OpenStore = Callable[..., RowStore]
 
 
 @pytest.fixture(params=["redis_url", "redis_cluster_url"])
-def open_store(request: pytest.FixtureRequest, layout: PageLayout, tmp_path: Path) -> Iterator[OpenStore]:
+def open_store(
+    request: pytest.FixtureRequest, layout: PageLayout, tmp_path: Path
+) -> Iterator[OpenStore]:
     """open_store(nvme, codec): RAM with room for two pages, files if `nvme` is given, Redis; as one process has them.
 
     `nvme` names the process's directory.
     """
-    url, namespace = request.getfixturevalue(request.param), uuid4().hex
+    url = request.getfixturevalue(request.param)
+    namespace = uuid4().hex
     opened: list[RowStore] = []
 
     def open_one(nvme: str | None = None, codec: Codec = Codec.RAW) -> RowStore:
         files: list[Tier] = [NvmeTier(tmp_path / nvme)] if nvme else []
-        tiers = [RamTier(2 * layout.page_bytes), *files, RedisTier(url, layout, namespace=namespace)]
+        tiers = [
+            RamTier(2 * layout.page_bytes),
+            *files,
+            RedisTier(url, layout, namespace=namespace),
+        ]
         opened.append(RowStore(layout, tiers, codecs=[codec] * len(tiers)))
         return opened[-1]
 
@@ -56,8 +63,13 @@ def everything(store: RowStore, session: str) -> Tensor:
 
 
 @pytest.mark.parametrize("nvme", [None, "rows"])
-def test_sessions_are_found_again(open_store: OpenStore, make_rows: MakeRows, nvme: str | None) -> None:
-    rows = {session: make_rows(tokens, seed=tokens) for session, tokens in (("a", 45), ("b", 8), ("tenant/ü}", 19))}
+def test_sessions_are_found_again(
+    open_store: OpenStore, make_rows: MakeRows, nvme: str | None
+) -> None:
+    rows = {
+        session: make_rows(tokens, seed=tokens)
+        for session, tokens in (("a", 45), ("b", 8), ("tenant/ü}", 19))
+    }
     store = open_store(nvme)
     for session, new in rows.items():
         store.open(session, epoch=1, length=0)
@@ -95,7 +107,9 @@ def test_another_worker_reads_what_was_flushed(open_store: OpenStore, make_rows:
     assert other.counters()["redis"].hits == 4
 
 
-def test_int8_pages_are_the_same_in_another_worker(open_store: OpenStore, make_rows: MakeRows) -> None:
+def test_int8_pages_are_the_same_in_another_worker(
+    open_store: OpenStore, make_rows: MakeRows
+) -> None:
     rows = make_rows(29)
     one = open_store("one", Codec.INT8)
     one.append("a", rows)
@@ -108,9 +122,12 @@ def test_int8_pages_are_the_same_in_another_worker(open_store: OpenStore, make_r
     assert torch.equal(kept[:, :, :, 24:], rows[:, :, :, 24:])
 
 
-def test_a_worker_that_lost_the_session_may_drop_it_for_good(open_store: OpenStore, make_rows: MakeRows) -> None:
+def test_a_worker_that_lost_the_session_may_drop_it_for_good(
+    open_store: OpenStore, make_rows: MakeRows
+) -> None:
     rows = make_rows(29)
-    one, other = open_store("one"), open_store("other")
+    one = open_store("one")
+    other = open_store("other")
     one.open("a", epoch=1, length=0)
     one.append("a", rows)
     assert one.flush("a")
@@ -130,8 +147,10 @@ def test_a_worker_that_lost_the_session_may_drop_it_for_good(open_store: OpenSto
 def test_a_worker_that_lost_the_session_hears_of_it_and_harms_nothing(
     open_store: OpenStore, make_rows: MakeRows
 ) -> None:
-    rows, others = make_rows(29), make_rows(16, seed=5)
-    one, other = open_store("one"), open_store("other")
+    rows = make_rows(29)
+    others = make_rows(16, seed=5)
+    one = open_store("one")
+    other = open_store("other")
     one.open("a", epoch=1, length=0)
     one.append("a", rows)
     assert one.flush("a")
@@ -175,9 +194,14 @@ def test_rows_that_were_not_committed_are_nowhere_once_another_worker_opens_the_
     assert one.missing_pages("a") == [3, 4, 5, 6, 7], "what it has of its own is not what counts"
 
 
-def test_a_fork_is_read_by_another_worker_and_its_parent_goes_on(open_store: OpenStore, make_rows: MakeRows) -> None:
-    rows, more, others = make_rows(29), make_rows(20, seed=1), make_rows(20, seed=2)
-    one, other = open_store("one"), open_store("other")
+def test_a_fork_is_read_by_another_worker_and_its_parent_goes_on(
+    open_store: OpenStore, make_rows: MakeRows
+) -> None:
+    rows = make_rows(29)
+    more = make_rows(20, seed=1)
+    others = make_rows(20, seed=2)
+    one = open_store("one")
+    other = open_store("other")
     one.open("a", epoch=1, length=0)
     one.append("a", rows)
     one.fork("a", "b", epoch=1, length=29, shared=[SharedPages("a", 3)])
@@ -199,7 +223,8 @@ def test_a_shared_page_that_vanished_comes_back_for_all_whoever_writes_its_owner
     open_store: OpenStore, make_rows: MakeRows
 ) -> None:
     rows = make_rows(29)
-    one, other = open_store(), open_store()
+    one = open_store()
+    other = open_store()
     one.open("a", epoch=7, length=0)
     one.append("a", rows)
     one.fork("a", "b", epoch=1, length=24, shared=[SharedPages("a", 3)])
@@ -218,9 +243,12 @@ def test_a_shared_page_that_vanished_comes_back_for_all_whoever_writes_its_owner
     assert torch.equal(everything(third, "a"), rows)
 
 
-def test_a_released_session_leaves_nothing_above_what_is_shared(open_store: OpenStore, make_rows: MakeRows) -> None:
+def test_a_released_session_leaves_nothing_above_what_is_shared(
+    open_store: OpenStore, make_rows: MakeRows
+) -> None:
     rows = make_rows(29)
-    one, other = open_store("one"), open_store("other")
+    one = open_store("one")
+    other = open_store("other")
     one.open("a", epoch=1, length=0)
     one.append("a", rows)
     one.release("a")
@@ -229,15 +257,22 @@ def test_a_released_session_leaves_nothing_above_what_is_shared(open_store: Open
     assert torch.equal(everything(other, "a"), rows)
 
 
-def test_only_this_processs_files_are_cleared_of_unknown_sessions(open_store: OpenStore, make_rows: MakeRows) -> None:
+def test_only_this_processs_files_are_cleared_of_unknown_sessions(
+    open_store: OpenStore, make_rows: MakeRows
+) -> None:
     store = open_store("one")
     for session in "abc":
         store.open(session, epoch=1, length=0)
         store.append(session, make_rows(20))
     store.close()
-    again, other = open_store("one"), open_store()
+    again = open_store("one")
+    other = open_store()
     assert again.retain(["a"], [SharedPages("c", 1)]) == ["b", "c"]
     assert sorted((h.key.session, h.key.index) for h in nvme(again).stored()) == [
-        ("a", 0), ("a", 1), ("a", 2), ("c", 0)]  # fmt: skip
+        ("a", 0),
+        ("a", 1),
+        ("a", 2),
+        ("c", 0),
+    ]
     other.open("b", epoch=2, length=20)
     assert other.missing_pages("b") == []

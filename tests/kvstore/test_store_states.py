@@ -15,7 +15,9 @@ from kvstore.store import RowStore
 from kvstore.tiers.nvme.tier import NvmeTier
 from kvstore.tiers.ram import RamTier
 
-LAYOUT = PageLayout(n_layers=2, n_kv_heads=2, head_dim=2, dtype=torch.float32, fingerprint="model A", page_tokens=4)
+LAYOUT = PageLayout(
+    n_layers=2, n_kv_heads=2, head_dim=2, dtype=torch.float32, fingerprint="model A", page_tokens=4
+)
 RAM_PAGES = 3
 SEGMENT_PAGES = 5
 SESSIONS = st.sampled_from(["a", "b", "c"])
@@ -64,14 +66,22 @@ class RowStoreMachine(RuleBasedStateMachine):
     def gather(self, session: str, seed: int, rows: int) -> None:
         held = self.held(session)
         if held.shape[3]:
-            positions = torch.randint(held.shape[3], (rows,), generator=torch.Generator().manual_seed(seed))
+            positions = torch.randint(
+                held.shape[3], (rows,), generator=torch.Generator().manual_seed(seed)
+            )
             assert torch.equal(self.store.gather(session, positions), held[:, :, :, positions])
 
-    @rule(session=SESSIONS, seed=st.integers(0, 999), sizes=st.tuples(st.integers(0, 6), st.integers(0, 6)))
+    @rule(
+        session=SESSIONS,
+        seed=st.integers(0, 999),
+        sizes=st.tuples(st.integers(0, 6), st.integers(0, 6)),
+    )
     def gather_selection(self, session: str, seed: int, sizes: tuple[int, int]) -> None:
         held = self.held(session)
         generator = torch.Generator().manual_seed(seed)
-        selection = [torch.randint(-1, held.shape[3], (2, size), generator=generator) for size in sizes]
+        selection = [
+            torch.randint(-1, held.shape[3], (2, size), generator=generator) for size in sizes
+        ]
         gathered = self.store.gather_selection(session, selection)
         padded = torch.cat([held, torch.zeros(LAYOUT.rows_shape(1))], 3)
         for layer, positions in enumerate(selection):
@@ -87,13 +97,16 @@ class RowStoreMachine(RuleBasedStateMachine):
 
     @rule(session=SESSIONS, backwards=st.booleans())
     def read_keys(self, session: str, backwards: bool) -> None:
-        held, size = self.held(session)[:, 0], LAYOUT.page_tokens
+        held = self.held(session)[:, 0]
+        size = LAYOUT.page_tokens
         pages = list(range(-(-held.shape[2] // size)))[:: -1 if backwards else 1]
         for index, keys in zip(pages, self.store.read_keys(session, pages).keys, strict=True):
             assert torch.equal(keys, held[:, :, index * size : (index + 1) * size])
         for index, summary in zip(pages, self.store.summaries(session, pages), strict=True):
             if summary is not None:
-                assert torch.equal(summary.lowest, held[:, :, index * size : (index + 1) * size].amin(2))
+                assert torch.equal(
+                    summary.lowest, held[:, :, index * size : (index + 1) * size].amin(2)
+                )
 
     @precondition(lambda self: self.rows)
     @rule()
@@ -104,7 +117,9 @@ class RowStoreMachine(RuleBasedStateMachine):
 
     @invariant()
     def lengths_and_limits_hold(self) -> None:
-        assert {name: self.store.length(name) for name in "abc"} == {n: self.held(n).shape[3] for n in "abc"}
+        assert {name: self.store.length(name) for name in "abc"} == {
+            n: self.held(n).shape[3] for n in "abc"
+        }
         assert self.store.usage()["ram"] <= RAM_PAGES * LAYOUT.page_bytes
 
     def teardown(self) -> None:

@@ -20,7 +20,11 @@ def name_in(reply: str) -> str:
 
 
 def asked_names(conversation: Conversation) -> set[str]:
-    return {name_in(exchange.reply) for exchange in conversation.exchanges if exchange.answer is not None}
+    return {
+        name_in(exchange.reply)
+        for exchange in conversation.exchanges
+        if exchange.answer is not None
+    }
 
 
 @given(seed=st.integers(0, 10**9), n_tokens=st.integers(200, 3000))

@@ -14,7 +14,9 @@ def outcomes(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list
     return [
         outcome
         for seed in (11, 12)
-        for outcome in conversation_outcomes(model, tokenizer, generate(seed, 1500, split="held_out"))
+        for outcome in conversation_outcomes(
+            model, tokenizer, generate(seed, 1500, split="held_out")
+        )
     ]
 
 
@@ -45,11 +47,15 @@ def test_reading_on_from_the_cache_answers_as_reading_from_the_start(
         "<|user|>What is Darna's extension?<|end|><|assistant|>",
     )
     reader = FullCacheReader(model, tokenizer)
-    reader.feed(parts[0] + "<|user|>Who is on call tonight, and what is their pin?<|end|><|assistant|>")
+    reader.feed(
+        parts[0] + "<|user|>Who is on call tonight, and what is their pin?<|end|><|assistant|>"
+    )
     reader.answer()
     reader.feed("Noted.<|end|>" + parts[1])
     ids = torch.tensor([reader.ids])
-    afresh = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=32, do_sample=False)
+    afresh = model.generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=32, do_sample=False
+    )
     assert reader.answer() == tokenizer.decode(afresh[0, ids.shape[1] :], skip_special_tokens=True)
     assert reader.answer() == "The extension list says Darna K4821."
 

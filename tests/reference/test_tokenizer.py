@@ -13,7 +13,9 @@ from reference.data import encode_conversation
 SPECIAL = ("<|", "|>", "tool_call>")
 
 
-def rendered(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, Any]], **settings: Any) -> str:
+def rendered(
+    tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, Any]], **settings: Any
+) -> str:
     return str(tokenizer.apply_chat_template(messages, tokenize=False, **settings))
 
 
@@ -28,12 +30,22 @@ def test_digits_are_single_tokens(tokenizer: PreTrainedTokenizerBase) -> None:
 
 
 def test_role_and_call_marks_are_single_tokens(tokenizer: PreTrainedTokenizerBase) -> None:
-    marks = ["<|system|>", "<|user|>", "<|assistant|>", "<|tool|>", "<|end|>", "<tool_call>", "</tool_call>"]
+    marks = [
+        "<|system|>",
+        "<|user|>",
+        "<|assistant|>",
+        "<|tool|>",
+        "<|end|>",
+        "<tool_call>",
+        "</tool_call>",
+    ]
     assert tokenizer.tokenize("".join(marks)) == marks
     assert tokenizer.eos_token == "<|end|>"
 
 
-def test_a_tool_call_stays_visible_without_special_tokens(tokenizer: PreTrainedTokenizerBase) -> None:
+def test_a_tool_call_stays_visible_without_special_tokens(
+    tokenizer: PreTrainedTokenizerBase,
+) -> None:
     text = '<tool_call>{"name": "on_call", "arguments": {"day": "tonight"}}</tool_call>'
     ids = tokenizer.encode(f"<|assistant|>{text}<|end|>", add_special_tokens=False)
     assert tokenizer.decode(ids, skip_special_tokens=True) == text
@@ -41,7 +53,9 @@ def test_a_tool_call_stays_visible_without_special_tokens(tokenizer: PreTrainedT
 
 @given(seed=st.integers(0, 10**6))
 @settings(max_examples=5, deadline=None)
-def test_rendering_fewer_messages_gives_a_prefix(tokenizer: PreTrainedTokenizerBase, seed: int) -> None:
+def test_rendering_fewer_messages_gives_a_prefix(
+    tokenizer: PreTrainedTokenizerBase, seed: int
+) -> None:
     conversation = generate(seed, 600)
     messages = conversation.messages()
     whole = rendered(tokenizer, messages, tools=conversation.tools)
@@ -50,23 +64,34 @@ def test_rendering_fewer_messages_gives_a_prefix(tokenizer: PreTrainedTokenizerB
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_training_sees_the_ids_that_the_template_renders(tokenizer: PreTrainedTokenizerBase, seed: int) -> None:
+def test_training_sees_the_ids_that_the_template_renders(
+    tokenizer: PreTrainedTokenizerBase, seed: int
+) -> None:
     conversation = generate(seed, 1500, split="train")
     text = rendered(tokenizer, conversation.messages(), tools=conversation.tools or None)
     row = encode_conversation(conversation, tokenizer, limit=10**9)
     assert row.ids == tokenizer.encode(text, add_special_tokens=False)
-    answers = [f" {exchange.answer}." for exchange in conversation.exchanges if exchange.answer is not None]
+    answers = [
+        f" {exchange.answer}." for exchange in conversation.exchanges if exchange.answer is not None
+    ]
     assert [tokenizer.decode(row.ids[start:end]) for start, end, _, _ in row.answers] == answers
 
 
 def test_arguments_may_be_text_or_a_dict(tokenizer: PreTrainedTokenizerBase) -> None:
     def message(arguments: Any) -> list[dict[str, Any]]:
-        return [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": arguments}}]}]
+        return [
+            {
+                "role": "assistant",
+                "tool_calls": [{"function": {"name": "f", "arguments": arguments}}],
+            }
+        ]
 
     assert rendered(tokenizer, message({"a": 1})) == rendered(tokenizer, message('{"a": 1}'))
 
 
-def test_the_generation_prompt_opens_the_assistants_message(tokenizer: PreTrainedTokenizerBase) -> None:
+def test_the_generation_prompt_opens_the_assistants_message(
+    tokenizer: PreTrainedTokenizerBase,
+) -> None:
     messages = [{"role": "user", "content": "Hello."}]
     whole = rendered(tokenizer, messages, add_generation_prompt=True)
     assert whole == "<|user|>Hello.<|end|><|assistant|>"
@@ -77,7 +102,10 @@ def test_the_generation_prompt_opens_the_assistants_message(tokenizer: PreTraine
     [
         {"role": "assistant", "content": None},
         {"role": "assistant", "content": None, "tool_calls": None},
-        {"role": "assistant", "tool_calls": [{"id": "1", "type": "function", "function": {"arguments": ""}}]},
+        {
+            "role": "assistant",
+            "tool_calls": [{"id": "1", "type": "function", "function": {"arguments": ""}}],
+        },
         {"role": "tool", "content": None},
         {"role": "tool", "content": {"rows": [1, 2]}, "tool_call_id": "1"},
         {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "image_url"}, "b"]},
@@ -86,7 +114,9 @@ def test_the_generation_prompt_opens_the_assistants_message(tokenizer: PreTraine
         {"role": "user"},
     ],
 )
-def test_messages_of_real_clients_render(tokenizer: PreTrainedTokenizerBase, message: dict[str, Any]) -> None:
+def test_messages_of_real_clients_render(
+    tokenizer: PreTrainedTokenizerBase, message: dict[str, Any]
+) -> None:
     tools = [
         {"type": "function", "function": {"name": "f"}},
         {"type": "function", "function": {"name": "g", "parameters": {"type": "object"}}},

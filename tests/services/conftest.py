@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 
 from kvrecall.domain.errors import WorkerLost, WorkerRefused
-from kvrecall.domain.limits import ServiceSettings
+from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.messages import Message, Sampling
 from kvrecall.domain.turn_request import TurnRequest
 from kvrecall.protocol.v1 import worker_pb2 as wire
 from services.catalog.sqlite.catalog import SqliteCatalog
-from services.service import NewSession, SessionService
+from services.service import CreateSession, SessionService
 
 
-class ScriptedWorker:
+class StubWorker:
     """Answers each turn with the next of `script` (texts, or tool calls), one word per token.
 
     Its rows are words. A session's selection is a hash over everything that ever changed it, so that two sessions
@@ -72,11 +72,20 @@ class ScriptedWorker:
             block_tokens=32,
             max_context=4096,
             methods=[
-                wire.MethodInfo(name="snapkv", summary="the last window's attention", settings_schema="{}"),
+                wire.MethodInfo(
+                    name="snapkv", summary="the last window's attention", settings_schema="{}"
+                ),
                 wire.MethodInfo(name="full", summary="keeps everything", settings_schema="{}"),
-                wire.MethodInfo(name="epicache", summary="an episode's attention", settings_schema="{}", episodes=True),
+                wire.MethodInfo(
+                    name="epicache",
+                    summary="an episode's attention",
+                    settings_schema="{}",
+                    episodes=True,
+                ),
             ],
-            repair=wire.MethodInfo(name="repairkv", summary="bursts around anchors", settings_schema="{}"),
+            repair=wire.MethodInfo(
+                name="repairkv", summary="bursts around anchors", settings_schema="{}"
+            ),
             page_tokens=4,
             token_bytes=64,
         )
@@ -90,7 +99,12 @@ class ScriptedWorker:
     async def workers(self) -> list[wire.WorkerRecord]:
         return [
             wire.WorkerRecord(
-                name=name, address=f"{name}:1", slots=4, free_slots=3, sessions=1, draining=name in self.draining
+                name=name,
+                address=f"{name}:1",
+                slots=4,
+                free_slots=3,
+                sessions=1,
+                draining=name in self.draining,
             )
             for name in self.names
         ]
@@ -165,7 +179,9 @@ class ScriptedWorker:
     async def repair(self, request: wire.RepairRequest) -> wire.RepairResult:
         self._fault("repair")
         state = self._state(request.session)
-        signal = request.text.split() + [word for message in request.messages for word in _words(message)]
+        signal = request.text.split() + [
+            word for message in request.messages for word in _words(message)
+        ]
         signal += [self.words[token] for token in request.token_ids]
         self.said.append(f"{request.trigger}: {' '.join(signal)}")
         self.deadlines.append(request.seconds)
@@ -193,7 +209,9 @@ class ScriptedWorker:
             self.hurries[request.session].set()
 
     async def detokenize(self, request: wire.DetokenizeRequest) -> wire.DetokenizeResult:
-        return wire.DetokenizeResult(texts=[" ".join(self.words[id] for id in chunk.ids) for chunk in request.chunks])
+        return wire.DetokenizeResult(
+            texts=[" ".join(self.words[id] for id in chunk.ids) for chunk in request.chunks]
+        )
 
     async def embed(self, texts: list[str]) -> wire.EmbedResult:
         self._fault("embed")
@@ -207,7 +225,9 @@ class ScriptedWorker:
         state = self._state(request.session)
         for plan in request.plans:
             if not plan.patched_prompt or any(span.stop > state.length for span in plan.segments):
-                raise WorkerRefused("bad_episode", f"{plan.id} has no prompt, or names rows that are not there")
+                raise WorkerRefused(
+                    "bad_episode", f"{plan.id} has no prompt, or names rows that are not there"
+                )
         await self._gate("build")
         self.builds.append(request)
         return wire.BuildEpisodesResult(
@@ -237,13 +257,22 @@ class ScriptedWorker:
     async def stats(self) -> dict[str, wire.WorkerStats]:
         self._fault("stats")
         tiers = {
-            "ram": wire.TierStats(bytes=640, limit_bytes=1000, hits=3, misses=1, reads=4, read_bytes=256),
+            "ram": wire.TierStats(
+                bytes=640, limit_bytes=1000, hits=3, misses=1, reads=4, read_bytes=256
+            ),
             "nvme": wire.TierStats(
-                bytes=1280, errors=2, refused_pages=5, writes=7, written_bytes=512, write_seconds=0.5
+                bytes=1280,
+                errors=2,
+                refused_pages=5,
+                writes=7,
+                written_bytes=512,
+                write_seconds=0.5,
             ),
         }
         open_here = len(self.sessions)
-        one = wire.WorkerStats(slots_in_use=open_here, sessions=open_here, tiers=tiers, lost_pages=3, rebuilt_pages=2)
+        one = wire.WorkerStats(
+            slots_in_use=open_here, sessions=open_here, tiers=tiers, lost_pages=3, rebuilt_pages=2
+        )
         return dict.fromkeys(self.names, one)
 
     async def close(self) -> None:
@@ -257,9 +286,13 @@ class ScriptedWorker:
     def _change(self, state: wire.SessionState, why: str, words: list[str]) -> None:
         state.length += len(words)
         self.words |= {_token(word): word for word in words}
-        state.selection = hashlib.sha256(state.selection + f"{why} {' '.join(words)}".encode()).digest()
+        state.selection = hashlib.sha256(
+            state.selection + f"{why} {' '.join(words)}".encode()
+        ).digest()
 
-    def _switch(self, state: wire.SessionState, request: wire.TurnRequest) -> wire.SwitchReport | None:
+    def _switch(
+        self, state: wire.SessionState, request: wire.TurnRequest
+    ) -> wire.SwitchReport | None:
         if not request.HasField("episode"):
             return None
         episode = request.episode
@@ -267,14 +300,19 @@ class ScriptedWorker:
         self._change(state, f"switch to {episode.id}", [])
         state.episode = episode.id
         state.patched_prompt[:] = episode.patched_prompt
-        return wire.SwitchReport(episode=episode.id, rows_moved=20, rows_kept=80, bytes_moved=1280, seconds=0.01)
+        return wire.SwitchReport(
+            episode=episode.id, rows_moved=20, rows_kept=80, bytes_moved=1280, seconds=0.01
+        )
 
     def _take(self, request: wire.TurnRequest, token_ids: list[int]) -> int:
         """Whole pages of the prefix that the prompt begins with, but for its last word."""
         if not request.HasField("prefix"):
             return 0
         self.prefixes.append(request.prefix)
-        alike = takewhile(lambda pair: pair[0] == pair[1], zip(request.prefix.token_ids, token_ids[:-1], strict=False))
+        alike = takewhile(
+            lambda pair: pair[0] == pair[1],
+            zip(request.prefix.token_ids, token_ids[:-1], strict=False),
+        )
         return len(list(alike)) // 4
 
     async def _gate(self, name: str) -> None:
@@ -346,7 +384,8 @@ class ScriptedWorker:
         return done
 
     def _memory(self, session: str) -> wire.MemoryReport:
-        state, budget = self.sessions[session], self.specs[session].budget
+        state = self.sessions[session]
+        budget = self.specs[session].budget
         active = min(state.length, budget)
         return wire.MemoryReport(
             length=state.length,
@@ -387,10 +426,10 @@ def _token(word: str) -> int:
 class Harness:
     """A service over a scripted worker and a real catalog in a file, and how to restart it."""
 
-    def __init__(self, path: Path, settings: ServiceSettings) -> None:
+    def __init__(self, path: Path, settings: ServiceLimits) -> None:
         self.path = path
         self.settings = settings
-        self.worker = ScriptedWorker()
+        self.worker = StubWorker()
         self.service: SessionService
         self.catalog: SqliteCatalog
 
@@ -407,16 +446,22 @@ class Harness:
                 task.cancel()
                 await asyncio.wait({task})
         await self.catalog.close()
-        self.worker = ScriptedWorker()
+        self.worker = StubWorker()
         await self.start()
 
     async def session(self, **settings: object) -> str:
         """A new session of budget 64."""
-        return (await self.service.create(NewSession(**{"budget": 64, "repair_rows": 8, "seed": 1} | settings))).id
+        return (
+            await self.service.create(
+                CreateSession(**{"budget": 64, "repair_rows": 8, "seed": 1} | settings)
+            )
+        ).id
 
     async def say(self, session: str, *messages: Message, **options: object):
         """Run a turn to its end: what it came to."""
-        stream = self.service.turn(session, TurnRequest(messages, **{"sampling": Sampling(50)} | options))
+        stream = self.service.turn(
+            session, TurnRequest(messages, **{"sampling": Sampling(50)} | options)
+        )
         return [progress async for progress in stream][-1].outcome
 
     async def selection(self, session: str) -> bytes:
@@ -431,12 +476,12 @@ class Harness:
 
 
 @pytest.fixture
-def settings() -> ServiceSettings:
-    return ServiceSettings(queue_seconds=5, drain_seconds=5)
+def settings() -> ServiceLimits:
+    return ServiceLimits(queue_seconds=5, drain_seconds=5)
 
 
 @pytest.fixture
-async def harness(tmp_path: Path, settings: ServiceSettings) -> AsyncIterator[Harness]:
+async def harness(tmp_path: Path, settings: ServiceLimits) -> AsyncIterator[Harness]:
     harness = Harness(tmp_path / "catalog.db", settings)
     await harness.start()
     yield harness

@@ -9,11 +9,12 @@ from kvrecall.domain.errors import ServiceError, WorkerLost, WorkerRefused
 from kvrecall.domain.events import EpisodesBuilt, EpisodesFailed
 from kvrecall.domain.messages import Message
 from kvrecall.domain.session import EpisodeSettings
-from kvrecall.domain.tool_events import CallEvent, CallEventType
+from kvrecall.domain.tool_events import ToolEvent, ToolEventType
 from kvrecall.domain.turn_request import TurnRequest
 from kvrecall.protocol.v1 import worker_pb2 as wire
 
-TEA, TRAINS = "kettle leaves brew steep cup", "station rails ticket platform carriage"
+TEA = "kettle leaves brew steep cup"
+TRAINS = "station rails ticket platform carriage"
 SMALL = EpisodeSettings(count=2, segment_utterances=2, medoid_utterances=2, rebuild_growth=0.5)
 """A turn is a segment; four turns are enough to build."""
 
@@ -60,21 +61,28 @@ async def building(harness, chat: Chat, session: str) -> None:
     await harness.worker.reached["build"].wait()
 
 
-async def test_episodes_are_built_once_there_is_enough_to_build_them_from(harness, chat: Chat, session: str) -> None:
+async def test_episodes_are_built_once_there_is_enough_to_build_them_from(
+    harness, chat: Chat, session: str
+) -> None:
     await chat(session, TEA, TRAINS, TEA)
     assert (await harness.catalog.episodes(session)).segments == 3
     assert harness.worker.builds == []
     await chat(session, TRAINS)
     found = await harness.catalog.episodes(session)
     assert (found.segments, found.built_segments, found.builds, found.active) == (4, 4, 1, "")
-    assert [(each.id, each.segments, each.tokens) for each in found.episodes] == [("1-1", 2, 22), ("1-2", 2, 22)]
+    assert [(each.id, each.segments, each.tokens) for each in found.episodes] == [
+        ("1-1", 2, 22),
+        ("1-2", 2, 22),
+    ]
     assert found.episodes[0].medoid == f"user: {TEA}\nassistant: {TEA}"
     assert await labels(harness, session) == [0, 1, 0, 1]
     built = wire.Episode.FromString(await harness.catalog.built_episode(session, "1-2"))
     assert (built.id, built.rows, built.length) == ("1-2", b"rows of 1-2", 44)
 
 
-async def test_a_build_is_asked_for_in_the_logs_own_tokens(harness, chat: Chat, session: str) -> None:
+async def test_a_build_is_asked_for_in_the_logs_own_tokens(
+    harness, chat: Chat, session: str
+) -> None:
     await chat(session, TEA, TRAINS, TEA, TRAINS)
     (request,) = harness.worker.builds
     log = [token for turn in await harness.catalog.turns(session, 0, 9) for token in turn.token_ids]
@@ -114,7 +122,10 @@ async def test_new_segments_join_the_nearest_episode_until_it_is_time_to_build_a
     await chat(session, TEA, TRAINS, TEA, TRAINS, TRAINS)
     found = await harness.catalog.episodes(session)
     assert (found.segments, found.built_segments) == (5, 4)
-    assert [(each.id, each.segments, each.tokens) for each in found.episodes] == [("1-1", 2, 22), ("1-2", 3, 33)]
+    assert [(each.id, each.segments, each.tokens) for each in found.episodes] == [
+        ("1-1", 2, 22),
+        ("1-2", 3, 33),
+    ]
     assert await labels(harness, session) == [0, 1, 0, 1, 1]
     await chat(session, TEA)
     found = await harness.catalog.episodes(session)
@@ -140,10 +151,16 @@ async def test_utterances_that_are_no_whole_segment_yet_wait_for_the_next(harnes
         harness.worker.script = [text.upper()]
         await harness.say(session, Message("user", text))
         await harness.settled(session)
-    assert [text for batch in harness.worker.embedded for text in batch] == ["a\nA\nb", "B\nc\nC", "d\nD\ne"]
+    assert [text for batch in harness.worker.embedded for text in batch] == [
+        "a\nA\nb",
+        "B\nc\nC",
+        "d\nD\ne",
+    ]
 
 
-async def test_a_turn_breaks_a_build_off_and_it_is_done_later(harness, chat: Chat, session: str) -> None:
+async def test_a_turn_breaks_a_build_off_and_it_is_done_later(
+    harness, chat: Chat, session: str
+) -> None:
     await building(harness, chat, session)
     await asyncio.wait_for(harness.say(session, Message("user", TEA)), 5)
     harness.worker.gates["build"].set()
@@ -152,7 +169,9 @@ async def test_a_turn_breaks_a_build_off_and_it_is_done_later(harness, chat: Cha
     assert (await harness.catalog.episodes(session)).built_segments == 5
 
 
-async def test_a_turn_that_fails_leaves_a_build_to_be_done_as_well(harness, chat: Chat, session: str) -> None:
+async def test_a_turn_that_fails_leaves_a_build_to_be_done_as_well(
+    harness, chat: Chat, session: str
+) -> None:
     await building(harness, chat, session)
     harness.worker.faults["turn"] = WorkerLost("gone")
     with pytest.raises(WorkerLost):
@@ -162,9 +181,14 @@ async def test_a_turn_that_fails_leaves_a_build_to_be_done_as_well(harness, chat
     assert (await harness.catalog.episodes(session)).built_segments == 4
 
 
-async def test_nothing_is_cared_for_while_a_turn_waits_for_another(harness, chat: Chat, session: str) -> None:
+async def test_nothing_is_cared_for_while_a_turn_waits_for_another(
+    harness, chat: Chat, session: str
+) -> None:
     await chat(session, TEA, TRAINS, TEA)
-    streams = [harness.service.turn(session, TurnRequest((Message("user", TRAINS),), queue=True)) for _ in range(3)]
+    streams = [
+        harness.service.turn(session, TurnRequest((Message("user", TRAINS),), queue=True))
+        for _ in range(3)
+    ]
     for stream in streams:
         _ = [progress async for progress in stream]
     await harness.settled(session)
@@ -172,7 +196,9 @@ async def test_nothing_is_cared_for_while_a_turn_waits_for_another(harness, chat
     assert (await harness.catalog.episodes(session)).segments == 6
 
 
-async def test_a_repair_breaks_a_build_off_and_comes_first(harness, chat: Chat, call: Callable) -> None:
+async def test_a_repair_breaks_a_build_off_and_comes_first(
+    harness, chat: Chat, call: Callable
+) -> None:
     session = await harness.session(method="epicache", budget=24, repair_rows=8, episodes=SMALL)
     await chat(session, TEA, TRAINS, TEA)
     harness.worker.gates["build"] = asyncio.Event()
@@ -181,7 +207,7 @@ async def test_a_repair_breaks_a_build_off_and_comes_first(harness, chat: Chat, 
     await harness.worker.reached["build"].wait()
     assert harness.worker.said[-1] == 'tool_call: weather {"city": "Bern"}'
     harness.worker.reached["repair"].clear()
-    event = CallEvent(CallEventType.COMPLETED, "c1", "rain")
+    event = ToolEvent(ToolEventType.COMPLETED, "c1", "rain")
     await harness.service.event(session, event)
     await harness.worker.reached["repair"].wait()
     assert harness.worker.said[-1] == "tool_result: tool rain"
@@ -191,7 +217,9 @@ async def test_a_repair_breaks_a_build_off_and_comes_first(harness, chat: Chat, 
     assert len(harness.worker.builds) == 1
 
 
-async def test_reports_that_call_for_no_repair_let_a_build_go_on(harness, chat: Chat, call: Callable) -> None:
+async def test_reports_that_call_for_no_repair_let_a_build_go_on(
+    harness, chat: Chat, call: Callable
+) -> None:
     session = await harness.session(method="epicache", budget=16, repair_rows=0, episodes=SMALL)
     await chat(session, TEA, TRAINS, TEA)
     harness.worker.gates["build"] = asyncio.Event()
@@ -199,14 +227,16 @@ async def test_reports_that_call_for_no_repair_let_a_build_go_on(harness, chat: 
     await harness.say(session, Message("user", TRAINS))
     await harness.worker.reached["build"].wait()
     (held,) = [task for task in asyncio.all_tasks() if task.get_name() == f"episodes of {session}"]
-    await harness.service.event(session, CallEvent(CallEventType.DELTA, "c1", "ra"))
+    await harness.service.event(session, ToolEvent(ToolEventType.DELTA, "c1", "ra"))
     harness.worker.gates["build"].set()
     await harness.settled(session)
     assert not held.cancelled()
     assert len(harness.worker.builds) == 1
 
 
-async def test_after_a_crash_it_goes_on_from_what_was_committed(harness, chat: Chat, session: str) -> None:
+async def test_after_a_crash_it_goes_on_from_what_was_committed(
+    harness, chat: Chat, session: str
+) -> None:
     await building(harness, chat, session)
     before = await harness.catalog.segments(session)
     await harness.crash()
@@ -228,7 +258,9 @@ async def test_a_build_that_fails_is_told_and_tried_again_after_the_next_turn(
     assert built == [EpisodesBuilt(session, episodes=2, segments=5, scored_rows=55, seconds=0.5)]
 
 
-async def test_a_worker_that_broke_in_a_build_opens_the_session_again(harness, chat: Chat, session: str) -> None:
+async def test_a_worker_that_broke_in_a_build_opens_the_session_again(
+    harness, chat: Chat, session: str
+) -> None:
     harness.worker.faults["build"] = WorkerLost("gone")
     await chat(session, TEA, TRAINS, TEA, TRAINS)
     opened = len([said for said in harness.worker.said if said.startswith("open")])
@@ -246,7 +278,9 @@ async def test_segments_that_cannot_be_embedded_wait_for_the_next_turn(
     assert (await harness.catalog.episodes(session)).segments == 2
 
 
-async def test_another_encoder_makes_all_vectors_anew(harness, chat: Chat, session: str, told: list) -> None:
+async def test_another_encoder_makes_all_vectors_anew(
+    harness, chat: Chat, session: str, told: list
+) -> None:
     await chat(session, TEA, TRAINS, TEA, TRAINS)
     harness.worker.dimensions = 8
     await chat(session, TEA)
@@ -273,7 +307,9 @@ async def test_episodes_of_another_build_than_was_asked_for_are_refused(
     assert (await harness.catalog.episodes(session)).episodes == ()
 
 
-async def test_a_deleted_session_and_a_stop_take_the_build_with_them(harness, chat: Chat, session: str) -> None:
+async def test_a_deleted_session_and_a_stop_take_the_build_with_them(
+    harness, chat: Chat, session: str
+) -> None:
     await building(harness, chat, session)
     await harness.service.delete(session)
     assert not [task for task in asyncio.all_tasks() if session in task.get_name()]

@@ -7,16 +7,17 @@ import pytest
 
 from kvrecall.domain.errors import EpisodesUnsupported, WorkerLost, WorkerRefused
 from kvrecall.domain.events import EpisodesFailed
-from kvrecall.domain.limits import ServiceSettings
+from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.messages import Message, Sampling
 from kvrecall.domain.reports import EpisodeReport
 from kvrecall.domain.session import EpisodeSettings
 from kvrecall.domain.turn_request import TurnRequest
 from kvrecall.protocol.v1 import worker_pb2 as wire
 from services.catalog.base import IdempotencyKey
-from services.service import NewSession
+from services.service import CreateSession
 
-TEA, TRAINS = "kettle leaves brew steep cup", "station rails ticket platform carriage"
+TEA = "kettle leaves brew steep cup"
+TRAINS = "station rails ticket platform carriage"
 SMALL = EpisodeSettings(count=2, segment_utterances=2, medoid_utterances=2, rebuild_growth=4.0)
 
 
@@ -41,7 +42,9 @@ async def about(harness, session: str, text: str, **options: object) -> EpisodeR
 
 async def test_a_turn_switches_to_the_episode_it_is_about(harness, session: str) -> None:
     found = await about(harness, session, "ticket platform please")
-    assert found == replace(found, episode="1-2", switched=True, rows_moved=20, rows_kept=80, bytes_moved=1280)
+    assert found == replace(
+        found, episode="1-2", switched=True, rows_moved=20, rows_kept=80, bytes_moved=1280
+    )
     assert 0.2 < found.similarity < 1
     (sent,) = harness.worker.switches
     assert sent == wire.Episode.FromString(await harness.catalog.built_episode(session, "1-2"))
@@ -51,7 +54,12 @@ async def test_a_turn_switches_to_the_episode_it_is_about(harness, session: str)
 async def test_a_turn_that_stays_in_its_episode_moves_nothing(harness, session: str) -> None:
     await about(harness, session, TRAINS)
     stayed = await about(harness, session, "a ticket for the carriage")
-    assert (stayed.episode, stayed.switched, stayed.rows_moved, stayed.bytes_moved) == ("1-2", False, 0, 0)
+    assert (stayed.episode, stayed.switched, stayed.rows_moved, stayed.bytes_moved) == (
+        "1-2",
+        False,
+        0,
+        0,
+    )
     back = await about(harness, session, TEA)
     assert (back.episode, back.switched) == ("1-1", True)
     assert [episode.id for episode in harness.worker.switches] == ["1-2", "1-1"]
@@ -60,7 +68,9 @@ async def test_a_turn_that_stays_in_its_episode_moves_nothing(harness, session: 
     assert found.active == "1-1"
 
 
-async def test_a_turn_that_was_not_committed_is_not_counted_and_switches_again(harness, session: str) -> None:
+async def test_a_turn_that_was_not_committed_is_not_counted_and_switches_again(
+    harness, session: str
+) -> None:
     harness.worker.faults["done"] = WorkerLost("gone")
     with pytest.raises(WorkerLost):
         await about(harness, session, TRAINS)
@@ -78,10 +88,15 @@ async def test_which_episode_is_active_outlives_the_process(harness, session: st
 
 
 async def test_the_answer_to_a_repeated_turn_tells_the_same_episode(harness, session: str) -> None:
-    request, key = TurnRequest((Message("user", TRAINS),), sampling=Sampling(5)), IdempotencyKey("turn", "k", "body")
+    request = TurnRequest((Message("user", TRAINS),), sampling=Sampling(5))
+    key = IdempotencyKey("turn", "k", "body")
     told = []
     for _ in range(2):
-        told.append([progress async for progress in harness.service.turn(session, request, key)][-1].outcome.episode)
+        told.append(
+            [progress async for progress in harness.service.turn(session, request, key)][
+                -1
+            ].outcome.episode
+        )
     assert told[0] == told[1]
     assert told[0].switched
     assert [each.matched for each in (await harness.catalog.episodes(session)).episodes] == [0, 1]
@@ -92,7 +107,9 @@ async def test_time_for_matching_is_told_as_a_phase_of_its_own(harness, session:
     assert outcome.seconds["match"] >= 0
 
 
-async def test_what_says_nothing_new_of_the_users_side_is_not_matched(harness, session: str) -> None:
+async def test_what_says_nothing_new_of_the_users_side_is_not_matched(
+    harness, session: str
+) -> None:
     outcome = await harness.say(session, Message("assistant", "by the way"), generate=False)
     assert outcome.episode is None
     assert "match" not in outcome.seconds
@@ -122,8 +139,8 @@ class TestSlowEncoder:
     """An encoder that takes its time."""
 
     @pytest.fixture
-    def settings(self) -> ServiceSettings:
-        return ServiceSettings(queue_seconds=5, drain_seconds=5, match_seconds=0.05)
+    def settings(self) -> ServiceLimits:
+        return ServiceLimits(queue_seconds=5, drain_seconds=5, match_seconds=0.05)
 
     async def test_a_turn_does_not_wait_for_it_for_ever(self, harness, session: str) -> None:
         harness.worker.gates["embed"] = asyncio.Event()
@@ -141,7 +158,9 @@ async def test_an_episode_that_the_worker_cannot_use_is_left_out(harness, sessio
     assert (await harness.catalog.episodes(session)).active == ""
 
 
-async def test_other_refusals_of_a_turn_with_an_episode_are_the_turns_own(harness, session: str) -> None:
+async def test_other_refusals_of_a_turn_with_an_episode_are_the_turns_own(
+    harness, session: str
+) -> None:
     harness.worker.faults["switch"] = WorkerRefused("turn_too_long", "too much")
     with pytest.raises(WorkerRefused, match="too much"):
         await about(harness, session, TRAINS)
@@ -156,14 +175,22 @@ async def test_a_method_that_looks_at_episodes_has_them_by_default(harness) -> N
         "other": {"method": "snapkv"},
         "other, off": {"method": "snapkv", "episodes": None},
     }.items():
-        chosen[name] = (await harness.service.create(NewSession(budget=64, **options))).settings.episodes
+        chosen[name] = (
+            await harness.service.create(CreateSession(budget=64, **options))
+        ).settings.episodes
     default = EpisodeSettings()
-    assert chosen == {"default": default, "off": None, "own": SMALL, "other": None, "other, off": None}
+    assert chosen == {
+        "default": default,
+        "off": None,
+        "own": SMALL,
+        "other": None,
+        "other, off": None,
+    }
 
 
 async def test_episodes_of_another_method_are_refused(harness) -> None:
     with pytest.raises(EpisodesUnsupported, match="'snapkv' do not look at episodes") as caught:
-        await harness.service.create(NewSession(budget=64, method="snapkv", episodes=SMALL))
+        await harness.service.create(CreateSession(budget=64, method="snapkv", episodes=SMALL))
     assert caught.value.details == {"field": "episodes"}
 
 

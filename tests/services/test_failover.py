@@ -17,7 +17,7 @@ from kvrecall.domain.messages import Message
 from kvrecall.domain.session import EpisodeSettings
 from kvrecall.domain.turn_request import TurnRequest
 from kvrecall.protocol.v1 import worker_pb2 as wire
-from services.turn_stream import TokenSaid
+from services.turn_stream import TextDelta
 
 HELLO = Message("user", "hello there")
 
@@ -45,15 +45,22 @@ def of_kind(heard: list, kind: type) -> list:
         ("done", WorkerRefused("storage_failed", "the disk is full")),
     ],
 )
-async def test_a_turn_goes_on_in_another_worker(harness, heard: list, where: str, fault: Exception) -> None:
-    session, twin = await harness.session(), await harness.session()
+async def test_a_turn_goes_on_in_another_worker(
+    harness, heard: list, where: str, fault: Exception
+) -> None:
+    session = await harness.session()
+    twin = await harness.session()
     for each in (session, twin):
         await harness.say(each, HELLO)
     harness.worker.script = ["one two three", "one two three", "one two three"]
     harness.worker.faults[where] = fault
     stream = harness.service.turn(session, TurnRequest((HELLO,)))
     told = [progress async for progress in stream]
-    assert "".join(piece.text for piece in told if isinstance(piece, TokenSaid)).split() == ["one", "two", "three"]
+    assert "".join(piece.text for piece in told if isinstance(piece, TextDelta)).split() == [
+        "one",
+        "two",
+        "three",
+    ]
     assert [retried.worker for retried in of_kind(heard, TurnRetried)] == ["one"]
     assert (await harness.catalog.session(session)).worker == "two"
     harness.worker.script = ["one two three"]
@@ -62,12 +69,18 @@ async def test_a_turn_goes_on_in_another_worker(harness, heard: list, where: str
 
 
 @pytest.mark.parametrize("where", ["token", "done"])
-async def test_pages_found_lost_in_the_middle_of_a_turn_are_computed_again(harness, heard: list, where: str) -> None:
+async def test_pages_found_lost_in_the_middle_of_a_turn_are_computed_again(
+    harness, heard: list, where: str
+) -> None:
     session = await harness.session()
     harness.worker.script = ["one two three"] * 2
     harness.worker.faults[where] = WorkerRefused("rows_missing", "page 3 is not whole")
     told = [progress async for progress in harness.service.turn(session, TurnRequest((HELLO,)))]
-    assert "".join(piece.text for piece in told if isinstance(piece, TokenSaid)).split() == ["one", "two", "three"]
+    assert "".join(piece.text for piece in told if isinstance(piece, TextDelta)).split() == [
+        "one",
+        "two",
+        "three",
+    ]
     assert [rebuilt.worker for rebuilt in of_kind(heard, PagesRebuilt)] == ["one"]
     assert of_kind(heard, TurnRetried) == []
 
@@ -79,15 +92,17 @@ async def test_what_was_told_is_not_told_again(harness, heard: list) -> None:
     stream = harness.service.turn(session, TurnRequest((HELLO,)))
     assert (await anext(stream)).turn == 1
     harness.worker.gates["token"].set()
-    assert await anext(stream) == TokenSaid("one ")
+    assert await anext(stream) == TextDelta("one ")
     harness.worker.faults["done"] = WorkerLost("gone")
     told = [progress async for progress in stream]
-    assert told[:2] == [TokenSaid("two "), TokenSaid("three ")]
+    assert told[:2] == [TextDelta("two "), TextDelta("three ")]
     assert told[2].outcome.output_tokens == 3
     assert len(told) == 3
 
 
-async def test_a_worker_that_answers_otherwise_fails_the_turn_and_changes_nothing(harness, heard: list) -> None:
+async def test_a_worker_that_answers_otherwise_fails_the_turn_and_changes_nothing(
+    harness, heard: list
+) -> None:
     session = await harness.session()
     harness.worker.script = ["one two", "one three"]
     harness.worker.faults["done"] = WorkerLost("gone")
@@ -136,7 +151,9 @@ async def test_a_new_session_is_opened_in_another_worker(harness, heard: list) -
     assert (await harness.catalog.session(session)).worker == "two"
 
 
-async def test_a_session_leaves_a_worker_that_drains_with_its_next_turn(harness, heard: list) -> None:
+async def test_a_session_leaves_a_worker_that_drains_with_its_next_turn(
+    harness, heard: list
+) -> None:
     session = await harness.session()
     await harness.say(session, HELLO)
     harness.worker.draining.add("one")
@@ -154,20 +171,25 @@ async def test_every_opening_has_an_epoch_of_its_own(harness, heard: list) -> No
     assert len(harness.worker.epochs) == 4
 
 
-async def test_a_repair_whose_worker_is_lost_stays_due(harness, heard: list, call: Callable) -> None:
+async def test_a_repair_whose_worker_is_lost_stays_due(
+    harness, heard: list, call: Callable
+) -> None:
     session = await harness.session()
     harness.worker.script = [[call("c1", "Bern")]]
     harness.worker.faults["repair"] = WorkerLost("gone")
     await harness.say(session, HELLO)
     await harness.settled(session)
     assert [failed.final for failed in of_kind(heard, RepairFailed)] == [False]
-    outcome = await harness.say(session, Message("tool", "sun", tool_call_id="c1"), wait_for_repairs=True)
+    outcome = await harness.say(
+        session, Message("tool", "sun", tool_call_id="c1"), wait_for_repairs=True
+    )
     assert [repair.trigger for repair in outcome.repairs] == ["tool_call"]
 
 
 @pytest.mark.parametrize("where", ["open", "turn"])
 async def test_lost_pages_are_computed_again_from_the_log(harness, heard: list, where: str) -> None:
-    session, twin = await harness.session(), await harness.session()
+    session = await harness.session()
+    twin = await harness.session()
     for each in (session, twin):
         await harness.say(each, HELLO)
         await harness.say(each, HELLO)
@@ -183,18 +205,29 @@ async def test_lost_pages_are_computed_again_from_the_log(harness, heard: list, 
     assert await harness.selection(session) == await harness.selection(twin)
 
 
-@pytest.mark.parametrize("error", [WorkerRefused("rows_missing", "one more is gone"), WorkerLost("gone")])
-async def test_a_rebuild_that_breaks_off_is_begun_again(harness, heard: list, error: Exception) -> None:
+@pytest.mark.parametrize(
+    "error", [WorkerRefused("rows_missing", "one more is gone"), WorkerLost("gone")]
+)
+async def test_a_rebuild_that_breaks_off_is_begun_again(
+    harness, heard: list, error: Exception
+) -> None:
     session = await harness.session()
     await harness.say(session, HELLO)
-    harness.worker.faults |= {"turn": WorkerRefused("rows_missing", "page 3 is not whole"), "rebuild": error}
+    harness.worker.faults |= {
+        "turn": WorkerRefused("rows_missing", "page 3 is not whole"),
+        "rebuild": error,
+    }
     assert (await harness.say(session, HELLO)).turn == 2
     lost = isinstance(error, WorkerLost)
-    assert len(of_kind(heard, PagesRebuilt)) == (not lost)  # another worker finds by itself whether pages are lost
+    assert len(of_kind(heard, PagesRebuilt)) == (
+        not lost
+    )  # another worker finds by itself whether pages are lost
     assert len(of_kind(heard, TurnRetried)) == lost
 
 
-async def test_lost_pages_are_computed_again_for_a_repair_and_for_a_build(harness, heard: list, call: Callable) -> None:
+async def test_lost_pages_are_computed_again_for_a_repair_and_for_a_build(
+    harness, heard: list, call: Callable
+) -> None:
     settings = EpisodeSettings(count=2, segment_utterances=2, medoid_utterances=2)
     session = await harness.session(method="epicache", budget=16, repair_rows=0, episodes=settings)
     for _ in range(4):
@@ -231,11 +264,15 @@ async def test_a_turn_says_whether_its_rows_survive_the_worker(harness) -> None:
     assert (await harness.say(session, HELLO)).durable
     harness.worker.durable = False
     assert not (await harness.say(session, HELLO)).durable
-    assert [turn.outcome.durable for turn in await harness.catalog.turns(session, 0, 10)] == [True, False]
+    assert [turn.outcome.durable for turn in await harness.catalog.turns(session, 0, 10)] == [
+        True,
+        False,
+    ]
 
 
 async def test_a_session_moves_as_it_was_committed(harness, heard: list) -> None:
-    session, twin = await harness.session(), await harness.session()
+    session = await harness.session()
+    twin = await harness.session()
     for each in (session, twin):
         await harness.say(each, HELLO)
     before = await harness.catalog.session(session)

@@ -1,4 +1,4 @@
-"""Forks: the child begins as its parent stood, both go on by themselves, and neither loses rows by the other's end."""
+"""Forks: the child begins as its parent stood, both go on by themselves, and neither loses rows when the other ends."""
 
 import asyncio
 
@@ -40,11 +40,21 @@ async def fork(harness, session: str, turn: int | None = None, **asked: object) 
 async def test_a_fork_begins_as_its_parent_stands_and_both_go_on_by_themselves(harness) -> None:
     parent = await spoken(harness)
     child = await harness.service.fork(parent, NewFork())
-    assert (child.turns, child.memory.length, child.settings.forked_from) == (2, 22, ForkOrigin(parent, 2))
+    assert (child.turns, child.memory.length, child.settings.forked_from) == (
+        2,
+        22,
+        ForkOrigin(parent, 2),
+    )
     assert (await harness.service.get(child.id))[0] == child
     assert await harness.selection(child.id) == await harness.selection(parent)
-    told = [(turn.number, turn.messages, turn.token_ids) for turn in await harness.service.turns(child.id, 0, 10)]
-    assert told == [(turn.number, turn.messages, turn.token_ids) for turn in await harness.service.turns(parent, 0, 10)]
+    told = [
+        (turn.number, turn.messages, turn.token_ids)
+        for turn in await harness.service.turns(child.id, 0, 10)
+    ]
+    assert told == [
+        (turn.number, turn.messages, turn.token_ids)
+        for turn in await harness.service.turns(parent, 0, 10)
+    ]
     assert (await harness.say(child.id, HELLO)).turn == 3
     assert (await harness.service.get(parent))[0].turns == 2
     assert await harness.selection(child.id) != await harness.selection(parent)
@@ -57,7 +67,11 @@ async def test_a_fork_has_its_parents_settings_and_metadata_of_its_own(harness) 
     parent = await harness.session(metadata={"name": "first"}, seed=7, method="full")
     await harness.say(parent, HELLO)
     named = await harness.service.fork(parent, NewFork(metadata={"name": "second"}))
-    assert (named.settings.metadata, named.settings.seed, named.settings.method) == ({"name": "second"}, 7, "full")
+    assert (named.settings.metadata, named.settings.seed, named.settings.method) == (
+        {"name": "second"},
+        7,
+        "full",
+    )
     assert (await harness.service.fork(parent, NewFork())).settings.metadata == {"name": "first"}
 
 
@@ -89,7 +103,9 @@ async def test_a_fork_names_whose_pages_it_has(harness) -> None:
     assert (await harness.service.get(middle))[0].shared == (SharedPages(parent, 5),)
 
 
-async def test_a_fork_within_a_shorter_page_than_its_parents_own_shares_no_page_twice(harness) -> None:
+async def test_a_fork_within_a_shorter_page_than_its_parents_own_shares_no_page_twice(
+    harness,
+) -> None:
     parent = await spoken(harness, 1)
     child = await fork(harness, parent)
     found = (await harness.service.get(await fork(harness, child)))[0]
@@ -128,10 +144,14 @@ async def test_a_fork_of_a_paused_session_waits_for_the_same_calls(harness, call
     child = await harness.service.fork(parent, NewFork())
     assert [pending.call.id for pending in child.calls] == ["c1", "c2"]
     assert (await harness.service.get(child.id))[1] is SessionState.PAUSED
-    assert [record.report.trigger for record in await harness.catalog.repairs(child.id, 9)] == ["tool_call"] * 2
+    assert [record.report.trigger for record in await harness.catalog.repairs(child.id, 9)] == [
+        "tool_call"
+    ] * 2
 
 
-async def test_a_repair_that_runs_ends_with_what_it_has_found_and_the_fork_has_it(harness, call) -> None:
+async def test_a_repair_that_runs_ends_with_what_it_has_found_and_the_fork_has_it(
+    harness, call
+) -> None:
     parent = await harness.session()
     harness.worker.script = [[call("c1", "Bern")]]
     harness.worker.gates["repair"] = asyncio.Event()
@@ -158,7 +178,9 @@ async def test_a_session_that_said_nothing_is_not_forked(harness) -> None:
         await harness.service.fork("s_none", NewFork())
 
 
-async def test_a_session_in_the_middle_of_a_turn_is_not_forked_unless_asked_to_wait(harness) -> None:
+async def test_a_session_in_the_middle_of_a_turn_is_not_forked_unless_asked_to_wait(
+    harness,
+) -> None:
     session = await spoken(harness)
     harness.worker.gates["token"] = asyncio.Event()
     harness.worker.reached["token"].clear()
@@ -206,12 +228,15 @@ async def test_a_repeated_fork_is_made_once(harness) -> None:
     assert await harness.service.fork(session, NewFork(), KEY) == first
     assert len(await harness.catalog.session_ids()) == 2
     with pytest.raises(IdempotencyConflict):
-        await harness.service.fork(session, NewFork(), IdempotencyKey("fork", "key", "another body"))
+        await harness.service.fork(
+            session, NewFork(), IdempotencyKey("fork", "key", "another body")
+        )
 
 
 async def test_a_deleted_parent_leaves_the_pages_that_its_forks_share(harness) -> None:
     parent = await spoken(harness)
-    child, other = await fork(harness, parent), await fork(harness, parent, 1)
+    child = await fork(harness, parent)
+    other = await fork(harness, parent, 1)
     await harness.service.delete(parent)
     assert harness.worker.dropped == [(parent, 5)]
     with pytest.raises(UnknownSession):
@@ -232,6 +257,9 @@ async def test_who_watches_is_told_of_forks(harness) -> None:
     session = await spoken(harness)
     told: list[object] = []
     harness.service.observe(told.append)
-    last, earlier = await fork(harness, session), await fork(harness, session, 1)
-    forks = [(each.session, each.child, each.at) for each in told if isinstance(each, SessionForked)]
+    last = await fork(harness, session)
+    earlier = await fork(harness, session, 1)
+    forks = [
+        (each.session, each.child, each.at) for each in told if isinstance(each, SessionForked)
+    ]
     assert forks == [(session, last, "last"), (session, earlier, "earlier")]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kvrecall.domain.errors import SessionBusy, StaleEpoch
-from kvrecall.domain.limits import ServiceSettings
+from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.messages import Message
 from kvrecall.domain.reports import MemoryReport
 from kvrecall.domain.session import Session, SessionSettings
@@ -18,11 +18,11 @@ from services.service import SessionService
 from services.turn_stream import TurnStream
 
 HELLO = Message("user", "hello there")
-QUICK = ServiceSettings(claim_seconds=0.15, queue_seconds=5)
+QUICK = ServiceLimits(claim_seconds=0.15, queue_seconds=5)
 
 
 @pytest.fixture
-def settings() -> ServiceSettings:
+def settings() -> ServiceLimits:
     return QUICK
 
 
@@ -31,13 +31,16 @@ async def catalog(tmp_path: Path) -> AsyncIterator[SqliteCatalog]:
     """A catalog with one session, of epoch 1 and in worker one."""
     catalog = await SqliteCatalog.open(tmp_path / "catalog.db")
     settings = SessionSettings(budget=64, repair_rows=0, method="snapkv")
-    await catalog.create(Session("s", 1, settings, 0.0, 0.0, 0, MemoryReport(), worker="one"), b"", None)
+    await catalog.create(
+        Session("s", 1, settings, 0.0, 0.0, 0, MemoryReport(), worker="one"), b"", None
+    )
     yield catalog
     await catalog.close()
 
 
 async def test_a_claim_lasts_as_long_as_the_work_and_is_given_back(catalog: SqliteCatalog) -> None:
-    one, other = Leases(catalog, QUICK), Leases(catalog, QUICK)
+    one = Leases(catalog, QUICK)
+    other = Leases(catalog, QUICK)
     async with one.held(Claim("s")):
         await asyncio.sleep(0.4)  # longer than it lasts without being renewed
         with pytest.raises(SessionBusy):
@@ -48,7 +51,9 @@ async def test_a_claim_lasts_as_long_as_the_work_and_is_given_back(catalog: Sqli
 
 
 async def test_several_tasks_of_one_process_hold_a_claim_together(catalog: SqliteCatalog) -> None:
-    one, other, claim = Leases(catalog, QUICK), Leases(catalog, QUICK), Claim("s")
+    one = Leases(catalog, QUICK)
+    other = Leases(catalog, QUICK)
+    claim = Claim("s")
     async with one.held(claim):
         async with one.held(claim):
             pass
@@ -58,8 +63,10 @@ async def test_several_tasks_of_one_process_hold_a_claim_together(catalog: Sqlit
 
 
 async def test_who_waits_has_the_claim_when_it_is_given_back(catalog: SqliteCatalog) -> None:
-    one, other = Leases(catalog, QUICK), Leases(catalog, QUICK)
-    ends, order = asyncio.Event(), list[str]()
+    one = Leases(catalog, QUICK)
+    other = Leases(catalog, QUICK)
+    ends = asyncio.Event()
+    order = list[str]()
 
     async def first() -> None:
         async with one.held(Claim("s")):
@@ -86,7 +93,10 @@ async def test_a_claim_of_a_process_that_is_gone_ends_by_itself(catalog: SqliteC
 
 
 async def test_an_epoch_is_kept_until_another_process_takes_over(catalog: SqliteCatalog) -> None:
-    one, other, mine, theirs = Leases(catalog, QUICK), Leases(catalog, QUICK), Claim("s"), Claim("s")
+    one = Leases(catalog, QUICK)
+    other = Leases(catalog, QUICK)
+    mine = Claim("s")
+    theirs = Claim("s")
     async with one.held(mine):
         assert mine.worker == "one"
         assert (epoch := await one.take_over(mine, "two")) == 2
@@ -102,8 +112,11 @@ async def test_an_epoch_is_kept_until_another_process_takes_over(catalog: Sqlite
         assert (mine.epoch, mine.worker) == (None, "one")
 
 
-async def test_who_was_taken_over_from_cannot_take_over_in_the_middle_of_its_work(catalog: SqliteCatalog) -> None:
-    one, claim = Leases(catalog, QUICK), Claim("s")
+async def test_who_was_taken_over_from_cannot_take_over_in_the_middle_of_its_work(
+    catalog: SqliteCatalog,
+) -> None:
+    one = Leases(catalog, QUICK)
+    claim = Claim("s")
     async with one.held(claim):
         await one.take_over(claim, "one")
         await catalog.take_over("s", "two")
@@ -112,12 +125,15 @@ async def test_who_was_taken_over_from_cannot_take_over_in_the_middle_of_its_wor
 
 
 async def test_work_whose_claim_was_lost_ends(catalog: SqliteCatalog) -> None:
-    leases, claim = Leases(catalog, QUICK), Claim("s")
+    leases = Leases(catalog, QUICK)
+    claim = Claim("s")
 
     async def work() -> None:
         async with leases.held(claim):
             await leases.take_over(claim, "one")
-            await catalog.take_over("s", "two")  # as if this process had been stopped, and another one had gone on
+            await catalog.take_over(
+                "s", "two"
+            )  # as if this process had been stopped, and another one had gone on
             await asyncio.Event().wait()
 
     with pytest.raises(StaleEpoch, match="another process"):
@@ -128,7 +144,8 @@ async def test_work_whose_claim_was_lost_ends(catalog: SqliteCatalog) -> None:
 
 
 async def test_cancelled_work_is_cancelled_and_gives_its_claim_back(catalog: SqliteCatalog) -> None:
-    leases, begun = Leases(catalog, QUICK), asyncio.Event()
+    leases = Leases(catalog, QUICK)
+    begun = asyncio.Event()
 
     async def work() -> None:
         async with leases.held(Claim("s")):
@@ -155,11 +172,14 @@ async def others(harness) -> AsyncIterator[SessionService]:
 
 async def said(service: SessionService, session: str, **options: object):
     """A turn's outcome."""
-    return [told async for told in service.turn(session, TurnRequest((HELLO,), **options))][-1].outcome
+    return [told async for told in service.turn(session, TurnRequest((HELLO,), **options))][
+        -1
+    ].outcome
 
 
 async def test_two_gateways_take_turns_in_a_session(harness, others: SessionService) -> None:
-    session, twin = await harness.session(), await harness.session()
+    session = await harness.session()
+    twin = await harness.session()
     assert [
         (await harness.say(session, HELLO)).turn,
         (await said(others, session)).turn,
@@ -172,7 +192,9 @@ async def test_two_gateways_take_turns_in_a_session(harness, others: SessionServ
     assert harness.worker.epochs == sorted(harness.worker.epochs)
 
 
-async def test_a_turn_of_another_gateway_is_waited_for_or_refused(harness, others: SessionService) -> None:
+async def test_a_turn_of_another_gateway_is_waited_for_or_refused(
+    harness, others: SessionService
+) -> None:
     session = await harness.session()
     harness.worker.gates["token"] = asyncio.Event()
     first = harness.service.turn(session, TurnRequest((HELLO,)))
@@ -186,7 +208,9 @@ async def test_a_turn_of_another_gateway_is_waited_for_or_refused(harness, other
     assert (await waiting).turn == 2
 
 
-async def test_a_gateway_that_was_stopped_in_a_turn_cannot_commit_it(harness, others: SessionService) -> None:
+async def test_a_gateway_that_was_stopped_in_a_turn_cannot_commit_it(
+    harness, others: SessionService
+) -> None:
     session = await harness.session()
     await harness.say(session, HELLO)
     harness.worker.gates["token"] = asyncio.Event()
@@ -194,7 +218,8 @@ async def test_a_gateway_that_was_stopped_in_a_turn_cannot_commit_it(harness, ot
     first = harness.service.turn(session, TurnRequest((HELLO,)))
     await harness.worker.reached["token"].wait()
     harness.service._sessions.known(session).claim.renewing.cancel()
-    held, harness.worker.gates = harness.worker.gates, {}
+    held = harness.worker.gates
+    harness.worker.gates = {}
     assert (await said(others, session, queue=True)).turn == 2
     held["token"].set()
     with pytest.raises(StaleEpoch):

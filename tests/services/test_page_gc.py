@@ -6,13 +6,17 @@ import pytest
 
 from kvrecall.domain.errors import UnknownSession, WorkerLost, WorkerRefused
 from kvrecall.domain.messages import Message
-from services.page_gc import Leftovers
+from services.page_gc import PageCollector
 
 HELLO = Message("user", "one two three four five")
 
 
-@pytest.mark.parametrize("error", [WorkerLost("gone"), WorkerRefused("storage_failed", "the disk is full")])
-async def test_a_deletion_stands_though_the_worker_cannot_be_told_and_it_is_told_later(harness, error) -> None:
+@pytest.mark.parametrize(
+    "error", [WorkerLost("gone"), WorkerRefused("storage_failed", "the disk is full")]
+)
+async def test_a_deletion_stands_though_the_worker_cannot_be_told_and_it_is_told_later(
+    harness, error
+) -> None:
     session = await harness.session()
     await harness.say(session, HELLO)
     harness.worker.faults["drop"] = error
@@ -20,7 +24,7 @@ async def test_a_deletion_stands_though_the_worker_cannot_be_told_and_it_is_told
     with pytest.raises(UnknownSession):
         await harness.service.get(session)
     assert harness.worker.dropped == []
-    leftovers = Leftovers(harness.catalog, harness.worker)
+    leftovers = PageCollector(harness.catalog, harness.worker)
     await leftovers.sweep()
     assert harness.worker.dropped == [(session, 0)]
     await leftovers.sweep()
@@ -33,7 +37,7 @@ async def test_one_that_cannot_be_dropped_stands_in_no_other_s_way(harness) -> N
         await harness.say(session, HELLO)
         await harness.catalog.delete(session, None)
     harness.worker.faults["drop"] = WorkerLost("gone")
-    leftovers = Leftovers(harness.catalog, harness.worker)
+    leftovers = PageCollector(harness.catalog, harness.worker)
     await leftovers.sweep()
     assert len(harness.worker.dropped) == 1
     await leftovers.sweep()

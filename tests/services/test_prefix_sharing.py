@@ -14,14 +14,17 @@ from services.forks import NewFork
 from services.prefix_sharing import digest_of
 
 SYSTEM = Message("system", "you help people with everything they want")
-ANN, BEN = Message("user", "my name is ann"), Message("user", "my name is ben")
+ANN = Message("user", "my name is ann")
+BEN = Message("user", "my name is ben")
 TOOL = '{"type": "function", "function": {"name": "weather"}}'
 SETTINGS = SessionSettings(budget=64, repair_rows=8, method="snapkv", tenant="ann")
 SESSION = Session("s_1", 1, SETTINGS, 0.0, 0.0, 0, MemoryReport())
 INFO = wire.WorkerInfo(fingerprint="f00d", block_tokens=32, page_tokens=4)
 
 
-def digest(leading: tuple[Message, ...] = (SYSTEM,), info: wire.WorkerInfo = INFO, **settings: object) -> str:
+def digest(
+    leading: tuple[Message, ...] = (SYSTEM,), info: wire.WorkerInfo = INFO, **settings: object
+) -> str:
     return digest_of(replace(SESSION, settings=replace(SETTINGS, **settings)), leading, info)
 
 
@@ -50,7 +53,9 @@ async def test_an_opened_session_goes_on_with_the_pages_it_shares(harness) -> No
     assert harness.worker.prefixes == []
 
 
-@pytest.mark.parametrize("unlike", [{"tenant": "other"}, {"budget": 65}, {"method": "full"}, {"tools": (TOOL,)}])
+@pytest.mark.parametrize(
+    "unlike", [{"tenant": "other"}, {"budget": 65}, {"method": "full"}, {"tools": (TOOL,)}]
+)
 async def test_nothing_is_shared_between_tenants_or_unlike_sessions(harness, unlike) -> None:
     await begun(harness, SYSTEM, ANN)
     other = await begun(harness, SYSTEM, ANN, **unlike)
@@ -79,7 +84,8 @@ async def test_a_later_turn_shares_nothing(harness) -> None:
 async def test_pages_that_were_not_taken_are_given_back(harness) -> None:
     first = await begun(harness, SYSTEM, ANN)
     harness.worker.words.clear()
-    taken, harness.worker._take = harness.worker._take, lambda request, token_ids: 0
+    taken = harness.worker._take
+    harness.worker._take = lambda request, token_ids: 0
     second = await begun(harness, SYSTEM, BEN)
     harness.worker._take = taken
     assert (await harness.service.get(second))[0].shared == ()
@@ -117,7 +123,8 @@ async def test_first_words_of_less_than_a_page_are_not_offered(harness) -> None:
 
 
 async def test_pages_stay_that_a_turn_is_about_to_share(harness) -> None:
-    first, second = await begun(harness, SYSTEM, ANN), await harness.session()
+    first = await begun(harness, SYSTEM, ANN)
+    second = await harness.session()
     harness.worker.gates["token"] = asyncio.Event()
     harness.worker.reached["token"].clear()
     saying = asyncio.create_task(harness.say(second, SYSTEM, BEN))
@@ -162,7 +169,12 @@ def test_whatever_shapes_rows_changes_the_digest(change) -> None:
 
 
 def test_what_shapes_no_rows_leaves_the_digest() -> None:
-    same = {"metadata": {"a": "b"}, "repair_on": frozenset({RepairTrigger.TURN}), "repair_seconds": 1.0, "seed": 9}
+    same = {
+        "metadata": {"a": "b"},
+        "repair_on": frozenset({RepairTrigger.TURN}),
+        "repair_seconds": 1.0,
+        "seed": 9,
+    }
     assert digest(**same) == digest()
 
 

@@ -1,10 +1,10 @@
-"""Tenants: each sees its own sessions only, and holds no more than it may."""
+"""Quotas: each sees its own sessions only, and holds no more than it may."""
 
 import pytest
 
 from kvrecall.domain.errors import InvalidRequest, QuotaExceeded, UnknownSession
 from kvrecall.domain.events import QuotaReached, TurnFailed
-from kvrecall.domain.limits import ServiceSettings
+from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.messages import Message
 from services.forks import NewFork
 
@@ -18,7 +18,9 @@ async def test_a_tenants_list_has_its_own_sessions_only(harness) -> None:
     page, _ = await harness.service.page(2, None, "ann")
     rest, _ = await harness.service.page(2, page.next_cursor, "ann")
     assert [session.id for session in (*page.sessions, *rest.sessions)] == ours[::-1]
-    assert [session.id for session in (await harness.service.page(9, None))[0].sessions] == [nobodys]
+    assert [session.id for session in (await harness.service.page(9, None))[0].sessions] == [
+        nobodys
+    ]
 
 
 async def test_another_tenants_session_is_unknown(harness) -> None:
@@ -30,11 +32,14 @@ async def test_another_tenants_session_is_unknown(harness) -> None:
 
 
 async def test_a_turn_is_not_compared_with_another_tenants_session(harness) -> None:
-    others, own = await harness.session(tenant="ben"), await harness.session(tenant="ann")
+    others = await harness.session(tenant="ben")
+    own = await harness.session(tenant="ann")
     with pytest.raises(InvalidRequest) as caught:
         await harness.say(own, HELLO, compare_with=others)
     assert caught.value.details["field"] == "fidelity.against"
-    assert (await harness.say(own, HELLO, compare_with=await harness.session(tenant="ann"))).fidelity is not None
+    assert (
+        await harness.say(own, HELLO, compare_with=await harness.session(tenant="ann"))
+    ).fidelity is not None
 
 
 async def test_a_fork_is_its_parents_tenants(harness) -> None:
@@ -45,8 +50,8 @@ async def test_a_fork_is_its_parents_tenants(harness) -> None:
 
 class TestQuota:
     @pytest.fixture
-    def settings(self) -> ServiceSettings:
-        return ServiceSettings(queue_seconds=5, drain_seconds=5, tenant_tokens=10)
+    def settings(self) -> ServiceLimits:
+        return ServiceLimits(queue_seconds=5, drain_seconds=5, tenant_tokens=10)
 
     async def test_a_tenant_that_holds_all_it_may_says_no_more(self, harness) -> None:
         session = await harness.session(tenant="ann")

@@ -14,11 +14,15 @@ from services.repair_runner import MOST_SIGNAL_CHARACTERS
     ("positions", "expected"),
     [((), []), ((4,), [(4, 5)]), ((0, 1, 2), [(0, 3)]), ((0, 2, 3, 9), [(0, 1), (2, 4), (9, 10)])],
 )
-def test_positions_that_follow_each_other_are_one_run(positions: tuple[int, ...], expected: list) -> None:
+def test_positions_that_follow_each_other_are_one_run(
+    positions: tuple[int, ...], expected: list
+) -> None:
     assert runs(positions) == expected
 
 
-async def test_repairs_are_told_newest_first_with_their_signals_and_passages(harness, call: Callable) -> None:
+async def test_repairs_are_told_newest_first_with_their_signals_and_passages(
+    harness, call: Callable
+) -> None:
     session = await harness.session()
     harness.worker.script = [[call("c1", "Bern")]]
     await harness.say(session, Message("user", "one two three four"))
@@ -34,8 +38,15 @@ async def test_repairs_are_told_newest_first_with_their_signals_and_passages(har
     assert (passage.start, passage.stop) == (1, 3)
     assert (passage.before, passage.promoted) == ("user", "one two")
     assert passage.after == "three four tool rain ok"
-    assert (own.record.turn, own.record.report.trigger, own.record.details.signal) == (2, "turn", "rain")
-    assert [(each.before, each.promoted) for each in own.passages] == [("", "user one"), ("user one two", "three")]
+    assert (own.record.turn, own.record.report.trigger, own.record.details.signal) == (
+        2,
+        "turn",
+        "rain",
+    )
+    assert [(each.before, each.promoted) for each in own.passages] == [
+        ("", "user one"),
+        ("user one two", "three"),
+    ]
     assert [told.record.number for told in await harness.service.repairs(session, 1)] == [2]
 
 

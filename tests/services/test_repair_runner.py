@@ -1,4 +1,4 @@
-"""Pauses: which repairs run, when, in which order, and that nothing of it depends on luck or on crashes."""
+"""Repairs between turns: which repairs run, when, in which order, and that nothing of it depends on luck or on crashes."""
 
 import asyncio
 from collections.abc import Callable
@@ -17,22 +17,22 @@ from kvrecall.domain.errors import (
     WorkerRefused,
 )
 from kvrecall.domain.events import RepairFailed, RepairFinished
-from kvrecall.domain.limits import ServiceSettings
+from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.messages import Message, ToolCall
 from kvrecall.domain.session import CallStatus, RepairTrigger, SessionState, due_repairs
-from kvrecall.domain.tool_events import CallEvent, CallEventType
+from kvrecall.domain.tool_events import ToolEvent, ToolEventType
 from kvrecall.domain.turn_request import TurnRequest
 from kvrecall.protocol.v1 import worker_pb2 as wire
 from services.catalog.base import IdempotencyKey
-from services.turn_stream import CallMade
+from services.turn_stream import ToolCallEmitted
 
 HELLO = Message("user", "hello")
 WAITING = {"wait_for_repairs": True}
 EARLY = 'tool_call: weather {"city": "Bern"}'
 
 
-def completed(call: str, result: str) -> CallEvent:
-    return CallEvent(CallEventType.COMPLETED, call, result)
+def completed(call: str, result: str) -> ToolEvent:
+    return ToolEvent(ToolEventType.COMPLETED, call, result)
 
 
 def repairs(harness) -> list[str]:
@@ -88,7 +88,9 @@ async def test_a_result_starts_a_second_repair_after_the_early_one(harness, call
     assert repairs(harness) == [EARLY, "tool_result: tool rain"]
 
 
-async def test_a_turn_that_asks_to_waits_for_the_repairs_and_reports_them(harness, call: Callable) -> None:
+async def test_a_turn_that_asks_to_waits_for_the_repairs_and_reports_them(
+    harness, call: Callable
+) -> None:
     session = await harness.session()
     harness.worker.gates["repair"] = asyncio.Event()
     await pause(harness, session, call("c1", "Bern"))
@@ -118,7 +120,12 @@ async def test_another_turn_takes_what_the_repair_has_found_so_far_and_leaves_ou
     await harness.service.event(session, completed("c1", "rain"))
     outcome = await harness.say(session)
     (cut,) = outcome.repairs
-    assert (cut.trigger, cut.cut, cut.share_scanned, cut.in_pause) == ("tool_call", True, 0.5, False)
+    assert (cut.trigger, cut.cut, cut.share_scanned, cut.in_pause) == (
+        "tool_call",
+        True,
+        0.5,
+        False,
+    )
     assert outcome.repairs_left_out == 1
     assert repairs(harness) == [EARLY]
     await harness.settled(session)
@@ -129,8 +136,8 @@ class TestPatient:
     """A service that holds the repair on a result back for longer than any turn takes to come."""
 
     @pytest.fixture
-    def settings(self) -> ServiceSettings:
-        return ServiceSettings(result_delay_seconds=60)
+    def settings(self) -> ServiceLimits:
+        return ServiceLimits(result_delay_seconds=60)
 
     async def test_a_turn_that_follows_its_result_at_once_finds_no_repair_in_its_way(
         self, harness, paused: str
@@ -154,7 +161,9 @@ async def test_a_repair_that_was_not_begun_is_not_begun_for_a_turn(harness, call
 
 
 @pytest.mark.parametrize("how", ["cancelled", "failed"])
-async def test_after_a_turn_that_came_to_nothing_what_is_due_goes_on(harness, call: Callable, how: str) -> None:
+async def test_after_a_turn_that_came_to_nothing_what_is_due_goes_on(
+    harness, call: Callable, how: str
+) -> None:
     session = await harness.session()
     harness.worker.gates["repair"] = asyncio.Event()
     await pause(harness, session, call("c1", "Bern"))
@@ -178,9 +187,12 @@ async def test_after_a_turn_that_came_to_nothing_what_is_due_goes_on(harness, ca
     assert due_repairs(await harness.catalog.session(session)) == []
 
 
-async def test_a_turn_that_goes_away_while_a_repair_ends_for_it_lets_the_others_run(harness, call: Callable) -> None:
+async def test_a_turn_that_goes_away_while_a_repair_ends_for_it_lets_the_others_run(
+    harness, call: Callable
+) -> None:
     session = await harness.session()
-    hurried, harness.worker.hurry = asyncio.Event(), None
+    hurried = asyncio.Event()
+    harness.worker.hurry = None
     harness.worker.gates["repair"] = asyncio.Event()
 
     async def deaf(request: object) -> None:
@@ -201,7 +213,9 @@ async def test_a_turn_that_goes_away_while_a_repair_ends_for_it_lets_the_others_
     assert repairs(harness) == [EARLY, "tool_result: tool rain"]
 
 
-async def test_a_worker_that_cannot_be_hurried_does_not_fail_the_turn(harness, call: Callable) -> None:
+async def test_a_worker_that_cannot_be_hurried_does_not_fail_the_turn(
+    harness, call: Callable
+) -> None:
     session = await harness.session()
     harness.worker.gates["repair"] = asyncio.Event()
     harness.worker.faults["hurry"] = WorkerLost("gone")
@@ -216,10 +230,15 @@ async def test_a_worker_that_cannot_be_hurried_does_not_fail_the_turn(harness, c
 async def test_a_repair_that_ends_before_a_turn_comes_says_so(harness, paused: str) -> None:
     await harness.settled(paused)
     outcome = await harness.say(paused, Message("tool", "rain", tool_call_id="c1"), repair=True)
-    assert [(repair.trigger, repair.in_pause) for repair in outcome.repairs] == [("tool_call", True), ("turn", False)]
+    assert [(repair.trigger, repair.in_pause) for repair in outcome.repairs] == [
+        ("tool_call", True),
+        ("turn", False),
+    ]
 
 
-async def test_a_result_within_the_turn_repairs_on_its_path_only_if_the_turn_asks(harness, paused: str) -> None:
+async def test_a_result_within_the_turn_repairs_on_its_path_only_if_the_turn_asks(
+    harness, paused: str
+) -> None:
     await harness.settled(paused)
     outcome = await harness.say(paused, Message("tool", "rain", tool_call_id="c1"))
     assert [repair.trigger for repair in outcome.repairs] == ["tool_call"]
@@ -303,7 +322,7 @@ async def test_each_arrival_repairs_with_all_results_so_far(harness, call: Calla
     session = await harness.session()
     await pause(harness, session, call("c1", "Bern"), call("c2", "Rome"))
     await harness.service.event(session, completed("c2", "sun"))
-    await harness.service.event(session, CallEvent(CallEventType.FAILED, "c1", "no such city"))
+    await harness.service.event(session, ToolEvent(ToolEventType.FAILED, "c1", "no such city"))
     await harness.settled(session)
     assert repairs(harness) == [
         EARLY,
@@ -313,7 +332,9 @@ async def test_each_arrival_repairs_with_all_results_so_far(harness, call: Calla
     ]
 
 
-async def test_a_turn_with_calls_outstanding_is_refused_and_names_them(harness, call: Callable) -> None:
+async def test_a_turn_with_calls_outstanding_is_refused_and_names_them(
+    harness, call: Callable
+) -> None:
     session = await harness.session()
     await pause(harness, session, call("c1", "Bern"), call("c2", "Rome"))
     await harness.service.event(session, completed("c1", "rain"))
@@ -383,7 +404,9 @@ async def test_a_crash_in_a_pause_leads_to_the_same_selection_as_none(
     assert await conversation(harness, call, crashes, amid_repair) == undisturbed
 
 
-async def test_a_repair_whose_commit_fails_is_run_again_from_what_was_committed(harness, call: Callable) -> None:
+async def test_a_repair_whose_commit_fails_is_run_again_from_what_was_committed(
+    harness, call: Callable
+) -> None:
     undisturbed = await conversation(harness, call, set(), amid_repair=False)
     commit = harness.catalog.commit_repair
 
@@ -402,10 +425,16 @@ async def test_reports_are_told_to_observers(harness, call: Callable) -> None:
     await pause(harness, session, call("c1", "Bern"))
     await harness.settled(session)
     (finished,) = [observation for observation in heard if isinstance(observation, RepairFinished)]
-    assert (finished.session, finished.report.trigger, finished.report.promoted) == (session, "tool_call", 2)
+    assert (finished.session, finished.report.trigger, finished.report.promoted) == (
+        session,
+        "tool_call",
+        2,
+    )
 
 
-async def test_a_repair_that_fails_stays_due_and_a_turn_that_waits_runs_it(harness, call: Callable) -> None:
+async def test_a_repair_that_fails_stays_due_and_a_turn_that_waits_runs_it(
+    harness, call: Callable
+) -> None:
     heard = []
     harness.service.observe(heard.append)
     session = await harness.session()
@@ -421,7 +450,8 @@ async def test_a_repair_that_fails_stays_due_and_a_turn_that_waits_runs_it(harne
 
 async def test_a_repair_that_always_breaks_is_given_up_for_the_turn(harness, paused: str) -> None:
     await harness.settled(paused)
-    repairing, broken = harness.worker.repair, []
+    repairing = harness.worker.repair
+    broken = []
 
     async def breaks(request: object) -> None:
         broken.append(request)
@@ -432,13 +462,16 @@ async def test_a_repair_that_always_breaks_is_given_up_for_the_turn(harness, pau
     await harness.settled(paused)
     outcome = await harness.say(paused, **WAITING)
     assert [repair.trigger for repair in outcome.repairs] == ["tool_call"]
-    assert len(broken) == 3  # in the background, by the turn, by the turn after the session was opened again
+    assert (
+        len(broken) == 3
+    )  # in the background, by the turn, by the turn after the session was opened again
     harness.worker.repair = repairing
 
 
 async def test_no_repair_is_given_up_while_the_worker_is_gone(harness, paused: str) -> None:
     await harness.settled(paused)
-    repairing, opening = harness.worker.repair, harness.worker.open
+    repairing = harness.worker.repair
+    opening = harness.worker.open
 
     async def gone(request: object) -> None:
         raise WorkerLost("gone")
@@ -447,14 +480,17 @@ async def test_no_repair_is_given_up_while_the_worker_is_gone(harness, paused: s
     await harness.service.event(paused, completed("c1", "rain"))
     with pytest.raises(WorkerLost):
         await harness.say(paused, **WAITING)
-    harness.worker.repair, harness.worker.open = repairing, opening
+    harness.worker.repair = repairing
+    harness.worker.open = opening
     outcome = await harness.say(paused, **WAITING)
     assert [repair.trigger for repair in outcome.repairs] == ["tool_call", "tool_result"]
 
 
 async def test_a_signal_that_is_refused_is_not_tried_again(harness, call: Callable) -> None:
     session = await harness.session()
-    harness.worker.faults["repair"] = WorkerRefused("turn_too_long", "the signal is longer than a block")
+    harness.worker.faults["repair"] = WorkerRefused(
+        "turn_too_long", "the signal is longer than a block"
+    )
     await pause(harness, session, call("c1", "Bern"))
     await harness.settled(session)
     outcome = await harness.say(session, Message("tool", "rain", tool_call_id="c1"), **WAITING)
@@ -467,7 +503,7 @@ async def test_reports_of_a_call_are_idempotent(harness, paused: str) -> None:
     assert await harness.service.event(paused, completed("c1", "rain")) == first
     await harness.settled(paused)
     assert repairs(harness) == [EARLY, "tool_result: tool rain"]
-    for other in (completed("c1", "sun"), CallEvent(CallEventType.FAILED, "c1", "rain")):
+    for other in (completed("c1", "sun"), ToolEvent(ToolEventType.FAILED, "c1", "rain")):
         with pytest.raises(ResultConflict):
             await harness.service.event(paused, other)
     await harness.say(paused)
@@ -477,9 +513,9 @@ async def test_reports_of_a_call_are_idempotent(harness, paused: str) -> None:
 
 
 async def test_a_call_may_be_announced_and_report_partial_output(harness, paused: str) -> None:
-    await harness.service.event(paused, CallEvent(CallEventType.STARTED, "c1"))
+    await harness.service.event(paused, ToolEvent(ToolEventType.STARTED, "c1"))
     for text in ("light ", "rain"):
-        receipt = await harness.service.event(paused, CallEvent(CallEventType.DELTA, "c1", text))
+        receipt = await harness.service.event(paused, ToolEvent(ToolEventType.DELTA, "c1", text))
     assert (receipt.status, receipt.outstanding) == (CallStatus.PENDING, ("c1",))
     stored = await harness.catalog.call(paused, "c1")
     assert (stored.started, stored.partial, stored.result) == (True, "light rain", None)
@@ -490,7 +526,7 @@ async def test_a_call_may_be_announced_and_report_partial_output(harness, paused
 async def test_a_delta_with_a_key_is_appended_once(harness, paused: str) -> None:
     key = IdempotencyKey("event", "k", "body")
     for _ in range(2):
-        await harness.service.event(paused, CallEvent(CallEventType.DELTA, "c1", "rain "), key)
+        await harness.service.event(paused, ToolEvent(ToolEventType.DELTA, "c1", "rain "), key)
     assert (await harness.catalog.call(paused, "c1")).partial == "rain "
 
 
@@ -504,11 +540,13 @@ async def test_reports_of_what_is_unknown_or_too_long_are_refused(harness, pause
     assert (await harness.catalog.call(paused, "c1")).result is None
 
 
-async def test_a_result_that_comes_before_the_commit_of_its_call_waits_for_it(harness, call: Callable) -> None:
+async def test_a_result_that_comes_before_the_commit_of_its_call_waits_for_it(
+    harness, call: Callable
+) -> None:
     session = await harness.session()
     harness.worker.script = [[call("c1", "Bern")]]
     stream = harness.service.turn(session, TurnRequest((HELLO,)))
-    while not isinstance(await anext(stream), CallMade):
+    while not isinstance(await anext(stream), ToolCallEmitted):
         pass
     receipt = await harness.service.event(session, completed("c1", "rain"))
     assert receipt.status is CallStatus.COMPLETED

@@ -21,7 +21,8 @@ def restart(harness) -> None:
 
 
 async def test_a_turn_opens_the_session_again(harness) -> None:
-    session, twin = await harness.session(), await harness.session()
+    session = await harness.session()
+    twin = await harness.session()
     for each in (session, twin):
         await harness.say(each, HELLO)
     length = (await harness.catalog.session(session)).memory.length
@@ -60,12 +61,17 @@ async def _nothing(request: object) -> None:
 async def test_a_repair_opens_the_session_again(harness, call: Callable) -> None:
     session = await harness.session()
     failed: list[RepairFailed] = []
-    harness.service.observe(lambda told: failed.append(told) if isinstance(told, RepairFailed) else None)
+    harness.service.observe(
+        lambda told: failed.append(told) if isinstance(told, RepairFailed) else None
+    )
     harness.worker.script = [[call("c1", "Bern")]]
     outcome = await harness.say(session, HELLO)
     restart(harness)  # before the repair that the turn has just begun comes to the worker
     await harness.settled(session)
-    assert harness.worker.said == [f"open {outcome.memory.length}", 'tool_call: weather {"city": "Bern"}']
+    assert harness.worker.said == [
+        f"open {outcome.memory.length}",
+        'tool_call: weather {"city": "Bern"}',
+    ]
     assert failed == []
     assert (await harness.catalog.session(session)).memory.promoted_rows == 2
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from kvrecall.domain.errors import WorkerLost
 from kvrecall.domain.messages import ToolCall
-from services.stream_resume import Retelling
+from services.stream_resume import StreamResumer
 
 CALL = ToolCall("call_1_0", "weather", '{"city": "Bern"}')
 
@@ -15,7 +15,9 @@ CALL = ToolCall("call_1_0", "weather", '{"city": "Bern"}')
 def test_the_reader_hears_every_answer_once_however_it_is_cut(
     pieces: list[str], heard: int, data: st.DataObject
 ) -> None:
-    told, retelling, answer = "", Retelling(), "".join(pieces)
+    told = ""
+    retelling = StreamResumer()
+    answer = "".join(pieces)
     retelling.begin()
     for piece in pieces[:heard]:
         told += retelling.text(piece) or ""
@@ -30,7 +32,7 @@ def test_the_reader_hears_every_answer_once_however_it_is_cut(
 
 
 def test_another_answer_is_not_told() -> None:
-    retelling = Retelling()
+    retelling = StreamResumer()
     retelling.begin()
     retelling.text("one two")
     retelling.begin()
@@ -41,7 +43,7 @@ def test_another_answer_is_not_told() -> None:
 
 
 def test_an_answer_that_ends_before_what_was_told_is_another_one() -> None:
-    retelling = Retelling()
+    retelling = StreamResumer()
     retelling.begin()
     retelling.text("one two")
     retelling.begin()
@@ -51,7 +53,7 @@ def test_an_answer_that_ends_before_what_was_told_is_another_one() -> None:
 
 
 def test_calls_are_told_once_and_must_be_the_same() -> None:
-    retelling = Retelling()
+    retelling = StreamResumer()
     retelling.begin()
     assert retelling.call(CALL)
     retelling.begin()
@@ -63,7 +65,7 @@ def test_calls_are_told_once_and_must_be_the_same() -> None:
 
 
 def test_calls_that_are_not_made_again_were_another_answer() -> None:
-    retelling = Retelling()
+    retelling = StreamResumer()
     retelling.begin()
     retelling.call(CALL)
     retelling.begin()

@@ -7,18 +7,18 @@ import pytest
 
 from kvrecall.domain.errors import ResultConflict
 from kvrecall.domain.events import PauseTimedOut
-from kvrecall.domain.limits import ServiceSettings
+from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.messages import Message
 from kvrecall.domain.session import CallStatus
-from kvrecall.domain.tool_events import CallEvent, CallEventType
+from kvrecall.domain.tool_events import ToolEvent, ToolEventType
 
 HELLO = Message("user", "hello")
 GIVEN_UP = "no result: nothing was heard of this tool call for 0.2 seconds, and it was given up"
 
 
 @pytest.fixture
-def settings() -> ServiceSettings:
-    return ServiceSettings(queue_seconds=5, drain_seconds=5, pause_seconds=0.2)
+def settings() -> ServiceLimits:
+    return ServiceLimits(queue_seconds=5, drain_seconds=5, pause_seconds=0.2)
 
 
 async def paused(harness, *calls) -> str:
@@ -38,11 +38,13 @@ async def given_up(harness, session: str, call: str = "c1") -> None:
     pytest.fail(f"{call} was not given up")
 
 
-def completed(call: str, result: str) -> CallEvent:
-    return CallEvent(CallEventType.COMPLETED, call, result)
+def completed(call: str, result: str) -> ToolEvent:
+    return ToolEvent(ToolEventType.COMPLETED, call, result)
 
 
-async def test_a_call_that_nothing_is_heard_of_fails_and_the_model_is_told_so(harness, call: Callable) -> None:
+async def test_a_call_that_nothing_is_heard_of_fails_and_the_model_is_told_so(
+    harness, call: Callable
+) -> None:
     heard = []
     harness.service.observe(heard.append)
     session = await paused(harness, call("c1", "Bern"), call("c2", "Rome"))
@@ -63,7 +65,7 @@ async def test_its_result_comes_too_late_and_is_told_why(harness, call: Callable
         await harness.service.event(session, completed("c1", "rain"))
     with pytest.raises(ResultConflict, match="timed out"):
         await harness.say(session, Message("tool", "rain", tool_call_id="c1"))
-    late = await harness.service.event(session, CallEvent(CallEventType.DELTA, "c1", "ra"))
+    late = await harness.service.event(session, ToolEvent(ToolEventType.DELTA, "c1", "ra"))
     assert (late.status, late.late) == (CallStatus.TIMED_OUT, True)
 
 
@@ -71,13 +73,16 @@ async def test_no_repair_is_conditioned_on_a_failure_of_ours(harness, call: Call
     session = await paused(harness, call("c1", "Bern"), call("c2", "Rome"))
     await given_up(harness, session, "c2")
     await harness.settled(session)
-    assert [said.partition(":")[0] for said in harness.worker.said[1:]] == ["tool_call", "tool_call"]
+    assert [said.partition(":")[0] for said in harness.worker.said[1:]] == [
+        "tool_call",
+        "tool_call",
+    ]
 
 
 async def test_a_tool_that_still_reports_is_not_given_up(harness, call: Callable) -> None:
     session = await paused(harness, call("c1", "Bern"))
     for _ in range(10):
-        await harness.service.event(session, CallEvent(CallEventType.DELTA, "c1", "."))
+        await harness.service.event(session, ToolEvent(ToolEventType.DELTA, "c1", "."))
         await asyncio.sleep(0.05)
     assert (await harness.catalog.call(session, "c1")).status is CallStatus.PENDING
 

@@ -18,21 +18,25 @@ from kvrecall.domain.errors import (
     WorkerRefused,
 )
 from kvrecall.domain.events import RepairFailed, RepairFinished, TurnFailed, TurnFinished
-from kvrecall.domain.limits import ServiceSettings
+from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.messages import Message, Sampling, ToolCall
 from kvrecall.domain.session import RepairTrigger, SessionState
 from kvrecall.domain.turn_request import TurnRequest
 from kvrecall.protocol.v1 import worker_pb2 as wire
 from services.catalog.base import IdempotencyKey
-from services.service import NewSession, SessionService
-from services.turn_stream import CallMade, TokenSaid, TurnEnded, TurnStarted, TurnStream
+from services.service import CreateSession, SessionService
+from services.turn_stream import TextDelta, ToolCallEmitted, TurnEnded, TurnStarted, TurnStream
 
 HELLO = Message("user", "hello there")
 
 
-def begin(service: SessionService, session: str, *messages: Message, **options: object) -> TurnStream:
+def begin(
+    service: SessionService, session: str, *messages: Message, **options: object
+) -> TurnStream:
     """A turn that has just been sent."""
-    return service.turn(session, TurnRequest(messages or (HELLO,), **{"sampling": Sampling(50)} | options))
+    return service.turn(
+        session, TurnRequest(messages or (HELLO,), **{"sampling": Sampling(50)} | options)
+    )
 
 
 async def held_turn(harness, session: str) -> TurnStream:
@@ -48,7 +52,7 @@ async def test_a_turn_is_told_in_order_and_is_committed_when_it_ends(harness) ->
     session = await harness.session()
     harness.worker.script = ["one two"]
     told = [progress async for progress in begin(harness.service, session)]
-    assert told[:3] == [TurnStarted(session, 1), TokenSaid("one "), TokenSaid("two ")]
+    assert told[:3] == [TurnStarted(session, 1), TextDelta("one "), TextDelta("two ")]
     assert isinstance(told[3], TurnEnded)
     (turn,) = await harness.catalog.turns(session, 0, 10)
     assert turn.outcome == told[3].outcome
@@ -67,7 +71,11 @@ async def test_turns_follow_each_other_without_opening_the_session_again(harness
 async def test_remembering_says_nothing_and_counts_as_a_turn(harness) -> None:
     session = await harness.session()
     outcome = await harness.say(session, HELLO, Message("assistant", "hi"), generate=False)
-    assert (outcome.message, outcome.finish_reason, outcome.output_tokens) == (None, "remembered", 0)
+    assert (outcome.message, outcome.finish_reason, outcome.output_tokens) == (
+        None,
+        "remembered",
+        0,
+    )
 
 
 async def test_a_second_turn_meanwhile_is_refused_and_changes_nothing(harness) -> None:
@@ -91,7 +99,8 @@ async def test_a_second_turn_that_asks_to_queue_comes_after_the_first(harness) -
 
 
 async def test_unlike_sessions_do_not_wait_for_each_other(harness) -> None:
-    one, other = await harness.session(), await harness.session()
+    one = await harness.session()
+    other = await harness.session()
     first = await held_turn(harness, one)
     outcome = await harness.say(other, HELLO, generate=False)
     assert outcome.session == other
@@ -101,7 +110,8 @@ async def test_unlike_sessions_do_not_wait_for_each_other(harness) -> None:
 async def test_a_cancelled_turn_changes_nothing(harness) -> None:
     session = await harness.session()
     await harness.say(session, HELLO)
-    before, selection = await harness.catalog.session(session), await harness.selection(session)
+    before = await harness.catalog.session(session)
+    selection = await harness.selection(session)
     stream = await held_turn(harness, session)
     await stream.aclose()
     assert await harness.catalog.session(session) == before
@@ -128,7 +138,9 @@ async def test_a_cancelled_turn_changes_nothing(harness) -> None:
         ("done", RuntimeError("a mistake of ours")),
     ],
 )
-async def test_a_turn_that_fails_changes_nothing_and_the_next_one_works(harness, where: str, fault: Exception) -> None:
+async def test_a_turn_that_fails_changes_nothing_and_the_next_one_works(
+    harness, where: str, fault: Exception
+) -> None:
     session = await harness.session()
     await harness.say(session, HELLO)
     before = await harness.catalog.session(session)
@@ -146,7 +158,8 @@ async def test_a_worker_that_stops_without_an_answer_is_lost(harness) -> None:
         for event in ():
             yield event
 
-    answering, harness.worker.turn = harness.worker.turn, silent
+    answering = harness.worker.turn
+    harness.worker.turn = silent
     with pytest.raises(WorkerLost):
         await harness.say(session, HELLO)
     harness.worker.turn = answering
@@ -154,7 +167,8 @@ async def test_a_worker_that_stops_without_an_answer_is_lost(harness) -> None:
 
 
 async def test_a_worker_that_is_lost_after_its_answer_was_committed_is_not_missed(harness) -> None:
-    session, whole = await harness.session(), harness.worker.turn
+    session = await harness.session()
+    whole = harness.worker.turn
 
     async def lost(request: wire.TurnRequest):
         async for event in whole(request):
@@ -166,10 +180,14 @@ async def test_a_worker_that_is_lost_after_its_answer_was_committed_is_not_misse
     assert [turn.number for turn in await harness.catalog.turns(session, 0, 10)] == [1]
 
 
-async def test_a_repair_that_begins_before_the_answer_s_stream_is_closed_is_left_alone(harness, call: Callable) -> None:
+async def test_a_repair_that_begins_before_the_answer_s_stream_is_closed_is_left_alone(
+    harness, call: Callable
+) -> None:
     heard: list = []
     harness.service.observe(heard.append)
-    session, worker, whole = await harness.session(), harness.worker, harness.worker.turn
+    session = await harness.session()
+    worker = harness.worker
+    whole = harness.worker.turn
     worker.gates["repair"] = asyncio.Event()
 
     async def slow(request: wire.TurnRequest):
@@ -179,13 +197,16 @@ async def test_a_repair_that_begins_before_the_answer_s_stream_is_closed_is_left
         finally:
             await worker.reached["repair"].wait()
 
-    worker.turn, worker.script = slow, [[call("c1", "Bern")]]
+    worker.turn = slow
+    worker.script = [[call("c1", "Bern")]]
     await harness.say(session, HELLO)
     assert (await harness.service.get(session))[1] is SessionState.REPAIRING
     worker.gates["repair"].set()
     await harness.settled(session)
     assert (await harness.service.get(session))[1] is SessionState.PAUSED
-    assert [type(event) for event in heard if isinstance(event, RepairFailed | RepairFinished)] == [RepairFinished]
+    assert [type(event) for event in heard if isinstance(event, RepairFailed | RepairFinished)] == [
+        RepairFinished
+    ]
 
 
 async def test_a_turn_whose_commit_fails_is_rolled_back(harness) -> None:
@@ -205,7 +226,8 @@ async def test_a_turn_whose_commit_fails_is_rolled_back(harness) -> None:
 
 
 async def test_after_a_restart_the_session_goes_on_from_what_was_committed(harness) -> None:
-    crashed, undisturbed = await harness.session(), await harness.session()
+    crashed = await harness.session()
+    undisturbed = await harness.session()
     await harness.say(crashed, HELLO)
     stream = await held_turn(harness, crashed)
     await stream.aclose()
@@ -225,7 +247,7 @@ async def test_the_same_key_gives_the_same_answer_without_a_second_turn(harness)
     harness.worker.script = ["one two"]
     first = [progress async for progress in harness.service.turn(session, request, key)]
     again = [progress async for progress in harness.service.turn(session, request, key)]
-    assert again == [first[0], TokenSaid("one two"), first[-1]]
+    assert again == [first[0], TextDelta("one two"), first[-1]]
     assert (await harness.catalog.session(session)).turns == 1
     with pytest.raises(IdempotencyConflict):
         await anext(harness.service.turn(session, request, IdempotencyKey("turn", "k", "other")))
@@ -240,7 +262,7 @@ async def test_an_answer_outlives_a_restart(harness, call: Callable) -> None:
     await harness.crash()
     again = [progress async for progress in harness.service.turn(session, request, key)]
     assert again == first
-    assert isinstance(again[1], CallMade)
+    assert isinstance(again[1], ToolCallEmitted)
 
 
 async def test_a_turn_is_refused_before_anything_runs(harness) -> None:
@@ -285,7 +307,11 @@ async def test_observers_hear_of_every_turn_and_how_it_ended(harness) -> None:
     harness.worker.faults["turn"] = WorkerLost("gone")
     with pytest.raises(WorkerLost):
         await harness.say(session, HELLO)
-    expected = [TurnFinished(outcome), TurnFailed(session, "cancelled"), TurnFailed(session, "worker_lost")]
+    expected = [
+        TurnFinished(outcome),
+        TurnFailed(session, "cancelled"),
+        TurnFailed(session, "worker_lost"),
+    ]
     assert heard == expected
 
 
@@ -293,8 +319,10 @@ class TestCrowded:
     """A service with one place, one waiting turn and one waiting writer."""
 
     @pytest.fixture
-    def settings(self) -> ServiceSettings:
-        return ServiceSettings(max_running_turns=1, max_waiting_turns=1, max_waiting_writers=1, queue_seconds=0.2)
+    def settings(self) -> ServiceLimits:
+        return ServiceLimits(
+            max_running_turns=1, max_waiting_turns=1, max_waiting_writers=1, queue_seconds=0.2
+        )
 
     async def test_over_the_queue_a_turn_is_turned_away_at_once(self, harness) -> None:
         sessions = [await harness.session() for _ in range(3)]
@@ -310,7 +338,8 @@ class TestCrowded:
         assert [progress async for progress in first][-1].outcome.turn == 1
 
     async def test_no_turn_waits_for_a_place_without_end(self, harness) -> None:
-        one, other = await harness.session(), await harness.session()
+        one = await harness.session()
+        other = await harness.session()
         first = await held_turn(harness, one)
         with pytest.raises(Overloaded):
             await anext(begin(harness.service, other))
@@ -338,7 +367,7 @@ async def test_a_stop_lets_running_turns_end_and_takes_no_new_ones(harness) -> N
     with pytest.raises(ShuttingDown):
         begin(harness.service, session)
     with pytest.raises(ShuttingDown):
-        await harness.service.create(NewSession())
+        await harness.service.create(CreateSession())
     harness.worker.gates["token"].set()
     assert [progress async for progress in stream][-1].outcome.turn == 1
     await stopping
@@ -350,8 +379,8 @@ class TestImpatient:
     """A service that drains for a moment only."""
 
     @pytest.fixture
-    def settings(self) -> ServiceSettings:
-        return ServiceSettings(drain_seconds=0.05)
+    def settings(self) -> ServiceLimits:
+        return ServiceLimits(drain_seconds=0.05)
 
     async def test_a_stop_cancels_what_does_not_end_in_time(self, harness) -> None:
         session = await harness.session()

@@ -29,7 +29,7 @@ from kvstore.tiers.base import Tier
 from kvstore.tiers.nvme.tier import NvmeTier
 from kvstore.tiers.ram import RamTier
 from reference import MODEL_PATH
-from workers.cache.active_cache import ActiveCache, RowShape
+from workers.cache.active_cache import ActiveCache, KVShape
 from workers.engine.engine import Engine, Parts
 from workers.engine.session import WorkerSession
 from workers.engine.settings import WorkerSettings
@@ -96,7 +96,9 @@ def model_path(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
             shutil.copytree(MODEL_PATH, path, dirs_exist_ok=True)
             return path
         torch.manual_seed(7)
-        AutoModelForCausalLM.from_config(tiny_config(family), dtype=torch.float32).save_pretrained(path)
+        AutoModelForCausalLM.from_config(tiny_config(family), dtype=torch.float32).save_pretrained(
+            path
+        )
         AutoTokenizer.from_pretrained(MODEL_PATH).save_pretrained(path)
         return path
 
@@ -120,7 +122,9 @@ def plain(model_path: Callable[[str], Path]) -> Callable[[str], PreTrainedModel]
 
 
 @pytest.fixture(scope="session")
-def tokenizer(loaded: Callable[[str], LoadedModel], model_path: Callable[[str], Path]) -> ChatTokenizer:
+def tokenizer(
+    loaded: Callable[[str], LoadedModel], model_path: Callable[[str], Path]
+) -> ChatTokenizer:
     """The reference model's tokenizer."""
     return load_tokenizer(model_path("reference"), loaded("reference").eos_token_ids)
 
@@ -136,7 +140,11 @@ def continuation(plain: Callable[[str], PreTrainedModel]) -> Callable[..., list[
         prompt = torch.tensor([list(token_ids)])
         ends = {"eos_token_id": 2**30} if endless else {}
         said = plain(family).generate(
-            prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=tokens, do_sample=False, **ends
+            prompt,
+            attention_mask=torch.ones_like(prompt),
+            max_new_tokens=tokens,
+            do_sample=False,
+            **ends,
         )
         return said[0, prompt.shape[1] :].tolist()
 
@@ -160,7 +168,9 @@ class WatchedEngine(Engine):
         super().__init__(parts)
         self.passes: list[tuple[int, int]] = []
 
-    def forward(self, sessions: Sequence[WorkerSession], token_ids: Tensor, logits_to_keep: int = 1) -> Tensor:
+    def forward(
+        self, sessions: Sequence[WorkerSession], token_ids: Tensor, logits_to_keep: int = 1
+    ) -> Tensor:
         self.passes.append((token_ids.shape[0], token_ids.shape[1]))
         return super().forward(sessions, token_ids, logits_to_keep)
 
@@ -174,11 +184,18 @@ class LocalWorker:
         self.events: dict[str, list[wire.TurnEvent]] = {}
 
     def open(
-        self, name: str = "s", *, state: wire.SessionState | None = None, budget: int = 1024, **spec: Any
+        self,
+        name: str = "s",
+        *,
+        state: wire.SessionState | None = None,
+        budget: int = 1024,
+        **spec: Any,
     ) -> wire.MemoryReport:
         """Open a session, `full` unless `method` says otherwise."""
         spec = {"epoch": 1, "method": "full", "method_settings": "{}"} | spec
-        request = wire.OpenRequest(spec=wire.SessionSpec(session=name, budget=budget, **spec), state=state)
+        request = wire.OpenRequest(
+            spec=wire.SessionSpec(session=name, budget=budget, **spec), state=state
+        )
         return self.scheduler.open(request).result(WAIT)
 
     def submit(
@@ -214,7 +231,9 @@ class LocalWorker:
             emit or heard.append,
         )
 
-    def turn(self, name: str, messages: str | Sequence[dict[str, str]], **options: Any) -> wire.TurnDone:
+    def turn(
+        self, name: str, messages: str | Sequence[dict[str, str]], **options: Any
+    ) -> wire.TurnDone:
         """Run a turn to its end."""
         return self.submit(name, messages, **options).result(WAIT)
 
@@ -228,7 +247,9 @@ class LocalWorker:
         )
         return self.scheduler.repair(request).result(WAIT)
 
-    def build(self, name: str = "s", *plans: wire.EpisodePlan, token_ids: Sequence[int] = ()) -> list[wire.Episode]:
+    def build(
+        self, name: str = "s", *plans: wire.EpisodePlan, token_ids: Sequence[int] = ()
+    ) -> list[wire.Episode]:
         """Build episodes."""
         request = wire.BuildEpisodesRequest(session=name, epoch=1, plans=plans, token_ids=token_ids)
         return list(self.scheduler.build_episodes(request).result(WAIT).episodes)
@@ -281,13 +302,17 @@ def lose_page(tiers_of: dict[int, list[Tier]]) -> Callable[[RowStore, str, int],
 
 
 @pytest.fixture
-def open_store(tmp_path: Path, tiers_of: dict[int, list[Tier]]) -> Iterator[Callable[..., RowStore]]:
+def open_store(
+    tmp_path: Path, tiers_of: dict[int, list[Tier]]
+) -> Iterator[Callable[..., RowStore]]:
     """open_store(model, directory, ram_pages): a store over RAM and NVMe, closed at the end of the test."""
     opened: list[RowStore] = []
 
     def make(model: LoadedModel, directory: str = "rows", ram_pages: int = 8) -> RowStore:
         shape = model.shape
-        layout = PageLayout(shape.n_layers, shape.n_kv_heads, shape.head_dim, model.dtype, model.fingerprint)
+        layout = PageLayout(
+            shape.n_layers, shape.n_kv_heads, shape.head_dim, model.dtype, model.fingerprint
+        )
         tiers = [RamTier(ram_pages * layout.page_bytes), NvmeTier(tmp_path / directory)]
         store = RowStore(layout, tiers)
         opened.append(store)
@@ -301,7 +326,9 @@ def open_store(tmp_path: Path, tiers_of: dict[int, list[Tier]]) -> Iterator[Call
 
 @pytest.fixture
 def make_worker(
-    loaded: Callable[[str], LoadedModel], tokenizer: ChatTokenizer, open_store: Callable[..., RowStore]
+    loaded: Callable[[str], LoadedModel],
+    tokenizer: ChatTokenizer,
+    open_store: Callable[..., RowStore],
 ) -> Iterator[Callable[..., LocalWorker]]:
     """make_worker(family, directory, ram_pages, layer_sensitivity, **settings): a worker over a store of its own."""
     made: list[LocalWorker] = []
@@ -315,7 +342,9 @@ def make_worker(
     ) -> LocalWorker:
         model = loaded(family)
         store = open_store(model, directory or f"rows-{len(made)}", ram_pages)
-        worker = LocalWorker(Parts(model, tokenizer, store, WorkerSettings(**settings), layer_sensitivity))
+        worker = LocalWorker(
+            Parts(model, tokenizer, store, WorkerSettings(**settings), layer_sensitivity)
+        )
         made.append(worker)
         return worker
 
@@ -329,6 +358,6 @@ def make_cache() -> Callable[..., ActiveCache]:
     """make_cache(slots, rows): an active cache of a model with 2 layers, 4 query heads, 2 KV heads of size 4."""
 
     def make(slots: int = 3, rows: Sequence[int] = (16, 12)) -> ActiveCache:
-        return ActiveCache(RowShape(n_layers=2, n_heads=4, n_kv_heads=2, head_dim=4), slots, rows)
+        return ActiveCache(KVShape(n_layers=2, n_heads=4, n_kv_heads=2, head_dim=4), slots, rows)
 
     return make

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
 
-from workers.cache.slot_pool import EMPTY, Pool, Rows, RowShape
+from workers.cache.slot_pool import EMPTY, KVShape, Pool, Rows
 
-__all__ = ["EMPTY", "ActiveCache", "RowShape", "Rows", "Step"]
+__all__ = ["EMPTY", "ActiveCache", "KVShape", "Rows", "Step"]
 
 
 class ActiveCache:
@@ -23,7 +23,7 @@ class ActiveCache:
 
     def __init__(
         self,
-        shape: RowShape,
+        shape: KVShape,
         slots: int,
         rows: Sequence[int],
         dtype: torch.dtype = torch.float32,
@@ -31,7 +31,10 @@ class ActiveCache:
     ) -> None:
         """rows: places per head of each layer, as sessions have them that need no more in any layer."""
         assert len(rows) == shape.n_layers, "one capacity per layer"
-        self.shape, self.slots, self.rows, self.dtype = shape, slots, tuple(rows), dtype
+        self.shape = shape
+        self.slots = slots
+        self.rows = tuple(rows)
+        self.dtype = dtype
         self.device = torch.device(device)
         self.pool = Pool(shape, slots, shape.n_kv_heads * sum(rows), dtype, device)
         self.lengths = self.pool.lengths
@@ -102,7 +105,9 @@ class ActiveCache:
 
         Evicting is forgetting: every row is in the row store already.
         """
-        self._write(slot, layer, self.read(slot, layer).taken(places.clamp(min=0)).masked(places >= 0))
+        self._write(
+            slot, layer, self.read(slot, layer).taken(places.clamp(min=0)).masked(places >= 0)
+        )
 
     def insert(
         self,
@@ -119,11 +124,15 @@ class ActiveCache:
         positions: int32 `[n_kv_heads, m]`, `EMPTY` for "none", none of them held already; keys, values
         `[n_kv_heads, m, head_dim]`; promoted: bool, accumulated: float32 (0 if not given) `[n_kv_heads, m]`.
         """
-        sums = torch.zeros_like(positions, dtype=torch.float32) if accumulated is None else accumulated
+        sums = (
+            torch.zeros_like(positions, dtype=torch.float32) if accumulated is None else accumulated
+        )
         new = Rows(keys.to(self.dtype), values.to(self.dtype), positions, promoted, sums)
         pairs = zip(self.read(slot, layer).tensors(), new.tensors(), strict=True)
         together = Rows(*(torch.cat([old, added.to(self.device)], dim=1) for old, added in pairs))
-        self._write(slot, layer, together.taken(together.positions.sort(dim=1, stable=True).indices))
+        self._write(
+            slot, layer, together.taken(together.positions.sort(dim=1, stable=True).indices)
+        )
 
     def accumulate(self, slot: int, layer: int, amounts: Tensor) -> None:
         """Add float32 `[n_kv_heads, n]` to what the rows, as `read` has them, have accumulated."""
@@ -131,7 +140,9 @@ class ActiveCache:
 
     def trim(self, slot: int, count: int) -> None:
         """Forget the last `count` rows of every head: a patched prompt that was scored."""
-        assert bool((self.lengths[:, slot] >= count).all()), "cannot trim more rows than a head holds"
+        assert bool((self.lengths[:, slot] >= count).all()), (
+            "cannot trim more rows than a head holds"
+        )
         self.lengths[:, slot] -= count
         ends = self.pool.starts[:, slot] + self.lengths[:, slot]
         past = (ends[..., None] + torch.arange(count)).flatten().to(self.device)
@@ -160,15 +171,24 @@ class ActiveCache:
                 assert bool(((positions != EMPTY) == exists).all()), "places and lengths disagree"
             assert bool((held <= 1).all()), "two rows in one place"
             empty = held == 0
-            assert bool((self.pool.positions[slot].cpu()[empty] == EMPTY).all()), "an empty place has a position"
-            assert not bool(self.pool.promoted[slot].cpu()[empty].any()), "an empty place is marked promoted"
-            assert not bool(self.pool.accumulated[slot].cpu()[empty].any()), "an empty place has accumulated"
-        assert bool((self._per_head(self.lengths) <= self.bound)[:, self._claimed()].all()), "over the bound"
+            assert bool((self.pool.positions[slot].cpu()[empty] == EMPTY).all()), (
+                "an empty place has a position"
+            )
+            assert not bool(self.pool.promoted[slot].cpu()[empty].any()), (
+                "an empty place is marked promoted"
+            )
+            assert not bool(self.pool.accumulated[slot].cpu()[empty].any()), (
+                "an empty place has accumulated"
+            )
+        assert bool((self._per_head(self.lengths) <= self.bound)[:, self._claimed()].all()), (
+            "over the bound"
+        )
         assert not self.lengths[:, self._free].any(), "a free slot holds rows"
 
     def require_bound(self, layers: slice, slots: list[int], lengths: Tensor) -> None:
         """Hold the bound, and note the peak, for lengths-to-be `[layers, B, n_kv_heads]`: every change asks here."""
-        per_head, bound = self._per_head(lengths), self.bound[layers, slots]
+        per_head = self._per_head(lengths)
+        bound = self.bound[layers, slots]
         assert bool((per_head <= bound).all()), (
             f"slots {slots} would hold {per_head.tolist()} rows per head, bound {bound.tolist()}"
         )
@@ -184,7 +204,8 @@ class ActiveCache:
         return -(-lengths.sum(-1) // self.shape.n_kv_heads)
 
     def _places(self, slot: int, layer: int) -> tuple[Tensor, Tensor]:
-        starts, lengths = self.pool.starts[layer, slot], self.lengths[layer, slot]
+        starts = self.pool.starts[layer, slot]
+        lengths = self.lengths[layer, slot]
         return self.pool.places_of(starts, lengths, int(lengths.max()))
 
     def _claimed(self) -> list[int]:
@@ -201,16 +222,20 @@ class Step(Cache):
     query_positions: int `[B, t]`, the new tokens' true positions.
     """
 
-    def __init__(self, cache: ActiveCache, slots: Sequence[int], query_positions: Tensor, observe: int) -> None:
+    def __init__(
+        self, cache: ActiveCache, slots: Sequence[int], query_positions: Tensor, observe: int
+    ) -> None:
         super().__init__(layers=[])
         assert len(set(slots)) == len(slots), "a slot stands once in a step"
-        self.cache, self.observe = cache, observe
+        self.cache = cache
+        self.observe = observe
         self.slot_list = list(slots)
         self.query_positions = query_positions.to(cache.device, torch.int32)
         self.new_keys: list[Tensor] = []
         self.new_values: list[Tensor] = []
         self.observed: list[Tensor] = []
-        tokens, pool = query_positions.shape[1], cache.pool
+        tokens = query_positions.shape[1]
+        pool = cache.pool
         before = cache.lengths[:, self.slot_list]
         self._lengths = before + tokens
         cache.require_bound(slice(None), self.slot_list, self._lengths)
@@ -218,11 +243,14 @@ class Step(Cache):
         self._longest: list[int] = self._lengths.amax((1, 2)).tolist()
         starts = pool.starts[:, self.slot_list]
         # One transfer for all layers: [n_layers, B, n_kv_heads, t], the places where the new rows go.
-        self._places = ((starts + before)[..., None] + torch.arange(tokens)).to(cache.device, non_blocking=True)
+        self._places = ((starts + before)[..., None] + torch.arange(tokens)).to(
+            cache.device, non_blocking=True
+        )
         self._slots = torch.tensor(self.slot_list, device=cache.device)
         self._windows = self._find_windows()
         if None in self._windows:
-            self._starts, self._held = starts.to(cache.device), self._lengths.to(cache.device)
+            self._starts = starts.to(cache.device)
+            self._held = self._lengths.to(cache.device)
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: object, **__: object
@@ -233,20 +261,29 @@ class Step(Cache):
         `[B, n_kv_heads, n, head_dim]`, n the longest head of the batch; `key_positions` has their positions. They
         are views where the slots lie side by side and have their heads in the same places, else copies.
         """
-        cache, pool = self.cache, self.cache.pool
+        cache = self.cache
+        pool = self.cache.pool
         cache.lengths[layer_idx, self.slot_list] = self._lengths[layer_idx]
         where = self._slots[:, None, None], self._places[layer_idx]
         pool.keys[where] = key_states.to(cache.dtype)
         pool.values[where] = value_states.to(cache.dtype)
-        pool.positions[where] = self.query_positions[:, None, :].expand(-1, cache.shape.n_kv_heads, -1)
+        pool.positions[where] = self.query_positions[:, None, :].expand(
+            -1, cache.shape.n_kv_heads, -1
+        )
         self.new_keys.append(key_states)
         self.new_values.append(value_states)
         if (window := self._windows[layer_idx]) is not None:
-            return self._view(pool.keys, layer_idx, window), self._view(pool.values, layer_idx, window)
+            return self._view(pool.keys, layer_idx, window), self._view(
+                pool.values, layer_idx, window
+            )
         places, held = self._gathered(layer_idx)
         # Row by row from the whole pool: several times as fast as an index of slots and places.
-        flat, shape = places.flatten(), (*held.shape, cache.shape.head_dim)
-        keys, values = (rows.flatten(0, 1).index_select(0, flat).view(shape) for rows in (pool.keys, pool.values))
+        flat = places.flatten()
+        shape = (*held.shape, cache.shape.head_dim)
+        keys, values = (
+            rows.flatten(0, 1).index_select(0, flat).view(shape)
+            for rows in (pool.keys, pool.values)
+        )
         return keys, values
 
     def key_positions(self, layer_idx: int) -> Tensor:
@@ -274,12 +311,16 @@ class Step(Cache):
 
     def _find_windows(self) -> list[tuple[int, int] | None]:
         """Per layer the region's first place and a head's width, where they are the same in slots side by side."""
-        pool, slots = self.cache.pool, self.slot_list
+        pool = self.cache.pool
+        slots = self.slot_list
         if slots != list(range(slots[0], slots[0] + len(slots))):
             return [None] * self.cache.shape.n_layers
-        regions, widths = pool.regions[:, slots], pool.widths[:, slots]
+        regions = pool.regions[:, slots]
+        widths = pool.widths[:, slots]
         alike = pool.even[:, slots] & (regions == regions[:, :1]) & (widths == widths[:, :1])
-        windows = zip(regions[:, 0].tolist(), widths[:, 0].tolist(), alike.all(1).tolist(), strict=True)
+        windows = zip(
+            regions[:, 0].tolist(), widths[:, 0].tolist(), alike.all(1).tolist(), strict=True
+        )
         return [(region, width) if same else None for region, width, same in windows]
 
     def _view(self, tensor: Tensor, layer: int, window: tuple[int, int]) -> Tensor:
@@ -289,5 +330,7 @@ class Step(Cache):
 
     def _gathered(self, layer: int) -> tuple[Tensor, Tensor]:
         """Where the rows lie, counted from the first slot's first place, and which there are: `[B, n_kv_heads, n]`."""
-        places, held = self.cache.pool.places_of(self._starts[layer], self._held[layer], self._longest[layer])
+        places, held = self.cache.pool.places_of(
+            self._starts[layer], self._held[layer], self._longest[layer]
+        )
         return places + (self._slots * self.cache.pool.places)[:, None, None], held

@@ -11,7 +11,7 @@ EMPTY = torch.iinfo(torch.int32).max
 
 
 @dataclass(frozen=True)
-class RowShape:
+class KVShape:
     """What a row is in one model: `n_layers` layers of `n_kv_heads` heads of `head_dim` numbers."""
 
     n_layers: int
@@ -85,9 +85,17 @@ class Pool:
     """
 
     def __init__(
-        self, shape: RowShape, slots: int, places: int, dtype: torch.dtype, device: torch.device | str
+        self,
+        shape: KVShape,
+        slots: int,
+        places: int,
+        dtype: torch.dtype,
+        device: torch.device | str,
     ) -> None:
-        self.shape, self.slots, self.places, self.dtype = shape, slots, places, dtype
+        self.shape = shape
+        self.slots = slots
+        self.places = places
+        self.dtype = dtype
         self.device = torch.device(device)
         self.keys = torch.zeros(slots, places, shape.head_dim, dtype=dtype, device=device)
         self.values = torch.zeros_like(self.keys)
@@ -132,14 +140,17 @@ class Pool:
 
     def write(self, slot: int, layer: int, rows: Rows, lengths: Tensor) -> None:
         """Make copies of these, int64 `[n_kv_heads]` per head, the rows of the layer."""
-        n, width = int(lengths.max()), int(self.widths[layer, slot])
+        n = int(lengths.max())
+        width = int(self.widths[layer, slot])
         self.lengths[layer, slot] = lengths
         if n > width:
             self._write_unevenly(slot, layer, rows)
             return
         self._forget_marks(slot, layer)
         self.even[layer, slot] = True
-        self.starts[layer, slot] = self.regions[layer, slot] + width * torch.arange(self.shape.n_kv_heads)
+        self.starts[layer, slot] = self.regions[layer, slot] + width * torch.arange(
+            self.shape.n_kv_heads
+        )
         for tensor, new in zip(self.tensors(), rows.tensors(), strict=True):
             self._heads(tensor, slot, layer)[:, :n] = new[:, :n]
 
@@ -167,7 +178,8 @@ class Pool:
 
     def _write_unevenly(self, slot: int, layer: int, rows: Rows) -> None:
         """Each head gets its length and an even share of the layer's free places."""
-        heads, lengths = self.shape.n_kv_heads, self.lengths[layer, slot]
+        heads = self.shape.n_kv_heads
+        lengths = self.lengths[layer, slot]
         share = int(self.widths[layer, slot]) - -(-int(lengths.sum()) // heads)
         assert share >= 0, "the bound was held before"
         taken = lengths + share
@@ -182,11 +194,16 @@ class Pool:
             tensor[slot, places[held]] = new
 
     def _forget_marks(self, slot: int, layer: int) -> None:
-        for tensor, empty in ((self.positions, EMPTY), (self.promoted, False), (self.accumulated, 0)):
+        for tensor, empty in (
+            (self.positions, EMPTY),
+            (self.promoted, False),
+            (self.accumulated, 0),
+        ):
             self._region(tensor, slot, layer).fill_(empty)
 
     def _region(self, tensor: Tensor, slot: int, layer: int) -> Tensor:
-        start, count = int(self.regions[layer, slot]), self.shape.n_kv_heads * int(self.widths[layer, slot])
+        start = int(self.regions[layer, slot])
+        count = self.shape.n_kv_heads * int(self.widths[layer, slot])
         return tensor[slot, start : start + count]
 
     def _heads(self, tensor: Tensor, slot: int, layer: int) -> Tensor:

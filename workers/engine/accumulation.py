@@ -9,7 +9,9 @@ from workers.cache.active_cache import ActiveCache
 from workers.primitives.scoring import attention_in_pieces
 
 
-def accumulate(cache: ActiveCache, slot: int, queries: Sequence[Tensor], query_positions: Tensor, kind: str) -> None:
+def accumulate(
+    cache: ActiveCache, slot: int, queries: Sequence[Tensor], query_positions: Tensor, kind: str
+) -> None:
     """Add to a slot's rows what some tokens' queries give them, after these tokens' own rows were appended.
 
     queries: per layer `[n_heads, t, head_dim]`, post-RoPE; query_positions: int32 `[t]`; kind as in `Observation`.
@@ -19,7 +21,9 @@ def accumulate(cache: ActiveCache, slot: int, queries: Sequence[Tensor], query_p
         cache.accumulate(slot, layer, received(of_layer, keys, positions, query_positions, kind))
 
 
-def received(queries: Tensor, keys: Tensor, key_positions: Tensor, query_positions: Tensor, kind: str) -> Tensor:
+def received(
+    queries: Tensor, keys: Tensor, key_positions: Tensor, query_positions: Tensor, kind: str
+) -> Tensor:
     """What each row gets, summed over the queries, mean over a KV head's group: float32 `[n_kv_heads, n]`.
 
     "attention": the weights of the softmax (H2O). "hits": one for each query that gives the row more than it would if

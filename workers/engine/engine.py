@@ -17,7 +17,7 @@ from workers.engine.session import WorkerSession
 from workers.engine.session_factory import new_session
 from workers.engine.session_state import selection_of, snapshot, take_state
 from workers.engine.settings import WorkerSettings
-from workers.engine.store_io import Storing, shared_pages, storage
+from workers.engine.store_io import StoreIO, shared_pages, storage
 from workers.errors import BadSettings, StaleEpoch, UnknownSession
 from workers.model.loader import LoadedModel
 from workers.model.tokenizer import ChatTokenizer
@@ -43,14 +43,21 @@ class Engine:
     """
 
     def __init__(self, parts: Parts) -> None:
-        self.model, self.tokenizer = parts.model, parts.tokenizer
-        self.store, self.settings, self.layer_sensitivity = parts.store, parts.settings, parts.layer_sensitivity
+        self.model = parts.model
+        self.tokenizer = parts.tokenizer
+        self.store = parts.store
+        self.settings = parts.settings
+        self.layer_sensitivity = parts.layer_sensitivity
         shape = self.model.shape
-        rows = [self.settings.max_budget + self.settings.block_tokens + self.settings.prompt_tokens] * shape.n_layers
-        self.cache = ActiveCache(shape, self.settings.slots, rows, self.model.dtype, self.model.device)
+        rows = [
+            self.settings.max_budget + self.settings.block_tokens + self.settings.prompt_tokens
+        ] * shape.n_layers
+        self.cache = ActiveCache(
+            shape, self.settings.slots, rows, self.model.dtype, self.model.device
+        )
         self.sessions: dict[str, WorkerSession] = {}
         self.lost_pages = self.rebuilt_pages = 0
-        self.storing = Storing(self.store)
+        self.storing = StoreIO(self.store)
 
     # Sessions
 
@@ -62,7 +69,9 @@ class Engine:
         """
         session = self.blank(spec, state)
         with storage():
-            self.store.open(session.name, epoch=session.epoch, length=state.length, shared=shared_pages(spec))
+            self.store.open(
+                session.name, epoch=session.epoch, length=state.length, shared=shared_pages(spec)
+            )
         self.fill(session, state)
         return session
 
@@ -71,14 +80,16 @@ class Engine:
         session = self.admit(spec, state)
         if known := self.sessions.get(spec.session):
             self.abandon(known)
-        session.stored, session.unsettled = False, True
+        session.stored = False
+        session.unsettled = True
         self.sessions[session.name] = session
         return session
 
     def fill(self, session: WorkerSession, state: wire.SessionState) -> None:
         """Make a blank session be `state`, whose rows are in the store."""
         take_state(session, state)
-        session.stored, session.unsettled = True, False
+        session.stored = True
+        session.unsettled = False
 
     def admit(self, spec: wire.SessionSpec, state: wire.SessionState) -> WorkerSession:
         """The session that `blank` would make, if it may; nothing changes.
@@ -108,9 +119,13 @@ class Engine:
         if session is None:
             raise UnknownSession(f"session {name} is not open in this worker")
         if session.abandoned:
-            raise UnknownSession(f"session {name} was left in the middle of a turn or repair; open it again")
+            raise UnknownSession(
+                f"session {name} was left in the middle of a turn or repair; open it again"
+            )
         if epoch is not None and epoch != session.epoch:
-            raise StaleEpoch(f"session {name}: epoch {epoch}, but it was opened with {session.epoch}")
+            raise StaleEpoch(
+                f"session {name}: epoch {epoch}, but it was opened with {session.epoch}"
+            )
         return session
 
     def drop(self, name: str, keep_pages: int = 0) -> "Future[None]":
@@ -145,7 +160,8 @@ class Engine:
 
     def bound(self, session: WorkerSession) -> list[int]:
         """Rows per head that the session may never exceed, per layer: M_l + block + prompt (design section 4)."""
-        block, prompt = self.settings.block_tokens, self._reserve(session)
+        block = self.settings.block_tokens
+        prompt = self._reserve(session)
         if not session.method.evicts:
             return [self.settings.max_budget + block] * self.model.shape.n_layers
         return [rows + session.reserve + block + prompt for rows in session.layer_rows]
@@ -160,15 +176,25 @@ class Engine:
         if session.slot is not None:
             return
         # Read before the slot is taken: what cannot be read leaves the session as it was, and the slot free.
-        arriving, selection = self.storing.fetch(session), session.selection
+        arriving = self.storing.fetch(session)
+        selection = session.selection
         session.arriving = None
         rows = list[tuple[Tensor, Tensor]]() if arriving is None else arriving.result()
         slot = self.cache.claim(self.bound(session))
-        session.slot, session.selection = slot, None
+        session.slot = slot
+        session.selection = None
         for layer, (keys, values) in enumerate(rows):
             assert selection is not None, "rows were read for a selection"
             sums = selection.accumulated[layer] if selection.accumulated else None
-            self.cache.insert(slot, layer, selection.positions[layer], keys, values, selection.promoted[layer], sums)
+            self.cache.insert(
+                slot,
+                layer,
+                selection.positions[layer],
+                keys,
+                values,
+                selection.promoted[layer],
+                sums,
+            )
 
     def unseat(self, session: WorkerSession) -> None:
         """Swap the session out. It costs no copy: its rows are in the store already."""
@@ -181,7 +207,9 @@ class Engine:
 
     # Forward passes
 
-    def forward(self, sessions: Sequence[WorkerSession], token_ids: Tensor, logits_to_keep: int = 1) -> Tensor:
+    def forward(
+        self, sessions: Sequence[WorkerSession], token_ids: Tensor, logits_to_keep: int = 1
+    ) -> Tensor:
         """Say `token_ids` int64 `[B, t]` in B seated sessions, and write their rows through.
 
         Returns logits float32 `[B, logits_to_keep, vocabulary]`. Rows are evicted first where a slot would
@@ -223,7 +251,9 @@ class Engine:
         """What the session holds, of every kind."""
         self._note_peak(session)
         selection = session.selected(self.cache)
-        return memory.report(session, selection, self.bound(session), self.model, self.store.usage())
+        return memory.report(
+            session, selection, self.bound(session), self.model, self.store.usage()
+        )
 
     # Inside
 
@@ -239,7 +269,8 @@ class Engine:
     def _said(self, session: WorkerSession, token_ids: Tensor, step: Step, index: int) -> None:
         """Note what the step's `index`-th session said, as far as its evictions look at it."""
         assert session.slot is not None, "only a session in a slot goes forward"
-        observation, positions = session.method.observation, step.query_positions[index]
+        observation = session.method.observation
+        positions = step.query_positions[index]
         queries = [of_layer[index] for of_layer in step.observed]
         session.length += len(token_ids)
         session.queries.push(queries, positions)
@@ -279,7 +310,8 @@ class Engine:
         """Hand the step's rows over: to the store, and to whoever asked for them."""
         tokens = step.query_positions.shape[1]
         for index, session in enumerate(sessions):
-            start, rows = session.length - tokens, step.rows(index)
+            start = session.length - tokens
+            rows = step.rows(index)
             if session.keep_rows is not None:
                 session.keep_rows(start, rows)
             if session.stored:
@@ -294,7 +326,8 @@ class Engine:
 
 def _of_prompt(step: Step) -> Observed:
     """What a patched prompt observed, with the weight of its own keys, which methods may count into the softmax."""
-    queries, keys = [q[0] for q in step.observed], [k[0] for k in step.new_keys]
+    queries = [q[0] for q in step.observed]
+    keys = [k[0] for k in step.new_keys]
     return Observed(tuple(queries), step.query_positions[0], tuple(map(own_mass, queries, keys)))
 
 

@@ -45,13 +45,25 @@ def evict(
     of them chose. `turn_over`: the turn's own rows are no longer protected.
     """
     assert session.slot is not None, "only a session in a slot evicts"
-    held, n_layers, group = cache.held(session.slot), cache.shape.n_layers, session.method.shares_layers
+    held = cache.held(session.slot)
+    n_layers = cache.shape.n_layers
+    group = session.method.shares_layers
     leaders = range(0, n_layers, group)
-    full = [first for first in leaders if any(held[i] > session.target(i) for i in _group(first, group, n_layers))]
+    full = [
+        first
+        for first in leaders
+        if any(held[i] > session.target(i) for i in _group(first, group, n_layers))
+    ]
     # Where tokens are ranked whole every layer has a say, also one that has nothing to evict.
     scored = list(leaders) if session.method.whole_tokens else full
     layers = {layer: active_rows(cache, session, observed, layer) for layer in scored}
-    scores = dict(zip(scored, ranked(session.method, list(layers.values()), nearness(session.segments)), strict=True))
+    scores = dict(
+        zip(
+            scored,
+            ranked(session.method, list(layers.values()), nearness(session.segments)),
+            strict=True,
+        )
+    )
     leaving = torch.zeros(session.length, device=cache.device)
     for first in full:
         chosen = _choose(cache, session, settings, layers[first], scores[first], turn_over)
@@ -60,7 +72,9 @@ def evict(
         for layer in sharing:
             places = chosen.places if layer == first else _places_in(cache, session, layer, chosen)
             cache.keep(session.slot, layer, places)
-            assert cache.held(session.slot)[layer] <= session.target(layer), "a method keeps within its budget"
+            assert cache.held(session.slot)[layer] <= session.target(layer), (
+                "a method keeps within its budget"
+            )
     leaving = leaving.cpu()
     evicted = leaving != 0
     session.scores_of_evicted()[evicted] = leaving[evicted]
@@ -70,7 +84,9 @@ def _group(first: int, size: int, n_layers: int) -> range:
     return range(first, min(first + size, n_layers))
 
 
-def active_rows(cache: ActiveCache, session: WorkerSession, observed: Observed, layer: int) -> LayerRows:
+def active_rows(
+    cache: ActiveCache, session: WorkerSession, observed: Observed, layer: int
+) -> LayerRows:
     """A layer of the session's slot as its method sees it."""
     assert session.slot is not None, "only a session in a slot evicts"
     held = cache.read(session.slot, layer)
@@ -100,7 +116,9 @@ def _choose(
     assert session.slot is not None, "only a session in a slot evicts"
     promoted = cache.read(session.slot, rows.layer).promoted
     stays = promoted | _protected(rows.positions, session, settings, rows.layer, turn_over)
-    places = session.method.select(scores.masked_fill(stays, torch.inf), rows.positions, session.target(rows.layer))
+    places = session.method.select(
+        scores.masked_fill(stays, torch.inf), rows.positions, session.target(rows.layer)
+    )
     return _Chosen(places, rows.positions.clone(), scores)
 
 
@@ -108,9 +126,14 @@ def _places_in(cache: ActiveCache, session: WorkerSession, layer: int, chosen: _
     """Where the chosen rows lie in another layer, as far as it holds them."""
     assert session.slot is not None, "only a session in a slot evicts"
     positions = cache.read(session.slot, layer).positions
-    wanted = chosen.positions.gather(1, chosen.places.clamp(min=0)).masked_fill(chosen.places < 0, EMPTY)
+    wanted = chosen.positions.gather(1, chosen.places.clamp(min=0)).masked_fill(
+        chosen.places < 0, EMPTY
+    )
     held = positions != EMPTY
-    return places_of(held & marks(wanted, session.length).gather(1, positions.clamp(max=session.length - 1).long()))
+    return places_of(
+        held
+        & marks(wanted, session.length).gather(1, positions.clamp(max=session.length - 1).long())
+    )
 
 
 def _protected(
@@ -132,7 +155,9 @@ def _scores_of_leaving(chosen: _Chosen, length: int) -> Tensor:
 
     A repair breaks its ties with it (RepairKV Algorithm 1).
     """
-    scores, positions, places = chosen.scores, chosen.positions, chosen.places
+    scores = chosen.scores
+    positions = chosen.positions
+    places = chosen.places
     heads, n = positions.shape
     kept = torch.zeros(heads, n + 1, dtype=torch.bool, device=positions.device)
     kept.scatter_(1, torch.where(places < 0, n, places), True)

@@ -22,7 +22,8 @@ def report(
         peak_rows=session.peak or active,
         bound_rows=bound,
         active_bytes=rows * model.shape.row_bytes(model.dtype),
-        evicted_rows=session.length - (selection.held_everywhere(session.length) if selection else 0),
+        evicted_rows=session.length
+        - (selection.held_everywhere(session.length) if selection else 0),
         promoted_rows=session.promoted_rows,
         tier_bytes=tier_bytes,
         in_slot=session.slot is not None,

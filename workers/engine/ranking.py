@@ -18,12 +18,20 @@ def ranked(method: Method, layers: Sequence[LayerRows], nearness: Tensor) -> lis
     """
     end = layers[0].end if layers else 0
     return combined(
-        method, [method.scores(rows) for rows in layers], [rows.positions for rows in layers], end, nearness
+        method,
+        [method.scores(rows) for rows in layers],
+        [rows.positions for rows in layers],
+        end,
+        nearness,
     )
 
 
 def combined(
-    method: Method, scores: Sequence[Tensor], positions: Sequence[Tensor], end: int, nearness: Tensor
+    method: Method,
+    scores: Sequence[Tensor],
+    positions: Sequence[Tensor],
+    end: int,
+    nearness: Tensor,
 ) -> list[Tensor]:
     """A method's own scores, float32 `[n_kv_heads, n]` per layer, as `ranked` gives them.
 
@@ -40,5 +48,10 @@ def combined(
     if weighs_topic:
         near = torch.ones(end, device=found[0].device)
         near[: len(nearness)] = nearness[:end]
-        found = [score + method.topic * of_tokens(near, held) for score, held in zip(found, positions, strict=True)]
-    return [score.masked_fill(held == EMPTY, 0.0) for score, held in zip(found, positions, strict=True)]
+        found = [
+            score + method.topic * of_tokens(near, held)
+            for score, held in zip(found, positions, strict=True)
+        ]
+    return [
+        score.masked_fill(held == EMPTY, 0.0) for score, held in zip(found, positions, strict=True)
+    ]

@@ -29,8 +29,18 @@ class Selection:
 
     def to_bytes(self) -> bytes:
         """As safetensors."""
-        kinds = {"positions": self.positions, "promoted": self.promoted, "accumulated": self.accumulated}
-        return save({f"{kind}.{layer}": rows for kind, layers in kinds.items() for layer, rows in enumerate(layers)})
+        kinds = {
+            "positions": self.positions,
+            "promoted": self.promoted,
+            "accumulated": self.accumulated,
+        }
+        return save(
+            {
+                f"{kind}.{layer}": rows
+                for kind, layers in kinds.items()
+                for layer, rows in enumerate(layers)
+            }
+        )
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "Selection":
@@ -121,7 +131,9 @@ class WorkerSession:
     seed: int
     tools: list[Any]
     queries: RecentQueries
-    layer_rows: tuple[int, ...]  # rows per head that an eviction keeps, per layer: the budget less the reserve
+    layer_rows: tuple[
+        int, ...
+    ]  # rows per head that an eviction keeps, per layer: the budget less the reserve
     repair: RepairKV = field(default_factory=RepairKV)
     repair_scan: RepairScan = DEFAULT_SCAN
     length: int = 0
@@ -132,7 +144,9 @@ class WorkerSession:
     episode: str = ""
     segments: tuple[NearSegment, ...] = ()  # how near each part of the session is to that episode
     patched_prompt: list[int] = field(default_factory=list)
-    block: list[int] = field(default_factory=list)  # what the turn said since the last eviction, at most a block
+    block: list[int] = field(
+        default_factory=list
+    )  # what the turn said since the last eviction, at most a block
     promoted_rows: int = 0
     peak: list[int] = field(default_factory=list)
     slot: int | None = None
@@ -170,9 +184,13 @@ class WorkerSession:
         """What is active, in the slot or waiting for one; None before anything was said."""
         if self.slot is None:
             return self.selection
-        return Selection.of_slot(cache, self.slot, accumulated=bool(self.method.observation.accumulate))
+        return Selection.of_slot(
+            cache, self.slot, accumulated=bool(self.method.observation.accumulate)
+        )
 
-    def scratch(self, patched_prompt: Sequence[int], segments: tuple[NearSegment, ...]) -> "WorkerSession":
+    def scratch(
+        self, patched_prompt: Sequence[int], segments: tuple[NearSegment, ...]
+    ) -> "WorkerSession":
         """A session of the same settings that has said nothing, in this episode, and is not stored."""
         return WorkerSession(
             name=self.name,

@@ -25,7 +25,9 @@ def new_session(
     method = methods.build(spec.method, spec.method_settings)
     repair, scan = methods.build_repair(spec.repair_settings, spec.repair_scan)
     if spec.budget > settings.max_budget:
-        raise BadSettings(f"budget {spec.budget} is over this worker's max_budget {settings.max_budget}")
+        raise BadSettings(
+            f"budget {spec.budget} is over this worker's max_budget {settings.max_budget}"
+        )
     return WorkerSession(
         name=spec.session,
         epoch=spec.epoch,
@@ -53,10 +55,12 @@ def _layer_rows(
 
     A repair that swaps needs no reserve, and as many rows that it may give up.
     """
-    how, n_layers = _layer_budgets(spec, method), model.shape.n_layers
+    how = _layer_budgets(spec, method)
+    n_layers = model.shape.n_layers
     if not method.evicts:
         return (spec.budget,) * n_layers
-    base, floor = spec.budget - spec.repair_rows, settings.min_budget
+    base = spec.budget - spec.repair_rows
+    floor = settings.min_budget
     if base < floor:
         raise BadSettings(
             f"budget {spec.budget} leaves {base} rows beside repair_rows {spec.repair_rows}; sinks, recent window "
@@ -75,7 +79,9 @@ def _layer_budgets(spec: wire.SessionSpec, method: Method) -> LayerBudgets:
     for how in known:
         if how == spec.layer_budgets:
             return how
-    raise BadSettings(f"there are no layer_budgets {spec.layer_budgets!r}; there are {', '.join(known)}")
+    raise BadSettings(
+        f"there are no layer_budgets {spec.layer_budgets!r}; there are {', '.join(known)}"
+    )
 
 
 def _tools(spec: wire.SessionSpec) -> list[Any]:

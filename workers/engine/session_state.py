@@ -10,13 +10,17 @@ from workers.generation import convert as wire_values
 
 def take_state(session: WorkerSession, state: wire.SessionState) -> None:
     """Make a session that has no slot be as `state` says."""
-    session.length, session.selection = state.length, selection_of(state)
+    session.length = state.length
+    session.selection = selection_of(state)
     session.eviction_scores = torch.empty(0)
     if state.length:
-        session.eviction_scores = torch.frombuffer(bytearray(state.eviction_scores), dtype=torch.float32)
+        session.eviction_scores = torch.frombuffer(
+            bytearray(state.eviction_scores), dtype=torch.float32
+        )
     session.promoted_rows = state.promoted_rows
     session.pending = list(state.pending)
-    session.episode, session.patched_prompt = state.episode, list(state.patched_prompt)
+    session.episode = state.episode
+    session.patched_prompt = list(state.patched_prompt)
     session.segments = wire_values.to_near(state.segments)
     session.recent = [wire_values.to_chat(message) for message in state.recent]
 

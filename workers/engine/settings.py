@@ -8,19 +8,29 @@ class WorkerSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    slots: int = Field(default=4, ge=1, description="sessions whose active rows are in memory at once")
-    max_budget: int = Field(default=1024, ge=1, description="largest budget of a session, rows per KV head and layer")
+    slots: int = Field(
+        default=4, ge=1, description="sessions whose active rows are in memory at once"
+    )
+    max_budget: int = Field(
+        default=1024, ge=1, description="largest budget of a session, rows per KV head and layer"
+    )
     block_tokens: int = Field(default=128, ge=1, description="new tokens prefilled in one step")
     prompt_tokens: int = Field(
-        default=256, ge=1, description="most tokens of a prompt that evictions run over the active rows"
+        default=256,
+        ge=1,
+        description="most tokens of a prompt that evictions run over the active rows",
     )
     sinks: int = Field(default=4, ge=0, description="first rows of a session, never evicted")
     recent: int = Field(default=32, ge=0, description="newest rows, never evicted")
     turn_share: float = Field(
         default=0.5, ge=0, le=1, description="share of the budget that a turn's own rows may hold"
     )
-    embedder: str = Field(default="", description="sentence-transformers model, path or hub name; empty: packaged")
-    max_jobs: int = Field(default=64, ge=1, description="turns and repairs that may wait or run at once")
+    embedder: str = Field(
+        default="", description="sentence-transformers model, path or hub name; empty: packaged"
+    )
+    max_jobs: int = Field(
+        default=64, ge=1, description="turns and repairs that may wait or run at once"
+    )
 
     @property
     def min_budget(self) -> int:

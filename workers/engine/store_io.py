@@ -35,7 +35,7 @@ def storage() -> Iterator[None]:
         raise StorageFailed(f"the row store failed: {error}") from error
 
 
-class Storing:
+class StoreIO:
     """Writes and reads of one worker's sessions. Its futures raise StorageFailed, RowsMissing and StaleEpoch."""
 
     def __init__(self, store: RowStore) -> None:
@@ -58,7 +58,9 @@ class Storing:
     def _append(self, session: str, start: int, rows: Tensor) -> None:
         # After a write that failed none may follow: its rows would take the lost ones' positions.
         if (stored := self._store.length(session)) != start:
-            raise StorageFailed(f"session {session}: rows from {start} on cannot follow the {stored} that are stored")
+            raise StorageFailed(
+                f"session {session}: rows from {start} on cannot follow the {stored} that are stored"
+            )
         self._store.append(session, rows.cpu())
 
     def backlog(self, session: WorkerSession) -> "Future[Any] | None":
@@ -74,7 +76,8 @@ class Storing:
 
     def settle(self, session: WorkerSession) -> bool:
         """Wait until every row that was said is in the store: whether it is durable there, where that was asked for."""
-        writes, session.writes = session.writes, []
+        writes = session.writes
+        session.writes = []
         results = [write.result() for write in writes]
         return all(result is not False for result in results)
 

@@ -31,7 +31,8 @@ from workers.repair.key_chunks import stored_keys
 
 _KEY_BYTES = 1 << 28
 """Stored keys that a build holds at a time."""
-_SHORTLIST, _STAYS = 4, 0.8
+_SHORTLIST = 4
+_STAYS = 0.8
 """Rows, in budgets, among which they are ranked again; the part of them that stays each time."""
 _NOTHING = Observed((), torch.empty(0, dtype=torch.int32))
 
@@ -55,7 +56,9 @@ def run_build(
     )
 
 
-def _in_one_pass(engine: Engine, session: WorkerSession, request: wire.BuildEpisodesRequest) -> Steps:
+def _in_one_pass(
+    engine: Engine, session: WorkerSession, request: wire.BuildEpisodesRequest
+) -> Steps:
     """All plans against the stored rows: the eviction that would choose among everything, once per plan."""
     observations = [_NOTHING]
     if session.method.observation.episode:
@@ -70,7 +73,9 @@ def _in_one_pass(engine: Engine, session: WorkerSession, request: wire.BuildEpis
     episodes = []
     for index, plan in enumerate(request.plans):
         near = nearness(wire_values.to_near(plan.segments))
-        ranks = combined(session.method, scores[index % len(observations)], positions, session.length, near)
+        ranks = combined(
+            session.method, scores[index % len(observations)], positions, session.length, near
+        )
         if session.method.compares_rows:
             episodes.append((yield from _narrowed(engine, session, plan, ranks, near)))
         else:
@@ -86,7 +91,8 @@ def _scored(
 
     The store is read for as many layers at once as `_KEY_BYTES` hold: all of them, unless the session is very long.
     """
-    shape, n = engine.model.shape, session.length
+    shape = engine.model.shape
+    n = session.length
     layer_bytes = max(1, n * shape.n_kv_heads * shape.head_dim * engine.model.dtype.itemsize)
     at_once = max(1, _KEY_BYTES // layer_bytes)
     scores: list[list[Tensor]] = [[] for _ in observations]
@@ -100,13 +106,22 @@ def _scored(
                 yield
         for layer, keys in enumerate(torch.cat(pages, dim=2), first):
             for found, observed in zip(scores, observations, strict=True):
-                found.append(session.method.scores(_stored_rows(engine, session, layer, keys, positions, observed)))
+                found.append(
+                    session.method.scores(
+                        _stored_rows(engine, session, layer, keys, positions, observed)
+                    )
+                )
             yield
     return scores
 
 
 def _stored_rows(
-    engine: Engine, session: WorkerSession, layer: int, keys: Tensor, positions: Tensor, observed: Observed
+    engine: Engine,
+    session: WorkerSession,
+    layer: int,
+    keys: Tensor,
+    positions: Tensor,
+    observed: Observed,
 ) -> LayerRows:
     """Stored rows of a layer as an eviction would see them; values are not read."""
     none = keys.new_zeros(engine.model.shape.n_heads, 0, keys.shape[2])
@@ -128,9 +143,12 @@ def _all_positions(engine: Engine, length: int) -> Tensor:
     return positions.expand(engine.model.shape.n_kv_heads, -1)
 
 
-def _chosen(engine: Engine, session: WorkerSession, plan: wire.EpisodePlan, ranks: Sequence[Tensor]) -> wire.Episode:
+def _chosen(
+    engine: Engine, session: WorkerSession, plan: wire.EpisodePlan, ranks: Sequence[Tensor]
+) -> wire.Episode:
     """An episode of the method's own selection among all rows."""
-    places, scores = list[Tensor](), list[Tensor]()
+    places = list[Tensor]()
+    scores = list[Tensor]()
     for layer, ranked_rows in enumerate(ranks):
         choice = LayerChoice(session.method, session.layer_rows[layer], engine.settings.sinks)
         chosen = choose_of_all(ranked_rows, choice)
@@ -139,7 +157,9 @@ def _chosen(engine: Engine, session: WorkerSession, plan: wire.EpisodePlan, rank
     return _episode(plan, EpisodeRows.chosen(places, scores), session.length)
 
 
-def _by_prefill(engine: Engine, session: WorkerSession, request: wire.BuildEpisodesRequest) -> Steps:
+def _by_prefill(
+    engine: Engine, session: WorkerSession, request: wire.BuildEpisodesRequest
+) -> Steps:
     """EpiCache Algorithm 1, A3: the whole conversation anew per plan, in a session that nobody else knows.
 
     It takes the session's slot meanwhile, so that a worker needs none beside it.
@@ -148,7 +168,9 @@ def _by_prefill(engine: Engine, session: WorkerSession, request: wire.BuildEpiso
     episodes = []
     for plan in request.plans:
         scratch = session.scratch(plan.patched_prompt, wire_values.to_near(plan.segments))
-        scratch.turn_start = len(request.token_ids)  # all of it was said before: no row is kept for being recent talk
+        scratch.turn_start = len(
+            request.token_ids
+        )  # all of it was said before: no row is kept for being recent talk
         engine.seat(scratch)
         try:
             said = [Segment(tuple(request.token_ids), recorded=False)]
@@ -163,47 +185,69 @@ def _left(engine: Engine, scratch: WorkerSession, plan: wire.EpisodePlan) -> wir
     """What the prefill's last eviction left, ranked once more among itself."""
     assert scratch.slot is not None, "seated for its prefill"
     observed = _observed(engine, scratch, plan) if scratch.method.observation.episode else _NOTHING
-    layers = [active_rows(engine.cache, scratch, observed, layer) for layer in range(engine.model.shape.n_layers)]
+    layers = [
+        active_rows(engine.cache, scratch, observed, layer)
+        for layer in range(engine.model.shape.n_layers)
+    ]
     scores = [score.cpu() for score in ranked(scratch.method, layers, nearness(scratch.segments))]
-    places = [torch.where(rows.positions == EMPTY, -1, rows.positions).long().cpu() for rows in layers]
+    places = [
+        torch.where(rows.positions == EMPTY, -1, rows.positions).long().cpu() for rows in layers
+    ]
     return _episode(plan, EpisodeRows.chosen(places, scores), scratch.length)
 
 
 def _observed(engine: Engine, session: WorkerSession, plan: wire.EpisodePlan) -> Observed:
     """The queries of a plan's prompt after the method's instruction; a long one in pieces that each follow it."""
-    instruction = engine.tokenizer.encode(session.method.observation.prompt)[: engine.settings.block_tokens // 2]
+    instruction = engine.tokenizer.encode(session.method.observation.prompt)[
+        : engine.settings.block_tokens // 2
+    ]
     room = engine.settings.block_tokens - len(instruction)
     prompt = plan.patched_prompt
-    pieces = ([*instruction, *prompt[start : start + room]] for start in range(0, len(prompt), room))
+    pieces = (
+        [*instruction, *prompt[start : start + room]] for start in range(0, len(prompt), room)
+    )
     return Observed.joined([engine.observe(session, piece) for piece in pieces])
 
 
 def _narrowed(
-    engine: Engine, session: WorkerSession, plan: wire.EpisodePlan, ranks: Sequence[Tensor], near: Tensor
+    engine: Engine,
+    session: WorkerSession,
+    plan: wire.EpisodePlan,
+    ranks: Sequence[Tensor],
+    near: Tensor,
 ) -> Narrowing:
     """An episode by steps: of a shortlist a fifth leaves, the rest is ranked among itself, until the budget is met.
 
     A prefill in blocks does the same by its nature: each eviction compares rows with those that are still there.
     """
     layers = range(len(ranks))
-    method, sinks = session.method, engine.settings.sinks
+    method = session.method
+    sinks = engine.settings.sinks
     wide = [LayerChoice(method, _SHORTLIST * rows, sinks) for rows in session.layer_rows]
     held = [choose_of_all(ranks[layer], wide[layer]).cpu() for layer in layers]
     with storage():
         keys = [found for found, _ in engine.store.gather_selection(session.name, held)]
     while True:
-        rows = [_some_rows(engine, session, *layer) for layer in zip(layers, held, keys, strict=True)]
+        rows = [
+            _some_rows(engine, session, *layer) for layer in zip(layers, held, keys, strict=True)
+        ]
         scores = ranked(method, rows, near)
-        wanted = [max(session.layer_rows[layer], int(held[layer].shape[1] * _STAYS)) for layer in layers]
+        wanted = [
+            max(session.layer_rows[layer], int(held[layer].shape[1] * _STAYS)) for layer in layers
+        ]
         choices = [LayerChoice(method, count, sinks) for count in wanted]
         places = [choose_places(scores[i], rows[i].positions, choices[i]).cpu() for i in layers]
-        held, keys, kept = _taken(held, places), _taken(keys, places), _taken([s.cpu() for s in scores], places)
+        held = _taken(held, places)
+        keys = _taken(keys, places)
+        kept = _taken([s.cpu() for s in scores], places)
         yield None
         if wanted == list(session.layer_rows):
             return _episode(plan, EpisodeRows.chosen(held, kept), session.length)
 
 
-def _some_rows(engine: Engine, session: WorkerSession, layer: int, positions: Tensor, keys: Tensor) -> LayerRows:
+def _some_rows(
+    engine: Engine, session: WorkerSession, layer: int, positions: Tensor, keys: Tensor
+) -> LayerRows:
     """Some rows of what the session said, int64 positions `[n_kv_heads, m]`, -1 for none, with their keys."""
     device = engine.model.device
     held = torch.where(positions < 0, EMPTY, positions).to(device, torch.int32)
@@ -234,15 +278,21 @@ def _episode(plan: wire.EpisodePlan, rows: EpisodeRows, length: int) -> wire.Epi
 
 def _require_buildable(session: WorkerSession, request: wire.BuildEpisodesRequest) -> None:
     if not session.method.has_episodes:
-        raise BadSettings(f"method {session.method.name} has no episodes: only one selection for all topics")
+        raise BadSettings(
+            f"method {session.method.name} has no episodes: only one selection for all topics"
+        )
     if len(request.token_ids) > session.length:
-        raise BadEpisode(f"{len(request.token_ids)} tokens are to be prefilled, session {session.name} has said "
-                         f"{session.length}")  # fmt: skip
+        raise BadEpisode(
+            f"{len(request.token_ids)} tokens are to be prefilled, session {session.name} has said "
+            f"{session.length}"
+        )
     for plan in request.plans:
         if not plan.patched_prompt:
             raise BadEpisode(f"episode {plan.id} has no patched prompt to score with")
         if any(span.start > span.stop or span.stop > session.length for span in plan.segments):
-            raise BadEpisode(f"episode {plan.id} has segments beyond the {session.length} rows of {session.name}")
+            raise BadEpisode(
+                f"episode {plan.id} has segments beyond the {session.length} rows of {session.name}"
+            )
 
 
 def _nothing() -> None:

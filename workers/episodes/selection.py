@@ -23,11 +23,15 @@ def choose_of_all(scores: Tensor, choice: LayerChoice) -> Tensor:
 
     scores: float32 `[n_kv_heads, n]`, one for each position.
     """
-    positions = torch.arange(scores.shape[1], dtype=torch.int32, device=scores.device).expand(scores.shape[0], -1)
+    positions = torch.arange(scores.shape[1], dtype=torch.int32, device=scores.device).expand(
+        scores.shape[0], -1
+    )
     return choose_places(scores, positions, choice)
 
 
-def choose_with_newer(positions: Tensor, scores: Tensor, newer: Tensor, choice: LayerChoice) -> Tensor:
+def choose_with_newer(
+    positions: Tensor, scores: Tensor, newer: Tensor, choice: LayerChoice
+) -> Tensor:
     """An episode's rows and the newer ones beside them, within the budget: int64 positions, -1 at a head's end.
 
     positions int32, scores float32 `[n_kv_heads, m]`: the episode's, `EMPTY` where there is none; newer int32
@@ -36,7 +40,9 @@ def choose_with_newer(positions: Tensor, scores: Tensor, newer: Tensor, choice: 
     """
     kept = newest(newer, choice.rows // 2)
     merged, order = torch.cat([positions, kept], dim=1).sort(dim=1, stable=True)
-    ranked = torch.cat([scores, torch.full_like(kept, torch.inf, dtype=torch.float32)], dim=1).gather(1, order)
+    ranked = torch.cat(
+        [scores, torch.full_like(kept, torch.inf, dtype=torch.float32)], dim=1
+    ).gather(1, order)
     places = choose_places(ranked, merged, choice)
     return torch.where(places < 0, -1, merged.gather(1, places.clamp(min=0)).long())
 

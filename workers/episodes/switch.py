@@ -40,8 +40,12 @@ class EpisodeRows:
 
     def to_bytes(self) -> bytes:
         """As safetensors: 6 bytes a row."""
-        tensors = {f"positions.{layer}": rows.contiguous() for layer, rows in enumerate(self.positions)}
-        tensors |= {f"scores.{layer}": scores.contiguous() for layer, scores in enumerate(self.scores)}
+        tensors = {
+            f"positions.{layer}": rows.contiguous() for layer, rows in enumerate(self.positions)
+        }
+        tensors |= {
+            f"scores.{layer}": scores.contiguous() for layer, scores in enumerate(self.scores)
+        }
         return save(tensors)
 
     @classmethod
@@ -55,7 +59,9 @@ class EpisodeRows:
                 tuple(tensors[f"scores.{layer}"] for layer in layers),
             )
         except (SafetensorError, KeyError) as error:
-            raise BadEpisode(f"an episode's rows cannot be read: {error}; build it again") from error
+            raise BadEpisode(
+                f"an episode's rows cannot be read: {error}; build it again"
+            ) from error
 
     def rows(self) -> int:
         """How many rows, over all layers and heads."""
@@ -72,26 +78,38 @@ def _scaled(scores: Tensor) -> Tensor:
 def read_episode(engine: Engine, session: WorkerSession, episode: wire.Episode) -> EpisodeRows:
     """An episode's rows, which `switch` can make active. Raises BadEpisode when they are not rows of this session."""
     rows = EpisodeRows.from_bytes(episode.rows)
-    shape, length = engine.model.shape, episode.length
+    shape = engine.model.shape
+    length = episode.length
     if length > session.length:
-        raise BadEpisode(f"episode {episode.id} was built from {length} rows, session {session.name} has "
-                         f"{session.length}; build it again")  # fmt: skip
+        raise BadEpisode(
+            f"episode {episode.id} was built from {length} rows, session {session.name} has "
+            f"{session.length}; build it again"
+        )
     heads = [shape.n_kv_heads] * shape.n_layers
     if [p.shape[0] for p in rows.positions] != heads or [s.shape for s in rows.scores] != [
         p.shape for p in rows.positions
     ]:
-        raise BadEpisode(f"episode {episode.id} is not one of a model with {shape.n_layers} layers of "
-                         f"{shape.n_kv_heads} KV heads")  # fmt: skip
+        raise BadEpisode(
+            f"episode {episode.id} is not one of a model with {shape.n_layers} layers of "
+            f"{shape.n_kv_heads} KV heads"
+        )
     for positions, budget in zip(rows.positions, session.layer_rows, strict=True):
         ascending = (positions[:, 1:] > positions[:, :-1]) | (positions[:, 1:] == EMPTY)
         inside = (positions >= 0) & ((positions < length) | (positions == EMPTY))
-        if not bool(ascending.all() and inside.all()) or int((positions != EMPTY).sum()) > budget * shape.n_kv_heads:
-            raise BadEpisode(f"episode {episode.id} does not list rows 0..{length - 1}, each once and in order, within "
-                             f"the {budget} rows per head of a layer's budget; build it again")  # fmt: skip
+        if (
+            not bool(ascending.all() and inside.all())
+            or int((positions != EMPTY).sum()) > budget * shape.n_kv_heads
+        ):
+            raise BadEpisode(
+                f"episode {episode.id} does not list rows 0..{length - 1}, each once and in order, within "
+                f"the {budget} rows per head of a layer's budget; build it again"
+            )
     return rows
 
 
-def switch(engine: Engine, session: WorkerSession, episode: wire.Episode, rows: EpisodeRows) -> wire.SwitchReport:
+def switch(
+    engine: Engine, session: WorkerSession, episode: wire.Episode, rows: EpisodeRows
+) -> wire.SwitchReport:
     """Make an episode's rows the active ones; only those that are not active yet are read from the store.
 
     Rows that are newer than the episode, and the recent window, stay active beside it, the newest first, in at most
@@ -106,7 +124,8 @@ def switch(engine: Engine, session: WorkerSession, episode: wire.Episode, rows: 
     active = Selection.of_slot(engine.cache, session.slot)
     if episode.id != session.episode:
         _make_active(engine, session, _changes(engine, session, episode, rows, active), report)
-        session.episode, session.patched_prompt = episode.id, list(episode.patched_prompt)
+        session.episode = episode.id
+        session.patched_prompt = list(episode.patched_prompt)
         session.segments = wire_values.to_near(episode.segments)
     else:
         report.rows_kept = sum(int((p != EMPTY).sum()) for p in active.positions)
@@ -128,7 +147,11 @@ class _Change:
 
 
 def _changes(
-    engine: Engine, session: WorkerSession, episode: wire.Episode, rows: EpisodeRows, active: Selection
+    engine: Engine,
+    session: WorkerSession,
+    episode: wire.Episode,
+    rows: EpisodeRows,
+    active: Selection,
 ) -> list[_Change]:
     changes = []
     # What was just said stays, of whatever topic it is: the recent window is active, as every eviction leaves it.
@@ -138,14 +161,19 @@ def _changes(
         newer = torch.where((held >= start) & ~promoted, held, EMPTY).sort(dim=1).values
         older = torch.where(rows.positions[layer] < start, rows.positions[layer], EMPTY)
         wanted = choose_with_newer(older, rows.scores[layer].float(), newer, choice)
-        wanted, now = marks(wanted, session.length), marks(held, session.length)
+        wanted = marks(wanted, session.length)
+        now = marks(held, session.length)
         there = held != EMPTY
         stays = wanted.gather(1, held.clamp(max=session.length - 1).long()) & there
-        changes.append(_Change(places_of(stays | promoted), places_of(wanted & ~now), int(stays.sum())))
+        changes.append(
+            _Change(places_of(stays | promoted), places_of(wanted & ~now), int(stays.sum()))
+        )
     return changes
 
 
-def _make_active(engine: Engine, session: WorkerSession, changes: list[_Change], report: wire.SwitchReport) -> None:
+def _make_active(
+    engine: Engine, session: WorkerSession, changes: list[_Change], report: wire.SwitchReport
+) -> None:
     """Read first: what cannot be read leaves the session as it was."""
     assert session.slot is not None, "only a session in a slot switches"
     with storage():
@@ -153,6 +181,13 @@ def _make_active(engine: Engine, session: WorkerSession, changes: list[_Change],
     for layer, (change, (keys, values)) in enumerate(zip(changes, loaded, strict=True)):
         engine.cache.keep(session.slot, layer, change.stay.to(engine.cache.device))
         positions = torch.where(change.load < 0, EMPTY, change.load).to(torch.int32)
-        engine.cache.insert(session.slot, layer, positions, keys, values, torch.zeros_like(positions, dtype=torch.bool))
+        engine.cache.insert(
+            session.slot,
+            layer,
+            positions,
+            keys,
+            values,
+            torch.zeros_like(positions, dtype=torch.bool),
+        )
         report.rows_moved += int((change.load >= 0).sum())
         report.rows_kept += change.shared

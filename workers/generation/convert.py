@@ -13,7 +13,11 @@ def to_chat(message: wire.Message) -> ChatMessage:
     chat: ChatMessage = {"role": message.role, "content": message.content}
     if message.tool_calls:
         chat["tool_calls"] = [
-            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.arguments},
+            }
             for call in message.tool_calls
         ]
     if message.tool_call_id:
@@ -26,7 +30,9 @@ def to_chat(message: wire.Message) -> ChatMessage:
 def to_wire(chat: ChatMessage) -> wire.Message:
     """To the wire."""
     calls = [
-        wire.ToolCall(id=call["id"], name=call["function"]["name"], arguments=call["function"]["arguments"])
+        wire.ToolCall(
+            id=call["id"], name=call["function"]["name"], arguments=call["function"]["arguments"]
+        )
         for call in chat.get("tool_calls", [])
     ]
     return wire.Message(
@@ -57,4 +63,6 @@ def to_near(spans: Iterable[wire.Span]) -> tuple[NearSegment, ...]:
 
 def to_spans(segments: Iterable[NearSegment]) -> list[wire.Span]:
     """Segments to the wire."""
-    return [wire.Span(start=each.start, stop=each.stop, nearness=each.nearness) for each in segments]
+    return [
+        wire.Span(start=each.start, stop=each.stop, nearness=each.nearness) for each in segments
+    ]

@@ -39,14 +39,16 @@ def decode(
     `show` gets every token with the text that it completes. The last token is never said here: it becomes pending
     and opens the next turn's prefill, together with the end of turn where the model did not come to say it.
     """
-    sampler, stream = Sampler(sampling), TextStream(tokenizer, sampling.stop)
+    sampler = Sampler(sampling)
+    stream = TextStream(tokenizer, sampling.stop)
     token_ids: list[int] = []
     logits = first
     while True:
         token = sampler.next_token(logits.row, logits.best)
         token_ids.append(token)
         if token in tokenizer.eos_token_ids:
-            reason, session.pending = "stop", [token]
+            reason = "stop"
+            session.pending = [token]
             break
         show(token, stream.push(token))
         if stream.stopped or len(token_ids) == sampling.max_tokens:

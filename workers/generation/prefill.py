@@ -45,8 +45,14 @@ def prefill(
     for start in range(0, len(token_ids), size):
         block = token_ids[start : start + size]
         # Logits at a token say what was expected of the next one.
-        wanted = [i for i in range(len(block)) if keep_distribution and any(recorded[start + i + 1 : start + i + 2])]
-        all_logits = engine.forward([session], torch.tensor([block]), len(block) if wanted else 1)[0]
+        wanted = [
+            i
+            for i in range(len(block))
+            if keep_distribution and any(recorded[start + i + 1 : start + i + 2])
+        ]
+        all_logits = engine.forward([session], torch.tensor([block]), len(block) if wanted else 1)[
+            0
+        ]
         if start < prompt <= start + size:
             prompt_said()
         if wanted:
@@ -56,5 +62,7 @@ def prefill(
         yield engine.storing.backlog(session)
     if not expected:
         return Prefilled(logits, None)
-    heard = tuple(t for t, was_recorded in zip(token_ids[1:], recorded[1:], strict=True) if was_recorded)
+    heard = tuple(
+        t for t, was_recorded in zip(token_ids[1:], recorded[1:], strict=True) if was_recorded
+    )
     return Prefilled(logits, Distribution(heard, torch.cat(expected)))

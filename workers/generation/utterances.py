@@ -6,7 +6,9 @@ from itertools import groupby
 from workers.model.tokenizer import Segment
 
 
-def utterance_tokens(roles: Sequence[str], segments: Sequence[Segment], answer: int | None) -> list[int]:
+def utterance_tokens(
+    roles: Sequence[str], segments: Sequence[Segment], answer: int | None
+) -> list[int]:
     """Tokens of each run of messages of one side, the assistant's or all others', then of the answer, if there is one.
 
     roles: of the turn's messages in their order; segments: these messages, as `ChatTokenizer.prompt` renders them;

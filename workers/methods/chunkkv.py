@@ -41,9 +41,18 @@ class ChunkKV(Method):
 
     def scores(self, rows: LayerRows) -> Tensor:
         """What a row's chunk is attended to, over all heads."""
-        scores = attended(rows.queries, rows.keys, rows.positions, rows.query_positions, tokens="mean", group="mean")
+        scores = attended(
+            rows.queries,
+            rows.keys,
+            rows.positions,
+            rows.query_positions,
+            tokens="mean",
+            group="mean",
+        )
         scores = over_heads(scores, rows.positions, rows.end)
-        return over_chunks(scores, rows.positions, rows.end, self.chunk, mean=self.aggregate == "mean")
+        return over_chunks(
+            scores, rows.positions, rows.end, self.chunk, mean=self.aggregate == "mean"
+        )
 
     def select(self, scores: Tensor, positions: Tensor, budget: int) -> Tensor:
         """The window, then whole chunks."""

@@ -29,7 +29,9 @@ class EpiCache(Method):
     whole_tokens: bool = True
     topic: Annotated[float, Field(ge=0, le=100)] = 1.0
     window: Annotated[int, Field(ge=1, le=256)] = 64
-    prompt: Annotated[str, Field(max_length=2000)] = "Extract the essential information of this conversation."
+    prompt: Annotated[str, Field(max_length=2000)] = (
+        "Extract the essential information of this conversation."
+    )
     reduce: Reduction = "max"
     pool_heads: bool = True
     pool: Annotated[int, Field(ge=1, le=63)] = 1
@@ -55,5 +57,7 @@ class EpiCache(Method):
         if self.rank == "key_difference":
             return -cosine_to_mean(rows.keys, rows.positions)
         by = self.reduce
-        scores = attended(rows.queries, rows.keys, rows.positions, rows.query_positions, tokens=by, group=by)
+        scores = attended(
+            rows.queries, rows.keys, rows.positions, rows.query_positions, tokens=by, group=by
+        )
         return smooth(scores, self.pool)

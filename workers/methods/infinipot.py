@@ -36,4 +36,11 @@ class InfiniPot(Method):
 
     def scores(self, rows: LayerRows) -> Tensor:
         """The prompt's attention."""
-        return attended(rows.queries, rows.keys, rows.positions, rows.query_positions, rows.beside, tokens=self.tokens)
+        return attended(
+            rows.queries,
+            rows.keys,
+            rows.positions,
+            rows.query_positions,
+            rows.beside,
+            tokens=self.tokens,
+        )

@@ -21,7 +21,9 @@ class KVzip(Method):
     the repeat of the new block.
     """
 
-    prompt: Annotated[str, Field(min_length=1, max_length=2000)] = "Repeat the previous context exactly."
+    prompt: Annotated[str, Field(min_length=1, max_length=2000)] = (
+        "Repeat the previous context exactly."
+    )
     pool_heads: bool = True
 
     name: ClassVar[str] = "kvzip"

@@ -12,8 +12,8 @@ class PyramidKV(SnapKV):
     """SnapKV's scores under a budget that falls linearly with depth: lower layers look at more of the text.
 
     Source: Cai et al., "PyramidKV: Dynamic KV Cache Compression based on Pyramidal Information Funneling" (2024),
-    section 3.2; `workers.primitives.budgets.split` draws the line. kvpress has the same one, but falls back to equal layers
-    where the deepest would get fewer rows than the window.
+    section 3.2; `workers.primitives.budgets.split` draws the line. kvpress has the same one, but falls back
+    to equal layers where the deepest would get fewer rows than the window.
     """
 
     name: ClassVar[str] = "pyramidkv"

@@ -7,7 +7,7 @@ from pydantic import ConfigDict, Field
 from torch import Tensor
 
 from workers.primitives.selection import best_tokens, bursts, spread
-from workers.primitives.uncertainty import bursts_doubts, spread_doubts
+from workers.primitives.uncertainty import ambiguous_tokens_bursts, ambiguous_tokens_spread
 
 Share = Annotated[float, Field(ge=0, lt=1)]
 
@@ -63,6 +63,8 @@ class RepairKV:
         lower, upper: bounds on the scores, float `[length]`.
         """
         if self.select == "bursts":
-            return bursts_doubts(lower, upper, candidates, count, before=self.before, after=self.after)
+            return ambiguous_tokens_bursts(
+                lower, upper, candidates, count, before=self.before, after=self.after
+            )
         fades = (self.before, self.after, self.fade_before, self.fade_after)
-        return spread_doubts(lower, upper, candidates, count, *fades)
+        return ambiguous_tokens_spread(lower, upper, candidates, count, *fades)

@@ -37,7 +37,12 @@ class SnapKV(Method):
     def scores(self, rows: LayerRows) -> Tensor:
         """Pooled attention; without an observed token every row scores the same."""
         scores = attended(
-            rows.queries, rows.keys, rows.positions, rows.query_positions, tokens="mean", group=self.group
+            rows.queries,
+            rows.keys,
+            rows.positions,
+            rows.query_positions,
+            tokens="mean",
+            group=self.group,
         )
         first = rows.end - rows.query_positions.numel()
         return smooth_before(scores, rows.positions, first, self.pool, self.pooling)

@@ -28,7 +28,14 @@ class TOVA(Method):
 
     def scores(self, rows: LayerRows) -> Tensor:
         """Its attention; without one every row scores the same."""
-        scores = attended(rows.queries, rows.keys, rows.positions, rows.query_positions, tokens="mean", group="mean")
+        scores = attended(
+            rows.queries,
+            rows.keys,
+            rows.positions,
+            rows.query_positions,
+            tokens="mean",
+            group="mean",
+        )
         return over_heads(scores, rows.positions, rows.end) / scores.shape[0]
 
     def select(self, scores: Tensor, positions: Tensor, budget: int) -> Tensor:

@@ -39,7 +39,9 @@ def active_attention(
     that (a soft cap, learned sinks, a window): leaving it out would change what the model says.
     """
     if unmet := [name for name in _UNMET if extras.get(name) is not None]:
-        raise ModelRefused(f"the model's attention wants {', '.join(unmet)}, which kvrecall does not compute")
+        raise ModelRefused(
+            f"the model's attention wants {', '.join(unmet)}, which kvrecall does not compute"
+        )
     step.record(query)
     batch, n_heads, tokens, head_dim = query.shape
     n_kv_heads = key.shape[1]
@@ -50,5 +52,7 @@ def active_attention(
         visible = visible[:, :, None].expand(-1, -1, group, -1, -1).flatten(2, 3)
     # The query heads of a group share their KV head's rows: as more queries of one head, no row is repeated.
     grouped = query.reshape(batch, n_kv_heads, group * tokens, head_dim)
-    out = nn.functional.scaled_dot_product_attention(grouped, key, value, attn_mask=visible, scale=scaling)
+    out = nn.functional.scaled_dot_product_attention(
+        grouped, key, value, attn_mask=visible, scale=scaling
+    )
     return out.reshape(batch, n_heads, tokens, head_dim).transpose(1, 2), None

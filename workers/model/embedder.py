@@ -24,7 +24,8 @@ class Embedder:
     """
 
     def __init__(self, model: str = "", device: torch.device | str = "cpu") -> None:
-        self._model, self._device = model, str(device)
+        self._model = model
+        self._device = str(device)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="embedder")
         self._encoder: SentenceTransformer | None = None
 
@@ -49,7 +50,11 @@ class Embedder:
         if not texts:
             return np.zeros((0, encoder.get_embedding_dimension() or 0), dtype=np.float32)
         vectors = encoder.encode(
-            texts, batch_size=_BATCH_TEXTS, normalize_embeddings=True, convert_to_numpy=True, show_progress_bar=False
+            texts,
+            batch_size=_BATCH_TEXTS,
+            normalize_embeddings=True,
+            convert_to_numpy=True,
+            show_progress_bar=False,
         )
         return np.asarray(vectors, dtype=np.float32)
 

@@ -60,11 +60,16 @@ def measure(model: LoadedModel, token_ids: Sequence[int], *, name: str, text: st
     """
     token_ids = list(token_ids[: model.max_context])
     if len(token_ids) < LEAST_TOKENS:
-        raise ProfileRefused(f"{text} has {len(token_ids)} tokens to read; a profile needs {LEAST_TOKENS}")
-    budget, block = len(token_ids) // 8, len(token_ids) // 16
+        raise ProfileRefused(
+            f"{text} has {len(token_ids)} tokens to read; a profile needs {LEAST_TOKENS}"
+        )
+    budget = len(token_ids) // 8
+    block = len(token_ids) // 16
     similarity, compared = _similarity(model, token_ids, budget, block)
     if not all(math.isfinite(each) for each in similarity):
-        raise ProfileRefused(f"the keys of {name} are not finite numbers in {model.dtype}: no layer can be compared")
+        raise ProfileRefused(
+            f"the keys of {name} are not finite numbers in {model.dtype}: no layer can be compared"
+        )
     return Profile(
         fingerprint=model.fingerprint,
         model=name,
@@ -94,7 +99,9 @@ def load(path: Path, model: LoadedModel) -> Profile:
     try:
         profile = Profile.model_validate_json(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, ValidationError) as error:
-        raise ProfileRefused(f"{path} is no layer profile; delete it to have it measured again: {error}") from error
+        raise ProfileRefused(
+            f"{path} is no layer profile; delete it to have it measured again: {error}"
+        ) from error
     if profile.fingerprint != model.fingerprint or len(profile.sensitivity) != model.shape.n_layers:
         raise ProfileRefused(
             f"{path} is the profile of another model ({profile.model}, fingerprint {profile.fingerprint}); "
@@ -103,9 +110,12 @@ def load(path: Path, model: LoadedModel) -> Profile:
     return profile
 
 
-def _similarity(model: LoadedModel, token_ids: list[int], budget: int, block: int) -> tuple[list[float], int]:
+def _similarity(
+    model: LoadedModel, token_ids: list[int], budget: int, block: int
+) -> tuple[list[float], int]:
     """`sigma_l` of every layer, and over how many tokens: the mean cosine over them and the KV heads."""
-    full, evicting = _cache(model, len(token_ids)), _cache(model, budget + block)
+    full = _cache(model, len(token_ids))
+    evicting = _cache(model, budget + block)
     total = torch.zeros(model.shape.n_layers, dtype=torch.float64)
     compared = 0
     for start in range(0, len(token_ids), block):
@@ -134,7 +144,10 @@ def _say(model: LoadedModel, cache: ActiveCache, said: list[int], start: int) ->
 def _cosines(full: Step, evicting: Step) -> torch.Tensor:
     """The cosines of one block's keys in the two passes, summed over tokens and heads: float64 `[n_layers]`."""
     pairs = zip(full.new_keys, evicting.new_keys, strict=True)
-    sums = [torch.cosine_similarity(ours.float(), theirs.float(), dim=-1).sum() for ours, theirs in pairs]
+    sums = [
+        torch.cosine_similarity(ours.float(), theirs.float(), dim=-1).sum()
+        for ours, theirs in pairs
+    ]
     return torch.stack(sums).double().cpu()
 
 

@@ -11,12 +11,18 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from workers.cache.active_cache import ActiveCache, RowShape, Step
+from workers.cache.active_cache import ActiveCache, KVShape, Step
 from workers.errors import ModelRefused
 from workers.model import attention
 
 _NEEDED = ("num_hidden_layers", "num_attention_heads", "hidden_size", "max_position_embeddings")
-_LINEAR_MARKS = ("layers_block_type", "linear_attn_config", "mamba_d_state", "ssm_cfg", "kv_lora_rank")
+_LINEAR_MARKS = (
+    "layers_block_type",
+    "linear_attn_config",
+    "mamba_d_state",
+    "ssm_cfg",
+    "kv_lora_rank",
+)
 
 
 @dataclass(frozen=True)
@@ -24,7 +30,7 @@ class LoadedModel:
     """A causal LM ready for slots: the module and what kvrecall needs to know of it."""
 
     module: PreTrainedModel
-    shape: RowShape
+    shape: KVShape
     fingerprint: str
     max_context: int
     eos_token_ids: tuple[int, ...]
@@ -57,7 +63,9 @@ class LoadedModel:
         return logits.float()
 
 
-def load_model(name: str | Path, dtype: torch.dtype | None = None, device: str | None = None) -> LoadedModel:
+def load_model(
+    name: str | Path, dtype: torch.dtype | None = None, device: str | None = None
+) -> LoadedModel:
     """Load a model by path or hub name. dtype: the checkpoint's own when None; device: a GPU when there is one.
 
     Raises ModelRefused for layers whose past is not one row per token (sliding windows, linear attention, hybrids).
@@ -67,7 +75,9 @@ def load_model(name: str | Path, dtype: torch.dtype | None = None, device: str |
         config = AutoConfig.from_pretrained(name)
         refuse_unservable(config)
         attention.register()
-        module = AutoModelForCausalLM.from_pretrained(name, dtype=dtype or "auto", attn_implementation=attention.NAME)
+        module = AutoModelForCausalLM.from_pretrained(
+            name, dtype=dtype or "auto", attn_implementation=attention.NAME
+        )
     except (OSError, ValueError) as error:
         raise ModelRefused(f"{name} could not be loaded: {error}") from error
     nn.Module.to(module, device)
@@ -93,16 +103,21 @@ def adopt(module: PreTrainedModel) -> LoadedModel:
 
 def _try_out(model: LoadedModel) -> None:
     """Run two tokens: a model that goes past our attention or cache must be refused, not serve wrong answers."""
-    name, shape = model.module.config.model_type, model.shape
+    name = model.module.config.model_type
+    shape = model.shape
     rows = [2] * shape.n_layers
     cache = ActiveCache(shape, 1, rows, model.dtype, model.device)
     step = cache.begin([cache.claim(rows)], torch.arange(2)[None], observe=2)
     try:
         model.forward(torch.zeros(1, 2, dtype=torch.int64), step)
     except (TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:
-        raise ModelRefused(f"{name} does not run with kvrecall's attention and cache: {error}") from error
+        raise ModelRefused(
+            f"{name} does not run with kvrecall's attention and cache: {error}"
+        ) from error
     expected = (1, shape.n_heads, 2, shape.head_dim)
-    if [tuple(q.shape) for q in step.observed] != [expected] * shape.n_layers or len(step.new_keys) != shape.n_layers:
+    if [tuple(q.shape) for q in step.observed] != [expected] * shape.n_layers or len(
+        step.new_keys
+    ) != shape.n_layers:
         raise ModelRefused(f"{name} does not call transformers' attention interface once per layer")
 
 
@@ -113,26 +128,36 @@ def refuse_unservable(config: PreTrainedConfig) -> None:
         raise ModelRefused(f"{name} is an encoder-decoder; kvrecall serves decoder-only causal LMs")
     marks = [mark for mark in _LINEAR_MARKS if getattr(config, mark, None)]
     if marks:
-        raise ModelRefused(f"{name} has layers without a key and a value per token (config: {', '.join(marks)})")
+        raise ModelRefused(
+            f"{name} has layers without a key and a value per token (config: {', '.join(marks)})"
+        )
     types = sorted(set(getattr(config, "layer_types", None) or ["full_attention"]))
     if types != ["full_attention"]:
         others = ", ".join(t for t in types if t != "full_attention")
-        raise ModelRefused(f"{name} has {others} layers; kvrecall needs full attention in every layer")
+        raise ModelRefused(
+            f"{name} has {others} layers; kvrecall needs full attention in every layer"
+        )
     window = getattr(config, "sliding_window", None)
-    if window and getattr(config, "use_sliding_window", True) and not getattr(config, "layer_types", None):
+    if (
+        window
+        and getattr(config, "use_sliding_window", True)
+        and not getattr(config, "layer_types", None)
+    ):
         raise ModelRefused(
             f"{name} attends over a sliding window of {window} tokens; kvrecall needs full attention in every "
             "layer (where the checkpoint allows it, set sliding_window to null in its config.json)"
         )
     missing = [k for k in _NEEDED if not hasattr(config, k)]
     if missing:
-        raise ModelRefused(f"{name}'s config lacks {', '.join(missing)}: the shape of its rows is unknown")
+        raise ModelRefused(
+            f"{name}'s config lacks {', '.join(missing)}: the shape of its rows is unknown"
+        )
 
 
-def row_shape(config: PreTrainedConfig) -> RowShape:
+def row_shape(config: PreTrainedConfig) -> KVShape:
     """The shape of the model's rows, from its config."""
     n_heads = config.num_attention_heads
-    return RowShape(
+    return KVShape(
         n_layers=config.num_hidden_layers,
         n_heads=n_heads,
         n_kv_heads=getattr(config, "num_key_value_heads", None) or n_heads,
@@ -155,13 +180,22 @@ def fingerprint(module: PreTrainedModel, samples: int = 4096) -> str:
 
 
 def _rope(config: PreTrainedConfig) -> dict[str, Any]:
-    keys = ("model_type", "rope_parameters", "rope_theta", "rope_scaling", "num_hidden_layers", "head_dim")
+    keys = (
+        "model_type",
+        "rope_parameters",
+        "rope_theta",
+        "rope_scaling",
+        "num_hidden_layers",
+        "head_dim",
+    )
     return {key: getattr(config, key, None) for key in keys}
 
 
 def _eos_token_ids(module: PreTrainedModel) -> tuple[int, ...]:
     generation = module.generation_config.eos_token_id if module.generation_config else None
-    eos: int | Sequence[int] | None = generation if generation is not None else module.config.eos_token_id
+    eos: int | Sequence[int] | None = (
+        generation if generation is not None else module.config.eos_token_id
+    )
     if eos is None:
         return ()
     return (eos,) if isinstance(eos, int) else tuple(eos)

@@ -13,7 +13,8 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from workers.errors import BadMessages, ModelRefused
 
-TOOL_CALL_OPEN, TOOL_CALL_CLOSE = "<tool_call>", "</tool_call>"
+TOOL_CALL_OPEN = "<tool_call>"
+TOOL_CALL_CLOSE = "</tool_call>"
 
 ChatMessage = dict[str, Any]
 """An OpenAI-style message: role, content, and tool_calls or tool_call_id where they apply."""
@@ -52,7 +53,11 @@ class ChatTokenizer:
         object.__setattr__(self, "eos_texts", texts)
 
     def prompt(
-        self, recent: Sequence[ChatMessage], new: Sequence[ChatMessage], tools: list[Any], generate: bool
+        self,
+        recent: Sequence[ChatMessage],
+        new: Sequence[ChatMessage],
+        tools: list[Any],
+        generate: bool,
     ) -> list[Segment]:
         """Render `new` as it follows `recent`, and encode it.
 
@@ -70,7 +75,8 @@ class ChatTokenizer:
             segments += self._segment(before, waiting, tools, prompt=True, recorded=False)
             opened = [*before, *waiting]
             segments += self._segment(opened, [message], tools, prompt=False, recorded=True)
-            before, waiting = [*opened, message], []
+            before = [*opened, message]
+            waiting = []
         if waiting or (new and generate):
             segments += self._segment(before, waiting, tools, prompt=generate, recorded=False)
         return segments
@@ -113,7 +119,9 @@ class ChatTokenizer:
         ends = [m.end() for m in re.finditer("|".join(map(re.escape, self.eos_texts)), text)]
         turns = sum(start.count(eos) for eos in self.eos_texts)
         if not 0 < turns <= len(ends):
-            raise BadMessages("the chat template renders the earlier messages differently when new ones follow")
+            raise BadMessages(
+                "the chat template renders the earlier messages differently when new ones follow"
+            )
         return text[: ends[turns - 1]]
 
     def _render(self, messages: list[ChatMessage], tools: list[Any], prompt: bool) -> str:
@@ -137,12 +145,16 @@ def load_tokenizer(name: str | Path, eos_token_ids: Sequence[int]) -> ChatTokeni
     except (OSError, ValueError) as error:
         raise ModelRefused(f"{name} has no tokenizer that could be loaded: {error}") from error
     if not isinstance(inner, PreTrainedTokenizerFast) or not inner.chat_template:
-        raise ModelRefused(f"{name} needs a fast tokenizer with a chat template to hold conversations")
+        raise ModelRefused(
+            f"{name} needs a fast tokenizer with a chat template to hold conversations"
+        )
     eos = [token for token in eos_token_ids if token != inner.eos_token_id]
     if inner.eos_token_id is not None and (not eos_token_ids or len(eos) < len(eos_token_ids)):
         eos.insert(0, inner.eos_token_id)  # first: an answer that was cut off is ended with it
     if not eos:
-        raise ModelRefused(f"{name} has no end-of-turn token: neither its tokenizer nor its model names one")
+        raise ModelRefused(
+            f"{name} has no end-of-turn token: neither its tokenizer nor its model names one"
+        )
     return ChatTokenizer(inner, tuple(eos))
 
 
@@ -207,7 +219,12 @@ class TextStream:
     def _settled(self) -> int:
         """Where the text ends that no mark can begin in."""
         overlap = max(
-            (n for mark in self._marks for n in range(1, len(mark)) if self.text.endswith(mark[:n])),
+            (
+                n
+                for mark in self._marks
+                for n in range(1, len(mark))
+                if self.text.endswith(mark[:n])
+            ),
             default=0,
         )
         return min([len(self.text) - overlap, *self._openings()])
@@ -242,7 +259,13 @@ def _for_template(message: ChatMessage) -> ChatMessage:
     rendered = {**message, "content": message.get("content") or ""}
     if message.get("tool_calls"):
         rendered["tool_calls"] = [
-            {**call, "function": {**call["function"], "arguments": _as_object(call["function"]["arguments"])}}
+            {
+                **call,
+                "function": {
+                    **call["function"],
+                    "arguments": _as_object(call["function"]["arguments"]),
+                },
+            }
             for call in message["tool_calls"]
         ]
     return rendered

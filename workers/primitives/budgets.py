@@ -44,7 +44,9 @@ def split(
     Raises BadSettings: `rows` is under `floor`, or "sensitivity" without a profile of this model.
     """
     if rows < floor:
-        raise BadSettings(f"a budget of {rows} rows is under the {floor} rows that every layer keeps")
+        raise BadSettings(
+            f"a budget of {rows} rows is under the {floor} rows that every layer keeps"
+        )
     if how == "uniform":
         return (rows,) * n_layers
     if how == "pyramid":
@@ -54,7 +56,9 @@ def split(
             "layer budgets by sensitivity need a profile of the model's layers, and this worker has none: "
             "run `kvrecall profile-layers`, or ask for uniform or pyramid"
         )
-    return _apportion(_sharpened(weights, alpha), rows * n_layers, max(floor, int(rows * LEAST_SHARE)))
+    return _apportion(
+        _sharpened(weights, alpha), rows * n_layers, max(floor, int(rows * LEAST_SHARE))
+    )
 
 
 def pyramid(n_layers: int) -> list[float]:
@@ -76,7 +80,8 @@ def shared(layer_rows: Sequence[int], group: int, *, floor: int) -> tuple[int, .
     The last group may be smaller. The sum stays what it was, a multiple of the number of layers as `split` makes
     it, and no layer falls under `floor`.
     """
-    total, n_layers = sum(layer_rows), len(layer_rows)
+    total = sum(layer_rows)
+    n_layers = len(layer_rows)
     assert total % n_layers == 0, "the split's sum is rows * n_layers"
     if group == 1:
         return tuple(layer_rows)
@@ -84,7 +89,9 @@ def shared(layer_rows: Sequence[int], group: int, *, floor: int) -> tuple[int, .
         return (total // n_layers,) * n_layers
     odd = n_layers % group
     last_rows = _rows_of_last(layer_rows[n_layers - odd :], total // n_layers, group) if odd else 0
-    means = [sum(layer_rows[start : start + group]) / group for start in range(0, n_layers - odd, group)]
+    means = [
+        sum(layer_rows[start : start + group]) / group for start in range(0, n_layers - odd, group)
+    ]
     of_groups = _apportion(means, (total - odd * last_rows) // group, floor)
     return (*(rows for rows in of_groups for _ in range(group)), *(last_rows,) * odd)
 
@@ -117,7 +124,9 @@ def _filled(weights: Sequence[float], total: int, floor: int) -> list[float]:
     """Shares `max(floor, t * weight)`, with the t that makes them sum to `total`."""
     above = [layer for layer, weight in enumerate(weights) if weight > 0]
     while above:
-        scale = (total - floor * (len(weights) - len(above))) / sum(weights[layer] for layer in above)
+        scale = (total - floor * (len(weights) - len(above))) / sum(
+            weights[layer] for layer in above
+        )
         still = [layer for layer in above if scale * weights[layer] >= floor]
         if len(still) == len(above):
             shares = [float(floor)] * len(weights)

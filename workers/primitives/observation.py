@@ -113,14 +113,17 @@ class RecentQueries:
         if not self.width:
             return
         if self._queries:
-            queries = [torch.cat([a, b], dim=1) for a, b in zip(self._queries, queries, strict=True)]
+            queries = [
+                torch.cat([a, b], dim=1) for a, b in zip(self._queries, queries, strict=True)
+            ]
             positions = torch.cat([self._positions.to(positions.device), positions])
         self._queries = tuple(q[:, -self.width :] for q in queries)
         self._positions = positions[-self.width :]
 
     def clear(self) -> None:
         """Forget, at the start of a turn."""
-        self._queries, self._positions = (), self._positions[:0]
+        self._queries = ()
+        self._positions = self._positions[:0]
 
     def observed(self) -> Observed:
         """What is held now; no layers and no tokens before the turn's first."""

@@ -16,7 +16,11 @@ _WEIGHTS_AT_ONCE = 1 << 25
 
 
 def attention(
-    queries: Tensor, keys: Tensor, key_positions: Tensor, query_positions: Tensor, beside: Tensor | None = None
+    queries: Tensor,
+    keys: Tensor,
+    key_positions: Tensor,
+    query_positions: Tensor,
+    beside: Tensor | None = None,
 ) -> Tensor:
     """Attention of observed queries over a layer's rows: the softmax over every key that the query may see.
 
@@ -39,7 +43,11 @@ def attention(
 
 
 def attention_in_pieces(
-    queries: Tensor, keys: Tensor, key_positions: Tensor, query_positions: Tensor, beside: Tensor | None = None
+    queries: Tensor,
+    keys: Tensor,
+    key_positions: Tensor,
+    query_positions: Tensor,
+    beside: Tensor | None = None,
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """`attention` of some of the queries at a time, with their positions: many queries take no more memory than few."""
     n_heads, count, _ = queries.shape
@@ -72,7 +80,9 @@ def attended(
     if not count or not n:
         return torch.zeros(n_kv_heads, n, device=keys.device)
     for _, weights in attention_in_pieces(queries, keys, key_positions, query_positions, beside):
-        reduced = torch.maximum(reduced, weights.amax(2)) if tokens == "max" else reduced + weights.sum(2)
+        reduced = (
+            torch.maximum(reduced, weights.amax(2)) if tokens == "max" else reduced + weights.sum(2)
+        )
     return _reduce(reduced if tokens == "max" else reduced / count, group, 1)
 
 
@@ -88,7 +98,9 @@ def smooth(scores: Tensor, width: int, pooling: Reduction = "max") -> Tensor:
     return padded[:, : scores.shape[1]]
 
 
-def smooth_before(scores: Tensor, positions: Tensor, first: int, width: int, pooling: Reduction = "max") -> Tensor:
+def smooth_before(
+    scores: Tensor, positions: Tensor, first: int, width: int, pooling: Reduction = "max"
+) -> Tensor:
     """`smooth` for the rows before position `first` alone; what later rows score is neither spread nor changed.
 
     The observation window attends to itself most of all, and its neighbours are not to live by that (SnapKV).
@@ -101,7 +113,7 @@ def smooth_before(scores: Tensor, positions: Tensor, first: int, width: int, poo
 def recency(positions: Tensor, sinks: int) -> Tensor:
     """Score by position alone: the first `sinks` tokens over all, then the later the better (StreamingLLM).
 
-    positions: int `[n_kv_heads, n]`, `workers.cache.active_cache.EMPTY` where there is no row. Returns float32 `[n_kv_heads, n]`.
+    positions: int `[n_kv_heads, n]`, `EMPTY` where there is no row. Returns float32 `[n_kv_heads, n]`.
     """
     return torch.where(positions < sinks, torch.finfo(torch.float32).max, positions.float())
 
@@ -115,7 +127,9 @@ def over_heads(scores: Tensor, positions: Tensor, end: int) -> Tensor:
     return totals[_places(positions, end)]
 
 
-def over_chunks(scores: Tensor, positions: Tensor, end: int, chunk: int, *, mean: bool = False) -> Tensor:
+def over_chunks(
+    scores: Tensor, positions: Tensor, end: int, chunk: int, *, mean: bool = False
+) -> Tensor:
     """Give every row what its chunk scores in its head: the sum over the held tokens `i * chunk .. (i+1) * chunk - 1`.
 
     With `mean`, the mean over them, which does not put a short chunk at a disadvantage. Shapes as in `over_heads`;
@@ -140,7 +154,9 @@ def cosine_to_mean(keys: Tensor, positions: Tensor) -> Tensor:
     """
     directions = torch.nn.functional.normalize(keys.float(), dim=-1)
     held = (positions != EMPTY)[..., None]
-    mean = torch.where(held, directions, 0.0).sum(1, keepdim=True) / held.sum(1, keepdim=True).clamp(min=1)
+    mean = torch.where(held, directions, 0.0).sum(1, keepdim=True) / held.sum(
+        1, keepdim=True
+    ).clamp(min=1)
     cosine: Tensor = torch.nn.functional.cosine_similarity(directions, mean, dim=-1)
     return cosine
 

@@ -28,7 +28,9 @@ def top_over_heads(scores: Tensor, positions: Tensor, rows: int, floor: int = 0)
     heads, n = scores.shape
     held = positions != EMPTY
     ranks = torch.empty_like(positions, dtype=torch.int64)
-    ranks.scatter_(1, _ranked(scores, held), torch.arange(n, device=scores.device).expand(heads, -1))
+    ranks.scatter_(
+        1, _ranked(scores, held), torch.arange(n, device=scores.device).expand(heads, -1)
+    )
     tier = (ranks < floor).int().masked_fill(scores.isposinf(), 2).masked_fill(~held, -1).flatten()
     order = scores.flatten().sort(descending=True, stable=True).indices
     order = order[tier[order].sort(descending=True, stable=True).indices]
@@ -64,11 +66,17 @@ def newest_first(scores: Tensor, positions: Tensor, rows: int) -> Tensor:
     held = positions != EMPTY
     places = torch.arange(scores.shape[1], device=scores.device)
     newest = held & (places >= held.sum(1, keepdim=True) - rows) & ~scores.isposinf()
-    best = scores.masked_fill(~held | scores.isposinf(), 0.0).amax() if scores.numel() else scores.sum()
+    best = (
+        scores.masked_fill(~held | scores.isposinf(), 0.0).amax()
+        if scores.numel()
+        else scores.sum()
+    )
     return torch.where(newest, best.clamp(min=0) + 1 + places, scores)
 
 
-def protected(positions: Tensor, *, sinks: int, recent: int, turn_start: int, turn_rows: int, end: int) -> Tensor:
+def protected(
+    positions: Tensor, *, sinks: int, recent: int, turn_start: int, turn_rows: int, end: int
+) -> Tensor:
     """Rows that no score may evict: sinks, the recent window and the newest `turn_rows` of the current turn.
 
     positions int `[n_kv_heads, n]`; `end` is the position after the newest row. The turn's share is capped so that
@@ -78,7 +86,9 @@ def protected(positions: Tensor, *, sinks: int, recent: int, turn_start: int, tu
     return (positions < sinks) | (positions >= end - recent) | current
 
 
-def bursts(scores: Tensor, candidates: Tensor, tie_break: Tensor, count: int, *, before: int, after: int) -> Tensor:
+def bursts(
+    scores: Tensor, candidates: Tensor, tie_break: Tensor, count: int, *, before: int, after: int
+) -> Tensor:
     """RepairKV's selection (section 3): the best rows as anchors, each with its neighbours, exactly `count` rows.
 
     scores, tie_break: float `[n]` per token; candidates: bool `[n]`, the tokens that may be chosen. Anchors come by
@@ -89,7 +99,11 @@ def bursts(scores: Tensor, candidates: Tensor, tie_break: Tensor, count: int, *,
     chosen: dict[int, None] = {}
 
     def is_free(position: int) -> bool:
-        return 0 <= position < len(candidates) and bool(candidates[position]) and position not in chosen
+        return (
+            0 <= position < len(candidates)
+            and bool(candidates[position])
+            and position not in chosen
+        )
 
     # Of twice as many as are wanted at most one half is in the bursts of the other.
     for anchor in best_tokens(scores, candidates, tie_break, 2 * count).tolist():
@@ -97,30 +111,43 @@ def bursts(scores: Tensor, candidates: Tensor, tie_break: Tensor, count: int, *,
             break
         if not is_free(anchor):
             continue
-        around = [anchor, *range(anchor + 1, anchor + after + 1), *range(anchor - 1, anchor - before - 1, -1)]
+        around = [
+            anchor,
+            *range(anchor + 1, anchor + after + 1),
+            *range(anchor - 1, anchor - before - 1, -1),
+        ]
         burst = [position for position in around if is_free(position)]
         chosen.update(dict.fromkeys(burst[: count - len(chosen)]))
     return torch.tensor(sorted(chosen), dtype=torch.int64)
 
 
-def spread(scores: Tensor, before: int, after: int, fade_before: float, fade_after: float) -> Tensor:
+def spread(
+    scores: Tensor, before: int, after: int, fade_before: float, fade_after: float
+) -> Tensor:
     """What tokens are worth for being near high scores: `max over p of scores_p * fade(i - p)`, float `[..., n]`.
 
     `fade(d)` is `fade_after ** d` for a token up to `after` behind the anchor, `fade_before ** -d` up to `before` ahead
     of it, 1 for the anchor itself, else 0. Scores are 0 or more.
     """
-    worth, n = scores.clone(), scores.shape[-1]
+    worth = scores.clone()
+    n = scores.shape[-1]
     for distance, fade in fades(before, after, fade_before, fade_after):
         if abs(distance) >= n:
             continue
         if distance > 0:
-            worth[..., distance:] = torch.maximum(worth[..., distance:], scores[..., :-distance] * fade)
+            worth[..., distance:] = torch.maximum(
+                worth[..., distance:], scores[..., :-distance] * fade
+            )
         else:
-            worth[..., :distance] = torch.maximum(worth[..., :distance], scores[..., -distance:] * fade)
+            worth[..., :distance] = torch.maximum(
+                worth[..., :distance], scores[..., -distance:] * fade
+            )
     return worth
 
 
-def fades(before: int, after: int, fade_before: float, fade_after: float) -> list[tuple[int, float]]:
+def fades(
+    before: int, after: int, fade_before: float, fade_after: float
+) -> list[tuple[int, float]]:
     """The distances from an anchor that share in its score, with the share; the anchor itself is not among them."""
     behind = [(distance, fade_after**distance) for distance in range(1, after + 1)]
     return behind + [(-distance, fade_before**distance) for distance in range(1, before + 1)]
@@ -134,7 +161,9 @@ def best_tokens(scores: Tensor, candidates: Tensor, tie_break: Tensor, count: in
     order = candidates.nonzero().flatten()
     if count < len(order):
         # Sorting a million tokens by three keys for the best hundred would take longer than finding these.
-        order = order[scores[order] >= scores[order].topk(count).values.min()] if count else order[:0]
+        order = (
+            order[scores[order] >= scores[order].topk(count).values.min()] if count else order[:0]
+        )
     order = order[tie_break[order].sort(descending=True, stable=True).indices]
     order = order[scores[order].sort(descending=True, stable=True).indices]
     return order[:count]

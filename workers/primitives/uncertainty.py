@@ -6,7 +6,7 @@ from torch import Tensor
 from workers.primitives.selection import best_tokens, fades
 
 
-def spread_doubts(
+def ambiguous_tokens_spread(
     lower: Tensor,
     upper: Tensor,
     candidates: Tensor,
@@ -39,7 +39,8 @@ def _anchored(scores: Tensor, window: list[tuple[int, float]]) -> tuple[Tensor, 
     """`selection.spread` of scores float `[length]`, and the anchor from which each token has its worth, int64."""
     length = scores.shape[0]
     places = torch.arange(length)
-    worth, anchors = scores.clone(), places.clone()
+    worth = scores.clone()
+    anchors = places.clone()
     for distance, fade in window:
         anchor = places - distance
         there = (anchor >= 0) & (anchor < length)
@@ -49,15 +50,18 @@ def _anchored(scores: Tensor, window: list[tuple[int, float]]) -> tuple[Tensor, 
     return worth, anchors
 
 
-def bursts_doubts(lower: Tensor, upper: Tensor, candidates: Tensor, count: int, *, before: int, after: int) -> Tensor:
-    """Tokens that may yet change what `selection.bursts` chooses: bool `[length]`; arguments as in `spread_doubts`.
+def ambiguous_tokens_bursts(
+    lower: Tensor, upper: Tensor, candidates: Tensor, count: int, *, before: int, after: int
+) -> Tensor:
+    """Tokens that may yet change what `selection.bursts` chooses: bool `[length]`.
 
     An anchor is certain when its lower bound is over the upper bounds of all that is still free.
     """
     doubtful = torch.zeros_like(candidates)
     if int(candidates.sum()) <= count:
         return doubtful
-    free, chosen = candidates.clone(), 0
+    free = candidates.clone()
+    chosen = 0
     middle = (lower + upper) / 2
     for anchor in best_tokens(middle, candidates, middle, 2 * count).tolist():
         if chosen >= count:

@@ -11,12 +11,16 @@ CHUNK_ROWS = 1024
 """Tokens whose keys are on the device at once: enough to be worth a transfer and a multiplication."""
 
 
-def stored_keys(store: RowStore, name: str, length: int, device: torch.device) -> Iterator[tuple[int, Tensor]]:
+def stored_keys(
+    store: RowStore, name: str, length: int, device: torch.device
+) -> Iterator[tuple[int, Tensor]]:
     """The session's first `length` keys in order: (first position, `[n_layers, n_kv_heads, rows, head_dim]`).
 
     Pages are joined into chunks of `CHUNK_ROWS`. Raises what the store raises.
     """
-    first, held, rows = 0, list[Tensor](), 0
+    first = 0
+    held = list[Tensor]()
+    rows = 0
     for start, keys in store.scan_keys(name, 0, length):
         if not held:
             first = start
@@ -24,6 +28,7 @@ def stored_keys(store: RowStore, name: str, length: int, device: torch.device) -
         rows += keys.shape[2]
         if rows >= CHUNK_ROWS:
             yield first, torch.cat(held, dim=2).to(device)
-            held, rows = [], 0
+            held = []
+            rows = 0
     if held:
         yield first, torch.cat(held, dim=2).to(device)

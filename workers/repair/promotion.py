@@ -15,7 +15,9 @@ from workers.primitives.selection import marks, places_of
 class Rows(Protocol):
     """Where a session's rows are read from: `kvstore.store.RowStore`, or what stands in for it."""
 
-    def gather_selection(self, session: str, selection: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
+    def gather_selection(
+        self, session: str, selection: Sequence[Tensor]
+    ) -> list[tuple[Tensor, Tensor]]:
         """Per layer int64 `[n_kv_heads, m]`, -1 for none -> keys, values `[n_kv_heads, m, head_dim]`."""
         ...
 
@@ -39,7 +41,9 @@ def missing_rows(cache: ActiveCache, slot: int, length: int, *, promoted: bool =
     `promoted`: also those that are only there because a repair brought them back.
     """
     shape = cache.shape
-    missing = torch.empty(shape.n_layers, shape.n_kv_heads, length, dtype=torch.bool, device=cache.device)
+    missing = torch.empty(
+        shape.n_layers, shape.n_kv_heads, length, dtype=torch.bool, device=cache.device
+    )
     for layer in range(shape.n_layers):
         rows = cache.read(slot, layer)
         held = rows.positions.masked_fill(rows.promoted, EMPTY) if promoted else rows.positions
@@ -64,7 +68,12 @@ def best_of_heads(worth: Tensor, missing: Tensor, count: int) -> list[Tensor]:
 
 
 def exchange(
-    cache: ActiveCache, session: WorkerSession, wanted: Sequence[Tensor], worth: Tensor, sinks: int, recent: int
+    cache: ActiveCache,
+    session: WorkerSession,
+    wanted: Sequence[Tensor],
+    worth: Tensor,
+    sinks: int,
+    recent: int,
 ) -> Exchange:
     """Pair what is wanted with the active rows worth least, as long as it is worth more; nothing changes yet.
 
@@ -72,22 +81,32 @@ def exchange(
     takes the place of the least active one, the second best that of the second least, and so on.
     """
     assert session.slot is not None, "only a session in a slot is repaired"
-    promoted, demoted = list[Tensor](), list[Tensor]()
+    promoted = list[Tensor]()
+    demoted = list[Tensor]()
     for layer, rows in enumerate(wanted):
         of_layer = worth.expand(cache.shape.n_layers, cache.shape.n_kv_heads, -1)[layer].cpu()
         held = cache.read(session.slot, layer).positions.cpu().long()
         stays = (held < sinks) | (held >= session.length - recent)
-        leaving = of_layer.gather(1, held.clamp(max=session.length - 1)).masked_fill(stays, torch.inf)
+        leaving = of_layer.gather(1, held.clamp(max=session.length - 1)).masked_fill(
+            stays, torch.inf
+        )
         coming = of_layer.gather(1, rows.clamp(min=0)).masked_fill(rows < 0, -torch.inf)
-        best, worst = coming.sort(dim=1, descending=True, stable=True), leaving.sort(dim=1, stable=True)
+        best = coming.sort(dim=1, descending=True, stable=True)
+        worst = leaving.sort(dim=1, stable=True)
         pairs = min(best.values.shape[1], worst.values.shape[1])
         pays = best.values[:, :pairs] > worst.values[:, :pairs]
-        promoted.append(torch.where(pays, rows.gather(1, best.indices[:, :pairs]), -1).sort(dim=1).values)
-        demoted.append(torch.where(pays, held.gather(1, worst.indices[:, :pairs]), -1).sort(dim=1).values)
+        promoted.append(
+            torch.where(pays, rows.gather(1, best.indices[:, :pairs]), -1).sort(dim=1).values
+        )
+        demoted.append(
+            torch.where(pays, held.gather(1, worst.indices[:, :pairs]), -1).sort(dim=1).values
+        )
     return Exchange(promoted, demoted)
 
 
-def move(cache: ActiveCache, store: Rows, session: WorkerSession, change: Exchange, worth: Tensor) -> None:
+def move(
+    cache: ActiveCache, store: Rows, session: WorkerSession, change: Exchange, worth: Tensor
+) -> None:
     """Bring evicted rows back at their true positions, and forget those that leave for them, with what they are worth.
 
     Raises what the store raises; then nothing has changed.
@@ -102,7 +121,9 @@ def move(cache: ActiveCache, store: Rows, session: WorkerSession, change: Exchan
     session.promoted_rows = len(tokens_of(change.promoted))
 
 
-def _forget(cache: ActiveCache, session: WorkerSession, demoted: Sequence[Tensor], worth: Tensor) -> None:
+def _forget(
+    cache: ActiveCache, session: WorkerSession, demoted: Sequence[Tensor], worth: Tensor
+) -> None:
     assert session.slot is not None, "only a session in a slot is repaired"
     tokens = tokens_of(demoted)
     if not len(tokens):
@@ -117,7 +138,9 @@ def _forget(cache: ActiveCache, session: WorkerSession, demoted: Sequence[Tensor
 
 def tokens_of(wanted: Sequence[Tensor]) -> Tensor:
     """The tokens of which some row is wanted: int64, ascending."""
-    tokens = torch.cat([torch.empty(0, dtype=torch.int64), *(positions.flatten() for positions in wanted)])
+    tokens = torch.cat(
+        [torch.empty(0, dtype=torch.int64), *(positions.flatten() for positions in wanted)]
+    )
     found: Tensor = torch.unique(tokens[tokens >= 0])
     return found
 

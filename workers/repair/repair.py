@@ -29,7 +29,7 @@ from workers.repair.promotion import (
     whole,
     withdraw,
 )
-from workers.repair.scan.exact import Scanned, scan, scan_by_head
+from workers.repair.scan.exact import ScanResult, scan, scan_by_head
 
 _ENOUGH = 0.5
 """The share of the candidates that must be scored before what an earlier repair brought is given up."""
@@ -46,9 +46,13 @@ def run_pause_repair(
     rendered = [token for segment in segments for token in segment.token_ids]
     signal = [*request.token_ids, *engine.tokenizer.encode(request.text), *rendered]
     late = deadline(request.seconds)
-    report = yield from run_repair(engine, session, signal, request.trigger, lambda: hurried() or late())
+    report = yield from run_repair(
+        engine, session, signal, request.trigger, lambda: hurried() or late()
+    )
     session.unsettled = False
-    return wire.RepairResult(report=report, memory=engine.memory(session), state=engine.snapshot(session))
+    return wire.RepairResult(
+        report=report, memory=engine.memory(session), state=engine.snapshot(session)
+    )
 
 
 def deadline(seconds: float) -> Callable[[], bool]:
@@ -58,7 +62,11 @@ def deadline(seconds: float) -> Callable[[], bool]:
 
 
 def run_repair(
-    engine: Engine, session: WorkerSession, signal: Sequence[int], trigger: str, hurried: Callable[[], bool]
+    engine: Engine,
+    session: WorkerSession,
+    signal: Sequence[int],
+    trigger: str,
+    hurried: Callable[[], bool],
 ) -> Generator[Yielded, NextLogits, wire.RepairReport]:
     """Observe the signal, score every evicted token against it, and make the best `repair_rows` of them active.
 
@@ -85,7 +93,9 @@ def _hop(
 ) -> Generator[Yielded, NextLogits, None]:
     """One look: the signal's queries over what is active now, scores, and the move."""
     assert session.slot is not None, "the scheduler seats a session before it runs"
-    missing = missing_rows(engine.cache, session.slot, session.length, promoted=not session.repair.swap)
+    missing = missing_rows(
+        engine.cache, session.slot, session.length, promoted=not session.repair.swap
+    )
     candidates = missing.any(0).any(0).cpu()
     report.candidates = int(candidates.sum())
     if hurried():
@@ -98,7 +108,8 @@ def _hop(
         found = yield from _scored(engine, session, observed, missing, candidates, hurried)
     yield None
     scored = candidates & found.scored
-    report.cut, report.scored_rows = not found.complete, int(scored.sum())
+    report.cut = not found.complete
+    report.scored_rows = int(scored.sum())
     share = report.scored_rows / max(1, report.candidates)
     report.bytes_read += found.bytes_read
     if report.cut and share < (_ENOUGH if session.promoted_rows else 0):
@@ -116,22 +127,29 @@ def _scored(
     missing: Tensor,
     candidates: Tensor,
     hurried: Callable[[], bool],
-) -> Generator[Yielded, NextLogits, Scanned]:
-    operator, sinks = session.repair, engine.settings.sinks
+) -> Generator[Yielded, NextLogits, ScanResult]:
+    operator = session.repair
+    sinks = engine.settings.sinks
 
     def doubts(lower: Tensor, upper: Tensor) -> Tensor:
-        lower, upper = lower.clone(), upper.clone()
+        lower = lower.clone()
+        upper = upper.clone()
         lower[:sinks] = upper[:sinks] = 0
         return operator.doubts(lower, upper, candidates, session.repair_rows)
 
-    of, device = (engine.store, session.name, observed, session.length), engine.cache.device
+    of = (engine.store, session.name, observed, session.length)
+    device = engine.cache.device
     if operator.per_head:
         found = yield from scan_by_head(*of, hurried=hurried, device=device)
         # A head's own and the token's: their sum keeps tokens together that one head alone would tear apart.
         return replace(found, scores=found.scores + found.scores.mean((0, 1)))
     counted = None if operator.counts_active else missing
     how = session.repair_scan
-    return (yield from scan(*of, how=how, counted=counted, doubts=doubts, hurried=hurried, device=device))
+    return (
+        yield from scan(
+            *of, how=how, counted=counted, doubts=doubts, hurried=hurried, device=device
+        )
+    )
 
 
 def _take(
@@ -143,12 +161,15 @@ def _take(
     report: wire.RepairReport,
 ) -> None:
     """Make the best candidates active, in place of what an earlier repair brought, or of active rows worth less."""
-    operator, settings = session.repair, engine.settings
+    operator = session.repair
+    settings = engine.settings
     worth = operator.worth(scores)
     if operator.per_head:
         wanted = best_of_heads(worth, missing, session.repair_rows)
     else:
-        chosen = operator.choose(worth, candidates, session.scores_of_evicted(), session.repair_rows)
+        chosen = operator.choose(
+            worth, candidates, session.scores_of_evicted(), session.repair_rows
+        )
         wanted = whole(chosen, missing)
     change = Exchange(wanted)
     if operator.swap:

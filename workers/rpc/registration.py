@@ -19,10 +19,13 @@ class Registration:
     A registry that cannot be reached is tried again: the worker goes on meanwhile.
     """
 
-    def __init__(self, client: Any, namespace: str, name: str, record: Callable[[bool], wire.WorkerRecord]) -> None:
+    def __init__(
+        self, client: Any, namespace: str, name: str, record: Callable[[bool], wire.WorkerRecord]
+    ) -> None:
         self._client = client
         self._name = name
-        self._names_key, self._key = workers_key(namespace), worker_key(namespace, name)
+        self._names_key = workers_key(namespace)
+        self._key = worker_key(namespace, name)
         self._record = record
         self._draining = self._stopped = False
         self._task: asyncio.Task[None] | None = None
@@ -56,7 +59,9 @@ class Registration:
 
     async def _write(self, record: wire.WorkerRecord) -> None:
         # The record first: whoever finds a name without one takes the name away.
-        await self._client.set(self._key, record.SerializeToString(), px=int(WORKER_RECORD_SECONDS * 1000))
+        await self._client.set(
+            self._key, record.SerializeToString(), px=int(WORKER_RECORD_SECONDS * 1000)
+        )
         await self._client.sadd(self._names_key, self._name)
 
     async def _forget(self) -> None:
@@ -67,4 +72,6 @@ class Registration:
         try:
             await call
         except (RedisError, RedisClusterException, OSError, TimeoutError) as error:
-            structlog.get_logger(__name__).warning("the registry cannot be reached", reason=str(error))
+            structlog.get_logger(__name__).warning(
+                "the registry cannot be reached", reason=str(error)
+            )

@@ -15,7 +15,7 @@ from grpc_reflection.v1alpha import reflection
 from kvrecall.protocol.v1 import REFUSAL_CODE, worker_pb2_grpc
 from kvrecall.protocol.v1 import worker_pb2 as wire
 from workers.errors import Cancelled, CannotListen, WorkerError
-from workers.rpc.service import WorkerCalls
+from workers.rpc.service import WorkerService
 from workers.rpc.settings import ServerSettings
 
 SERVICE = wire.DESCRIPTOR.services_by_name["Worker"].full_name
@@ -38,7 +38,9 @@ STATUS_OF: Mapping[str, grpc.StatusCode] = MappingProxyType(
 )
 """For clients that know gRPC but not our codes; the others are UNKNOWN."""
 
-_MOST_MESSAGE_BYTES = 2000  # of an error: trailers are limited, and each byte may take three in them
+_MOST_MESSAGE_BYTES = (
+    2000  # of an error: trailers are limited, and each byte may take three in them
+)
 _LAST_ANSWER_SECONDS = 1.0
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -47,7 +49,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class WorkerServicer(worker_pb2_grpc.WorkerServicer):
     """The worker's calls as they come over the network. A call whose client goes away is cancelled."""
 
-    def __init__(self, calls: WorkerCalls) -> None:
+    def __init__(self, calls: WorkerService) -> None:
         self._calls = calls
         self._running: set[asyncio.Task[Any]] = set()
         self._draining = False
@@ -60,7 +62,9 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
             return
         _, late = await asyncio.wait(self._running, timeout=seconds)
         if late:
-            structlog.get_logger(__name__).warning("calls are broken off", calls=len(late), seconds=seconds)
+            structlog.get_logger(__name__).warning(
+                "calls are broken off", calls=len(late), seconds=seconds
+            )
             self._breaking_off = True
             for task in late:
                 task.cancel()
@@ -120,7 +124,9 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
             await self._calls.hurry(request)
             return Empty()
 
-    async def Detokenize(self, request: wire.DetokenizeRequest, context: Context) -> wire.DetokenizeResult:
+    async def Detokenize(
+        self, request: wire.DetokenizeRequest, context: Context
+    ) -> wire.DetokenizeResult:
         """The text of tokens."""
         async with _answering(context):
             return self._calls.detokenize(request)
@@ -130,7 +136,9 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         async with _answering(context):
             return await self._calls.embed(request)
 
-    async def BuildEpisodes(self, request: wire.BuildEpisodesRequest, context: Context) -> wire.BuildEpisodesResult:
+    async def BuildEpisodes(
+        self, request: wire.BuildEpisodesRequest, context: Context
+    ) -> wire.BuildEpisodesResult:
         """Choose the rows of episodes."""
         async with self._working(context):
             return await self._calls.build_episodes(request)
@@ -180,7 +188,9 @@ async def _answering(context: Context) -> AsyncIterator[None]:
         yield
     except WorkerError as error:
         status = STATUS_OF.get(error.code, grpc.StatusCode.UNKNOWN)
-        await context.abort(status, _message(error), trailing_metadata=((REFUSAL_CODE, error.code),))
+        await context.abort(
+            status, _message(error), trailing_metadata=((REFUSAL_CODE, error.code),)
+        )
     except Exception as error:
         structlog.get_logger(__name__).exception("a call failed")
         await context.abort(grpc.StatusCode.INTERNAL, f"{type(error).__name__}: {_message(error)}")
@@ -203,7 +213,7 @@ class WorkerServer:
         self._servicer: WorkerServicer | None = None
         self.address = f"{settings.listen.rpartition(':')[0]}:{_bind(self._server, settings)}"
 
-    async def start(self, calls: WorkerCalls) -> None:
+    async def start(self, calls: WorkerService) -> None:
         """Serve these calls, and say in grpc.health.v1 that it is so."""
         self._servicer = WorkerServicer(calls)
         worker_pb2_grpc.add_WorkerServicer_to_server(self._servicer, self._server)
@@ -231,7 +241,10 @@ def _options(settings: ServerSettings) -> list[tuple[str, Any]]:
         ("grpc.keepalive_timeout_ms", int(settings.keepalive_timeout_seconds * 1000)),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
-        ("grpc.http2.max_ping_strikes", 0),  # how often a client asks for a sign of life is its operator's choice
+        (
+            "grpc.http2.max_ping_strikes",
+            0,
+        ),  # how often a client asks for a sign of life is its operator's choice
     ]
 
 

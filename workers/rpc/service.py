@@ -15,7 +15,7 @@ from workers.scheduler.scheduler import Scheduler
 _T = TypeVar("_T")
 
 
-class WorkerCalls:
+class WorkerService:
     """The calls of `service Worker` in worker.proto. Every one raises `workers.errors` for what is refused.
 
     Cancelling the task that waits for a call cancels the call. `close` ends scheduler, encoder and store.
@@ -29,7 +29,8 @@ class WorkerCalls:
     def describe(self) -> wire.WorkerInfo:
         """Model, shape and limits."""
         engine = self._scheduler.engine
-        shape, settings = engine.model.shape, engine.settings
+        shape = engine.model.shape
+        settings = engine.settings
         return wire.WorkerInfo(
             model=self._model,
             fingerprint=engine.model.fingerprint,
@@ -92,12 +93,16 @@ class WorkerCalls:
     def detokenize(self, request: wire.DetokenizeRequest) -> wire.DetokenizeResult:
         """The text of each chunk of tokens."""
         tokenizer = self._scheduler.engine.tokenizer
-        return wire.DetokenizeResult(texts=[tokenizer.decode(chunk.ids) for chunk in request.chunks])
+        return wire.DetokenizeResult(
+            texts=[tokenizer.decode(chunk.ids) for chunk in request.chunks]
+        )
 
     async def embed(self, request: wire.EmbedRequest) -> wire.EmbedResult:
         """A unit vector per text."""
         vectors = await _awaited(self._embedder.embed(request.texts))
-        return wire.EmbedResult(dimensions=vectors.shape[1], vectors=vectors.astype("<f4").tobytes())
+        return wire.EmbedResult(
+            dimensions=vectors.shape[1], vectors=vectors.astype("<f4").tobytes()
+        )
 
     async def build_episodes(self, request: wire.BuildEpisodesRequest) -> wire.BuildEpisodesResult:
         """Choose the rows of each planned episode."""
@@ -146,7 +151,8 @@ class WorkerCalls:
 
 
 def _tiers(store: RowStore) -> dict[str, wire.TierStats]:
-    used, limits = store.usage(), store.limits()
+    used = store.usage()
+    limits = store.limits()
     return {
         name: wire.TierStats(
             bytes=used[name],
@@ -167,7 +173,9 @@ def _tiers(store: RowStore) -> dict[str, wire.TierStats]:
 
 
 def _post(
-    loop: asyncio.AbstractEventLoop, events: "asyncio.Queue[wire.TurnEvent | None]", event: wire.TurnEvent | None
+    loop: asyncio.AbstractEventLoop,
+    events: "asyncio.Queue[wire.TurnEvent | None]",
+    event: wire.TurnEvent | None,
 ) -> None:
     if not loop.is_closed():
         loop.call_soon_threadsafe(events.put_nowait, event)

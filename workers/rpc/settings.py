@@ -11,23 +11,40 @@ class ServerSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    listen: str = Field(default="127.0.0.1:8421", description="HOST:PORT of the worker; port 0: any free one.")
+    listen: str = Field(
+        default="127.0.0.1:8421", description="HOST:PORT of the worker; port 0: any free one."
+    )
     name: str | None = Field(
-        default=None, min_length=1, max_length=256, description="What gateways call the worker. Default: its address."
+        default=None,
+        min_length=1,
+        max_length=256,
+        description="What gateways call the worker. Default: its address.",
     )
     advertise: str | None = Field(
-        default=None, description="HOST:PORT at which gateways reach the worker. Default: where it listens."
+        default=None,
+        description="HOST:PORT at which gateways reach the worker. Default: where it listens.",
     )
     max_message_bytes: int = Field(
-        default=256 << 20, ge=1 << 20, description="The largest message: the state of a session, or its episodes."
+        default=256 << 20,
+        ge=1 << 20,
+        description="The largest message: the state of a session, or its episodes.",
     )
-    keepalive_seconds: float = Field(default=20.0, gt=0, description="Between two signs of life on a connection.")
-    keepalive_timeout_seconds: float = Field(default=10.0, gt=0, description="Without an answer to one: it is gone.")
-    drain_seconds: float = Field(default=30.0, gt=0, description="How long a stop waits for what runs.")
-    tls_cert: Path | None = Field(default=None, description="The worker's certificate chain, PEM. Unset: no TLS.")
+    keepalive_seconds: float = Field(
+        default=20.0, gt=0, description="Between two signs of life on a connection."
+    )
+    keepalive_timeout_seconds: float = Field(
+        default=10.0, gt=0, description="Without an answer to one: it is gone."
+    )
+    drain_seconds: float = Field(
+        default=30.0, gt=0, description="How long a stop waits for what runs."
+    )
+    tls_cert: Path | None = Field(
+        default=None, description="The worker's certificate chain, PEM. Unset: no TLS."
+    )
     tls_key: Path | None = Field(default=None, description="Its private key, PEM.")
     tls_client_ca: Path | None = Field(
-        default=None, description="Certificates, PEM, of which one must have signed every client's. Unset: any client."
+        default=None,
+        description="Certificates, PEM, of which one must have signed every client's. Unset: any client.",
     )
 
     @model_validator(mode="after")

@@ -51,7 +51,11 @@ class Scheduler:
         """
         self.engine.store.prefetch(request.session)
         return self._submit(
-            Job(request.session, request.epoch, lambda session: run_turn(self.engine, session, request, emit))
+            Job(
+                request.session,
+                request.epoch,
+                lambda session: run_turn(self.engine, session, request, emit),
+            )
         )
 
     def repair(self, request: wire.RepairRequest) -> "Future[wire.RepairResult]":
@@ -73,7 +77,9 @@ class Scheduler:
 
         return self._call(hurried)
 
-    def build_episodes(self, request: wire.BuildEpisodesRequest) -> "Future[wire.BuildEpisodesResult]":
+    def build_episodes(
+        self, request: wire.BuildEpisodesRequest
+    ) -> "Future[wire.BuildEpisodesResult]":
         """Queue a build of episodes; cancelling it leaves the session as it is."""
 
         def build(session: WorkerSession) -> Steps:
@@ -83,12 +89,17 @@ class Scheduler:
 
     def open(self, request: wire.OpenRequest) -> "Future[wire.MemoryReport]":
         """Make a session be what the request says; jobs of it that still run are cancelled first."""
-        return self._enter(request.spec, request.state, lambda session: run_open(self.engine, session, request))
+        return self._enter(
+            request.spec, request.state, lambda session: run_open(self.engine, session, request)
+        )
 
     def fork(self, request: wire.ForkRequest) -> "Future[wire.ForkResult]":
         """Make a session that begins as another one was. It needs a slot only where turns are said again."""
-        seated, state = not request.HasField("state"), request.state
-        return self._enter(request.spec, state, lambda child: run_fork(self.engine, child, request), seated=seated)
+        seated = not request.HasField("state")
+        state = request.state
+        return self._enter(
+            request.spec, state, lambda child: run_fork(self.engine, child, request), seated=seated
+        )
 
     def rebuild(self, request: wire.RebuildRequest) -> "Future[wire.RebuildResult]":
         """Compute a session's lost pages again, then open it."""
@@ -123,7 +134,9 @@ class Scheduler:
     def retain(self, request: wire.RetainRequest) -> "Future[list[str]]":
         """Of the sessions stored before the start, drop the rows of those that are not named."""
         kept = [SharedPages(shared.owner, shared.pages) for shared in request.shared]
-        return self.engine.storing.do(lambda: self.engine.store.retain(list(request.sessions), kept))
+        return self.engine.storing.do(
+            lambda: self.engine.store.retain(list(request.sessions), kept)
+        )
 
     def memory(self, name: str) -> "Future[wire.MemoryReport]":
         """What a session holds now."""
@@ -197,7 +210,11 @@ class Scheduler:
         self._last_used[session.name] = time.monotonic()
         if session.slot is None and not self.engine.cache.free_slots():
             busy = {job.session for job in self._active}
-            idle = [s for s in self.engine.sessions.values() if s.slot is not None and s.name not in busy]
+            idle = [
+                s
+                for s in self.engine.sessions.values()
+                if s.slot is not None and s.name not in busy
+            ]
             if not idle:
                 return False
             self.engine.unseat(min(idle, key=lambda s: self._last_used.get(s.name, 0.0)))
@@ -211,7 +228,9 @@ class Scheduler:
             return
         try:
             sessions = [self.engine.session(job.session) for job in jobs]
-            logits = self.engine.forward(sessions, torch.tensor([[job.token] for job in jobs]))[:, -1]
+            logits = self.engine.forward(sessions, torch.tensor([[job.token] for job in jobs]))[
+                :, -1
+            ]
             best = logits.argmax(-1).tolist()
         except Exception as error:  # a failed forward pass must end its turns, not the worker
             for job in jobs:
@@ -320,7 +339,10 @@ class Scheduler:
     def _submit(self, job: Job, first: Callable[[], None] | None = None) -> "Future[Any]":
         def queue_up() -> None:
             if len(self._queued) + len(self._active) >= self.engine.settings.max_jobs:
-                resolve(job.result, Overloaded(f"{self.engine.settings.max_jobs} jobs are waiting or running"))
+                resolve(
+                    job.result,
+                    Overloaded(f"{self.engine.settings.max_jobs} jobs are waiting or running"),
+                )
                 return
             try:
                 if first is not None:
@@ -343,7 +365,9 @@ class Scheduler:
             if error := call.exception():
                 resolve(result, error)
             else:
-                call.result().add_done_callback(lambda done: resolve(result, done.exception() or done.result()))
+                call.result().add_done_callback(
+                    lambda done: resolve(result, done.exception() or done.result())
+                )
 
         self._call(function).add_done_callback(begun)
         return result

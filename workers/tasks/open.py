@@ -16,7 +16,7 @@ from workers.engine.session import WorkerSession
 from workers.engine.store_io import shared_pages, storage
 from workers.errors import RowsMissing
 from workers.generation.steps import Yielded
-from workers.tasks.replay import LostRows, replay, rows_after, skip_untouched
+from workers.tasks.replay import ReplayRows, replay, rows_after, skip_untouched
 
 Steps = Generator[Yielded, Any, Any]
 
@@ -25,7 +25,9 @@ def run_open(engine: Engine, session: WorkerSession, request: wire.OpenRequest) 
     """Make a blank session be what was committed. Raises RowsMissing when pages of it are not there, StaleEpoch."""
     lost = yield from _open_store(engine, request.spec, request.state.length)
     if lost:
-        raise RowsMissing(f"session {session.name} has lost pages {_told(lost)}; they must be computed again")
+        raise RowsMissing(
+            f"session {session.name} has lost pages {_told(lost)}; they must be computed again"
+        )
     engine.fill(session, request.state)
     engine.store.prefetch(session.name)  # whoever opens a session is about to use it
     return engine.memory(session)
@@ -33,12 +35,15 @@ def run_open(engine: Engine, session: WorkerSession, request: wire.OpenRequest) 
 
 def run_fork(engine: Engine, session: WorkerSession, request: wire.ForkRequest) -> Steps:
     """Make a blank session be as another was, over that one's pages. Raises RowsMissing, StorageFailed, StaleEpoch."""
-    spec, state = request.spec, request.state
+    spec = request.spec
+    state = request.state
     length = state.length if request.HasField("state") else rows_after(request.turns)
     shared = shared_pages(spec)
 
     def fork() -> None:
-        engine.store.fork(request.parent, spec.session, epoch=spec.epoch, length=length, shared=shared)
+        engine.store.fork(
+            request.parent, spec.session, epoch=spec.epoch, length=length, shared=shared
+        )
 
     forked = engine.storing.do(fork)
     yield forked
@@ -47,7 +52,8 @@ def run_fork(engine: Engine, session: WorkerSession, request: wire.ForkRequest) 
         engine.fill(session, state)
     else:
         yield from replay(engine, session, request.turns)
-        session.stored, session.unsettled = True, False
+        session.stored = True
+        session.unsettled = False
     yield engine.storing.flush(session)
     engine.storing.settle(session)
     return wire.ForkResult(memory=engine.memory(session), state=engine.snapshot(session))
@@ -59,7 +65,8 @@ def run_rebuild(engine: Engine, session: WorkerSession, request: wire.RebuildReq
     Raises RowsMissing when the log does not bring them back, StorageFailed, StaleEpoch.
     """
     started = time.perf_counter()
-    spec, state = request.spec, request.state
+    spec = request.spec
+    state = request.state
     yield from _open_store(engine, spec, state.length)
     searched = engine.storing.do(lambda: engine.store.lost_pages(session.name))
     yield searched
@@ -74,11 +81,15 @@ def run_rebuild(engine: Engine, session: WorkerSession, request: wire.RebuildReq
     whole = engine.blank(spec, state)
     engine.fill(whole, state)
     seconds = time.perf_counter() - started
-    structlog.get_logger(__name__).warning("pages rebuilt", session=session.name, pages=lost, seconds=round(seconds, 3))
+    structlog.get_logger(__name__).warning(
+        "pages rebuilt", session=session.name, pages=lost, seconds=round(seconds, 3)
+    )
     return wire.RebuildResult(pages=len(lost), seconds=seconds, memory=engine.memory(whole))
 
 
-def _open_store(engine: Engine, spec: wire.SessionSpec, length: int) -> Generator[Yielded, Any, list[int]]:
+def _open_store(
+    engine: Engine, spec: wire.SessionSpec, length: int
+) -> Generator[Yielded, Any, list[int]]:
     """Open the session's rows; which pages are known to be lost without reading them."""
 
     def opened() -> list[int]:
@@ -91,14 +102,20 @@ def _open_store(engine: Engine, spec: wire.SessionSpec, length: int) -> Generato
 
 
 def _compute(
-    engine: Engine, session: WorkerSession, turns: Sequence[wire.LoggedTurn], lost: Sequence[int], length: int
+    engine: Engine,
+    session: WorkerSession,
+    turns: Sequence[wire.LoggedTurn],
+    lost: Sequence[int],
+    length: int,
 ) -> Generator[Yielded, Any, None]:
-    rows = LostRows(engine.store, session.name, length, dict.fromkeys(lost))
+    rows = ReplayRows(engine.store, session.name, length, dict.fromkeys(lost))
     taken = skip_untouched(engine, session, turns, min(lost) * engine.store.layout.page_tokens)
     with storage():
         yield from replay(engine, session, turns[taken:], rows)
     if rows.missing:
-        raise RowsMissing(f"the log of session {session.name} ends before its pages {_told(sorted(rows.missing))}")
+        raise RowsMissing(
+            f"the log of session {session.name} ends before its pages {_told(sorted(rows.missing))}"
+        )
 
 
 def _told(pages: Sequence[int]) -> str:

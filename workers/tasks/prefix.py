@@ -12,7 +12,9 @@ from workers.model.tokenizer import Segment
 from workers.tasks.replay import take_rows
 
 
-def take_prefix(engine: Engine, session: WorkerSession, prefix: wire.Prefix, prompt: Sequence[int]) -> int:
+def take_prefix(
+    engine: Engine, session: WorkerSession, prefix: wire.Prefix, prompt: Sequence[int]
+) -> int:
     """Make as many of the prompt's first rows active as `prefix` has whole pages of; how many tokens that are.
 
     Only rows before the first eviction are the same in both sessions, so no more are taken than the budget holds. A
@@ -21,7 +23,8 @@ def take_prefix(engine: Engine, session: WorkerSession, prefix: wire.Prefix, pro
     """
     if session.length or session.pending or session.method.observation.accumulate:
         return 0
-    page, block = engine.store.layout.page_tokens, engine.settings.block_tokens
+    page = engine.store.layout.page_tokens
+    block = engine.settings.block_tokens
     least = min(session.layer_rows)
     # The last words are said here in any case: what is observed of the prompt, and the first token, follow from them.
     most = min(_same(prompt, prefix.token_ids), least, len(prompt) - max(1, session.queries.width))

@@ -35,11 +35,16 @@ def pending_after(turn: wire.LoggedTurn) -> list[int]:
 
 def rows_after(turns: Sequence[wire.LoggedTurn]) -> int:
     """How many rows a session has at the end of these turns, its first ones."""
-    return sum(len(turn.token_ids) for turn in turns) - (len(pending_after(turns[-1])) if turns else 0)
+    return sum(len(turn.token_ids) for turn in turns) - (
+        len(pending_after(turns[-1])) if turns else 0
+    )
 
 
 def replay(
-    engine: Engine, session: WorkerSession, turns: Sequence[wire.LoggedTurn], lost: "LostRows | None" = None
+    engine: Engine,
+    session: WorkerSession,
+    turns: Sequence[wire.LoggedTurn],
+    lost: "ReplayRows | None" = None,
 ) -> Generator[Yielded, Any, None]:
     """Say turns again in a seated session: all of them, and it is as it was then; or until no row is `lost`."""
     assert session.slot is not None, "the scheduler seats a session before it runs"
@@ -74,16 +79,22 @@ def _say_again(
     session.forget_turn()
 
 
-def _promote_again(engine: Engine, session: WorkerSession, promoted: Sequence[int], rows: Rows) -> None:
+def _promote_again(
+    engine: Engine, session: WorkerSession, promoted: Sequence[int], rows: Rows
+) -> None:
     """Bring tokens back as a repair did."""
     assert session.slot is not None, "the scheduler seats a session before it runs"
     if promoted and not session.repair.swap and not session.repair.per_head:
-        wanted = whole(torch.tensor(sorted(promoted)), missing_rows(engine.cache, session.slot, session.length))
+        wanted = whole(
+            torch.tensor(sorted(promoted)), missing_rows(engine.cache, session.slot, session.length)
+        )
         with storage():
             move(engine.cache, rows, session, Exchange(wanted), torch.empty(0))
 
 
-def skip_untouched(engine: Engine, session: WorkerSession, turns: Sequence[wire.LoggedTurn], stop: int) -> int:
+def skip_untouched(
+    engine: Engine, session: WorkerSession, turns: Sequence[wire.LoggedTurn], stop: int
+) -> int:
     """Take the rows of the first turns from the store, as far as nothing was evicted in them; how many turns that are.
 
     `stop`: rows from there on are not to be read. Where a method adds up what queries look at, none can be taken.
@@ -117,7 +128,7 @@ def take_rows(engine: Engine, session: WorkerSession, length: int) -> None:
 
 
 @dataclass
-class LostRows:
+class ReplayRows:
     """Collects the rows of a session's `missing` pages while they are said again; a page that is whole is restored.
 
     `length` is the session's, in tokens.
@@ -135,13 +146,20 @@ class LostRows:
             if page in self.missing:
                 self._keep(page, start, rows)
 
-    def gather_selection(self, session: str, selection: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
+    def gather_selection(
+        self, session: str, selection: Sequence[Tensor]
+    ) -> list[tuple[Tensor, Tensor]]:
         """As the store's, with the rows of pages that are not whole yet. Raises what the store raises."""
         page_tokens = self.store.layout.page_tokens
         kept = {page: rows for page, rows in self.missing.items() if rows is not None}
         pages = torch.tensor(sorted(kept), dtype=torch.int64)
-        here = [torch.isin(positions // page_tokens, pages) & (positions >= 0) for positions in selection]
-        stored = [positions.masked_fill(mine, -1) for positions, mine in zip(selection, here, strict=True)]
+        here = [
+            torch.isin(positions // page_tokens, pages) & (positions >= 0)
+            for positions in selection
+        ]
+        stored = [
+            positions.masked_fill(mine, -1) for positions, mine in zip(selection, here, strict=True)
+        ]
         found = self.store.gather_selection(session, stored)
         for layer, (positions, mine) in enumerate(zip(selection, here, strict=True)):
             for head, place in mine.nonzero().tolist():
@@ -153,13 +171,16 @@ class LostRows:
     def _keep(self, page: int, start: int, rows: Tensor) -> None:
         first = page * self.store.layout.page_tokens
         end = min(first + self.store.layout.page_tokens, self.length)
-        begin, stop = max(first, start), min(end, start + rows.shape[3])
+        begin = max(first, start)
+        stop = min(end, start + rows.shape[3])
         if begin >= stop:
             return
         kept = self.missing[page]
         if kept is None:
             kept = torch.empty(*rows.shape[:3], end - first, rows.shape[4], dtype=rows.dtype)
-        kept[:, :, :, begin - first : stop - first] = rows[:, :, :, begin - start : stop - start].cpu()
+        kept[:, :, :, begin - first : stop - first] = rows[
+            :, :, :, begin - start : stop - start
+        ].cpu()
         self.missing[page] = kept
         if stop == end:
             self.store.restore(self.session, page, kept)

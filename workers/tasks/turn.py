@@ -42,8 +42,11 @@ def run_turn(
         raise BadMessages("the turn says nothing: its messages render to no token")
     sampling = _within_limits(engine, session, len(prompt), sampling, request.generate)
     reference = _reference(engine, request)
-    episode = read_episode(engine, session, request.episode) if request.HasField("episode") else None
-    said, pending = session.length, list(session.pending)
+    episode = (
+        read_episode(engine, session, request.episode) if request.HasField("episode") else None
+    )
+    said = session.length
+    pending = list(session.pending)
     session.unsettled = True
     session.forget_turn()
     session.turn_start = session.length
@@ -97,7 +100,9 @@ def _recall(
         done.switched.CopyFrom(switch(engine, session, request.episode, episode))
         watch.lap("switch")
     if request.repair and session.repair_rows:
-        repaired = yield from run_repair(engine, session, prompt, "turn", deadline(request.repair_seconds))
+        repaired = yield from run_repair(
+            engine, session, prompt, "turn", deadline(request.repair_seconds)
+        )
         done.repair.CopyFrom(repaired)
         watch.lap("repair")
 
@@ -106,9 +111,11 @@ def _within_limits(
     engine: Engine, session: WorkerSession, prompt: int, sampling: SamplingSettings, generate: bool
 ) -> SamplingSettings:
     """The sampling with max_tokens cut to what the context leaves. Raises TurnTooLong when it leaves none."""
-    limit, what = engine.model.max_context, "the model's context"
+    limit = engine.model.max_context
+    what = "the model's context"
     if not session.method.evicts and engine.bound(session)[0] < limit:
-        limit, what = engine.bound(session)[0], "a slot, which the method full never leaves"
+        limit = engine.bound(session)[0]
+        what = "a slot, which the method full never leaves"
     said = session.length + len(session.pending)
     room = limit - said - prompt
     if room < (1 if generate else 0):
@@ -143,12 +150,17 @@ def _conclude(done: wire.TurnDone, answer: Answer, position: int, emit: Emit) ->
 
 
 def _account(
-    done: wire.TurnDone, request: wire.TurnRequest, segments: Sequence[Segment], token_ids: Sequence[int]
+    done: wire.TurnDone,
+    request: wire.TurnRequest,
+    segments: Sequence[Segment],
+    token_ids: Sequence[int],
 ) -> None:
     """What the turn appended, and how much of it each side said."""
     done.token_ids.extend(token_ids)
     answered = len(token_ids) - done.prompt_tokens if request.generate else None
-    done.utterance_tokens.extend(utterance_tokens([m.role for m in request.messages], segments, answered))
+    done.utterance_tokens.extend(
+        utterance_tokens([m.role for m in request.messages], segments, answered)
+    )
 
 
 def _settle(

@@ -45,17 +45,22 @@ class Answering:
 
 def run(unit: Answering) -> list[Record]:
     """Say the history, as far as the context holds it, and ask what it answers. Raises `workers.errors`."""
-    setup, told = unit.setup, read(Path(unit.path))
+    setup = unit.setup
+    told = read(Path(unit.path))
     found = harness.loaded(setup.model)
     most = min(unit.tokens, found.model.max_context - harness.ROOM_FOR_A_TURN)
     messages, heard = history_within(told, found.tokenizer, most)
     with harness.remembered(setup, messages) as session:
         built = episodes.built_for(setup, session)
-        asked = spread([question for question in told.questions if question.evidence <= heard], unit.questions)
+        asked = spread(
+            [question for question in told.questions if question.evidence <= heard], unit.questions
+        )
         return [_answered(unit, session, question, built) for question in asked]
 
 
-def _answered(unit: Answering, session: Session, question: Asked, built: episodes.Built | None) -> Record:
+def _answered(
+    unit: Answering, session: Session, question: Asked, built: episodes.Built | None
+) -> Record:
     chosen = episodes.matched(built, question.text)
     said = [{"role": "user", "content": _ASK.format(question=question.text)}]
     done = session.ask(said, harness.MOST_REPLY_TOKENS, chosen.episode if chosen else None)
@@ -76,11 +81,16 @@ def _answered(unit: Answering, session: Session, question: Asked, built: episode
     }
 
 
-def history_within(told: Conversation, tokenizer: ChatTokenizer, tokens: int) -> tuple[list[Message], frozenset[str]]:
+def history_within(
+    told: Conversation, tokenizer: ChatTokenizer, tokens: int
+) -> tuple[list[Message], frozenset[str]]:
     """The first messages that surely fit into `tokens` tokens, and the ids of the lines that they hold."""
     first, second = told.speakers
-    messages: list[Message] = [{"role": "system", "content": f"A conversation of {first} and {second}."}]
-    size, lines = _TOKENS_AROUND + len(tokenizer.encode(messages[0]["content"])), set[str]()
+    messages: list[Message] = [
+        {"role": "system", "content": f"A conversation of {first} and {second}."}
+    ]
+    size = _TOKENS_AROUND + len(tokenizer.encode(messages[0]["content"]))
+    lines = set[str]()
     for spoken in told.spoken:
         size += len(tokenizer.encode(spoken.content)) + _TOKENS_AROUND
         if size > tokens:
@@ -108,7 +118,8 @@ def f1(reply: str, question: Asked) -> float:
 
 
 def _f1(reply: str, answer: str) -> float:
-    ours, theirs = _words(reply), _words(answer)
+    ours = _words(reply)
+    theirs = _words(answer)
     shared = sum((Counter(ours) & Counter(theirs)).values())
     return 2 * shared / (len(ours) + len(theirs)) if shared else 0.0
 

@@ -67,4 +67,6 @@ def _asked(question: Mapping[str, Any], known: set[str]) -> Asked:
     # Some evidence is written as "D8:6; D9:17" in one text.
     evidence = {each for text in question["evidence"] for each in _LINE_ID.findall(text)}
     category = CATEGORIES[question["category"]]
-    return Asked(str(question["question"]), str(question["answer"]), category, frozenset(evidence & known))
+    return Asked(
+        str(question["question"]), str(question["answer"]), category, frozenset(evidence & known)
+    )

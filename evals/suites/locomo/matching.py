@@ -1,8 +1,8 @@
 """How often the episode that a question is matched with holds the question's evidence: real text, the real encoder.
 
-No language model takes part. Segments, clusters and matching are the service's (`kvrecall/domain/episodes.py`). Beside them
-stand what an episode of the matched one's size would hold if its segments were drawn at random, and random clusters:
-episodes of the same sizes with shuffled members, whose centroids are made and matched like the real ones. These are not
+No language model takes part. Segments, clusters and matching are the service's (`kvrecall/domain/episodes.py`). Beside
+them stand what an episode of the matched one's size would hold if its segments were drawn at random, and random
+clusters: episodes of the same sizes with shuffled members, whose centroids are made and matched like the real ones. These are not
 pure chance, since even a random cluster's centroid leans towards its own members.
 """
 
@@ -23,8 +23,11 @@ from kvrecall.reporting.results import Row
 
 COUNTS = tuple(range(2, 17))
 WIDTHS = (2, 4, 8)
-MATCHED, RANDOM, EXPECTED = "k-means", "random clusters", "expected at random"
-SHARE, WHOLE = "share of the evidence in the matched episode", "all of the evidence in the matched episode"
+MATCHED = "k-means"
+RANDOM = "random clusters"
+EXPECTED = "expected at random"
+SHARE = "share of the evidence in the matched episode"
+WHOLE = "all of the evidence in the matched episode"
 _SHUFFLES = 20
 
 
@@ -89,14 +92,23 @@ def _utterances(told: Conversation) -> list[Utterance]:
     """Each line as an utterance; its place among the lines stands for its tokens."""
     user = told.speakers[0]
     return [
-        Utterance("user" if line.speaker == user else "assistant", f"{line.speaker}: {line.text}", at, at + 1)
+        Utterance(
+            "user" if line.speaker == user else "assistant",
+            f"{line.speaker}: {line.text}",
+            at,
+            at + 1,
+        )
         for at, line in enumerate(told.lines)
     ]
 
 
 def _places(question: Asked, told: Conversation, segments: Sequence[Segment]) -> list[int]:
     """The segment of each line of a question's evidence."""
-    of_line = {told.lines[at].id: n for n, segment in enumerate(segments) for at in range(segment.start, segment.stop)}
+    of_line = {
+        told.lines[at].id: n
+        for n, segment in enumerate(segments)
+        for at in range(segment.start, segment.stop)
+    }
     return [of_line[line] for line in sorted(question.evidence)]
 
 
@@ -106,14 +118,18 @@ def _shuffled(vectors: Vectors, clusters: Clusters, seed: int) -> list[Clusters]
     draws = [rng.permutation(np.asarray(clusters.labels)) for _ in range(_SHUFFLES)]
     count = len(clusters.centroids)
     return [
-        Clusters(tuple(labels.tolist()), np.stack([vectors[labels == episode].mean(0) for episode in range(count)]))
+        Clusters(
+            tuple(labels.tolist()),
+            np.stack([vectors[labels == episode].mean(0) for episode in range(count)]),
+        )
         for labels in draws
     ]
 
 
 def _held(query: Vectors, evidence: Sequence[int], clusters: Clusters) -> _Held:
     episode = match(query, clusters.centroids).episode
-    size, segments = clusters.labels.count(episode), len(clusters.labels)
+    size = clusters.labels.count(episode)
+    segments = len(clusters.labels)
     inside = [clusters.labels[segment] == episode for segment in evidence]
     return _Held(
         share=mean(inside),
@@ -141,7 +157,9 @@ def result_rows(records: Sequence[Record], seed: int) -> list[Row]:
                     theirs = _values(found, other, place)
                     rows += mean_row(condition, list(theirs.values()), seed, method=method, **told)
                     above = {"method": MATCHED, "against": method, **told}
-                    rows += difference_row(f"{condition}: above {method}", ours, theirs, seed, **above)
+                    rows += difference_row(
+                        f"{condition}: above {method}", ours, theirs, seed, **above
+                    )
     return rows
 
 

@@ -28,7 +28,9 @@ def suite(
 ) -> Suite[Matching | Answering]:
     """Matching on the first `limit` files, and the answers that `answering` lists. Raises BadDataFile."""
     files = files_of(source)[:limit]
-    matching = [Matching(str(path), width, tuple(counts), seed) for path in files for width in widths]
+    matching = [
+        Matching(str(path), width, tuple(counts), seed) for path in files for width in widths
+    ]
     model = answers[0].setup.model if answers else NO_MODEL
     return Suite("locomo", seed, model, (*matching, *answers), run, partial(result_rows, seed=seed))
 
@@ -42,7 +44,12 @@ def answering(
         for path in files_of(source)[:limit]
         for setup in (
             replace(first.setup, arm=arm_of(FULL), budget="1/1"),
-            *(replace(first.setup, arm=arm, budget=each) for each in budgets for arm in arms if arm.evicts),
+            *(
+                replace(first.setup, arm=arm, budget=each)
+                for each in budgets
+                for arm in arms
+                if arm.evicts
+            ),
         )
     ]
 

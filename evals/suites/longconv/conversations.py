@@ -25,7 +25,8 @@ from reference.words import ATTRIBUTES, first_piece, names_for, value_for
 
 Place = Literal["early", "middle", "late"]
 
-_TOKENS_OF_CHAT, _TOKENS_OF_FACT = 38, 40
+_TOKENS_OF_CHAT = 38
+_TOKENS_OF_FACT = 40
 _VISITS = 2
 
 
@@ -83,35 +84,50 @@ class _Fact:
     exchange: int
 
 
-def generate_topics(seed: int, n_tokens: int, n_topics: int = 8, n_questions: int = 32) -> TopicConversation:
+def generate_topics(
+    seed: int, n_tokens: int, n_topics: int = 8, n_questions: int = 32
+) -> TopicConversation:
     """A conversation of about `n_tokens` tokens on `n_topics` topics, each visited twice, a fact a question.
 
     The same arguments give the same conversation. Raises ValueError where the language has no room for so many
     facts (42) or topics (12).
     """
     if n_questions > MOST_FACTS or n_topics > len(TOPICS):
-        raise ValueError(f"at most {MOST_FACTS} questions and {len(TOPICS)} topics; {n_questions}, {n_topics} asked")
+        raise ValueError(
+            f"at most {MOST_FACTS} questions and {len(TOPICS)} topics; {n_questions}, {n_topics} asked"
+        )
     rng = random.Random(f"topics:{seed}")
     topics = rng.sample(sorted(TOPICS), n_topics)
     chats = max(0, round((n_tokens - n_questions * _TOKENS_OF_FACT) / _TOKENS_OF_CHAT))
     plan = _plan(rng, topics, n_questions, chats)
-    names, begun, facts, exchanges = names_for(rng, "held_out"), set[str](), list[_Fact](), list[tuple[str, str]]()
+    names = names_for(rng, "held_out")
+    begun = set[str]()
+    facts = list[_Fact]()
+    exchanges = list[tuple[str, str]]()
     said: dict[str, list[str]] = {topic: [] for topic in topics}
     for topic, is_fact in plan:
         if is_fact:
             attribute = rng.choice(sorted(ATTRIBUTES))
-            fact = _Fact(names.pop(), attribute, unlike_value(rng, attribute, begun), topic, len(exchanges))
+            fact = _Fact(
+                names.pop(), attribute, unlike_value(rng, attribute, begun), topic, len(exchanges)
+            )
             facts.append(fact)
             exchanges.append((_statement(rng, fact), rng.choice(NOTED)))
         else:
             exchanges.append(small_talk(rng, topic, said[topic]))
     questions = tuple(_question(rng, fact, len(exchanges)) for fact in facts)
     return TopicConversation(
-        seed, rng.choice(SYSTEM_LINES), tuple(exchanges), tuple(topic for topic, _ in plan), questions
+        seed,
+        rng.choice(SYSTEM_LINES),
+        tuple(exchanges),
+        tuple(topic for topic, _ in plan),
+        questions,
     )
 
 
-def _plan(rng: random.Random, topics: Sequence[str], facts: int, chats: int) -> list[tuple[str, bool]]:
+def _plan(
+    rng: random.Random, topics: Sequence[str], facts: int, chats: int
+) -> list[tuple[str, bool]]:
     """Each exchange's topic and whether it states a fact: stretches of one topic, no topic twice in a row."""
     visits = [topic for _ in range(_VISITS) for topic in rng.sample(topics, len(topics))]
     for at in range(1, len(visits)):
@@ -149,4 +165,6 @@ def _question(rng: random.Random, fact: _Fact, exchanges: int) -> Question:
     asked = rng.choice(QUESTIONS).format(name=fact.name, attribute=fact.attribute)
     places: tuple[Place, ...] = ("early", "middle", "late")
     lead = (line(rng, USER_LINES, fact.topic), line(rng, REPLY_LINES, fact.topic))
-    return Question(lead, asked, fact.value, fact.topic, places[min(2, 3 * fact.exchange // exchanges)])
+    return Question(
+        lead, asked, fact.value, fact.topic, places[min(2, 3 * fact.exchange // exchanges)]
+    )

@@ -38,13 +38,18 @@ class LongConv:
     @property
     def label(self) -> str:
         """For the progress bar."""
-        return f"{self.setup.arm.name} {self.setup.budget} {self.setup.codec}, seed {self.setup.seed}"
+        return (
+            f"{self.setup.arm.name} {self.setup.budget} {self.setup.codec}, seed {self.setup.seed}"
+        )
 
 
 def suite(
-    first: LongConv, arms: Sequence[Arm], budgets: Sequence[str], conversations: int,
+    first: LongConv,
+    arms: Sequence[Arm],
+    budgets: Sequence[str],
+    conversations: int,
     codecs: Sequence[CodecName] = (RAW,),
-) -> Suite[LongConv]:  # fmt: skip
+) -> Suite[LongConv]:
     """All arms at all budgets, and the full cache once, on so many conversations from the first unit's seed on.
 
     With several codecs all of it under each of them.
@@ -53,9 +58,23 @@ def suite(
     units = []
     for seed in range(setup.seed, setup.seed + conversations):
         kept = [replace(setup, seed=seed, arm=arm_of(FULL), budget="1/1")]
-        kept += [replace(setup, seed=seed, arm=arm, budget=budget) for budget in budgets for arm in arms if arm.evicts]
-        units += [replace(first, setup=replace(each, codec=codec)) for each in kept for codec in codecs]
-    return Suite("longconv", setup.seed, setup.model, tuple(units), run, partial(result_rows, seed=setup.seed))
+        kept += [
+            replace(setup, seed=seed, arm=arm, budget=budget)
+            for budget in budgets
+            for arm in arms
+            if arm.evicts
+        ]
+        units += [
+            replace(first, setup=replace(each, codec=codec)) for each in kept for codec in codecs
+        ]
+    return Suite(
+        "longconv",
+        setup.seed,
+        setup.model,
+        tuple(units),
+        run,
+        partial(result_rows, seed=setup.seed),
+    )
 
 
 def run(unit: LongConv) -> list[Record]:
@@ -66,15 +85,23 @@ def run(unit: LongConv) -> list[Record]:
         history = _history(unit, session, built)
         return [
             history,
-            *(_asked(unit, session, number, question, built) for number, question in enumerate(said.questions)),
+            *(
+                _asked(unit, session, number, question, built)
+                for number, question in enumerate(said.questions)
+            ),
         ]
 
 
 def _history(unit: LongConv, session: Session, built: episodes.Built | None) -> Record:
-    seconds, episodic = {"prefill": session.seconds}, {}
+    seconds = {"prefill": session.seconds}
+    episodic = {}
     if built is not None:
         seconds |= {"clustering": built.cluster_seconds, "build": built.build_seconds}
-        episodic = {"episodes": len(built.episodes), "index_bytes": built.index_bytes, "copy_bytes": built.copy_bytes}
+        episodic = {
+            "episodes": len(built.episodes),
+            "index_bytes": built.index_bytes,
+            "copy_bytes": built.copy_bytes,
+        }
     return {
         "kind": "history",
         **_identity(unit),
@@ -89,12 +116,16 @@ def _history(unit: LongConv, session: Session, built: episodes.Built | None) -> 
     }
 
 
-def _asked(unit: LongConv, session: Session, number: int, question: Question, built: episodes.Built | None) -> Record:
+def _asked(
+    unit: LongConv, session: Session, number: int, question: Question, built: episodes.Built | None
+) -> Record:
     session.restore()
     started = time.perf_counter()
     # The whole turn is matched, as in the authors' code: what leads to a question tells its topic.
     chosen = episodes.matched(built, _said_in(question))
-    done = session.ask(question.messages(), harness.MOST_REPLY_TOKENS, chosen.episode if chosen else None)
+    done = session.ask(
+        question.messages(), harness.MOST_REPLY_TOKENS, chosen.episode if chosen else None
+    )
     seconds = time.perf_counter() - started
     record = {
         "kind": "question",
@@ -118,13 +149,17 @@ def _asked(unit: LongConv, session: Session, number: int, question: Question, bu
 
 
 def _said_in(question: Question) -> str:
-    return query_text([Message(message["role"], message["content"]) for message in question.messages()])
+    return query_text(
+        [Message(message["role"], message["content"]) for message in question.messages()]
+    )
 
 
 def _holds(members: Sequence[tuple[int, int]], session: Session, question: Question) -> bool:
     """Whether an episode's own segments hold the fact that a question asks for."""
     value = re.compile(rf"\b{re.escape(question.answer)}\b")
-    fact = next(said for said in session.utterances if said.side == "user" and value.search(said.text))
+    fact = next(
+        said for said in session.utterances if said.side == "user" and value.search(said.text)
+    )
     return any(start <= fact.start and fact.stop <= stop for start, stop in members)
 
 

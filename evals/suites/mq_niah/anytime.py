@@ -69,13 +69,22 @@ class Anytime:
 def suite(protocol: Protocol, k: int, seed: int, cases: int) -> Suite[Anytime]:
     """So many cases from the examples from `seed` on."""
     made = replace(protocol, needles=NEEDLES, base=protocol.base or BASE)
-    units = tuple(Anytime(made, one, partition, k) for one, partition in cases_of(NEEDLES, seed, cases))
-    return Suite("mq-niah anytime", seed, protocol.model, units, run, partial(result_rows, seed=seed))
+    units = tuple(
+        Anytime(made, one, partition, k) for one, partition in cases_of(NEEDLES, seed, cases)
+    )
+    return Suite(
+        "mq-niah anytime", seed, protocol.model, units, run, partial(result_rows, seed=seed)
+    )
 
 
 def run(unit: Anytime) -> list[Record]:
     """Raises BadExample, BadBudget, `workers.errors`."""
-    told = {"needles": unit.protocol.needles, "policy": unit.protocol.policy, "base": unit.protocol.base, "k": unit.k}
+    told = {
+        "needles": unit.protocol.needles,
+        "policy": unit.protocol.policy,
+        "base": unit.protocol.base,
+        "k": unit.k,
+    }
     identity = {**told, "seed": unit.seed, "partition": unit.partition}
     with begun(unit.protocol, unit.seed, unit.partition) as case:
         ready = case.before()
@@ -84,7 +93,9 @@ def run(unit: Anytime) -> list[Record]:
     return records
 
 
-def _stopped(case: Case, ready: Before, unit: Anytime, identity: dict[str, Any]) -> Iterator[Record]:
+def _stopped(
+    case: Case, ready: Before, unit: Anytime, identity: dict[str, Any]
+) -> Iterator[Record]:
     """Each operator and scan, stopped at every look at the clock that finds more scored than the last one asked at."""
     for (name, operator), scan in product(_OPERATORS.items(), SCANS):
         last = -1.0
@@ -95,8 +106,18 @@ def _stopped(case: Case, ready: Before, unit: Anytime, identity: dict[str, Any])
             if share == last and held.report.cut:
                 continue
             last = share
-            told = {"kind": "stopped", **identity, "condition": name, "scan": scan, "stopped_at": share}
-            told |= {"complete": not held.report.cut, "scanned": scanned, "bytes_read": held.report.bytes_read}
+            told = {
+                "kind": "stopped",
+                **identity,
+                "condition": name,
+                "scan": scan,
+                "stopped_at": share,
+            }
+            told |= {
+                "complete": not held.report.cut,
+                "scanned": scanned,
+                "bytes_read": held.report.bytes_read,
+            }
             yield {**told, **case.told_of(ready, held), "seconds": held.report.seconds}
 
 
@@ -111,7 +132,9 @@ def _ever_later(ready: Before, operator: Operator, k: int) -> Iterator[Held]:
 
 def _run(ready: Before, operator: Operator, k: int, most: int) -> Held:
     looks = count(1)
-    result = ready.cache.replayed.repaired(ready.state, k, operator, [ready.signal], lambda: next(looks) > most)
+    result = ready.cache.replayed.repaired(
+        ready.state, k, operator, [ready.signal], lambda: next(looks) > most
+    )
     return Held(result.state, len(ready.base) + k, result.report)
 
 
@@ -123,7 +146,11 @@ def _time_matched(case: Case, ready: Before, k: int, identity: dict[str, Any]) -
         allowed = held.report.seconds if held.report else 0.0
         yield {**identity, **_told(case, ready, _Timed(held, 1.0, allowed)), "condition": name}
     for name, choose in ((REFRESH, _refresh_in_time), (SUMMARY, _summary_in_time)):
-        yield {**identity, **_told(case, ready, choose(ready, k, allowed)), "condition": f"{name}, in ours' time"}
+        yield {
+            **identity,
+            **_told(case, ready, choose(ready, k, allowed)),
+            "condition": f"{name}, in ours' time",
+        }
 
 
 @dataclass(frozen=True)
@@ -136,14 +163,20 @@ class _Timed:
 
 
 def _told(case: Case, ready: Before, timed: _Timed) -> dict[str, Any]:
-    return {"kind": "timed", "scanned": timed.scanned, "seconds": timed.seconds, **case.told_of(ready, timed.held)}
+    return {
+        "kind": "timed",
+        "scanned": timed.scanned,
+        "seconds": timed.seconds,
+        **case.told_of(ready, timed.held),
+    }
 
 
 class _Clock:
     """Whether as many seconds have passed as it allows."""
 
     def __init__(self, allowed: float) -> None:
-        self._allowed, self._started = allowed, time.perf_counter()
+        self._allowed = allowed
+        self._started = time.perf_counter()
 
     def spent(self) -> float:
         return time.perf_counter() - self._started
@@ -154,7 +187,9 @@ class _Clock:
 
 def _refresh_in_time(ready: Before, k: int, seconds: float) -> _Timed:
     """Refresh that stops scoring evicted tokens, the earliest first, when the time is up."""
-    cache, keys, clock = ready.cache, ready.cache.replayed.keys(), _Clock(seconds)
+    cache = ready.cache
+    keys = ready.cache.replayed.keys()
+    clock = _Clock(seconds)
     observed = cache.replayed.observed(ready.state, [ready.signal])
     scores, seen = _scored(ready, observed, keys, ready.candidates, clock)
     known = torch.cat([seen, ready.base])
@@ -168,8 +203,10 @@ def _refresh_in_time(ready: Before, k: int, seconds: float) -> _Timed:
 
 def _summary_in_time(ready: Before, k: int, seconds: float) -> _Timed:
     """Chunks in the order of their summaries, each read whole, until the time is up."""
-    cache, keys = ready.cache, ready.cache.replayed.keys()
-    summaries, clock = Summaries(keys, cache.context), _Clock(seconds)
+    cache = ready.cache
+    keys = ready.cache.replayed.keys()
+    summaries = Summaries(keys, cache.context)
+    clock = _Clock(seconds)
     observed = cache.replayed.observed(ready.state, [ready.signal])
     chunk_of = ready.candidates // selectors.CHUNK
     order = torch.cat([ready.candidates[chunk_of == chunk] for chunk in summaries.ranked(observed)])
@@ -182,13 +219,16 @@ def _scored(
     ready: Before, observed: Observed, keys: Sequence[Tensor], order: Tensor, clock: _Clock
 ) -> tuple[Tensor, Tensor]:
     active = torch.cat([ready.base, ready.cache.after])
-    scores, seen = selectors.scores_in_time(observed, keys, active, order, ready.cache.sinks, clock.late)
+    scores, seen = selectors.scores_in_time(
+        observed, keys, active, order, ready.cache.sinks, clock.late
+    )
     return scores[: ready.cache.context], seen
 
 
 def result_rows(records: Sequence[Record], seed: int) -> list[Row]:
     """Scores by scan and share, then those of selectors in the same time, then seconds."""
-    stopped, timed = of_kind(records, "stopped"), of_kind(records, "timed")
+    stopped = of_kind(records, "stopped")
+    timed = of_kind(records, "timed")
     rows: list[Row] = []
     for (*key, scan, share), found in grouped(stopped, *_GROUP, "scan", "stopped_at").items():
         read = round(mean(each["bytes_read"] for each in found))
@@ -198,12 +238,19 @@ def result_rows(records: Sequence[Record], seed: int) -> list[Row]:
         rows += mean_row(key[2], _right(found), seed, **_common(key, found))
     whole = [each for each in stopped if each["complete"]]
     for (condition, scan), found in grouped(whole, "condition", "scan").items():
-        rows.append(speed_row(f"{condition}, {scan}", "repair", "seconds", [each["seconds"] for each in found]))
+        rows.append(
+            speed_row(
+                f"{condition}, {scan}", "repair", "seconds", [each["seconds"] for each in found]
+            )
+        )
     return rows
 
 
 def _common(key: Sequence[Any], found: Sequence[Record]) -> dict[str, Any]:
-    return {**common(tuple(key), found), "scanned": round(mean(each["scanned"] for each in found), 4)}
+    return {
+        **common(tuple(key), found),
+        "scanned": round(mean(each["scanned"] for each in found), 4),
+    }
 
 
 def _right(found: Sequence[Record]) -> list[float]:

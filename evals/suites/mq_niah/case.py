@@ -68,7 +68,13 @@ class Case:
     def before(self) -> Before:
         """Before the second turn, its questions all in one message."""
         people = "".join(needle.name for needle in self.second)
-        return before(self.cache, question_of(self.second), question_of(self.first), self.donor, f"random:{people}")
+        return before(
+            self.cache,
+            question_of(self.second),
+            question_of(self.first),
+            self.donor,
+            f"random:{people}",
+        )
 
     def told_of(self, ready: Before, held: Held) -> dict[str, Any]:
         """What a condition comes to: its rows, its answers, and how much of what is asked for it holds and brought."""
@@ -88,10 +94,14 @@ class Case:
     def share_right(self, state: wire.SessionState, needles: Sequence[Needle]) -> float:
         """The share of needles that are answered right, each asked from this state."""
         replies = [
-            self.cache.replayed.ask(state, [{"role": "user", "content": needle.question}], harness.MOST_REPLY_TOKENS)
+            self.cache.replayed.ask(
+                state, [{"role": "user", "content": needle.question}], harness.MOST_REPLY_TOKENS
+            )
             for needle in needles
         ]
-        right = sum(needle.is_answered_by(reply) for needle, reply in zip(needles, replies, strict=True))
+        right = sum(
+            needle.is_answered_by(reply) for needle, reply in zip(needles, replies, strict=True)
+        )
         return right / len(needles)
 
     def overlap(self, tokens: Tensor, needles: Sequence[Needle]) -> float:
@@ -109,7 +119,12 @@ def begun(protocol: Protocol, seed: int, partition: str) -> Iterator[Case]:
     asked_first, asked_second = turns_of(partition)
     rows = length_of(made.context) + _ROOM_FOR_AN_EXCHANGE * (5 * protocol.needles + 2)
     with replaying(
-        protocol.model, protocol.policy, seed, rows=rows, block_tokens=BLOCK_TOKENS, codec=protocol.codec
+        protocol.model,
+        protocol.policy,
+        seed,
+        rows=rows,
+        block_tokens=BLOCK_TOKENS,
+        codec=protocol.codec,
     ) as replayed:
         said = replayed.say(made.context)
         context = replayed.state.length
@@ -132,4 +147,6 @@ def begun(protocol: Protocol, seed: int, partition: str) -> Iterator[Case]:
 
 def answered(replayed: Replayed, needles: Sequence[Needle]) -> Observed:
     """Ask for needles from the full cache, one after the other; returns the queries of all replies together."""
-    return Observed.joined([replayed.reply(needle.question, harness.MOST_REPLY_TOKENS).observed for needle in needles])
+    return Observed.joined(
+        [replayed.reply(needle.question, harness.MOST_REPLY_TOKENS).observed for needle in needles]
+    )

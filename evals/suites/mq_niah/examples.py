@@ -85,7 +85,11 @@ def question_of(needles: Sequence[Needle]) -> Message:
 
 
 def example(
-    seed: int, needles: int, distractors: int, tokens: int, length_of: Callable[[Sequence[Message]], int]
+    seed: int,
+    needles: int,
+    distractors: int,
+    tokens: int,
+    length_of: Callable[[Sequence[Message]], int],
 ) -> Example:
     """A context of about `tokens` tokens, as `length_of` counts those of messages; a function of its arguments.
 
@@ -93,14 +97,20 @@ def example(
     """
     facts = needles + distractors
     if facts > MOST_FACTS:
-        raise BadExample(f"{needles} needles and {distractors} distractors: the language has {MOST_FACTS} people")
+        raise BadExample(
+            f"{needles} needles and {distractors} distractors: the language has {MOST_FACTS} people"
+        )
     rng = random.Random(f"mq-niah:{seed}:{needles}:{distractors}:{tokens}")
     found, statements = _facts(rng, facts)
     system: Message = {"role": "system", "content": rng.choice(SYSTEM_LINES)}
-    room = tokens - length_of([system, *(message for exchange in statements for message in exchange)])
+    room = tokens - length_of(
+        [system, *(message for exchange in statements for message in exchange)]
+    )
     chats = _chats(rng, room, length_of)
     if len(chats) < facts:
-        raise BadExample(f"{tokens} tokens have no room for {facts} facts among small talk; allow more tokens")
+        raise BadExample(
+            f"{tokens} tokens have no room for {facts} facts among small talk; allow more tokens"
+        )
     said = _among(rng, chats, statements)
     asked = sorted(rng.sample(range(facts), needles))
     return Example(
@@ -110,7 +120,9 @@ def example(
     )
 
 
-def other_question(seed: int, one: Example, numbers: Sequence[int], distractors: int, tokens: int) -> Message:
+def other_question(
+    seed: int, one: Example, numbers: Sequence[int], distractors: int, tokens: int
+) -> Message:
     """What the next example would ask whose second turn is about nobody of this one: the donor of WrongQ-K."""
 
     def short(messages: Sequence[Message]) -> int:
@@ -125,20 +137,27 @@ def other_question(seed: int, one: Example, numbers: Sequence[int], distractors:
 
 def _facts(rng: random.Random, facts: int) -> tuple[list[Needle], list[list[Message]]]:
     """Facts about as many people, no value beginning like another, each with the exchange that states it."""
-    names, begun = names_for(rng, "held_out"), set[str]()
-    found, statements = list[Needle](), list[list[Message]]()
+    names = names_for(rng, "held_out")
+    begun = set[str]()
+    found = list[Needle]()
+    statements = list[list[Message]]()
     for name in names[:facts]:
         attribute = rng.choice(sorted(ATTRIBUTES))
         value = unlike_value(rng, attribute, begun)
         clause = CLAUSE.format(name=name, attribute=attribute, value=value)
-        statements.append(_exchange(sentence(rng.choice(STATEMENTS).format(clause=clause)), rng.choice(NOTED)))
+        statements.append(
+            _exchange(sentence(rng.choice(STATEMENTS).format(clause=clause)), rng.choice(NOTED))
+        )
         question = rng.choice(QUESTIONS).format(name=name, attribute=attribute)
         found.append(Needle(name, attribute, value, question))
     return found, statements
 
 
-def _chats(rng: random.Random, tokens: int, length_of: Callable[[Sequence[Message]], int]) -> list[list[Message]]:
-    topics, said = rng.sample(sorted(TOPICS), _TOPICS), list[str]()
+def _chats(
+    rng: random.Random, tokens: int, length_of: Callable[[Sequence[Message]], int]
+) -> list[list[Message]]:
+    topics = rng.sample(sorted(TOPICS), _TOPICS)
+    said = list[str]()
     chats = list[list[Message]]()
     while tokens > 0:
         topic = topics[len(chats) // _CHATS_ON_A_TOPIC % _TOPICS]
@@ -151,7 +170,9 @@ def _among(
     rng: random.Random, chats: Sequence[list[Message]], statements: Sequence[list[Message]]
 ) -> list[list[Message]]:
     """Statements in their order at random places among small talk, at least one exchange of it before each."""
-    before = dict(zip(sorted(rng.sample(range(len(chats)), len(statements))), statements, strict=True))
+    before = dict(
+        zip(sorted(rng.sample(range(len(chats)), len(statements))), statements, strict=True)
+    )
     said = list[list[Message]]()
     for at, chat in enumerate(chats):
         said.append(chat)

@@ -15,7 +15,9 @@ from evals.suites.mq_niah.suite import BASE_OF, Frontier, cases_of, run
 
 POLICIES = ("snapkv", "h2o", "streaming_llm", "scissorhands")
 KEYED = "snapkv"
-STRESSED, STRESSED_NEEDLES, STRESSED_KS = "scissorhands", 6, (48, 64, 80, 96, 128)
+STRESSED = "scissorhands"
+STRESSED_NEEDLES = 6
+STRESSED_KS = (48, 64, 80, 96, 128)
 UNKEYED_BASE = "1/2"
 """Of first stages that are not keyed to the first turn's replies: even of so much they hardly keep a needle whole."""
 CONDITIONS = (FULL, BASE, MATCHED, RANDOM, OLDEST, REPAIR, SPREAD)
@@ -27,7 +29,12 @@ def suite(protocol: Protocol, ks: Sequence[int], seed: int, cases: int) -> Suite
     wanted.append((STRESSED, STRESSED_NEEDLES, tuple(k for k in STRESSED_KS if k in ks)))
     units = [
         Frontier(
-            replace(protocol, policy=policy, needles=needles, base=protocol.base or _base(policy, needles)),
+            replace(
+                protocol,
+                policy=policy,
+                needles=needles,
+                base=protocol.base or _base(policy, needles),
+            ),
             one,
             partition,
             own,
@@ -37,7 +44,9 @@ def suite(protocol: Protocol, ks: Sequence[int], seed: int, cases: int) -> Suite
         if own
         for one, partition in cases_of(needles, seed, cases)
     ]
-    return Suite("mq-niah policies", seed, protocol.model, tuple(units), run, partial(result_rows, seed=seed))
+    return Suite(
+        "mq-niah policies", seed, protocol.model, tuple(units), run, partial(result_rows, seed=seed)
+    )
 
 
 def _base(policy: str, needles: int) -> str:

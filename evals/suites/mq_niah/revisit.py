@@ -65,7 +65,9 @@ def suite(protocol: Protocol, k: int, seed: int, cases: int) -> Suite[Revisit]:
     """So many examples from `seed` on."""
     made = replace(protocol, needles=NEEDLES, base=protocol.base or BASE_OF[NEEDLES])
     units = tuple(Revisit(made, one, k) for one in range(seed, seed + cases))
-    return Suite("mq-niah revisit", seed, protocol.model, units, run, partial(result_rows, seed=seed))
+    return Suite(
+        "mq-niah revisit", seed, protocol.model, units, run, partial(result_rows, seed=seed)
+    )
 
 
 def run(unit: Revisit) -> list[Record]:
@@ -80,7 +82,10 @@ def run(unit: Revisit) -> list[Record]:
             held = {name: CONDITIONS[name](ready, unit.k) for name in COMPARED}
             held[CARRIED_ON] = _carried_on(ready, carried, unit.k)
             identity = {"kind": "turn", "seed": unit.seed, "turn": turn, **_common(unit)}
-            records += [{**identity, "condition": name, **_told(case, ready, each)} for name, each in held.items()]
+            records += [
+                {**identity, "condition": name, **_told(case, ready, each)}
+                for name, each in held.items()
+            ]
             carried = _within(case.cache, case.cache.held_of_context(held[CARRIED_ON].state))
             _next_turn(case)
     return records
@@ -91,7 +96,8 @@ def _next_turn(case: Case) -> None:
     cache = case.cache
     cache.tail = cache.replayed.state.length
     observed = answered(cache.replayed, case.second)
-    cache.scores, case.first = cache.replayed.first_stage(observed, cache.context), case.second
+    cache.scores = cache.replayed.first_stage(observed, cache.context)
+    case.first = case.second
 
 
 def _carried_on(ready: Before, tokens: Tensor, k: int) -> Held:
@@ -112,7 +118,12 @@ def _told(case: Case, ready: Before, held: Held) -> dict[str, Any]:
 
 
 def _common(unit: Revisit) -> dict[str, Any]:
-    return {"needles": NEEDLES, "policy": unit.protocol.policy, "base": unit.protocol.base, "k": unit.k}
+    return {
+        "needles": NEEDLES,
+        "policy": unit.protocol.policy,
+        "base": unit.protocol.base,
+        "k": unit.k,
+    }
 
 
 def result_rows(records: Sequence[Record], seed: int) -> list[Row]:
@@ -131,7 +142,9 @@ def result_rows(records: Sequence[Record], seed: int) -> list[Row]:
 
 def _by_case(found: Sequence[Record]) -> list[float]:
     """Each example's mean over its turns: turns of one example are not independent."""
-    return [sum(each["right"] for each in own) / len(own) for own in grouped(found, "seed").values()]
+    return [
+        sum(each["right"] for each in own) / len(own) for own in grouped(found, "seed").values()
+    ]
 
 
 def _gains(groups: Mapping[Key, Sequence[Record]], seed: int) -> Iterator[Row]:
@@ -140,7 +153,9 @@ def _gains(groups: Mapping[Key, Sequence[Record]], seed: int) -> Iterator[Row]:
         if key[2] in (FULL, MATCHED):
             continue
         told = {**common(key, found), "against": MATCHED}
-        yield from difference_row(f"{key[2]} minus matched", _means(found), _means(theirs), seed, **told)
+        yield from difference_row(
+            f"{key[2]} minus matched", _means(found), _means(theirs), seed, **told
+        )
 
 
 def _means(found: Sequence[Record]) -> dict[Key, float]:

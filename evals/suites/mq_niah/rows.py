@@ -10,16 +10,23 @@ from evals.summary import Key, difference_row, grouped, mean, mean_row, of_kind,
 from kvrecall.reporting.results import Row, speed_row
 
 _GROUP = ("needles", "policy", "condition", "k")
-_MEASURES: Mapping[str, str] = {"exact": "all answers right", "held": "spans active", "overlap": "spans brought back"}
+_MEASURES: Mapping[str, str] = {
+    "exact": "all answers right",
+    "held": "spans active",
+    "overlap": "spans brought back",
+}
 _PAIR = ("seed", "partition")
 
 
 def result_rows(records: Sequence[Record], seed: int) -> list[Row]:
     """The rows of each codec's cases, then what int8 costs and takes, where there are both."""
-    cases, stored = of_kind(records, "case"), of_kind(records, "stored")
+    cases = of_kind(records, "case")
+    stored = of_kind(records, "stored")
     rows = rows_by_codec(cases, lambda own: _case_rows(own, seed), "of")
     asked = ("condition", "k", "needles", "policy")
-    rows += cost_rows(cases, asked, _PAIR, lambda one: common(tuple(one[name] for name in _GROUP), [one]), seed)
+    rows += cost_rows(
+        cases, asked, _PAIR, lambda one: common(tuple(one[name] for name in _GROUP), [one]), seed
+    )
     return [*rows, *byte_rows(stored)]
 
 
@@ -60,7 +67,9 @@ def gains(groups: Mapping[Key, Sequence[Record]], seed: int) -> Iterator[Row]:
         if condition in (MATCHED, *WITHOUT_K) or theirs is None:
             continue
         told = {**common(key, found), "against": MATCHED}
-        yield from difference_row(f"{condition} minus matched", _paired(found), _paired(theirs), seed, **told)
+        yield from difference_row(
+            f"{condition} minus matched", _paired(found), _paired(theirs), seed, **told
+        )
 
 
 def _partitions(records: Sequence[Record], seed: int) -> Iterator[Row]:
@@ -77,7 +86,9 @@ def repair_seconds(records: Iterable[Record]) -> Iterator[Row]:
     timed = [each for each in records if each["condition"] not in WITHOUT_K]
     for (needles, policy, condition), found in grouped(timed, *_GROUP[:3]).items():
         name = f"{condition}, {needles}q, {policy}"
-        yield speed_row(name, "choosing and moving rows", "seconds", [each["seconds"] for each in found])
+        yield speed_row(
+            name, "choosing and moving rows", "seconds", [each["seconds"] for each in found]
+        )
 
 
 def _right(found: Sequence[Record]) -> list[float]:

@@ -55,9 +55,14 @@ class Frontier:
 
 
 def suite(
-    protocol: Protocol, counts: Sequence[int], ks: Sequence[int], seed: int, cases: int, bases: dict[int, str],
+    protocol: Protocol,
+    counts: Sequence[int],
+    ks: Sequence[int],
+    seed: int,
+    cases: int,
+    bases: dict[int, str],
     codecs: Sequence[CodecName] = (RAW,),
-) -> Suite[Frontier]:  # fmt: skip
+) -> Suite[Frontier]:
     """So many cases for each number of needles: examples from `seed` on, each under every partition in turn.
 
     With several codecs each case under each of them, the conditions of `CODED`.
@@ -69,7 +74,9 @@ def suite(
         for one, partition in cases_of(made.needles, seed, cases)
         for codec in codecs
     ]
-    return Suite("mq-niah", seed, protocol.model, tuple(units), run, partial(result_rows, seed=seed))
+    return Suite(
+        "mq-niah", seed, protocol.model, tuple(units), run, partial(result_rows, seed=seed)
+    )
 
 
 def cases_of(needles: int, seed: int, cases: int) -> list[tuple[int, str]]:
@@ -85,14 +92,31 @@ def run(unit: Frontier) -> list[Record]:
         records = list[Record]()
         for name in unit.conditions:
             for k in (0,) if name in WITHOUT_K else unit.ks:
-                records.append({**_identity(unit), "condition": name, "k": k, **_measured(case, ready, name, k)})
+                records.append(
+                    {
+                        **_identity(unit),
+                        "condition": name,
+                        "k": k,
+                        **_measured(case, ready, name, k),
+                    }
+                )
         stored = stored_of(case.cache.replayed.engine.store, case.cache.replayed.state.length)
         return [*records, {**_identity(unit), "kind": "stored", **stored}]
 
 
 def _identity(unit: Frontier) -> dict[str, Any]:
-    told = {"needles": unit.protocol.needles, "policy": unit.protocol.policy, "base": unit.protocol.base}
-    return {"kind": "case", "codec": unit.protocol.codec, **told, "seed": unit.seed, "partition": unit.partition}
+    told = {
+        "needles": unit.protocol.needles,
+        "policy": unit.protocol.policy,
+        "base": unit.protocol.base,
+    }
+    return {
+        "kind": "case",
+        "codec": unit.protocol.codec,
+        **told,
+        "seed": unit.seed,
+        "partition": unit.partition,
+    }
 
 
 def _measured(case: Case, ready: Before, name: str, k: int) -> dict[str, Any]:

@@ -48,12 +48,15 @@ def suite_of(protocol: Protocol, chosen: Chosen) -> Suite[Any]:
         known = f"{', '.join(FRONTIERS)} (any of them together), {', '.join(ALONE)} (each alone)"
         raise BadSuite(f"{' '.join(chosen.names)!r} is no suite of mq-niah; there are {known}")
     if len(chosen.codecs) > 1:
-        raise BadCodec(f"{chosen.names[0]} takes one codec; several are compared in {', '.join(FRONTIERS)}")
+        raise BadCodec(
+            f"{chosen.names[0]} takes one codec; several are compared in {', '.join(FRONTIERS)}"
+        )
     return _alone(chosen.names[0], replace(protocol, codec=chosen.codecs[0]), chosen)
 
 
 def _alone(name: str, protocol: Protocol, chosen: Chosen) -> Suite[Any]:
-    seed, cases = chosen.seed, chosen.cases
+    seed = chosen.seed
+    cases = chosen.cases
     if name == "policies":
         made = _of_length(protocol, TOKENS)
         return mq_niah_policies.suite(made, chosen.ks or mq_niah.KS, seed, cases)

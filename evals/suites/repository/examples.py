@@ -20,7 +20,8 @@ from evals.harness import Message
 
 REDACTED = "____"
 _SHORTEST_NAME = 5
-_LINES_BEFORE, _LINES_AFTER = 2, 1
+_LINES_BEFORE = 2
+_LINES_AFTER = 1
 _LARGEST_SHARE = 4
 """A module takes at most a quarter of the context: of a longer one its first statements."""
 _TRIES = 50
@@ -109,7 +110,10 @@ class CallSite:
     def context(self) -> list[Message]:
         """The modules as a message of the user's, and that they were read."""
         listing = "\n\n".join(module.listing for module in self.modules)
-        return [{"role": "user", "content": listing}, {"role": "assistant", "content": "I have read the files."}]
+        return [
+            {"role": "user", "content": listing},
+            {"role": "assistant", "content": "I have read the files."},
+        ]
 
     def is_answered_by(self, reply: str) -> bool:
         """Whether a reply names it, and no other function that the context defines."""
@@ -127,7 +131,9 @@ def call_site(seed: int, tokens: int, length_of: Callable[[str], int]) -> CallSi
         sites = list(_sites(_chosen(rng, tokens, length_of)))
         if sites:
             return rng.choice(sites)
-    raise BadExample(f"no modules of the standard library with a call between them fit into {tokens} tokens")
+    raise BadExample(
+        f"no modules of the standard library with a call between them fit into {tokens} tokens"
+    )
 
 
 def event_of(calling: Module, call: Call) -> str:
@@ -199,7 +205,8 @@ def _calls(tree: ast.Module) -> Iterator[Call]:
 
 def _chosen(rng: random.Random, tokens: int, length_of: Callable[[str], int]) -> tuple[Module, ...]:
     """The beginnings of modules in a random order, until the context is full."""
-    chosen, room = list[Module](), tokens
+    chosen = list[Module]()
+    room = tokens
     for module in rng.sample(modules(), len(modules())):
         begun = _beginning(module, min(room, tokens // _LARGEST_SHARE), length_of)
         if begun is not None:
@@ -227,9 +234,15 @@ def _sites(chosen: tuple[Module, ...]) -> Iterator[CallSite]:
     unique = {name: (line, module) for name, line, module in defined if names.count(name) == 1}
     for calling in chosen:
         for call in calling.calls:
-            if call.called not in unique or len(call.called) < _SHORTEST_NAME or call.called.startswith("__"):
+            if (
+                call.called not in unique
+                or len(call.called) < _SHORTEST_NAME
+                or call.called.startswith("__")
+            ):
                 continue
             line, defining = unique[call.called]
             unrelated = [each for each in chosen if each not in (calling, defining)]
-            if unrelated and not (defining is calling and abs(line - call.line) <= _LINES_BEFORE + 1):
+            if unrelated and not (
+                defining is calling and abs(line - call.line) <= _LINES_BEFORE + 1
+            ):
                 yield CallSite(chosen, calling, call, defining, line, unrelated[-1])

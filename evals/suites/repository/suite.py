@@ -41,9 +41,13 @@ from evals.suites.repository.examples import CallSite, call_site, other_event
 from evals.summary import Key, difference_row, grouped, mean, mean_row, values_of
 from kvrecall.reporting.results import Row, speed_row
 
-PAPERS_CONTEXT, PAPERS_KS = 32768, (96, 192)
+PAPERS_CONTEXT = 32768
+PAPERS_KS = (96, 192)
 BASE_SHARE = "1/4"
-TOOL_FILE, GATED, ANCHOR, CONTROL = "ToolFile-K", "ours, file-gated", "AnchorWindow-K", "best non-query control"
+TOOL_FILE = "ToolFile-K"
+GATED = "ours, file-gated"
+ANCHOR = "AnchorWindow-K"
+CONTROL = "best non-query control"
 CONTROLS = (RANDOM, OLDEST, STALE, WRONG)
 COMPARED = (FULL, BASE, MATCHED, *CONTROLS, TOOL_FILE, REPAIR, SPREAD, GATED, ANCHOR)
 _BLOCK_TOKENS = 512
@@ -98,7 +102,9 @@ def run(unit: CodeCase) -> list[Record]:
     site = call_site(unit.seed, unit.tokens, length_of)
     donor = _user(other_event(unit.seed, site))
     rows = harness.tokens_of(tokenizer, site.context()) + _ROOM
-    with replaying(unit.model, "snapkv", unit.seed, rows=rows, block_tokens=_BLOCK_TOKENS) as replayed:
+    with replaying(
+        unit.model, "snapkv", unit.seed, rows=rows, block_tokens=_BLOCK_TOKENS
+    ) as replayed:
         said = replayed.say(site.context())
         context = replayed.state.length
         observed = replayed.reply(site.first_question, _MOST_TOKENS).observed
@@ -115,13 +121,18 @@ def _conditions(unit: CodeCase, site: CallSite, ready: Before, found: Places) ->
         for name in COMPARED:
             if name in (FULL, BASE) and k != unit.ks[0]:
                 continue
-            held = _LABELLED[name](ready, k, found) if name in _LABELLED else CONDITIONS[name](ready, k)
+            held = (
+                _LABELLED[name](ready, k, found)
+                if name in _LABELLED
+                else CONDITIONS[name](ready, k)
+            )
             told = {"seed": unit.seed, "condition": name, "k": 0 if name in (FULL, BASE) else k}
             yield {"kind": "call site", **told, **_asked(site, ready, held, found)}
 
 
 def _asked(site: CallSite, ready: Before, held: Held, found: Places) -> dict[str, Any]:
-    cache, messages = ready.cache, [_user(f"{site.event}\n{site.question}")]
+    cache = ready.cache
+    messages = [_user(f"{site.event}\n{site.question}")]
     tokens = cache.held_of_context(held.state)
     brought = tokens[~torch.isin(tokens, ready.base)]
     reply = cache.replayed.ask(held.state, messages, _MOST_TOKENS)
@@ -166,7 +177,8 @@ _LABELLED: Mapping[str, Callable[[Before, int, Places], Held]] = MappingProxyTyp
 def _places(site: CallSite, text: str, starts: Sequence[int]) -> Places:
     """Where the calling file, the lines of call and definition, and the name in them stand."""
     file = touched(starts, text.find(site.calling.listing), site.calling.listing)
-    lines, names = list[int](), list[int]()
+    lines = list[int]()
+    names = list[int]()
     for module, number in ((site.calling, site.call.line), (site.defining, site.defined_on)):
         line = module.line(number)
         at = text.find(f"\n{line}\n", text.find(module.listing)) + 1
@@ -195,7 +207,9 @@ def result_rows(records: Sequence[Record], seed: int) -> list[Row]:
             values = [each[name] for each in found]
             rows += mean_row(f"{key[0]}: {told}", values, seed, **_common(key, found), measure=told)
     rows += _gains(groups, seed)
-    for (condition,), found in grouped([each for each in records if each["seconds"]], "condition").items():
+    for (condition,), found in grouped(
+        [each for each in records if each["seconds"]], "condition"
+    ).items():
         rows.append(speed_row(condition, "repair", "seconds", [each["seconds"] for each in found]))
     return rows
 
@@ -225,5 +239,7 @@ def _gains(groups: Mapping[Key, Sequence[Record]], seed: int) -> Iterator[Row]:
         if condition in (FULL, BASE, MATCHED) or theirs is None:
             continue
         told = {**_common((condition, k), found), "against": MATCHED}
-        pair = [values_of(each, lambda one: float(one["right"]), "seed") for each in (found, theirs)]
+        pair = [
+            values_of(each, lambda one: float(one["right"]), "seed") for each in (found, theirs)
+        ]
         yield from difference_row(f"{condition} minus matched", pair[0], pair[1], seed, **told)

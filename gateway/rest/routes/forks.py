@@ -14,9 +14,15 @@ from services.service import SessionService
 class ForkBody(Body):
     """Where a session is forked, and what the new one is called."""
 
-    turn: int | None = Field(default=None, ge=0, lt=2**31, description="At the end of which turn; null: the last one.")
-    metadata: MetadataBody | None = Field(default=None, description="The new session's own; null: as its parent's.")
-    queue: bool = Field(default=False, description="Wait (for a bounded time) while a turn of the session runs.")
+    turn: int | None = Field(
+        default=None, ge=0, lt=2**31, description="At the end of which turn; null: the last one."
+    )
+    metadata: MetadataBody | None = Field(
+        default=None, description="The new session's own; null: as its parent's."
+    )
+    queue: bool = Field(
+        default=False, description="Wait (for a bounded time) while a turn of the session runs."
+    )
 
     def value(self) -> NewFork:
         """The domain's value."""
@@ -26,8 +32,15 @@ class ForkBody(Body):
 def add_forks(router: APIRouter, service: SessionService) -> None:
     """The route of forks."""
 
-    @router.post("/sessions/{session}/fork", status_code=201, responses=problems(404, 409, 429), tags=["sessions"])
-    async def fork_session(request: Request, session: str, body: ForkBody = ForkBody(), key: Key = None) -> SessionView:
+    @router.post(
+        "/sessions/{session}/fork",
+        status_code=201,
+        responses=problems(404, 409, 429),
+        tags=["sessions"],
+    )
+    async def fork_session(
+        request: Request, session: str, body: ForkBody = ForkBody(), key: Key = None
+    ) -> SessionView:
         """Open a session that begins as this one was at the end of a turn; both go on by themselves.
 
         It has the same settings, seed included: asked the same, it answers as the first would. It shares the stored

@@ -36,7 +36,9 @@ STREAM_CONTENT = {
 def sessions_router(service: SessionService, settings: GatewaySettings) -> APIRouter:
     """The routes under /v1."""
     tenant = [Depends(own_session(service))]
-    router = APIRouter(prefix="/v1", responses=problems(400, 413, 422, 500, 503), dependencies=tenant)
+    router = APIRouter(
+        prefix="/v1", responses=problems(400, 413, 422, 500, 503), dependencies=tenant
+    )
     _add_sessions(router, service)
     add_forks(router, service)
     _add_turns(router, service, settings)
@@ -51,7 +53,9 @@ def _add_sessions(router: APIRouter, service: SessionService) -> None:
         request: Request, body: CreateSessionBody, key: Key = None, tenant: Tenant = ""
     ) -> SessionView:
         """Open a session; the server chooses its id."""
-        session = await service.create(replace(body.value(), tenant=tenant), key_of(request, key, body))
+        session = await service.create(
+            replace(body.value(), tenant=tenant), key_of(request, key, body)
+        )
         return SessionView.of(session, session.resting_state, service.info.model)
 
     @router.get("/sessions", tags=["sessions"])
@@ -72,7 +76,9 @@ def _add_sessions(router: APIRouter, service: SessionService) -> None:
         found, state = await service.get(session)
         return SessionView.of(found, state, service.info.model)
 
-    @router.delete("/sessions/{session}", status_code=204, responses=problems(404, 409, 429), tags=["sessions"])
+    @router.delete(
+        "/sessions/{session}", status_code=204, responses=problems(404, 409, 429), tags=["sessions"]
+    )
     async def delete_session(request: Request, session: str, key: Key = None) -> Response:
         """Forget a session and everything said in it."""
         await service.delete(session, key_of(request, key))
@@ -90,7 +96,9 @@ def _add_sessions(router: APIRouter, service: SessionService) -> None:
         return MemoryView.of(session, await service.memory(session))
 
     @router.get("/sessions/{session}/repairs", responses=problems(404), tags=["sessions"])
-    async def session_repairs(session: str, limit: Annotated[int, Query(ge=1, le=REPAIRS_KEPT)] = 10) -> RepairsView:
+    async def session_repairs(
+        session: str, limit: Annotated[int, Query(ge=1, le=REPAIRS_KEPT)] = 10
+    ) -> RepairsView:
         """A session's last repairs, newest first: what they looked for, and the text around what they brought back."""
         return RepairsView.of(session, await service.repairs(session, limit))
 
@@ -133,7 +141,9 @@ async def _started(request: Request, stream: TurnStream, settings: GatewaySettin
 
 def _add_events(router: APIRouter, service: SessionService) -> None:
     @router.post("/sessions/{session}/events", responses=problems(404, 409, 429), tags=["events"])
-    async def send_event(request: Request, session: str, body: EventBody, key: Key = None) -> EventView:
+    async def send_event(
+        request: Request, session: str, body: EventBody, key: Key = None
+    ) -> EventView:
         """Report on a tool call: started, a piece of its output, its result, its failure."""
         return EventView.of(await service.event(session, body.value(), key_of(request, key, body)))
 

@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from kvrecall.domain.reports import RepairReport
-from services.repair_history import ToldRepair
+from services.repair_history import RepairHistoryEntry
 
 
 class RepairView(BaseModel):
@@ -97,12 +97,12 @@ class RepairsView(BaseModel):
     repairs: list[PastRepairView]
 
     @classmethod
-    def of(cls, session: str, told: Sequence[ToldRepair]) -> "RepairsView":
+    def of(cls, session: str, told: Sequence[RepairHistoryEntry]) -> "RepairsView":
         """The view of what was told."""
         return cls(session=session, repairs=[PastRepairView(**_past(each)) for each in told])
 
 
-def _past(told: ToldRepair) -> dict[str, Any]:
+def _past(told: RepairHistoryEntry) -> dict[str, Any]:
     record = told.record
     report = RepairView.model_validate(record.report).model_dump()
     return report | {

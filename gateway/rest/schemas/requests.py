@@ -13,7 +13,7 @@ from pydantic import (
     WrapValidator,
 )
 
-from kvrecall.domain.limits import ServiceSettings
+from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.messages import Message, Sampling, ToolCall
 from kvrecall.domain.session import (
     EpisodeBuild,
@@ -22,13 +22,15 @@ from kvrecall.domain.session import (
     RepairScan,
     RepairTrigger,
 )
-from kvrecall.domain.session_request import NewSession
-from kvrecall.domain.tool_events import CallEvent, CallEventType
+from kvrecall.domain.session_request import CreateSession
+from kvrecall.domain.tool_events import ToolEvent, ToolEventType
 from kvrecall.domain.turn_request import TurnRequest
 
 Name = Annotated[str, StringConstraints(min_length=1, max_length=256)]
 JsonObject = dict[str, Any]
-MetadataBody = Annotated[dict[Name, Annotated[str, StringConstraints(max_length=1024)]], Field(max_length=32)]
+MetadataBody = Annotated[
+    dict[Name, Annotated[str, StringConstraints(max_length=1024)]], Field(max_length=32)
+]
 MAX_SEED = 2**63 - 1
 
 
@@ -69,7 +71,9 @@ class MessageBody(Body):
     def value(self) -> Message:
         """The domain's value."""
         calls = tuple(call.value() for call in self.tool_calls or ())
-        return Message(self.role, self.content or "", calls, self.tool_call_id or "", self.name or "")
+        return Message(
+            self.role, self.content or "", calls, self.tool_call_id or "", self.name or ""
+        )
 
 
 class ToolFunctionBody(Body):
@@ -99,19 +103,30 @@ def _one_complaint(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
         raise ValueError("a whole number from 1 to 64, or auto") from error
 
 
-EpisodeCountBody = Annotated[Annotated[int, Field(ge=1, le=64)] | Literal["auto"], WrapValidator(_one_complaint)]
+EpisodeCountBody = Annotated[
+    Annotated[int, Field(ge=1, le=64)] | Literal["auto"], WrapValidator(_one_complaint)
+]
 
 
 class EpisodesBody(Body):
     """How a session's episodes are made: segments of the conversation, clustered by what they are about."""
 
-    count: EpisodeCountBody = Field(default=4, description="Episodes; auto: 2 to 16, by silhouette.")
-    segment_utterances: int = Field(default=4, ge=1, le=64, description="Utterances that are embedded as one.")
-    medoid_utterances: int = Field(default=8, ge=1, le=64, description="Utterances that stand for an episode.")
-    build: EpisodeBuild = Field(
-        default="one_pass", description="Score stored rows for all episodes at once, or prefill the log for each."
+    count: EpisodeCountBody = Field(
+        default=4, description="Episodes; auto: 2 to 16, by silhouette."
     )
-    rebuild_growth: float = Field(default=0.25, gt=0, le=100, description="Growth after which they are built again.")
+    segment_utterances: int = Field(
+        default=4, ge=1, le=64, description="Utterances that are embedded as one."
+    )
+    medoid_utterances: int = Field(
+        default=8, ge=1, le=64, description="Utterances that stand for an episode."
+    )
+    build: EpisodeBuild = Field(
+        default="one_pass",
+        description="Score stored rows for all episodes at once, or prefill the log for each.",
+    )
+    rebuild_growth: float = Field(
+        default=0.25, gt=0, le=100, description="Growth after which they are built again."
+    )
 
     def value(self) -> EpisodeSettings:
         """The domain's value."""
@@ -121,35 +136,55 @@ class EpisodesBody(Body):
 class MoveBody(Body):
     """Where a session is to go on."""
 
-    worker: Name | None = Field(default=None, description="A worker's name; null: the best of the others.")
+    worker: Name | None = Field(
+        default=None, description="A worker's name; null: the best of the others."
+    )
 
 
 class CreateSessionBody(Body):
     """What is fixed when a session is created; what is left out is chosen by the service."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [{"budget": 256, "repair_rows": 64, "method": "snapkv"}]})
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"budget": 256, "repair_rows": 64, "method": "snapkv"}]}
+    )
 
-    model: Name | None = Field(default=None, description="Refused if the service does not serve this model.")
-    budget: int | None = Field(default=None, ge=1, lt=2**31, description="Active rows per KV head, mean over layers.")
-    repair_rows: int | None = Field(default=None, ge=0, lt=2**31, description="Rows of it kept free; 0: no repair.")
-    repair_on: list[Literal["tool_call", "tool_delta", "tool_result", "last_output", "turn"]] = Field(
-        default=["tool_call", "tool_delta", "tool_result"],
-        max_length=5,
-        description="What a repair is conditioned on. All but turn are run between turns.",
+    model: Name | None = Field(
+        default=None, description="Refused if the service does not serve this model."
+    )
+    budget: int | None = Field(
+        default=None, ge=1, lt=2**31, description="Active rows per KV head, mean over layers."
+    )
+    repair_rows: int | None = Field(
+        default=None, ge=0, lt=2**31, description="Rows of it kept free; 0: no repair."
+    )
+    repair_on: list[Literal["tool_call", "tool_delta", "tool_result", "last_output", "turn"]] = (
+        Field(
+            default=["tool_call", "tool_delta", "tool_result"],
+            max_length=5,
+            description="What a repair is conditioned on. All but turn are run between turns.",
+        )
     )
     repair_scan: RepairScan | None = Field(
         default=None, description="How a repair finds its candidates; null: the worker's default."
     )
     repair_settings: JsonObject = Field(
-        default={}, max_length=64, description="How a repair chooses: see repair of GET /v1/methods."
+        default={},
+        max_length=64,
+        description="How a repair chooses: see repair of GET /v1/methods.",
     )
     repair_seconds: float | None = Field(
-        default=None, gt=0, le=3600, description="The most seconds of one repair; null: as many as it needs."
+        default=None,
+        gt=0,
+        le=3600,
+        description="The most seconds of one repair; null: as many as it needs.",
     )
-    method: Name | None = Field(default=None, description="Eviction method: a name of GET /v1/methods.")
+    method: Name | None = Field(
+        default=None, description="Eviction method: a name of GET /v1/methods."
+    )
     method_settings: JsonObject = Field(default={}, max_length=64)
     layer_budgets: LayerBudgets | None = Field(
-        default=None, description="How the budget is split over the layers; null: the method's own way."
+        default=None,
+        description="How the budget is split over the layers; null: the method's own way.",
     )
     episodes: EpisodesBody | None = Field(
         default=None, description="Left out: with methods that look at episodes; null: none."
@@ -158,16 +193,19 @@ class CreateSessionBody(Body):
     tools: list[ToolBody] = Field(default=[], max_length=128)
     metadata: MetadataBody = {}
 
-    def value(self) -> NewSession:
+    def value(self) -> CreateSession:
         """The domain's value."""
-        return NewSession(
+        return CreateSession(
             budget=self.budget,
             repair_rows=self.repair_rows,
             repair_on=frozenset(RepairTrigger(trigger) for trigger in self.repair_on),
             method=self.method,
             method_settings=json.dumps(self.method_settings, sort_keys=True),
             seed=self.seed,
-            tools=tuple(json.dumps(tool.model_dump(exclude_unset=True) | {"type": "function"}) for tool in self.tools),
+            tools=tuple(
+                json.dumps(tool.model_dump(exclude_unset=True) | {"type": "function"})
+                for tool in self.tools
+            ),
             metadata=self.metadata,
             model=self.model,
             episodes=self._episodes(),
@@ -191,9 +229,11 @@ class SamplingBody(Body):
     top_p: float = Field(default=1.0, gt=0, le=1)
     top_k: int = Field(default=0, ge=0, lt=2**31, description="0: off.")
     seed: int | None = Field(default=None, ge=0, le=MAX_SEED)
-    stop: list[Annotated[str, StringConstraints(min_length=1, max_length=256)]] = Field(default=[], max_length=16)
+    stop: list[Annotated[str, StringConstraints(min_length=1, max_length=256)]] = Field(
+        default=[], max_length=16
+    )
 
-    def value(self, settings: ServiceSettings) -> Sampling:
+    def value(self, settings: ServiceLimits) -> Sampling:
         """The domain's value."""
         return Sampling(
             max_tokens=settings.default_max_tokens if self.max_tokens is None else self.max_tokens,
@@ -214,14 +254,24 @@ class FidelityBody(Body):
 class TurnBody(Body):
     """What is new in the conversation, and what shall happen with it."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [{"messages": [{"role": "user", "content": "Hello."}]}]})
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"messages": [{"role": "user", "content": "Hello."}]}]}
+    )
 
-    messages: list[MessageBody] = Field(default=[], description="New ones only; none when tool results wait.")
+    messages: list[MessageBody] = Field(
+        default=[], description="New ones only; none when tool results wait."
+    )
     generate: bool = Field(default=True, description="False: only remember.")
-    stream: bool = Field(default=False, description="Answer as server-sent events: token, tool_call, done, error.")
-    queue: bool = Field(default=False, description="Wait (for a bounded time) while another turn of the session runs.")
+    stream: bool = Field(
+        default=False, description="Answer as server-sent events: token, tool_call, done, error."
+    )
+    queue: bool = Field(
+        default=False,
+        description="Wait (for a bounded time) while another turn of the session runs.",
+    )
     repair: bool | None = Field(
-        default=None, description="Repair with these messages before they are read; null: if repair_on has turn."
+        default=None,
+        description="Repair with these messages before they are read; null: if repair_on has turn.",
     )
     wait_for_repairs: bool = Field(
         default=False,
@@ -230,7 +280,7 @@ class TurnBody(Body):
     sampling: SamplingBody = SamplingBody()
     fidelity: FidelityBody = FidelityBody()
 
-    def value(self, settings: ServiceSettings) -> TurnRequest:
+    def value(self, settings: ServiceLimits) -> TurnRequest:
         """The domain's value."""
         return TurnRequest(
             messages=tuple(message.value() for message in self.messages),
@@ -256,9 +306,9 @@ class StartedBody(Body):
         examples=['{"city": "Bern"}'],
     )
 
-    def value(self) -> CallEvent:
+    def value(self) -> ToolEvent:
         """The domain's value."""
-        return CallEvent(CallEventType.STARTED, self.call_id, arguments=self.arguments)
+        return ToolEvent(ToolEventType.STARTED, self.call_id, arguments=self.arguments)
 
 
 class DeltaBody(Body):
@@ -274,9 +324,9 @@ class DeltaBody(Body):
         description="From 0: pieces in any order, each once. Left out: after what is there.",
     )
 
-    def value(self) -> CallEvent:
+    def value(self) -> ToolEvent:
         """The domain's value."""
-        return CallEvent(CallEventType.DELTA, self.call_id, self.delta, index=self.index)
+        return ToolEvent(ToolEventType.DELTA, self.call_id, self.delta, index=self.index)
 
 
 class CompletedBody(Body):
@@ -286,9 +336,9 @@ class CompletedBody(Body):
     call_id: Name
     result: str
 
-    def value(self) -> CallEvent:
+    def value(self) -> ToolEvent:
         """The domain's value."""
-        return CallEvent(CallEventType.COMPLETED, self.call_id, self.result)
+        return ToolEvent(ToolEventType.COMPLETED, self.call_id, self.result)
 
 
 class FailedBody(Body):
@@ -298,9 +348,11 @@ class FailedBody(Body):
     call_id: Name
     result: str
 
-    def value(self) -> CallEvent:
+    def value(self) -> ToolEvent:
         """The domain's value."""
-        return CallEvent(CallEventType.FAILED, self.call_id, self.result)
+        return ToolEvent(ToolEventType.FAILED, self.call_id, self.result)
 
 
-EventBody = Annotated[StartedBody | DeltaBody | CompletedBody | FailedBody, Field(discriminator="type")]
+EventBody = Annotated[
+    StartedBody | DeltaBody | CompletedBody | FailedBody, Field(discriminator="type")
+]

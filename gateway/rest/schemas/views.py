@@ -65,7 +65,12 @@ class PendingCallView(View):
     @classmethod
     def of(cls, call: PendingCall) -> "PendingCallView":
         """The view of a pending call."""
-        return cls(id=call.call.id, name=call.call.name, arguments=call.call.arguments, status=call.status.value)
+        return cls(
+            id=call.call.id,
+            name=call.call.name,
+            arguments=call.call.arguments,
+            status=call.status.value,
+        )
 
 
 class EpisodeSettingsView(View):
@@ -207,7 +212,11 @@ class MemoryView(View):
 
 
 def _counts(memory: MemoryReport) -> dict[str, Any]:
-    return {name: getattr(memory, name) for name in TurnMemoryView.model_fields if name not in ("repair", "repairs")}
+    return {
+        name: getattr(memory, name)
+        for name in TurnMemoryView.model_fields
+        if name not in ("repair", "repairs")
+    }
 
 
 class EpisodeView(View):
@@ -318,11 +327,17 @@ class TurnView(View):
             turn=outcome.turn,
             message=None if outcome.message is None else AssistantMessageView.of(outcome.message),
             finish_reason=outcome.finish_reason,
-            usage=UsageView(prompt_tokens=outcome.prompt_tokens, output_tokens=outcome.output_tokens),
+            usage=UsageView(
+                prompt_tokens=outcome.prompt_tokens, output_tokens=outcome.output_tokens
+            ),
             memory=TurnMemoryView.of(outcome),
             seconds=dict(outcome.seconds),
-            fidelity=None if outcome.fidelity is None else FidelityView.model_validate(outcome.fidelity),
-            episode=None if outcome.episode is None else TurnEpisodeView.model_validate(outcome.episode),
+            fidelity=None
+            if outcome.fidelity is None
+            else FidelityView.model_validate(outcome.fidelity),
+            episode=None
+            if outcome.episode is None
+            else TurnEpisodeView.model_validate(outcome.episode),
             durable=outcome.durable,
         )
 

@@ -17,7 +17,11 @@ class MethodView(View):
     @classmethod
     def of(cls, known: wire.MethodInfo) -> "MethodView":
         """The view of what a worker describes."""
-        return cls(name=known.name, summary=known.summary, settings_schema=json.loads(known.settings_schema or "{}"))
+        return cls(
+            name=known.name,
+            summary=known.summary,
+            settings_schema=json.loads(known.settings_schema or "{}"),
+        )
 
 
 class MethodsView(View):

@@ -136,8 +136,11 @@ def _record(path: Path, file: BinaryIO, size: int) -> tuple[Record, bytes]:
     kind, value_bytes, data_bytes = _HEAD.unpack(head)
     # Lengths are looked at before memory is asked for: a damaged one may say anything.
     if file.tell() + value_bytes + data_bytes > size:
-        raise BadSessionFile(f"{path} is damaged or cut off: a record goes on beyond its {size} bytes")
-    value, data = file.read(value_bytes), file.read(data_bytes)
+        raise BadSessionFile(
+            f"{path} is damaged or cut off: a record goes on beyond its {size} bytes"
+        )
+    value = file.read(value_bytes)
+    data = file.read(data_bytes)
     try:
         return Record(RecordKind(kind), json.loads(value), data), head + value
     except (ValueError, RecursionError) as error:

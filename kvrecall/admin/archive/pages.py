@@ -40,7 +40,8 @@ class Moved:
 
     def with_pages(self, blobs: Sequence[Blob]) -> "Moved":
         """With some that were lost before."""
-        count, size = len(blobs), sum(len(blob) for blob in blobs)
+        count = len(blobs)
+        size = sum(len(blob) for blob in blobs)
         return Moved(self.pages + count, self.bytes + size, self.lost - count)
 
 
@@ -105,12 +106,15 @@ def checked(file: Path, layout: PageLayout) -> Checked:
 
 
 @contextmanager
-def pages_put(file: Path, dump: SessionDump, tier: Tier, layout: PageLayout, *, wanted: bool) -> Iterator[Moved]:
+def pages_put(
+    file: Path, dump: SessionDump, tier: Tier, layout: PageLayout, *, wanted: bool
+) -> Iterator[Moved]:
     """Put a file's pages into a tier, under the session's own name and epoch; they go again if the body fails.
 
     Raises BadSessionFile, and what the tier refuses with.
     """
-    moved, keys = Moved(lost=page_count(dump, layout)), list[PageKey]()
+    moved = Moved(lost=page_count(dump, layout))
+    keys = list[PageKey]()
     try:
         for batch in _batches(file) if wanted else ():
             pages = [_as_own(record, dump) for record in batch]
@@ -133,10 +137,14 @@ def _header(file: Path, record: Record | None, layout: PageLayout) -> FileHeader
     try:
         header = HEADER.validate_python(record.value)
     except ValidationError as error:
-        raise BadSessionFile(f"{file} says what it is in a way that this kvrecall does not know: {error}") from error
+        raise BadSessionFile(
+            f"{file} says what it is in a way that this kvrecall does not know: {error}"
+        ) from error
     if header.origin != origin_of(layout):
-        raise BadSessionFile(f"{file} is a session of another model ({header.model}) or of rows of another shape or "
-                             f"type: {header.origin}, here {origin_of(layout)}")  # fmt: skip
+        raise BadSessionFile(
+            f"{file} is a session of another model ({header.model}) or of rows of another shape or "
+            f"type: {header.origin}, here {origin_of(layout)}"
+        )
     return header
 
 
@@ -148,7 +156,9 @@ def _check_page(file: Path, record: Record, layout: PageLayout) -> None:
     except PageError as error:
         raise BadSessionFile(f"{file}: {error}") from error
     if header.key.index != record.value or header.record_bytes != len(record.data):
-        raise BadSessionFile(f"{file}: page {header.key.index} stands in the place of page {record.value}")
+        raise BadSessionFile(
+            f"{file}: page {header.key.index} stands in the place of page {record.value}"
+        )
 
 
 def _newest(tiers: Sequence[Tier], key: PageKey) -> Blob | None:

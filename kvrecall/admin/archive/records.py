@@ -75,7 +75,9 @@ async def dumped(catalog: Catalog, session: str) -> SessionDump:
         repairs=tuple(reversed(await catalog.repairs(session, REPAIRS_KEPT))),
         episodes=episodes,
         segments=tuple(await catalog.segments(session)),
-        built=tuple([await catalog.built_episode(session, episode.id) for episode in episodes.episodes]),
+        built=tuple(
+            [await catalog.built_episode(session, episode.id) for episode in episodes.episodes]
+        ),
     )
 
 
@@ -87,7 +89,9 @@ async def _turns(catalog: Catalog, session: str) -> AsyncIterator[Turn]:
         last = some[-1].number
 
 
-async def _calls(catalog: Catalog, session: Session, turns: Iterable[Turn]) -> tuple[PendingCall, ...]:
+async def _calls(
+    catalog: Catalog, session: Session, turns: Iterable[Turn]
+) -> tuple[PendingCall, ...]:
     """The session's calls: of several with one id the newest, which is the only one that anybody can ask for."""
     found = {(call.turn, call.position): call for call in session.calls}
     for id in {call.id for turn in turns for call in _made_in(turn)}:
@@ -114,12 +118,18 @@ def records_of(dump: SessionDump) -> Iterator[Record]:
         yield Record(RecordKind.CALL, CALL.dump_python(call, mode="json"))
     for repair in dump.repairs:
         yield Record(RecordKind.REPAIR, REPAIR.dump_python(repair, mode="json"))
-    yield Record(RecordKind.EPISODES, EPISODES.dump_python(replace(dump.episodes, episodes=()), mode="json"))
+    yield Record(
+        RecordKind.EPISODES, EPISODES.dump_python(replace(dump.episodes, episodes=()), mode="json")
+    )
     for episode, built in zip(dump.episodes.episodes, dump.built, strict=True):
         value = EPISODE.dump_python(replace(episode, centroid=b""), mode="json")
         yield Record(RecordKind.EPISODE, [value, len(episode.centroid)], episode.centroid + built)
     for segment in dump.segments:
-        yield Record(RecordKind.SEGMENT, SEGMENT.dump_python(replace(segment, vector=b""), mode="json"), segment.vector)
+        yield Record(
+            RecordKind.SEGMENT,
+            SEGMENT.dump_python(replace(segment, vector=b""), mode="json"),
+            segment.vector,
+        )
 
 
 def dump_of(records: Iterable[Record], session: str) -> SessionDump:
@@ -133,13 +143,16 @@ def dump_of(records: Iterable[Record], session: str) -> SessionDump:
     try:
         return _dump(by_kind, session)
     except (ValidationError, ValueError, TypeError, LookupError) as error:
-        raise BadSessionFile(f"the file has a value that this kvrecall does not know: {error}") from error
+        raise BadSessionFile(
+            f"the file has a value that this kvrecall does not know: {error}"
+        ) from error
 
 
 def _dump(found: dict[RecordKind, list[Record]], session: str) -> SessionDump:
     (kept,), (state,), (counts,) = (found[kind] for kind in _ONCE)
     known = SESSION.validate_python(kept.value)
-    episodes, built = list[EpisodeRecord](), list[bytes]()
+    episodes = list[EpisodeRecord]()
+    built = list[bytes]()
     for record in found.get(RecordKind.EPISODE, ()):
         value, size = record.value
         episodes.append(replace(EPISODE.validate_python(value), centroid=record.data[:size]))
@@ -149,10 +162,13 @@ def _dump(found: dict[RecordKind, list[Record]], session: str) -> SessionDump:
         worker_state=state.data,
         turns=tuple(_turn(each, session) for each in found.get(RecordKind.TURN, ())),
         calls=tuple(CALL.validate_python(each.value) for each in found.get(RecordKind.CALL, ())),
-        repairs=tuple(REPAIR.validate_python(each.value) for each in found.get(RecordKind.REPAIR, ())),
+        repairs=tuple(
+            REPAIR.validate_python(each.value) for each in found.get(RecordKind.REPAIR, ())
+        ),
         episodes=replace(EPISODES.validate_python(counts.value), episodes=tuple(episodes)),
         segments=tuple(
-            replace(SEGMENT.validate_python(each.value), vector=each.data) for each in found.get(RecordKind.SEGMENT, ())
+            replace(SEGMENT.validate_python(each.value), vector=each.data)
+            for each in found.get(RecordKind.SEGMENT, ())
         ),
         built=tuple(built),
     )

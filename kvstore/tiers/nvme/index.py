@@ -87,7 +87,11 @@ class LogIndex:
     def tombstones_in(self, segment: int) -> list[PageKey]:
         """The deleted pages that a restart would bring back if the segment was gone."""
         dead_here = self._dead.get(segment, Counter())
-        return [key for key in self._tombstones.get(segment, ()) if self._dead_copies[key] != dead_here[key]]
+        return [
+            key
+            for key in self._tombstones.get(segment, ())
+            if self._dead_copies[key] != dead_here[key]
+        ]
 
     def needed_bytes(self, segment: int) -> int:
         """Bytes of the records in a segment that still count."""
@@ -120,15 +124,21 @@ class LogIndex:
         live = Counter(place.segment for place in self.pages.values())
         known = Counter({segment: len(keys) for segment, keys in self._live.items()})
         if live != +known:
-            raise InvariantError(f"live pages per segment are {dict(live)}, the books say {dict(known)}")
+            raise InvariantError(
+                f"live pages per segment are {dict(live)}, the books say {dict(known)}"
+            )
         total = sum(place.size for place in self.pages.values())
         if total != self.used_bytes or total != sum(self._live_bytes.values()):
             raise InvariantError(f"live pages take {total} bytes, the books say {self.used_bytes}")
         if set().union(*self._of_session.values()) != self.pages.keys():
-            raise InvariantError(f"pages are {sorted(self.pages)}, by session {sorted(self._of_session)} others")
+            raise InvariantError(
+                f"pages are {sorted(self.pages)}, by session {sorted(self._of_session)} others"
+            )
         dead = sum(self._dead.values(), Counter[PageKey]())
         if dead != +self._dead_copies:
-            raise InvariantError(f"dead copies are {dict(dead)}, the books say {dict(self._dead_copies)}")
+            raise InvariantError(
+                f"dead copies are {dict(dead)}, the books say {dict(self._dead_copies)}"
+            )
 
     def _may_go(self, segment: int) -> bool:
         if self._live.get(segment) or self.tombstones_in(segment):

@@ -78,7 +78,9 @@ class SegmentFile:
         with reported(self.path):
             written = 0
             while written < len(record):
-                written += os.pwrite(self._descriptor, memoryview(record)[written:], offset + written)
+                written += os.pwrite(
+                    self._descriptor, memoryview(record)[written:], offset + written
+                )
         self.end = offset + len(record)
         return offset
 
@@ -90,7 +92,9 @@ class SegmentFile:
         """Fill `record` from `offset`; returns what was filled, less than all at the end of the file."""
         read = 0
         with reported(self.path):
-            while read < len(record) and (more := os.preadv(self._descriptor, [record[read:]], offset + read)):
+            while read < len(record) and (
+                more := os.preadv(self._descriptor, [record[read:]], offset + read)
+            ):
                 read += more
         return record[:read]
 
@@ -130,7 +134,9 @@ def without_torn_tail(segment: SegmentFile, scan: SegmentScan) -> SegmentScan:
     Only records after the last sync marker can be torn: nobody was told that they are safe. The first of
     them that is unreadable ends the segment; one before the marker is damage, and stays.
     """
-    synced = max((r.header.sequence for r in scan.records if r.header.kind is RecordKind.SYNC), default=0)
+    synced = max(
+        (r.header.sequence for r in scan.records if r.header.kind is RecordKind.SYNC), default=0
+    )
     torn = [offset for offset in scan.damaged if offset >= synced]
     torn += [r.offset for r in scan.records if r.offset >= synced and not _is_whole(segment, r)]
     end = min(torn, default=scan.end)

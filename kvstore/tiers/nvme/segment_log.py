@@ -94,13 +94,19 @@ class SegmentLog:
                         f"page {key.index} of session {key.session!r} may be out of date: a record written after it "
                         f"in {self._directory} cannot be read any more; its rows must be computed again"
                     )
-            return [None if place is None else (place, self._segments[place.segment]) for place in places]
+            return [
+                None if place is None else (place, self._segments[place.segment])
+                for place in places
+            ]
 
     def headers(self, session: str | None) -> list[PageHeader]:
         """The headers of all pages, or of those of one session."""
         with self._lock:
             self._require_open()
-            located = [(key, place, self._segments[place.segment]) for key, place in self._index.places(session)]
+            located = [
+                (key, place, self._segments[place.segment])
+                for key, place in self._index.places(session)
+            ]
         return [_header_at(key, place, segment) for key, place, segment in located]
 
     def contains(self, keys: Sequence[PageKey]) -> list[bool]:
@@ -140,7 +146,8 @@ class SegmentLog:
         with self._lock:
             self._require_usable()
             for number in sorted(self._segments)[:-1]:
-                end, needed = self._segments[number].end, self._index.needed_bytes(number)
+                end = self._segments[number].end
+                needed = self._index.needed_bytes(number)
                 worth = end - needed >= dead_share * end and needed <= room
                 if worth and self._index.may_move(number) and number not in self._stuck:
                     return number
@@ -178,8 +185,13 @@ class SegmentLog:
         with self._lock:
             self._index.check()
             for key, place in self._index.pages.items():
-                if place.segment not in self._segments or place.offset + place.size > self._segments[place.segment].end:
-                    raise InvariantError(f"tier {self._name}: page {key} lies outside the segment files: {place}")
+                if (
+                    place.segment not in self._segments
+                    or place.offset + place.size > self._segments[place.segment].end
+                ):
+                    raise InvariantError(
+                        f"tier {self._name}: page {key} lies outside the segment files: {place}"
+                    )
 
     def close(self) -> None:
         """Let go of files and directory; the records stay on the disk. May be called twice."""
@@ -199,20 +211,26 @@ class SegmentLog:
         return PagePlace(segment.number, offset, len(record), sequence)
 
     def _bury(self, key: PageKey, sequence: int) -> None:
-        place = self._append(seal(PageHeader(key, sequence, 0, 0, kind=RecordKind.TOMBSTONE)), sequence)
+        place = self._append(
+            seal(PageHeader(key, sequence, 0, 0, kind=RecordKind.TOMBSTONE)), sequence
+        )
         self._index.add_tombstone(key, place.segment)
 
     def _index_of(self, number: int) -> list[PageKey]:
         with self._lock:
-            return sorted(self._index.pages_in(number), key=lambda key: self._index.pages[key].offset)
+            return sorted(
+                self._index.pages_in(number), key=lambda key: self._index.pages[key].offset
+            )
 
     def _move(self, key: PageKey, number: int) -> int:
         """Copy a page to the end of the log, if it is still in the segment; return the bytes written."""
         with self._lock:
-            place, segment = self._index.pages.get(key), self._segments.get(number)
+            place = self._index.pages.get(key)
+            segment = self._segments.get(number)
         if place is None or segment is None or place.segment != number:
             return 0
-        record, check = segment.read(place.offset, place.size), RecordCheck()
+        record = segment.read(place.offset, place.size)
+        check = RecordCheck()
         check.add(record)
         try:
             check.require(key, place.sequence)
@@ -244,7 +262,9 @@ class SegmentLog:
         with self._lock:
             self._require_usable()
             newest = self._segments[max(self._segments)]
-            end, unsynced, self._unsynced = newest.end, self._unsynced, False
+            end = newest.end
+            unsynced = self._unsynced
+            self._unsynced = False
             # What superseded their records is written by now, so it is on the disk in a moment.
             removable = list(self._index.removable(sorted(self._segments)[:-1]))
         if unsynced:
@@ -266,7 +286,9 @@ class SegmentLog:
             segment.sync()
         except KvStoreError as error:
             # After a failed fsync the kernel may call the lost pages clean: a second try would prove nothing.
-            self._failure = TierFailedError(f"tier {self._name}: a sync failed ({error}); restart to recover")
+            self._failure = TierFailedError(
+                f"tier {self._name}: a sync failed ({error}); restart to recover"
+            )
             raise
 
     def _unlink(self, number: int) -> None:
@@ -278,7 +300,9 @@ class SegmentLog:
         self._stuck.discard(number)
 
     def _open_segments(self) -> None:
-        numbers = sorted(int(path.stem.removeprefix("segment-")) for path in self._directory.glob("segment-*.kv"))
+        numbers = sorted(
+            int(path.stem.removeprefix("segment-")) for path in self._directory.glob("segment-*.kv")
+        )
         for number in numbers:
             segment = self._open_segment(number)
             scan = scan_segment(segment)
@@ -344,5 +368,7 @@ def _header_at(key: PageKey, place: PagePlace, segment: SegmentFile) -> PageHead
     try:
         header = parse_header(segment.read(place.offset, HEADER_BYTES))
     except PageError:
-        return PageHeader(key, place.sequence, valid_tokens=0, payload_bytes=place.size - HEADER_BYTES)
+        return PageHeader(
+            key, place.sequence, valid_tokens=0, payload_bytes=place.size - HEADER_BYTES
+        )
     return header

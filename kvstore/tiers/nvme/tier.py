@@ -39,9 +39,16 @@ class NvmeTier:
     are moved only when there is no room. Raises DirectoryLockedError when the directory has an owner.
     """
 
-    def __init__(self, directory: Path, *, segment_bytes: int = SEGMENT_BYTES, limit_bytes: int | None = None,
-                 reserve_bytes: int | None = None, name: str = "nvme",
-                 compact_in_background: bool = True) -> None:  # fmt: skip
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        segment_bytes: int = SEGMENT_BYTES,
+        limit_bytes: int | None = None,
+        reserve_bytes: int | None = None,
+        name: str = "nvme",
+        compact_in_background: bool = True,
+    ) -> None:
         self._directory = directory
         self._limit_bytes = limit_bytes
         self._reserve_bytes = reserve_bytes
@@ -54,7 +61,9 @@ class NvmeTier:
         self._compaction: Thread | None = None
         if compact_in_background:
             self._changed.set()
-            self._compaction = Thread(target=self._compact, name="kvstore-nvme-compaction", daemon=True)
+            self._compaction = Thread(
+                target=self._compact, name="kvstore-nvme-compaction", daemon=True
+            )
             self._compaction.start()
 
     @property
@@ -88,9 +97,18 @@ class NvmeTier:
     def get(self, keys: Sequence[PageKey]) -> list[Blob | None]:
         located = self._log.locate(keys)
         # One after the other: reading several at once, or asking the kernel to read ahead, was slower from a disk.
-        return [None if at is None else self._read(key, at) for key, at in zip(keys, located, strict=True)]
+        return [
+            None if at is None else self._read(key, at)
+            for key, at in zip(keys, located, strict=True)
+        ]
 
-    def put(self, pages: Sequence[tuple[PageKey, Blob]], *, backed: bool = False, epoch: int | None = None) -> None:
+    def put(
+        self,
+        pages: Sequence[tuple[PageKey, Blob]],
+        *,
+        backed: bool = False,
+        epoch: int | None = None,
+    ) -> None:
         with self._writing:
             for key, blob in pages:
                 self._make_room(len(blob))
@@ -128,7 +146,8 @@ class NvmeTier:
     def _read(self, key: PageKey, at: Located) -> memoryview:
         """A page, verified while it is read. Raises CorruptPageError."""
         place, segment = at
-        record, check = self._buffers.lend(place.size), RecordCheck()
+        record = self._buffers.lend(place.size)
+        check = RecordCheck()
         for first in range(0, place.size, _PIECE_BYTES):
             check.add(segment.read_into(record[first : first + _PIECE_BYTES], place.offset + first))
         check.require(key, place.sequence)
@@ -144,7 +163,9 @@ class NvmeTier:
     def _no_room_for(self, wanted: int) -> str | None:
         """Why so many bytes do not fit now; None if they do."""
         if self._limit_bytes is not None and self.file_bytes + wanted > self._limit_bytes:
-            return f"{self.file_bytes} of {self._limit_bytes} in use; raise its limit or drop sessions"
+            return (
+                f"{self.file_bytes} of {self._limit_bytes} in use; raise its limit or drop sessions"
+            )
         free, reserve = self._free_and_reserve()
         if free - wanted < reserve:
             return f"{free} are free on the disk, {reserve} of them kept for other needs; free some or drop sessions"
@@ -165,7 +186,8 @@ class NvmeTier:
 
     def _compact_now(self) -> bool:
         """Empty one segment without rest; whether that freed anything."""
-        before, room = self.file_bytes, self._room_to_move()
+        before = self.file_bytes
+        room = self._room_to_move()
         number = self._log.worth_moving(_DEAD_SHARE_WHEN_FULL, room)
         if number is None and self._log.seal_newest(_DEAD_SHARE_WHEN_FULL):
             number = self._log.worth_moving(_DEAD_SHARE_WHEN_FULL, room)

@@ -41,7 +41,15 @@ from kvstore.errors import (
 from kvstore.tiers.redis.zero_copy import Command, batched
 
 T = TypeVar("T")
-_Scheme = Literal["redis", "rediss", "unix", "redis+sentinel", "rediss+sentinel", "redis+cluster", "rediss+cluster"]
+_Scheme = Literal[
+    "redis",
+    "rediss",
+    "unix",
+    "redis+sentinel",
+    "rediss+sentinel",
+    "redis+cluster",
+    "rediss+cluster",
+]
 
 _ATTEMPTS = 4
 _FIRST_PAUSE_SECONDS = 0.05
@@ -53,8 +61,16 @@ _ONLINE_REPLICA = re.compile(rb"^slave\d+:.*\bstate=online\b", re.MULTILINE)
 _HISTORY = re.compile(rb"^master_replid:\w+", re.MULTILINE)
 _READ_BYTES = 1 << 18
 _FAILURES = (RedisError, RedisClusterException, OSError)
-_PASSING = (ConnectionError, TimeoutError, ReadOnlyError, ClusterDownError, TryAgainError, AskError,
-            RedisClusterException, OSError)  # fmt: skip
+_PASSING = (
+    ConnectionError,
+    TimeoutError,
+    ReadOnlyError,
+    ClusterDownError,
+    TryAgainError,
+    AskError,
+    RedisClusterException,
+    OSError,
+)
 """What may be gone at the next attempt: restarts, failovers, slots that move."""
 
 
@@ -75,7 +91,9 @@ class RedisAddress:
     url: str = field(repr=False)
 
     def __str__(self) -> str:
-        return f"{self.scheme}://{','.join(f'{host}:{port}' for host, port in self.hosts)}{self.path}"
+        return (
+            f"{self.scheme}://{','.join(f'{host}:{port}' for host, port in self.hosts)}{self.path}"
+        )
 
 
 @dataclass(frozen=True)
@@ -112,7 +130,11 @@ def _address(url: str, parts: SplitResult) -> RedisAddress | None:
     # What is not percent-encoded in a password may end up in any later part.
     if "@" in parts.path + parts.query or "#" in url:
         return None
-    if scheme is None or (needs_service and not parts.path.strip("/")) or (scheme != "unix" and not hosts):
+    if (
+        scheme is None
+        or (needs_service and not parts.path.strip("/"))
+        or (scheme != "unix" and not hosts)
+    ):
         return None
     username, _, password = userinfo.partition(":")
     port = 26379 if needs_service else 6379
@@ -185,25 +207,32 @@ class RedisServer:
 
     def _pause(self, attempt: int) -> None:
         # The whole pause is chance: clients that lost the same server must not come back at the same moment.
-        time.sleep(random.uniform(0, min(_LONGEST_PAUSE_SECONDS, _FIRST_PAUSE_SECONDS * 2**attempt)))
+        time.sleep(
+            random.uniform(0, min(_LONGEST_PAUSE_SECONDS, _FIRST_PAUSE_SECONDS * 2**attempt))
+        )
         if self._topology is not None:
             with suppress(*_FAILURES):
                 self._topology.refresh()
 
     def _given_up(self, error: Exception, passing: bool) -> KvStoreError:
         if isinstance(error, OutOfMemoryError) or "OOM command not allowed" in str(error):
-            return TierFullError(f"{self} has no memory left for pages; raise its limit (maxmemory) or drop sessions")
+            return TierFullError(
+                f"{self} has no memory left for pages; raise its limit (maxmemory) or drop sessions"
+            )
         if str(error).startswith("STALE"):
             return StaleWriterError(f"{self} refused {str(error).removeprefix('STALE ')}")
         said = f"{self} failed: {error}"
         if passing:
-            self._failure, self._failed_at = said, time.monotonic()
+            self._failure = said
+            self._failed_at = time.monotonic()
         return TierFailedError(said)
 
 
 def _may_pass(error: Exception) -> bool:
     # A script says in its own words that a primary has become a replica.
-    return (isinstance(error, _PASSING) or "-READONLY" in str(error)) and not isinstance(error, AuthenticationError)
+    return (isinstance(error, _PASSING) or "-READONLY" in str(error)) and not isinstance(
+        error, AuthenticationError
+    )
 
 
 def replicated(client: Redis, commands: Sequence[Command], timeout_seconds: float) -> list[Any]:
@@ -216,7 +245,9 @@ def replicated(client: Redis, commands: Sequence[Command], timeout_seconds: floa
     if not _ONLINE_REPLICA.search(info):
         return replies
     # WAIT waits for what the server had written when this connection's last command, INFO, ran.
-    after, copies = batched(client, [("INFO", "replication"), ("WAIT", 1, int(timeout_seconds * 1000))])
+    after, copies = batched(
+        client, [("INFO", "replication"), ("WAIT", 1, int(timeout_seconds * 1000))]
+    )
     if _HISTORY.findall(after) != _HISTORY.findall(info):
         raise HistoryChangedError("the primary changed during a write")
     if not copies:
@@ -224,7 +255,9 @@ def replicated(client: Redis, commands: Sequence[Command], timeout_seconds: floa
     return replies
 
 
-def _spread(topology: _Topology, keys: Sequence[str], command_of: Callable[[str], Command]) -> list[Any]:
+def _spread(
+    topology: _Topology, keys: Sequence[str], command_of: Callable[[str], Command]
+) -> list[Any]:
     clients = [topology.client_of(key) for key in keys]
     replies = dict[str, Any]()
     for client in {id(client): client for client in clients}.values():
@@ -271,4 +304,6 @@ def _behind_sentinels(address: RedisAddress, common: dict[str, Any]) -> _Topolog
 
     # Whoever does not answer may have been replaced: the next connection asks the sentinels again.
     # Not those in use: other threads are reading from them.
-    return _Topology(lambda _: client, lambda: client.connection_pool.disconnect(inuse_connections=False), close)
+    return _Topology(
+        lambda _: client, lambda: client.connection_pool.disconnect(inuse_connections=False), close
+    )

@@ -68,9 +68,17 @@ class RedisTier:
     cannot be read and TierFailedError when Redis does not answer. Its messages never hold the URL's password.
     """
 
-    def __init__(self, url: str, layout: PageLayout, *, namespace: str = "kvrecall",
-                 ttl_seconds: float = _TTL_SECONDS, limit_bytes: int | None = None, timeout_seconds: float = 5.0,
-                 name: str = "redis") -> None:  # fmt: skip
+    def __init__(
+        self,
+        url: str,
+        layout: PageLayout,
+        *,
+        namespace: str = "kvrecall",
+        ttl_seconds: float = _TTL_SECONDS,
+        limit_bytes: int | None = None,
+        timeout_seconds: float = 5.0,
+        name: str = "redis",
+    ) -> None:
         self._server = RedisServer(parse_address(url), timeout_seconds)
         self._timeout_seconds = timeout_seconds
         self._prefix = f"{quote(namespace, safe='')}:{VERSION}:{_layout_hash(layout)}"
@@ -79,7 +87,8 @@ class RedisTier:
         self._limit_bytes = limit_bytes
         self._get_pages = max(1, BATCH_BYTES // layout.page_bytes)
         self._name = name
-        self._writer, self._written = uuid4().hex, count()
+        self._writer = uuid4().hex
+        self._written = count()
         self._buffers = Buffers(_BUFFER_BYTES)
         self._lock = Lock()
         self._touched: dict[str, float] = {}
@@ -129,13 +138,23 @@ class RedisTier:
             self._touch(session)
         return [found.get(key) for key in keys]
 
-    def put(self, pages: Sequence[tuple[PageKey, Blob]], *, backed: bool = False, epoch: int | None = None) -> None:
+    def put(
+        self,
+        pages: Sequence[tuple[PageKey, Blob]],
+        *,
+        backed: bool = False,
+        epoch: int | None = None,
+    ) -> None:
         self._require_open()
         for session, batch in _batches([(key, parse_header(blob), blob) for key, blob in pages]):
             self._require_room(sum(len(blob) for _, _, blob in batch))
             if session not in self._touched:
                 self._list(session)
-            self._grow(self._server.run(self._index(session), partial(self._put_some, pages=batch, epoch=epoch)))
+            self._grow(
+                self._server.run(
+                    self._index(session), partial(self._put_some, pages=batch, epoch=epoch)
+                )
+            )
             self._touch(session)
 
     def contains(self, keys: Sequence[PageKey]) -> list[bool]:
@@ -171,8 +190,10 @@ class RedisTier:
         for session in self._sessions():
             if wrong := self._call(redis_scripts.AUDIT, session):
                 said = "; ".join(text.decode() for text in wrong[:3])
-                raise InvariantError(f"tier {self._name}: session {session!r}: {said}; does Redis evict pages? "
-                                     "Its maxmemory-policy should be noeviction")  # fmt: skip
+                raise InvariantError(
+                    f"tier {self._name}: session {session!r}: {said}; does Redis evict pages? "
+                    "Its maxmemory-policy should be noeviction"
+                )
 
     def close(self) -> None:
         self._closed = True
@@ -181,9 +202,12 @@ class RedisTier:
     def _get_some(self, session: str, keys: Sequence[PageKey]) -> dict[PageKey, Blob]:
         names = list(map(self._page, keys))
         blobs = self._server.run(
-            self._index(session), lambda client: large_values(client, names, self._buffers.lend, self._get_pages)
+            self._index(session),
+            lambda client: large_values(client, names, self._buffers.lend, self._get_pages),
         )
-        found: dict[PageKey, Blob] = {key: blob for key, blob in zip(keys, blobs, strict=True) if blob is not None}
+        found: dict[PageKey, Blob] = {
+            key: blob for key, blob in zip(keys, blobs, strict=True) if blob is not None
+        }
         for key, blob in found.items():
             verify_checksum(blob, key)
         if lost := [key for key in keys if key not in found]:
@@ -199,19 +223,45 @@ class RedisTier:
             ("SET", name, memoryview(blob), "PX", _STAGED_MILLISECONDS)
             for name, (_, _, blob) in zip(staged, pages, strict=True)
         ]
-        names = [name for pair in zip([self._page(key) for key, _, _ in pages], staged, strict=True) for name in pair]
-        entries = [part for key, header, blob in pages
-                   for part in (key.index, header.sequence, len(blob), bytes(blob[:HEADER_BYTES]))]  # fmt: skip
-        commit: Command = ("EVAL", redis_scripts.COMMIT, 1 + len(names), index, *names,
-                           self._ttl, _or_empty(epoch), *entries)  # fmt: skip
+        names = [
+            name
+            for pair in zip([self._page(key) for key, _, _ in pages], staged, strict=True)
+            for name in pair
+        ]
+        entries = [
+            part
+            for key, header, blob in pages
+            for part in (key.index, header.sequence, len(blob), bytes(blob[:HEADER_BYTES]))
+        ]
+        commit: Command = (
+            "EVAL",
+            redis_scripts.COMMIT,
+            1 + len(names),
+            index,
+            *names,
+            self._ttl,
+            _or_empty(epoch),
+            *entries,
+        )
         return int(replicated(client, [*stage, commit], self._timeout_seconds)[-1])
 
-    def _remove(self, session: str, keys: Sequence[PageKey], which: str, epoch: int | None = None) -> None:
+    def _remove(
+        self, session: str, keys: Sequence[PageKey], which: str, epoch: int | None = None
+    ) -> None:
         index = self._index(session)
         for first in range(0, len(keys), _BATCH_PAGES):
             some = keys[first : first + _BATCH_PAGES]
-            command: Command = ("EVAL", redis_scripts.DELETE, 1 + len(some), index, *map(self._page, some),
-                                which, _or_empty(epoch), _FENCE_MILLISECONDS, *(key.index for key in some))  # fmt: skip
+            command: Command = (
+                "EVAL",
+                redis_scripts.DELETE,
+                1 + len(some),
+                index,
+                *map(self._page, some),
+                which,
+                _or_empty(epoch),
+                _FENCE_MILLISECONDS,
+                *(key.index for key in some),
+            )
             self._grow(-int(self._write(index, command)))
 
     def _touch(self, session: str) -> None:
@@ -236,13 +286,24 @@ class RedisTier:
         """Sum over the sessions, forgetting the names of those that ended long ago."""
         self._require_open()
         sessions = self._sessions()
-        sums = self._server.pipelined([self._index(session) for session in sessions], lambda k: ("HGET", k, "bytes"))
+        sums = self._server.pipelined(
+            [self._index(session) for session in sessions], lambda k: ("HGET", k, "bytes")
+        )
         total = sum(int(used or 0) for used in sums)
         with self._lock:
-            self._used_bytes, self._counted_at = total, time.monotonic()
+            self._used_bytes = total
+            self._counted_at = time.monotonic()
         ended = [session for session, used in zip(sessions, sums, strict=True) if used is None]
         if ended:
-            self._ask(self._listing, "EVAL", redis_scripts.UNLIST, 1, self._listing, _UNLISTED_SECONDS, *ended)
+            self._ask(
+                self._listing,
+                "EVAL",
+                redis_scripts.UNLIST,
+                1,
+                self._listing,
+                _UNLISTED_SECONDS,
+                *ended,
+            )
         return total
 
     def _require_room(self, wanted: int) -> None:
@@ -250,9 +311,14 @@ class RedisTier:
             return
         recent = time.monotonic() - self._counted_at < _COUNT_SECONDS
         used = self._used_bytes if recent else self._count_used_bytes()
-        if used + wanted > self._limit_bytes and self._count_used_bytes() + wanted > self._limit_bytes:
-            raise TierFullError(f"tier {self._name}: {wanted} bytes do not fit, {self._used_bytes} of "
-                                f"{self._limit_bytes} are in use; raise its limit or drop sessions")  # fmt: skip
+        if (
+            used + wanted > self._limit_bytes
+            and self._count_used_bytes() + wanted > self._limit_bytes
+        ):
+            raise TierFullError(
+                f"tier {self._name}: {wanted} bytes do not fit, {self._used_bytes} of "
+                f"{self._limit_bytes} are in use; raise its limit or drop sessions"
+            )
 
     def _grow(self, by: int) -> None:
         with self._lock:
@@ -268,7 +334,9 @@ class RedisTier:
 
     def _write(self, key: str, command: Command) -> Any:
         """As `_ask`, for a change: it returns when a replica has it, if there is one."""
-        return self._server.run(key, lambda client: replicated(client, [command], self._timeout_seconds))[-1]
+        return self._server.run(
+            key, lambda client: replicated(client, [command], self._timeout_seconds)
+        )[-1]
 
     @property
     def _listing(self) -> str:

@@ -33,13 +33,16 @@ def batched(client: Redis, commands: Iterable[Command]) -> list[Any]:
     return replies
 
 
-def large_values(client: Redis, names: Sequence[str], lend: Callable[[int], memoryview],
-                 at_once: int) -> list[memoryview | None]:  # fmt: skip
+def large_values(
+    client: Redis, names: Sequence[str], lend: Callable[[int], memoryview], at_once: int
+) -> list[memoryview | None]:
     """What `MGET` returns, received into memory that `lend` gives for so many bytes.
 
     Asks for `at_once` values with each command, and for the next ones while the last are on their way.
     """
-    commands: list[Command] = [("MGET", *names[i : i + at_once]) for i in range(0, len(names), at_once)]
+    commands: list[Command] = [
+        ("MGET", *names[i : i + at_once]) for i in range(0, len(names), at_once)
+    ]
     values: list[memoryview | None] = []
     with _connection(client) as connection:
         connection.send_packed_command(_packed(commands[:1]))
@@ -67,7 +70,8 @@ class _Replies:
             if not (more := self._socket.recv(_LINE_BYTES)):
                 raise ConnectionError("the server closed the connection")
             self._ahead += more
-        line, self._ahead = self._ahead[:end], self._ahead[end + 2 :]
+        line = self._ahead[:end]
+        self._ahead = self._ahead[end + 2 :]
         return line
 
     def count(self, line: bytes, kind: bytes) -> int:

@@ -19,16 +19,16 @@ from contextlib import suppress
 
 from kvrecall.domain.errors import CatalogError, CatalogVersion
 from kvrecall.domain.session import PendingCall, Session, SharedPages, Turn
-from services.cancellation import unbroken
+from services.cancellation import run_to_completion
 from services.catalog.base import (
     BuildCommit,
     EpisodeSet,
     ForkCommit,
     IdempotencyKey,
+    IdempotencyRecord,
     KnownPrefix,
     Lease,
-    Leftover,
-    Remembered,
+    OrphanedPages,
     RepairCommit,
     RepairRecord,
     SegmentRecord,
@@ -39,14 +39,14 @@ from services.catalog.base import (
 )
 from services.catalog.redis import commits as changed
 from services.catalog.redis import scripts
-from services.catalog.redis.client import Client, RedisLink
-from services.catalog.redis.commits import Changes
+from services.catalog.redis.client import CatalogRedis, Client
+from services.catalog.redis.commits import RedisCommit
 from services.catalog.redis.copies import restored
 from services.catalog.redis.forks import forked
-from services.catalog.redis.idempotency import RedisAnswers
-from services.catalog.redis.indexes import RedisListing
+from services.catalog.redis.idempotency import RedisIdempotency
+from services.catalog.redis.indexes import RedisIndexes
 from services.catalog.redis.keys import META, Keys
-from services.catalog.redis.page_refs import RedisSharing
+from services.catalog.redis.page_refs import RedisPageRefs
 from services.catalog.redis.prefixes import RedisPrefixes
 from services.catalog.redis.sessions import NEW, RedisSessions
 
@@ -56,26 +56,31 @@ VERSION = 1
 class RedisCatalog:
     """A `Catalog` of the keys that begin with `namespace`."""
 
-    def __init__(self, link: RedisLink, namespace: str) -> None:
+    def __init__(self, link: CatalogRedis, namespace: str) -> None:
         keys = Keys(namespace)
         self._link = link
         self._keys = keys
         self._sessions = RedisSessions(link, keys)
-        self._answers = RedisAnswers(link, keys)
-        self._listing = RedisListing(link, keys, self._sessions)
+        self._answers = RedisIdempotency(link, keys)
+        self._listing = RedisIndexes(link, keys, self._sessions)
         self._prefixes = RedisPrefixes(link, keys, self._sessions)
-        self._sharing = RedisSharing(link, keys, self._sessions, self._listing, self._prefixes)
+        self._sharing = RedisPageRefs(link, keys, self._sessions, self._listing, self._prefixes)
 
     @classmethod
     async def open(
-        cls, client: Client, namespace: str, *, timeout_seconds: float = 5.0, patience_seconds: float = 15.0
+        cls,
+        client: Client,
+        namespace: str,
+        *,
+        timeout_seconds: float = 5.0,
+        patience_seconds: float = 15.0,
     ) -> "RedisCatalog":
         """The catalog that `client`, which it owns from then on, reaches; the client answers with bytes.
 
         What fails but may pass is tried again for `patience_seconds`: as long as a failover takes. Raises
         CatalogVersion for a namespace of another version, CatalogError when Redis does not answer.
         """
-        catalog = cls(RedisLink(client, timeout_seconds, patience_seconds), namespace)
+        catalog = cls(CatalogRedis(client, timeout_seconds, patience_seconds), namespace)
         try:
             await catalog._check_version()
         except BaseException:
@@ -87,9 +92,11 @@ class RedisCatalog:
         """Close all connections."""
         await self._link.close()
 
-    async def create(self, session: Session, worker_state: bytes, answer: Remembered | None) -> None:
+    async def create(
+        self, session: Session, worker_state: bytes, answer: IdempotencyRecord | None
+    ) -> None:
         """See `Catalog.create`."""
-        await unbroken(self._make(session, changed.created(session, worker_state), answer))
+        await run_to_completion(self._make(session, changed.created(session, worker_state), answer))
 
     async def session(self, session: str) -> Session:
         """See `Catalog.session`."""
@@ -129,15 +136,15 @@ class RedisCatalog:
 
     async def take_over(self, session: str, worker: str) -> int:
         """See `Catalog.take_over`."""
-        changes = Changes().run("HINCRBY", META, "epoch", 1).put(META, {"worker": worker})
-        epoch, _ = await unbroken(self._sessions.apply(session, changes))
+        changes = RedisCommit().run("HINCRBY", META, "epoch", 1).put(META, {"worker": worker})
+        epoch, _ = await run_to_completion(self._sessions.apply(session, changes))
         return epoch
 
-    async def fork(self, commit: ForkCommit, answer: Remembered | None) -> None:
+    async def fork(self, commit: ForkCommit, answer: IdempotencyRecord | None) -> None:
         """See `Catalog.fork`."""
-        await unbroken(self._fork(commit, answer))
+        await run_to_completion(self._fork(commit, answer))
 
-    async def _fork(self, commit: ForkCommit, answer: Remembered | None) -> None:
+    async def _fork(self, commit: ForkCommit, answer: IdempotencyRecord | None) -> None:
         child = commit.session
         changes = await forked(self._link, self._sessions, commit)
         before = await self._sharing.promise_all(child.id, child.shared)
@@ -146,7 +153,7 @@ class RedisCatalog:
 
     async def restore(self, dump: SessionDump) -> None:
         """See `Catalog.restore`."""
-        await unbroken(self._restore(dump))
+        await run_to_completion(self._restore(dump))
 
     async def _restore(self, dump: SessionDump) -> None:
         session = dump.session
@@ -155,7 +162,7 @@ class RedisCatalog:
 
     async def share(self, session: str, shared: SharedPages) -> bool:
         """See `Catalog.share`."""
-        return await unbroken(self._sharing.promise(session, shared))
+        return await run_to_completion(self._sharing.promise(session, shared))
 
     async def prefix(self, digest: str) -> KnownPrefix | None:
         """See `Catalog.prefix`."""
@@ -169,11 +176,15 @@ class RedisCatalog:
         """See `Catalog.tenant_tokens`."""
         return await self._listing.tokens(tenant)
 
-    async def commit_turn(self, commit: TurnCommit, epoch: int, answer: Remembered | None) -> None:
+    async def commit_turn(
+        self, commit: TurnCommit, epoch: int, answer: IdempotencyRecord | None
+    ) -> None:
         """See `Catalog.commit_turn`."""
-        await unbroken(self._commit_turn(commit, epoch, answer))
+        await run_to_completion(self._commit_turn(commit, epoch, answer))
 
-    async def _commit_turn(self, commit: TurnCommit, epoch: int, answer: Remembered | None) -> None:
+    async def _commit_turn(
+        self, commit: TurnCommit, epoch: int, answer: IdempotencyRecord | None
+    ) -> None:
         turn = commit.turn
         changes = changed.turn_committed(commit)
         if commit.calls:
@@ -191,7 +202,7 @@ class RedisCatalog:
 
     async def commit_repair(self, session: str, commit: RepairCommit, epoch: int) -> None:
         """See `Catalog.commit_repair`."""
-        await unbroken(self._commit_repair(session, commit, epoch))
+        await run_to_completion(self._commit_repair(session, commit, epoch))
 
     async def _commit_repair(self, session: str, commit: RepairCommit, epoch: int) -> None:
         tenant = await self._sessions.commit_repair(session, commit, epoch)
@@ -202,9 +213,13 @@ class RedisCatalog:
         """See `Catalog.call`."""
         return await self._sessions.call(session, call)
 
-    async def commit_call(self, session: str, call: PendingCall, epoch: int, answer: Remembered | None) -> None:
+    async def commit_call(
+        self, session: str, call: PendingCall, epoch: int, answer: IdempotencyRecord | None
+    ) -> None:
         """See `Catalog.commit_call`."""
-        await unbroken(self._sessions.apply(session, changed.call_reported(call), epoch=epoch, answer=answer))
+        await run_to_completion(
+            self._sessions.apply(session, changed.call_reported(call), epoch=epoch, answer=answer)
+        )
 
     async def silent(self, since: float) -> list[str]:
         """See `Catalog.silent`."""
@@ -224,33 +239,45 @@ class RedisCatalog:
 
     async def commit_segments(self, session: str, commit: SegmentsCommit, epoch: int) -> None:
         """See `Catalog.commit_segments`."""
-        await unbroken(self._sessions.apply(session, changed.segments_added(commit), epoch=epoch))
+        await run_to_completion(
+            self._sessions.apply(session, changed.segments_added(commit), epoch=epoch)
+        )
 
     async def commit_build(self, session: str, commit: BuildCommit, epoch: int) -> None:
         """See `Catalog.commit_build`."""
-        await unbroken(self._sessions.apply(session, changed.episodes_built(commit), epoch=epoch))
+        await run_to_completion(
+            self._sessions.apply(session, changed.episodes_built(commit), epoch=epoch)
+        )
 
     async def forget_episodes(self, session: str, epoch: int) -> None:
         """See `Catalog.forget_episodes`."""
-        await unbroken(self._sessions.apply(session, changed.episodes_forgotten(), epoch=epoch))
+        await run_to_completion(
+            self._sessions.apply(session, changed.episodes_forgotten(), epoch=epoch)
+        )
 
-    async def delete(self, session: str, answer: Remembered | None) -> list[Leftover]:
+    async def delete(self, session: str, answer: IdempotencyRecord | None) -> list[OrphanedPages]:
         """See `Catalog.delete`."""
-        return await unbroken(self._sharing.delete(session, answer))
+        return await run_to_completion(self._sharing.delete(session, answer))
 
-    async def leftovers(self) -> list[Leftover]:
+    async def leftovers(self) -> list[OrphanedPages]:
         """See `Catalog.leftovers`."""
-        return await unbroken(self._sharing.leftovers())
+        return await run_to_completion(self._sharing.leftovers())
 
-    async def dropped(self, leftover: Leftover) -> None:
+    async def dropped(self, leftover: OrphanedPages) -> None:
         """See `Catalog.dropped`."""
-        await unbroken(self._sharing.dropped(leftover))
+        await run_to_completion(self._sharing.dropped(leftover))
 
     async def recall(self, key: IdempotencyKey) -> str | None:
         """See `Catalog.recall`."""
         return await self._answers.recall(key)
 
-    async def _make(self, session: Session, changes: Changes, answer: Remembered | None, before: str = "") -> None:
+    async def _make(
+        self,
+        session: Session,
+        changes: RedisCommit,
+        answer: IdempotencyRecord | None,
+        before: str = "",
+    ) -> None:
         """Add a session: first where it is listed, then itself, then again in case that took long."""
         await self._answers.promise(answer, session.id)
         await self._listing.add(session, heard_at=changes.at)

@@ -35,8 +35,17 @@ Client = Redis | RedisCluster
 _FIRST_PAUSE_SECONDS = 0.02
 _LONGEST_PAUSE_SECONDS = 0.5
 _FAILURES = (RedisError, RedisClusterException, OSError)
-_PASSING = (ConnectionError, TimeoutError, ReadOnlyError, ClusterDownError, TryAgainError, AskError,
-            MaxConnectionsError, RedisClusterException, OSError)  # fmt: skip
+_PASSING = (
+    ConnectionError,
+    TimeoutError,
+    ReadOnlyError,
+    ClusterDownError,
+    TryAgainError,
+    AskError,
+    MaxConnectionsError,
+    RedisClusterException,
+    OSError,
+)
 _PASSING_WORDS = ("READONLY", "NOREPLICAS", "UNBLOCKED", "MASTERDOWN")
 """Of replies that have no class of their own, or come out of a script."""
 
@@ -45,7 +54,7 @@ class HistoryChangedError(ConnectionError):
     """Another server answers, or the same one after a restart: it may not have what was written a moment ago."""
 
 
-class RedisLink:
+class CatalogRedis:
     """Commands to the server that has a key, tried again for up to `patience_seconds`.
 
     `timeout_seconds` is the longest that a replica may take to confirm a write. All methods raise CatalogError.
@@ -83,7 +92,9 @@ class RedisLink:
 
     async def _replicated(self, server: Redis | ClusterNode, command: Command) -> Any:
         info, reply = await _exchange(server, [("INFO", "replication"), command])
-        if not any(isinstance(value, dict) and value.get("state") == "online" for value in info.values()):
+        if not any(
+            isinstance(value, dict) and value.get("state") == "online" for value in info.values()
+        ):
             return reply
         # WAIT waits for what the server had written when this connection's last command, INFO, ran.
         wait: Command = ("WAIT", 1, int(1000 * self._timeout_seconds))
@@ -100,7 +111,9 @@ class RedisLink:
 
         async def ask(server: Redis | ClusterNode) -> None:
             mine = [place for place, owner in enumerate(servers) if owner is server]
-            for place, reply in zip(mine, await _exchange(server, [commands[n][1] for n in mine]), strict=True):
+            for place, reply in zip(
+                mine, await _exchange(server, [commands[n][1] for n in mine]), strict=True
+            ):
                 replies[place] = reply
 
         asked = map(ask, {id(server): server for server in servers}.values())

@@ -39,7 +39,7 @@ _MOST_WORDS = 2000
 
 
 @dataclass
-class Changes:
+class RedisCommit:
     """Collected one by one. A place is that of a key in `redis_keys`. `at` is when they were made."""
 
     at: float = field(default_factory=time.time)
@@ -74,50 +74,62 @@ class Changes:
         return self
 
 
-def remembering(changes: Changes, answer: str, milliseconds: int) -> Changes:
+def remembering(changes: RedisCommit, answer: str, milliseconds: int) -> RedisCommit:
     """The same with an answer, which nobody has given yet."""
     return changes.expect(ANSWER, "", "").run("SET", ANSWER, answer, "PX", milliseconds)
 
 
-def created(session: Session, worker_state: bytes) -> Changes:
+def created(session: Session, worker_state: bytes) -> RedisCommit:
     """A new session, which is counted wherever it shares."""
-    changes = Changes().put(META, rows.session_fields(session, worker_state))
+    changes = RedisCommit().put(META, rows.session_fields(session, worker_state))
     return changes.put(OWNERS, _pages(session.shared))
 
 
-def turn_committed(commit: TurnCommit) -> Changes:
+def turn_committed(commit: TurnCommit) -> RedisCommit:
     """Everything that a turn changes of its session."""
-    turn, outcome = commit.turn, commit.turn.outcome
+    turn = commit.turn
+    outcome = commit.turn.outcome
     entry, tokens = rows.turn_entries(turn)
-    changes = Changes()
+    changes = RedisCommit()
     changes.expect(META, "turns", str(turn.number - 1))
     changes.push(TURNS, [entry]).push(TOKENS, [tokens])
-    changes.put(META, _memory(outcome.memory) | {
-        "turns": turn.number,
-        "updated_at": repr(changes.at),
-        "output_due": 0 if commit.calls else outcome.output_tokens,
-        "state": commit.worker_state,
-        "calls": len(commit.calls),
-        "recent": 0,
-    })  # fmt: skip
+    changes.put(
+        META,
+        _memory(outcome.memory)
+        | {
+            "turns": turn.number,
+            "updated_at": repr(changes.at),
+            "output_due": 0 if commit.calls else outcome.output_tokens,
+            "state": commit.worker_state,
+            "calls": len(commit.calls),
+            "recent": 0,
+        },
+    )
     changes.put(SET, {"active": commit.active})
     if commit.matched:
         changes.run("HINCRBY", EPISODES, f"matched:{commit.matched}", 1)
-    changes.put(CALLS, {f"{turn.number - 1}:said:{call}": result for call, result in commit.said.items()})
-    made = [PendingCall(turn.number, place, call, heard_at=changes.at) for place, call in enumerate(commit.calls)]
+    changes.put(
+        CALLS, {f"{turn.number - 1}:said:{call}": result for call, result in commit.said.items()}
+    )
+    made = [
+        PendingCall(turn.number, place, call, heard_at=changes.at)
+        for place, call in enumerate(commit.calls)
+    ]
     changes.put(CALLS, rows.new_call_fields(made))
     if outcome.own_repair is not None:
         _add_repair(changes, turn.number, outcome.own_repair, commit.repaired)
     if commit.shared is not None:
-        changes.put(META, {"shared": rows.SHARED.dump_json(commit.shared)}).put(OWNERS, _pages(commit.shared))
+        changes.put(META, {"shared": rows.SHARED.dump_json(commit.shared)}).put(
+            OWNERS, _pages(commit.shared)
+        )
     if commit.prefix is not None:
         changes.put(META, {"digest": commit.digest})
     return changes
 
 
-def repair_committed(commit: RepairCommit, turns: int, calls: int) -> Changes:
+def repair_committed(commit: RepairCommit, turns: int, calls: int) -> RedisCommit:
     """What a repair after that many turns changed, while so many calls are open."""
-    changes = Changes().expect(META, "turns", str(turns))
+    changes = RedisCommit().expect(META, "turns", str(turns))
     repair = commit.repair
     if repair.trigger is RepairTrigger.LAST_OUTPUT:
         changes.put(META, {"output_due": 0})
@@ -139,14 +151,14 @@ def repair_committed(commit: RepairCommit, turns: int, calls: int) -> Changes:
     return changes
 
 
-def call_reported(call: PendingCall) -> Changes:
+def call_reported(call: PendingCall) -> RedisCommit:
     """The client told something new of a call."""
-    return Changes().put(CALLS, rows.call_fields(replace(call, heard_at=time.time())))
+    return RedisCommit().put(CALLS, rows.call_fields(replace(call, heard_at=time.time())))
 
 
-def segments_added(commit: SegmentsCommit) -> Changes:
+def segments_added(commit: SegmentsCommit) -> RedisCommit:
     """New segments; the episodes they were assigned to have grown."""
-    changes = Changes()
+    changes = RedisCommit()
     for segment in commit.segments:
         changes.expect(SEGMENTS, str(segment.number), "")
     changes.put(SEGMENTS, {str(each.number): rows.segment_entry(each) for each in commit.segments})
@@ -156,9 +168,9 @@ def segments_added(commit: SegmentsCommit) -> Changes:
     return changes.put(SET, rows.set_fields(commit.found))
 
 
-def episodes_built(commit: BuildCommit) -> Changes:
+def episodes_built(commit: BuildCommit) -> RedisCommit:
     """New episodes in the place of those before."""
-    changes = Changes().run("DEL", EPISODES).run("DEL", BUILT)
+    changes = RedisCommit().run("DEL", EPISODES).run("DEL", BUILT)
     for episode, built in zip(commit.found.episodes, commit.built, strict=True):
         changes.put(EPISODES, rows.built_fields(episode)).put(BUILT, {episode.id: built})
     changes.put(LABELS, {str(number): label for number, label in enumerate(commit.labels)})
@@ -166,16 +178,18 @@ def episodes_built(commit: BuildCommit) -> Changes:
     return changes.put(SET, rows.set_fields(commit.found))
 
 
-def episodes_forgotten() -> Changes:
+def episodes_forgotten() -> RedisCommit:
     """No episode and no segment; which was active and how many builds there were is left."""
-    changes = Changes()
+    changes = RedisCommit()
     for place in (EPISODES, BUILT, SEGMENTS, LABELS):
         changes.run("DEL", place)
     changes.run("HSETNX", SET, "builds", 0).run("HDEL", SET, "ids")
     return changes.put(SET, rows.FORGOTTEN_FIELDS)
 
 
-def _add_repair(changes: Changes, turn: int, report: RepairReport, details: RepairDetails) -> None:
+def _add_repair(
+    changes: RedisCommit, turn: int, report: RepairReport, details: RepairDetails
+) -> None:
     record = RepairRecord(0, turn, time.time(), report, details)
     changes.push(REPAIRS, [rows.RECORD.dump_json(record)]).run("LTRIM", REPAIRS, -REPAIRS_KEPT, -1)
     changes.run("HINCRBY", META, "repairs", 1)

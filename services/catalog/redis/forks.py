@@ -8,13 +8,13 @@ from kvrecall.domain.session import PendingCall
 from services.catalog.base import ForkCommit
 from services.catalog.redis import mapping as rows
 from services.catalog.redis import scripts
-from services.catalog.redis.client import RedisLink
-from services.catalog.redis.commits import Changes, created
+from services.catalog.redis.client import CatalogRedis
+from services.catalog.redis.commits import RedisCommit, created
 from services.catalog.redis.keys import CALLS, META, REPAIRS, SET, TOKENS, TURNS
 from services.catalog.redis.sessions import RedisSessions
 
 
-async def forked(link: RedisLink, sessions: RedisSessions, commit: ForkCommit) -> Changes:
+async def forked(link: CatalogRedis, sessions: RedisSessions, commit: ForkCommit) -> RedisCommit:
     """What makes the child. Raises UnknownSession, UnknownTurn, CatalogError."""
     key, call = sessions.script(scripts.SNAPSHOT, commit.parent, commit.turns)
     snapshot = await link.ask(key, *call)
@@ -37,10 +37,13 @@ async def forked(link: RedisLink, sessions: RedisSessions, commit: ForkCommit) -
 def _begun(fields: dict[str, bytes], turn: int) -> list[PendingCall]:
     """The calls that a turn ended on, as they were made."""
     now = time.time()
-    return [PendingCall(turn, call.position, call.call, heard_at=now) for call in rows.calls_of_turn(fields, turn)]
+    return [
+        PendingCall(turn, call.position, call.call, heard_at=now)
+        for call in rows.calls_of_turn(fields, turn)
+    ]
 
 
-def _known_since(changes: Changes, rest: list[Any]) -> Changes:
+def _known_since(changes: RedisCommit, rest: list[Any]) -> RedisCommit:
     """Repairs, and the five hashes of episodes, which have places one after the other."""
     repairs, *hashes = rest
     changes.push(REPAIRS, repairs)

@@ -3,13 +3,13 @@
 import json
 
 from kvrecall.domain.errors import CatalogError, IdempotencyConflict
-from services.catalog.base import IdempotencyKey, Remembered
+from services.catalog.base import IdempotencyKey, IdempotencyRecord
 from services.catalog.redis import scripts
-from services.catalog.redis.client import RedisLink
+from services.catalog.redis.client import CatalogRedis
 from services.catalog.redis.keys import Keys
 
 
-class RedisAnswers:
+class RedisIdempotency:
     """Answers of requests that make a session, and reading of all.
 
     Those of other requests are written by the commit itself, in the session's slot.
@@ -17,23 +17,24 @@ class RedisAnswers:
 
     MILLISECONDS = 24 * 3600 * 1000
 
-    def __init__(self, link: RedisLink, keys: Keys) -> None:
+    def __init__(self, link: CatalogRedis, keys: Keys) -> None:
         self._link = link
         self._keys = keys
 
     @staticmethod
-    def text(answer: Remembered, made: str) -> str:
+    def text(answer: IdempotencyRecord, made: str) -> str:
         """How an answer is kept; `made` is the session that its request made (empty: none)."""
         return json.dumps([made, answer.key.fingerprint, answer.answer])
 
-    async def promise(self, answer: Remembered | None, made: str) -> None:
+    async def promise(self, answer: IdempotencyRecord | None, made: str) -> None:
         """Remember the answer of a request before it makes the session, without which the answer does not count.
 
         Raises CatalogError when there is one that counts.
         """
         if answer is None:
             return
-        name, text = self._keys.answer(answer.key), self.text(answer, made)
+        name = self._keys.answer(answer.key)
+        text = self.text(answer, made)
         found = await self._replace(name, text, "")
         if found != text and not await self._counts(found):
             found = await self._replace(name, text, found)

@@ -14,7 +14,7 @@ from kvrecall.domain.errors import CatalogError
 from kvrecall.domain.session import Session
 from services.catalog.base import SessionPage
 from services.catalog.redis import scripts
-from services.catalog.redis.client import RedisLink
+from services.catalog.redis.client import CatalogRedis
 from services.catalog.redis.keys import Keys
 from services.catalog.redis.sessions import RedisSessions
 from services.catalog.serialization import cursor_text, cursor_value
@@ -24,10 +24,10 @@ _STALE_SECONDS = 3600.0
 _COMPARED = 4
 
 
-class RedisListing:
+class RedisIndexes:
     """Sessions by age and tenant, pauses by silence, lengths by tenant. Raises CatalogError."""
 
-    def __init__(self, link: RedisLink, keys: Keys, sessions: RedisSessions) -> None:
+    def __init__(self, link: CatalogRedis, keys: Keys, sessions: RedisSessions) -> None:
         self._link = link
         self._keys = keys
         self._sessions = sessions
@@ -43,19 +43,24 @@ class RedisListing:
 
     async def remove(self, session: str, tenant: str) -> None:
         """Forget a session that is no more."""
-        listed, lengths = self._keys.sessions(tenant), self._keys.lengths(tenant)
+        listed = self._keys.sessions(tenant)
+        lengths = self._keys.lengths(tenant)
         await self._link.write(listed, "ZREM", listed, session)
         await self._link.write(lengths, "HDEL", lengths, session)
 
     async def ids(self) -> list[str]:
         """Every session there is, the oldest first."""
         tenants = [
-            tenant.decode() for tenant in await self._link.ask(self._keys.tenants, "SMEMBERS", self._keys.tenants)
+            tenant.decode()
+            for tenant in await self._link.ask(self._keys.tenants, "SMEMBERS", self._keys.tenants)
         ]
         names = [self._keys.sessions(tenant) for tenant in tenants]
-        replies = await self._link.ask_each([(name, ("ZRANGE", name, 0, -1, "WITHSCORES")) for name in names])
+        replies = await self._link.ask_each(
+            [(name, ("ZRANGE", name, 0, -1, "WITHSCORES")) for name in names]
+        )
         listed = sorted(
-            (entry for reply in replies for entry in _scored(reply)), key=lambda entry: (entry[1], entry[0])
+            (entry for reply in replies for entry in _scored(reply)),
+            key=lambda entry: (entry[1], entry[0]),
         )
         ids = [id for id, _ in listed]
         return [id for id, there in zip(ids, await self._sessions.exist(ids), strict=True) if there]
@@ -80,23 +85,33 @@ class RedisListing:
 
     async def pause(self, session: str, turn: int, at: float) -> None:
         """Look at a session's pause after `turn` once nothing was heard since `at`: said before there is the turn."""
-        await self._link.write(self._keys.waiting, "ZADD", self._keys.waiting, repr(at), f"{turn} {session}")
+        await self._link.write(
+            self._keys.waiting, "ZADD", self._keys.waiting, repr(at), f"{turn} {session}"
+        )
 
     async def silent(self, since: float) -> list[str]:
         """The sessions that wait for a call of which nothing was heard after `since`."""
         waiting = self._keys.waiting
-        reply = await self._link.ask(waiting, "ZRANGEBYSCORE", waiting, "-inf", repr(since), "WITHSCORES")
+        reply = await self._link.ask(
+            waiting, "ZRANGEBYSCORE", waiting, "-inf", repr(since), "WITHSCORES"
+        )
         entries = _scored(reply)
         pauses = [(int(turn), id) for turn, _, id in (entry.partition(" ") for entry, _ in entries)]
         found = await self._sessions.read_each([id for _, id in pauses])
         silent = []
         for (entry, noted), (turn, id), session in zip(entries, pauses, found, strict=True):
-            heard = [call.heard_at for call in session.outstanding] if session and session.turns == turn else []
+            heard = (
+                [call.heard_at for call in session.outstanding]
+                if session and session.turns == turn
+                else []
+            )
             if heard and min(heard) <= since:
                 silent.append(id)
             elif heard:
                 await self._link.ask(waiting, "ZADD", waiting, "XX", "GT", repr(min(heard)), entry)
-            elif (session is not None and session.turns >= turn) or noted < time.time() - _STALE_SECONDS:
+            elif (
+                session is not None and session.turns >= turn
+            ) or noted < time.time() - _STALE_SECONDS:
                 await self._link.ask(waiting, "ZREM", waiting, entry)
         return silent
 
@@ -119,20 +134,26 @@ class RedisListing:
         lengths = await self._link.ask_each([(meta, ("HGET", meta, "length")) for meta in metas])
         for (session, noted), length in zip(some, lengths, strict=True):
             if noted != length:
-                await self._link.ask(name, "EVAL", scripts.CORRECT, 1, name, session, noted, length or "")
+                await self._link.ask(
+                    name, "EVAL", scripts.CORRECT, 1, name, session, noted, length or ""
+                )
 
     async def _listed(
         self, tenant: str, before: tuple[float, str] | None, skipped: int, most: int
     ) -> list[tuple[str, float]]:
-        name, newest = self._keys.sessions(tenant), "+inf" if before is None else repr(before[0])
+        name = self._keys.sessions(tenant)
+        newest = "+inf" if before is None else repr(before[0])
         span = (newest, "-inf", "WITHSCORES", "LIMIT", skipped, most)
         return _scored(await self._link.ask(name, "ZREVRANGEBYSCORE", name, *span))
 
     async def _there(self, tenant: str, listed: list[tuple[str, float]]) -> list[Session]:
         """Those that there are; the others are unlisted if they are old."""
         found = await self._sessions.read_each([id for id, _ in listed])
-        stale = [id for (id, created), session in zip(listed, found, strict=True)
-                 if session is None and created < time.time() - _STALE_SECONDS]  # fmt: skip
+        stale = [
+            id
+            for (id, created), session in zip(listed, found, strict=True)
+            if session is None and created < time.time() - _STALE_SECONDS
+        ]
         if stale:
             name = self._keys.sessions(tenant)
             await self._link.ask(name, "ZREM", name, *stale)

@@ -6,7 +6,22 @@ from urllib.parse import quote
 
 from services.catalog.base import IdempotencyKey
 
-META, COMMITS, TURNS, TOKENS, CALLS, REPAIRS, SET, SEGMENTS, LABELS, EPISODES, BUILT, OWNERS, SHARERS, GONE = range(14)
+(
+    META,
+    COMMITS,
+    TURNS,
+    TOKENS,
+    CALLS,
+    REPAIRS,
+    SET,
+    SEGMENTS,
+    LABELS,
+    EPISODES,
+    BUILT,
+    OWNERS,
+    SHARERS,
+    GONE,
+) = range(14)
 """A session's keys, by their place among those that every script of the session is given.
 
 META is a hash of the session's own values, COMMITS the list of the last commits, TURNS and TOKENS have one entry per
@@ -17,8 +32,22 @@ which says what is still to be done after its deletion, they outlive it.
 ANSWER = 14
 """The place of an answer that is remembered with a session."""
 
-_NAMES = ("", ":commits", ":turns", ":tokens", ":calls", ":repairs", ":set", ":segments", ":labels", ":episodes",
-          ":built", ":owners", ":sharers", ":gone")  # fmt: skip
+_NAMES = (
+    "",
+    ":commits",
+    ":turns",
+    ":tokens",
+    ":calls",
+    ":repairs",
+    ":set",
+    ":segments",
+    ":labels",
+    ":episodes",
+    ":built",
+    ":owners",
+    ":sharers",
+    ":gone",
+)
 
 
 @dataclass(frozen=True)
@@ -43,8 +72,14 @@ class Keys:
 
     def answer(self, key: IdempotencyKey) -> str:
         """An answer; in the slot of the session that its request names, if it names one."""
-        digest = blake2b(f"{len(key.scope)} {key.scope}{key.key}".encode(), digest_size=20).hexdigest()
-        return f"{self.meta(key.session)}:answer:{digest}" if key.session else f"{self.namespace}:answer:{digest}"
+        digest = blake2b(
+            f"{len(key.scope)} {key.scope}{key.key}".encode(), digest_size=20
+        ).hexdigest()
+        return (
+            f"{self.meta(key.session)}:answer:{digest}"
+            if key.session
+            else f"{self.namespace}:answer:{digest}"
+        )
 
     def sessions(self, tenant: str) -> str:
         """A tenant's sessions, by age."""

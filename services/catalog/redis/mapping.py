@@ -19,7 +19,17 @@ TURN = TypeAdapter(Turn)
 
 Parts = Sequence[bytes | None]
 
-SESSION_FIELDS = ("epoch", "settings", "created_at", "updated_at", "turns", "memory", "output_due", "shared", "worker")
+SESSION_FIELDS = (
+    "epoch",
+    "settings",
+    "created_at",
+    "updated_at",
+    "turns",
+    "memory",
+    "output_due",
+    "shared",
+    "worker",
+)
 """What is read of META; it also has `state`, the worker's, `length`, `tenant` and `digest`, and three counts: `calls`
 that are open, `repairs` ever, and `recent` ones since the last turn."""
 
@@ -53,9 +63,13 @@ def session_fields(session: Session, worker_state: bytes) -> dict[str, str | byt
     }
 
 
-def session_value(id: str, values: Parts, calls: Sequence[Parts], repairs: Sequence[bytes]) -> Session:
+def session_value(
+    id: str, values: Parts, calls: Sequence[Parts], repairs: Sequence[bytes]
+) -> Session:
     """The session of what the script SESSION returns for `SESSION_FIELDS`."""
-    epoch, settings, created_at, updated_at, turns, memory, output_due, shared, worker = map(told, values)
+    epoch, settings, created_at, updated_at, turns, memory, output_due, shared, worker = map(
+        told, values
+    )
     number = int(turns)
     return Session(
         id=id,
@@ -103,7 +117,10 @@ def new_call_fields(calls: Iterable[PendingCall]) -> dict[str, str | bytes | int
 def restored_call_fields(call: PendingCall) -> dict[str, str | bytes | int]:
     """All fields of CALLS for a call as it was in another catalog."""
     at = f"{call.turn}:{call.position}"
-    fields = new_call_fields([call]) | {f"{at}:signal": call.call_signal, f"{at}:delta": call.delta_repaired}
+    fields = new_call_fields([call]) | {
+        f"{at}:signal": call.call_signal,
+        f"{at}:delta": call.delta_repaired,
+    }
     return fields | ({f"{call.turn}:repaired:{call.batch}": 1} if call.result_repaired else {})
 
 
@@ -135,7 +152,11 @@ def copied_calls(
         turn, colon, _ = name.partition(":")
         if colon and turn.isdigit() and int(turn) <= last:
             kept[name] = value
-    made = [CALL.validate_json(value) for name, value in fields.items() if name in kept and _is_call(name)]
+    made = [
+        CALL.validate_json(value)
+        for name, value in fields.items()
+        if name in kept and _is_call(name)
+    ]
     for call in sorted(made, key=lambda call: (call.turn, -call.position)):
         kept[f"@{call.call.id}"] = f"{call.turn}:{call.position}"
     return kept | new_call_fields(calls or ())
@@ -155,7 +176,10 @@ def _is_call(name: str) -> bool:
 def repair_values(entries: Sequence[bytes], last: int) -> list[RepairRecord]:
     """The records of REPAIRS, the newest first, the last of which has number `last`."""
     newest_first = reversed(entries)
-    return [replace(RECORD.validate_json(entry), number=last - n) for n, entry in enumerate(newest_first)]
+    return [
+        replace(RECORD.validate_json(entry), number=last - n)
+        for n, entry in enumerate(newest_first)
+    ]
 
 
 def segment_entry(segment: SegmentRecord) -> bytes:
@@ -163,7 +187,9 @@ def segment_entry(segment: SegmentRecord) -> bytes:
     return _SEGMENT.pack(segment.start, segment.stop) + segment.vector
 
 
-def segment_values(segments: Mapping[str, bytes], labels: Mapping[str, bytes]) -> list[SegmentRecord]:
+def segment_values(
+    segments: Mapping[str, bytes], labels: Mapping[str, bytes]
+) -> list[SegmentRecord]:
     """All segments, in time order."""
     found = [_segment(number, entry, labels[number]) for number, entry in segments.items()]
     return sorted(found, key=lambda segment: segment.number)
@@ -186,14 +212,19 @@ def ids_text(episodes: Iterable[EpisodeRecord]) -> str:
 
 def episode_fields(episode: EpisodeRecord) -> dict[str, str | bytes]:
     """Fields of EPISODES that new segments change."""
-    return {f"size:{episode.id}": json.dumps([episode.segments, episode.tokens]),
-            f"centroid:{episode.id}": episode.centroid}  # fmt: skip
+    return {
+        f"size:{episode.id}": json.dumps([episode.segments, episode.tokens]),
+        f"centroid:{episode.id}": episode.centroid,
+    }
 
 
 def built_fields(episode: EpisodeRecord) -> dict[str, str | bytes | int]:
     """All fields of EPISODES for a newly built one."""
     fields: dict[str, str | bytes | int] = {**episode_fields(episode)}
-    return fields | {f"medoid:{episode.id}": episode.medoid, f"matched:{episode.id}": episode.matched}
+    return fields | {
+        f"medoid:{episode.id}": episode.medoid,
+        f"matched:{episode.id}": episode.matched,
+    }
 
 
 def set_value(fields: Mapping[str, bytes], episodes: Mapping[str, bytes]) -> EpisodeSet:
@@ -208,7 +239,8 @@ def set_value(fields: Mapping[str, bytes], episodes: Mapping[str, bytes]) -> Epi
 
 def _episode(id: str, fields: Mapping[str, bytes]) -> EpisodeRecord:
     segments, tokens = json.loads(fields[f"size:{id}"])
-    medoid, matched = fields[f"medoid:{id}"].decode(), int(fields[f"matched:{id}"])
+    medoid = fields[f"medoid:{id}"].decode()
+    matched = int(fields[f"matched:{id}"])
     return EpisodeRecord(id, fields[f"centroid:{id}"], segments, tokens, medoid, matched)
 
 

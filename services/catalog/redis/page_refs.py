@@ -14,13 +14,13 @@ from typing import Any
 
 from kvrecall.domain.errors import CatalogError, UnknownSession
 from kvrecall.domain.session import SharedPages
-from services.catalog.base import Leftover, Remembered
+from services.catalog.base import IdempotencyRecord, OrphanedPages
 from services.catalog.redis import mapping as rows
 from services.catalog.redis import scripts
-from services.catalog.redis.client import RedisLink
-from services.catalog.redis.commits import Changes
-from services.catalog.redis.idempotency import RedisAnswers
-from services.catalog.redis.indexes import RedisListing
+from services.catalog.redis.client import CatalogRedis
+from services.catalog.redis.commits import RedisCommit
+from services.catalog.redis.idempotency import RedisIdempotency
+from services.catalog.redis.indexes import RedisIndexes
 from services.catalog.redis.keys import GONE, META, OWNERS, Keys
 from services.catalog.redis.prefixes import RedisPrefixes
 from services.catalog.redis.sessions import RedisSessions
@@ -30,11 +30,16 @@ _LOOKED_AT = 16
 """Sessions that were deleted before, of which a deletion or a sweep looks whether something is left to do."""
 
 
-class RedisSharing:
+class RedisPageRefs:
     """Counts who shares what, and deletes sessions. Raises UnknownSession, CatalogError."""
 
     def __init__(
-        self, link: RedisLink, keys: Keys, sessions: RedisSessions, listing: RedisListing, prefixes: RedisPrefixes
+        self,
+        link: CatalogRedis,
+        keys: Keys,
+        sessions: RedisSessions,
+        listing: RedisIndexes,
+        prefixes: RedisPrefixes,
     ) -> None:
         self._link = link
         self._keys = keys
@@ -44,7 +49,7 @@ class RedisSharing:
 
     async def promise(self, session: str, shared: SharedPages) -> bool:
         """Count pages that a session may come to use; False if they are no more."""
-        await self._sessions.apply(session, Changes().put(OWNERS, {shared.owner: shared.pages}))
+        await self._sessions.apply(session, RedisCommit().put(OWNERS, {shared.owner: shared.pages}))
         return await self._count(session, shared) is not None
 
     async def promise_all(self, session: str, shared: Sequence[SharedPages]) -> str:
@@ -65,12 +70,14 @@ class RedisSharing:
             for owner in (name.decode() for name in owners):
                 await self._set(session, owner, pages.get(owner, 0))
                 if owner not in pages:
-                    await self._sessions.apply(session, Changes().run("HDEL", OWNERS, owner))
+                    await self._sessions.apply(session, RedisCommit().run("HDEL", OWNERS, owner))
 
     async def kept(self) -> list[SharedPages]:
         """Deleted sessions of which pages are still shared."""
         deleted = await self._members(self._keys.deleted, "SMEMBERS")
-        found = await self._link.ask_each([self._sessions.script(scripts.SHARERS, owner) for owner in deleted])
+        found = await self._link.ask_each(
+            [self._sessions.script(scripts.SHARERS, owner) for owner in deleted]
+        )
         kept = []
         for owner, (lives, _, _, now, sharers) in zip(deleted, found, strict=True):
             used, _ = await self._used(sharers, int(now))
@@ -78,7 +85,7 @@ class RedisSharing:
                 kept.append(SharedPages(owner, used))
         return sorted(kept, key=lambda each: each.owner)
 
-    async def delete(self, session: str, answer: Remembered | None) -> list[Leftover]:
+    async def delete(self, session: str, answer: IdempotencyRecord | None) -> list[OrphanedPages]:
         """Forget a session: its leftover, then those of sessions deleted before."""
         names = self._keys.session(session)
         if not (await self._sessions.exist([session]))[0]:
@@ -88,20 +95,26 @@ class RedisSharing:
         keys = [*names, self._keys.claim(session)]
         text = ""
         if answer is not None:
-            assert answer.key.session == session, "an answer lies with the session that its request names"
+            assert answer.key.session == session, (
+                "an answer lies with the session that its request names"
+            )
             keys.append(self._keys.answer(answer.key))
-            text = RedisAnswers.text(answer, made="")
-        words = (token_hex(8), RedisAnswers.MILLISECONDS, text)
-        outcome = await self._link.write(names[META], "EVAL", scripts.DELETE, len(keys), *keys, *words)
+            text = RedisIdempotency.text(answer, made="")
+        words = (token_hex(8), RedisIdempotency.MILLISECONDS, text)
+        outcome = await self._link.write(
+            names[META], "EVAL", scripts.DELETE, len(keys), *keys, *words
+        )
         if outcome == b"unknown":
             raise UnknownSession(session)
         if outcome == b"changed":
             raise CatalogError("the request was answered already; ask for its answer")
-        with suppress(CatalogError):  # the session is deleted; what is left to do is done by another deletion
+        with suppress(
+            CatalogError
+        ):  # the session is deleted; what is left to do is done by another deletion
             return await self._finish(session)
         return []
 
-    async def leftovers(self) -> list[Leftover]:
+    async def leftovers(self) -> list[OrphanedPages]:
         """Pages of deleted sessions that nobody needs and that were not dropped yet.
 
         A session is noted before it can have some, so one that has none is noted no more. A few others are looked at
@@ -116,17 +129,17 @@ class RedisSharing:
                 await self._note(self._keys.leftovers, "SREM", owner)
         return found
 
-    async def dropped(self, left: Leftover) -> None:
+    async def dropped(self, left: OrphanedPages) -> None:
         """The workers have let go of these pages."""
         key, call = self._sessions.script(scripts.DROPPED, left.session, left.keep_pages)
         await self._link.write(key, *call)
 
-    async def _finish(self, session: str) -> list[Leftover]:
+    async def _finish(self, session: str) -> list[OrphanedPages]:
         """What is to be done elsewhere once a session is deleted; whose pages are needed less by then."""
         await self._note(self._keys.leftovers, "SADD", session)
         owners = await self._leave(session)
         _, own = await self._settle(session)
-        leftovers = [Leftover(session, own)]
+        leftovers = [OrphanedPages(session, own)]
         for owner in dict.fromkeys([*owners, *await self._some_deleted()]):
             if owner != session:
                 leftovers += await self._look_at(owner)
@@ -147,7 +160,7 @@ class RedisSharing:
         await self._link.write(name, "DEL", name)
         return owners
 
-    async def _look_at(self, owner: str) -> list[Leftover]:
+    async def _look_at(self, owner: str) -> list[OrphanedPages]:
         """What of an owner nobody needs and the workers still have; nothing of one that lives."""
         lives, gone, told, _, _ = await self._sharers(owner)
         if lives:
@@ -155,7 +168,7 @@ class RedisSharing:
         if gone and told is None:  # whoever deleted it did not come to an end
             await self._leave(owner)
         due, pages = await self._settle(owner)
-        return [Leftover(owner, pages)] if due else []
+        return [OrphanedPages(owner, pages)] if due else []
 
     async def _settle(self, owner: str) -> tuple[bool, int]:
         """Whether the workers may have more of a deleted session's pages than are needed, and how many are."""
@@ -172,8 +185,11 @@ class RedisSharing:
         """How many pages are used by those that there are, or may yet be; and the entries of all others."""
         shares = [rows.Share(name, entry) for name, entry in rows.mapping(sharers).items()]
         there = await self._sessions.exist([share.session for share in shares])
-        ended = [share for share, exists in zip(shares, there, strict=True)
-                 if not exists and now - share.since > _COUNTED_SECONDS]  # fmt: skip
+        ended = [
+            share
+            for share, exists in zip(shares, there, strict=True)
+            if not exists and now - share.since > _COUNTED_SECONDS
+        ]
         return max((share.pages for share in shares if share not in ended), default=0), ended
 
     async def _count(self, session: str, shared: SharedPages) -> int | None:

@@ -6,7 +6,7 @@ from urllib.parse import quote, unquote
 from kvrecall.domain.errors import CatalogError
 from services.catalog.base import KnownPrefix
 from services.catalog.redis import scripts
-from services.catalog.redis.client import RedisLink
+from services.catalog.redis.client import CatalogRedis
 from services.catalog.redis.keys import Keys
 from services.catalog.redis.sessions import RedisSessions
 from services.catalog.serialization import token_bytes, token_values
@@ -15,7 +15,7 @@ from services.catalog.serialization import token_bytes, token_values
 class RedisPrefixes:
     """Raises CatalogError."""
 
-    def __init__(self, link: RedisLink, keys: Keys, sessions: RedisSessions) -> None:
+    def __init__(self, link: CatalogRedis, keys: Keys, sessions: RedisSessions) -> None:
         self._link = link
         self._keys = keys
         self._sessions = sessions
@@ -39,7 +39,9 @@ class RedisPrefixes:
         with suppress(CatalogError):
             if await self.read(digest) is None:
                 name = self._keys.prefix(digest)
-                await self._link.write(name, "EVAL", scripts.REPLACE_IF, 1, name, _entry(prefix), "", "")
+                await self._link.write(
+                    name, "EVAL", scripts.REPLACE_IF, 1, name, _entry(prefix), "", ""
+                )
 
     async def drop(self, digest: str, owner: str) -> None:
         """Forget what a deleted session said."""

@@ -13,8 +13,8 @@ from kvrecall.domain.errors import (
 from kvrecall.domain.session import PendingCall, Session, Turn
 from services.catalog.base import (
     EpisodeSet,
+    IdempotencyRecord,
     Lease,
-    Remembered,
     RepairCommit,
     RepairRecord,
     SegmentRecord,
@@ -23,9 +23,9 @@ from services.catalog.claims import busy
 from services.catalog.redis import commits as changed
 from services.catalog.redis import mapping as rows
 from services.catalog.redis import scripts
-from services.catalog.redis.client import Argument, Command, RedisLink
-from services.catalog.redis.commits import Changes
-from services.catalog.redis.idempotency import RedisAnswers
+from services.catalog.redis.client import Argument, CatalogRedis, Command
+from services.catalog.redis.commits import RedisCommit
+from services.catalog.redis.idempotency import RedisIdempotency
 from services.catalog.redis.keys import (
     BUILT,
     EPISODES,
@@ -53,18 +53,18 @@ class ChangedMeanwhile(CatalogError):
 class RedisSessions:
     """Reads and commits of one session at a time. Raises UnknownSession, StaleEpoch, CatalogError."""
 
-    def __init__(self, link: RedisLink, keys: Keys) -> None:
+    def __init__(self, link: CatalogRedis, keys: Keys) -> None:
         self._link = link
         self._keys = keys
 
     async def apply(
         self,
         session: str,
-        changes: Changes,
+        changes: RedisCommit,
         *,
         epoch: int | str = "",
         before: str = "",
-        answer: Remembered | None = None,
+        answer: IdempotencyRecord | None = None,
     ) -> tuple[int, str]:
         """Make changes in one step: the session's epoch, and its tenant.
 
@@ -73,10 +73,12 @@ class RedisSessions:
         """
         names = self._keys.session(session)
         if answer is not None:
-            assert answer.key.session == session, "an answer lies with the session that its request names"
+            assert answer.key.session == session, (
+                "an answer lies with the session that its request names"
+            )
             names.append(self._keys.answer(answer.key))
-            text = RedisAnswers.text(answer, made="")
-            changes = changed.remembering(changes, text, RedisAnswers.MILLISECONDS)
+            text = RedisIdempotency.text(answer, made="")
+            changes = changed.remembering(changes, text, RedisIdempotency.MILLISECONDS)
         header: list[Argument] = [token_hex(8), epoch, before]
         call = ("EVAL", scripts.APPLY, len(names), *names, *header, *changes.arguments())
         outcome, *details = await self._link.write(names[META], *call)
@@ -87,10 +89,14 @@ class RedisSessions:
 
     async def read_each(self, sessions: list[str]) -> list[Session | None]:
         """Sessions as they were last committed, each by itself; None where there is none."""
-        asked = [self.script(scripts.SESSION, session, *rows.SESSION_FIELDS) for session in sessions]
+        asked = [
+            self.script(scripts.SESSION, session, *rows.SESSION_FIELDS) for session in sessions
+        ]
         replies = await self._link.ask_each(asked)
-        return [None if reply is None else rows.session_value(session, *reply)
-                for session, reply in zip(sessions, replies, strict=True)]  # fmt: skip
+        return [
+            None if reply is None else rows.session_value(session, *reply)
+            for session, reply in zip(sessions, replies, strict=True)
+        ]
 
     async def read(self, session: str) -> Session:
         """The session."""
@@ -102,7 +108,10 @@ class RedisSessions:
     async def exist(self, sessions: list[str]) -> list[bool]:
         """Which of the sessions there are."""
         names = [self._keys.meta(session) for session in sessions]
-        return [bool(found) for found in await self._link.ask_each([(name, ("EXISTS", name)) for name in names])]
+        return [
+            bool(found)
+            for found in await self._link.ask_each([(name, ("EXISTS", name)) for name in names])
+        ]
 
     async def worker_state(self, session: str) -> bytes:
         """What was committed last."""
@@ -117,7 +126,9 @@ class RedisSessions:
             return []
         first = max(0, after)
         span = (first, first + limit - 1)
-        _, entries, tokens = await self.look(session, ("LRANGE", TURNS, *span), ("LRANGE", TOKENS, *span))
+        _, entries, tokens = await self.look(
+            session, ("LRANGE", TURNS, *span), ("LRANGE", TOKENS, *span)
+        )
         return rows.turn_values(session, entries, tokens)
 
     async def token_ids(self, session: str) -> tuple[int, ...]:
@@ -129,7 +140,9 @@ class RedisSessions:
 
     async def repairs(self, session: str, limit: int) -> list[RepairRecord]:
         """The last repairs, the newest first."""
-        there, last, entries = await self.look(session, ("HGET", META, "repairs"), ("LRANGE", REPAIRS, 0, -1))
+        there, last, entries = await self.look(
+            session, ("HGET", META, "repairs"), ("LRANGE", REPAIRS, 0, -1)
+        )
         if not there:
             raise UnknownSession(session)
         return rows.repair_values(entries, int(last))[:limit]
@@ -179,9 +192,12 @@ class RedisSessions:
 
     async def claim(self, session: str, holder: str, seconds: float) -> Lease:
         """Be the one who works on the session. Raises SessionBusy."""
-        meta, claim = self._keys.meta(session), self._keys.claim(session)
+        meta = self._keys.meta(session)
+        claim = self._keys.claim(session)
         milliseconds = max(1, round(1000 * seconds))
-        outcome, *details = await self._link.ask(meta, "EVAL", scripts.CLAIM, 2, meta, claim, holder, milliseconds)
+        outcome, *details = await self._link.ask(
+            meta, "EVAL", scripts.CLAIM, 2, meta, claim, holder, milliseconds
+        )
         if outcome == b"unknown":
             raise UnknownSession(session)
         if outcome == b"busy":
@@ -195,7 +211,7 @@ class RedisSessions:
 
     async def look(self, session: str, *commands: tuple[Any, ...]) -> list[Any]:
         """Whether there is such a session, and the replies to commands (name, key's place, words) at one time."""
-        asked = Changes()
+        asked = RedisCommit()
         for name, place, *words in commands:
             asked.run(name, place, *words)
         key, command = self.script(scripts.READ, session, *asked.commands)
@@ -213,9 +229,13 @@ def _refused(session: str, epoch: int | str, outcome: str, details: list[bytes])
         return UnknownSession(session)
     if outcome == "stale":
         now = int(details[0])
-        return StaleEpoch(f"session {session!r} is at epoch {now}, not {epoch}: another process took it over")
+        return StaleEpoch(
+            f"session {session!r} is at epoch {now}, not {epoch}: another process took it over"
+        )
     if outcome == "changed":
-        return ChangedMeanwhile(f"session {session!r} was changed meanwhile, or the answer was given already")
+        return ChangedMeanwhile(
+            f"session {session!r} was changed meanwhile, or the answer was given already"
+        )
     if outcome == "late":
         return CatalogError(f"session {session!r} took too long to be made; try again")
     return CatalogError(f"there is a session {session!r} already")

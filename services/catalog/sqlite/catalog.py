@@ -14,16 +14,16 @@ import aiosqlite
 
 from kvrecall.domain.errors import CatalogError
 from kvrecall.domain.session import PendingCall, Session, SharedPages, Turn
-from services.cancellation import unbroken
+from services.cancellation import run_to_completion
 from services.catalog.base import (
     BuildCommit,
     EpisodeSet,
     ForkCommit,
     IdempotencyKey,
+    IdempotencyRecord,
     KnownPrefix,
     Lease,
-    Leftover,
-    Remembered,
+    OrphanedPages,
     RepairCommit,
     RepairRecord,
     SegmentRecord,
@@ -68,9 +68,13 @@ class SqliteCatalog:
         async with self._turn:
             await self._connection.close()
 
-    async def create(self, session: Session, worker_state: bytes, answer: Remembered | None) -> None:
+    async def create(
+        self, session: Session, worker_state: bytes, answer: IdempotencyRecord | None
+    ) -> None:
         """See `Catalog.create`."""
-        await self._write(lambda db: sessions.add(db, session, worker_state), answer, made=session.id)
+        await self._write(
+            lambda db: sessions.add(db, session, worker_state), answer, made=session.id
+        )
 
     async def session(self, session: str) -> Session:
         """See `Catalog.session`."""
@@ -119,7 +123,7 @@ class SqliteCatalog:
         """See `Catalog.take_over`."""
         return await self._write(lambda db: sessions.take_over(db, session, worker))
 
-    async def fork(self, commit: ForkCommit, answer: Remembered | None) -> None:
+    async def fork(self, commit: ForkCommit, answer: IdempotencyRecord | None) -> None:
         """See `Catalog.fork`."""
         await self._write(lambda db: fork(db, commit), answer, made=commit.session.id)
 
@@ -143,7 +147,9 @@ class SqliteCatalog:
         """See `Catalog.tenant_tokens`."""
         return await self._read(lambda db: sessions.read_length(db, tenant))
 
-    async def commit_turn(self, commit: TurnCommit, epoch: int, answer: Remembered | None) -> None:
+    async def commit_turn(
+        self, commit: TurnCommit, epoch: int, answer: IdempotencyRecord | None
+    ) -> None:
         """See `Catalog.commit_turn`."""
         await self._write(lambda db: sessions.add_turn(db, commit, epoch), answer)
 
@@ -155,9 +161,13 @@ class SqliteCatalog:
         """See `Catalog.call`."""
         return await self._read(lambda db: sessions.read_call(db, session, call))
 
-    async def commit_call(self, session: str, call: PendingCall, epoch: int, answer: Remembered | None) -> None:
+    async def commit_call(
+        self, session: str, call: PendingCall, epoch: int, answer: IdempotencyRecord | None
+    ) -> None:
         """See `Catalog.commit_call`."""
-        await self._fenced(session, epoch, lambda db: pauses.write_report(db, session, call), answer)
+        await self._fenced(
+            session, epoch, lambda db: pauses.write_report(db, session, call), answer
+        )
 
     async def silent(self, since: float) -> list[str]:
         """See `Catalog.silent`."""
@@ -186,23 +196,25 @@ class SqliteCatalog:
 
     async def commit_build(self, session: str, commit: BuildCommit, epoch: int) -> None:
         """See `Catalog.commit_build`."""
-        await self._fenced(session, epoch, lambda db: episodes.replace_episodes(db, session, commit))
+        await self._fenced(
+            session, epoch, lambda db: episodes.replace_episodes(db, session, commit)
+        )
 
     async def forget_episodes(self, session: str, epoch: int) -> None:
         """See `Catalog.forget_episodes`."""
         await self._fenced(session, epoch, lambda db: episodes.forget(db, session))
 
-    async def delete(self, session: str, answer: Remembered | None) -> list[Leftover]:
+    async def delete(self, session: str, answer: IdempotencyRecord | None) -> list[OrphanedPages]:
         """See `Catalog.delete`."""
         leftovers = await self._write(lambda db: sharing.delete(db, session), answer)
         self._claims.forget(session)
         return leftovers
 
-    async def leftovers(self) -> list[Leftover]:
+    async def leftovers(self) -> list[OrphanedPages]:
         """See `Catalog.leftovers`."""
         return await self._read(sharing.read_leftovers)
 
-    async def dropped(self, leftover: Leftover) -> None:
+    async def dropped(self, leftover: OrphanedPages) -> None:
         """See `Catalog.dropped`."""
         await self._write(lambda db: sharing.forget_leftover(db, leftover))
 
@@ -217,14 +229,18 @@ class SqliteCatalog:
             except (sqlite3.Error, ValueError) as error:
                 raise CatalogError(f"the catalog could not be read: {error}") from error
 
-    async def _fenced(self, session: str, epoch: int, work: Work[None], answer: Remembered | None = None) -> None:
+    async def _fenced(
+        self, session: str, epoch: int, work: Work[None], answer: IdempotencyRecord | None = None
+    ) -> None:
         async def fenced(db: aiosqlite.Connection) -> None:
             await fence(db, session, epoch)
             await work(db)
 
         await self._write(fenced, answer)
 
-    async def _write(self, work: Work[T], answer: Remembered | None = None, made: str = "") -> T:
+    async def _write(
+        self, work: Work[T], answer: IdempotencyRecord | None = None, made: str = ""
+    ) -> T:
         """Run `work` and remember its answer, as one transaction that no cancellation breaks off."""
 
         async def write() -> T:
@@ -233,7 +249,7 @@ class SqliteCatalog:
                 await answers.remember(db, answer, made, self._answers)
             return result
 
-        return await unbroken(write())
+        return await run_to_completion(write())
 
     @asynccontextmanager
     async def _transaction(self) -> AsyncIterator[aiosqlite.Connection]:

@@ -20,20 +20,26 @@ async def restore(db: aiosqlite.Connection, dump: SessionDump) -> None:
     # Its rows are stored already: what an earlier session of that id left must not be dropped with them.
     await db.execute("DELETE FROM leftovers WHERE owner = ?", (id,))
     await sessions.add(db, dump.session, dump.worker_state)
-    await db.executemany("INSERT INTO turns VALUES (?, ?, ?, ?, ?, ?)", [rows.turn_row(turn) for turn in dump.turns])
     await db.executemany(
-        f"INSERT INTO calls VALUES ({', '.join('?' * 18)})", [_call_row(id, call) for call in dump.calls]
+        "INSERT INTO turns VALUES (?, ?, ?, ?, ?, ?)", [rows.turn_row(turn) for turn in dump.turns]
+    )
+    await db.executemany(
+        f"INSERT INTO calls VALUES ({', '.join('?' * 18)})",
+        [_call_row(id, call) for call in dump.calls],
     )
     await db.executemany(
         "INSERT INTO repairs VALUES (?, ?, ?, ?, ?, ?, ?)",
-        [(id, each.number, each.turn, each.at, *rows.repair_columns(each.report, each.details))
-         for each in dump.repairs],
-    )  # fmt: skip
+        [
+            (id, each.number, each.turn, each.at, *rows.repair_columns(each.report, each.details))
+            for each in dump.repairs
+        ],
+    )
     await _restore_episodes(db, dump)
 
 
 async def _restore_episodes(db: aiosqlite.Connection, dump: SessionDump) -> None:
-    id, found = dump.session.id, dump.episodes
+    id = dump.session.id
+    found = dump.episodes
     if found == EpisodeSet():
         return
     await episodes.add_segments(db, id, SegmentsCommit(dump.segments, replace(found, episodes=())))
@@ -45,6 +51,19 @@ async def _restore_episodes(db: aiosqlite.Connection, dump: SessionDump) -> None
 def _call_row(session: str, call: PendingCall) -> tuple[object, ...]:
     """The columns of `calls`, in order."""
     made = (session, call.turn, call.position, call.call.id, call.call.name, call.call.arguments)
-    told = (call.status.value, call.result, call.started, call.arguments, rows.pieces_text(call), call.heard_at)
-    repaired = (call.batch, call.call_signal, call.delta_due, call.delta_repaired, call.result_repaired)
+    told = (
+        call.status.value,
+        call.result,
+        call.started,
+        call.arguments,
+        rows.pieces_text(call),
+        call.heard_at,
+    )
+    repaired = (
+        call.batch,
+        call.call_signal,
+        call.delta_due,
+        call.delta_repaired,
+        call.result_repaired,
+    )
     return (*made, *told, *repaired, call.said)

@@ -60,7 +60,9 @@ async def _create_or_check(connection: aiosqlite.Connection, path: Path) -> None
         await connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
         await connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
     elif application["application_id"] != APPLICATION_ID:
-        raise CatalogError(f"{path} is a database of another program; give the catalog a file of its own")
+        raise CatalogError(
+            f"{path} is a database of another program; give the catalog a file of its own"
+        )
     elif version["user_version"] != SCHEMA_VERSION:
         raise CatalogVersion(
             f"{path} has catalog version {version['user_version']}, this kvrecall reads version {SCHEMA_VERSION}; "

@@ -25,7 +25,9 @@ async def read_segments(db: aiosqlite.Connection, session: str) -> list[SegmentR
 
 async def read_built(db: aiosqlite.Connection, session: str, episode: str) -> bytes:
     """An episode as the worker built it. Raises UnknownEpisode."""
-    row = await one(db, "SELECT built FROM built_episodes WHERE session = ? AND episode = ?", (session, episode))
+    row = await one(
+        db, "SELECT built FROM built_episodes WHERE session = ? AND episode = ?", (session, episode)
+    )
     if row is None:
         raise UnknownEpisode(session, episode)
     return bytes(row["built"])
@@ -39,7 +41,10 @@ async def add_segments(db: aiosqlite.Connection, session: str, commit: SegmentsC
     )
     await db.executemany(
         "UPDATE episodes SET centroid = ?, segments = ?, tokens = ? WHERE session = ? AND id = ?",
-        [(each.centroid, each.segments, each.tokens, session, each.id) for each in commit.found.episodes],
+        [
+            (each.centroid, each.segments, each.tokens, session, each.id)
+            for each in commit.found.episodes
+        ],
     )
     await _write_set(db, session, commit.found)
 
@@ -74,7 +79,9 @@ async def forget(db: aiosqlite.Connection, session: str) -> None:
 async def count_match(db: aiosqlite.Connection, session: str, matched: str, active: str) -> None:
     """A turn was matched with an episode, and left one active."""
     await db.execute("UPDATE episode_sets SET active = ? WHERE session = ?", (active, session))
-    await db.execute("UPDATE episodes SET matched = matched + 1 WHERE session = ? AND id = ?", (session, matched))
+    await db.execute(
+        "UPDATE episodes SET matched = matched + 1 WHERE session = ? AND id = ?", (session, matched)
+    )
 
 
 async def _drop_episodes(db: aiosqlite.Connection, session: str) -> None:

@@ -14,7 +14,9 @@ _KNOWN_SINCE = ("repairs", "episode_sets", "segments", "episodes", "built_episod
 
 async def fork(db: aiosqlite.Connection, commit: ForkCommit) -> None:
     """Add the child, within a transaction of the caller. Raises UnknownSession, UnknownTurn."""
-    parent, child, turns = commit.parent, commit.session.id, commit.turns
+    parent = commit.parent
+    child = commit.session.id
+    turns = commit.turns
     row = await one(db, "SELECT turns FROM sessions WHERE id = ?", (parent,))
     if row is None:
         raise UnknownSession(parent)
@@ -34,7 +36,9 @@ async def fork(db: aiosqlite.Connection, commit: ForkCommit) -> None:
 
 async def _copy(db: aiosqlite.Connection, table: str, parent: str, child: str, where: str) -> None:
     """Rows of a table with a column `session`."""
-    found = await every(db, "SELECT name FROM pragma_table_info(?) WHERE name <> 'session'", (table,))
+    found = await every(
+        db, "SELECT name FROM pragma_table_info(?) WHERE name <> 'session'", (table,)
+    )
     columns = ", ".join(row["name"] for row in found)
     insert = f"INSERT INTO {table} (session, {columns}) SELECT ?, {columns} FROM {table} WHERE session = ? AND {where}"
     await db.execute(insert, (child, parent))

@@ -3,13 +3,15 @@
 import aiosqlite
 
 from kvrecall.domain.errors import IdempotencyConflict
-from services.catalog.base import IdempotencyKey, Remembered
+from services.catalog.base import IdempotencyKey, IdempotencyRecord
 from services.catalog.sqlite.statements import one
 
 _TELLS_OF_WHAT_IS = "(made = '' OR made IN (SELECT id FROM sessions))"
 
 
-async def remember(db: aiosqlite.Connection, answer: Remembered | None, made: str, most: int) -> None:
+async def remember(
+    db: aiosqlite.Connection, answer: IdempotencyRecord | None, made: str, most: int
+) -> None:
     """Keep an answer, of a request that made the session `made` (empty: none), and forget all but the last `most`."""
     if answer is None:
         return

@@ -131,7 +131,9 @@ def repair_columns(report: RepairReport, details: RepairDetails) -> tuple[str, s
 def repair_value(row: sqlite3.Row) -> RepairRecord:
     """The repair of a row."""
     details = RepairDetails(row["signal"], token_values(row["positions"]))
-    return RepairRecord(row["number"], row["turn"], row["at"], REPAIR.validate_json(row["report"]), details)
+    return RepairRecord(
+        row["number"], row["turn"], row["at"], REPAIR.validate_json(row["report"]), details
+    )
 
 
 def episode_row(session: str, number: int, episode: EpisodeRecord) -> tuple[object, ...]:
@@ -154,7 +156,9 @@ def episode_value(row: sqlite3.Row) -> EpisodeRecord:
 
 def episode_set_value(row: sqlite3.Row, episodes: tuple[EpisodeRecord, ...]) -> EpisodeSet:
     """The set of a row, with its episodes."""
-    return EpisodeSet(**{name: row[name] for name in EPISODE_SET_COLUMNS}, active=row["active"], episodes=episodes)
+    return EpisodeSet(
+        **{name: row[name] for name in EPISODE_SET_COLUMNS}, active=row["active"], episodes=episodes
+    )
 
 
 def episode_set_row(found: EpisodeSet) -> tuple[object, ...]:

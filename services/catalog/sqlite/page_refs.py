@@ -11,7 +11,7 @@ import aiosqlite
 
 from kvrecall.domain.errors import UnknownSession
 from kvrecall.domain.session import SharedPages
-from services.catalog.base import KnownPrefix, Leftover
+from services.catalog.base import KnownPrefix, OrphanedPages
 from services.catalog.serialization import token_bytes, token_values
 from services.catalog.sqlite.statements import check_session, every, one
 
@@ -22,10 +22,15 @@ _PROMISED = -1
 async def read_shares(db: aiosqlite.Connection, session: str) -> tuple[SharedPages, ...]:
     """The pages of others that the session begins with."""
     query = "SELECT owner, pages FROM shares WHERE session = ? AND place > ? ORDER BY place"
-    return tuple(SharedPages(row["owner"], row["pages"]) for row in await every(db, query, (session, _PROMISED)))
+    return tuple(
+        SharedPages(row["owner"], row["pages"])
+        for row in await every(db, query, (session, _PROMISED))
+    )
 
 
-async def replace_shares(db: aiosqlite.Connection, session: str, shared: Sequence[SharedPages]) -> None:
+async def replace_shares(
+    db: aiosqlite.Connection, session: str, shared: Sequence[SharedPages]
+) -> None:
     """Count just these from now on."""
     await db.execute("DELETE FROM shares WHERE session = ?", (session,))
     values = [(session, each.owner, each.pages, place) for place, each in enumerate(shared)]
@@ -55,7 +60,9 @@ async def check_shared(db: aiosqlite.Connection, shared: Sequence[SharedPages]) 
 async def add_prefix(db: aiosqlite.Connection, digest: str, prefix: KnownPrefix) -> None:
     """Let others share a session's first tokens, unless they share another's already."""
     values = (digest, prefix.owner, token_bytes(prefix.token_ids))
-    await db.execute("INSERT INTO prefixes VALUES (?, ?, ?) ON CONFLICT (digest) DO NOTHING", values)
+    await db.execute(
+        "INSERT INTO prefixes VALUES (?, ?, ?) ON CONFLICT (digest) DO NOTHING", values
+    )
 
 
 async def read_prefix(db: aiosqlite.Connection, digest: str) -> KnownPrefix | None:
@@ -69,12 +76,16 @@ async def read_kept(db: aiosqlite.Connection) -> list[SharedPages]:
     return [SharedPages(row["owner"], row["used"]) for row in await _kept(db) if row["used"]]
 
 
-async def delete(db: aiosqlite.Connection, session: str) -> list[Leftover]:
+async def delete(db: aiosqlite.Connection, session: str) -> list[OrphanedPages]:
     """Forget a session: its leftover, then all others that there are. Raises UnknownSession."""
     if await one(db, "DELETE FROM sessions WHERE id = ? RETURNING id", (session,)) is None:
         raise UnknownSession(session)
-    own = Leftover(session, await _used(db, session))
-    shrunk = [Leftover(row["owner"], row["used"]) for row in await _kept(db) if row["used"] < row["pages"]]
+    own = OrphanedPages(session, await _used(db, session))
+    shrunk = [
+        OrphanedPages(row["owner"], row["used"])
+        for row in await _kept(db)
+        if row["used"] < row["pages"]
+    ]
     changed = [(each.session, each.keep_pages) for each in (own, *shrunk)]
     await db.executemany("REPLACE INTO kept VALUES (?, ?)", changed)
     await db.execute("DELETE FROM kept WHERE pages = 0")
@@ -82,15 +93,17 @@ async def delete(db: aiosqlite.Connection, session: str) -> list[Leftover]:
     return [own, *(left for left in await read_leftovers(db) if left != own)]
 
 
-async def read_leftovers(db: aiosqlite.Connection) -> list[Leftover]:
+async def read_leftovers(db: aiosqlite.Connection) -> list[OrphanedPages]:
     """What was not dropped yet."""
     rows = await every(db, "SELECT owner, kept FROM leftovers ORDER BY owner", ())
-    return [Leftover(row["owner"], row["kept"]) for row in rows]
+    return [OrphanedPages(row["owner"], row["kept"]) for row in rows]
 
 
-async def forget_leftover(db: aiosqlite.Connection, left: Leftover) -> None:
+async def forget_leftover(db: aiosqlite.Connection, left: OrphanedPages) -> None:
     """It was dropped; a later one, of which fewer pages are kept, stays."""
-    await db.execute("DELETE FROM leftovers WHERE owner = ? AND kept = ?", (left.session, left.keep_pages))
+    await db.execute(
+        "DELETE FROM leftovers WHERE owner = ? AND kept = ?", (left.session, left.keep_pages)
+    )
 
 
 async def _are_there(db: aiosqlite.Connection, shared: SharedPages) -> bool:
@@ -99,7 +112,9 @@ async def _are_there(db: aiosqlite.Connection, shared: SharedPages) -> bool:
 
 
 async def _used(db: aiosqlite.Connection, owner: str) -> int:
-    row = await one(db, "SELECT coalesce(max(pages), 0) AS used FROM shares WHERE owner = ?", (owner,))
+    row = await one(
+        db, "SELECT coalesce(max(pages), 0) AS used FROM shares WHERE owner = ?", (owner,)
+    )
     assert row is not None, "an aggregate has one row"
     return int(row["used"])
 

@@ -19,7 +19,9 @@ from services.catalog.sqlite.statements import check_session, every, fence, one
 
 async def add(db: aiosqlite.Connection, session: Session, worker_state: bytes) -> None:
     """A new session."""
-    await db.execute("INSERT INTO sessions VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", rows.session_row(session))
+    await db.execute(
+        "INSERT INTO sessions VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", rows.session_row(session)
+    )
     await db.execute("INSERT INTO worker_states VALUES (?, ?)", (session.id, worker_state))
     await sharing.replace_shares(db, session.id, session.shared)
 
@@ -40,12 +42,18 @@ async def read_state(db: aiosqlite.Connection, session: str) -> bytes:
     return bytes(row["state"])
 
 
-async def read_page(db: aiosqlite.Connection, limit: int, cursor: str | None, tenant: str) -> SessionPage:
+async def read_page(
+    db: aiosqlite.Connection, limit: int, cursor: str | None, tenant: str
+) -> SessionPage:
     """Some sessions of a tenant, newest first. Raises InvalidRequest."""
-    where, bounds = "", tuple[object, ...]()
+    where = ""
+    bounds = tuple[object, ...]()
     if cursor is not None:
-        where, bounds = "AND (created_at, id) < (?, ?)", cursor_value(cursor)
-    query = f"SELECT * FROM sessions WHERE tenant = ? {where} ORDER BY created_at DESC, id DESC LIMIT ?"
+        where = "AND (created_at, id) < (?, ?)"
+        bounds = cursor_value(cursor)
+    query = (
+        f"SELECT * FROM sessions WHERE tenant = ? {where} ORDER BY created_at DESC, id DESC LIMIT ?"
+    )
     found = await every(db, query, (tenant, *bounds, limit + 1))
     sessions = tuple([await _session(db, row) for row in found[:limit]])
     return SessionPage(sessions, cursor_text(sessions[-1]) if len(found) > limit else None)
@@ -53,7 +61,9 @@ async def read_page(db: aiosqlite.Connection, limit: int, cursor: str | None, te
 
 async def read_ids(db: aiosqlite.Connection) -> list[str]:
     """Every session there is, the oldest first."""
-    return [row["id"] for row in await every(db, "SELECT id FROM sessions ORDER BY created_at, id", ())]
+    return [
+        row["id"] for row in await every(db, "SELECT id FROM sessions ORDER BY created_at, id", ())
+    ]
 
 
 async def read_turns(db: aiosqlite.Connection, session: str, after: int, limit: int) -> list[Turn]:
@@ -65,7 +75,9 @@ async def read_turns(db: aiosqlite.Connection, session: str, after: int, limit: 
 async def read_tokens(db: aiosqlite.Connection, session: str) -> tuple[int, ...]:
     """Every token of every turn. Raises UnknownSession."""
     await check_session(db, session)
-    found = await every(db, "SELECT token_ids FROM turns WHERE session = ? ORDER BY number", (session,))
+    found = await every(
+        db, "SELECT token_ids FROM turns WHERE session = ? ORDER BY number", (session,)
+    )
     return token_values(b"".join(row["token_ids"] for row in found))
 
 
@@ -80,7 +92,9 @@ async def read_call(db: aiosqlite.Connection, session: str, call: str) -> Pendin
 
 async def read_length(db: aiosqlite.Connection, tenant: str) -> int:
     """Tokens of a tenant's sessions together."""
-    row = await one(db, "SELECT coalesce(sum(length), 0) AS tokens FROM sessions WHERE tenant = ?", (tenant,))
+    row = await one(
+        db, "SELECT coalesce(sum(length), 0) AS tokens FROM sessions WHERE tenant = ?", (tenant,)
+    )
     assert row is not None, "an aggregate has one row"
     return int(row["tokens"])
 
@@ -96,7 +110,8 @@ async def take_over(db: aiosqlite.Connection, session: str, worker: str) -> int:
 
 async def add_turn(db: aiosqlite.Connection, commit: TurnCommit, epoch: int) -> None:
     """Everything that a turn changes. Raises UnknownSession, StaleEpoch."""
-    turn, outcome = commit.turn, commit.turn.outcome
+    turn = commit.turn
+    outcome = commit.turn.outcome
     await fence(db, turn.session, epoch)
     await db.execute("INSERT INTO turns VALUES (?, ?, ?, ?, ?, ?)", rows.turn_row(turn))
     await db.execute(
@@ -116,7 +131,9 @@ async def add_turn(db: aiosqlite.Connection, commit: TurnCommit, epoch: int) -> 
         await sharing.add_prefix(db, commit.digest, commit.prefix)
 
 
-async def add_repair(db: aiosqlite.Connection, session: str, commit: RepairCommit, epoch: int) -> None:
+async def add_repair(
+    db: aiosqlite.Connection, session: str, commit: RepairCommit, epoch: int
+) -> None:
     """What a repair changed. Raises UnknownSession, StaleEpoch."""
     await fence(db, session, epoch)
     await pauses.mark_repaired(db, session, commit)
@@ -132,7 +149,9 @@ async def add_repair(db: aiosqlite.Connection, session: str, commit: RepairCommi
 
 async def _session(db: aiosqlite.Connection, row: sqlite3.Row) -> Session:
     calls = await every(
-        db, "SELECT * FROM calls WHERE session = ? AND said IS NULL ORDER BY turn, position", (row["id"],)
+        db,
+        "SELECT * FROM calls WHERE session = ? AND said IS NULL ORDER BY turn, position",
+        (row["id"],),
     )
     repairs = await pauses.reports_since(db, row["id"], row["turns"])
     shared = await sharing.read_shares(db, row["id"])

@@ -14,7 +14,9 @@ async def one(db: aiosqlite.Connection, query: str, values: Sequence[object]) ->
     return found[0] if found else None
 
 
-async def every(db: aiosqlite.Connection, query: str, values: Sequence[object]) -> list[sqlite3.Row]:
+async def every(
+    db: aiosqlite.Connection, query: str, values: Sequence[object]
+) -> list[sqlite3.Row]:
     """All rows."""
     return list(await db.execute_fetchall(query, values))
 
@@ -31,4 +33,6 @@ async def fence(db: aiosqlite.Connection, session: str, epoch: int) -> None:
     """Let nobody write who was taken over from. Raises UnknownSession, StaleEpoch."""
     now = await check_session(db, session)
     if now != epoch:
-        raise StaleEpoch(f"session {session!r} is at epoch {now}, not {epoch}: another process took it over")
+        raise StaleEpoch(
+            f"session {session!r} is at epoch {now}, not {epoch}: another process took it over"
+        )

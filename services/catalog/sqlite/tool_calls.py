@@ -28,13 +28,23 @@ async def end_pause(db: aiosqlite.Connection, commit: TurnCommit) -> None:
             "UPDATE calls SET status = ?, result = ? WHERE session = ? AND id = ? AND said IS NULL",
             (CallStatus.COMPLETED.value, result, turn.session, call),
         )
-    await db.execute("UPDATE calls SET said = ? WHERE session = ? AND said IS NULL", (turn.number, turn.session))
+    await db.execute(
+        "UPDATE calls SET said = ? WHERE session = ? AND said IS NULL", (turn.number, turn.session)
+    )
 
 
 async def begin_pause(db: aiosqlite.Connection, turn: Turn, calls: Iterable[ToolCall]) -> None:
     """A turn ended on tool calls."""
     for position, call in enumerate(calls):
-        values = (turn.session, turn.number, position, call.id, call.name, call.arguments, CallStatus.PENDING.value)
+        values = (
+            turn.session,
+            turn.number,
+            position,
+            call.id,
+            call.name,
+            call.arguments,
+            CallStatus.PENDING.value,
+        )
         await db.execute(
             "INSERT INTO calls VALUES (?, ?, ?, ?, ?, ?, ?, NULL, 0, '', '{}', ?, 0, '', 0, 0, 0, NULL)",
             (*values, time.time()),
@@ -56,7 +66,16 @@ async def write_report(db: aiosqlite.Connection, session: str, call: PendingCall
     await db.execute(
         "UPDATE calls SET started = ?, running = ?, pieces = ?, delta_due = ?, status = ?, result = ?, batch = ?,"
         " heard_at = ? WHERE session = ? AND turn = ? AND position = ?",
-        (*told, call.status.value, call.result, call.batch, time.time(), session, call.turn, call.position),
+        (
+            *told,
+            call.status.value,
+            call.result,
+            call.batch,
+            time.time(),
+            session,
+            call.turn,
+            call.position,
+        ),
     )
 
 
@@ -73,11 +92,21 @@ async def mark_repaired(db: aiosqlite.Connection, session: str, commit: RepairCo
         await db.execute("UPDATE sessions SET output_due = 0 WHERE id = ?", (session,))
         return
     change, where, values = {
-        RepairTrigger.TOOL_CALL: ("call_signal = ?", "position = ?", (repair.text, session, repair.position)),
-        RepairTrigger.TOOL_DELTA: ("delta_repaired = ?", "position = ?", (repair.reach, session, repair.position)),
+        RepairTrigger.TOOL_CALL: (
+            "call_signal = ?",
+            "position = ?",
+            (repair.text, session, repair.position),
+        ),
+        RepairTrigger.TOOL_DELTA: (
+            "delta_repaired = ?",
+            "position = ?",
+            (repair.reach, session, repair.position),
+        ),
         RepairTrigger.TOOL_RESULT: ("result_repaired = ?", "batch = ?", (1, session, repair.batch)),
     }[repair.trigger]
-    await db.execute(f"UPDATE calls SET {change} WHERE session = ? AND said IS NULL AND {where}", values)
+    await db.execute(
+        f"UPDATE calls SET {change} WHERE session = ? AND said IS NULL AND {where}", values
+    )
 
 
 async def add_repair(
@@ -102,7 +131,11 @@ async def read_repairs(db: aiosqlite.Connection, session: str, limit: int) -> li
     return [rows.repair_value(row) for row in await every(db, query, (session, limit))]
 
 
-async def reports_since(db: aiosqlite.Connection, session: str, turns: int) -> tuple[RepairReport, ...]:
+async def reports_since(
+    db: aiosqlite.Connection, session: str, turns: int
+) -> tuple[RepairReport, ...]:
     """The reports of the repairs that were run after that many turns, in the order they were run."""
     query = "SELECT report FROM repairs WHERE session = ? AND turn > ? ORDER BY number"
-    return tuple(REPAIR.validate_json(row["report"]) for row in await every(db, query, (session, turns)))
+    return tuple(
+        REPAIR.validate_json(row["report"]) for row in await every(db, query, (session, turns))
+    )

@@ -42,9 +42,17 @@ def make_engine(model: LoadedModel) -> Iterator[Callable[..., Engine]]:
 
     def make(sinks: int = 0) -> Engine:
         shape = model.shape
-        layout = PageLayout(shape.n_layers, shape.n_kv_heads, shape.head_dim, model.dtype, model.fingerprint)
+        layout = PageLayout(
+            shape.n_layers, shape.n_kv_heads, shape.head_dim, model.dtype, model.fingerprint
+        )
         settings = WorkerSettings(
-            slots=1, max_budget=256, block_tokens=1024, prompt_tokens=1024, sinks=sinks, recent=0, turn_share=0
+            slots=1,
+            max_budget=256,
+            block_tokens=1024,
+            prompt_tokens=1024,
+            sinks=sinks,
+            recent=0,
+            turn_share=0,
         )
         tokenizer = load_tokenizer(MODEL_PATH, model.eos_token_ids)
         made.append(Engine(Parts(model, tokenizer, RowStore(layout, [RamTier(1 << 28)]), settings)))
@@ -66,15 +74,20 @@ def _theirs(case: dict[str, Any], what: str = "kept") -> Rows:
     return [[_positions(head[what]) for head in layer] for layer in case["layers"]]
 
 
-def _ours(engine: Engine, case: dict[str, Any], budget: int, *, repeat_from: int = 0, **settings: Any) -> Rows:
+def _ours(
+    engine: Engine, case: dict[str, Any], budget: int, *, repeat_from: int = 0, **settings: Any
+) -> Rows:
     """What a session holds after the input was said in one block and its eviction.
 
     A method that repeats the block does so from its `repeat_from`th token on.
     """
     spec = wire.SessionSpec(
-        session="s", epoch=1, budget=budget, method=case["method"],
+        session="s",
+        epoch=1,
+        budget=budget,
+        method=case["method"],
         method_settings=json.dumps({**case["settings"], **settings}),
-    )  # fmt: skip
+    )
     session = engine.open(spec, wire.SessionState())
     engine.seat(session)
     engine.forward([session], torch.tensor([FIXTURE["inputs"][case["input"]]]))
@@ -82,7 +95,10 @@ def _ours(engine: Engine, case: dict[str, Any], budget: int, *, repeat_from: int
     engine.evict(session)
     engine.unseat(session)
     assert session.selection is not None, "a session without a slot has a selection"
-    return [[set(head[head != EMPTY].tolist()) for head in layer] for layer in session.selection.positions]
+    return [
+        [set(head[head != EMPTY].tolist()) for head in layer]
+        for layer in session.selection.positions
+    ]
 
 
 def _cases(*names: str) -> list[Any]:
@@ -117,7 +133,9 @@ def test_a_pyramid_of_layers_keeps_the_same_rows_but_for_rounding(
     case: dict[str, Any], make_engine: Callable[..., Engine]
 ) -> None:
     """Ours sums to the budget exactly; theirs rounds every layer for itself, so a layer may have a row more or less."""
-    ours, theirs, near = _ours(make_engine(), case, case["budget"]), _theirs(case), _theirs(case, "near")
+    ours = _ours(make_engine(), case, case["budget"])
+    theirs = _theirs(case)
+    near = _theirs(case, "near")
     for our_heads, their_heads, near_heads in zip(ours, theirs, near, strict=True):
         for our, their, tied in zip(our_heads, their_heads, near_heads, strict=True):
             assert abs(len(our) - len(their)) <= 1

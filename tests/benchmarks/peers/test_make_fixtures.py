@@ -26,7 +26,8 @@ def test_every_method_that_kvpress_has_is_compared() -> None:
 
 
 @pytest.mark.parametrize(
-    ("held", "text"), [([], ""), ([3], "3"), ([0, 1, 2, 5], "0-2,5"), ([1, 2, 4, 5, 7], "1-2,4-5,7")]
+    ("held", "text"),
+    [([], ""), ([3], "3"), ([0, 1, 2, 5], "0-2,5"), ([1, 2, 4, 5, 7], "1-2,4-5,7")],
 )
 def test_rows_are_written_as_ranges(held: list[int], text: str) -> None:
     mask = torch.zeros(9, dtype=torch.bool)
@@ -37,8 +38,13 @@ def test_rows_are_written_as_ranges(held: list[int], text: str) -> None:
 def test_only_scores_next_to_the_cut_on_both_sides_are_near() -> None:
     scores = torch.tensor([[3.0, 1, 1 + 1e-6, 1, 0], [5, 4, 3, 2, 1]])
     kept = torch.tensor([[True, True, True, False, False], [True, True, False, False, False]])
-    assert near_the_cut(scores, kept, pooled=False).tolist() == [[False, True, True, True, False], [False] * 5]
-    assert not near_the_cut(scores, kept, pooled=True).any(), "over both heads 1 is kept and 3 is not"
+    assert near_the_cut(scores, kept, pooled=False).tolist() == [
+        [False, True, True, True, False],
+        [False] * 5,
+    ]
+    assert not near_the_cut(scores, kept, pooled=True).any(), (
+        "over both heads 1 is kept and 3 is not"
+    )
 
 
 def test_a_chunks_rows_share_the_mean_over_all_heads() -> None:

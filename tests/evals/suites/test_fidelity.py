@@ -20,7 +20,11 @@ SetupOf = Callable[..., Setup]
 @pytest.fixture
 def recorded(tmp_path: Path) -> Path:
     """Two recordings: one of several topics, one of a tool's use."""
-    call = {"id": "c1", "type": "function", "function": {"name": "ticket_owner", "arguments": '{"ticket": "123"}'}}
+    call = {
+        "id": "c1",
+        "type": "function",
+        "function": {"name": "ticket_owner", "arguments": '{"ticket": "123"}'},
+    }
     with_a_tool = [
         {"role": "user", "content": "Who owns ticket 123?"},
         {"role": "assistant", "content": None, "tool_calls": [call]},
@@ -34,7 +38,9 @@ def recorded(tmp_path: Path) -> Path:
     return path
 
 
-def replayed(setup: Setup, recorded: Path, budgets: list[str], arm: str, limit: int = 1) -> list[Any]:
+def replayed(
+    setup: Setup, recorded: Path, budgets: list[str], arm: str, limit: int = 1
+) -> list[Any]:
     suite = fidelity.suite(setup, arms_of([arm]), budgets, [recorded], limit, 1200)
     return [record for unit in suite.units for record in suite.run(unit)]
 
@@ -55,12 +61,16 @@ def test_a_method_with_episodes_builds_them_on_the_way_the_same_every_time(
     setup_of: SetupOf, recorded: Path, timeless: Callable[[Any], Any]
 ) -> None:
     first = replayed(setup_of("full"), recorded, ["96"], "epicache@uniform")
-    assert timeless(first) == timeless(replayed(setup_of("full"), recorded, ["96"], "epicache@uniform"))
+    assert timeless(first) == timeless(
+        replayed(setup_of("full"), recorded, ["96"], "epicache@uniform")
+    )
     without = replayed(setup_of("full"), recorded, ["96"], "epicache+none@uniform")
     assert [record["kl"] for record in first] != [record["kl"] for record in without]
 
 
-def test_tool_calls_and_their_results_are_said_as_they_were(setup_of: SetupOf, recorded: Path) -> None:
+def test_tool_calls_and_their_results_are_said_as_they_were(
+    setup_of: SetupOf, recorded: Path
+) -> None:
     found = replayed(setup_of("full"), recorded, ["1200"], "keydiff", limit=2)
     assert len([record for record in found if record["recording"] == "runs 2"]) == 2
 

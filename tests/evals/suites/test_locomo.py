@@ -23,7 +23,9 @@ SetupOf = Callable[..., Setup]
 
 def test_a_file_is_read_with_the_questions_whose_evidence_is_there(locomo_file: Path) -> None:
     told = read(locomo_file)
-    assert [line.id for line in told.lines] == [f"D{session}:{at}" for session in (1, 2) for at in range(1, 5)]
+    assert [line.id for line in told.lines] == [
+        f"D{session}:{at}" for session in (1, 2) for at in range(1, 5)
+    ]
     assert [(asked.category, asked.evidence) for asked in told.questions] == [
         ("single-hop", {"D1:3"}),
         ("multi-hop", {"D2:1", "D2:3"}),
@@ -48,8 +50,12 @@ def test_the_matched_episode_holds_the_evidence_of_a_clear_topic(locomo_file: Pa
     assert found == locomo_matching.run(Matching(str(locomo_file), 2, (1, 2), 0))
 
 
-@pytest.mark.parametrize(("wanted", "size", "segments"), [(1, 3, 10), (2, 4, 9), (3, 3, 7), (4, 3, 7)])
-def test_the_chance_to_hold_all_is_what_shuffles_give(wanted: int, size: int, segments: int) -> None:
+@pytest.mark.parametrize(
+    ("wanted", "size", "segments"), [(1, 3, 10), (2, 4, 9), (3, 3, 7), (4, 3, 7)]
+)
+def test_the_chance_to_hold_all_is_what_shuffles_give(
+    wanted: int, size: int, segments: int
+) -> None:
     rng = random.Random(0)
     draws = 20_000
     hits = sum(set(range(wanted)) <= set(rng.sample(range(segments), size)) for _ in range(draws))
@@ -74,7 +80,9 @@ def test_f1_by_hand(category: str, answer: str, reply: str, expected: float) -> 
     assert f1(reply, Asked("?", answer, category, frozenset())) == pytest.approx(expected)
 
 
-def test_a_history_is_cut_to_its_first_messages_and_knows_their_lines(setup_of: SetupOf, locomo_file: Path) -> None:
+def test_a_history_is_cut_to_its_first_messages_and_knows_their_lines(
+    setup_of: SetupOf, locomo_file: Path
+) -> None:
     tokenizer = harness.loaded(setup_of("full").model).tokenizer
     told = read(locomo_file)
     messages, lines = history_within(told, tokenizer, 10_000)
@@ -103,7 +111,17 @@ def test_the_suite_matches_all_files_and_answers_only_with_a_model(
     both = locomo.suite(locomo_file, None, 0, [2], [2, 4], answers)
     records = [record for unit in both.units for record in both.run(unit)]
     rows = both.rows(records)
-    assert [row["mean"] for row in rows if row.get("method") == "k-means" and row["condition"] == locomo_matching.SHARE]
-    told = {(row["method"], row["share"]): row["n"] for row in rows if row["condition"] == "F1, all questions"}
+    assert [
+        row["mean"]
+        for row in rows
+        if row.get("method") == "k-means" and row["condition"] == locomo_matching.SHARE
+    ]
+    told = {
+        (row["method"], row["share"]): row["n"]
+        for row in rows
+        if row["condition"] == "F1, all questions"
+    }
     assert told == {("full", "1/1"): 3, ("snapkv", "48"): 3}
-    assert timeless(records) == timeless([record for unit in both.units for record in both.run(unit)])
+    assert timeless(records) == timeless(
+        [record for unit in both.units for record in both.run(unit)]
+    )

@@ -28,7 +28,9 @@ def test_the_full_cache_answers_and_the_newest_rows_alone_do_not(setup_of: Setup
     assert sum(record["right"] for record in newest) <= 3
 
 
-def test_the_same_unit_finds_the_same_again(setup_of: SetupOf, timeless: Callable[[Any], Any]) -> None:
+def test_the_same_unit_finds_the_same_again(
+    setup_of: SetupOf, timeless: Callable[[Any], Any]
+) -> None:
     unit = small(setup_of("epicache", "1/4"))
     assert timeless(longconv.run(unit)) == timeless(longconv.run(unit))
 
@@ -49,8 +51,12 @@ def test_a_question_of_an_episode_says_what_it_was_matched_with(setup_of: SetupO
     assert all(record["rows_moved"] + record["rows_kept"] > 0 for record in questions)
 
 
-def test_a_suite_has_each_conversation_once_in_full_and_every_arm_at_every_budget(setup_of: SetupOf) -> None:
-    found = longconv.suite(small(setup_of("full")), arms_of(["snapkv", "full", "keydiff"]), ["1/8", "1/4"], 3)
+def test_a_suite_has_each_conversation_once_in_full_and_every_arm_at_every_budget(
+    setup_of: SetupOf,
+) -> None:
+    found = longconv.suite(
+        small(setup_of("full")), arms_of(["snapkv", "full", "keydiff"]), ["1/8", "1/4"], 3
+    )
     assert len(found.units) == 3 * (1 + 2 * 2)
     assert len(set(found.units)) == len(found.units)
     assert {unit.setup.seed for unit in found.units} == {11, 12, 13}

@@ -25,13 +25,19 @@ def test_every_answer_is_said_once_in_an_exchange_of_its_topic() -> None:
 def test_topics_come_in_stretches_and_come_back() -> None:
     topics = generate_topics(7, 4096).topics
     stretches = [topic for at, topic in enumerate(topics) if at == 0 or topic != topics[at - 1]]
-    assert sorted(stretches) == sorted([*set(topics)] * 2), "each topic is visited twice, never twice in a row"
+    assert sorted(stretches) == sorted([*set(topics)] * 2), (
+        "each topic is visited twice, never twice in a row"
+    )
 
 
 def test_a_question_follows_a_line_on_its_topic() -> None:
     question = generate_topics(1, 1000, n_questions=4).questions[0]
     roles = [(message["role"], message["content"]) for message in question.messages()]
-    assert roles == [("user", question.lead[0]), ("assistant", question.lead[1]), ("user", question.text)]
+    assert roles == [
+        ("user", question.lead[0]),
+        ("assistant", question.lead[1]),
+        ("user", question.text),
+    ]
 
 
 def test_only_the_value_itself_answers() -> None:

@@ -27,7 +27,9 @@ from evals.suites.mq_niah.examples import (
 from evals.suites.mq_niah.suite import Frontier
 from reference import MODEL_PATH
 
-TOKENS, DISTRACTORS, K = 700, 2, 24
+TOKENS = 700
+DISTRACTORS = 2
+K = 24
 PROTOCOL = Protocol(str(MODEL_PATH), 4, "1/6", TOKENS, DISTRACTORS)
 
 
@@ -86,7 +88,9 @@ def test_spans_are_the_tokens_of_key_and_value(case: Case) -> None:
     tokenizer = harness.loaded(str(MODEL_PATH)).tokenizer
     said = [
         token
-        for segment in tokenizer.prompt([], [dict(message) for message in case.example.context], [], False)
+        for segment in tokenizer.prompt(
+            [], [dict(message) for message in case.example.context], [], False
+        )
         for token in segment.token_ids
     ]
     for needle in case.example.needles:
@@ -103,7 +107,9 @@ def test_the_full_cache_answers_everything_and_its_base_holds_a_budget(case: Cas
     assert tokens_held(ready.state).tolist() == [*ready.base.tolist(), *case.cache.after.tolist()]
 
 
-def test_sinks_the_newest_tokens_and_the_first_turn_stay_in_every_condition_but_a_swap(case: Case) -> None:
+def test_sinks_the_newest_tokens_and_the_first_turn_stay_in_every_condition_but_a_swap(
+    case: Case,
+) -> None:
     ready = case.before()
     kept = {*case.cache.kept.nonzero().flatten().tolist(), *case.cache.after.tolist()}
     newest = {*case.cache.after.tolist()[-case.cache.replayed.engine.settings.recent :], 0, 1, 2, 3}
@@ -138,7 +144,9 @@ def test_ours_brings_back_what_is_asked(case: Case) -> None:
     ready = case.before()
     brought = CONDITIONS[SPREAD](ready, K)
     assert case.overlap(case.cache.held_of_context(brought.state), case.second) > 0.9
-    nothing = case.cache.replayed.repaired(ready.state, K, OURS, [question_of(case.second)], lambda: True)
+    nothing = case.cache.replayed.repaired(
+        ready.state, K, OURS, [question_of(case.second)], lambda: True
+    )
     assert nothing.report.cut
     assert tokens_held(nothing.state).tolist() == tokens_held(ready.state).tolist()
 
@@ -157,8 +165,14 @@ def test_a_unit_that_runs_twice_finds_the_same_and_is_resumed(
     kept.close()
     assert first[-1]["kind"] == "stored"
     assert [(each["condition"], each["k"]) for each in first[:-1]] == [
-        (FULL, 0), (MATCHED, 8), (MATCHED, K), ("Random-K", 8), ("Random-K", K), (SPREAD, 8), (SPREAD, K),
-    ]  # fmt: skip
+        (FULL, 0),
+        (MATCHED, 8),
+        (MATCHED, K),
+        ("Random-K", 8),
+        ("Random-K", K),
+        (SPREAD, 8),
+        (SPREAD, K),
+    ]
 
 
 def test_rows_have_scores_gains_and_partitions() -> None:
@@ -173,13 +187,31 @@ def test_rows_have_scores_gains_and_partitions() -> None:
             "partition": partition,
             "k": k,
         }
-        sizes = {"context": 2000, "budget": 250 + k, "active_rows": 300 + k, "exact": float(right == 1)}
-        return {**told, **sizes, "condition": condition, "right": right, "held": 0.5, "overlap": 0.25, "seconds": 0.01}
+        sizes = {
+            "context": 2000,
+            "budget": 250 + k,
+            "active_rows": 300 + k,
+            "exact": float(right == 1),
+        }
+        return {
+            **told,
+            **sizes,
+            "condition": condition,
+            "right": right,
+            "held": 0.5,
+            "overlap": 0.25,
+            "seconds": 0.01,
+        }
 
     found = [
         record(condition, k, partition, right)
         for partition in ("14→23", "24→13")
-        for condition, k, right in ((FULL, 0, 1.0), (MATCHED, 8, 0.0), (MATCHED, 48, 0.5), (SPREAD, 8, 0.5))
+        for condition, k, right in (
+            (FULL, 0, 1.0),
+            (MATCHED, 8, 0.0),
+            (MATCHED, 48, 0.5),
+            (SPREAD, 8, 0.5),
+        )
     ]
     rows = mq_niah.suite(PROTOCOL, [4], [8], 5, 1, {4: "1/6"}).rows(found)
     gains = [row for row in rows if "against" in row]
@@ -191,12 +223,17 @@ def test_rows_have_scores_gains_and_partitions() -> None:
 
 def test_a_suite_is_found_by_its_name_and_what_is_none_is_refused() -> None:
     def made(*names: str, ks: tuple[int, ...] = ()) -> Any:
-        return mq_niah_suites.suite_of(Protocol("none", 0, "", 0), mq_niah_suites.Chosen(names, ks, 7, 3))
+        return mq_niah_suites.suite_of(
+            Protocol("none", 0, "", 0), mq_niah_suites.Chosen(names, ks, 7, 3)
+        )
 
     assert [unit.protocol.needles for unit in made("2q", "8q").units] == [2, 2, 2, 8, 8, 8]
     assert {unit.protocol.policy for unit in made("policies").units} == {
-        "snapkv", "h2o", "streaming_llm", "scissorhands",
-    }  # fmt: skip
+        "snapkv",
+        "h2o",
+        "streaming_llm",
+        "scissorhands",
+    }
     assert made("anytime").units[0].protocol.tokens == 6000
     assert made("revisit", ks=(40,)).units[0].k == 40
     for names, ks in ((("4q", "revisit"), ()), (("5q",), ()), (("revisit",), (8, 16))):

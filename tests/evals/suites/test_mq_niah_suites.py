@@ -47,9 +47,15 @@ def test_every_turn_starts_from_the_same_budget(revisited: list[Record]) -> None
     assert sum(full) / len(full) > 0.9
 
 
-def test_a_swap_that_is_carried_on_never_has_more_rows_than_the_base(revisited: list[Record]) -> None:
-    bound = {each["turn"]: each["active_rows"] - 16 for each in revisited if each["condition"] == SPREAD}
-    carried = {each["turn"]: each["active_rows"] for each in revisited if each["condition"] == CARRIED_ON}
+def test_a_swap_that_is_carried_on_never_has_more_rows_than_the_base(
+    revisited: list[Record],
+) -> None:
+    bound = {
+        each["turn"]: each["active_rows"] - 16 for each in revisited if each["condition"] == SPREAD
+    }
+    carried = {
+        each["turn"]: each["active_rows"] for each in revisited if each["condition"] == CARRIED_ON
+    }
     assert all(carried[turn] <= bound[turn] for turn in bound)
 
 
@@ -75,7 +81,9 @@ def test_suites_are_drawn_and_told(revisited: list[Record]) -> None:
     found = [
         record
         for protocol in protocols
-        for record in run_frontier(Frontier(protocol, 5, "14→23", (16,), (MATCHED, RANDOM, OLDEST, REPAIR, SPREAD)))
+        for record in run_frontier(
+            Frontier(protocol, 5, "14→23", (16,), (MATCHED, RANDOM, OLDEST, REPAIR, SPREAD))
+        )
     ]
     assert "oldest" in drawn("mq-niah policies", result_rows(found, 5))
 
@@ -99,7 +107,9 @@ def test_a_repair_that_is_stopped_later_scores_more_until_it_is_done() -> None:
     stopped = [each for each in found if each["kind"] == "stopped"]
     for condition in (REPAIR, SPREAD):
         for scan in mq_niah_anytime.SCANS:
-            own = [each for each in stopped if (each["condition"], each["scan"]) == (condition, scan)]
+            own = [
+                each for each in stopped if (each["condition"], each["scan"]) == (condition, scan)
+            ]
             shares = [each["scanned"] for each in own]
             assert shares == sorted(shares)
             assert own[-1]["complete"]
@@ -107,5 +117,11 @@ def test_a_repair_that_is_stopped_later_scores_more_until_it_is_done() -> None:
     told = drawn("mq-niah anytime", mq_niah_anytime.result_rows(found, 5))
     assert "evicted tokens scored" in told
     timed = [each["condition"] for each in found if each["kind"] == "timed"]
-    assert timed == [MATCHED, REPAIR, SPREAD, "Refresh, in ours' time", "page summary, in ours' time"]
+    assert timed == [
+        MATCHED,
+        REPAIR,
+        SPREAD,
+        "Refresh, in ours' time",
+        "page summary, in ours' time",
+    ]
     assert all(each["active_rows"] <= each["budget"] + 100 for each in found)

@@ -30,7 +30,9 @@ def test_the_passkey_stands_at_its_depth_and_once(told: Hidden, depth: float, sh
 
 
 def test_all_depths_say_the_same_words(told: Hidden) -> None:
-    contents = [sorted(message["content"] for message in told.messages(depth)) for depth in (0.0, 0.3, 1.0)]
+    contents = [
+        sorted(message["content"] for message in told.messages(depth)) for depth in (0.0, 0.3, 1.0)
+    ]
     assert contents[0] == contents[1] == contents[2]
 
 
@@ -40,7 +42,9 @@ def test_only_the_value_at_the_end_is_an_answer(told: Hidden) -> None:
     assert not told.is_answered_by(f"{told.value} is not it.")
 
 
-def test_the_newest_rows_alone_hold_a_passkey_at_the_end_and_none_at_the_beginning(setup_of: SetupOf) -> None:
+def test_the_newest_rows_alone_hold_a_passkey_at_the_end_and_none_at_the_beginning(
+    setup_of: SetupOf,
+) -> None:
     found = passkey.run(Passkey(setup_of("streaming_llm", "96"), 500, (0.0, 1.0)))
     assert [record["right"] for record in found] == [0.0, 1.0]
     assert [record["depth"] for record in found] == [0.0, 1.0]
@@ -49,11 +53,15 @@ def test_the_newest_rows_alone_hold_a_passkey_at_the_end_and_none_at_the_beginni
 
 
 def test_rows_have_every_length_and_depth_by_method(setup_of: SetupOf) -> None:
-    suite = passkey.suite(setup_of("full", "96"), arms_of(["streaming_llm"]), 1, [200, 300], [0.0, 1.0])
+    suite = passkey.suite(
+        setup_of("full", "96"), arms_of(["streaming_llm"]), 1, [200, 300], [0.0, 1.0]
+    )
     assert {(unit.setup.arm.name, unit.tokens) for unit in suite.units} == {
         (arm, tokens) for arm in ("full", "streaming_llm") for tokens in (200, 300)
     }
     rows = suite.rows([record for unit in suite.units for record in suite.run(unit)])
-    placed = {(row["method"], row["tokens"], row["depth"]): row["n"] for row in rows if "depth" in row}
+    placed = {
+        (row["method"], row["tokens"], row["depth"]): row["n"] for row in rows if "depth" in row
+    }
     assert len(placed) == 2 * 2 * 2
     assert set(placed.values()) == {1}

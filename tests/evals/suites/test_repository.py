@@ -63,7 +63,9 @@ def test_the_same_seed_gives_the_same_call_site(site: CallSite) -> None:
 def test_only_the_name_itself_is_an_answer(site: CallSite) -> None:
     assert site.is_answered_by(f"`{site.answer}`.")
     assert not site.is_answered_by(f"{site.answer}s")
-    other = next(name for module in site.modules for name, _ in module.defined if name != site.answer)
+    other = next(
+        name for module in site.modules for name, _ in module.defined if name != site.answer
+    )
     assert not site.is_answered_by(f"{site.answer} or {other}")
 
 
@@ -104,5 +106,8 @@ def test_rows_name_the_best_control_and_measure_more_than_answers(found: list[Re
 def test_k_is_the_papers_share_of_the_context() -> None:
     suite = repository.suite("none", 8192, 3, 2)
     assert [(unit.seed, unit.ks) for unit in suite.units] == [(3, (24, 48)), (4, (24, 48))]
-    assert repository.context_tokens(str(MODEL_PATH)) == harness.loaded(str(MODEL_PATH)).model.max_context // 2
+    assert (
+        repository.context_tokens(str(MODEL_PATH))
+        == harness.loaded(str(MODEL_PATH)).model.max_context // 2
+    )
     assert partial(repository.result_rows, seed=3)([]) == suite.rows([])

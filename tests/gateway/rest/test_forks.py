@@ -6,10 +6,16 @@ async def test_a_fork_is_a_session_that_says_where_it_came_from(front) -> None:
     assert (await front.http.get(f"/v1/sessions/{parent}")).json()["forked_from"] is None
     await front.say(parent)
     await front.say(parent)
-    answer = await front.http.post(f"/v1/sessions/{parent}/fork", json={"turn": 1, "metadata": {"name": "second"}})
+    answer = await front.http.post(
+        f"/v1/sessions/{parent}/fork", json={"turn": 1, "metadata": {"name": "second"}}
+    )
     assert answer.status_code == 201, answer.text
     view = answer.json()
-    assert (view["forked_from"], view["turns"], view["state"]) == ({"session": parent, "turn": 1}, 1, "idle")
+    assert (view["forked_from"], view["turns"], view["state"]) == (
+        {"session": parent, "turn": 1},
+        1,
+        "idle",
+    )
     assert (view["metadata"], view["seed"], view["length"]) == ({"name": "second"}, 1, 3)
     assert (await front.http.get(f"/v1/sessions/{view['id']}")).json() == view
     assert (await front.say(view["id"])).json()["turn"] == 2
@@ -26,7 +32,8 @@ async def test_a_fork_without_a_body_is_at_the_last_turn(front) -> None:
 async def test_a_repeated_fork_gets_the_same_answer(front) -> None:
     parent = await front.session()
     await front.say(parent)
-    url, headers = f"/v1/sessions/{parent}/fork", {"Idempotency-Key": "k"}
+    url = f"/v1/sessions/{parent}/fork"
+    headers = {"Idempotency-Key": "k"}
     first = await front.http.post(url, json={}, headers=headers)
     assert (await front.http.post(url, json={}, headers=headers)).json() == first.json()
     other = await front.http.post(url, json={"turn": 1}, headers=headers)
@@ -45,6 +52,10 @@ async def test_a_turn_that_was_not_said_is_not_found(front) -> None:
 
 async def test_a_fork_that_makes_no_sense_is_refused(front) -> None:
     parent = await front.session()
-    for body, field in (({"turn": -1}, "turn"), ({"turn": "1"}, "turn"), ({"budget": 64}, "budget")):
+    for body, field in (
+        ({"turn": -1}, "turn"),
+        ({"turn": "1"}, "turn"),
+        ({"budget": 64}, "budget"),
+    ):
         answer = await front.http.post(f"/v1/sessions/{parent}/fork", json=body)
         assert (answer.status_code, answer.json()["field"]) == (422, field)

@@ -8,7 +8,11 @@ import pytest
 from kvrecall.protocol.v1 import worker_pb2 as wire
 
 CALL = wire.ToolCall(id="c1", name="weather", arguments='{"city": "Bern"}')
-OPENAI_CALL = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Bern"}'}}
+OPENAI_CALL = {
+    "id": "c1",
+    "type": "function",
+    "function": {"name": "weather", "arguments": '{"city": "Bern"}'},
+}
 TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
 
 
@@ -33,9 +37,17 @@ async def test_a_session_is_created_shown_listed_and_deleted(front) -> None:
     assert created.status_code == 201
     view = created.json()
     assert {name: view[name] for name in body} == body
-    assert (view["state"], view["turns"], view["length"], view["pending_calls"]) == ("idle", 0, 0, [])
+    assert (view["state"], view["turns"], view["length"], view["pending_calls"]) == (
+        "idle",
+        0,
+        0,
+        [],
+    )
     assert (await front.http.get(f"/v1/sessions/{view['id']}")).json() == view
-    assert (await front.http.get("/v1/sessions")).json() == {"sessions": [view], "next_cursor": None}
+    assert (await front.http.get("/v1/sessions")).json() == {
+        "sessions": [view],
+        "next_cursor": None,
+    }
     deleted = await front.http.delete(f"/v1/sessions/{view['id']}")
     assert (deleted.status_code, deleted.content) == (204, b"")
     assert (await front.http.get(f"/v1/sessions/{view['id']}")).status_code == 404
@@ -46,7 +58,11 @@ async def test_what_a_session_does_not_name_is_chosen_for_it(front) -> None:
     view = (await front.http.post("/v1/sessions", json={})).json()
     assert (view["budget"], view["repair_rows"], view["method"]) == (256, 64, "snapkv")
     assert view["repair_on"] == ["tool_call", "tool_delta", "tool_result"]
-    assert (view["repair_scan"], view["repair_settings"], view["repair_seconds"]) == (None, {}, None)
+    assert (view["repair_scan"], view["repair_settings"], view["repair_seconds"]) == (
+        None,
+        {},
+        None,
+    )
 
 
 @pytest.mark.parametrize(
@@ -81,12 +97,19 @@ async def test_methods_that_look_at_episodes_have_them_unless_told_not_to(
     assert view["layer_budgets"] is None
 
 
-async def test_episodes_are_shown_with_their_size_their_medoid_and_how_often_they_were_matched(front) -> None:
+async def test_episodes_are_shown_with_their_size_their_medoid_and_how_often_they_were_matched(
+    front,
+) -> None:
     settings = {"count": 2, "segment_utterances": 2, "medoid_utterances": 2, "rebuild_growth": 9}
     session = await front.session(method="epicache", budget=16, repair_rows=0, episodes=settings)
     url = f"/v1/sessions/{session}/episodes"
     empty = (await front.http.get(url)).json()
-    assert (empty["session"], empty["segments"], empty["builds"], empty["episodes"]) == (session, 0, 0, [])
+    assert (empty["session"], empty["segments"], empty["builds"], empty["episodes"]) == (
+        session,
+        0,
+        0,
+        [],
+    )
     assert empty["settings"] == settings | {"build": "one_pass"}
     for text in ("kettle leaves cup", "station rails ticket") * 2:
         front.worker.script = [text]
@@ -119,7 +142,8 @@ async def rested(session: str) -> None:
 
 async def test_pages_lead_through_all_sessions(front) -> None:
     made = [await front.session() for _ in range(5)]
-    seen, query = [], {"limit": 2}
+    seen = []
+    query = {"limit": 2}
     while True:
         page = (await front.http.get("/v1/sessions", params=query)).json()
         seen += [session["id"] for session in page["sessions"]]
@@ -177,18 +201,31 @@ async def test_a_turn_may_only_be_remembered(front) -> None:
 
 
 async def test_sampling_reaches_the_worker_as_it_was_sent(front) -> None:
-    session, seen, answering = await front.session(), [], front.worker.turn
+    session = await front.session()
+    seen = []
+    answering = front.worker.turn
     front.worker.turn = lambda request: seen.append(request.sampling) or answering(request)
-    sampling = {"max_tokens": 3, "temperature": 0.5, "top_p": 0.25, "top_k": 4, "seed": 5, "stop": ["\n"]}
+    sampling = {
+        "max_tokens": 3,
+        "temperature": 0.5,
+        "top_p": 0.25,
+        "top_k": 4,
+        "seed": 5,
+        "stop": ["\n"],
+    }
     await front.say(session, sampling=sampling)
     await front.say(session)
-    expected = wire.Sampling(max_tokens=3, temperature=0.5, top_p=0.25, top_k=4, seed=5, stop=["\n"])
+    expected = wire.Sampling(
+        max_tokens=3, temperature=0.5, top_p=0.25, top_k=4, seed=5, stop=["\n"]
+    )
     assert seen == [expected, wire.Sampling(max_tokens=50, seed=3)]
 
 
 async def test_fidelity_is_measured_against_another_session(front) -> None:
-    kept, compared = await front.session(), await front.session()
-    requests, answering = [], front.worker.turn
+    kept = await front.session()
+    compared = await front.session()
+    requests = []
+    answering = front.worker.turn
     front.worker.turn = lambda request: requests.append(request) or answering(request)
     assert (await front.say(kept, fidelity={"keep": True})).json()["fidelity"] is None
     turn = (await front.say(compared, fidelity={"against": kept})).json()
@@ -209,18 +246,27 @@ async def test_a_tool_call_pauses_and_its_result_resumes(front) -> None:
     assert view["pending_calls"] == [pending]
 
     url = f"/v1/sessions/{session}/events"
-    started = (await front.http.post(url, json={"type": "tool_call.started", "call_id": "c1"})).json()
+    started = (
+        await front.http.post(url, json={"type": "tool_call.started", "call_id": "c1"})
+    ).json()
     assert (started["status"], started["outstanding"]) == ("pending", ["c1"])
     await front.http.post(url, json={"type": "tool_call.delta", "call_id": "c1", "delta": "ra"})
     event = {"type": "tool_call.completed", "call_id": "c1", "result": "rain"}
     done = (await front.http.post(url, json=event)).json()
-    assert (done["session"], done["type"], done["status"]) == (session, "tool_call.completed", "completed")
+    assert (done["session"], done["type"], done["status"]) == (
+        session,
+        "tool_call.completed",
+        "completed",
+    )
     assert done["outstanding"] == []
 
     waiting = {"wait_for_repairs": True}
     resumed = (await front.http.post(f"/v1/sessions/{session}/turns", json=waiting)).json()
     assert resumed["message"]["content"] == "take an umbrella"
-    assert [repair["trigger"] for repair in resumed["memory"]["repairs"]] == ["tool_call", "tool_result"]
+    assert [repair["trigger"] for repair in resumed["memory"]["repairs"]] == [
+        "tool_call",
+        "tool_result",
+    ]
     first = resumed["memory"]["repairs"][0]
     assert first.pop("in_pause") in (True, False)
     assert first == {
@@ -258,9 +304,9 @@ async def test_a_turn_that_comes_early_says_what_share_was_scanned(front) -> Non
     event = {"type": "tool_call.completed", "call_id": "c1", "result": "rain"}
     await front.http.post(f"/v1/sessions/{session}/events", json=event)
     memory = (await front.http.post(f"/v1/sessions/{session}/turns", json={})).json()["memory"]
-    assert [(each["cut"], each["share_scanned"], each["in_pause"]) for each in memory["repairs"]] == [
-        (True, 0.5, False)
-    ]
+    assert [
+        (each["cut"], each["share_scanned"], each["in_pause"]) for each in memory["repairs"]
+    ] == [(True, 0.5, False)]
     assert (memory["repair"]["cut"], memory["repair"]["left_out"]) == (1, 1)
 
 
@@ -278,7 +324,12 @@ async def test_repairs_are_shown_with_the_text_that_they_brought_back(front) -> 
     await front.say(session, "one two three four", repair=True)
     url = f"/v1/sessions/{session}/repairs"
     (told,) = (await front.http.get(url)).json()["repairs"]
-    assert (told["number"], told["turn"], told["trigger"], told["signal"]) == (1, 1, "turn", "one two three four")
+    assert (told["number"], told["turn"], told["trigger"], told["signal"]) == (
+        1,
+        1,
+        "turn",
+        "one two three four",
+    )
     assert told["passages"] == [
         {"start": 0, "stop": 2, "before": "", "promoted": "user one", "after": "two three four ok"},
         {"start": 3, "stop": 4, "before": "user one two", "promoted": "three", "after": "four ok"},
@@ -298,8 +349,12 @@ async def test_events_that_come_late_or_again_are_acknowledged_without_effect(fr
     done = {"type": "tool_call.completed", "call_id": "c1", "result": "rain"}
     first = (await front.http.post(url, json=done)).json()
     assert not first["late"]
-    assert (await front.http.post(url, json=done)).json()["status"] == first["status"] == "completed"
-    started = await front.http.post(url, json={"type": "tool_call.started", "call_id": "c1", "arguments": "{}"})
+    assert (
+        (await front.http.post(url, json=done)).json()["status"] == first["status"] == "completed"
+    )
+    started = await front.http.post(
+        url, json={"type": "tool_call.started", "call_id": "c1", "arguments": "{}"}
+    )
     assert (started.status_code, started.json()["late"]) == (200, True)
     await front.http.post(f"/v1/sessions/{session}/turns", json={})
     again = await front.http.post(url, json=done)
@@ -332,7 +387,11 @@ async def test_memory_shows_every_layer(front) -> None:
 async def test_the_worker_and_its_methods_are_described(front) -> None:
     found = (await front.http.get("/v1/methods")).json()
     assert [method["name"] for method in found["methods"]] == ["snapkv", "full", "epicache"]
-    assert found["repair"] == {"name": "repairkv", "summary": "bursts around anchors", "settings_schema": {}}
+    assert found["repair"] == {
+        "name": "repairkv",
+        "summary": "bursts around anchors",
+        "settings_schema": {},
+    }
     worker = (await front.http.get("/v1/worker")).json()
     assert (worker["model"], worker["min_budget"], worker["max_budget"]) == ("scripted", 16, 1024)
 
@@ -351,13 +410,17 @@ async def test_writes_with_a_key_happen_once(front) -> None:
     other = await front.http.post(url, json={**body, "generate": False}, headers=headers)
     assert (other.status_code, other.json()["code"]) == (409, "idempotency_conflict")
     assert (await front.catalog.session(session)).turns == 1
-    deleted = [await front.http.delete(f"/v1/sessions/{session}", headers=headers) for _ in range(2)]
+    deleted = [
+        await front.http.delete(f"/v1/sessions/{session}", headers=headers) for _ in range(2)
+    ]
     assert [answer.status_code for answer in deleted] == [204, 204]
 
 
 async def test_two_creations_at_once_with_one_key_make_one_session(front) -> None:
     headers = {"Idempotency-Key": "k1"}
-    answers = await asyncio.gather(*[front.http.post("/v1/sessions", json={}, headers=headers) for _ in range(4)])
+    answers = await asyncio.gather(
+        *[front.http.post("/v1/sessions", json={}, headers=headers) for _ in range(4)]
+    )
     assert len({answer.json()["id"] for answer in answers}) == 1
 
 

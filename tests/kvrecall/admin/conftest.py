@@ -16,7 +16,7 @@ from kvrecall.domain.messages import Message, Sampling
 from kvrecall.domain.turn_request import TurnRequest
 from reference import MODEL_PATH
 from services.forks import NewFork
-from services.service import NewSession, SessionService
+from services.service import CreateSession, SessionService
 from services.turn_stream import TurnEnded
 
 FACTS = (
@@ -30,7 +30,11 @@ TOOL = '{"type": "function", "function": {"name": "lookup", "parameters": {"type
 
 def _settings(data: Path, **options: Any) -> Settings:
     """A small service's settings."""
-    chosen = {"worker": {"slots": 2, "max_budget": 192, "block_tokens": 64}, "ram_bytes": 8 << 20, **options}
+    chosen = {
+        "worker": {"slots": 2, "max_budget": 192, "block_tokens": 64},
+        "ram_bytes": 8 << 20,
+        **options,
+    }
     return Settings(model=str(MODEL_PATH), data=data, **chosen)
 
 
@@ -53,7 +57,9 @@ async def _say(service: SessionService, session: str, *texts: str, generate: boo
 
 async def _ask(service: SessionService, session: str, request: TurnRequest) -> str:
     """A turn's answer as text; empty for one that only remembers."""
-    told = [progress async for progress in service.turn(session, request)]  # to its end: only then is the session free
+    told = [
+        progress async for progress in service.turn(session, request)
+    ]  # to its end: only then is the session free
     assert isinstance(told[-1], TurnEnded)
     message = told[-1].outcome.message
     return "" if message is None else message.content
@@ -79,7 +85,7 @@ class Served:
 
 async def _serve(data: Path) -> Served:
     async with _running(data) as service:
-        new = NewSession(budget=128, repair_rows=32, method="snapkv", seed=7, tools=(TOOL,))
+        new = CreateSession(budget=128, repair_rows=32, method="snapkv", seed=7, tools=(TOOL,))
         parent = (await service.create(new)).id
         await _talk(service, parent)
         child = (await service.fork(parent, NewFork())).id
@@ -102,7 +108,10 @@ def served_once(tmp_path_factory: pytest.TempPathFactory) -> Served:
 def served(served_once: Served, tmp_path: Path) -> Served:
     """A directory of the test's own."""
     shutil.copytree(served_once.data, tmp_path / "data")
-    return Served(tmp_path / "data", *(getattr(served_once, name) for name in ("parent", "child", "orphan", "deleted")))
+    return Served(
+        tmp_path / "data",
+        *(getattr(served_once, name) for name in ("parent", "child", "orphan", "deleted")),
+    )
 
 
 @pytest.fixture
@@ -141,7 +150,7 @@ def serve_one() -> Callable[[Path], str]:
 
     async def serve(data: Path) -> str:
         async with _running(data) as service:
-            session = (await service.create(NewSession(budget=128, method="snapkv", seed=7))).id
+            session = (await service.create(CreateSession(budget=128, method="snapkv", seed=7))).id
             await _talk(service, session)
             return session
 

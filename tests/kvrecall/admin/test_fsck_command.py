@@ -36,7 +36,9 @@ def tier(served: Any) -> Callable[[], NvmeTier]:
 
 def places(path: Path) -> dict[PageKey, int]:
     """Where each page's newest record begins in a segment file."""
-    raw, at, found = path.read_bytes(), 0, {}
+    raw = path.read_bytes()
+    at = 0
+    found = {}
     while at < len(raw):
         header = parse_header(raw, at)
         if header.payload_bytes:
@@ -69,7 +71,9 @@ def test_nothing_is_changed_by_looking(check: Any, pages_of: Any) -> None:
     assert [path.read_bytes() for path in pages_of()] == before
 
 
-def test_a_flipped_bit_in_a_page_is_found_and_said_to_be_rebuilt(check: Any, served: Any, pages_of: Any) -> None:
+def test_a_flipped_bit_in_a_page_is_found_and_said_to_be_rebuilt(
+    check: Any, served: Any, pages_of: Any
+) -> None:
     path = pages_of()[-1]
     flip(path, places(path)[PageKey(served.parent, 0)] + HEADER_BYTES + 99)
     code, said = check()
@@ -79,7 +83,9 @@ def test_a_flipped_bit_in_a_page_is_found_and_said_to_be_rebuilt(check: Any, ser
     assert REBUILT in said
 
 
-def test_a_flipped_bit_in_a_header_makes_what_is_older_suspect(check: Any, served: Any, pages_of: Any) -> None:
+def test_a_flipped_bit_in_a_header_makes_what_is_older_suspect(
+    check: Any, served: Any, pages_of: Any
+) -> None:
     path = pages_of()[-1]
     last = max(places(path).values())
     flip(path, last + 20)
@@ -89,7 +95,9 @@ def test_a_flipped_bit_in_a_header_makes_what_is_older_suspect(check: Any, serve
     assert "may have replaced it" in said
 
 
-def test_a_segment_that_is_gone_takes_its_pages_with_it(check: Any, served: Any, pages_of: Any) -> None:
+def test_a_segment_that_is_gone_takes_its_pages_with_it(
+    check: Any, served: Any, pages_of: Any
+) -> None:
     for path in pages_of():
         path.unlink()
     code, said = check()
@@ -108,7 +116,9 @@ def test_an_end_that_was_torn_is_a_note_and_no_problem(check: Any, pages_of: Any
     assert "1 to note" in said
 
 
-def test_pages_of_nobody_are_found_and_dropped_when_told_to(check: Any, served: Any, tier: Any) -> None:
+def test_pages_of_nobody_are_found_and_dropped_when_told_to(
+    check: Any, served: Any, tier: Any
+) -> None:
     with closing(sqlite3.connect(served.data / "catalog.sqlite3")) as catalog:
         catalog.execute("PRAGMA foreign_keys=ON")
         catalog.execute("DELETE FROM sessions WHERE id = ?", (served.orphan,))
@@ -126,9 +136,13 @@ def test_pages_of_nobody_are_found_and_dropped_when_told_to(check: Any, served: 
         assert {header.key.session for header in files.stored()} == {served.parent, served.child}
 
 
-def test_pages_that_were_written_and_never_committed_are_a_note(check: Any, served: Any, tier: Any) -> None:
+def test_pages_that_were_written_and_never_committed_are_a_note(
+    check: Any, served: Any, tier: Any
+) -> None:
     with closing(tier()) as files:
-        newest = max((header for header in files.stored(served.parent)), key=lambda header: header.key.index)
+        newest = max(
+            (header for header in files.stored(served.parent)), key=lambda header: header.key.index
+        )
         (blob,) = files.get([newest.key])
         key = PageKey(served.parent, newest.key.index + 1)
         files.put([(key, seal(replace(newest, key=key), bytes(blob)[HEADER_BYTES:]))])
@@ -138,7 +152,9 @@ def test_pages_that_were_written_and_never_committed_are_a_note(check: Any, serv
     assert "written, never committed" in said
 
 
-def test_a_turn_log_that_does_not_add_up_means_that_lost_rows_stay_lost(check: Any, served: Any, pages_of: Any) -> None:
+def test_a_turn_log_that_does_not_add_up_means_that_lost_rows_stay_lost(
+    check: Any, served: Any, pages_of: Any
+) -> None:
     with closing(sqlite3.connect(served.data / "catalog.sqlite3")) as catalog:
         catalog.execute("DELETE FROM turns WHERE session = ? AND number = 1", (served.parent,))
         catalog.commit()
@@ -150,7 +166,9 @@ def test_a_turn_log_that_does_not_add_up_means_that_lost_rows_stay_lost(check: A
     assert REBUILT in said  # of the others
 
 
-def test_a_catalog_that_is_older_than_its_pages_is_not_to_be_served(check: Any, served: Any) -> None:
+def test_a_catalog_that_is_older_than_its_pages_is_not_to_be_served(
+    check: Any, served: Any
+) -> None:
     with closing(sqlite3.connect(served.data / "catalog.sqlite3")) as catalog:
         catalog.execute("UPDATE sessions SET epoch = 0 WHERE id = ?", (served.child,))
         catalog.commit()
@@ -160,14 +178,18 @@ def test_a_catalog_that_is_older_than_its_pages_is_not_to_be_served(check: Any, 
     assert "do not serve" in said
 
 
-def test_what_cannot_be_checked_ends_with_2(check: Any, command: Command, served: Any, tmp_path: Path) -> None:
+def test_what_cannot_be_checked_ends_with_2(
+    check: Any, command: Command, served: Any, tmp_path: Path
+) -> None:
     nothing = command("fsck", "--data", tmp_path / "nothing")
     assert nothing.exit_code == 2
     assert not (tmp_path / "nothing").exists()
     with closing(NvmeTier(served.data / "pages")):
         code, said = check()
     assert (code, "belongs to a process that runs" in said) == (2, True)
-    (served.data / "catalog.sqlite3").write_bytes(b"no database at all, but long enough to be looked at" * 40)
+    (served.data / "catalog.sqlite3").write_bytes(
+        b"no database at all, but long enough to be looked at" * 40
+    )
     code, said = check()
     assert (code, "cannot be read" in said) == (2, True)
 

@@ -39,7 +39,9 @@ def session(namespace: str, tmp_path: Path, serve_one: Callable[[Path], str]) ->
 @pytest.fixture
 def tier(redis_url: str, namespace: str, tmp_path: Path, settings_of: Any) -> Iterator[RedisTier]:
     """The rows in Redis."""
-    with closing(RedisTier(redis_url, layout_in(settings_of(tmp_path / "data")), namespace=namespace)) as opened:
+    with closing(
+        RedisTier(redis_url, layout_in(settings_of(tmp_path / "data")), namespace=namespace)
+    ) as opened:
         yield opened
 
 
@@ -67,7 +69,12 @@ def test_pages_that_redis_lost_are_found(
 
 
 def test_a_session_leaves_one_deployment_and_goes_on_in_another(
-    command: Command, session: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, running: Any, say: Any
+    command: Command,
+    session: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    running: Any,
+    say: Any,
 ) -> None:
     file = tmp_path / "s.kvs"
     exported = command("export", session, file, "--data", tmp_path / "data")

@@ -19,7 +19,10 @@ values = st.recursive(
 )
 kinds = st.sampled_from([kind for kind in RecordKind if kind is not RecordKind.END])
 records = st.lists(st.builds(Record, kinds, values, st.binary(max_size=200)), max_size=6)
-SOME = [Record(RecordKind.HEADER, {"session": "s_1"}), Record(RecordKind.PAGE, 3, bytes(range(256)) * 8)]
+SOME = [
+    Record(RecordKind.HEADER, {"session": "s_1"}),
+    Record(RecordKind.PAGE, 3, bytes(range(256)) * 8),
+]
 
 
 def written(path: Path, some: list[Record]) -> Path:
@@ -96,5 +99,8 @@ def test_a_writer_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
 
 
 def test_a_place_that_cannot_be_written_is_said(tmp_path: Path) -> None:
-    with pytest.raises(BadSessionFile, match="cannot be written"), writing(tmp_path / "nowhere" / "s"):
+    with (
+        pytest.raises(BadSessionFile, match="cannot be written"),
+        writing(tmp_path / "nowhere" / "s"),
+    ):
         pass

@@ -18,13 +18,13 @@ from kvrecall.app.catalog import open_catalog
 from kvrecall.domain.errors import UnknownSession
 from kvrecall.domain.messages import Message, Sampling, ToolCall
 from kvrecall.domain.session import CallStatus
-from kvrecall.domain.tool_events import CallEvent, CallEventType
+from kvrecall.domain.tool_events import ToolEvent, ToolEventType
 from kvrecall.domain.turn_request import TurnRequest
 from kvstore.format.codec import Codec
 from kvstore.format.page import PageLayout, parse_header
 from kvstore.tiers.nvme.tier import NvmeTier
 from services.catalog.base import SessionDump
-from services.service import NewSession, SessionService
+from services.service import CreateSession, SessionService
 
 Command = Callable[..., Any]
 QUESTIONS = ("What is the number of the locker of Tarvik?", "And the extension of Melnor?")
@@ -35,7 +35,9 @@ def export(command: Command, served: Any, tmp_path: Path) -> Callable[..., Path]
     """Export a session of the test's directory."""
 
     def run(session: str, *options: str) -> Path:
-        found = command("export", session, tmp_path / "session.kvs", "--data", served.data, *options)
+        found = command(
+            "export", session, tmp_path / "session.kvs", "--data", served.data, *options
+        )
         assert found.exit_code == 0, found.output
         return tmp_path / "session.kvs"
 
@@ -89,7 +91,9 @@ def test_without_pages_the_rows_are_computed_again(
     found = command("import", export(served.child, "--without-pages"), "--data", elsewhere)
     assert found.exit_code == 0, found.output
     assert "are computed again" in found.output
-    assert answers(elsewhere, served.child, running, say) == answers(served.data, served.child, running, say)
+    assert answers(elsewhere, served.child, running, say) == answers(
+        served.data, served.child, running, say
+    )
     assert command("fsck", "--data", elsewhere).exit_code == 0
 
 
@@ -97,7 +101,9 @@ def test_everything_that_is_known_comes_along(
     command: Command, served: Any, export: Any, elsewhere: Path, settings_of: Any
 ) -> None:
     command("import", export(served.parent), "--data", elsewhere)
-    before, after = (in_catalog(data, served.parent, settings_of) for data in (served.data, elsewhere))
+    before, after = (
+        in_catalog(data, served.parent, settings_of) for data in (served.data, elsewhere)
+    )
     moved = replace(after.session, epoch=before.session.epoch, worker=before.session.worker)
     assert replace(after, session=moved) == before
     assert after.session.epoch > before.session.epoch
@@ -105,17 +111,38 @@ def test_everything_that_is_known_comes_along(
 
 
 def test_a_pause_comes_along_with_what_its_tool_said_so_far(
-    command: Command, elsewhere: Path, tmp_path: Path, running: Any, say: Any, settings_of: Any, ask: Any
+    command: Command,
+    elsewhere: Path,
+    tmp_path: Path,
+    running: Any,
+    say: Any,
+    settings_of: Any,
+    ask: Any,
 ) -> None:
     data = tmp_path / "pausing"
 
     async def pause(service: SessionService) -> str:
-        session = (await service.create(NewSession(budget=128, repair_rows=32, method="epicache", seed=3))).id
+        session = (
+            await service.create(
+                CreateSession(budget=128, repair_rows=32, method="epicache", seed=3)
+            )
+        ).id
         for _ in range(3):
-            await say(service, session, *["The train to Aldova leaves from platform seven."] * 6, generate=False)
-        calls = Message("assistant", tool_calls=(ToolCall("c1", "lookup", "{}"), ToolCall("c2", "lookup", "{}")))
-        await ask(service, session, TurnRequest((Message("user", "Look it up, please."), calls), generate=False))
-        await service.event(session, CallEvent(CallEventType.COMPLETED, "c1", "platform seven"))
+            await say(
+                service,
+                session,
+                *["The train to Aldova leaves from platform seven."] * 6,
+                generate=False,
+            )
+        calls = Message(
+            "assistant", tool_calls=(ToolCall("c1", "lookup", "{}"), ToolCall("c2", "lookup", "{}"))
+        )
+        await ask(
+            service,
+            session,
+            TurnRequest((Message("user", "Look it up, please."), calls), generate=False),
+        )
+        await service.event(session, ToolEvent(ToolEventType.COMPLETED, "c1", "platform seven"))
         return session
 
     async def paused() -> str:
@@ -130,12 +157,16 @@ def test_a_pause_comes_along_with_what_its_tool_said_so_far(
     assert after.calls == before.calls
     assert [call.status for call in after.calls] == [CallStatus.COMPLETED, CallStatus.PENDING]
     assert after.session.calls == before.session.calls
-    assert (after.episodes, after.segments, after.built) == (before.episodes, before.segments, before.built)
+    assert (after.episodes, after.segments, after.built) == (
+        before.episodes,
+        before.segments,
+        before.built,
+    )
     assert after.repairs == before.repairs
 
     async def go_on(where: Path) -> str:
         async with running(where) as service:
-            await service.event(session, CallEvent(CallEventType.COMPLETED, "c2", "locker 5093"))
+            await service.event(session, ToolEvent(ToolEventType.COMPLETED, "c2", "locker 5093"))
             request = TurnRequest((), sampling=Sampling(max_tokens=12), wait_for_repairs=True)
             return str(await ask(service, session, request))
 
@@ -145,41 +176,57 @@ def test_a_pause_comes_along_with_what_its_tool_said_so_far(
 def test_int8_pages_stay_what_they_are(
     command: Command, tmp_path: Path, elsewhere: Path, running: Any, say: Any
 ) -> None:
-    data, codecs = tmp_path / "int8", {"ram_codec": "int8", "nvme_codec": "int8"}
+    data = tmp_path / "int8"
+    codecs = {"ram_codec": "int8", "nvme_codec": "int8"}
 
     async def serve() -> str:
         async with running(data, store=codecs) as service:
-            session = (await service.create(NewSession(budget=96, method="snapkv", seed=3))).id
+            session = (await service.create(CreateSession(budget=96, method="snapkv", seed=3))).id
             for _ in range(2):
-                await say(service, session, *["Please note that the locker of Tarvik has the number 5093."] * 8)
+                await say(
+                    service,
+                    session,
+                    *["Please note that the locker of Tarvik has the number 5093."] * 8,
+                )
             return str(session)
 
     session = asyncio.run(serve())
     assert command("export", session, tmp_path / "s.kvs", "--data", data).exit_code == 0
     codes = {
-        parse_header(record.data).codec for record in reading(tmp_path / "s.kvs") if record.kind is RecordKind.PAGE
+        parse_header(record.data).codec
+        for record in reading(tmp_path / "s.kvs")
+        if record.kind is RecordKind.PAGE
     }
     assert codes == {Codec.INT8, Codec.RAW}  # the last page is not finished
     assert command("import", tmp_path / "s.kvs", "--data", elsewhere).exit_code == 0
     assert answers(elsewhere, session, running, say) == answers(data, session, running, say)
 
 
-def test_an_id_that_is_taken_needs_another(command: Command, served: Any, export: Any, running: Any, say: Any) -> None:
+def test_an_id_that_is_taken_needs_another(
+    command: Command, served: Any, export: Any, running: Any, say: Any
+) -> None:
     file = export(served.parent)
     refused = command("import", file, "--data", served.data)
     assert (refused.exit_code, "--as" in refused.output) == (2, True)
     assert command("import", file, "--data", served.data, "--as", "s_twin").exit_code == 0
     assert command("fsck", "--data", served.data).exit_code == 0
-    assert answers(served.data, "s_twin", running, say) == answers(served.data, served.parent, running, say)
+    assert answers(served.data, "s_twin", running, say) == answers(
+        served.data, served.parent, running, say
+    )
 
 
-def test_a_damaged_file_changes_nothing(command: Command, served: Any, export: Any, elsewhere: Path) -> None:
+def test_a_damaged_file_changes_nothing(
+    command: Command, served: Any, export: Any, elsewhere: Path
+) -> None:
     file = export(served.parent)
     raw = bytearray(file.read_bytes())
     raw[len(raw) // 2] ^= 1
     file.write_bytes(raw)
     refused = command("import", file, "--data", elsewhere)
-    assert (refused.exit_code, "damaged" in refused.output or "checksum" in refused.output) == (2, True)
+    assert (refused.exit_code, "damaged" in refused.output or "checksum" in refused.output) == (
+        2,
+        True,
+    )
     file.write_bytes(raw[: len(raw) // 2])
     refused = command("import", file, "--data", elsewhere)
     assert (refused.exit_code, "cut off" in refused.output) == (2, True)
@@ -194,7 +241,9 @@ def rewritten(file: Path, change: Callable[[Record], Record]) -> None:
             writer.add(record)
 
 
-def test_another_models_session_is_refused(command: Command, served: Any, export: Any, elsewhere: Path) -> None:
+def test_another_models_session_is_refused(
+    command: Command, served: Any, export: Any, elsewhere: Path
+) -> None:
     def of_another(record: Record) -> Record:
         if record.kind is not RecordKind.HEADER:
             return record
@@ -218,16 +267,25 @@ def test_rows_of_another_type_are_refused(
     assert not elsewhere.exists()
 
 
-def test_values_of_another_form_are_refused(command: Command, served: Any, export: Any, elsewhere: Path) -> None:
+def test_values_of_another_form_are_refused(
+    command: Command, served: Any, export: Any, elsewhere: Path
+) -> None:
     file = export(served.parent)
-    rewritten(file, lambda record: replace(record, value=[]) if record.kind is RecordKind.TURN else record)
+    rewritten(
+        file, lambda record: replace(record, value=[]) if record.kind is RecordKind.TURN else record
+    )
     refused = command("import", file, "--data", elsewhere)
     assert (refused.exit_code, "does not know" in refused.output) == (2, True)
     assert not elsewhere.exists()
 
 
 def test_a_disk_that_is_full_leaves_no_page_and_no_session(
-    command: Command, served: Any, export: Any, elsewhere: Path, monkeypatch: pytest.MonkeyPatch, settings_of: Any
+    command: Command,
+    served: Any,
+    export: Any,
+    elsewhere: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    settings_of: Any,
 ) -> None:
     file = export(served.parent)
     monkeypatch.setenv("KVRECALL_STORE__NVME_BYTES", str(1 << 20))
@@ -250,7 +308,9 @@ def test_what_is_missing_here_is_said_and_computed_again_there(
     assert "0 pages" in found.output
     assert "are missing" in found.output
     command("import", tmp_path / "s.kvs", "--data", elsewhere)
-    assert answers(elsewhere, served.parent, running, say) == answers(whole, served.parent, running, say)
+    assert answers(elsewhere, served.parent, running, say) == answers(
+        whole, served.parent, running, say
+    )
 
 
 def test_a_session_that_is_not_there_and_a_directory_in_use_are_refused(
@@ -268,5 +328,17 @@ def test_a_session_that_is_not_there_and_a_directory_in_use_are_refused(
 
 def test_a_layout_is_told_by_all_that_shapes_its_rows() -> None:
     layout = PageLayout(2, 1, 8, torch.float32, "a model")
-    changes: list[dict[str, Any]] = [{"n_layers": 3}, {"dtype": torch.bfloat16}, {"fingerprint": "another"}]
-    assert len({origin_of(each) for each in (layout, *(replace(layout, **change) for change in changes))}) == 4
+    changes: list[dict[str, Any]] = [
+        {"n_layers": 3},
+        {"dtype": torch.bfloat16},
+        {"fingerprint": "another"},
+    ]
+    assert (
+        len(
+            {
+                origin_of(each)
+                for each in (layout, *(replace(layout, **change) for change in changes))
+            }
+        )
+        == 4
+    )

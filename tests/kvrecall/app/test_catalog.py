@@ -24,10 +24,13 @@ async def test_without_a_url_the_catalog_is_a_file_of_the_data_directory(tmp_pat
     assert (tmp_path / "catalog.sqlite3").exists()
 
 
-async def test_processes_with_the_same_url_and_namespace_share_a_catalog(tmp_path: Path, redis_url: str) -> None:
+async def test_processes_with_the_same_url_and_namespace_share_a_catalog(
+    tmp_path: Path, redis_url: str
+) -> None:
     here = StoreSettings(redis_namespace="deployment")
     settings = Settings(data=tmp_path, catalog_url=SecretStr(redis_url), store=here)
-    one, other = await open_catalog(settings), await open_catalog(settings)
+    one = await open_catalog(settings)
+    other = await open_catalog(settings)
     elsewhere = await open_catalog(settings.model_copy(update={"store": StoreSettings()}))
     await one.create(SESSION, b"", None)
     assert await other.session("s") == SESSION
@@ -45,14 +48,18 @@ async def test_sentinels_name_the_server(redis_behind_sentinels: tuple[Any, Any,
     await catalog.close()
 
 
-@pytest.mark.parametrize("url", ["http://user:secret-word@host", "redis+sentinel://:secret-word@host:1"])
+@pytest.mark.parametrize(
+    "url", ["http://user:secret-word@host", "redis+sentinel://:secret-word@host:1"]
+)
 async def test_a_url_that_cannot_be_read_is_refused_without_its_password(url: str) -> None:
     with pytest.raises(CannotServe, match="KVRECALL_CATALOG_URL") as caught:
         await open_catalog(Settings(catalog_url=SecretStr(url)))
     assert "secret-word" not in str(caught.value)
 
 
-async def test_a_wrong_password_is_refused_without_saying_it(redis_process: Callable[..., Any]) -> None:
+async def test_a_wrong_password_is_refused_without_saying_it(
+    redis_process: Callable[..., Any],
+) -> None:
     server = redis_process()
     server.client.config_set("requirepass", "right-word")
     url = SecretStr(f"redis://:wrong-word@127.0.0.1:{server.port}")

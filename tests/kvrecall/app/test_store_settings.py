@@ -14,11 +14,15 @@ from reference import MODEL_PATH
 from workers.model.loader import load_model
 
 
-def test_codecs_of_tiers_come_from_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_codecs_of_tiers_come_from_the_environment(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("KVRECALL_STORE__NVME_CODEC", "int8")
     model = load_model(MODEL_PATH)
     store = build_store(model, tmp_path, 1 << 26, Settings().store)
-    rows = torch.randn(store.layout.rows_shape(128), generator=torch.Generator().manual_seed(1), dtype=model.dtype)
+    rows = torch.randn(
+        store.layout.rows_shape(128), generator=torch.Generator().manual_seed(1), dtype=model.dtype
+    )
     store.append("a", rows)
     store.flush("a")
     used = store.usage()
@@ -54,14 +58,30 @@ def test_tiers_keep_to_the_limits_that_were_said(
         tier.close()
 
 
-@pytest.mark.parametrize(("name", "value", "why"), [
-    ("RAM_CODEC", "int8", "no tier may keep rows less exactly than the one below it, got ram: INT8, nvme: RAW"),
-    ("NVME_CODEC", "int4", "store.nvme_codec"),
-    ("REDIS_URL", "redis://:hunt#er2@somewhere", "this Redis URL cannot be read"),
-    ("REDIS_URL", "redis://:hunter2@127.0.0.1:1", "rows cannot be kept: redis://127.0.0.1:1 failed"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "value", "why"),
+    [
+        (
+            "RAM_CODEC",
+            "int8",
+            "no tier may keep rows less exactly than the one below it, got ram: INT8, nvme: RAW",
+        ),
+        ("NVME_CODEC", "int4", "store.nvme_codec"),
+        ("REDIS_URL", "redis://:hunt#er2@somewhere", "this Redis URL cannot be read"),
+        (
+            "REDIS_URL",
+            "redis://:hunter2@127.0.0.1:1",
+            "rows cannot be kept: redis://127.0.0.1:1 failed",
+        ),
+    ],
+)
 def test_tiers_that_cannot_be_are_refused_in_one_line(
-    command: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, value: str, why: str
+    command: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    name: str,
+    value: str,
+    why: str,
 ) -> None:
     monkeypatch.setenv(f"KVRECALL_STORE__{name}", value)
     found = command("serve", "--data", tmp_path, "--port", "0")

@@ -13,7 +13,9 @@ def refused(found: Any, why: str) -> bool:
     return found.exit_code == 2 and why in found.output and "Traceback" not in found.output
 
 
-def test_a_worker_refuses_an_address_that_is_taken(command: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_worker_refuses_an_address_that_is_taken(
+    command: Callable[..., Any], tmp_path: Path
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         found = command("worker", "--listen", address, "--data", tmp_path)
@@ -21,14 +23,20 @@ def test_a_worker_refuses_an_address_that_is_taken(command: Callable[..., Any], 
     assert not list(tmp_path.iterdir())
 
 
-def test_a_worker_refuses_a_certificate_that_is_not_there(command: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_worker_refuses_a_certificate_that_is_not_there(
+    command: Callable[..., Any], tmp_path: Path
+) -> None:
     missing = tmp_path / "missing.pem"
-    found = command("worker", "--listen", "127.0.0.1:0", "--tls-cert", missing, "--tls-key", missing)
+    found = command(
+        "worker", "--listen", "127.0.0.1:0", "--tls-cert", missing, "--tls-key", missing
+    )
     assert refused(found, "a certificate cannot be read")
 
 
 @pytest.mark.parametrize("name", ["worker", "gateway"])
-def test_half_of_a_certificate_and_key_is_refused(command: Callable[..., Any], tmp_path: Path, name: str) -> None:
+def test_half_of_a_certificate_and_key_is_refused(
+    command: Callable[..., Any], tmp_path: Path, name: str
+) -> None:
     assert refused(command(name, "--tls-cert", tmp_path / "cert.pem"), "belong together")
 
 
@@ -42,6 +50,10 @@ def test_a_gateway_says_that_no_worker_answers(
     assert refused(found, f"no worker was reached within 0.2 seconds ({address})")
 
 
-def test_a_gateway_refuses_a_certificate_that_is_not_there(command: Callable[..., Any], tmp_path: Path) -> None:
-    found = command("gateway", "--tls-ca", tmp_path / "missing.pem", "--port", "0", "--data", tmp_path)
+def test_a_gateway_refuses_a_certificate_that_is_not_there(
+    command: Callable[..., Any], tmp_path: Path
+) -> None:
+    found = command(
+        "gateway", "--tls-ca", tmp_path / "missing.pem", "--port", "0", "--data", tmp_path
+    )
     assert refused(found, "a certificate cannot be read")

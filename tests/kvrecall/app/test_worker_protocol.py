@@ -20,7 +20,7 @@ from services.cluster.settings import WireSettings
 from services.cluster.worker_client import Worker
 from workers.engine.settings import WorkerSettings
 from workers.rpc.server import WorkerServer
-from workers.rpc.service import WorkerCalls
+from workers.rpc.service import WorkerService
 from workers.rpc.settings import ServerSettings
 
 SPOKEN = wire.Message(role="user", content="Where does she live?")
@@ -54,9 +54,11 @@ async def over_grpc(data: Path, **settings: Any) -> AsyncIterator[Worker]:
         await calls.close()
 
 
-def calls_at(data: Path, **settings: Any) -> WorkerCalls:
+def calls_at(data: Path, **settings: Any) -> WorkerService:
     """The calls of the packaged model."""
-    return build_calls(MODEL_PATH, data, WorkerSettings(max_budget=256, **settings), ram_bytes=1 << 24)
+    return build_calls(
+        MODEL_PATH, data, WorkerSettings(max_budget=256, **settings), ram_bytes=1 << 24
+    )
 
 
 @pytest.fixture(params=[inside, over_grpc])
@@ -71,7 +73,9 @@ async def talked(worker: Worker, **spec: Any) -> list[int]:
     spec = {"method": "epicache", "budget": 64, "layer_budgets": "uniform"} | spec
     await worker.open(wire.OpenRequest(spec=wire.SessionSpec(session="s", epoch=1, **spec)))
     said = [wire.Message(role="user", content="My sister lives in Lisbon and paints boats. " * 20)]
-    events = [event async for event in worker.turn(wire.TurnRequest(session="s", epoch=1, messages=said))]
+    events = [
+        event async for event in worker.turn(wire.TurnRequest(session="s", epoch=1, messages=said))
+    ]
     return list(events[-1].done.token_ids)
 
 
@@ -82,17 +86,23 @@ async def test_how_it_repairs_is_described(worker_at: WorkerAt, tmp_path: Path) 
         assert json.loads(repair.settings_schema)["properties"]
 
 
-async def test_tokens_become_the_text_that_they_were_said_as(worker_at: WorkerAt, tmp_path: Path) -> None:
+async def test_tokens_become_the_text_that_they_were_said_as(
+    worker_at: WorkerAt, tmp_path: Path
+) -> None:
     async with worker_at(tmp_path) as worker:
         ids = await talked(worker, method="snapkv")
         chunks = [wire.TokenChunk(ids=part) for part in (ids, ids[:5], [])]
-        whole, start, nothing = (await worker.detokenize(wire.DetokenizeRequest(chunks=chunks))).texts
+        whole, start, nothing = (
+            await worker.detokenize(wire.DetokenizeRequest(chunks=chunks))
+        ).texts
         assert "My sister lives in Lisbon and paints boats." in whole
         assert whole.startswith(start)
         assert (bool(start), nothing) == (True, "")
 
 
-async def test_a_repair_that_is_hurried_says_how_far_it_came(worker_at: WorkerAt, tmp_path: Path) -> None:
+async def test_a_repair_that_is_hurried_says_how_far_it_came(
+    worker_at: WorkerAt, tmp_path: Path
+) -> None:
     async with worker_at(tmp_path) as worker:
         await worker.hurry(wire.HurryRequest(session="nobody"))
         await talked(worker, method="snapkv", repair_rows=8)
@@ -103,7 +113,9 @@ async def test_a_repair_that_is_hurried_says_how_far_it_came(worker_at: WorkerAt
         hurried = (await repairing).report
         whole = (await worker.repair(request)).report
         assert hurried.candidates == whole.candidates > 0
-        assert hurried.scored_rows < hurried.candidates if hurried.cut else len(hurried.promoted) == 8
+        assert (
+            hurried.scored_rows < hurried.candidates if hurried.cut else len(hurried.promoted) == 8
+        )
         assert (whole.cut, len(whole.promoted)) == (False, 8)
 
 
@@ -118,25 +130,33 @@ async def test_texts_become_unit_vectors(worker_at: WorkerAt, tmp_path: Path) ->
         assert (none.dimensions, none.vectors) == (384, b"")
 
 
-async def test_an_encoder_that_cannot_be_loaded_is_a_refusal(worker_at: WorkerAt, tmp_path: Path) -> None:
+async def test_an_encoder_that_cannot_be_loaded_is_a_refusal(
+    worker_at: WorkerAt, tmp_path: Path
+) -> None:
     async with worker_at(tmp_path, embedder=str(tmp_path / "nothing")) as worker:
         with pytest.raises(WorkerRefused) as refused:
             await worker.embed(["a cat"])
         assert refused.value.code == "embedder_refused"
 
 
-async def test_episodes_are_built_and_a_turn_switches_to_one(worker_at: WorkerAt, tmp_path: Path) -> None:
+async def test_episodes_are_built_and_a_turn_switches_to_one(
+    worker_at: WorkerAt, tmp_path: Path
+) -> None:
     async with worker_at(tmp_path) as worker:
         said = await talked(worker)
         plans = [
             wire.EpisodePlan(id="a", patched_prompt=said[:30]),
             wire.EpisodePlan(id="b", patched_prompt=said[-30:]),
         ]
-        built = await worker.build_episodes(wire.BuildEpisodesRequest(session="s", epoch=1, plans=plans))
+        built = await worker.build_episodes(
+            wire.BuildEpisodesRequest(session="s", epoch=1, plans=plans)
+        )
         assert [episode.id for episode in built.episodes] == ["a", "b"]
         assert built.scored_rows == len(said)
         assert built.seconds > 0
-        request = wire.TurnRequest(session="s", epoch=1, messages=[SPOKEN], episode=built.episodes[1])
+        request = wire.TurnRequest(
+            session="s", epoch=1, messages=[SPOKEN], episode=built.episodes[1]
+        )
         events = [event async for event in worker.turn(request)]
         assert events[-1].done.switched.episode == events[-1].done.state.episode == "b"
         (stats,) = (await worker.stats()).values()
@@ -147,7 +167,10 @@ async def test_what_the_worker_refuses_has_its_code(worker_at: WorkerAt, tmp_pat
     async with worker_at(tmp_path) as worker:
         said = await talked(worker)
         cases = [
-            ("bad_episode", wire.BuildEpisodesRequest(session="s", epoch=1, plans=[wire.EpisodePlan(id="a")])),
+            (
+                "bad_episode",
+                wire.BuildEpisodesRequest(session="s", epoch=1, plans=[wire.EpisodePlan(id="a")]),
+            ),
             ("unknown_session", wire.BuildEpisodesRequest(session="nobody", epoch=1)),
             ("stale_epoch", wire.BuildEpisodesRequest(session="s", epoch=9)),
         ]
@@ -156,29 +179,42 @@ async def test_what_the_worker_refuses_has_its_code(worker_at: WorkerAt, tmp_pat
                 await worker.build_episodes(request)
             assert refused.value.code == code
         broken = wire.Episode(id="a", rows=b"nothing", length=len(said))
-        turn = worker.turn(wire.TurnRequest(session="s", epoch=1, messages=[SPOKEN], episode=broken))
+        turn = worker.turn(
+            wire.TurnRequest(session="s", epoch=1, messages=[SPOKEN], episode=broken)
+        )
         with pytest.raises(WorkerRefused) as refused:
             await anext(turn)
         assert refused.value.code == "bad_episode"
 
 
-async def test_cancelling_a_build_leaves_the_session_to_its_next_turn(worker_at: WorkerAt, tmp_path: Path) -> None:
+async def test_cancelling_a_build_leaves_the_session_to_its_next_turn(
+    worker_at: WorkerAt, tmp_path: Path
+) -> None:
     async with worker_at(tmp_path) as worker:
         said = await talked(worker)
         plans = [wire.EpisodePlan(id=str(index), patched_prompt=said[:100]) for index in range(40)]
         build = asyncio.create_task(
-            worker.build_episodes(wire.BuildEpisodesRequest(session="s", epoch=1, plans=plans, token_ids=said))
+            worker.build_episodes(
+                wire.BuildEpisodesRequest(session="s", epoch=1, plans=plans, token_ids=said)
+            )
         )
         await asyncio.sleep(0)  # the call is made
         await worker.memory("s")  # and the scheduler has it
         build.cancel()
         with pytest.raises(asyncio.CancelledError):
             await build
-        events = [event async for event in worker.turn(wire.TurnRequest(session="s", epoch=1, messages=[SPOKEN]))]
+        events = [
+            event
+            async for event in worker.turn(
+                wire.TurnRequest(session="s", epoch=1, messages=[SPOKEN])
+            )
+        ]
         assert events[-1].done.state.length > len(said)
 
 
-async def test_closing_a_turn_early_cancels_it_and_an_open_rolls_it_back(worker_at: WorkerAt, tmp_path: Path) -> None:
+async def test_closing_a_turn_early_cancels_it_and_an_open_rolls_it_back(
+    worker_at: WorkerAt, tmp_path: Path
+) -> None:
     async with worker_at(tmp_path) as worker:
         said = await talked(worker, method="snapkv")
         speaking = wire.TurnRequest(session="s", epoch=1, messages=[SPOKEN], generate=True)
@@ -192,25 +228,36 @@ async def test_closing_a_turn_early_cancels_it_and_an_open_rolls_it_back(worker_
         await worker.drop(wire.DropRequest(session="s"))
         assert await talked(worker, method="snapkv") == said
         assert (await worker.memory("s")).length == len(said)
-        await worker.retain(wire.RetainRequest())  # it was stored since the worker started: it may be a new one
+        await worker.retain(
+            wire.RetainRequest()
+        )  # it was stored since the worker started: it may be a new one
         assert (await worker.memory("s")).length == len(said)
         await worker.drop(wire.DropRequest(session="s"))
         (stats,) = (await worker.stats()).values()
         assert sum(tier.bytes for tier in stats.tiers.values()) == 0
 
 
-async def test_there_is_one_worker_and_sessions_are_placed_in_it(worker_at: WorkerAt, tmp_path: Path) -> None:
+async def test_there_is_one_worker_and_sessions_are_placed_in_it(
+    worker_at: WorkerAt, tmp_path: Path
+) -> None:
     async with worker_at(tmp_path, slots=3) as worker:
         await talked(worker)
         (record,) = await worker.workers()
-        assert (record.slots, record.free_slots, record.sessions, record.draining) == (3, 2, 1, False)
+        assert (record.slots, record.free_slots, record.sessions, record.draining) == (
+            3,
+            2,
+            1,
+            False,
+        )
         assert worker.place("s", "") == worker.place("s", "another") == record.name
         assert list(await worker.stats()) == [record.name]
         with pytest.raises(WorkerLost):
             worker.place("s", "", [record.name])
 
 
-async def test_a_session_that_is_released_goes_on_when_it_is_opened_again(worker_at: WorkerAt, tmp_path: Path) -> None:
+async def test_a_session_that_is_released_goes_on_when_it_is_opened_again(
+    worker_at: WorkerAt, tmp_path: Path
+) -> None:
     async with worker_at(tmp_path) as worker:
         said = await talked(worker, method="snapkv")
         await worker.release(wire.ReleaseRequest(session="s", epoch=0))
@@ -221,7 +268,9 @@ async def test_a_session_that_is_released_goes_on_when_it_is_opened_again(worker
         assert refused.value.code == "unknown_session"
 
 
-async def test_after_closing_every_call_finds_the_worker_lost_or_refusing(worker_at: WorkerAt, tmp_path: Path) -> None:
+async def test_after_closing_every_call_finds_the_worker_lost_or_refusing(
+    worker_at: WorkerAt, tmp_path: Path
+) -> None:
     async with worker_at(tmp_path) as worker:
         pass
     with pytest.raises((WorkerLost, WorkerRefused)):

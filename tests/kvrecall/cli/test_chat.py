@@ -6,7 +6,11 @@ from typing import Any
 from kvrecall.cli.chat import memory_line, repair_text, repairs_line
 from kvrecall.client.client import KvrecallClient
 
-CALL = {"id": "c1", "type": "function", "function": {"name": "ticket_owner", "arguments": '{"ticket": "123"}'}}
+CALL = {
+    "id": "c1",
+    "type": "function",
+    "function": {"name": "ticket_owner", "arguments": '{"ticket": "123"}'},
+}
 
 
 def test_every_turn_is_answered_and_followed_by_what_the_session_holds(
@@ -24,7 +28,11 @@ def test_a_chat_goes_on_with_a_session_that_waits_for_a_tool(
 ) -> None:
     session = client.create_session(budget=64, repair_rows=16)["id"]
     asked = {"role": "user", "content": "Who owns ticket 123?"}
-    client.turn(session, [asked, {"role": "assistant", "content": None, "tool_calls": [CALL]}], generate=False)
+    client.turn(
+        session,
+        [asked, {"role": "assistant", "content": None, "tool_calls": [CALL]}],
+        generate=False,
+    )
     found = command("chat", "--url", server, "--session", session, typed='{"owner": "Anna"}\n\n')
     assert found.exit_code == 0, found.output
     assert 'ticket_owner({"ticket": "123"})' in found.output
@@ -59,8 +67,22 @@ def test_the_line_after_a_turn_tells_rows_bytes_and_seconds() -> None:
     assert line == f"{held} · episode 1-3 (120 rows moved, 3.0 KiB)"
 
 
-CUT = {"trigger": "tool_call", "promoted": 40, "demoted": 30, "seconds": 0.25, "share_scanned": 0.5, "cut": True}
-WHOLE = {"trigger": "tool_result", "promoted": 24, "demoted": 0, "seconds": 0.012, "share_scanned": 1.0, "cut": False}
+CUT = {
+    "trigger": "tool_call",
+    "promoted": 40,
+    "demoted": 30,
+    "seconds": 0.25,
+    "share_scanned": 0.5,
+    "cut": True,
+}
+WHOLE = {
+    "trigger": "tool_result",
+    "promoted": 24,
+    "demoted": 0,
+    "seconds": 0.012,
+    "share_scanned": 1.0,
+    "cut": False,
+}
 
 
 def test_the_line_about_repairs_tells_signals_rows_time_and_how_far_they_came() -> None:
@@ -72,10 +94,19 @@ def test_the_line_about_repairs_tells_signals_rows_time_and_how_far_they_came() 
 
 
 def test_a_repair_is_shown_with_its_signal_and_its_passages() -> None:
-    passages = [{"start": 7, "stop": 9, "before": "so\nthe code", "promoted": " is 12", "after": " of"}]
-    shown = repair_text({**WHOLE, "turn": 4, "signal": "code?", "passages": passages}).plain.splitlines()
-    assert shown[0].strip() == "for turn 4, tool_result: 24 promoted, 0 demoted, 12 ms, 100% scanned"
-    assert [line.strip() for line in shown[1:]] == ["looked for: code?", "7  …so↵the code is 12 of…"]
+    passages = [
+        {"start": 7, "stop": 9, "before": "so\nthe code", "promoted": " is 12", "after": " of"}
+    ]
+    shown = repair_text(
+        {**WHOLE, "turn": 4, "signal": "code?", "passages": passages}
+    ).plain.splitlines()
+    assert (
+        shown[0].strip() == "for turn 4, tool_result: 24 promoted, 0 demoted, 12 ms, 100% scanned"
+    )
+    assert [line.strip() for line in shown[1:]] == [
+        "looked for: code?",
+        "7  …so↵the code is 12 of…",
+    ]
 
 
 def test_what_came_back_can_be_looked_at(command: Callable[..., Any], server: str) -> None:

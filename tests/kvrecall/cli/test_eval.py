@@ -11,14 +11,35 @@ from typing import Any
 import pytest
 
 SMALL = (
-    "--lengths", "160", "--depths", "0", "--depths", "1", "--limit", "2",
-    "--methods", "streaming_llm random", "--budget", "64", "--block", "64",
-)  # fmt: skip
+    "--lengths",
+    "160",
+    "--depths",
+    "0",
+    "--depths",
+    "1",
+    "--limit",
+    "2",
+    "--methods",
+    "streaming_llm random",
+    "--budget",
+    "64",
+    "--block",
+    "64",
+)
 
 
 def started(folder: Path, *options: str) -> "subprocess.Popen[bytes]":
     folder.mkdir(exist_ok=True)
-    command = [sys.executable, "-m", "kvrecall.cli", "eval", "passkey", "--json", str(folder / "out.json"), *SMALL]
+    command = [
+        sys.executable,
+        "-m",
+        "kvrecall.cli",
+        "eval",
+        "passkey",
+        "--json",
+        str(folder / "out.json"),
+        *SMALL,
+    ]
     return subprocess.Popen([*command, *options], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
 
 
@@ -57,7 +78,10 @@ def test_a_run_that_was_killed_ends_in_the_same_file_as_one_that_was_not(tmp_pat
 def test_suites_are_listed_with_what_they_ask(command: Callable[..., Any]) -> None:
     found = command("eval", "--help")
     assert found.exit_code == 0
-    assert all(name in found.output for name in ("longconv", "passkey", "fidelity", "locomo", "mq-niah", "repository"))
+    assert all(
+        name in found.output
+        for name in ("longconv", "passkey", "fidelity", "locomo", "mq-niah", "repository")
+    )
 
 
 @pytest.mark.parametrize(
@@ -82,7 +106,9 @@ def test_what_is_off_ends_in_one_line(
     assert not (tmp_path / "out.json").exists()
 
 
-def test_a_report_draws_what_the_suites_wrote(command: Callable[..., Any], tmp_path: Path, locomo_like: Path) -> None:
+def test_a_report_draws_what_the_suites_wrote(
+    command: Callable[..., Any], tmp_path: Path, locomo_like: Path
+) -> None:
     out = tmp_path / "out.json"
     options = ("--counts", "1", "--counts", "2", "--widths", "2", "--processes", "1")
     found = command("eval", "locomo", "--data", locomo_like, "--json", out, *options)
@@ -96,24 +122,56 @@ def test_a_report_draws_what_the_suites_wrote(command: Callable[..., Any], tmp_p
 
 def test_mq_niah_is_told_by_k_and_drawn(command: Callable[..., Any], tmp_path: Path) -> None:
     out = tmp_path / "out.json"
-    small = ("--limit", "1", "--tokens", "600", "--distractors", "1", "--base", "1/6", "--processes", "1")
-    found = command("eval", "mq-niah", "--suite", "2q", "--json", out, "--k", "8", "--k", "24", *small)
+    small = (
+        "--limit",
+        "1",
+        "--tokens",
+        "600",
+        "--distractors",
+        "1",
+        "--base",
+        "1/6",
+        "--processes",
+        "1",
+    )
+    found = command(
+        "eval", "mq-niah", "--suite", "2q", "--json", out, "--k", "8", "--k", "24", *small
+    )
     assert found.exit_code == 0, found.output
-    assert all(name in found.output for name in ("across: K", "Refresh", "WrongQ-K", "gain over matched"))
+    assert all(
+        name in found.output for name in ("across: K", "Refresh", "WrongQ-K", "gain over matched")
+    )
     assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")
     rows = json.loads(out.read_text())["results"]
     assert {row["k"] for row in rows if "mean" in row} == {0, 8, 24}
     assert all(
-        {"condition", "method", "budget", "active_rows", "ci_low", "n"} <= row.keys() for row in rows if "k" in row
+        {"condition", "method", "budget", "active_rows", "ci_low", "n"} <= row.keys()
+        for row in rows
+        if "k" in row
     )
 
 
 @pytest.fixture
 def locomo_like(tmp_path: Path) -> Path:
     """A file in LoCoMo's form."""
-    texts = ("I planted tomatoes.", "Which ones?", "The choir sings on Sunday.", "I will come to the concert.")
-    lines = [{"speaker": "AB"[at % 2], "dia_id": f"D1:{at + 1}", "text": text} for at, text in enumerate(texts)]
-    asked = [{"question": "When does the choir sing?", "answer": "Sunday", "evidence": ["D1:3"], "category": 4}]
+    texts = (
+        "I planted tomatoes.",
+        "Which ones?",
+        "The choir sings on Sunday.",
+        "I will come to the concert.",
+    )
+    lines = [
+        {"speaker": "AB"[at % 2], "dia_id": f"D1:{at + 1}", "text": text}
+        for at, text in enumerate(texts)
+    ]
+    asked = [
+        {
+            "question": "When does the choir sing?",
+            "answer": "Sunday",
+            "evidence": ["D1:3"],
+            "category": 4,
+        }
+    ]
     path = tmp_path / "chat.json"
     conversation = {"speaker_a": "A", "speaker_b": "B", "session_1": lines}
     path.write_text(json.dumps({"conversation": conversation, "qa": asked}))

@@ -11,7 +11,9 @@ from kvrecall.cli.methods import settings
 from workers.methods import METHODS, describe, describe_repair
 
 
-def test_every_method_is_listed_with_what_it_keeps_and_its_settings(command: Callable[..., Any]) -> None:
+def test_every_method_is_listed_with_what_it_keeps_and_its_settings(
+    command: Callable[..., Any],
+) -> None:
     found = command("methods")
     assert found.exit_code == 0, found.output
     shown = " ".join(found.output.split())
@@ -40,5 +42,7 @@ def test_repair_is_listed_with_its_settings(command: Callable[..., Any]) -> None
         ({"default": True}, "x = true"),
     ],
 )
-def test_a_setting_is_shown_with_its_default_and_what_it_may_be(about: dict[str, Any], shown: str) -> None:
+def test_a_setting_is_shown_with_its_default_and_what_it_may_be(
+    about: dict[str, Any], shown: str
+) -> None:
     assert list(settings(json.dumps({"properties": {"x": about}}))) == [shown]

@@ -36,7 +36,9 @@ def tokenizer(model: LoadedModel) -> ChatTokenizer:
     return load_tokenizer(MODEL_PATH, model.eos_token_ids)
 
 
-def test_the_command_measures_keeps_and_shows(command: Callable[..., Any], model: LoadedModel, tmp_path: Path) -> None:
+def test_the_command_measures_keeps_and_shows(
+    command: Callable[..., Any], model: LoadedModel, tmp_path: Path
+) -> None:
     found = command("profile-layers", "--data", tmp_path, "--tokens", "512", "--budget", "100")
     assert found.exit_code == 0, found.output
     path = profile_path(tmp_path, model)
@@ -50,7 +52,9 @@ def test_the_command_measures_keeps_and_shows(command: Callable[..., Any], model
         assert sum(int(line[column]) for line in lines) == 100 * model.shape.n_layers
 
 
-def test_a_text_of_ones_own_is_read(command: Callable[..., Any], model: LoadedModel, tmp_path: Path) -> None:
+def test_a_text_of_ones_own_is_read(
+    command: Callable[..., Any], model: LoadedModel, tmp_path: Path
+) -> None:
     own = tmp_path / "talk.txt"
     own.write_text("Please note that the badge list says Melnor K4821.\n\nNoted.\n\n" * 20)
     found = command("profile-layers", "--data", tmp_path, "--text", own)
@@ -83,7 +87,9 @@ def test_the_command_reads_as_much_as_a_worker_does() -> None:
 def test_the_packaged_texts_are_long_enough_and_alternate(tokenizer: ChatTokenizer) -> None:
     for name in (str(MODEL_PATH), "some/other-model"):
         messages = packaged_text(name).messages
-        token_ids = [token for said in tokenizer.prompt([], messages, [], False) for token in said.token_ids]
+        token_ids = [
+            token for said in tokenizer.prompt([], messages, [], False) for token in said.token_ids
+        ]
         assert len(token_ids) >= profile.TOKENS
     said = packaged_text("some/other-model").messages
     assert [message["role"] for message in said] == ["user", "assistant"] * (len(said) // 2)
@@ -120,22 +126,30 @@ def test_another_models_file_keeps_the_service_from_starting(
         known_profile(model, tokenizer, tmp_path, str(MODEL_PATH))
 
 
-async def test_a_worker_splits_budgets_by_its_models_profile(model: LoadedModel, tmp_path: Path) -> None:
+async def test_a_worker_splits_budgets_by_its_models_profile(
+    model: LoadedModel, tmp_path: Path
+) -> None:
     kept = profile.measure(model, list(range(200)), name="kept", text="numbers")
     kept = kept.model_copy(update={"sensitivity": (0.0, 0.3, 0.1, 0.1, 0.2)})
     profile.save(kept, profile_path(tmp_path, model))
     settings = WorkerSettings(slots=1, max_budget=128, block_tokens=32)
     calls = build_calls(MODEL_PATH, tmp_path, settings, ram_bytes=1 << 20)
     try:
-        spec = wire.SessionSpec(session="s", epoch=1, method="knorm", budget=128, layer_budgets="sensitivity")
+        spec = wire.SessionSpec(
+            session="s", epoch=1, method="knorm", budget=128, layer_budgets="sensitivity"
+        )
         memory = await calls.open(wire.OpenRequest(spec=spec))
     finally:
         await calls.close()
     rows = split(128, 5, "sensitivity", floor=settings.min_budget, weights=kept.sensitivity)
-    assert [bound - memory.bound_rows[0] for bound in memory.bound_rows] == [each - rows[0] for each in rows]
+    assert [bound - memory.bound_rows[0] for bound in memory.bound_rows] == [
+        each - rows[0] for each in rows
+    ]
 
 
-def test_a_context_too_short_to_measure_in_gives_no_profile(tokenizer: ChatTokenizer, tmp_path: Path) -> None:
+def test_a_context_too_short_to_measure_in_gives_no_profile(
+    tokenizer: ChatTokenizer, tmp_path: Path
+) -> None:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     from workers.model.loader import adopt

@@ -26,26 +26,42 @@ def refused(found: Any, why: str) -> bool:
     return found.exit_code == 2 and why in found.output and "Traceback" not in found.output
 
 
-def test_a_model_with_sliding_windows_is_refused_in_one_line(command: Callable[..., Any], tmp_path: Path) -> None:
-    config = {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": 64}
+def test_a_model_with_sliding_windows_is_refused_in_one_line(
+    command: Callable[..., Any], tmp_path: Path
+) -> None:
+    config = {
+        "model_type": "mistral",
+        "architectures": ["MistralForCausalLM"],
+        "sliding_window": 64,
+    }
     (tmp_path / "config.json").write_text(json.dumps(config))
     found = command("serve", "--model", tmp_path, "--data", tmp_path / "data", "--port", "0")
     assert refused(found, "sliding")
 
 
-def test_a_model_that_is_not_there_is_refused_in_one_line(command: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_model_that_is_not_there_is_refused_in_one_line(
+    command: Callable[..., Any], tmp_path: Path
+) -> None:
     (tmp_path / "empty").mkdir()
-    found = command("serve", "--model", tmp_path / "empty", "--data", tmp_path / "data", "--port", "0")
+    found = command(
+        "serve", "--model", tmp_path / "empty", "--data", tmp_path / "data", "--port", "0"
+    )
     assert refused(found, "could not be loaded")
 
 
-def test_a_data_directory_in_use_is_refused(command: Callable[..., Any], server: str, server_data: Path) -> None:
+def test_a_data_directory_in_use_is_refused(
+    command: Callable[..., Any], server: str, server_data: Path
+) -> None:
     found = command("serve", "--data", server_data, "--port", "0")
     assert refused(found, "is in use by another kvrecall")
 
 
-def test_a_data_directory_of_another_model_is_refused(command: Callable[..., Any], tmp_path: Path) -> None:
-    layout = PageLayout(n_layers=1, n_kv_heads=1, head_dim=2, dtype=torch.float32, fingerprint="another")
+def test_a_data_directory_of_another_model_is_refused(
+    command: Callable[..., Any], tmp_path: Path
+) -> None:
+    layout = PageLayout(
+        n_layers=1, n_kv_heads=1, head_dim=2, dtype=torch.float32, fingerprint="another"
+    )
     store = RowStore(layout, [NvmeTier(tmp_path / "pages")])
     store.append("somebody", torch.zeros(1, 2, 1, 3, 2))
     store.flush("somebody")
@@ -67,7 +83,9 @@ def test_a_setting_out_of_range_is_refused_by_name(
     assert refused(command("serve", "--port", "0"), "worker.block_tokens")
 
 
-def test_the_environment_sets_what_the_command_line_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_sets_what_the_command_line_does_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("KVRECALL_WORKER__BLOCK_TOKENS", "64")
     monkeypatch.setenv("KVRECALL_PORT", "9001")
     chosen: dict[str, Any] = {"worker": {"slots": 2}, "port": 9002}
@@ -79,10 +97,23 @@ def test_the_environment_sets_what_the_command_line_does_not(monkeypatch: pytest
 
 @pytest.mark.parametrize("ending", ["signal", "input"])
 def test_a_server_ends_in_good_order(tmp_path: Path, ending: str) -> None:
-    arguments = ["serve", "--port", "0", "--data", str(tmp_path), "--log", "json", "--until-input-ends"]
+    arguments = [
+        "serve",
+        "--port",
+        "0",
+        "--data",
+        str(tmp_path),
+        "--log",
+        "json",
+        "--until-input-ends",
+    ]
     pipe = subprocess.PIPE
     with subprocess.Popen(
-        [sys.executable, "-m", "kvrecall.cli", *arguments], stdin=pipe, stdout=pipe, stderr=pipe, env=dict(os.environ)
+        [sys.executable, "-m", "kvrecall.cli", *arguments],
+        stdin=pipe,
+        stdout=pipe,
+        stderr=pipe,
+        env=dict(os.environ),
     ) as process:
         assert process.stdout is not None
         assert process.stdin is not None

@@ -29,8 +29,21 @@ def run_with(peaks: list[int], arm: Arm = BUDGETED) -> ArmRun:
 def test_the_demo_prints_its_table_and_writes_report_and_results(
     command: Callable[..., Any], tmp_path: Path, json_lines: Callable[..., Path]
 ) -> None:
-    real = json_lines({"role": "user", "content": "Hello."}, {"role": "assistant", "content": "Hello, Anna."})
-    options = ("--tokens", "500", "--budget", "64", "--repair-rows", "16", "--pause", "0", "--out", tmp_path)
+    real = json_lines(
+        {"role": "user", "content": "Hello."}, {"role": "assistant", "content": "Hello, Anna."}
+    )
+    options = (
+        "--tokens",
+        "500",
+        "--budget",
+        "64",
+        "--repair-rows",
+        "16",
+        "--pause",
+        "0",
+        "--out",
+        tmp_path,
+    )
     found = command("demo", *options, "--file", real)
     assert found.exit_code == 0, found.output
     assert str(tmp_path / "report.html") in found.output

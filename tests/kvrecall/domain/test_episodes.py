@@ -44,7 +44,8 @@ def topics(*sizes: int, noise: float = 0.1, seed: int = 0) -> Vectors:
 
 
 def test_segments_are_so_many_utterances_and_the_rest_is_one_when_asked_for() -> None:
-    whole, partial = segments_of(said(10), 4), segments_of(said(10), 4, partial=True)
+    whole = segments_of(said(10), 4)
+    partial = segments_of(said(10), 4, partial=True)
     assert partial[:2] == whole
     assert [(segment.start, segment.stop) for segment in partial] == [(0, 40), (40, 80), (80, 100)]
     assert partial[2].text == "u8\nu9"
@@ -71,7 +72,8 @@ def test_topics_become_episodes_in_the_order_in_which_they_come_up() -> None:
 @pytest.mark.parametrize("count", [3, "auto"])
 def test_the_same_seed_gives_the_same_episodes(count: int | str) -> None:
     vectors = topics(6, 6, 6, 6, noise=0.6)
-    once, again = cluster(vectors, count, seed=2**63), cluster(vectors, count, seed=2**63)
+    once = cluster(vectors, count, seed=2**63)
+    again = cluster(vectors, count, seed=2**63)
     assert once.labels == again.labels
     np.testing.assert_array_equal(once.centroids, again.centroids)
 
@@ -109,12 +111,19 @@ def test_of_equally_near_members_the_earlier_comes_first() -> None:
     assert nearest_members(vectors, Clusters((0, 0, 0, 0), vectors[:1]), 0, 2) == [0, 1]
 
 
-def plans(vectors: Vectors, labels: tuple[int, ...], medoid_utterances: int = 8, length: int = 10_000) -> list:
+def plans(
+    vectors: Vectors, labels: tuple[int, ...], medoid_utterances: int = 8, length: int = 10_000
+) -> list:
     segments = segments_of(said(4 * len(labels)), 4)
     means = [vectors[[n == e for n in labels]].mean(0) for e in range(max(labels) + 1)]
     clusters = Clusters(labels, np.stack(means))
     return plan_episodes(
-        segments, vectors, clusters, range(5000, 9000), medoid_utterances=medoid_utterances, length=length
+        segments,
+        vectors,
+        clusters,
+        range(5000, 9000),
+        medoid_utterances=medoid_utterances,
+        length=length,
     )
 
 
@@ -128,7 +137,9 @@ def test_a_patched_prompt_is_the_nearest_segments_tokens_in_time_order() -> None
 
 
 @pytest.mark.parametrize(("utterances", "segments"), [(1, 1), (4, 1), (5, 2), (8, 2), (400, 3)])
-def test_a_patched_prompt_is_about_as_long_as_it_was_asked_to_be(utterances: int, segments: int) -> None:
+def test_a_patched_prompt_is_about_as_long_as_it_was_asked_to_be(
+    utterances: int, segments: int
+) -> None:
     plan = plans(topics(3, 3), (0, 0, 0, 1, 1, 1), utterances)[1]
     assert len(plan.patched_prompt) == 40 * segments
 
@@ -138,12 +149,18 @@ def test_an_episode_knows_how_near_each_segment_is() -> None:
     first, second = plans(vectors, (0, 1, 0, 1))
     assert first.spans == ((0, 40, 1.0), (40, 80, 0.0), (80, 120, 1.0), (120, 160, 0.25))
     assert [span[2] for span in second.spans] == [0.0, 1.0, 0.25, 1.0]
-    assert plans(vectors, (0, 1, 0, 1), length=100)[0].spans == ((0, 40, 1.0), (40, 80, 0.0), (80, 100, 1.0))
+    assert plans(vectors, (0, 1, 0, 1), length=100)[0].spans == (
+        (0, 40, 1.0),
+        (40, 80, 0.0),
+        (80, 100, 1.0),
+    )
     assert len(plans(vectors, (0, 1, 0, 1), length=80)[0].spans) == 2
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=30), st.integers(0, 1300))
-def test_spans_cover_every_row_once_and_own_segments_are_nearest(labels: list[int], length: int) -> None:
+def test_spans_cover_every_row_once_and_own_segments_are_nearest(
+    labels: list[int], length: int
+) -> None:
     order = {label: place for place, label in enumerate(dict.fromkeys(labels))}
     numbered = tuple(order[label] for label in labels)
     for episode, plan in enumerate(plans(topics(len(labels)), numbered, length=length)):
@@ -169,8 +186,12 @@ def test_new_segments_move_the_centroid_they_are_assigned_to() -> None:
     assigned, sizes = assign(new, found.centroids, [6, 6])
     assert assigned.labels == (0, 0, 1, 1)
     assert sizes == [8, 8]
-    np.testing.assert_allclose(assigned.centroids[0], np.concatenate([vectors[:6], new[:2]]).mean(0), atol=1e-6)
-    np.testing.assert_allclose(assigned.centroids[1], np.concatenate([vectors[6:12], new[2:]]).mean(0), atol=1e-6)
+    np.testing.assert_allclose(
+        assigned.centroids[0], np.concatenate([vectors[:6], new[:2]]).mean(0), atol=1e-6
+    )
+    np.testing.assert_allclose(
+        assigned.centroids[1], np.concatenate([vectors[6:12], new[2:]]).mean(0), atol=1e-6
+    )
 
 
 def test_assigning_in_pieces_is_assigning_at_once() -> None:
@@ -201,12 +222,15 @@ def test_assigning_in_pieces_is_assigning_at_once() -> None:
 def test_episodes_are_built_when_there_is_enough_and_again_when_it_has_grown(
     segments: int, built: int, length: int, due: bool
 ) -> None:
-    found = rebuild_due(EpisodeSettings(), segments=segments, built=built, length=length, budget=100)
+    found = rebuild_due(
+        EpisodeSettings(), segments=segments, built=built, length=length, budget=100
+    )
     assert found is due
 
 
 def test_settings_say_when_episodes_are_built() -> None:
-    eager, auto = EpisodeSettings(count=1, rebuild_growth=1.0), EpisodeSettings(count="auto")
+    eager = EpisodeSettings(count=1, rebuild_growth=1.0)
+    auto = EpisodeSettings(count="auto")
     assert rebuild_due(eager, segments=2, built=0, length=2, budget=1)
     assert not rebuild_due(eager, segments=3, built=2, length=2, budget=1)
     assert rebuild_due(eager, segments=4, built=2, length=2, budget=1)

@@ -42,8 +42,11 @@ def test_no_sequence_of_events_leads_out_of_the_table(events: list[SessionEvent]
 
 
 @given(st.lists(st.sampled_from(SessionEvent), max_size=40))
-def test_a_repair_starts_only_at_rest_and_a_pause_only_after_calls(events: list[SessionEvent]) -> None:
-    state, history = SessionState.IDLE, []
+def test_a_repair_starts_only_at_rest_and_a_pause_only_after_calls(
+    events: list[SessionEvent],
+) -> None:
+    state = SessionState.IDLE
+    history = []
     for event in events:
         if (state, event) not in TRANSITIONS:
             continue
@@ -52,7 +55,11 @@ def test_a_repair_starts_only_at_rest_and_a_pause_only_after_calls(events: list[
         state = next_state(state, event)
         history.append(event)
         if state is SessionState.PAUSED:
-            began = {SessionEvent.CALLS_MADE, SessionEvent.ROLLED_BACK_TO_PAUSE, SessionEvent.REPAIR_ENDED_IN_PAUSE}
+            began = {
+                SessionEvent.CALLS_MADE,
+                SessionEvent.ROLLED_BACK_TO_PAUSE,
+                SessionEvent.REPAIR_ENDED_IN_PAUSE,
+            }
             assert began & set(history)
 
 
@@ -84,7 +91,9 @@ def paused(*calls: PendingCall, output_due: int = 0, **settings: object) -> Sess
 
 
 def asked(position: int, batch: int = 0, repaired: bool = False, **fields: object) -> PendingCall:
-    call = PendingCall(1, position, ToolCall(f"c{position}", "look", f'{{"n": {position}}}'), batch=batch)
+    call = PendingCall(
+        1, position, ToolCall(f"c{position}", "look", f'{{"n": {position}}}'), batch=batch
+    )
     if batch:
         call = replace(call, status=CallStatus.COMPLETED, result=f"r{position}")
     return replace(call, call_signal=call.call.signal if repaired else "", **fields)
@@ -92,7 +101,9 @@ def asked(position: int, batch: int = 0, repaired: bool = False, **fields: objec
 
 def test_each_call_is_repaired_on_in_call_order_before_any_result() -> None:
     due = due_repairs(paused(asked(0), asked(1, batch=1)))
-    assert [repair.trigger for repair in due] == [RepairTrigger.TOOL_CALL] * 2 + [RepairTrigger.TOOL_RESULT]
+    assert [repair.trigger for repair in due] == [RepairTrigger.TOOL_CALL] * 2 + [
+        RepairTrigger.TOOL_RESULT
+    ]
     assert [repair.text for repair in due[:2]] == ['look {"n": 0}', 'look {"n": 1}']
 
 
@@ -126,7 +137,9 @@ def test_output_is_repaired_on_as_far_as_it_is_due_and_not_once_the_result_is_th
 
 def test_of_a_long_output_the_end_is_the_signal() -> None:
     pieces = {0: "x" * SIGNAL_CHARACTERS, 1: "end"}
-    (due,) = due_repairs(paused(asked(0, pieces=pieces, delta_due=SIGNAL_CHARACTERS + 3, repaired=True)))
+    (due,) = due_repairs(
+        paused(asked(0, pieces=pieces, delta_due=SIGNAL_CHARACTERS + 3, repaired=True))
+    )
     assert (len(due.text), due.text[-4:]) == (SIGNAL_CHARACTERS, "xend")
 
 
@@ -147,5 +160,9 @@ def test_the_last_answer_is_repaired_on_when_no_tool_is_waited_for() -> None:
         ({"repair_on": frozenset({RepairTrigger.TOOL_CALL})}, [RepairTrigger.TOOL_CALL]),
     ],
 )
-def test_only_what_the_session_asked_for_is_due(settings: dict, triggers: list[RepairTrigger]) -> None:
-    assert [repair.trigger for repair in due_repairs(paused(asked(0, batch=1), **settings))] == triggers
+def test_only_what_the_session_asked_for_is_due(
+    settings: dict, triggers: list[RepairTrigger]
+) -> None:
+    assert [
+        repair.trigger for repair in due_repairs(paused(asked(0, batch=1), **settings))
+    ] == triggers

@@ -13,19 +13,23 @@ from kvrecall.domain.errors import (
     ToolResultWithoutCall,
     TurnTooLong,
 )
-from kvrecall.domain.limits import ServiceSettings
+from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.messages import Message, Sampling, ToolCall
 from kvrecall.domain.reports import MemoryReport
 from kvrecall.domain.session import CallStatus, PendingCall, RepairTrigger, Session, SessionSettings
 from kvrecall.domain.tool_events import timed_out
 from kvrecall.domain.turn_request import TurnPlan, TurnRequest, plan_turn
 
-LIMITS = ServiceSettings(max_turn_messages=6, max_turn_bytes=100, max_output_tokens=20, default_max_tokens=10)
+LIMITS = ServiceLimits(
+    max_turn_messages=6, max_turn_bytes=100, max_output_tokens=20, default_max_tokens=10
+)
 HELLO = Message("user", "hello")
 
 
 def session(*calls: PendingCall, **settings: object) -> Session:
-    chosen = SessionSettings(**{"budget": 64, "repair_rows": 8, "method": "snapkv", "seed": 7} | settings)
+    chosen = SessionSettings(
+        **{"budget": 64, "repair_rows": 8, "method": "snapkv", "seed": 7} | settings
+    )
     return Session("s", 1, chosen, 0.0, 0.0, 3, MemoryReport(), calls)
 
 
@@ -55,7 +59,9 @@ def test_a_plain_turn_passes_as_it_stands() -> None:
 
 
 def test_results_come_first_and_in_call_order_whatever_order_they_were_sent_in() -> None:
-    planned = plan(session(asked(0, "r0"), asked(1), asked(2)), told("c2", "r2"), told("c1", "r1"), HELLO)
+    planned = plan(
+        session(asked(0, "r0"), asked(1), asked(2)), told("c2", "r2"), told("c1", "r1"), HELLO
+    )
     assert [message.content for message in planned.messages] == ["r0", "r1", "r2", "hello"]
     assert planned.said == {"c2": "r2", "c1": "r1"}
     assert planned.messages[0] == Message("tool", "r0", tool_call_id="c0", name="look")
@@ -94,7 +100,12 @@ def test_recorded_calls_at_the_end_of_a_turn_are_what_it_pauses_on() -> None:
 
 
 def test_recorded_calls_with_their_results_pause_on_nothing() -> None:
-    assert plan(session(), HELLO, asks("a", "b"), told("b"), told("a"), Message("assistant", "so")).asks == ()
+    assert (
+        plan(
+            session(), HELLO, asks("a", "b"), told("b"), told("a"), Message("assistant", "so")
+        ).asks
+        == ()
+    )
 
 
 @pytest.mark.parametrize(
@@ -116,10 +127,30 @@ def test_recorded_calls_with_their_results_pause_on_nothing() -> None:
         (session(), (Message("robot", "x"),), {}, InvalidRequest),
         (session(), (Message("tool", "x"),), {}, InvalidRequest),
         (session(), (Message("user", "x", tool_call_id="c0"),), {}, InvalidRequest),
-        (session(), (Message("user", tool_calls=(ToolCall("a", "look", "{}"),)),), {}, InvalidRequest),
-        (session(), (Message("assistant", tool_calls=(ToolCall("a", "look", "[]"),)),), {}, InvalidRequest),
-        (session(), (Message("assistant", tool_calls=(ToolCall("a", "look", "{"),)),), {}, InvalidRequest),
-        (session(), (Message("assistant", tool_calls=(ToolCall("", "look", "{}"),)),), {}, InvalidRequest),
+        (
+            session(),
+            (Message("user", tool_calls=(ToolCall("a", "look", "{}"),)),),
+            {},
+            InvalidRequest,
+        ),
+        (
+            session(),
+            (Message("assistant", tool_calls=(ToolCall("a", "look", "[]"),)),),
+            {},
+            InvalidRequest,
+        ),
+        (
+            session(),
+            (Message("assistant", tool_calls=(ToolCall("a", "look", "{"),)),),
+            {},
+            InvalidRequest,
+        ),
+        (
+            session(),
+            (Message("assistant", tool_calls=(ToolCall("", "look", "{}"),)),),
+            {},
+            InvalidRequest,
+        ),
         (session(), (HELLO,) * 7, {}, TurnTooLong),
         (session(), (Message("user", "é" * 51),), {}, TurnTooLong),
         (session(), (HELLO,), {"sampling": Sampling(21)}, LimitExceeded),

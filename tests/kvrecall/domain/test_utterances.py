@@ -25,8 +25,16 @@ def turn() -> Callable[..., Turn]:
 
 
 def test_messages_of_one_side_are_one_utterance(turn: Callable[..., Turn]) -> None:
-    first = turn(1, [5, 3], Message("system", "be kind"), Message("user", "hello"), Message("user", "you"), answer="hi")
-    result, thanks = Message("tool", "rain", tool_call_id="c"), Message("user", "thanks")
+    first = turn(
+        1,
+        [5, 3],
+        Message("system", "be kind"),
+        Message("user", "hello"),
+        Message("user", "you"),
+        answer="hi",
+    )
+    result = Message("tool", "rain", tool_call_id="c")
+    thanks = Message("user", "thanks")
     second = turn(2, [4, 2, 1], Message("assistant", "", (CALL,)), result, thanks, answer="bye")
     assert utterances([first, second], start=10) == [
         Utterance("user", "hello\nyou", 10, 15, 1, 0),
@@ -37,8 +45,12 @@ def test_messages_of_one_side_are_one_utterance(turn: Callable[..., Turn]) -> No
     ]
 
 
-def test_an_answer_after_a_recorded_one_is_an_utterance_of_its_own(turn: Callable[..., Turn]) -> None:
-    found = utterances([turn(1, [2, 3, 4], Message("user", "a"), Message("assistant", "b"), answer="c")])
+def test_an_answer_after_a_recorded_one_is_an_utterance_of_its_own(
+    turn: Callable[..., Turn],
+) -> None:
+    found = utterances(
+        [turn(1, [2, 3, 4], Message("user", "a"), Message("assistant", "b"), answer="c")]
+    )
     assert [(each.side, each.text, each.stop) for each in found] == [
         ("user", "a", 2),
         ("assistant", "b", 5),
@@ -46,7 +58,9 @@ def test_an_answer_after_a_recorded_one_is_an_utterance_of_its_own(turn: Callabl
     ]
 
 
-def test_a_turn_whose_tokens_are_told_otherwise_counts_as_one_utterance(turn: Callable[..., Turn]) -> None:
+def test_a_turn_whose_tokens_are_told_otherwise_counts_as_one_utterance(
+    turn: Callable[..., Turn],
+) -> None:
     told = turn(3, [7], Message("user", "a"), answer="b")
     assert utterances([told]) == [Utterance("user", "a\nb", 0, 7, 3, 0)]
 
@@ -54,7 +68,15 @@ def test_a_turn_whose_tokens_are_told_otherwise_counts_as_one_utterance(turn: Ca
 @pytest.mark.parametrize(
     ("messages", "text"),
     [
-        ([Message("user", "a"), Message("assistant", "b"), Message("user", "c"), Message("user", "d")], "a\nb\nc\nd"),
+        (
+            [
+                Message("user", "a"),
+                Message("assistant", "b"),
+                Message("user", "c"),
+                Message("user", "d"),
+            ],
+            "a\nb\nc\nd",
+        ),
         ([Message("user", "a"), Message("assistant", "b")], "a"),
         ([Message("tool", "rain", tool_call_id="c")], "rain"),
         ([Message("system", "be kind")], ""),
@@ -62,5 +84,7 @@ def test_a_turn_whose_tokens_are_told_otherwise_counts_as_one_utterance(turn: Ca
         ([], ""),
     ],
 )
-def test_a_query_is_what_was_said_up_to_the_users_last_word(messages: list[Message], text: str) -> None:
+def test_a_query_is_what_was_said_up_to_the_users_last_word(
+    messages: list[Message], text: str
+) -> None:
     assert query_text(messages) == text

@@ -10,7 +10,11 @@ import pytest
 from kvrecall.app.errors import BadReplayFile
 from kvrecall.replay.formats import read_recordings
 
-CALL = {"id": "c1", "type": "function", "function": {"name": "find", "arguments": '{"what": "keys"}'}}
+CALL = {
+    "id": "c1",
+    "type": "function",
+    "function": {"name": "find", "arguments": '{"what": "keys"}'},
+}
 
 
 def written(folder: Path, content: Any) -> Path:
@@ -19,7 +23,9 @@ def written(folder: Path, content: Any) -> Path:
     return path
 
 
-def test_locomo_speakers_become_user_and_assistant_with_the_dates_in_the_users_text(tmp_path: Path) -> None:
+def test_locomo_speakers_become_user_and_assistant_with_the_dates_in_the_users_text(
+    tmp_path: Path,
+) -> None:
     conversation = {
         "speaker_a": "Ada",
         "speaker_b": "Bo",
@@ -32,7 +38,9 @@ def test_locomo_speakers_become_user_and_assistant_with_the_dates_in_the_users_t
             {"speaker": "Bo", "text": "Well."},
         ],
     }
-    (recording,) = read_recordings(written(tmp_path, {"conversation": conversation, "sample_id": "x", "qa": []}))
+    (recording,) = read_recordings(
+        written(tmp_path, {"conversation": conversation, "sample_id": "x", "qa": []})
+    )
     assert recording.name == "x"
     assert [(m["role"], m["content"]) for m in recording.messages[1:]] == [
         ("user", "(noon, 1 May) Hi Bo. How are you?"),
@@ -58,28 +66,47 @@ def test_tau_bench_runs_keep_their_tool_calls_and_results(tmp_path: Path) -> Non
     assert recordings[0].messages[3] == {"role": "tool", "content": "here", "tool_call_id": "c1"}
 
 
-def test_json_lines_hold_one_message_each_or_one_conversation_each(json_lines: Callable[..., Path]) -> None:
+def test_json_lines_hold_one_message_each_or_one_conversation_each(
+    json_lines: Callable[..., Path],
+) -> None:
     said = [{"role": "user", "content": "Hi."}, {"role": "assistant", "content": "Hello."}]
     (one,) = read_recordings(json_lines(*said))
     assert [message["content"] for message in one.messages] == ["Hi.", "Hello."]
     tool = {"type": "function", "function": {"name": "find"}}
-    two = read_recordings(json_lines({"messages": said, "tools": [tool]}, {"messages": said, "id": "second"}))
+    two = read_recordings(
+        json_lines({"messages": said, "tools": [tool]}, {"messages": said, "id": "second"})
+    )
     assert two[0].tools == (tool,)
     assert two[1].name == "second"
 
 
-def test_contents_in_parts_and_the_developer_role_are_understood(json_lines: Callable[..., Path]) -> None:
-    parts = [{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {}}, {"type": "text", "text": "b"}]
+def test_contents_in_parts_and_the_developer_role_are_understood(
+    json_lines: Callable[..., Path],
+) -> None:
+    parts = [
+        {"type": "text", "text": "a"},
+        {"type": "image_url", "image_url": {}},
+        {"type": "text", "text": "b"},
+    ]
     (recording,) = read_recordings(
-        json_lines({"role": "developer", "content": "Be short."}, {"role": "user", "content": parts})
+        json_lines(
+            {"role": "developer", "content": "Be short."}, {"role": "user", "content": parts}
+        )
     )
-    assert recording.messages == ({"role": "system", "content": "Be short."}, {"role": "user", "content": "a\nb"})
+    assert recording.messages == (
+        {"role": "system", "content": "Be short."},
+        {"role": "user", "content": "a\nb"},
+    )
 
 
 @pytest.mark.parametrize("written_by_model", ["{broken", "[1]", ""])
-def test_arguments_that_are_no_object_become_one(json_lines: Callable[..., Path], written_by_model: str) -> None:
+def test_arguments_that_are_no_object_become_one(
+    json_lines: Callable[..., Path], written_by_model: str
+) -> None:
     call = {"id": "c1", "function": {"name": "find", "arguments": written_by_model}}
-    (recording,) = read_recordings(json_lines({"role": "user", "content": "?"}, assistant_with(call)))
+    (recording,) = read_recordings(
+        json_lines({"role": "user", "content": "?"}, assistant_with(call))
+    )
     arguments = recording.messages[1]["tool_calls"][0]["function"]["arguments"]
     assert json.loads(arguments) == {"text": written_by_model}
 

@@ -12,7 +12,10 @@ def user(text: str) -> dict[str, Any]:
 
 
 def assistant(text: str, *calls: str) -> dict[str, Any]:
-    made = [{"id": call, "type": "function", "function": {"name": "find", "arguments": "{}"}} for call in calls]
+    made = [
+        {"id": call, "type": "function", "function": {"name": "find", "arguments": "{}"}}
+        for call in calls
+    ]
     return {"role": "assistant", "content": text, **({"tool_calls": made} if made else {})}
 
 
@@ -44,7 +47,13 @@ def test_a_call_without_a_recorded_result_is_known_as_such() -> None:
 
 
 def test_an_id_that_comes_back_gets_its_results_in_order() -> None:
-    messages = (user("a"), assistant("", "c"), result("c", "1"), assistant("", "c"), result("c", "2"))
+    messages = (
+        user("a"),
+        assistant("", "c"),
+        result("c", "1"),
+        assistant("", "c"),
+        result("c", "2"),
+    )
     (exchange,) = exchanges_of(Recording("x", messages))
     assert [step for step in exchange.steps if isinstance(step, Results)] == [
         Results((("c", "1"),)),

@@ -9,7 +9,11 @@ import pytest
 
 from kvrecall.client.client import KvrecallClient
 
-CALL = {"id": "c1", "type": "function", "function": {"name": "ticket_owner", "arguments": '{"ticket": "123"}'}}
+CALL = {
+    "id": "c1",
+    "type": "function",
+    "function": {"name": "ticket_owner", "arguments": '{"ticket": "123"}'},
+}
 WITH_A_TOOL = [
     {"role": "system", "content": "You are a helpful assistant."},
     {"role": "user", "content": "Please note that Anna's badge is R12."},
@@ -31,7 +35,9 @@ def test_with_a_budget_over_the_context_nothing_differs_from_the_full_cache(
 ) -> None:
     out = tmp_path / "out.json"
     recorded = json_lines({"messages": WITH_A_TOOL})
-    found = command("replay", recorded, "--url", server, "--budget", "512", "--compare", "full", "--json", out)
+    found = command(
+        "replay", recorded, "--url", server, "--budget", "512", "--compare", "full", "--json", out
+    )
     assert found.exit_code == 0, found.output
     rows = turn_rows(out)
     assert [row["heard"] > 0 for row in rows] == [True, True, True, False]
@@ -58,15 +64,26 @@ def test_under_a_budget_rows_are_evicted_and_the_pause_brings_some_back(
 
 
 def test_what_outgrows_the_room_goes_on_in_another_session_and_the_output_says_so(
-    command: Callable[..., Any], server: str, json_lines: Callable[..., Path], tmp_path: Path, client: KvrecallClient
+    command: Callable[..., Any],
+    server: str,
+    json_lines: Callable[..., Path],
+    tmp_path: Path,
+    client: KvrecallClient,
 ) -> None:
     lines = [{"role": "system", "content": "You are a helpful assistant."}]
     for number in range(30):
-        lines.append({"role": "user", "content": f"Line {number}: " + "we talked about the garden and the rain. " * 3})
+        lines.append(
+            {
+                "role": "user",
+                "content": f"Line {number}: " + "we talked about the garden and the rain. " * 3,
+            }
+        )
         lines.append({"role": "assistant", "content": "That sounds lovely."})
     out = tmp_path / "out.json"
     sessions_before = client.list()["sessions"]
-    found = command("replay", json_lines(*lines), "--url", server, "--compare", "full", "--json", out)
+    found = command(
+        "replay", json_lines(*lines), "--url", server, "--compare", "full", "--json", out
+    )
     assert found.exit_code == 0, found.output
     rows = turn_rows(out)
     assert len(rows) == 30

@@ -12,7 +12,15 @@ from kvrecall.app.errors import BadResultFile
 from kvrecall.reporting.results import Results, bootstrap, command_line, read_results, results_of
 
 ROWS = [
-    {"condition": "demo", "method": "snapkv", "budget": 256, "mean": 0.5, "ci_low": 0.4, "ci_high": 0.6, "n": 10},
+    {
+        "condition": "demo",
+        "method": "snapkv",
+        "budget": 256,
+        "mean": 0.5,
+        "ci_low": 0.4,
+        "ci_high": 0.6,
+        "n": 10,
+    },
     {"condition": "demo", "metric": "turn", "unit": "seconds", "median": 0.1, "p95": 0.2, "n": 10},
 ]
 
@@ -27,7 +35,8 @@ def test_the_interval_holds_the_mean_and_stays_within_the_values(values: list[fl
 
 
 def test_more_values_narrow_the_interval() -> None:
-    few, many = bootstrap([0.0, 1.0] * 5), bootstrap([0.0, 1.0] * 500)
+    few = bootstrap([0.0, 1.0] * 5)
+    many = bootstrap([0.0, 1.0] * 500)
     assert few is not None
     assert many is not None
     assert many.high - many.low < (few.high - few.low) / 4
@@ -38,10 +47,17 @@ def test_nothing_measured_has_no_mean() -> None:
 
 
 def test_a_command_line_is_told_without_the_machines_folders() -> None:
-    told = command_line(["/home/somebody/bin/kvrecall", "replay", "/home/somebody/my file.json", "--limit", "3"])
+    told = command_line(
+        ["/home/somebody/bin/kvrecall", "replay", "/home/somebody/my file.json", "--limit", "3"]
+    )
     assert told == "kvrecall replay 'my file.json' --limit 3"
-    assert command_line(["/somewhere/benchmarks/throughput.py"]) == "python benchmarks/throughput.py"
-    assert command_line(["/x/benchmarks/faults/__main__.py", "--seed", "1"]) == "python -m benchmarks.faults --seed 1"
+    assert (
+        command_line(["/somewhere/benchmarks/throughput.py"]) == "python benchmarks/throughput.py"
+    )
+    assert (
+        command_line(["/x/benchmarks/faults/__main__.py", "--seed", "1"])
+        == "python -m benchmarks.faults --seed 1"
+    )
 
 
 def test_results_survive_their_file(tmp_path: Path) -> None:
@@ -65,7 +81,8 @@ def test_another_file_is_refused(command: Callable[..., Any], tmp_path: Path, te
 
 
 def test_a_report_shows_every_row_and_plots(command: Callable[..., Any], tmp_path: Path) -> None:
-    path, page = tmp_path / "results.json", tmp_path / "report.html"
+    path = tmp_path / "results.json"
+    page = tmp_path / "report.html"
     Results("demo", "kvrecall demo", 7, {}, {"cpu": "some"}, "some model", ROWS).write(path)
     found = command("report", path, "--out", page)
     assert found.exit_code == 0, found.output

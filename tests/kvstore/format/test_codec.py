@@ -15,7 +15,9 @@ from kvstore.format.codec import Codec, decode_page, encode_page, payload_bytes
 from kvstore.format.page import PageKey, PageLayout, parse_header, seal
 from reference import MODEL_PATH
 
-LAYOUT = PageLayout(n_layers=2, n_kv_heads=2, head_dim=6, dtype=torch.float32, fingerprint="model A", page_tokens=8)
+LAYOUT = PageLayout(
+    n_layers=2, n_kv_heads=2, head_dim=6, dtype=torch.float32, fingerprint="model A", page_tokens=8
+)
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 KEY = PageKey("s", 0)
 
@@ -56,11 +58,15 @@ def pages(draw: st.DrawFn) -> tuple[PageLayout, Tensor]:
     tokens = draw(st.integers(1, layout.page_tokens))
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
     rows = torch.randn(layout.rows_shape(tokens), generator=generator)
-    spread = 10.0 ** draw(st.integers(-44, 37) if layout.dtype is not torch.float16 else st.integers(-8, 3))
+    spread = 10.0 ** draw(
+        st.integers(-44, 37) if layout.dtype is not torch.float16 else st.integers(-8, 3)
+    )
     rows = rows * spread + spread * draw(st.sampled_from([0.0, 1.0, -40.0]))
     largest = torch.finfo(layout.dtype).max / 4
     rows = rows.clamp(-largest, largest)
-    rows[:, 0, :, :, draw(st.integers(0, layout.head_dim - 1))] = draw(st.sampled_from([0.0, 1.5, -3e4]))
+    rows[:, 0, :, :, draw(st.integers(0, layout.head_dim - 1))] = draw(
+        st.sampled_from([0.0, 1.5, -3e4])
+    )
     rows[:, 1, :, draw(st.integers(0, tokens - 1))] = draw(st.sampled_from([0.0, 0.25]))
     return layout, rows.to(layout.dtype)
 
@@ -72,7 +78,9 @@ def test_no_number_is_off_by_more_than_half_a_step(page: tuple[PageLayout, Tenso
     assert codec_of(layout, rows) == Codec.INT8
     read = through(layout, rows)
     assert read.dtype == layout.dtype
-    assert bool(((read.double() - rows.double()).abs() <= half_steps(rows, layout.dtype) * (1 + 1e-4)).all())
+    assert bool(
+        ((read.double() - rows.double()).abs() <= half_steps(rows, layout.dtype) * (1 + 1e-4)).all()
+    )
 
 
 @given(page=pages())
@@ -88,7 +96,9 @@ def test_groups_of_equal_numbers_come_back_exactly(page: tuple[PageLayout, Tenso
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
 @pytest.mark.parametrize("side", [0, 1])
-def test_rows_that_are_not_finite_are_kept_as_they_are(dtype: torch.dtype, bad: float, side: int) -> None:
+def test_rows_that_are_not_finite_are_kept_as_they_are(
+    dtype: torch.dtype, bad: float, side: int
+) -> None:
     layout = replace(LAYOUT, dtype=dtype)
     rows = torch.ones(layout.rows_shape(5), dtype=dtype)
     rows[1, side, 0, 3, 2] = bad
@@ -98,23 +108,44 @@ def test_rows_that_are_not_finite_are_kept_as_they_are(dtype: torch.dtype, bad: 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("share", [1.0, 0.999])
-def test_rows_at_the_end_of_the_dtype_never_become_infinite(dtype: torch.dtype, share: float) -> None:
-    layout, largest = replace(LAYOUT, dtype=dtype), torch.finfo(dtype).max * share
+def test_rows_at_the_end_of_the_dtype_never_become_infinite(
+    dtype: torch.dtype, share: float
+) -> None:
+    layout = replace(LAYOUT, dtype=dtype)
+    largest = torch.finfo(dtype).max * share
     rows = torch.linspace(-largest / 2, largest / 2, 96, dtype=torch.float64) * 2
     read = through(layout, rows.to(dtype).repeat(2).view(layout.rows_shape(4)))
     assert bool(read.isfinite().all())
 
 
-@pytest.mark.parametrize(("head_dim", "dtype", "ratio"), [
-    (32, torch.bfloat16, 0.547), (64, torch.bfloat16, 0.532), (128, torch.bfloat16, 0.524),
-    (32, torch.float16, 0.547), (64, torch.float16, 0.532), (128, torch.float16, 0.524),
-    (32, torch.float32, 0.286), (64, torch.float32, 0.274), (128, torch.float32, 0.268),
-])  # fmt: skip
-def test_a_page_takes_little_more_than_its_codes(head_dim: int, dtype: torch.dtype, ratio: float) -> None:
-    layout = PageLayout(n_layers=2, n_kv_heads=2, head_dim=head_dim, dtype=dtype, fingerprint="model A")
+@pytest.mark.parametrize(
+    ("head_dim", "dtype", "ratio"),
+    [
+        (32, torch.bfloat16, 0.547),
+        (64, torch.bfloat16, 0.532),
+        (128, torch.bfloat16, 0.524),
+        (32, torch.float16, 0.547),
+        (64, torch.float16, 0.532),
+        (128, torch.float16, 0.524),
+        (32, torch.float32, 0.286),
+        (64, torch.float32, 0.274),
+        (128, torch.float32, 0.268),
+    ],
+)
+def test_a_page_takes_little_more_than_its_codes(
+    head_dim: int, dtype: torch.dtype, ratio: float
+) -> None:
+    layout = PageLayout(
+        n_layers=2, n_kv_heads=2, head_dim=head_dim, dtype=dtype, fingerprint="model A"
+    )
     rows = torch.randn(layout.rows_shape(64), generator=torch.Generator().manual_seed(1)).to(dtype)
-    raw, small = encode_page(layout, KEY, 1, rows), encode_page(layout, KEY, 1, rows, Codec.INT8)
-    assert ratio - 0.002 < payload_bytes(layout, 64, Codec.INT8) / payload_bytes(layout, 64, Codec.RAW) <= ratio
+    raw = encode_page(layout, KEY, 1, rows)
+    small = encode_page(layout, KEY, 1, rows, Codec.INT8)
+    assert (
+        ratio - 0.002
+        < payload_bytes(layout, 64, Codec.INT8) / payload_bytes(layout, 64, Codec.RAW)
+        <= ratio
+    )
     assert len(small) <= 0.55 * len(raw)
 
 
@@ -142,7 +173,9 @@ def trained_rows() -> Tensor:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("side", [0, 1], ids=["keys", "values"])
-def test_what_int8_costs_rows_of_a_trained_model(trained_rows: Tensor, dtype: torch.dtype, side: int) -> None:
+def test_what_int8_costs_rows_of_a_trained_model(
+    trained_rows: Tensor, dtype: torch.dtype, side: int
+) -> None:
     """Measured in float32: 0.0036 of the keys' and 0.0053 of the values' root mean square; the largest error is 0.0035
     and 0.0031 of the largest number. bfloat16 adds its rounding: 0.0038 and 0.0056, 0.0036 and 0.0042.
     """

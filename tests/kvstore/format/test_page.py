@@ -23,7 +23,9 @@ from kvstore.format.page import (
     verify_checksum,
 )
 
-LAYOUT = PageLayout(n_layers=2, n_kv_heads=1, head_dim=4, dtype=torch.float32, fingerprint="model A", page_tokens=4)
+LAYOUT = PageLayout(
+    n_layers=2, n_kv_heads=1, head_dim=4, dtype=torch.float32, fingerprint="model A", page_tokens=4
+)
 KEY = PageKey("tenant/söhne", 7)
 PAGE = bytes(encode_page(LAYOUT, KEY, 12, torch.arange(48.0).view(LAYOUT.rows_shape(3))))
 
@@ -38,18 +40,27 @@ def open_page(blob: bytes, layout: PageLayout = LAYOUT) -> Tensor:
 @pytest.mark.parametrize("tokens", [1, 3, 4])
 def test_rows_come_back_bit_by_bit(dtype: torch.dtype, tokens: int) -> None:
     layout = replace(LAYOUT, dtype=dtype)
-    rows = torch.randn(layout.rows_shape(tokens), generator=torch.Generator().manual_seed(1)).to(dtype)
+    rows = torch.randn(layout.rows_shape(tokens), generator=torch.Generator().manual_seed(1)).to(
+        dtype
+    )
     assert torch.equal(open_page(encode_page(layout, KEY, 1, rows), layout), rows)
 
 
 def test_rows_that_are_not_contiguous_are_encoded_in_order() -> None:
     whole = torch.randn(LAYOUT.rows_shape(4), generator=torch.Generator().manual_seed(2))
-    assert torch.equal(open_page(encode_page(LAYOUT, KEY, 1, whole[:, :, :, 1:3])), whole[:, :, :, 1:3])
+    assert torch.equal(
+        open_page(encode_page(LAYOUT, KEY, 1, whole[:, :, :, 1:3])), whole[:, :, :, 1:3]
+    )
 
 
 def test_header_names_page_version_and_valid_tokens() -> None:
     header = parse_header(PAGE)
-    assert (header.key, header.sequence, header.valid_tokens, header.kind) == (KEY, 12, 3, RecordKind.PAGE)
+    assert (header.key, header.sequence, header.valid_tokens, header.kind) == (
+        KEY,
+        12,
+        3,
+        RecordKind.PAGE,
+    )
     assert header.record_bytes == len(PAGE) == HEADER_BYTES + 3 * LAYOUT.token_bytes
 
 
@@ -67,10 +78,17 @@ def test_a_page_that_was_cut_short_is_refused(size: int) -> None:
         open_page(PAGE[:size])
 
 
-@pytest.mark.parametrize("other", [
-    {"fingerprint": "model B"}, {"n_layers": 1}, {"n_kv_heads": 2}, {"head_dim": 8}, {"page_tokens": 8},
-    {"dtype": torch.float16},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"fingerprint": "model B"},
+        {"n_layers": 1},
+        {"n_kv_heads": 2},
+        {"head_dim": 8},
+        {"page_tokens": 8},
+        {"dtype": torch.float16},
+    ],
+)
 def test_a_page_of_another_model_or_layout_is_refused(other: dict[str, Any]) -> None:
     with pytest.raises(ForeignPageError, match="another model or layout"):
         open_page(PAGE, replace(LAYOUT, **other))
@@ -100,8 +118,9 @@ def test_an_impossible_layout_is_refused(bad: dict[str, Any]) -> None:
         replace(LAYOUT, **bad)
 
 
-def test_decoded_rows_of_a_bytearray_share_its_memory(make_page: Callable[..., tuple[PageKey, bytes]],
-                                                      layout: PageLayout) -> None:  # fmt: skip
+def test_decoded_rows_of_a_bytearray_share_its_memory(
+    make_page: Callable[..., tuple[PageKey, bytes]], layout: PageLayout
+) -> None:
     blob = bytearray(make_page(0)[1])
     rows = decode_page(layout, parse_header(blob), blob)
     blob[HEADER_BYTES:] = bytes(len(blob) - HEADER_BYTES)

@@ -41,9 +41,13 @@ def middles(summary: PageSummary) -> Tensor:
     offset=st.sampled_from([0.0, 1.0, -1000.0]),
     seed=st.integers(0, 99),
 )
-def test_box_and_codes_are_true_bounds(bits: Bits, dtype: torch.dtype, head_dim: int, scale: float, offset: float,
-                                       seed: int) -> None:  # fmt: skip
-    keys = torch.randn(2, 3, 16, head_dim, generator=torch.Generator().manual_seed(seed)) * scale + offset
+def test_box_and_codes_are_true_bounds(
+    bits: Bits, dtype: torch.dtype, head_dim: int, scale: float, offset: float, seed: int
+) -> None:
+    keys = (
+        torch.randn(2, 3, 16, head_dim, generator=torch.Generator().manual_seed(seed)) * scale
+        + offset
+    )
     keys[0, 0, :, 0] = offset  # a box without width
     keys = keys.to(dtype)
     summary = summarise(keys, bits)
@@ -54,7 +58,9 @@ def test_box_and_codes_are_true_bounds(bits: Bits, dtype: torch.dtype, head_dim:
     assert torch.equal(summary.lowest, keys.float().amin(2))
     width = keys.float().amax(2) - keys.float().amin(2)
     rounding = keys.float().abs().amax(2) * 1e-6
-    assert (summary.reach <= width / (1 << bits) * 0.51 + rounding).all(), "no wider than half a cell"
+    assert (summary.reach <= width / (1 << bits) * 0.51 + rounding).all(), (
+        "no wider than half a cell"
+    )
     assert torch.allclose(summary.highest, keys.float().amax(2), rtol=1e-5)
 
 
@@ -87,7 +93,8 @@ def test_summaries_stay_under_their_limit() -> None:
 
 
 def test_a_newer_version_takes_the_place_of_an_older_one_and_never_the_other_way() -> None:
-    held, key = PageSummaries(1 << 20, 8), PageKey("s", 0)
+    held = PageSummaries(1 << 20, 8)
+    key = PageKey("s", 0)
     held.make(ExpectedPage(key, 5), torch.ones(1, 1, 8, 4))
     held.make(ExpectedPage(key, 4), torch.zeros(1, 1, 8, 4))
     assert held.of(ExpectedPage(key, 4)) is None
@@ -112,8 +119,11 @@ def describes(store: RowStore, rows: Tensor) -> list[bool]:
     return [summary is not None for summary in found]
 
 
-def test_full_pages_have_a_summary_once_they_are_written(open_store: OpenStore, make_rows: MakeRows) -> None:
-    store, rows = open_store(), make_rows(29)
+def test_full_pages_have_a_summary_once_they_are_written(
+    open_store: OpenStore, make_rows: MakeRows
+) -> None:
+    store = open_store()
+    rows = make_rows(29)
     store.append("a", rows)
     store.flush("a")
     assert describes(store, rows) == [True, True, True, False]
@@ -121,7 +131,9 @@ def test_full_pages_have_a_summary_once_they_are_written(open_store: OpenStore, 
 
 
 def test_summaries_go_with_their_pages(open_store: OpenStore, make_rows: MakeRows) -> None:
-    store, rows, other = open_store(), make_rows(40), make_rows(20, seed=5)
+    store = open_store()
+    rows = make_rows(40)
+    other = make_rows(20, seed=5)
     store.append("a", rows)
     store.append("b", rows)
     store.flush("a")
@@ -143,7 +155,8 @@ def test_summaries_go_with_their_pages(open_store: OpenStore, make_rows: MakeRow
 def test_after_a_restart_whoever_reads_a_page_makes_its_summary_again(
     open_store: OpenStore, make_rows: MakeRows
 ) -> None:
-    store, rows = open_store(), make_rows(29)
+    store = open_store()
+    rows = make_rows(29)
     store.append("a", rows)
     store.close()
     again = open_store()
@@ -152,8 +165,11 @@ def test_after_a_restart_whoever_reads_a_page_makes_its_summary_again(
     assert describes(again, rows) == [False, False, True, False]
 
 
-def test_without_room_pages_are_without_a_summary_and_readable(layout: PageLayout, make_rows: MakeRows) -> None:
-    store, rows = RowStore(layout, [RamTier(1 << 20)], summary_limit=0), make_rows(24)
+def test_without_room_pages_are_without_a_summary_and_readable(
+    layout: PageLayout, make_rows: MakeRows
+) -> None:
+    store = RowStore(layout, [RamTier(1 << 20)], summary_limit=0)
+    rows = make_rows(24)
     store.append("a", rows)
     store.flush("a")
     assert describes(store, rows) == [False] * 3
@@ -162,8 +178,11 @@ def test_without_room_pages_are_without_a_summary_and_readable(layout: PageLayou
     store.close()
 
 
-def test_keys_of_chosen_pages_come_in_their_order(open_store: OpenStore, make_rows: MakeRows) -> None:
-    store, rows = open_store(), make_rows(29)
+def test_keys_of_chosen_pages_come_in_their_order(
+    open_store: OpenStore, make_rows: MakeRows
+) -> None:
+    store = open_store()
+    rows = make_rows(29)
     store.append("a", rows)
     keys = store.read_keys("a", [3, 0, 2]).keys
     for found, part in zip(keys, [slice(24, 29), slice(0, 8), slice(16, 24)], strict=True):
@@ -176,13 +195,18 @@ def test_keys_of_chosen_pages_come_in_their_order(open_store: OpenStore, make_ro
         store.summaries("a", [-1])
 
 
-def test_only_what_tiers_deliver_counts_as_read(layout: PageLayout, make_rows: MakeRows, held_tier: Any) -> None:
-    store, rows = RowStore(layout, [held_tier]), make_rows(29)
+def test_only_what_tiers_deliver_counts_as_read(
+    layout: PageLayout, make_rows: MakeRows, held_tier: Any
+) -> None:
+    store = RowStore(layout, [held_tier])
+    rows = make_rows(29)
     store.append("a", rows)
     assert store.read_keys("a", [0, 1, 2, 3]).bytes_read == 0, "all of it is still in memory"
     held_tier.release.set()
     store.flush("a")
     before = store.counters()["held"].read_bytes
-    assert store.read_keys("a", [0, 2, 3]).bytes_read == 2 * layout.page_bytes, "the unfinished page is in memory"
+    assert store.read_keys("a", [0, 2, 3]).bytes_read == 2 * layout.page_bytes, (
+        "the unfinished page is in memory"
+    )
     assert store.counters()["held"].read_bytes - before == 2 * layout.page_bytes
     store.close()

@@ -15,7 +15,8 @@ from kvstore.store import RowStore
 from kvstore.tiers.nvme.tier import NvmeTier
 from kvstore.tiers.ram import RamTier
 
-RAW, INT8 = Codec.RAW, Codec.INT8
+RAW = Codec.RAW
+INT8 = Codec.INT8
 MakeRows = Callable[..., Tensor]
 
 
@@ -79,8 +80,12 @@ def test_an_unfinished_page_is_finished_after_a_restart_as_if_there_had_been_non
     store.close()
 
 
-def test_what_comes_up_is_kept_in_the_form_of_the_tier_it_comes_to(layout: PageLayout, make_rows: MakeRows) -> None:
-    upper, middle, lowest = RamTier(1 << 20, "upper"), RamTier(1 << 20, "middle"), RamTier(1 << 20, "lowest")
+def test_what_comes_up_is_kept_in_the_form_of_the_tier_it_comes_to(
+    layout: PageLayout, make_rows: MakeRows
+) -> None:
+    upper = RamTier(1 << 20, "upper")
+    middle = RamTier(1 << 20, "middle")
+    lowest = RamTier(1 << 20, "lowest")
     store = RowStore(layout, [upper, middle, lowest], codecs=[RAW, INT8, INT8])
     store.append("a", make_rows(16))
     store.flush("a")
@@ -101,7 +106,9 @@ def test_pages_are_read_by_their_own_codec_whatever_is_configured_now(
     layout: PageLayout, make_rows: MakeRows, tmp_path: Path
 ) -> None:
     rows = make_rows(24)
-    wanted = torch.cat([rows[:, :, :, :8], kept(layout, rows[:, :, :, 8:16]), rows[:, :, :, 16:]], 3)
+    wanted = torch.cat(
+        [rows[:, :, :, :8], kept(layout, rows[:, :, :, 8:16]), rows[:, :, :, 16:]], 3
+    )
     for first, codecs in ((0, [RAW, RAW]), (8, [RAW, INT8]), (16, [RAW, RAW])):
         store = RowStore(layout, [RamTier(1 << 20), NvmeTier(tmp_path / "rows")], codecs=codecs)
         store.append("a", rows[:, :, :, first : first + 8])
@@ -117,7 +124,9 @@ def test_pages_are_read_by_their_own_codec_whatever_is_configured_now(
 
 def test_int8_pages_take_the_bytes_of_int8(tmp_path: Path) -> None:
     layout = PageLayout(2, 2, 64, torch.bfloat16, "model A")
-    rows = torch.randn(layout.rows_shape(640), generator=torch.Generator().manual_seed(1)).bfloat16()
+    rows = torch.randn(
+        layout.rows_shape(640), generator=torch.Generator().manual_seed(1)
+    ).bfloat16()
     store = RowStore(layout, [RamTier(1 << 24), NvmeTier(tmp_path / "rows")], codecs=[RAW, INT8])
     store.append("a", rows)
     store.flush("a")
@@ -128,7 +137,9 @@ def test_int8_pages_take_the_bytes_of_int8(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("codecs", [[INT8, RAW, RAW], [RAW, INT8, RAW], [INT8, INT8, RAW]])
-def test_a_tier_less_exact_than_the_one_below_is_refused(layout: PageLayout, codecs: list[Codec]) -> None:
+def test_a_tier_less_exact_than_the_one_below_is_refused(
+    layout: PageLayout, codecs: list[Codec]
+) -> None:
     tiers = [RamTier(1 << 20, name) for name in ("a", "b", "c")]
     with pytest.raises(TierSettingsError, match="c: RAW; give the lowest tier INT8 too"):
         RowStore(layout, tiers, codecs=codecs)

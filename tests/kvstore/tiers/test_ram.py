@@ -43,7 +43,9 @@ def test_a_page_that_is_nowhere_else_never_leaves(layout: PageLayout, make_page:
     tier.check()
 
 
-def test_a_page_that_reached_a_lower_tier_may_leave(layout: PageLayout, make_page: MakePage) -> None:
+def test_a_page_that_reached_a_lower_tier_may_leave(
+    layout: PageLayout, make_page: MakePage
+) -> None:
     tier = RamTier(layout.page_bytes)
     tier.put([make_page(0)])
     tier.put([make_page(0)], backed=True)
@@ -51,7 +53,9 @@ def test_a_page_that_reached_a_lower_tier_may_leave(layout: PageLayout, make_pag
     assert held(tier) == [1]
 
 
-def test_a_longer_version_replaces_its_page_within_the_limit(layout: PageLayout, make_page: MakePage) -> None:
+def test_a_longer_version_replaces_its_page_within_the_limit(
+    layout: PageLayout, make_page: MakePage
+) -> None:
     tier = RamTier(2 * layout.page_bytes)
     tier.put([make_page(0, 1, tokens=3), make_page(1)])
     tier.put([make_page(0, 2)])
@@ -67,7 +71,9 @@ def test_a_refused_put_drops_nothing(layout: PageLayout, make_page: MakePage) ->
     assert held(tier) == [0]
 
 
-def test_a_page_that_is_read_stays_whole_after_it_was_dropped(layout: PageLayout, make_page: MakePage) -> None:
+def test_a_page_that_is_read_stays_whole_after_it_was_dropped(
+    layout: PageLayout, make_page: MakePage
+) -> None:
     tier = RamTier(2 * layout.page_bytes)
     tier.put([make_page(0), make_page(1)])
     (read,) = tier.get([PageKey("s", 0)])
@@ -96,7 +102,9 @@ def test_get_hands_out_the_page_itself(layout: PageLayout, make_page: MakePage) 
 def test_memory_is_touched_when_a_page_comes_to_it() -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     tiers = [RamTier(1 << 30) for _ in range(4)]
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1 << 18  # in units of 1,024 bytes
+    assert (
+        resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1 << 18
+    )  # in units of 1,024 bytes
     assert all(tier.used_bytes == 0 for tier in tiers)
 
 

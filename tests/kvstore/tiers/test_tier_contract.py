@@ -18,7 +18,9 @@ MakePage = Callable[..., tuple[PageKey, bytes]]
 
 
 @pytest.fixture(params=["ram", "nvme", "redis", "redis_cluster"])
-def open_tier(request: pytest.FixtureRequest, layout: PageLayout, tmp_path: Path) -> Callable[[int], Tier]:
+def open_tier(
+    request: pytest.FixtureRequest, layout: PageLayout, tmp_path: Path
+) -> Callable[[int], Tier]:
     """open_tier(pages): a tier with room for about that many pages."""
     kind = request.param
     server = request.getfixturevalue(f"{kind}_url") if kind.startswith("redis") else ""
@@ -57,7 +59,8 @@ def test_what_was_never_put_is_none(tier: Tier, make_page: MakePage) -> None:
 
 
 def test_the_newer_version_of_a_page_wins_in_either_order(tier: Tier, make_page: MakePage) -> None:
-    old, new = make_page(0, 4, tokens=3), make_page(0, 5)
+    old = make_page(0, 4, tokens=3)
+    new = make_page(0, 5)
     tier.put([old, new])
     assert tier.get([old[0]]) == [new[1]]
     tier.put([old])
@@ -86,7 +89,10 @@ def test_used_bytes_are_those_of_the_pages_held(tier: Tier, make_page: MakePage)
 def test_stored_names_every_page_once(tier: Tier, make_page: MakePage) -> None:
     tier.put([make_page(0, 1), make_page(1, 2), make_page(0, 3), make_page(2, 4)])
     tier.delete([PageKey("s", 2)])
-    assert sorted((header.key.index, header.sequence) for header in tier.stored()) == [(0, 3), (1, 2)]
+    assert sorted((header.key.index, header.sequence) for header in tier.stored()) == [
+        (0, 3),
+        (1, 2),
+    ]
 
 
 def test_stored_names_the_pages_of_one_session(tier: Tier, make_page: MakePage) -> None:
@@ -102,7 +108,9 @@ def test_a_tier_says_what_it_is(tier: Tier, layout: PageLayout) -> None:
     assert tier.limit_bytes == 100 * layout.page_bytes
 
 
-def test_whoever_writes_under_the_latest_epoch_is_never_refused(tier: Tier, make_page: MakePage) -> None:
+def test_whoever_writes_under_the_latest_epoch_is_never_refused(
+    tier: Tier, make_page: MakePage
+) -> None:
     for epoch in (1, 1, 3):
         tier.fence("s", epoch)
         page = make_page(0, first_sequence(epoch) + 7)
@@ -112,7 +120,9 @@ def test_whoever_writes_under_the_latest_epoch_is_never_refused(tier: Tier, make
     assert tier.contains([PageKey("s", 0)]) == [False]
 
 
-def test_a_full_tier_refuses_and_keeps_what_it_has(open_tier: Callable[[int], Tier], make_page: MakePage) -> None:
+def test_a_full_tier_refuses_and_keeps_what_it_has(
+    open_tier: Callable[[int], Tier], make_page: MakePage
+) -> None:
     tier = open_tier(2)
     pages = [make_page(0), make_page(1)]
     tier.put(pages)
@@ -123,7 +133,9 @@ def test_a_full_tier_refuses_and_keeps_what_it_has(open_tier: Callable[[int], Ti
     tier.close()
 
 
-def test_a_full_tier_takes_pages_again_after_a_delete(open_tier: Callable[[int], Tier], make_page: MakePage) -> None:
+def test_a_full_tier_takes_pages_again_after_a_delete(
+    open_tier: Callable[[int], Tier], make_page: MakePage
+) -> None:
     tier = open_tier(3)
     pages = [make_page(index) for index in range(3)]
     tier.put(pages)

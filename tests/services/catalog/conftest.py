@@ -15,7 +15,19 @@ from services.catalog.redis.catalog import RedisCatalog
 from services.catalog.sqlite.catalog import SqliteCatalog
 
 MEMORY = MemoryReport(7, 64, 7, 8, 96, 448, 0, 2, (7, 6), (8, 8), (96, 96), {"ram": 10}, True)
-REPAIR = RepairReport("tool_call", 3, 7, 2, 0.5, candidates=9, demoted=1, cut=True, hops=2, bytes_read=5, in_pause=True)
+REPAIR = RepairReport(
+    "tool_call",
+    3,
+    7,
+    2,
+    0.5,
+    candidates=9,
+    demoted=1,
+    cut=True,
+    hops=2,
+    bytes_read=5,
+    in_pause=True,
+)
 
 
 @pytest.fixture(params=["sqlite", "redis", "cluster"])
@@ -24,7 +36,9 @@ async def catalog(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterat
     if request.param == "sqlite":
         catalog: Catalog = await SqliteCatalog.open(tmp_path / "catalog.db")
     else:
-        url = request.getfixturevalue("redis_url" if request.param == "redis" else "redis_cluster_url")
+        url = request.getfixturevalue(
+            "redis_url" if request.param == "redis" else "redis_cluster_url"
+        )
         catalog = await RedisCatalog.open(redis_client(url), uuid4().hex)
     yield catalog
     await catalog.close()
@@ -36,7 +50,9 @@ async def open_catalog() -> AsyncIterator[Callable[..., Awaitable[RedisCatalog]]
     opened: list[RedisCatalog] = []
 
     async def open_one(url: str, namespace: str = "", **settings: float) -> RedisCatalog:
-        opened.append(await RedisCatalog.open(redis_client(url, 1.0), namespace or uuid4().hex, **settings))
+        opened.append(
+            await RedisCatalog.open(redis_client(url, 1.0), namespace or uuid4().hex, **settings)
+        )
         return opened[-1]
 
     yield open_one
@@ -80,7 +96,17 @@ def make_turn() -> Callable[..., TurnCommit]:
     def make(session: str, number: int, *calls: ToolCall) -> TurnCommit:
         message = Message("assistant", f"answer {number}", calls)
         outcome = TurnOutcome(
-            session, number, message, "stop", 3, 2, MEMORY, (REPAIR,), {"decode": 0.5}, Fidelity(5, 0.25, 0.5), REPAIR
+            session,
+            number,
+            message,
+            "stop",
+            3,
+            2,
+            MEMORY,
+            (REPAIR,),
+            {"decode": 0.5},
+            Fidelity(5, 0.25, 0.5),
+            REPAIR,
         )
         said = (Message("user", f"turn {number}"),)
         turn = Turn(session, number, said, (1, 2, 2**32 - 1), outcome, (1, 2))

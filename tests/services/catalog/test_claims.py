@@ -17,7 +17,9 @@ async def catalog(catalog: Catalog, make_session: Callable[..., Session]) -> Cat
     return catalog
 
 
-async def test_one_holder_keeps_the_others_out_until_it_gives_the_session_back(catalog: Catalog) -> None:
+async def test_one_holder_keeps_the_others_out_until_it_gives_the_session_back(
+    catalog: Catalog,
+) -> None:
     assert await catalog.claim("s", "one", 60) == Lease(1, "")
     with pytest.raises(SessionBusy, match="one"):
         await catalog.claim("s", "other", 60)
@@ -58,7 +60,9 @@ async def test_only_one_of_many_holders_gets_the_session(catalog: Catalog) -> No
     assert sum(isinstance(answer, SessionBusy) for answer in answers) == 9
 
 
-async def test_nobody_claims_what_is_not_there(catalog: Catalog, make_session: Callable[..., Session]) -> None:
+async def test_nobody_claims_what_is_not_there(
+    catalog: Catalog, make_session: Callable[..., Session]
+) -> None:
     with pytest.raises(UnknownSession):
         await catalog.claim("nobody", "one", 60)
     await catalog.claim("s", "one", 60)

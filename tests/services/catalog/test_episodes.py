@@ -31,7 +31,9 @@ BUILD = BuildCommit(BUILT, (b"built 1-1", b"\0"), (0, 0, 1, 0))
 async def catalog(catalog: Catalog) -> Catalog:
     """A catalog with the sessions s, whose episodes are built, and t, which has none."""
     for id in ("s", "t"):
-        settings = SessionSettings(64, 8, "epicache", episodes=EpisodeSettings("auto", 3, 6, "per_episode", 0.5))
+        settings = SessionSettings(
+            64, 8, "epicache", episodes=EpisodeSettings("auto", 3, 6, "per_episode", 0.5)
+        )
         await catalog.create(Session(id, 1, settings, 1.0, 1.0, 0, MemoryReport()), b"", None)
     await catalog.commit_segments("s", SegmentsCommit(SEGMENTS, EMBEDDED), 1)
     await catalog.commit_build("s", BUILD, 1)
@@ -40,14 +42,24 @@ async def catalog(catalog: Catalog) -> Catalog:
 
 def turn(number: int, matched: str = "", active: str = "") -> TurnCommit:
     report = EpisodeReport(matched, 0.5, True, 20, 80, 1280, 0.01) if matched else None
-    outcome = TurnOutcome("s", number, None, "remembered", 3, 0, MemoryReport(), (), {}, episode=report)
-    return TurnCommit(Turn("s", number, (), (1, 2, 3), outcome, (2, 1)), b"", matched=matched, active=active)
+    outcome = TurnOutcome(
+        "s", number, None, "remembered", 3, 0, MemoryReport(), (), {}, episode=report
+    )
+    return TurnCommit(
+        Turn("s", number, (), (1, 2, 3), outcome, (2, 1)), b"", matched=matched, active=active
+    )
 
 
-async def test_settings_turns_and_episodes_come_back_as_they_were_committed(catalog: Catalog) -> None:
-    assert (await catalog.session("s")).settings.episodes == EpisodeSettings("auto", 3, 6, "per_episode", 0.5)
+async def test_settings_turns_and_episodes_come_back_as_they_were_committed(
+    catalog: Catalog,
+) -> None:
+    assert (await catalog.session("s")).settings.episodes == EpisodeSettings(
+        "auto", 3, 6, "per_episode", 0.5
+    )
     assert await catalog.episodes("s") == BUILT
-    labelled = [replace(segment, label=label) for segment, label in zip(SEGMENTS, (0, 0, 1, 0), strict=True)]
+    labelled = [
+        replace(segment, label=label) for segment, label in zip(SEGMENTS, (0, 0, 1, 0), strict=True)
+    ]
     assert await catalog.segments("s") == labelled
     assert await catalog.built_episode("s", "1-1") == b"built 1-1"
     await catalog.commit_turn(turn(1, "1-1", "1-1"), 1, None)
@@ -74,7 +86,9 @@ async def test_new_segments_leave_what_turns_have_committed(catalog: Catalog) ->
     await catalog.commit_turn(turn(1, "1-1", "1-1"), 1, None)
     grown = replace(EPISODES[1], segments=2, tokens=20, centroid=b"\0" * 8, matched=7)
     found = replace(BUILT, segments=5, next_token=50, active="wrong", episodes=(EPISODES[0], grown))
-    await catalog.commit_segments("s", SegmentsCommit((SegmentRecord(4, 40, 50, b"\0" * 8, 1),), found), 1)
+    await catalog.commit_segments(
+        "s", SegmentsCommit((SegmentRecord(4, 40, 50, b"\0" * 8, 1),), found), 1
+    )
     after = await catalog.episodes("s")
     assert (after.segments, after.next_token, after.active) == (5, 50, "1-1")
     assert after.episodes == (replace(EPISODES[0], matched=1), replace(grown, matched=0))
@@ -114,7 +128,9 @@ async def test_a_process_that_was_taken_over_from_writes_no_episodes(catalog: Ca
 async def test_a_commit_that_fails_changes_nothing(catalog: Catalog) -> None:
     found = replace(BUILT, segments=9)
     with pytest.raises(CatalogError):  # a segment of that number exists
-        await catalog.commit_segments("s", SegmentsCommit((replace(SEGMENTS[0], number=4), SEGMENTS[0]), found), 1)
+        await catalog.commit_segments(
+            "s", SegmentsCommit((replace(SEGMENTS[0], number=4), SEGMENTS[0]), found), 1
+        )
     assert await catalog.episodes("s") == BUILT
     assert len(await catalog.segments("s")) == 4
 

@@ -16,7 +16,7 @@ from services.catalog.base import (
     EpisodeSet,
     ForkCommit,
     IdempotencyKey,
-    Remembered,
+    IdempotencyRecord,
     RepairCommit,
     SegmentRecord,
     SegmentsCommit,
@@ -40,11 +40,15 @@ async def parent(
 ) -> Session:
     """Three turns; the second and the last ended on calls. Of the last, one has a result, one repair was run."""
     await catalog.create(make_session("parent"), b"", None)
-    await catalog.commit_segments("parent", SegmentsCommit(SEGMENTS, replace(BUILT, built_segments=0, episodes=())), 1)
+    await catalog.commit_segments(
+        "parent", SegmentsCommit(SEGMENTS, replace(BUILT, built_segments=0, episodes=())), 1
+    )
     await catalog.commit_build("parent", BuildCommit(BUILT, (b"built",), (0, 0)), 1)
     await catalog.commit_turn(make_turn("parent", 1), 1, None)
     await catalog.commit_turn(make_turn("parent", 2, *calls), 1, None)
-    third = replace(make_turn("parent", 3, calls[0]), said={"a": "r", "b": "q"}, matched="1-1", active="1-1")
+    third = replace(
+        make_turn("parent", 3, calls[0]), said={"a": "r", "b": "q"}, matched="1-1", active="1-1"
+    )
     await catalog.commit_turn(third, 1, None)
     due = due_repairs(await catalog.session("parent"))
     await catalog.commit_repair("parent", RepairCommit(due[0], b"repaired", repair, memory), 1)
@@ -55,10 +59,14 @@ async def parent(
 
 
 def child_of(parent: Session, **changes: object) -> Session:
-    return replace(parent, id="child", epoch=1, worker="w", created_at=9.0, updated_at=9.0, **changes)
+    return replace(
+        parent, id="child", epoch=1, worker="w", created_at=9.0, updated_at=9.0, **changes
+    )
 
 
-async def test_a_fork_at_the_last_turn_has_all_that_its_parent_has(catalog: Catalog, parent: Session) -> None:
+async def test_a_fork_at_the_last_turn_has_all_that_its_parent_has(
+    catalog: Catalog, parent: Session
+) -> None:
     child = child_of(parent, shared=(SharedPages("parent", 2),))
     await catalog.fork(ForkCommit(child, "parent", 3, b"child's"), None)
     assert await catalog.session("child") == child
@@ -69,7 +77,9 @@ async def test_a_fork_at_the_last_turn_has_all_that_its_parent_has(catalog: Cata
     assert await catalog.call("child", "a") == await catalog.call("parent", "a")
     assert await catalog.call("child", "b") == await catalog.call("parent", "b")
     assert await catalog.repairs("child", 9) == await catalog.repairs("parent", 9)
-    assert await catalog.episodes("child") == replace(BUILT, episodes=(replace(EPISODE, matched=1),))
+    assert await catalog.episodes("child") == replace(
+        BUILT, episodes=(replace(EPISODE, matched=1),)
+    )
     assert await catalog.segments("child") == list(SEGMENTS)
     assert await catalog.built_episode("child", "1-1") == b"built"
 
@@ -91,7 +101,9 @@ async def test_a_fork_at_an_earlier_turn_has_its_calls_as_they_were_made(
     assert "child" in await catalog.silent(found.calls[0].heard_at)
 
 
-async def test_a_fork_at_a_turn_without_calls_waits_for_none(catalog: Catalog, parent: Session) -> None:
+async def test_a_fork_at_a_turn_without_calls_waits_for_none(
+    catalog: Catalog, parent: Session
+) -> None:
     child = child_of(parent, turns=1, calls=(), repairs=(), output_due=2)
     await catalog.fork(ForkCommit(child, "parent", 1, b""), None)
     assert await catalog.session("child") == child
@@ -99,9 +111,13 @@ async def test_a_fork_at_a_turn_without_calls_waits_for_none(catalog: Catalog, p
         await catalog.call("child", "a")
 
 
-async def test_parent_and_child_go_their_own_ways(catalog: Catalog, parent: Session, make_turn: MakeTurn) -> None:
+async def test_parent_and_child_go_their_own_ways(
+    catalog: Catalog, parent: Session, make_turn: MakeTurn
+) -> None:
     await catalog.fork(ForkCommit(child_of(parent), "parent", 3, b""), None)
-    await catalog.commit_turn(replace(make_turn("child", 4), said={"a": "child"}, matched="1-1"), 1, None)
+    await catalog.commit_turn(
+        replace(make_turn("child", 4), said={"a": "child"}, matched="1-1"), 1, None
+    )
     assert (await catalog.session("parent")).calls == parent.calls
     assert (await catalog.call("child", "a")).result == "child"
     assert (await catalog.call("parent", "a")).result == "now"
@@ -112,7 +128,9 @@ async def test_parent_and_child_go_their_own_ways(catalog: Catalog, parent: Sess
     assert await catalog.built_episode("child", "1-1") == b"built"
 
 
-async def test_an_earlier_fork_goes_on_from_its_turn(catalog: Catalog, parent: Session, make_turn: MakeTurn) -> None:
+async def test_an_earlier_fork_goes_on_from_its_turn(
+    catalog: Catalog, parent: Session, make_turn: MakeTurn
+) -> None:
     child = child_of(parent, turns=2, calls=(), repairs=(), output_due=0)
     await catalog.fork(ForkCommit(child, "parent", 2, b""), None)
     await catalog.commit_turn(replace(make_turn("child", 3), said={"a": "x", "b": "y"}), 1, None)
@@ -132,9 +150,13 @@ async def test_what_cannot_be_forked_leaves_nothing(catalog: Catalog, parent: Se
     assert (await catalog.delete("parent", None))[0].keep_pages == 0
 
 
-async def test_a_fork_s_answer_is_given_again_as_long_as_the_child_is_there(catalog: Catalog, parent: Session) -> None:
+async def test_a_fork_s_answer_is_given_again_as_long_as_the_child_is_there(
+    catalog: Catalog, parent: Session
+) -> None:
     key = IdempotencyKey("POST /sessions/parent/fork", "k", "body", session="parent")
-    await catalog.fork(ForkCommit(child_of(parent), "parent", 3, b""), Remembered(key, "child"))
+    await catalog.fork(
+        ForkCommit(child_of(parent), "parent", 3, b""), IdempotencyRecord(key, "child")
+    )
     assert await catalog.recall(key) == "child"
     await catalog.delete("child", None)
     assert await catalog.recall(key) is None

@@ -41,7 +41,9 @@ class Stored:
         for session in sessions:
             assert self.pages[session.id] == ALL
             for shared in session.shared:
-                assert self.pages.get(shared.owner, 0) >= shared.pages, f"{session.id} lost pages of {shared.owner}"
+                assert self.pages.get(shared.owner, 0) >= shared.pages, (
+                    f"{session.id} lost pages of {shared.owner}"
+                )
 
 
 async def step(harness, rng: random.Random) -> None:
@@ -74,13 +76,19 @@ async def step(harness, rng: random.Random) -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 async def test_pages_are_kept_as_long_as_they_are_used_and_no_longer(harness, seed: int) -> None:
-    rng, stored = random.Random(seed), Stored()
+    rng = random.Random(seed)
+    stored = Stored()
     for _ in range(STEPS):
         worker = harness.worker
         await step(harness, rng)
         for told in dict.fromkeys((worker, harness.worker)):
             stored.follow(told)
-        stored.check([await harness.catalog.session(session) for session in await harness.catalog.session_ids()])
+        stored.check(
+            [
+                await harness.catalog.session(session)
+                for session in await harness.catalog.session_ids()
+            ]
+        )
     for session in [*await harness.catalog.session_ids(), await harness.session()]:
         await harness.service.delete(session)
     stored.follow(harness.worker)

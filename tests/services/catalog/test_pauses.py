@@ -16,7 +16,10 @@ MakeTurn = Callable[..., TurnCommit]
 
 
 async def test_a_turn_with_calls_begins_a_pause_and_the_next_turn_ends_it(
-    catalog: Catalog, make_session: MakeSession, make_turn: MakeTurn, calls: tuple[ToolCall, ToolCall]
+    catalog: Catalog,
+    make_session: MakeSession,
+    make_turn: MakeTurn,
+    calls: tuple[ToolCall, ToolCall],
 ) -> None:
     await catalog.create(make_session("s"), b"", None)
     await catalog.commit_turn(make_turn("s", 1, *calls), 1, None)
@@ -40,7 +43,9 @@ async def test_a_repair_and_a_report_of_the_same_call_do_not_undo_each_other(
     await catalog.create(make_session("s"), b"", None)
     await catalog.commit_turn(make_turn("s", 1, *calls), 1, None)
     before = await catalog.session("s")
-    await catalog.commit_repair("s", RepairCommit(due_repairs(before)[0], b"repaired", repair, memory), 1)
+    await catalog.commit_repair(
+        "s", RepairCommit(due_repairs(before)[0], b"repaired", repair, memory), 1
+    )
     reported = replace(before.calls[0], status=CallStatus.FAILED, result="no", batch=1)
     await catalog.commit_call("s", reported, 1, None)
     after = await catalog.session("s")
@@ -51,7 +56,10 @@ async def test_a_repair_and_a_report_of_the_same_call_do_not_undo_each_other(
 
 
 async def test_a_repair_that_was_refused_is_done_and_leaves_the_state(
-    catalog: Catalog, make_session: MakeSession, make_turn: MakeTurn, calls: tuple[ToolCall, ToolCall]
+    catalog: Catalog,
+    make_session: MakeSession,
+    make_turn: MakeTurn,
+    calls: tuple[ToolCall, ToolCall],
 ) -> None:
     await catalog.create(make_session("s"), b"", None)
     await catalog.commit_turn(make_turn("s", 1, calls[0]), 1, None)
@@ -78,7 +86,10 @@ async def test_reports_of_repairs_belong_to_the_pause_they_happened_in(
 
 
 async def test_a_call_comes_back_as_it_was_reported(
-    catalog: Catalog, make_session: MakeSession, make_turn: MakeTurn, calls: tuple[ToolCall, ToolCall]
+    catalog: Catalog,
+    make_session: MakeSession,
+    make_turn: MakeTurn,
+    calls: tuple[ToolCall, ToolCall],
 ) -> None:
     await catalog.create(make_session("s"), b"", None)
     await catalog.commit_turn(make_turn("s", 1, *calls), 1, None)
@@ -103,13 +114,17 @@ async def test_each_kind_of_repair_marks_its_own_signal_as_used(
     await catalog.commit_turn(make_turn("s", 1, *calls), 1, None)
     grown = replace((await catalog.session("s")).calls[0], pieces={0: "long"}, delta_due=4)
     await catalog.commit_call("s", grown, 1, None)
-    told = replace((await catalog.session("s")).calls[1], status=CallStatus.COMPLETED, result="r", batch=1)
+    told = replace(
+        (await catalog.session("s")).calls[1], status=CallStatus.COMPLETED, result="r", batch=1
+    )
     await catalog.commit_call("s", told, 1, None)
     seen = []
     while due := due_repairs(await catalog.session("s")):
         seen.append((due[0].trigger, due[0].position))
         await catalog.commit_repair("s", RepairCommit(due[0], b"", repair, memory), 1)
-    on_call, on_output, on_result = RepairTrigger.TOOL_CALL, RepairTrigger.TOOL_DELTA, RepairTrigger.TOOL_RESULT
+    on_call = RepairTrigger.TOOL_CALL
+    on_output = RepairTrigger.TOOL_DELTA
+    on_result = RepairTrigger.TOOL_RESULT
     assert seen == [(on_call, 0), (on_call, 1), (on_output, 0), (on_result, -1)]
 
 
@@ -121,7 +136,9 @@ async def test_the_last_answer_is_due_until_it_is_repaired_on(
     memory: MemoryReport,
     repair: RepairReport,
 ) -> None:
-    await catalog.create(make_session("s", repair_on=frozenset({RepairTrigger.LAST_OUTPUT})), b"", None)
+    await catalog.create(
+        make_session("s", repair_on=frozenset({RepairTrigger.LAST_OUTPUT})), b"", None
+    )
     await catalog.commit_turn(make_turn("s", 1), 1, None)
     (due,) = due_repairs(await catalog.session("s"))
     assert due.output == 2
@@ -143,7 +160,9 @@ async def test_the_last_repairs_are_remembered_newest_first_with_what_they_broug
 ) -> None:
     await catalog.create(make_session("s"), b"", None)
     await catalog.create(make_session("other"), b"", None)
-    await catalog.commit_turn(replace(make_turn("s", 1, *calls), repaired=RepairDetails("hello", (1, 2**31))), 1, None)
+    await catalog.commit_turn(
+        replace(make_turn("s", 1, *calls), repaired=RepairDetails("hello", (1, 2**31))), 1, None
+    )
     (due, *_) = due_repairs(await catalog.session("s"))
     for number in range(REPAIRS_KEPT):
         details = RepairDetails(f"signal {number}", (number,))
@@ -162,20 +181,31 @@ async def test_a_turn_s_own_repair_is_remembered_with_that_turn(
     catalog: Catalog, make_session: MakeSession, make_turn: MakeTurn, repair: RepairReport
 ) -> None:
     await catalog.create(make_session("s"), b"", None)
-    await catalog.commit_turn(replace(make_turn("s", 1), repaired=RepairDetails("hello", (1, 2**31))), 1, None)
+    await catalog.commit_turn(
+        replace(make_turn("s", 1), repaired=RepairDetails("hello", (1, 2**31))), 1, None
+    )
     (record,) = await catalog.repairs("s", 9)
-    assert (record.turn, record.report, record.details) == (1, repair, RepairDetails("hello", (1, 2**31)))
+    assert (record.turn, record.report, record.details) == (
+        1,
+        repair,
+        RepairDetails("hello", (1, 2**31)),
+    )
     assert (await catalog.session("s")).repairs == ()
 
 
 async def test_silent_calls_are_those_that_wait_and_were_not_heard_of(
-    catalog: Catalog, make_session: MakeSession, make_turn: MakeTurn, calls: tuple[ToolCall, ToolCall]
+    catalog: Catalog,
+    make_session: MakeSession,
+    make_turn: MakeTurn,
+    calls: tuple[ToolCall, ToolCall],
 ) -> None:
     for id in ("s", "answered", "said"):
         await catalog.create(make_session(id), b"", None)
         await catalog.commit_turn(make_turn(id, 1, calls[0]), 1, None)
     call = (await catalog.session("answered")).calls[0]
-    await catalog.commit_call("answered", replace(call, status=CallStatus.FAILED, result="no", batch=1), 1, None)
+    await catalog.commit_call(
+        "answered", replace(call, status=CallStatus.FAILED, result="no", batch=1), 1, None
+    )
     await catalog.commit_turn(replace(make_turn("said", 2), said={"a": "r"}), 1, None)
     heard_at = (await catalog.session("s")).calls[0].heard_at
     assert await catalog.silent(heard_at) == ["s"]

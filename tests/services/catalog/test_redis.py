@@ -20,8 +20,8 @@ from services.catalog.base import (
     EpisodeSet,
     ForkCommit,
     IdempotencyKey,
-    Leftover,
-    Remembered,
+    IdempotencyRecord,
+    OrphanedPages,
     RepairCommit,
     SegmentRecord,
     SegmentsCommit,
@@ -103,7 +103,7 @@ async def test_a_commit_whose_reply_was_lost_is_made_once_and_told_as_made(
 
     await cut(catalog.create(make_session("s"), b"", None))
     key = IdempotencyKey("turns", "k", "", session="s")
-    await cut(catalog.commit_turn(make_turn("s", 1, *calls), 1, Remembered(key, "told")))
+    await cut(catalog.commit_turn(make_turn("s", 1, *calls), 1, IdempotencyRecord(key, "told")))
     due = due_repairs(await catalog.session("s"))[0]
     await cut(catalog.commit_repair("s", RepairCommit(due, b"repaired", repair), 1))
     await cut(catalog.commit_segments("s", segments, 1))
@@ -113,7 +113,7 @@ async def test_a_commit_whose_reply_was_lost_is_made_once_and_told_as_made(
     assert (session.turns, session.epoch, len(session.repairs)) == (1, 2, 1)
     assert len(await catalog.repairs("s", 9)) == 2
     assert await catalog.recall(key) == "told"
-    assert await cut(catalog.delete("s", None)) == [Leftover("s", 0)]
+    assert await cut(catalog.delete("s", None)) == [OrphanedPages("s", 0)]
     assert await catalog.session_ids() == ["child"]
 
 
@@ -129,10 +129,15 @@ async def test_a_commit_that_is_cut_again_and_again_is_made_once(
 
 
 async def test_the_outcome_of_the_first_time_is_told_even_if_somebody_took_over_since(
-    open_catalog: Open, proxy: CuttingProxy, redis_url: str, make_session: MakeSession, make_turn: MakeTurn
+    open_catalog: Open,
+    proxy: CuttingProxy,
+    redis_url: str,
+    make_session: MakeSession,
+    make_turn: MakeTurn,
 ) -> None:
     namespace = uuid4().hex
-    catalog, other = await open_catalog(proxy.url, namespace), await open_catalog(redis_url, namespace)
+    catalog = await open_catalog(proxy.url, namespace)
+    other = await open_catalog(redis_url, namespace)
     await catalog.create(make_session("s"), b"", None)
     proxy.to_cut = 1
     proxy.when_cut = lambda: other.take_over("s", "w")
@@ -241,7 +246,10 @@ async def test_two_gateways_see_the_same_catalog(
     assert await other.take_over("s", "w") == 2
     commits = [catalog.commit_turn(make_turn("s", 1), 2, None) for catalog in (one, other)]
     outcomes = await asyncio.gather(*commits, return_exceptions=True)
-    assert sorted(type(outcome).__name__ for outcome in outcomes) == ["ChangedMeanwhile", "NoneType"]
+    assert sorted(type(outcome).__name__ for outcome in outcomes) == [
+        "ChangedMeanwhile",
+        "NoneType",
+    ]
     assert len(await one.turns("s", 0, 9)) == 1
 
 
@@ -271,7 +279,9 @@ async def test_another_version_is_refused_with_what_to_do(
         await open_catalog(redis_url, "old")
 
 
-async def test_namespaces_do_not_see_each_other(open_catalog: Open, redis_url: str, make_session: MakeSession) -> None:
+async def test_namespaces_do_not_see_each_other(
+    open_catalog: Open, redis_url: str, make_session: MakeSession
+) -> None:
     one, other = [await open_catalog(redis_url) for _ in range(2)]
     await one.create(make_session("s"), b"", None)
     assert await other.session_ids() == []
@@ -293,7 +303,10 @@ async def test_a_server_that_is_not_there_or_wants_a_password_is_an_error_withou
 
 
 async def test_a_server_without_memory_refuses_whole_commits(
-    open_catalog: Open, redis_process: Callable[..., Any], make_session: MakeSession, make_turn: MakeTurn
+    open_catalog: Open,
+    redis_process: Callable[..., Any],
+    make_session: MakeSession,
+    make_turn: MakeTurn,
 ) -> None:
     server = redis_process("maxmemory-policy noeviction")
     catalog = await open_catalog(server.url)
@@ -319,7 +332,10 @@ async def test_whoever_is_cancelled_while_reading_ends(open_catalog: Open, redis
 
 
 async def test_nothing_is_acknowledged_that_no_replica_has(
-    redis_behind_sentinels: tuple[Any, Any, str], open_catalog: Open, make_session: MakeSession, make_turn: MakeTurn
+    redis_behind_sentinels: tuple[Any, Any, str],
+    open_catalog: Open,
+    make_session: MakeSession,
+    make_turn: MakeTurn,
 ) -> None:
     primary, replica, _ = redis_behind_sentinels
     namespace = uuid4().hex

@@ -14,9 +14,9 @@ from kvrecall.domain.session import Session, SharedPages
 from services.catalog.base import (
     ForkCommit,
     IdempotencyKey,
+    IdempotencyRecord,
     KnownPrefix,
-    Leftover,
-    Remembered,
+    OrphanedPages,
     TurnCommit,
 )
 from services.catalog.redis.catalog import RedisCatalog
@@ -38,7 +38,9 @@ async def test_a_deleted_session_leaves_no_key_but_for_a_while(
     namespace = uuid4().hex
     catalog = await open_catalog(redis_url, namespace)
     await catalog.create(make_session("s"), b"", None)
-    offered = replace(make_turn("s", 1, *calls), prefix=KnownPrefix("s", (1,)), digest="d", shared=())
+    offered = replace(
+        make_turn("s", 1, *calls), prefix=KnownPrefix("s", (1,)), digest="d", shared=()
+    )
     await catalog.commit_turn(offered, 1, None)
     child = replace(await catalog.session("s"), id="t", shared=(SharedPages("s", 1),))
     await catalog.fork(ForkCommit(child, "s", 1, b""), None)
@@ -52,10 +54,15 @@ async def test_a_deleted_session_leaves_no_key_but_for_a_while(
 
 
 async def test_a_listing_without_a_session_is_passed_over_and_swept_once_it_is_old(
-    open_catalog: Open, redis_server: Any, redis_url: str, make_session: MakeSession, make_turn: MakeTurn
+    open_catalog: Open,
+    redis_server: Any,
+    redis_url: str,
+    make_session: MakeSession,
+    make_turn: MakeTurn,
 ) -> None:
     namespace = uuid4().hex
-    catalog, client = await open_catalog(redis_url, namespace), redis_server.client
+    catalog = await open_catalog(redis_url, namespace)
+    client = redis_server.client
     await catalog.create(make_session("s", created=5.0), b"", None)
     now = time.time()
     client.zadd(f"{namespace}:sessions:", {"old": 6.0, "new": now})
@@ -73,29 +80,37 @@ async def test_a_share_of_a_session_that_was_never_made_counts_for_an_hour(
     open_catalog: Open, redis_server: Any, redis_url: str, make_session: MakeSession
 ) -> None:
     namespace = uuid4().hex
-    catalog, client = await open_catalog(redis_url, namespace), redis_server.client
+    catalog = await open_catalog(redis_url, namespace)
+    client = redis_server.client
     now = client.time()[0]
     for owner, since in (("young", now - HOUR // 2), ("old", now - 2 * HOUR)):
         await catalog.create(make_session(owner), b"", None)
         client.hset(f"{namespace}:{{{owner}}}:sharers", "child", f"3 {since}")
-    assert await catalog.delete("young", None) == [Leftover("young", 3)]
-    assert (await catalog.delete("old", None))[0] == Leftover("old", 0)
+    assert await catalog.delete("young", None) == [OrphanedPages("young", 3)]
+    assert (await catalog.delete("old", None))[0] == OrphanedPages("old", 0)
     assert await catalog.kept_pages() == [SharedPages("young", 3)]
 
 
 @pytest.fixture
 async def broken_off(
-    open_catalog: Open, redis_server: Any, redis_url: str, make_session: MakeSession, make_turn: MakeTurn
+    open_catalog: Open,
+    redis_server: Any,
+    redis_url: str,
+    make_session: MakeSession,
+    make_turn: MakeTurn,
 ) -> RedisCatalog:
     """A catalog in which the process was killed that deleted "s", which shared pages of the deleted "owner"."""
     namespace = uuid4().hex
-    catalog, client = await open_catalog(redis_url, namespace), redis_server.client
+    catalog = await open_catalog(redis_url, namespace)
+    client = redis_server.client
     for id in ("s", "other", "owner"):
         await catalog.create(make_session(id), b"", None)
     assert await catalog.share("s", SharedPages("owner", 4))
-    await catalog.commit_turn(replace(make_turn("s", 1), shared=(SharedPages("owner", 4),)), 1, None)
-    assert await catalog.delete("owner", None) == [Leftover("owner", 4)]
-    await catalog.dropped(Leftover("owner", 4))
+    await catalog.commit_turn(
+        replace(make_turn("s", 1), shared=(SharedPages("owner", 4),)), 1, None
+    )
+    assert await catalog.delete("owner", None) == [OrphanedPages("owner", 4)]
+    await catalog.dropped(OrphanedPages("owner", 4))
     # As far as a process comes that is killed when the session is gone.
     client.sadd(f"{namespace}:deleted", "s")
     client.hset(f"{namespace}:{{s}}:gone", mapping={"tenant": "", "digest": ""})
@@ -109,11 +124,11 @@ async def test_a_deletion_that_broke_off_is_brought_to_its_end_by_the_next(
     broken_off: RedisCatalog, make_session: MakeSession
 ) -> None:
     told = await broken_off.delete("other", None)
-    assert told[0] == Leftover("other", 0)
-    assert set(told[1:]) >= {Leftover("s", 0)}
+    assert told[0] == OrphanedPages("other", 0)
+    assert set(told[1:]) >= {OrphanedPages("s", 0)}
     await broken_off.create(make_session("another"), b"", None)
     told += await broken_off.delete("another", None)
-    assert Leftover("owner", 0) in told
+    assert OrphanedPages("owner", 0) in told
     assert (await broken_off.kept_pages(), await broken_off.tenant_tokens("")) == ([], 0)
 
 
@@ -121,7 +136,7 @@ async def test_a_deletion_that_broke_off_is_brought_to_its_end_by_looking_for_le
     broken_off: RedisCatalog,
 ) -> None:
     told = {*await broken_off.leftovers(), *await broken_off.leftovers()}
-    assert told == {Leftover("s", 0), Leftover("owner", 0)}
+    assert told == {OrphanedPages("s", 0), OrphanedPages("owner", 0)}
     for left in told:
         await broken_off.dropped(left)
     assert (await broken_off.leftovers(), await broken_off.kept_pages()) == ([], [])
@@ -133,18 +148,22 @@ async def test_an_answer_whose_session_was_never_made_is_not_given(
     namespace = uuid4().hex
     catalog = await open_catalog(redis_url, namespace)
     key = IdempotencyKey("POST /sessions", "k", "body")
-    await catalog.create(make_session("s"), b"", Remembered(key, "first"))
+    await catalog.create(make_session("s"), b"", IdempotencyRecord(key, "first"))
     redis_server.client.delete(f"{namespace}:{{s}}")
     assert await catalog.recall(key) is None
-    await catalog.create(make_session("t"), b"", Remembered(key, "second"))
+    await catalog.create(make_session("t"), b"", IdempotencyRecord(key, "second"))
     assert await catalog.recall(key) == "second"
     with pytest.raises(CatalogError, match="answered"):
-        await catalog.create(make_session("u"), b"", Remembered(key, "third"))
+        await catalog.create(make_session("u"), b"", IdempotencyRecord(key, "third"))
     assert await catalog.session_ids() == ["t"]
 
 
 async def test_lengths_that_were_not_noted_are_found(
-    open_catalog: Open, redis_server: Any, redis_url: str, make_session: MakeSession, make_turn: MakeTurn
+    open_catalog: Open,
+    redis_server: Any,
+    redis_url: str,
+    make_session: MakeSession,
+    make_turn: MakeTurn,
 ) -> None:
     namespace = uuid4().hex
     catalog = await open_catalog(redis_url, namespace)

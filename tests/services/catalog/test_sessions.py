@@ -20,7 +20,7 @@ from kvrecall.domain.session import CallStatus, RepairTrigger, Session, SessionS
 from services.catalog.base import (
     Catalog,
     IdempotencyKey,
-    Remembered,
+    IdempotencyRecord,
     RepairCommit,
     SessionDump,
     TurnCommit,
@@ -30,9 +30,15 @@ MakeSession = Callable[..., Session]
 MakeTurn = Callable[..., TurnCommit]
 
 
-async def test_a_session_comes_back_as_it_was_stored(catalog: Catalog, make_session: MakeSession) -> None:
+async def test_a_session_comes_back_as_it_was_stored(
+    catalog: Catalog, make_session: MakeSession
+) -> None:
     session = make_session(
-        "s", seed=2**63, tools=('{"x": 1}',), metadata={"user": "é\0"}, repair_on=frozenset({RepairTrigger.TURN})
+        "s",
+        seed=2**63,
+        tools=('{"x": 1}',),
+        metadata={"user": "é\0"},
+        repair_on=frozenset({RepairTrigger.TURN}),
     )
     await catalog.create(session, b"\0state", None)
     assert await catalog.session("s") == session
@@ -65,7 +71,10 @@ async def test_the_tokens_of_all_turns_come_in_their_order(
 
 
 async def test_who_lost_the_session_cannot_write_it(
-    catalog: Catalog, make_session: MakeSession, make_turn: MakeTurn, calls: tuple[ToolCall, ToolCall]
+    catalog: Catalog,
+    make_session: MakeSession,
+    make_turn: MakeTurn,
+    calls: tuple[ToolCall, ToolCall],
 ) -> None:
     await catalog.create(make_session("s"), b"", None)
     await catalog.commit_turn(make_turn("s", 1, *calls), 1, None)
@@ -82,7 +91,10 @@ async def test_who_lost_the_session_cannot_write_it(
 
 
 async def test_a_commit_that_fails_leaves_nothing_behind(
-    catalog: Catalog, make_session: MakeSession, make_turn: MakeTurn, calls: tuple[ToolCall, ToolCall]
+    catalog: Catalog,
+    make_session: MakeSession,
+    make_turn: MakeTurn,
+    calls: tuple[ToolCall, ToolCall],
 ) -> None:
     await catalog.create(make_session("s"), b"", None)
     await catalog.commit_turn(make_turn("s", 1), 1, None)
@@ -93,7 +105,9 @@ async def test_a_commit_that_fails_leaves_nothing_behind(
     await catalog.commit_turn(make_turn("s", 2), 1, None)
 
 
-async def test_what_is_unknown_is_said_to_be(catalog: Catalog, make_session: MakeSession, make_turn: MakeTurn) -> None:
+async def test_what_is_unknown_is_said_to_be(
+    catalog: Catalog, make_session: MakeSession, make_turn: MakeTurn
+) -> None:
     for attempt in (
         catalog.session("x"),
         catalog.worker_state("x"),
@@ -108,10 +122,13 @@ async def test_what_is_unknown_is_said_to_be(catalog: Catalog, make_session: Mak
         await catalog.call("s", "x")
 
 
-async def test_pages_show_every_session_once_newest_first(catalog: Catalog, make_session: MakeSession) -> None:
+async def test_pages_show_every_session_once_newest_first(
+    catalog: Catalog, make_session: MakeSession
+) -> None:
     for number in range(7):
         await catalog.create(make_session(f"s{number}", created=float(number // 2)), b"", None)
-    seen, cursor = [], None
+    seen = []
+    cursor = None
     while True:
         page = await catalog.page(3, cursor)
         seen += [session.id for session in page.sessions]
@@ -122,7 +139,9 @@ async def test_pages_show_every_session_once_newest_first(catalog: Catalog, make
     assert seen == ["s6", "s5", "s4", "s3", "s2", "s1", "s0"]
 
 
-@pytest.mark.parametrize("cursor", ["", "x", "é", "W10=", "WzEsIDJd", "WyJhIiwgImIiXQ==", "bnVsbA=="])
+@pytest.mark.parametrize(
+    "cursor", ["", "x", "é", "W10=", "WzEsIDJd", "WyJhIiwgImIiXQ==", "bnVsbA=="]
+)
 async def test_a_cursor_of_somebody_else_is_refused(catalog: Catalog, cursor: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         await catalog.page(3, cursor)
@@ -134,7 +153,7 @@ async def test_an_answer_is_given_again_for_the_same_key_and_body_only(
 ) -> None:
     key = IdempotencyKey("POST /x", "k", "body")
     assert await catalog.recall(key) is None
-    await catalog.create(make_session("s"), b"", Remembered(key, "answer"))
+    await catalog.create(make_session("s"), b"", IdempotencyRecord(key, "answer"))
     assert await catalog.recall(key) == "answer"
     assert await catalog.recall(replace(key, scope="POST /y")) is None
     with pytest.raises(IdempotencyConflict):
@@ -142,7 +161,10 @@ async def test_an_answer_is_given_again_for_the_same_key_and_body_only(
 
 
 async def test_a_cancelled_commit_is_there_whole_or_not_at_all(
-    catalog: Catalog, make_session: MakeSession, make_turn: MakeTurn, calls: tuple[ToolCall, ToolCall]
+    catalog: Catalog,
+    make_session: MakeSession,
+    make_turn: MakeTurn,
+    calls: tuple[ToolCall, ToolCall],
 ) -> None:
     await catalog.create(make_session("s"), b"", None)
     for number in range(1, 12):
@@ -160,7 +182,10 @@ async def test_a_cancelled_commit_is_there_whole_or_not_at_all(
 
 
 async def test_commits_at_the_same_time_are_all_there(
-    catalog: Catalog, make_session: MakeSession, make_turn: MakeTurn, calls: tuple[ToolCall, ToolCall]
+    catalog: Catalog,
+    make_session: MakeSession,
+    make_turn: MakeTurn,
+    calls: tuple[ToolCall, ToolCall],
 ) -> None:
     ids = [f"s{number}" for number in range(6)]
     await asyncio.gather(*(catalog.create(make_session(id), b"", None) for id in ids))
@@ -170,7 +195,8 @@ async def test_commits_at_the_same_time_are_all_there(
             await catalog.commit_turn(make_turn(id, number, *calls), 1, None)
             pending = (await catalog.session(id)).calls
             reported = [
-                replace(call, status=CallStatus.COMPLETED, result=f"{id} {number}", batch=1) for call in pending
+                replace(call, status=CallStatus.COMPLETED, result=f"{id} {number}", batch=1)
+                for call in pending
             ]
             repairs = [RepairCommit(due) for due in due_repairs(await catalog.session(id))]
             await asyncio.gather(
@@ -187,7 +213,9 @@ async def test_commits_at_the_same_time_are_all_there(
     assert sorted(await catalog.session_ids()) == ids
 
 
-async def test_a_tenant_lists_its_own_sessions_only(catalog: Catalog, make_session: MakeSession) -> None:
+async def test_a_tenant_lists_its_own_sessions_only(
+    catalog: Catalog, make_session: MakeSession
+) -> None:
     for number in range(4):
         await catalog.create(make_session(f"s{number}", tenant="ab"[number % 2]), b"", None)
     page = await catalog.page(1, None, "a")
@@ -204,12 +232,12 @@ async def test_the_answer_of_a_turn_comes_with_the_turn(
     await catalog.create(make_session("s"), b"", None)
     key = IdempotencyKey("POST /sessions/s/turns", "k", "body", session="s")
     with pytest.raises(StaleEpoch):
-        await catalog.commit_turn(make_turn("s", 1), 7, Remembered(key, "early"))
+        await catalog.commit_turn(make_turn("s", 1), 7, IdempotencyRecord(key, "early"))
     assert await catalog.recall(key) is None
-    await catalog.commit_turn(make_turn("s", 1), 1, Remembered(key, "first"))
+    await catalog.commit_turn(make_turn("s", 1), 1, IdempotencyRecord(key, "first"))
     assert await catalog.recall(key) == "first"
     with pytest.raises(CatalogError):
-        await catalog.commit_turn(make_turn("s", 2), 1, Remembered(key, "second"))
+        await catalog.commit_turn(make_turn("s", 2), 1, IdempotencyRecord(key, "second"))
     assert (await catalog.recall(key), (await catalog.session("s")).turns) == ("first", 1)
 
 
@@ -222,10 +250,13 @@ async def test_a_session_from_elsewhere_is_as_it_was_there(
 ) -> None:
     await catalog.create(make_session("s"), b"", None)
     await catalog.commit_turn(make_turn("s", 1, *calls), 1, None)
-    await catalog.commit_turn(replace(make_turn("s", 2, calls[0]), said={"a": "r", "b": "q"}), 1, None)
+    await catalog.commit_turn(
+        replace(make_turn("s", 2, calls[0]), said={"a": "r", "b": "q"}), 1, None
+    )
     due = due_repairs(await catalog.session("s"))
     await catalog.commit_repair("s", RepairCommit(due[0], b"repaired", repair), 1)
-    session, repairs = await catalog.session("s"), await catalog.repairs("s", 9)
+    session = await catalog.session("s")
+    repairs = await catalog.repairs("s", 9)
     known = [await catalog.call("s", "b"), *session.calls]
     turns = await catalog.turns("s", 0, 9)
     dump = SessionDump(session, b"state", tuple(turns), tuple(known), tuple(reversed(repairs)))
@@ -233,7 +264,9 @@ async def test_a_session_from_elsewhere_is_as_it_was_there(
         await catalog.restore(dump)
     await catalog.delete("s", None)
     other = replace(session, id="t")
-    await catalog.restore(replace(dump, session=other, turns=tuple(replace(turn, session="t") for turn in turns)))
+    await catalog.restore(
+        replace(dump, session=other, turns=tuple(replace(turn, session="t") for turn in turns))
+    )
     assert await catalog.session("t") == other
     assert await catalog.worker_state("t") == b"state"
     assert await catalog.turns("t", 0, 9) == [replace(turn, session="t") for turn in turns]

@@ -11,9 +11,9 @@ from services.catalog.base import (
     Catalog,
     ForkCommit,
     IdempotencyKey,
+    IdempotencyRecord,
     KnownPrefix,
-    Leftover,
-    Remembered,
+    OrphanedPages,
     TurnCommit,
 )
 
@@ -28,7 +28,10 @@ def fork(catalog: Catalog, make_turn: MakeTurn) -> Callable[..., object]:
     async def make(parent: str, child: str, *shared: tuple[str, int]) -> None:
         begins = await catalog.session(parent)
         lineage = tuple(SharedPages(*each) for each in shared)
-        await catalog.fork(ForkCommit(replace(begins, id=child, shared=lineage), parent, begins.turns, b"child"), None)
+        await catalog.fork(
+            ForkCommit(replace(begins, id=child, shared=lineage), parent, begins.turns, b"child"),
+            None,
+        )
 
     return make
 
@@ -42,7 +45,7 @@ async def parent(catalog: Catalog, make_session: MakeSession, make_turn: MakeTur
     return "parent"
 
 
-async def deleted(catalog: Catalog, session: str) -> list[Leftover]:
+async def deleted(catalog: Catalog, session: str) -> list[OrphanedPages]:
     """Delete a session, and have the workers let go of what is left."""
     leftovers = await catalog.delete(session, None)
     for left in leftovers:
@@ -55,32 +58,47 @@ async def test_what_nobody_needs_is_told_until_it_was_dropped(
 ) -> None:
     await fork(parent, "child", (parent, 5))
     assert await catalog.leftovers() == []
-    assert await catalog.delete(parent, None) == [Leftover(parent, 5)]
-    assert await catalog.leftovers() == [Leftover(parent, 5)]
-    assert await catalog.delete("child", None) == [Leftover("child", 0), Leftover(parent, 0)]
-    await catalog.dropped(Leftover(parent, 5))  # late: it was told of more since
-    assert sorted(await catalog.leftovers(), key=str) == [Leftover("child", 0), Leftover(parent, 0)]
+    assert await catalog.delete(parent, None) == [OrphanedPages(parent, 5)]
+    assert await catalog.leftovers() == [OrphanedPages(parent, 5)]
+    assert await catalog.delete("child", None) == [
+        OrphanedPages("child", 0),
+        OrphanedPages(parent, 0),
+    ]
+    await catalog.dropped(OrphanedPages(parent, 5))  # late: it was told of more since
+    assert sorted(await catalog.leftovers(), key=str) == [
+        OrphanedPages("child", 0),
+        OrphanedPages(parent, 0),
+    ]
     await catalog.create(make_session("other"), b"", None)
     told = await catalog.delete("other", None)
-    assert (told[0], set(told[1:])) == (Leftover("other", 0), {Leftover("child", 0), Leftover(parent, 0)})
+    assert (told[0], set(told[1:])) == (
+        OrphanedPages("other", 0),
+        {OrphanedPages("child", 0), OrphanedPages(parent, 0)},
+    )
     for left in told:
         await catalog.dropped(left)
     assert await catalog.leftovers() == []
 
 
 async def test_a_session_of_an_id_that_was_deleted_before_begins_anew(
-    catalog: Catalog, parent: str, make_session: MakeSession, make_turn: MakeTurn, fork: Callable[..., object]
+    catalog: Catalog,
+    parent: str,
+    make_session: MakeSession,
+    make_turn: MakeTurn,
+    fork: Callable[..., object],
 ) -> None:
-    assert await deleted(catalog, parent) == [Leftover(parent, 0)]
+    assert await deleted(catalog, parent) == [OrphanedPages(parent, 0)]
     await catalog.create(make_session(parent), b"", None)
     await catalog.commit_turn(make_turn(parent, 1), 1, None)
     await fork(parent, "child", (parent, 3))
-    assert await deleted(catalog, parent) == [Leftover(parent, 3)]
+    assert await deleted(catalog, parent) == [OrphanedPages(parent, 3)]
     assert await catalog.kept_pages() == [SharedPages(parent, 3)]
 
 
-async def test_a_session_that_nobody_shares_leaves_all_its_pages(catalog: Catalog, parent: str) -> None:
-    assert await deleted(catalog, parent) == [Leftover(parent, 0)]
+async def test_a_session_that_nobody_shares_leaves_all_its_pages(
+    catalog: Catalog, parent: str
+) -> None:
+    assert await deleted(catalog, parent) == [OrphanedPages(parent, 0)]
     assert await catalog.kept_pages() == []
 
 
@@ -90,12 +108,15 @@ async def test_shared_pages_outlive_their_owner_as_far_as_they_are_used(
     for child, pages in (("short", 2), ("long", 5), ("middle", 3)):
         await fork(parent, child, (parent, pages))
     assert (await catalog.session("long")).shared == (SharedPages(parent, 5),)
-    assert await deleted(catalog, parent) == [Leftover(parent, 5)]
+    assert await deleted(catalog, parent) == [OrphanedPages(parent, 5)]
     assert await catalog.kept_pages() == [SharedPages(parent, 5)]
-    assert await deleted(catalog, "short") == [Leftover("short", 0)]
-    assert await deleted(catalog, "long") == [Leftover("long", 0), Leftover(parent, 3)]
+    assert await deleted(catalog, "short") == [OrphanedPages("short", 0)]
+    assert await deleted(catalog, "long") == [OrphanedPages("long", 0), OrphanedPages(parent, 3)]
     assert await catalog.kept_pages() == [SharedPages(parent, 3)]
-    assert await deleted(catalog, "middle") == [Leftover("middle", 0), Leftover(parent, 0)]
+    assert await deleted(catalog, "middle") == [
+        OrphanedPages("middle", 0),
+        OrphanedPages(parent, 0),
+    ]
     assert await catalog.kept_pages() == []
 
 
@@ -104,14 +125,17 @@ async def test_a_fork_of_a_fork_keeps_every_owner_of_its_pages(
 ) -> None:
     await fork(parent, "child", (parent, 4))
     await fork("child", "grandchild", (parent, 4), ("child", 6))
-    assert (await catalog.session("grandchild")).shared == (SharedPages(parent, 4), SharedPages("child", 6))
-    assert await deleted(catalog, parent) == [Leftover(parent, 4)]
-    assert await deleted(catalog, "child") == [Leftover("child", 6)]
+    assert (await catalog.session("grandchild")).shared == (
+        SharedPages(parent, 4),
+        SharedPages("child", 6),
+    )
+    assert await deleted(catalog, parent) == [OrphanedPages(parent, 4)]
+    assert await deleted(catalog, "child") == [OrphanedPages("child", 6)]
     await fork("grandchild", "last", (parent, 3))
     told = await deleted(catalog, "grandchild")
-    assert told[0] == Leftover("grandchild", 0)
-    assert sorted(told[1:], key=str) == [Leftover("child", 0), Leftover(parent, 3)]
-    assert await deleted(catalog, "last") == [Leftover("last", 0), Leftover(parent, 0)]
+    assert told[0] == OrphanedPages("grandchild", 0)
+    assert sorted(told[1:], key=str) == [OrphanedPages("child", 0), OrphanedPages(parent, 3)]
+    assert await deleted(catalog, "last") == [OrphanedPages("last", 0), OrphanedPages(parent, 0)]
 
 
 async def test_pages_that_are_gone_are_not_shared(
@@ -138,15 +162,20 @@ async def test_what_may_be_shared_is_counted_until_a_turn_says_what_is(
         await catalog.create(make_session(id), b"", None)
         assert await catalog.share(id, SharedPages(parent, 5))
     assert (await catalog.session("uses")).shared == ()
-    assert await deleted(catalog, parent) == [Leftover(parent, 5)]
-    await catalog.commit_turn(replace(make_turn("uses", 1), shared=(SharedPages(parent, 2),)), 1, None)
+    assert await deleted(catalog, parent) == [OrphanedPages(parent, 5)]
+    await catalog.commit_turn(
+        replace(make_turn("uses", 1), shared=(SharedPages(parent, 2),)), 1, None
+    )
     assert (await catalog.session("uses")).shared == (SharedPages(parent, 2),)
     await catalog.commit_turn(replace(make_turn("does not", 1), shared=()), 1, None)
     assert await catalog.kept_pages() == [SharedPages(parent, 2)]
     await catalog.commit_turn(make_turn("uses", 2), 1, None)
     assert (await catalog.session("uses")).shared == (SharedPages(parent, 2),)
-    assert await deleted(catalog, "does not") == [Leftover("does not", 0), Leftover(parent, 2)]
-    assert await deleted(catalog, "uses") == [Leftover("uses", 0), Leftover(parent, 0)]
+    assert await deleted(catalog, "does not") == [
+        OrphanedPages("does not", 0),
+        OrphanedPages(parent, 2),
+    ]
+    assert await deleted(catalog, "uses") == [OrphanedPages("uses", 0), OrphanedPages(parent, 0)]
 
 
 async def test_a_prefix_is_known_as_long_as_its_owner_is_there(
@@ -189,11 +218,11 @@ async def test_the_answer_of_a_request_that_made_a_session_goes_with_the_session
     catalog: Catalog, make_session: MakeSession
 ) -> None:
     key = IdempotencyKey("POST /sessions", "k", "body")
-    await catalog.create(make_session("s"), b"", Remembered(key, "s"))
+    await catalog.create(make_session("s"), b"", IdempotencyRecord(key, "s"))
     assert await catalog.recall(key) == "s"
     removal = IdempotencyKey("DELETE /sessions/s", "k", "", session="s")
-    await catalog.delete("s", Remembered(removal, "gone"))
+    await catalog.delete("s", IdempotencyRecord(removal, "gone"))
     assert await catalog.recall(key) is None
     assert await catalog.recall(removal) == "gone"
-    await catalog.create(make_session("t"), b"", Remembered(key, "t"))
+    await catalog.create(make_session("t"), b"", IdempotencyRecord(key, "t"))
     assert await catalog.recall(key) == "t"

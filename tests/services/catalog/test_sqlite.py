@@ -16,7 +16,7 @@ from kvrecall.domain.messages import ToolCall
 from kvrecall.domain.session import (
     Session,
 )
-from services.catalog.base import IdempotencyKey, Remembered, TurnCommit
+from services.catalog.base import IdempotencyKey, IdempotencyRecord, TurnCommit
 from services.catalog.sqlite.catalog import SqliteCatalog
 
 MakeSession = Callable[..., Session]
@@ -47,10 +47,12 @@ async def test_a_deleted_session_is_gone_with_all_it_had(
             assert {row[0] for row in file.execute(f"SELECT session FROM {table}")} == {"other"}
 
 
-async def test_answers_are_bounded_and_the_oldest_go_first(catalog: SqliteCatalog, make_session: MakeSession) -> None:
+async def test_answers_are_bounded_and_the_oldest_go_first(
+    catalog: SqliteCatalog, make_session: MakeSession
+) -> None:
     keys = [IdempotencyKey("POST /x", f"k{number}", "body") for number in range(5)]
     for number, key in enumerate(keys):
-        await catalog.create(make_session(f"s{number}"), b"", Remembered(key, str(number)))
+        await catalog.create(make_session(f"s{number}"), b"", IdempotencyRecord(key, str(number)))
     assert [await catalog.recall(key) for key in keys] == [None, None, "2", "3", "4"]
 
 
@@ -101,7 +103,9 @@ asyncio.run(main())
 
 
 @pytest.mark.parametrize("acknowledged", [1, 8, 21])
-async def test_after_a_kill_every_acknowledged_turn_is_there_whole(tmp_path: Path, acknowledged: int) -> None:
+async def test_after_a_kill_every_acknowledged_turn_is_there_whole(
+    tmp_path: Path, acknowledged: int
+) -> None:
     path = tmp_path / "catalog.db"
     command = (sys.executable, "-c", WRITER, str(path))
     writer = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)

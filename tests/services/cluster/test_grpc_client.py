@@ -77,8 +77,13 @@ async def connected(
     listen: str = HERE, credentials: grpc.ServerCredentials | None = None, **settings: Any
 ) -> AsyncIterator[tuple[Scripted, GrpcWorker]]:
     """A scripted worker on the network, and the way to it."""
-    server, servicer = grpc.aio.server(options=[("grpc.max_receive_message_length", -1)]), Scripted()
-    port = server.add_secure_port(listen, credentials) if credentials else server.add_insecure_port(listen)
+    server = grpc.aio.server(options=[("grpc.max_receive_message_length", -1)])
+    servicer = Scripted()
+    port = (
+        server.add_secure_port(listen, credentials)
+        if credentials
+        else server.add_insecure_port(listen)
+    )
     worker_pb2_grpc.add_WorkerServicer_to_server(servicer, server)
     await server.start()
     worker = GrpcWorker(WireSettings(worker=f"localhost:{port}", **settings))
@@ -91,7 +96,8 @@ async def connected(
 
 async def test_a_code_in_the_trailers_is_a_refusal_whatever_the_status() -> None:
     async with connected() as (servicer, worker):
-        servicer.status, servicer.code = grpc.StatusCode.INTERNAL, "storage_failed"
+        servicer.status = grpc.StatusCode.INTERNAL
+        servicer.code = "storage_failed"
         with pytest.raises(WorkerRefused) as refused:
             await worker.memory("s")
         assert (refused.value.code, refused.value.message) == ("storage_failed", "as it was told")
@@ -106,7 +112,9 @@ async def test_a_code_in_the_trailers_is_a_refusal_whatever_the_status() -> None
         (grpc.StatusCode.UNIMPLEMENTED, "answered unimplemented: as it was told"),
     ],
 )
-async def test_any_other_status_is_a_worker_that_is_lost(status: grpc.StatusCode, says: str) -> None:
+async def test_any_other_status_is_a_worker_that_is_lost(
+    status: grpc.StatusCode, says: str
+) -> None:
     async with connected() as (servicer, worker):
         servicer.status = status
         with pytest.raises(WorkerLost, match=says):
@@ -148,7 +156,9 @@ async def test_a_hurry_never_overtakes_its_repair() -> None:
         for _ in range(50):
             servicer.order.clear()
             servicer.hurried.clear()
-            repair = asyncio.create_task(worker.repair(wire.RepairRequest(session="s", text="much " * 50_000)))
+            repair = asyncio.create_task(
+                worker.repair(wire.RepairRequest(session="s", text="much " * 50_000))
+            )
             await asyncio.sleep(0)
             await worker.hurry(wire.HurryRequest(session="s"))
             await repair
@@ -210,11 +220,16 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], di
     return make
 
 
-async def test_only_who_has_the_right_certificates_is_connected(certificates: Callable[[str], dict[str, Path]]) -> None:
-    ours, others = certificates("ours"), certificates("others")
+async def test_only_who_has_the_right_certificates_is_connected(
+    certificates: Callable[[str], dict[str, Path]],
+) -> None:
+    ours = certificates("ours")
+    others = certificates("others")
     ca_only = {"tls_ca": ours["tls_ca"]}
     chain = [(ours["tls_key"].read_bytes(), ours["tls_cert"].read_bytes())]
-    mutual = grpc.ssl_server_credentials(chain, ours["tls_ca"].read_bytes(), require_client_auth=True)
+    mutual = grpc.ssl_server_credentials(
+        chain, ours["tls_ca"].read_bytes(), require_client_auth=True
+    )
     one_way = grpc.ssl_server_credentials(chain)
     cases: list[tuple[grpc.ServerCredentials | None, dict[str, Path], bool]] = [
         (one_way, ca_only, True),

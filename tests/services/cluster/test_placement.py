@@ -31,7 +31,9 @@ def test_a_worker_without_free_slots_still_gets_sessions() -> None:
 
 
 @given(st.text(), st.permutations(WORKERS))
-def test_the_order_in_which_workers_are_known_does_not_matter(session: str, known: list[Candidate]) -> None:
+def test_the_order_in_which_workers_are_known_does_not_matter(
+    session: str, known: list[Candidate]
+) -> None:
     assert chosen(session, known) == chosen(session, WORKERS)
 
 

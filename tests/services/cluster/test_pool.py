@@ -13,7 +13,7 @@ from grpc_health.v1 import health, health_pb2_grpc
 from kvrecall.domain.errors import RegistryError, WorkerLost, WorkerRefused
 from kvrecall.protocol.v1 import REFUSAL_CODE, worker_pb2_grpc
 from kvrecall.protocol.v1 import worker_pb2 as wire
-from services.cluster.pool import Fleet
+from services.cluster.pool import WorkerPool
 from services.cluster.registry import StaticRegistry
 from services.cluster.settings import WireSettings
 
@@ -57,7 +57,9 @@ class Scripted(worker_pb2_grpc.WorkerServicer):
 
     async def Drop(self, request: wire.DropRequest, context: Any) -> Empty:
         if self.refuses:
-            await context.abort(grpc.StatusCode.ABORTED, "no", trailing_metadata=((REFUSAL_CODE, self.refuses),))
+            await context.abort(
+                grpc.StatusCode.ABORTED, "no", trailing_metadata=((REFUSAL_CODE, self.refuses),)
+            )
         self.asked.append(f"drop {request.session}")
         return Empty()
 
@@ -90,7 +92,9 @@ class Known:
         pass
 
     def add(self, name: str, address: str, **fields: Any) -> None:
-        record = wire.WorkerRecord(name=name, address=address, fingerprint="one", slots=4, free_slots=4)
+        record = wire.WorkerRecord(
+            name=name, address=address, fingerprint="one", slots=4, free_slots=4
+        )
         record.MergeFrom(wire.WorkerRecord(**fields))
         self.found[name] = record
 
@@ -116,7 +120,7 @@ class Cluster:
         self.servicers = {"a": Scripted(), "b": Scripted()}
         self.known = Known()
         self.servers = {name: AsyncExitStack() for name in self.servicers}
-        self.fleet: Fleet
+        self.fleet: WorkerPool
 
     async def open(self, session: str, worker: str, avoid: Sequence[str] = ()) -> str:
         """Place a session and open it; returns where that was."""
@@ -140,7 +144,7 @@ async def cluster() -> AsyncIterator[Cluster]:
     made = Cluster()
     for name, servicer in made.servicers.items():
         made.known.add(name, await made.servers[name].enter_async_context(serving(servicer)))
-    made.fleet = await Fleet.start(made.known, WAY)
+    made.fleet = await WorkerPool.start(made.known, WAY)
     try:
         yield made
     finally:
@@ -208,7 +212,9 @@ async def test_what_runs_in_a_worker_that_vanishes_is_lost_at_once(cluster: Clus
         del cluster.known.found["a"]
         await cluster.looked()
         assert await cluster.names() == ["a", "b"], "it is not in the registry, but it answers"
-        cluster.servicers["a"].answers.clear()  # as a machine that is gone: the connection is not even closed
+        cluster.servicers[
+            "a"
+        ].answers.clear()  # as a machine that is gone: the connection is not even closed
         with pytest.raises(WorkerLost, match="closed"):
             await anext(turn)
     assert await cluster.names() == ["b"]
@@ -248,7 +254,10 @@ async def test_a_registry_that_cannot_be_read_changes_nothing(cluster: Cluster) 
 async def test_all_are_asked_to_drop_and_counted(cluster: Cluster) -> None:
     await cluster.fleet.drop(wire.DropRequest(session="s"))
     assert [each.asked for each in cluster.servicers.values()] == [["drop s"], ["drop s"]]
-    assert {name: stats.sessions for name, stats in (await cluster.fleet.stats()).items()} == {"a": 3, "b": 3}
+    assert {name: stats.sessions for name, stats in (await cluster.fleet.stats()).items()} == {
+        "a": 3,
+        "b": 3,
+    }
     await cluster.servers["b"].aclose()
     with pytest.raises(WorkerLost, match="of 2 workers 1"):
         await cluster.fleet.drop(wire.DropRequest(session="t"))
@@ -265,7 +274,9 @@ async def test_all_are_asked_to_drop_and_counted(cluster: Cluster) -> None:
             await call
 
 
-async def test_a_worker_that_a_session_was_taken_over_from_stands_in_no_deletion_s_way(cluster: Cluster) -> None:
+async def test_a_worker_that_a_session_was_taken_over_from_stands_in_no_deletion_s_way(
+    cluster: Cluster,
+) -> None:
     cluster.servicers["a"].refuses = "stale_epoch"
     await cluster.fleet.drop(wire.DropRequest(session="s"))
     assert cluster.servicers["b"].asked == ["drop s"]
@@ -313,8 +324,9 @@ async def test_the_limits_are_those_that_all_keep_to(cluster: Cluster) -> None:
 async def test_static_addresses_are_asked_what_they_do() -> None:
     drained = Scripted()
     async with serving(Scripted()) as one, serving(drained) as other:
-        fleet = await Fleet.start(
-            StaticRegistry([one, other, "127.0.0.1:1"]), WAY.model_copy(update={"look_seconds": 0.3})
+        fleet = await WorkerPool.start(
+            StaticRegistry([one, other, "127.0.0.1:1"]),
+            WAY.model_copy(update={"look_seconds": 0.3}),
         )
         try:
             records = {record.name: record for record in await fleet.workers()}
@@ -336,4 +348,4 @@ async def test_static_addresses_are_asked_what_they_do() -> None:
 async def test_without_any_worker_there_is_no_fleet() -> None:
     way = WAY.model_copy(update={"connect_seconds": 0.5, "look_seconds": 0.1})
     with pytest.raises(WorkerLost, match=r"within 0\.5 seconds"):
-        await Fleet.start(StaticRegistry(["127.0.0.1:1"]), way)
+        await WorkerPool.start(StaticRegistry(["127.0.0.1:1"]), way)

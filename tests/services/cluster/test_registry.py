@@ -47,7 +47,8 @@ async def test_workers_come_drain_and_leave(url: str) -> None:
     namespace = uuid4().hex
     registry = RedisRegistry(redis_client(url), namespace)
     assert await found(registry) == []
-    one, two = registration(url, namespace, "one"), registration(url, namespace, "two")
+    one = registration(url, namespace, "one")
+    two = registration(url, namespace, "two")
     await one.start()
     await two.start()
     assert await found(registry) == [("one", False), ("two", False)]
@@ -60,10 +61,13 @@ async def test_workers_come_drain_and_leave(url: str) -> None:
     await registry.close()
 
 
-async def test_a_worker_that_is_heard_of_no_more_is_gone_and_one_that_lives_stays(redis_url: str) -> None:
+async def test_a_worker_that_is_heard_of_no_more_is_gone_and_one_that_lives_stays(
+    redis_url: str,
+) -> None:
     namespace = uuid4().hex
     registry = RedisRegistry(redis_client(redis_url), namespace)
-    one, two = registration(redis_url, namespace, "one"), registration(redis_url, namespace, "two")
+    one = registration(redis_url, namespace, "one")
+    two = registration(redis_url, namespace, "two")
     await one.start()
     await two.start()
     assert one._task is not None
@@ -84,7 +88,8 @@ async def test_a_worker_that_is_heard_of_no_more_is_gone_and_one_that_lives_stay
 
 
 async def test_deployments_on_one_redis_do_not_see_each_other(redis_url: str) -> None:
-    ours, theirs = uuid4().hex, uuid4().hex
+    ours = uuid4().hex
+    theirs = uuid4().hex
     one = registration(redis_url, ours, "one")
     await one.start()
     registry = RedisRegistry(redis_client(redis_url), theirs)
@@ -94,8 +99,10 @@ async def test_deployments_on_one_redis_do_not_see_each_other(redis_url: str) ->
 
 
 async def test_a_redis_that_is_away_stops_nobody(redis_process: Callable[..., Any]) -> None:
-    server, namespace = redis_process(), uuid4().hex
-    one, registry = registration(server.url, namespace, "one"), RedisRegistry(redis_client(server.url), namespace)
+    server = redis_process()
+    namespace = uuid4().hex
+    one = registration(server.url, namespace, "one")
+    registry = RedisRegistry(redis_client(server.url), namespace)
     await one.start()
     server.kill()
     with pytest.raises(RegistryError, match="cannot be read"):

@@ -9,11 +9,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from workers.cache.active_cache import EMPTY, ActiveCache, RowShape
+from workers.cache.active_cache import EMPTY, ActiveCache, KVShape
 
-LAYERS, KV_HEADS, HEAD_DIM, SLOTS = 2, 2, 3, 3
+LAYERS = 2
+KV_HEADS = 2
+HEAD_DIM = 3
+SLOTS = 3
 ROWS = (14, 10)
-SHAPE = RowShape(n_layers=LAYERS, n_heads=4, n_kv_heads=KV_HEADS, head_dim=HEAD_DIM)
+SHAPE = KVShape(n_layers=LAYERS, n_heads=4, n_kv_heads=KV_HEADS, head_dim=HEAD_DIM)
 Row = tuple[int, float, bool, float]
 """A row in the plain model: position, what its key is filled with (its value: minus it), promoted, accumulated."""
 
@@ -24,7 +27,9 @@ class CacheMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.cache = ActiveCache(SHAPE, SLOTS, ROWS)
-        self.rows: dict[int, list[list[list[Row]]]] = {}  # slot -> layer -> head -> rows by position
+        self.rows: dict[
+            int, list[list[list[Row]]]
+        ] = {}  # slot -> layer -> head -> rows by position
         self.bounds: dict[int, list[int]] = {}
         self.next_position: dict[int, int] = {}
         self.fill = 0.0
@@ -40,7 +45,9 @@ class CacheMachine(RuleBasedStateMachine):
         return KV_HEADS * self.bounds[slot][layer] - sum(map(len, self.rows[slot][layer]))
 
     @precondition(lambda self: len(self.rows) < SLOTS)
-    @rule(spare=st.tuples(st.integers(0, 4), st.integers(0, 4)), shift=st.sampled_from([0, 0, -6, 5]))
+    @rule(
+        spare=st.tuples(st.integers(0, 4), st.integers(0, 4)), shift=st.sampled_from([0, 0, -6, 5])
+    )
     def claim(self, spare: tuple[int, int], shift: int) -> None:
         """Sessions split their slot between the layers as they like."""
         bound = [ROWS[0] - spare[0] + shift, ROWS[1] - spare[1] - shift]
@@ -78,7 +85,9 @@ class CacheMachine(RuleBasedStateMachine):
                         self.rows[slot][layer][head].append(row)
             seen, _ = step.update(keys, -keys, layer)
             assert seen.shape[2] == step.key_positions(layer).shape[2]
-            assert seen.shape[2] == max(len(rows) for slot in slots for rows in self.rows[slot][layer])
+            assert seen.shape[2] == max(
+                len(rows) for slot in slots for rows in self.rows[slot][layer]
+            )
             for index, slot in enumerate(slots):
                 for head, rows in enumerate(self.rows[slot][layer]):
                     assert seen[index, head, : len(rows), 0].tolist() == [row[1] for row in rows]
@@ -96,12 +105,18 @@ class CacheMachine(RuleBasedStateMachine):
         slot = data.draw(st.sampled_from(sorted(self.rows)))
         layer = data.draw(st.integers(0, LAYERS - 1))
         heads = self.rows[slot][layer]
-        kept = [sorted(data.draw(st.sets(st.sampled_from(range(len(rows)))) if rows else st.just(set())))
-                for rows in heads]  # fmt: skip
+        kept = [
+            sorted(
+                data.draw(st.sets(st.sampled_from(range(len(rows)))) if rows else st.just(set()))
+            )
+            for rows in heads
+        ]
         width = max(map(len, kept))
         places = torch.tensor([row + [-1] * (width - len(row)) for row in kept], dtype=torch.int64)
         self.cache.keep(slot, layer, places.view(KV_HEADS, width))
-        self.rows[slot][layer] = [[rows[i] for i in row] for rows, row in zip(heads, kept, strict=True)]
+        self.rows[slot][layer] = [
+            [rows[i] for i in row] for rows, row in zip(heads, kept, strict=True)
+        ]
 
     @precondition(lambda self: self.rows)
     @rule(data=st.data())
@@ -117,7 +132,12 @@ class CacheMachine(RuleBasedStateMachine):
             most = min(len(missing), free)
             chosen = data.draw(st.sets(st.sampled_from(missing), max_size=most)) if most else set()
             free -= len(chosen)
-            new.append([(at, self._number(), data.draw(st.booleans()), self._number()) for at in sorted(chosen)])
+            new.append(
+                [
+                    (at, self._number(), data.draw(st.booleans()), self._number())
+                    for at in sorted(chosen)
+                ]
+            )
         width = max(map(len, new))
         positions = torch.full((KV_HEADS, width), EMPTY, dtype=torch.int32)
         keys = torch.zeros(KV_HEADS, width, HEAD_DIM)
@@ -140,7 +160,11 @@ class CacheMachine(RuleBasedStateMachine):
             return
         step = self.cache.begin([slot], (self.next_position[slot] + torch.arange(tokens))[None])
         for layer in range(LAYERS):
-            step.update(torch.ones(1, KV_HEADS, tokens, HEAD_DIM), torch.ones(1, KV_HEADS, tokens, HEAD_DIM), layer)
+            step.update(
+                torch.ones(1, KV_HEADS, tokens, HEAD_DIM),
+                torch.ones(1, KV_HEADS, tokens, HEAD_DIM),
+                layer,
+            )
         self.cache.trim(slot, tokens)
 
     @precondition(lambda self: self.rows)
@@ -148,7 +172,10 @@ class CacheMachine(RuleBasedStateMachine):
     def clear_promoted(self, data: st.DataObject) -> None:
         slot = data.draw(st.sampled_from(sorted(self.rows)))
         self.cache.clear_promoted(slot)
-        self.rows[slot] = [[[(p, n, False, a) for p, n, _, a in rows] for rows in heads] for heads in self.rows[slot]]
+        self.rows[slot] = [
+            [[(p, n, False, a) for p, n, _, a in rows] for rows in heads]
+            for heads in self.rows[slot]
+        ]
 
     @precondition(lambda self: self.rows)
     @rule(data=st.data())
@@ -158,7 +185,9 @@ class CacheMachine(RuleBasedStateMachine):
         amount = self._number()
         heads = self.rows[slot][layer]
         self.cache.accumulate(slot, layer, torch.full((KV_HEADS, max(map(len, heads))), amount))
-        self.rows[slot][layer] = [[(p, n, flag, a + amount) for p, n, flag, a in rows] for rows in heads]
+        self.rows[slot][layer] = [
+            [(p, n, flag, a + amount) for p, n, flag, a in rows] for rows in heads
+        ]
 
     @precondition(lambda self: self.rows)
     @rule(data=st.data())
@@ -173,9 +202,13 @@ class CacheMachine(RuleBasedStateMachine):
         assert self.cache.free_slots() == SLOTS - len(self.rows)
         for slot, layers in self.rows.items():
             assert self.cache.longest(slot) == [max(map(len, heads)) for heads in layers]
-            assert self.cache.held(slot) == [-(-sum(map(len, heads)) // KV_HEADS) for heads in layers]
+            assert self.cache.held(slot) == [
+                -(-sum(map(len, heads)) // KV_HEADS) for heads in layers
+            ]
             assert self.cache.room(slot) == self._room(slot)
-            expected = sum(len(rows) for heads in layers for rows in heads) * SHAPE.row_bytes(torch.float32)
+            expected = sum(len(rows) for heads in layers for rows in heads) * SHAPE.row_bytes(
+                torch.float32
+            )
             assert self.cache.active_bytes(slot) == expected
             for layer, heads in enumerate(layers):
                 held = self.cache.read(slot, layer)
@@ -183,7 +216,9 @@ class CacheMachine(RuleBasedStateMachine):
                     n = len(rows)
                     assert held.positions[head, :n].tolist() == [row[0] for row in rows]
                     assert bool((held.positions[head, n:] == EMPTY).all())
-                    expected_keys = torch.tensor([row[1] for row in rows])[:, None].expand(n, HEAD_DIM)
+                    expected_keys = torch.tensor([row[1] for row in rows])[:, None].expand(
+                        n, HEAD_DIM
+                    )
                     assert torch.equal(held.keys[head, :n], expected_keys)
                     assert torch.equal(held.values[head, :n], -expected_keys)
                     assert held.promoted[head].tolist() == [row[2] for row in rows] + [False] * (
@@ -327,7 +362,9 @@ def test_integrity_notices_rows_out_of_order(make_cache: Callable[..., ActiveCac
         cache.check_integrity()
 
 
-def test_integrity_notices_what_an_empty_place_holds(make_cache: Callable[..., ActiveCache]) -> None:
+def test_integrity_notices_what_an_empty_place_holds(
+    make_cache: Callable[..., ActiveCache],
+) -> None:
     for name in ("positions", "promoted", "accumulated"):
         cache = make_cache()
         _fill(cache, cache.claim([16, 12]), 4)

@@ -18,9 +18,14 @@ GROUP = 2
 
 def _whole_attention(path: Path, token_ids: list[int]) -> list[Tensor]:
     """transformers' own attention weights over everything, per layer `[n_heads, t, t]`."""
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager").eval()
+    model = AutoModelForCausalLM.from_pretrained(
+        path, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
     with torch.inference_mode():
-        return [layer[0] for layer in model(torch.tensor([token_ids]), output_attentions=True).attentions]
+        return [
+            layer[0]
+            for layer in model(torch.tensor([token_ids]), output_attentions=True).attentions
+        ]
 
 
 @pytest.mark.parametrize("block_tokens", [1, 17, 512])
@@ -36,8 +41,13 @@ def test_prefill_and_decoding_add_up_to_the_whole_attention(
     """Against transformers' weights, computed in one pass over two turns' tokens."""
     worker = make_worker("qwen3", block_tokens=block_tokens)
     worker.open(method=method)
-    said = [token for turn in range(2) for token in worker.turn("s", words(30, seed=turn), max_tokens=9).token_ids]
-    session, cache = worker.engine.session("s"), worker.engine.cache
+    said = [
+        token
+        for turn in range(2)
+        for token in worker.turn("s", words(30, seed=turn), max_tokens=9).token_ids
+    ]
+    session = worker.engine.session("s")
+    cache = worker.engine.cache
     for layer, weights in enumerate(_whole_attention(model_path("qwen3"), said[: session.length])):
         if kind == "hits":
             seen = torch.arange(1, session.length + 1)[:, None]
@@ -45,13 +55,18 @@ def test_prefill_and_decoding_add_up_to_the_whole_attention(
         expected = weights.sum(1).unflatten(0, (-1, GROUP)).mean(1)
         held = cache.read(session.slot, layer).accumulated
         wrong = (held - expected).abs() > 1e-3
-        assert int(wrong.sum()) <= (0 if kind == "attention" else 2), "a weight may lie on the even share itself"
+        assert int(wrong.sum()) <= (0 if kind == "attention" else 2), (
+            "a weight may lie on the even share itself"
+        )
 
 
 @pytest.mark.parametrize("kind", ["attention", "hits"])
-def test_pieces_of_the_queries_add_up_to_the_whole(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pieces_of_the_queries_add_up_to_the_whole(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     generator = torch.Generator().manual_seed(0)
-    queries, keys = torch.randn(4, 9, 8, generator=generator), torch.randn(2, 20, 8, generator=generator)
+    queries = torch.randn(4, 9, 8, generator=generator)
+    keys = torch.randn(2, 20, 8, generator=generator)
     positions = torch.arange(20, dtype=torch.int32).repeat(2, 1)
     positions[1, 15:] = EMPTY
     at = torch.arange(11, 20, dtype=torch.int32)
@@ -60,10 +75,14 @@ def test_pieces_of_the_queries_add_up_to_the_whole(kind: str, monkeypatch: pytes
     assert torch.allclose(received(queries, keys, positions, at, kind), whole, atol=1e-6)
     assert not bool(whole[1, 15:].any()), "what is not there gets nothing"
     if kind == "attention":
-        assert torch.allclose(whole.sum(1), torch.full((2,), 9.0)), "each query gives away all it has"
+        assert torch.allclose(whole.sum(1), torch.full((2,), 9.0)), (
+            "each query gives away all it has"
+        )
 
 
-def test_in_heads_of_uneven_length_every_row_gets_its_own(make_cache: Callable[..., ActiveCache]) -> None:
+def test_in_heads_of_uneven_length_every_row_gets_its_own(
+    make_cache: Callable[..., ActiveCache],
+) -> None:
     """The second head has twice as many rows as an even head could."""
     cache = make_cache(rows=(16, 16))
     slot = cache.claim([16, 16])
@@ -81,7 +100,9 @@ def test_in_heads_of_uneven_length_every_row_gets_its_own(make_cache: Callable[.
     accumulate(cache, slot, list(queries), step.query_positions[0], "attention")
     for layer in range(2):
         rows = cache.read(slot, layer)
-        expected = received(queries[layer], rows.keys, rows.positions, step.query_positions[0], "attention")
+        expected = received(
+            queries[layer], rows.keys, rows.positions, step.query_positions[0], "attention"
+        )
         assert torch.allclose(rows.accumulated, expected)
         assert torch.allclose(rows.accumulated.sum(1), torch.full((2,), 6.0))
     cache.check_integrity()

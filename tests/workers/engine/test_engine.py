@@ -18,13 +18,20 @@ PATCHED = list(range(60, 100))
 @pytest.mark.parametrize("block_tokens", [1, 17, 128, 512])
 @pytest.mark.parametrize("family", ["reference", "llama", "qwen2", "qwen3", "mistral"])
 def test_four_sessions_that_decode_in_one_pass_each_say_what_transformers_says(
-    family: str, block_tokens: int, make_worker: Callable[..., Any], continuation: Callable[..., list[int]]
+    family: str,
+    block_tokens: int,
+    make_worker: Callable[..., Any],
+    continuation: Callable[..., list[int]],
 ) -> None:
     """Of different lengths, over an end token and on: 24 tokens each."""
     worker = make_worker(family, block_tokens=block_tokens)
-    engine, generator = worker.engine, torch.Generator().manual_seed(8)
-    prompts = [torch.randint(2, 1270, (tokens,), generator=generator) for tokens in (33, 70, 1, 140)]
-    sessions, said = [], []
+    engine = worker.engine
+    generator = torch.Generator().manual_seed(8)
+    prompts = [
+        torch.randint(2, 1270, (tokens,), generator=generator) for tokens in (33, 70, 1, 140)
+    ]
+    sessions = []
+    said = []
     for name, prompt in zip("abcd", prompts, strict=True):
         worker.open(name)
         sessions.append(engine.session(name))
@@ -41,7 +48,9 @@ def test_four_sessions_that_decode_in_one_pass_each_say_what_transformers_says(
     worker.check()
 
 
-def _conversation(worker: Any, words: Callable[..., str], stop_after: int | None = None) -> list[list[int]]:
+def _conversation(
+    worker: Any, words: Callable[..., str], stop_after: int | None = None
+) -> list[list[int]]:
     """Four turns with a pause and its repair after the second, from the start or from where it was stopped."""
     said = []
     for number in range(4):
@@ -58,7 +67,16 @@ def _conversation(worker: Any, words: Callable[..., str], stop_after: int | None
     [("snapkv", 0), ("snapkv", 2)]
     + [
         (method, 1)
-        for method in ("snapkv", "h2o", "scissorhands", "adakv", "chunkkv", "kvzip", "infinipot", "epicache")
+        for method in (
+            "snapkv",
+            "h2o",
+            "scissorhands",
+            "adakv",
+            "chunkkv",
+            "kvzip",
+            "infinipot",
+            "epicache",
+        )
     ],
 )
 def test_a_session_goes_on_in_another_worker_as_if_never_stopped(
@@ -98,12 +116,15 @@ def _state(worker: Any) -> wire.SessionState:
     return worker.engine.snapshot(worker.engine.session("s"))
 
 
-def test_the_episode_is_part_of_what_is_committed(make_worker: Callable[..., Any], words: Callable[..., str]) -> None:
+def test_the_episode_is_part_of_what_is_committed(
+    make_worker: Callable[..., Any], words: Callable[..., str]
+) -> None:
     worker = make_worker(**LIMITS)
     spec = {"method": "epicache", "layer_budgets": "uniform", "budget": 60}
     worker.open(**spec)
     session = worker.engine.session("s")
-    session.episode, session.patched_prompt = "e3", PATCHED
+    session.episode = "e3"
+    session.patched_prompt = PATCHED
     state = worker.turn("s", words(20), max_tokens=2).state
     worker.open(state=state, **spec)
     session = worker.engine.session("s")
@@ -143,7 +164,9 @@ def test_a_session_that_was_swapped_out_is_what_it_was(
     worker.open(**SMALL)
     worker.turn("s", words(90), max_tokens=4)
     repaired = worker.repair("s", text="signal")
-    rows = [tensor.clone() for layer in range(2) for tensor in worker.engine.cache.rows_of(0, layer)]
+    rows = [
+        tensor.clone() for layer in range(2) for tensor in worker.engine.cache.rows_of(0, layer)
+    ]
     worker.open("other")
     worker.turn("other", "hello", max_tokens=2)
     out = worker.memory("s")
@@ -153,7 +176,9 @@ def test_a_session_that_was_swapped_out_is_what_it_was(
     session = worker.engine.session("s")
     worker.engine.unseat(worker.engine.session("other"))
     worker.engine.seat(session)
-    again = [tensor for layer in range(2) for tensor in worker.engine.cache.rows_of(session.slot, layer)]
+    again = [
+        tensor for layer in range(2) for tensor in worker.engine.cache.rows_of(session.slot, layer)
+    ]
     assert all(torch.equal(a, b) for a, b in zip(rows, again, strict=True))
     assert worker.engine.snapshot(session) == repaired.state
     worker.check()
@@ -174,7 +199,9 @@ def test_opening_with_the_committed_state_undoes_a_turn(
     worker.check()
 
 
-def test_an_empty_state_makes_a_new_session(make_worker: Callable[..., Any], words: Callable[..., str]) -> None:
+def test_an_empty_state_makes_a_new_session(
+    make_worker: Callable[..., Any], words: Callable[..., str]
+) -> None:
     worker = make_worker()
     worker.open()
     first = worker.turn("s", words(30), max_tokens=4)
@@ -183,7 +210,9 @@ def test_an_empty_state_makes_a_new_session(make_worker: Callable[..., Any], wor
     assert list(worker.turn("s", words(30), max_tokens=4).token_ids) == list(first.token_ids)
 
 
-def test_committed_rows_that_are_gone_are_noticed(make_worker: Callable[..., Any], words: Callable[..., str]) -> None:
+def test_committed_rows_that_are_gone_are_noticed(
+    make_worker: Callable[..., Any], words: Callable[..., str]
+) -> None:
     worker = make_worker()
     worker.open()
     state = worker.turn("s", words(30), max_tokens=4).state
@@ -256,7 +285,9 @@ def test_every_row_is_written_through_as_it_was_computed(
     done = worker.turn("s", words(60), max_tokens=12)
     length = done.memory.length
     with torch.inference_mode():
-        cached = plain("llama")(torch.tensor([list(done.token_ids[:length])]), use_cache=True).past_key_values
+        cached = plain("llama")(
+            torch.tensor([list(done.token_ids[:length])]), use_cache=True
+        ).past_key_values
     rows = worker.engine.store.gather("s", torch.arange(length))
     for layer in range(2):
         assert torch.allclose(rows[layer, 0], cached.layers[layer].keys[0], atol=1e-4)
@@ -270,7 +301,8 @@ def test_a_store_that_fails_ends_the_turn_and_loses_nothing_that_was_committed(
     worker = make_worker(**LIMITS)
     worker.open(**SMALL)
     state = worker.turn("s", words(70), max_tokens=10).state
-    append, calls = worker.engine.store.append, []
+    append = worker.engine.store.append
+    calls = []
 
     def failing(session: str, rows: torch.Tensor) -> int:
         calls.append(session)
@@ -288,7 +320,9 @@ def test_a_store_that_fails_ends_the_turn_and_loses_nothing_that_was_committed(
     other = make_worker(**LIMITS)
     other.open(**SMALL)
     other.turn("s", words(70), max_tokens=10)
-    assert list(again.token_ids) == list(other.turn("s", words(60, seed=1), max_tokens=10).token_ids)
+    assert list(again.token_ids) == list(
+        other.turn("s", words(60, seed=1), max_tokens=10).token_ids
+    )
 
 
 def test_rows_that_cannot_be_read_leave_the_slot_free(

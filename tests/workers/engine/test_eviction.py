@@ -17,10 +17,14 @@ SETTINGS = WorkerSettings(sinks=2, recent=3, turn_share=0.5)
 
 
 @pytest.fixture
-def seated(make_cache: Callable[..., ActiveCache]) -> Callable[..., tuple[ActiveCache, WorkerSession]]:
+def seated(
+    make_cache: Callable[..., ActiveCache],
+) -> Callable[..., tuple[ActiveCache, WorkerSession]]:
     """seated(method, tokens, budget): a slot with that many random rows."""
 
-    def make(method: str, tokens: int, budget: int, **session: Any) -> tuple[ActiveCache, WorkerSession]:
+    def make(
+        method: str, tokens: int, budget: int, **session: Any
+    ) -> tuple[ActiveCache, WorkerSession]:
         cache = make_cache(slots=1, rows=(64, 64))
         slot = cache.claim([64, 64])
         step = cache.begin([slot], torch.arange(tokens)[None])
@@ -29,10 +33,18 @@ def seated(make_cache: Callable[..., ActiveCache]) -> Callable[..., tuple[Active
             step.update(*torch.randn(2, 1, 2, tokens, 4, generator=generator), layer)
         built = methods.build(method)
         held = WorkerSession(
-            name="s", epoch=1, budget=budget, repair_rows=0, method=built, seed=3, tools=[],
-            queries=RecentQueries(built.observation.window), layer_rows=(budget - session.get("repair_rows", 0),) * 2,
-            length=tokens, slot=slot,
-        )  # fmt: skip
+            name="s",
+            epoch=1,
+            budget=budget,
+            repair_rows=0,
+            method=built,
+            seed=3,
+            tools=[],
+            queries=RecentQueries(built.observation.window),
+            layer_rows=(budget - session.get("repair_rows", 0),) * 2,
+            length=tokens,
+            slot=slot,
+        )
         for name, value in session.items():
             setattr(held, name, value)
         return cache, held
@@ -40,7 +52,9 @@ def seated(make_cache: Callable[..., ActiveCache]) -> Callable[..., tuple[Active
     return make
 
 
-def evict(cache: ActiveCache, session: WorkerSession, settings: WorkerSettings, **options: bool) -> None:
+def evict(
+    cache: ActiveCache, session: WorkerSession, settings: WorkerSettings, **options: bool
+) -> None:
     """As the engine does it when the method observes the turn's last queries."""
     if eviction.over_budget(cache, session):
         eviction.evict(cache, session, settings, session.queries.observed(), **options)
@@ -65,7 +79,9 @@ def test_a_method_that_does_not_evict_keeps_every_row(seated: Callable[..., Any]
 
 
 @pytest.mark.parametrize("method", ["streaming_llm", "snapkv", "random"])
-def test_sinks_recent_rows_and_the_turns_share_stay(method: str, seated: Callable[..., Any]) -> None:
+def test_sinks_recent_rows_and_the_turns_share_stay(
+    method: str, seated: Callable[..., Any]
+) -> None:
     cache, session = seated(method, tokens=60, budget=20, turn_start=40)
     evict(cache, session, SETTINGS)
     share = 10 - 2 - 3
@@ -96,7 +112,9 @@ def test_promoted_rows_stay_as_long_as_they_are_held(seated: Callable[..., Any])
         cache.check_integrity()
 
 
-def test_streaming_with_more_sinks_than_budget_still_keeps_what_is_protected(seated: Callable[..., Any]) -> None:
+def test_streaming_with_more_sinks_than_budget_still_keeps_what_is_protected(
+    seated: Callable[..., Any],
+) -> None:
     cache, session = seated("streaming_llm", tokens=60, budget=20, promoted_rows=1)
     session.method = methods.build("streaming_llm", '{"sinks": 40}')
     for layer in range(2):
@@ -105,19 +123,31 @@ def test_streaming_with_more_sinks_than_budget_still_keeps_what_is_protected(sea
     assert _held(cache, 0, 0) == [*range(10), 30, *range(51, 60)]
 
 
-def test_the_reserve_for_repair_stays_free_until_rows_are_promoted(seated: Callable[..., Any]) -> None:
+def test_the_reserve_for_repair_stays_free_until_rows_are_promoted(
+    seated: Callable[..., Any],
+) -> None:
     cache, session = seated("random", tokens=60, budget=20, repair_rows=6)
     evict(cache, session, SETTINGS)
     assert cache.longest(0) == [14, 14]
 
 
-def test_each_evicted_token_remembers_the_mean_score_it_left_with(seated: Callable[..., Any]) -> None:
+def test_each_evicted_token_remembers_the_mean_score_it_left_with(
+    seated: Callable[..., Any],
+) -> None:
     cache, session = seated("random", tokens=40, budget=12)
     scores = []
     for layer in range(2):
         keys, values, positions = cache.rows_of(0, layer)
         rows = methods.LayerRows(
-            layer, keys, values, positions, keys[:0], positions[0, :0], torch.zeros(2), end=40, seed=3 + 40
+            layer,
+            keys,
+            values,
+            positions,
+            keys[:0],
+            positions[0, :0],
+            torch.zeros(2),
+            end=40,
+            seed=3 + 40,
         )
         scores.append(session.method.scores(rows))
     evict(cache, session, SETTINGS)
@@ -195,12 +225,18 @@ def test_no_layer_ever_holds_more_than_its_budget_and_a_block(
     for number in range(2):
         memory = worker.turn("s", words(90, seed=number), max_tokens=60).memory
         assert list(memory.bound_rows) == [rows + 10 + 24 + prompt for rows in session.layer_rows]
-        assert all(peak <= bound for peak, bound in zip(memory.peak_rows, memory.bound_rows, strict=True))
+        assert all(
+            peak <= bound for peak, bound in zip(memory.peak_rows, memory.bound_rows, strict=True)
+        )
         left = [rows - n for n, rows in zip(memory.active_rows, session.layer_rows, strict=True)]
-        assert all(0 <= rows < (10 if method == "chunkkv" else 1) for rows in left), "chunks stay or go whole"
+        assert all(0 <= rows < (10 if method == "chunkkv" else 1) for rows in left), (
+            "chunks stay or go whole"
+        )
         worker.check()
         memory = worker.repair("s", text=words(5, seed=9)).memory
-        assert all(n <= rows + 10 for n, rows in zip(memory.active_rows, session.layer_rows, strict=True))
+        assert all(
+            n <= rows + 10 for n, rows in zip(memory.active_rows, session.layer_rows, strict=True)
+        )
         worker.check()
 
 
@@ -228,7 +264,8 @@ def test_shared_layers_hold_the_same_positions_through_turns_and_repairs(
 ) -> None:
     worker = make_worker("qwen2", **LIMITS)
     worker.open(method="chunkkv", budget=50, repair_rows=10, layer_budgets="pyramid")
-    session, cache = worker.engine.session("s"), worker.engine.cache
+    session = worker.engine.session("s")
+    cache = worker.engine.cache
     for number in range(2):
         worker.turn("s", words(90, seed=number), max_tokens=40)
         worker.repair("s", text=words(5, seed=9))

@@ -23,7 +23,12 @@ def test_a_method_that_keeps_single_rows_without_a_topic_keeps_its_own_scores() 
 def test_whole_tokens_get_the_mean_of_their_ranks_in_every_layer_and_head_that_holds_them() -> None:
     found = combined(KeyDiff(whole_tokens=True), SCORES, POSITIONS, 4, NOWHERE)
     # Ranks of token 0: highest of four, highest of three, lowest of four, highest of three.
-    means = [(1 + 1 + 0 + 1) / 4, (0 + 0 + 1 / 3 + 0.5) / 4, (2 / 3 + 0.5 + 2 / 3 + 0) / 4, (1 / 3 + 1) / 2]
+    means = [
+        (1 + 1 + 0 + 1) / 4,
+        (0 + 0 + 1 / 3 + 0.5) / 4,
+        (2 / 3 + 0.5 + 2 / 3 + 0) / 4,
+        (1 / 3 + 1) / 2,
+    ]
     for layer in found:
         torch.testing.assert_close(layer, torch.tensor([means, [*means[:3], 0.0]]))
 

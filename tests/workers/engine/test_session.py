@@ -10,7 +10,9 @@ from workers.engine.session import Selection, WorkerSession
 from workers.primitives.observation import RecentQueries
 
 
-def test_a_selection_of_uneven_heads_survives_as_bytes(make_cache: Callable[..., ActiveCache]) -> None:
+def test_a_selection_of_uneven_heads_survives_as_bytes(
+    make_cache: Callable[..., ActiveCache],
+) -> None:
     cache = make_cache()
     slot = cache.claim([16, 12])
     step = cache.begin([slot], torch.arange(9)[None])
@@ -43,7 +45,9 @@ def test_many_layers_keep_their_order() -> None:
 
 
 def test_scores_of_evicted_tokens_grow_with_the_session() -> None:
-    session = WorkerSession("s", 1, 50, 10, methods.build("random"), 0, [], RecentQueries(0), (30, 50))
+    session = WorkerSession(
+        "s", 1, 50, 10, methods.build("random"), 0, [], RecentQueries(0), (30, 50)
+    )
     assert session.scores_of_evicted().shape == (0,)
     session.length = 3
     session.scores_of_evicted()[1] = 0.5
@@ -52,13 +56,17 @@ def test_scores_of_evicted_tokens_grow_with_the_session() -> None:
 
 
 def test_the_target_includes_the_reserve_only_while_rows_are_promoted() -> None:
-    session = WorkerSession("s", 1, 50, 10, methods.build("random"), 0, [], RecentQueries(0), (30, 50))
+    session = WorkerSession(
+        "s", 1, 50, 10, methods.build("random"), 0, [], RecentQueries(0), (30, 50)
+    )
     assert [session.target(layer) for layer in range(2)] == [30, 50]
     session.promoted_rows = 3
     assert [session.target(layer) for layer in range(2)] == [40, 60]
 
 
-def test_what_rows_accumulated_is_kept_where_it_is_asked_for(make_cache: Callable[..., ActiveCache]) -> None:
+def test_what_rows_accumulated_is_kept_where_it_is_asked_for(
+    make_cache: Callable[..., ActiveCache],
+) -> None:
     cache = make_cache()
     slot = cache.claim([16, 12])
     step = cache.begin([slot], torch.arange(3)[None])
@@ -66,11 +74,15 @@ def test_what_rows_accumulated_is_kept_where_it_is_asked_for(make_cache: Callabl
         step.update(torch.ones(1, 2, 3, 4), torch.ones(1, 2, 3, 4), layer)
         cache.accumulate(slot, layer, torch.tensor([[0.1, 0.2, 0.3], [1.0, 2.0, 3.0]]) + layer)
     selection = Selection.from_bytes(Selection.of_slot(cache, slot, accumulated=True).to_bytes())
-    assert torch.equal(selection.accumulated[1], torch.tensor([[0.1, 0.2, 0.3], [1.0, 2.0, 3.0]]) + 1)
+    assert torch.equal(
+        selection.accumulated[1], torch.tensor([[0.1, 0.2, 0.3], [1.0, 2.0, 3.0]]) + 1
+    )
     assert Selection.from_bytes(Selection.of_slot(cache, slot).to_bytes()).accumulated == ()
 
 
-def test_a_saved_selection_does_not_change_with_the_slot(make_cache: Callable[..., ActiveCache]) -> None:
+def test_a_saved_selection_does_not_change_with_the_slot(
+    make_cache: Callable[..., ActiveCache],
+) -> None:
     cache = make_cache()
     slot = cache.claim([16, 12])
     step = cache.begin([slot], torch.arange(12)[None])

@@ -48,7 +48,9 @@ def test_sensitive_layers_get_more(admit: Callable[..., WorkerSession]) -> None:
     assert sum(rows) == 3 * 40
 
 
-def test_layers_that_share_a_selection_have_the_same_budget(admit: Callable[..., WorkerSession]) -> None:
+def test_layers_that_share_a_selection_have_the_same_budget(
+    admit: Callable[..., WorkerSession],
+) -> None:
     rows = admit((0.1, 0.3, 0.2), method="chunkkv", layer_budgets="sensitivity").layer_rows
     assert rows[0] == rows[1]
     assert sum(rows) == 3 * 40
@@ -72,6 +74,8 @@ def test_a_method_that_keeps_every_row_has_no_reserve(admit: Callable[..., Worke
         ({"tools": ["{"]}, "not JSON"),
     ],
 )
-def test_what_cannot_be_is_refused(spec: dict[str, Any], told: str, admit: Callable[..., WorkerSession]) -> None:
+def test_what_cannot_be_is_refused(
+    spec: dict[str, Any], told: str, admit: Callable[..., WorkerSession]
+) -> None:
     with pytest.raises(BadSettings, match=told):
         admit(**spec)

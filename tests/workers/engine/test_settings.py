@@ -13,7 +13,15 @@ def test_the_least_budget_leaves_a_row_to_choose() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"slots": 0}, {"block_tokens": 0}, {"turn_share": 1.5}, {"max_jobs": 0}, {"sink": 4}, {"recent": -1}]
+    "wrong",
+    [
+        {"slots": 0},
+        {"block_tokens": 0},
+        {"turn_share": 1.5},
+        {"max_jobs": 0},
+        {"sink": 4},
+        {"recent": -1},
+    ],
 )
 def test_what_is_out_of_range_or_unknown_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValidationError, match=next(iter(wrong))):

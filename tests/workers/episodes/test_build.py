@@ -18,24 +18,36 @@ from workers.primitives.scoring import attended, cosine_to_mean, row_ranks
 BUDGET = 48
 PAPER = '{"rank": "attention", "whole_tokens": false, "topic": 0}'
 SPEC: dict[str, Any] = {
-    "method": "epicache", "method_settings": PAPER, "budget": BUDGET, "layer_budgets": "uniform"
-}  # fmt: skip
+    "method": "epicache",
+    "method_settings": PAPER,
+    "budget": BUDGET,
+    "layer_budgets": "uniform",
+}
 
 
 @pytest.fixture
-def talked(make_worker: Callable[..., Any], words: Callable[..., str]) -> Callable[..., tuple[Any, list[int]]]:
+def talked(
+    make_worker: Callable[..., Any], words: Callable[..., str]
+) -> Callable[..., tuple[Any, list[int]]]:
     """talked(family, tokens, **spec): a worker with session "s" that has heard many words, and their token ids."""
 
-    def make(family: str = "llama", count: int = 250, slots: int = 2, **spec: Any) -> tuple[Any, list[int]]:
+    def make(
+        family: str = "llama", count: int = 250, slots: int = 2, **spec: Any
+    ) -> tuple[Any, list[int]]:
         worker = make_worker(family, block_tokens=64, recent=8, slots=slots)
         worker.open(**SPEC | spec)
-        said = [worker.turn("s", words(count // 2, seed=seed), generate=False).token_ids for seed in range(2)]
+        said = [
+            worker.turn("s", words(count // 2, seed=seed), generate=False).token_ids
+            for seed in range(2)
+        ]
         return worker, [token for turn in said for token in turn]
 
     return make
 
 
-def plan(prompt: Sequence[int], name: str = "e", segments: Sequence[tuple[int, int, float]] = ()) -> wire.EpisodePlan:
+def plan(
+    prompt: Sequence[int], name: str = "e", segments: Sequence[tuple[int, int, float]] = ()
+) -> wire.EpisodePlan:
     """A plan; segments as (start, stop, nearness)."""
     spans = [wire.Span(start=start, stop=stop, nearness=near) for start, stop, near in segments]
     return wire.EpisodePlan(id=name, patched_prompt=prompt, segments=spans)
@@ -47,12 +59,15 @@ def held(episode: wire.Episode) -> list[list[list[int]]]:
     return [[[p for p in head if p != EMPTY] for head in layer.tolist()] for layer in layers]
 
 
-def drive(worker: Any, *plans: wire.EpisodePlan, token_ids: Sequence[int] = ()) -> tuple[list[wire.Episode], int]:
+def drive(
+    worker: Any, *plans: wire.EpisodePlan, token_ids: Sequence[int] = ()
+) -> tuple[list[wire.Episode], int]:
     """Run a build by hand: its episodes, and how often it gave way to others."""
     request = wire.BuildEpisodesRequest(session="s", epoch=1, plans=plans, token_ids=token_ids)
     session = worker.engine.session("s")
     worker.engine.seat(session)
-    steps, paused = run_build(worker.engine, session, request), 0
+    steps = run_build(worker.engine, session, request)
+    paused = 0
     while True:
         try:
             waiting = next(steps)
@@ -72,21 +87,29 @@ def test_an_episode_is_the_methods_choice_among_all_rows_by_attention_over_all_r
 ) -> None:
     """A prompt longer than a block is observed in pieces."""
     worker, said = talked()
-    engine, session = worker.engine, worker.engine.session("s")
+    engine = worker.engine
+    session = worker.engine.session("s")
     prompt = said[20 : 20 + length]
     (episode,) = worker.build("s", plan(prompt))
     instruction = engine.tokenizer.encode(session.method.observation.prompt)
     room = 64 - len(instruction)
-    seen = [engine.observe(session, [*instruction, *prompt[at : at + room]]) for at in range(0, length, room)]
+    seen = [
+        engine.observe(session, [*instruction, *prompt[at : at + room]])
+        for at in range(0, length, room)
+    ]
     rows = engine.store.gather("s", torch.arange(session.length))
     positions = torch.arange(session.length, dtype=torch.int32).expand(2, -1)
     for layer, kept in enumerate(held(episode)):
-        of_pieces = [attended(s.queries[layer], rows[layer, 0], positions, s.positions) for s in seen]
+        of_pieces = [
+            attended(s.queries[layer], rows[layer, 0], positions, s.positions) for s in seen
+        ]
         scores = torch.stack(of_pieces).amax(0)
         scores[:, :4] = torch.inf
         best = scores.flatten().topk(2 * BUDGET).indices.tolist()
         assert sum(map(len, kept)) == 2 * BUDGET
-        assert {(head, p) for head, row in enumerate(kept) for p in row} == {divmod(i, session.length) for i in best}
+        assert {(head, p) for head, row in enumerate(kept) for p in row} == {
+            divmod(i, session.length) for i in best
+        }
     assert (episode.length, list(episode.patched_prompt)) == (session.length, prompt)
 
 
@@ -109,27 +132,42 @@ def test_a_layers_rows_follow_the_layer_budgets(talked: Callable[..., Any]) -> N
     assert [sum(map(len, layer)) for layer in held(episode)] == [2 * rows for rows in expected]
 
 
-def test_an_episode_keeps_whole_tokens_of_its_own_segments_first(talked: Callable[..., Any]) -> None:
+def test_an_episode_keeps_whole_tokens_of_its_own_segments_first(
+    talked: Callable[..., Any],
+) -> None:
     worker, said = talked(method_settings='{"topic": 2}')
     near = [(0, 30, 0.0), (30, 40, 1.0), (40, 100, 0.5), (100, 120, 1.0), (120, len(said), 0.0)]
     (episode,) = worker.build("s", plan(said[:20], segments=near))
     kept = held(episode)
-    assert all(head == kept[0][0] for layer in kept for head in layer), "the same tokens in every layer and head"
+    assert all(head == kept[0][0] for layer in kept for head in layer), (
+        "the same tokens in every layer and head"
+    )
     assert {*range(4), *range(30, 40), *range(100, 120)} <= set(kept[0][0])
     assert len(kept[0][0]) == BUDGET
     assert set(kept[0][0]) - {*range(4), *range(30, 40), *range(100, 120)} <= set(range(40, 100))
 
 
-def test_among_equally_near_tokens_those_with_keys_unlike_the_others_stay(talked: Callable[..., Any]) -> None:
+def test_among_equally_near_tokens_those_with_keys_unlike_the_others_stay(
+    talked: Callable[..., Any],
+) -> None:
     worker, said = talked(method_settings="{}")
     (episode,) = worker.build("s", plan(said[:20], segments=[(0, len(said), 1.0)]))
     rows = worker.engine.store.gather("s", torch.arange(len(said)))
     positions = torch.arange(len(said), dtype=torch.int32).expand(2, -1)
     kept = torch.arange(len(said))
-    while len(kept) > BUDGET:  # a fifth leaves at a time: what stays is compared with what is still there
+    while (
+        len(kept) > BUDGET
+    ):  # a fifth leaves at a time: what stays is compared with what is still there
         shown = positions[:, : len(kept)]
-        ranks = torch.stack([row_ranks(-cosine_to_mean(layer[0][:, kept], shown), shown) for layer in rows])
-        order = ranks.mean((0, 1)).masked_fill(kept < 4, torch.inf).sort(descending=True, stable=True).indices
+        ranks = torch.stack(
+            [row_ranks(-cosine_to_mean(layer[0][:, kept], shown), shown) for layer in rows]
+        )
+        order = (
+            ranks.mean((0, 1))
+            .masked_fill(kept < 4, torch.inf)
+            .sort(descending=True, stable=True)
+            .indices
+        )
         shortlist = 4 * BUDGET if len(kept) == len(said) else max(BUDGET, int(len(kept) * 0.8))
         kept = kept[order[:shortlist]].sort().values
     best = kept
@@ -158,7 +196,8 @@ def test_a_build_leaves_the_session_as_it_was(
     if repaired:
         worker.repair("s", text=words(6, seed=8))
     session = worker.engine.session("s")
-    before, stored = worker.engine.snapshot(session), worker.engine.store.sessions()
+    before = worker.engine.snapshot(session)
+    stored = worker.engine.store.sessions()
     worker.build("s", plan(said[:100]), plan(said[100:110], "f"), token_ids=said if anew else ())
     assert worker.engine.snapshot(session) == before
     assert worker.engine.store.sessions() == stored
@@ -168,7 +207,10 @@ def test_a_build_leaves_the_session_as_it_was(
 
 @pytest.mark.parametrize("anew", [False, True])
 def test_what_is_said_after_a_build_is_what_would_have_been_said(
-    anew: bool, talked: Callable[..., Any], words: Callable[..., str], answer: Callable[..., list[int]]
+    anew: bool,
+    talked: Callable[..., Any],
+    words: Callable[..., str],
+    answer: Callable[..., list[int]],
 ) -> None:
     (worker, said), (other, _) = talked(), talked()
     worker.build("s", plan(said[:100]), token_ids=said if anew else ())
@@ -192,7 +234,9 @@ def test_other_sessions_decode_while_episodes_are_built(
     worker, said = talked()
     worker.open("other")
     plans = [plan(said[:20], str(index)) for index in range(6)]
-    request = wire.BuildEpisodesRequest(session="s", epoch=1, plans=plans, token_ids=said if anew else ())
+    request = wire.BuildEpisodesRequest(
+        session="s", epoch=1, plans=plans, token_ids=said if anew else ()
+    )
     builds: list[Future[wire.BuildEpisodesResult]] = []
     meanwhile: list[bool] = []
 
@@ -218,7 +262,9 @@ def test_a_cancelled_build_leaves_the_session_open_and_no_slot_taken(
     before = worker.engine.snapshot(session)
     plans = [plan(said[:60], str(index)) for index in range(4)]
     steps = run_build(
-        worker.engine, session, wire.BuildEpisodesRequest(session="s", plans=plans, token_ids=said if anew else ())
+        worker.engine,
+        session,
+        wire.BuildEpisodesRequest(session="s", plans=plans, token_ids=said if anew else ()),
     )
     for _ in range(5):
         if (waiting := next(steps)) is not None:
@@ -267,7 +313,9 @@ def test_episodes_by_prefill_differ_by_their_prompts_and_can_be_switched_to(
     talked: Callable[..., Any], words: Callable[..., str]
 ) -> None:
     worker, said = talked()
-    first, second = worker.build("s", plan(said[:40], "a"), plan(said[150:190], "b"), token_ids=said)
+    first, second = worker.build(
+        "s", plan(said[:40], "a"), plan(said[150:190], "b"), token_ids=said
+    )
     assert held(first) != held(second)
     moved = worker.turn("s", words(4), max_tokens=2, episode=first).switched
     assert moved.rows_moved + moved.rows_kept == 2 * 2 * BUDGET
@@ -286,7 +334,9 @@ def test_index_lists_take_under_2_percent_of_the_bytes_of_copies(
     for anew in ((), said):
         (episode,) = worker.build("s", plan(said[:60]), token_ids=anew)
         shape = worker.engine.model.shape
-        copies = EpisodeRows.from_bytes(episode.rows).rows() * shape.row_bytes(worker.engine.model.dtype)
+        copies = EpisodeRows.from_bytes(episode.rows).rows() * shape.row_bytes(
+            worker.engine.model.dtype
+        )
         assert copies == shape.n_layers * shape.n_kv_heads * 128 * 2 * shape.head_dim * 4
         assert len(episode.rows) < 0.02 * copies
 

@@ -14,7 +14,8 @@ from workers.episodes.selection import LayerChoice, choose_of_all, choose_with_n
 from workers.methods import Method
 from workers.methods.epicache import EpiCache
 
-PER_HEAD, POOLED = EpiCache(), EpiCache(whole_tokens=False)
+PER_HEAD = EpiCache()
+POOLED = EpiCache(whole_tokens=False)
 
 
 def choice(method: Method = PER_HEAD, *, rows: int = 3, sinks: int = 0) -> LayerChoice:
@@ -76,30 +77,46 @@ def test_newer_rows_take_at_most_half_and_the_newest_stay() -> None:
 def test_an_episode_with_room_takes_newer_rows_without_giving_any_up() -> None:
     positions = torch.tensor([[2, 5]], dtype=torch.int32)
     newer = torch.tensor([[8]], dtype=torch.int32)
-    assert choose_with_newer(positions, scores_of([0.5, 0.1]), newer, choice(rows=3)).tolist() == [[2, 5, 8]]
+    assert choose_with_newer(positions, scores_of([0.5, 0.1]), newer, choice(rows=3)).tolist() == [
+        [2, 5, 8]
+    ]
 
 
 def test_sinks_do_not_give_way() -> None:
     positions = torch.tensor([[0, 5, 6, 7]], dtype=torch.int32)
     newer = torch.tensor([[8, 9]], dtype=torch.int32)
-    chosen = choose_with_newer(positions, scores_of([0.0, 0.3, 0.2, 0.1]), newer, choice(rows=4, sinks=1))
+    chosen = choose_with_newer(
+        positions, scores_of([0.0, 0.3, 0.2, 0.1]), newer, choice(rows=4, sinks=1)
+    )
     assert chosen.tolist() == [[0, 5, 8, 9]]
 
 
 @settings(deadline=None, max_examples=60)
 @given(data=st.data(), pooled=st.booleans())
-def test_whatever_is_newer_the_layer_stays_within_its_rows(data: st.DataObject, pooled: bool) -> None:
-    heads, built, end = 2, 24, 40
+def test_whatever_is_newer_the_layer_stays_within_its_rows(
+    data: st.DataObject, pooled: bool
+) -> None:
+    heads = 2
+    built = 24
+    end = 40
     rows = data.draw(st.integers(1, 30), label="rows per head")
     method = POOLED if pooled else PER_HEAD
     generator = torch.Generator().manual_seed(data.draw(st.integers(0, 99), label="seed"))
     scores = torch.rand(heads, built, generator=generator)
     episode = choose_of_all(scores, choice(method, rows=rows))
     own = torch.where(episode < 0, EMPTY, episode).to(torch.int32)
-    newer = [sorted(data.draw(st.sets(st.integers(built, end - 1)), label="newer")) for _ in range(heads)]
+    newer = [
+        sorted(data.draw(st.sets(st.integers(built, end - 1)), label="newer")) for _ in range(heads)
+    ]
     width = max(map(len, newer))
-    after = torch.tensor([head + [EMPTY] * (width - len(head)) for head in newer], dtype=torch.int32).view(heads, -1)
-    chosen = held(choose_with_newer(own, scores.gather(1, episode.clamp(min=0)), after, choice(method, rows=rows)))
+    after = torch.tensor(
+        [head + [EMPTY] * (width - len(head)) for head in newer], dtype=torch.int32
+    ).view(heads, -1)
+    chosen = held(
+        choose_with_newer(
+            own, scores.gather(1, episode.clamp(min=0)), after, choice(method, rows=rows)
+        )
+    )
     assert sum(map(len, chosen)) <= heads * rows
     for before, came, now in zip(held(own), newer, chosen, strict=True):
         assert now == sorted(set(now))
@@ -116,7 +133,9 @@ def test_only_each_heads_last_positions_are_newest() -> None:
     assert held(newest(positions, 0)) == [[], []]
 
 
-def test_every_method_that_evicts_can_choose_an_episodes_rows(make_methods: Callable[[], list[Method]]) -> None:
+def test_every_method_that_evicts_can_choose_an_episodes_rows(
+    make_methods: Callable[[], list[Method]],
+) -> None:
     scores = torch.rand(2, 50, generator=torch.Generator().manual_seed(3))
     for method in make_methods():
         chosen = held(choose_of_all(scores, choice(method, rows=20, sinks=2)))

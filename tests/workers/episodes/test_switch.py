@@ -17,7 +17,9 @@ BUDGET = 40
 
 
 @pytest.fixture
-def seated(make_worker: Callable[..., Any], words: Callable[..., str]) -> Callable[..., tuple[Any, WorkerSession]]:
+def seated(
+    make_worker: Callable[..., Any], words: Callable[..., str]
+) -> Callable[..., tuple[Any, WorkerSession]]:
     """seated(turns, recent, **spec): a worker with session "s", budget 40, that has heard words and idles in a slot."""
 
     def make(turns: int = 1, recent: int = 0, **spec: Any) -> tuple[Any, WorkerSession]:
@@ -30,7 +32,9 @@ def seated(make_worker: Callable[..., Any], words: Callable[..., str]) -> Callab
     return make
 
 
-def episode_of(session: WorkerSession, heads: list[list[list[int]]], name: str = "e", **fields: Any) -> wire.Episode:
+def episode_of(
+    session: WorkerSession, heads: list[list[list[int]]], name: str = "e", **fields: Any
+) -> wire.Episode:
     """An episode of the rows `heads[layer][head]`; later positions have higher scores."""
     places = [_padded(rows) for rows in heads]
     rows = EpisodeRows.chosen(places, [p.clamp(min=0).float() for p in places])
@@ -40,7 +44,9 @@ def episode_of(session: WorkerSession, heads: list[list[list[int]]], name: str =
 
 def _padded(heads: list[list[int]]) -> Tensor:
     width = max(map(len, heads))
-    return torch.tensor([sorted(head) + [-1] * (width - len(head)) for head in heads], dtype=torch.int64)
+    return torch.tensor(
+        [sorted(head) + [-1] * (width - len(head)) for head in heads], dtype=torch.int64
+    )
 
 
 def everywhere(*positions: int) -> list[list[list[int]]]:
@@ -83,7 +89,9 @@ def test_scores_too_small_for_half_precision_keep_their_order() -> None:
     assert rows.scores[0].argsort().tolist() == [[0, 2, 1]]
 
 
-@pytest.mark.parametrize("data", [b"", b"nothing of the kind", b"\x08\x00\x00\x00\x00\x00\x00\x00{}      "])
+@pytest.mark.parametrize(
+    "data", [b"", b"nothing of the kind", b"\x08\x00\x00\x00\x00\x00\x00\x00{}      "]
+)
 def test_bytes_that_are_no_episode_are_refused(data: bytes, seated: Callable[..., Any]) -> None:
     worker, session = seated()
     with pytest.raises(BadEpisode):
@@ -92,7 +100,8 @@ def test_bytes_that_are_no_episode_are_refused(data: bytes, seated: Callable[...
 
 def test_an_episode_that_does_not_fit_its_session_is_refused(seated: Callable[..., Any]) -> None:
     worker, session = seated()
-    length, read = session.length, read_episode
+    length = session.length
+    read = read_episode
     with pytest.raises(BadEpisode, match="build it again"):
         read(worker.engine, session, episode_of(session, everywhere(1), length=length + 1))
     with pytest.raises(BadEpisode, match="2 layers of 2 KV heads"):
@@ -110,7 +119,9 @@ def test_an_episode_that_does_not_fit_its_session_is_refused(seated: Callable[..
 # Switching
 
 
-def test_a_switch_makes_exactly_the_episodes_rows_active_bit_by_bit(seated: Callable[..., Any]) -> None:
+def test_a_switch_makes_exactly_the_episodes_rows_active_bit_by_bit(
+    seated: Callable[..., Any],
+) -> None:
     worker, session = seated()
     wanted = [[[0, 3, 50], [7]], [list(range(20, 60)), [1, 2, 90, 91, 92]]]
     report = switched(worker, session, episode_of(session, wanted))
@@ -148,7 +159,9 @@ def test_sharing_80_percent_moves_20_percent_of_the_bytes(
     assert worker.memory().active_bytes == whole
 
 
-def test_the_same_episode_again_moves_nothing(seated: Callable[..., Any], words: Callable[..., str]) -> None:
+def test_the_same_episode_again_moves_nothing(
+    seated: Callable[..., Any], words: Callable[..., str]
+) -> None:
     worker, session = seated()
     episode = episode_of(session, everywhere(*range(60, 100)))
     assert switched(worker, session, episode).rows_moved > 150
@@ -156,16 +169,23 @@ def test_the_same_episode_again_moves_nothing(seated: Callable[..., Any], words:
     assert (again.rows_moved, again.bytes_moved, again.rows_kept) == (0, 0, 160)
     worker.turn("s", words(20, seed=5), generate=False)
     before = active(worker, session)
-    assert switched(worker, session, episode).rows_moved == 0, "what a turn evicted was evicted for something newer"
+    assert switched(worker, session, episode).rows_moved == 0, (
+        "what a turn evicted was evicted for something newer"
+    )
     assert active(worker, session) == before
 
 
-def test_newer_rows_stay_beside_the_episode(seated: Callable[..., Any], words: Callable[..., str]) -> None:
+def test_newer_rows_stay_beside_the_episode(
+    seated: Callable[..., Any], words: Callable[..., str]
+) -> None:
     """The newest of them, in at most half of the rows; what scored lowest in the episode gives way."""
     worker, session = seated(recent=8)
     episode = episode_of(session, everywhere(*range(60, 100)))
     worker.turn("s", words(60, seed=5), generate=False)
-    newer = [[[p for p in head if p >= episode.length] for head in layer] for layer in active(worker, session)]
+    newer = [
+        [[p for p in head if p >= episode.length] for head in layer]
+        for layer in active(worker, session)
+    ]
     switched(worker, session, episode)
     for layer, expected in zip(active(worker, session), newer, strict=True):
         for head, came in zip(layer, expected, strict=True):
@@ -185,7 +205,9 @@ def test_what_was_just_said_stays_active_whatever_its_topic(seated: Callable[...
         assert head == [*range(68, 100), *recent], "the episode's lowest scores gave way"
 
 
-def test_rows_of_a_repair_survive_a_switch(seated: Callable[..., Any], words: Callable[..., str]) -> None:
+def test_rows_of_a_repair_survive_a_switch(
+    seated: Callable[..., Any], words: Callable[..., str]
+) -> None:
     worker, session = seated(budget=BUDGET + 8, repair_rows=8)
     promoted = list(worker.repair("s", text=words(5, seed=9)).report.promoted)
     assert len(promoted) == 8
@@ -197,7 +219,9 @@ def test_rows_of_a_repair_survive_a_switch(seated: Callable[..., Any], words: Ca
         for head in range(2):
             brought = before.positions[layer][head][before.promoted[layer][head]].tolist()
             assert after.positions[layer][head][after.promoted[layer][head]].tolist() == brought
-            assert active(worker, session)[layer][head] == sorted({*brought, *range(60, 60 + BUDGET)})
+            assert active(worker, session)[layer][head] == sorted(
+                {*brought, *range(60, 60 + BUDGET)}
+            )
 
 
 def test_a_row_that_cannot_be_read_leaves_the_session_as_it_was(
@@ -216,7 +240,9 @@ def test_a_row_that_cannot_be_read_leaves_the_session_as_it_was(
 # In a turn
 
 
-def test_a_turn_begins_with_its_episodes_rows(seated: Callable[..., Any], words: Callable[..., str]) -> None:
+def test_a_turn_begins_with_its_episodes_rows(
+    seated: Callable[..., Any], words: Callable[..., str]
+) -> None:
     worker, session = seated(method="epicache")
     episode = episode_of(session, everywhere(*range(40, 60)))
     done = worker.turn("s", words(4, seed=2), max_tokens=4, episode=episode)
@@ -224,7 +250,9 @@ def test_a_turn_begins_with_its_episodes_rows(seated: Callable[..., Any], words:
     assert done.switched.rows_moved + done.switched.rows_kept == 80
     assert list(done.state.patched_prompt) == [5, 6, 7]
     assert "switch" in done.seconds
-    assert all(set(range(40, 60)) <= set(head) for layer in active(worker, session) for head in layer)
+    assert all(
+        set(range(40, 60)) <= set(head) for layer in active(worker, session) for head in layer
+    )
     stays = worker.turn("s", words(4, seed=3), max_tokens=4)
     assert not stays.HasField("switched")
     assert stays.state.episode == "e"
@@ -262,7 +290,9 @@ def test_a_bad_episode_refuses_the_turn_and_changes_nothing(
     worker.turn("s", words(4), max_tokens=2)
 
 
-def test_a_session_opened_again_is_in_its_episode(seated: Callable[..., Any], words: Callable[..., str]) -> None:
+def test_a_session_opened_again_is_in_its_episode(
+    seated: Callable[..., Any], words: Callable[..., str]
+) -> None:
     worker, session = seated(method="epicache")
     episode = episode_of(session, everywhere(*range(40, 60)))
     state = worker.turn("s", words(4, seed=2), max_tokens=4, episode=episode).state

@@ -17,7 +17,9 @@ from workers.generation.sampling import SamplingSettings
         {
             "role": "assistant",
             "content": "",
-            "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}],
+            "tool_calls": [
+                {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+            ],
         },
     ],
 )
@@ -30,7 +32,9 @@ def test_sampling_that_is_not_set_is_the_default() -> None:
 
 
 def test_sampling_is_taken_over() -> None:
-    sampling = to_sampling(wire.Sampling(max_tokens=3, temperature=0.5, top_p=0.25, top_k=7, seed=9, stop=["a", "b"]))
+    sampling = to_sampling(
+        wire.Sampling(max_tokens=3, temperature=0.5, top_p=0.25, top_k=7, seed=9, stop=["a", "b"])
+    )
     assert sampling == SamplingSettings(3, 0.5, 0.25, 7, 9, ("a", "b"))
     with pytest.raises(BadSettings):
         to_sampling(wire.Sampling(temperature=-1))

@@ -19,8 +19,12 @@ def _run(
     """Decode what a model would say that always prefers the script's next token."""
     session = WorkerSession("s", 1, 50, 0, methods.build("full"), 0, [], RecentQueries(0), (50,))
     shown: list[tuple[int, str]] = []
-    logits = [NextLogits(torch.nn.functional.one_hot(torch.tensor(t), 1280).float(), t) for t in script]
-    running = decode(session, tokenizer, logits[0], sampling, lambda token, text: shown.append((token, text)))
+    logits = [
+        NextLogits(torch.nn.functional.one_hot(torch.tensor(t), 1280).float(), t) for t in script
+    ]
+    running = decode(
+        session, tokenizer, logits[0], sampling, lambda token, text: shown.append((token, text))
+    )
     said = []
     try:
         wanted = next(running)
@@ -32,7 +36,9 @@ def _run(
     raise AssertionError("decoding should have ended with the script")
 
 
-def test_an_end_token_ends_the_answer_and_is_said_with_the_next_turn(tokenizer: ChatTokenizer) -> None:
+def test_an_end_token_ends_the_answer_and_is_said_with_the_next_turn(
+    tokenizer: ChatTokenizer,
+) -> None:
     words = tokenizer.encode("It is 42.")
     answer, said, shown, pending = _run(tokenizer, [*words, 1], SamplingSettings())
     assert answer == Answer((*words, 1), "It is 42.", "stop")
@@ -72,7 +78,9 @@ def test_sampling_follows_its_seed(tokenizer: ChatTokenizer) -> None:
     flat = NextLogits(torch.zeros(1280), 0)
     answers = []
     for seed in (1, 1, 2):
-        session = WorkerSession("s", 1, 50, 0, methods.build("full"), 0, [], RecentQueries(0), (50,))
+        session = WorkerSession(
+            "s", 1, 50, 0, methods.build("full"), 0, [], RecentQueries(0), (50,)
+        )
         sampling = SamplingSettings(max_tokens=6, temperature=1.0, seed=seed)
         running = decode(session, tokenizer, flat, sampling, lambda *_: None)
         try:

@@ -17,15 +17,22 @@ def _note_length(noted: list[int], session: WorkerSession) -> None:
     noted.append(session.length)
 
 
-def test_blocks_are_as_long_as_set_and_others_may_run_between_them(make_worker: Callable[..., Any]) -> None:
+def test_blocks_are_as_long_as_set_and_others_may_run_between_them(
+    make_worker: Callable[..., Any],
+) -> None:
     worker = make_worker(block_tokens=16)
     worker.open()
-    session, engine = worker.engine.session("s"), worker.engine
+    session = worker.engine.session("s")
+    engine = worker.engine
     engine.seat(session)
     session.pending = [7, 1]
     steps = list(
         prefill(
-            engine, session, [Segment(tuple(range(5, 43)), False)], keep_distribution=False, prompt_said=lambda: None
+            engine,
+            session,
+            [Segment(tuple(range(5, 43)), False)],
+            keep_distribution=False,
+            prompt_said=lambda: None,
         )
     )
     assert steps == [None] * 3
@@ -38,15 +45,20 @@ def test_the_distribution_covers_every_recorded_token_across_blocks(
     make_worker: Callable[..., Any], plain: Callable[..., Any]
 ) -> None:
     token_ids = torch.randint(2, 1270, (50,), generator=torch.Generator().manual_seed(0)).tolist()
-    segments = [Segment(tuple(token_ids[:9]), False), Segment(tuple(token_ids[9:31]), True),
-                Segment(tuple(token_ids[31:44]), False), Segment(tuple(token_ids[44:]), True)]  # fmt: skip
+    segments = [
+        Segment(tuple(token_ids[:9]), False),
+        Segment(tuple(token_ids[9:31]), True),
+        Segment(tuple(token_ids[31:44]), False),
+        Segment(tuple(token_ids[44:]), True),
+    ]
     recorded = [*range(9, 31), *range(44, 50)]
     with torch.inference_mode():
         logits = plain("llama")(torch.tensor([token_ids])).logits[0]
     for block_tokens in (1, 10, 64):
         worker = make_worker(block_tokens=block_tokens)
         worker.open()
-        session, engine = worker.engine.session("s"), worker.engine
+        session = worker.engine.session("s")
+        engine = worker.engine
         engine.seat(session)
         prompt_said_at: list[int] = []
         running = prefill(
@@ -62,7 +74,9 @@ def test_the_distribution_covers_every_recorded_token_across_blocks(
         except StopIteration as finished:
             prefilled = finished.value
         assert torch.allclose(prefilled.logits, logits[-1], atol=1e-3)
-        assert prompt_said_at == [min(50, -(-9 // block_tokens) * block_tokens)], "with the block of the ninth token"
+        assert prompt_said_at == [min(50, -(-9 // block_tokens) * block_tokens)], (
+            "with the block of the ninth token"
+        )
         assert prefilled.distribution.token_ids == tuple(token_ids[i] for i in recorded)
         expected = logits.log_softmax(-1)[[i - 1 for i in recorded]]
         assert torch.allclose(prefilled.distribution.log_probs, expected, atol=1e-3)
@@ -74,7 +88,11 @@ def test_nothing_recorded_gives_no_distribution(make_worker: Callable[..., Any])
     session = worker.engine.session("s")
     worker.engine.seat(session)
     running = prefill(
-        worker.engine, session, [Segment((4, 5, 6), False)], keep_distribution=True, prompt_said=lambda: None
+        worker.engine,
+        session,
+        [Segment((4, 5, 6), False)],
+        keep_distribution=True,
+        prompt_said=lambda: None,
     )
     next(running)
     with pytest.raises(StopIteration) as finished:
@@ -88,7 +106,8 @@ def test_prefill_waits_for_a_store_that_falls_behind(
     """Rows that wait to be written hold device memory: so many blocks and no more run ahead of the store."""
     worker = make_worker(block_tokens=4)
     worker.open()
-    go, append = Event(), worker.engine.store.append
+    go = Event()
+    append = worker.engine.store.append
 
     def slowly(session: str, rows: torch.Tensor) -> int:
         assert go.wait(600)

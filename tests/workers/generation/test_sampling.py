@@ -42,7 +42,8 @@ def test_top_k_leaves_the_k_likeliest(k: int) -> None:
 
 @pytest.mark.parametrize("p", [0.1, 0.6, 0.9])
 def test_top_p_leaves_the_least_tokens_that_hold_p(p: float) -> None:
-    kept, mass = 0, 0.0
+    kept = 0
+    mass = 0.0
     while mass < p:
         mass += float(LOGITS.softmax(-1)[kept])
         kept += 1
@@ -80,7 +81,9 @@ def test_settings_out_of_range_are_refused_by_name(settings: dict[str, Any], tol
 
 def test_a_limit_lowers_max_tokens_and_nothing_else() -> None:
     settings = SamplingSettings(max_tokens=9, temperature=0.5, seed=3, stop=("x",))
-    assert settings.limited_to(4) == SamplingSettings(max_tokens=4, temperature=0.5, seed=3, stop=("x",))
+    assert settings.limited_to(4) == SamplingSettings(
+        max_tokens=4, temperature=0.5, seed=3, stop=("x",)
+    )
 
 
 def test_the_largest_seed_of_the_wire_is_one() -> None:

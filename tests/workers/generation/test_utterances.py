@@ -9,7 +9,10 @@ from workers.model.tokenizer import ChatTokenizer
 
 
 def _messages(roles: Sequence[str]) -> list[dict[str, str]]:
-    return [{"role": role, "content": f"number {index} is {7 * index}"} for index, role in enumerate(roles)]
+    return [
+        {"role": role, "content": f"number {index} is {7 * index}"}
+        for index, role in enumerate(roles)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -31,7 +34,9 @@ def test_every_token_belongs_to_one_sides_run(
     counts = utterance_tokens(roles, segments, 10 if generate else None)
     assert len(counts) == runs
     assert min(counts) > 3
-    assert sum(counts) == sum(len(segment.token_ids) for segment in segments) + (10 if generate else 0)
+    assert sum(counts) == sum(len(segment.token_ids) for segment in segments) + (
+        10 if generate else 0
+    )
 
 
 def test_each_run_has_the_tokens_of_its_own_messages(tokenizer: ChatTokenizer) -> None:
@@ -46,7 +51,9 @@ def test_each_run_has_the_tokens_of_its_own_messages(tokenizer: ChatTokenizer) -
     assert counts[3] == 4
 
 
-def test_a_turn_that_an_assistants_message_opens_has_no_run_before_it(tokenizer: ChatTokenizer) -> None:
+def test_a_turn_that_an_assistants_message_opens_has_no_run_before_it(
+    tokenizer: ChatTokenizer,
+) -> None:
     said = _messages(["user"])
     segments = tokenizer.prompt(said, _messages(["assistant", "user"]), [], True)
     counts = utterance_tokens(["assistant", "user"], segments, 2)

@@ -9,10 +9,13 @@ import torch
 from workers.cache.active_cache import EMPTY
 from workers.methods import LayerRows
 
-HEADS, HEAD_DIM = 4, 8
+HEADS = 4
+HEAD_DIM = 8
 
 
-def draw_rows(positions: Sequence[Sequence[int]], seed: int = 0, tokens: int = 5, **changes: Any) -> LayerRows:
+def draw_rows(
+    positions: Sequence[Sequence[int]], seed: int = 0, tokens: int = 5, **changes: Any
+) -> LayerRows:
     """Rows at these positions, ascending per KV head, with random keys and the last `tokens` tokens' queries."""
     generator = torch.Generator().manual_seed(seed)
     width = max(map(len, positions))
@@ -22,7 +25,9 @@ def draw_rows(positions: Sequence[Sequence[int]], seed: int = 0, tokens: int = 5
         "layer": 1,
         "keys": torch.randn(len(positions), width, HEAD_DIM, generator=generator),
         "values": torch.randn(len(positions), width, HEAD_DIM, generator=generator),
-        "positions": torch.tensor([[*head, *[EMPTY] * (width - len(head))] for head in positions], dtype=torch.int32),
+        "positions": torch.tensor(
+            [[*head, *[EMPTY] * (width - len(head))] for head in positions], dtype=torch.int32
+        ),
         "queries": torch.randn(HEADS, tokens, HEAD_DIM, generator=generator),
         "query_positions": torch.arange(end - tokens, end, dtype=torch.int32),
         "accumulated": torch.rand(len(positions), width, generator=generator),
@@ -41,4 +46,6 @@ def make_rows() -> Callable[..., LayerRows]:
 @pytest.fixture
 def rows() -> LayerRows:
     """24 rows in one head, 20 in the other, at even positions, the last 5 tokens observed."""
-    return draw_rows([range(0, 48, 2), range(0, 40, 2)], end=48, query_positions=torch.arange(43, 48))
+    return draw_rows(
+        [range(0, 48, 2), range(0, 40, 2)], end=48, query_positions=torch.arange(43, 48)
+    )

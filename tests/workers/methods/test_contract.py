@@ -16,7 +16,9 @@ from workers.methods import LayerRows
 POOLED = {
     "adakv": methods.build("adakv"),
     "kvzip": methods.build("kvzip"),
-    "epicache, as in its paper": methods.build("epicache", '{"rank": "attention", "whole_tokens": false}'),
+    "epicache, as in its paper": methods.build(
+        "epicache", '{"rank": "attention", "whole_tokens": false}'
+    ),
     "keydiff, heads pooled": methods.build("keydiff", '{"pool_heads": true}'),
     "infinipot, heads pooled": methods.build("infinipot", '{"pool_heads": true}'),
 }
@@ -48,7 +50,9 @@ def cases(draw: st.DrawFn) -> Case:
     return Case(heads, protected, draw(st.integers(0, 12)), budget, draw(st.integers(0, 9)))
 
 
-def _selected(method: methods.Method, rows: LayerRows, case: Case) -> tuple[Tensor, list[list[int]]]:
+def _selected(
+    method: methods.Method, rows: LayerRows, case: Case
+) -> tuple[Tensor, list[list[int]]]:
     """Places as the method returns them, and the positions they stand for, per head."""
     scores = method.scores(rows)
     # A place without a row is after every position: the engine calls it protected, too.
@@ -59,13 +63,17 @@ def _selected(method: methods.Method, rows: LayerRows, case: Case) -> tuple[Tens
         ]
     )
     places = method.select(scores.masked_fill(kept, torch.inf), rows.positions, case.budget)
-    found = [rows.positions[head][of_head[of_head >= 0]].tolist() for head, of_head in enumerate(places)]
+    found = [
+        rows.positions[head][of_head[of_head >= 0]].tolist() for head, of_head in enumerate(places)
+    ]
     return places, found
 
 
 @pytest.mark.parametrize("name", list(METHODS))
 @given(case=cases())
-def test_scores_are_finite_and_there_for_every_row(name: str, case: Case, make_rows: Callable[..., LayerRows]) -> None:
+def test_scores_are_finite_and_there_for_every_row(
+    name: str, case: Case, make_rows: Callable[..., LayerRows]
+) -> None:
     rows = make_rows(case.positions, case.seed, case.tokens)
     scores = METHODS[name].scores(rows)
     assert scores.shape == rows.positions.shape
@@ -76,7 +84,9 @@ def test_scores_are_finite_and_there_for_every_row(name: str, case: Case, make_r
 
 @pytest.mark.parametrize("name", list(METHODS))
 @given(case=cases())
-def test_places_are_rows_that_are_there_in_order(name: str, case: Case, make_rows: Callable[..., LayerRows]) -> None:
+def test_places_are_rows_that_are_there_in_order(
+    name: str, case: Case, make_rows: Callable[..., LayerRows]
+) -> None:
     rows = make_rows(case.positions, case.seed, case.tokens)
     method = METHODS[name]
     places, found = _selected(method, rows, case)
@@ -87,15 +97,20 @@ def test_places_are_rows_that_are_there_in_order(name: str, case: Case, make_row
         assert kept == held + [-1] * (len(kept) - len(held)), "what is not a row stands at the end"
         assert held == sorted(set(held))
         assert EMPTY not in positions
-    assert torch.equal(places, _selected(method, rows, case)[0]), "the same rows, the same selection"
+    assert torch.equal(places, _selected(method, rows, case)[0]), (
+        "the same rows, the same selection"
+    )
 
 
 @pytest.mark.parametrize("name", EVICTING)
 @given(case=cases())
-def test_the_budget_is_held_and_used(name: str, case: Case, make_rows: Callable[..., LayerRows]) -> None:
+def test_the_budget_is_held_and_used(
+    name: str, case: Case, make_rows: Callable[..., LayerRows]
+) -> None:
     rows = make_rows(case.positions, case.seed, case.tokens)
     found = _selected(METHODS[name], rows, case)[1]
-    counts, held = [len(kept) for kept in found], [len(head) for head in case.positions]
+    counts = [len(kept) for kept in found]
+    held = [len(head) for head in case.positions]
     if name in POOLED:
         assert sum(counts) == min(2 * case.budget, sum(held))
     elif name in WHOLE_CHUNKS:
@@ -106,7 +121,9 @@ def test_the_budget_is_held_and_used(name: str, case: Case, make_rows: Callable[
 
 @pytest.mark.parametrize("name", EVICTING)
 @given(case=cases())
-def test_what_is_protected_is_kept(name: str, case: Case, make_rows: Callable[..., LayerRows]) -> None:
+def test_what_is_protected_is_kept(
+    name: str, case: Case, make_rows: Callable[..., LayerRows]
+) -> None:
     rows = make_rows(case.positions, case.seed, case.tokens)
     found = _selected(METHODS[name], rows, case)[1]
     assert all(free <= set(kept) for free, kept in zip(case.protected, found, strict=True))
@@ -119,7 +136,9 @@ def test_everything_stays_within_the_budget(
 ) -> None:
     rows = make_rows(case.positions, case.seed, case.tokens)
     method = METHODS[name]
-    places = method.select(method.scores(rows), rows.positions, max(map(len, case.positions)) + more)
+    places = method.select(
+        method.scores(rows), rows.positions, max(map(len, case.positions)) + more
+    )
     assert (places >= 0).sum(1).tolist() == [len(head) for head in case.positions]
 
 
@@ -132,11 +151,16 @@ def test_a_layer_without_a_row_selects_none(name: str, make_rows: Callable[..., 
 
 
 @pytest.mark.parametrize("name", [name for name in EVICTING if name not in [*POOLED, "random"]])
-def test_heads_that_hold_the_same_keys_keep_the_same_rows(name: str, make_rows: Callable[..., LayerRows]) -> None:
+def test_heads_that_hold_the_same_keys_keep_the_same_rows(
+    name: str, make_rows: Callable[..., LayerRows]
+) -> None:
     """A head's rows depend on its own scores: ties are broken alike in every head."""
     rows = make_rows([range(60)] * 2, seed=4)
-    keys, queries = rows.keys[:1].expand(2, -1, -1), rows.queries[:2].repeat(2, 1, 1)
-    same = make_rows([range(60)] * 2, keys=keys, queries=queries, accumulated=torch.zeros(2, 60), seed=4)
+    keys = rows.keys[:1].expand(2, -1, -1)
+    queries = rows.queries[:2].repeat(2, 1, 1)
+    same = make_rows(
+        [range(60)] * 2, keys=keys, queries=queries, accumulated=torch.zeros(2, 60), seed=4
+    )
     method = METHODS[name]
     places = method.select(method.scores(same), same.positions, 25)
     assert torch.equal(places[0], places[1])

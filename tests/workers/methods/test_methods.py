@@ -77,7 +77,9 @@ def test_no_two_methods_summarise_themselves_alike() -> None:
         ),
     ],
 )
-def test_what_a_method_observes_follows_from_its_settings(name: str, settings: str, observation: Observation) -> None:
+def test_what_a_method_observes_follows_from_its_settings(
+    name: str, settings: str, observation: Observation
+) -> None:
     assert methods.build(name, settings).observation == observation
 
 

@@ -29,7 +29,9 @@ def page() -> str:
 @pytest.fixture
 def value_aware(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> type[Method]:
     """The page's example, put into a file and into the registry as the page says."""
-    file_name, code = re.search(r"^`workers/methods/(\w+)\.py`:\n\n```python\n(.*?)```", page, re.M | re.S).groups()
+    file_name, code = re.search(
+        r"^`workers/methods/(\w+)\.py`:\n\n```python\n(.*?)```", page, re.M | re.S
+    ).groups()
     path = tmp_path / f"{file_name}.py"
     path.write_text(code, encoding="utf-8")
     spec = importlib.util.spec_from_file_location(f"workers.methods.{file_name}", path)
@@ -43,7 +45,11 @@ def value_aware(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> t
 
 
 def test_every_method_stands_in_the_table_with_its_settings_and_layer_budgets(page: str) -> None:
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines() if line[:3] == "| `"]
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in page.splitlines()
+        if line[:3] == "| `"
+    ]
     assert [row[0].strip("`") for row in rows] == list(METHODS)
     for name, _, _, settings, budgets, source in rows:
         method = METHODS[name.strip("`")]
@@ -61,7 +67,9 @@ def test_the_page_names_no_function_that_does_not_exist(page: str) -> None:
         assert hasattr(scoring, name) or hasattr(selection, name)
 
 
-def test_the_pages_example_is_short_listed_and_its_settings_are_checked(value_aware: type[Method], page: str) -> None:
+def test_the_pages_example_is_short_listed_and_its_settings_are_checked(
+    value_aware: type[Method], page: str
+) -> None:
     code = re.search(r"```python\n(.*?)```", page, re.S).group(1)
     assert len(code.splitlines()) < 50
     assert methods.describe("value_aware").summary.startswith("Attention of the turn's last")
@@ -79,7 +87,9 @@ def test_the_pages_example_keeps_a_conversation_within_its_budget(
     done = worker.turn("s", words(120, seed=1), max_tokens=8)
     memory = worker.memory()
     assert max(memory.active_rows) <= 64 < memory.length
-    assert all(peak <= bound for peak, bound in zip(memory.peak_rows, memory.bound_rows, strict=True))
+    assert all(
+        peak <= bound for peak, bound in zip(memory.peak_rows, memory.bound_rows, strict=True)
+    )
     assert done.output_tokens > 0
     assert isinstance(worker.engine.session("s").method, value_aware)
     worker.check()
@@ -93,5 +103,8 @@ def test_the_pages_example_chooses_otherwise_than_attention_alone(
     worker.open("plain", method="snapkv", method_settings='{"window": 8, "pool": 1}', budget=64)
     for name in ("weighed", "plain"):
         worker.turn(name, words(200), max_tokens=1)
-    kept = [worker.engine.snapshot(worker.engine.session(name)).selection for name in ("weighed", "plain")]
+    kept = [
+        worker.engine.snapshot(worker.engine.session(name)).selection
+        for name in ("weighed", "plain")
+    ]
     assert kept[0] != kept[1]

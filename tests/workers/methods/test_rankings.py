@@ -36,8 +36,11 @@ def attended(make_rows: Callable[..., LayerRows]) -> Callable[..., LayerRows]:
     query head of a group sees `first` twice, the other one `first`, then `second`.
     """
 
-    def make(first: Sequence[Sequence[float]], second: Sequence[Sequence[float]] | None = None) -> LayerRows:
-        n, tokens = len(first[0]), 2 if second else 1
+    def make(
+        first: Sequence[Sequence[float]], second: Sequence[Sequence[float]] | None = None
+    ) -> LayerRows:
+        n = len(first[0])
+        tokens = 2 if second else 1
         keys = torch.zeros(2, n, 8)
         keys[..., 0] = ROOT * torch.tensor(first).log()
         queries = torch.zeros(4, tokens, 8)
@@ -55,11 +58,16 @@ EVEN = [1.0, 1, 1, 1, 1, 1, 1, 1]
 
 
 def test_streaming_keeps_sinks_and_the_newest(rows: LayerRows) -> None:
-    assert _kept("streaming_llm", rows, 8, sinks=3) == [[0, 2, *range(36, 48, 2)], [0, 2, *range(28, 40, 2)]]
+    assert _kept("streaming_llm", rows, 8, sinks=3) == [
+        [0, 2, *range(36, 48, 2)],
+        [0, 2, *range(28, 40, 2)],
+    ]
 
 
 def test_streaming_gives_sinks_half_of_the_budget_at_most(rows: LayerRows) -> None:
-    assert _kept("streaming_llm", rows, 4, sinks=128)[0] == [0, 42, 44, 46], "of sinks 0 and 1, row 0 is there"
+    assert _kept("streaming_llm", rows, 4, sinks=128)[0] == [0, 42, 44, 46], (
+        "of sinks 0 and 1, row 0 is there"
+    )
 
 
 def test_oldest_keeps_what_came_first(rows: LayerRows) -> None:
@@ -87,9 +95,13 @@ def test_snapkv_ranks_by_mean_attention_of_the_window(rows: LayerRows, group: st
 def test_snapkv_pools_what_is_before_the_window(attended: Callable[..., LayerRows]) -> None:
     rows = attended([[6, 1, 1, 1, 3, 1, 1, 2], EVEN])
     pooled = _scores("snapkv", rows, window=1, pool=3)[0] * 16
-    assert pooled.tolist() == pytest.approx([6, 6, 1, 3, 3, 3, 1, 2]), "row 7 is the window: it lifts no neighbour"
+    assert pooled.tolist() == pytest.approx([6, 6, 1, 3, 3, 3, 1, 2]), (
+        "row 7 is the window: it lifts no neighbour"
+    )
     averaged = _scores("snapkv", rows, window=1, pool=3, pooling="mean")[0] * 16 * 3
-    assert averaged.tolist() == pytest.approx([7, 8, 3, 5, 5, 5, 2, 6]), "past the ends there are zeros"
+    assert averaged.tolist() == pytest.approx([7, 8, 3, 5, 5, 5, 2, 6]), (
+        "past the ends there are zeros"
+    )
 
 
 def test_snapkv_keeps_its_window_in_half_of_the_budget(attended: Callable[..., LayerRows]) -> None:
@@ -107,7 +119,9 @@ def test_pyramidkv_ranks_as_snapkv(rows: LayerRows) -> None:
     assert _kept("pyramidkv", rows, 7, window=4) == _kept("snapkv", rows, 7, window=4)
 
 
-def test_adakv_shares_the_budget_between_heads_above_a_floor(attended: Callable[..., LayerRows]) -> None:
+def test_adakv_shares_the_budget_between_heads_above_a_floor(
+    attended: Callable[..., LayerRows],
+) -> None:
     rows = attended([[8, 7, 6, 5, 4, 3, 2, 1], [90, 1, 1, 2, 1, 1, 1, 1]])
     # In 36ths and 98ths, the window (row 7) first: head 1 has one row that is worth more than a few percent.
     assert _kept("adakv", rows, 4, window=1, pool=1, floor=0) == [[0, 1, 2, 3, 4, 7], [0, 7]]
@@ -120,25 +134,39 @@ def test_h2o_keeps_heavy_hitters_and_the_most_recent(make_rows: Callable[..., La
     rows = make_rows([range(8)] * 2, accumulated=gathered)
     assert _kept("h2o", rows, 4) == [[0, 2, 6, 7], [0, 1, 6, 7]]
     assert _kept("h2o", rows, 4, recent=0) == [[0, 1, 2, 4], [0, 1, 6, 7]]
-    assert _scores("h2o", rows, per_query=True)[0].tolist() == pytest.approx([4 / 8, 1 / 7, 3 / 6, 0, 2 / 4, 0, 0, 0])
+    assert _scores("h2o", rows, per_query=True)[0].tolist() == pytest.approx(
+        [4 / 8, 1 / 7, 3 / 6, 0, 2 / 4, 0, 0, 0]
+    )
 
 
-def test_scissorhands_keeps_what_is_hit_often_for_its_age(make_rows: Callable[..., LayerRows]) -> None:
+def test_scissorhands_keeps_what_is_hit_often_for_its_age(
+    make_rows: Callable[..., LayerRows],
+) -> None:
     hits = torch.tensor([[4.0, 4, 1, 4, 0, 1, 0, 0], [8, 0, 0, 0, 0, 0, 0, 0]])
     rows = make_rows([range(8)] * 2, accumulated=hits)
-    assert _scores("scissorhands", rows)[0].tolist() == pytest.approx([4 / 8, 4 / 7, 1 / 6, 4 / 5, 0, 1 / 3, 0, 0])
+    assert _scores("scissorhands", rows)[0].tolist() == pytest.approx(
+        [4 / 8, 4 / 7, 1 / 6, 4 / 5, 0, 1 / 3, 0, 0]
+    )
     assert _kept("scissorhands", rows, 4, recent=1) == [[0, 1, 3, 7], [0, 1, 2, 7]]
-    assert _kept("scissorhands", rows, 4, recent=100) == [[1, 3, 6, 7], [0, 1, 6, 7]], "half of the budget"
+    assert _kept("scissorhands", rows, 4, recent=100) == [[1, 3, 6, 7], [0, 1, 6, 7]], (
+        "half of the budget"
+    )
 
 
-def test_keydiff_keeps_keys_unlike_the_mean_of_their_directions(make_rows: Callable[..., LayerRows]) -> None:
+def test_keydiff_keeps_keys_unlike_the_mean_of_their_directions(
+    make_rows: Callable[..., LayerRows],
+) -> None:
     keys = torch.zeros(2, 4, 8)
     keys[:, :, 0] = torch.tensor([1.0, 100.0, 0.0, 3.0])
     keys[:, 2, 1] = 2
     rows = make_rows([range(4), range(3)], keys=keys)
     # Directions e0, e0, e1, e0: their mean is (3, 1) / 4. Head 1 has no fourth row: (2, 1) / 3.
-    assert _scores("keydiff", rows)[0].tolist() == pytest.approx([-3 / 10**0.5] * 2 + [-1 / 10**0.5, -3 / 10**0.5])
-    assert _scores("keydiff", rows)[1, :3].tolist() == pytest.approx([-2 / 5**0.5] * 2 + [-1 / 5**0.5])
+    assert _scores("keydiff", rows)[0].tolist() == pytest.approx(
+        [-3 / 10**0.5] * 2 + [-1 / 10**0.5, -3 / 10**0.5]
+    )
+    assert _scores("keydiff", rows)[1, :3].tolist() == pytest.approx(
+        [-2 / 5**0.5] * 2 + [-1 / 5**0.5]
+    )
     assert _kept("keydiff", rows, 1) == [[2], [2]]
     assert _kept("keydiff", rows, 2, pool_heads=True) == [[2], [0, 1, 2]]
 
@@ -164,16 +192,24 @@ def test_chunkkv_keeps_whole_chunks_over_all_heads(attended: Callable[..., Layer
     chunks = [6 / 19 + 3 / 20, 7 / 19 + 6 / 20, 2 / 19 + 8 / 20, 3 / 19 + 2 / 20, 1 / 19 + 1 / 20]
     by_row = [chunks[row // 2] for row in range(9)]
     assert _scores("chunkkv", rows, **settings)[0].tolist() == pytest.approx(by_row)
-    assert _kept("chunkkv", rows, 6, **settings) == [[2, 3, 4, 5, 8]] * 2, "a third chunk would be one row too many"
+    assert _kept("chunkkv", rows, 6, **settings) == [[2, 3, 4, 5, 8]] * 2, (
+        "a third chunk would be one row too many"
+    )
     assert _kept("chunkkv", rows, 7, **settings) == [[0, 1, 2, 3, 4, 5, 8]] * 2
 
 
-def test_chunkkv_by_the_mean_does_not_mind_a_short_chunk(attended: Callable[..., LayerRows]) -> None:
+def test_chunkkv_by_the_mean_does_not_mind_a_short_chunk(
+    attended: Callable[..., LayerRows],
+) -> None:
     rows = attended([[1, 1, 1, 1, 1, 1, 1, 2]] * 2)
-    assert _kept("chunkkv", rows, 3, window=1, chunk=3) == [[7]] * 2, "no chunk fits beside the window"
+    assert _kept("chunkkv", rows, 3, window=1, chunk=3) == [[7]] * 2, (
+        "no chunk fits beside the window"
+    )
     assert _kept("chunkkv", rows, 4, window=1, chunk=3) == [[0, 1, 2, 7]] * 2
     assert _kept("chunkkv", rows, 4, window=1, chunk=3, aggregate="mean") == [[6, 7]] * 2
-    summed, mean = (_scores("chunkkv", rows, chunk=3, aggregate=how)[0] * 9 / 2 for how in ("sum", "mean"))
+    summed, mean = (
+        _scores("chunkkv", rows, chunk=3, aggregate=how)[0] * 9 / 2 for how in ("sum", "mean")
+    )
     assert summed[[0, 3, 6]].tolist() == pytest.approx([3, 3, 3])
     assert mean[[0, 3, 6]].tolist() == pytest.approx([1, 1, 1.5])
 
@@ -215,19 +251,29 @@ def test_epicache_can_average_and_smooth(attended: Callable[..., LayerRows]) -> 
 def test_infinipot_can_average_over_its_prompt(attended: Callable[..., LayerRows]) -> None:
     rows = attended([[8, 1, 1, 2, 1, 1, 1, 1], EVEN], second=[[1, 1, 1, 1, 1, 9, 1, 1], EVEN])
     averaged = _scores("infinipot", rows, tokens="mean")[0] * 32
-    assert averaged.tolist() == pytest.approx([16, 2, 2, 4, 2, 10, 2, 2]), "mean over tokens, max over the group"
+    assert averaged.tolist() == pytest.approx([16, 2, 2, 4, 2, 10, 2, 2]), (
+        "mean over tokens, max over the group"
+    )
 
 
-def test_epicache_ranks_by_key_difference_and_leaves_the_topic_to_the_ranking(rows: LayerRows) -> None:
+def test_epicache_ranks_by_key_difference_and_leaves_the_topic_to_the_ranking(
+    rows: LayerRows,
+) -> None:
     assert torch.equal(_scores("epicache", rows), _scores("keydiff", rows))
-    assert _kept("epicache", rows, 7) == _kept("keydiff", rows, 7), "per head: whole tokens are not shared unevenly"
+    assert _kept("epicache", rows, 7) == _kept("keydiff", rows, 7), (
+        "per head: whole tokens are not shared unevenly"
+    )
     method = methods.build("epicache")
     assert (method.whole_tokens, method.topic) == (True, 1.0)
 
 
-def test_a_prompts_own_keys_take_their_part_of_its_attention(attended: Callable[..., LayerRows]) -> None:
+def test_a_prompts_own_keys_take_their_part_of_its_attention(
+    attended: Callable[..., LayerRows],
+) -> None:
     rows = attended([[8, 1, 1, 2, 1, 1, 1, 1], EVEN])
     with_own = replace(rows, beside=torch.full((4, 1), 16.0).log())
     for name in ("infinipot", "kvzip"):
         assert (_scores(name, with_own)[0] * 32).tolist() == pytest.approx([8, 1, 1, 2, 1, 1, 1, 1])
-    assert torch.equal(_scores("epicache", with_own, **PAPERS), _scores("epicache", rows, **PAPERS)), "rows alone"
+    assert torch.equal(
+        _scores("epicache", with_own, **PAPERS), _scores("epicache", rows, **PAPERS)
+    ), "rows alone"

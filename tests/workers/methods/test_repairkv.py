@@ -22,7 +22,15 @@ def test_what_stands_before_an_anchor_fades_faster() -> None:
     scores = torch.zeros(30)
     scores[10] = 1.0
     everyone = torch.ones(30, dtype=torch.bool)
-    assert RepairKV().choose(RepairKV().worth(scores), everyone, NO_TIES, 7).tolist() == [9, 10, 11, 12, 13, 14, 15]
+    assert RepairKV().choose(RepairKV().worth(scores), everyone, NO_TIES, 7).tolist() == [
+        9,
+        10,
+        11,
+        12,
+        13,
+        14,
+        15,
+    ]
 
 
 def test_an_active_token_leads_to_its_evicted_neighbours() -> None:
@@ -38,7 +46,8 @@ def test_an_active_token_leads_to_its_evicted_neighbours() -> None:
 
 
 def test_no_more_tokens_are_chosen_than_there_are() -> None:
-    scores, evicted = torch.rand(30, generator=torch.Generator().manual_seed(0)), torch.zeros(30, dtype=torch.bool)
+    scores = torch.rand(30, generator=torch.Generator().manual_seed(0))
+    evicted = torch.zeros(30, dtype=torch.bool)
     assert RepairKV().choose(RepairKV().worth(scores), evicted, NO_TIES, 5).tolist() == []
     evicted[[3, 9]] = True
     for form in (RepairKV(), RepairKV(select="bursts")):
@@ -56,7 +65,9 @@ def test_no_more_tokens_are_chosen_than_there_are() -> None:
         ("", "all", "no repair_scan 'all'; there are exact, bounded, summary"),
     ],
 )
-def test_settings_that_make_no_sense_are_refused_by_name(settings: str, scan: str, told: str) -> None:
+def test_settings_that_make_no_sense_are_refused_by_name(
+    settings: str, scan: str, told: str
+) -> None:
     with pytest.raises(BadSettings, match=told):
         build_repair(settings, scan)
 

@@ -55,14 +55,20 @@ def test_the_default_scale_is_that_of_the_head(make_cache: Callable[..., ActiveC
     module.layer_idx = 0
     queries = torch.randn(1, 4, 2, 4)
     default, _ = active_attention(module, queries, keys, values, None, step=step)
-    given, _ = active_attention(module, queries, keys, values, None, scaling=1 / math.sqrt(4), step=step)
+    given, _ = active_attention(
+        module, queries, keys, values, None, scaling=1 / math.sqrt(4), step=step
+    )
     assert torch.allclose(default, given)
 
 
 @pytest.mark.parametrize("extra", ["sliding_window", "softcap", "s_aux"])
-def test_what_we_do_not_compute_is_refused(extra: str, make_cache: Callable[..., ActiveCache]) -> None:
+def test_what_we_do_not_compute_is_refused(
+    extra: str, make_cache: Callable[..., ActiveCache]
+) -> None:
     cache = make_cache()
     step = cache.begin([cache.claim([16, 12])], torch.arange(1)[None])
     rows = torch.ones(1, 2, 1, 4)
     with pytest.raises(ModelRefused, match=extra):
-        active_attention(nn.Module(), torch.ones(1, 4, 1, 4), rows, rows, None, step=step, **{extra: 3.0})
+        active_attention(
+            nn.Module(), torch.ones(1, 4, 1, 4), rows, rows, None, step=step, **{extra: 3.0}
+        )

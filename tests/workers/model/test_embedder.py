@@ -44,21 +44,27 @@ def test_vectors_come_in_the_order_of_the_texts_over_many_batches(embedder: Embe
     texts = [f"{'number ' * (i % 7)}{i}" for i in range(70)]
     vectors = embedder.embed(texts).result(WAIT)
     for i in (0, 33, 69):
-        np.testing.assert_allclose(vectors[i], embedder.embed([texts[i]]).result(WAIT)[0], atol=1e-5)
+        np.testing.assert_allclose(
+            vectors[i], embedder.embed([texts[i]]).result(WAIT)[0], atol=1e-5
+        )
 
 
 def test_no_texts_give_no_vectors_of_known_size(embedder: Embedder) -> None:
     assert embedder.embed([]).result(WAIT).shape == (0, 384)
 
 
-def test_an_empty_text_and_one_longer_than_the_encoder_reads_have_vectors_too(embedder: Embedder) -> None:
+def test_an_empty_text_and_one_longer_than_the_encoder_reads_have_vectors_too(
+    embedder: Embedder,
+) -> None:
     vectors = embedder.embed(["", "word " * 3000]).result(WAIT)
     np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
 
 
 def test_another_model_is_loaded_from_its_directory(embedder: Embedder) -> None:
     other = Embedder(str(get_model_path()))
-    np.testing.assert_array_equal(other.embed(TEXTS).result(WAIT), embedder.embed(TEXTS).result(WAIT))
+    np.testing.assert_array_equal(
+        other.embed(TEXTS).result(WAIT), embedder.embed(TEXTS).result(WAIT)
+    )
     other.close()
 
 

@@ -26,7 +26,9 @@ def profile(loaded: Callable[[str], LoadedModel], token_ids: list[int]) -> Profi
     return measure(loaded("llama"), token_ids, name="small", text="words")
 
 
-def _masked_keys(model: PreTrainedModel, token_ids: list[int], visible: torch.Tensor) -> list[torch.Tensor]:
+def _masked_keys(
+    model: PreTrainedModel, token_ids: list[int], visible: torch.Tensor
+) -> list[torch.Tensor]:
     """transformers' own keys per layer, `[n_kv_heads, n, head_dim]`, under a mask of visible pairs `[n, n]`."""
     mask = torch.zeros(visible.shape).masked_fill(~visible, torch.finfo(torch.float32).min)
     with torch.inference_mode():
@@ -36,7 +38,10 @@ def _masked_keys(model: PreTrainedModel, token_ids: list[int], visible: torch.Te
 
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
 def test_sensitivity_is_one_minus_the_mean_cosine_of_the_keys_under_the_two_masks(
-    family: str, loaded: Callable[[str], LoadedModel], plain: Callable[[str], PreTrainedModel], token_ids: list[int]
+    family: str,
+    loaded: Callable[[str], LoadedModel],
+    plain: Callable[[str], PreTrainedModel],
+    token_ids: list[int],
 ) -> None:
     found = measure(loaded(family), token_ids, name="small", text="words")
     places = torch.arange(len(token_ids))
@@ -65,21 +70,27 @@ def test_the_same_text_gives_the_same_profile(
     assert measure(loaded("llama"), token_ids, name="small", text="words") == profile
 
 
-def test_a_text_is_read_up_to_the_models_context(loaded: Callable[[str], LoadedModel], token_ids: list[int]) -> None:
+def test_a_text_is_read_up_to_the_models_context(
+    loaded: Callable[[str], LoadedModel], token_ids: list[int]
+) -> None:
     model = loaded("llama")
     found = measure(model, token_ids * 10, name="small", text="words")
     assert found.tokens == model.max_context < len(token_ids) * 10
     assert (found.budget, found.block) == (model.max_context // 8, model.max_context // 16)
 
 
-def test_a_text_that_is_too_short_is_refused(loaded: Callable[[str], LoadedModel], token_ids: list[int]) -> None:
+def test_a_text_that_is_too_short_is_refused(
+    loaded: Callable[[str], LoadedModel], token_ids: list[int]
+) -> None:
     with pytest.raises(ProfileRefused, match="127 tokens"):
         measure(loaded("llama"), token_ids[: LEAST_TOKENS - 1], name="small", text="words")
     shortest = measure(loaded("llama"), token_ids[:LEAST_TOKENS], name="small", text="words")
     assert shortest.compared == LEAST_TOKENS - 3 * shortest.block
 
 
-def test_a_model_whose_keys_overflow_is_refused(model_path: Callable[[str], Path], token_ids: list[int]) -> None:
+def test_a_model_whose_keys_overflow_is_refused(
+    model_path: Callable[[str], Path], token_ids: list[int]
+) -> None:
     from transformers import AutoModelForCausalLM
 
     module = AutoModelForCausalLM.from_pretrained(model_path("llama"), dtype=torch.float32)
@@ -90,7 +101,9 @@ def test_a_model_whose_keys_overflow_is_refused(model_path: Callable[[str], Path
         measure(model, token_ids, name="broken", text="words")
 
 
-def test_a_profile_survives_its_file(profile: Profile, loaded: Callable[[str], LoadedModel], tmp_path: Path) -> None:
+def test_a_profile_survives_its_file(
+    profile: Profile, loaded: Callable[[str], LoadedModel], tmp_path: Path
+) -> None:
     path = tmp_path / "profiles" / "one.json"
     save(profile, path)
     assert load(path, loaded("llama")) == profile
@@ -110,7 +123,9 @@ def test_another_models_profile_is_refused(
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"sensitivity": [1]}', "\xff"])
-def test_a_file_that_is_no_profile_is_refused(text: str, loaded: Callable[[str], LoadedModel], tmp_path: Path) -> None:
+def test_a_file_that_is_no_profile_is_refused(
+    text: str, loaded: Callable[[str], LoadedModel], tmp_path: Path
+) -> None:
     path = tmp_path / "one.json"
     path.write_text(text, encoding="latin-1")
     with pytest.raises(ProfileRefused, match="no layer profile"):

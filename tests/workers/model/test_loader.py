@@ -45,9 +45,17 @@ def _model(config: PreTrainedConfig, seed: int = 0) -> transformers.PreTrainedMo
 @pytest.mark.parametrize(
     ("family", "settings", "reason"),
     [
-        ("Mistral", {"sliding_window": 4096}, "sliding window of 4096 tokens.*set sliding_window to null"),
+        (
+            "Mistral",
+            {"sliding_window": 4096},
+            "sliding window of 4096 tokens.*set sliding_window to null",
+        ),
         ("Phi3", {"sliding_window": 2048}, "sliding window of 2048"),
-        ("Qwen2", {"use_sliding_window": True, "sliding_window": 32, "max_window_layers": 1}, "sliding_attention"),
+        (
+            "Qwen2",
+            {"use_sliding_window": True, "sliding_window": 32, "max_window_layers": 1},
+            "sliding_attention",
+        ),
         ("Gemma2", {}, "sliding_attention"),
         ("Gemma3Text", {}, "sliding_attention"),
         ("GptOss", {}, "sliding_attention"),
@@ -60,7 +68,11 @@ def _model(config: PreTrainedConfig, seed: int = 0) -> transformers.PreTrainedMo
         ("Zamba2", {}, "zamba2"),
         ("RecurrentGemma", {}, "recurrent_gemma"),
         ("Rwkv", {}, "rwkv"),
-        ("Lfm2", {"num_hidden_layers": 2, "layer_types": ["conv", "full_attention"]}, "lfm2 has conv layers"),
+        (
+            "Lfm2",
+            {"num_hidden_layers": 2, "layer_types": ["conv", "full_attention"]},
+            "lfm2 has conv layers",
+        ),
         ("DeepseekV3", {}, "kv_lora_rank"),
         ("T5", {}, "encoder-decoder"),
         ("Bart", {}, "encoder-decoder"),
@@ -93,7 +105,9 @@ def test_full_attention_is_served(config: PreTrainedConfig) -> None:
 
 
 def test_a_directory_is_refused_before_its_weights_are_read(tmp_path: Path) -> None:
-    MistralConfig(sliding_window=8, architectures=["MistralForCausalLM"], **SMALL).save_pretrained(tmp_path)
+    MistralConfig(sliding_window=8, architectures=["MistralForCausalLM"], **SMALL).save_pretrained(
+        tmp_path
+    )
     with pytest.raises(ModelRefused, match="sliding window of 8"):
         load_model(tmp_path)
 
@@ -120,8 +134,16 @@ def test_a_model_that_goes_past_the_attention_interface_is_refused() -> None:
 
 
 def test_the_shape_comes_from_the_config() -> None:
-    shape = row_shape(LlamaConfig(**{**SMALL, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 6}))
-    assert (shape.n_layers, shape.n_heads, shape.n_kv_heads, shape.head_dim, shape.group) == (2, 4, 2, 6, 2)
+    shape = row_shape(
+        LlamaConfig(**{**SMALL, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 6})
+    )
+    assert (shape.n_layers, shape.n_heads, shape.n_kv_heads, shape.head_dim, shape.group) == (
+        2,
+        4,
+        2,
+        6,
+        2,
+    )
     assert shape.row_bytes(torch.bfloat16) == 24
 
 
@@ -133,7 +155,11 @@ def test_the_fingerprint_is_the_same_at_every_load(
 
 def test_other_weights_another_dtype_or_other_positions_give_another_fingerprint() -> None:
     config = LlamaConfig(**SMALL)
-    prints = {fingerprint(_model(config)), fingerprint(_model(config, seed=1)), fingerprint(_model(config).bfloat16())}
+    prints = {
+        fingerprint(_model(config)),
+        fingerprint(_model(config, seed=1)),
+        fingerprint(_model(config).bfloat16()),
+    }
     turned = _model(config)
     turned.model.layers[1].self_attn.k_proj.weight.data[3, 5] += 1e-3
     prints.add(fingerprint(turned))
@@ -143,7 +169,9 @@ def test_other_weights_another_dtype_or_other_positions_give_another_fingerprint
 
 
 @pytest.mark.parametrize(("eos", "expected"), [(3, (3,)), ([3, 4], (3, 4)), (None, ())])
-def test_end_tokens_come_from_the_generation_config(eos: int | list[int] | None, expected: tuple[int, ...]) -> None:
+def test_end_tokens_come_from_the_generation_config(
+    eos: int | list[int] | None, expected: tuple[int, ...]
+) -> None:
     module = _model(LlamaConfig(**SMALL, eos_token_id=None))
     module.generation_config.eos_token_id = eos
     assert adopt(module).eos_token_ids == expected

@@ -67,8 +67,14 @@ FORGETS_THINKING = """
 {% endif -%}"""
 """ChatML that strips the thinking of an assistant's turn as soon as a user has spoken after it."""
 
-TOOLS = [{"type": "function", "function": {"name": "lookup", "parameters": {"properties": {"city": {}}}}}]
-CALL = {"id": "c1", "type": "function", "function": {"name": "lookup", "arguments": '{"city": "Oslo"}'}}
+TOOLS = [
+    {"type": "function", "function": {"name": "lookup", "parameters": {"properties": {"city": {}}}}}
+]
+CALL = {
+    "id": "c1",
+    "type": "function",
+    "function": {"name": "lookup", "arguments": '{"city": "Oslo"}'},
+}
 CONVERSATION: list[dict[str, Any]] = [
     {"role": "user", "content": "My gate is 42.\nRemember it."},
     {"role": "assistant", "content": "I will."},
@@ -98,7 +104,9 @@ def chatml() -> Callable[[str], ChatTokenizer]:
     return make
 
 
-def _by_turns(tokenizer: ChatTokenizer, messages: list[dict[str, Any]], tools: list[Any]) -> list[int]:
+def _by_turns(
+    tokenizer: ChatTokenizer, messages: list[dict[str, Any]], tools: list[Any]
+) -> list[int]:
     """The tokens of a conversation as a worker says them: turn by turn, with what a rendering needs kept."""
     said: list[int] = []
     recent: list[dict[str, Any]] = []
@@ -114,10 +122,17 @@ def _by_turns(tokenizer: ChatTokenizer, messages: list[dict[str, Any]], tools: l
         start = tokenizer.inner.apply_chat_template(
             [*recent, *new], tools=tools or None, tokenize=False, add_generation_prompt=True
         )
-        calls = [{**c, "function": {**c["function"], "arguments": json.loads(c["function"]["arguments"])}}
-                 for c in message.get("tool_calls", [])]  # fmt: skip
+        calls = [
+            {
+                **c,
+                "function": {**c["function"], "arguments": json.loads(c["function"]["arguments"])},
+            }
+            for c in message.get("tool_calls", [])
+        ]
         spoken = {**message, "tool_calls": calls} if calls else message
-        full = tokenizer.inner.apply_chat_template([*recent, *new, spoken], tools=tools or None, tokenize=False)
+        full = tokenizer.inner.apply_chat_template(
+            [*recent, *new, spoken], tools=tools or None, tokenize=False
+        )
         said += tokenizer.encode(full[len(start) :].rstrip())
         recent = keep_recent([*recent, *new, message])
         new = []
@@ -138,23 +153,31 @@ def _whole(tokenizer: ChatTokenizer, messages: list[dict[str, Any]], tools: list
     return text
 
 
-@pytest.mark.parametrize("system", [[], [{"role": "system", "content": "Be brief."}]], ids=["default", "system"])
+@pytest.mark.parametrize(
+    "system", [[], [{"role": "system", "content": "Be brief."}]], ids=["default", "system"]
+)
 @pytest.mark.parametrize("tools", [[], TOOLS], ids=["no tools", "tools"])
 def test_turn_by_turn_the_reference_models_conversation_is_encoded_as_a_whole(
     system: list[Any], tools: list[Any], tokenizer: ChatTokenizer
 ) -> None:
     messages = [*system, *CONVERSATION]
-    assert _by_turns(tokenizer, messages, tools) == tokenizer.encode(_whole(tokenizer, messages, tools))
+    assert _by_turns(tokenizer, messages, tools) == tokenizer.encode(
+        _whole(tokenizer, messages, tools)
+    )
 
 
-@pytest.mark.parametrize("system", [[], [{"role": "system", "content": "Be brief."}]], ids=["default", "system"])
+@pytest.mark.parametrize(
+    "system", [[], [{"role": "system", "content": "Be brief."}]], ids=["default", "system"]
+)
 @pytest.mark.parametrize("tools", [[], TOOLS], ids=["no tools", "tools"])
 def test_turn_by_turn_a_chatml_conversation_is_encoded_as_a_whole(
     system: list[Any], tools: list[Any], chatml: Callable[[str], ChatTokenizer]
 ) -> None:
     tokenizer = chatml(DEFAULT_SYSTEM)
     messages = [*system, *CONVERSATION]
-    assert _by_turns(tokenizer, messages, tools) == tokenizer.encode(_whole(tokenizer, messages, tools))
+    assert _by_turns(tokenizer, messages, tools) == tokenizer.encode(
+        _whole(tokenizer, messages, tools)
+    )
 
 
 def test_a_template_that_forgets_thinking_still_gets_only_what_is_new(
@@ -162,7 +185,10 @@ def test_a_template_that_forgets_thinking_still_gets_only_what_is_new(
 ) -> None:
     """The thinking that was said stays in the cache, as it was said; only the next message is added."""
     tokenizer = chatml(FORGETS_THINKING)
-    heard = [{"role": "user", "content": "One?"}, {"role": "assistant", "content": "<think>\nhm\n</think>\n\nOne."}]
+    heard = [
+        {"role": "user", "content": "One?"},
+        {"role": "assistant", "content": "<think>\nhm\n</think>\n\nOne."},
+    ]
     following = {"role": "user", "content": "Two?"}
     (segment,) = tokenizer.prompt(keep_recent(heard), [following], [], generate=True)
     text = tokenizer.inner.decode(list(segment.token_ids))
@@ -179,7 +205,15 @@ def test_a_template_that_forgets_thinking_still_gets_only_what_is_new(
 
 def test_recorded_answers_are_marked_and_end_as_generated_ones_do(tokenizer: ChatTokenizer) -> None:
     segments = tokenizer.prompt([], CONVERSATION, TOOLS, generate=False)
-    assert [segment.recorded for segment in segments] == [False, True, False, True, False, True, False]
+    assert [segment.recorded for segment in segments] == [
+        False,
+        True,
+        False,
+        True,
+        False,
+        True,
+        False,
+    ]
     for segment in segments:
         if segment.recorded:
             assert segment.token_ids[-1] == tokenizer.eos_token_ids[0]
@@ -211,7 +245,9 @@ def test_the_next_rendering_needs_the_system_message_and_all_since_the_last_user
 # Loading
 
 
-def test_a_tokenizer_without_a_chat_template_is_refused(model_path: Callable[[str], Path], tmp_path: Path) -> None:
+def test_a_tokenizer_without_a_chat_template_is_refused(
+    model_path: Callable[[str], Path], tmp_path: Path
+) -> None:
     inner = AutoTokenizer.from_pretrained(model_path("reference"))
     inner.chat_template = None
     inner.save_pretrained(tmp_path)
@@ -235,7 +271,10 @@ def test_calls_are_taken_out_of_the_text() -> None:
     text += '<tool_call>{"name": "b"}</tool_call>'
     left, calls = parse_tool_calls(text)
     assert left == "Let me see.  and"
-    assert [(call.name, json.loads(call.arguments)) for call in calls] == [("a", {"x": {"y": [1, "}"]}}), ("b", {})]
+    assert [(call.name, json.loads(call.arguments)) for call in calls] == [
+        ("a", {"x": {"y": [1, "}"]}}),
+        ("b", {}),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -269,17 +308,33 @@ def test_a_bad_call_does_not_hide_a_good_one() -> None:
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    ),
     max_leaves=8,
 )
 
 
 @settings(deadline=None)
-@given(st.lists(st.tuples(st.text(min_size=1, max_size=9), st.dictionaries(st.text(max_size=5), JSON, max_size=3)),
-                max_size=3), st.booleans())  # fmt: skip
-def test_any_calls_survive_being_written_and_parsed(calls: list[tuple[str, dict[str, Any]]], ascii: bool) -> None:
-    written = [json.dumps({"name": name, "arguments": arguments}, ensure_ascii=ascii) for name, arguments in calls]
-    left, parsed = parse_tool_calls("so" + "".join(f"<tool_call>{text}</tool_call>" for text in written))
+@given(
+    st.lists(
+        st.tuples(
+            st.text(min_size=1, max_size=9), st.dictionaries(st.text(max_size=5), JSON, max_size=3)
+        ),
+        max_size=3,
+    ),
+    st.booleans(),
+)
+def test_any_calls_survive_being_written_and_parsed(
+    calls: list[tuple[str, dict[str, Any]]], ascii: bool
+) -> None:
+    written = [
+        json.dumps({"name": name, "arguments": arguments}, ensure_ascii=ascii)
+        for name, arguments in calls
+    ]
+    left, parsed = parse_tool_calls(
+        "so" + "".join(f"<tool_call>{text}</tool_call>" for text in written)
+    )
     assert left == "so"
     assert [(call.name, json.loads(call.arguments)) for call in parsed] == calls
 
@@ -287,7 +342,9 @@ def test_any_calls_survive_being_written_and_parsed(calls: list[tuple[str, dict[
 # Streaming
 
 
-def _stream(tokenizer: ChatTokenizer, text: str, stop: tuple[str, ...] = ()) -> tuple[list[str], TextStream]:
+def _stream(
+    tokenizer: ChatTokenizer, text: str, stop: tuple[str, ...] = ()
+) -> tuple[list[str], TextStream]:
     stream = TextStream(tokenizer, stop)
     shown = []
     for token in tokenizer.encode(text):
@@ -297,7 +354,9 @@ def _stream(tokenizer: ChatTokenizer, text: str, stop: tuple[str, ...] = ()) -> 
     return [*shown, stream.finish()], stream
 
 
-@pytest.mark.parametrize("text", ["plain words", "käse 🧀 und 日本語 🏳️‍🌈!", "  spaces\n\n kept \t", "日本"])
+@pytest.mark.parametrize(
+    "text", ["plain words", "käse 🧀 und 日本語 🏳️‍🌈!", "  spaces\n\n kept \t", "日本"]
+)
 def test_characters_are_shown_whole_and_all_of_them(text: str, tokenizer: ChatTokenizer) -> None:
     shown, stream = _stream(tokenizer, text)
     assert "".join(shown) == stream.text == text
@@ -312,7 +371,8 @@ def test_a_character_is_split_over_tokens_here(tokenizer: ChatTokenizer) -> None
 
 @settings(deadline=None, max_examples=60)
 @given(
-    text=st.text(st.sampled_from("ab<tol_ce>/ \n🧀"), max_size=40), stop=st.sampled_from(["ab", "o l", "🧀a", "\n\n"])
+    text=st.text(st.sampled_from("ab<tol_ce>/ \n🧀"), max_size=40),
+    stop=st.sampled_from(["ab", "o l", "🧀a", "\n\n"]),
 )
 def test_a_stop_string_is_found_over_token_borders_and_never_shown(
     text: str, stop: str, tokenizer: ChatTokenizer

@@ -30,7 +30,9 @@ def test_a_split_spends_the_budget_exactly_and_leaves_no_layer_under_the_floor(
 def test_a_more_sensitive_layer_never_gets_fewer_rows(
     weights: list[float], floor: int, extra: int, alpha: float
 ) -> None:
-    layers = split(floor + extra, len(weights), "sensitivity", floor=floor, weights=weights, alpha=alpha)
+    layers = split(
+        floor + extra, len(weights), "sensitivity", floor=floor, weights=weights, alpha=alpha
+    )
     for one, its_rows in zip(weights, layers, strict=True):
         for other, others_rows in zip(weights, layers, strict=True):
             if one > other:
@@ -51,23 +53,47 @@ def test_more_sensitivity_never_costs_a_layer_rows(
 
 
 @given(WEIGHTS, EXTRA)
-def test_three_quarters_of_the_mean_are_left_to_the_least_sensitive_layer(weights: list[float], rows: int) -> None:
+def test_three_quarters_of_the_mean_are_left_to_the_least_sensitive_layer(
+    weights: list[float], rows: int
+) -> None:
     assert min(split(rows, len(weights), "sensitivity", floor=0, weights=weights)) >= rows * 3 // 4
 
 
 def test_rows_are_in_proportion_to_sensitivity_to_the_power_of_alpha() -> None:
-    assert split(100, 4, "sensitivity", floor=1, weights=[0.4, 0.35, 0.5, 0.35], alpha=1.0) == (100, 88, 125, 87)
+    assert split(100, 4, "sensitivity", floor=1, weights=[0.4, 0.35, 0.5, 0.35], alpha=1.0) == (
+        100,
+        88,
+        125,
+        87,
+    )
     assert split(90, 3, "sensitivity", floor=1, weights=[0.9, 1.0, 1.0], alpha=2.0) == (78, 96, 96)
 
 
 def test_what_the_floor_adds_comes_from_the_other_layers_in_proportion() -> None:
-    assert split(100, 3, "sensitivity", floor=60, weights=[0.0, 0.1, 0.3], alpha=1.0) == (75, 75, 150)
-    assert split(100, 3, "sensitivity", floor=90, weights=[0.0, 0.1, 0.3], alpha=1.0) == (90, 90, 120)
-    assert split(100, 4, "sensitivity", floor=40, weights=[0.0, 0.4, 0.4, 0.5], alpha=1.0) == (75, 100, 100, 125)
+    assert split(100, 3, "sensitivity", floor=60, weights=[0.0, 0.1, 0.3], alpha=1.0) == (
+        75,
+        75,
+        150,
+    )
+    assert split(100, 3, "sensitivity", floor=90, weights=[0.0, 0.1, 0.3], alpha=1.0) == (
+        90,
+        90,
+        120,
+    )
+    assert split(100, 4, "sensitivity", floor=40, weights=[0.0, 0.4, 0.4, 0.5], alpha=1.0) == (
+        75,
+        100,
+        100,
+        125,
+    )
 
 
 def test_the_largest_remainders_are_rounded_up() -> None:
-    assert split(10, 3, "sensitivity", floor=0, weights=[0.26, 0.37, 0.37], alpha=1.0) == (8, 11, 11)
+    assert split(10, 3, "sensitivity", floor=0, weights=[0.26, 0.37, 0.37], alpha=1.0) == (
+        8,
+        11,
+        11,
+    )
     assert split(10, 3, "sensitivity", floor=0, weights=[1.0, 1.0, 1.0], alpha=1.0) == (10, 10, 10)
 
 
@@ -94,7 +120,9 @@ def test_a_budget_under_the_floor_is_refused() -> None:
 
 
 @pytest.mark.parametrize("weights", [None, [0.1, 0.2]])
-def test_sensitivity_without_a_profile_of_this_model_is_refused(weights: list[float] | None) -> None:
+def test_sensitivity_without_a_profile_of_this_model_is_refused(
+    weights: list[float] | None,
+) -> None:
     with pytest.raises(BadSettings, match="profile-layers"):
         split(64, 3, "sensitivity", floor=8, weights=weights)
 

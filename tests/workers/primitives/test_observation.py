@@ -14,14 +14,20 @@ from workers.methods.base import LayerRows
 from workers.methods.streaming_llm import StreamingLLM
 from workers.primitives.observation import Observation, RecentQueries
 
-LAYERS, HEADS, HEAD_DIM = 2, 3, 4
+LAYERS = 2
+HEADS = 3
+HEAD_DIM = 4
 
 
 @given(st.integers(1, 9), st.lists(st.tuples(st.integers(1, 12), st.integers(0, 5)), max_size=6))
-def test_the_last_tokens_are_held_with_their_positions(width: int, pushes: list[tuple[int, int]]) -> None:
+def test_the_last_tokens_are_held_with_their_positions(
+    width: int, pushes: list[tuple[int, int]]
+) -> None:
     """A step observes as much as the widest method of its batch wants, which may be more than this one's width."""
     recent = RecentQueries(width)
-    everything = torch.arange(LAYERS * HEADS * 80 * HEAD_DIM).float().view(LAYERS, HEADS, 80, HEAD_DIM)
+    everything = (
+        torch.arange(LAYERS * HEADS * 80 * HEAD_DIM).float().view(LAYERS, HEADS, 80, HEAD_DIM)
+    )
     said = 0
     for tokens, more in pushes:
         observed = min(width + more, tokens)
@@ -54,7 +60,9 @@ def test_a_new_turn_starts_with_nothing_observed() -> None:
 
 # Patched prompts
 
-ASKED, BLOCK, EPISODE = [1, 2], [3, 4, 5, 6, 7], [8, 9, 10]
+ASKED = [1, 2]
+BLOCK = [3, 4, 5, 6, 7]
+EPISODE = [8, 9, 10]
 
 
 def test_a_window_needs_no_prompt() -> None:
@@ -71,7 +79,11 @@ def test_a_prompt_is_run_as_it_is() -> None:
 def test_a_block_is_repeated_in_pieces_that_fit() -> None:
     repeat = Observation(prompt="?", repeats_block=True)
     assert repeat.patched_prompts(ASKED, BLOCK, EPISODE, 7) == [[*ASKED, *BLOCK]]
-    assert repeat.patched_prompts(ASKED, BLOCK, EPISODE, 4) == [[1, 2, 3, 4], [1, 2, 5, 6], [1, 2, 7]]
+    assert repeat.patched_prompts(ASKED, BLOCK, EPISODE, 4) == [
+        [1, 2, 3, 4],
+        [1, 2, 5, 6],
+        [1, 2, 7],
+    ]
     assert repeat.patched_prompts(ASKED, [], EPISODE, 7) == [ASKED]
     assert Observation(repeats_block=True).patched_prompts([], BLOCK, EPISODE, 20) == [BLOCK]
 
@@ -80,7 +92,9 @@ def test_an_episodes_last_tokens_follow_the_instruction() -> None:
     episode = Observation(prompt="?", episode=True, window=3)
     assert episode.patched_prompts(ASKED, BLOCK, EPISODE, 20) == [[*ASKED, *EPISODE]]
     assert episode.patched_prompts(ASKED, BLOCK, EPISODE, 4) == [[1, 2, 9, 10]]
-    assert episode.patched_prompts(ASKED, BLOCK, [], 20) == [], "without an episode the window is observed"
+    assert episode.patched_prompts(ASKED, BLOCK, [], 20) == [], (
+        "without an episode the window is observed"
+    )
 
 
 @dataclass(frozen=True)
@@ -115,21 +129,32 @@ def test_observing_leaves_no_trace(
     observes: Observation, make_worker: Callable[..., Any], words: Callable[..., str]
 ) -> None:
     """While turns are prefilled and decoded, full sets evicted: a session that is observed says and holds the same."""
-    states, said = [], []
-    plain, observing = Indifferent(observes=Observation(window=observes.window)), Indifferent(observes=observes)
+    states = []
+    said = []
+    plain = Indifferent(observes=Observation(window=observes.window))
+    observing = Indifferent(observes=observes)
     for method in (plain, observing):
         worker = make_worker(block_tokens=24, recent=8, prompt_tokens=20)
         worker.open(method="streaming_llm", budget=40)
         session = worker.engine.session("s")
-        session.method, session.queries = method, RecentQueries(method.observation.window)
+        session.method = method
+        session.queries = RecentQueries(method.observation.window)
         session.patched_prompt = list(range(100, 130))
         turns = [worker.turn("s", words(60, seed=turn), max_tokens=70) for turn in range(2)]
         assert worker.memory().length == worker.engine.store.length("s")
         worker.check()
         said.append([list(turn.token_ids) for turn in turns])
-        states.append((turns[-1].memory.length, Selection.of_slot(worker.engine.cache, session.slot).to_bytes()))
+        states.append(
+            (
+                turns[-1].memory.length,
+                Selection.of_slot(worker.engine.cache, session.slot).to_bytes(),
+            )
+        )
         rows = [worker.engine.cache.rows_of(session.slot, layer) for layer in range(2)]
-        states[-1] = (*states[-1], torch.cat([tensor.flatten().double() for layer in rows for tensor in layer]))
+        states[-1] = (
+            *states[-1],
+            torch.cat([tensor.flatten().double() for layer in rows for tensor in layer]),
+        )
     assert said[0] == said[1]
     assert states[0][:2] == states[1][:2]
     assert torch.equal(states[0][2], states[1][2])
@@ -143,11 +168,16 @@ def test_in_the_middle_of_an_answer_the_window_is_what_it_was(
     """An eviction with a patched prompt, called for between two tokens."""
     worker = make_worker(block_tokens=24, recent=8)
     worker.open(method="snapkv", budget=40)
-    engine, session = worker.engine, worker.engine.session("s")
-    session.method = Indifferent(observes=Observation(window=6, prompt="Summarise the above.", repeats_block=True))
+    engine = worker.engine
+    session = worker.engine.session("s")
+    session.method = Indifferent(
+        observes=Observation(window=6, prompt="Summarise the above.", repeats_block=True)
+    )
     session.queries = RecentQueries(6)
     engine.seat(session)
-    for block in torch.randint(2, 1270, (60,), generator=torch.Generator().manual_seed(3)).split(20):
+    for block in torch.randint(2, 1270, (60,), generator=torch.Generator().manual_seed(3)).split(
+        20
+    ):
         engine.forward([session], block[None])
     before = session.queries.observed()
     assert engine.cache.held(session.slot)[0] > 40

@@ -12,7 +12,11 @@ from workers.primitives import scoring
 from workers.primitives.observation import own_mass
 from workers.primitives.scoring import Reduction
 
-HEADS, KV_HEADS, TOKENS, ROWS, HEAD_DIM = 4, 2, 5, 9, 8
+HEADS = 4
+KV_HEADS = 2
+TOKENS = 5
+ROWS = 9
+HEAD_DIM = 8
 
 
 @pytest.fixture
@@ -21,7 +25,9 @@ def rows() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(3)
     queries = torch.randn(HEADS, TOKENS, HEAD_DIM, generator=generator)
     keys = torch.randn(KV_HEADS, ROWS, HEAD_DIM, generator=generator)
-    positions = torch.tensor([[0, 1, 4, 6, 7, 8, 9, 10, 11], [0, 2, 3, 6, 8, 10, 11, EMPTY, EMPTY]], dtype=torch.int32)
+    positions = torch.tensor(
+        [[0, 1, 4, 6, 7, 8, 9, 10, 11], [0, 2, 3, 6, 8, 10, 11, EMPTY, EMPTY]], dtype=torch.int32
+    )
     return queries, keys, positions, torch.tensor([7, 8, 9, 10, 11], dtype=torch.int32)
 
 
@@ -52,7 +58,10 @@ def test_what_a_query_sees_beside_the_rows_takes_its_part(
     own = torch.randn(KV_HEADS, TOKENS, HEAD_DIM, generator=torch.Generator().manual_seed(8))
     at = torch.arange(20, 20 + TOKENS, dtype=torch.int32)
     among = scoring.attention(
-        queries, torch.cat([keys, own], dim=1), torch.cat([positions, at.expand(KV_HEADS, -1)], dim=1), at
+        queries,
+        torch.cat([keys, own], dim=1),
+        torch.cat([positions, at.expand(KV_HEADS, -1)], dim=1),
+        at,
     )
     beside = scoring.attention(queries, keys, positions, at, own_mass(queries, own))
     assert torch.allclose(beside, among[..., :ROWS], atol=1e-6)
@@ -73,7 +82,9 @@ def test_attention_of_half_precision_rows_is_computed_in_full(
     queries, keys, positions, query_positions = rows
     half = scoring.attention(queries.bfloat16(), keys.bfloat16(), positions, query_positions)
     assert half.dtype == torch.float32
-    full = scoring.attention(queries.bfloat16().float(), keys.bfloat16().float(), positions, query_positions)
+    full = scoring.attention(
+        queries.bfloat16().float(), keys.bfloat16().float(), positions, query_positions
+    )
     assert torch.equal(half, full)
 
 
@@ -100,9 +111,13 @@ def test_without_a_query_nothing_is_attended_to(
 ) -> None:
     queries, keys, positions, query_positions = rows
     assert torch.equal(
-        scoring.attended(queries[:, :0], keys, positions, query_positions[:0]), torch.zeros(KV_HEADS, ROWS)
+        scoring.attended(queries[:, :0], keys, positions, query_positions[:0]),
+        torch.zeros(KV_HEADS, ROWS),
     )
-    assert scoring.attended(queries, keys[:, :0], positions[:, :0], query_positions).shape == (KV_HEADS, 0)
+    assert scoring.attended(queries, keys[:, :0], positions[:, :0], query_positions).shape == (
+        KV_HEADS,
+        0,
+    )
 
 
 @pytest.mark.parametrize("width", [3, 5])
@@ -158,7 +173,11 @@ def test_recency_puts_sinks_first_then_the_newest() -> None:
     assert scores[1, :4].argsort(descending=True, stable=True).tolist() == [0, 3, 2, 1]
 
 
-HELD = st.lists(st.dictionaries(st.integers(0, 15), st.integers(-2, 2).map(float), max_size=9), min_size=1, max_size=4)
+HELD = st.lists(
+    st.dictionaries(st.integers(0, 15), st.integers(-2, 2).map(float), max_size=9),
+    min_size=1,
+    max_size=4,
+)
 """Per head, scores by position, many of them the same."""
 
 
@@ -181,13 +200,19 @@ def test_ranks_go_from_the_lowest_score_to_the_highest(heads: list[dict[int, flo
 
 
 @given(st.lists(HELD, min_size=1, max_size=3))
-def test_a_tokens_mean_is_over_the_layers_and_heads_that_hold_it(layers: list[list[dict[int, float]]]) -> None:
+def test_a_tokens_mean_is_over_the_layers_and_heads_that_hold_it(
+    layers: list[list[dict[int, float]]],
+) -> None:
     laid_out = [_laid_out(heads) for heads in layers]
-    means = scoring.token_means([scores for scores, _ in laid_out], [positions for _, positions in laid_out], 16)
+    means = scoring.token_means(
+        [scores for scores, _ in laid_out], [positions for _, positions in laid_out], 16
+    )
     for position in range(16):
         held = [head[position] for heads in layers for head in heads if position in head]
         assert float(means[position]) == pytest.approx(sum(held) / len(held) if held else 0.0)
     for scores, positions in laid_out:
         assert scores.shape == scoring.of_tokens(means, positions).shape
         there = positions != EMPTY
-        assert torch.equal(scoring.of_tokens(means, positions)[there], means[positions[there].long()])
+        assert torch.equal(
+            scoring.of_tokens(means, positions)[there], means[positions[there].long()]
+        )

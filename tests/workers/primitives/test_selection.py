@@ -25,9 +25,9 @@ SCORES = st.integers(-4, 4).map(float)
 
 def _positions(heads: list[list[int]]) -> torch.Tensor:
     width = max(map(len, heads))
-    return torch.tensor([row + [EMPTY] * (width - len(row)) for row in heads], dtype=torch.int32).view(
-        len(heads), width
-    )
+    return torch.tensor(
+        [row + [EMPTY] * (width - len(row)) for row in heads], dtype=torch.int32
+    ).view(len(heads), width)
 
 
 @given(
@@ -35,9 +35,13 @@ def _positions(heads: list[list[int]]) -> torch.Tensor:
     st.integers(0, 14),
 )
 def test_each_head_keeps_its_best_rows_in_order(scores: list[list[float]], rows: int) -> None:
-    positions = _positions([[3 * i + head for i in range(len(row))] for head, row in enumerate(scores)])
+    positions = _positions(
+        [[3 * i + head for i in range(len(row))] for head, row in enumerate(scores)]
+    )
     width = positions.shape[1]
-    padded = torch.tensor([row + [9.0] * (width - len(row)) for row in scores]).view(len(scores), width)
+    padded = torch.tensor([row + [9.0] * (width - len(row)) for row in scores]).view(
+        len(scores), width
+    )
     places = top_per_head(padded, positions, rows)
     assert places.shape == (len(scores), min(rows, width))
     for row, kept in zip(scores, places.tolist(), strict=True):
@@ -51,7 +55,11 @@ def test_an_infinite_score_is_kept_before_all_others() -> None:
     assert top_per_head(scores, positions, 2).tolist() == [[0, 2]]
 
 
-HEADS = st.lists(st.lists(st.tuples(st.integers(1, 4), SCORES, st.booleans()), max_size=14), min_size=1, max_size=3)
+HEADS = st.lists(
+    st.lists(st.tuples(st.integers(1, 4), SCORES, st.booleans()), max_size=14),
+    min_size=1,
+    max_size=3,
+)
 """Per head, for each row: its distance to the one before, its score, and whether it is protected."""
 
 
@@ -59,7 +67,10 @@ def _drawn(heads: list[list[tuple[int, float, bool]]]) -> tuple[torch.Tensor, to
     """Scores, infinite where a row is protected, and positions; what is not there has a score that must not count."""
     positions = _positions([list(accumulate(gap for gap, _, _ in head)) for head in heads])
     width = positions.shape[1]
-    scores = [[torch.inf if safe else score for _, score, safe in head] + [9.0] * (width - len(head)) for head in heads]
+    scores = [
+        [torch.inf if safe else score for _, score, safe in head] + [9.0] * (width - len(head))
+        for head in heads
+    ]
     return torch.tensor(scores).view(len(heads), width), positions
 
 
@@ -85,20 +96,29 @@ def test_a_layers_rows_go_to_the_best_of_all_heads_above_a_floor(
             tier = 2 if drawn[place][2] else int(rank < floor)
             ranked.append((-tier, -float(scores[head, place]), head, place))
     best_of_all = sorted(ranked)[: rows * len(heads)]
-    assert found == [sorted(place for *_, of, place in best_of_all if of == head) for head in range(len(heads))]
+    assert found == [
+        sorted(place for *_, of, place in best_of_all if of == head) for head in range(len(heads))
+    ]
 
 
 @given(HEADS, st.integers(0, 16), st.integers(1, 6))
-def test_chunks_are_kept_whole_best_first(heads: list[list[tuple[int, float, bool]]], rows: int, chunk: int) -> None:
+def test_chunks_are_kept_whole_best_first(
+    heads: list[list[tuple[int, float, bool]]], rows: int, chunk: int
+) -> None:
     scores, positions = _drawn(heads)
     of_chunk = torch.tensor([3.0, -2, 1, 1, 0, 4, 1, -1, 2, 3] * 6)
-    scores = torch.where(scores.isposinf(), scores, of_chunk[(positions // chunk).clamp(max=59).long()])
-    for head, (drawn, found) in enumerate(zip(heads, _kept(whole_chunks(scores, positions, rows, chunk)), strict=True)):
+    scores = torch.where(
+        scores.isposinf(), scores, of_chunk[(positions // chunk).clamp(max=59).long()]
+    )
+    for head, (drawn, found) in enumerate(
+        zip(heads, _kept(whole_chunks(scores, positions, rows, chunk)), strict=True)
+    ):
         safe = [place for place, row in enumerate(drawn) if row[2]]
         members: dict[int, list[int]] = {}
         for place in set(range(len(drawn))) - set(safe):
             members.setdefault(int(positions[head, place]) // chunk, []).append(place)
-        expected, left = safe[:rows], rows - len(safe)
+        expected = safe[:rows]
+        left = rows - len(safe)
         for number in sorted(members, key=lambda number: (-float(of_chunk[number]), number)):
             if len(members[number]) > left:
                 expected += sorted(members[number])[: max(0, left)] if rows < chunk else []
@@ -116,9 +136,12 @@ def test_the_newest_rows_come_before_all_but_protected_ones(
     found = _kept(_trimmed(top_per_head(newest_first(scores, positions, newest), positions, rows)))
     for drawn, kept in zip(heads, found, strict=True):
         count = len(drawn)
-        tiers = [2 if safe else int(place >= count - newest) for place, (_, _, safe) in enumerate(drawn)]
+        tiers = [
+            2 if safe else int(place >= count - newest) for place, (_, _, safe) in enumerate(drawn)
+        ]
         values = [
-            place if tier == 1 else score for place, ((_, score, _), tier) in enumerate(zip(drawn, tiers, strict=True))
+            place if tier == 1 else score
+            for place, ((_, score, _), tier) in enumerate(zip(drawn, tiers, strict=True))
         ]
         best = sorted(range(count), key=lambda i: (-tiers[i], -values[i] if tiers[i] < 2 else 0, i))
         assert kept == sorted(best[:rows])
@@ -130,8 +153,13 @@ def _trimmed(places: torch.Tensor) -> torch.Tensor:
 
 def test_no_head_is_left_out_of_a_tie() -> None:
     positions = torch.arange(4, dtype=torch.int32).repeat(2, 1)
-    assert top_over_heads(torch.zeros(2, 4), positions, 2).tolist() == [[0, 1, 2, 3], [-1] * 4], "the lower head first"
-    assert top_over_heads(torch.zeros(2, 4), positions, 2, floor=1).tolist() == [[0, 1, 2], [0, -1, -1]]
+    assert top_over_heads(torch.zeros(2, 4), positions, 2).tolist() == [[0, 1, 2, 3], [-1] * 4], (
+        "the lower head first"
+    )
+    assert top_over_heads(torch.zeros(2, 4), positions, 2, floor=1).tolist() == [
+        [0, 1, 2],
+        [0, -1, -1],
+    ]
 
 
 @given(
@@ -145,14 +173,21 @@ def test_protected_rows_are_sinks_recent_rows_and_the_turns_share(
     held: set[int], sinks: int, recent: int, turn_start: int, turn_rows: int
 ) -> None:
     positions = torch.tensor([sorted(held)], dtype=torch.int32)
-    flags = protected(positions, sinks=sinks, recent=recent, turn_start=turn_start, turn_rows=turn_rows, end=61)
+    flags = protected(
+        positions, sinks=sinks, recent=recent, turn_start=turn_start, turn_rows=turn_rows, end=61
+    )
     newest_of_turn = {p for p in range(turn_start, 61) if p >= 61 - turn_rows}
     expected = [p < sinks or p >= 61 - recent or p in newest_of_turn for p in sorted(held)]
     assert flags[0].tolist() == expected
 
 
 def reference_bursts(
-    scores: list[float], candidates: list[bool], tie: list[float], count: int, before: int, after: int
+    scores: list[float],
+    candidates: list[bool],
+    tie: list[float],
+    count: int,
+    before: int,
+    after: int,
 ) -> list[int]:
     """RepairKV Algorithm 1 with section 3.3's SELECT, step by step.
 
@@ -168,7 +203,8 @@ def reference_bursts(
         window = [i for i in range(anchor - before, anchor + after + 1) if i in evicted - chosen]
         room = count - len(chosen)
         if len(window) > room:
-            following, preceding = [i for i in window if i > anchor], [i for i in window if i < anchor]
+            following = [i for i in window if i > anchor]
+            preceding = [i for i in window if i < anchor]
             window = [anchor, *following, *reversed(preceding)][:room]
         chosen |= set(window)
     return sorted(chosen)
@@ -183,9 +219,13 @@ def test_bursts_are_those_of_the_paper(
 ) -> None:
     scores, candidates, tie = [[row[i] for row in rows] for i in range(3)]
     chosen = bursts(
-        torch.tensor(scores), torch.tensor(candidates, dtype=torch.bool), torch.tensor(tie), count,
-        before=before, after=after,
-    )  # fmt: skip
+        torch.tensor(scores),
+        torch.tensor(candidates, dtype=torch.bool),
+        torch.tensor(tie),
+        count,
+        before=before,
+        after=after,
+    )
     assert chosen.dtype == torch.int64
     assert len(set(chosen.tolist())) == len(chosen) == min(count, sum(candidates))
     assert all(candidates[position] for position in chosen.tolist())
@@ -196,7 +236,10 @@ def test_anchors_come_by_score_then_by_eviction_score_then_by_position() -> None
     everyone = torch.ones(6, dtype=torch.bool)
     scores = torch.tensor([1.0, 1.0, 2.0, 1.0, 1.0, 0.0])
     tie = torch.tensor([0.1, 0.3, 0.0, 0.3, 0.2, 9.0])
-    chosen = [bursts(scores, everyone, tie, count, before=0, after=0).tolist() for count in (1, 2, 3, 4, 5)]
+    chosen = [
+        bursts(scores, everyone, tie, count, before=0, after=0).tolist()
+        for count in (1, 2, 3, 4, 5)
+    ]
     assert chosen == [[2], [1, 2], [1, 2, 3], [1, 2, 3, 4], [0, 1, 2, 3, 4]]
 
 
@@ -212,7 +255,11 @@ def test_the_last_burst_is_cut_to_the_anchor_and_what_follows_it() -> None:
 @pytest.mark.parametrize("none", [-1, EMPTY])
 def test_marks_and_lists_are_each_others_inverse(none: int) -> None:
     positions = torch.tensor([[0, 3, none], [1, 2, 4], [none, none, none]])
-    assert [[p for p in head if p >= 0] for head in places_of(marks(positions, 5)).tolist()] == [[0, 3], [1, 2, 4], []]
+    assert [[p for p in head if p >= 0] for head in places_of(marks(positions, 5)).tolist()] == [
+        [0, 3],
+        [1, 2, 4],
+        [],
+    ]
 
 
 def test_no_marks_make_an_empty_list() -> None:

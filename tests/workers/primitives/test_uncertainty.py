@@ -8,7 +8,11 @@ from torch import Tensor
 
 from workers.methods import RepairKV
 
-FORMS = [RepairKV(before=1, after=3), RepairKV(select="bursts", before=1, after=3), RepairKV(select="bursts", after=0)]
+FORMS = [
+    RepairKV(before=1, after=3),
+    RepairKV(select="bursts", before=1, after=3),
+    RepairKV(select="bursts", after=0),
+]
 
 
 @st.composite
@@ -32,14 +36,18 @@ def test_without_a_doubt_the_choice_is_the_same_whatever_the_scores_are(
     ties = torch.zeros(len(lower))
     chosen = form.choose(form.worth(lower), candidates, ties, count)
     for _ in range(3):
-        share = torch.tensor(data.draw(st.lists(st.floats(0, 1), min_size=len(lower), max_size=len(lower))))
+        share = torch.tensor(
+            data.draw(st.lists(st.floats(0, 1), min_size=len(lower), max_size=len(lower)))
+        )
         between = lower + (upper - lower) * share
         assert form.choose(form.worth(between), candidates, ties, count).tolist() == chosen.tolist()
 
 
 @pytest.mark.parametrize("form", FORMS, ids=["spread", "bursts", "anchors alone"])
 @given(case=bounded())
-def test_scores_that_are_known_leave_no_doubt(form: RepairKV, case: tuple[Tensor, Tensor, Tensor, int]) -> None:
+def test_scores_that_are_known_leave_no_doubt(
+    form: RepairKV, case: tuple[Tensor, Tensor, Tensor, int]
+) -> None:
     lower, _, candidates, count = case
     assert not bool(form.doubts(lower, lower.clone(), candidates, count).any())
 
@@ -54,7 +62,8 @@ def test_only_tokens_whose_score_is_not_known_are_doubtful(
 
 
 def test_a_rival_that_may_be_better_is_doubtful() -> None:
-    lower, upper = torch.tensor([0.1, 0.5, 0.1, 0.1, 0.4]), torch.tensor([0.1, 0.6, 0.1, 0.1, 0.55])
+    lower = torch.tensor([0.1, 0.5, 0.1, 0.1, 0.4])
+    upper = torch.tensor([0.1, 0.6, 0.1, 0.1, 0.55])
     everyone = torch.ones(5, dtype=torch.bool)
     for form in (RepairKV(before=0, after=0), RepairKV(select="bursts", before=0, after=0)):
         assert form.doubts(lower, upper, everyone, 1).tolist() == [False, True, False, False, True]

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from kvstore.store import RowStore
 from workers import methods
-from workers.cache.active_cache import EMPTY, ActiveCache, RowShape
+from workers.cache.active_cache import EMPTY, ActiveCache, KVShape
 from workers.engine.session import Selection, WorkerSession
 from workers.model.loader import LoadedModel
 from workers.primitives.observation import RecentQueries
@@ -33,26 +33,34 @@ def stored(
 
     def make(tokens: int) -> tuple[RowStore, Tensor]:
         store = open_store(loaded("llama"))
-        rows = torch.randn(store.layout.rows_shape(tokens), generator=torch.Generator().manual_seed(1))
+        rows = torch.randn(
+            store.layout.rows_shape(tokens), generator=torch.Generator().manual_seed(1)
+        )
         store.append("s", rows)
         return store, rows
 
     return make
 
 
-def seat(shape: RowShape, rows: Tensor, held: list[list[list[int]]], **session: Any) -> tuple[ActiveCache, Any]:
+def seat(
+    shape: KVShape, rows: Tensor, held: list[list[list[int]]], **session: Any
+) -> tuple[ActiveCache, Any]:
     """A cache whose one slot holds the rows at `held[layer][head]`, and its session."""
     length = rows.shape[3]
     cache = ActiveCache(shape, 1, [length] * shape.n_layers)
     slot = cache.claim([length] * shape.n_layers)
     for layer, heads in enumerate(held):
         width = max(map(len, heads))
-        positions = torch.tensor([head + [EMPTY] * (width - len(head)) for head in heads], dtype=torch.int32)
+        positions = torch.tensor(
+            [head + [EMPTY] * (width - len(head)) for head in heads], dtype=torch.int32
+        )
         keys, values = torch.zeros(2, shape.n_kv_heads, width, shape.head_dim)
         for head, kept in enumerate(heads):
             keys[head, : len(kept)] = rows[layer, 0, head, kept]
             values[head, : len(kept)] = rows[layer, 1, head, kept]
-        cache.insert(slot, layer, positions, keys, values, torch.zeros_like(positions, dtype=torch.bool))
+        cache.insert(
+            slot, layer, positions, keys, values, torch.zeros_like(positions, dtype=torch.bool)
+        )
     worker_session = WorkerSession(
         name="s",
         epoch=1,
@@ -80,7 +88,9 @@ def test_missing_rows_are_those_that_a_head_does_not_hold(
     missing = missing_rows(cache, 0, 31)
     for layer, heads in enumerate(UNEVEN):
         for head, kept in enumerate(heads):
-            assert missing[layer, head].nonzero().flatten().tolist() == sorted(set(range(31)) - set(kept))
+            assert missing[layer, head].nonzero().flatten().tolist() == sorted(
+                set(range(31)) - set(kept)
+            )
 
 
 def promote(cache: ActiveCache, store: RowStore, session: WorkerSession, tokens: Tensor) -> None:
@@ -121,7 +131,9 @@ def test_withdrawing_leaves_the_selection_that_was_there_before(
     assert Selection.of_slot(cache, 0).to_bytes() == before.to_bytes()
     for layer, heads in enumerate(UNEVEN):
         for head, kept in enumerate(heads):
-            assert torch.equal(cache.rows_of(0, layer)[0][head, : len(kept)], rows[layer, 0, head, kept])
+            assert torch.equal(
+                cache.rows_of(0, layer)[0][head, : len(kept)], rows[layer, 0, head, kept]
+            )
     assert session.promoted_rows == 0
 
 
@@ -168,7 +180,9 @@ def test_sinks_and_the_recent_window_never_leave(
     cache, session = seat(loaded("llama").shape, rows, [everywhere, everywhere])
     worth = torch.zeros(31)
     worth[10:14] = 1.0
-    change = exchange(cache, session, whole(torch.arange(10, 14), missing_rows(cache, 0, 31)), worth, 2, 2)
+    change = exchange(
+        cache, session, whole(torch.arange(10, 14), missing_rows(cache, 0, 31)), worth, 2, 2
+    )
     assert not len(tokens_of(change.promoted))
     assert not len(tokens_of(change.demoted))
 
@@ -202,7 +216,10 @@ def test_each_head_may_want_rows_of_its_own(
     worth = torch.rand(2, 2, 31, generator=torch.Generator().manual_seed(3))
     for layer, wanted in enumerate(best_of_heads(worth, missing, 4)):
         for head in range(2):
-            best = sorted(missing[layer, head].nonzero().flatten().tolist(), key=lambda i: -worth[layer, head, i])[:4]
+            best = sorted(
+                missing[layer, head].nonzero().flatten().tolist(),
+                key=lambda i: -worth[layer, head, i],
+            )[:4]
             assert wanted[head].tolist() == sorted(best)
 
 

@@ -18,12 +18,17 @@ from workers.repair.promotion import missing_rows, withdraw
 from workers.repair.repair import deadline, run_repair
 
 
-def test_restoring_everything_equals_the_full_cache(make_worker: Callable[..., Any], words: Callable[..., str]) -> None:
+def test_restoring_everything_equals_the_full_cache(
+    make_worker: Callable[..., Any], words: Callable[..., str]
+) -> None:
     """All rows are prefilled in one block, most are evicted, a repair with room for all brings them back."""
     worker = make_worker(block_tokens=512, recent=8)
     worker.open("full")
     worker.open("s", method="random", budget=600, repair_rows=560)
-    heard = [{"role": "user", "content": words(150)}, {"role": "assistant", "content": words(40, seed=1)}]
+    heard = [
+        {"role": "user", "content": words(150)},
+        {"role": "assistant", "content": words(40, seed=1)},
+    ]
     worker.turn("full", heard, generate=False)
     said = worker.turn("s", heard, generate=False).token_ids
     assert max(worker.memory("s").active_rows) == 40
@@ -32,11 +37,16 @@ def test_restoring_everything_equals_the_full_cache(make_worker: Callable[..., A
     assert repaired.memory.evicted_rows == 0
     rows = worker.engine.store.gather("s", torch.arange(len(said)))
     for layer in range(2):
-        keys, values, positions = worker.engine.cache.rows_of(worker.engine.session("s").slot, layer)
+        keys, values, positions = worker.engine.cache.rows_of(
+            worker.engine.session("s").slot, layer
+        )
         assert torch.equal(torch.stack([keys, values]), rows[layer])
         assert positions.tolist() == [list(range(len(said)))] * 2
     # In exactly one block, so that the turn ends before anything is evicted again.
-    asked = [{"role": "user", "content": "which"}, {"role": "assistant", "content": words(30, seed=2)}]
+    asked = [
+        {"role": "user", "content": "which"},
+        {"role": "assistant", "content": words(30, seed=2)},
+    ]
     kept = {}
     for name in ("full", "s"):
         worker.turn(name, asked, generate=False, keep_distribution=True)
@@ -57,11 +67,16 @@ def test_after_restoring_everything_the_answer_is_transformers_own(
     done = worker.turn("s", words(10, seed=1), repair=True)
     assert len(done.repair.promoted) > len(said) - 3 * 40, "all but what every layer and head holds"
     assert answer(done) == continuation("qwen3", [*said, *done.token_ids[: done.prompt_tokens]], 24)
-    assert max(done.memory.active_rows) == 40, "what was promoted must earn its place after the turn"
+    assert max(done.memory.active_rows) == 40, (
+        "what was promoted must earn its place after the turn"
+    )
 
 
-def test_a_second_repair_replaces_the_first(make_worker: Callable[..., Any], words: Callable[..., str]) -> None:
-    worker, other = make_worker(block_tokens=64, recent=8), make_worker(block_tokens=64, recent=8)
+def test_a_second_repair_replaces_the_first(
+    make_worker: Callable[..., Any], words: Callable[..., str]
+) -> None:
+    worker = make_worker(block_tokens=64, recent=8)
+    other = make_worker(block_tokens=64, recent=8)
     for each in (worker, other):
         each.open(method="snapkv", budget=60, repair_rows=20)
         each.turn("s", words(200), max_tokens=4)
@@ -70,29 +85,41 @@ def test_a_second_repair_replaces_the_first(make_worker: Callable[..., Any], wor
     assert first.memory.promoted_rows == len(first.report.promoted) == 20
     second = worker.repair("s", messages=[{"role": "user", "content": words(9, seed=2)}])
     assert second.memory.promoted_rows == len(second.report.promoted) == 20
-    assert all(now <= before + 20 for now, before in zip(second.memory.active_rows, base.active_rows, strict=True))
+    assert all(
+        now <= before + 20
+        for now, before in zip(second.memory.active_rows, base.active_rows, strict=True)
+    )
     session = worker.engine.session("s")
     withdraw(worker.engine.cache, session)
     held = Selection.of_slot(worker.engine.cache, session.slot)
-    assert held.to_bytes() == Selection.of_slot(other.engine.cache, other.engine.session("s").slot).to_bytes()
+    assert (
+        held.to_bytes()
+        == Selection.of_slot(other.engine.cache, other.engine.session("s").slot).to_bytes()
+    )
     assert second.report.scored_rows == second.report.candidates > 0
     assert not second.report.cut
     worker.check()
 
 
-def test_a_repair_leaves_nothing_of_its_signal(make_worker: Callable[..., Any], words: Callable[..., str]) -> None:
+def test_a_repair_leaves_nothing_of_its_signal(
+    make_worker: Callable[..., Any], words: Callable[..., str]
+) -> None:
     worker = make_worker(block_tokens=64, recent=8)
     worker.open(method="snapkv", budget=60, repair_rows=20)
     worker.turn("s", words(200), max_tokens=4)
     length = worker.memory().length
     repaired = worker.repair("s", text=words(300, seed=1))
     assert repaired.report.signal_tokens > 64, "longer than a block: its last block is observed"
-    assert repaired.memory.length == repaired.state.length == length == worker.engine.store.length("s")
+    assert (
+        repaired.memory.length == repaired.state.length == length == worker.engine.store.length("s")
+    )
     _, _, held = worker.engine.cache.rows_of(worker.engine.session("s").slot, 0)
     assert int(held[held != EMPTY].max()) < length
 
 
-def test_without_a_reserve_a_repair_does_nothing(make_worker: Callable[..., Any], words: Callable[..., str]) -> None:
+def test_without_a_reserve_a_repair_does_nothing(
+    make_worker: Callable[..., Any], words: Callable[..., str]
+) -> None:
     worker = make_worker()
     for name, spec in {"full": {}, "none": {"method": "snapkv", "budget": 60}}.items():
         worker.open(name, **spec)
@@ -108,14 +135,21 @@ def test_without_a_reserve_a_repair_does_nothing(make_worker: Callable[..., Any]
 
 def opened(worker: Any, words: Callable[..., str], **settings: Any) -> wire.MemoryReport:
     """A session that has said 200 words in a budget of 60, with room for 20 in a repair of these settings."""
-    worker.open(method="snapkv", budget=60, repair_rows=20, repair_settings=json.dumps(settings), repair_scan="exact")
+    worker.open(
+        method="snapkv",
+        budget=60,
+        repair_rows=20,
+        repair_settings=json.dumps(settings),
+        repair_scan="exact",
+    )
     worker.turn("s", words(200), max_tokens=4)
     return worker.memory()
 
 
 def expected_scores(worker: Any, signal: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
     """The signal's attention over every row, written out, counted where a row is evicted; and what is evicted."""
-    session, engine = worker.engine.session("s"), worker.engine
+    session = worker.engine.session("s")
+    engine = worker.engine
     observed = engine.observe(session, [*session.pending, *signal])
     keys = engine.store.gather("s", torch.arange(session.length))[:, 0]
     missing = missing_rows(engine.cache, session.slot, session.length)
@@ -172,11 +206,14 @@ def test_a_repair_that_is_resumed_elsewhere_holds_the_same_rows(
     assert list(worker.turn("s", words(5, seed=2)).token_ids) == list(first.token_ids)
 
 
-def test_every_head_may_choose_for_itself(make_worker: Callable[..., Any], words: Callable[..., str]) -> None:
+def test_every_head_may_choose_for_itself(
+    make_worker: Callable[..., Any], words: Callable[..., str]
+) -> None:
     worker = make_worker(block_tokens=64, recent=8)
     before = opened(worker, words, per_head=True)
     repaired = worker.repair("s", text=words(6, seed=1))
-    session, cache = worker.engine.session("s"), worker.engine.cache
+    session = worker.engine.session("s")
+    cache = worker.engine.cache
     for layer, held in enumerate(before.active_rows):
         promoted = cache.read(session.slot, layer).promoted.sum(1).tolist()
         assert promoted == [20, 20], "each head its own twenty"
@@ -221,20 +258,24 @@ def test_a_repair_that_is_hurried_takes_what_it_has_found_so_far(
     worker = make_worker(block_tokens=64, recent=8)
     worker.open(method="snapkv", budget=60, repair_rows=20, repair_scan="exact")
     worker.turn("s", words(700), max_tokens=4)
-    before, asked = worker.memory(), []
+    before = worker.memory()
+    asked = []
 
     def hurried() -> bool:
         asked.append(None)
         return len(asked) > looks
 
-    session, signal = worker.engine.session("s"), worker.engine.tokenizer.encode(words(6, seed=1))
+    session = worker.engine.session("s")
+    signal = worker.engine.tokenizer.encode(words(6, seed=1))
     report = drive(run_repair(worker.engine, session, signal, "tool_result", hurried))
     session.unsettled = False
     assert report.cut or report.scored_rows == report.candidates
     assert len(report.promoted) == min(20, report.scored_rows)
     now = worker.memory()
     assert now.promoted_rows == len(report.promoted)
-    assert all(rows <= held + 20 for rows, held in zip(now.active_rows, before.active_rows, strict=True))
+    assert all(
+        rows <= held + 20 for rows, held in zip(now.active_rows, before.active_rows, strict=True)
+    )
     worker.check()
 
 
@@ -254,7 +295,9 @@ def test_a_repair_that_is_cut_short_leaves_what_an_earlier_one_brought(
     assert Selection.of_slot(worker.engine.cache, session.slot).to_bytes() == held
 
 
-def test_a_deadline_that_is_over_ends_a_repair(make_worker: Callable[..., Any], words: Callable[..., str]) -> None:
+def test_a_deadline_that_is_over_ends_a_repair(
+    make_worker: Callable[..., Any], words: Callable[..., str]
+) -> None:
     worker = make_worker(block_tokens=64, recent=8)
     opened(worker, words)
     late = worker.repair("s", text=words(6, seed=1), seconds=1e-9)
@@ -274,7 +317,9 @@ def test_a_turn_that_is_cancelled_in_its_own_repair_leaves_nothing_behind(
     state = worker.turn("s", words(300), max_tokens=4).state
     undisturbed = worker.turn("s", words(9, seed=1), repair=True)
     worker.open(state=state, **spec)
-    reads, read_keys, submitted = list[int](), worker.engine.store.read_keys, Event()
+    reads = list[int]()
+    read_keys = worker.engine.store.read_keys
+    submitted = Event()
 
     def cancelled_at_the_first_read(name: str, pages: Sequence[int]) -> Any:
         reads.append(len(pages))
@@ -293,5 +338,7 @@ def test_a_turn_that_is_cancelled_in_its_own_repair_leaves_nothing_behind(
     assert worker.scheduler.slots_in_use() == worker.scheduler.queued() == 0
     monkeypatch.undo()
     worker.open(state=state, **spec)
-    assert list(worker.turn("s", words(9, seed=1), repair=True).token_ids) == list(undisturbed.token_ids)
+    assert list(worker.turn("s", words(9, seed=1), repair=True).token_ids) == list(
+        undisturbed.token_ids
+    )
     worker.check()

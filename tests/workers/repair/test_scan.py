@@ -24,10 +24,13 @@ from workers.engine.settings import WorkerSettings
 from workers.model.loader import LoadedModel
 from workers.model.tokenizer import ChatTokenizer
 from workers.primitives.observation import Observed
-from workers.repair.scan.exact import Doubts, How, Scanned, scan, scan_by_head
+from workers.repair.scan.exact import Doubts, How, ScanResult, scan, scan_by_head
 
 CPU = torch.device("cpu")
-N_LAYERS, N_HEADS, N_KV_HEADS, HEAD_DIM = 2, 4, 2, 8
+N_LAYERS = 2
+N_HEADS = 4
+N_KV_HEADS = 2
+HEAD_DIM = 8
 
 
 @dataclass(frozen=True)
@@ -65,19 +68,37 @@ def stored(keys: Tensor, *, page_tokens: int = 8, **options: Any) -> Iterator[Ro
     store.close()
 
 
-def finished(running: Generator[None, None, Scanned]) -> Scanned:
+def finished(running: Generator[None, None, ScanResult]) -> ScanResult:
     while True:
         try:
             next(running)
         except StopIteration as done:
-            result: Scanned = done.value
+            result: ScanResult = done.value
             return result
 
 
-def scanned(store: RowStore, of: Given, length: int, how: How, doubts: Doubts | None = None,
-            counted: Tensor | None = None, hurried: Callable[[], bool] = lambda: False) -> Scanned:  # fmt: skip
-    return finished(scan(store, "s", of.observed, length, how=how, counted=counted, doubts=doubts or best(1),
-                         hurried=hurried, device=CPU))  # fmt: skip
+def scanned(
+    store: RowStore,
+    of: Given,
+    length: int,
+    how: How,
+    doubts: Doubts | None = None,
+    counted: Tensor | None = None,
+    hurried: Callable[[], bool] = lambda: False,
+) -> ScanResult:
+    return finished(
+        scan(
+            store,
+            "s",
+            of.observed,
+            length,
+            how=how,
+            counted=counted,
+            doubts=doubts or best(1),
+            hurried=hurried,
+            device=CPU,
+        )
+    )
 
 
 def best(count: int) -> Doubts:
@@ -89,7 +110,9 @@ def best(count: int) -> Doubts:
         inside[lower.sort(descending=True, stable=True).indices[:count]] = True
         if bool(inside.all()):
             return torch.zeros_like(inside)
-        return (inside & (lower <= upper[~inside].max())) | (~inside & (upper >= lower[inside].min()))
+        return (inside & (lower <= upper[~inside].max())) | (
+            ~inside & (upper >= lower[inside].min())
+        )
 
     return doubts
 
@@ -102,16 +125,21 @@ def chosen(scores: Tensor, count: int) -> list[int]:
 def inputs(draw: st.DrawFn) -> Given:
     """Keys in clusters, some of them equal, needles that one query points at, in a type that rows may have."""
     random = torch.Generator().manual_seed(draw(st.integers(0, 10_000)))
-    tokens, t = draw(st.integers(1, 90)), draw(st.integers(1, 5))
+    tokens = draw(st.integers(1, 90))
+    t = draw(st.integers(1, 5))
     centres = torch.randn(N_LAYERS, N_KV_HEADS, 6, HEAD_DIM, generator=random)
     keys = centres[:, :, torch.randint(6, (tokens,), generator=random)]
     keys = keys + draw(st.sampled_from([0.0, 0.1, 1.0])) * torch.randn(keys.shape, generator=random)
-    queries = torch.randn(N_LAYERS, N_HEADS, t, HEAD_DIM, generator=random) * draw(st.sampled_from([0.1, 1.0, 4.0]))
+    queries = torch.randn(N_LAYERS, N_HEADS, t, HEAD_DIM, generator=random) * draw(
+        st.sampled_from([0.1, 1.0, 4.0])
+    )
     for needle in draw(st.lists(st.integers(0, tokens - 1), max_size=4)):
         keys[-1, 0, needle] = 2 * queries[-1, 0, 0]
     if draw(st.booleans()):
         keys[:, :, tokens // 2 :] = keys[:, :, : tokens - tokens // 2].clone()
-    return Given(keys.to(draw(st.sampled_from([torch.float32, torch.float16, torch.bfloat16]))), queries)
+    return Given(
+        keys.to(draw(st.sampled_from([torch.float32, torch.float16, torch.bfloat16]))), queries
+    )
 
 
 @settings(deadline=None, max_examples=60)
@@ -122,7 +150,10 @@ def test_exact_scores_are_those_of_the_definition(of: Given, data: st.DataObject
     length = data.draw(st.integers(1, tokens))
     counted = None
     if data.draw(st.booleans()):
-        counted = torch.rand(*of.keys.shape[:2], length, generator=torch.Generator().manual_seed(tokens)) < 0.5
+        counted = (
+            torch.rand(*of.keys.shape[:2], length, generator=torch.Generator().manual_seed(tokens))
+            < 0.5
+        )
     with stored(of.keys, summary_limit=data.draw(st.sampled_from([0, 1000, 1 << 20]))) as store:
         if data.draw(st.booleans()):
             store.truncate("s", length)
@@ -137,10 +168,14 @@ def test_exact_scores_are_those_of_the_definition(of: Given, data: st.DataObject
 def test_bounded_chooses_what_exact_chooses(of: Given, data: st.DataObject) -> None:
     tokens = of.keys.shape[2]
     count = data.draw(st.integers(1, 12))
-    limit, bits = data.draw(st.sampled_from([0, 1500, 1 << 20])), data.draw(st.sampled_from([4, 8, 12]))
+    limit = data.draw(st.sampled_from([0, 1500, 1 << 20]))
+    bits = data.draw(st.sampled_from([4, 8, 12]))
     counted = None
     if data.draw(st.booleans()):
-        counted = torch.rand(*of.keys.shape[:2], tokens, generator=torch.Generator().manual_seed(tokens)) < 0.5
+        counted = (
+            torch.rand(*of.keys.shape[:2], tokens, generator=torch.Generator().manual_seed(tokens))
+            < 0.5
+        )
     with stored(of.keys, summary_limit=limit, summary_bits=bits) as store:
         exact = scanned(store, of, tokens, "exact", counted=counted)
         bounded = scanned(store, of, tokens, "bounded", best(count), counted=counted)
@@ -153,7 +188,8 @@ def test_bounded_chooses_what_exact_chooses(of: Given, data: st.DataObject) -> N
 @given(of=inputs(), data=st.data())
 def test_bounds_bound_at_every_step(of: Given, data: st.DataObject) -> None:
     """Nothing satisfies these doubts: they look at one token after the other, and at the bounds each time."""
-    tokens, bits = of.keys.shape[2], data.draw(st.sampled_from([4, 8, 12]))
+    tokens = of.keys.shape[2]
+    bits = data.draw(st.sampled_from([4, 8, 12]))
     true = of.scores(tokens)
     widths: list[float] = []
 
@@ -165,8 +201,15 @@ def test_bounds_bound_at_every_step(of: Given, data: st.DataObject) -> None:
 
     with stored(of.keys, summary_bits=bits) as store:
         found = scanned(store, of, tokens, "bounded", doubts)
-    assert torch.allclose(found.scores.double(), true, rtol=1e-4, atol=1e-7), "it ended as an exact scan"
+    assert torch.allclose(found.scores.double(), true, rtol=1e-4, atol=1e-7), (
+        "it ended as an exact scan"
+    )
     assert widths == sorted(widths, reverse=True)
+
+
+def called_more_than(times: int) -> Callable[[], bool]:
+    calls = iter(range(10**6))
+    return lambda: next(calls) >= times
 
 
 @settings(deadline=None, max_examples=40)
@@ -176,10 +219,11 @@ def test_a_hurried_scan_says_what_it_scored(of: Given, how: How, counts: bool) -
     tokens = of.keys.shape[2]
     counted = torch.ones(*of.keys.shape[:2], tokens, dtype=torch.bool) if counts else None
     with stored(of.keys) as store:
-        found, moment = [], 0
+        found = []
+        moment = 0
         while not found or not found[-1].complete:
-            calls = iter(range(10**6))
-            found.append(scanned(store, of, tokens, how, best(3), counted, lambda: next(calls) >= moment))  # noqa: B023
+            hurried = called_more_than(moment)
+            found.append(scanned(store, of, tokens, how, best(3), counted, hurried))
             moment += 1
     assert not found[0].scored.any()
     shares = [int(each.scored.sum()) for each in found]
@@ -196,11 +240,17 @@ def test_heads_scores_add_up_to_their_tokens(of: Given) -> None:
     """The mean of a head's own scores over all heads is the token's; hurried, what was not reached is not scored."""
     tokens = of.keys.shape[2]
     with stored(of.keys) as store:
-        found = finished(scan_by_head(store, "s", of.observed, tokens, hurried=lambda: False, device=CPU))
-        cut = finished(scan_by_head(store, "s", of.observed, tokens, hurried=lambda: True, device=CPU))
+        found = finished(
+            scan_by_head(store, "s", of.observed, tokens, hurried=lambda: False, device=CPU)
+        )
+        cut = finished(
+            scan_by_head(store, "s", of.observed, tokens, hurried=lambda: True, device=CPU)
+        )
     assert found.complete
     assert found.scores.shape == (N_LAYERS, N_KV_HEADS, tokens)
-    assert torch.allclose(found.scores.mean((0, 1)).double(), of.scores(tokens), rtol=1e-4, atol=1e-7)
+    assert torch.allclose(
+        found.scores.mean((0, 1)).double(), of.scores(tokens), rtol=1e-4, atol=1e-7
+    )
     assert not cut.complete
     assert not cut.scored.any()
 
@@ -216,14 +266,17 @@ def test_what_was_scored_first_is_what_the_signal_looks_at(pages_of_noise: Given
 
 
 def test_a_summary_scan_reads_nothing_but_pages_without_a_summary(pages_of_noise: Given) -> None:
-    of, page_bytes = pages_of_noise, 0
+    of = pages_of_noise
+    page_bytes = 0
     with stored(of.keys, page_tokens=64) as store:
         found = scanned(store, of, of.keys.shape[2], "summary")
         assert found.bytes_read == 0
         assert torch.allclose(found.scores.double(), of.scores(of.keys.shape[2]), rtol=0.01)
         page_bytes = store.layout.page_bytes
         some = scanned(store, of, 2000, "summary")
-        assert some.bytes_read == 2 * page_bytes, "the page that ends after token 2,000, once for each pass"
+        assert some.bytes_read == 2 * page_bytes, (
+            "the page that ends after token 2,000, once for each pass"
+        )
     with stored(of.keys, page_tokens=64, summary_limit=0) as store:
         found = scanned(store, of, of.keys.shape[2], "summary")
         assert found.bytes_read == 2 * 40 * page_bytes
@@ -237,15 +290,20 @@ def test_a_bounded_scan_reads_only_what_is_in_doubt(pages_of_noise: Given) -> No
         asked[[10, 70, 71, 2000]] = True
         looks = iter([asked, asked, asked])
         nothing = torch.zeros_like(asked)
-        found = scanned(store, of, of.keys.shape[2], "bounded", lambda low, high: next(looks, nothing))
+        found = scanned(
+            store, of, of.keys.shape[2], "bounded", lambda low, high: next(looks, nothing)
+        )
         assert found.bytes_read == 3 * store.layout.page_bytes
         assert found.complete
         exact = scanned(store, of, of.keys.shape[2], "exact")
         assert torch.allclose(found.scores[asked], exact.scores[asked], rtol=0.05)
 
 
-def test_pages_without_a_summary_get_one_when_a_scan_reads_them(pages_of_noise: Given, tmp_path: Path) -> None:
-    of, tokens = pages_of_noise, pages_of_noise.keys.shape[2]
+def test_pages_without_a_summary_get_one_when_a_scan_reads_them(
+    pages_of_noise: Given, tmp_path: Path
+) -> None:
+    of = pages_of_noise
+    tokens = pages_of_noise.keys.shape[2]
     rows = torch.stack([of.keys, torch.zeros_like(of.keys)], 1)
     layout = PageLayout(N_LAYERS, N_KV_HEADS, HEAD_DIM, of.keys.dtype, "keys")
     first = RowStore(layout, [NvmeTier(tmp_path)])
@@ -259,7 +317,9 @@ def test_pages_without_a_summary_get_one_when_a_scan_reads_them(pages_of_noise: 
 
 
 def test_an_empty_session_is_scored_at_once() -> None:
-    of = Given(torch.zeros(N_LAYERS, N_KV_HEADS, 0, HEAD_DIM), torch.zeros(N_LAYERS, N_HEADS, 1, HEAD_DIM))
+    of = Given(
+        torch.zeros(N_LAYERS, N_KV_HEADS, 0, HEAD_DIM), torch.zeros(N_LAYERS, N_HEADS, 1, HEAD_DIM)
+    )
     with stored(of.keys) as store:
         found = scanned(store, of, 0, "bounded")
     assert found.complete
@@ -267,15 +327,24 @@ def test_an_empty_session_is_scored_at_once() -> None:
 
 
 def test_on_a_models_own_keys_a_bounded_scan_reads_little(
-    loaded: Callable[[str], LoadedModel], tokenizer: ChatTokenizer, open_store: Callable[..., RowStore]
+    loaded: Callable[[str], LoadedModel],
+    tokenizer: ChatTokenizer,
+    open_store: Callable[..., RowStore],
 ) -> None:
     """A conversation of about 4,000 tokens, asked one of its questions, over an active set that holds all of it."""
-    model, store = loaded("reference"), open_store(loaded("reference"))
+    model = loaded("reference")
+    store = open_store(loaded("reference"))
     said = generate(0, 4000, split="held_out")
-    token_ids = [t for segment in tokenizer.prompt([], said.messages(), [], False) for t in segment.token_ids]
+    token_ids = [
+        t for segment in tokenizer.prompt([], said.messages(), [], False) for t in segment.token_ids
+    ]
     tokens = len(token_ids)
-    engine = Engine(Parts(model, tokenizer, store, WorkerSettings(max_budget=8000, block_tokens=512)))
-    session = engine.open(wire.SessionSpec(session="s", epoch=1, method="full", budget=8000), wire.SessionState())
+    engine = Engine(
+        Parts(model, tokenizer, store, WorkerSettings(max_budget=8000, block_tokens=512))
+    )
+    session = engine.open(
+        wire.SessionSpec(session="s", epoch=1, method="full", budget=8000), wire.SessionState()
+    )
     engine.seat(session)
     for block in torch.tensor(token_ids).split(512):
         engine.forward([session], block[None])
@@ -285,11 +354,23 @@ def test_on_a_models_own_keys_a_bounded_scan_reads_little(
     observed = engine.observe(session, tokenizer.encode(question))
     engine.close()
 
-    def run(how: How, count: int) -> Scanned:
-        return finished(scan(store, "s", observed, tokens, how=how, counted=None, doubts=best(count),
-                             hurried=lambda: False, device=CPU))  # fmt: skip
+    def run(how: How, count: int) -> ScanResult:
+        return finished(
+            scan(
+                store,
+                "s",
+                observed,
+                tokens,
+                how=how,
+                counted=None,
+                doubts=best(count),
+                hurried=lambda: False,
+                device=CPU,
+            )
+        )
 
-    exact, stored_bytes = run("exact", 1), tokens // 64 * store.layout.page_bytes
+    exact = run("exact", 1)
+    stored_bytes = tokens // 64 * store.layout.page_bytes
     assert exact.bytes_read == 2 * stored_bytes
     shares = []
     for count in range(8, 56, 8):

@@ -18,16 +18,17 @@ from kvrecall.protocol.v1 import worker_pb2 as wire
 from workers.errors import CannotListen, UnknownSession
 from workers.model.embedder import Embedder
 from workers.rpc.server import SERVICE, WorkerServer
-from workers.rpc.service import WorkerCalls
+from workers.rpc.service import WorkerService
 from workers.rpc.settings import ServerSettings
 
-SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 
 class Served:
     """A worker, its server, and a client's connection to it."""
 
-    def __init__(self, worker: Any, calls: WorkerCalls, server: WorkerServer) -> None:
+    def __init__(self, worker: Any, calls: WorkerService, server: WorkerServer) -> None:
         self.worker = worker
         self.calls = calls
         self.server = server
@@ -42,10 +43,12 @@ class Served:
         """A turn of session "s" that says so many tokens, as nothing stops the tiny model."""
         said = [wire.Message(role="user", content="Where does she live?")]
         sampling = wire.Sampling(max_tokens=tokens)
-        return self.stub.Turn(wire.TurnRequest(session="s", epoch=1, messages=said, generate=True, sampling=sampling))
+        return self.stub.Turn(
+            wire.TurnRequest(session="s", epoch=1, messages=said, generate=True, sampling=sampling)
+        )
 
 
-class Broken(WorkerCalls):
+class Broken(WorkerService):
     """Calls with a mistake of ours in one of them."""
 
     def stats(self) -> wire.WorkerStats:
@@ -54,10 +57,12 @@ class Broken(WorkerCalls):
 
 @pytest.fixture
 def served(make_worker: Callable[..., Any]) -> Callable[..., Any]:
-    """served(calls=WorkerCalls, **settings): a tiny model on the network, with an open session "s"."""
+    """served(calls=WorkerService, **settings): a tiny model on the network, with an open session "s"."""
 
     @asynccontextmanager
-    async def serve(calls: type[WorkerCalls] = WorkerCalls, **settings: Any) -> AsyncIterator[Served]:
+    async def serve(
+        calls: type[WorkerService] = WorkerService, **settings: Any
+    ) -> AsyncIterator[Served]:
         worker = make_worker()
         worker.open("s", method="streaming_llm", budget=64)
         server = WorkerServer(ServerSettings(listen="127.0.0.1:0", **settings))
@@ -99,7 +104,9 @@ async def test_health_and_reflection_tell_of_the_worker(served: Callable[..., An
 
 async def test_a_refusal_has_a_status_our_code_and_a_message(served: Callable[..., Any]) -> None:
     async with served() as each:
-        status, code, message = await refusal(each.stub.Memory(wire.MemoryRequest(session="nobody")))
+        status, code, message = await refusal(
+            each.stub.Memory(wire.MemoryRequest(session="nobody"))
+        )
         assert (status, code) == (grpc.StatusCode.NOT_FOUND, "unknown_session")
         assert "nobody" in message
         spec = wire.SessionSpec(session="s2", epoch=1, method="none such", budget=64)
@@ -109,12 +116,16 @@ async def test_a_refusal_has_a_status_our_code_and_a_message(served: Callable[..
 
 async def test_a_message_too_long_for_trailers_is_cut(served: Callable[..., Any]) -> None:
     async with served() as each:
-        status, code, message = await refusal(each.stub.Memory(wire.MemoryRequest(session="ü" * 50_000)))
+        status, code, message = await refusal(
+            each.stub.Memory(wire.MemoryRequest(session="ü" * 50_000))
+        )
         assert (status, code) == (grpc.StatusCode.NOT_FOUND, "unknown_session")
         assert "ü" * 900 in message
 
 
-async def test_of_a_mistake_of_ours_the_client_learns_its_kind_and_no_more(served: Callable[..., Any]) -> None:
+async def test_of_a_mistake_of_ours_the_client_learns_its_kind_and_no_more(
+    served: Callable[..., Any],
+) -> None:
     async with served(Broken) as each:
         found = await refusal(each.stub.Stats(Empty()))
         assert found == (grpc.StatusCode.INTERNAL, "", "ZeroDivisionError: rows per nothing")
@@ -136,7 +147,9 @@ async def test_a_turn_that_nobody_waits_for_ends(served: Callable[..., Any], how
 
 async def test_a_drain_lets_a_turn_end_and_none_begin(served: Callable[..., Any]) -> None:
     async with served(drain_seconds=300) as each:
-        watched = health_pb2_grpc.HealthStub(each.channel).Watch(health_pb2.HealthCheckRequest(service=SERVICE))
+        watched = health_pb2_grpc.HealthStub(each.channel).Watch(
+            health_pb2.HealthCheckRequest(service=SERVICE)
+        )
         turn = aiter(each.turn(tokens=300))
         await anext(turn)
         assert (await watched.read()).status == SERVING
@@ -178,11 +191,15 @@ async def test_two_workers_cannot_share_an_address() -> None:
 
 async def test_certificates_that_cannot_be_read_or_are_none_are_refused(tmp_path: Path) -> None:
     with pytest.raises(CannotListen, match="cannot be read"):
-        WorkerServer(ServerSettings(listen="127.0.0.1:0", tls_cert=tmp_path / "a", tls_key=tmp_path / "b"))
+        WorkerServer(
+            ServerSettings(listen="127.0.0.1:0", tls_cert=tmp_path / "a", tls_key=tmp_path / "b")
+        )
     for name in ("a", "b"):
         (tmp_path / name).write_text("no certificate")
     with pytest.raises(CannotListen, match="certificate"):
-        WorkerServer(ServerSettings(listen="127.0.0.1:0", tls_cert=tmp_path / "a", tls_key=tmp_path / "b"))
+        WorkerServer(
+            ServerSettings(listen="127.0.0.1:0", tls_cert=tmp_path / "a", tls_key=tmp_path / "b")
+        )
 
 
 def test_half_of_a_pair_of_certificate_and_key_is_refused(tmp_path: Path) -> None:

@@ -33,7 +33,9 @@ def test_four_sessions_together_each_say_what_transformers_says(
     worker = make_worker(family, block_tokens=17)
     for name in "0123":
         worker.open(name)
-    turns = [worker.submit(name, f"{name} {words(40 + 2 * int(name))}", max_tokens=40) for name in "0123"]
+    turns = [
+        worker.submit(name, f"{name} {words(40 + 2 * int(name))}", max_tokens=40) for name in "0123"
+    ]
     wait(turns, timeout=600)
     for turn in turns:
         done = turn.result()
@@ -42,7 +44,9 @@ def test_four_sessions_together_each_say_what_transformers_says(
     worker.check()
 
 
-def _talk(worker: Any, names: list[str], words: Callable[..., str], together: bool) -> dict[str, list[int]]:
+def _talk(
+    worker: Any, names: list[str], words: Callable[..., str], together: bool
+) -> dict[str, list[int]]:
     """Three turns in each session, each with a repair; what was said, per session."""
     said: dict[str, list[int]] = {name: [] for name in names}
     for name in names:
@@ -70,7 +74,9 @@ def test_what_a_session_says_does_not_depend_on_who_shares_the_batch(
     assert any(sessions > 1 and tokens == 1 for sessions, tokens in together.engine.passes)
     together.check()
     for name in SMALL:
-        assert _talk(make_worker(family, **limits), [name], words, together=False) == {name: shared[name]}
+        assert _talk(make_worker(family, **limits), [name], words, together=False) == {
+            name: shared[name]
+        }
 
 
 def test_sampling_says_the_same_alone_and_in_a_batch(
@@ -83,7 +89,10 @@ def test_sampling_says_the_same_alone_and_in_a_batch(
     worker = make_worker()
     for name in ("a", "s", "b"):
         worker.open(name)
-    others = [worker.submit(name, words(35, seed=3), temperature=1.5, seed=number) for number, name in enumerate("ab")]
+    others = [
+        worker.submit(name, words(35, seed=3), temperature=1.5, seed=number)
+        for number, name in enumerate("ab")
+    ]
     assert answer(worker.submit("s", words(30), **how).result(600)) == expected
     wait(others, timeout=600)
     assert (3, 1) in worker.engine.passes
@@ -99,7 +108,12 @@ def test_more_sessions_than_slots_say_what_they_would_say_with_a_slot_each(
         for number, method in enumerate(methods):
             worker.open(str(number), **{**SMALL[method], "seed": number})
         turns = [
-            worker.submit(str(number), words(40 + 5 * number, seed=10 * turn + number), max_tokens=8, repair=turn > 0)
+            worker.submit(
+                str(number),
+                words(40 + 5 * number, seed=10 * turn + number),
+                max_tokens=8,
+                repair=turn > 0,
+            )
             for turn in range(3)
             for number in range(5)
         ]
@@ -110,10 +124,15 @@ def test_more_sessions_than_slots_say_what_they_would_say_with_a_slot_each(
 
 
 @pytest.mark.parametrize("block_tokens", [1, 7, 32])
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(data=st.data())
 def test_no_layer_ever_holds_more_than_the_budget_and_a_block(
-    block_tokens: int, bounded_workers: Callable[[int], Any], words: Callable[..., str], data: st.DataObject
+    block_tokens: int,
+    bounded_workers: Callable[[int], Any],
+    words: Callable[..., str],
+    data: st.DataObject,
 ) -> None:
     worker = bounded_workers(block_tokens)
     method = data.draw(st.sampled_from(["snapkv", "streaming_llm", "random"]))
@@ -121,12 +140,15 @@ def test_no_layer_ever_holds_more_than_the_budget_and_a_block(
     budget = data.draw(st.integers(worker.engine.settings.min_budget + repair_rows, 120))
     worker.open("s", method=method, budget=budget, repair_rows=repair_rows, epoch=1)
     for _ in range(data.draw(st.integers(1, 4))):
-        length, seed = data.draw(st.integers(1, 40)), data.draw(st.integers(0, 9))
+        length = data.draw(st.integers(1, 40))
+        seed = data.draw(st.integers(0, 9))
         generate = data.draw(st.booleans())
         if data.draw(st.booleans()):
             repaired = worker.repair("s", text=words(length, seed=seed)).memory
             assert max(repaired.active_rows) <= budget
-        done = worker.turn("s", words(length, seed=seed), generate=generate, repair=data.draw(st.booleans()))
+        done = worker.turn(
+            "s", words(length, seed=seed), generate=generate, repair=data.draw(st.booleans())
+        )
         memory = done.memory
         assert all(peak <= budget + block_tokens for peak in memory.peak_rows)
         assert list(memory.bound_rows) == [budget + block_tokens] * len(memory.peak_rows)
@@ -150,19 +172,24 @@ def bounded_workers(make_worker: Callable[..., Any]) -> Callable[[int], Any]:
 def test_jobs_of_one_session_run_in_the_order_they_came(
     make_worker: Callable[..., Any], words: Callable[..., str]
 ) -> None:
-    in_a_row, one_by_one = make_worker(), make_worker()
+    in_a_row = make_worker()
+    one_by_one = make_worker()
     in_a_row.open()
     one_by_one.open()
     turns = [in_a_row.submit("s", words(9, seed=number), max_tokens=6) for number in range(5)]
     said = [list(turn.result(600).token_ids) for turn in turns]
-    assert said == [list(one_by_one.turn("s", words(9, seed=number), max_tokens=6).token_ids) for number in range(5)]
+    assert said == [
+        list(one_by_one.turn("s", words(9, seed=number), max_tokens=6).token_ids)
+        for number in range(5)
+    ]
 
 
 class Gate:
     """An `emit` that holds the scheduler's thread at a turn's first token until it is opened."""
 
     def __init__(self) -> None:
-        self.reached, self.go = threading.Event(), threading.Event()
+        self.reached = threading.Event()
+        self.go = threading.Event()
 
     def __call__(self, _: wire.TurnEvent) -> None:
         self.reached.set()
@@ -190,7 +217,9 @@ def test_a_cancelled_turn_frees_its_slot_and_is_undone_by_the_next_open(
     never = make_worker()
     never.open()
     never.turn("s", words(40), max_tokens=8)
-    assert list(again.token_ids) == list(never.turn("s", words(30, seed=1), max_tokens=12).token_ids)
+    assert list(again.token_ids) == list(
+        never.turn("s", words(30, seed=1), max_tokens=12).token_ids
+    )
     worker.check()
 
 
@@ -219,7 +248,9 @@ def test_a_turn_can_be_cancelled_in_the_middle_of_its_prefill(
     worker.check()
 
 
-def test_a_queued_turn_can_be_cancelled(make_worker: Callable[..., Any], words: Callable[..., str]) -> None:
+def test_a_queued_turn_can_be_cancelled(
+    make_worker: Callable[..., Any], words: Callable[..., str]
+) -> None:
     worker = make_worker(slots=1)
     worker.open("a")
     worker.open("b")
@@ -231,15 +262,22 @@ def test_a_queued_turn_can_be_cancelled(make_worker: Callable[..., Any], words: 
     gate.go.set()
     running.result(600)
     assert worker.memory("b").length == 0
-    assert worker.turn("b", words(5)).output_tokens == 24, "it was never begun, so it need not be opened again"
+    assert worker.turn("b", words(5)).output_tokens == 24, (
+        "it was never begun, so it need not be opened again"
+    )
 
 
-def test_a_caller_may_cancel_at_any_moment(make_worker: Callable[..., Any], words: Callable[..., str]) -> None:
+def test_a_caller_may_cancel_at_any_moment(
+    make_worker: Callable[..., Any], words: Callable[..., str]
+) -> None:
     """Also in the instant in which its turn ends or is refused: the scheduler lives on."""
     worker = make_worker(slots=2, max_jobs=3)
     for number in range(40):
         worker.open(str(number % 5))
-        turns = [worker.submit(str(number % 5), words(2 + number % 7), max_tokens=1 + number % 3) for _ in range(6)]
+        turns = [
+            worker.submit(str(number % 5), words(2 + number % 7), max_tokens=1 + number % 3)
+            for _ in range(6)
+        ]
         for turn in turns[: number % 7]:
             turn.cancel()
         wait(turns, timeout=600)
@@ -248,13 +286,16 @@ def test_a_caller_may_cancel_at_any_moment(make_worker: Callable[..., Any], word
     worker.check()
 
 
-def test_over_capacity_is_refused(make_worker: Callable[..., Any], words: Callable[..., str]) -> None:
+def test_over_capacity_is_refused(
+    make_worker: Callable[..., Any], words: Callable[..., str]
+) -> None:
     worker = make_worker(slots=1, max_jobs=2)
     worker.open()
     gate = Gate()
     running = worker.submit("s", words(5), emit=gate)
     assert gate.reached.wait(600)
-    queued, refused = worker.submit("s", words(5)), worker.submit("s", words(5))
+    queued = worker.submit("s", words(5))
+    refused = worker.submit("s", words(5))
     gate.go.set()
     with pytest.raises(Overloaded):
         refused.result(600)
@@ -299,15 +340,21 @@ def test_unknown_sessions_and_stale_epochs_are_refused(make_worker: Callable[...
     assert worker.turn("s", "hello", epoch=3).output_tokens
 
 
-def test_a_refused_open_cancels_nobody(make_worker: Callable[..., Any], words: Callable[..., str]) -> None:
+def test_a_refused_open_cancels_nobody(
+    make_worker: Callable[..., Any], words: Callable[..., str]
+) -> None:
     worker = make_worker()
     worker.open(epoch=2)
     gate = Gate()
     running = worker.submit("s", words(5), emit=gate, epoch=2)
     assert gate.reached.wait(600)
     opens = [
-        worker.scheduler.open(wire.OpenRequest(spec=wire.SessionSpec(session="s", epoch=1, budget=99, method="full"))),
-        worker.scheduler.open(wire.OpenRequest(spec=wire.SessionSpec(session="s", epoch=2, budget=9, method="random"))),
+        worker.scheduler.open(
+            wire.OpenRequest(spec=wire.SessionSpec(session="s", epoch=1, budget=99, method="full"))
+        ),
+        worker.scheduler.open(
+            wire.OpenRequest(spec=wire.SessionSpec(session="s", epoch=2, budget=9, method="random"))
+        ),
     ]
     gate.go.set()
     with pytest.raises(StaleEpoch):
@@ -355,7 +402,10 @@ def test_retain_drops_what_was_stored_before_and_is_not_named(
 
 
 def test_closing_ends_the_threads_and_cancels_what_runs(
-    loaded: Callable[..., Any], tokenizer: Any, open_store: Callable[..., Any], words: Callable[..., str]
+    loaded: Callable[..., Any],
+    tokenizer: Any,
+    open_store: Callable[..., Any],
+    words: Callable[..., str],
 ) -> None:
     from workers.engine.settings import WorkerSettings
 
@@ -369,7 +419,8 @@ def test_closing_ends_the_threads_and_cancels_what_runs(
     request = wire.TurnRequest(
         session="s", epoch=1, generate=True, messages=[wire.Message(role="user", content=words(30))]
     )
-    running, queued = scheduler.turn(request, gate), scheduler.turn(request, gate)
+    running = scheduler.turn(request, gate)
+    queued = scheduler.turn(request, gate)
     assert gate.reached.wait(600)
     threading.Timer(0.05, gate.go.set).start()
     scheduler.close()

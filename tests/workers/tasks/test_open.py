@@ -52,16 +52,25 @@ def fork(
     return worker.scheduler.fork(request).result(600)
 
 
-def rebuild(worker: Any, state: wire.SessionState, turns: Sequence[wire.LoggedTurn], **spec: Any) -> wire.RebuildResult:
+def rebuild(
+    worker: Any, state: wire.SessionState, turns: Sequence[wire.LoggedTurn], **spec: Any
+) -> wire.RebuildResult:
     """Rebuild session `s` from its log."""
     settings = {"method": "full", "budget": 1024} | spec
-    request = wire.RebuildRequest(spec=wire.SessionSpec(session="s", **settings), state=state, turns=turns)
+    request = wire.RebuildRequest(
+        spec=wire.SessionSpec(session="s", **settings), state=state, turns=turns
+    )
     return worker.scheduler.rebuild(request).result(600)
 
 
-@pytest.mark.parametrize("spec", [{"method": "full", "budget": 1024}, EVICTING], ids=["full", "evicting"])
+@pytest.mark.parametrize(
+    "spec", [{"method": "full", "budget": 1024}, EVICTING], ids=["full", "evicting"]
+)
 def test_a_fork_at_the_last_turn_answers_as_its_parent(
-    make_worker: Callable[..., Any], words: Callable[..., str], answer: Callable[..., list[int]], spec: dict[str, Any]
+    make_worker: Callable[..., Any],
+    words: Callable[..., str],
+    answer: Callable[..., list[int]],
+    spec: dict[str, Any],
 ) -> None:
     worker = make_worker()
     worker.open(**spec)
@@ -72,7 +81,9 @@ def test_a_fork_at_the_last_turn_answers_as_its_parent(
     worker.check()
 
 
-def test_a_fork_copies_no_whole_page(make_worker: Callable[..., Any], words: Callable[..., str]) -> None:
+def test_a_fork_copies_no_whole_page(
+    make_worker: Callable[..., Any], words: Callable[..., str]
+) -> None:
     worker = make_worker(ram_pages=64)
     worker.open()
     first = worker.turn("s", words(300))
@@ -103,7 +114,9 @@ def test_forks_go_their_own_ways(
     worker.check()
 
 
-@pytest.mark.parametrize("spec", [{"method": "full", "budget": 1024}, EVICTING], ids=["full", "evicting"])
+@pytest.mark.parametrize(
+    "spec", [{"method": "full", "budget": 1024}, EVICTING], ids=["full", "evicting"]
+)
 def test_a_fork_at_an_earlier_turn_is_the_session_as_it_was_then(
     make_worker: Callable[..., Any], words: Callable[..., str], spec: dict[str, Any]
 ) -> None:
@@ -131,14 +144,21 @@ def test_a_forked_session_outlives_its_parent(
     expected = answer(worker.turn("s", "and then"))
     worker.open(epoch=2, state=state)
     fork(worker, "s", "child", state, epoch=1)
-    worker.scheduler.drop(wire.DropRequest(session="s", keep_pages=state.length // PAGE)).result(600)
+    worker.scheduler.drop(wire.DropRequest(session="s", keep_pages=state.length // PAGE)).result(
+        600
+    )
     assert answer(worker.turn("child", "and then")) == expected
     worker.check()
 
 
-@pytest.mark.parametrize("spec", [{"method": "full", "budget": 1024}, EVICTING], ids=["full", "evicting"])
+@pytest.mark.parametrize(
+    "spec", [{"method": "full", "budget": 1024}, EVICTING], ids=["full", "evicting"]
+)
 def test_a_session_that_lost_pages_is_refused_and_rebuilt(
-    make_worker: Callable[..., Any], words: Callable[..., str], lose_page: Callable[..., None], spec: dict[str, Any]
+    make_worker: Callable[..., Any],
+    words: Callable[..., str],
+    lose_page: Callable[..., None],
+    spec: dict[str, Any],
 ) -> None:
     worker = make_worker()
     worker.open(**spec)
@@ -146,7 +166,10 @@ def test_a_session_that_lost_pages_is_refused_and_rebuilt(
     turns = [worker.turn("s", text) for text in texts]
     state = turns[-1].state
     expected = list(worker.turn("s", "and then").token_ids)
-    opened = {"epoch": 3, **spec}  # another worker may have had it in between: only the tiers say what is there
+    opened = {
+        "epoch": 3,
+        **spec,
+    }  # another worker may have had it in between: only the tiers say what is there
     pages = -(-state.length // PAGE)
     for page in (1, pages - 1):
         lose_page(worker.engine.store, "s", page)
@@ -154,7 +177,9 @@ def test_a_session_that_lost_pages_is_refused_and_rebuilt(
         worker.open(state=state, **opened)
     with pytest.raises(UnknownSession):
         worker.turn("s", "and then", epoch=3)
-    rebuilt = rebuild(worker, state, [logged(*turn) for turn in zip(turns, texts, strict=True)], **opened)
+    rebuilt = rebuild(
+        worker, state, [logged(*turn) for turn in zip(turns, texts, strict=True)], **opened
+    )
     assert rebuilt.pages == 2
     assert (worker.engine.lost_pages, worker.engine.rebuilt_pages) == (2, 2)
     assert list(worker.turn("s", "and then", epoch=3).token_ids) == expected
@@ -168,11 +193,18 @@ def test_rebuilt_rows_are_those_that_were_lost(
     worker.open(**EVICTING)
     texts = [words(90, seed=seed) for seed in range(3)]
     turns = [worker.turn("s", text) for text in texts]
-    state, store = turns[-1].state, worker.engine.store
+    state = turns[-1].state
+    store = worker.engine.store
     everything = torch.arange(state.length)
     before = store.gather("s", everything)
     lose_page(store, "s", 2)
-    rebuild(worker, state, [logged(*turn) for turn in zip(turns, texts, strict=True)], epoch=2, **EVICTING)
+    rebuild(
+        worker,
+        state,
+        [logged(*turn) for turn in zip(turns, texts, strict=True)],
+        epoch=2,
+        **EVICTING,
+    )
     torch.testing.assert_close(store.gather("s", everything), before, rtol=1e-4, atol=1e-4)
 
 
@@ -200,7 +232,9 @@ def test_a_late_open_of_before_is_refused(make_worker: Callable[..., Any]) -> No
         fork(worker, "other", "child", wire.SessionState(), budget=9, method="random")
 
 
-def test_a_released_session_leaves_slot_and_memory(make_worker: Callable[..., Any], words: Callable[..., str]) -> None:
+def test_a_released_session_leaves_slot_and_memory(
+    make_worker: Callable[..., Any], words: Callable[..., str]
+) -> None:
     worker = make_worker()
     worker.open(epoch=2)
     state = worker.turn("s", words(90), epoch=2).state
@@ -221,7 +255,8 @@ def test_what_a_repair_brought_back_is_brought_back_again_for_a_rebuild(
     worker = make_worker()
     spec = {"method": "snapkv", "budget": 80, "repair_rows": 16}
     worker.open(**spec)
-    texts, log = [words(150, seed=seed) for seed in range(3)], list[wire.LoggedTurn]()
+    texts = [words(150, seed=seed) for seed in range(3)]
+    log = list[wire.LoggedTurn]()
     for text in texts:
         report = worker.repair("s", text).report
         state = (done := worker.turn("s", text)).state
@@ -229,10 +264,13 @@ def test_what_a_repair_brought_back_is_brought_back_again_for_a_rebuild(
         log[-1].promoted.extend(report.promoted)
     assert log[1].promoted
     assert log[2].promoted
-    store, everything = worker.engine.store, torch.arange(state.length)
+    store = worker.engine.store
+    everything = torch.arange(state.length)
     before = store.gather("s", everything)
     pages = range(-(-state.length // PAGE))
-    assert pages[-2] * PAGE > rows_after(log[:2]), "lost rows were computed over what was brought back"
+    assert pages[-2] * PAGE > rows_after(log[:2]), (
+        "lost rows were computed over what was brought back"
+    )
     for epoch, lost in enumerate((pages[-2:-1], pages), 2):
         for page in lost:
             lose_page(store, "s", page)

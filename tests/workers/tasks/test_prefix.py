@@ -12,13 +12,17 @@ from workers.tasks.prefix import after
 PAGE = 64
 
 
-def first_turn(worker: Any, name: str, texts: list[str], prefix: wire.Prefix | None = None) -> wire.TurnDone:
+def first_turn(
+    worker: Any, name: str, texts: list[str], prefix: wire.Prefix | None = None
+) -> wire.TurnDone:
     """A session's first turn: a system message and a question."""
     roles = ("system", "user")
     request = wire.TurnRequest(
         session=name,
         epoch=1,
-        messages=[wire.Message(role=role, content=text) for role, text in zip(roles, texts, strict=True)],
+        messages=[
+            wire.Message(role=role, content=text) for role, text in zip(roles, texts, strict=True)
+        ],
         generate=True,
         sampling=wire.Sampling(max_tokens=24),
         prefix=prefix,
@@ -50,13 +54,20 @@ def test_a_session_that_begins_alike_answers_alike_and_prefills_less(
     worker.engine.passes.clear()
     second = first_turn(worker, "second", [system, words(6, seed=2)], prefix)
     assert second.shared_pages >= 2
-    assert sum(tokens for _, tokens in worker.engine.passes if tokens > 1) == prefilled - PAGE * second.shared_pages
+    assert (
+        sum(tokens for _, tokens in worker.engine.passes if tokens > 1)
+        == prefilled - PAGE * second.shared_pages
+    )
     assert list(second.token_ids) == list(alone.token_ids)
-    assert list(worker.turn("second", "and then").token_ids) == list(worker.turn("alone", "and then").token_ids)
+    assert list(worker.turn("second", "and then").token_ids) == list(
+        worker.turn("alone", "and then").token_ids
+    )
     worker.check()
 
 
-def test_only_what_is_the_same_is_taken(make_worker: Callable[..., Any], words: Callable[..., str]) -> None:
+def test_only_what_is_the_same_is_taken(
+    make_worker: Callable[..., Any], words: Callable[..., str]
+) -> None:
     worker = make_worker()
     for name in ("first", "second", "third"):
         worker.open(name)
@@ -64,7 +75,11 @@ def test_only_what_is_the_same_is_taken(make_worker: Callable[..., Any], words: 
     prefix = wire.Prefix(owner="first", token_ids=first.token_ids)
     assert first_turn(worker, "second", [words(200, seed=9), words(5)], prefix).shared_pages == 0
     half = words(100) + " " + words(100, seed=9)
-    assert 0 < first_turn(worker, "third", [half, words(5)], prefix).shared_pages < first.prompt_tokens // PAGE
+    assert (
+        0
+        < first_turn(worker, "third", [half, words(5)], prefix).shared_pages
+        < first.prompt_tokens // PAGE
+    )
     worker.check()
 
 

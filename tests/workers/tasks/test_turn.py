@@ -76,20 +76,29 @@ def test_an_answer_that_was_cut_off_is_closed_before_the_next_turn(
     assert list(done.state.pending) == list(done.token_ids)[-2:]
 
 
-def test_every_token_of_a_turn_is_one_sides(make_worker: Callable[..., Any], words: Callable[..., str]) -> None:
+def test_every_token_of_a_turn_is_one_sides(
+    make_worker: Callable[..., Any], words: Callable[..., str]
+) -> None:
     worker = make_worker()
     worker.open()
-    heard = [{"role": "user", "content": words(20)}, {"role": "assistant", "content": words(10, seed=1)}]
+    heard = [
+        {"role": "user", "content": words(20)},
+        {"role": "assistant", "content": words(10, seed=1)},
+    ]
     remembered = worker.turn("s", heard, generate=False)
     assert len(remembered.utterance_tokens) == 2
     assert sum(remembered.utterance_tokens) == len(remembered.token_ids)
     done = worker.turn("s", [*heard, {"role": "user", "content": "and"}], max_tokens=5)
     assert len(done.utterance_tokens) == 4
     assert sum(done.utterance_tokens) == len(done.token_ids)
-    assert done.utterance_tokens[-1] == done.output_tokens + 1, "with the end of turn that closes a cut answer"
+    assert done.utterance_tokens[-1] == done.output_tokens + 1, (
+        "with the end of turn that closes a cut answer"
+    )
 
 
-def test_a_turn_may_only_remember(make_worker: Callable[..., Any], words: Callable[..., str]) -> None:
+def test_a_turn_may_only_remember(
+    make_worker: Callable[..., Any], words: Callable[..., str]
+) -> None:
     worker = make_worker()
     worker.open()
     done = worker.turn("s", words(20), generate=False)
@@ -106,18 +115,26 @@ def test_what_was_remembered_counts_like_what_was_asked(
 ) -> None:
     worker = make_worker()
     worker.open()
-    heard = [{"role": "user", "content": words(20)}, {"role": "assistant", "content": words(10, seed=1)}]
+    heard = [
+        {"role": "user", "content": words(20)},
+        {"role": "assistant", "content": words(10, seed=1)},
+    ]
     said = list(worker.turn("s", heard, generate=False).token_ids)
     done = worker.turn("s", words(15, seed=2))
     assert answer(done) == continuation("llama", [*said, *done.token_ids[: done.prompt_tokens]], 24)
     together = [*heard, {"role": "user", "content": words(15, seed=2)}]
     segments = worker.engine.tokenizer.prompt([], together, [], generate=True)
-    assert [*said, *done.token_ids[: done.prompt_tokens]] == [t for s in segments for t in s.token_ids]
+    assert [*said, *done.token_ids[: done.prompt_tokens]] == [
+        t for s in segments for t in s.token_ids
+    ]
 
 
 @pytest.mark.parametrize("max_budget", [64, 10_000])
 def test_a_turn_that_is_too_long_changes_nothing(
-    max_budget: int, make_worker: Callable[..., Any], words: Callable[..., str], answer: Callable[..., list[int]]
+    max_budget: int,
+    make_worker: Callable[..., Any],
+    words: Callable[..., str],
+    answer: Callable[..., list[int]],
 ) -> None:
     """Past the slot for the method full, past the model's context for every method."""
     worker = make_worker(max_budget=max_budget, block_tokens=64)
@@ -132,10 +149,14 @@ def test_a_turn_that_is_too_long_changes_nothing(
     other = make_worker(max_budget=max_budget, block_tokens=64)
     other.open(budget=64)
     other.turn("s", words(20), max_tokens=8)
-    assert answer(worker.turn("s", words(5), max_tokens=8)) == answer(other.turn("s", words(5), max_tokens=8))
+    assert answer(worker.turn("s", words(5), max_tokens=8)) == answer(
+        other.turn("s", words(5), max_tokens=8)
+    )
 
 
-def test_max_tokens_is_cut_to_what_the_slot_holds(make_worker: Callable[..., Any], words: Callable[..., str]) -> None:
+def test_max_tokens_is_cut_to_what_the_slot_holds(
+    make_worker: Callable[..., Any], words: Callable[..., str]
+) -> None:
     worker = make_worker(max_budget=64, block_tokens=64)
     worker.open(budget=64)
     done = worker.turn("s", words(40), max_tokens=1000)
@@ -167,9 +188,14 @@ def test_a_refused_turn_changes_nothing(
     assert worker.memory() == before
 
 
-def test_the_same_session_twice_diverges_nowhere(make_worker: Callable[..., Any], words: Callable[..., str]) -> None:
+def test_the_same_session_twice_diverges_nowhere(
+    make_worker: Callable[..., Any], words: Callable[..., str]
+) -> None:
     worker = make_worker(block_tokens=16)
-    recorded = [{"role": "user", "content": words(20)}, {"role": "assistant", "content": words(40, seed=1)}]
+    recorded = [
+        {"role": "user", "content": words(20)},
+        {"role": "assistant", "content": words(40, seed=1)},
+    ]
     worker.open("full")
     worker.turn("full", recorded, generate=False, keep_distribution=True)
     worker.open("other", method="snapkv", budget=1000)
@@ -183,7 +209,10 @@ def test_divergence_is_the_mean_kl_of_what_the_two_models_expected(
     make_worker: Callable[..., Any], words: Callable[..., str], plain: Callable[..., Any]
 ) -> None:
     worker = make_worker(block_tokens=16, recent=4)
-    recorded = [{"role": "user", "content": words(40)}, {"role": "assistant", "content": words(30, seed=1)}]
+    recorded = [
+        {"role": "user", "content": words(40)},
+        {"role": "assistant", "content": words(30, seed=1)},
+    ]
     worker.open("full")
     done = worker.turn("full", recorded, generate=False, keep_distribution=True)
     kept = worker.engine.session("full").distribution
@@ -192,28 +221,44 @@ def test_divergence_is_the_mean_kl_of_what_the_two_models_expected(
     at = len(done.token_ids) - len(kept.token_ids)
     assert torch.allclose(kept.log_probs, expected[at - 1 : -1], atol=1e-4)
     worker.open("small", method="streaming_llm", budget=12)
-    far = worker.turn("small", recorded, generate=False, keep_distribution=True, compare_with="full").fidelity
+    far = worker.turn(
+        "small", recorded, generate=False, keep_distribution=True, compare_with="full"
+    ).fidelity
     small = worker.engine.session("small").distribution.log_probs
-    divergence = torch.nn.functional.kl_div(small, kept.log_probs, log_target=True, reduction="batchmean")
+    divergence = torch.nn.functional.kl_div(
+        small, kept.log_probs, log_target=True, reduction="batchmean"
+    )
     assert far.kl_mean == pytest.approx(float(divergence), rel=1e-4)
-    assert far.top1_agreement == pytest.approx(float((small.argmax(-1) == kept.log_probs.argmax(-1)).float().mean()))
+    assert far.top1_agreement == pytest.approx(
+        float((small.argmax(-1) == kept.log_probs.argmax(-1)).float().mean())
+    )
 
 
-def test_different_recorded_text_cannot_be_compared(make_worker: Callable[..., Any], words: Callable[..., str]) -> None:
+def test_different_recorded_text_cannot_be_compared(
+    make_worker: Callable[..., Any], words: Callable[..., str]
+) -> None:
     worker = make_worker()
     worker.open("a")
     worker.open("b")
-    worker.turn("a", [{"role": "assistant", "content": words(8)}], generate=False, keep_distribution=True)
+    worker.turn(
+        "a", [{"role": "assistant", "content": words(8)}], generate=False, keep_distribution=True
+    )
     with pytest.raises(NotComparable):
-        worker.turn("b", [{"role": "assistant", "content": words(9)}], generate=False, compare_with="a")
+        worker.turn(
+            "b", [{"role": "assistant", "content": words(9)}], generate=False, compare_with="a"
+        )
 
 
-def test_phases_are_timed_and_text_is_streamed(make_worker: Callable[..., Any], words: Callable[..., str]) -> None:
+def test_phases_are_timed_and_text_is_streamed(
+    make_worker: Callable[..., Any], words: Callable[..., str]
+) -> None:
     worker = make_worker()
     worker.open(method="snapkv", budget=200, repair_rows=50)
     done = worker.turn("s", words(20), repair=True)
-    assert {"queued", "repair", "prefill", "first_token", "decode", "evict", "flush"} <= set(done.seconds)
-    assert worker.shown().strip() == done.message.content
-    assert [t for event in worker.events["s"] for t in event.token.ids][: done.output_tokens] == list(
-        done.token_ids[done.prompt_tokens :][: done.output_tokens]
+    assert {"queued", "repair", "prefill", "first_token", "decode", "evict", "flush"} <= set(
+        done.seconds
     )
+    assert worker.shown().strip() == done.message.content
+    assert [t for event in worker.events["s"] for t in event.token.ids][
+        : done.output_tokens
+    ] == list(done.token_ids[done.prompt_tokens :][: done.output_tokens])

@@ -15,7 +15,7 @@ better before the choice is certain; none: it is."""
 
 
 @dataclass(frozen=True, eq=False)
-class Scanned:
+class ScanResult:
     """What a scan found.
 
     scores: float32 `[length]`, on the CPU, 0 where a token was not scored; scored: bool `[length]`; bytes_read: of
@@ -46,6 +46,6 @@ class Scan:
         """Which of a chunk's rows count, bool `[n_kv_heads, rows]`; None for all."""
         return None if self.counted is None else self.counted[layer][:, chunk.positions]
 
-    def found(self, scores: Tensor, scored: Tensor, complete: bool) -> Scanned:
+    def found(self, scores: Tensor, scored: Tensor, complete: bool) -> ScanResult:
         """The result as it is now."""
-        return Scanned(scores.cpu(), scored.cpu(), self.pages.bytes_read, complete)
+        return ScanResult(scores.cpu(), scored.cpu(), self.pages.bytes_read, complete)

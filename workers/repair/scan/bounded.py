@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator, Sequence
 import torch
 from torch import Tensor
 
-from workers.repair.scan.base import Doubts, Scan, Scanned
+from workers.repair.scan.base import Doubts, Scan, ScanResult
 from workers.repair.scan.bounds import (
     BoundedNormaliser,
     bounds_of_layer,
@@ -25,8 +25,8 @@ _MOST_HELD = 4096
 
 
 def bounded(
-    over: Scan, doubts: Doubts, exact: Callable[[], Generator[None, None, Scanned]]
-) -> Generator[None, None, Scanned]:
+    over: Scan, doubts: Doubts, exact: Callable[[], Generator[None, None, ScanResult]]
+) -> Generator[None, None, ScanResult]:
     """Scores that lead to the same choice as those of `exact`, which takes over where bounds cannot settle it.
 
     That is when scores are equal but for rounding. All else is settled by reading every page once at the most, and
@@ -50,10 +50,13 @@ class _Bounded:
     """What is known of the scores: `scores` are the best guess before `lower` and `upper`, float32 `[length]`."""
 
     def __init__(self, over: Scan, doubts: Doubts) -> None:
-        self._over, self._doubts = over, doubts
+        self._over = over
+        self._doubts = doubts
         self._normalisers = [BoundedNormaliser(queries) for queries in over.signal.queries]
-        self.scores, self.scored = over.zeros(), over.zeros().bool()
-        self._lower, self._upper = over.zeros(), over.zeros()
+        self.scores = over.zeros()
+        self.scored = over.zeros().bool()
+        self._lower = over.zeros()
+        self._upper = over.zeros()
         self._read = torch.zeros(over.pages.count, dtype=torch.bool)
         """Pages whose rows are in the normalisers as they were read."""
         self._may_read = over.pages.count
@@ -76,7 +79,9 @@ class _Bounded:
                 for layer, normaliser in enumerate(self._normalisers):
                     weights = normaliser.add(logits_of(over.signal, layer, chunk))
                     weights /= (normaliser.low * normaliser.high).sqrt()
-                    self.scores[chunk.positions] += over.signal.scores(weights, over.counts(layer, chunk))
+                    self.scores[chunk.positions] += over.signal.scores(
+                        weights, over.counts(layer, chunk)
+                    )
                 self.scored[chunk.positions] = True
                 self._read[list(chunk.pages)] = isinstance(chunk, ReadChunk)
             yield None
@@ -106,7 +111,8 @@ class _Bounded:
                 return True
             unheld = doubtful & ~self._is_held
             if bool(unheld.any()):
-                unsure, pages = None, self._pages_of(unheld)
+                unsure = None
+                pages = self._pages_of(unheld)
                 if len(pages) > self._may_read or int(doubtful.sum()) > _MOST_HELD:
                     return False
             else:
@@ -145,7 +151,11 @@ class _Bounded:
         """Read pages, hold the keys of their doubtful tokens, and bound these anew."""
         over = self._over
         self._may_read -= len(pages)
-        parts = [over.pages.read(again)] if (again := [page for page in pages if self._read[page]]) else []
+        parts = (
+            [over.pages.read(again)]
+            if (again := [page for page in pages if self._read[page]])
+            else []
+        )
         fresh = [page for page in pages if not self._read[page]]
         for known in over.pages.coded(fresh) if fresh else ():
             if isinstance(known, ReadChunk):  # its summary is gone; the bounds with it stay true
@@ -153,7 +163,9 @@ class _Bounded:
                 continue
             parts.append(read := over.pages.read(known.pages))
             for layer, normaliser in enumerate(self._normalisers):
-                normaliser.replace(logits_of(over.signal, layer, known), logits_of(over.signal, layer, read))
+                normaliser.replace(
+                    logits_of(over.signal, layer, known), logits_of(over.signal, layer, read)
+                )
         self._read[list(pages)] = True
         self._hold(parts, doubtful)
         if bool((doubtful & self._is_held).any()):
@@ -173,7 +185,8 @@ class _Bounded:
 
     def _unsure(self, doubtful: Tensor) -> Generator[None, None, Tensor]:
         """How unsure each unread page makes the normalisers that the doubtful tokens hang on: float32 `[pages]`."""
-        over, held = self._over, joined(self._held, doubtful)
+        over = self._over
+        held = joined(self._held, doubtful)
         matters = [
             weighty(over.signal, normaliser, logits_of(over.signal, layer, held))
             for layer, normaliser in enumerate(self._normalisers)
@@ -192,4 +205,8 @@ class _Bounded:
 
     def _unread(self, unsure: Tensor) -> list[int]:
         """Pages that would make the normalisers surer, those first that would most."""
-        return [page for page in unsure.argsort(descending=True, stable=True).tolist() if unsure[page] > 0]
+        return [
+            page
+            for page in unsure.argsort(descending=True, stable=True).tolist()
+            if unsure[page] > 0
+        ]

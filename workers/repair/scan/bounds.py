@@ -34,7 +34,9 @@ def logits_of(signal: Signal, layer: int, chunk: Chunk) -> Logits:
     keys = chunk.of(layer)
     queries = signal.queries[layer].abs()
     if isinstance(chunk, CodedChunk):
-        lowest, cell, reach = chunk.lowest[layer], chunk.cell[layer], chunk.reach[layer]
+        lowest = chunk.lowest[layer]
+        cell = chunk.cell[layer]
+        reach = chunk.reach[layer]
         largest = keys.view(*lowest.shape[:2], -1, lowest.shape[-1]).abs().amax(2)
         largest = torch.maximum(largest + cell, lowest.abs())
         rounding = queries @ largest.transpose(1, 2) * _ROUNDING
@@ -61,7 +63,9 @@ class BoundedNormaliser:
         """Count rows in; returns `exp(logits - peak)`, `[n_kv_heads, group * t, rows]`."""
         peak = torch.maximum(self.peak, logits.values.amax((2, 3)).unsqueeze(-1))
         scale = (self.peak - peak).double().exp()
-        self.low, self.high, self.peak = self.low * scale, self.high * scale, peak
+        self.low = self.low * scale
+        self.high = self.high * scale
+        self.peak = peak
         weights = (logits.values - peak.unsqueeze(-1)).exp_()
         self._count(weights, logits)
         return weights.flatten(2)
@@ -88,7 +92,8 @@ class BoundedNormaliser:
         return bool((self.low > 0).all()) and bool(self.high.isfinite().all())
 
     def _count(self, weights: Tensor, logits: Logits) -> None:
-        sums, error = self._sums(weights), logits.error.double()
+        sums = self._sums(weights)
+        error = logits.error.double()
         self.low += ((-error).exp() * sums).sum(-1, keepdim=True)
         # What is too small for float32 may be large in truth where the error is.
         self.high += (error.exp() * (sums + weights.shape[-1] * _TINY)).sum(-1, keepdim=True)
@@ -106,7 +111,9 @@ def bounds_of_layer(
     factor = (logits.error + normaliser.spread()).exp_().unsqueeze(-1)
     lower = (weights / factor).flatten(2)
     upper = weights.add_(_TINY).mul_(factor).clamp_(max=1).flatten(2)
-    return signal.scores(lower, counted) * (1 - _SUMMING), signal.scores(upper, counted) * (1 + _SUMMING)
+    return signal.scores(lower, counted) * (1 - _SUMMING), signal.scores(upper, counted) * (
+        1 + _SUMMING
+    )
 
 
 def weighty(signal: Signal, normaliser: BoundedNormaliser, logits: Logits) -> Tensor:

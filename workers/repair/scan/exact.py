@@ -13,12 +13,12 @@ from torch import Tensor
 
 from kvstore.store import RowStore
 from workers.primitives.observation import Observed
-from workers.repair.scan.base import Doubts, Scan, Scanned
+from workers.repair.scan.base import Doubts, Scan, ScanResult
 from workers.repair.scan.bounded import bounded
 from workers.repair.scan.pages import Pages
 from workers.repair.scan.softmax import Normaliser, Signal
 
-__all__ = ["Doubts", "How", "Scanned", "scan", "scan_by_head"]
+__all__ = ["Doubts", "How", "ScanResult", "scan", "scan_by_head"]
 
 How = Literal["exact", "bounded", "summary"]
 
@@ -34,7 +34,7 @@ def scan(
     doubts: Doubts,
     hurried: Callable[[], bool],
     device: torch.device,
-) -> Generator[None, None, Scanned]:
+) -> Generator[None, None, ScanResult]:
     """Score a session's first `length` tokens; yields between chunks, to let others run. Raises what the store raises.
 
     `exact` reads every page twice. `summary` takes the middles of the codes for keys, and reads pages without a summary
@@ -52,14 +52,15 @@ def scan(
     return (yield from two_passes(over, coded=how == "summary"))
 
 
-def two_passes(over: Scan, *, coded: bool) -> Generator[None, None, Scanned]:
+def two_passes(over: Scan, *, coded: bool) -> Generator[None, None, ScanResult]:
     """All pages best bound first for the normaliser, scored with what it is so far; then all in order, with all of it.
 
     Hurried in the second pass, the scores of the first stand. The order of the second does not depend on summaries, so
     that a scan always sums alike.
     """
     normalisers = [Normaliser(queries) for queries in over.signal.queries]
-    scores, scored = over.zeros(), over.zeros().bool()
+    scores = over.zeros()
+    scored = over.zeros().bool()
     order = yield from over.pages.best_first(over.signal, over.hurried)
     for pages in over.pages.in_chunks(order):
         if over.hurried():
@@ -91,25 +92,27 @@ def scan_by_head(
     *,
     hurried: Callable[[], bool],
     device: torch.device,
-) -> Generator[None, None, Scanned]:
+) -> Generator[None, None, ScanResult]:
     """`scan` with `exact`, for every layer and KV head on its own: scores float32 `[n_layers, n_kv_heads, length]`.
 
     A score is the mean over the head's group of the largest weight over the signal's tokens. Pages come in order; those
     that the second pass has come to are scored.
     """
-    pages, signal = Pages(store, name, length, device), Signal(observed, store.layout.n_kv_heads, device)
+    pages = Pages(store, name, length, device)
+    signal = Signal(observed, store.layout.n_kv_heads, device)
     normalisers = [Normaliser(queries) for queries in signal.queries]
-    scores, scored = torch.zeros(signal.n_layers, signal.n_kv_heads, length), torch.zeros(length, dtype=torch.bool)
+    scores = torch.zeros(signal.n_layers, signal.n_kv_heads, length)
+    scored = torch.zeros(length, dtype=torch.bool)
     for indices in pages.in_chunks(range(pages.count)):
         if hurried():
-            return Scanned(scores, scored, pages.bytes_read, False)
+            return ScanResult(scores, scored, pages.bytes_read, False)
         chunk = pages.read(indices)
         for layer, normaliser in enumerate(normalisers):
             normaliser.add(signal.logits(layer, chunk.of(layer)))
         yield None
     for indices in pages.in_chunks(range(pages.count)):
         if hurried():
-            return Scanned(scores, scored, pages.bytes_read, False)
+            return ScanResult(scores, scored, pages.bytes_read, False)
         chunk = pages.read(indices)
         where = chunk.positions.cpu()
         for layer, normaliser in enumerate(normalisers):
@@ -117,4 +120,4 @@ def scan_by_head(
             scores[layer, :, where] = signal.by_head(weights).cpu()
         scored[where] = True
         yield None
-    return Scanned(scores, scored, pages.bytes_read, True)
+    return ScanResult(scores, scored, pages.bytes_read, True)

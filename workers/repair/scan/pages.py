@@ -46,11 +46,14 @@ class CodedChunk:
 
     def of(self, layer: int) -> Tensor:
         """The middles of the cells of a layer's keys: float32 `[n_kv_heads, rows, head_dim]`."""
-        lowest, cell = self.lowest[layer].unsqueeze(2), self.cell[layer].unsqueeze(2)
+        lowest = self.lowest[layer].unsqueeze(2)
+        cell = self.cell[layer].unsqueeze(2)
         high, low = (None if part is None else part[layer] for part in (self.high, self.low))
         codes = unpacked(high, low, lowest.shape[-1])
         heads, rows, head_dim = codes.shape
-        return middles_of(codes.view(heads, len(self.pages), -1, head_dim), lowest, cell).view(heads, rows, head_dim)
+        return middles_of(codes.view(heads, len(self.pages), -1, head_dim), lowest, cell).view(
+            heads, rows, head_dim
+        )
 
 
 Chunk = ReadChunk | CodedChunk
@@ -60,7 +63,10 @@ class Pages:
     """The pages of a session's first `length` tokens. Whatever it reads raises what the store raises."""
 
     def __init__(self, store: RowStore, name: str, length: int, device: torch.device) -> None:
-        self._store, self._name, self.length, self._device = store, name, length, device
+        self._store = store
+        self._name = name
+        self.length = length
+        self._device = device
         self.page_tokens = store.layout.page_tokens
         self.count = -(-length // self.page_tokens)
         self.bytes_read = 0
@@ -70,13 +76,19 @@ class Pages:
         """The keys of pages."""
         found = self._store.read_keys(self._name, pages)
         self.bytes_read += found.bytes_read
-        keys = [each[:, :, : self._tokens(page)] for page, each in zip(pages, found.keys, strict=True)]
+        keys = [
+            each[:, :, : self._tokens(page)] for page, each in zip(pages, found.keys, strict=True)
+        ]
         return ReadChunk(pages, self._positions(pages), torch.cat(keys, dim=2).to(self._device))
 
     def coded(self, pages: Sequence[int]) -> Iterator[Chunk]:
         """The pages as their summaries know them; those that have none, and an unfinished one, are read."""
         summaries = self.summaries(pages)
-        known = [(page, summary) for page, summary in zip(pages, summaries, strict=True) if summary is not None]
+        known = [
+            (page, summary)
+            for page, summary in zip(pages, summaries, strict=True)
+            if summary is not None
+        ]
         if known:
             yield self._coded([page for page, _ in known], [summary for _, summary in known])
         unknown = [page for page, summary in zip(pages, summaries, strict=True) if summary is None]
@@ -94,7 +106,9 @@ class Pages:
         for first in range(0, len(pages), self.chunk_pages):
             yield pages[first : first + self.chunk_pages]
 
-    def best_first(self, signal: Signal, hurried: Callable[[], bool]) -> Generator[None, None, list[int]]:
+    def best_first(
+        self, signal: Signal, hurried: Callable[[], bool]
+    ) -> Generator[None, None, list[int]]:
         """All pages: those without a summary, then by how high the attention to one of their keys may be.
 
         The bound is the box's: no key's logit is over `sum over channels of max(q * lowest, q * highest)`. Quest (Tang
@@ -104,7 +118,9 @@ class Pages:
         peaks: list[Tensor] = []
         for _, logits in self._box_logits(signal):
             tops = [each.amax(-1, keepdim=True) for each in logits]
-            peaks = [torch.maximum(a, b) for a, b in zip(peaks, tops, strict=True)] if peaks else tops
+            peaks = (
+                [torch.maximum(a, b) for a, b in zip(peaks, tops, strict=True)] if peaks else tops
+            )
             yield None
             if hurried():
                 return list(range(self.count))
@@ -121,16 +137,20 @@ class Pages:
         """Pages with a summary; per layer the bounds on their logits, `[n_kv_heads, group * t, pages]`."""
         for first in range(0, self.count, _BOXES_AT_ONCE):
             pages = range(first, min(self.count, first + _BOXES_AT_ONCE))
-            found = [(p, s) for p, s in zip(pages, self.summaries(pages), strict=True) if s is not None]
+            found = [
+                (p, s) for p, s in zip(pages, self.summaries(pages), strict=True) if s is not None
+            ]
             if not found:
                 continue
             lowest = torch.stack([summary.lowest for _, summary in found], 2).to(self._device)
             highest = torch.stack([summary.highest for _, summary in found], 2).to(self._device)
-            centre, half = (lowest + highest) / 2, (highest - lowest) / 2
+            centre = (lowest + highest) / 2
+            half = (highest - lowest) / 2
             yield (
                 [page for page, _ in found],
                 [
-                    queries @ centre[layer].transpose(1, 2) + queries.abs() @ half[layer].transpose(1, 2)
+                    queries @ centre[layer].transpose(1, 2)
+                    + queries.abs() @ half[layer].transpose(1, 2)
                     for layer, queries in enumerate(signal.queries)
                 ],
             )

@@ -11,7 +11,9 @@ class Signal:
 
     def __init__(self, observed: Observed, n_kv_heads: int, device: torch.device) -> None:
         n_heads, self.tokens, head_dim = observed.queries[0].shape
-        self.n_layers, self.n_heads, self.n_kv_heads = len(observed.queries), n_heads, n_kv_heads
+        self.n_layers = len(observed.queries)
+        self.n_heads = n_heads
+        self.n_kv_heads = n_kv_heads
         self.queries = [
             (queries.to(device).float() * head_dim**-0.5).reshape(n_kv_heads, -1, head_dim)
             for queries in observed.queries

@@ -25,10 +25,16 @@ def open_tier(layout: PageLayout) -> Iterator[Callable[..., NvmeTier]]:
     """open_tier(directory, **settings): segments of four pages; moves records only when it is told to."""
     opened: list[NvmeTier] = []
 
-    def open_one(directory: Path, compact_in_background: bool = False, limit_bytes: int | None = None) -> NvmeTier:
+    def open_one(
+        directory: Path, compact_in_background: bool = False, limit_bytes: int | None = None
+    ) -> NvmeTier:
         size = PAGES_PER_SEGMENT * layout.page_bytes
-        tier = NvmeTier(directory, segment_bytes=size, limit_bytes=limit_bytes,
-                        compact_in_background=compact_in_background)  # fmt: skip
+        tier = NvmeTier(
+            directory,
+            segment_bytes=size,
+            limit_bytes=limit_bytes,
+            compact_in_background=compact_in_background,
+        )
         opened.append(tier)
         return tier
 
@@ -44,7 +50,9 @@ def sealed(key: PageKey, sequence: int) -> bytes:
 
 
 def names(directory: Path) -> list[int]:
-    return sorted(int(path.stem.removeprefix("segment-")) for path in directory.glob("segment-*.kv"))
+    return sorted(
+        int(path.stem.removeprefix("segment-")) for path in directory.glob("segment-*.kv")
+    )
 
 
 def newest(directory: Path) -> Path:
@@ -65,8 +73,9 @@ def fragmented(tier: NvmeTier, make_page: MakePage) -> Held:
     return {key: blob for key, blob in pages if key.index % PAGES_PER_SEGMENT == 0}
 
 
-def test_what_counts_moves_and_the_rest_is_given_back(open_tier: Callable[..., NvmeTier], make_page: MakePage,
-                                                      layout: PageLayout, tmp_path: Path) -> None:  # fmt: skip
+def test_what_counts_moves_and_the_rest_is_given_back(
+    open_tier: Callable[..., NvmeTier], make_page: MakePage, layout: PageLayout, tmp_path: Path
+) -> None:
     tier = open_tier(tmp_path)
     held = fragmented(tier, make_page)
     assert names(tmp_path)[:3] == [1, 2, 3]
@@ -90,7 +99,9 @@ def test_a_kill_after_any_step_loses_nothing_and_brings_nothing_back(
         copy = tmp_path / f"copy-{step}"
         shutil.copytree(tmp_path / "rows", copy)
         # The record that was moved last is not synced yet, so it may be there in part.
-        newest(copy).write_bytes(newest(copy).read_bytes()[: newest(copy).stat().st_size - torn_bytes])
+        newest(copy).write_bytes(
+            newest(copy).read_bytes()[: newest(copy).stat().st_size - torn_bytes]
+        )
         again = open_tier(copy)
         assert holds(again, held)
         list(again.compact())
@@ -139,7 +150,9 @@ def test_a_page_that_changes_on_its_way_is_not_brought_back(
     assert holds(open_tier(tmp_path), held)
 
 
-def test_a_reader_keeps_its_segment_until_it_has_read(layout: PageLayout, make_page: MakePage, tmp_path: Path) -> None:
+def test_a_reader_keeps_its_segment_until_it_has_read(
+    layout: PageLayout, make_page: MakePage, tmp_path: Path
+) -> None:
     log = SegmentLog(tmp_path, PAGES_PER_SEGMENT * layout.page_bytes, "log")
     pages = [make_page(index) for index in range(PAGES_PER_SEGMENT + 1)]
     for page in pages:
@@ -175,8 +188,9 @@ def test_a_page_that_rotted_is_not_moved_and_its_segment_stays(
     assert holds(tier, held)
 
 
-def test_pages_in_doubt_are_not_moved_out_of_it(open_tier: Callable[..., NvmeTier], make_page: MakePage,
-                                                tmp_path: Path) -> None:  # fmt: skip
+def test_pages_in_doubt_are_not_moved_out_of_it(
+    open_tier: Callable[..., NvmeTier], make_page: MakePage, tmp_path: Path
+) -> None:
     tier = open_tier(tmp_path)
     fragmented(tier, make_page)
     tier.close()

@@ -17,7 +17,9 @@ MakePage = Callable[..., tuple[PageKey, bytes]]
 @pytest.fixture
 def open_tier(layout: PageLayout, tmp_path: Path) -> Callable[[], NvmeTier]:
     """A tier of segments of three pages, always over the same directory, that moves nothing by itself."""
-    return lambda: NvmeTier(tmp_path / "rows", segment_bytes=3 * layout.page_bytes, compact_in_background=False)
+    return lambda: NvmeTier(
+        tmp_path / "rows", segment_bytes=3 * layout.page_bytes, compact_in_background=False
+    )
 
 
 def segments(directory: Path) -> list[Path]:
@@ -30,7 +32,9 @@ def flip(path: Path, offset: int) -> None:
     path.write_bytes(raw)
 
 
-def test_pages_are_there_after_a_restart(open_tier: Callable[[], NvmeTier], make_page: MakePage) -> None:
+def test_pages_are_there_after_a_restart(
+    open_tier: Callable[[], NvmeTier], make_page: MakePage
+) -> None:
     tier = open_tier()
     pages = [make_page(index) for index in range(10)]
     tier.put(pages)
@@ -43,8 +47,9 @@ def test_pages_are_there_after_a_restart(open_tier: Callable[[], NvmeTier], make
     again.close()
 
 
-def test_the_newest_version_and_every_delete_survive_a_restart(open_tier: Callable[[], NvmeTier],
-                                                               make_page: MakePage) -> None:  # fmt: skip
+def test_the_newest_version_and_every_delete_survive_a_restart(
+    open_tier: Callable[[], NvmeTier], make_page: MakePage
+) -> None:
     tier = open_tier()
     tier.put([make_page(index, sequence) for sequence in (1, 2, 3) for index in range(4)])
     tier.delete([PageKey("s", 1), PageKey("s", 3)])
@@ -55,13 +60,17 @@ def test_the_newest_version_and_every_delete_survive_a_restart(open_tier: Callab
     again.close()
 
 
-def test_segments_whose_records_are_all_dead_are_unlinked(open_tier: Callable[[], NvmeTier], make_page: MakePage,
-                                                          tmp_path: Path) -> None:  # fmt: skip
+def test_segments_whose_records_are_all_dead_are_unlinked(
+    open_tier: Callable[[], NvmeTier], make_page: MakePage, tmp_path: Path
+) -> None:
     tier = open_tier()
     tier.put([make_page(index) for index in range(9)])
     assert len(segments(tmp_path)) == 3
     tier.delete([PageKey("s", index) for index in (3, 4, 5)])
-    assert [path.name for path in segments(tmp_path)][:2] == ["segment-00000001.kv", "segment-00000003.kv"]
+    assert [path.name for path in segments(tmp_path)][:2] == [
+        "segment-00000001.kv",
+        "segment-00000003.kv",
+    ]
     tier.delete([PageKey("s", index) for index in range(9)])
     assert len(segments(tmp_path)) == 1
     assert (tier.used_bytes, tier.file_bytes) == (0, 0)
@@ -96,14 +105,19 @@ def test_a_dead_segment_stays_until_what_superseded_it_is_on_the_disk(
     tier.close()
 
 
-def test_a_tombstone_outlives_every_older_copy_of_its_page(open_tier: Callable[[], NvmeTier], make_page: MakePage,
-                                                           tmp_path: Path) -> None:  # fmt: skip
+def test_a_tombstone_outlives_every_older_copy_of_its_page(
+    open_tier: Callable[[], NvmeTier], make_page: MakePage, tmp_path: Path
+) -> None:
     tier = open_tier()
-    tier.put([make_page(0, 1), make_page(1, 1), make_page(2, 1)])  # segment 1: page 0 dies here, page 1 stays
+    tier.put(
+        [make_page(0, 1), make_page(1, 1), make_page(2, 1)]
+    )  # segment 1: page 0 dies here, page 1 stays
     tier.put([make_page(0, 2), make_page(3, 1), make_page(4, 1)])
     tier.delete([PageKey("s", 0)])
     tier.delete([PageKey("s", 3), PageKey("s", 4), PageKey("s", 2)])
-    tier.put([make_page(index) for index in range(5, 11)])  # the tombstone's segment is full and sealed now
+    tier.put(
+        [make_page(index) for index in range(5, 11)]
+    )  # the tombstone's segment is full and sealed now
     tier.delete([PageKey("s", index) for index in range(5, 11)])
     tier.close()
     assert segments(tmp_path)[0].name == "segment-00000001.kv"
@@ -113,8 +127,9 @@ def test_a_tombstone_outlives_every_older_copy_of_its_page(open_tier: Callable[[
 
 
 @pytest.mark.parametrize("lost_bytes", [1, 100, 400])
-def test_a_torn_tail_is_cut_off_and_written_over(open_tier: Callable[[], NvmeTier], make_page: MakePage,
-                                                 tmp_path: Path, lost_bytes: int) -> None:  # fmt: skip
+def test_a_torn_tail_is_cut_off_and_written_over(
+    open_tier: Callable[[], NvmeTier], make_page: MakePage, tmp_path: Path, lost_bytes: int
+) -> None:
     tier = open_tier()
     tier.put([make_page(0, 1)])
     tier.flush()
@@ -182,8 +197,9 @@ def test_a_flipped_bit_in_a_header_never_brings_back_an_older_version(
     again.close()
 
 
-def test_a_bit_that_flips_while_the_tier_is_open_is_refused(open_tier: Callable[[], NvmeTier], make_page: MakePage,
-                                                            tmp_path: Path) -> None:  # fmt: skip
+def test_a_bit_that_flips_while_the_tier_is_open_is_refused(
+    open_tier: Callable[[], NvmeTier], make_page: MakePage, tmp_path: Path
+) -> None:
     tier = open_tier()
     tier.put([make_page(0)])
     flip(segments(tmp_path)[0], 30)
@@ -268,12 +284,17 @@ def test_a_write_the_disk_cut_off_leaves_the_tier_as_it_was(
     tier.flush()
     tier.close()
     again = open_tier()
-    assert again.get([PageKey("s", 0), PageKey("s", 1)]) == [make_page(0, 1)[1], make_page(1, 3, tokens=1)[1]]
+    assert again.get([PageKey("s", 0), PageKey("s", 1)]) == [
+        make_page(0, 1)[1],
+        make_page(1, 3, tokens=1)[1],
+    ]
     again.check()
     again.close()
 
 
-def test_deleting_is_possible_when_the_tier_is_full(layout: PageLayout, make_page: MakePage, tmp_path: Path) -> None:
+def test_deleting_is_possible_when_the_tier_is_full(
+    layout: PageLayout, make_page: MakePage, tmp_path: Path
+) -> None:
     tier = NvmeTier(tmp_path / "rows", limit_bytes=2 * layout.page_bytes)
     tier.put([make_page(0), make_page(1)])
     with pytest.raises(TierFullError):
@@ -283,7 +304,9 @@ def test_deleting_is_possible_when_the_tier_is_full(layout: PageLayout, make_pag
     tier.close()
 
 
-def test_pages_leave_room_on_the_disk_for_deletions_and_whoever_shares_it(make_page: MakePage, tmp_path: Path) -> None:
+def test_pages_leave_room_on_the_disk_for_deletions_and_whoever_shares_it(
+    make_page: MakePage, tmp_path: Path
+) -> None:
     tier = NvmeTier(tmp_path / "rows", reserve_bytes=0)
     tier.put([make_page(0), make_page(1)])
     tier.close()

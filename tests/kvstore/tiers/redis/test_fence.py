@@ -18,7 +18,8 @@ OpenTier = Callable[[], RedisTier]
 @pytest.fixture(params=["redis_url", "redis_cluster_url"])
 def open_tier(request: pytest.FixtureRequest, layout: PageLayout) -> OpenTier:
     """open_tier(): another process's view of the same Redis."""
-    url, namespace = request.getfixturevalue(request.param), uuid4().hex
+    url = request.getfixturevalue(request.param)
+    namespace = uuid4().hex
     return lambda: RedisTier(url, layout, namespace=namespace)
 
 
@@ -30,8 +31,11 @@ def held(tier: Tier) -> list[tuple[int, int]]:
     return sorted((header.key.index, header.epoch) for header in tier.stored("s"))
 
 
-def test_a_writer_that_was_fenced_off_changes_nothing(open_tier: OpenTier, make_page: MakePage) -> None:
-    late, owner = open_tier(), open_tier()
+def test_a_writer_that_was_fenced_off_changes_nothing(
+    open_tier: OpenTier, make_page: MakePage
+) -> None:
+    late = open_tier()
+    owner = open_tier()
     late.put([under(make_page, 1)])
     owner.fence("s", 2)
     with pytest.raises(StaleWriterError, match="epoch 1, but a writer took over under epoch 2"):
@@ -63,7 +67,9 @@ def test_a_page_raises_the_fence_to_its_own_epoch(open_tier: OpenTier, make_page
         tier.put([under(make_page, 4, index=1)])
 
 
-def test_whoever_took_over_may_write_pages_that_were_made_before(open_tier: OpenTier, make_page: MakePage) -> None:
+def test_whoever_took_over_may_write_pages_that_were_made_before(
+    open_tier: OpenTier, make_page: MakePage
+) -> None:
     tier = open_tier()
     tier.fence("s", 7)
     tier.put([under(make_page, 2)], epoch=7)
@@ -72,8 +78,9 @@ def test_whoever_took_over_may_write_pages_that_were_made_before(open_tier: Open
     assert held(tier) == [(0, 2)]
 
 
-def test_a_page_that_others_share_is_put_back_past_the_fence_and_leaves_it(open_tier: OpenTier,
-                                                                           make_page: MakePage) -> None:  # fmt: skip
+def test_a_page_that_others_share_is_put_back_past_the_fence_and_leaves_it(
+    open_tier: OpenTier, make_page: MakePage
+) -> None:
     tier = open_tier()
     tier.fence("s", 7)
     tier.put([under(make_page, 2)], epoch=UNFENCED)
@@ -82,9 +89,11 @@ def test_a_page_that_others_share_is_put_back_past_the_fence_and_leaves_it(open_
 
 
 @pytest.mark.parametrize("fenced_before", [False, True])
-def test_a_dropped_session_leaves_only_its_fence(open_tier: OpenTier, make_page: MakePage, redis_server: Any,
-                                                 fenced_before: bool) -> None:  # fmt: skip
-    late, owner = open_tier(), open_tier()
+def test_a_dropped_session_leaves_only_its_fence(
+    open_tier: OpenTier, make_page: MakePage, redis_server: Any, fenced_before: bool
+) -> None:
+    late = open_tier()
+    owner = open_tier()
     late.put([under(make_page, 1, index) for index in range(3)])
     if fenced_before:
         owner.fence("s", 2)
@@ -96,8 +105,9 @@ def test_a_dropped_session_leaves_only_its_fence(open_tier: OpenTier, make_page:
     owner.check()
 
 
-def test_the_fence_of_a_dropped_session_goes_after_an_hour(layout: PageLayout, make_page: MakePage,
-                                                           redis_process: Any) -> None:  # fmt: skip
+def test_the_fence_of_a_dropped_session_goes_after_an_hour(
+    layout: PageLayout, make_page: MakePage, redis_process: Any
+) -> None:
     process = redis_process()
     tier = RedisTier(process.url, layout)
     tier.put([under(make_page, 1)])
@@ -109,8 +119,11 @@ def test_the_fence_of_a_dropped_session_goes_after_an_hour(layout: PageLayout, m
     tier.close()
 
 
-def test_epochs_are_compared_exactly_up_to_the_largest(open_tier: OpenTier, make_page: MakePage) -> None:
-    tier, largest = open_tier(), UNFENCED - 1
+def test_epochs_are_compared_exactly_up_to_the_largest(
+    open_tier: OpenTier, make_page: MakePage
+) -> None:
+    tier = open_tier()
+    largest = UNFENCED - 1
     newest = make_page(0, first_sequence(largest) + (1 << 32) - 1)
     tier.put([newest])
     tier.put([make_page(0, first_sequence(largest) + (1 << 32) - 2)])
@@ -119,7 +132,9 @@ def test_epochs_are_compared_exactly_up_to_the_largest(open_tier: OpenTier, make
         tier.put([make_page(1, first_sequence(largest) - 1)])
 
 
-def test_a_server_without_memory_can_be_fenced(layout: PageLayout, make_page: MakePage, redis_process: Any) -> None:
+def test_a_server_without_memory_can_be_fenced(
+    layout: PageLayout, make_page: MakePage, redis_process: Any
+) -> None:
     process = redis_process("maxmemory-policy noeviction")
     tier = RedisTier(process.url, layout)
     tier.put([under(make_page, 1)])

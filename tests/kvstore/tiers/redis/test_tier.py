@@ -48,7 +48,9 @@ def own_keys(process: Any, part: str = "") -> list[bytes]:
     return list(process.client.scan_iter(f"*{part}*", count=1000))
 
 
-def put_until_acknowledged(tier: RedisTier, page: tuple[PageKey, bytes], seconds: float = 15) -> None:
+def put_until_acknowledged(
+    tier: RedisTier, page: tuple[PageKey, bytes], seconds: float = 15
+) -> None:
     last = time.monotonic() + seconds
     while True:
         try:
@@ -62,32 +64,46 @@ def put_until_acknowledged(tier: RedisTier, page: tuple[PageKey, bytes], seconds
 # Sharing a server
 
 
-def test_models_and_namespaces_do_not_see_each_other(open_tier: OpenTier, make_page: MakePage,
-                                                     layout: PageLayout) -> None:  # fmt: skip
+def test_models_and_namespaces_do_not_see_each_other(
+    open_tier: OpenTier, make_page: MakePage, layout: PageLayout
+) -> None:
     pages = [make_page(0)]
     one = open_tier()
     one.put(pages)
-    others = [open_tier(namespace="another"), open_tier(layout=replace(layout, fingerprint="model B")),
-              open_tier(layout=replace(layout, dtype=torch.float16))]  # fmt: skip
+    others = [
+        open_tier(namespace="another"),
+        open_tier(layout=replace(layout, fingerprint="model B")),
+        open_tier(layout=replace(layout, dtype=torch.float16)),
+    ]
     for other in others:
-        assert (other.get(keys_of(pages)), list(other.stored()), other.used_bytes) == ([None], [], 0)
+        assert (other.get(keys_of(pages)), list(other.stored()), other.used_bytes) == (
+            [None],
+            [],
+            0,
+        )
         other.delete(keys_of(pages))
     assert one.get(keys_of(pages)) == blobs_of(pages)
 
 
-def test_another_process_sees_the_pages_and_their_bytes(open_tier: OpenTier, make_page: MakePage) -> None:
+def test_another_process_sees_the_pages_and_their_bytes(
+    open_tier: OpenTier, make_page: MakePage
+) -> None:
     pages = [make_page(index, session=session) for session in ("a", "b") for index in range(3)]
-    one, other = open_tier(), open_tier()
+    one = open_tier()
+    other = open_tier()
     one.put(pages)
     assert other.get(keys_of(pages)) == blobs_of(pages)
     assert sorted(header.key for header in other.stored()) == keys_of(pages)
     assert other.used_bytes == one.used_bytes == sum(map(len, blobs_of(pages)))
 
 
-def test_an_older_version_from_another_process_never_replaces_a_newer_one(open_tier: OpenTier, make_page: MakePage,
-                                                                          redis_server: Any) -> None:  # fmt: skip
-    one, other = open_tier(), open_tier()
-    old, new = make_page(0, 7, "versions"), make_page(0, 8, "versions", tokens=3)
+def test_an_older_version_from_another_process_never_replaces_a_newer_one(
+    open_tier: OpenTier, make_page: MakePage, redis_server: Any
+) -> None:
+    one = open_tier()
+    other = open_tier()
+    old = make_page(0, 7, "versions")
+    new = make_page(0, 8, "versions", tokens=3)
     one.put([new])
     other.put([old])
     assert one.get([new[0]]) == [new[1]]
@@ -96,9 +112,11 @@ def test_an_older_version_from_another_process_never_replaces_a_newer_one(open_t
 
 
 @pytest.mark.parametrize("session", ["a", "tenant/söhne", "{}", "}{", "a}b", "with space", "%7B"])
-def test_all_keys_of_a_session_lie_in_one_slot(open_tier: OpenTier, make_page: MakePage, redis_cluster_url: str,
-                                               session: str) -> None:  # fmt: skip
-    tier, pages = open_tier(redis_cluster_url), [make_page(index, session=session) for index in range(3)]
+def test_all_keys_of_a_session_lie_in_one_slot(
+    open_tier: OpenTier, make_page: MakePage, redis_cluster_url: str, session: str
+) -> None:
+    tier = open_tier(redis_cluster_url)
+    pages = [make_page(index, session=session) for index in range(3)]
     tier.put(pages)
     assert tier.get(keys_of(pages)) == blobs_of(pages)
     tier.delete(keys_of(pages)[:2])
@@ -106,9 +124,11 @@ def test_all_keys_of_a_session_lie_in_one_slot(open_tier: OpenTier, make_page: M
     tier.check()
 
 
-def test_sessions_spread_over_a_cluster(open_tier: OpenTier, make_page: MakePage, redis_cluster: list[Any],
-                                        redis_cluster_url: str) -> None:  # fmt: skip
-    tier, pages = open_tier(redis_cluster_url), [make_page(0, session=f"spread-{number}") for number in range(40)]
+def test_sessions_spread_over_a_cluster(
+    open_tier: OpenTier, make_page: MakePage, redis_cluster: list[Any], redis_cluster_url: str
+) -> None:
+    tier = open_tier(redis_cluster_url)
+    pages = [make_page(0, session=f"spread-{number}") for number in range(40)]
     tier.put(pages)
     assert tier.get(keys_of(pages)) == blobs_of(pages)
     assert tier.contains(keys_of(pages)) == [True] * 40
@@ -116,12 +136,17 @@ def test_sessions_spread_over_a_cluster(open_tier: OpenTier, make_page: MakePage
     assert all(len(own_keys(node, "spread-")) > 10 for node in redis_cluster[:3])
 
 
-def test_long_lists_of_pages_are_split(open_tier: OpenTier, layout: PageLayout, redis_process: Any,
-                                       monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+def test_long_lists_of_pages_are_split(
+    open_tier: OpenTier, layout: PageLayout, redis_process: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(redis_tier, "BATCH_BYTES", 4 * layout.page_bytes)
     process = redis_process()
-    tier, rows = open_tier(process.url), torch.ones(layout.rows_shape(8))
-    pages = [(key, bytes(encode_page(layout, key, 1, rows))) for key in (PageKey("s", index) for index in range(10))]
+    tier = open_tier(process.url)
+    rows = torch.ones(layout.rows_shape(8))
+    pages = [
+        (key, bytes(encode_page(layout, key, 1, rows)))
+        for key in (PageKey("s", index) for index in range(10))
+    ]
     tier.put(pages)
     process.client.config_resetstat()
     assert tier.get(keys_of(pages)) == blobs_of(pages)
@@ -133,8 +158,9 @@ def test_long_lists_of_pages_are_split(open_tier: OpenTier, layout: PageLayout, 
 # How long pages live
 
 
-def test_a_session_expires_as_a_whole_and_takes_no_bytes_then(open_tier: OpenTier, make_page: MakePage,
-                                                              redis_server: Any) -> None:  # fmt: skip
+def test_a_session_expires_as_a_whole_and_takes_no_bytes_then(
+    open_tier: OpenTier, make_page: MakePage, redis_server: Any
+) -> None:
     tier = open_tier(ttl_seconds=0.5)
     pages = [make_page(index, session="short-lived") for index in range(4)]
     tier.put(pages)
@@ -144,10 +170,14 @@ def test_a_session_expires_as_a_whole_and_takes_no_bytes_then(open_tier: OpenTie
     assert own_keys(redis_server, "short-lived") == []
 
 
-@pytest.mark.parametrize("use", [lambda tier, page: tier.get([page[0]]), lambda tier, page: tier.put([page])])
-def test_a_session_in_use_stays_as_a_whole(open_tier: OpenTier, make_page: MakePage,
-                                           use: Callable[[RedisTier, Any], object]) -> None:  # fmt: skip
-    tier, pages = open_tier(ttl_seconds=0.8), [make_page(index) for index in range(3)]
+@pytest.mark.parametrize(
+    "use", [lambda tier, page: tier.get([page[0]]), lambda tier, page: tier.put([page])]
+)
+def test_a_session_in_use_stays_as_a_whole(
+    open_tier: OpenTier, make_page: MakePage, use: Callable[[RedisTier, Any], object]
+) -> None:
+    tier = open_tier(ttl_seconds=0.8)
+    pages = [make_page(index) for index in range(3)]
     tier.put(pages)
     for _ in range(12):
         time.sleep(0.1)
@@ -156,11 +186,15 @@ def test_a_session_in_use_stays_as_a_whole(open_tier: OpenTier, make_page: MakeP
     assert len(list(open_tier().stored())) == 3
 
 
-def test_what_redis_lost_leaves_the_books_when_somebody_misses_it(open_tier: OpenTier, make_page: MakePage,
-                                                                  redis_server: Any) -> None:  # fmt: skip
-    tier, pages = open_tier(), [make_page(index, session="evicted") for index in range(3)]
+def test_what_redis_lost_leaves_the_books_when_somebody_misses_it(
+    open_tier: OpenTier, make_page: MakePage, redis_server: Any
+) -> None:
+    tier = open_tier()
+    pages = [make_page(index, session="evicted") for index in range(3)]
     tier.put(pages)
-    redis_server.client.delete(*own_keys(redis_server, "evicted}:0"), *own_keys(redis_server, "evicted}:2"))
+    redis_server.client.delete(
+        *own_keys(redis_server, "evicted}:0"), *own_keys(redis_server, "evicted}:2")
+    )
     with pytest.raises(InvariantError, match=r"page [02] has 0 bytes"):
         tier.check()
     assert tier.get(keys_of(pages)[:2]) == [None, pages[1][1]]
@@ -169,8 +203,11 @@ def test_what_redis_lost_leaves_the_books_when_somebody_misses_it(open_tier: Ope
     tier.check()
 
 
-def test_a_flipped_bit_is_refused(open_tier: OpenTier, make_page: MakePage, redis_server: Any) -> None:
-    tier, pages = open_tier(), [make_page(index, session="flipped") for index in range(2)]
+def test_a_flipped_bit_is_refused(
+    open_tier: OpenTier, make_page: MakePage, redis_server: Any
+) -> None:
+    tier = open_tier()
+    pages = [make_page(index, session="flipped") for index in range(2)]
     tier.put(pages)
     (name,) = own_keys(redis_server, "flipped}:0")
     redis_server.client.setrange(name, 300, b"\xff" if pages[0][1][300] != 0xFF else b"\0")
@@ -183,7 +220,8 @@ def test_names_of_sessions_that_ended_are_forgotten_when_nobody_can_be_about_to_
     open_tier: OpenTier, make_page: MakePage, redis_process: Any
 ) -> None:
     process = redis_process()
-    tier, pages = open_tier(process.url), [make_page(0, session=session) for session in ("old", "new", "kept")]
+    tier = open_tier(process.url)
+    pages = [make_page(0, session=session) for session in ("old", "new", "kept")]
     tier.put(pages)
     tier.delete(keys_of(pages[:2]))
     (listing,) = own_keys(process, ":sessions")
@@ -196,10 +234,13 @@ def test_names_of_sessions_that_ended_are_forgotten_when_nobody_can_be_about_to_
 # Room
 
 
-def test_a_server_without_memory_refuses_and_can_be_emptied(open_tier: OpenTier, redis_process: Any) -> None:
+def test_a_server_without_memory_refuses_and_can_be_emptied(
+    open_tier: OpenTier, redis_process: Any
+) -> None:
     process = redis_process("maxmemory 24mb", "maxmemory-policy noeviction")
     layout = PageLayout(2, 2, 64, torch.float32, "model A")
-    tier, rows = open_tier(process.url, layout), torch.zeros(layout.rows_shape(64))
+    tier = open_tier(process.url, layout)
+    rows = torch.zeros(layout.rows_shape(64))
     keys = [PageKey(session, index) for session in ("a", "b") for index in range(400)]
     held: list[PageKey] = []
 
@@ -227,19 +268,23 @@ def test_a_server_without_memory_refuses_and_can_be_emptied(open_tier: OpenTier,
 # Faults
 
 
-def test_a_server_that_is_not_there_is_named_at_the_start(redis_process: Any, layout: PageLayout,
-                                                          caplog: pytest.LogCaptureFixture) -> None:  # fmt: skip
+def test_a_server_that_is_not_there_is_named_at_the_start(
+    redis_process: Any, layout: PageLayout, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.DEBUG)
     process = redis_process()
     process.kill()
     for scheme, tail in (("redis", ""), ("redis+sentinel", "/rows"), ("redis+cluster", "")):
-        with pytest.raises(TierFailedError, match=f"127.0.0.1:{process.port}{tail} failed") as failed:
+        with pytest.raises(
+            TierFailedError, match=f"127.0.0.1:{process.port}{tail} failed"
+        ) as failed:
             RedisTier(f"{scheme}://:hunter2@127.0.0.1:{process.port}{tail}", layout)
         assert "hunter2" not in str(failed.value) + caplog.text
 
 
-def test_a_wrong_password_is_said_without_it(redis_process: Any, layout: PageLayout,
-                                             caplog: pytest.LogCaptureFixture) -> None:  # fmt: skip
+def test_a_wrong_password_is_said_without_it(
+    redis_process: Any, layout: PageLayout, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.DEBUG)
     process = redis_process()
     process.client.config_set("requirepass", "secret")
@@ -251,10 +296,12 @@ def test_a_wrong_password_is_said_without_it(redis_process: Any, layout: PageLay
     RedisTier(f"redis://:secret@127.0.0.1:{process.port}", layout).close()
 
 
-def test_what_was_acknowledged_outlives_kill_9_of_the_server(open_tier: OpenTier, make_page: MakePage,
-                                                             redis_process: Any) -> None:  # fmt: skip
+def test_what_was_acknowledged_outlives_kill_9_of_the_server(
+    open_tier: OpenTier, make_page: MakePage, redis_process: Any
+) -> None:
     process = redis_process("appendonly yes")
-    tier, pages = open_tier(process.url), [make_page(index) for index in range(20)]
+    tier = open_tier(process.url)
+    pages = [make_page(index) for index in range(20)]
     for page in pages[:18]:
         tier.put([page])
     tier.delete([pages[3][0]])
@@ -271,10 +318,12 @@ def test_what_was_acknowledged_outlives_kill_9_of_the_server(open_tier: OpenTier
     tier.check()
 
 
-def test_a_server_that_hangs_is_given_up_and_taken_up_again(open_tier: OpenTier, make_page: MakePage,
-                                                            redis_process: Any) -> None:  # fmt: skip
+def test_a_server_that_hangs_is_given_up_and_taken_up_again(
+    open_tier: OpenTier, make_page: MakePage, redis_process: Any
+) -> None:
     process = redis_process()
-    tier, page = open_tier(process.url, timeout_seconds=0.05), make_page(0)
+    tier = open_tier(process.url, timeout_seconds=0.05)
+    page = make_page(0)
     tier.put([page])
     process.signal(signal.SIGSTOP)
     with pytest.raises(TierFailedError, match=r"[Tt]ime"):
@@ -284,11 +333,15 @@ def test_a_server_that_hangs_is_given_up_and_taken_up_again(open_tier: OpenTier,
     assert tier.get([page[0]]) == [page[1]]
 
 
-def test_nothing_is_acknowledged_that_no_replica_has(open_tier: OpenTier, make_page: MakePage,
-                                                     redis_process: Any) -> None:  # fmt: skip
+def test_nothing_is_acknowledged_that_no_replica_has(
+    open_tier: OpenTier, make_page: MakePage, redis_process: Any
+) -> None:
     primary = redis_process("repl-diskless-sync yes", "repl-diskless-sync-delay 0")
     replica = redis_process(f"replicaof 127.0.0.1 {primary.port}")
-    while "slave0" not in (info := primary.client.info("replication")) or info["slave0"]["state"] != "online":
+    while (
+        "slave0" not in (info := primary.client.info("replication"))
+        or info["slave0"]["state"] != "online"
+    ):
         time.sleep(0.02)
     tier = open_tier(primary.url, timeout_seconds=0.2)
     tier.put([make_page(0)])
@@ -306,7 +359,8 @@ def test_a_failover_behind_sentinels_loses_nothing_acknowledged(
     open_tier: OpenTier, make_page: MakePage, redis_behind_sentinels: tuple[Any, Any, str]
 ) -> None:
     primary, replica, url = redis_behind_sentinels
-    tier, pages = open_tier(url), [make_page(index) for index in range(60)]
+    tier = open_tier(url)
+    pages = [make_page(index) for index in range(60)]
     for page in pages[:30]:
         tier.put([page])
     primary.kill()

@@ -7,24 +7,24 @@ from itertools import permutations
 import pytest
 
 from kvrecall.domain.errors import InvalidRequest, LimitExceeded, ResultConflict
-from kvrecall.domain.limits import ServiceSettings
+from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.messages import Message
 from kvrecall.domain.session import CallStatus
-from kvrecall.domain.tool_events import CallEvent, CallEventType, EventReceipt
+from kvrecall.domain.tool_events import EventReceipt, ToolEvent, ToolEventType
 
 CALL = 'tool_call: weather {"city": "Bern"}'
 
 
-def started(arguments: str | None = None) -> CallEvent:
-    return CallEvent(CallEventType.STARTED, "c1", arguments=arguments)
+def started(arguments: str | None = None) -> ToolEvent:
+    return ToolEvent(ToolEventType.STARTED, "c1", arguments=arguments)
 
 
-def delta(text: str, index: int | None = None) -> CallEvent:
-    return CallEvent(CallEventType.DELTA, "c1", text, index=index)
+def delta(text: str, index: int | None = None) -> ToolEvent:
+    return ToolEvent(ToolEventType.DELTA, "c1", text, index=index)
 
 
-def completed(result: str) -> CallEvent:
-    return CallEvent(CallEventType.COMPLETED, "c1", result)
+def completed(result: str) -> ToolEvent:
+    return ToolEvent(ToolEventType.COMPLETED, "c1", result)
 
 
 def repairs(harness) -> list[str]:
@@ -33,8 +33,10 @@ def repairs(harness) -> list[str]:
 
 
 @pytest.fixture
-def settings() -> ServiceSettings:
-    return ServiceSettings(queue_seconds=5, drain_seconds=5, delta_signal_bytes=8, max_result_bytes=40)
+def settings() -> ServiceLimits:
+    return ServiceLimits(
+        queue_seconds=5, drain_seconds=5, delta_signal_bytes=8, max_result_bytes=40
+    )
 
 
 @pytest.fixture
@@ -51,7 +53,7 @@ async def paused(harness, call: Callable) -> str:
 def report(harness, paused: str) -> Callable:
     """Send a report of the paused session's call and let its repairs end."""
 
-    async def send(event: CallEvent) -> EventReceipt:
+    async def send(event: ToolEvent) -> EventReceipt:
         receipt = await harness.service.event(paused, event)
         await harness.settled(paused)
         return receipt
@@ -66,7 +68,9 @@ async def test_what_the_client_really_runs_is_repaired_on(harness, report: Calla
     assert len(repairs(harness)) == 2
 
 
-async def test_arguments_that_say_the_same_are_not_repaired_on_again(harness, report: Callable) -> None:
+async def test_arguments_that_say_the_same_are_not_repaired_on_again(
+    harness, report: Callable
+) -> None:
     await report(started('{ "city" : "Bern" }'))
     await report(started())
     assert repairs(harness) == [CALL]
@@ -93,13 +97,17 @@ async def test_arguments_are_an_object(report: Callable, arguments: str) -> None
     assert caught.value.details["field"] == "arguments"
 
 
-async def test_output_is_repaired_on_whenever_enough_of_it_has_come(harness, report: Callable) -> None:
+async def test_output_is_repaired_on_whenever_enough_of_it_has_come(
+    harness, report: Callable
+) -> None:
     for text in ("four", "five", "six ", "more", "éé"):
         await report(delta(text))
     assert repairs(harness)[1:] == ["tool_delta: fourfive", "tool_delta: fourfivesix more"]
 
 
-async def test_an_output_that_waits_for_its_repair_is_skipped_once_the_result_is_there(harness, call: Callable) -> None:
+async def test_an_output_that_waits_for_its_repair_is_skipped_once_the_result_is_there(
+    harness, call: Callable
+) -> None:
     session = await harness.session()
     harness.worker.script = [[call("c1", "Bern")]]
     harness.worker.gates["repair"] = asyncio.Event()
@@ -112,7 +120,9 @@ async def test_an_output_that_waits_for_its_repair_is_skipped_once_the_result_is
     assert repairs(harness) == [CALL, "tool_result: tool a long output"]
 
 
-async def test_pieces_are_joined_in_their_order_whatever_order_they_come_in(harness, call: Callable) -> None:
+async def test_pieces_are_joined_in_their_order_whatever_order_they_come_in(
+    harness, call: Callable
+) -> None:
     pieces = [delta("in ", 0), delta("any ", 1), delta("order", 2)]
     for order in permutations(pieces):
         session = await harness.session()
@@ -123,7 +133,9 @@ async def test_pieces_are_joined_in_their_order_whatever_order_they_come_in(harn
         assert (await harness.catalog.call(session, "c1")).partial == "in any order"
 
 
-async def test_what_comes_after_a_missing_piece_is_held_back(harness, paused: str, report: Callable) -> None:
+async def test_what_comes_after_a_missing_piece_is_held_back(
+    harness, paused: str, report: Callable
+) -> None:
     await report(delta("first", 0))
     await report(delta("third, and much of it", 2))
     assert (await harness.catalog.call(paused, "c1")).partial == "first"
@@ -138,7 +150,9 @@ async def test_a_piece_that_comes_again_with_another_text_is_a_conflict(report: 
         await report(delta("two", 3))
 
 
-async def test_pieces_without_an_index_come_after_what_is_there(harness, paused: str, report: Callable) -> None:
+async def test_pieces_without_an_index_come_after_what_is_there(
+    harness, paused: str, report: Callable
+) -> None:
     for event in (delta("a"), delta("a"), delta("b", 2), delta("c")):
         await report(event)
     assert (await harness.catalog.call(paused, "c1")).partial == "aabc"

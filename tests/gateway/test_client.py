@@ -15,12 +15,19 @@ def test_a_session_lives_and_dies(client: KvrecallClient) -> None:
     session = client.create_session(budget=64, metadata={"a": "b"})
     assert client.get(session["id"]) == session
     assert session in client.list(limit=1)["sessions"]
-    assert client.turn(session["id"], [{"role": "user", "content": "hi"}])["message"]["content"] == "ok"
+    assert (
+        client.turn(session["id"], [{"role": "user", "content": "hi"}])["message"]["content"]
+        == "ok"
+    )
     assert client.memory(session["id"])["length"] == 3
     assert client.episodes(session["id"])["episodes"] == []
     assert client.ready()
     assert client.worker()["model"] == "scripted"
-    assert [method["name"] for method in client.methods()["methods"]] == ["snapkv", "full", "epicache"]
+    assert [method["name"] for method in client.methods()["methods"]] == [
+        "snapkv",
+        "full",
+        "epicache",
+    ]
     assert client.repairs(session["id"], limit=3) == {"session": session["id"], "repairs": []}
     client.delete(session["id"])
     with pytest.raises(KvrecallError) as caught:
