@@ -1,4 +1,4 @@
-"""Repairs between turns: which repairs run, when, in which order, and that nothing of it depends on luck or on crashes."""
+"""Repairs between turns: which run, when and in which order, independently of timing and of crashes."""
 
 import asyncio
 from collections.abc import Callable

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
 
-from workers.cache.slot_pool import EMPTY, KVShape, Pool, Rows
+from workers.cache.slot_pool import EMPTY, KVRows, KVShape, SlotPool
 
-__all__ = ["EMPTY", "ActiveCache", "KVShape", "Rows", "Step"]
+__all__ = ["EMPTY", "ActiveCache", "ForwardStep", "KVRows", "KVShape"]
 
 
 class ActiveCache:
@@ -36,7 +36,7 @@ class ActiveCache:
         self.rows = tuple(rows)
         self.dtype = dtype
         self.device = torch.device(device)
-        self.pool = Pool(shape, slots, shape.n_kv_heads * sum(rows), dtype, device)
+        self.pool = SlotPool(shape, slots, shape.n_kv_heads * sum(rows), dtype, device)
         self.lengths = self.pool.lengths
         self.bound = torch.zeros(shape.n_layers, slots, dtype=torch.int64)
         self.peak = torch.zeros(shape.n_layers, slots, dtype=torch.int64)
@@ -84,11 +84,13 @@ class ActiveCache:
         """How many tokens may still be appended before a layer reaches its bound."""
         return int((self.bound[:, slot] - self._per_head(self.lengths[:, slot])).min())
 
-    def begin(self, slots: Sequence[int], query_positions: Tensor, observe: int = 0) -> "Step":
-        """Open one forward pass over `slots`; see `Step`."""
-        return Step(self, slots, query_positions, observe)
+    def begin(
+        self, slots: Sequence[int], query_positions: Tensor, observe: int = 0
+    ) -> "ForwardStep":
+        """Open one forward pass over `slots`; see `ForwardStep`."""
+        return ForwardStep(self, slots, query_positions, observe)
 
-    def read(self, slot: int, layer: int) -> Rows:
+    def read(self, slot: int, layer: int) -> KVRows:
         """A slot's rows with their marks; views as long as no head is much longer than the others."""
         return self.pool.read(slot, layer)
 
@@ -127,9 +129,9 @@ class ActiveCache:
         sums = (
             torch.zeros_like(positions, dtype=torch.float32) if accumulated is None else accumulated
         )
-        new = Rows(keys.to(self.dtype), values.to(self.dtype), positions, promoted, sums)
+        new = KVRows(keys.to(self.dtype), values.to(self.dtype), positions, promoted, sums)
         pairs = zip(self.read(slot, layer).tensors(), new.tensors(), strict=True)
-        together = Rows(*(torch.cat([old, added.to(self.device)], dim=1) for old, added in pairs))
+        together = KVRows(*(torch.cat([old, added.to(self.device)], dim=1) for old, added in pairs))
         self._write(
             slot, layer, together.taken(together.positions.sort(dim=1, stable=True).indices)
         )
@@ -194,7 +196,7 @@ class ActiveCache:
         )
         self.peak[layers, slots] = torch.maximum(self.peak[layers, slots], per_head)
 
-    def _write(self, slot: int, layer: int, rows: Rows) -> None:
+    def _write(self, slot: int, layer: int, rows: KVRows) -> None:
         """Make these, sorted by position, the slot's rows in this layer."""
         lengths = (rows.positions != EMPTY).sum(-1).cpu()
         self.require_bound(slice(layer, layer + 1), [slot], lengths[None, None])
@@ -212,7 +214,7 @@ class ActiveCache:
         return sorted(set(range(self.slots)) - set(self._free))
 
 
-class Step(Cache):
+class ForwardStep(Cache):
     """One forward pass: the cache that transformers sees, for B slots with t new tokens each.
 
     New rows are appended in their slots as the layers run. Afterwards `new_keys` and `new_values` hold them per

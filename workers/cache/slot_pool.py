@@ -30,7 +30,7 @@ class KVShape:
 
 
 @dataclass(frozen=True)
-class Rows:
+class KVRows:
     """Rows of one layer of one slot, by position; shorter heads have `EMPTY` positions at their end.
 
     keys, values `[n_kv_heads, n, head_dim]`; positions int32, promoted bool (brought back by a repair), accumulated
@@ -43,10 +43,10 @@ class Rows:
     promoted: Tensor
     accumulated: Tensor
 
-    def taken(self, order: Tensor) -> "Rows":
+    def taken(self, order: Tensor) -> "KVRows":
         """A copy with the rows at `order`, int64 `[n_kv_heads, m]`."""
         wide = order[..., None].expand(-1, -1, self.keys.shape[-1])
-        return Rows(
+        return KVRows(
             self.keys.gather(1, wide),
             self.values.gather(1, wide),
             self.positions.gather(1, order),
@@ -54,9 +54,9 @@ class Rows:
             self.accumulated.gather(1, order),
         )
 
-    def masked(self, held: Tensor) -> "Rows":
+    def masked(self, held: Tensor) -> "KVRows":
         """The same keys and values, where `held` bool `[n_kv_heads, n]` is False of no row."""
-        return Rows(
+        return KVRows(
             self.keys,
             self.values,
             torch.where(held, self.positions, EMPTY),
@@ -69,7 +69,7 @@ class Rows:
         return self.keys, self.values, self.positions, self.promoted, self.accumulated
 
 
-class Pool:
+class SlotPool:
     """`slots` runs of `places` places each, allocated once. A session divides its run between layers and heads.
 
     Layer l has a region of `n_kv_heads * widths[l]` places. As long as its longest head fits in `widths[l]`, the
@@ -78,7 +78,7 @@ class Pool:
 
     - `keys`, `values`: `[slots, places, head_dim]`, the model's dtype, keys after RoPE;
     - `positions`: int32 `[slots, places]`, `EMPTY` where there is no row;
-    - `promoted`: bool, `accumulated`: float32, the same shape; see `Rows`.
+    - `promoted`: bool, `accumulated`: float32, the same shape; see `KVRows`.
 
     On the CPU, where the control flow needs them, int64: `lengths` and `starts` `[n_layers, slots, n_kv_heads]`, the
     rows of each head and the place of its first; `widths` and `regions` `[n_layers, slots]`, and bool `even`.
@@ -129,16 +129,16 @@ class Pool:
         self.keys[slot], self.values[slot], self.positions[slot] = 0, 0, EMPTY
         self.promoted[slot], self.accumulated[slot] = False, 0
 
-    def read(self, slot: int, layer: int) -> Rows:
+    def read(self, slot: int, layer: int) -> KVRows:
         """The rows of one layer: views where its heads are evenly spaced, else copies."""
         lengths = self.lengths[layer, slot]
         n = int(lengths.max())
         if self.even[layer, slot]:
-            return Rows(*(self._heads(tensor, slot, layer)[:, :n] for tensor in self.tensors()))
+            return KVRows(*(self._heads(tensor, slot, layer)[:, :n] for tensor in self.tensors()))
         places, held = self.places_of(self.starts[layer, slot], lengths, n)
-        return Rows(*(tensor[slot, places] for tensor in self.tensors())).masked(held)
+        return KVRows(*(tensor[slot, places] for tensor in self.tensors())).masked(held)
 
-    def write(self, slot: int, layer: int, rows: Rows, lengths: Tensor) -> None:
+    def write(self, slot: int, layer: int, rows: KVRows, lengths: Tensor) -> None:
         """Make copies of these, int64 `[n_kv_heads]` per head, the rows of the layer."""
         n = int(lengths.max())
         width = int(self.widths[layer, slot])
@@ -176,7 +176,7 @@ class Pool:
         places = starts[..., None] + torch.minimum(count, (lengths[..., None] - 1).clamp(min=0))
         return places.to(self.device), held.to(self.device)
 
-    def _write_unevenly(self, slot: int, layer: int, rows: Rows) -> None:
+    def _write_unevenly(self, slot: int, layer: int, rows: KVRows) -> None:
         """Each head gets its length and an even share of the layer's free places."""
         heads = self.shape.n_kv_heads
         lengths = self.lengths[layer, slot]
@@ -210,5 +210,5 @@ class Pool:
         return self._region(tensor, slot, layer).view(self.shape.n_kv_heads, -1, *tensor.shape[2:])
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """All of them, in the order of the fields of `Rows`."""
+        """All of them, in the order of the fields of `KVRows`."""
         return self.keys, self.values, self.positions, self.promoted, self.accumulated

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from kvrecall.protocol.v1 import worker_pb2 as wire
 from kvstore.store import RowStore
-from workers.cache.active_cache import ActiveCache, Step
+from workers.cache.active_cache import ActiveCache, ForwardStep
 from workers.engine import memory_report as memory
 from workers.engine.accumulation import accumulate
 from workers.engine.eviction import evict, over_budget
@@ -266,7 +266,9 @@ class Engine:
         if self.cache.room(session.slot) - self._reserve(session) < tokens:
             self.evict(session)
 
-    def _said(self, session: WorkerSession, token_ids: Tensor, step: Step, index: int) -> None:
+    def _said(
+        self, session: WorkerSession, token_ids: Tensor, step: ForwardStep, index: int
+    ) -> None:
         """Note what the step's `index`-th session said, as far as its evictions look at it."""
         assert session.slot is not None, "only a session in a slot goes forward"
         observation = session.method.observation
@@ -293,7 +295,7 @@ class Engine:
             return session.queries.observed()
         return Observed.joined([_of_prompt(self._run_over(session, prompt)) for prompt in prompts])
 
-    def _run_over(self, session: WorkerSession, token_ids: Sequence[int]) -> Step:
+    def _run_over(self, session: WorkerSession, token_ids: Sequence[int]) -> ForwardStep:
         """Run tokens over the active rows and forget theirs."""
         assert session.slot is not None, "only a session in a slot observes"
         step = self._step([session], len(token_ids), len(token_ids))
@@ -301,12 +303,12 @@ class Engine:
         self.cache.trim(session.slot, len(token_ids))
         return step
 
-    def _step(self, sessions: Sequence[WorkerSession], tokens: int, observe: int) -> Step:
+    def _step(self, sessions: Sequence[WorkerSession], tokens: int, observe: int) -> ForwardStep:
         starts = torch.tensor([session.length for session in sessions])
         slots = [session.slot for session in sessions if session.slot is not None]
         return self.cache.begin(slots, starts[:, None] + torch.arange(tokens), min(observe, tokens))
 
-    def _write_through(self, sessions: Sequence[WorkerSession], step: Step) -> None:
+    def _write_through(self, sessions: Sequence[WorkerSession], step: ForwardStep) -> None:
         """Hand the step's rows over: to the store, and to whoever asked for them."""
         tokens = step.query_positions.shape[1]
         for index, session in enumerate(sessions):
@@ -324,7 +326,7 @@ class Engine:
         session.peak = [max(a, b) for a, b in zip(session.peak or peak, peak, strict=True)]
 
 
-def _of_prompt(step: Step) -> Observed:
+def _of_prompt(step: ForwardStep) -> Observed:
     """What a patched prompt observed, with the weight of its own keys, which methods may count into the softmax."""
     queries = [q[0] for q in step.observed]
     keys = [k[0] for k in step.new_keys]

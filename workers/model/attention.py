@@ -5,7 +5,7 @@ from typing import cast
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from workers.cache.active_cache import Step
+from workers.cache.active_cache import ForwardStep
 from workers.errors import ModelRefused
 
 NAME = "kvrecall"
@@ -28,13 +28,13 @@ def active_attention(
     scaling: float | None = None,
     dropout: float = 0.0,
     *,
-    step: Step,
+    step: ForwardStep,
     **extras: object,
 ) -> tuple[Tensor, None]:
     """Attention of new tokens over the active rows of their slots.
 
-    query `[B, n_heads, t, head_dim]`; key, value `[B, n_kv_heads, n, head_dim]` as `Step.update` returned them. A
-    query sees the rows whose true position is not after its own, which hides other slots' tails, the future and
+    query `[B, n_heads, t, head_dim]`; key, value `[B, n_kv_heads, n, head_dim]` as `ForwardStep.update` returned them.
+    A query sees the rows whose true position is not after its own, which hides other slots' tails, the future and
     empty places alike. Returns `[B, t, n_heads, head_dim]`. Raises ModelRefused when the model asks for more than
     that (a soft cap, learned sinks, a window): leaving it out would change what the model says.
     """

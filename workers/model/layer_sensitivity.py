@@ -10,7 +10,7 @@ from typing import Annotated
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from workers.cache.active_cache import ActiveCache, Step
+from workers.cache.active_cache import ActiveCache, ForwardStep
 from workers.errors import ProfileRefused
 from workers.model.loader import LoadedModel
 from workers.primitives.scoring import recency
@@ -135,13 +135,13 @@ def _cache(model: LoadedModel, rows: int) -> ActiveCache:
     return cache
 
 
-def _say(model: LoadedModel, cache: ActiveCache, said: list[int], start: int) -> Step:
+def _say(model: LoadedModel, cache: ActiveCache, said: list[int], start: int) -> ForwardStep:
     step = cache.begin([0], start + torch.arange(len(said))[None])
     model.forward(torch.tensor([said]), step)
     return step
 
 
-def _cosines(full: Step, evicting: Step) -> torch.Tensor:
+def _cosines(full: ForwardStep, evicting: ForwardStep) -> torch.Tensor:
     """The cosines of one block's keys in the two passes, summed over tokens and heads: float64 `[n_layers]`."""
     pairs = zip(full.new_keys, evicting.new_keys, strict=True)
     sums = [

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from workers.cache.active_cache import ActiveCache, KVShape, Step
+from workers.cache.active_cache import ActiveCache, ForwardStep, KVShape
 from workers.errors import ModelRefused
 from workers.model import attention
 
@@ -46,7 +46,7 @@ class LoadedModel:
         return self.module.dtype
 
     @torch.inference_mode()
-    def forward(self, token_ids: Tensor, step: Step, logits_to_keep: int = 1) -> Tensor:
+    def forward(self, token_ids: Tensor, step: ForwardStep, logits_to_keep: int = 1) -> Tensor:
         """Run `token_ids` int64 `[B, t]` at the step's positions; the step's slots gain their rows.
 
         Returns logits float32 `[B, logits_to_keep, vocabulary]` of the last tokens.

@@ -12,7 +12,7 @@ from workers.engine.session import WorkerSession
 from workers.primitives.selection import marks, places_of
 
 
-class Rows(Protocol):
+class RowSource(Protocol):
     """Where a session's rows are read from: `kvstore.store.RowStore`, or what stands in for it."""
 
     def gather_selection(
@@ -23,7 +23,7 @@ class Rows(Protocol):
 
 
 @dataclass(frozen=True)
-class Exchange:
+class RowSwap:
     """What comes and what leaves, per layer: positions int64 `[n_kv_heads, m]`, -1 for none."""
 
     promoted: Sequence[Tensor]
@@ -74,7 +74,7 @@ def exchange(
     worth: Tensor,
     sinks: int,
     recent: int,
-) -> Exchange:
+) -> RowSwap:
     """Pair what is wanted with the active rows worth least, as long as it is worth more; nothing changes yet.
 
     worth: float `[length]`, or `[n_layers, n_kv_heads, length]`. Sinks and the recent window stay. The best wanted row
@@ -101,11 +101,11 @@ def exchange(
         demoted.append(
             torch.where(pays, held.gather(1, worst.indices[:, :pairs]), -1).sort(dim=1).values
         )
-    return Exchange(promoted, demoted)
+    return RowSwap(promoted, demoted)
 
 
 def move(
-    cache: ActiveCache, store: Rows, session: WorkerSession, change: Exchange, worth: Tensor
+    cache: ActiveCache, store: RowSource, session: WorkerSession, change: RowSwap, worth: Tensor
 ) -> None:
     """Bring evicted rows back at their true positions, and forget those that leave for them, with what they are worth.
 

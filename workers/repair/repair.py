@@ -20,7 +20,7 @@ from workers.generation.steps import Yielded, written
 from workers.model.tokenizer import Segment
 from workers.primitives.observation import Observed
 from workers.repair.promotion import (
-    Exchange,
+    RowSwap,
     best_of_heads,
     exchange,
     missing_rows,
@@ -171,7 +171,7 @@ def _take(
             worth, candidates, session.scores_of_evicted(), session.repair_rows
         )
         wanted = whole(chosen, missing)
-    change = Exchange(wanted)
+    change = RowSwap(wanted)
     if operator.swap:
         assert session.slot is not None, "the scheduler seats a session before it runs"
         engine.cache.clear_promoted(session.slot)

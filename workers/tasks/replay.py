@@ -22,7 +22,7 @@ from workers.generation import convert as wire_values
 from workers.generation.prefill import prefill
 from workers.generation.steps import Yielded
 from workers.model.tokenizer import Segment, keep_recent
-from workers.repair.promotion import Exchange, Rows, missing_rows, move, whole
+from workers.repair.promotion import RowSwap, missing_rows, move, whole
 
 
 def pending_after(turn: wire.LoggedTurn) -> list[int]:
@@ -58,7 +58,7 @@ def replay(
 
 
 def _say_again(
-    engine: Engine, session: WorkerSession, turn: wire.LoggedTurn, rows: Rows
+    engine: Engine, session: WorkerSession, turn: wire.LoggedTurn, rows: RowSource
 ) -> Generator[Yielded, Any, None]:
     """One turn as `workers.tasks.turn` runs it, but for what is chosen: the tokens are known."""
     assert session.slot is not None, "the scheduler seats a session before it runs"
@@ -80,7 +80,7 @@ def _say_again(
 
 
 def _promote_again(
-    engine: Engine, session: WorkerSession, promoted: Sequence[int], rows: Rows
+    engine: Engine, session: WorkerSession, promoted: Sequence[int], rows: RowSource
 ) -> None:
     """Bring tokens back as a repair did."""
     assert session.slot is not None, "the scheduler seats a session before it runs"
@@ -89,7 +89,7 @@ def _promote_again(
             torch.tensor(sorted(promoted)), missing_rows(engine.cache, session.slot, session.length)
         )
         with storage():
-            move(engine.cache, rows, session, Exchange(wanted), torch.empty(0))
+            move(engine.cache, rows, session, RowSwap(wanted), torch.empty(0))
 
 
 def skip_untouched(

@@ -2,8 +2,8 @@
 
 No language model takes part. Segments, clusters and matching are the service's (`kvrecall/domain/episodes.py`). Beside
 them stand what an episode of the matched one's size would hold if its segments were drawn at random, and random
-clusters: episodes of the same sizes with shuffled members, whose centroids are made and matched like the real ones. These are not
-pure chance, since even a random cluster's centroid leans towards its own members.
+clusters: episodes of the same sizes with shuffled members, whose centroids are made and matched like the
+real ones. These are not pure chance, since even a random cluster's centroid leans towards its own members.
 """
 
 from collections.abc import Sequence

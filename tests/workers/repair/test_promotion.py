@@ -14,7 +14,7 @@ from workers.engine.session import Selection, WorkerSession
 from workers.model.loader import LoadedModel
 from workers.primitives.observation import RecentQueries
 from workers.repair.promotion import (
-    Exchange,
+    RowSwap,
     best_of_heads,
     exchange,
     missing_rows,
@@ -96,7 +96,7 @@ def test_missing_rows_are_those_that_a_head_does_not_hold(
 def promote(cache: ActiveCache, store: RowStore, session: WorkerSession, tokens: Tensor) -> None:
     """Bring tokens back in every layer and head that misses them."""
     missing = missing_rows(cache, 0, session.length)
-    move(cache, store, session, Exchange(whole(tokens, missing)), torch.zeros(session.length))
+    move(cache, store, session, RowSwap(whole(tokens, missing)), torch.zeros(session.length))
 
 
 def test_promoted_rows_come_back_bit_by_bit_where_they_are_missing(
@@ -147,7 +147,7 @@ def test_promoting_nothing_is_harmless(
     assert Selection.of_slot(cache, 0).to_bytes() == before.to_bytes()
 
 
-# Exchange
+# RowSwap
 
 
 def test_the_most_wanted_takes_the_place_of_the_least_wanted_as_long_as_it_is_worth_more(
