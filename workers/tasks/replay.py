@@ -22,7 +22,7 @@ from workers.generation import convert as wire_values
 from workers.generation.prefill import prefill
 from workers.generation.steps import Yielded
 from workers.model.tokenizer import Segment, keep_recent
-from workers.repair.promotion import RowSwap, missing_rows, move, whole
+from workers.repair.promotion import RowSource, RowSwap, missing_rows, move, whole
 
 
 def pending_after(turn: wire.LoggedTurn) -> list[int]:
