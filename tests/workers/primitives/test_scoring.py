@@ -100,7 +100,7 @@ def test_attention_is_reduced_over_tokens_then_the_group_in_pieces_as_at_once(
 ) -> None:
     how = {"max": torch.amax, "mean": torch.mean}
     whole = how[group](how[tokens](scoring.attention(*rows), 2), 1)
-    monkeypatch.setattr(scoring, "_WEIGHTS_AT_ONCE", at_once)
+    monkeypatch.setattr(scoring, "_MAX_WEIGHTS", at_once)
     pieces = scoring.attention_scores(*rows, tokens=tokens, group=group)
     assert pieces.shape == (KV_HEADS, ROWS)
     assert torch.allclose(pieces, whole, atol=1e-7)
