@@ -9,7 +9,8 @@ from torch import Tensor
 
 from kvrecall.protocol.v1 import worker_pb2 as wire
 from kvstore.store import RowStore
-from workers.cache.active_cache import ActiveCache, ForwardStep
+from workers.cache.active_cache import ActiveCache
+from workers.cache.forward_step import ForwardStep
 from workers.engine import memory_report as memory
 from workers.engine.accumulation import accumulate
 from workers.engine.eviction import evict, over_budget
@@ -308,8 +309,8 @@ class Engine:
     def _step(self, sessions: Sequence[WorkerSession], tokens: int, observe: int) -> ForwardStep:
         starts = torch.tensor([session.length for session in sessions])
         slots = [session.slot for session in sessions if session.slot is not None]
-        return self.cache.begin_step(
-            slots, starts[:, None] + torch.arange(tokens), min(observe, tokens)
+        return ForwardStep(
+            self.cache, slots, starts[:, None] + torch.arange(tokens), min(observe, tokens)
         )
 
     def _write_through(self, sessions: Sequence[WorkerSession], step: ForwardStep) -> None:

@@ -5,7 +5,7 @@ from typing import cast
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from workers.cache.active_cache import ForwardStep
+from workers.cache.forward_step import ForwardStep
 from workers.errors import ModelRefused
 
 NAME = "kvrecall"

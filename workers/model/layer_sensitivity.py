@@ -10,7 +10,8 @@ from typing import Annotated
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from workers.cache.active_cache import ActiveCache, ForwardStep
+from workers.cache.active_cache import ActiveCache
+from workers.cache.forward_step import ForwardStep
 from workers.errors import ProfileRefused
 from workers.model.loader import LoadedModel
 from workers.primitives.scoring import recency
@@ -136,7 +137,7 @@ def _cache(model: LoadedModel, rows: int) -> ActiveCache:
 
 
 def _say(model: LoadedModel, cache: ActiveCache, said: list[int], start: int) -> ForwardStep:
-    step = cache.begin_step([0], start + torch.arange(len(said))[None])
+    step = ForwardStep(cache, [0], start + torch.arange(len(said))[None])
     model.forward(torch.tensor([said]), step)
     return step
 

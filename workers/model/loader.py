@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from workers.cache.active_cache import ActiveCache, ForwardStep, KVShape
+from workers.cache.active_cache import ActiveCache, KVShape
+from workers.cache.forward_step import ForwardStep
 from workers.errors import ModelRefused
 from workers.model import attention
 
@@ -107,7 +108,7 @@ def _try_out(model: LoadedModel) -> None:
     shape = model.shape
     rows = [2] * shape.n_layers
     cache = ActiveCache(shape, 1, rows, model.dtype, model.device)
-    step = cache.begin_step([cache.claim(rows)], torch.arange(2)[None], observe=2)
+    step = ForwardStep(cache, [cache.claim(rows)], torch.arange(2)[None], observe=2)
     try:
         model.forward(torch.zeros(1, 2, dtype=torch.int64), step)
     except (TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:
