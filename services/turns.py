@@ -17,22 +17,23 @@ from kvrecall.domain.errors import (
 )
 from kvrecall.domain.events import EpisodesFailed, EventBus, TurnFailed, TurnFinished, TurnRetried
 from kvrecall.domain.limits import ServiceLimits
-from kvrecall.domain.messages import (
-    Message,
+from kvrecall.domain.messages import Message
+from kvrecall.domain.repairs import due_repairs
+from kvrecall.domain.reports import TurnOutcome
+from kvrecall.domain.session import Session, Turn
+from kvrecall.domain.session_settings import RepairTrigger
+from kvrecall.domain.state_machine import SessionEvent
+from kvrecall.domain.turn_request import TurnPlan, TurnRequest, plan_turn
+from kvrecall.protocol.convert import (
     call_from_wire,
-    message_from_wire,
-    message_to_wire,
-    sampling_to_wire,
-)
-from kvrecall.domain.reports import (
-    TurnOutcome,
     episode_from_wire,
     fidelity_from_wire,
     memory_from_wire,
+    message_from_wire,
+    message_to_wire,
     repair_from_wire,
+    sampling_to_wire,
 )
-from kvrecall.domain.session import RepairTrigger, Session, SessionEvent, Turn, due_repairs
-from kvrecall.domain.turn_request import TurnPlan, TurnRequest, plan_turn
 from kvrecall.protocol.v1 import worker_pb2 as wire
 from services.admission import Admission
 from services.background import BackgroundTasks
@@ -88,10 +89,10 @@ class TurnRunner:
                 async for item in progress:
                     yield item
         except ServiceError as error:
-            self._observers.tell(TurnFailed(session, error.code))
+            self._observers.publish(TurnFailed(session, error.code))
             raise
         except (asyncio.CancelledError, GeneratorExit):
-            self._observers.tell(TurnFailed(session, "cancelled"))
+            self._observers.publish(TurnFailed(session, "cancelled"))
             raise
 
     async def _run(
@@ -176,7 +177,9 @@ class TurnRunner:
                 lost.append(work.live.claim.worker)
                 if told.differs or not self._sessions.may_go_elsewhere(work.live.id, lost, error):
                     raise
-                self._observers.tell(TurnRetried(work.live.id, lost[-1], error.code, error.message))
+                self._observers.publish(
+                    TurnRetried(work.live.id, lost[-1], error.code, error.message)
+                )
 
     async def _attempt(
         self, work: "_Work", told: StreamResumer, lost: Sequence[str], pages_missing: bool
@@ -194,7 +197,7 @@ class TurnRunner:
                 async for event in events:
                     match event.WhichOneof("event"):
                         case "token":
-                            live.advance(SessionEvent.TOKEN_SAID)
+                            live.advance(SessionEvent.TOKEN_GENERATED)
                             if (text := told.text(event.token.text)) is not None:
                                 yield TextDelta(text)
                         case "tool_call":
@@ -243,7 +246,7 @@ class TurnRunner:
             request.epoch = await self._sessions.reopen(live, request.epoch, refusal)
             return
         request.ClearField("episode")
-        self._observers.tell(EpisodesFailed(live.id, "switch", refusal.code, refusal.message))
+        self._observers.publish(EpisodesFailed(live.id, "switch", refusal.code, refusal.message))
 
     async def _finish(self, work: "_Work", done: wire.TurnDone, epoch: int) -> TurnOutcome:
         """Commit the turn, then begin the pause it ends on."""
@@ -272,8 +275,8 @@ class TurnRunner:
         await self._catalog.commit_turn(commit, epoch, answer)
         live.in_doubt = False
         live.repairs_wanted = False
-        live.advance(SessionEvent.CALLS_MADE if calls else SessionEvent.TURN_ENDED)
-        self._observers.tell(TurnFinished(outcome))
+        live.advance(SessionEvent.CALLS_EMITTED if calls else SessionEvent.TURN_ENDED)
+        self._observers.publish(TurnFinished(outcome))
         if calls or work.session.settings.repairs_on(RepairTrigger.LAST_OUTPUT):
             self._resting.begin_repairs(live)
         return outcome
@@ -346,6 +349,6 @@ def _outcome(work: _Work, done: wire.TurnDone, message: Message | None) -> TurnO
         fidelity=fidelity_from_wire(done),
         own_repair=own_repair,
         episode=None if match is None else episode_from_wire(match.episode, match.similarity, done),
-        repairs_left_out=len(due_repairs(work.session)),
+        repairs_skipped=len(due_repairs(work.session)),
         durable=done.durable,
     )

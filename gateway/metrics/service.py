@@ -9,12 +9,12 @@ from gateway.metrics.workers import WorkerCounters
 from kvrecall.domain.events import (
     EpisodesBuilt,
     EpisodesFailed,
-    Observation,
     PagesRebuilt,
     PauseTimedOut,
     QuotaReached,
     RepairFailed,
     RepairFinished,
+    ServiceEvent,
     SessionDeleted,
     SessionForked,
     SessionMoved,
@@ -211,7 +211,7 @@ class Metrics:
         )
         self._requests.labels(known, str(status)).inc()
 
-    def observe(self, observation: Observation) -> None:
+    def observe(self, observation: ServiceEvent) -> None:
         """Note what the services tell."""
         match observation:
             case TurnFinished(outcome):
@@ -250,7 +250,7 @@ class Metrics:
         self._tokens.labels("output").inc(outcome.output_tokens)
         for phase, seconds in outcome.seconds.items():
             self._phases.labels(phase).observe(seconds)
-        self._repairs_left_out.inc(outcome.repairs_left_out)
+        self._repairs_left_out.inc(outcome.repairs_skipped)
         if outcome.own_repair is not None:
             self._count_repair(outcome.own_repair)
         if outcome.episode is not None:

@@ -6,7 +6,9 @@ from enum import StrEnum
 from kvrecall.domain.errors import InvalidRequest, LimitExceeded, ResultConflict
 from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.messages import json_object
-from kvrecall.domain.session import CallStatus, PendingCall, Session, SessionState
+from kvrecall.domain.session import Session
+from kvrecall.domain.state_machine import SessionState
+from kvrecall.domain.tool_calls import CallStatus, PendingCall
 
 
 class ToolEventType(StrEnum):

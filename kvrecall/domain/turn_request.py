@@ -15,7 +15,9 @@ from kvrecall.domain.errors import (
 )
 from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.messages import Message, Sampling, ToolCall, json_object
-from kvrecall.domain.session import CallStatus, PendingCall, RepairTrigger, Session
+from kvrecall.domain.session import Session
+from kvrecall.domain.session_settings import RepairTrigger
+from kvrecall.domain.tool_calls import CallStatus, PendingCall
 
 ROLES = ("system", "user", "assistant", "tool")
 

@@ -5,8 +5,10 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from kvrecall.domain.messages import ToolCall
+from kvrecall.domain.repairs import DueRepair
 from kvrecall.domain.reports import MemoryReport, RepairReport
-from kvrecall.domain.session import DueRepair, PendingCall, Session, SharedPages, Turn
+from kvrecall.domain.session import Session, SharedPages, Turn
+from kvrecall.domain.tool_calls import PendingCall
 
 
 @dataclass(frozen=True)

@@ -468,7 +468,7 @@ class Harness:
         """The committed selection."""
         return wire.SessionState.FromString(await self.catalog.worker_state(session)).selection
 
-    async def settled(self, session: str) -> None:
+    async def resolve_settings(self, session: str) -> None:
         """Wait until no background work of the session runs."""
         tasks = [task for task in asyncio.all_tasks() if task.get_name() == f"rest of {session}"]
         for task in tasks:

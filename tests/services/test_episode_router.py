@@ -10,7 +10,7 @@ from kvrecall.domain.events import EpisodesFailed
 from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.messages import Message, Sampling
 from kvrecall.domain.reports import EpisodeReport
-from kvrecall.domain.session import EpisodeSettings
+from kvrecall.domain.session_settings import EpisodeSettings
 from kvrecall.domain.turn_request import TurnRequest
 from kvrecall.protocol.v1 import worker_pb2 as wire
 from services.catalog.base import IdempotencyKey
@@ -28,7 +28,7 @@ async def session(harness) -> str:
     for text in (TEA, TEA, TRAINS, TRAINS):
         harness.worker.script = [text]
         await harness.say(session, Message("user", text))
-        await harness.settled(session)
+        await harness.resolve_settings(session)
     harness.worker.embedded.clear()
     return session
 
@@ -36,7 +36,7 @@ async def session(harness) -> str:
 async def about(harness, session: str, text: str, **options: object) -> EpisodeReport | None:
     """A turn about a text: what it tells of its episode."""
     outcome = await harness.say(session, Message("user", text), **options)
-    await harness.settled(session)
+    await harness.resolve_settings(session)
     return outcome.episode
 
 

@@ -14,7 +14,7 @@ from kvrecall.domain.errors import (
 )
 from kvrecall.domain.events import PagesRebuilt, RepairFailed, SessionMoved, TurnRetried
 from kvrecall.domain.messages import Message
-from kvrecall.domain.session import EpisodeSettings
+from kvrecall.domain.session_settings import EpisodeSettings
 from kvrecall.domain.turn_request import TurnRequest
 from kvrecall.protocol.v1 import worker_pb2 as wire
 from services.turn_stream import TextDelta
@@ -120,7 +120,7 @@ async def test_calls_that_were_made_are_told_once(harness, heard: list, call: Ca
     harness.worker.faults["done"] = WorkerLost("gone")
     outcome = await harness.say(session, HELLO)
     assert [each.id for each in outcome.message.tool_calls] == ["c1"]
-    await harness.settled(session)
+    await harness.resolve_settings(session)
 
 
 async def test_a_turn_is_not_tried_for_ever(harness, heard: list) -> None:
@@ -178,7 +178,7 @@ async def test_a_repair_whose_worker_is_lost_stays_due(
     harness.worker.script = [[call("c1", "Bern")]]
     harness.worker.faults["repair"] = WorkerLost("gone")
     await harness.say(session, HELLO)
-    await harness.settled(session)
+    await harness.resolve_settings(session)
     assert [failed.final for failed in of_kind(heard, RepairFailed)] == [False]
     outcome = await harness.say(
         session, Message("tool", "sun", tool_call_id="c1"), wait_for_repairs=True
@@ -233,13 +233,13 @@ async def test_lost_pages_are_computed_again_for_a_repair_and_for_a_build(
     for _ in range(4):
         await harness.say(session, Message("user", "kettle leaves brew steep cup"))
     harness.worker.faults["build"] = WorkerRefused("rows_missing", "a page is gone")
-    await harness.settled(session)
+    await harness.resolve_settings(session)
     assert (await harness.catalog.episodes(session)).builds == 1
     paused = await harness.session()
     harness.worker.script = [[call("c1", "Bern")]]
     harness.worker.faults["repair"] = WorkerRefused("rows_missing", "a page is gone")
     await harness.say(paused, HELLO)
-    await harness.settled(paused)
+    await harness.resolve_settings(paused)
     assert [rebuilt.session for rebuilt in of_kind(heard, PagesRebuilt)] == [session, paused]
     assert not of_kind(heard, RepairFailed)
 

@@ -14,7 +14,9 @@ from kvrecall.domain.errors import (
 )
 from kvrecall.domain.events import SessionForked
 from kvrecall.domain.messages import Message, Sampling
-from kvrecall.domain.session import ForkOrigin, SessionState, SharedPages
+from kvrecall.domain.session import SharedPages
+from kvrecall.domain.session_settings import ForkOrigin
+from kvrecall.domain.state_machine import SessionState
 from kvrecall.domain.turn_request import TurnRequest
 from kvrecall.protocol.v1 import worker_pb2 as wire
 from services.catalog.base import IdempotencyKey
@@ -126,10 +128,10 @@ async def test_a_fork_where_a_tool_was_asked_for_may_be_told_another_result(harn
     parent = await harness.session()
     harness.worker.script = [[call("c1", "Bern")]]
     await harness.say(parent, HELLO)
-    await harness.settled(parent)
+    await harness.resolve_settings(parent)
     await harness.say(parent, Message("tool", "sunny", tool_call_id="c1"))
     child = await harness.service.fork(parent, NewFork(1))
-    assert child.resting_state is SessionState.PAUSED
+    assert child.committed_state is SessionState.PAUSED
     assert [pending.call.id for pending in (await harness.service.get(child.id))[0].calls] == ["c1"]
     await harness.say(child.id, Message("tool", "rain", tool_call_id="c1"))
     (_, told) = await harness.service.turns(child.id, 0, 10)
@@ -140,7 +142,7 @@ async def test_a_fork_of_a_paused_session_waits_for_the_same_calls(harness, call
     parent = await harness.session()
     harness.worker.script = [[call("c1", "Bern"), call("c2", "Basel")]]
     await harness.say(parent, HELLO)
-    await harness.settled(parent)
+    await harness.resolve_settings(parent)
     child = await harness.service.fork(parent, NewFork())
     assert [pending.call.id for pending in child.calls] == ["c1", "c2"]
     assert (await harness.service.get(child.id))[1] is SessionState.PAUSED

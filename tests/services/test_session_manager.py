@@ -7,7 +7,7 @@ import pytest
 from kvrecall.domain.errors import WorkerRefused
 from kvrecall.domain.events import RepairFailed
 from kvrecall.domain.messages import Message
-from kvrecall.domain.session import EpisodeSettings
+from kvrecall.domain.session_settings import EpisodeSettings
 
 HELLO = Message("user", "hello there")
 LONG = Message("user", "kettle leaves brew steep cup")
@@ -67,7 +67,7 @@ async def test_a_repair_opens_the_session_again(harness, call: Callable) -> None
     harness.worker.script = [[call("c1", "Bern")]]
     outcome = await harness.say(session, HELLO)
     restart(harness)  # before the repair that the turn has just begun comes to the worker
-    await harness.settled(session)
+    await harness.resolve_settings(session)
     assert harness.worker.said == [
         f"open {outcome.memory.length}",
         'tool_call: weather {"city": "Bern"}',
@@ -80,10 +80,10 @@ async def test_a_build_of_episodes_opens_the_session_again(harness) -> None:
     session = await harness.session(method="epicache", budget=16, repair_rows=0, episodes=EPISODES)
     for _ in range(3):
         await harness.say(session, LONG)
-        await harness.settled(session)
+        await harness.resolve_settings(session)
     await harness.say(session, LONG)
     length = (await harness.catalog.session(session)).memory.length
     restart(harness)
-    await harness.settled(session)
+    await harness.resolve_settings(session)
     assert harness.worker.said == [f"open {length}"]
     assert (await harness.catalog.episodes(session)).builds == 1

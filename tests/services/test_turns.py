@@ -20,7 +20,8 @@ from kvrecall.domain.errors import (
 from kvrecall.domain.events import RepairFailed, RepairFinished, TurnFailed, TurnFinished
 from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.messages import Message, Sampling, ToolCall
-from kvrecall.domain.session import RepairTrigger, SessionState
+from kvrecall.domain.session_settings import RepairTrigger
+from kvrecall.domain.state_machine import SessionState
 from kvrecall.domain.turn_request import TurnRequest
 from kvrecall.protocol.v1 import worker_pb2 as wire
 from services.catalog.base import IdempotencyKey
@@ -202,7 +203,7 @@ async def test_a_repair_that_begins_before_the_answer_s_stream_is_closed_is_left
     await harness.say(session, HELLO)
     assert (await harness.service.get(session))[1] is SessionState.REPAIRING
     worker.gates["repair"].set()
-    await harness.settled(session)
+    await harness.resolve_settings(session)
     assert (await harness.service.get(session))[1] is SessionState.PAUSED
     assert [type(event) for event in heard if isinstance(event, RepairFailed | RepairFinished)] == [
         RepairFinished

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 
 from pydantic import TypeAdapter
 
-from kvrecall.domain.session import CallStatus, PendingCall, Session, SharedPages, Turn
+from kvrecall.domain.session import Session, SharedPages, Turn
+from kvrecall.domain.tool_calls import CallStatus, PendingCall
 from services.catalog.base import EpisodeRecord, EpisodeSet, RepairRecord, SegmentRecord
 from services.catalog.serialization import MEMORY, SETTINGS, token_bytes, token_values
 

@@ -10,7 +10,8 @@ from kvrecall.domain.errors import (
     UnknownEpisode,
     UnknownSession,
 )
-from kvrecall.domain.session import PendingCall, Session, Turn
+from kvrecall.domain.session import Session, Turn
+from kvrecall.domain.tool_calls import PendingCall
 from services.catalog.base import (
     EpisodeSet,
     IdempotencyRecord,

@@ -6,7 +6,8 @@ import pytest
 
 from kvrecall.domain.errors import CatalogError, StaleEpoch, UnknownEpisode, UnknownSession
 from kvrecall.domain.reports import EpisodeReport, MemoryReport, TurnOutcome
-from kvrecall.domain.session import EpisodeSettings, Session, SessionSettings, Turn
+from kvrecall.domain.session import Session, Turn
+from kvrecall.domain.session_settings import EpisodeSettings, SessionSettings
 from services.catalog.base import (
     BuildCommit,
     Catalog,

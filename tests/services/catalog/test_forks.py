@@ -7,8 +7,10 @@ import pytest
 
 from kvrecall.domain.errors import UnknownCall, UnknownEpisode, UnknownSession, UnknownTurn
 from kvrecall.domain.messages import ToolCall
+from kvrecall.domain.repairs import due_repairs
 from kvrecall.domain.reports import MemoryReport, RepairReport
-from kvrecall.domain.session import CallStatus, PendingCall, Session, SharedPages, due_repairs
+from kvrecall.domain.session import Session, SharedPages
+from kvrecall.domain.tool_calls import CallStatus, PendingCall
 from services.catalog.base import (
     BuildCommit,
     Catalog,
@@ -91,14 +93,17 @@ async def test_a_fork_at_an_earlier_turn_has_its_calls_as_they_were_made(
     child = child_of(parent, turns=2, calls=made, repairs=(), output_due=0)
     await catalog.fork(ForkCommit(child, "parent", 2, b""), None)
     found = await catalog.session("child")
-    assert replace(found, calls=tuple(replace(call, heard_at=0.0) for call in found.calls)) == child
+    assert (
+        replace(found, calls=tuple(replace(call, last_event_at=0.0) for call in found.calls))
+        == child
+    )
     assert [turn.number for turn in await catalog.turns("child", 0, 9)] == [1, 2]
     assert await catalog.repairs("child", 9) == []
     assert (await catalog.episodes("child"), await catalog.segments("child")) == (EpisodeSet(), [])
     with pytest.raises(UnknownEpisode):
         await catalog.built_episode("child", "1-1")
     assert await catalog.call("child", "a") == found.calls[0]
-    assert "child" in await catalog.silent(found.calls[0].heard_at)
+    assert "child" in await catalog.silent(found.calls[0].last_event_at)
 
 
 async def test_a_fork_at_a_turn_without_calls_waits_for_none(
