@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Awaitable, Sequence
 from contextlib import suppress
 
+from kvrecall.domain.codes import ErrorCode
 from kvrecall.domain.errors import ServiceError, SessionBusy, StaleEpoch, WorkerLost, WorkerRefused
 from kvrecall.domain.events import EventBus, RepairFailed, RepairFinished
 from kvrecall.domain.limits import ServiceLimits
@@ -23,7 +24,9 @@ from services.cluster.worker_client import Worker
 from services.session_manager import ActiveSession, SessionManager
 
 # The signal itself is at fault: a second attempt would be refused again, here or after a restart.
-FINAL_REFUSALS = frozenset({"bad_messages", "bad_settings", "turn_too_long"})
+FINAL_REFUSALS = frozenset(
+    {ErrorCode.BAD_MESSAGES, ErrorCode.BAD_SETTINGS, ErrorCode.TURN_TOO_LONG}
+)
 MOST_SIGNAL_CHARACTERS = 500
 """Of a signal, that is kept for people to read."""
 

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import TypeVar
 
+from kvrecall.domain.codes import ErrorCode
 from kvrecall.domain.errors import (
     Overloaded,
     ServiceError,
@@ -32,9 +33,11 @@ _CLAIMS_WAITED = 1.5
 """Claims that a turn waits for another process: one that nobody renews has ended by then."""
 MOST_ATTEMPTS = 3
 """Workers that one request is tried in."""
-GONE = frozenset({WorkerLost.code, "cancelled", "storage_failed"})
+GONE = frozenset({ErrorCode.WORKER_LOST, ErrorCode.CANCELLED, ErrorCode.STORAGE_FAILED})
 """Codes of errors that another worker may not have: this one died, it drains, it cannot write."""
-_HELPED_BY_OPENING = frozenset({"unknown_session", "stale_epoch", "rows_missing"})
+_HELPED_BY_OPENING = frozenset(
+    {ErrorCode.SESSION_NOT_OPEN, ErrorCode.STALE_EPOCH, ErrorCode.ROWS_MISSING}
+)
 _TURNS_AT_ONCE = 128
 
 
@@ -242,7 +245,7 @@ class SessionManager:
                 raise StaleEpoch(message) from refusal
             doubt = live.in_doubt
             place = self._worker.place(live.id, live.claim.worker)
-            fresh = await self._open(live, place, lost_pages=refusal.code == "rows_missing")
+            fresh = await self._open(live, place, lost_pages=refusal.code is ErrorCode.ROWS_MISSING)
             live.in_doubt = doubt
             return fresh
 
@@ -275,7 +278,7 @@ class SessionManager:
             if not lost_pages:
                 await self._worker.open(wire.OpenRequest(spec=spec, state=state))
         except WorkerRefused as refusal:
-            if refusal.code != "rows_missing":
+            if refusal.code is not ErrorCode.ROWS_MISSING:
                 raise
             lost_pages = True
         if lost_pages:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from pydantic import TypeAdapter
 
+from kvrecall.domain.codes import ErrorCode
 from kvrecall.domain.errors import (
     InvalidRequest,
     ServiceError,
@@ -92,7 +93,7 @@ class TurnRunner:
             self._observers.publish(TurnFailed(session, error.code))
             raise
         except (asyncio.CancelledError, GeneratorExit):
-            self._observers.publish(TurnFailed(session, "cancelled"))
+            self._observers.publish(TurnFailed(session, ErrorCode.CANCELLED))
             raise
 
     async def _run(
@@ -170,7 +171,7 @@ class TurnRunner:
                         yield item
                 return
             except (WorkerLost, WorkerRefused) as error:
-                missing = error.code == "rows_missing"
+                missing = error.code is ErrorCode.ROWS_MISSING
                 if missing and rebuilds < _MOST_REBUILDS and not told.differs:
                     rebuilds += 1
                     continue
@@ -220,7 +221,7 @@ class TurnRunner:
         self, live: ActiveSession, request: wire.TurnRequest
     ) -> AsyncGenerator[wire.TurnEvent, None]:
         """What the worker tells of the turn; a refusal before that is helped, if it can be, once for each reason."""
-        helped = set[str]()
+        helped = set[ErrorCode]()
         told = False
         while True:
             try:
@@ -230,7 +231,7 @@ class TurnRunner:
                         yield event
                 return
             except WorkerRefused as refusal:
-                if told or refusal.code in {*helped, "rows_missing"}:
+                if told or refusal.code in {*helped, ErrorCode.ROWS_MISSING}:
                     raise
                 helped.add(refusal.code)
                 await self._help(live, request, refusal)
@@ -242,7 +243,7 @@ class TurnRunner:
 
         Raises the refusal where neither helps.
         """
-        if refusal.code != "bad_episode" or not request.HasField("episode"):
+        if refusal.code is not ErrorCode.BAD_EPISODE or not request.HasField("episode"):
             request.epoch = await self._sessions.reopen(live, request.epoch, refusal)
             return
         request.ClearField("episode")

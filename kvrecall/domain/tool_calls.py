@@ -24,8 +24,9 @@ class PendingCall:
     `arguments` is what the client really runs, where it told so; `pieces` is the tool's output so far, by index.
     `batch` numbers the arrivals of results within the pause from 1 (0: no result yet): it is what makes the order
     of repairs the same after a crash. `call_signal` is the text of the last repair on the call; a repair on output is
-    due up to character `delta_due`, and was done up to `delta_repaired`. `last_event_at` is when the call was made or last
-    reported on, in seconds since the epoch. `said` is the turn that put the result into the conversation.
+    due up to character `delta_due`, and was done up to `delta_repaired`. `last_event_at` is when the
+    call was made or last reported on, in seconds since the epoch. `consumed_in_turn` is the
+    turn that put the result into the conversation.
     """
 
     turn: int

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from kvrecall.domain.codes import ErrorCode
 from kvrecall.domain.errors import WorkerLost, WorkerRefused
 from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.messages import Message, Sampling
@@ -118,7 +119,7 @@ class StubWorker:
         self.said.append(f"open {request.state.length}")
         for name in ("method_settings", "repair_settings"):
             if '"bad"' in getattr(request.spec, name):
-                raise WorkerRefused("bad_settings", f"{name}.bad is not a setting")
+                raise WorkerRefused(ErrorCode.BAD_SETTINGS, f"{name}.bad is not a setting")
         self.epochs.append(request.spec.epoch)
         self.specs[session] = request.spec
         self.sessions[session] = wire.SessionState.FromString(request.state.SerializeToString())
@@ -226,7 +227,8 @@ class StubWorker:
         for plan in request.plans:
             if not plan.patched_prompt or any(span.stop > state.length for span in plan.segments):
                 raise WorkerRefused(
-                    "bad_episode", f"{plan.id} has no prompt, or names rows that are not there"
+                    ErrorCode.BAD_EPISODE,
+                    f"{plan.id} has no prompt, or names rows that are not there",
                 )
         await self._gate("build")
         self.builds.append(request)
@@ -280,7 +282,7 @@ class StubWorker:
 
     def _state(self, session: str) -> wire.SessionState:
         if session not in self.sessions:
-            raise WorkerRefused("unknown_session", f"{session} is not open")
+            raise WorkerRefused(ErrorCode.SESSION_NOT_OPEN, f"{session} is not open")
         return self.sessions[session]
 
     def _change(self, state: wire.SessionState, why: str, words: list[str]) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from kvrecall.domain.codes import ErrorCode
 from kvrecall.domain.errors import ServiceError, WorkerLost, WorkerRefused
 from kvrecall.domain.events import EpisodesBuilt, EpisodesFailed
 from kvrecall.domain.messages import Message
@@ -249,7 +250,7 @@ async def test_after_a_crash_it_goes_on_from_what_was_committed(
 async def test_a_build_that_fails_is_told_and_tried_again_after_the_next_turn(
     harness, chat: Chat, session: str, told: list
 ) -> None:
-    harness.worker.faults["build"] = WorkerRefused("overloaded", "too much to do")
+    harness.worker.faults["build"] = WorkerRefused(ErrorCode.OVERLOADED, "too much to do")
     await chat(session, TEA, TRAINS, TEA, TRAINS)
     failures = [each for each in told[0] if isinstance(each, EpisodesFailed)]
     assert failures == [EpisodesFailed(session, "build", "overloaded", "too much to do")]
@@ -271,7 +272,7 @@ async def test_a_worker_that_broke_in_a_build_opens_the_session_again(
 async def test_segments_that_cannot_be_embedded_wait_for_the_next_turn(
     harness, chat: Chat, session: str, told: list
 ) -> None:
-    harness.worker.faults["embed"] = WorkerRefused("embedder_refused", "no such encoder")
+    harness.worker.faults["embed"] = WorkerRefused(ErrorCode.EMBEDDER_REFUSED, "no such encoder")
     await chat(session, TEA)
     assert told[0][-1] == EpisodesFailed(session, "segment", "embedder_refused", "no such encoder")
     await chat(session, TRAINS)

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
+from kvrecall.domain.codes import ErrorCode
 from kvrecall.domain.errors import (
     InvalidRequest,
     SessionBusy,
@@ -41,8 +42,8 @@ def of_kind(heard: list, kind: type) -> list:
         ("turn", WorkerLost("gone")),
         ("token", WorkerLost("gone")),
         ("done", WorkerLost("gone")),
-        ("turn", WorkerRefused("cancelled", "the worker is draining")),
-        ("done", WorkerRefused("storage_failed", "the disk is full")),
+        ("turn", WorkerRefused(ErrorCode.CANCELLED, "the worker is draining")),
+        ("done", WorkerRefused(ErrorCode.STORAGE_FAILED, "the disk is full")),
     ],
 )
 async def test_a_turn_goes_on_in_another_worker(
@@ -74,7 +75,7 @@ async def test_pages_found_lost_in_the_middle_of_a_turn_are_computed_again(
 ) -> None:
     session = await harness.session()
     harness.worker.script = ["one two three"] * 2
-    harness.worker.faults[where] = WorkerRefused("rows_missing", "page 3 is not whole")
+    harness.worker.faults[where] = WorkerRefused(ErrorCode.ROWS_MISSING, "page 3 is not whole")
     told = [progress async for progress in harness.service.turn(session, TurnRequest((HELLO,)))]
     assert "".join(piece.text for piece in told if isinstance(piece, TextDelta)).split() == [
         "one",
@@ -139,7 +140,9 @@ async def _lost(request: object) -> None:
 
 async def test_what_another_worker_would_refuse_as_well_is_refused(harness, heard: list) -> None:
     session = await harness.session()
-    harness.worker.faults["turn"] = WorkerRefused("bad_messages", "the template has no such role")
+    harness.worker.faults["turn"] = WorkerRefused(
+        ErrorCode.BAD_MESSAGES, "the template has no such role"
+    )
     with pytest.raises(WorkerRefused):
         await harness.say(session, HELLO)
     assert not of_kind(heard, TurnRetried)
@@ -195,7 +198,7 @@ async def test_lost_pages_are_computed_again_from_the_log(harness, heard: list, 
         await harness.say(each, HELLO)
     if where == "open":
         harness.worker.sessions.clear()
-    harness.worker.faults[where] = WorkerRefused("rows_missing", "page 3 is not whole")
+    harness.worker.faults[where] = WorkerRefused(ErrorCode.ROWS_MISSING, "page 3 is not whole")
     await harness.say(session, HELLO)
     (request,) = harness.worker.rebuilds
     said = await harness.catalog.token_ids(twin)
@@ -206,7 +209,7 @@ async def test_lost_pages_are_computed_again_from_the_log(harness, heard: list, 
 
 
 @pytest.mark.parametrize(
-    "error", [WorkerRefused("rows_missing", "one more is gone"), WorkerLost("gone")]
+    "error", [WorkerRefused(ErrorCode.ROWS_MISSING, "one more is gone"), WorkerLost("gone")]
 )
 async def test_a_rebuild_that_breaks_off_is_begun_again(
     harness, heard: list, error: Exception
@@ -214,7 +217,7 @@ async def test_a_rebuild_that_breaks_off_is_begun_again(
     session = await harness.session()
     await harness.say(session, HELLO)
     harness.worker.faults |= {
-        "turn": WorkerRefused("rows_missing", "page 3 is not whole"),
+        "turn": WorkerRefused(ErrorCode.ROWS_MISSING, "page 3 is not whole"),
         "rebuild": error,
     }
     assert (await harness.say(session, HELLO)).turn == 2
@@ -232,12 +235,12 @@ async def test_lost_pages_are_computed_again_for_a_repair_and_for_a_build(
     session = await harness.session(method="epicache", budget=16, repair_rows=0, episodes=settings)
     for _ in range(4):
         await harness.say(session, Message("user", "kettle leaves brew steep cup"))
-    harness.worker.faults["build"] = WorkerRefused("rows_missing", "a page is gone")
+    harness.worker.faults["build"] = WorkerRefused(ErrorCode.ROWS_MISSING, "a page is gone")
     await harness.resolve_settings(session)
     assert (await harness.catalog.episodes(session)).builds == 1
     paused = await harness.session()
     harness.worker.script = [[call("c1", "Bern")]]
-    harness.worker.faults["repair"] = WorkerRefused("rows_missing", "a page is gone")
+    harness.worker.faults["repair"] = WorkerRefused(ErrorCode.ROWS_MISSING, "a page is gone")
     await harness.say(paused, HELLO)
     await harness.resolve_settings(paused)
     assert [rebuilt.session for rebuilt in of_kind(heard, PagesRebuilt)] == [session, paused]
@@ -251,7 +254,7 @@ async def test_pages_that_are_lost_again_and_again_fail_the_turn(harness, heard:
     async def lost(request: wire.TurnRequest):
         for event in ():
             yield event
-        raise WorkerRefused("rows_missing", "a page is gone")
+        raise WorkerRefused(ErrorCode.ROWS_MISSING, "a page is gone")
 
     harness.worker.turn = lost
     with pytest.raises(WorkerRefused):

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
+from kvrecall.domain.codes import ErrorCode
 from kvrecall.domain.errors import (
     CallsOutstanding,
     CatalogError,
@@ -492,7 +493,7 @@ async def test_no_repair_is_given_up_while_the_worker_is_gone(harness, paused: s
 async def test_a_signal_that_is_refused_is_not_tried_again(harness, call: Callable) -> None:
     session = await harness.session()
     harness.worker.faults["repair"] = WorkerRefused(
-        "turn_too_long", "the signal is longer than a block"
+        ErrorCode.TURN_TOO_LONG, "the signal is longer than a block"
     )
     await pause(harness, session, call("c1", "Bern"))
     await harness.resolve_settings(session)

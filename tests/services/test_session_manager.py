@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
+from kvrecall.domain.codes import ErrorCode
 from kvrecall.domain.errors import WorkerRefused
 from kvrecall.domain.events import RepairFailed
 from kvrecall.domain.messages import Message
@@ -39,7 +40,7 @@ async def test_what_a_reopened_turn_leaves_is_rolled_back_if_it_fails(harness) -
     await harness.say(session, HELLO)
     before = await harness.catalog.session(session)
     restart(harness)
-    harness.worker.faults["token"] = WorkerRefused("storage_failed", "the disk is full")
+    harness.worker.faults["token"] = WorkerRefused(ErrorCode.STORAGE_FAILED, "the disk is full")
     with pytest.raises(WorkerRefused):
         await harness.say(session, HELLO)
     assert (await harness.say(session, HELLO)).memory.length == before.memory.length + 4

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
+from kvrecall.domain.codes import ErrorCode
 from kvrecall.domain.errors import (
     CallsOutstanding,
     CatalogError,
@@ -132,10 +133,10 @@ async def test_a_cancelled_turn_changes_nothing(harness) -> None:
 @pytest.mark.parametrize(
     ("where", "fault"),
     [
-        ("turn", WorkerRefused("bad_messages", "the template has no such role")),
+        ("turn", WorkerRefused(ErrorCode.BAD_MESSAGES, "the template has no such role")),
         ("turn", WorkerLost("gone")),
         ("token", WorkerLost("gone")),
-        ("done", WorkerRefused("not_comparable", "kept nothing")),
+        ("done", WorkerRefused(ErrorCode.NOT_COMPARABLE, "kept nothing")),
         ("done", RuntimeError("a mistake of ours")),
     ],
 )

@@ -3,6 +3,7 @@
 from secrets import token_hex
 from typing import Any
 
+from kvrecall.domain.codes import ErrorCode
 from kvrecall.domain.errors import (
     CatalogError,
     StaleEpoch,
@@ -48,7 +49,7 @@ _REPAIR_ATTEMPTS = 8
 class ChangedMeanwhile(CatalogError):
     """A condition of a commit did not hold: somebody wrote in between."""
 
-    code = "changed_meanwhile"
+    code = ErrorCode.CHANGED_MEANWHILE
 
 
 class RedisSessions:
