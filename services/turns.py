@@ -261,7 +261,7 @@ class TurnRunner:
             _turn(work, done, outcome),
             done.state.SerializeToString(deterministic=True),
             calls,
-            work.plan.said,
+            work.plan.inline_results,
             matched="" if work.match is None else work.match.episode,
             active=done.state.episode,
             repaired=repair_details(signal_text(work.plan.messages), done.repair),

@@ -32,7 +32,7 @@ REPAIR_COUNTS = {
     "promoted": ("promoted_rows", "Tokens that repairs brought back."),
     "demoted": ("demoted_rows", "Rows per KV head that left the active set for those that came."),
     "bytes_read": ("repair_read_bytes", "Bytes of stored rows that repairs read while scoring."),
-    "cut": ("repairs_cut", "Repairs that a deadline or a turn ended."),
+    "truncated": ("repairs_cut", "Repairs that a deadline or a turn ended."),
 }
 """Counters of repairs, by the report's field: the metric's name and what it says."""
 SHARES = (0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99, 1.0)

@@ -10,10 +10,10 @@ from kvrecall.domain.messages import Message
 class RepairReport:
     """One repair: what it looked at and how many tokens it brought back.
 
-    Of `candidates` evicted tokens it scored `scored_rows`: fewer where the others could not have been chosen, or where
-    a deadline, or a turn that came, has `cut` it. `demoted` are the rows per KV head, mean over layers, that left the
-    active set for what came. `hops` is how often it observed the signal, `bytes_read` counts stored rows. `in_pause`:
-    it ended before a turn came.
+    `scored_rows` of `candidates` evicted tokens were scored: fewer when the others could not have been
+    selected, or when a deadline or a new turn `truncated` the repair. `demoted` are the rows per KV head,
+    mean over layers, that left the active set in exchange. `hops` counts observations of the signal,
+    `bytes_read` the bytes of stored rows. `in_pause`: it ended before the next turn.
     """
 
     trigger: str
@@ -23,7 +23,7 @@ class RepairReport:
     seconds: float
     candidates: int = 0
     demoted: int = 0
-    cut: bool = False
+    truncated: bool = False
     hops: int = 0
     bytes_read: int = 0
     in_pause: bool = False

@@ -43,7 +43,7 @@ class PendingCall:
     delta_due: int = 0
     delta_repaired: int = 0
     result_repaired: bool = False
-    said: int | None = None
+    consumed_in_turn: int | None = None
 
     @property
     def running(self) -> ToolCall:

@@ -56,7 +56,7 @@ def is_late(call: PendingCall, event: ToolEvent) -> bool:
     """Whether the call is past what the report tells. Another result than the one it has is refused all the same."""
     if event.type in (ToolEventType.STARTED, ToolEventType.DELTA):
         return call.result is not None
-    return call.said is not None
+    return call.consumed_in_turn is not None
 
 
 def apply_event(

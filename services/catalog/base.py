@@ -97,17 +97,17 @@ REPAIRS_KEPT = 32
 class TurnCommit:
     """Everything that a turn changes.
 
-    `calls` are the tool calls it ended on; `said` are the results, by call id, that the turn itself brought for
-    calls of the pause before. `matched` is the episode it was matched with, `active` the one whose rows are active
-    now; empty: none. `repaired` belongs to the turn's own repair, if its outcome has one. A first turn also says what
-    pages the session `shared` since, and which `prefix` others may share of it, under the `digest` of what it follows
-    from.
+    `calls` are the tool calls it ended on; `inline_results` are the results, by call id, that the turn
+    itself brought for calls of the pause before. `matched` is the episode it was matched with, `active`
+    the one whose rows are active now; empty: none. `repaired` belongs to the turn's own repair,
+    if its outcome has one. A first turn also says what pages the session `shared` since, and
+    which `prefix` others may share of it, under the `digest` of what it follows from.
     """
 
     turn: Turn
     worker_state: bytes
     calls: tuple[ToolCall, ...] = ()
-    said: Mapping[str, str] = field(default_factory=dict)
+    inline_results: Mapping[str, str] = field(default_factory=dict)
     matched: str = ""
     active: str = ""
     repaired: RepairDetails = RepairDetails()

@@ -31,7 +31,7 @@ async def test_turns_phases_and_rows_are_counted(front) -> None:
     await front.say(one, generate=False)
     samples = await scrape(front)
     assert samples["kvrecall_turns_total", "stop"] == 2
-    assert samples["kvrecall_turns_total", "remembered"] == 1
+    assert samples["kvrecall_turns_total", "appended"] == 1
     assert samples["kvrecall_tokens_total", "prompt"] == 6
     assert samples["kvrecall_tokens_total", "output"] == 32
     assert samples["kvrecall_turn_phase_seconds_sum", "decode"] == 2.25

@@ -40,7 +40,7 @@ class StubWorker:
         self.faults: dict[str, Exception] = {}
         self.sessions: dict[str, wire.SessionState] = {}
         self.specs: dict[str, wire.SessionSpec] = {}
-        self.said: list[str] = []
+        self.call_log: list[str] = []
         self.words: dict[int, str] = {}
         self.hurries: dict[str, asyncio.Event] = {}
         self.deadlines: list[float] = []
@@ -116,7 +116,7 @@ class StubWorker:
     async def open(self, request: wire.OpenRequest) -> wire.MemoryReport:
         self._fault("open")
         session = request.spec.session
-        self.said.append(f"open {request.state.length}")
+        self.call_log.append(f"open {request.state.length}")
         for name in ("method_settings", "repair_settings"):
             if '"bad"' in getattr(request.spec, name):
                 raise WorkerRefused(ErrorCode.BAD_SETTINGS, f"{name}.bad is not a setting")
@@ -129,7 +129,7 @@ class StubWorker:
         self._fault("fork")
         self._state(request.parent)
         session = request.spec.session
-        self.said.append(f"fork {'state' if request.HasField('state') else len(request.turns)}")
+        self.call_log.append(f"fork {'state' if request.HasField('state') else len(request.turns)}")
         state = wire.SessionState.FromString(request.state.SerializeToString())
         for turn in request.turns:
             words = [self.words[token] for token in turn.token_ids]
@@ -184,7 +184,7 @@ class StubWorker:
             word for message in request.messages for word in _words(message)
         ]
         signal += [self.words[token] for token in request.token_ids]
-        self.said.append(f"{request.trigger}: {' '.join(signal)}")
+        self.call_log.append(f"{request.trigger}: {' '.join(signal)}")
         self.deadlines.append(request.seconds)
         self._change(state, request.trigger, [])
         cut = not await self._gate_or_hurry(request.session)
@@ -198,7 +198,7 @@ class StubWorker:
             promoted=[1, 2],
             seconds=0.5,
             demoted_rows=1,
-            cut=cut,
+            truncated=cut,
             hops=1,
             bytes_read=640,
         )
@@ -354,7 +354,7 @@ class StubWorker:
         message: wire.Message | None,
         spoken: list[str],
     ) -> wire.TurnDone:
-        reason = "remembered" if message is None else "tool_calls" if message.tool_calls else "stop"
+        reason = "appended" if message is None else "tool_calls" if message.tool_calls else "stop"
         done = wire.TurnDone(
             finish_reason=reason,
             message=message,

@@ -206,12 +206,12 @@ async def test_a_repair_breaks_a_build_off_and_comes_first(
     harness.worker.script = [[call("c1", "Bern")]]
     await harness.say(session, Message("user", TRAINS))
     await harness.worker.reached["build"].wait()
-    assert harness.worker.said[-1] == 'tool_call: weather {"city": "Bern"}'
+    assert harness.worker.call_log[-1] == 'tool_call: weather {"city": "Bern"}'
     harness.worker.reached["repair"].clear()
     event = ToolEvent(ToolEventType.COMPLETED, "c1", "rain")
     await harness.service.event(session, event)
     await harness.worker.reached["repair"].wait()
-    assert harness.worker.said[-1] == "tool_result: tool rain"
+    assert harness.worker.call_log[-1] == "tool_result: tool rain"
     assert harness.worker.builds == []
     harness.worker.gates["build"].set()
     await harness.resolve_settings(session)
@@ -264,9 +264,9 @@ async def test_a_worker_that_broke_in_a_build_opens_the_session_again(
 ) -> None:
     harness.worker.faults["build"] = WorkerLost("gone")
     await chat(session, TEA, TRAINS, TEA, TRAINS)
-    opened = len([said for said in harness.worker.said if said.startswith("open")])
+    opened = len([said for said in harness.worker.call_log if said.startswith("open")])
     await chat(session, TEA)
-    assert len([said for said in harness.worker.said if said.startswith("open")]) == opened + 1
+    assert len([said for said in harness.worker.call_log if said.startswith("open")]) == opened + 1
 
 
 async def test_segments_that_cannot_be_embedded_wait_for_the_next_turn(

@@ -282,7 +282,7 @@ async def test_a_session_moves_as_it_was_committed(harness, heard: list) -> None
     moved = await harness.service.move(session, "two")
     assert (moved.worker, moved.epoch) == ("two", before.epoch + 1)
     assert harness.worker.released == [(session, moved.epoch)]
-    assert harness.worker.said[-1] == f"open {before.memory.length}"
+    assert harness.worker.call_log[-1] == f"open {before.memory.length}"
     assert [each.worker for each in of_kind(heard, SessionMoved)] == ["two"]
     for each in (session, twin):
         await harness.say(each, HELLO)
@@ -294,9 +294,9 @@ async def test_without_a_name_it_moves_to_another_worker_and_back_to_where_it_is
 ) -> None:
     session = await harness.session()
     assert (await harness.service.move(session, None)).worker == "two"
-    opened = list(harness.worker.said)
+    opened = list(harness.worker.call_log)
     assert (await harness.service.move(session, "two")).worker == "two"
-    assert harness.worker.said == opened
+    assert harness.worker.call_log == opened
 
 
 async def test_a_session_moves_only_where_it_can(harness, heard: list) -> None:

@@ -62,7 +62,7 @@ async def test_a_fork_begins_as_its_parent_stands_and_both_go_on_by_themselves(h
     assert await harness.selection(child.id) != await harness.selection(parent)
     await harness.say(parent, HELLO)
     assert await harness.selection(child.id) == await harness.selection(parent)
-    assert harness.worker.said == ["open 0", "fork state"]
+    assert harness.worker.call_log == ["open 0", "fork state"]
 
 
 async def test_a_fork_has_its_parents_settings_and_metadata_of_its_own(harness) -> None:
@@ -82,7 +82,7 @@ async def test_a_fork_at_an_earlier_turn_is_said_again(harness) -> None:
     then = await harness.selection(parent)
     await harness.say(parent, HELLO)
     child = await harness.service.fork(parent, NewFork(1))
-    assert harness.worker.said[-1] == "fork 1"
+    assert harness.worker.call_log[-1] == "fork 1"
     assert (child.turns, child.memory.length, child.shared) == (1, 11, (SharedPages(parent, 2),))
     assert await harness.selection(child.id) == then
     assert [turn.number for turn in await harness.service.turns(child.id, 0, 10)] == [1]
@@ -160,7 +160,7 @@ async def test_a_repair_that_runs_ends_with_what_it_has_found_and_the_fork_has_i
     await harness.say(parent, HELLO)
     await harness.worker.reached["repair"].wait()
     child = await fork(harness, parent)
-    assert [repair.cut for repair in (await harness.service.get(parent))[0].repairs] == [True]
+    assert [repair.truncated for repair in (await harness.service.get(parent))[0].repairs] == [True]
     assert await harness.selection(child) == await harness.selection(parent)
 
 
@@ -170,7 +170,7 @@ async def test_there_is_no_fork_at_a_turn_that_was_not_said(harness, turn: int) 
     with pytest.raises(UnknownTurn) as caught:
         await harness.service.fork(session, NewFork(turn))
     assert caught.value.details == {"session": session, "turn": turn}
-    assert harness.worker.said == ["open 0"]
+    assert harness.worker.call_log == ["open 0"]
 
 
 async def test_a_session_that_said_nothing_is_not_forked(harness) -> None:

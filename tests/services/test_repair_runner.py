@@ -41,7 +41,7 @@ def completed(call: str, result: str) -> ToolEvent:
 
 def repairs(harness) -> list[str]:
     """The signals of the repairs so far, in order."""
-    return [said for said in harness.worker.said if not said.startswith("open")]
+    return [said for said in harness.worker.call_log if not said.startswith("open")]
 
 
 async def pause(harness, session: str, *calls) -> None:
@@ -104,7 +104,7 @@ async def test_a_turn_that_asks_to_waits_for_the_repairs_and_reports_them(
     assert not turn.done()
     harness.worker.gates["repair"].set()
     outcome = await turn
-    assert [(repair.trigger, repair.cut) for repair in outcome.repairs] == [
+    assert [(repair.trigger, repair.truncated) for repair in outcome.repairs] == [
         ("tool_call", False),
         ("tool_result", False),
     ]
@@ -124,7 +124,7 @@ async def test_another_turn_takes_what_the_repair_has_found_so_far_and_leaves_ou
     await harness.service.event(session, completed("c1", "rain"))
     outcome = await harness.say(session)
     (cut,) = outcome.repairs
-    assert (cut.trigger, cut.cut, cut.share_scanned, cut.in_pause) == (
+    assert (cut.trigger, cut.truncated, cut.share_scanned, cut.in_pause) == (
         "tool_call",
         True,
         0.5,
@@ -228,7 +228,7 @@ async def test_a_worker_that_cannot_be_hurried_does_not_fail_the_turn(
     turn = asyncio.create_task(harness.say(session, Message("tool", "rain", tool_call_id="c1")))
     await asyncio.sleep(0.01)
     harness.worker.gates["repair"].set()
-    assert [repair.cut for repair in (await turn).repairs] == [False]
+    assert [repair.truncated for repair in (await turn).repairs] == [False]
 
 
 async def test_a_repair_that_ends_before_a_turn_comes_says_so(harness, paused: str) -> None:
@@ -352,7 +352,7 @@ async def test_recorded_calls_pause_as_if_the_model_had_asked(harness) -> None:
     recorded = Message("assistant", tool_calls=(ToolCall("c1", "weather", '{"city": "Bern"}'),))
     outcome = await harness.say(session, HELLO, recorded, generate=False)
     await harness.resolve_settings(session)
-    assert outcome.finish_reason == "remembered"
+    assert outcome.finish_reason == "appended"
     assert repairs(harness) == [EARLY]
     assert (await harness.service.get(session))[1] is SessionState.PAUSED
 
@@ -449,7 +449,7 @@ async def test_a_repair_that_fails_stays_due_and_a_turn_that_waits_runs_it(
     outcome = await harness.say(session, Message("tool", "rain", tool_call_id="c1"), **WAITING)
     assert [repair.trigger for repair in outcome.repairs] == ["tool_call"]
     assert repairs(harness) == [EARLY]
-    assert harness.worker.said[1] == "open 2"
+    assert harness.worker.call_log[1] == "open 2"
 
 
 async def test_a_repair_that_always_breaks_is_given_up_for_the_turn(harness, paused: str) -> None:

@@ -73,7 +73,7 @@ async def test_no_repair_is_conditioned_on_a_failure_of_ours(harness, call: Call
     session = await paused(harness, call("c1", "Bern"), call("c2", "Rome"))
     await given_up(harness, session, "c2")
     await harness.resolve_settings(session)
-    assert [said.partition(":")[0] for said in harness.worker.said[1:]] == [
+    assert [said.partition(":")[0] for said in harness.worker.call_log[1:]] == [
         "tool_call",
         "tool_call",
     ]

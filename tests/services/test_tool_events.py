@@ -29,7 +29,7 @@ def completed(result: str) -> ToolEvent:
 
 def repairs(harness) -> list[str]:
     """The signals of the repairs so far, in order."""
-    return [said for said in harness.worker.said if not said.startswith("open")]
+    return [said for said in harness.worker.call_log if not said.startswith("open")]
 
 
 @pytest.fixture

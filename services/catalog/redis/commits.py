@@ -111,7 +111,11 @@ def turn_committed(commit: TurnCommit) -> RedisCommit:
     if commit.matched:
         changes.run("HINCRBY", EPISODES, f"matched:{commit.matched}", 1)
     changes.put(
-        CALLS, {f"{turn.number - 1}:said:{call}": result for call, result in commit.said.items()}
+        CALLS,
+        {
+            f"{turn.number - 1}:said:{call}": result
+            for call, result in commit.inline_results.items()
+        },
     )
     made = [
         PendingCall(turn.number, place, call, last_event_at=changes.at)

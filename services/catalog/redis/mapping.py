@@ -140,7 +140,7 @@ def said_value(call: PendingCall, result: bytes | None, turns: int) -> PendingCa
     """A call after that many turns: the turn that follows its own says its result."""
     if result is not None:
         call = replace(call, status=CallStatus.COMPLETED, result=result.decode())
-    return replace(call, said=call.turn + 1) if call.turn < turns else call
+    return replace(call, consumed_in_turn=call.turn + 1) if call.turn < turns else call
 
 
 def copied_calls(

@@ -66,4 +66,4 @@ def _call_row(session: str, call: PendingCall) -> tuple[object, ...]:
         call.delta_repaired,
         call.result_repaired,
     )
-    return (*made, *told, *repaired, call.said)
+    return (*made, *told, *repaired, call.consumed_in_turn)

@@ -115,7 +115,7 @@ def call_value(row: sqlite3.Row) -> PendingCall:
         delta_due=row["delta_due"],
         delta_repaired=row["delta_repaired"],
         result_repaired=bool(row["result_repaired"]),
-        said=row["said"],
+        consumed_in_turn=row["said"],
     )
 
 

@@ -25,7 +25,7 @@ from services.catalog.sqlite.statements import every, one
 async def end_pause(db: aiosqlite.Connection, commit: TurnCommit) -> None:
     """A turn said the results of all calls that waited for one."""
     turn = commit.turn
-    for call, result in commit.said.items():
+    for call, result in commit.inline_results.items():
         await db.execute(
             "UPDATE calls SET status = ?, result = ? WHERE session = ? AND id = ? AND said IS NULL",
             (CallStatus.COMPLETED.value, result, turn.session, call),

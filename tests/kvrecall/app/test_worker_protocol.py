@@ -114,9 +114,11 @@ async def test_a_repair_that_is_hurried_says_how_far_it_came(
         whole = (await worker.repair(request)).report
         assert hurried.candidates == whole.candidates > 0
         assert (
-            hurried.scored_rows < hurried.candidates if hurried.cut else len(hurried.promoted) == 8
+            hurried.scored_rows < hurried.candidates
+            if hurried.truncated
+            else len(hurried.promoted) == 8
         )
-        assert (whole.cut, len(whole.promoted)) == (False, 8)
+        assert (whole.truncated, len(whole.promoted)) == (False, 8)
 
 
 async def test_texts_become_unit_vectors(worker_at: WorkerAt, tmp_path: Path) -> None:

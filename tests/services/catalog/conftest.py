@@ -24,7 +24,7 @@ REPAIR = RepairReport(
     0.5,
     candidates=9,
     demoted=1,
-    cut=True,
+    truncated=True,
     hops=2,
     bytes_read=5,
     in_pause=True,

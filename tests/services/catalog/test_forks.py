@@ -49,7 +49,10 @@ async def parent(
     await catalog.commit_turn(make_turn("parent", 1), 1, None)
     await catalog.commit_turn(make_turn("parent", 2, *calls), 1, None)
     third = replace(
-        make_turn("parent", 3, calls[0]), said={"a": "r", "b": "q"}, matched="1-1", active="1-1"
+        make_turn("parent", 3, calls[0]),
+        inline_results={"a": "r", "b": "q"},
+        matched="1-1",
+        active="1-1",
     )
     await catalog.commit_turn(third, 1, None)
     due = due_repairs(await catalog.session("parent"))
@@ -121,7 +124,7 @@ async def test_parent_and_child_go_their_own_ways(
 ) -> None:
     await catalog.fork(ForkCommit(child_of(parent), "parent", 3, b""), None)
     await catalog.commit_turn(
-        replace(make_turn("child", 4), said={"a": "child"}, matched="1-1"), 1, None
+        replace(make_turn("child", 4), inline_results={"a": "child"}, matched="1-1"), 1, None
     )
     assert (await catalog.session("parent")).calls == parent.calls
     assert (await catalog.call("child", "a")).result == "child"
@@ -138,9 +141,11 @@ async def test_an_earlier_fork_goes_on_from_its_turn(
 ) -> None:
     child = child_of(parent, turns=2, calls=(), repairs=(), output_due=0)
     await catalog.fork(ForkCommit(child, "parent", 2, b""), None)
-    await catalog.commit_turn(replace(make_turn("child", 3), said={"a": "x", "b": "y"}), 1, None)
+    await catalog.commit_turn(
+        replace(make_turn("child", 3), inline_results={"a": "x", "b": "y"}), 1, None
+    )
     said = await catalog.call("child", "b")
-    assert (said.result, said.said, said.status) == ("y", 3, CallStatus.COMPLETED)
+    assert (said.result, said.consumed_in_turn, said.status) == ("y", 3, CallStatus.COMPLETED)
     assert (await catalog.call("parent", "b")).result == "q"
 
 

@@ -30,10 +30,12 @@ async def test_a_turn_with_calls_begins_a_pause_and_the_next_turn_ends_it(
     session = await catalog.session("s")
     assert session.committed_state is SessionState.PAUSED
     assert [made.call for made in session.outstanding] == list(calls)
-    await catalog.commit_turn(replace(make_turn("s", 2), said={"a": "r", "b": "q"}), 1, None)
+    await catalog.commit_turn(
+        replace(make_turn("s", 2), inline_results={"a": "r", "b": "q"}), 1, None
+    )
     assert (await catalog.session("s")).calls == ()
     said = await catalog.call("s", "b")
-    assert (said.status, said.result, said.said) == (CallStatus.COMPLETED, "q", 2)
+    assert (said.status, said.result, said.consumed_in_turn) == (CallStatus.COMPLETED, "q", 2)
 
 
 async def test_a_repair_and_a_report_of_the_same_call_do_not_undo_each_other(
@@ -212,7 +214,7 @@ async def test_silent_calls_are_those_that_wait_and_were_not_heard_of(
     await catalog.commit_call(
         "answered", replace(call, status=CallStatus.FAILED, result="no", batch=1), 1, None
     )
-    await catalog.commit_turn(replace(make_turn("said", 2), said={"a": "r"}), 1, None)
+    await catalog.commit_turn(replace(make_turn("said", 2), inline_results={"a": "r"}), 1, None)
     last_event_at = (await catalog.session("s")).calls[0].last_event_at
     assert await catalog.silent(last_event_at) == ["s"]
     assert await catalog.silent(last_event_at - 0.001) == []

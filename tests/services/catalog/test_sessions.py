@@ -259,7 +259,7 @@ async def test_a_session_from_elsewhere_is_as_it_was_there(
     await catalog.create(make_session("s"), b"", None)
     await catalog.commit_turn(make_turn("s", 1, *calls), 1, None)
     await catalog.commit_turn(
-        replace(make_turn("s", 2, calls[0]), said={"a": "r", "b": "q"}), 1, None
+        replace(make_turn("s", 2, calls[0]), inline_results={"a": "r", "b": "q"}), 1, None
     )
     due = due_repairs(await catalog.session("s"))
     await catalog.commit_repair("s", RepairCommit(due[0], b"repaired", repair), 1)
