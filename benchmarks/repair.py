@@ -22,7 +22,7 @@ from torch import Tensor
 
 from benchmarks.repair_keys import SINKS, MadeUp, ReferenceKeys
 from benchmarks.throughput import RESULTS, describe
-from kvrecall.domain.session import RepairScan
+from kvrecall.domain.session_settings import RepairScan
 from kvrecall.reporting.results import Row, results_of, speed_row
 from kvstore.format.page import PageLayout
 from kvstore.format.summaries import Bits

@@ -57,7 +57,7 @@ def _profile(
     import torch
 
     from kvrecall.app import calibration
-    from kvrecall.domain.session import LayerBudgets
+    from kvrecall.domain.session_settings import LayerBudgets
     from workers.errors import ModelRefused, ProfileRefused
     from workers.model import layer_sensitivity as profile
     from workers.model.loader import load_model

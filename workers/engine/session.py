@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
-from kvrecall.domain.session import RepairScan
+from kvrecall.domain.session_settings import RepairScan
 from workers.cache.active_cache import EMPTY, ActiveCache
 from workers.methods import DEFAULT_SCAN, Method, RepairKV
 from workers.model.tokenizer import ChatMessage

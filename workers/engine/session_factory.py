@@ -3,7 +3,7 @@
 import json
 from typing import Any, get_args
 
-from kvrecall.domain.session import LayerBudgets
+from kvrecall.domain.session_settings import LayerBudgets
 from kvrecall.protocol.v1 import worker_pb2 as wire
 from workers import methods
 from workers.engine.session import WorkerSession

@@ -7,7 +7,7 @@ from typing import Any, TypeVar, get_args
 
 from pydantic import TypeAdapter, ValidationError
 
-from kvrecall.domain.session import RepairScan
+from kvrecall.domain.session_settings import RepairScan
 from kvrecall.protocol.v1 import worker_pb2 as wire
 from workers.errors import BadSettings, UnknownMethod
 from workers.methods.adakv import AdaKV

@@ -7,7 +7,7 @@ from typing import ClassVar
 from pydantic import ConfigDict
 from torch import Tensor
 
-from kvrecall.domain.session import LayerBudgets
+from kvrecall.domain.session_settings import LayerBudgets
 from workers.primitives.observation import Observation
 from workers.primitives.selection import top_over_heads, top_per_head
 

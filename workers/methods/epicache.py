@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 from torch import Tensor
 
-from kvrecall.domain.session import LayerBudgets
+from kvrecall.domain.session_settings import LayerBudgets
 from workers.methods.base import LayerRows, Method
 from workers.primitives.observation import Observation
 from workers.primitives.scoring import Reduction, attention_scores, cosine_to_mean, smooth

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kvrecall.domain.session import RepairScan
+from kvrecall.domain.session_settings import RepairScan
 from kvrecall.protocol.v1 import worker_pb2 as wire
 from kvstore.format.page import PageLayout
 from kvstore.store import RowStore

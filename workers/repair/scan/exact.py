@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator
 import torch
 from torch import Tensor
 
-from kvrecall.domain.session import RepairScan
+from kvrecall.domain.session_settings import RepairScan
 from kvstore.store import RowStore
 from workers.primitives.observation import Observed
 from workers.repair.scan.base import AmbiguousTokens, Scan, ScanResult
