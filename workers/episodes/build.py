@@ -27,7 +27,7 @@ from workers.generation.steps import Yielded, written
 from workers.methods import LayerRows
 from workers.model.tokenizer import Segment
 from workers.primitives.observation import Observed
-from workers.repair.key_chunks import stored_keys
+from workers.repair.key_chunks import read_key_chunks
 
 _KEY_BYTES = 1 << 28
 """Stored keys that a build holds at a time."""
@@ -101,7 +101,7 @@ def _scored(
         layers = slice(first, first + at_once)
         pages = list[Tensor]()
         with storage():
-            for _, keys in stored_keys(engine.store, session.name, n, engine.model.device):
+            for _, keys in read_key_chunks(engine.store, session.name, n, engine.model.device):
                 pages.append(keys if at_once >= shape.n_layers else keys[layers].clone())
                 yield
         for layer, keys in enumerate(torch.cat(pages, dim=2), first):

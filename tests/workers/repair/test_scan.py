@@ -25,7 +25,7 @@ from workers.engine.settings import WorkerSettings
 from workers.model.loader import LoadedModel
 from workers.model.tokenizer import ChatTokenizer
 from workers.primitives.observation import Observed
-from workers.repair.scan.exact import AmbiguousTokens, ScanResult, scan, scan_by_head
+from workers.repair.scan.exact import FindAmbiguous, ScanResult, scan, scan_by_head
 
 CPU = torch.device("cpu")
 N_LAYERS = 2
@@ -83,7 +83,7 @@ def scanned(
     of: Given,
     length: int,
     mode: RepairScan,
-    find_ambiguous: AmbiguousTokens | None = None,
+    find_ambiguous: FindAmbiguous | None = None,
     counted: Tensor | None = None,
     stop_requested: Callable[[], bool] = lambda: False,
 ) -> ScanResult:
@@ -102,8 +102,8 @@ def scanned(
     )
 
 
-def best(count: int) -> AmbiguousTokens:
-    """AmbiguousTokens about which tokens have the `count` highest scores, ties to the earlier."""
+def best(count: int) -> FindAmbiguous:
+    """FindAmbiguous about which tokens have the `count` highest scores, ties to the earlier."""
 
     def find_ambiguous(lower: Tensor, upper: Tensor) -> Tensor:
         assert (lower <= upper).all()
