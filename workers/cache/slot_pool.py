@@ -103,6 +103,7 @@ class SlotPool:
         dtype: torch.dtype,
         device: torch.device | str,
     ) -> None:
+        """Allocate the tensors."""
         self.shape = shape
         self.slots = slots
         self.capacity = capacity

@@ -7,7 +7,8 @@ from torch import Tensor
 
 from workers.engine.session import WorkerSession
 from workers.generation.sampling import Sampler, SamplingSettings
-from workers.model.tokenizer import ChatTokenizer, TextStream
+from workers.model.text_stream import TextStream
+from workers.model.tokenizer import ChatTokenizer
 
 
 @dataclass(frozen=True)

@@ -120,6 +120,7 @@ class RecentQueries:
     """
 
     def __init__(self, width: int) -> None:
+        """Start empty; a width of 0 keeps nothing."""
         self.width = width
         self._queries: tuple[Tensor, ...] = ()
         self._positions = torch.empty(0, dtype=torch.int32)

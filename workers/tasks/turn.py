@@ -18,7 +18,8 @@ from workers.generation.prefill import prefill
 from workers.generation.sampling import SamplingSettings
 from workers.generation.steps import Stopwatch, Yielded, written
 from workers.generation.utterances import utterance_tokens
-from workers.model.tokenizer import ChatMessage, Segment, keep_recent, parse_tool_calls
+from workers.model.tokenizer import ChatMessage, Segment, keep_recent
+from workers.model.tool_calls import parse_tool_calls
 from workers.repair.repair import deadline, run_repair
 from workers.tasks.prefix import after, take_prefix
 

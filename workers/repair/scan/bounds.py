@@ -60,6 +60,7 @@ class BoundedNormaliser:
     """
 
     def __init__(self, queries: Tensor) -> None:
+        """Start without rows; queries: float32 `[n_kv_heads, group * t, head_dim]`."""
         self.peak = torch.full((*queries.shape[:2], 1), -torch.inf, device=queries.device)
         self.low = torch.zeros_like(self.peak, dtype=torch.float64)
         self.high = torch.zeros_like(self.low)

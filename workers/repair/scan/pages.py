@@ -80,6 +80,7 @@ class Pages:
     """
 
     def __init__(self, store: RowStore, name: str, length: int, device: torch.device) -> None:
+        """Address the pages of session `name`; nothing is read yet."""
         self._store = store
         self._name = name
         self.length = length

@@ -15,6 +15,7 @@ class Signal:
     """
 
     def __init__(self, observed: Observed, n_kv_heads: int, device: torch.device) -> None:
+        """Scale the observed queries and group them by KV head."""
         n_heads, self.tokens, head_dim = observed.queries[0].shape
         self.n_layers = len(observed.queries)
         self.n_heads = n_heads
@@ -63,6 +64,7 @@ class Normaliser:
     """
 
     def __init__(self, queries: Tensor) -> None:
+        """Start without rows; queries: float32 `[n_kv_heads, group * t, head_dim]`."""
         self.peak = torch.full((*queries.shape[:2], 1), -torch.inf, device=queries.device)
         self.total = torch.zeros_like(self.peak, dtype=torch.float64)
 
