@@ -171,7 +171,7 @@ def note(side: Side, told: Mapping[str, Any], seconds: float) -> None:
     side.first_tokens.append(seconds)
     side.in_service.append(seconds_to_first_token(told["seconds"]))
     side.repairs += told["memory"]["repairs"]
-    side.left_out += told["memory"]["repair"]["left_out"]
+    side.left_out += told["memory"]["repair"]["skipped"]
 
 
 def rows_of(sides: tuple[Side, Side], plan: Plan) -> list[Row]:

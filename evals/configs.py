@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, cast, get_args
 
 from evals.errors import BadArm, BadBudget
-from kvrecall.domain.session import EpisodeBuild
+from kvrecall.domain.session_settings import EpisodeBuild
 from workers import methods
 from workers.errors import WorkerError
 from workers.primitives.budgets import LayerBudgets

@@ -18,9 +18,9 @@ from evals.codecs import RAW, tiers_of
 from evals.configs import Arm, rows_of
 from kvrecall.app import calibration
 from kvrecall.app.wiring import build_store
-from kvrecall.domain.messages import message_from_wire
-from kvrecall.domain.session import EpisodeSettings
+from kvrecall.domain.session_settings import EpisodeSettings
 from kvrecall.domain.utterances import Utterance, said_by, text_of
+from kvrecall.protocol.convert import message_from_wire
 from kvrecall.protocol.v1 import worker_pb2 as wire
 from kvstore.settings import CodecName
 from workers import methods

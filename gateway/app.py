@@ -16,10 +16,10 @@ from gateway.settings import GatewaySettings
 from kvrecall.domain.errors import ShuttingDown, WorkerLost
 from kvrecall.domain.events import (
     EpisodesFailed,
-    Observation,
     PagesRebuilt,
     PauseTimedOut,
     RepairFailed,
+    ServiceEvent,
     SessionMoved,
     TurnFailed,
     TurnRetried,
@@ -67,7 +67,7 @@ def create_app(service: SessionService, settings: GatewaySettings) -> FastAPI:
     return app
 
 
-def log_failure(observation: Observation) -> None:
+def log_failure(observation: ServiceEvent) -> None:
     """Write down what no client may be told: a repair in the background that failed, a turn that broke off."""
     log = structlog.get_logger("kvrecall.service")
     match observation:

@@ -13,39 +13,10 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 
 from kvrecall.domain import errors
+from kvrecall.domain.codes import ErrorCode
 
 PROBLEM_JSON = "application/problem+json"
 
-STATUS_OF: Mapping[type[errors.ServiceError], int] = {
-    errors.InvalidRequest: 422,
-    errors.TurnTooLong: 413,
-    errors.ToolResultWithoutCall: 409,
-    errors.CallsOutstanding: 409,
-    errors.ResultConflict: 409,
-    errors.SessionBusy: 409,
-    errors.WorkerUnavailable: 409,
-    errors.StaleEpoch: 409,
-    errors.IdempotencyConflict: 409,
-    errors.UnknownSession: 404,
-    errors.UnknownCall: 404,
-    errors.UnknownTurn: 404,
-    errors.QuotaExceeded: 429,
-    errors.Overloaded: 429,
-    errors.ShuttingDown: 503,
-    errors.WorkerLost: 503,
-    errors.CatalogError: 503,
-    errors.ServiceError: 500,
-}
-STATUS_OF_REFUSAL: Mapping[str, int] = {
-    "turn_too_long": 413,
-    "stale_epoch": 409,
-    "overloaded": 429,
-    "cancelled": 503,
-    "unknown_session": 503,
-    "storage_failed": 503,
-    "rows_missing": 500,
-    "worker_error": 500,
-}
 RETRY_AFTER_SECONDS = 1.0
 
 
@@ -62,29 +33,26 @@ class Problem(BaseModel):
 
 
 def problem(
-    status: int, code: str, detail: str, details: Mapping[str, Any] | None = None
+    code: ErrorCode,
+    detail: str,
+    details: Mapping[str, Any] | None = None,
+    status: int | None = None,
 ) -> dict[str, Any]:
-    """The members of a problem."""
+    """Return the members of a problem; `status` is that of the code unless it is given."""
+    status = code.http_status if status is None else status
     return {
         "type": f"urn:kvrecall:problem:{code.replace('_', '-')}",
         "title": HTTPStatus(status).phrase,
         "status": status,
         "detail": detail,
-        "code": code,
+        "code": str(code),
         **(details or {}),
     }
 
 
-def status_of(error: errors.ServiceError) -> int:
-    """The HTTP status of a domain error: that of the nearest class in the table."""
-    if isinstance(error, errors.WorkerRefused):
-        return STATUS_OF_REFUSAL.get(error.code, 422)
-    return next(STATUS_OF[kind] for kind in type(error).__mro__ if kind in STATUS_OF)
-
-
 def problem_of(error: errors.ServiceError) -> dict[str, Any]:
     """The problem of a domain error."""
-    return problem(status_of(error), error.code, error.message, error.details)
+    return problem(error.code, error.message, error.details)
 
 
 def problem_response(
@@ -127,7 +95,7 @@ async def on_validation_error(request: Request, error: RequestValidationError) -
     found = [_violation(item) for item in error.errors()]
     first = found[0]
     detail = f"{first['field']}: {first['message']}" if first["field"] else str(first["message"])
-    members = problem(422, "invalid_request", detail, {"field": first["field"], "errors": found})
+    members = problem(ErrorCode.INVALID_REQUEST, detail, {"field": first["field"], "errors": found})
     return problem_response(members)
 
 
@@ -146,10 +114,10 @@ def _violation(item: Mapping[str, Any]) -> dict[str, Any]:
 
 async def on_http_error(request: Request, error: HTTPException) -> JSONResponse:
     """Answer what the framework itself refuses: an unknown route, a wrong method."""
-    codes = {404: "unknown_route", 405: "method_not_allowed"}
-    code = codes.get(error.status_code, "http_error")
+    codes = {404: ErrorCode.UNKNOWN_ROUTE, 405: ErrorCode.METHOD_NOT_ALLOWED}
+    code = codes.get(error.status_code, ErrorCode.HTTP_ERROR)
     detail = f"{request.method} {request.url.path}: {error.detail}"
-    return problem_response(problem(error.status_code, code, detail), error.headers)
+    return problem_response(problem(code, detail, status=error.status_code), error.headers)
 
 
 def unexpected() -> dict[str, Any]:
@@ -159,7 +127,7 @@ def unexpected() -> dict[str, Any]:
     """
     structlog.get_logger("kvrecall.gateway").exception("unexpected error")
     return problem(
-        500, "internal_error", "an unexpected error; it was logged with the id of the request"
+        ErrorCode.INTERNAL_ERROR, "an unexpected error; it was logged with the id of the request"
     )
 
 

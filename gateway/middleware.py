@@ -12,6 +12,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.errors import problem, problem_response, unexpected
+from kvrecall.domain.codes import ErrorCode
 
 REQUEST_ID = "x-request-id"
 CLIENT_GONE = 499  # not sent to anybody: the client left before there was an answer
@@ -93,13 +94,15 @@ class StrictBody:
         if body is None:
             detail = f"the body is over the limit of {self._max_bytes} bytes"
             members = problem(
-                413, "body_too_large", detail, {"field": "body", "limit": self._max_bytes}
+                ErrorCode.BODY_TOO_LARGE, detail, {"field": "body", "limit": self._max_bytes}
             )
             await problem_response(members, {"Connection": "close"})(scope, receive, send)
             return
         if body and (fault := _json_fault(headers, body)) is not None:
             members = problem(
-                400, "malformed_json", f"the body is not JSON in UTF-8: {fault}", {"field": "body"}
+                ErrorCode.MALFORMED_JSON,
+                f"the body is not JSON in UTF-8: {fault}",
+                {"field": "body"},
             )
             await problem_response(members)(scope, receive, send)
             return

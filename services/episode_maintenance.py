@@ -29,7 +29,8 @@ from kvrecall.domain.errors import (
     WorkerLost,
 )
 from kvrecall.domain.events import EpisodesBuilt, EpisodesFailed, EventBus
-from kvrecall.domain.session import EpisodeSettings, Session, Turn
+from kvrecall.domain.session import Session, Turn
+from kvrecall.domain.session_settings import EpisodeSettings
 from kvrecall.domain.utterances import utterances
 from kvrecall.protocol.v1 import worker_pb2 as wire
 from services.catalog.base import (
@@ -87,7 +88,7 @@ class EpisodeMaintainer:
         except (StaleEpoch, SessionBusy):
             return  # another process went on with the session
         except ServiceError as error:
-            self._observers.tell(EpisodesFailed(live.id, step, error.code, error.message))
+            self._observers.publish(EpisodesFailed(live.id, step, error.code, error.message))
 
     async def _segment(self, live: ActiveSession, settings: EpisodeSettings) -> EpisodeSet:
         """Embed and assign every segment that is whole by now; returns the set with them."""
@@ -139,7 +140,7 @@ class EpisodeMaintainer:
         commit = _built_commit(found, clusters, plans, result)
         await self._catalog.commit_build(live.id, commit, request.epoch)
         told = EpisodesBuilt(live.id, len(plans), len(segments), result.scored_rows, result.seconds)
-        self._observers.tell(told)
+        self._observers.publish(told)
 
     async def _log(self, session: str) -> list[Turn]:
         log: list[Turn] = []

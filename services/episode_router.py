@@ -63,7 +63,7 @@ class EpisodeRouter:
                     await self._catalog.built_episode(session.id, chosen.id)
                 )
         except (WorkerRefused, WorkerLost, EmbeddingRefused, UnknownEpisode) as error:
-            self._observers.tell(EpisodesFailed(session.id, "match", error.code, error.message))
+            self._observers.publish(EpisodesFailed(session.id, "match", error.code, error.message))
             return None
         return Match(chosen.id, nearest.similarity, load, time.monotonic() - started)
 

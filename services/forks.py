@@ -12,8 +12,11 @@ from pydantic import TypeAdapter
 from kvrecall.domain.errors import ServiceError, UnknownTurn
 from kvrecall.domain.events import EventBus, SessionForked
 from kvrecall.domain.messages import ToolCall
-from kvrecall.domain.reports import memory_from_wire
-from kvrecall.domain.session import ForkOrigin, PendingCall, Session, SharedPages, Turn, due_repairs
+from kvrecall.domain.repairs import due_repairs
+from kvrecall.domain.session import Session, SharedPages, Turn
+from kvrecall.domain.session_settings import ForkOrigin
+from kvrecall.domain.tool_calls import PendingCall
+from kvrecall.protocol.convert import memory_from_wire, session_spec_to_wire
 from kvrecall.protocol.v1 import worker_pb2 as wire
 from services.admission import Admission
 from services.background import BackgroundTasks
@@ -27,7 +30,7 @@ from services.catalog.base import (
 )
 from services.cluster.worker_client import Worker
 from services.quotas import Quotas
-from services.session_manager import ActiveSession, SessionManager, spec_of
+from services.session_manager import ActiveSession, SessionManager
 from services.turn_log import logged_turns
 
 SESSION = TypeAdapter(Session)
@@ -118,7 +121,7 @@ class ForkRunner:
                     self._make(live, child, wire.ForkRequest(turns=log), key)
                 )
         at: Literal["last", "earlier"] = "last" if turn == parent.turns else "earlier"
-        self._observers.tell(SessionForked(parent.id, child.id, at, time.monotonic() - started))
+        self._observers.publish(SessionForked(parent.id, child.id, at, time.monotonic() - started))
         return child
 
     async def _make(
@@ -131,7 +134,7 @@ class ForkRunner:
         """Fork in the worker, then in the catalog; what the worker made is dropped if the second fails."""
         epoch = await self._sessions.ensure_open(live)
         request.parent = live.id
-        request.spec.CopyFrom(spec_of(child, child.epoch))
+        request.spec.CopyFrom(session_spec_to_wire(child, child.epoch))
         try:
             result = await self._sessions.call_in(live, epoch, lambda _: self._worker.fork(request))
             child = replace(child, memory=memory_from_wire(result.memory), worker=live.claim.worker)

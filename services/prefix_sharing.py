@@ -12,6 +12,8 @@ from itertools import takewhile
 
 from kvrecall.domain.messages import Message
 from kvrecall.domain.session import Session, SharedPages
+from kvrecall.domain.worker_info import WorkerInfo
+from kvrecall.protocol.convert import worker_info_from_wire
 from kvrecall.protocol.v1 import worker_pb2 as wire
 from services.catalog.base import Catalog, KnownPrefix, TurnCommit
 from services.cluster.worker_client import Worker
@@ -68,7 +70,7 @@ class PrefixSharing:
     def __init__(self, catalog: Catalog, worker: Worker) -> None:
         self._catalog = catalog
         self._worker = worker
-        self._info: wire.WorkerInfo | None = None
+        self._info: WorkerInfo | None = None
 
     async def first_turn(self, session: Session, messages: Sequence[Message]) -> FirstTurn | None:
         """How the turn may share; None for a later turn, and without system messages and tools before its words.
@@ -87,13 +89,13 @@ class PrefixSharing:
                 known = None
         return FirstTurn(digest, known, info.page_tokens)
 
-    async def _described(self) -> wire.WorkerInfo:
+    async def _described(self) -> WorkerInfo:
         if self._info is None:
-            self._info = await self._worker.describe()
+            self._info = worker_info_from_wire(await self._worker.describe())
         return self._info
 
 
-def digest_of(session: Session, leading: Sequence[Message], info: wire.WorkerInfo) -> str:
+def digest_of(session: Session, leading: Sequence[Message], info: WorkerInfo) -> str:
     """What the rows of a session's leading system messages follow from, its tenant included, in 64 hex digits."""
     settings = session.settings
     shapes = {

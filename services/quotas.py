@@ -35,6 +35,6 @@ class Quotas:
             return
         held = await self._catalog.tenant_tokens(tenant)
         if held + more > limit:
-            self._observers.tell(QuotaReached(tenant))
+            self._observers.publish(QuotaReached(tenant))
             message = f"the tenant's sessions hold {held} tokens and may hold {limit}; delete some of them"
             raise QuotaExceeded(message, limit)

@@ -8,26 +8,25 @@ import asyncio
 from collections.abc import Awaitable, Sequence
 from contextlib import suppress
 
+from kvrecall.domain.codes import ErrorCode
 from kvrecall.domain.errors import ServiceError, SessionBusy, StaleEpoch, WorkerLost, WorkerRefused
 from kvrecall.domain.events import EventBus, RepairFailed, RepairFinished
 from kvrecall.domain.limits import ServiceLimits
-from kvrecall.domain.messages import Message, message_to_wire
-from kvrecall.domain.reports import memory_from_wire, repair_from_wire
-from kvrecall.domain.session import (
-    DueRepair,
-    RepairTrigger,
-    Session,
-    SessionEvent,
-    SessionState,
-    due_repairs,
-)
+from kvrecall.domain.messages import Message
+from kvrecall.domain.repairs import DueRepair, due_repairs
+from kvrecall.domain.session import Session
+from kvrecall.domain.session_settings import RepairTrigger
+from kvrecall.domain.state_machine import SessionEvent, SessionState
+from kvrecall.protocol.convert import memory_from_wire, message_to_wire, repair_from_wire
 from kvrecall.protocol.v1 import worker_pb2 as wire
 from services.catalog.base import Catalog, RepairCommit, RepairDetails
 from services.cluster.worker_client import Worker
 from services.session_manager import ActiveSession, SessionManager
 
 # The signal itself is at fault: a second attempt would be refused again, here or after a restart.
-FINAL_REFUSALS = frozenset({"bad_messages", "bad_settings", "turn_too_long"})
+FINAL_REFUSALS = frozenset(
+    {ErrorCode.BAD_MESSAGES, ErrorCode.BAD_SETTINGS, ErrorCode.TURN_TOO_LONG}
+)
 MOST_SIGNAL_CHARACTERS = 500
 """Of a signal, that is kept for people to read."""
 
@@ -74,7 +73,7 @@ class RepairRunner:
             except (StaleEpoch, SessionBusy):
                 raise  # another process went on with the session
             except ServiceError as error:
-                self._observers.tell(
+                self._observers.publish(
                     RepairFailed(live.id, due[0].trigger, error.code, error.message, final=False)
                 )
                 raise
@@ -111,12 +110,12 @@ class RepairRunner:
             await self._catalog.commit_repair(live.id, commit, request.epoch)
             live.in_doubt = commit.worker_state is None
         finally:
-            paused = session.resting_state is SessionState.PAUSED
+            paused = session.committed_state is SessionState.PAUSED
             live.advance(
                 SessionEvent.REPAIR_ENDED_IN_PAUSE if paused else SessionEvent.REPAIR_ENDED_IN_IDLE
             )
         if commit.report is not None and commit.memory is not None:
-            self._observers.tell(RepairFinished(live.id, commit.report, commit.memory))
+            self._observers.publish(RepairFinished(live.id, commit.report, commit.memory))
 
     async def _request(self, session: Session, repair: DueRepair) -> tuple[wire.RepairRequest, str]:
         """What the worker is asked, and the signal as text."""
@@ -151,7 +150,7 @@ class RepairRunner:
         except (WorkerRefused, WorkerLost) as error:
             if error.code not in FINAL_REFUSALS and not (give_up and isinstance(error, WorkerLost)):
                 raise
-            self._observers.tell(
+            self._observers.publish(
                 RepairFailed(live.id, repair.trigger, error.code, error.message, final=True)
             )
             return RepairCommit(repair)

@@ -18,11 +18,16 @@ from kvrecall.domain.errors import (
 )
 from kvrecall.domain.events import EventBus, Observer, SessionDeleted, SessionMoved
 from kvrecall.domain.limits import ServiceLimits
+from kvrecall.domain.repairs import due_repairs
 from kvrecall.domain.reports import MemoryReport
-from kvrecall.domain.session import Session, SessionSettings, SessionState, Turn, due_repairs
-from kvrecall.domain.session_request import CreateSession, settled
+from kvrecall.domain.session import Session, Turn
+from kvrecall.domain.session_request import CreateSession, resolve_settings
+from kvrecall.domain.session_settings import SessionSettings
+from kvrecall.domain.state_machine import SessionState
 from kvrecall.domain.tool_events import EventReceipt, ToolEvent, apply_event, is_late, receipt
 from kvrecall.domain.turn_request import TurnRequest
+from kvrecall.domain.worker_info import WorkerInfo
+from kvrecall.protocol.convert import session_spec_to_wire, worker_info_from_wire
 from kvrecall.protocol.v1 import worker_pb2 as wire
 from services.admission import Admission
 from services.background import BackgroundTasks
@@ -43,7 +48,7 @@ from services.prefix_sharing import PrefixSharing
 from services.quotas import Quotas
 from services.repair_history import RepairHistoryEntry, load_repair_history
 from services.repair_runner import RepairRunner
-from services.session_manager import ActiveSession, SessionManager, spec_of
+from services.session_manager import ActiveSession, SessionManager
 from services.tool_call_timeouts import ToolCallTimeouts
 from services.turn_stream import TurnStream
 from services.turns import TurnRunner
@@ -94,7 +99,7 @@ class SessionService:
         )
         self._running: set[asyncio.Task[None]] = set()
         self._creating = asyncio.Lock()
-        self._info: wire.WorkerInfo | None = None
+        self._info: WorkerInfo | None = None
         self._taking = False
 
     @property
@@ -103,7 +108,7 @@ class SessionService:
         return self._taking
 
     @property
-    def info(self) -> wire.WorkerInfo:
+    def info(self) -> WorkerInfo:
         """Model, shape and limits of the worker."""
         assert self._info is not None, "the service was not started"
         return self._info
@@ -126,7 +131,7 @@ class SessionService:
 
     async def worker_joined(self) -> None:
         """There is a worker that was not there before: its limits count, and rows of gone sessions are dropped."""
-        self._info = await self._worker.describe()
+        self._info = worker_info_from_wire(await self._worker.describe())
         await self._worker.retain(await self._known())
 
     async def _known(self) -> wire.RetainRequest:
@@ -160,7 +165,7 @@ class SessionService:
                 return SESSION.validate_json(told)
             await self._tenants.check_quota(request.tenant)
             return await run_to_completion(
-                self._create(settled(request, self.info, self.settings), key)
+                self._create(resolve_settings(request, self.info, self.settings), key)
             )
 
     async def _create(self, settings: SessionSettings, key: IdempotencyKey | None) -> Session:
@@ -193,7 +198,9 @@ class SessionService:
         while True:
             worker = self._worker.place(session.id, "", lost)
             try:
-                await self._worker.open(wire.OpenRequest(spec=spec_of(session, session.epoch)))
+                await self._worker.open(
+                    wire.OpenRequest(spec=session_spec_to_wire(session, session.epoch))
+                )
             except (WorkerLost, WorkerRefused) as error:
                 lost.append(worker)
                 if not self._sessions.may_go_elsewhere(session.id, lost, error):
@@ -208,7 +215,7 @@ class SessionService:
 
     def _state_of(self, session: Session) -> SessionState:
         live = self._sessions.known(session.id)
-        return session.resting_state if live is None or live.at_rest else live.state
+        return session.committed_state if live is None or live.at_rest else live.state
 
     async def check_tenant(self, session: str, tenant: str) -> None:
         """Another tenant's session is as unknown as one that is not there. Raises UnknownSession.
@@ -247,7 +254,7 @@ class SessionService:
             live.id, None if key is None else IdempotencyRecord(key, "{}")
         )
         self._sessions.forget(live)
-        self._observers.tell(SessionDeleted(live.id))
+        self._observers.publish(SessionDeleted(live.id))
         await self._leftovers.drop(leftovers)
 
     async def move(self, session: str, worker: str | None) -> Session:
@@ -272,7 +279,7 @@ class SessionService:
         target = await self._target(live, worker)
         if target != left:
             await self._sessions.move(live, target)
-            self._observers.tell(SessionMoved(live.id, left, target, time.monotonic() - started))
+            self._observers.publish(SessionMoved(live.id, left, target, time.monotonic() - started))
 
     async def _target(self, live: ActiveSession, worker: str | None) -> str:
         """Where the session is to go. Raises InvalidRequest, WorkerUnavailable."""

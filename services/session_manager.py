@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import TypeVar
 
+from kvrecall.domain.codes import ErrorCode
 from kvrecall.domain.errors import (
     Overloaded,
     ServiceError,
@@ -16,8 +17,10 @@ from kvrecall.domain.errors import (
 )
 from kvrecall.domain.events import EventBus, PagesRebuilt
 from kvrecall.domain.limits import ServiceLimits
-from kvrecall.domain.reports import MemoryReport, memory_from_wire
-from kvrecall.domain.session import Session, SessionEvent, SessionState, next_state
+from kvrecall.domain.reports import MemoryReport
+from kvrecall.domain.session import Session
+from kvrecall.domain.state_machine import SessionEvent, SessionState, next_state
+from kvrecall.protocol.convert import memory_from_wire, session_spec_to_wire
 from kvrecall.protocol.v1 import worker_pb2 as wire
 from services.catalog.base import REPAIRS_KEPT, Catalog
 from services.cluster.worker_client import Worker
@@ -30,9 +33,11 @@ _CLAIMS_WAITED = 1.5
 """Claims that a turn waits for another process: one that nobody renews has ended by then."""
 MOST_ATTEMPTS = 3
 """Workers that one request is tried in."""
-GONE = frozenset({WorkerLost.code, "cancelled", "storage_failed"})
+GONE = frozenset({ErrorCode.WORKER_LOST, ErrorCode.CANCELLED, ErrorCode.STORAGE_FAILED})
 """Codes of errors that another worker may not have: this one died, it drains, it cannot write."""
-_HELPED_BY_OPENING = frozenset({"unknown_session", "stale_epoch", "rows_missing"})
+_HELPED_BY_OPENING = frozenset(
+    {ErrorCode.SESSION_NOT_OPEN, ErrorCode.STALE_EPOCH, ErrorCode.ROWS_MISSING}
+)
 _TURNS_AT_ONCE = 128
 
 
@@ -46,7 +51,7 @@ class ActiveSession:
 
     def __init__(self, session: Session) -> None:
         self.id = session.id
-        self.state = session.resting_state
+        self.state = session.committed_state
         self.claim = Claim(session.id)
         self._in_doubt = True
         self.opened = False
@@ -86,7 +91,7 @@ class ActiveSession:
 
     def roll_back(self, session: Session) -> None:
         """Return to the state that was committed."""
-        paused = session.resting_state is SessionState.PAUSED
+        paused = session.committed_state is SessionState.PAUSED
         self.advance(
             SessionEvent.ROLLED_BACK_TO_PAUSE if paused else SessionEvent.ROLLED_BACK_TO_IDLE
         )
@@ -240,7 +245,7 @@ class SessionManager:
                 raise StaleEpoch(message) from refusal
             doubt = live.in_doubt
             place = self._worker.place(live.id, live.claim.worker)
-            fresh = await self._open(live, place, lost_pages=refusal.code == "rows_missing")
+            fresh = await self._open(live, place, lost_pages=refusal.code is ErrorCode.ROWS_MISSING)
             live.in_doubt = doubt
             return fresh
 
@@ -267,13 +272,13 @@ class SessionManager:
         epoch = await self._leases.take_over(live.claim, worker)
         live.claim.unused = False
         session = await self._catalog.session(live.id)
-        spec = spec_of(session, epoch)
+        spec = session_spec_to_wire(session, epoch)
         state = wire.SessionState.FromString(await self._catalog.worker_state(live.id))
         try:
             if not lost_pages:
                 await self._worker.open(wire.OpenRequest(spec=spec, state=state))
         except WorkerRefused as refusal:
-            if refusal.code != "rows_missing":
+            if refusal.code is not ErrorCode.ROWS_MISSING:
                 raise
             lost_pages = True
         if lost_pages:
@@ -289,7 +294,7 @@ class SessionManager:
             request.turns.extend(logged_turns(turns, repairs))
             after = turns[-1].number
         result = await self._worker.rebuild(request)
-        self._observers.tell(PagesRebuilt(session.id, worker, result.pages, result.seconds))
+        self._observers.publish(PagesRebuilt(session.id, worker, result.pages, result.seconds))
 
     async def memory(self, session: Session) -> MemoryReport:
         """What the worker holds now, or what was committed last if the worker does not hold the session."""
@@ -300,22 +305,3 @@ class SessionManager:
             return memory_from_wire(await self._worker.memory(session.id))
         except (WorkerRefused, WorkerLost):
             return session.memory
-
-
-def spec_of(session: Session, epoch: int) -> wire.SessionSpec:
-    """What the worker must know of a session's settings."""
-    settings = session.settings
-    return wire.SessionSpec(
-        session=session.id,
-        epoch=epoch,
-        budget=settings.budget,
-        repair_rows=settings.repair_rows,
-        method=settings.method,
-        method_settings=settings.method_settings,
-        seed=settings.seed,
-        tools=settings.tools,
-        layer_budgets=settings.layer_budgets or "",
-        repair_settings=settings.repair_settings,
-        repair_scan=settings.repair_scan or "",
-        shared=[wire.SharedPages(owner=each.owner, pages=each.pages) for each in session.shared],
-    )

@@ -63,11 +63,13 @@ class ToolCallTimeouts:
         async with self._sessions.claim(live, patience=0.0):
             found = await self._catalog.session(session)
             since = time.time() - self._seconds
-            silent = [call for call in found.outstanding if call.heard_at <= since]
+            silent = [call for call in found.outstanding if call.last_event_at <= since]
             for call in silent:
                 epoch = await self._sessions.epoch(live)
                 await self._catalog.commit_call(
                     session, timed_out(call, self._seconds), epoch, None
                 )
             if silent:
-                self._observers.tell(PauseTimedOut(session, tuple(call.call.id for call in silent)))
+                self._observers.publish(
+                    PauseTimedOut(session, tuple(call.call.id for call in silent))
+                )

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable, Sequence
 
-from kvrecall.domain.messages import message_to_wire
 from kvrecall.domain.session import Turn
+from kvrecall.protocol.convert import message_to_wire
 from kvrecall.protocol.v1 import worker_pb2 as wire
 from services.catalog.base import RepairRecord
 

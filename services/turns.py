@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from pydantic import TypeAdapter
 
+from kvrecall.domain.codes import ErrorCode
 from kvrecall.domain.errors import (
     InvalidRequest,
     ServiceError,
@@ -17,22 +18,23 @@ from kvrecall.domain.errors import (
 )
 from kvrecall.domain.events import EpisodesFailed, EventBus, TurnFailed, TurnFinished, TurnRetried
 from kvrecall.domain.limits import ServiceLimits
-from kvrecall.domain.messages import (
-    Message,
+from kvrecall.domain.messages import Message
+from kvrecall.domain.repairs import due_repairs
+from kvrecall.domain.reports import TurnOutcome
+from kvrecall.domain.session import Session, Turn
+from kvrecall.domain.session_settings import RepairTrigger
+from kvrecall.domain.state_machine import SessionEvent
+from kvrecall.domain.turn_request import TurnPlan, TurnRequest, plan_turn
+from kvrecall.protocol.convert import (
     call_from_wire,
-    message_from_wire,
-    message_to_wire,
-    sampling_to_wire,
-)
-from kvrecall.domain.reports import (
-    TurnOutcome,
     episode_from_wire,
     fidelity_from_wire,
     memory_from_wire,
+    message_from_wire,
+    message_to_wire,
     repair_from_wire,
+    sampling_to_wire,
 )
-from kvrecall.domain.session import RepairTrigger, Session, SessionEvent, Turn, due_repairs
-from kvrecall.domain.turn_request import TurnPlan, TurnRequest, plan_turn
 from kvrecall.protocol.v1 import worker_pb2 as wire
 from services.admission import Admission
 from services.background import BackgroundTasks
@@ -88,10 +90,10 @@ class TurnRunner:
                 async for item in progress:
                     yield item
         except ServiceError as error:
-            self._observers.tell(TurnFailed(session, error.code))
+            self._observers.publish(TurnFailed(session, error.code))
             raise
         except (asyncio.CancelledError, GeneratorExit):
-            self._observers.tell(TurnFailed(session, "cancelled"))
+            self._observers.publish(TurnFailed(session, ErrorCode.CANCELLED))
             raise
 
     async def _run(
@@ -169,14 +171,16 @@ class TurnRunner:
                         yield item
                 return
             except (WorkerLost, WorkerRefused) as error:
-                missing = error.code == "rows_missing"
+                missing = error.code is ErrorCode.ROWS_MISSING
                 if missing and rebuilds < _MOST_REBUILDS and not told.differs:
                     rebuilds += 1
                     continue
                 lost.append(work.live.claim.worker)
                 if told.differs or not self._sessions.may_go_elsewhere(work.live.id, lost, error):
                     raise
-                self._observers.tell(TurnRetried(work.live.id, lost[-1], error.code, error.message))
+                self._observers.publish(
+                    TurnRetried(work.live.id, lost[-1], error.code, error.message)
+                )
 
     async def _attempt(
         self, work: "_Work", told: StreamResumer, lost: Sequence[str], pages_missing: bool
@@ -194,7 +198,7 @@ class TurnRunner:
                 async for event in events:
                     match event.WhichOneof("event"):
                         case "token":
-                            live.advance(SessionEvent.TOKEN_SAID)
+                            live.advance(SessionEvent.TOKEN_GENERATED)
                             if (text := told.text(event.token.text)) is not None:
                                 yield TextDelta(text)
                         case "tool_call":
@@ -217,7 +221,7 @@ class TurnRunner:
         self, live: ActiveSession, request: wire.TurnRequest
     ) -> AsyncGenerator[wire.TurnEvent, None]:
         """What the worker tells of the turn; a refusal before that is helped, if it can be, once for each reason."""
-        helped = set[str]()
+        helped = set[ErrorCode]()
         told = False
         while True:
             try:
@@ -227,7 +231,7 @@ class TurnRunner:
                         yield event
                 return
             except WorkerRefused as refusal:
-                if told or refusal.code in {*helped, "rows_missing"}:
+                if told or refusal.code in {*helped, ErrorCode.ROWS_MISSING}:
                     raise
                 helped.add(refusal.code)
                 await self._help(live, request, refusal)
@@ -239,11 +243,11 @@ class TurnRunner:
 
         Raises the refusal where neither helps.
         """
-        if refusal.code != "bad_episode" or not request.HasField("episode"):
+        if refusal.code is not ErrorCode.BAD_EPISODE or not request.HasField("episode"):
             request.epoch = await self._sessions.reopen(live, request.epoch, refusal)
             return
         request.ClearField("episode")
-        self._observers.tell(EpisodesFailed(live.id, "switch", refusal.code, refusal.message))
+        self._observers.publish(EpisodesFailed(live.id, "switch", refusal.code, refusal.message))
 
     async def _finish(self, work: "_Work", done: wire.TurnDone, epoch: int) -> TurnOutcome:
         """Commit the turn, then begin the pause it ends on."""
@@ -257,7 +261,7 @@ class TurnRunner:
             _turn(work, done, outcome),
             done.state.SerializeToString(deterministic=True),
             calls,
-            work.plan.said,
+            work.plan.inline_results,
             matched="" if work.match is None else work.match.episode,
             active=done.state.episode,
             repaired=repair_details(signal_text(work.plan.messages), done.repair),
@@ -272,8 +276,8 @@ class TurnRunner:
         await self._catalog.commit_turn(commit, epoch, answer)
         live.in_doubt = False
         live.repairs_wanted = False
-        live.advance(SessionEvent.CALLS_MADE if calls else SessionEvent.TURN_ENDED)
-        self._observers.tell(TurnFinished(outcome))
+        live.advance(SessionEvent.CALLS_EMITTED if calls else SessionEvent.TURN_ENDED)
+        self._observers.publish(TurnFinished(outcome))
         if calls or work.session.settings.repairs_on(RepairTrigger.LAST_OUTPUT):
             self._resting.begin_repairs(live)
         return outcome
@@ -346,6 +350,6 @@ def _outcome(work: _Work, done: wire.TurnDone, message: Message | None) -> TurnO
         fidelity=fidelity_from_wire(done),
         own_repair=own_repair,
         episode=None if match is None else episode_from_wire(match.episode, match.similarity, done),
-        repairs_left_out=len(due_repairs(work.session)),
+        repairs_skipped=len(due_repairs(work.session)),
         durable=done.durable,
     )

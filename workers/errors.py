@@ -1,103 +1,105 @@
 """What can go wrong in a worker. `code` is stable and crosses the wire; the message is for people."""
 
+from kvrecall.domain.codes import ErrorCode
+
 
 class WorkerError(Exception):
     """Base of all errors of this package."""
 
-    code = "worker_error"
+    code: ErrorCode = ErrorCode.WORKER_ERROR
 
 
 class ModelRefused(WorkerError):
     """The model cannot be served as it is: its layers, cache or files are of a kind that rows cannot describe."""
 
-    code = "model_refused"
+    code = ErrorCode.MODEL_REFUSED
 
 
 class EmbedderRefused(WorkerError):
     """The sentence encoder cannot be loaded."""
 
-    code = "embedder_refused"
+    code = ErrorCode.EMBEDDER_REFUSED
 
 
 class BadEpisode(WorkerError):
     """An episode does not fit its session: other layers or heads, rows that the session does not have, too many."""
 
-    code = "bad_episode"
+    code = ErrorCode.BAD_EPISODE
 
 
 class UnknownMethod(WorkerError):
     """No eviction method of that name is registered."""
 
-    code = "unknown_method"
+    code = ErrorCode.UNKNOWN_METHOD
 
 
 class BadSettings(WorkerError):
     """A method's settings, a session's budget or a sampling value is outside its range."""
 
-    code = "bad_settings"
+    code = ErrorCode.BAD_SETTINGS
 
 
 class ProfileRefused(WorkerError):
     """A profile of the model's layers cannot be measured, or the file is not one of this model's."""
 
-    code = "profile_refused"
+    code = ErrorCode.PROFILE_REFUSED
 
 
 class UnknownSession(WorkerError):
     """The session is not open in this worker."""
 
-    code = "unknown_session"
+    code = ErrorCode.SESSION_NOT_OPEN
 
 
 class StaleEpoch(WorkerError):
     """The request carries an epoch older than the session's: its sender lost the session meanwhile."""
 
-    code = "stale_epoch"
+    code = ErrorCode.STALE_EPOCH
 
 
 class TurnTooLong(WorkerError):
     """The turn would take the session past the model's context or, without eviction, past its slot."""
 
-    code = "turn_too_long"
+    code = ErrorCode.TURN_TOO_LONG
 
 
 class BadMessages(WorkerError):
     """The chat template cannot render these messages."""
 
-    code = "bad_messages"
+    code = ErrorCode.BAD_MESSAGES
 
 
 class RowsMissing(WorkerError):
     """Rows that were committed are not in the row store, or not readable."""
 
-    code = "rows_missing"
+    code = ErrorCode.ROWS_MISSING
 
 
 class StorageFailed(WorkerError):
     """The row store could not read or write."""
 
-    code = "storage_failed"
+    code = ErrorCode.STORAGE_FAILED
 
 
 class NotComparable(WorkerError):
     """The session to compare with kept no distribution of the same recorded tokens."""
 
-    code = "not_comparable"
+    code = ErrorCode.NOT_COMPARABLE
 
 
 class Overloaded(WorkerError):
     """Every slot is held by a running turn and the queue is full."""
 
-    code = "overloaded"
+    code = ErrorCode.OVERLOADED
 
 
 class Cancelled(WorkerError):
     """The turn was cancelled, or the worker is closing."""
 
-    code = "cancelled"
+    code = ErrorCode.CANCELLED
 
 
 class CannotListen(WorkerError):
     """The worker's server cannot have its address, or its certificates cannot be used."""
 
-    code = "cannot_listen"
+    code = ErrorCode.CANNOT_LISTEN

@@ -18,8 +18,8 @@ from evals.harness import Message, Session, Setup
 from evals.suite import Record, Suite
 from evals.summary import grouped, mean_row
 from kvrecall.domain.episodes import rebuild_due
-from kvrecall.domain.messages import message_from_wire
 from kvrecall.domain.utterances import query_text
+from kvrecall.protocol.convert import message_from_wire
 from kvrecall.replay.formats import read_recordings
 from kvrecall.reporting.results import Row
 from workers.generation import convert as wire_values

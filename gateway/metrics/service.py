@@ -9,12 +9,12 @@ from gateway.metrics.workers import WorkerCounters
 from kvrecall.domain.events import (
     EpisodesBuilt,
     EpisodesFailed,
-    Observation,
     PagesRebuilt,
     PauseTimedOut,
     QuotaReached,
     RepairFailed,
     RepairFinished,
+    ServiceEvent,
     SessionDeleted,
     SessionForked,
     SessionMoved,
@@ -32,7 +32,7 @@ REPAIR_COUNTS = {
     "promoted": ("promoted_rows", "Tokens that repairs brought back."),
     "demoted": ("demoted_rows", "Rows per KV head that left the active set for those that came."),
     "bytes_read": ("repair_read_bytes", "Bytes of stored rows that repairs read while scoring."),
-    "cut": ("repairs_cut", "Repairs that a deadline or a turn ended."),
+    "truncated": ("repairs_cut", "Repairs that a deadline or a turn ended."),
 }
 """Counters of repairs, by the report's field: the metric's name and what it says."""
 SHARES = (0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99, 1.0)
@@ -211,7 +211,7 @@ class Metrics:
         )
         self._requests.labels(known, str(status)).inc()
 
-    def observe(self, observation: Observation) -> None:
+    def observe(self, observation: ServiceEvent) -> None:
         """Note what the services tell."""
         match observation:
             case TurnFinished(outcome):
@@ -250,7 +250,7 @@ class Metrics:
         self._tokens.labels("output").inc(outcome.output_tokens)
         for phase, seconds in outcome.seconds.items():
             self._phases.labels(phase).observe(seconds)
-        self._repairs_left_out.inc(outcome.repairs_left_out)
+        self._repairs_left_out.inc(outcome.repairs_skipped)
         if outcome.own_repair is not None:
             self._count_repair(outcome.own_repair)
         if outcome.episode is not None:

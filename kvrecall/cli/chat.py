@@ -199,14 +199,16 @@ def memory_line(turn: Mapping[str, Any], seconds: float) -> str:
 def repairs_line(memory: Mapping[str, Any]) -> str:
     """The repairs since the turn before, in one line: on which signal, what moved, how long, how far they came."""
     shown = [_repair_words(repair) for repair in memory["repairs"]]
-    if left_out := memory["repair"]["left_out"]:
-        shown.append(f"{left_out} left out")
+    if skipped := memory["repair"]["skipped"]:
+        shown.append(f"{skipped} left out")
     return "repaired on " + " · ".join(shown)
 
 
 def _repair_words(repair: Mapping[str, Any]) -> str:
     moved = f"{repair['promoted']} promoted, {repair['demoted']} demoted"
-    scanned = f"{repair['share_scanned']:.0%} scanned" + (", cut" if repair["cut"] else "")
+    scanned = f"{repair['share_scanned']:.0%} scanned" + (
+        ", truncated" if repair["truncated"] else ""
+    )
     return f"{repair['trigger']}: {moved}, {repair['seconds'] * 1000:.0f} ms, {scanned}"
 
 

@@ -279,7 +279,7 @@ def _setup(model: str, budget: str, seed: int, block: int, episodes: str) -> "Se
     """What the units of a suite have in common; the suite puts its own arms in the place of the full cache."""
     from evals.configs import FULL, arm_of
     from evals.harness import Setup
-    from kvrecall.domain.session import EpisodeSettings
+    from kvrecall.domain.session_settings import EpisodeSettings
 
     if episodes != "auto" and not (episodes.isdecimal() and int(episodes)):
         raise typer.BadParameter(f"{episodes!r} is neither a number of episodes nor auto")

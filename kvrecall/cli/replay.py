@@ -19,7 +19,7 @@ from rich.progress import (
 from kvrecall.app.local_server import ServerNeeds, server_at
 from kvrecall.app.settings import DEFAULTS
 from kvrecall.client.client import KvrecallClient
-from kvrecall.domain.session import RepairTrigger
+from kvrecall.domain.session_settings import RepairTrigger
 from kvrecall.replay.formats import read_recordings
 from kvrecall.replay.playing import Replayed, SessionOptions, play
 from kvrecall.replay.recording import Recording

@@ -11,7 +11,7 @@ from itertools import chain
 import numpy as np
 from numpy.typing import NDArray
 
-from kvrecall.domain.session import EpisodeCount, EpisodeSettings
+from kvrecall.domain.session_settings import EpisodeCount, EpisodeSettings
 from kvrecall.domain.utterances import Utterance
 
 Vectors = NDArray[np.float32]

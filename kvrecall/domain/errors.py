@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from kvrecall.domain.codes import ErrorCode
+
 
 class ServiceError(Exception):
     """Base of all errors of this package.
@@ -10,7 +12,7 @@ class ServiceError(Exception):
     `details` holds plain JSON values that a client may act on: the field, the limit, the calls that are meant.
     """
 
-    code = "service_error"
+    code: ErrorCode = ErrorCode.SERVICE_ERROR
 
     def __init__(self, message: str, **details: object) -> None:
         super().__init__(message)
@@ -21,7 +23,7 @@ class ServiceError(Exception):
 class InvalidRequest(ServiceError):
     """A field of the request cannot be accepted; nothing was changed."""
 
-    code = "invalid_request"
+    code = ErrorCode.INVALID_REQUEST
 
     def __init__(self, field: str, message: str, **details: object) -> None:
         super().__init__(message, field=field, **details)
@@ -30,7 +32,7 @@ class InvalidRequest(ServiceError):
 class LimitExceeded(InvalidRequest):
     """A field is over (or under) a limit of this service."""
 
-    code = "limit_exceeded"
+    code = ErrorCode.LIMIT_EXCEEDED
 
     def __init__(self, field: str, message: str, limit: int) -> None:
         super().__init__(field, message, limit=limit)
@@ -39,49 +41,49 @@ class LimitExceeded(InvalidRequest):
 class TurnTooLong(LimitExceeded):
     """The messages of a turn are more or larger than one turn may bring."""
 
-    code = "turn_too_long"
+    code = ErrorCode.TURN_TOO_LONG
 
 
 class BudgetOutOfRange(LimitExceeded):
     """The budget is under the sinks and the window, or over what a slot holds."""
 
-    code = "budget_out_of_range"
+    code = ErrorCode.BUDGET_OUT_OF_RANGE
 
 
 class UnknownMethod(InvalidRequest):
     """The worker has no eviction method of that name."""
 
-    code = "unknown_method"
+    code = ErrorCode.UNKNOWN_METHOD
 
 
 class UnknownModel(InvalidRequest):
     """The worker does not serve that model."""
 
-    code = "unknown_model"
+    code = ErrorCode.UNKNOWN_MODEL
 
 
 class EmptyTurn(InvalidRequest):
     """The turn brings no message, and no tool result is waiting to be said."""
 
-    code = "empty_turn"
+    code = ErrorCode.EMPTY_TURN
 
 
 class ToolResultWithoutCall(InvalidRequest):
     """A tool message answers a call that nobody made, or that has its result already."""
 
-    code = "tool_result_without_call"
+    code = ErrorCode.TOOL_RESULT_WITHOUT_CALL
 
 
 class DuplicateCall(InvalidRequest):
     """Two tool calls of one assistant message share an id."""
 
-    code = "duplicate_call"
+    code = ErrorCode.DUPLICATE_CALL
 
 
 class CallsOutstanding(ServiceError):
     """The turn would go on while tool calls still wait for their results."""
 
-    code = "calls_outstanding"
+    code = ErrorCode.CALLS_OUTSTANDING
 
     def __init__(self, calls: list[str]) -> None:
         super().__init__(
@@ -94,13 +96,13 @@ class CallsOutstanding(ServiceError):
 class ResultConflict(ServiceError):
     """A tool call has another result already."""
 
-    code = "result_conflict"
+    code = ErrorCode.RESULT_CONFLICT
 
 
 class UnknownSession(ServiceError):
     """There is no session of that id."""
 
-    code = "unknown_session"
+    code = ErrorCode.UNKNOWN_SESSION
 
     def __init__(self, session: str) -> None:
         super().__init__(f"there is no session {session!r}", session=session)
@@ -109,7 +111,7 @@ class UnknownSession(ServiceError):
 class UnknownTurn(ServiceError):
     """The session has no turn of that number."""
 
-    code = "unknown_turn"
+    code = ErrorCode.UNKNOWN_TURN
 
     def __init__(self, session: str, turn: int) -> None:
         super().__init__(f"session {session!r} has no turn {turn}", session=session, turn=turn)
@@ -118,7 +120,7 @@ class UnknownTurn(ServiceError):
 class QuotaExceeded(ServiceError):
     """A tenant's sessions hold as much as they may."""
 
-    code = "quota_exceeded"
+    code = ErrorCode.QUOTA_EXCEEDED
 
     def __init__(self, message: str, limit: int) -> None:
         super().__init__(message, limit=limit)
@@ -127,7 +129,7 @@ class QuotaExceeded(ServiceError):
 class UnknownCall(ServiceError):
     """The session made no tool call of that id."""
 
-    code = "unknown_call"
+    code = ErrorCode.UNKNOWN_CALL
 
     def __init__(self, session: str, call: str) -> None:
         super().__init__(
@@ -138,7 +140,7 @@ class UnknownCall(ServiceError):
 class UnknownEpisode(ServiceError):
     """The session has no episode of that id: it was built anew meanwhile."""
 
-    code = "unknown_episode"
+    code = ErrorCode.UNKNOWN_EPISODE
 
     def __init__(self, session: str, episode: str) -> None:
         super().__init__(
@@ -149,31 +151,31 @@ class UnknownEpisode(ServiceError):
 class EpisodesUnsupported(InvalidRequest):
     """Episodes were asked for with a method whose evictions do not look at them."""
 
-    code = "episodes_unsupported"
+    code = ErrorCode.EPISODES_UNSUPPORTED
 
 
 class EmbeddingRefused(ServiceError):
     """The encoder's vectors do not fit those that the session's episodes were made from."""
 
-    code = "embedding_refused"
+    code = ErrorCode.EMBEDDING_REFUSED
 
 
 class SessionBusy(ServiceError):
     """Somebody writes the session now, and the request did not ask to wait (or waited long enough)."""
 
-    code = "session_busy"
+    code = ErrorCode.SESSION_BUSY
 
 
 class IllegalTransition(ServiceError):
     """An event that the session's state does not allow: an invariant of ours is broken."""
 
-    code = "illegal_transition"
+    code = ErrorCode.ILLEGAL_TRANSITION
 
 
 class IdempotencyConflict(ServiceError):
     """The idempotency key was used for another request."""
 
-    code = "idempotency_conflict"
+    code = ErrorCode.IDEMPOTENCY_CONFLICT
 
     def __init__(self, key: str) -> None:
         super().__init__(
@@ -184,7 +186,7 @@ class IdempotencyConflict(ServiceError):
 class Overloaded(ServiceError):
     """As much waits as may wait; come again later."""
 
-    code = "overloaded"
+    code = ErrorCode.OVERLOADED
 
     def __init__(self, message: str, retry_after_seconds: float) -> None:
         super().__init__(message)
@@ -194,29 +196,33 @@ class Overloaded(ServiceError):
 class ShuttingDown(Overloaded):
     """The service is finishing what it acknowledged and takes nothing new."""
 
-    code = "shutting_down"
+    code = ErrorCode.SHUTTING_DOWN
 
 
 class StaleEpoch(ServiceError):
     """Another process took the session over; this one may not write it any more."""
 
-    code = "stale_epoch"
+    code = ErrorCode.STALE_EPOCH
 
 
 class CatalogError(ServiceError):
     """The catalog could not be opened, read or written."""
 
-    code = "catalog_error"
+    code = ErrorCode.CATALOG_ERROR
 
 
 class CatalogVersion(CatalogError):
     """The catalog was written by another version of its schema."""
 
-    code = "catalog_version"
+    code = ErrorCode.CATALOG_VERSION
 
 
-FIELD_OF_REFUSAL: Mapping[str, str] = MappingProxyType(
-    {"turn_too_long": "messages", "bad_messages": "messages", "not_comparable": "fidelity.against"}
+FIELD_OF_REFUSAL: Mapping[ErrorCode, str] = MappingProxyType(
+    {
+        ErrorCode.TURN_TOO_LONG: "messages",
+        ErrorCode.BAD_MESSAGES: "messages",
+        ErrorCode.NOT_COMPARABLE: "logprobs.compare_with",
+    }
 )
 
 
@@ -227,7 +233,7 @@ class WorkerRefused(ServiceError):
     but its client meets the same problem as for what is checked before.
     """
 
-    def __init__(self, code: str, message: str) -> None:
+    def __init__(self, code: ErrorCode, message: str) -> None:
         field = FIELD_OF_REFUSAL.get(code)
         super().__init__(message, **({"field": field} if field else {}))
         self.code = code
@@ -236,16 +242,16 @@ class WorkerRefused(ServiceError):
 class RegistryError(ServiceError):
     """Which workers there are cannot be learned now."""
 
-    code = "registry_error"
+    code = ErrorCode.REGISTRY_ERROR
 
 
 class WorkerUnavailable(ServiceError):
     """The worker that was asked for takes no session now."""
 
-    code = "worker_unavailable"
+    code = ErrorCode.WORKER_UNAVAILABLE
 
 
 class WorkerLost(ServiceError):
     """The worker is gone or broken."""
 
-    code = "worker_lost"
+    code = ErrorCode.WORKER_LOST

@@ -129,7 +129,7 @@ class QuotaReached:
     tenant: str
 
 
-Observation = (
+ServiceEvent = (
     TurnFinished
     | TurnFailed
     | RepairFinished
@@ -144,7 +144,7 @@ Observation = (
     | SessionForked
     | QuotaReached
 )
-Observer = Callable[[Observation], None]
+Observer = Callable[[ServiceEvent], None]
 
 
 class EventBus:
@@ -157,7 +157,7 @@ class EventBus:
         """Tell `observer` of everything from now on."""
         self._observers.append(observer)
 
-    def tell(self, observation: Observation) -> None:
+    def publish(self, observation: ServiceEvent) -> None:
         """Pass an observation on."""
         for observer in self._observers:
             observer(observation)

@@ -1,10 +1,8 @@
-"""What is said in a session: messages and tool calls as plain values, and how they cross the wire."""
+"""Messages, tool calls and sampling parameters."""
 
 import json
 from dataclasses import dataclass
 from typing import Any, Literal
-
-from kvrecall.protocol.v1 import worker_pb2 as wire
 
 Role = Literal["system", "user", "assistant", "tool"]
 
@@ -59,47 +57,3 @@ class Sampling:
     top_k: int = 0
     seed: int = 0
     stop: tuple[str, ...] = ()
-
-
-def message_to_wire(message: Message) -> wire.Message:
-    """The message as a worker reads it."""
-    return wire.Message(
-        role=message.role,
-        content=message.content,
-        tool_calls=[call_to_wire(call) for call in message.tool_calls],
-        tool_call_id=message.tool_call_id,
-        name=message.name,
-    )
-
-
-def message_from_wire(message: wire.Message) -> Message:
-    """The message that a worker gave."""
-    return Message(
-        role=message.role,
-        content=message.content,
-        tool_calls=tuple(call_from_wire(call) for call in message.tool_calls),
-        tool_call_id=message.tool_call_id,
-        name=message.name,
-    )
-
-
-def call_to_wire(call: ToolCall) -> wire.ToolCall:
-    """The tool call as a worker reads it."""
-    return wire.ToolCall(id=call.id, name=call.name, arguments=call.arguments)
-
-
-def call_from_wire(call: wire.ToolCall) -> ToolCall:
-    """The tool call that a worker parsed."""
-    return ToolCall(id=call.id, name=call.name, arguments=call.arguments)
-
-
-def sampling_to_wire(sampling: Sampling) -> wire.Sampling:
-    """The sampling parameters as a worker reads them."""
-    return wire.Sampling(
-        max_tokens=sampling.max_tokens,
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
-        seed=sampling.seed,
-        stop=sampling.stop,
-    )

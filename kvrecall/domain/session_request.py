@@ -12,7 +12,7 @@ from kvrecall.domain.errors import (
     UnknownModel,
 )
 from kvrecall.domain.limits import ServiceLimits
-from kvrecall.domain.session import (
+from kvrecall.domain.session_settings import (
     DEFAULT_REPAIR_ON,
     EpisodeSettings,
     LayerBudgets,
@@ -20,7 +20,7 @@ from kvrecall.domain.session import (
     RepairTrigger,
     SessionSettings,
 )
-from kvrecall.protocol.v1 import worker_pb2 as wire
+from kvrecall.domain.worker_info import MethodInfo, WorkerInfo
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,8 @@ class CreateSession:
     tenant: str = ""
 
 
-def settled(
-    request: CreateSession, info: wire.WorkerInfo, settings: ServiceLimits
+def resolve_settings(
+    request: CreateSession, info: WorkerInfo, settings: ServiceLimits
 ) -> SessionSettings:
     """The request with everything chosen. Raises UnknownModel, UnknownMethod, BudgetOutOfRange, EpisodesUnsupported."""
     if request.model is not None and request.model != info.model:
@@ -76,7 +76,7 @@ def settled(
     )
 
 
-def _method(name: str, info: wire.WorkerInfo) -> wire.MethodInfo:
+def _method(name: str, info: WorkerInfo) -> MethodInfo:
     found = next((known for known in info.methods if known.name == name), None)
     if found is None:
         names = ", ".join(known.name for known in info.methods)
@@ -84,7 +84,7 @@ def _method(name: str, info: wire.WorkerInfo) -> wire.MethodInfo:
     return found
 
 
-def _check_budget(budget: int, info: wire.WorkerInfo) -> None:
+def _check_budget(budget: int, info: WorkerInfo) -> None:
     least = info.min_budget
     most = info.max_budget
     if budget < least:
@@ -96,9 +96,7 @@ def _check_budget(budget: int, info: wire.WorkerInfo) -> None:
         )
 
 
-def _repair_rows(
-    asked: int | None, budget: int, info: wire.WorkerInfo, settings: ServiceLimits
-) -> int:
+def _repair_rows(asked: int | None, budget: int, info: WorkerInfo, settings: ServiceLimits) -> int:
     spare = budget - info.min_budget
     if asked is None:
         return min(settings.default_repair_rows, spare)
@@ -108,7 +106,7 @@ def _repair_rows(
     return asked
 
 
-def _episodes(request: CreateSession, method: wire.MethodInfo) -> EpisodeSettings | None:
+def _episodes(request: CreateSession, method: MethodInfo) -> EpisodeSettings | None:
     """The episodes of a new session. Raises EpisodesUnsupported."""
     if request.episodes == "default":
         return EpisodeSettings() if method.episodes else None

@@ -6,7 +6,9 @@ from enum import StrEnum
 from kvrecall.domain.errors import InvalidRequest, LimitExceeded, ResultConflict
 from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.messages import json_object
-from kvrecall.domain.session import CallStatus, PendingCall, Session, SessionState
+from kvrecall.domain.session import Session
+from kvrecall.domain.state_machine import SessionState
+from kvrecall.domain.tool_calls import CallStatus, PendingCall
 
 
 class ToolEventType(StrEnum):
@@ -54,7 +56,7 @@ def is_late(call: PendingCall, event: ToolEvent) -> bool:
     """Whether the call is past what the report tells. Another result than the one it has is refused all the same."""
     if event.type in (ToolEventType.STARTED, ToolEventType.DELTA):
         return call.result is not None
-    return call.said is not None
+    return call.consumed_in_turn is not None
 
 
 def apply_event(

@@ -15,7 +15,9 @@ from kvrecall.domain.errors import (
 )
 from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.messages import Message, Sampling, ToolCall, json_object
-from kvrecall.domain.session import CallStatus, PendingCall, RepairTrigger, Session
+from kvrecall.domain.session import Session
+from kvrecall.domain.session_settings import RepairTrigger
+from kvrecall.domain.tool_calls import CallStatus, PendingCall
 
 ROLES = ("system", "user", "assistant", "tool")
 
@@ -43,15 +45,15 @@ class TurnRequest:
 class TurnPlan:
     """What the worker is asked, and what of it is known beforehand.
 
-    `messages` begin with the results of the pause before, in call order. `said` are those results that came with
-    the turn itself, by call id. `asks` are recorded tool calls that the turn ends on.
+    `messages` begin with the results of the pause before, in call order. `inline_results` are the
+    results that the turn itself brings, by call id. `asks` are recorded tool calls that the turn ends on.
     """
 
     number: int
     messages: tuple[Message, ...]
     sampling: Sampling
     repair: bool
-    said: Mapping[str, str]
+    inline_results: Mapping[str, str]
     asks: tuple[ToolCall, ...]
 
 
@@ -65,18 +67,23 @@ def plan_turn(session: Session, request: TurnRequest, settings: ServiceLimits) -
             "sampling.max_tokens", f"max_tokens must be between 1 and {limit}", limit
         )
     answers = _leading_results(request.messages)
-    calls, said = _answered(session.calls, answers)
+    calls, inline_results = _answered(session.calls, answers)
     asks = _walk(request.messages[len(answers) :], len(answers), request.generate)
     messages = tuple(call.result_message() for call in calls) + request.messages[len(answers) :]
     if not messages:
         raise EmptyTurn(
             "messages",
-            "a turn needs a message, unless results of tool calls are waiting to be said",
+            "a turn needs a message, unless results of tool calls are waiting to be appended",
         )
     number = session.turns + 1
     seed = (session.settings.seed + number) % 2**64 if request.seed is None else request.seed
     return TurnPlan(
-        number, messages, replace(sampling, seed=seed), _repairs(session, request), said, asks
+        number,
+        messages,
+        replace(sampling, seed=seed),
+        _repairs(session, request),
+        inline_results,
+        asks,
     )
 
 
@@ -164,8 +171,10 @@ def _answered(
     missing = [call.call.id for call in calls if call.result is None and call.call.id not in told]
     if missing:
         raise CallsOutstanding(missing)
-    said = {call: result for call, result in told.items() if waiting[call].result is None}
-    return [replace(call, result=said.get(call.call.id, call.result)) for call in calls], said
+    inline_results = {call: result for call, result in told.items() if waiting[call].result is None}
+    return [
+        replace(call, result=inline_results.get(call.call.id, call.result)) for call in calls
+    ], inline_results
 
 
 def _walk(messages: Sequence[Message], offset: int, generate: bool) -> tuple[ToolCall, ...]:

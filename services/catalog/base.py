@@ -5,8 +5,10 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from kvrecall.domain.messages import ToolCall
+from kvrecall.domain.repairs import DueRepair
 from kvrecall.domain.reports import MemoryReport, RepairReport
-from kvrecall.domain.session import DueRepair, PendingCall, Session, SharedPages, Turn
+from kvrecall.domain.session import Session, SharedPages, Turn
+from kvrecall.domain.tool_calls import PendingCall
 
 
 @dataclass(frozen=True)
@@ -95,17 +97,17 @@ REPAIRS_KEPT = 32
 class TurnCommit:
     """Everything that a turn changes.
 
-    `calls` are the tool calls it ended on; `said` are the results, by call id, that the turn itself brought for
-    calls of the pause before. `matched` is the episode it was matched with, `active` the one whose rows are active
-    now; empty: none. `repaired` belongs to the turn's own repair, if its outcome has one. A first turn also says what
-    pages the session `shared` since, and which `prefix` others may share of it, under the `digest` of what it follows
-    from.
+    `calls` are the tool calls it ended on; `inline_results` are the results, by call id, that the turn
+    itself brought for calls of the pause before. `matched` is the episode it was matched with, `active`
+    the one whose rows are active now; empty: none. `repaired` belongs to the turn's own repair,
+    if its outcome has one. A first turn also says what pages the session `shared` since, and
+    which `prefix` others may share of it, under the `digest` of what it follows from.
     """
 
     turn: Turn
     worker_state: bytes
     calls: tuple[ToolCall, ...] = ()
-    said: Mapping[str, str] = field(default_factory=dict)
+    inline_results: Mapping[str, str] = field(default_factory=dict)
     matched: str = ""
     active: str = ""
     repaired: RepairDetails = RepairDetails()

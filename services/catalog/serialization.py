@@ -11,7 +11,8 @@ from pydantic import TypeAdapter
 from kvrecall.domain.errors import InvalidRequest
 from kvrecall.domain.messages import Message
 from kvrecall.domain.reports import MemoryReport, RepairReport, TurnOutcome
-from kvrecall.domain.session import Session, SessionSettings
+from kvrecall.domain.session import Session
+from kvrecall.domain.session_settings import SessionSettings
 
 SETTINGS = TypeAdapter(SessionSettings)
 MEMORY = TypeAdapter(MemoryReport)

@@ -9,6 +9,7 @@ import grpc
 from google.protobuf.empty_pb2 import Empty
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from kvrecall.domain.codes import ErrorCode
 from kvrecall.domain.errors import WorkerLost, WorkerRefused
 from kvrecall.protocol.v1 import REFUSAL_CODE, worker_pb2_grpc
 from kvrecall.protocol.v1 import worker_pb2 as wire
@@ -222,7 +223,7 @@ class GrpcWorker:
         code = (error.trailing_metadata() or {}).get(REFUSAL_CODE)
         details = error.details() or ""
         if code is not None:
-            return WorkerRefused(str(code), details)
+            return WorkerRefused(ErrorCode.parse(str(code)), details)
         worker = f"the worker {self.address}"
         match error.code():
             case grpc.StatusCode.INTERNAL:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import structlog
 
+from kvrecall.domain.codes import ErrorCode
 from kvrecall.domain.errors import RegistryError, ServiceError, WorkerLost, WorkerRefused
 from kvrecall.protocol.v1 import worker_pb2 as wire
 from services.cluster.grpc_client import GrpcWorker
@@ -15,7 +16,7 @@ from services.cluster.settings import WireSettings
 
 _log = structlog.get_logger("kvrecall.fleet")
 _LAST_ANSWER_SECONDS = 1.0
-_PASSING = frozenset({"storage_failed", "cancelled", "overloaded"})
+_PASSING = frozenset({ErrorCode.STORAGE_FAILED, ErrorCode.CANCELLED, ErrorCode.OVERLOADED})
 """Codes of refusals after which a worker is told again at the next look."""
 Joined = Callable[[], Awaitable[None]]
 Parting = wire.DropRequest | wire.ReleaseRequest

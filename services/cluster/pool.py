@@ -5,6 +5,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing, suppress
 from typing import TypeVar
 
+from kvrecall.domain.codes import ErrorCode
 from kvrecall.domain.errors import WorkerLost, WorkerRefused
 from kvrecall.protocol.v1 import worker_pb2 as wire
 from services.cluster.grpc_client import GrpcWorker
@@ -60,7 +61,7 @@ class WorkerPool:
     def _routed(self, session: str) -> Node:
         if session not in self._routes:
             raise WorkerRefused(
-                "unknown_session", f"session {session!r} was not opened by this gateway"
+                ErrorCode.SESSION_NOT_OPEN, f"session {session!r} was not opened by this gateway"
             )
         return self._named(self._routes[session])
 
@@ -242,7 +243,7 @@ async def _dropped(worker: GrpcWorker, request: wire.DropRequest) -> None:
     try:
         await worker.drop(request)
     except WorkerRefused as refusal:
-        if refusal.code != "stale_epoch":
+        if refusal.code is not ErrorCode.STALE_EPOCH:
             raise
 
 

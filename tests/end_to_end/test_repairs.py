@@ -18,7 +18,7 @@ import pytest
 from kvrecall.app.settings import Settings
 from kvrecall.app.wiring import build_service
 from kvrecall.domain.messages import Message, Sampling, ToolCall
-from kvrecall.domain.session import RepairTrigger
+from kvrecall.domain.session_settings import RepairTrigger
 from kvrecall.domain.turn_request import TurnRequest
 from services.service import CreateSession, SessionService
 

@@ -12,7 +12,7 @@ from rich.console import Console
 from evals.configs import arm_of
 from evals.harness import Setup
 from evals.suite import Suite
-from kvrecall.domain.session import EpisodeSettings
+from kvrecall.domain.session_settings import EpisodeSettings
 from reference import MODEL_PATH
 
 LIGHT = '''

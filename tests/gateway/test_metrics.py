@@ -4,6 +4,7 @@ import asyncio
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from kvrecall.domain.codes import ErrorCode
 from kvrecall.domain.errors import WorkerLost, WorkerRefused
 from kvrecall.protocol.v1 import worker_pb2 as wire
 
@@ -30,7 +31,7 @@ async def test_turns_phases_and_rows_are_counted(front) -> None:
     await front.say(one, generate=False)
     samples = await scrape(front)
     assert samples["kvrecall_turns_total", "stop"] == 2
-    assert samples["kvrecall_turns_total", "remembered"] == 1
+    assert samples["kvrecall_turns_total", "appended"] == 1
     assert samples["kvrecall_tokens_total", "prompt"] == 6
     assert samples["kvrecall_tokens_total", "output"] == 32
     assert samples["kvrecall_turn_phase_seconds_sum", "decode"] == 2.25
@@ -195,7 +196,7 @@ async def test_what_it_costs_that_workers_come_and_go_is_counted(front) -> None:
     moved = await front.http.post(f"/v1/sessions/{session}/move", json={"worker": "one"})
     assert moved.json()["worker"] == "one"
     front.worker.sessions.clear()
-    front.worker.faults["open"] = WorkerRefused("rows_missing", "a page is gone")
+    front.worker.faults["open"] = WorkerRefused(ErrorCode.ROWS_MISSING, "a page is gone")
     await front.say(session)
     samples = await scrape(front)
     assert samples["kvrecall_turn_retries_total", "worker_lost"] == 1

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from kvrecall.domain.codes import ErrorCode
 from kvrecall.domain.errors import WorkerLost, WorkerRefused
 from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.messages import Message, Sampling
@@ -39,7 +40,7 @@ class StubWorker:
         self.faults: dict[str, Exception] = {}
         self.sessions: dict[str, wire.SessionState] = {}
         self.specs: dict[str, wire.SessionSpec] = {}
-        self.said: list[str] = []
+        self.call_log: list[str] = []
         self.words: dict[int, str] = {}
         self.hurries: dict[str, asyncio.Event] = {}
         self.deadlines: list[float] = []
@@ -115,10 +116,10 @@ class StubWorker:
     async def open(self, request: wire.OpenRequest) -> wire.MemoryReport:
         self._fault("open")
         session = request.spec.session
-        self.said.append(f"open {request.state.length}")
+        self.call_log.append(f"open {request.state.length}")
         for name in ("method_settings", "repair_settings"):
             if '"bad"' in getattr(request.spec, name):
-                raise WorkerRefused("bad_settings", f"{name}.bad is not a setting")
+                raise WorkerRefused(ErrorCode.BAD_SETTINGS, f"{name}.bad is not a setting")
         self.epochs.append(request.spec.epoch)
         self.specs[session] = request.spec
         self.sessions[session] = wire.SessionState.FromString(request.state.SerializeToString())
@@ -128,7 +129,7 @@ class StubWorker:
         self._fault("fork")
         self._state(request.parent)
         session = request.spec.session
-        self.said.append(f"fork {'state' if request.HasField('state') else len(request.turns)}")
+        self.call_log.append(f"fork {'state' if request.HasField('state') else len(request.turns)}")
         state = wire.SessionState.FromString(request.state.SerializeToString())
         for turn in request.turns:
             words = [self.words[token] for token in turn.token_ids]
@@ -183,7 +184,7 @@ class StubWorker:
             word for message in request.messages for word in _words(message)
         ]
         signal += [self.words[token] for token in request.token_ids]
-        self.said.append(f"{request.trigger}: {' '.join(signal)}")
+        self.call_log.append(f"{request.trigger}: {' '.join(signal)}")
         self.deadlines.append(request.seconds)
         self._change(state, request.trigger, [])
         cut = not await self._gate_or_hurry(request.session)
@@ -197,7 +198,7 @@ class StubWorker:
             promoted=[1, 2],
             seconds=0.5,
             demoted_rows=1,
-            cut=cut,
+            truncated=cut,
             hops=1,
             bytes_read=640,
         )
@@ -226,7 +227,8 @@ class StubWorker:
         for plan in request.plans:
             if not plan.patched_prompt or any(span.stop > state.length for span in plan.segments):
                 raise WorkerRefused(
-                    "bad_episode", f"{plan.id} has no prompt, or names rows that are not there"
+                    ErrorCode.BAD_EPISODE,
+                    f"{plan.id} has no prompt, or names rows that are not there",
                 )
         await self._gate("build")
         self.builds.append(request)
@@ -280,7 +282,7 @@ class StubWorker:
 
     def _state(self, session: str) -> wire.SessionState:
         if session not in self.sessions:
-            raise WorkerRefused("unknown_session", f"{session} is not open")
+            raise WorkerRefused(ErrorCode.SESSION_NOT_OPEN, f"{session} is not open")
         return self.sessions[session]
 
     def _change(self, state: wire.SessionState, why: str, words: list[str]) -> None:
@@ -352,7 +354,7 @@ class StubWorker:
         message: wire.Message | None,
         spoken: list[str],
     ) -> wire.TurnDone:
-        reason = "remembered" if message is None else "tool_calls" if message.tool_calls else "stop"
+        reason = "appended" if message is None else "tool_calls" if message.tool_calls else "stop"
         done = wire.TurnDone(
             finish_reason=reason,
             message=message,
@@ -468,7 +470,7 @@ class Harness:
         """The committed selection."""
         return wire.SessionState.FromString(await self.catalog.worker_state(session)).selection
 
-    async def settled(self, session: str) -> None:
+    async def resolve_settings(self, session: str) -> None:
         """Wait until no background work of the session runs."""
         tasks = [task for task in asyncio.all_tasks() if task.get_name() == f"rest of {session}"]
         for task in tasks:

@@ -5,10 +5,11 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from kvrecall.domain.codes import ErrorCode
 from kvrecall.domain.errors import ServiceError, WorkerLost, WorkerRefused
 from kvrecall.domain.events import EpisodesBuilt, EpisodesFailed
 from kvrecall.domain.messages import Message
-from kvrecall.domain.session import EpisodeSettings
+from kvrecall.domain.session_settings import EpisodeSettings
 from kvrecall.domain.tool_events import ToolEvent, ToolEventType
 from kvrecall.domain.turn_request import TurnRequest
 from kvrecall.protocol.v1 import worker_pb2 as wire
@@ -30,7 +31,7 @@ def chat(harness) -> Chat:
             harness.worker.script = [text]
             await harness.say(session, Message("user", text))
             if wait:
-                await harness.settled(session)
+                await harness.resolve_settings(session)
 
     return say
 
@@ -136,7 +137,7 @@ async def test_new_segments_join_the_nearest_episode_until_it_is_time_to_build_a
 async def test_every_segment_is_embedded_once_and_few_at_a_time(harness, session: str) -> None:
     said = [Message(("user", "assistant")[n % 2], f"word{n} {TEA}") for n in range(200)]
     await harness.say(session, *said, generate=False)
-    await harness.settled(session)
+    await harness.resolve_settings(session)
     assert [len(texts) for texts in harness.worker.embedded] == [32, 32, 32, 4]
     texts = [text for batch in harness.worker.embedded for text in batch]
     assert texts == [f"{said[n].content}\n{said[n + 1].content}" for n in range(0, 200, 2)]
@@ -150,7 +151,7 @@ async def test_utterances_that_are_no_whole_segment_yet_wait_for_the_next(harnes
     for text in ("a", "b", "c", "d", "e"):
         harness.worker.script = [text.upper()]
         await harness.say(session, Message("user", text))
-        await harness.settled(session)
+        await harness.resolve_settings(session)
     assert [text for batch in harness.worker.embedded for text in batch] == [
         "a\nA\nb",
         "B\nc\nC",
@@ -164,7 +165,7 @@ async def test_a_turn_breaks_a_build_off_and_it_is_done_later(
     await building(harness, chat, session)
     await asyncio.wait_for(harness.say(session, Message("user", TEA)), 5)
     harness.worker.gates["build"].set()
-    await harness.settled(session)
+    await harness.resolve_settings(session)
     assert len(harness.worker.builds) == 1
     assert (await harness.catalog.episodes(session)).built_segments == 5
 
@@ -177,7 +178,7 @@ async def test_a_turn_that_fails_leaves_a_build_to_be_done_as_well(
     with pytest.raises(WorkerLost):
         await harness.say(session, Message("user", TEA))
     harness.worker.gates["build"].set()
-    await harness.settled(session)
+    await harness.resolve_settings(session)
     assert (await harness.catalog.episodes(session)).built_segments == 4
 
 
@@ -191,7 +192,7 @@ async def test_nothing_is_cared_for_while_a_turn_waits_for_another(
     ]
     for stream in streams:
         _ = [progress async for progress in stream]
-    await harness.settled(session)
+    await harness.resolve_settings(session)
     assert len(harness.worker.builds) == 1
     assert (await harness.catalog.episodes(session)).segments == 6
 
@@ -205,15 +206,15 @@ async def test_a_repair_breaks_a_build_off_and_comes_first(
     harness.worker.script = [[call("c1", "Bern")]]
     await harness.say(session, Message("user", TRAINS))
     await harness.worker.reached["build"].wait()
-    assert harness.worker.said[-1] == 'tool_call: weather {"city": "Bern"}'
+    assert harness.worker.call_log[-1] == 'tool_call: weather {"city": "Bern"}'
     harness.worker.reached["repair"].clear()
     event = ToolEvent(ToolEventType.COMPLETED, "c1", "rain")
     await harness.service.event(session, event)
     await harness.worker.reached["repair"].wait()
-    assert harness.worker.said[-1] == "tool_result: tool rain"
+    assert harness.worker.call_log[-1] == "tool_result: tool rain"
     assert harness.worker.builds == []
     harness.worker.gates["build"].set()
-    await harness.settled(session)
+    await harness.resolve_settings(session)
     assert len(harness.worker.builds) == 1
 
 
@@ -229,7 +230,7 @@ async def test_reports_that_call_for_no_repair_let_a_build_go_on(
     (held,) = [task for task in asyncio.all_tasks() if task.get_name() == f"episodes of {session}"]
     await harness.service.event(session, ToolEvent(ToolEventType.DELTA, "c1", "ra"))
     harness.worker.gates["build"].set()
-    await harness.settled(session)
+    await harness.resolve_settings(session)
     assert not held.cancelled()
     assert len(harness.worker.builds) == 1
 
@@ -249,7 +250,7 @@ async def test_after_a_crash_it_goes_on_from_what_was_committed(
 async def test_a_build_that_fails_is_told_and_tried_again_after_the_next_turn(
     harness, chat: Chat, session: str, told: list
 ) -> None:
-    harness.worker.faults["build"] = WorkerRefused("overloaded", "too much to do")
+    harness.worker.faults["build"] = WorkerRefused(ErrorCode.OVERLOADED, "too much to do")
     await chat(session, TEA, TRAINS, TEA, TRAINS)
     failures = [each for each in told[0] if isinstance(each, EpisodesFailed)]
     assert failures == [EpisodesFailed(session, "build", "overloaded", "too much to do")]
@@ -263,15 +264,15 @@ async def test_a_worker_that_broke_in_a_build_opens_the_session_again(
 ) -> None:
     harness.worker.faults["build"] = WorkerLost("gone")
     await chat(session, TEA, TRAINS, TEA, TRAINS)
-    opened = len([said for said in harness.worker.said if said.startswith("open")])
+    opened = len([said for said in harness.worker.call_log if said.startswith("open")])
     await chat(session, TEA)
-    assert len([said for said in harness.worker.said if said.startswith("open")]) == opened + 1
+    assert len([said for said in harness.worker.call_log if said.startswith("open")]) == opened + 1
 
 
 async def test_segments_that_cannot_be_embedded_wait_for_the_next_turn(
     harness, chat: Chat, session: str, told: list
 ) -> None:
-    harness.worker.faults["embed"] = WorkerRefused("embedder_refused", "no such encoder")
+    harness.worker.faults["embed"] = WorkerRefused(ErrorCode.EMBEDDER_REFUSED, "no such encoder")
     await chat(session, TEA)
     assert told[0][-1] == EpisodesFailed(session, "segment", "embedder_refused", "no such encoder")
     await chat(session, TRAINS)

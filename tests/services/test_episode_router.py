@@ -5,12 +5,13 @@ from dataclasses import replace
 
 import pytest
 
+from kvrecall.domain.codes import ErrorCode
 from kvrecall.domain.errors import EpisodesUnsupported, WorkerLost, WorkerRefused
 from kvrecall.domain.events import EpisodesFailed
 from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.messages import Message, Sampling
 from kvrecall.domain.reports import EpisodeReport
-from kvrecall.domain.session import EpisodeSettings
+from kvrecall.domain.session_settings import EpisodeSettings
 from kvrecall.domain.turn_request import TurnRequest
 from kvrecall.protocol.v1 import worker_pb2 as wire
 from services.catalog.base import IdempotencyKey
@@ -28,7 +29,7 @@ async def session(harness) -> str:
     for text in (TEA, TEA, TRAINS, TRAINS):
         harness.worker.script = [text]
         await harness.say(session, Message("user", text))
-        await harness.settled(session)
+        await harness.resolve_settings(session)
     harness.worker.embedded.clear()
     return session
 
@@ -36,7 +37,7 @@ async def session(harness) -> str:
 async def about(harness, session: str, text: str, **options: object) -> EpisodeReport | None:
     """A turn about a text: what it tells of its episode."""
     outcome = await harness.say(session, Message("user", text), **options)
-    await harness.settled(session)
+    await harness.resolve_settings(session)
     return outcome.episode
 
 
@@ -122,7 +123,9 @@ async def test_a_session_without_episodes_embeds_nothing(harness) -> None:
     assert harness.worker.embedded == []
 
 
-@pytest.mark.parametrize("error", [WorkerLost("gone"), WorkerRefused("embedder_refused", "gone")])
+@pytest.mark.parametrize(
+    "error", [WorkerLost("gone"), WorkerRefused(ErrorCode.EMBEDDER_REFUSED, "gone")]
+)
 async def test_a_turn_that_cannot_be_matched_stays_where_it_is(
     harness, session: str, error: WorkerLost | WorkerRefused
 ) -> None:
@@ -151,7 +154,9 @@ class TestSlowEncoder:
 async def test_an_episode_that_the_worker_cannot_use_is_left_out(harness, session: str) -> None:
     told: list = []
     harness.service.observe(told.append)
-    harness.worker.faults["switch"] = WorkerRefused("bad_episode", "rows of another session")
+    harness.worker.faults["switch"] = WorkerRefused(
+        ErrorCode.BAD_EPISODE, "rows of another session"
+    )
     found = await about(harness, session, TRAINS)
     assert (found.episode, found.switched) == ("1-2", False)
     assert told[0] == EpisodesFailed(session, "switch", "bad_episode", "rows of another session")
@@ -161,7 +166,7 @@ async def test_an_episode_that_the_worker_cannot_use_is_left_out(harness, sessio
 async def test_other_refusals_of_a_turn_with_an_episode_are_the_turns_own(
     harness, session: str
 ) -> None:
-    harness.worker.faults["switch"] = WorkerRefused("turn_too_long", "too much")
+    harness.worker.faults["switch"] = WorkerRefused(ErrorCode.TURN_TOO_LONG, "too much")
     with pytest.raises(WorkerRefused, match="too much"):
         await about(harness, session, TRAINS)
 

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
+from kvrecall.domain.codes import ErrorCode
 from kvrecall.domain.errors import (
     InvalidRequest,
     SessionBusy,
@@ -14,7 +15,7 @@ from kvrecall.domain.errors import (
 )
 from kvrecall.domain.events import PagesRebuilt, RepairFailed, SessionMoved, TurnRetried
 from kvrecall.domain.messages import Message
-from kvrecall.domain.session import EpisodeSettings
+from kvrecall.domain.session_settings import EpisodeSettings
 from kvrecall.domain.turn_request import TurnRequest
 from kvrecall.protocol.v1 import worker_pb2 as wire
 from services.turn_stream import TextDelta
@@ -41,8 +42,8 @@ def of_kind(heard: list, kind: type) -> list:
         ("turn", WorkerLost("gone")),
         ("token", WorkerLost("gone")),
         ("done", WorkerLost("gone")),
-        ("turn", WorkerRefused("cancelled", "the worker is draining")),
-        ("done", WorkerRefused("storage_failed", "the disk is full")),
+        ("turn", WorkerRefused(ErrorCode.CANCELLED, "the worker is draining")),
+        ("done", WorkerRefused(ErrorCode.STORAGE_FAILED, "the disk is full")),
     ],
 )
 async def test_a_turn_goes_on_in_another_worker(
@@ -74,7 +75,7 @@ async def test_pages_found_lost_in_the_middle_of_a_turn_are_computed_again(
 ) -> None:
     session = await harness.session()
     harness.worker.script = ["one two three"] * 2
-    harness.worker.faults[where] = WorkerRefused("rows_missing", "page 3 is not whole")
+    harness.worker.faults[where] = WorkerRefused(ErrorCode.ROWS_MISSING, "page 3 is not whole")
     told = [progress async for progress in harness.service.turn(session, TurnRequest((HELLO,)))]
     assert "".join(piece.text for piece in told if isinstance(piece, TextDelta)).split() == [
         "one",
@@ -120,7 +121,7 @@ async def test_calls_that_were_made_are_told_once(harness, heard: list, call: Ca
     harness.worker.faults["done"] = WorkerLost("gone")
     outcome = await harness.say(session, HELLO)
     assert [each.id for each in outcome.message.tool_calls] == ["c1"]
-    await harness.settled(session)
+    await harness.resolve_settings(session)
 
 
 async def test_a_turn_is_not_tried_for_ever(harness, heard: list) -> None:
@@ -139,7 +140,9 @@ async def _lost(request: object) -> None:
 
 async def test_what_another_worker_would_refuse_as_well_is_refused(harness, heard: list) -> None:
     session = await harness.session()
-    harness.worker.faults["turn"] = WorkerRefused("bad_messages", "the template has no such role")
+    harness.worker.faults["turn"] = WorkerRefused(
+        ErrorCode.BAD_MESSAGES, "the template has no such role"
+    )
     with pytest.raises(WorkerRefused):
         await harness.say(session, HELLO)
     assert not of_kind(heard, TurnRetried)
@@ -178,7 +181,7 @@ async def test_a_repair_whose_worker_is_lost_stays_due(
     harness.worker.script = [[call("c1", "Bern")]]
     harness.worker.faults["repair"] = WorkerLost("gone")
     await harness.say(session, HELLO)
-    await harness.settled(session)
+    await harness.resolve_settings(session)
     assert [failed.final for failed in of_kind(heard, RepairFailed)] == [False]
     outcome = await harness.say(
         session, Message("tool", "sun", tool_call_id="c1"), wait_for_repairs=True
@@ -195,7 +198,7 @@ async def test_lost_pages_are_computed_again_from_the_log(harness, heard: list, 
         await harness.say(each, HELLO)
     if where == "open":
         harness.worker.sessions.clear()
-    harness.worker.faults[where] = WorkerRefused("rows_missing", "page 3 is not whole")
+    harness.worker.faults[where] = WorkerRefused(ErrorCode.ROWS_MISSING, "page 3 is not whole")
     await harness.say(session, HELLO)
     (request,) = harness.worker.rebuilds
     said = await harness.catalog.token_ids(twin)
@@ -206,7 +209,7 @@ async def test_lost_pages_are_computed_again_from_the_log(harness, heard: list, 
 
 
 @pytest.mark.parametrize(
-    "error", [WorkerRefused("rows_missing", "one more is gone"), WorkerLost("gone")]
+    "error", [WorkerRefused(ErrorCode.ROWS_MISSING, "one more is gone"), WorkerLost("gone")]
 )
 async def test_a_rebuild_that_breaks_off_is_begun_again(
     harness, heard: list, error: Exception
@@ -214,7 +217,7 @@ async def test_a_rebuild_that_breaks_off_is_begun_again(
     session = await harness.session()
     await harness.say(session, HELLO)
     harness.worker.faults |= {
-        "turn": WorkerRefused("rows_missing", "page 3 is not whole"),
+        "turn": WorkerRefused(ErrorCode.ROWS_MISSING, "page 3 is not whole"),
         "rebuild": error,
     }
     assert (await harness.say(session, HELLO)).turn == 2
@@ -232,14 +235,14 @@ async def test_lost_pages_are_computed_again_for_a_repair_and_for_a_build(
     session = await harness.session(method="epicache", budget=16, repair_rows=0, episodes=settings)
     for _ in range(4):
         await harness.say(session, Message("user", "kettle leaves brew steep cup"))
-    harness.worker.faults["build"] = WorkerRefused("rows_missing", "a page is gone")
-    await harness.settled(session)
+    harness.worker.faults["build"] = WorkerRefused(ErrorCode.ROWS_MISSING, "a page is gone")
+    await harness.resolve_settings(session)
     assert (await harness.catalog.episodes(session)).builds == 1
     paused = await harness.session()
     harness.worker.script = [[call("c1", "Bern")]]
-    harness.worker.faults["repair"] = WorkerRefused("rows_missing", "a page is gone")
+    harness.worker.faults["repair"] = WorkerRefused(ErrorCode.ROWS_MISSING, "a page is gone")
     await harness.say(paused, HELLO)
-    await harness.settled(paused)
+    await harness.resolve_settings(paused)
     assert [rebuilt.session for rebuilt in of_kind(heard, PagesRebuilt)] == [session, paused]
     assert not of_kind(heard, RepairFailed)
 
@@ -251,7 +254,7 @@ async def test_pages_that_are_lost_again_and_again_fail_the_turn(harness, heard:
     async def lost(request: wire.TurnRequest):
         for event in ():
             yield event
-        raise WorkerRefused("rows_missing", "a page is gone")
+        raise WorkerRefused(ErrorCode.ROWS_MISSING, "a page is gone")
 
     harness.worker.turn = lost
     with pytest.raises(WorkerRefused):
@@ -279,7 +282,7 @@ async def test_a_session_moves_as_it_was_committed(harness, heard: list) -> None
     moved = await harness.service.move(session, "two")
     assert (moved.worker, moved.epoch) == ("two", before.epoch + 1)
     assert harness.worker.released == [(session, moved.epoch)]
-    assert harness.worker.said[-1] == f"open {before.memory.length}"
+    assert harness.worker.call_log[-1] == f"open {before.memory.length}"
     assert [each.worker for each in of_kind(heard, SessionMoved)] == ["two"]
     for each in (session, twin):
         await harness.say(each, HELLO)
@@ -291,9 +294,9 @@ async def test_without_a_name_it_moves_to_another_worker_and_back_to_where_it_is
 ) -> None:
     session = await harness.session()
     assert (await harness.service.move(session, None)).worker == "two"
-    opened = list(harness.worker.said)
+    opened = list(harness.worker.call_log)
     assert (await harness.service.move(session, "two")).worker == "two"
-    assert harness.worker.said == opened
+    assert harness.worker.call_log == opened
 
 
 async def test_a_session_moves_only_where_it_can(harness, heard: list) -> None:

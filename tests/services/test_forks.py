@@ -14,7 +14,9 @@ from kvrecall.domain.errors import (
 )
 from kvrecall.domain.events import SessionForked
 from kvrecall.domain.messages import Message, Sampling
-from kvrecall.domain.session import ForkOrigin, SessionState, SharedPages
+from kvrecall.domain.session import SharedPages
+from kvrecall.domain.session_settings import ForkOrigin
+from kvrecall.domain.state_machine import SessionState
 from kvrecall.domain.turn_request import TurnRequest
 from kvrecall.protocol.v1 import worker_pb2 as wire
 from services.catalog.base import IdempotencyKey
@@ -60,7 +62,7 @@ async def test_a_fork_begins_as_its_parent_stands_and_both_go_on_by_themselves(h
     assert await harness.selection(child.id) != await harness.selection(parent)
     await harness.say(parent, HELLO)
     assert await harness.selection(child.id) == await harness.selection(parent)
-    assert harness.worker.said == ["open 0", "fork state"]
+    assert harness.worker.call_log == ["open 0", "fork state"]
 
 
 async def test_a_fork_has_its_parents_settings_and_metadata_of_its_own(harness) -> None:
@@ -80,7 +82,7 @@ async def test_a_fork_at_an_earlier_turn_is_said_again(harness) -> None:
     then = await harness.selection(parent)
     await harness.say(parent, HELLO)
     child = await harness.service.fork(parent, NewFork(1))
-    assert harness.worker.said[-1] == "fork 1"
+    assert harness.worker.call_log[-1] == "fork 1"
     assert (child.turns, child.memory.length, child.shared) == (1, 11, (SharedPages(parent, 2),))
     assert await harness.selection(child.id) == then
     assert [turn.number for turn in await harness.service.turns(child.id, 0, 10)] == [1]
@@ -126,10 +128,10 @@ async def test_a_fork_where_a_tool_was_asked_for_may_be_told_another_result(harn
     parent = await harness.session()
     harness.worker.script = [[call("c1", "Bern")]]
     await harness.say(parent, HELLO)
-    await harness.settled(parent)
+    await harness.resolve_settings(parent)
     await harness.say(parent, Message("tool", "sunny", tool_call_id="c1"))
     child = await harness.service.fork(parent, NewFork(1))
-    assert child.resting_state is SessionState.PAUSED
+    assert child.committed_state is SessionState.PAUSED
     assert [pending.call.id for pending in (await harness.service.get(child.id))[0].calls] == ["c1"]
     await harness.say(child.id, Message("tool", "rain", tool_call_id="c1"))
     (_, told) = await harness.service.turns(child.id, 0, 10)
@@ -140,7 +142,7 @@ async def test_a_fork_of_a_paused_session_waits_for_the_same_calls(harness, call
     parent = await harness.session()
     harness.worker.script = [[call("c1", "Bern"), call("c2", "Basel")]]
     await harness.say(parent, HELLO)
-    await harness.settled(parent)
+    await harness.resolve_settings(parent)
     child = await harness.service.fork(parent, NewFork())
     assert [pending.call.id for pending in child.calls] == ["c1", "c2"]
     assert (await harness.service.get(child.id))[1] is SessionState.PAUSED
@@ -158,7 +160,7 @@ async def test_a_repair_that_runs_ends_with_what_it_has_found_and_the_fork_has_i
     await harness.say(parent, HELLO)
     await harness.worker.reached["repair"].wait()
     child = await fork(harness, parent)
-    assert [repair.cut for repair in (await harness.service.get(parent))[0].repairs] == [True]
+    assert [repair.truncated for repair in (await harness.service.get(parent))[0].repairs] == [True]
     assert await harness.selection(child) == await harness.selection(parent)
 
 
@@ -168,7 +170,7 @@ async def test_there_is_no_fork_at_a_turn_that_was_not_said(harness, turn: int) 
     with pytest.raises(UnknownTurn) as caught:
         await harness.service.fork(session, NewFork(turn))
     assert caught.value.details == {"session": session, "turn": turn}
-    assert harness.worker.said == ["open 0"]
+    assert harness.worker.call_log == ["open 0"]
 
 
 async def test_a_session_that_said_nothing_is_not_forked(harness) -> None:

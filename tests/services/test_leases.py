@@ -10,7 +10,8 @@ from kvrecall.domain.errors import SessionBusy, StaleEpoch
 from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.messages import Message
 from kvrecall.domain.reports import MemoryReport
-from kvrecall.domain.session import Session, SessionSettings
+from kvrecall.domain.session import Session
+from kvrecall.domain.session_settings import SessionSettings
 from kvrecall.domain.turn_request import TurnRequest
 from services.catalog.sqlite.catalog import SqliteCatalog
 from services.leases import Claim, Leases

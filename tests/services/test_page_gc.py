@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from kvrecall.domain.codes import ErrorCode
 from kvrecall.domain.errors import UnknownSession, WorkerLost, WorkerRefused
 from kvrecall.domain.messages import Message
 from services.page_gc import PageCollector
@@ -12,7 +13,7 @@ HELLO = Message("user", "one two three four five")
 
 
 @pytest.mark.parametrize(
-    "error", [WorkerLost("gone"), WorkerRefused("storage_failed", "the disk is full")]
+    "error", [WorkerLost("gone"), WorkerRefused(ErrorCode.STORAGE_FAILED, "the disk is full")]
 )
 async def test_a_deletion_stands_though_the_worker_cannot_be_told_and_it_is_told_later(
     harness, error

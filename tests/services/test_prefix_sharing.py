@@ -8,7 +8,8 @@ import pytest
 from kvrecall.domain.errors import WorkerLost
 from kvrecall.domain.messages import Message
 from kvrecall.domain.reports import MemoryReport
-from kvrecall.domain.session import RepairTrigger, Session, SessionSettings, SharedPages
+from kvrecall.domain.session import Session, SharedPages
+from kvrecall.domain.session_settings import RepairTrigger, SessionSettings
 from kvrecall.protocol.v1 import worker_pb2 as wire
 from services.forks import NewFork
 from services.prefix_sharing import digest_of

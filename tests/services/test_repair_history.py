@@ -26,7 +26,7 @@ async def test_repairs_are_told_newest_first_with_their_signals_and_passages(
     session = await harness.session()
     harness.worker.script = [[call("c1", "Bern")]]
     await harness.say(session, Message("user", "one two three four"))
-    await harness.settled(session)
+    await harness.resolve_settings(session)
     await harness.say(session, Message("tool", "rain", tool_call_id="c1"), repair=True)
     own, early = await harness.service.repairs(session, 10)
     assert (early.record.turn, early.record.report.trigger, early.record.details.signal) == (

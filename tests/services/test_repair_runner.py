@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
+from kvrecall.domain.codes import ErrorCode
 from kvrecall.domain.errors import (
     CallsOutstanding,
     CatalogError,
@@ -19,7 +20,10 @@ from kvrecall.domain.errors import (
 from kvrecall.domain.events import RepairFailed, RepairFinished
 from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.messages import Message, ToolCall
-from kvrecall.domain.session import CallStatus, RepairTrigger, SessionState, due_repairs
+from kvrecall.domain.repairs import due_repairs
+from kvrecall.domain.session_settings import RepairTrigger
+from kvrecall.domain.state_machine import SessionState
+from kvrecall.domain.tool_calls import CallStatus
 from kvrecall.domain.tool_events import ToolEvent, ToolEventType
 from kvrecall.domain.turn_request import TurnRequest
 from kvrecall.protocol.v1 import worker_pb2 as wire
@@ -37,7 +41,7 @@ def completed(call: str, result: str) -> ToolEvent:
 
 def repairs(harness) -> list[str]:
     """The signals of the repairs so far, in order."""
-    return [said for said in harness.worker.said if not said.startswith("open")]
+    return [said for said in harness.worker.call_log if not said.startswith("open")]
 
 
 async def pause(harness, session: str, *calls) -> None:
@@ -56,7 +60,7 @@ async def paused(harness, call: Callable) -> str:
 
 
 async def test_a_call_starts_a_repair_by_itself(harness, paused: str) -> None:
-    await harness.settled(paused)
+    await harness.resolve_settings(paused)
     assert repairs(harness) == [EARLY]
     session, state = await harness.service.get(paused)
     assert state is SessionState.PAUSED
@@ -71,7 +75,7 @@ async def test_the_turn_is_acknowledged_before_the_repair_ends(harness, call: Ca
     await harness.worker.reached["repair"].wait()
     assert (await harness.service.get(session))[1] is SessionState.REPAIRING
     harness.worker.gates["repair"].set()
-    await harness.settled(session)
+    await harness.resolve_settings(session)
     assert (await harness.service.get(session))[1] is SessionState.PAUSED
 
 
@@ -84,7 +88,7 @@ async def test_a_result_starts_a_second_repair_after_the_early_one(harness, call
     assert (receipt.status, receipt.outstanding) == (CallStatus.COMPLETED, ())
     assert repairs(harness) == [EARLY]
     harness.worker.gates["repair"].set()
-    await harness.settled(session)
+    await harness.resolve_settings(session)
     assert repairs(harness) == [EARLY, "tool_result: tool rain"]
 
 
@@ -100,11 +104,11 @@ async def test_a_turn_that_asks_to_waits_for_the_repairs_and_reports_them(
     assert not turn.done()
     harness.worker.gates["repair"].set()
     outcome = await turn
-    assert [(repair.trigger, repair.cut) for repair in outcome.repairs] == [
+    assert [(repair.trigger, repair.truncated) for repair in outcome.repairs] == [
         ("tool_call", False),
         ("tool_result", False),
     ]
-    assert (outcome.own_repair, outcome.repairs_left_out) == (None, 0)
+    assert (outcome.own_repair, outcome.repairs_skipped) == (None, 0)
     (_, said) = await harness.catalog.turns(session, 0, 10)
     assert said.messages == (Message("tool", "rain", tool_call_id="c1", name="weather"),)
     assert (await harness.service.get(session))[1] is SessionState.IDLE
@@ -120,15 +124,15 @@ async def test_another_turn_takes_what_the_repair_has_found_so_far_and_leaves_ou
     await harness.service.event(session, completed("c1", "rain"))
     outcome = await harness.say(session)
     (cut,) = outcome.repairs
-    assert (cut.trigger, cut.cut, cut.share_scanned, cut.in_pause) == (
+    assert (cut.trigger, cut.truncated, cut.share_scanned, cut.in_pause) == (
         "tool_call",
         True,
         0.5,
         False,
     )
-    assert outcome.repairs_left_out == 1
+    assert outcome.repairs_skipped == 1
     assert repairs(harness) == [EARLY]
-    await harness.settled(session)
+    await harness.resolve_settings(session)
     assert due_repairs(await harness.catalog.session(session)) == []
 
 
@@ -142,21 +146,21 @@ class TestPatient:
     async def test_a_turn_that_follows_its_result_at_once_finds_no_repair_in_its_way(
         self, harness, paused: str
     ) -> None:
-        await harness.settled(paused)
+        await harness.resolve_settings(paused)
         await harness.service.event(paused, completed("c1", "rain"))
         outcome = await harness.say(paused)
         assert repairs(harness) == [EARLY]
         assert [repair.trigger for repair in outcome.repairs] == ["tool_call"]
-        assert outcome.repairs_left_out == 1
+        assert outcome.repairs_skipped == 1
 
 
 async def test_a_repair_that_was_not_begun_is_not_begun_for_a_turn(harness, call: Callable) -> None:
     session = await harness.session()
     harness.worker.faults["repair"] = WorkerLost("gone")
     await pause(harness, session, call("c1", "Bern"))
-    await harness.settled(session)
+    await harness.resolve_settings(session)
     outcome = await harness.say(session, Message("tool", "rain", tool_call_id="c1"))
-    assert (outcome.repairs, outcome.repairs_left_out) == ((), 1)
+    assert (outcome.repairs, outcome.repairs_skipped) == ((), 1)
     assert repairs(harness) == []
 
 
@@ -181,7 +185,7 @@ async def test_after_a_turn_that_came_to_nothing_what_is_due_goes_on(
     with pytest.raises(ServiceError):
         await turn
     harness.worker.gates["repair"].set()
-    await harness.settled(session)
+    await harness.resolve_settings(session)
     assert repairs(harness) == [EARLY, "tool_result: tool rain"]
     assert (await harness.service.get(session))[1] is SessionState.PAUSED
     assert due_repairs(await harness.catalog.session(session)) == []
@@ -209,7 +213,7 @@ async def test_a_turn_that_goes_away_while_a_repair_ends_for_it_lets_the_others_
     with pytest.raises(ServiceError):
         await turn
     harness.worker.gates["repair"].set()
-    await harness.settled(session)
+    await harness.resolve_settings(session)
     assert repairs(harness) == [EARLY, "tool_result: tool rain"]
 
 
@@ -224,11 +228,11 @@ async def test_a_worker_that_cannot_be_hurried_does_not_fail_the_turn(
     turn = asyncio.create_task(harness.say(session, Message("tool", "rain", tool_call_id="c1")))
     await asyncio.sleep(0.01)
     harness.worker.gates["repair"].set()
-    assert [repair.cut for repair in (await turn).repairs] == [False]
+    assert [repair.truncated for repair in (await turn).repairs] == [False]
 
 
 async def test_a_repair_that_ends_before_a_turn_comes_says_so(harness, paused: str) -> None:
-    await harness.settled(paused)
+    await harness.resolve_settings(paused)
     outcome = await harness.say(paused, Message("tool", "rain", tool_call_id="c1"), repair=True)
     assert [(repair.trigger, repair.in_pause) for repair in outcome.repairs] == [
         ("tool_call", True),
@@ -239,12 +243,12 @@ async def test_a_repair_that_ends_before_a_turn_comes_says_so(harness, paused: s
 async def test_a_result_within_the_turn_repairs_on_its_path_only_if_the_turn_asks(
     harness, paused: str
 ) -> None:
-    await harness.settled(paused)
+    await harness.resolve_settings(paused)
     outcome = await harness.say(paused, Message("tool", "rain", tool_call_id="c1"))
     assert [repair.trigger for repair in outcome.repairs] == ["tool_call"]
     assert (await harness.catalog.call(paused, "c1")).result == "rain"
     await pause(harness, paused, wire.ToolCall(id="c2", name="weather", arguments="{}"))
-    await harness.settled(paused)
+    await harness.resolve_settings(paused)
     outcome = await harness.say(paused, Message("tool", "sun", tool_call_id="c2"), repair=True)
     assert [repair.trigger for repair in outcome.repairs] == ["tool_call", "turn"]
 
@@ -252,7 +256,7 @@ async def test_a_result_within_the_turn_repairs_on_its_path_only_if_the_turn_ask
 async def test_a_session_s_deadline_holds_for_each_of_its_repairs(harness, call: Callable) -> None:
     session = await harness.session(repair_seconds=0.25)
     await pause(harness, session, call("c1", "Bern"))
-    await harness.settled(session)
+    await harness.resolve_settings(session)
     await harness.say(session, Message("tool", "rain", tool_call_id="c1"), repair=True)
     assert harness.worker.deadlines == [0.25, 0.25]
 
@@ -274,12 +278,12 @@ async def test_the_last_answer_is_a_signal_in_the_idle_time_before_the_next_turn
     await harness.worker.reached["repair"].wait()
     assert (await harness.service.get(session))[1] is SessionState.REPAIRING
     harness.worker.gates["repair"].set()
-    await harness.settled(session)
+    await harness.resolve_settings(session)
     assert repairs(harness) == ["last_output: the key hangs there"]
     assert (await harness.service.get(session))[1] is SessionState.IDLE
     outcome = await harness.say(session, HELLO)
     assert [repair.trigger for repair in outcome.repairs] == ["last_output"]
-    await harness.settled(session)
+    await harness.resolve_settings(session)
     assert repairs(harness)[1:] == ["last_output: yes"]
 
 
@@ -287,7 +291,7 @@ async def test_nothing_was_said_so_nothing_is_a_signal(harness, call: Callable) 
     session = await harness.session(repair_on=frozenset({RepairTrigger.LAST_OUTPUT}))
     await harness.say(session, HELLO, generate=False)
     await pause(harness, session, call("c1", "Bern"))
-    await harness.settled(session)
+    await harness.resolve_settings(session)
     assert repairs(harness) == []
 
 
@@ -305,7 +309,7 @@ async def test_a_last_answer_that_was_not_repaired_on_is_repaired_on_after_a_cra
 
 
 async def test_a_cancelled_turn_leaves_the_pause_as_it_was(harness, paused: str) -> None:
-    await harness.settled(paused)
+    await harness.resolve_settings(paused)
     before = await harness.catalog.session(paused)
     harness.worker.gates["token"] = asyncio.Event()
     turn = asyncio.create_task(harness.say(paused, Message("tool", "rain", tool_call_id="c1")))
@@ -323,7 +327,7 @@ async def test_each_arrival_repairs_with_all_results_so_far(harness, call: Calla
     await pause(harness, session, call("c1", "Bern"), call("c2", "Rome"))
     await harness.service.event(session, completed("c2", "sun"))
     await harness.service.event(session, ToolEvent(ToolEventType.FAILED, "c1", "no such city"))
-    await harness.settled(session)
+    await harness.resolve_settings(session)
     assert repairs(harness) == [
         EARLY,
         'tool_call: weather {"city": "Rome"}',
@@ -347,8 +351,8 @@ async def test_recorded_calls_pause_as_if_the_model_had_asked(harness) -> None:
     session = await harness.session()
     recorded = Message("assistant", tool_calls=(ToolCall("c1", "weather", '{"city": "Bern"}'),))
     outcome = await harness.say(session, HELLO, recorded, generate=False)
-    await harness.settled(session)
-    assert outcome.finish_reason == "remembered"
+    await harness.resolve_settings(session)
+    assert outcome.finish_reason == "appended"
     assert repairs(harness) == [EARLY]
     assert (await harness.service.get(session))[1] is SessionState.PAUSED
 
@@ -383,7 +387,7 @@ async def conversation(harness, call: Callable, crashes: set[int], amid_repair: 
     )
     for number, step in enumerate(steps):
         if number in crashes and amid_repair:
-            await harness.settled(session)
+            await harness.resolve_settings(session)
             harness.worker.gates["repair"] = asyncio.Event()
             harness.worker.reached["repair"].clear()
         await step()
@@ -423,7 +427,7 @@ async def test_reports_are_told_to_observers(harness, call: Callable) -> None:
     harness.service.observe(heard.append)
     session = await harness.session()
     await pause(harness, session, call("c1", "Bern"))
-    await harness.settled(session)
+    await harness.resolve_settings(session)
     (finished,) = [observation for observation in heard if isinstance(observation, RepairFinished)]
     assert (finished.session, finished.report.trigger, finished.report.promoted) == (
         session,
@@ -440,16 +444,16 @@ async def test_a_repair_that_fails_stays_due_and_a_turn_that_waits_runs_it(
     session = await harness.session()
     harness.worker.faults["repair"] = WorkerLost("gone")
     await pause(harness, session, call("c1", "Bern"))
-    await harness.settled(session)
+    await harness.resolve_settings(session)
     assert RepairFailed(session, "tool_call", "worker_lost", "gone", final=False) in heard
     outcome = await harness.say(session, Message("tool", "rain", tool_call_id="c1"), **WAITING)
     assert [repair.trigger for repair in outcome.repairs] == ["tool_call"]
     assert repairs(harness) == [EARLY]
-    assert harness.worker.said[1] == "open 2"
+    assert harness.worker.call_log[1] == "open 2"
 
 
 async def test_a_repair_that_always_breaks_is_given_up_for_the_turn(harness, paused: str) -> None:
-    await harness.settled(paused)
+    await harness.resolve_settings(paused)
     repairing = harness.worker.repair
     broken = []
 
@@ -459,7 +463,7 @@ async def test_a_repair_that_always_breaks_is_given_up_for_the_turn(harness, pau
 
     harness.worker.repair = breaks
     await harness.service.event(paused, completed("c1", "rain"))
-    await harness.settled(paused)
+    await harness.resolve_settings(paused)
     outcome = await harness.say(paused, **WAITING)
     assert [repair.trigger for repair in outcome.repairs] == ["tool_call"]
     assert (
@@ -469,7 +473,7 @@ async def test_a_repair_that_always_breaks_is_given_up_for_the_turn(harness, pau
 
 
 async def test_no_repair_is_given_up_while_the_worker_is_gone(harness, paused: str) -> None:
-    await harness.settled(paused)
+    await harness.resolve_settings(paused)
     repairing = harness.worker.repair
     opening = harness.worker.open
 
@@ -489,19 +493,19 @@ async def test_no_repair_is_given_up_while_the_worker_is_gone(harness, paused: s
 async def test_a_signal_that_is_refused_is_not_tried_again(harness, call: Callable) -> None:
     session = await harness.session()
     harness.worker.faults["repair"] = WorkerRefused(
-        "turn_too_long", "the signal is longer than a block"
+        ErrorCode.TURN_TOO_LONG, "the signal is longer than a block"
     )
     await pause(harness, session, call("c1", "Bern"))
-    await harness.settled(session)
+    await harness.resolve_settings(session)
     outcome = await harness.say(session, Message("tool", "rain", tool_call_id="c1"), **WAITING)
-    assert (outcome.repairs, outcome.repairs_left_out) == ((), 0)
+    assert (outcome.repairs, outcome.repairs_skipped) == ((), 0)
     assert repairs(harness) == []
 
 
 async def test_reports_of_a_call_are_idempotent(harness, paused: str) -> None:
     first = await harness.service.event(paused, completed("c1", "rain"))
     assert await harness.service.event(paused, completed("c1", "rain")) == first
-    await harness.settled(paused)
+    await harness.resolve_settings(paused)
     assert repairs(harness) == [EARLY, "tool_result: tool rain"]
     for other in (completed("c1", "sun"), ToolEvent(ToolEventType.FAILED, "c1", "rain")):
         with pytest.raises(ResultConflict):
@@ -519,7 +523,7 @@ async def test_a_call_may_be_announced_and_report_partial_output(harness, paused
     assert (receipt.status, receipt.outstanding) == (CallStatus.PENDING, ("c1",))
     stored = await harness.catalog.call(paused, "c1")
     assert (stored.started, stored.partial, stored.result) == (True, "light rain", None)
-    await harness.settled(paused)
+    await harness.resolve_settings(paused)
     assert repairs(harness) == [EARLY]
 
 

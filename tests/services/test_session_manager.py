@@ -4,10 +4,11 @@ from collections.abc import Callable
 
 import pytest
 
+from kvrecall.domain.codes import ErrorCode
 from kvrecall.domain.errors import WorkerRefused
 from kvrecall.domain.events import RepairFailed
 from kvrecall.domain.messages import Message
-from kvrecall.domain.session import EpisodeSettings
+from kvrecall.domain.session_settings import EpisodeSettings
 
 HELLO = Message("user", "hello there")
 LONG = Message("user", "kettle leaves brew steep cup")
@@ -17,7 +18,7 @@ EPISODES = EpisodeSettings(count=2, segment_utterances=2, medoid_utterances=2)
 def restart(harness) -> None:
     """Lose everything that the worker holds, as its end and a new one do."""
     harness.worker.sessions.clear()
-    harness.worker.said.clear()
+    harness.worker.call_log.clear()
 
 
 async def test_a_turn_opens_the_session_again(harness) -> None:
@@ -28,7 +29,7 @@ async def test_a_turn_opens_the_session_again(harness) -> None:
     length = (await harness.catalog.session(session)).memory.length
     restart(harness)
     outcome = await harness.say(session, HELLO)
-    assert harness.worker.said == [f"open {length}"]
+    assert harness.worker.call_log == [f"open {length}"]
     assert outcome.turn == 2
     await harness.say(twin, HELLO)
     assert await harness.selection(session) == await harness.selection(twin)
@@ -39,11 +40,11 @@ async def test_what_a_reopened_turn_leaves_is_rolled_back_if_it_fails(harness) -
     await harness.say(session, HELLO)
     before = await harness.catalog.session(session)
     restart(harness)
-    harness.worker.faults["token"] = WorkerRefused("storage_failed", "the disk is full")
+    harness.worker.faults["token"] = WorkerRefused(ErrorCode.STORAGE_FAILED, "the disk is full")
     with pytest.raises(WorkerRefused):
         await harness.say(session, HELLO)
     assert (await harness.say(session, HELLO)).memory.length == before.memory.length + 4
-    assert harness.worker.said == [f"open {before.memory.length}"] * 2
+    assert harness.worker.call_log == [f"open {before.memory.length}"] * 2
 
 
 async def test_a_worker_that_forgets_again_and_again_is_not_asked_for_ever(harness) -> None:
@@ -67,8 +68,8 @@ async def test_a_repair_opens_the_session_again(harness, call: Callable) -> None
     harness.worker.script = [[call("c1", "Bern")]]
     outcome = await harness.say(session, HELLO)
     restart(harness)  # before the repair that the turn has just begun comes to the worker
-    await harness.settled(session)
-    assert harness.worker.said == [
+    await harness.resolve_settings(session)
+    assert harness.worker.call_log == [
         f"open {outcome.memory.length}",
         'tool_call: weather {"city": "Bern"}',
     ]
@@ -80,10 +81,10 @@ async def test_a_build_of_episodes_opens_the_session_again(harness) -> None:
     session = await harness.session(method="epicache", budget=16, repair_rows=0, episodes=EPISODES)
     for _ in range(3):
         await harness.say(session, LONG)
-        await harness.settled(session)
+        await harness.resolve_settings(session)
     await harness.say(session, LONG)
     length = (await harness.catalog.session(session)).memory.length
     restart(harness)
-    await harness.settled(session)
-    assert harness.worker.said == [f"open {length}"]
+    await harness.resolve_settings(session)
+    assert harness.worker.call_log == [f"open {length}"]
     assert (await harness.catalog.episodes(session)).builds == 1

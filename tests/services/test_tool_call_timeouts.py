@@ -9,7 +9,7 @@ from kvrecall.domain.errors import ResultConflict
 from kvrecall.domain.events import PauseTimedOut
 from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.messages import Message
-from kvrecall.domain.session import CallStatus
+from kvrecall.domain.tool_calls import CallStatus
 from kvrecall.domain.tool_events import ToolEvent, ToolEventType
 
 HELLO = Message("user", "hello")
@@ -72,8 +72,8 @@ async def test_its_result_comes_too_late_and_is_told_why(harness, call: Callable
 async def test_no_repair_is_conditioned_on_a_failure_of_ours(harness, call: Callable) -> None:
     session = await paused(harness, call("c1", "Bern"), call("c2", "Rome"))
     await given_up(harness, session, "c2")
-    await harness.settled(session)
-    assert [said.partition(":")[0] for said in harness.worker.said[1:]] == [
+    await harness.resolve_settings(session)
+    assert [said.partition(":")[0] for said in harness.worker.call_log[1:]] == [
         "tool_call",
         "tool_call",
     ]

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
+from kvrecall.domain.codes import ErrorCode
 from kvrecall.domain.errors import (
     CallsOutstanding,
     CatalogError,
@@ -20,7 +21,8 @@ from kvrecall.domain.errors import (
 from kvrecall.domain.events import RepairFailed, RepairFinished, TurnFailed, TurnFinished
 from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.messages import Message, Sampling, ToolCall
-from kvrecall.domain.session import RepairTrigger, SessionState
+from kvrecall.domain.session_settings import RepairTrigger
+from kvrecall.domain.state_machine import SessionState
 from kvrecall.domain.turn_request import TurnRequest
 from kvrecall.protocol.v1 import worker_pb2 as wire
 from services.catalog.base import IdempotencyKey
@@ -65,7 +67,7 @@ async def test_turns_follow_each_other_without_opening_the_session_again(harness
     session = await harness.session()
     for number in (1, 2, 3):
         assert (await harness.say(session, HELLO)).turn == number
-    assert harness.worker.said == ["open 0"]
+    assert harness.worker.call_log == ["open 0"]
 
 
 async def test_remembering_says_nothing_and_counts_as_a_turn(harness) -> None:
@@ -73,7 +75,7 @@ async def test_remembering_says_nothing_and_counts_as_a_turn(harness) -> None:
     outcome = await harness.say(session, HELLO, Message("assistant", "hi"), generate=False)
     assert (outcome.message, outcome.finish_reason, outcome.output_tokens) == (
         None,
-        "remembered",
+        "appended",
         0,
     )
 
@@ -119,7 +121,7 @@ async def test_a_cancelled_turn_changes_nothing(harness) -> None:
     assert (await harness.service.get(session))[1] is SessionState.IDLE
     harness.worker.gates.clear()
     assert (await harness.say(session, HELLO)).turn == 2
-    assert harness.worker.said == ["open 0", f"open {before.memory.length}"]
+    assert harness.worker.call_log == ["open 0", f"open {before.memory.length}"]
 
     undisturbed = await harness.session()
     await harness.say(undisturbed, HELLO)
@@ -131,10 +133,10 @@ async def test_a_cancelled_turn_changes_nothing(harness) -> None:
 @pytest.mark.parametrize(
     ("where", "fault"),
     [
-        ("turn", WorkerRefused("bad_messages", "the template has no such role")),
+        ("turn", WorkerRefused(ErrorCode.BAD_MESSAGES, "the template has no such role")),
         ("turn", WorkerLost("gone")),
         ("token", WorkerLost("gone")),
-        ("done", WorkerRefused("not_comparable", "kept nothing")),
+        ("done", WorkerRefused(ErrorCode.NOT_COMPARABLE, "kept nothing")),
         ("done", RuntimeError("a mistake of ours")),
     ],
 )
@@ -202,7 +204,7 @@ async def test_a_repair_that_begins_before_the_answer_s_stream_is_closed_is_left
     await harness.say(session, HELLO)
     assert (await harness.service.get(session))[1] is SessionState.REPAIRING
     worker.gates["repair"].set()
-    await harness.settled(session)
+    await harness.resolve_settings(session)
     assert (await harness.service.get(session))[1] is SessionState.PAUSED
     assert [type(event) for event in heard if isinstance(event, RepairFailed | RepairFinished)] == [
         RepairFinished
@@ -222,7 +224,7 @@ async def test_a_turn_whose_commit_fails_is_rolled_back(harness) -> None:
     harness.catalog.commit_turn = commit
     assert (await harness.service.get(session))[1] is SessionState.IDLE
     assert (await harness.say(session, HELLO)).memory.length == 4
-    assert harness.worker.said == ["open 0", "open 0"]
+    assert harness.worker.call_log == ["open 0", "open 0"]
 
 
 async def test_after_a_restart_the_session_goes_on_from_what_was_committed(harness) -> None:
@@ -234,7 +236,7 @@ async def test_after_a_restart_the_session_goes_on_from_what_was_committed(harne
     await harness.crash()
     assert set(harness.worker.retained.sessions) == {crashed, undisturbed}
     assert (await harness.say(crashed, HELLO)).turn == 2
-    assert harness.worker.said == ["open 4"]
+    assert harness.worker.call_log == ["open 4"]
     for _ in range(2):
         await harness.say(undisturbed, HELLO)
     assert await harness.selection(crashed) == await harness.selection(undisturbed)
@@ -275,7 +277,7 @@ async def test_a_turn_is_refused_before_anything_runs(harness) -> None:
     asks = Message("assistant", tool_calls=(ToolCall("c", "look", "{}"),))
     with pytest.raises(CallsOutstanding):
         await harness.say(session, asks)
-    assert harness.worker.said == ["open 0"]
+    assert harness.worker.call_log == ["open 0"]
 
 
 async def test_the_seed_of_a_turn_follows_from_the_session_and_can_be_given(harness) -> None:

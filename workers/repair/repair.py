@@ -78,7 +78,7 @@ def run_repair(
     if session.repair_rows and session.length and signal:
         session.unsettled = True
         yield from written(engine, session)
-        while report.hops < session.repair.hops and not report.cut:
+        while report.hops < session.repair.hops and not report.truncated:
             yield from _hop(engine, session, signal, report, hurried)
     report.seconds = time.perf_counter() - started
     return report
@@ -99,7 +99,7 @@ def _hop(
     candidates = missing.any(0).any(0).cpu()
     report.candidates = int(candidates.sum())
     if hurried():
-        report.cut = True
+        report.truncated = True
         return
     report.hops += 1
     observed = engine.observe(session, [*session.pending, *signal])
@@ -108,11 +108,11 @@ def _hop(
         found = yield from _scored(engine, session, observed, missing, candidates, hurried)
     yield None
     scored = candidates & found.scored
-    report.cut = not found.complete
+    report.truncated = not found.complete
     report.scored_rows = int(scored.sum())
     share = report.scored_rows / max(1, report.candidates)
     report.bytes_read += found.bytes_read
-    if report.cut and share < (_ENOUGH if session.promoted_rows else 0):
+    if report.truncated and share < (_ENOUGH if session.promoted_rows else 0):
         return
     scores = found.scores.clone()
     # Everything looks at the sinks; they lead to nothing.

@@ -1,9 +1,8 @@
 """A worker on the network: its gRPC servicer, what a drain waits for, and the server with health and reflection."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
-from types import MappingProxyType
 from typing import Any
 
 import grpc
@@ -19,25 +18,6 @@ from workers.rpc.service import WorkerService
 from workers.rpc.settings import ServerSettings
 
 SERVICE = wire.DESCRIPTOR.services_by_name["Worker"].full_name
-STATUS_OF: Mapping[str, grpc.StatusCode] = MappingProxyType(
-    {
-        "unknown_session": grpc.StatusCode.NOT_FOUND,
-        "unknown_method": grpc.StatusCode.INVALID_ARGUMENT,
-        "bad_settings": grpc.StatusCode.INVALID_ARGUMENT,
-        "bad_messages": grpc.StatusCode.INVALID_ARGUMENT,
-        "bad_episode": grpc.StatusCode.INVALID_ARGUMENT,
-        "turn_too_long": grpc.StatusCode.OUT_OF_RANGE,
-        "stale_epoch": grpc.StatusCode.FAILED_PRECONDITION,
-        "not_comparable": grpc.StatusCode.FAILED_PRECONDITION,
-        "embedder_refused": grpc.StatusCode.FAILED_PRECONDITION,
-        "rows_missing": grpc.StatusCode.DATA_LOSS,
-        "storage_failed": grpc.StatusCode.DATA_LOSS,
-        "overloaded": grpc.StatusCode.RESOURCE_EXHAUSTED,
-        "cancelled": grpc.StatusCode.ABORTED,
-    }
-)
-"""For clients that know gRPC but not our codes; the others are UNKNOWN."""
-
 _MOST_MESSAGE_BYTES = (
     2000  # of an error: trailers are limited, and each byte may take three in them
 )
@@ -187,7 +167,7 @@ async def _answering(context: Context) -> AsyncIterator[None]:
     try:
         yield
     except WorkerError as error:
-        status = STATUS_OF.get(error.code, grpc.StatusCode.UNKNOWN)
+        status = grpc.StatusCode[error.code.grpc_status]
         await context.abort(
             status, _message(error), trailing_metadata=((REFUSAL_CODE, error.code),)
         )

@@ -50,7 +50,7 @@ def run_turn(
     session.unsettled = True
     session.forget_turn()
     session.turn_start = session.length
-    done = wire.TurnDone(finish_reason="remembered", prompt_tokens=len(prompt))
+    done = wire.TurnDone(finish_reason="appended", prompt_tokens=len(prompt))
     yield from _recall(engine, session, request, episode, prompt, done, watch)
     there = 0
     if request.HasField("prefix") and reference is None and not request.keep_distribution:

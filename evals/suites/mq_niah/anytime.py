@@ -103,7 +103,7 @@ def _stopped(
             assert held.report is not None, "the worker reports its repairs"
             scanned = held.report.scored_rows / max(1, held.report.candidates)
             share = round(scanned * STEPS) / STEPS
-            if share == last and held.report.cut:
+            if share == last and held.report.truncated:
                 continue
             last = share
             told = {
@@ -114,7 +114,7 @@ def _stopped(
                 "stopped_at": share,
             }
             told |= {
-                "complete": not held.report.cut,
+                "complete": not held.report.truncated,
                 "scanned": scanned,
                 "bytes_read": held.report.bytes_read,
             }
@@ -126,7 +126,7 @@ def _ever_later(ready: Before, operator: Operator, k: int) -> Iterator[Held]:
     for most in count():
         held = _run(ready, operator, k, most)
         yield held
-        if held.report is not None and not held.report.cut:
+        if held.report is not None and not held.report.truncated:
             return
 
 

@@ -47,4 +47,4 @@ def add_forks(router: APIRouter, service: SessionService) -> None:
         rows; at the last turn nothing is computed.
         """
         child = await service.fork(session, body.value(), key_of(request, key, body))
-        return SessionView.of(child, child.resting_state, service.info.model)
+        return SessionView.of(child, child.committed_state, service.info.model)

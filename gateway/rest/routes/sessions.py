@@ -56,7 +56,7 @@ def _add_sessions(router: APIRouter, service: SessionService) -> None:
         session = await service.create(
             replace(body.value(), tenant=tenant), key_of(request, key, body)
         )
-        return SessionView.of(session, session.resting_state, service.info.model)
+        return SessionView.of(session, session.committed_state, service.info.model)
 
     @router.get("/sessions", tags=["sessions"])
     async def list_sessions(
@@ -88,7 +88,7 @@ def _add_sessions(router: APIRouter, service: SessionService) -> None:
     async def move_session(session: str, body: MoveBody = MoveBody()) -> SessionView:
         """Have a session go on in another worker, as it was committed last; nothing of it is computed again."""
         moved = await service.move(session, body.worker)
-        return SessionView.of(moved, moved.resting_state, service.info.model)
+        return SessionView.of(moved, moved.committed_state, service.info.model)
 
     @router.get("/sessions/{session}/memory", responses=problems(404), tags=["sessions"])
     async def session_memory(session: str) -> MemoryView:

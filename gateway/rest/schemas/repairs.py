@@ -13,9 +13,9 @@ from services.repair_history import RepairHistoryEntry
 class RepairView(BaseModel):
     """One repair. Times in seconds, rows as tokens.
 
-    Of `candidates` evicted tokens `scored_rows` were scored, the share `share_scanned`: fewer where the others could
-    not have been chosen, or where a deadline or a turn that came has `cut` it. `demoted` rows left the active set for
-    those that came. `in_pause`: it ended before a turn came.
+    `scored_rows` of `candidates` evicted tokens were scored, the share `share_scanned`: fewer when the
+    others could not have been selected, or when a deadline or a new turn `truncated` the repair.
+    `demoted` rows left the active set in exchange. `in_pause`: it ended before the next turn.
     """
 
     model_config = ConfigDict(frozen=True, from_attributes=True)
@@ -28,7 +28,7 @@ class RepairView(BaseModel):
     promoted: int
     demoted: int
     seconds: float
-    cut: bool
+    truncated: bool
     hops: int
     bytes_read: int
     in_pause: bool
@@ -37,7 +37,7 @@ class RepairView(BaseModel):
 class RepairTotalsView(BaseModel):
     """All repairs since the turn before, together: how many, on which signals, what they did.
 
-    `cut` of them were ended by a deadline or a turn that came; `left_out` were due and not begun when the turn came.
+    `truncated` of them were ended by a deadline or by the turn; `skipped` were due but not started.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -48,11 +48,11 @@ class RepairTotalsView(BaseModel):
     promoted: int
     demoted: int
     seconds: float
-    cut: int
-    left_out: int
+    truncated: int
+    skipped: int
 
     @classmethod
-    def of(cls, repairs: Sequence[RepairReport], left_out: int) -> "RepairTotalsView":
+    def of(cls, repairs: Sequence[RepairReport], skipped: int) -> "RepairTotalsView":
         """The sums."""
         return cls(
             repairs=len(repairs),
@@ -61,8 +61,8 @@ class RepairTotalsView(BaseModel):
             promoted=sum(repair.promoted for repair in repairs),
             demoted=sum(repair.demoted for repair in repairs),
             seconds=sum(repair.seconds for repair in repairs),
-            cut=sum(repair.cut for repair in repairs),
-            left_out=left_out,
+            truncated=sum(repair.truncated for repair in repairs),
+            skipped=skipped,
         )
 
 

@@ -15,14 +15,14 @@ from pydantic import (
 
 from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.messages import Message, Sampling, ToolCall
-from kvrecall.domain.session import (
+from kvrecall.domain.session_request import CreateSession
+from kvrecall.domain.session_settings import (
     EpisodeBuild,
     EpisodeSettings,
     LayerBudgets,
     RepairScan,
     RepairTrigger,
 )
-from kvrecall.domain.session_request import CreateSession
 from kvrecall.domain.tool_events import ToolEvent, ToolEventType
 from kvrecall.domain.turn_request import TurnRequest
 

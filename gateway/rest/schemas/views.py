@@ -9,7 +9,10 @@ from pydantic import BaseModel, ConfigDict
 from gateway.rest.schemas.repairs import RepairTotalsView, RepairView
 from kvrecall.domain.messages import Message, ToolCall
 from kvrecall.domain.reports import MemoryReport, TurnOutcome
-from kvrecall.domain.session import EpisodeSettings, ForkOrigin, PendingCall, Session, SessionState
+from kvrecall.domain.session import Session
+from kvrecall.domain.session_settings import EpisodeSettings, ForkOrigin
+from kvrecall.domain.state_machine import SessionState
+from kvrecall.domain.tool_calls import PendingCall
 from kvrecall.domain.tool_events import EventReceipt
 from services.catalog.base import EpisodeSet
 
@@ -175,7 +178,7 @@ class TurnMemoryView(View):
         """The view of a turn's memory, with the repairs since the turn before."""
         return cls(
             **_counts(outcome.memory),
-            repair=RepairTotalsView.of(outcome.repairs, outcome.repairs_left_out),
+            repair=RepairTotalsView.of(outcome.repairs, outcome.repairs_skipped),
             repairs=[RepairView.model_validate(repair) for repair in outcome.repairs],
         )
 

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 from gateway.rest.schemas.views import View
-from kvrecall.protocol.v1 import worker_pb2 as wire
+from kvrecall.domain.worker_info import MethodInfo, WorkerInfo
 
 
 class MethodView(View):
@@ -15,7 +15,7 @@ class MethodView(View):
     settings_schema: dict[str, Any]
 
     @classmethod
-    def of(cls, known: wire.MethodInfo) -> "MethodView":
+    def of(cls, known: MethodInfo) -> "MethodView":
         """The view of what a worker describes."""
         return cls(
             name=known.name,
@@ -31,9 +31,9 @@ class MethodsView(View):
     repair: MethodView | None
 
     @classmethod
-    def of(cls, info: wire.WorkerInfo) -> "MethodsView":
+    def of(cls, info: WorkerInfo) -> "MethodsView":
         """The view of a worker's methods."""
-        repair = MethodView.of(info.repair) if info.HasField("repair") else None
+        repair = None if info.repair is None else MethodView.of(info.repair)
         return cls(methods=[MethodView.of(known) for known in info.methods], repair=repair)
 
 

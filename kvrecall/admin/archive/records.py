@@ -11,7 +11,8 @@ from kvrecall.admin.archive.format import Record, RecordKind
 from kvrecall.app.errors import BadSessionFile
 from kvrecall.domain.errors import UnknownCall
 from kvrecall.domain.messages import ToolCall
-from kvrecall.domain.session import PendingCall, Session, Turn
+from kvrecall.domain.session import Session, Turn
+from kvrecall.domain.tool_calls import PendingCall
 from services.catalog.base import (
     REPAIRS_KEPT,
     Catalog,

@@ -334,7 +334,7 @@ class Fidelity(_message.Message):
     def __init__(self, tokens: _Optional[int] = ..., kl_mean: _Optional[float] = ..., top1_agreement: _Optional[float] = ...) -> None: ...
 
 class RepairReport(_message.Message):
-    __slots__ = ("trigger", "signal_tokens", "scored_rows", "promoted", "seconds", "candidates", "demoted_rows", "cut", "hops", "bytes_read")
+    __slots__ = ("trigger", "signal_tokens", "scored_rows", "promoted", "seconds", "candidates", "demoted_rows", "truncated", "hops", "bytes_read")
     TRIGGER_FIELD_NUMBER: _ClassVar[int]
     SIGNAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     SCORED_ROWS_FIELD_NUMBER: _ClassVar[int]
@@ -342,7 +342,7 @@ class RepairReport(_message.Message):
     SECONDS_FIELD_NUMBER: _ClassVar[int]
     CANDIDATES_FIELD_NUMBER: _ClassVar[int]
     DEMOTED_ROWS_FIELD_NUMBER: _ClassVar[int]
-    CUT_FIELD_NUMBER: _ClassVar[int]
+    TRUNCATED_FIELD_NUMBER: _ClassVar[int]
     HOPS_FIELD_NUMBER: _ClassVar[int]
     BYTES_READ_FIELD_NUMBER: _ClassVar[int]
     trigger: str
@@ -352,10 +352,10 @@ class RepairReport(_message.Message):
     seconds: float
     candidates: int
     demoted_rows: int
-    cut: bool
+    truncated: bool
     hops: int
     bytes_read: int
-    def __init__(self, trigger: _Optional[str] = ..., signal_tokens: _Optional[int] = ..., scored_rows: _Optional[int] = ..., promoted: _Optional[_Iterable[int]] = ..., seconds: _Optional[float] = ..., candidates: _Optional[int] = ..., demoted_rows: _Optional[int] = ..., cut: bool = ..., hops: _Optional[int] = ..., bytes_read: _Optional[int] = ...) -> None: ...
+    def __init__(self, trigger: _Optional[str] = ..., signal_tokens: _Optional[int] = ..., scored_rows: _Optional[int] = ..., promoted: _Optional[_Iterable[int]] = ..., seconds: _Optional[float] = ..., candidates: _Optional[int] = ..., demoted_rows: _Optional[int] = ..., truncated: bool = ..., hops: _Optional[int] = ..., bytes_read: _Optional[int] = ...) -> None: ...
 
 class MemoryReport(_message.Message):
     __slots__ = ("length", "budget", "active_rows", "peak_rows", "bound_rows", "active_bytes", "evicted_rows", "promoted_rows", "tier_bytes", "in_slot")

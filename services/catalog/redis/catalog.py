@@ -18,7 +18,8 @@ import asyncio
 from contextlib import suppress
 
 from kvrecall.domain.errors import CatalogError, CatalogVersion
-from kvrecall.domain.session import PendingCall, Session, SharedPages, Turn
+from kvrecall.domain.session import Session, SharedPages, Turn
+from kvrecall.domain.tool_calls import PendingCall
 from services.cancellation import run_to_completion
 from services.catalog.base import (
     BuildCommit,
@@ -280,10 +281,10 @@ class RedisCatalog:
     ) -> None:
         """Add a session: first where it is listed, then itself, then again in case that took long."""
         await self._answers.promise(answer, session.id)
-        await self._listing.add(session, heard_at=changes.at)
+        await self._listing.add(session, last_event_at=changes.at)
         await self._sessions.apply(session.id, changes, epoch=NEW, before=before)
         with suppress(CatalogError):
-            await self._listing.add(session, heard_at=0.0)
+            await self._listing.add(session, last_event_at=0.0)
 
     async def _check_version(self) -> None:
         name = self._keys.version

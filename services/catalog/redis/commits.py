@@ -6,7 +6,9 @@ from dataclasses import dataclass, field, replace
 from typing import Self
 
 from kvrecall.domain.reports import MemoryReport, RepairReport
-from kvrecall.domain.session import PendingCall, RepairTrigger, Session, SharedPages
+from kvrecall.domain.session import Session, SharedPages
+from kvrecall.domain.session_settings import RepairTrigger
+from kvrecall.domain.tool_calls import PendingCall
 from services.catalog.base import (
     REPAIRS_KEPT,
     BuildCommit,
@@ -109,10 +111,14 @@ def turn_committed(commit: TurnCommit) -> RedisCommit:
     if commit.matched:
         changes.run("HINCRBY", EPISODES, f"matched:{commit.matched}", 1)
     changes.put(
-        CALLS, {f"{turn.number - 1}:said:{call}": result for call, result in commit.said.items()}
+        CALLS,
+        {
+            f"{turn.number - 1}:said:{call}": result
+            for call, result in commit.inline_results.items()
+        },
     )
     made = [
-        PendingCall(turn.number, place, call, heard_at=changes.at)
+        PendingCall(turn.number, place, call, last_event_at=changes.at)
         for place, call in enumerate(commit.calls)
     ]
     changes.put(CALLS, rows.new_call_fields(made))
@@ -153,7 +159,7 @@ def repair_committed(commit: RepairCommit, turns: int, calls: int) -> RedisCommi
 
 def call_reported(call: PendingCall) -> RedisCommit:
     """The client told something new of a call."""
-    return RedisCommit().put(CALLS, rows.call_fields(replace(call, heard_at=time.time())))
+    return RedisCommit().put(CALLS, rows.call_fields(replace(call, last_event_at=time.time())))
 
 
 def segments_added(commit: SegmentsCommit) -> RedisCommit:

@@ -4,7 +4,7 @@ import time
 from typing import Any
 
 from kvrecall.domain.errors import UnknownSession, UnknownTurn
-from kvrecall.domain.session import PendingCall
+from kvrecall.domain.tool_calls import PendingCall
 from services.catalog.base import ForkCommit
 from services.catalog.redis import mapping as rows
 from services.catalog.redis import scripts
@@ -38,7 +38,7 @@ def _begun(fields: dict[str, bytes], turn: int) -> list[PendingCall]:
     """The calls that a turn ended on, as they were made."""
     now = time.time()
     return [
-        PendingCall(turn, call.position, call.call, heard_at=now)
+        PendingCall(turn, call.position, call.call, last_event_at=now)
         for call in rows.calls_of_turn(fields, turn)
     ]
 

@@ -32,14 +32,14 @@ class RedisIndexes:
         self._keys = keys
         self._sessions = sessions
 
-    async def add(self, session: Session, heard_at: float) -> None:
-        """List a session, and the pause it may begin in, in which nothing was heard before `heard_at`."""
+    async def add(self, session: Session, last_event_at: float) -> None:
+        """List a session, and the pause it may begin in, in which nothing was heard before `last_event_at`."""
         tenant = session.settings.tenant
         name = self._keys.sessions(tenant)
         await self._link.write(self._keys.tenants, "SADD", self._keys.tenants, tenant)
         await self._link.write(name, "ZADD", name, repr(session.created_at), session.id)
         if session.turns:
-            await self.pause(session.id, session.turns, heard_at)
+            await self.pause(session.id, session.turns, last_event_at)
 
     async def remove(self, session: str, tenant: str) -> None:
         """Forget a session that is no more."""
@@ -101,7 +101,7 @@ class RedisIndexes:
         silent = []
         for (entry, noted), (turn, id), session in zip(entries, pauses, found, strict=True):
             heard = (
-                [call.heard_at for call in session.outstanding]
+                [call.last_event_at for call in session.outstanding]
                 if session and session.turns == turn
                 else []
             )

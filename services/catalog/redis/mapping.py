@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 
 from pydantic import TypeAdapter
 
-from kvrecall.domain.session import CallStatus, PendingCall, Session, SharedPages, Turn
+from kvrecall.domain.session import Session, SharedPages, Turn
+from kvrecall.domain.tool_calls import CallStatus, PendingCall
 from services.catalog.base import EpisodeRecord, EpisodeSet, RepairRecord, SegmentRecord
 from services.catalog.serialization import MEMORY, SETTINGS, token_bytes, token_values
 
@@ -139,7 +140,7 @@ def said_value(call: PendingCall, result: bytes | None, turns: int) -> PendingCa
     """A call after that many turns: the turn that follows its own says its result."""
     if result is not None:
         call = replace(call, status=CallStatus.COMPLETED, result=result.decode())
-    return replace(call, said=call.turn + 1) if call.turn < turns else call
+    return replace(call, consumed_in_turn=call.turn + 1) if call.turn < turns else call
 
 
 def copied_calls(

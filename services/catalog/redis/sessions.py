@@ -3,6 +3,7 @@
 from secrets import token_hex
 from typing import Any
 
+from kvrecall.domain.codes import ErrorCode
 from kvrecall.domain.errors import (
     CatalogError,
     StaleEpoch,
@@ -10,7 +11,8 @@ from kvrecall.domain.errors import (
     UnknownEpisode,
     UnknownSession,
 )
-from kvrecall.domain.session import PendingCall, Session, Turn
+from kvrecall.domain.session import Session, Turn
+from kvrecall.domain.tool_calls import PendingCall
 from services.catalog.base import (
     EpisodeSet,
     IdempotencyRecord,
@@ -47,7 +49,7 @@ _REPAIR_ATTEMPTS = 8
 class ChangedMeanwhile(CatalogError):
     """A condition of a commit did not hold: somebody wrote in between."""
 
-    code = "changed_meanwhile"
+    code = ErrorCode.CHANGED_MEANWHILE
 
 
 class RedisSessions:

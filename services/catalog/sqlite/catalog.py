@@ -13,7 +13,8 @@ from typing import TypeVar
 import aiosqlite
 
 from kvrecall.domain.errors import CatalogError
-from kvrecall.domain.session import PendingCall, Session, SharedPages, Turn
+from kvrecall.domain.session import Session, SharedPages, Turn
+from kvrecall.domain.tool_calls import PendingCall
 from services.cancellation import run_to_completion
 from services.catalog.base import (
     BuildCommit,

@@ -5,7 +5,7 @@ from dataclasses import replace
 import aiosqlite
 
 from kvrecall.domain.errors import CatalogError
-from kvrecall.domain.session import PendingCall
+from kvrecall.domain.tool_calls import PendingCall
 from services.catalog.base import BuildCommit, EpisodeSet, SegmentsCommit, SessionDump
 from services.catalog.sqlite import episodes, sessions
 from services.catalog.sqlite import mapping as rows
@@ -57,7 +57,7 @@ def _call_row(session: str, call: PendingCall) -> tuple[object, ...]:
         call.started,
         call.arguments,
         rows.pieces_text(call),
-        call.heard_at,
+        call.last_event_at,
     )
     repaired = (
         call.batch,
@@ -66,4 +66,4 @@ def _call_row(session: str, call: PendingCall) -> tuple[object, ...]:
         call.delta_repaired,
         call.result_repaired,
     )
-    return (*made, *told, *repaired, call.said)
+    return (*made, *told, *repaired, call.consumed_in_turn)

@@ -4,7 +4,8 @@ import sqlite3
 
 from kvrecall.domain.messages import ToolCall
 from kvrecall.domain.reports import RepairReport
-from kvrecall.domain.session import CallStatus, PendingCall, Session, SharedPages, Turn
+from kvrecall.domain.session import Session, SharedPages, Turn
+from kvrecall.domain.tool_calls import CallStatus, PendingCall
 from services.catalog.base import (
     EpisodeRecord,
     EpisodeSet,
@@ -108,13 +109,13 @@ def call_value(row: sqlite3.Row) -> PendingCall:
         started=bool(row["started"]),
         arguments=row["running"],
         pieces=PIECES.validate_json(row["pieces"]),
-        heard_at=row["heard_at"],
+        last_event_at=row["last_event_at"],
         batch=row["batch"],
         call_signal=row["call_signal"],
         delta_due=row["delta_due"],
         delta_repaired=row["delta_repaired"],
         result_repaired=bool(row["result_repaired"]),
-        said=row["said"],
+        consumed_in_turn=row["said"],
     )
 
 

@@ -47,7 +47,7 @@ CREATE TABLE calls (
     started INTEGER NOT NULL,
     running TEXT NOT NULL,
     pieces TEXT NOT NULL,
-    heard_at REAL NOT NULL,
+    last_event_at REAL NOT NULL,
     batch INTEGER NOT NULL,
     call_signal TEXT NOT NULL,
     delta_due INTEGER NOT NULL,
@@ -57,7 +57,7 @@ CREATE TABLE calls (
     PRIMARY KEY (session, turn, position)
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX calls_by_id ON calls (session, id, turn DESC);
-CREATE INDEX calls_by_silence ON calls (heard_at) WHERE status = 'pending' AND said IS NULL;
+CREATE INDEX calls_by_silence ON calls (last_event_at) WHERE status = 'pending' AND said IS NULL;
 
 CREATE TABLE repairs (
     session TEXT NOT NULL REFERENCES sessions (id) ON DELETE CASCADE,

@@ -7,7 +7,8 @@ import aiosqlite
 
 from kvrecall.domain.errors import UnknownCall, UnknownSession
 from kvrecall.domain.reports import MemoryReport
-from kvrecall.domain.session import PendingCall, Session, Turn
+from kvrecall.domain.session import Session, Turn
+from kvrecall.domain.tool_calls import PendingCall
 from services.catalog.base import RepairCommit, SessionPage, TurnCommit
 from services.catalog.serialization import MEMORY, cursor_text, cursor_value, token_values
 from services.catalog.sqlite import episodes

@@ -7,7 +7,9 @@ import aiosqlite
 
 from kvrecall.domain.messages import ToolCall
 from kvrecall.domain.reports import RepairReport
-from kvrecall.domain.session import CallStatus, PendingCall, RepairTrigger, Turn
+from kvrecall.domain.session import Turn
+from kvrecall.domain.session_settings import RepairTrigger
+from kvrecall.domain.tool_calls import CallStatus, PendingCall
 from services.catalog.base import (
     REPAIRS_KEPT,
     RepairCommit,
@@ -23,7 +25,7 @@ from services.catalog.sqlite.statements import every, one
 async def end_pause(db: aiosqlite.Connection, commit: TurnCommit) -> None:
     """A turn said the results of all calls that waited for one."""
     turn = commit.turn
-    for call, result in commit.said.items():
+    for call, result in commit.inline_results.items():
         await db.execute(
             "UPDATE calls SET status = ?, result = ? WHERE session = ? AND id = ? AND said IS NULL",
             (CallStatus.COMPLETED.value, result, turn.session, call),
@@ -65,7 +67,7 @@ async def write_report(db: aiosqlite.Connection, session: str, call: PendingCall
     told = (call.started, call.arguments, rows.pieces_text(call), call.delta_due)
     await db.execute(
         "UPDATE calls SET started = ?, running = ?, pieces = ?, delta_due = ?, status = ?, result = ?, batch = ?,"
-        " heard_at = ? WHERE session = ? AND turn = ? AND position = ?",
+        " last_event_at = ? WHERE session = ? AND turn = ? AND position = ?",
         (
             *told,
             call.status.value,
@@ -81,7 +83,7 @@ async def write_report(db: aiosqlite.Connection, session: str, call: PendingCall
 
 async def silent(db: aiosqlite.Connection, since: float) -> list[str]:
     """The sessions with a call of which nothing was heard after `since`."""
-    query = "SELECT DISTINCT session FROM calls WHERE status = 'pending' AND said IS NULL AND heard_at <= ?"
+    query = "SELECT DISTINCT session FROM calls WHERE status = 'pending' AND said IS NULL AND last_event_at <= ?"
     return [row["session"] for row in await every(db, query, (since,))]
 
 

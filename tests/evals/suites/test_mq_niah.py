@@ -147,7 +147,7 @@ def test_ours_brings_back_what_is_asked(case: Case) -> None:
     nothing = case.cache.replayed.repaired(
         ready.state, K, OURS, [question_of(case.second)], lambda: True
     )
-    assert nothing.report.cut
+    assert nothing.report.truncated
     assert tokens_held(nothing.state).tolist() == tokens_held(ready.state).tolist()
 
 

@@ -183,8 +183,8 @@ async def test_a_turn_answers_with_what_was_said_and_what_it_cost(front) -> None
                 "promoted": 0,
                 "demoted": 0,
                 "seconds": 0,
-                "cut": 0,
-                "left_out": 0,
+                "truncated": 0,
+                "skipped": 0,
             },
             "repairs": [],
         },
@@ -197,7 +197,7 @@ async def test_a_turn_answers_with_what_was_said_and_what_it_cost(front) -> None
 async def test_a_turn_may_only_be_remembered(front) -> None:
     session = await front.session()
     turn = (await front.say(session, generate=False)).json()
-    assert (turn["message"], turn["finish_reason"]) == (None, "remembered")
+    assert (turn["message"], turn["finish_reason"]) == (None, "appended")
 
 
 async def test_sampling_reaches_the_worker_as_it_was_sent(front) -> None:
@@ -278,7 +278,7 @@ async def test_a_tool_call_pauses_and_its_result_resumes(front) -> None:
         "promoted": 2,
         "demoted": 1,
         "seconds": 0.5,
-        "cut": False,
+        "truncated": False,
         "hops": 1,
         "bytes_read": 640,
     }
@@ -289,8 +289,8 @@ async def test_a_tool_call_pauses_and_its_result_resumes(front) -> None:
         "promoted": 4,
         "demoted": 2,
         "seconds": 1.0,
-        "cut": 0,
-        "left_out": 0,
+        "truncated": 0,
+        "skipped": 0,
     }
     assert (await front.http.get(f"/v1/sessions/{session}")).json()["state"] == "idle"
 
@@ -305,9 +305,9 @@ async def test_a_turn_that_comes_early_says_what_share_was_scanned(front) -> Non
     await front.http.post(f"/v1/sessions/{session}/events", json=event)
     memory = (await front.http.post(f"/v1/sessions/{session}/turns", json={})).json()["memory"]
     assert [
-        (each["cut"], each["share_scanned"], each["in_pause"]) for each in memory["repairs"]
+        (each["truncated"], each["share_scanned"], each["in_pause"]) for each in memory["repairs"]
     ] == [(True, 0.5, False)]
-    assert (memory["repair"]["cut"], memory["repair"]["left_out"]) == (1, 1)
+    assert (memory["repair"]["truncated"], memory["repair"]["skipped"]) == (1, 1)
 
 
 async def test_a_turn_may_ask_for_repair_on_its_path(front) -> None:

@@ -17,7 +17,7 @@ from kvrecall.admin.archive.records import dumped
 from kvrecall.app.catalog import open_catalog
 from kvrecall.domain.errors import UnknownSession
 from kvrecall.domain.messages import Message, Sampling, ToolCall
-from kvrecall.domain.session import CallStatus
+from kvrecall.domain.tool_calls import CallStatus
 from kvrecall.domain.tool_events import ToolEvent, ToolEventType
 from kvrecall.domain.turn_request import TurnRequest
 from kvstore.format.codec import Codec

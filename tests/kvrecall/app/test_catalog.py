@@ -11,7 +11,8 @@ from kvrecall.app.catalog import open_catalog
 from kvrecall.app.errors import CannotServe
 from kvrecall.app.settings import Settings
 from kvrecall.domain.reports import MemoryReport
-from kvrecall.domain.session import Session, SessionSettings
+from kvrecall.domain.session import Session
+from kvrecall.domain.session_settings import SessionSettings
 from kvstore.settings import StoreSettings
 
 SESSION = Session("s", 1, SessionSettings(64, 8, "snapkv"), 1.0, 1.0, 0, MemoryReport())

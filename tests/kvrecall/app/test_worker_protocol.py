@@ -114,9 +114,11 @@ async def test_a_repair_that_is_hurried_says_how_far_it_came(
         whole = (await worker.repair(request)).report
         assert hurried.candidates == whole.candidates > 0
         assert (
-            hurried.scored_rows < hurried.candidates if hurried.cut else len(hurried.promoted) == 8
+            hurried.scored_rows < hurried.candidates
+            if hurried.truncated
+            else len(hurried.promoted) == 8
         )
-        assert (whole.cut, len(whole.promoted)) == (False, 8)
+        assert (whole.truncated, len(whole.promoted)) == (False, 8)
 
 
 async def test_texts_become_unit_vectors(worker_at: WorkerAt, tmp_path: Path) -> None:
@@ -171,7 +173,7 @@ async def test_what_the_worker_refuses_has_its_code(worker_at: WorkerAt, tmp_pat
                 "bad_episode",
                 wire.BuildEpisodesRequest(session="s", epoch=1, plans=[wire.EpisodePlan(id="a")]),
             ),
-            ("unknown_session", wire.BuildEpisodesRequest(session="nobody", epoch=1)),
+            ("session_not_open", wire.BuildEpisodesRequest(session="nobody", epoch=1)),
             ("stale_epoch", wire.BuildEpisodesRequest(session="s", epoch=9)),
         ]
         for code, request in cases:
@@ -224,7 +226,7 @@ async def test_closing_a_turn_early_cancels_it_and_an_open_rolls_it_back(
         # A session's turns follow each other: this one begins when that one has ended, and finds what it left.
         with pytest.raises(WorkerRefused, match="in the middle of a turn") as refused:
             await anext(worker.turn(speaking))
-        assert refused.value.code == "unknown_session"
+        assert refused.value.code == "session_not_open"
         await worker.drop(wire.DropRequest(session="s"))
         assert await talked(worker, method="snapkv") == said
         assert (await worker.memory("s")).length == len(said)
@@ -265,7 +267,7 @@ async def test_a_session_that_is_released_goes_on_when_it_is_opened_again(
         await worker.release(wire.ReleaseRequest(session="s", epoch=2))
         with pytest.raises(WorkerRefused) as refused:
             await worker.memory("s")
-        assert refused.value.code == "unknown_session"
+        assert refused.value.code == "session_not_open"
 
 
 async def test_after_closing_every_call_finds_the_worker_lost_or_refusing(

@@ -73,7 +73,7 @@ CUT = {
     "demoted": 30,
     "seconds": 0.25,
     "share_scanned": 0.5,
-    "cut": True,
+    "truncated": True,
 }
 WHOLE = {
     "trigger": "tool_result",
@@ -81,14 +81,14 @@ WHOLE = {
     "demoted": 0,
     "seconds": 0.012,
     "share_scanned": 1.0,
-    "cut": False,
+    "truncated": False,
 }
 
 
 def test_the_line_about_repairs_tells_signals_rows_time_and_how_far_they_came() -> None:
-    memory = {"repairs": [CUT, WHOLE], "repair": {"left_out": 1}}
+    memory = {"repairs": [CUT, WHOLE], "repair": {"skipped": 1}}
     assert repairs_line(memory) == (
-        "repaired on tool_call: 40 promoted, 30 demoted, 250 ms, 50% scanned, cut"
+        "repaired on tool_call: 40 promoted, 30 demoted, 250 ms, 50% scanned, truncated"
         " · tool_result: 24 promoted, 0 demoted, 12 ms, 100% scanned · 1 left out"
     )
 

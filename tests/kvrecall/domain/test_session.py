@@ -8,20 +8,12 @@ from hypothesis import strategies as st
 
 from kvrecall.domain.errors import IllegalTransition
 from kvrecall.domain.messages import ToolCall
+from kvrecall.domain.repairs import SIGNAL_CHARACTERS, due_repairs
 from kvrecall.domain.reports import MemoryReport
-from kvrecall.domain.session import (
-    SIGNAL_CHARACTERS,
-    TRANSITIONS,
-    CallStatus,
-    PendingCall,
-    RepairTrigger,
-    Session,
-    SessionEvent,
-    SessionSettings,
-    SessionState,
-    due_repairs,
-    next_state,
-)
+from kvrecall.domain.session import Session
+from kvrecall.domain.session_settings import RepairTrigger, SessionSettings
+from kvrecall.domain.state_machine import TRANSITIONS, SessionEvent, SessionState, next_state
+from kvrecall.domain.tool_calls import CallStatus, PendingCall
 
 ROLLBACKS = {
     SessionEvent.ROLLED_BACK_TO_IDLE: SessionState.IDLE,
@@ -56,7 +48,7 @@ def test_a_repair_starts_only_at_rest_and_a_pause_only_after_calls(
         history.append(event)
         if state is SessionState.PAUSED:
             began = {
-                SessionEvent.CALLS_MADE,
+                SessionEvent.CALLS_EMITTED,
                 SessionEvent.ROLLED_BACK_TO_PAUSE,
                 SessionEvent.REPAIR_ENDED_IN_PAUSE,
             }

@@ -16,7 +16,9 @@ from kvrecall.domain.errors import (
 from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.messages import Message, Sampling, ToolCall
 from kvrecall.domain.reports import MemoryReport
-from kvrecall.domain.session import CallStatus, PendingCall, RepairTrigger, Session, SessionSettings
+from kvrecall.domain.session import Session
+from kvrecall.domain.session_settings import RepairTrigger, SessionSettings
+from kvrecall.domain.tool_calls import CallStatus, PendingCall
 from kvrecall.domain.tool_events import timed_out
 from kvrecall.domain.turn_request import TurnPlan, TurnRequest, plan_turn
 
@@ -63,12 +65,12 @@ def test_results_come_first_and_in_call_order_whatever_order_they_were_sent_in()
         session(asked(0, "r0"), asked(1), asked(2)), told("c2", "r2"), told("c1", "r1"), HELLO
     )
     assert [message.content for message in planned.messages] == ["r0", "r1", "r2", "hello"]
-    assert planned.said == {"c2": "r2", "c1": "r1"}
+    assert planned.inline_results == {"c2": "r2", "c1": "r1"}
     assert planned.messages[0] == Message("tool", "r0", tool_call_id="c0", name="look")
 
 
 def test_a_result_that_an_event_brought_may_be_repeated_but_not_changed() -> None:
-    assert plan(session(asked(0, "r0")), told("c0", "r0")).said == {}
+    assert plan(session(asked(0, "r0")), told("c0", "r0")).inline_results == {}
     with pytest.raises(ResultConflict, match="another result"):
         plan(session(asked(0, "r0")), told("c0", "other"))
     with pytest.raises(ResultConflict, match="timed out"):

@@ -9,7 +9,8 @@ import pytest
 from kvrecall.app.redis import redis_client
 from kvrecall.domain.messages import Message, ToolCall
 from kvrecall.domain.reports import Fidelity, MemoryReport, RepairReport, TurnOutcome
-from kvrecall.domain.session import Session, SessionSettings, Turn
+from kvrecall.domain.session import Session, Turn
+from kvrecall.domain.session_settings import SessionSettings
 from services.catalog.base import Catalog, TurnCommit
 from services.catalog.redis.catalog import RedisCatalog
 from services.catalog.sqlite.catalog import SqliteCatalog
@@ -23,7 +24,7 @@ REPAIR = RepairReport(
     0.5,
     candidates=9,
     demoted=1,
-    cut=True,
+    truncated=True,
     hops=2,
     bytes_read=5,
     in_pause=True,

@@ -6,7 +6,8 @@ import pytest
 
 from kvrecall.domain.errors import CatalogError, StaleEpoch, UnknownEpisode, UnknownSession
 from kvrecall.domain.reports import EpisodeReport, MemoryReport, TurnOutcome
-from kvrecall.domain.session import EpisodeSettings, Session, SessionSettings, Turn
+from kvrecall.domain.session import Session, Turn
+from kvrecall.domain.session_settings import EpisodeSettings, SessionSettings
 from services.catalog.base import (
     BuildCommit,
     Catalog,
@@ -43,7 +44,7 @@ async def catalog(catalog: Catalog) -> Catalog:
 def turn(number: int, matched: str = "", active: str = "") -> TurnCommit:
     report = EpisodeReport(matched, 0.5, True, 20, 80, 1280, 0.01) if matched else None
     outcome = TurnOutcome(
-        "s", number, None, "remembered", 3, 0, MemoryReport(), (), {}, episode=report
+        "s", number, None, "appended", 3, 0, MemoryReport(), (), {}, episode=report
     )
     return TurnCommit(
         Turn("s", number, (), (1, 2, 3), outcome, (2, 1)), b"", matched=matched, active=active

@@ -7,8 +7,10 @@ import pytest
 
 from kvrecall.domain.errors import UnknownCall, UnknownEpisode, UnknownSession, UnknownTurn
 from kvrecall.domain.messages import ToolCall
+from kvrecall.domain.repairs import due_repairs
 from kvrecall.domain.reports import MemoryReport, RepairReport
-from kvrecall.domain.session import CallStatus, PendingCall, Session, SharedPages, due_repairs
+from kvrecall.domain.session import Session, SharedPages
+from kvrecall.domain.tool_calls import CallStatus, PendingCall
 from services.catalog.base import (
     BuildCommit,
     Catalog,
@@ -47,7 +49,10 @@ async def parent(
     await catalog.commit_turn(make_turn("parent", 1), 1, None)
     await catalog.commit_turn(make_turn("parent", 2, *calls), 1, None)
     third = replace(
-        make_turn("parent", 3, calls[0]), said={"a": "r", "b": "q"}, matched="1-1", active="1-1"
+        make_turn("parent", 3, calls[0]),
+        inline_results={"a": "r", "b": "q"},
+        matched="1-1",
+        active="1-1",
     )
     await catalog.commit_turn(third, 1, None)
     due = due_repairs(await catalog.session("parent"))
@@ -91,14 +96,17 @@ async def test_a_fork_at_an_earlier_turn_has_its_calls_as_they_were_made(
     child = child_of(parent, turns=2, calls=made, repairs=(), output_due=0)
     await catalog.fork(ForkCommit(child, "parent", 2, b""), None)
     found = await catalog.session("child")
-    assert replace(found, calls=tuple(replace(call, heard_at=0.0) for call in found.calls)) == child
+    assert (
+        replace(found, calls=tuple(replace(call, last_event_at=0.0) for call in found.calls))
+        == child
+    )
     assert [turn.number for turn in await catalog.turns("child", 0, 9)] == [1, 2]
     assert await catalog.repairs("child", 9) == []
     assert (await catalog.episodes("child"), await catalog.segments("child")) == (EpisodeSet(), [])
     with pytest.raises(UnknownEpisode):
         await catalog.built_episode("child", "1-1")
     assert await catalog.call("child", "a") == found.calls[0]
-    assert "child" in await catalog.silent(found.calls[0].heard_at)
+    assert "child" in await catalog.silent(found.calls[0].last_event_at)
 
 
 async def test_a_fork_at_a_turn_without_calls_waits_for_none(
@@ -116,7 +124,7 @@ async def test_parent_and_child_go_their_own_ways(
 ) -> None:
     await catalog.fork(ForkCommit(child_of(parent), "parent", 3, b""), None)
     await catalog.commit_turn(
-        replace(make_turn("child", 4), said={"a": "child"}, matched="1-1"), 1, None
+        replace(make_turn("child", 4), inline_results={"a": "child"}, matched="1-1"), 1, None
     )
     assert (await catalog.session("parent")).calls == parent.calls
     assert (await catalog.call("child", "a")).result == "child"
@@ -133,9 +141,11 @@ async def test_an_earlier_fork_goes_on_from_its_turn(
 ) -> None:
     child = child_of(parent, turns=2, calls=(), repairs=(), output_due=0)
     await catalog.fork(ForkCommit(child, "parent", 2, b""), None)
-    await catalog.commit_turn(replace(make_turn("child", 3), said={"a": "x", "b": "y"}), 1, None)
+    await catalog.commit_turn(
+        replace(make_turn("child", 3), inline_results={"a": "x", "b": "y"}), 1, None
+    )
     said = await catalog.call("child", "b")
-    assert (said.result, said.said, said.status) == ("y", 3, CallStatus.COMPLETED)
+    assert (said.result, said.consumed_in_turn, said.status) == ("y", 3, CallStatus.COMPLETED)
     assert (await catalog.call("parent", "b")).result == "q"
 
 

@@ -7,8 +7,12 @@ import pytest
 
 from kvrecall.domain.errors import UnknownSession
 from kvrecall.domain.messages import ToolCall
+from kvrecall.domain.repairs import due_repairs
 from kvrecall.domain.reports import MemoryReport, RepairReport
-from kvrecall.domain.session import CallStatus, RepairTrigger, Session, SessionState, due_repairs
+from kvrecall.domain.session import Session
+from kvrecall.domain.session_settings import RepairTrigger
+from kvrecall.domain.state_machine import SessionState
+from kvrecall.domain.tool_calls import CallStatus
 from services.catalog.base import REPAIRS_KEPT, Catalog, RepairCommit, RepairDetails, TurnCommit
 
 MakeSession = Callable[..., Session]
@@ -24,12 +28,14 @@ async def test_a_turn_with_calls_begins_a_pause_and_the_next_turn_ends_it(
     await catalog.create(make_session("s"), b"", None)
     await catalog.commit_turn(make_turn("s", 1, *calls), 1, None)
     session = await catalog.session("s")
-    assert session.resting_state is SessionState.PAUSED
+    assert session.committed_state is SessionState.PAUSED
     assert [made.call for made in session.outstanding] == list(calls)
-    await catalog.commit_turn(replace(make_turn("s", 2), said={"a": "r", "b": "q"}), 1, None)
+    await catalog.commit_turn(
+        replace(make_turn("s", 2), inline_results={"a": "r", "b": "q"}), 1, None
+    )
     assert (await catalog.session("s")).calls == ()
     said = await catalog.call("s", "b")
-    assert (said.status, said.result, said.said) == (CallStatus.COMPLETED, "q", 2)
+    assert (said.status, said.result, said.consumed_in_turn) == (CallStatus.COMPLETED, "q", 2)
 
 
 async def test_a_repair_and_a_report_of_the_same_call_do_not_undo_each_other(
@@ -50,7 +56,9 @@ async def test_a_repair_and_a_report_of_the_same_call_do_not_undo_each_other(
     await catalog.commit_call("s", reported, 1, None)
     after = await catalog.session("s")
     signal = reported.call.signal
-    assert after.calls[0] == replace(reported, call_signal=signal, heard_at=after.calls[0].heard_at)
+    assert after.calls[0] == replace(
+        reported, call_signal=signal, last_event_at=after.calls[0].last_event_at
+    )
     assert (after.repairs, await catalog.worker_state("s")) == ((repair,), b"repaired")
     assert [due.position for due in due_repairs(after)] == [1, -1]
 
@@ -97,9 +105,9 @@ async def test_a_call_comes_back_as_it_was_reported(
     told = replace(made, started=True, arguments='{"n": 3}', pieces={0: "é", 2: "\0"}, delta_due=1)
     await catalog.commit_call("s", told, 1, None)
     found = await catalog.call("s", "b")
-    assert found == replace(told, heard_at=found.heard_at)
+    assert found == replace(told, last_event_at=found.last_event_at)
     assert (found.partial, found.running.arguments, found.call) == ("é", '{"n": 3}', calls[1])
-    assert found.heard_at >= made.heard_at > 0
+    assert found.last_event_at >= made.last_event_at > 0
 
 
 async def test_each_kind_of_repair_marks_its_own_signal_as_used(
@@ -206,7 +214,7 @@ async def test_silent_calls_are_those_that_wait_and_were_not_heard_of(
     await catalog.commit_call(
         "answered", replace(call, status=CallStatus.FAILED, result="no", batch=1), 1, None
     )
-    await catalog.commit_turn(replace(make_turn("said", 2), said={"a": "r"}), 1, None)
-    heard_at = (await catalog.session("s")).calls[0].heard_at
-    assert await catalog.silent(heard_at) == ["s"]
-    assert await catalog.silent(heard_at - 0.001) == []
+    await catalog.commit_turn(replace(make_turn("said", 2), inline_results={"a": "r"}), 1, None)
+    last_event_at = (await catalog.session("s")).calls[0].last_event_at
+    assert await catalog.silent(last_event_at) == ["s"]
+    assert await catalog.silent(last_event_at - 0.001) == []

@@ -14,8 +14,9 @@ from redis import ResponseError
 
 from kvrecall.domain.errors import CatalogError, CatalogVersion, UnknownSession
 from kvrecall.domain.messages import ToolCall
+from kvrecall.domain.repairs import due_repairs
 from kvrecall.domain.reports import RepairReport
-from kvrecall.domain.session import Session, due_repairs
+from kvrecall.domain.session import Session
 from services.catalog.base import (
     EpisodeSet,
     ForkCommit,

@@ -15,8 +15,12 @@ from kvrecall.domain.errors import (
     UnknownSession,
 )
 from kvrecall.domain.messages import ToolCall
+from kvrecall.domain.repairs import due_repairs
 from kvrecall.domain.reports import MemoryReport, RepairReport
-from kvrecall.domain.session import CallStatus, RepairTrigger, Session, SessionState, due_repairs
+from kvrecall.domain.session import Session
+from kvrecall.domain.session_settings import RepairTrigger
+from kvrecall.domain.state_machine import SessionState
+from kvrecall.domain.tool_calls import CallStatus
 from services.catalog.base import (
     Catalog,
     IdempotencyKey,
@@ -54,7 +58,11 @@ async def test_a_turn_comes_back_as_it_was_committed(
     assert await catalog.turns("s", 0, 10) == [make_turn("s", 1).turn, make_turn("s", 2).turn]
     assert await catalog.turns("s", 1, 10) == [make_turn("s", 2).turn]
     session = await catalog.session("s")
-    assert (session.turns, session.memory, session.resting_state) == (2, memory, SessionState.IDLE)
+    assert (session.turns, session.memory, session.committed_state) == (
+        2,
+        memory,
+        SessionState.IDLE,
+    )
     assert await catalog.worker_state("s") == b"state 2"
 
 
@@ -251,7 +259,7 @@ async def test_a_session_from_elsewhere_is_as_it_was_there(
     await catalog.create(make_session("s"), b"", None)
     await catalog.commit_turn(make_turn("s", 1, *calls), 1, None)
     await catalog.commit_turn(
-        replace(make_turn("s", 2, calls[0]), said={"a": "r", "b": "q"}), 1, None
+        replace(make_turn("s", 2, calls[0]), inline_results={"a": "r", "b": "q"}), 1, None
     )
     due = due_repairs(await catalog.session("s"))
     await catalog.commit_repair("s", RepairCommit(due[0], b"repaired", repair), 1)

@@ -84,7 +84,8 @@ from pathlib import Path
 from services.catalog.base import TurnCommit
 from kvrecall.domain.messages import Message, ToolCall
 from kvrecall.domain.reports import MemoryReport, TurnOutcome
-from kvrecall.domain.session import Session, SessionSettings, Turn
+from kvrecall.domain.session import Session, Turn
+from kvrecall.domain.session_settings import SessionSettings
 from services.catalog.sqlite.catalog import SqliteCatalog
 
 async def main():

@@ -180,7 +180,7 @@ async def test_a_fork_is_where_its_parent_is(cluster: Cluster) -> None:
 async def test_a_session_that_this_gateway_never_opened_is_unknown_to_it(cluster: Cluster) -> None:
     with pytest.raises(WorkerRefused) as refused:
         await cluster.fleet.memory("s")
-    assert refused.value.code == "unknown_session"
+    assert refused.value.code == "session_not_open"
 
 
 async def test_the_owner_is_chosen_while_it_takes_sessions(cluster: Cluster) -> None:

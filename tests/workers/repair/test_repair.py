@@ -97,7 +97,7 @@ def test_a_second_repair_replaces_the_first(
         == Selection.of_slot(other.engine.cache, other.engine.session("s").slot).to_bytes()
     )
     assert second.report.scored_rows == second.report.candidates > 0
-    assert not second.report.cut
+    assert not second.report.truncated
     worker.check()
 
 
@@ -269,7 +269,7 @@ def test_a_repair_that_is_hurried_takes_what_it_has_found_so_far(
     signal = worker.engine.tokenizer.encode(words(6, seed=1))
     report = drive(run_repair(worker.engine, session, signal, "tool_result", hurried))
     session.unsettled = False
-    assert report.cut or report.scored_rows == report.candidates
+    assert report.truncated or report.scored_rows == report.candidates
     assert len(report.promoted) == min(20, report.scored_rows)
     now = worker.memory()
     assert now.promoted_rows == len(report.promoted)
@@ -289,7 +289,7 @@ def test_a_repair_that_is_cut_short_leaves_what_an_earlier_one_brought(
     held = Selection.of_slot(worker.engine.cache, session.slot).to_bytes()
     report = drive(run_repair(worker.engine, session, [5, 6, 7], "tool_result", lambda: True))
     session.unsettled = False
-    assert report.cut
+    assert report.truncated
     assert not report.scored_rows
     assert not report.promoted
     assert Selection.of_slot(worker.engine.cache, session.slot).to_bytes() == held
@@ -301,9 +301,9 @@ def test_a_deadline_that_is_over_ends_a_repair(
     worker = make_worker(block_tokens=64, recent=8)
     opened(worker, words)
     late = worker.repair("s", text=words(6, seed=1), seconds=1e-9)
-    assert late.report.cut
+    assert late.report.truncated
     assert late.report.scored_rows < late.report.candidates
-    assert not worker.repair("s", text=words(6, seed=1), seconds=600).report.cut
+    assert not worker.repair("s", text=words(6, seed=1), seconds=600).report.truncated
     assert not deadline(0)()
     assert deadline(1e-9)()
 

@@ -107,7 +107,7 @@ async def test_a_refusal_has_a_status_our_code_and_a_message(served: Callable[..
         status, code, message = await refusal(
             each.stub.Memory(wire.MemoryRequest(session="nobody"))
         )
-        assert (status, code) == (grpc.StatusCode.NOT_FOUND, "unknown_session")
+        assert (status, code) == (grpc.StatusCode.NOT_FOUND, "session_not_open")
         assert "nobody" in message
         spec = wire.SessionSpec(session="s2", epoch=1, method="none such", budget=64)
         status, code, _ = await refusal(each.stub.Open(wire.OpenRequest(spec=spec)))
@@ -119,7 +119,7 @@ async def test_a_message_too_long_for_trailers_is_cut(served: Callable[..., Any]
         status, code, message = await refusal(
             each.stub.Memory(wire.MemoryRequest(session="ü" * 50_000))
         )
-        assert (status, code) == (grpc.StatusCode.NOT_FOUND, "unknown_session")
+        assert (status, code) == (grpc.StatusCode.NOT_FOUND, "session_not_open")
         assert "ü" * 900 in message
 
 

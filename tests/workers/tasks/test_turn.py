@@ -102,7 +102,7 @@ def test_a_turn_may_only_remember(
     worker = make_worker()
     worker.open()
     done = worker.turn("s", words(20), generate=False)
-    assert done.finish_reason == "remembered"
+    assert done.finish_reason == "appended"
     assert not done.HasField("message")
     assert done.memory.length == done.prompt_tokens == len(done.token_ids)
 

@@ -1,0 +1,87 @@
+"""The settings that are fixed when a session is created."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Literal
+
+
+class RepairTrigger(StrEnum):
+    """What a repair is conditioned on: its signal.
+
+    A call's name and arguments, a tool's output so far, tool results, the answer that was said last, or the messages
+    of a turn, before they are prefilled.
+    """
+
+    TOOL_CALL = "tool_call"
+    TOOL_DELTA = "tool_delta"
+    TOOL_RESULT = "tool_result"
+    LAST_OUTPUT = "last_output"
+    TURN = "turn"
+
+
+DEFAULT_REPAIR_ON = frozenset(
+    {RepairTrigger.TOOL_CALL, RepairTrigger.TOOL_DELTA, RepairTrigger.TOOL_RESULT}
+)
+
+
+LayerBudgets = Literal["uniform", "pyramid", "sensitivity"]
+"""How a session's budget is split over the layers."""
+RepairScan = Literal["exact", "bounded", "summary"]
+"""How a repair finds its candidates among the evicted rows."""
+EpisodeCount = int | Literal["auto"]
+EpisodeBuild = Literal["one_pass", "per_episode"]
+
+
+@dataclass(frozen=True)
+class EpisodeSettings:
+    """How a session's episodes are made: segments of so many utterances, clustered into `count` episodes.
+
+    A patched prompt takes about `medoid_utterances`. `one_pass` scores the stored rows for all episodes together;
+    `per_episode` prefills the whole log once for each (EpiCache's own way). Episodes are built again when the
+    conversation has grown by the share `rebuild_growth`.
+    """
+
+    count: EpisodeCount = 4
+    segment_utterances: int = 4
+    medoid_utterances: int = 8
+    build: EpisodeBuild = "one_pass"
+    rebuild_growth: float = 0.25
+
+
+@dataclass(frozen=True)
+class ForkOrigin:
+    """Where a session began: at the end of turn `turn` of `session`, which may be gone since."""
+
+    session: str
+    turn: int
+
+
+@dataclass(frozen=True)
+class SessionSettings:
+    """What is fixed when a session is created. `method_settings`, `repair_settings` and each tool are JSON objects.
+
+    Without `episodes` there are none; without `layer_budgets` the method's own way of splitting is taken, without
+    `repair_scan` the worker's. `repair_seconds` is the most that one repair may take; None: as long as it needs.
+    `tenant` is whose session it is: rows are shared, and counted, within a tenant. `forked_from` is set for a fork.
+    """
+
+    budget: int
+    repair_rows: int
+    method: str
+    repair_on: frozenset[RepairTrigger] = DEFAULT_REPAIR_ON
+    method_settings: str = "{}"
+    seed: int = 0
+    tools: tuple[str, ...] = ()
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    episodes: EpisodeSettings | None = None
+    layer_budgets: LayerBudgets | None = None
+    repair_scan: RepairScan | None = None
+    repair_settings: str = "{}"
+    repair_seconds: float | None = None
+    tenant: str = ""
+    forked_from: ForkOrigin | None = None
+
+    def repairs_on(self, trigger: RepairTrigger) -> bool:
+        """Whether the session repairs on `trigger`: asked for, and with rows to promote into."""
+        return self.repair_rows > 0 and trigger in self.repair_on

@@ -1,0 +1,36 @@
+"""A worker's model, shape and limits, as it describes itself."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class MethodInfo:
+    """An eviction method, or repair. `settings_schema` is the JSON schema of its settings.
+
+    `episodes`: evictions observe with the active episode's prompt, so a session may have episodes.
+    """
+
+    name: str
+    summary: str = ""
+    settings_schema: str = "{}"
+    episodes: bool = False
+
+
+@dataclass(frozen=True)
+class WorkerInfo:
+    """Facts that are fixed while a worker lives; budgets in rows, `block_tokens` and `page_tokens` in tokens."""
+
+    model: str
+    fingerprint: str
+    layers: int
+    kv_heads: int
+    head_dim: int
+    slots: int
+    min_budget: int
+    max_budget: int
+    block_tokens: int
+    max_context: int
+    page_tokens: int
+    token_bytes: int
+    methods: tuple[MethodInfo, ...]
+    repair: MethodInfo | None

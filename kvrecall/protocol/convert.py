@@ -1,0 +1,160 @@
+"""Conversion between domain values and the wire's messages: the only place where both meet."""
+
+from collections.abc import Iterable
+
+from kvrecall.domain.messages import Message, Sampling, ToolCall
+from kvrecall.domain.reports import EpisodeReport, Fidelity, MemoryReport, RepairReport
+from kvrecall.domain.session import Session
+from kvrecall.domain.worker_info import MethodInfo, WorkerInfo
+from kvrecall.protocol.v1 import worker_pb2 as wire
+
+
+def message_to_wire(message: Message) -> wire.Message:
+    """The message as a worker reads it."""
+    return wire.Message(
+        role=message.role,
+        content=message.content,
+        tool_calls=[call_to_wire(call) for call in message.tool_calls],
+        tool_call_id=message.tool_call_id,
+        name=message.name,
+    )
+
+
+def message_from_wire(message: wire.Message) -> Message:
+    """The message that a worker gave."""
+    return Message(
+        role=message.role,
+        content=message.content,
+        tool_calls=tuple(call_from_wire(call) for call in message.tool_calls),
+        tool_call_id=message.tool_call_id,
+        name=message.name,
+    )
+
+
+def call_to_wire(call: ToolCall) -> wire.ToolCall:
+    """The tool call as a worker reads it."""
+    return wire.ToolCall(id=call.id, name=call.name, arguments=call.arguments)
+
+
+def call_from_wire(call: wire.ToolCall) -> ToolCall:
+    """The tool call that a worker parsed."""
+    return ToolCall(id=call.id, name=call.name, arguments=call.arguments)
+
+
+def sampling_to_wire(sampling: Sampling) -> wire.Sampling:
+    """The sampling parameters as a worker reads them."""
+    return wire.Sampling(
+        max_tokens=sampling.max_tokens,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        seed=sampling.seed,
+        stop=sampling.stop,
+    )
+
+
+def session_spec_to_wire(session: Session, epoch: int) -> wire.SessionSpec:
+    """The session's settings as a worker reads them, under `epoch`."""
+    settings = session.settings
+    return wire.SessionSpec(
+        session=session.id,
+        epoch=epoch,
+        budget=settings.budget,
+        repair_rows=settings.repair_rows,
+        method=settings.method,
+        method_settings=settings.method_settings,
+        seed=settings.seed,
+        tools=settings.tools,
+        layer_budgets=settings.layer_budgets or "",
+        repair_settings=settings.repair_settings,
+        repair_scan=settings.repair_scan or "",
+        shared=[wire.SharedPages(owner=each.owner, pages=each.pages) for each in session.shared],
+    )
+
+
+def repair_from_wire(report: wire.RepairReport, in_pause: bool = False) -> RepairReport:
+    """The worker's report of one repair."""
+    return RepairReport(
+        trigger=report.trigger,
+        signal_tokens=report.signal_tokens,
+        scored_rows=report.scored_rows,
+        promoted=len(report.promoted),
+        seconds=report.seconds,
+        candidates=report.candidates,
+        demoted=report.demoted_rows,
+        truncated=report.truncated,
+        hops=report.hops,
+        bytes_read=report.bytes_read,
+        in_pause=in_pause,
+    )
+
+
+def episode_from_wire(episode: str, similarity: float, done: wire.TurnDone) -> EpisodeReport:
+    """What a turn that was matched with `episode` reports of it."""
+    if not done.HasField("switched"):
+        return EpisodeReport(episode, similarity)
+    moved = done.switched
+    return EpisodeReport(
+        episode,
+        similarity,
+        True,
+        moved.rows_moved,
+        moved.rows_kept,
+        moved.bytes_moved,
+        moved.seconds,
+    )
+
+
+def memory_from_wire(report: wire.MemoryReport) -> MemoryReport:
+    """The worker's report of what a session holds."""
+    return MemoryReport(
+        length=report.length,
+        budget=report.budget,
+        active_rows=_largest(report.active_rows),
+        peak_rows=_largest(report.peak_rows),
+        bound_rows=_largest(report.bound_rows),
+        active_bytes=report.active_bytes,
+        evicted_rows=report.evicted_rows,
+        promoted_rows=report.promoted_rows,
+        layer_active_rows=tuple(report.active_rows),
+        layer_peak_rows=tuple(report.peak_rows),
+        layer_bound_rows=tuple(report.bound_rows),
+        tier_bytes=dict(report.tier_bytes),
+        in_slot=report.in_slot,
+    )
+
+
+def fidelity_from_wire(done: wire.TurnDone) -> Fidelity | None:
+    """The divergence that the turn asked for, if it did."""
+    if not done.HasField("fidelity"):
+        return None
+    return Fidelity(done.fidelity.tokens, done.fidelity.kl_mean, done.fidelity.top1_agreement)
+
+
+def worker_info_from_wire(info: wire.WorkerInfo) -> WorkerInfo:
+    """A worker's model, shape and limits."""
+    return WorkerInfo(
+        model=info.model,
+        fingerprint=info.fingerprint,
+        layers=info.layers,
+        kv_heads=info.kv_heads,
+        head_dim=info.head_dim,
+        slots=info.slots,
+        min_budget=info.min_budget,
+        max_budget=info.max_budget,
+        block_tokens=info.block_tokens,
+        max_context=info.max_context,
+        page_tokens=info.page_tokens,
+        token_bytes=info.token_bytes,
+        methods=tuple(method_info_from_wire(method) for method in info.methods),
+        repair=method_info_from_wire(info.repair) if info.HasField("repair") else None,
+    )
+
+
+def method_info_from_wire(method: wire.MethodInfo) -> MethodInfo:
+    """An eviction method, or repair, with the JSON schema of its settings."""
+    return MethodInfo(method.name, method.summary, method.settings_schema, method.episodes)
+
+
+def _largest(rows: Iterable[int]) -> int:
+    return max(rows, default=0)
