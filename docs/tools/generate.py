@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import cli_page
+import errors_page
+import house_page
 import modules_page
 import rest_page
 import settings_page
@@ -31,6 +33,8 @@ PAGES: Mapping[str, Callable[[], str]] = {
     "rest.md": lambda: NOTICE + rest_page.build(rest_page.describe_api(ROOT)),
     "cli.md": lambda: NOTICE + cli_page.build(),
     "settings.md": lambda: NOTICE + settings_page.build(),
+    "errors.md": lambda: NOTICE + errors_page.build(),
+    "house.md": lambda: NOTICE + house_page.build(ROOT),
     "modules.md": lambda: NOTICE + modules_page.build(ROOT),
 }
 

@@ -107,7 +107,12 @@ def describe_field(schema: Json) -> str:
     """Description and bounds of a field or a parameter."""
     inner = schema.get("schema", schema)
     choices = [inner, *inner.get("anyOf", ())]
-    bounds = [f"{sign} {each[name]}" for each in choices for name, sign in BOUNDS if name in each]
+    bounds = [
+        f"{sign} {int(each[name]) if each[name] == int(each[name]) else each[name]}"
+        for each in choices
+        for name, sign in BOUNDS
+        if name in each
+    ]
     text = schema.get("description") or inner.get("description") or ""
     return " ".join([text, f"({', '.join(bounds)})"] if bounds else [text]).strip()
 
