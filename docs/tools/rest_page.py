@@ -108,13 +108,18 @@ def describe_field(schema: Json) -> str:
     inner = schema.get("schema", schema)
     choices = [inner, *inner.get("anyOf", ())]
     bounds = [
-        f"{sign} {int(each[name]) if each[name] == int(each[name]) else each[name]}"
+        f"{sign} {to_number(each[name])}"
         for each in choices
         for name, sign in BOUNDS
         if name in each
     ]
     text = schema.get("description") or inner.get("description") or ""
     return " ".join([text, f"({', '.join(bounds)})"] if bounds else [text]).strip()
+
+
+def to_number(value: float) -> str:
+    """A bound without a fraction of zero."""
+    return str(int(value) if value == int(value) else value)
 
 
 BOUNDS = (
