@@ -1,6 +1,7 @@
 """Markdown tables, and types in the words that the command line uses."""
 
 from collections.abc import Iterable, Sequence
+from enum import EnumType
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -40,6 +41,8 @@ def describe_type(annotation: Any) -> str:
         return " or ".join(describe_type(each) for each in arguments if each is not NoneType)
     if kind is Literal:
         return ", ".join(f"`{each}`" for each in arguments)
+    if isinstance(annotation, EnumType):
+        return ", ".join(f"`{member.value}`" for member in annotation)
     if kind in (list, tuple):
         return f"{describe_type(arguments[0])}, repeatable"
     return TYPES.get(annotation) or getattr(annotation, "__name__", str(annotation)).lower()
