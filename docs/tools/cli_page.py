@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Iterator
+from importlib import import_module
 from typing import Annotated, Any, get_args, get_origin
 
 import typer
@@ -17,10 +18,16 @@ also come from the environment: see [Settings](settings.md).
 
 def build() -> str:
     """The page's text."""
-    from kvrecall.cli import app
-
-    sections = [describe_command(name, callback) for name, callback in commands(app, "kvrecall")]
+    sections = [describe_command(*each) for each in commands(load_app(), "kvrecall")]
     return "\n".join([INTRODUCTION, *sections])
+
+
+def load_app() -> typer.Typer:
+    """The Typer application, of the package or of its module of commands."""
+    package = import_module("kvrecall.cli")
+    app = getattr(package, "app", None) or import_module("kvrecall.cli.commands").app
+    assert isinstance(app, typer.Typer)
+    return app
 
 
 def commands(app: typer.Typer, prefix: str) -> Iterator[tuple[str, Any]]:

@@ -13,7 +13,7 @@ API = json.loads((ROOT / "docs" / "reference" / "openapi.json").read_text(encodi
 PAGES = [
     "README.md",
     "docs/quickstart.md",
-    *(f"docs/how-to/{n.name}" for n in (ROOT / "docs/how-to").glob("*.md")),
+    *(f"docs/how-to/{n.name}" for n in sorted((ROOT / "docs/how-to").glob("*.md"))),
 ]
 
 
