@@ -37,7 +37,7 @@ class ActiveSession:
 
     @property
     def needs_reopen(self) -> bool:
-        """Whether the worker may hold something else than what was committed."""
+        """True when the worker may hold something else than what was committed."""
         return self._dirty or self.claim.epoch is None
 
     @needs_reopen.setter
@@ -46,12 +46,12 @@ class ActiveSession:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing in this process changes the session's state; another process may."""
+        """True when nothing in this process changes the session's state; another process may."""
         return self.state in (SessionState.IDLE, SessionState.PAUSED)
 
     @property
     def in_turn(self) -> bool:
-        """Whether a turn runs that is not committed."""
+        """True while a turn runs that is not committed."""
         return self.state in (SessionState.PREFILLING, SessionState.DECODING)
 
     def advance(self, event: SessionEvent) -> None:

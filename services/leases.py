@@ -143,7 +143,7 @@ class Leases:
                 except UnknownSession:
                     return  # deleted: the next write fails
                 except ServiceError:
-                    continue  # the catalog cannot be asked now: the epoch says who may write
+                    continue  # the catalog is unreachable: the epoch decides who may write
                 else:
                     claim.lost = known is not None and lease.epoch != known
         claim.epoch = None

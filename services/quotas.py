@@ -1,4 +1,7 @@
-"""Isolation of tenants and their token quotas. The tenant's name comes from a trusted proxy in front."""
+"""Isolation of tenants, and their token quotas.
+
+The tenant's name comes from a trusted proxy in front of the service.
+"""
 
 from kvrecall.domain.errors import QuotaExceeded, UnknownSession
 from kvrecall.domain.events import EventBus, QuotaReached

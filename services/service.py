@@ -89,7 +89,7 @@ class SessionService:
 
     @property
     def ready(self) -> bool:
-        """Whether new work is accepted."""
+        """True while new work is accepted."""
         return self._accepting
 
     @property

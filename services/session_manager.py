@@ -162,7 +162,7 @@ class SessionManager:
                 return await self._open(live, worker, session)
 
     def can_retry_elsewhere(self, session: str, lost: Sequence[str], error: ServiceError) -> bool:
-        """Whether a request that failed with `error` may be tried in a worker other than those in `lost`."""
+        """Return whether a request that failed with `error` may be tried in a worker outside `lost`."""
         if len(lost) >= MAX_ATTEMPTS or error.code not in _WORTH_ANOTHER_WORKER:
             return False
         try:

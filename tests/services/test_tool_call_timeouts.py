@@ -13,7 +13,7 @@ from kvrecall.domain.tool_calls import CallStatus
 from kvrecall.domain.tool_events import ToolEvent, ToolEventType
 
 HELLO = Message("user", "hello")
-GIVEN_UP = "no result: nothing was heard of this tool call for 0.2 seconds, and it was given up"
+GIVEN_UP = "no result: this tool call timed out after 0.2 seconds without an event"
 
 
 @pytest.fixture
