@@ -6,7 +6,7 @@ FILE   ?=
 FAULTS ?= 500
 SEED   ?= 1
 
-.PHONY: demo test lint types unit faults proto clean
+.PHONY: demo test lint docs types unit faults proto clean
 
 demo: $(VENV)/.run
 	$(BIN)/kvrecall demo $(if $(FILE),--file "$(FILE)")
@@ -17,6 +17,11 @@ lint: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
+
+# Generated pages of docs/reference, then the site. Tests check that the former are current and that the latter builds.
+docs: $(VENV)/.test
+	$(BIN)/python docs/tools/generate.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 types: $(VENV)/.test
 	$(BIN)/mypy
@@ -47,7 +52,7 @@ $(VENV)/.run: $(VENV)/.torch pyproject.toml
 	touch $@
 
 $(VENV)/.test: $(VENV)/.run pyproject.toml
-	$(BIN)/pip install --quiet -c constraints.txt -e '.[test]'
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[test,docs]'
 	touch $@
 
 clean:

@@ -31,7 +31,7 @@ from kvrecall.domain.turn_request import TurnRequest
 from kvrecall.reporting.results import Row, bootstrap, quality_row, results_of, speed_row
 from reference import MODEL_PATH
 from reference.conversation import Conversation, exchange_messages, generate
-from services.forks import NewFork
+from services.forks import ForkRequest
 from services.service import SessionService
 from workers.engine.settings import WorkerSettings
 
@@ -213,12 +213,12 @@ async def fork_in_service(
     service = await build_service(settings)
     await service.start()
     for _ in range(WARM_FORKS):
-        await service.delete((await service.fork(session, NewFork())).id)
+        await service.delete((await service.fork(session, ForkRequest())).id)
     before = await tier_bytes(service)
     seconds = []
     for _ in range(plan.forks):
         started = time.perf_counter()
-        await service.fork(session, NewFork())
+        await service.fork(session, ForkRequest())
         seconds.append(time.perf_counter() - started)
     after = await tier_bytes(service)
     await service.stop()

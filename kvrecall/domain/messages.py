@@ -49,7 +49,7 @@ class Message:
 
 @dataclass(frozen=True)
 class Sampling:
-    """How the next token is chosen. Temperature 0 is greedy; top_p 0 and top_k 0 are off."""
+    """Sampling parameters of a turn. Temperature 0 is greedy; top_p 0 and top_k 0 are off."""
 
     max_tokens: int
     temperature: float = 0.0

@@ -160,7 +160,7 @@ BAD_BODIES = [
         {"messages": [USER], "fidelity": {"against": "x"}},
         422,
         "invalid_request",
-        {"field": "fidelity.against"},
+        {"field": "logprobs.compare_with"},
     ),
     (
         TURNS,

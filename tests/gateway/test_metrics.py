@@ -92,8 +92,8 @@ async def test_pauses_that_time_out_are_counted(front) -> None:
     session = await front.session()
     front.worker.script = [[wire.ToolCall(id="c1", name="f", arguments="{}")]]
     await front.say(session)
-    front.service._pause_limit._seconds = 0.0
-    await front.service._pause_limit.sweep()
+    front.service._timeouts._seconds = 0.0
+    await front.service._timeouts.sweep()
     assert (await scrape(front))["kvrecall_pauses_timed_out_total",] == 1
     shown = (await front.http.get(f"/v1/sessions/{session}")).json()
     assert [call["status"] for call in shown["pending_calls"]] == ["timed_out"]
@@ -123,7 +123,7 @@ async def test_switches_and_what_they_move_are_counted(front) -> None:
 async def rested(session: str) -> None:
     """Wait until nothing is done in a session in the background."""
     for task in asyncio.all_tasks():
-        if task.get_name() == f"rest of {session}":
+        if task.get_name() == f"background {session}":
             await task
 
 
@@ -135,7 +135,7 @@ async def test_failures_are_counted_by_their_code(front) -> None:
     front.worker.faults["repair"] = WorkerLost("gone")
     await front.say(session)
     await asyncio.wait(
-        [task for task in asyncio.all_tasks() if task.get_name().startswith("rest of")]
+        [task for task in asyncio.all_tasks() if task.get_name().startswith("background ")]
         or [asyncio.create_task(asyncio.sleep(0))]
     )
     samples = await scrape(front)

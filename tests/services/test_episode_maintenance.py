@@ -31,7 +31,7 @@ def chat(harness) -> Chat:
             harness.worker.script = [text]
             await harness.say(session, Message("user", text))
             if wait:
-                await harness.resolve_settings(session)
+                await harness.wait_until_idle(session)
 
     return say
 
@@ -137,7 +137,7 @@ async def test_new_segments_join_the_nearest_episode_until_it_is_time_to_build_a
 async def test_every_segment_is_embedded_once_and_few_at_a_time(harness, session: str) -> None:
     said = [Message(("user", "assistant")[n % 2], f"word{n} {TEA}") for n in range(200)]
     await harness.say(session, *said, generate=False)
-    await harness.resolve_settings(session)
+    await harness.wait_until_idle(session)
     assert [len(texts) for texts in harness.worker.embedded] == [32, 32, 32, 4]
     texts = [text for batch in harness.worker.embedded for text in batch]
     assert texts == [f"{said[n].content}\n{said[n + 1].content}" for n in range(0, 200, 2)]
@@ -151,7 +151,7 @@ async def test_utterances_that_are_no_whole_segment_yet_wait_for_the_next(harnes
     for text in ("a", "b", "c", "d", "e"):
         harness.worker.script = [text.upper()]
         await harness.say(session, Message("user", text))
-        await harness.resolve_settings(session)
+        await harness.wait_until_idle(session)
     assert [text for batch in harness.worker.embedded for text in batch] == [
         "a\nA\nb",
         "B\nc\nC",
@@ -165,7 +165,7 @@ async def test_a_turn_breaks_a_build_off_and_it_is_done_later(
     await building(harness, chat, session)
     await asyncio.wait_for(harness.say(session, Message("user", TEA)), 5)
     harness.worker.gates["build"].set()
-    await harness.resolve_settings(session)
+    await harness.wait_until_idle(session)
     assert len(harness.worker.builds) == 1
     assert (await harness.catalog.episodes(session)).built_segments == 5
 
@@ -178,7 +178,7 @@ async def test_a_turn_that_fails_leaves_a_build_to_be_done_as_well(
     with pytest.raises(WorkerLost):
         await harness.say(session, Message("user", TEA))
     harness.worker.gates["build"].set()
-    await harness.resolve_settings(session)
+    await harness.wait_until_idle(session)
     assert (await harness.catalog.episodes(session)).built_segments == 4
 
 
@@ -192,7 +192,7 @@ async def test_nothing_is_cared_for_while_a_turn_waits_for_another(
     ]
     for stream in streams:
         _ = [progress async for progress in stream]
-    await harness.resolve_settings(session)
+    await harness.wait_until_idle(session)
     assert len(harness.worker.builds) == 1
     assert (await harness.catalog.episodes(session)).segments == 6
 
@@ -214,7 +214,7 @@ async def test_a_repair_breaks_a_build_off_and_comes_first(
     assert harness.worker.call_log[-1] == "tool_result: tool rain"
     assert harness.worker.builds == []
     harness.worker.gates["build"].set()
-    await harness.resolve_settings(session)
+    await harness.wait_until_idle(session)
     assert len(harness.worker.builds) == 1
 
 
@@ -227,10 +227,10 @@ async def test_reports_that_call_for_no_repair_let_a_build_go_on(
     harness.worker.script = [[call("c1", "Bern")]]
     await harness.say(session, Message("user", TRAINS))
     await harness.worker.reached["build"].wait()
-    (held,) = [task for task in asyncio.all_tasks() if task.get_name() == f"episodes of {session}"]
+    (held,) = [task for task in asyncio.all_tasks() if task.get_name() == f"episodes {session}"]
     await harness.service.event(session, ToolEvent(ToolEventType.DELTA, "c1", "ra"))
     harness.worker.gates["build"].set()
-    await harness.resolve_settings(session)
+    await harness.wait_until_idle(session)
     assert not held.cancelled()
     assert len(harness.worker.builds) == 1
 

@@ -29,7 +29,7 @@ async def session(harness) -> str:
     for text in (TEA, TEA, TRAINS, TRAINS):
         harness.worker.script = [text]
         await harness.say(session, Message("user", text))
-        await harness.resolve_settings(session)
+        await harness.wait_until_idle(session)
     harness.worker.embedded.clear()
     return session
 
@@ -37,7 +37,7 @@ async def session(harness) -> str:
 async def about(harness, session: str, text: str, **options: object) -> EpisodeReport | None:
     """A turn about a text: what it tells of its episode."""
     outcome = await harness.say(session, Message("user", text), **options)
-    await harness.resolve_settings(session)
+    await harness.wait_until_idle(session)
     return outcome.episode
 
 

@@ -167,8 +167,8 @@ async def others(harness) -> AsyncIterator[SessionService]:
     service = SessionService(harness.worker, harness.catalog, QUICK)
     await service.start()
     yield service
-    await service._pause_limit.stop()
-    await service._resting.stop()
+    await service._timeouts.stop()
+    await service._background.stop()
 
 
 async def said(service: SessionService, session: str, **options: object):
@@ -218,7 +218,7 @@ async def test_a_gateway_that_was_stopped_in_a_turn_cannot_commit_it(
     harness.worker.reached["token"].clear()
     first = harness.service.turn(session, TurnRequest((HELLO,)))
     await harness.worker.reached["token"].wait()
-    harness.service._sessions.known(session).claim.renewing.cancel()
+    harness.service._sessions.find(session).claim.renewing.cancel()
     held = harness.worker.gates
     harness.worker.gates = {}
     assert (await said(others, session, queue=True)).turn == 2

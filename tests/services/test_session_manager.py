@@ -68,7 +68,7 @@ async def test_a_repair_opens_the_session_again(harness, call: Callable) -> None
     harness.worker.script = [[call("c1", "Bern")]]
     outcome = await harness.say(session, HELLO)
     restart(harness)  # before the repair that the turn has just begun comes to the worker
-    await harness.resolve_settings(session)
+    await harness.wait_until_idle(session)
     assert harness.worker.call_log == [
         f"open {outcome.memory.length}",
         'tool_call: weather {"city": "Bern"}',
@@ -81,10 +81,10 @@ async def test_a_build_of_episodes_opens_the_session_again(harness) -> None:
     session = await harness.session(method="epicache", budget=16, repair_rows=0, episodes=EPISODES)
     for _ in range(3):
         await harness.say(session, LONG)
-        await harness.resolve_settings(session)
+        await harness.wait_until_idle(session)
     await harness.say(session, LONG)
     length = (await harness.catalog.session(session)).memory.length
     restart(harness)
-    await harness.resolve_settings(session)
+    await harness.wait_until_idle(session)
     assert harness.worker.call_log == [f"open {length}"]
     assert (await harness.catalog.episodes(session)).builds == 1

@@ -45,7 +45,7 @@ async def paused(harness, call: Callable) -> str:
     session = await harness.session()
     harness.worker.script = [[call("c1", "Bern")]]
     await harness.say(session, Message("user", "hello"))
-    await harness.resolve_settings(session)
+    await harness.wait_until_idle(session)
     return session
 
 
@@ -55,7 +55,7 @@ def report(harness, paused: str) -> Callable:
 
     async def send(event: ToolEvent) -> EventReceipt:
         receipt = await harness.service.event(paused, event)
-        await harness.resolve_settings(paused)
+        await harness.wait_until_idle(paused)
         return receipt
 
     return send
@@ -86,7 +86,7 @@ async def test_arguments_that_come_while_the_first_repair_runs_are_repaired_on_a
     await harness.worker.reached["repair"].wait()
     await harness.service.event(session, started('{"city":"Rome"}'))
     harness.worker.gates["repair"].set()
-    await harness.resolve_settings(session)
+    await harness.wait_until_idle(session)
     assert repairs(harness) == [CALL, 'tool_call: weather {"city":"Rome"}']
 
 
@@ -116,7 +116,7 @@ async def test_an_output_that_waits_for_its_repair_is_skipped_once_the_result_is
     await harness.service.event(session, delta("a long output"))
     await harness.service.event(session, completed("a long output"))
     harness.worker.gates["repair"].set()
-    await harness.resolve_settings(session)
+    await harness.wait_until_idle(session)
     assert repairs(harness) == [CALL, "tool_result: tool a long output"]
 
 

@@ -21,6 +21,7 @@ from kvrecall.domain.errors import (
 from kvrecall.domain.events import RepairFailed, RepairFinished, TurnFailed, TurnFinished
 from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.messages import Message, Sampling, ToolCall
+from kvrecall.domain.session import Session
 from kvrecall.domain.session_settings import RepairTrigger
 from kvrecall.domain.state_machine import SessionState
 from kvrecall.domain.turn_request import TurnRequest
@@ -204,7 +205,7 @@ async def test_a_repair_that_begins_before_the_answer_s_stream_is_closed_is_left
     await harness.say(session, HELLO)
     assert (await harness.service.get(session))[1] is SessionState.REPAIRING
     worker.gates["repair"].set()
-    await harness.resolve_settings(session)
+    await harness.wait_until_idle(session)
     assert (await harness.service.get(session))[1] is SessionState.PAUSED
     assert [type(event) for event in heard if isinstance(event, RepairFailed | RepairFinished)] == [
         RepairFinished
@@ -273,7 +274,7 @@ async def test_a_turn_is_refused_before_anything_runs(harness) -> None:
         await harness.say("nobody", HELLO)
     with pytest.raises(InvalidRequest) as caught:
         await harness.say(session, HELLO, compare_with="nobody")
-    assert caught.value.details["field"] == "fidelity.against"
+    assert caught.value.details["field"] == "logprobs.compare_with"
     asks = Message("assistant", tool_calls=(ToolCall("c", "look", "{}"),))
     with pytest.raises(CallsOutstanding):
         await harness.say(session, asks)
@@ -393,3 +394,32 @@ class TestImpatient:
         assert harness.worker.open_turns == 0
         await harness.start()
         assert (await harness.catalog.session(session)).turns == 0
+
+
+@pytest.mark.parametrize("cold", [False, True])
+async def test_a_turn_reads_its_session_from_the_catalog_at_most_twice(
+    harness, monkeypatch: pytest.MonkeyPatch, cold: bool
+) -> None:
+    session = await harness.session()
+    await harness.say(session, HELLO)
+    if cold:
+        await harness.crash()
+    reads: list[str] = []
+    read = harness.catalog.session
+
+    async def counted(id: str) -> Session:
+        reads.append(id)
+        return await read(id)
+
+    monkeypatch.setattr(harness.catalog, "session", counted)
+    stream = harness.service.turn(session, TurnRequest((HELLO,)), tenant="")
+    assert isinstance([progress async for progress in stream][-1], TurnEnded)
+    assert reads == [session, session]
+
+
+async def test_another_tenants_turn_is_refused_as_for_an_unknown_session(harness) -> None:
+    session = await harness.session(tenant="ann")
+    with pytest.raises(UnknownSession):
+        async for _ in harness.service.turn(session, TurnRequest((HELLO,)), tenant="ben"):
+            pass
+    assert harness.worker.call_log == ["open 0"]

@@ -7,7 +7,7 @@ from gateway.errors import problems
 from gateway.idempotency import Key, key_of
 from gateway.rest.schemas.requests import Body, MetadataBody
 from gateway.rest.schemas.views import SessionView
-from services.forks import NewFork
+from services.forks import ForkRequest
 from services.service import SessionService
 
 
@@ -24,9 +24,9 @@ class ForkBody(Body):
         default=False, description="Wait (for a bounded time) while a turn of the session runs."
     )
 
-    def value(self) -> NewFork:
+    def value(self) -> ForkRequest:
         """The domain's value."""
-        return NewFork(self.turn, self.metadata, self.queue)
+        return ForkRequest(self.turn, self.metadata, self.queue)
 
 
 def add_forks(router: APIRouter, service: SessionService) -> None:

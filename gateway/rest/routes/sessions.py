@@ -117,7 +117,7 @@ def _add_turns(router: APIRouter, service: SessionService, settings: GatewaySett
     )
     async def send_turn(request: Request, session: str, body: TurnBody, key: Key = None) -> Any:
         """Say what is new, and have it answered or only remembered."""
-        stream = service.turn(session, body.value(service.settings), key_of(request, key, body))
+        stream = service.turn(session, body.value(service.limits), key_of(request, key, body))
         try:
             if body.stream:
                 return await _started(request, stream, settings)

@@ -136,7 +136,7 @@ async def test_episodes_are_shown_with_their_size_their_medoid_and_how_often_the
 async def rested(session: str) -> None:
     """Wait until nothing is done in a session in the background."""
     for task in asyncio.all_tasks():
-        if task.get_name() == f"rest of {session}":
+        if task.get_name() == f"background {session}":
             await task
 
 
