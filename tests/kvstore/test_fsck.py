@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kvstore.errors import CorruptPageError, DirectoryLockedError
 from kvstore.format.page import HEADER_BYTES, Blob, PageKey
-from kvstore.fsck import check_directory, check_tier, unused
+from kvstore.fsck import check_directory, check_tier, locked_directory
 from kvstore.store import RowStore
 from kvstore.tiers.nvme.tier import NvmeTier
 from kvstore.tiers.ram import RamTier
@@ -64,7 +64,7 @@ def test_every_payload_is_looked_at_and_dead_ones_are_told_apart(
     flipped(oldest, size + HEADER_BYTES + 7)  # the version of page 1 that no longer counts
     report = check_directory(filled)
     assert {key.index: page.damage for key, page in report.pages.items() if page.damage} == {
-        0: "its checksum does not hold"
+        0: "its checksum does not match"
     }
     assert report.segments[0].corrupt == 1
 
@@ -96,13 +96,13 @@ def test_a_torn_end_does_not_count(filled: Path, make_page: MakePage) -> None:
 
 
 def test_a_directory_in_use_is_refused_and_one_that_is_checked_is_taken(filled: Path) -> None:
-    with closing(NvmeTier(filled)), pytest.raises(DirectoryLockedError), unused(filled):
+    with closing(NvmeTier(filled)), pytest.raises(DirectoryLockedError), locked_directory(filled):
         pass
-    with unused(filled), pytest.raises(DirectoryLockedError):
+    with locked_directory(filled), pytest.raises(DirectoryLockedError):
         NvmeTier(filled)
     before = sorted(os.listdir(filled))
     (filled / "lock").unlink()
-    with unused(filled):
+    with locked_directory(filled):
         assert check_directory(filled).pages
     assert sorted(os.listdir(filled)) == [name for name in before if name != "lock"]
 
@@ -112,7 +112,7 @@ def test_a_tier_says_of_each_page_whether_it_can_be_read(filled: Path, make_page
     with closing(NvmeTier(filled)) as tier:
         report = check_tier(tier)
     assert [key.index for key, page in sorted(report.pages.items()) if page.damage] == [0]
-    assert report.wrong_books == ""
+    assert report.accounting_error == ""
     with closing(RamTier(1 << 20)) as ram:
         ram.put([make_page(0)])
         assert list(check_tier(ram).pages) == [PageKey("s", 0)]
@@ -124,7 +124,7 @@ def test_pages_that_were_computed_again_are_of_the_session_s_own_epoch(
     rows = make_rows(20)
     store = open_store()
     store.open("a", epoch=4, length=20)
-    assert store.lost_pages("a") == [0, 1, 2]
+    assert store.repair_pages("a") == [0, 1, 2]
     for index in range(3):
         store.restore("a", index, rows[:, :, :, 8 * index : 8 * (index + 1)])
     assert store.flush("a")

@@ -15,7 +15,7 @@ from torch import Tensor
 from kvstore.errors import (
     CorruptPageError,
     ForeignPageError,
-    LostPageError,
+    MissingPageError,
     RowRangeError,
     RowShapeError,
     StoreClosedError,
@@ -277,11 +277,11 @@ def test_dropping_every_session_leaves_no_byte(
     store.close()
     store = open_store(segment_bytes=4000)
     store.append("d", make_rows(3))
-    assert store.retain(["b", "never seen"]) == ["a", "c"]
+    assert store.retain_only(["b", "never seen"]) == ["a", "c"]
     assert store.sessions() == ["b", "d"]
-    store.drop("d")
-    store.drop("b")
-    store.drop("b")
+    store.delete("d")
+    store.delete("b")
+    store.delete("b")
     assert store.usage() == {"ram": 0, "nvme": 0}
     assert len(list((tmp_path / "rows").glob("segment-*"))) == 1
     store.check()
@@ -293,7 +293,7 @@ def test_a_dropped_session_may_come_again_with_other_rows(
     store = open_store()
     store.append("a", make_rows(40))
     store.flush("a")
-    store.drop("a")
+    store.delete("a")
     assert store.length("a") == 0
     rows = make_rows(20, seed=5)
     store.append("a", rows)
@@ -351,7 +351,7 @@ def test_a_delete_that_failed_never_takes_the_page_that_came_after_it(
     store.append("a", rows)
     store.flush("a")
     held_tier.failing = True
-    store.drop("a")
+    store.delete("a")
     held_tier.failing = False
     store.append("a", rows[:, :, :, :8])
     while store.counters()["held"].written_bytes < 3 * layout.page_bytes:
@@ -438,7 +438,7 @@ def test_threads_read_flush_and_drop_while_rows_are_appended(
     def come_and_go() -> None:
         store.append("b", numbered(0, 21))
         store.flush("b")
-        store.drop("b")
+        store.delete("b")
 
     store.append("a", numbered(0, 1))
     threads = [
@@ -453,7 +453,7 @@ def test_threads_read_flush_and_drop_while_rows_are_appended(
     for thread in threads:
         thread.join()
     assert failures == []
-    store.drop("b")
+    store.delete("b")
     assert torch.equal(everything(store, "a"), numbered(0, 800))
     store.check()
 
@@ -508,7 +508,7 @@ def test_a_page_that_vanished_is_an_error(layout: PageLayout, make_rows: MakeRow
     store.append("a", make_rows(20))
     store.flush("a")
     tier.delete([PageKey("a", 1)])
-    with pytest.raises(LostPageError):
+    with pytest.raises(MissingPageError):
         everything(store, "a")
     store.close()
 

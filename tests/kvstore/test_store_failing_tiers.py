@@ -62,7 +62,7 @@ def until(done: Callable[[], object], seconds: float = 20) -> None:
 
 def brought(store: RowStore) -> bool:
     """Whether the lowest tier has all that it is to get."""
-    return not store._stack.placement.owes()
+    return not store._stack.placement.has_pending()
 
 
 def test_files_are_durable_while_redis_is_down_and_it_gets_the_pages_later(
@@ -174,7 +174,7 @@ def test_what_redis_missed_never_comes_over_what_the_next_owner_wrote(
     one.close()
     again = open_worker("one")
     again.open("a", epoch=5, length=32)
-    assert 3 in again.lost_pages("a") or torch.equal(everything(again, "a"), wanted), (
+    assert 3 in again.repair_pages("a") or torch.equal(everything(again, "a"), wanted), (
         "lost or right, never others"
     )
 
@@ -225,7 +225,7 @@ def test_what_was_owed_before_another_had_the_session_is_not_brought_under_a_lat
     one = open_worker("one")
     other = open_worker("other")
     for store in (one, other):
-        store._through._retrying.close()  # nothing is brought but by a flush
+        store._through._retry.close()  # nothing is brought but by a flush
     one.open("a", epoch=1, length=0)
     one.append("a", rows)
     assert one.flush("a")
@@ -241,7 +241,7 @@ def test_what_was_owed_before_another_had_the_session_is_not_brought_under_a_lat
     server.start()
     until(lambda: opens(one, "a", epoch=3, length=32))
     assert one.missing_pages("a") == [2, 3]
-    one._stack.tiers.try_again()
+    one._stack.tiers.clear_failure()
     assert one.flush("a")
     third = open_worker("third")
     third.open("a", epoch=4, length=32)
@@ -316,10 +316,10 @@ def test_a_deletion_that_redis_missed_is_done_later(
     one.fork("a", "b", epoch=1, length=16, shared=[SharedPages("a", 2)])
     assert one.flush("a")
     server.kill()
-    one.drop("a", keep_pages=2)
+    one.delete("a", keep_pages=2)
     assert "a" not in one.sessions()
     server.start()
-    until(lambda: not one._through.writer.refuses())
+    until(lambda: not one._through.writer.has_refused())
     one.check()
     assert sorted(header.key for header in one._stack.tiers.lowest.stored("a")) == [
         PageKey("a", 0),

@@ -115,7 +115,7 @@ def tear(directory: Path, share: float) -> None:
     synced = max(
         (r.end for r in scan_segment(newest).records if r.header.kind is RecordKind.SYNC), default=0
     )
-    newest.cut(synced + int(share * (newest.end - synced)))
+    newest.truncate(synced + int(share * (newest.end - synced)))
 
 
 class FaultMachine(RuleBasedStateMachine):
@@ -236,7 +236,7 @@ class FaultMachine(RuleBasedStateMachine):
         except TierError:
             assert self.faulty.fails
             with suppress(TierError):
-                self.store.drop(child)
+                self.store.delete(child)
             return
         self.rows[child], self.shared[child] = self.rows[parent][:, :, :, :length], shared
         self.committed[child], self.safe[child] = length, 0
@@ -248,7 +248,7 @@ class FaultMachine(RuleBasedStateMachine):
     def delete(self, which: int) -> None:
         name = self.pick(which, sorted(self.rows))
         try:
-            self.store.drop(name, keep_pages=self.others_share(name))
+            self.store.delete(name, keep_pages=self.others_share(name))
         except TierError:
             assert self.faulty.fails
             return
@@ -259,7 +259,7 @@ class FaultMachine(RuleBasedStateMachine):
         self.deleted.add(name)
         for owner in owners & self.deleted:
             with suppress(TierError):
-                self.store.drop(owner, keep_pages=self.others_share(owner))
+                self.store.delete(owner, keep_pages=self.others_share(owner))
 
     @precondition(lambda self: self.usable())
     @rule(which=WHICH, seed=st.integers(0, 999))
@@ -310,11 +310,11 @@ class FaultMachine(RuleBasedStateMachine):
             and PageTable(other, self.shared[other]).key(index) == table.key(index)
         ]
         for other in sharing:
-            assert self.store.lost_pages(other) == [index]
+            assert self.store.repair_pages(other) == [index]
         self.store.restore(name, index, self.rows[name][:, :, :, PAGE * index : PAGE * (index + 1)])
         assert self.store.flush(name)
         for other in sharing:
-            assert self.store.lost_pages(other) == []
+            assert self.store.repair_pages(other) == []
 
     @rule(torn=st.floats(0, 1), crash=st.booleans())
     def start_again(self, torn: float, crash: bool) -> None:
@@ -325,7 +325,7 @@ class FaultMachine(RuleBasedStateMachine):
             self.open_store()
         else:
             self.crash(torn)
-        self.store.retain(self.rows, self.kept())
+        self.store.retain_only(self.rows, self.kept())
         for name in sorted(self.rows):
             self.reopen(name, 1)
             self.rebuild(name, 0 if not crash else self.safe[name])
@@ -362,7 +362,7 @@ class FaultMachine(RuleBasedStateMachine):
 
     def rebuild(self, name: str, safe: int) -> None:
         """Pages with rows that were not durable may be lost; all others are there."""
-        lost = self.store.lost_pages(name)
+        lost = self.store.repair_pages(name)
         assert all((index + 1) * PAGE > safe for index in lost)
         for index in self.store.missing_pages(name):
             assert index in lost
@@ -370,7 +370,7 @@ class FaultMachine(RuleBasedStateMachine):
             self.store.restore(
                 name, index, self.rows[name][:, :, :, PAGE * index : PAGE * (index + 1)]
             )
-        assert self.store.lost_pages(name) == []
+        assert self.store.repair_pages(name) == []
         assert torch.equal(self.everything(name), self.rows[name])
         assert self.store.flush(name)
         self.safe[name] = self.committed[name]
@@ -390,12 +390,12 @@ class FaultMachine(RuleBasedStateMachine):
         for name in sorted(self.rows):
             if name in self.unopened:
                 self.reopen(name, 1)
-            assert self.store.lost_pages(name) == []
+            assert self.store.repair_pages(name) == []
             assert self.store.flush(name)
             assert torch.equal(self.everything(name), self.rows[name])
         self.store.check()
         for name in [*self.rows, *self.deleted]:
-            self.store.drop(name)
+            self.store.delete(name)
         assert set(self.store.usage().values()) == {0}
         assert self.store.summary_bytes() == 0
         self.store.close()

@@ -57,11 +57,11 @@ def test_a_flipped_bit_in_the_rows_is_found_by_reading(
 ) -> None:
     store, rows = damaged(2, 300)
     assert (store.missing_pages("a"), store.missing_pages("b")) == ([], [])
-    assert (store.lost_pages("a"), store.lost_pages("b")) == ([2], [2])
+    assert (store.repair_pages("a"), store.repair_pages("b")) == ([2], [2])
     with pytest.raises(CorruptPageError, match="page 2"):
         everything(store, "b")
     store.restore("a", 2, rows[:, :, :, 16:24])
-    assert (store.lost_pages("a"), store.lost_pages("b")) == ([], [])
+    assert (store.repair_pages("a"), store.repair_pages("b")) == ([], [])
     assert store.flush("a")
     assert torch.equal(everything(store, "b"), rows[:, :, :, :32])
     store.check()
@@ -73,17 +73,17 @@ def test_a_flipped_bit_in_a_header_loses_pages_until_they_are_restored(
 ) -> None:
     store, rows = damaged(2, 20)
     assert store.missing_pages(by) == [2]
-    lost = store.lost_pages(by)
+    lost = store.repair_pages(by)
     assert 2 in lost, "and those before it in the file, which it may have replaced"
     for index in lost:
         store.restore(by, index, rows[:, :, :, 8 * index : 8 * index + 8])
     assert store.flush(by)
-    assert store.lost_pages(by) == []
+    assert store.repair_pages(by) == []
     store.close()
     again = open_store()
     again.open("a", epoch=2, length=45)
     again.open("b", epoch=2, length=32, shared=[SharedPages("a", 4)])
-    assert [index for index in again.lost_pages("a") if index < 4] == []
+    assert [index for index in again.repair_pages("a") if index < 4] == []
     assert torch.equal(everything(again, "b"), rows[:, :, :, :32])
 
 
@@ -150,7 +150,7 @@ def test_restored_rows_settle_as_they_did(
     before = everything(store, "a")
     store.flush("a")
     nvme.delete([PageKey("a", 0)])
-    assert store.lost_pages("a") == [0]
+    assert store.repair_pages("a") == [0]
     store.restore("a", 0, rows[:, :, :, :8])
     assert torch.equal(everything(store, "a"), before)
     store.flush("a")
@@ -173,9 +173,9 @@ def test_what_a_tier_does_not_say_is_not_lost(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(NvmeTier, "get", fail)
         with pytest.raises(TierFailedError):
-            store.lost_pages("a")
+            store.repair_pages("a")
     assert NvmeTier.get is closed
-    assert store.lost_pages("a") == []
+    assert store.repair_pages("a") == []
     store.close()
 
 
@@ -188,7 +188,7 @@ def test_a_damaged_copy_above_is_read_from_below(
     store.append("a", rows)
     store.flush("a")
     flip(tmp_path / "upper", layout, 1, 300)
-    assert store.lost_pages("a") == []
+    assert store.repair_pages("a") == []
     assert torch.equal(everything(store, "a"), rows)
     store.close()
 
@@ -213,7 +213,7 @@ def test_what_only_a_copy_in_memory_has_is_written_again(
     before = everything(store, "a")
     segment = min((tmp_path / "rows").glob("segment-*.kv"))
     segment.write_bytes(bytes(byte ^ 1 for byte in segment.read_bytes()))
-    assert store.lost_pages(by) == []
+    assert store.repair_pages(by) == []
     assert store.flush(by)
     store.close()
     store = opened(2)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kvstore.errors import LostPageError, StaleWriterError
+from kvstore.errors import MissingPageError, StaleWriterError
 from kvstore.format.codec import Codec
 from kvstore.format.page import PageKey, PageLayout
 from kvstore.format.page_table import SharedPages
@@ -77,7 +77,7 @@ def test_sessions_are_found_again(
     assert all(torch.equal(everything(store, session), new) for session, new in rows.items())
     store.truncate("a", 30)
     store.append("a", rows["a"][:, :, :, 30:])
-    store.drop("b")
+    store.delete("b")
     store.check()
     store.close()
     again = open_store(nvme)
@@ -90,7 +90,7 @@ def test_sessions_are_found_again(
     again.append("a", make_rows(7, seed=1))
     again.check()
     for session in again.sessions():
-        again.drop(session)
+        again.delete(session)
     assert set(again.usage().values()) == {0}
 
 
@@ -136,7 +136,7 @@ def test_a_worker_that_lost_the_session_may_drop_it_for_good(
     assert other.flush("a")
     with pytest.raises(StaleWriterError):
         one.open("a", epoch=1, length=29)
-    one.drop("a")
+    one.delete("a")
     other.append("a", rows)
     with pytest.raises(StaleWriterError):
         other.flush("a")
@@ -213,10 +213,10 @@ def test_a_fork_is_read_by_another_worker_and_its_parent_goes_on(
     other.open("b", epoch=2, length=49, shared=[SharedPages("a", 3)])
     assert torch.equal(everything(other, "b"), torch.cat([rows, more], 3))
     other.check()
-    one.drop("a", keep_pages=3)
+    one.delete("a", keep_pages=3)
     other.prefetch("b")
     assert torch.equal(everything(other, "b"), torch.cat([rows, more], 3))
-    assert other.lost_pages("b") == []
+    assert other.repair_pages("b") == []
 
 
 def test_a_shared_page_that_vanished_comes_back_for_all_whoever_writes_its_owner(
@@ -233,7 +233,7 @@ def test_a_shared_page_that_vanished_comes_back_for_all_whoever_writes_its_owner
     vanish(other, [PageKey("a", 1)])
     other.open("b", epoch=2, length=24, shared=[SharedPages("a", 3)])
     assert other.missing_pages("b") == [1]
-    with pytest.raises(LostPageError):
+    with pytest.raises(MissingPageError):
         everything(other, "b")
     other.restore("b", 1, rows[:, :, :, 8:16])
     assert other.flush("b")
@@ -267,7 +267,7 @@ def test_only_this_processs_files_are_cleared_of_unknown_sessions(
     store.close()
     again = open_store("one")
     other = open_store()
-    assert again.retain(["a"], [SharedPages("c", 1)]) == ["b", "c"]
+    assert again.retain_only(["a"], [SharedPages("c", 1)]) == ["b", "c"]
     assert sorted((h.key.session, h.key.index) for h in nvme(again).stored()) == [
         ("a", 0),
         ("a", 1),

@@ -59,7 +59,7 @@ class RowStoreMachine(RuleBasedStateMachine):
 
     @rule(session=SESSIONS)
     def drop(self, session: str) -> None:
-        self.store.drop(session)
+        self.store.delete(session)
         self.rows.pop(session, None)
 
     @rule(session=SESSIONS, seed=st.integers(0, 999), rows=st.integers(0, 9))
@@ -128,7 +128,7 @@ class RowStoreMachine(RuleBasedStateMachine):
         for name, rows in self.rows.items():
             assert torch.equal(self.store.gather(name, torch.arange(rows.shape[3])), rows)
         for name in self.store.sessions():
-            self.store.drop(name)
+            self.store.delete(name)
         assert self.store.usage() == {"ram": 0, "nvme": 0}
         assert self.store.summary_bytes() == 0
         assert len(list(self.directory.glob("segment-*.kv"))) == 1

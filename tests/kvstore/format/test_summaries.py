@@ -16,9 +16,9 @@ from kvstore.format.summaries import (
     Bits,
     PageSummaries,
     PageSummary,
-    middles_of,
+    get_midpoints,
     summarise,
-    unpacked,
+    unpack_codes,
 )
 from kvstore.store import RowStore
 from kvstore.tiers.ram import RamTier
@@ -28,8 +28,8 @@ MakeRows = Callable[..., Tensor]
 
 
 def middles(summary: PageSummary) -> Tensor:
-    codes = unpacked(summary.high, summary.low, summary.lowest.shape[-1])
-    return middles_of(codes, summary.lowest.unsqueeze(2), summary.cell.unsqueeze(2))
+    codes = unpack_codes(summary.high, summary.low, summary.lowest.shape[-1])
+    return get_midpoints(codes, summary.lowest.unsqueeze(2), summary.bin_width.unsqueeze(2))
 
 
 @settings(deadline=None, max_examples=60)
@@ -53,12 +53,12 @@ def test_box_and_codes_are_true_bounds(
     summary = summarise(keys, bits)
     assert summary is not None
     exact = keys.double()
-    assert ((exact - middles(summary).double()).abs() <= summary.reach.unsqueeze(2).double()).all()
+    assert ((exact - middles(summary).double()).abs() <= summary.max_error.unsqueeze(2).double()).all()
     assert (exact >= summary.lowest.unsqueeze(2).double()).all()
     assert torch.equal(summary.lowest, keys.float().amin(2))
     width = keys.float().amax(2) - keys.float().amin(2)
     rounding = keys.float().abs().amax(2) * 1e-6
-    assert (summary.reach <= width / (1 << bits) * 0.51 + rounding).all(), (
+    assert (summary.max_error <= width / (1 << bits) * 0.51 + rounding).all(), (
         "no wider than half a cell"
     )
     assert torch.allclose(summary.highest, keys.float().amax(2), rtol=1e-5)
@@ -84,23 +84,23 @@ def test_summaries_stay_under_their_limit() -> None:
     held = PageSummaries(2 * one.bytes + 1, 8)
     pages = [ExpectedPage(PageKey("s", index), index + 1) for index in range(3)]
     for page in pages:
-        held.make(page, keys)
-    assert [held.of(page) is None for page in pages] == [False, False, True]
+        held.add(page, keys)
+    assert [held.get(page) is None for page in pages] == [False, False, True]
     assert held.bytes == 2 * one.bytes
-    held.forget([pages[0].key])
-    held.make(pages[2], keys)
-    assert [held.of(page) is None for page in pages] == [True, False, False]
+    held.discard([pages[0].key])
+    held.add(pages[2], keys)
+    assert [held.get(page) is None for page in pages] == [True, False, False]
 
 
 def test_a_newer_version_takes_the_place_of_an_older_one_and_never_the_other_way() -> None:
     held = PageSummaries(1 << 20, 8)
     key = PageKey("s", 0)
-    held.make(ExpectedPage(key, 5), torch.ones(1, 1, 8, 4))
-    held.make(ExpectedPage(key, 4), torch.zeros(1, 1, 8, 4))
-    assert held.of(ExpectedPage(key, 4)) is None
-    held.make(ExpectedPage(key, 6), 2 * torch.ones(1, 1, 8, 4))
-    assert held.of(ExpectedPage(key, 5)) is None
-    newest = held.of(ExpectedPage(key, 6))
+    held.add(ExpectedPage(key, 5), torch.ones(1, 1, 8, 4))
+    held.add(ExpectedPage(key, 4), torch.zeros(1, 1, 8, 4))
+    assert held.get(ExpectedPage(key, 4)) is None
+    held.add(ExpectedPage(key, 6), 2 * torch.ones(1, 1, 8, 4))
+    assert held.get(ExpectedPage(key, 5)) is None
+    newest = held.get(ExpectedPage(key, 6))
     assert newest is not None
     assert newest.lowest.unique().tolist() == [2]
     assert held.bytes == newest.bytes
@@ -146,9 +146,9 @@ def test_summaries_go_with_their_pages(open_store: OpenStore, make_rows: MakeRow
     now = torch.cat([rows[:, :, :, :20], other], 3)
     assert describes(store, now) == [True] * 5
     assert store.summary_bytes() == 10 * of_one
-    store.drop("a")
+    store.delete("a")
     assert store.summary_bytes() == 5 * of_one
-    store.drop("b")
+    store.delete("b")
     assert store.summary_bytes() == 0
 
 

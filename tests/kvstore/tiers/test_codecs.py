@@ -141,5 +141,5 @@ def test_a_tier_less_exact_than_the_one_below_is_refused(
     layout: PageLayout, codecs: list[Codec]
 ) -> None:
     tiers = [RamTier(1 << 20, name) for name in ("a", "b", "c")]
-    with pytest.raises(TierSettingsError, match="c: RAW; give the lowest tier INT8 too"):
+    with pytest.raises(TierSettingsError, match="c: RAW; set INT8 in the lowest tier too"):
         RowStore(layout, tiers, codecs=codecs)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kvstore.format.summaries import PageSummary, middles_of, unpacked
+from kvstore.format.summaries import PageSummary, get_midpoints, unpack_codes
 from kvstore.store import RowStore
 from workers.repair.key_chunks import CHUNK_ROWS
 from workers.repair.scan.softmax import Signal
@@ -49,9 +49,9 @@ class CodedChunk:
         lowest = self.lowest[layer].unsqueeze(2)
         cell = self.cell[layer].unsqueeze(2)
         high, low = (None if part is None else part[layer] for part in (self.high, self.low))
-        codes = unpacked(high, low, lowest.shape[-1])
+        codes = unpack_codes(high, low, lowest.shape[-1])
         heads, rows, head_dim = codes.shape
-        return middles_of(codes.view(heads, len(self.pages), -1, head_dim), lowest, cell).view(
+        return get_midpoints(codes.view(heads, len(self.pages), -1, head_dim), lowest, cell).view(
             heads, rows, head_dim
         )
 
@@ -164,8 +164,8 @@ class Pages:
             pages,
             self._positions(pages),
             torch.stack([s.lowest for s in summaries], 2).to(self._device),
-            torch.stack([s.cell for s in summaries], 2).to(self._device),
-            torch.stack([s.reach for s in summaries], 2).to(self._device),
+            torch.stack([s.bin_width for s in summaries], 2).to(self._device),
+            torch.stack([s.max_error for s in summaries], 2).to(self._device),
             joined([s.high for s in summaries]),
             joined([s.low for s in summaries]),
         )

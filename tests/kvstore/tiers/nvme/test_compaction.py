@@ -160,7 +160,7 @@ def test_a_reader_keeps_its_segment_until_it_has_read(
     (located,) = log.locate([pages[0][0]])
     assert located is not None
     place, segment = located
-    assert len(list(log.moves(1))) == PAGES_PER_SEGMENT
+    assert len(list(log.move_records(1))) == PAGES_PER_SEGMENT
     assert names(tmp_path) == [2, 3]
     assert segment.read(place.offset, place.size) == pages[0][1]
     assert log.locate([pages[0][0]]) != [located]

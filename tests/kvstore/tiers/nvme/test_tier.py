@@ -312,7 +312,7 @@ def test_pages_leave_room_on_the_disk_for_deletions_and_whoever_shares_it(
     tier.close()
     disk = os.statvfs(tmp_path)
     tier = NvmeTier(tmp_path / "rows", reserve_bytes=disk.f_bavail * disk.f_frsize + (1 << 30))
-    with pytest.raises(TierFullError, match="kept for other needs"):
+    with pytest.raises(TierFullError, match="reserved"):
         tier.put([make_page(2)])
     assert tier.get([PageKey("s", 0)]) == [make_page(0)[1]]
     assert list(tier.compact(0.0)) == [], "moving would take what is left"

@@ -3,7 +3,7 @@
 import pytest
 
 from kvstore.errors import TierSettingsError
-from kvstore.tiers.redis.client import parse_address
+from kvstore.tiers.redis.address import parse_address
 
 
 @pytest.mark.parametrize(
