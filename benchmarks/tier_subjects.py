@@ -259,7 +259,7 @@ class StoreSubject:
             self._store.close()
             self._store = self._open()
         else:
-            self._store.drop(self._session)
+            self._store.delete(self._session)
             self._times += 1  # a session that was dropped does not come back
 
     @property

@@ -6,7 +6,7 @@ from itertools import groupby
 
 from kvrecall.domain.session import SharedPages
 from kvstore.format.page import PageKey, PageLayout
-from kvstore.fsck import FoundPage, PagesReport
+from kvstore.fsck import PagesReport, StoredPage
 
 REBUILT = "computed again from the turn log at the session's next use"
 NOT_REBUILT = "lost: its turn log is not whole"
@@ -58,7 +58,7 @@ class KnownSession:
 class Stored:
     """The pages of all tiers together: of each the newest version counts, and it is whole if one tier has it so."""
 
-    pages: Mapping[PageKey, Sequence[FoundPage]]
+    pages: Mapping[PageKey, Sequence[StoredPage]]
     page_tokens: int
     own: Container[PageKey] = frozenset()
     """Pages in tiers that only one worker uses: it drops there what the catalog does not know."""
@@ -83,7 +83,7 @@ class Stored:
 
 def stored(reports: Sequence[PagesReport]) -> Stored:
     """The pages of all tiers."""
-    pages: dict[PageKey, list[FoundPage]] = {}
+    pages: dict[PageKey, list[StoredPage]] = {}
     for report in reports:
         for key, page in report.pages.items():
             pages.setdefault(key, []).append(page)
@@ -94,8 +94,10 @@ def stored(reports: Sequence[PagesReport]) -> Stored:
 
 def tier_findings(report: PagesReport) -> Iterator[Finding]:
     """What is wrong with a tier by itself."""
-    if report.wrong_books:
-        yield Finding(report.tier, report.wrong_books, "pages that are not found are " + REBUILT)
+    if report.accounting_error:
+        yield Finding(
+            report.tier, report.accounting_error, "pages that are not found are " + REBUILT
+        )
     for segment in report.segments:
         if segment.damaged:
             what = (

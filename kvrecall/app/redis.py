@@ -8,7 +8,7 @@ from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import Sentinel
 from redis.backoff import NoBackoff
 
-from kvstore.tiers.redis.client import RedisAddress, parse_address
+from kvstore.tiers.redis.address import RedisAddress, parse_address
 
 
 def redis_client(url: str, timeout_seconds: float = 5.0) -> Redis | RedisCluster:

@@ -126,7 +126,7 @@ def _pages(settings: Settings) -> "list[PagesReport]":
     """The tiers, fastest first. Raises CannotCheck when a process uses the directory, or a tier does not answer."""
     from kvrecall.admin.offline import has_pages, layout_in, pages_folder
     from kvstore.errors import KvStoreError
-    from kvstore.fsck import check_directory, check_tier, unused
+    from kvstore.fsck import check_directory, check_tier, locked_directory
     from kvstore.tiers.redis.tier import RedisTier
 
     reports = list["PagesReport"]()
@@ -134,7 +134,7 @@ def _pages(settings: Settings) -> "list[PagesReport]":
     store = settings.store
     try:
         if has_pages(settings):
-            with unused(folder):
+            with locked_directory(folder):
                 reports.append(check_directory(folder))
         if store.redis_url:
             tier = RedisTier(

@@ -1,4 +1,4 @@
-"""Small layouts, rows that say where they come from, and tiers that can be held up or made to fail."""
+"""Small layouts, reproducible rows, and tiers that can be blocked or made to fail."""
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -58,7 +58,7 @@ def make_page(
 
 @pytest.fixture
 def open_store(layout: PageLayout, tmp_path: Path) -> Iterator[Callable[..., RowStore]]:
-    """open_store(ram_pages, **nvme settings): a store over RAM and NVMe, closed at the end of the test."""
+    """open_store(ram_pages, **nvme settings): a store over RAM and NVMe, closed after the test."""
     opened: list[RowStore] = []
 
     def open_one(
@@ -77,10 +77,10 @@ def open_store(layout: PageLayout, tmp_path: Path) -> Iterator[Callable[..., Row
         store.close()
 
 
-class HeldTier:
+class BlockedTier:
     """A RAM tier whose writes wait for `release`, and fail while `failing` is set."""
 
-    name = "held"
+    name = "blocked"
     durable = True
     shared = False
     limit_bytes = None
@@ -136,6 +136,6 @@ class HeldTier:
 
 
 @pytest.fixture
-def held_tier() -> HeldTier:
-    """A tier that stands still until its `release` is set."""
-    return HeldTier()
+def blocked_tier() -> BlockedTier:
+    """A tier whose writes wait until its `release` is set."""
+    return BlockedTier()

@@ -133,7 +133,7 @@ class Engine:
         """Forget a session: slot and rows, but for its first pages where others share them."""
         if session := self.sessions.pop(name, None):
             self.abandon(session)
-        return self.storing.do(lambda: self.store.drop(name, keep_pages=keep_pages))
+        return self.storing.do(lambda: self.store.delete(name, keep_pages=keep_pages))
 
     def release(self, name: str, epoch: int) -> "Future[None]":
         """Let a session go that goes on in another worker, unless it was opened here under a later epoch."""

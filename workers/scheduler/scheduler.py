@@ -135,7 +135,7 @@ class Scheduler:
         """Of the sessions stored before the start, drop the rows of those that are not named."""
         kept = [SharedPages(shared.owner, shared.pages) for shared in request.shared]
         return self.engine.storing.do(
-            lambda: self.engine.store.retain(list(request.sessions), kept)
+            lambda: self.engine.store.retain_only(list(request.sessions), kept)
         )
 
     def memory(self, name: str) -> "Future[wire.MemoryReport]":

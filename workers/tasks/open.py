@@ -68,7 +68,7 @@ def run_rebuild(engine: Engine, session: WorkerSession, request: wire.RebuildReq
     spec = request.spec
     state = request.state
     yield from _open_store(engine, spec, state.length)
-    searched = engine.storing.do(lambda: engine.store.lost_pages(session.name))
+    searched = engine.storing.do(lambda: engine.store.repair_pages(session.name))
     yield searched
     lost = searched.result()
     engine.lost_pages += len(lost)

@@ -92,7 +92,7 @@ def test_a_flipped_bit_in_a_header_makes_what_is_older_suspect(
     code, said = check()
     assert code == 1
     assert "no record can be read" in said
-    assert "may have replaced it" in said
+    assert "may have superseded it" in said
 
 
 def test_a_segment_that_is_gone_takes_its_pages_with_it(
@@ -186,7 +186,7 @@ def test_what_cannot_be_checked_ends_with_2(
     assert not (tmp_path / "nothing").exists()
     with closing(NvmeTier(served.data / "pages")):
         code, said = check()
-    assert (code, "belongs to a process that runs" in said) == (2, True)
+    assert (code, "is used by a running process" in said) == (2, True)
     (served.data / "catalog.sqlite3").write_bytes(
         b"no database at all, but long enough to be looked at" * 40
     )

@@ -322,7 +322,7 @@ def test_a_session_that_is_not_there_and_a_directory_in_use_are_refused(
     assert (nowhere.exit_code, (tmp_path / "nowhere").exists()) == (2, False)
     with closing(NvmeTier(served.data / "pages")):
         in_use = command("export", served.parent, tmp_path / "s.kvs", "--data", served.data)
-    assert (in_use.exit_code, "belongs to another process" in in_use.output) == (2, True)
+    assert (in_use.exit_code, "is used by another process" in in_use.output) == (2, True)
     assert not list(tmp_path.glob("*.kvs"))
 
 

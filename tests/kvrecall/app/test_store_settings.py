@@ -64,7 +64,7 @@ def test_tiers_keep_to_the_limits_that_were_said(
         (
             "RAM_CODEC",
             "int8",
-            "no tier may keep rows less exactly than the one below it, got ram: INT8, nvme: RAW",
+            "no tier may store rows less exactly than the tier below it, got ram: INT8, nvme: RAW",
         ),
         ("NVME_CODEC", "int4", "store.nvme_codec"),
         ("REDIS_URL", "redis://:hunt#er2@somewhere", "this Redis URL cannot be read"),

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kvstore.format.summaries import PageSummary, middles_of, unpacked
+from kvstore.format.summaries import PageSummary, get_midpoints, unpack_codes
 from kvstore.store import RowStore
 from workers.repair.key_chunks import CHUNK_ROWS
 from workers.repair.scan.softmax import Signal
@@ -61,9 +61,9 @@ class CodedChunk:
         lowest = self.lowest[layer].unsqueeze(2)
         bin_width = self.bin_width[layer].unsqueeze(2)
         high, low = (None if part is None else part[layer] for part in (self.high, self.low))
-        codes = unpacked(high, low, lowest.shape[-1])
+        codes = unpack_codes(high, low, lowest.shape[-1])
         heads, rows, head_dim = codes.shape
-        midpoints = middles_of(codes.view(heads, len(self.pages), -1, head_dim), lowest, bin_width)
+        midpoints = get_midpoints(codes.view(heads, len(self.pages), -1, head_dim), lowest, bin_width)
         return midpoints.view(heads, rows, head_dim)
 
 
@@ -178,8 +178,8 @@ class Pages:
             pages,
             self._positions(pages),
             self._stack([summary.lowest for summary in summaries]),
-            self._stack([summary.cell for summary in summaries]),
-            self._stack([summary.reach for summary in summaries]),
+            self._stack([summary.bin_width for summary in summaries]),
+            self._stack([summary.max_error for summary in summaries]),
             self._join([summary.high for summary in summaries]),
             self._join([summary.low for summary in summaries]),
         )

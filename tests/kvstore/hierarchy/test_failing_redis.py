@@ -1,4 +1,4 @@
-"""A tier that is down, full or frozen is stepped over; what it missed it gets when it is well again."""
+"""A Redis that is down or frozen is skipped, and gets the pending pages when it answers again."""
 
 import signal
 from collections.abc import Callable, Iterator
@@ -25,13 +25,13 @@ OpenWorker = Callable[..., RowStore]
 
 @pytest.fixture
 def server(redis_process: Callable[..., Any]) -> Any:
-    """A Redis that keeps what it has when it is killed."""
+    """A Redis whose data survives a kill."""
     return redis_process("appendonly yes")
 
 
 @pytest.fixture
 def open_worker(server: Any, layout: PageLayout, tmp_path: Path) -> Iterator[OpenWorker]:
-    """open_worker(files): a worker's store over RAM, files in a directory of that name if it is given, and Redis."""
+    """open_worker(files): a store over RAM, Redis and, if given, files in that directory."""
     opened: list[RowStore] = []
 
     def open_one(files: str | None = None) -> RowStore:
@@ -49,7 +49,7 @@ def open_worker(server: Any, layout: PageLayout, tmp_path: Path) -> Iterator[Ope
         store.close()
 
 
-def everything(store: RowStore, session: str) -> Tensor:
+def read_all(store: RowStore, session: str) -> Tensor:
     return store.gather(session, torch.arange(store.length(session)))
 
 
@@ -60,12 +60,12 @@ def until(done: Callable[[], object], seconds: float = 20) -> None:
         sleep(0.02)
 
 
-def brought(store: RowStore) -> bool:
-    """Whether the lowest tier has all that it is to get."""
-    return not store._stack.placement.owes()
+def is_flushed(store: RowStore) -> bool:
+    """Whether no page is pending."""
+    return not store._stack.placement.has_pending()
 
 
-def test_files_are_durable_while_redis_is_down_and_it_gets_the_pages_later(
+def test_files_are_durable_while_redis_is_down_and_redis_gets_the_pages_later(
     open_worker: OpenWorker, make_rows: MakeRows, server: Any
 ) -> None:
     rows = make_rows(61)
@@ -76,17 +76,17 @@ def test_files_are_durable_while_redis_is_down_and_it_gets_the_pages_later(
     server.kill()
     one.append("a", rows[:, :, :, 29:])
     assert one.flush("a")
-    assert torch.equal(everything(one, "a"), rows)
+    assert torch.equal(read_all(one, "a"), rows)
     assert one.counters()["redis"].errors > 0
     server.start()
-    until(lambda: brought(one))
+    until(lambda: is_flushed(one))
     one.check()
     other = open_worker("other")
     other.open("a", epoch=2, length=61)
-    assert torch.equal(everything(other, "a"), rows)
+    assert torch.equal(read_all(other, "a"), rows)
 
 
-def test_without_files_rows_wait_in_memory_and_are_not_called_durable(
+def test_without_files_rows_wait_in_memory_and_are_not_reported_as_durable(
     open_worker: OpenWorker, make_rows: MakeRows, server: Any
 ) -> None:
     rows = make_rows(61)
@@ -95,16 +95,16 @@ def test_without_files_rows_wait_in_memory_and_are_not_called_durable(
     server.kill()
     one.append("a", rows)
     assert not one.flush("a")
-    assert torch.equal(everything(one, "a"), rows)
+    assert torch.equal(read_all(one, "a"), rows)
     server.start()
     until(lambda: one.flush("a"))
     one.check()
     other = open_worker()
     other.open("a", epoch=2, length=61)
-    assert torch.equal(everything(other, "a"), rows)
+    assert torch.equal(read_all(other, "a"), rows)
 
 
-def test_a_frozen_redis_holds_up_one_write_and_no_reader(
+def test_a_frozen_redis_delays_one_write_and_no_read(
     open_worker: OpenWorker, make_rows: MakeRows, server: Any
 ) -> None:
     rows = make_rows(61)
@@ -112,20 +112,20 @@ def test_a_frozen_redis_holds_up_one_write_and_no_reader(
     one.open("a", epoch=1, length=0)
     server.signal(signal.SIGSTOP)
     one.append("a", rows)
-    assert torch.equal(everything(one, "a"), rows), "read while the write waits"
+    assert torch.equal(read_all(one, "a"), rows), "the read does not wait for the write"
     assert one.flush("a")
     writes = one.counters()["redis"].writes
     one.append("a", rows)
     assert one.flush("a")
     assert one.counters()["redis"].writes == writes, (
-        "nobody waits for it again until it was seen to answer"
+        "no write waits for it again before a probe succeeds"
     )
     server.signal(signal.SIGCONT)
-    until(lambda: brought(one))
+    until(lambda: is_flushed(one))
     one.check()
 
 
-def test_a_restarted_worker_goes_on_bringing_what_redis_missed(
+def test_a_restarted_worker_flushes_its_pending_pages(
     open_worker: OpenWorker, make_rows: MakeRows, server: Any
 ) -> None:
     rows = make_rows(29)
@@ -139,47 +139,47 @@ def test_a_restarted_worker_goes_on_bringing_what_redis_missed(
     again = open_worker("one")
     again.open("a", epoch=2, length=29)
     assert again.missing_pages("a") == []
-    assert torch.equal(everything(again, "a"), rows)
-    until(lambda: brought(again))
+    assert torch.equal(read_all(again, "a"), rows)
+    until(lambda: is_flushed(again))
     other = open_worker("other")
     other.open("a", epoch=3, length=29)
-    assert torch.equal(everything(other, "a"), rows)
+    assert torch.equal(read_all(other, "a"), rows)
 
 
-def test_what_redis_missed_never_comes_over_what_the_next_owner_wrote(
+def test_pending_pages_never_overwrite_those_of_the_next_owner(
     open_worker: OpenWorker, make_rows: MakeRows, server: Any
 ) -> None:
     rows = make_rows(20)
     later = make_rows(12, seed=1)
-    broken_off = make_rows(12, seed=2)
+    uncommitted = make_rows(12, seed=2)
     one = open_worker("one")
     one.open("a", epoch=1, length=0)
     one.append("a", rows)
     assert one.flush("a")
     server.kill()
-    one.append("a", broken_off)  # is in its files, and was never committed
+    one.append("a", uncommitted)  # In its files, but never committed.
     assert one.flush("a")
     server.start()
     other = open_worker("other")
     other.open("a", epoch=2, length=20)
     other.append("a", later)
     assert other.flush("a")
-    wanted = torch.cat([rows, later], 3)
-    until(lambda: brought(one))
-    assert torch.equal(everything(other, "a"), wanted)
+    expected = torch.cat([rows, later], 3)
+    until(lambda: is_flushed(one))
+    assert torch.equal(read_all(other, "a"), expected)
     one.open("a", epoch=3, length=32)
-    assert torch.equal(everything(one, "a"), wanted)
+    assert torch.equal(read_all(one, "a"), expected)
     one._stack.tiers.lowest.delete([PageKey("a", 3)])
     other.release("a")
     one.close()
     again = open_worker("one")
     again.open("a", epoch=5, length=32)
-    assert 3 in again.lost_pages("a") or torch.equal(everything(again, "a"), wanted), (
-        "lost or right, never others"
+    assert 3 in again.repair_pages("a") or torch.equal(read_all(again, "a"), expected), (
+        "missing or right, never other rows"
     )
 
 
-def test_uncommitted_rows_that_cannot_be_cut_keep_a_session_closed(
+def test_a_session_stays_closed_while_uncommitted_rows_cannot_be_truncated(
     open_worker: OpenWorker, make_rows: MakeRows, server: Any
 ) -> None:
     rows = make_rows(45)
@@ -190,17 +190,17 @@ def test_uncommitted_rows_that_cannot_be_cut_keep_a_session_closed(
     assert one.flush("a")
     server.kill()
     with pytest.raises(TierError):
-        one.open("a", epoch=2, length=29)  # Redis would still have 45 rows for whoever comes next
+        one.open("a", epoch=2, length=29)  # Redis would still have 45 rows for the next owner.
     server.start()
     until(lambda: opens(one, "a", epoch=3, length=29))
     one.append("a", other_rows)
     assert one.flush("a")
     other = open_worker("other")
     other.open("a", epoch=4, length=45)
-    assert torch.equal(everything(other, "a"), torch.cat([rows[:, :, :, :29], other_rows], 3))
+    assert torch.equal(read_all(other, "a"), torch.cat([rows[:, :, :, :29], other_rows], 3))
 
 
-def test_files_of_a_worker_that_was_not_told_count_for_nothing_once_another_had_the_session(
+def test_files_of_a_superseded_worker_are_ignored(
     open_worker: OpenWorker, make_rows: MakeRows, server: Any
 ) -> None:
     one = open_worker("one")
@@ -216,39 +216,39 @@ def test_files_of_a_worker_that_was_not_told_count_for_nothing_once_another_had_
     assert one.missing_pages("a") == list(range(6))
 
 
-def test_what_was_owed_before_another_had_the_session_is_not_brought_under_a_later_epoch(
+def test_pending_pages_of_an_earlier_ownership_are_not_flushed_under_a_later_epoch(
     open_worker: OpenWorker, make_rows: MakeRows, server: Any
 ) -> None:
     rows = make_rows(20)
-    broken_off = make_rows(12, seed=1)
+    uncommitted = make_rows(12, seed=1)
     later = make_rows(12, seed=2)
     one = open_worker("one")
     other = open_worker("other")
     for store in (one, other):
-        store._through._retrying.close()  # nothing is brought but by a flush
+        store._through._retry.close()  # Only a flush moves pending pages.
     one.open("a", epoch=1, length=0)
     one.append("a", rows)
     assert one.flush("a")
     server.kill()
-    one.append("a", broken_off)
+    one.append("a", uncommitted)
     assert one.flush("a")
     server.start()
     until(lambda: opens(other, "a", epoch=2, length=20))
-    assert torch.equal(everything(other, "a"), rows)
+    assert torch.equal(read_all(other, "a"), rows)
     server.kill()
     other.append("a", later)
     assert other.flush("a")
     server.start()
     until(lambda: opens(one, "a", epoch=3, length=32))
     assert one.missing_pages("a") == [2, 3]
-    one._stack.tiers.try_again()
+    one._stack.tiers.clear_failure()
     assert one.flush("a")
     third = open_worker("third")
     third.open("a", epoch=4, length=32)
     assert third.missing_pages("a") == [2, 3]
 
 
-def test_a_full_tier_keeps_no_version_of_a_page_with_rows_that_were_cut(
+def test_a_full_tier_keeps_no_version_of_a_page_with_truncated_rows(
     layout: PageLayout, make_rows: MakeRows, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(self: NvmeTier, *_: Any, **__: Any) -> None:
@@ -259,14 +259,14 @@ def test_a_full_tier_keeps_no_version_of_a_page_with_rows_that_were_cut(
     store = RowStore(layout, [RamTier(1 << 20), NvmeTier(tmp_path / "rows")])
     store.append("a", rows[:, :, :, :29])
     assert store.flush("a")
-    store.append("a", rows[:, :, :, 29:])  # of a turn that is broken off; the page is in a file
+    store.append("a", rows[:, :, :, 29:])  # Of a turn that is discarded; the page is in a file.
     assert store.flush("a")
     with monkeypatch.context() as patch:
         patch.setattr(NvmeTier, "put", full)
         store.open("a", epoch=1, length=29)
         store.append("a", later)
         assert not store.flush("a")
-        assert torch.equal(everything(store, "a"), torch.cat([rows[:, :, :, :29], later], 3))
+        assert torch.equal(read_all(store, "a"), torch.cat([rows[:, :, :, :29], later], 3))
         with pytest.raises(TierFailedError, match="end with the process"):
             store.close()
     again = RowStore(layout, [NvmeTier(tmp_path / "rows")])
@@ -283,7 +283,7 @@ def opens(store: RowStore, session: str, *, epoch: int, length: int) -> bool:
     return True
 
 
-def test_memory_is_enough_to_go_on_while_redis_is_down(
+def test_a_session_continues_from_memory_while_redis_is_down(
     open_worker: OpenWorker, make_rows: MakeRows, server: Any
 ) -> None:
     rows = make_rows(29)
@@ -298,15 +298,15 @@ def test_memory_is_enough_to_go_on_while_redis_is_down(
     with pytest.raises(TierFailedError):
         one.open("unseen", epoch=1, length=0)
     server.start()
-    until(lambda: brought(one))
+    until(lambda: is_flushed(one))
     other = open_worker("other")
     other.open("a", epoch=3, length=58)
-    assert torch.equal(everything(other, "a"), torch.cat([rows, rows], 3))
+    assert torch.equal(read_all(other, "a"), torch.cat([rows, rows], 3))
     with pytest.raises(Exception, match="epoch"):
         one.open("a", epoch=2, length=29)
 
 
-def test_a_deletion_that_redis_missed_is_done_later(
+def test_a_failed_deletion_is_retried_later(
     open_worker: OpenWorker, make_rows: MakeRows, server: Any
 ) -> None:
     one = open_worker("one")
@@ -316,13 +316,13 @@ def test_a_deletion_that_redis_missed_is_done_later(
     one.fork("a", "b", epoch=1, length=16, shared=[SharedPages("a", 2)])
     assert one.flush("a")
     server.kill()
-    one.drop("a", keep_pages=2)
+    one.delete("a", keep_pages=2)
     assert "a" not in one.sessions()
     server.start()
-    until(lambda: not one._through.writer.refuses())
+    until(lambda: not one._through.writer.has_refused())
     one.check()
     assert sorted(header.key for header in one._stack.tiers.lowest.stored("a")) == [
         PageKey("a", 0),
         PageKey("a", 1),
     ]
-    assert torch.equal(everything(one, "b"), rows[:, :, :, :16])
+    assert torch.equal(read_all(one, "b"), rows[:, :, :, :16])

@@ -1,4 +1,4 @@
-"""A page that is damaged or gone is found, said to be lost, and comes back for all who share it."""
+"""Damaged pages are reported as missing, and restored for all sessions that share them."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +19,7 @@ OpenStore = Callable[..., RowStore]
 MakeRows = Callable[..., Tensor]
 
 
-def everything(store: RowStore, session: str) -> Tensor:
+def read_all(store: RowStore, session: str) -> Tensor:
     return store.gather(session, torch.arange(store.length(session)))
 
 
@@ -35,7 +35,7 @@ def flip(directory: Path, layout: PageLayout, page: int, at: int) -> None:
 def damaged(
     open_store: OpenStore, make_rows: MakeRows, layout: PageLayout, tmp_path: Path
 ) -> Callable[[int, int], tuple[RowStore, Tensor]]:
-    """damaged(page, at): a store over files with a flipped bit, with session "a" of 45 rows and its fork "b"."""
+    """damaged(page, at): a store with a flipped bit, session "a" of 45 rows and its fork "b"."""
 
     def make(page: int, at: int) -> tuple[RowStore, Tensor]:
         store = open_store()
@@ -52,42 +52,42 @@ def damaged(
     return make
 
 
-def test_a_flipped_bit_in_the_rows_is_found_by_reading(
+def test_a_flipped_bit_in_the_rows_is_found_by_repair_pages(
     damaged: Callable[..., tuple[RowStore, Tensor]],
 ) -> None:
     store, rows = damaged(2, 300)
     assert (store.missing_pages("a"), store.missing_pages("b")) == ([], [])
-    assert (store.lost_pages("a"), store.lost_pages("b")) == ([2], [2])
+    assert (store.repair_pages("a"), store.repair_pages("b")) == ([2], [2])
     with pytest.raises(CorruptPageError, match="page 2"):
-        everything(store, "b")
+        read_all(store, "b")
     store.restore("a", 2, rows[:, :, :, 16:24])
-    assert (store.lost_pages("a"), store.lost_pages("b")) == ([], [])
+    assert (store.repair_pages("a"), store.repair_pages("b")) == ([], [])
     assert store.flush("a")
-    assert torch.equal(everything(store, "b"), rows[:, :, :, :32])
+    assert torch.equal(read_all(store, "b"), rows[:, :, :, :32])
     store.check()
 
 
 @pytest.mark.parametrize("by", ["a", "b"])
-def test_a_flipped_bit_in_a_header_loses_pages_until_they_are_restored(
+def test_a_flipped_bit_in_a_header_makes_pages_missing_until_restored(
     damaged: Callable[..., tuple[RowStore, Tensor]], open_store: OpenStore, by: str
 ) -> None:
     store, rows = damaged(2, 20)
     assert store.missing_pages(by) == [2]
-    lost = store.lost_pages(by)
-    assert 2 in lost, "and those before it in the file, which it may have replaced"
-    for index in lost:
+    missing = store.repair_pages(by)
+    assert 2 in missing, "and earlier ones in the file, which it may have superseded"
+    for index in missing:
         store.restore(by, index, rows[:, :, :, 8 * index : 8 * index + 8])
     assert store.flush(by)
-    assert store.lost_pages(by) == []
+    assert store.repair_pages(by) == []
     store.close()
     again = open_store()
     again.open("a", epoch=2, length=45)
     again.open("b", epoch=2, length=32, shared=[SharedPages("a", 4)])
-    assert [index for index in again.lost_pages("a") if index < 4] == []
-    assert torch.equal(everything(again, "b"), rows[:, :, :, :32])
+    assert [index for index in again.repair_pages("a") if index < 4] == []
+    assert torch.equal(read_all(again, "b"), rows[:, :, :, :32])
 
 
-def test_an_unfinished_page_comes_back_and_goes_on(
+def test_a_restored_unfinished_page_can_be_appended_to(
     open_store: OpenStore, make_rows: MakeRows
 ) -> None:
     store = open_store()
@@ -99,15 +99,15 @@ def test_an_unfinished_page_comes_back_and_goes_on(
     again = open_store()
     again.open("a", epoch=1, length=20)
     assert again.missing_pages("a") == [2]
-    assert again.flush("a"), "what is lost is not there to be made durable"
+    assert again.flush("a"), "a missing page need not be durable"
     again.restore("a", 2, rows[:, :, :, 16:20])
     again.append("a", rows[:, :, :, 20:])
     assert again.flush("a")
-    assert torch.equal(everything(again, "a"), rows)
+    assert torch.equal(read_all(again, "a"), rows)
     again.check()
 
 
-def test_a_header_that_breaks_under_an_open_store_costs_its_page_alone(
+def test_a_header_that_breaks_under_an_open_store_affects_only_its_page(
     make_rows: MakeRows, layout: PageLayout, tmp_path: Path
 ) -> None:
     store = RowStore(layout, [NvmeTier(tmp_path / "rows")])
@@ -120,12 +120,12 @@ def test_a_header_that_breaks_under_an_open_store_costs_its_page_alone(
     assert store.missing_pages("a") == [2]
     store.restore("a", 2, rows[:, :, :, 16:24])
     assert store.flush("a")
-    assert torch.equal(everything(store, "a"), rows)
+    assert torch.equal(read_all(store, "a"), rows)
     store.check()
     store.close()
 
 
-def test_only_whole_pages_of_the_session_are_restored(
+def test_only_complete_pages_of_the_session_can_be_restored(
     open_store: OpenStore, make_rows: MakeRows
 ) -> None:
     store = open_store()
@@ -140,25 +140,25 @@ def test_only_whole_pages_of_the_session_are_restored(
         store.restore("a", 1, rows[:, :, :, :8].half())
 
 
-def test_restored_rows_settle_as_they_did(
+def test_restored_rows_are_quantised_as_before(
     layout: PageLayout, make_rows: MakeRows, tmp_path: Path
 ) -> None:
     nvme = NvmeTier(tmp_path / "rows")
     store = RowStore(layout, [nvme], codecs=[Codec.INT8])
     rows = make_rows(16)
     store.append("a", rows)
-    before = everything(store, "a")
+    before = read_all(store, "a")
     store.flush("a")
     nvme.delete([PageKey("a", 0)])
-    assert store.lost_pages("a") == [0]
+    assert store.repair_pages("a") == [0]
     store.restore("a", 0, rows[:, :, :, :8])
-    assert torch.equal(everything(store, "a"), before)
+    assert torch.equal(read_all(store, "a"), before)
     store.flush("a")
-    assert torch.equal(everything(store, "a"), before)
+    assert torch.equal(read_all(store, "a"), before)
     store.close()
 
 
-def test_what_a_tier_does_not_say_is_not_lost(
+def test_pages_of_an_unresponsive_tier_are_not_missing(
     layout: PageLayout, make_rows: MakeRows, tmp_path: Path
 ) -> None:
     nvme = NvmeTier(tmp_path / "rows")
@@ -173,9 +173,9 @@ def test_what_a_tier_does_not_say_is_not_lost(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(NvmeTier, "get", fail)
         with pytest.raises(TierFailedError):
-            store.lost_pages("a")
+            store.repair_pages("a")
     assert NvmeTier.get is closed
-    assert store.lost_pages("a") == []
+    assert store.repair_pages("a") == []
     store.close()
 
 
@@ -188,14 +188,14 @@ def test_a_damaged_copy_above_is_read_from_below(
     store.append("a", rows)
     store.flush("a")
     flip(tmp_path / "upper", layout, 1, 300)
-    assert store.lost_pages("a") == []
-    assert torch.equal(everything(store, "a"), rows)
+    assert store.repair_pages("a") == []
+    assert torch.equal(read_all(store, "a"), rows)
     store.close()
 
 
 @pytest.mark.parametrize("codec", list(Codec))
 @pytest.mark.parametrize("by", ["a", "b"])
-def test_what_only_a_copy_in_memory_has_is_written_again(
+def test_a_page_left_only_in_memory_is_written_again(
     layout: PageLayout, make_rows: MakeRows, tmp_path: Path, codec: Codec, by: str
 ) -> None:
     def opened(epoch: int) -> RowStore:
@@ -210,12 +210,12 @@ def test_what_only_a_copy_in_memory_has_is_written_again(
     store.append("a", rows)
     store.close()
     store = opened(1)
-    before = everything(store, "a")
+    before = read_all(store, "a")
     segment = min((tmp_path / "rows").glob("segment-*.kv"))
     segment.write_bytes(bytes(byte ^ 1 for byte in segment.read_bytes()))
-    assert store.lost_pages(by) == []
+    assert store.repair_pages(by) == []
     assert store.flush(by)
     store.close()
     store = opened(2)
-    assert torch.equal(everything(store, by), before[:, :, :, : store.length(by)])
+    assert torch.equal(read_all(store, by), before[:, :, :, : store.length(by)])
     store.close()

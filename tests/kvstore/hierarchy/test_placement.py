@@ -1,4 +1,4 @@
-"""A session's rows are the same from every tier, whatever codec each tier has."""
+"""A session's rows are the same from every tier, for any codecs."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -20,12 +20,12 @@ INT8 = Codec.INT8
 MakeRows = Callable[..., Tensor]
 
 
-def everything(store: RowStore, session: str = "a") -> Tensor:
+def read_all(store: RowStore, session: str = "a") -> Tensor:
     return store.gather(session, torch.arange(store.length(session)))
 
 
-def kept(layout: PageLayout, rows: Tensor) -> Tensor:
-    """What a store over INT8 shall give back: finished pages decoded, the rest as it was."""
+def expected_rows(layout: PageLayout, rows: Tensor) -> Tensor:
+    """Rows as an INT8 store returns them: finished pages decoded, the unfinished one exact."""
     pages = []
     for page in rows.split(layout.page_tokens, 3):
         codec = INT8 if page.shape[3] == layout.page_tokens else RAW
@@ -34,40 +34,40 @@ def kept(layout: PageLayout, rows: Tensor) -> Tensor:
     return torch.cat(pages, 3)
 
 
-def codecs_in(tier: RamTier | NvmeTier) -> list[int]:
+def get_codecs(tier: RamTier | NvmeTier) -> list[int]:
     return [header.codec for header in sorted(tier.stored(), key=lambda header: header.key)]
 
 
 @pytest.mark.parametrize("codecs", [[RAW, INT8], [INT8, INT8]])
-def test_rows_are_the_same_from_memory_from_every_tier_and_after_a_restart(
-    layout: PageLayout, make_rows: MakeRows, tmp_path: Path, codecs: list[Codec], held_tier: Any
+def test_rows_are_the_same_from_memory_and_every_tier_and_after_a_restart(
+    layout: PageLayout, make_rows: MakeRows, tmp_path: Path, codecs: list[Codec], blocked_tier: Any
 ) -> None:
     rows = make_rows(21)
-    wanted = kept(layout, rows)
-    assert not torch.equal(wanted, rows)
-    pending = RowStore(layout, [RamTier(1 << 20), held_tier], codecs=codecs)
-    pending.append("a", rows)
-    assert torch.equal(everything(pending), wanted)
-    held_tier.release.set()
-    pending.close()
+    expected = expected_rows(layout, rows)
+    assert not torch.equal(expected, rows)
+    queued = RowStore(layout, [RamTier(1 << 20), blocked_tier], codecs=codecs)
+    queued.append("a", rows)
+    assert torch.equal(read_all(queued), expected)
+    blocked_tier.release.set()
+    queued.close()
     ram = RamTier(1 << 20)
     store = RowStore(layout, [ram, NvmeTier(tmp_path / "rows")], codecs=codecs)
     for token in range(21):
         store.append("a", rows[:, :, :, token : token + 1])
-    assert torch.equal(everything(store), wanted)
+    assert torch.equal(read_all(store), expected)
     store.flush("a")
-    assert codecs_in(ram) == [codecs[0], codecs[0], RAW]
-    assert torch.equal(everything(store), wanted)
+    assert get_codecs(ram) == [codecs[0], codecs[0], RAW]
+    assert torch.equal(read_all(store), expected)
     store.close()
     for _ in ("cold", "warm"):
         again = RowStore(layout, [RamTier(1 << 20), NvmeTier(tmp_path / "rows")], codecs=codecs)
-        assert torch.equal(everything(again), wanted)
-        assert torch.equal(everything(again), wanted)
+        assert torch.equal(read_all(again), expected)
+        assert torch.equal(read_all(again), expected)
         again.check()
         again.close()
 
 
-def test_an_unfinished_page_is_finished_after_a_restart_as_if_there_had_been_none(
+def test_a_page_finished_after_restarts_is_quantised_once(
     layout: PageLayout, make_rows: MakeRows, tmp_path: Path
 ) -> None:
     rows = make_rows(16)
@@ -76,11 +76,11 @@ def test_an_unfinished_page_is_finished_after_a_restart_as_if_there_had_been_non
         store.append("a", rows[:, :, :, first:last])
         store.close()
     store = RowStore(layout, [NvmeTier(tmp_path / "rows")], codecs=[INT8])
-    assert torch.equal(everything(store), kept(layout, rows))
+    assert torch.equal(read_all(store), expected_rows(layout, rows))
     store.close()
 
 
-def test_what_comes_up_is_kept_in_the_form_of_the_tier_it_comes_to(
+def test_a_promoted_page_has_the_codec_of_each_tier(
     layout: PageLayout, make_rows: MakeRows
 ) -> None:
     upper = RamTier(1 << 20, "upper")
@@ -92,22 +92,22 @@ def test_what_comes_up_is_kept_in_the_form_of_the_tier_it_comes_to(
     blobs = lowest.get([PageKey("a", 0), PageKey("a", 1)])
     for tier in (upper, middle):
         tier.delete([PageKey("a", 0), PageKey("a", 1)])
-    read = everything(store)
-    assert (codecs_in(upper), codecs_in(middle)) == ([RAW, RAW], [INT8, INT8])
+    read = read_all(store)
+    assert (get_codecs(upper), get_codecs(middle)) == ([RAW, RAW], [INT8, INT8])
     assert middle.get([PageKey("a", 0), PageKey("a", 1)]) == blobs
     lowest.delete([PageKey("a", 0), PageKey("a", 1)])
-    assert torch.equal(everything(store), read)
+    assert torch.equal(read_all(store), read)
     upper.delete([PageKey("a", 0), PageKey("a", 1)])
-    assert torch.equal(everything(store), read)
+    assert torch.equal(read_all(store), read)
     store.close()
 
 
-def test_pages_are_read_by_their_own_codec_whatever_is_configured_now(
+def test_pages_are_read_by_the_codec_of_their_header(
     layout: PageLayout, make_rows: MakeRows, tmp_path: Path
 ) -> None:
     rows = make_rows(24)
-    wanted = torch.cat(
-        [rows[:, :, :, :8], kept(layout, rows[:, :, :, 8:16]), rows[:, :, :, 16:]], 3
+    expected = torch.cat(
+        [rows[:, :, :, :8], expected_rows(layout, rows[:, :, :, 8:16]), rows[:, :, :, 16:]], 3
     )
     for first, codecs in ((0, [RAW, RAW]), (8, [RAW, INT8]), (16, [RAW, RAW])):
         store = RowStore(layout, [RamTier(1 << 20), NvmeTier(tmp_path / "rows")], codecs=codecs)
@@ -116,13 +116,13 @@ def test_pages_are_read_by_their_own_codec_whatever_is_configured_now(
     for codecs in ([INT8, INT8], [RAW, RAW]):
         ram = RamTier(1 << 20)
         store = RowStore(layout, [ram, NvmeTier(tmp_path / "rows")], codecs=codecs)
-        assert torch.equal(everything(store), wanted)
-        assert torch.equal(everything(store), wanted)
-        assert codecs_in(ram) == [RAW, codecs[0], RAW]
+        assert torch.equal(read_all(store), expected)
+        assert torch.equal(read_all(store), expected)
+        assert get_codecs(ram) == [RAW, codecs[0], RAW]
         store.close()
 
 
-def test_int8_pages_take_the_bytes_of_int8(tmp_path: Path) -> None:
+def test_int8_pages_take_about_half_the_bytes(tmp_path: Path) -> None:
     layout = PageLayout(2, 2, 64, torch.bfloat16, "model A")
     rows = torch.randn(
         layout.rows_shape(640), generator=torch.Generator().manual_seed(1)
@@ -141,5 +141,5 @@ def test_a_tier_less_exact_than_the_one_below_is_refused(
     layout: PageLayout, codecs: list[Codec]
 ) -> None:
     tiers = [RamTier(1 << 20, name) for name in ("a", "b", "c")]
-    with pytest.raises(TierSettingsError, match="c: RAW; give the lowest tier INT8 too"):
+    with pytest.raises(TierSettingsError, match="c: RAW; set INT8 in the lowest tier too"):
         RowStore(layout, tiers, codecs=codecs)
