@@ -88,7 +88,7 @@ COURTESIES = (
 )
 
 
-def line(rng: random.Random, lines: tuple[str, ...], topic: str) -> str:
+def draw_line(rng: random.Random, lines: tuple[str, ...], topic: str) -> str:
     """One sentence about a topic, its blanks filled at random."""
     noun, other = rng.sample(TOPICS[topic], 2)
     time = rng.choice(TIMES)
@@ -109,8 +109,8 @@ def small_talk(rng: random.Random, topic: str, said: list[str]) -> tuple[str, st
     """
     if rng.random() < 0.08:
         return rng.choice(COURTESIES)
-    user = [line(rng, USER_LINES, topic) for _ in range(rng.choice((1, 1, 2, 3)))]
-    reply = [line(rng, REPLY_LINES, topic) for _ in range(rng.choice((1, 1, 2)))]
+    user = [draw_line(rng, USER_LINES, topic) for _ in range(rng.choice((1, 1, 2, 3)))]
+    reply = [draw_line(rng, REPLY_LINES, topic) for _ in range(rng.choice((1, 1, 2)))]
     said.extend(user[:1])
     if len(said) > 2 and rng.random() < 0.3:
         user.insert(0, f"As I said: {rng.choice(said[-40:])}")

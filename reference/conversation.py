@@ -11,9 +11,9 @@ import random
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from reference.chat import TOPICS, USER_LINES, line, small_talk
+from reference.chat import TOPICS, USER_LINES, draw_line, small_talk
 from reference.tools import TOOLS, ToolKind
-from reference.words import ATTRIBUTES, Split, first_piece, names_for, value_for
+from reference.words import ATTRIBUTES, Split, draw_names, draw_value, first_piece
 
 Kind = Literal["chat", "fact", "correction", "question", "tool"]
 
@@ -65,9 +65,9 @@ QUESTIONS = (
     "Which {attribute} did I give you for {name}?",
 )
 
-MOST_FACTS = 42
+MAX_FACTS = 42
 """One fact a person, and a split has about so many people whose names share no syllable."""
-TOKENS_OF = {"chat": 43, "fact": 26, "correction": 24, "question": 23, "tool": 61}
+EXCHANGE_TOKENS = {"chat": 43, "fact": 26, "correction": 24, "question": 23, "tool": 61}
 """Mean tokens of an exchange of each kind, rendered, under the shipped tokenizer."""
 
 
@@ -97,7 +97,7 @@ class Exchange:
 
     def is_answered_by(self, reply: str) -> bool:
         """Whether a generated reply gives exactly this exchange's answer as its value."""
-        return self.answer is None or gives(reply, self.answer)
+        return self.answer is None or ends_in(reply, self.answer)
 
 
 @dataclass(frozen=True)
@@ -161,17 +161,17 @@ class _Fact:
 
 def mix_for(n_tokens: int, n_facts: int | None = None) -> Mix:
     """The mix for evaluation: one fact per 150 tokens, one question per 75, small talk in the rest."""
-    facts = n_facts if n_facts is not None else min(MOST_FACTS, max(2, n_tokens // 150))
+    facts = n_facts if n_facts is not None else min(MAX_FACTS, max(2, n_tokens // 150))
     corrections = facts // 6
     questions = max(2, n_tokens // 75)
     tool_questions = questions // 4
     used = (
-        facts * TOKENS_OF["fact"]
-        + corrections * TOKENS_OF["correction"]
-        + (questions - tool_questions) * TOKENS_OF["question"]
-        + tool_questions * TOKENS_OF["tool"]
+        facts * EXCHANGE_TOKENS["fact"]
+        + corrections * EXCHANGE_TOKENS["correction"]
+        + (questions - tool_questions) * EXCHANGE_TOKENS["question"]
+        + tool_questions * EXCHANGE_TOKENS["tool"]
     )
-    chats = max(0, round((n_tokens - used) / TOKENS_OF["chat"]))
+    chats = max(0, round((n_tokens - used) / EXCHANGE_TOKENS["chat"]))
     return Mix(facts, corrections, questions - tool_questions, tool_questions, chats)
 
 
@@ -199,7 +199,7 @@ class _Writer:
     def __init__(self, rng: random.Random, split: Split) -> None:
         self.rng = rng
         self.split = split
-        self.names = names_for(rng, split)
+        self.names = draw_names(rng, split)
         self.begun: set[str] = set()
         """How the values so far begin."""
         self.facts: dict[tuple[str, str], _Fact] = {}
@@ -223,7 +223,7 @@ class _Writer:
         for kind in self._plan(mix):
             exchange = self._exchange(kind, mix.restate)
             self.exchanges.append(exchange)
-            self.tokens += TOKENS_OF[exchange.kind]
+            self.tokens += EXCHANGE_TOKENS[exchange.kind]
         tools = [tool.schema() for tool in self.tools] if mix.tool_questions else []
         return Conversation(seed, self.rng.choice(SYSTEM_LINES), tools, tuple(self.exchanges))
 
@@ -265,7 +265,7 @@ class _Writer:
     def _new_value(self, attribute: str) -> str:
         """A value that begins like no other of this conversation, as long as there are such."""
         for _ in range(20):
-            value = value_for(attribute, self.rng, self.split)
+            value = draw_value(attribute, self.rng, self.split)
             if first_piece(value) not in self.begun:
                 break
         self.begun.add(first_piece(value))
@@ -283,11 +283,11 @@ class _Writer:
 
     def _among_other_things(self, statement: str) -> str:
         """A statement as a message; now and then with small talk before or after it."""
-        user = sentence(statement)
+        user = capitalize(statement)
         draw = self.rng.random()
         if draw > 0.2:
             return user
-        other = line(self.rng, USER_LINES, self.topic)
+        other = draw_line(self.rng, USER_LINES, self.topic)
         return f"{other} {user}" if draw > 0.1 else f"{user} {other}"
 
     def _correction(self, restate: float) -> Exchange:
@@ -337,18 +337,18 @@ class _Writer:
     def _asked(
         self, fact: _Fact, user: str, kind: Kind, call: ToolCall | None, result: str | None
     ) -> Exchange:
-        reply = sentence(
+        reply = capitalize(
             CLAUSE.format(name=fact.name, attribute=fact.attribute, value=fact.value) + "."
         )
         return Exchange(user, reply, kind, call, result, fact.value, fact.exchange)
 
 
-def gives(reply: str, value: str) -> bool:
+def ends_in(reply: str, value: str) -> bool:
     """Whether a reply ends in exactly this value."""
     return reply.strip().rstrip(".").endswith(" " + value)
 
 
-def sentence(text: str) -> str:
+def capitalize(text: str) -> str:
     """Text of at least one letter, begun with a capital."""
     return text[0].upper() + text[1:]
 
@@ -362,4 +362,4 @@ def _expected_tokens(mix: Mix) -> float:
         "question": mix.questions,
         "tool": mix.tool_questions,
     }
-    return float(max(1, sum(TOKENS_OF[kind] * count for kind, count in counts.items())))
+    return float(max(1, sum(EXCHANGE_TOKENS[kind] * count for kind, count in counts.items())))

@@ -10,14 +10,14 @@ from transformers import PreTrainedTokenizerBase
 
 from reference.conversation import (
     CLAUSE,
-    MOST_FACTS,
+    MAX_FACTS,
     Conversation,
     Exchange,
     Mix,
     exchange_messages,
     generate,
 )
-from reference.words import ATTRIBUTES, names_for, value_for
+from reference.words import ATTRIBUTES, draw_names, draw_value
 
 IGNORED = 0
 ORDINARY = 1
@@ -115,7 +115,7 @@ def training_mix(n_tokens: int, rng: random.Random) -> Mix:
     room -= 60 * tool_questions + 30 * bool(tool_questions)
     pairs = max(2, int(room / 22))
     attributes = rng.choice((1, 2, 4, len(ATTRIBUTES), len(ATTRIBUTES)))
-    most_facts = MOST_FACTS
+    most_facts = MAX_FACTS
     facts = max(1, min(most_facts, int(pairs * rng.uniform(0.25, 0.55))))
     corrections = int(facts * rng.choice((0.0, 0.15, 0.3)))
     questions = max(1, pairs - facts - corrections)
@@ -196,7 +196,7 @@ class BatchMaker:
 
     def _list_of_facts(self, n_tokens: int) -> TokenRow:
         """Facts about one to three attributes, stated and repeated in any order: many answers in few tokens."""
-        names = names_for(self.rng, "train")
+        names = draw_names(self.rng, "train")
         attributes = self.rng.sample(sorted(ATTRIBUTES), self.rng.choice((1, 2, 4)))
         keys = [(name, self.rng.choice(attributes)) for name in names]
         stated: list[tuple[str, str, str, int]] = []
@@ -211,7 +211,7 @@ class BatchMaker:
                 name, attribute, value, said_at = self.rng.choice(stated)
             else:
                 name, attribute = keys.pop()
-                value = value_for(attribute, self.rng, "train")
+                value = draw_value(attribute, self.rng, "train")
                 said_at = len(row.ids)
                 stated.append((name, attribute, value, said_at))
             opening, closing = self.rng.choice(((" the", ""), ("<|assistant|>The", "<|end|>")))

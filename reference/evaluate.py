@@ -33,7 +33,7 @@ from reference.data import render_exchange, render_opening
 
 SCORES_PATH = Path(__file__).parent / "scores.json"
 AGE_BOUNDS = (256, 512, 1024, 2048, 4096, 8192, 1 << 20)
-MOST_REPLY_TOKENS = 48
+MAX_REPLY_TOKENS = 48
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class FullCacheReader:
             torch.tensor([self.ids]),
             attention_mask=torch.ones(1, len(self.ids), dtype=torch.long),
             past_key_values=self.cache,
-            max_new_tokens=MOST_REPLY_TOKENS,
+            max_new_tokens=MAX_REPLY_TOKENS,
             do_sample=False,
         )
         self.cache.crop(len(self.ids) - 1 - self.cache.get_seq_length())
@@ -118,13 +118,13 @@ def _tool_call_outcome(reader: FullCacheReader, exchange: Exchange, fed: str) ->
     """Whether the model calls the right tool with the right arguments."""
     reader.feed(fed[: fed.index("<|assistant|>")] + "<|assistant|>")
     reply = reader.answer()
-    call = parsed_call(reply)
+    call = parse_call(reply)
     wanted = exchange.tool_call
     right = wanted is not None and call == {"name": wanted.name, "arguments": wanted.arguments}
     return Outcome("tool call", 0, right, reply, json.dumps(asdict(wanted)) if wanted else "")
 
 
-def parsed_call(reply: str) -> dict[str, Any] | None:
+def parse_call(reply: str) -> dict[str, Any] | None:
     """The tool call in a reply, or None where there is none or it is not JSON."""
     start, _, rest = reply.partition("<tool_call>")
     body, closed, _ = rest.partition("</tool_call>")

@@ -25,7 +25,7 @@ from reference.tokenizer import MAX_TOKENS, train_tokenizer
 
 LENGTHS = (192, 512, 1024, 2048, 4096, 8192)
 PASS_AT = (0.92, 0.93, 0.93, 0.93, 0.95, 1.0)
-MOST_STEPS = (10_000, 260, 260, 300, 400, 10_000)
+MAX_STEPS = (10_000, 260, 260, 300, 400, 10_000)
 """Steps after which a length is left for the next one all the same."""
 """Exact match of the answers at which a length is left for the next one."""
 SHORTER_SHARE = 0.2
@@ -72,7 +72,9 @@ def build_model(tokenizer: PreTrainedTokenizerBase) -> LlamaForCausalLM:
     return LlamaForCausalLM(config)
 
 
-def logits_of(model: LlamaForCausalLM, ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+def compute_logits(
+    model: LlamaForCausalLM, ids: torch.Tensor, positions: torch.Tensor
+) -> torch.Tensor:
     """Logits [rows, tokens, vocabulary] at any rising positions.
 
     The model's own layers are called one by one because its forward takes jumping positions for packed sequences.
@@ -93,7 +95,7 @@ def step_function(model: LlamaForCausalLM, compiled: bool) -> Step:
     def step(
         ids: torch.Tensor, positions: torch.Tensor, classes: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        logits = logits_of(model, ids, positions)[:, :-1].float()
+        logits = compute_logits(model, ids, positions)[:, :-1].float()
         targets = ids[:, 1:]
         losses = functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
         kinds = classes[:, 1:].flatten()
@@ -242,7 +244,7 @@ class Run:
         level = self.progress.level
         steps = self.progress.steps_at_level
         passed = steps >= 60 and (
-            self.progress.accuracy > PASS_AT[level] or steps > MOST_STEPS[level]
+            self.progress.accuracy > PASS_AT[level] or steps > MAX_STEPS[level]
         )
         if passed and self.progress.level + 1 < len(LENGTHS):
             self.progress.level += 1

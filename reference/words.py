@@ -44,7 +44,7 @@ THINGS = _pieces(
 DESK_LETTERS = "ABCDEFGHJKLMNPQRSTUVWXYZ"
 
 
-def split_of(text: str) -> Split:
+def get_split(text: str) -> Split:
     """The split that a name or a value belongs to, by a hash of its text: the two sets never meet."""
     return "held_out" if zlib.crc32(text.encode()) % _HELD_OUT_SHARE == 0 else "train"
 
@@ -91,15 +91,15 @@ A single word is no value here: held-out ones would be words that training only 
 """
 
 
-def value_for(attribute: str, rng: random.Random, split: Split) -> str:
+def draw_value(attribute: str, rng: random.Random, split: Split) -> str:
     """A random value for an attribute, from the split's own values."""
     while True:
         value = ATTRIBUTES[attribute](rng)
-        if split_of(value) == split:
+        if get_split(value) == split:
             return value
 
 
-def names_for(rng: random.Random, split: Split) -> list[str]:
+def draw_names(rng: random.Random, split: Split) -> list[str]:
     """Distinct names of the split in random order, each made of two syllables.
 
     No two made-up names of one list share a syllable, so that a conversation's people are easy to tell apart.
@@ -109,7 +109,7 @@ def names_for(rng: random.Random, split: Split) -> list[str]:
     names = []
     for start in starts:
         for end in ends:
-            if split_of(start + end) == split:
+            if get_split(start + end) == split:
                 names.append(start + end)
                 ends.remove(end)
                 break

@@ -82,15 +82,15 @@ def longconv_command(
     fresh: Fresh = False,
 ) -> None:
     """Questions on early, middle and late facts of conversations on several topics; accuracy against budget."""
-    from evals.codecs import codecs_of
-    from evals.configs import arms_of
+    from evals.codecs import parse_codecs
+    from evals.configs import parse_configs
     from evals.suites.longconv import suite as longconv
 
     first = longconv.LongConv(_setup(model, "", seed, block, episodes), tokens, topics, questions)
     chosen = _words(budgets) or list(longconv.BUDGETS)
-    kept = codecs_of(_words(codecs))
+    kept = parse_codecs(_words(codecs))
     _run(
-        longconv.suite(first, arms_of(_words(methods)), chosen, conversations, kept),
+        longconv.suite(first, parse_configs(_words(methods)), chosen, conversations, kept),
         json,
         processes,
         fresh,
@@ -119,13 +119,13 @@ def passkey_command(
     fresh: Fresh = False,
 ) -> None:
     """One fact among small talk, by its depth and the history's length; a heat map per method."""
-    from evals.configs import arms_of
+    from evals.configs import parse_configs
     from evals.suites import passkey
 
     setup = _setup(model, budget, seed, block, episodes)
     places = (lengths or passkey.LENGTHS, depths or passkey.DEPTHS)
     _run(
-        passkey.suite(setup, arms_of(_words(methods)), conversations, *places),
+        passkey.suite(setup, parse_configs(_words(methods)), conversations, *places),
         json,
         processes,
         fresh,
@@ -153,12 +153,14 @@ def fidelity_command(
     fresh: Fresh = False,
 ) -> None:
     """Recorded conversations under every method and budget: how far each turn is from the full cache."""
-    from evals.configs import arms_of
+    from evals.configs import parse_configs
     from evals.suites import fidelity
 
     setup = _setup(model, "", seed, block, episodes)
     chosen = _words(budgets) or list(fidelity.BUDGETS)
-    suite = fidelity.suite(setup, arms_of(_words(methods)), chosen, data, limit or None, tokens)
+    suite = fidelity.suite(
+        setup, parse_configs(_words(methods)), chosen, data, limit or None, tokens
+    )
     _run(suite, json, processes, fresh)
 
 
@@ -192,7 +194,7 @@ def locomo_command(
     fresh: Fresh = False,
 ) -> None:
     """Real conversations: whether the matched episode holds a question's evidence; F1 of a model's answers."""
-    from evals.configs import arms_of
+    from evals.configs import parse_configs
     from evals.suites.locomo import answers as locomo_answers
     from evals.suites.locomo import matching as locomo_matching
     from evals.suites.locomo import suite as locomo
@@ -203,7 +205,9 @@ def locomo_command(
             _setup(model, "", seed, block, episodes), "", questions, tokens
         )
         chosen = _words(budgets) or list(locomo_answers.BUDGETS)
-        answers = locomo.answering(first, data, limit or None, arms_of(_words(methods)), chosen)
+        answers = locomo.answering_units(
+            first, data, limit or None, parse_configs(_words(methods)), chosen
+        )
     tried = (counts or locomo_matching.COUNTS, widths or locomo_matching.WIDTHS)
     _run(locomo.suite(data, limit or None, seed, *tried, answers), json, processes, fresh)
 
@@ -240,15 +244,15 @@ def mq_niah_command(
     fresh: Fresh = False,
 ) -> None:
     """Facts that the second turn asks for, after the cache was compressed for the first: repair and its controls."""
-    from evals.codecs import codecs_of
+    from evals.codecs import parse_codecs
     from evals.suites.mq_niah import variants as mq_niah_suites
     from evals.suites.mq_niah.case import Protocol
 
     protocol = Protocol(_path_of(model), 0, base, tokens, distractors)
     names = tuple(_words(suite) or ["4q"])
-    kept = codecs_of(_words(codecs))
-    chosen = mq_niah_suites.Chosen(names, tuple(ks or ()), seed, cases, kept)
-    _run(mq_niah_suites.suite_of(protocol, chosen), json, processes, fresh)
+    kept = parse_codecs(_words(codecs))
+    chosen = mq_niah_suites.SuiteRequest(names, tuple(ks or ()), seed, cases, kept)
+    _run(mq_niah_suites.build_suite(protocol, chosen), json, processes, fresh)
 
 
 @eval_app.command("repository")
@@ -277,14 +281,16 @@ def repository_command(
 
 def _setup(model: str, budget: str, seed: int, block: int, episodes: str) -> "Setup":
     """What the units of a suite have in common; the suite puts its own arms in the place of the full cache."""
-    from evals.configs import FULL, arm_of
+    from evals.configs import FULL, parse_config
     from evals.harness import Setup
     from kvrecall.domain.session_settings import EpisodeSettings
 
     if episodes != "auto" and not (episodes.isdecimal() and int(episodes)):
         raise typer.BadParameter(f"{episodes!r} is neither a number of episodes nor auto")
     count: Any = episodes if episodes == "auto" else int(episodes)
-    return Setup(_path_of(model), arm_of(FULL), budget, seed, block, EpisodeSettings(count=count))
+    return Setup(
+        _path_of(model), parse_config(FULL), budget, seed, block, EpisodeSettings(count=count)
+    )
 
 
 def _run(suite: "Suite[Any]", out: Path, processes: int, fresh: bool) -> None:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reference.conversation import Conversation, generate
-from reference.words import split_of
+from reference.words import get_split
 
 
 def stated_values(conversation: Conversation) -> set[str]:
@@ -42,8 +42,8 @@ def test_another_seed_is_another_conversation() -> None:
 def test_names_and_values_stay_in_their_split(seed: int) -> None:
     for split in ("train", "held_out"):
         conversation = generate(seed, 2000, split=split)
-        assert {split_of(name) for name in asked_names(conversation)} == {split}
-        assert {split_of(value) for value in stated_values(conversation)} == {split}
+        assert {get_split(name) for name in asked_names(conversation)} == {split}
+        assert {get_split(value) for value in stated_values(conversation)} == {split}
 
 
 @given(seed=st.integers(0, 10**9))

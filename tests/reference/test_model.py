@@ -6,7 +6,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from reference import MODEL_PATH
 from reference.conversation import generate
-from reference.evaluate import FullCacheReader, Outcome, conversation_outcomes, parsed_call
+from reference.evaluate import FullCacheReader, Outcome, conversation_outcomes, parse_call
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +35,7 @@ def test_it_answers_held_out_questions(outcomes: list[Outcome]) -> None:
 def test_it_calls_the_right_tool_with_the_right_arguments(outcomes: list[Outcome]) -> None:
     calls = [outcome for outcome in outcomes if outcome.kind == "tool call"]
     assert len(calls) >= 8
-    assert all(parsed_call(outcome.reply) is not None for outcome in calls)
+    assert all(parse_call(outcome.reply) is not None for outcome in calls)
     assert sum(outcome.right for outcome in calls) >= 0.9 * len(calls)
 
 
@@ -71,4 +71,4 @@ def test_reading_on_from_the_cache_answers_as_reading_from_the_start(
     ],
 )
 def test_a_malformed_call_is_no_call(reply: str) -> None:
-    assert parsed_call(reply) is None
+    assert parse_call(reply) is None

@@ -63,7 +63,9 @@ class CodedChunk:
         high, low = (None if part is None else part[layer] for part in (self.high, self.low))
         codes = unpack_codes(high, low, lowest.shape[-1])
         heads, rows, head_dim = codes.shape
-        midpoints = get_midpoints(codes.view(heads, len(self.pages), -1, head_dim), lowest, bin_width)
+        midpoints = get_midpoints(
+            codes.view(heads, len(self.pages), -1, head_dim), lowest, bin_width
+        )
         return midpoints.view(heads, rows, head_dim)
 
 

@@ -1,4 +1,4 @@
-"""Have faults happen to a set-up, one after another, while others speak to it."""
+"""Injects faults into a set-up, one after another, while clients use it."""
 
 import time
 from collections import Counter
@@ -10,13 +10,14 @@ from threading import Timer
 from benchmarks.faults.faults import KINDS, Fault, NothingToHitError, Undo, schedule
 from benchmarks.faults.setups import Setup
 
+# A fault that takes longer than this has the one before it undone first: that may keep a process
+# from starting.
 PATIENCE_SECONDS = 10.0
-"""After which the fault before is undone though the next is still at work: it may keep a process from starting."""
 
 
 @dataclass
 class Injector:
-    """Lets `count` faults happen. The schedule follows from the seed."""
+    """Injects the faults of a schedule, which follows from the seed."""
 
     setup: Setup
     weights: Mapping[str, float]
@@ -25,19 +26,19 @@ class Injector:
     _pending: list[Undo] = field(default_factory=list)
 
     def run(self, count: int) -> None:
-        """Let so many faults happen, and undo them all."""
+        """Inject `count` faults and undo them all."""
         try:
             for fault in schedule(self.weights, self.seed):
                 if self.happened.total() >= count:
                     break
-                self._happen(fault)
+                self._inject(fault)
         finally:
-            self._undo()
+            self._undo_pending()
 
-    def _happen(self, fault: Fault) -> None:
+    def _inject(self, fault: Fault) -> None:
         time.sleep(fault.after)
         rng = Random(fault.seed)
-        patience = Timer(PATIENCE_SECONDS, self._undo)
+        patience = Timer(PATIENCE_SECONDS, self._undo_pending)
         patience.start()
         try:
             undo = KINDS[fault.kind](self.setup, rng)
@@ -45,17 +46,18 @@ class Injector:
             return
         finally:
             patience.cancel()
+            patience.join()  # it may be undoing the fault before: two undos at once would race
         self.happened[fault.kind] += 1
         if undo is None:
-            self._undo()
+            self._undo_pending()
             return
         time.sleep(fault.seconds)
-        self._undo()
+        self._undo_pending()
         if fault.lasts:
             self._pending.append(undo)
         else:
             undo()
 
-    def _undo(self) -> None:
+    def _undo_pending(self) -> None:
         while self._pending:
             self._pending.pop()()
