@@ -22,6 +22,7 @@ from torch import Tensor
 
 from benchmarks.repair_keys import SINKS, MadeUp, ReferenceKeys
 from benchmarks.throughput import RESULTS, describe
+from kvrecall.domain.session_settings import RepairScan
 from kvrecall.reporting.results import Row, results_of, speed_row
 from kvstore.format.page import PageLayout
 from kvstore.format.summaries import Bits
@@ -29,7 +30,7 @@ from kvstore.store import RowStore
 from kvstore.tiers.ram import RamTier
 from workers.cache.active_cache import EMPTY, ActiveCache, KVShape
 from workers.methods.repairkv import RepairKV
-from workers.repair.scan.exact import How, ScanResult, scan
+from workers.repair.scan.exact import ScanResult, scan
 
 QWEN_7B = KVShape(n_layers=28, n_heads=28, n_kv_heads=4, head_dim=128)
 PLAIN = "plain exact scan"
@@ -174,11 +175,11 @@ class Bench:
         scores = (total / (len(self.resident) * observed.queries[0].shape[0])).cpu()
         return ScanResult(scores, torch.ones(self.length, dtype=torch.bool), 0, True)
 
-    def scanned(self, how: How, operator: RepairKV, count: int) -> ScanResult:
+    def scanned(self, mode: RepairScan, operator: RepairKV, count: int) -> ScanResult:
         """Scores of all tokens from the row store."""
 
-        def doubts(lower: Tensor, upper: Tensor) -> Tensor:
-            return operator.doubts(
+        def find_ambiguous(lower: Tensor, upper: Tensor) -> Tensor:
+            return operator.ambiguous_tokens(
                 without_sinks(lower), without_sinks(upper), self.candidate_tokens, count
             )
 
@@ -188,10 +189,10 @@ class Bench:
                 "s",
                 self.of.observed,
                 self.length,
-                how=how,
+                mode=mode,
                 counted=None,
-                doubts=doubts,
-                hurried=lambda: False,
+                find_ambiguous=find_ambiguous,
+                stop_requested=lambda: False,
                 device=self.device,
             )
         )
@@ -207,7 +208,7 @@ class Bench:
 
     def choose(self, scores: Tensor, operator: RepairKV, count: int) -> Tensor:
         """The tokens to promote, int64 positions."""
-        worth = operator.worth(without_sinks(scores))
+        worth = operator.utility(without_sinks(scores))
         return operator.choose(worth, self.candidate_tokens, torch.zeros(self.length), count)
 
     def move(self, chosen: Tensor) -> None:
@@ -236,8 +237,8 @@ def times(bench: Bench, plan: Plan) -> Iterator[Row]:
     """Seconds of every kind of scan in rotation, after one round that does not count, and what was read."""
     operator = RepairKV()
     ways: dict[str, Callable[[], ScanResult]] = {PLAIN: bench.plain}
-    for how in get_args(How):
-        ways[how] = partial(bench.scanned, how, operator, plan.promoted)
+    for mode in get_args(RepairScan):
+        ways[mode] = partial(bench.scanned, mode, operator, plan.promoted)
     runs: dict[str, list[Repaired]] = {name: [] for name in ways}
     for repeat in range(plan.repeats + 1):
         for name, way in ways.items():

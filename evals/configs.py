@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from typing import Literal, cast, get_args
 
 from evals.errors import BadArm, BadBudget
-from kvrecall.domain.session_settings import EpisodeBuild
+from kvrecall.domain.session_settings import EpisodeBuild, LayerBudgets
 from workers import methods
 from workers.errors import WorkerError
-from workers.primitives.budgets import LayerBudgets
 
 Build = Literal["none", EpisodeBuild]
 FULL = "full"

@@ -75,7 +75,7 @@ def loaded(name: str) -> Loaded:
 def sensitivity_of(name: str) -> tuple[float, ...] | None:
     """The layers' sensitivity (EpiCache 3.2), measured once per process; None where the context is too short."""
     found = loaded(name)
-    if found.model.max_context < profile.LEAST_TOKENS:
+    if found.model.max_context < profile.MIN_TOKENS:
         return None
     return calibration.measured(
         found.model, found.tokenizer, name, calibration.packaged_text(name)

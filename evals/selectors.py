@@ -12,7 +12,7 @@ from torch import Tensor
 
 from workers.methods import RepairKV
 from workers.primitives.observation import Observed
-from workers.primitives.scoring import attention_in_pieces
+from workers.primitives.scoring import attention_in_chunks
 from workers.primitives.selection import bursts
 
 BEFORE = 2
@@ -53,7 +53,7 @@ def best_spread(scores: Tensor, candidates: Tensor, tie_break: Tensor, count: in
     allowed = torch.zeros(len(scores), dtype=torch.bool)
     allowed[candidates] = True
     operator = RepairKV()
-    return operator.choose(operator.worth(scores), allowed, tie_break, count)
+    return operator.choose(operator.utility(scores), allowed, tie_break, count)
 
 
 def signal_scores(observed: Observed, keys: Sequence[Tensor], rows: Tensor, sinks: int) -> Tensor:
@@ -66,7 +66,7 @@ def signal_scores(observed: Observed, keys: Sequence[Tensor], rows: Tensor, sink
         seen = of_layer[:, rows.to(of_layer.device)]
         places = rows.to(seen.device, torch.int32).expand(len(seen), -1)
         best: Tensor | None = None
-        for _, weights in attention_in_pieces(queries, seen, places, observed.positions):
+        for _, weights in attention_in_chunks(queries, seen, places, observed.positions):
             most = weights.amax(2)
             best = most if best is None else torch.maximum(best, most)
         assert best is not None, "a signal has tokens"

@@ -48,7 +48,7 @@ def known_profile(
     if path.exists():
         return profile.load(path, model)
     log = structlog.get_logger()
-    if model.max_context < profile.LEAST_TOKENS:
+    if model.max_context < profile.MIN_TOKENS:
         log.warning(
             "context too short for a layer profile: no layer budgets by sensitivity", model=name
         )

@@ -57,11 +57,12 @@ def _profile(
     import torch
 
     from kvrecall.app import calibration
+    from kvrecall.domain.session_settings import LayerBudgets
     from workers.errors import ModelRefused, ProfileRefused
     from workers.model import layer_sensitivity as profile
     from workers.model.loader import load_model
     from workers.model.tokenizer import load_tokenizer
-    from workers.primitives.budgets import LayerBudgets, alpha_of, split
+    from workers.primitives.budgets import get_alpha, split_budget
 
     said = calibration.text_of(text) if text else calibration.packaged_text(settings.model, tokens)
     try:
@@ -78,13 +79,15 @@ def _profile(
     profile.save(found, path)
     ways: tuple[LayerBudgets, ...] = ("uniform", "pyramid", "sensitivity")
     floor = min(budget, settings.worker.min_budget)
-    alpha = alpha_of(model.module.config.model_type)
+    alpha = get_alpha(model.module.config.model_type)
     n_layers = model.shape.n_layers
     return (
         found,
         path,
         {
-            how: split(budget, n_layers, how, floor=floor, weights=found.sensitivity, alpha=alpha)
+            how: split_budget(
+                budget, n_layers, how, floor=floor, weights=found.sensitivity, alpha=alpha
+            )
             for how in ways
         },
     )

@@ -72,19 +72,19 @@ class ActiveCache:
         """Forget every row of the slot; its keys and values are zeroed."""
         self.pool.clear(slot)
 
-    def longest(self, slot: int) -> list[int]:
+    def longest_heads(self, slot: int) -> list[int]:
         """Rows of the longest head, per layer."""
         return [int(n) for n in self.lengths[:, slot].amax(-1)]
 
-    def held(self, slot: int) -> list[int]:
+    def rows_per_head(self, slot: int) -> list[int]:
         """Rows per head, per layer: the mean over the heads, rounded up."""
         return [int(n) for n in self._per_head(self.lengths[:, slot])]
 
-    def room(self, slot: int) -> int:
+    def free_rows(self, slot: int) -> int:
         """How many tokens may still be appended before a layer reaches its bound."""
         return int((self.bound[:, slot] - self._per_head(self.lengths[:, slot])).min())
 
-    def begin(
+    def begin_step(
         self, slots: Sequence[int], query_positions: Tensor, observe: int = 0
     ) -> "ForwardStep":
         """Open one forward pass over `slots`; see `ForwardStep`."""
@@ -94,7 +94,7 @@ class ActiveCache:
         """A slot's rows with their marks; views as long as no head is much longer than the others."""
         return self.pool.read(slot, layer)
 
-    def rows_of(self, slot: int, layer: int) -> tuple[Tensor, Tensor, Tensor]:
+    def get_rows(self, slot: int, layer: int) -> tuple[Tensor, Tensor, Tensor]:
         """A slot's keys and values `[n_kv_heads, n, head_dim]` and positions `[n_kv_heads, n]`, as `read` has them.
 
         `n` is the longest head's length; shorter heads have `EMPTY` positions at their end.
@@ -140,7 +140,7 @@ class ActiveCache:
         """Add float32 `[n_kv_heads, n]` to what the rows, as `read` has them, have accumulated."""
         self.pool.accumulate(slot, layer, amounts)
 
-    def trim(self, slot: int, count: int) -> None:
+    def drop_last(self, slot: int, count: int) -> None:
         """Forget the last `count` rows of every head: a patched prompt that was scored."""
         assert bool((self.lengths[:, slot] >= count).all()), (
             "cannot trim more rows than a head holds"

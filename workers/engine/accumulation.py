@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from workers.cache.active_cache import ActiveCache
-from workers.primitives.scoring import attention_in_pieces
+from workers.primitives.scoring import attention_in_chunks
 
 
 def accumulate(
@@ -17,7 +17,7 @@ def accumulate(
     queries: per layer `[n_heads, t, head_dim]`, post-RoPE; query_positions: int32 `[t]`; kind as in `Observation`.
     """
     for layer, of_layer in enumerate(queries):
-        keys, _, positions = cache.rows_of(slot, layer)
+        keys, _, positions = cache.get_rows(slot, layer)
         cache.accumulate(slot, layer, received(of_layer, keys, positions, query_positions, kind))
 
 
@@ -30,7 +30,7 @@ def received(
     it attended to all that it sees alike (Scissorhands). Shapes as in `scoring.attention`, whose pieces this adds up.
     """
     total = torch.zeros(key_positions.shape, device=keys.device)
-    for at, weights in attention_in_pieces(queries, keys, key_positions, query_positions):
+    for at, weights in attention_in_chunks(queries, keys, key_positions, query_positions):
         if kind == "hits":
             seen = (key_positions[:, None, :] <= at[:, None]).sum(-1)
             weights = (weights * seen[:, None, :, None] > 1).float()

@@ -21,7 +21,7 @@ from workers.engine.store_io import StoreIO, shared_pages, storage
 from workers.errors import BadSettings, StaleEpoch, UnknownSession
 from workers.model.loader import LoadedModel
 from workers.model.tokenizer import ChatTokenizer
-from workers.primitives.observation import Observed, own_mass
+from workers.primitives.observation import Observed, causal_logsumexp
 
 
 @dataclass(frozen=True)
@@ -259,11 +259,11 @@ class Engine:
 
     def _reserve(self, session: WorkerSession) -> int:
         """Rows per head that are kept free for a patched prompt."""
-        return self.settings.prompt_tokens if session.method.observation.patches else 0
+        return self.settings.prompt_tokens if session.method.observation.uses_patched_prompt else 0
 
     def _make_room(self, session: WorkerSession, tokens: int) -> None:
         assert session.slot is not None, "only a session in a slot goes forward"
-        if self.cache.room(session.slot) - self._reserve(session) < tokens:
+        if self.cache.free_rows(session.slot) - self._reserve(session) < tokens:
             self.evict(session)
 
     def _said(
@@ -289,24 +289,28 @@ class Engine:
             self.tokenizer.encode(observation.prompt),
             session.block,
             session.patched_prompt,
-            min(self.settings.prompt_tokens, self.cache.room(session.slot)),
+            min(self.settings.prompt_tokens, self.cache.free_rows(session.slot)),
         )
         if not prompts:
             return session.queries.observed()
-        return Observed.joined([_of_prompt(self._run_over(session, prompt)) for prompt in prompts])
+        return Observed.concatenate(
+            [_of_prompt(self._run_over(session, prompt)) for prompt in prompts]
+        )
 
     def _run_over(self, session: WorkerSession, token_ids: Sequence[int]) -> ForwardStep:
         """Run tokens over the active rows and forget theirs."""
         assert session.slot is not None, "only a session in a slot observes"
         step = self._step([session], len(token_ids), len(token_ids))
         self.model.forward(torch.tensor([token_ids]), step)
-        self.cache.trim(session.slot, len(token_ids))
+        self.cache.drop_last(session.slot, len(token_ids))
         return step
 
     def _step(self, sessions: Sequence[WorkerSession], tokens: int, observe: int) -> ForwardStep:
         starts = torch.tensor([session.length for session in sessions])
         slots = [session.slot for session in sessions if session.slot is not None]
-        return self.cache.begin(slots, starts[:, None] + torch.arange(tokens), min(observe, tokens))
+        return self.cache.begin_step(
+            slots, starts[:, None] + torch.arange(tokens), min(observe, tokens)
+        )
 
     def _write_through(self, sessions: Sequence[WorkerSession], step: ForwardStep) -> None:
         """Hand the step's rows over: to the store, and to whoever asked for them."""
@@ -330,7 +334,9 @@ def _of_prompt(step: ForwardStep) -> Observed:
     """What a patched prompt observed, with the weight of its own keys, which methods may count into the softmax."""
     queries = [q[0] for q in step.observed]
     keys = [k[0] for k in step.new_keys]
-    return Observed(tuple(queries), step.query_positions[0], tuple(map(own_mass, queries, keys)))
+    return Observed(
+        tuple(queries), step.query_positions[0], tuple(map(causal_logsumexp, queries, keys))
+    )
 
 
 def _observes(session: WorkerSession, tokens: int) -> int:

@@ -11,7 +11,7 @@ from workers.engine.session import WorkerSession, nearness
 from workers.engine.settings import WorkerSettings
 from workers.methods import LayerRows
 from workers.primitives.observation import Observed
-from workers.primitives.selection import marks, places_of, protected
+from workers.primitives.selection import mask_to_indices, position_mask, protected
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class _Chosen:
 def over_budget(cache: ActiveCache, session: WorkerSession) -> bool:
     """Whether some layer of the session's slot holds more rows than it keeps."""
     assert session.slot is not None, "only a session in a slot has active rows"
-    held = cache.held(session.slot)
+    held = cache.rows_per_head(session.slot)
     return session.method.evicts and any(n > session.target(layer) for layer, n in enumerate(held))
 
 
@@ -45,7 +45,7 @@ def evict(
     of them chose. `turn_over`: the turn's own rows are no longer protected.
     """
     assert session.slot is not None, "only a session in a slot evicts"
-    held = cache.held(session.slot)
+    held = cache.rows_per_head(session.slot)
     n_layers = cache.shape.n_layers
     group = session.method.shares_layers
     leaders = range(0, n_layers, group)
@@ -72,7 +72,7 @@ def evict(
         for layer in sharing:
             places = chosen.places if layer == first else _places_in(cache, session, layer, chosen)
             cache.keep(session.slot, layer, places)
-            assert cache.held(session.slot)[layer] <= session.target(layer), (
+            assert cache.rows_per_head(session.slot)[layer] <= session.target(layer), (
                 "a method keeps within its budget"
             )
     leaving = leaving.cpu()
@@ -101,7 +101,7 @@ def active_rows(
         accumulated=held.accumulated,
         end=session.length,
         seed=session.seed + session.length,
-        beside=observed.beside[layer] if observed.beside else None,
+        extra_logsumexp=observed.extra_logsumexp[layer] if observed.extra_logsumexp else None,
     )
 
 
@@ -130,9 +130,11 @@ def _places_in(cache: ActiveCache, session: WorkerSession, layer: int, chosen: _
         chosen.places < 0, EMPTY
     )
     held = positions != EMPTY
-    return places_of(
+    return mask_to_indices(
         held
-        & marks(wanted, session.length).gather(1, positions.clamp(max=session.length - 1).long())
+        & position_mask(wanted, session.length).gather(
+            1, positions.clamp(max=session.length - 1).long()
+        )
     )
 
 

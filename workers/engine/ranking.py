@@ -7,7 +7,7 @@ from torch import Tensor
 
 from workers.cache.active_cache import EMPTY
 from workers.methods import LayerRows, Method
-from workers.primitives.scoring import of_tokens, row_ranks, token_means
+from workers.primitives.scoring import gather_token_values, row_ranks, token_means
 
 
 def ranked(method: Method, layers: Sequence[LayerRows], nearness: Tensor) -> list[Tensor]:
@@ -44,12 +44,12 @@ def combined(
     found = [row_ranks(score, held) for score, held in zip(scores, positions, strict=True)]
     if method.whole_tokens:
         means = token_means(found, positions, end)
-        found = [of_tokens(means, held) for held in positions]
+        found = [gather_token_values(means, held) for held in positions]
     if weighs_topic:
         near = torch.ones(end, device=found[0].device)
         near[: len(nearness)] = nearness[:end]
         found = [
-            score + method.topic * of_tokens(near, held)
+            score + method.topic * gather_token_values(near, held)
             for score, held in zip(found, positions, strict=True)
         ]
     return [

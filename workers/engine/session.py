@@ -9,8 +9,9 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
+from kvrecall.domain.session_settings import RepairScan
 from workers.cache.active_cache import EMPTY, ActiveCache
-from workers.methods import DEFAULT_SCAN, Method, RepairKV, RepairScan
+from workers.methods import DEFAULT_SCAN, Method, RepairKV
 from workers.model.tokenizer import ChatMessage
 from workers.primitives.observation import RecentQueries
 

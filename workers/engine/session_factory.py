@@ -3,6 +3,7 @@
 import json
 from typing import Any, get_args
 
+from kvrecall.domain.session_settings import LayerBudgets
 from kvrecall.protocol.v1 import worker_pb2 as wire
 from workers import methods
 from workers.engine.session import WorkerSession
@@ -11,7 +12,6 @@ from workers.errors import BadSettings
 from workers.methods import Method, RepairKV
 from workers.model.loader import LoadedModel
 from workers.primitives import budgets
-from workers.primitives.budgets import LayerBudgets
 from workers.primitives.observation import RecentQueries
 
 
@@ -66,10 +66,12 @@ def _layer_rows(
             f"budget {spec.budget} leaves {base} rows beside repair_rows {spec.repair_rows}; sinks, recent window "
             f"and one row to choose need {floor}"
         )
-    alpha = budgets.alpha_of(model.module.config.model_type)
+    alpha = budgets.get_alpha(model.module.config.model_type)
     base = spec.budget if repair.swap else base
-    rows = budgets.split(base, n_layers, how, floor=floor, weights=layer_sensitivity, alpha=alpha)
-    return budgets.shared(rows, method.shares_layers, floor=floor)
+    rows = budgets.split_budget(
+        base, n_layers, how, floor=floor, weights=layer_sensitivity, alpha=alpha
+    )
+    return budgets.share_within_groups(rows, method.shares_layers, floor=floor)
 
 
 def _layer_budgets(spec: wire.SessionSpec, method: Method) -> LayerBudgets:

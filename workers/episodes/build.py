@@ -206,7 +206,7 @@ def _observed(engine: Engine, session: WorkerSession, plan: wire.EpisodePlan) ->
     pieces = (
         [*instruction, *prompt[start : start + room]] for start in range(0, len(prompt), room)
     )
-    return Observed.joined([engine.observe(session, piece) for piece in pieces])
+    return Observed.concatenate([engine.observe(session, piece) for piece in pieces])
 
 
 def _narrowed(

@@ -16,7 +16,7 @@ from workers.engine.store_io import storage
 from workers.episodes.selection import LayerChoice, choose_with_newer
 from workers.errors import BadEpisode
 from workers.generation import convert as wire_values
-from workers.primitives.selection import marks, places_of
+from workers.primitives.selection import mask_to_indices, position_mask
 
 
 @dataclass(frozen=True)
@@ -161,12 +161,14 @@ def _changes(
         newer = torch.where((held >= start) & ~promoted, held, EMPTY).sort(dim=1).values
         older = torch.where(rows.positions[layer] < start, rows.positions[layer], EMPTY)
         wanted = choose_with_newer(older, rows.scores[layer].float(), newer, choice)
-        wanted = marks(wanted, session.length)
-        now = marks(held, session.length)
+        wanted = position_mask(wanted, session.length)
+        now = position_mask(held, session.length)
         there = held != EMPTY
         stays = wanted.gather(1, held.clamp(max=session.length - 1).long()) & there
         changes.append(
-            _Change(places_of(stays | promoted), places_of(wanted & ~now), int(stays.sum()))
+            _Change(
+                mask_to_indices(stays | promoted), mask_to_indices(wanted & ~now), int(stays.sum())
+            )
         )
     return changes
 

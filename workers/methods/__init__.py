@@ -3,10 +3,11 @@
 import json
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, TypeVar, get_args
 
 from pydantic import TypeAdapter, ValidationError
 
+from kvrecall.domain.session_settings import RepairScan
 from kvrecall.protocol.v1 import worker_pb2 as wire
 from workers.errors import BadSettings, UnknownMethod
 from workers.methods.adakv import AdaKV
@@ -48,16 +49,12 @@ _ALL: tuple[type[Method], ...] = (
 )
 METHODS: Mapping[str, type[Method]] = MappingProxyType({method.name: method for method in _ALL})
 
-RepairScan = Literal["exact", "bounded", "summary"]
-"""How a repair finds candidates: reading every key; reading those that can change the choice; by summaries alone."""
-
 __all__ = [
     "DEFAULT_SCAN",
     "METHODS",
     "LayerRows",
     "Method",
     "RepairKV",
-    "RepairScan",
     "build",
     "build_repair",
     "describe",

@@ -7,7 +7,7 @@ from typing import ClassVar
 from pydantic import ConfigDict
 from torch import Tensor
 
-from workers.primitives.budgets import LayerBudgets
+from kvrecall.domain.session_settings import LayerBudgets
 from workers.primitives.observation import Observation
 from workers.primitives.selection import top_over_heads, top_per_head
 
@@ -32,7 +32,7 @@ class LayerRows:
     accumulated: Tensor
     end: int
     seed: int
-    beside: Tensor | None = None
+    extra_logsumexp: Tensor | None = None
 
 
 class Method(ABC):

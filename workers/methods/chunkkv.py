@@ -8,7 +8,7 @@ from torch import Tensor
 
 from workers.methods.base import LayerRows, Method
 from workers.primitives.observation import Observation
-from workers.primitives.scoring import attended, over_chunks, over_heads
+from workers.primitives.scoring import attention_scores, over_chunks, over_heads
 from workers.primitives.selection import newest_first, whole_chunks
 
 
@@ -41,7 +41,7 @@ class ChunkKV(Method):
 
     def scores(self, rows: LayerRows) -> Tensor:
         """What a row's chunk is attended to, over all heads."""
-        scores = attended(
+        scores = attention_scores(
             rows.queries,
             rows.keys,
             rows.positions,

@@ -6,10 +6,10 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 from torch import Tensor
 
+from kvrecall.domain.session_settings import LayerBudgets
 from workers.methods.base import LayerRows, Method
-from workers.primitives.budgets import LayerBudgets
 from workers.primitives.observation import Observation
-from workers.primitives.scoring import Reduction, attended, cosine_to_mean, smooth
+from workers.primitives.scoring import Reduction, attention_scores, cosine_to_mean, smooth
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class EpiCache(Method):
         if self.rank == "key_difference":
             return -cosine_to_mean(rows.keys, rows.positions)
         by = self.reduce
-        scores = attended(
+        scores = attention_scores(
             rows.queries, rows.keys, rows.positions, rows.query_positions, tokens=by, group=by
         )
         return smooth(scores, self.pool)

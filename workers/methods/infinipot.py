@@ -8,7 +8,7 @@ from torch import Tensor
 
 from workers.methods.base import LayerRows, Method
 from workers.primitives.observation import Observation
-from workers.primitives.scoring import Reduction, attended
+from workers.primitives.scoring import Reduction, attention_scores
 
 
 @dataclass(frozen=True)
@@ -36,11 +36,11 @@ class InfiniPot(Method):
 
     def scores(self, rows: LayerRows) -> Tensor:
         """The prompt's attention."""
-        return attended(
+        return attention_scores(
             rows.queries,
             rows.keys,
             rows.positions,
             rows.query_positions,
-            rows.beside,
+            rows.extra_logsumexp,
             tokens=self.tokens,
         )

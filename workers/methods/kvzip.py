@@ -8,7 +8,7 @@ from torch import Tensor
 
 from workers.methods.base import LayerRows, Method
 from workers.primitives.observation import Observation
-from workers.primitives.scoring import attended
+from workers.primitives.scoring import attention_scores
 
 
 @dataclass(frozen=True)
@@ -35,4 +35,6 @@ class KVzip(Method):
 
     def scores(self, rows: LayerRows) -> Tensor:
         """The repeat's attention."""
-        return attended(rows.queries, rows.keys, rows.positions, rows.query_positions, rows.beside)
+        return attention_scores(
+            rows.queries, rows.keys, rows.positions, rows.query_positions, rows.extra_logsumexp
+        )

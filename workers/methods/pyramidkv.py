@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
+from kvrecall.domain.session_settings import LayerBudgets
 from workers.methods.snapkv import SnapKV
-from workers.primitives.budgets import LayerBudgets
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ class RepairKV:
         """Whether a token's attention counts where it is active, too: it can then lead to its neighbours."""
         return self.select == "spread"
 
-    def worth(self, scores: Tensor) -> Tensor:
+    def utility(self, scores: Tensor) -> Tensor:
         """What each token is worth for itself or its neighbours: float32 of the shape of scores, `[..., length]`."""
         if self.select == "bursts":
             return scores
@@ -57,7 +57,9 @@ class RepairKV:
             return bursts(worth, candidates, tie_break, count, before=self.before, after=self.after)
         return best_tokens(worth, candidates, tie_break, count).sort().values
 
-    def doubts(self, lower: Tensor, upper: Tensor, candidates: Tensor, count: int) -> Tensor:
+    def ambiguous_tokens(
+        self, lower: Tensor, upper: Tensor, candidates: Tensor, count: int
+    ) -> Tensor:
         """Tokens whose scores must be known better before `choose` is certain: bool `[length]`.
 
         lower, upper: bounds on the scores, float `[length]`.

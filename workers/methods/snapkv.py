@@ -8,7 +8,7 @@ from torch import Tensor
 
 from workers.methods.base import LayerRows, Method
 from workers.primitives.observation import Observation
-from workers.primitives.scoring import Reduction, attended, smooth_before
+from workers.primitives.scoring import Reduction, attention_scores, smooth_before
 from workers.primitives.selection import newest_first, top_per_head
 
 
@@ -36,7 +36,7 @@ class SnapKV(Method):
 
     def scores(self, rows: LayerRows) -> Tensor:
         """Pooled attention; without an observed token every row scores the same."""
-        scores = attended(
+        scores = attention_scores(
             rows.queries,
             rows.keys,
             rows.positions,

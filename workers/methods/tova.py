@@ -7,7 +7,7 @@ from torch import Tensor
 
 from workers.methods.base import LayerRows, Method
 from workers.primitives.observation import Observation
-from workers.primitives.scoring import attended, over_heads
+from workers.primitives.scoring import attention_scores, over_heads
 from workers.primitives.selection import newest_first, top_per_head
 
 
@@ -28,7 +28,7 @@ class TOVA(Method):
 
     def scores(self, rows: LayerRows) -> Tensor:
         """Its attention; without one every row scores the same."""
-        scores = attended(
+        scores = attention_scores(
             rows.queries,
             rows.keys,
             rows.positions,

@@ -18,7 +18,7 @@ from workers.primitives.selection import top_per_head
 
 TOKENS = 2048
 """Tokens that are read where no other number is asked for: the first pass holds all their rows."""
-LEAST_TOKENS = 128
+MIN_TOKENS = 128
 """With fewer there is next to nothing that eviction could take away."""
 SINKS = 4
 
@@ -56,12 +56,12 @@ def measure(model: LoadedModel, token_ids: Sequence[int], *, name: str, text: st
     the same in both passes, are not counted. `name` and `text` say what the model and the text are called.
 
     Source: EpiCache, section 3.2, eq. 8 and 9; the keys are taken after RoPE, which does not change their cosine.
-    Raises ProfileRefused for a text under `LEAST_TOKENS` tokens, or if the model's keys are not numbers.
+    Raises ProfileRefused for a text under `MIN_TOKENS` tokens, or if the model's keys are not numbers.
     """
     token_ids = list(token_ids[: model.max_context])
-    if len(token_ids) < LEAST_TOKENS:
+    if len(token_ids) < MIN_TOKENS:
         raise ProfileRefused(
-            f"{text} has {len(token_ids)} tokens to read; a profile needs {LEAST_TOKENS}"
+            f"{text} has {len(token_ids)} tokens to read; a profile needs {MIN_TOKENS}"
         )
     budget = len(token_ids) // 8
     block = len(token_ids) // 16
@@ -136,7 +136,7 @@ def _cache(model: LoadedModel, rows: int) -> ActiveCache:
 
 
 def _say(model: LoadedModel, cache: ActiveCache, said: list[int], start: int) -> ForwardStep:
-    step = cache.begin([0], start + torch.arange(len(said))[None])
+    step = cache.begin_step([0], start + torch.arange(len(said))[None])
     model.forward(torch.tensor([said]), step)
     return step
 
@@ -154,5 +154,5 @@ def _cosines(full: ForwardStep, evicting: ForwardStep) -> torch.Tensor:
 def _evict(cache: ActiveCache, budget: int) -> None:
     """Keep sinks and recent rows, `budget` of them (Xiao et al., 2023)."""
     for layer in range(cache.shape.n_layers):
-        _, _, positions = cache.rows_of(0, layer)
+        _, _, positions = cache.get_rows(0, layer)
         cache.keep(0, layer, top_per_head(recency(positions, SINKS), positions, budget))

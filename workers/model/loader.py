@@ -107,7 +107,7 @@ def _try_out(model: LoadedModel) -> None:
     shape = model.shape
     rows = [2] * shape.n_layers
     cache = ActiveCache(shape, 1, rows, model.dtype, model.device)
-    step = cache.begin([cache.claim(rows)], torch.arange(2)[None], observe=2)
+    step = cache.begin_step([cache.claim(rows)], torch.arange(2)[None], observe=2)
     try:
         model.forward(torch.zeros(1, 2, dtype=torch.int64), step)
     except (TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:

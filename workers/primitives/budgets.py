@@ -3,12 +3,9 @@
 from collections.abc import Sequence
 from math import floor as whole
 from math import gcd
-from typing import Literal
 
+from kvrecall.domain.session_settings import LayerBudgets
 from workers.errors import BadSettings
-
-LayerBudgets = Literal["uniform", "pyramid", "sensitivity"]
-"""The same in every layer, fewer with depth (PyramidKV), or by how much eviction moves a layer's keys (EpiCache)."""
 
 ALPHA = 1.1
 """How sharply sensitivity weighs (EpiCache eq. 10), as its authors set it for Llama."""
@@ -16,7 +13,7 @@ ALPHA_QWEN = 1.3
 """As its authors set it for Qwen."""
 PYRAMID_BETA = 20.0
 """PyramidKV's deepest layer has 1/20 of the mean budget."""
-LEAST_SHARE = 0.75
+MIN_SHARE = 0.75
 """The least part of the mean budget that sensitivity leaves to a layer; EpiCache's authors' code has a quarter.
 
 The first layer's keys cannot deviate, whatever is evicted, so it always gets the least; with a quarter EpiCache falls
@@ -24,7 +21,7 @@ behind an even split on the reference model (evals/README.md, "What was tried").
 """
 
 
-def split(
+def split_budget(
     rows: int,
     n_layers: int,
     how: LayerBudgets,
@@ -57,7 +54,7 @@ def split(
             "run `kvrecall profile-layers`, or ask for uniform or pyramid"
         )
     return _apportion(
-        _sharpened(weights, alpha), rows * n_layers, max(floor, int(rows * LEAST_SHARE))
+        _sharpened(weights, alpha), rows * n_layers, max(floor, int(rows * MIN_SHARE))
     )
 
 
@@ -69,12 +66,12 @@ def pyramid(n_layers: int) -> list[float]:
     return [first - (first - last) * layer / steps for layer in range(n_layers)]
 
 
-def alpha_of(model_type: str) -> float:
+def get_alpha(model_type: str) -> float:
     """The paper's alpha for a family of models, by its Hugging Face `model_type`."""
     return ALPHA_QWEN if model_type.startswith("qwen") else ALPHA
 
 
-def shared(layer_rows: Sequence[int], group: int, *, floor: int) -> tuple[int, ...]:
+def share_within_groups(layer_rows: Sequence[int], group: int, *, floor: int) -> tuple[int, ...]:
     """The same rows for `group` consecutive layers, which share one selection: the group's mean, in whole rows.
 
     The last group may be smaller. The sum stays what it was, a multiple of the number of layers as `split` makes

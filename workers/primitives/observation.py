@@ -28,7 +28,7 @@ class Observation:
     accumulate: Literal["", "attention", "hits"] = ""
 
     @property
-    def patches(self) -> bool:
+    def uses_patched_prompt(self) -> bool:
         """Whether a prompt may be run over the active rows: places for it are then kept free."""
         return bool(self.prompt or self.repeats_block or self.episode)
 
@@ -41,7 +41,7 @@ class Observation:
         episode's medoid segments. A block that is too long is repeated in pieces, each after the instruction; of an
         episode that is too long the last tokens count.
         """
-        if not self.patches or (self.episode and not episode):
+        if not self.uses_patched_prompt or (self.episode and not episode):
             return []
         asked = list(instruction[:most])
         room = most - len(asked)
@@ -56,13 +56,13 @@ class Observation:
 class Observed:
     """Post-RoPE queries of some tokens: per layer `[n_heads, t, head_dim]`; their positions, int32 `[t]`.
 
-    beside: what each query sees beside the rows, per layer `own_mass`, float32 `[n_heads, t]`: its prompt's own keys,
+    beside: what each query sees beside the rows, per layer `causal_logsumexp`, float32 `[n_heads, t]`: its prompt's own keys,
     which were forgotten. None for tokens that were said: their keys are rows.
     """
 
     queries: tuple[Tensor, ...]
     positions: Tensor
-    beside: tuple[Tensor, ...] = ()
+    extra_logsumexp: tuple[Tensor, ...] = ()
 
     @property
     def tokens(self) -> int:
@@ -70,18 +70,18 @@ class Observed:
         return int(self.positions.shape[0])
 
     @classmethod
-    def joined(cls, parts: "Sequence[Observed]") -> "Observed":
+    def concatenate(cls, parts: "Sequence[Observed]") -> "Observed":
         """Several observations as one."""
         queries = zip(*(part.queries for part in parts), strict=True)
-        beside = zip(*(part.beside for part in parts), strict=True)
+        extra = zip(*(part.extra_logsumexp for part in parts), strict=True)
         return cls(
             tuple(torch.cat(of_layer, dim=1) for of_layer in queries),
             torch.cat([part.positions for part in parts]),
-            tuple(torch.cat(of_layer, dim=1) for of_layer in beside),
+            tuple(torch.cat(of_layer, dim=1) for of_layer in extra),
         )
 
 
-def own_mass(queries: Tensor, keys: Tensor) -> Tensor:
+def causal_logsumexp(queries: Tensor, keys: Tensor) -> Tensor:
     """How much softmax weight a prompt's queries have for the prompt's own keys, each for those up to its own.
 
     queries `[n_heads, t, head_dim]`, keys `[n_kv_heads, t, head_dim]`, of the same tokens. Returns the logarithm of

@@ -20,13 +20,13 @@ def attention(
     keys: Tensor,
     key_positions: Tensor,
     query_positions: Tensor,
-    beside: Tensor | None = None,
+    extra_logsumexp: Tensor | None = None,
 ) -> Tensor:
     """Attention of observed queries over a layer's rows: the softmax over every key that the query may see.
 
     queries `[n_heads, t, head_dim]`, keys `[n_kv_heads, n, head_dim]`, key_positions int `[n_kv_heads, n]`,
-    query_positions int `[t]`. beside: float32 `[n_heads, t]`, the logarithm of the weight of keys that are no rows
-    (`observation.own_mass`), which takes its part of the softmax. Returns float32 `[n_kv_heads, group, t, n]`, zero
+    query_positions int `[t]`. extra_logsumexp: float32 `[n_heads, t]`, the logarithm of the weight of keys that are no rows
+    (`observation.causal_logsumexp`), which takes its part of the softmax. Returns float32 `[n_kv_heads, group, t, n]`, zero
     where a key is after its query.
     """
     n_heads, tokens, head_dim = queries.shape
@@ -36,35 +36,35 @@ def attention(
     logits = logits.view(n_kv_heads, n_heads // n_kv_heads, tokens, keys.shape[1])
     visible = key_positions[:, None, None, :] <= query_positions[:, None]
     logits = logits.masked_fill(~visible, torch.finfo(torch.float32).min)
-    if beside is not None:
-        logits = torch.cat([logits, beside.view(*logits.shape[:3], 1)], dim=-1)
+    if extra_logsumexp is not None:
+        logits = torch.cat([logits, extra_logsumexp.view(*logits.shape[:3], 1)], dim=-1)
     weights: Tensor = logits.softmax(-1)[..., : keys.shape[1]].masked_fill(~visible, 0.0)
     return weights
 
 
-def attention_in_pieces(
+def attention_in_chunks(
     queries: Tensor,
     keys: Tensor,
     key_positions: Tensor,
     query_positions: Tensor,
-    beside: Tensor | None = None,
+    extra_logsumexp: Tensor | None = None,
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """`attention` of some of the queries at a time, with their positions: many queries take no more memory than few."""
     n_heads, count, _ = queries.shape
     piece = max(1, _WEIGHTS_AT_ONCE // max(1, n_heads * keys.shape[1]))
     for start in range(0, count, piece):
         part = slice(start, start + piece)
-        own = None if beside is None else beside[:, part]
+        own = None if extra_logsumexp is None else extra_logsumexp[:, part]
         at = query_positions[part]
         yield at, attention(queries[:, part], keys, key_positions, at, own)
 
 
-def attended(
+def attention_scores(
     queries: Tensor,
     keys: Tensor,
     key_positions: Tensor,
     query_positions: Tensor,
-    beside: Tensor | None = None,
+    extra_logsumexp: Tensor | None = None,
     *,
     tokens: Reduction = "max",
     group: Reduction = "max",
@@ -79,7 +79,9 @@ def attended(
     reduced = torch.zeros(n_kv_heads, n_heads // n_kv_heads, n, device=keys.device)
     if not count or not n:
         return torch.zeros(n_kv_heads, n, device=keys.device)
-    for _, weights in attention_in_pieces(queries, keys, key_positions, query_positions, beside):
+    for _, weights in attention_in_chunks(
+        queries, keys, key_positions, query_positions, extra_logsumexp
+    ):
         reduced = (
             torch.maximum(reduced, weights.amax(2)) if tokens == "max" else reduced + weights.sum(2)
         )
@@ -189,7 +191,7 @@ def token_means(scores: Sequence[Tensor], positions: Sequence[Tensor], end: int)
     return (total / count.clamp(min=1))[:end]
 
 
-def of_tokens(values: Tensor, positions: Tensor) -> Tensor:
+def gather_token_values(values: Tensor, positions: Tensor) -> Tensor:
     """Values of tokens, `[end]`, for the rows at `positions` int `[n_kv_heads, n]`; where no row is, any."""
     return values[positions.clamp(max=len(values) - 1).long()]
 

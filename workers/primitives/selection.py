@@ -36,7 +36,7 @@ def top_over_heads(scores: Tensor, positions: Tensor, rows: int, floor: int = 0)
     order = order[tier[order].sort(descending=True, stable=True).indices]
     chosen = torch.zeros(heads * n, dtype=torch.bool, device=scores.device)
     chosen[order[: rows * heads]] = True
-    return places_of(chosen.view(heads, n) & held)
+    return mask_to_indices(chosen.view(heads, n) & held)
 
 
 def whole_chunks(scores: Tensor, positions: Tensor, rows: int, chunk: int) -> Tensor:
@@ -55,7 +55,7 @@ def whole_chunks(scores: Tensor, positions: Tensor, rows: int, chunk: int) -> Te
         torn = positions // chunk == positions.gather(1, first_out) // chunk
         torn &= (scores == scores.gather(1, first_out)) & ~scores.isposinf()
         chosen &= ~torn
-    return places_of(chosen)
+    return mask_to_indices(chosen)
 
 
 def newest_first(scores: Tensor, positions: Tensor, rows: int) -> Tensor:
@@ -174,7 +174,7 @@ def _ranked(scores: Tensor, held: Tensor) -> Tensor:
     return scores.masked_fill(~held, -torch.inf).sort(dim=1, descending=True, stable=True).indices
 
 
-def places_of(chosen: Tensor) -> Tensor:
+def mask_to_indices(chosen: Tensor) -> Tensor:
     """bool `[n_kv_heads, n]` as places: int64 `[n_kv_heads, m]` ascending, -1 at a shorter head's end."""
     n = chosen.shape[1]
     places = torch.where(chosen, torch.arange(n, device=chosen.device), n).sort(dim=1).values
@@ -182,7 +182,7 @@ def places_of(chosen: Tensor) -> Tensor:
     return torch.where(places < n, places, -1)
 
 
-def marks(positions: Tensor, length: int) -> Tensor:
+def position_mask(positions: Tensor, length: int) -> Tensor:
     """Positions `[n_kv_heads, m]`, negative or `EMPTY` for none, as bool `[n_kv_heads, length]`."""
     # One column more takes what is no position, and is cut off.
     marked = torch.zeros(positions.shape[0], length + 1, dtype=torch.bool, device=positions.device)

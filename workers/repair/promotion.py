@@ -9,7 +9,7 @@ from torch import Tensor
 
 from workers.cache.active_cache import EMPTY, ActiveCache
 from workers.engine.session import WorkerSession
-from workers.primitives.selection import marks, places_of
+from workers.primitives.selection import mask_to_indices, position_mask
 
 
 class RowSource(Protocol):
@@ -47,7 +47,7 @@ def missing_rows(cache: ActiveCache, slot: int, length: int, *, promoted: bool =
     for layer in range(shape.n_layers):
         rows = cache.read(slot, layer)
         held = rows.positions.masked_fill(rows.promoted, EMPTY) if promoted else rows.positions
-        missing[layer] = ~marks(held, length)
+        missing[layer] = ~position_mask(held, length)
     return missing
 
 
@@ -130,9 +130,9 @@ def _forget(
         return
     for layer, positions in enumerate(demoted):
         held = cache.read(session.slot, layer).positions
-        leaving = marks(positions.to(held.device), session.length)
+        leaving = position_mask(positions.to(held.device), session.length)
         leaves = leaving.gather(1, held.clamp(max=session.length - 1).long())
-        cache.keep(session.slot, layer, places_of((held != EMPTY) & ~leaves))
+        cache.keep(session.slot, layer, mask_to_indices((held != EMPTY) & ~leaves))
     session.scores_of_evicted()[tokens] = worth.cpu().reshape(-1, session.length).amax(0)[tokens]
 
 
@@ -152,5 +152,5 @@ def withdraw(cache: ActiveCache, session: WorkerSession) -> None:
         return
     for layer in range(cache.shape.n_layers):
         rows = cache.read(session.slot, layer)
-        cache.keep(session.slot, layer, places_of((rows.positions != EMPTY) & ~rows.promoted))
+        cache.keep(session.slot, layer, mask_to_indices((rows.positions != EMPTY) & ~rows.promoted))
     session.promoted_rows = 0

@@ -131,23 +131,28 @@ def _scored(
     operator = session.repair
     sinks = engine.settings.sinks
 
-    def doubts(lower: Tensor, upper: Tensor) -> Tensor:
+    def find_ambiguous(lower: Tensor, upper: Tensor) -> Tensor:
         lower = lower.clone()
         upper = upper.clone()
         lower[:sinks] = upper[:sinks] = 0
-        return operator.doubts(lower, upper, candidates, session.repair_rows)
+        return operator.ambiguous_tokens(lower, upper, candidates, session.repair_rows)
 
     of = (engine.store, session.name, observed, session.length)
     device = engine.cache.device
     if operator.per_head:
-        found = yield from scan_by_head(*of, hurried=hurried, device=device)
+        found = yield from scan_by_head(*of, stop_requested=hurried, device=device)
         # A head's own and the token's: their sum keeps tokens together that one head alone would tear apart.
         return replace(found, scores=found.scores + found.scores.mean((0, 1)))
     counted = None if operator.counts_active else missing
     how = session.repair_scan
     return (
         yield from scan(
-            *of, how=how, counted=counted, doubts=doubts, hurried=hurried, device=device
+            *of,
+            mode=how,
+            counted=counted,
+            find_ambiguous=find_ambiguous,
+            stop_requested=hurried,
+            device=device,
         )
     )
 
@@ -163,7 +168,7 @@ def _take(
     """Make the best candidates active, in place of what an earlier repair brought, or of active rows worth less."""
     operator = session.repair
     settings = engine.settings
-    worth = operator.worth(scores)
+    worth = operator.utility(scores)
     if operator.per_head:
         wanted = best_of_heads(worth, missing, session.repair_rows)
     else:

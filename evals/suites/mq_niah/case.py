@@ -147,6 +147,6 @@ def begun(protocol: Protocol, seed: int, partition: str) -> Iterator[Case]:
 
 def answered(replayed: Replayed, needles: Sequence[Needle]) -> Observed:
     """Ask for needles from the full cache, one after the other; returns the queries of all replies together."""
-    return Observed.joined(
+    return Observed.concatenate(
         [replayed.reply(needle.question, harness.MOST_REPLY_TOKENS).observed for needle in needles]
     )

@@ -21,7 +21,7 @@ from workers.errors import ProfileRefused
 from workers.model import layer_sensitivity as profile
 from workers.model.loader import LoadedModel, load_model
 from workers.model.tokenizer import ChatTokenizer, load_tokenizer
-from workers.primitives.budgets import split
+from workers.primitives.budgets import split_budget
 
 
 @pytest.fixture(scope="module")
@@ -141,7 +141,7 @@ async def test_a_worker_splits_budgets_by_its_models_profile(
         memory = await calls.open(wire.OpenRequest(spec=spec))
     finally:
         await calls.close()
-    rows = split(128, 5, "sensitivity", floor=settings.min_budget, weights=kept.sensitivity)
+    rows = split_budget(128, 5, "sensitivity", floor=settings.min_budget, weights=kept.sensitivity)
     assert [bound - memory.bound_rows[0] for bound in memory.bound_rows] == [
         each - rows[0] for each in rows
     ]

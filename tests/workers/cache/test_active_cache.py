@@ -73,7 +73,7 @@ class CacheMachine(RuleBasedStateMachine):
             return
         tokens = data.draw(st.integers(1, room))
         starts = torch.tensor([self.next_position[slot] for slot in slots])
-        step = self.cache.begin(slots, starts[:, None] + torch.arange(tokens), observe=1)
+        step = self.cache.begin_step(slots, starts[:, None] + torch.arange(tokens), observe=1)
         for layer in range(LAYERS):
             keys = torch.empty(len(slots), KV_HEADS, tokens, HEAD_DIM)
             for index, slot in enumerate(slots):
@@ -158,14 +158,16 @@ class CacheMachine(RuleBasedStateMachine):
         tokens = min(3, self._room(slot))
         if tokens < 1:
             return
-        step = self.cache.begin([slot], (self.next_position[slot] + torch.arange(tokens))[None])
+        step = self.cache.begin_step(
+            [slot], (self.next_position[slot] + torch.arange(tokens))[None]
+        )
         for layer in range(LAYERS):
             step.update(
                 torch.ones(1, KV_HEADS, tokens, HEAD_DIM),
                 torch.ones(1, KV_HEADS, tokens, HEAD_DIM),
                 layer,
             )
-        self.cache.trim(slot, tokens)
+        self.cache.drop_last(slot, tokens)
 
     @precondition(lambda self: self.rows)
     @rule(data=st.data())
@@ -201,11 +203,11 @@ class CacheMachine(RuleBasedStateMachine):
         self.cache.check_integrity()
         assert self.cache.free_slots() == SLOTS - len(self.rows)
         for slot, layers in self.rows.items():
-            assert self.cache.longest(slot) == [max(map(len, heads)) for heads in layers]
-            assert self.cache.held(slot) == [
+            assert self.cache.longest_heads(slot) == [max(map(len, heads)) for heads in layers]
+            assert self.cache.rows_per_head(slot) == [
                 -(-sum(map(len, heads)) // KV_HEADS) for heads in layers
             ]
-            assert self.cache.room(slot) == self._room(slot)
+            assert self.cache.free_rows(slot) == self._room(slot)
             expected = sum(len(rows) for heads in layers for rows in heads) * SHAPE.row_bytes(
                 torch.float32
             )
@@ -232,7 +234,7 @@ TestActiveCache.settings = settings(max_examples=40, stateful_step_count=25, dea
 
 
 def _fill(cache: ActiveCache, slot: int, tokens: int, value: float = 1.0) -> None:
-    step = cache.begin([slot], torch.arange(tokens)[None])
+    step = cache.begin_step([slot], torch.arange(tokens)[None])
     rows = torch.full((1, cache.shape.n_kv_heads, tokens, cache.shape.head_dim), value)
     for layer in range(cache.shape.n_layers):
         step.update(rows, rows, layer)
@@ -246,7 +248,7 @@ def test_a_layer_over_its_bound_is_an_error_before_anything_is_written(
     _fill(cache, slot, 6)
     with pytest.raises(AssertionError, match="would hold"):
         _fill(cache, slot, 2)
-    assert cache.longest(slot) == [6, 6]
+    assert cache.longest_heads(slot) == [6, 6]
     with pytest.raises(AssertionError, match="capacity"):
         cache.claim([17, 12])
 
@@ -257,7 +259,7 @@ def test_the_peak_counts_what_was_held_at_once(make_cache: Callable[..., ActiveC
     _fill(cache, slot, 9)
     for layer in range(2):
         cache.keep(slot, layer, torch.tensor([[0, 8], [3, -1]]))
-    assert cache.longest(slot) == [2, 2]
+    assert cache.longest_heads(slot) == [2, 2]
     assert cache.peak[:, slot].tolist() == [9, 9]
     cache.release(slot)
     assert cache.claim([16, 12]) == slot
@@ -276,7 +278,7 @@ def test_nothing_of_a_session_is_left_in_its_slot(make_cache: Callable[..., Acti
 
 def _keep_uneven(cache: ActiveCache, slot: int, layer: int, few: int) -> None:
     """The first head keeps `few` of its rows, the second all."""
-    n = cache.longest(slot)[layer]
+    n = cache.longest_heads(slot)[layer]
     places = torch.arange(n).repeat(2, 1)
     places[0, few:] = -1
     cache.keep(slot, layer, places)
@@ -287,23 +289,23 @@ def test_what_one_head_gives_up_another_may_use(make_cache: Callable[..., Active
     cache = make_cache(rows=(16, 16))
     slot = cache.claim([16, 16])
     _fill(cache, slot, 16)
-    assert cache.room(slot) == 0
+    assert cache.free_rows(slot) == 0
     full = cache.active_bytes(slot)
     for layer in range(2):
         _keep_uneven(cache, slot, layer, few=2)
     assert cache.active_bytes(slot) == full - 2 * 14 * cache.shape.row_bytes(torch.float32)
-    assert cache.room(slot) == 7
-    step = cache.begin([slot], 16 + torch.arange(7)[None])
+    assert cache.free_rows(slot) == 7
+    step = cache.begin_step([slot], 16 + torch.arange(7)[None])
     for layer in range(2):
         seen, _ = step.update(torch.full((1, 2, 7, 4), 2.0), torch.ones(1, 2, 7, 4), layer)
         assert seen.shape == (1, 2, 23, 4)
         assert seen[0, 0, 2:9].unique().tolist() == [2.0]
         assert step.key_positions(layer)[0, 0].tolist() == [0, 1, *range(16, 23), *[EMPTY] * 14]
     assert cache.lengths[:, slot].tolist() == [[9, 23], [9, 23]]
-    assert cache.held(slot) == [16, 16]
+    assert cache.rows_per_head(slot) == [16, 16]
     cache.check_integrity()
     with pytest.raises(AssertionError, match="would hold"):
-        cache.begin([slot], 23 + torch.arange(1)[None])
+        cache.begin_step([slot], 23 + torch.arange(1)[None])
 
 
 def test_a_neighbouring_heads_nan_is_not_read(make_cache: Callable[..., ActiveCache]) -> None:
@@ -313,7 +315,7 @@ def test_a_neighbouring_heads_nan_is_not_read(make_cache: Callable[..., ActiveCa
     _fill(cache, slot, 16)
     _keep_uneven(cache, slot, 0, few=2)
     _keep_uneven(cache, slot, 1, few=2)
-    step = cache.begin([slot], 16 + torch.arange(3)[None])
+    step = cache.begin_step([slot], 16 + torch.arange(3)[None])
     new = torch.ones(1, 2, 3, 4)
     new[0, 1] = float("nan")
     keys, values = step.update(new, new, 0)
@@ -330,7 +332,7 @@ def test_slots_side_by_side_are_read_without_a_copy(make_cache: Callable[..., Ac
     _keep_uneven(cache, 1, 0, few=2)
 
     def shares_memory(order: list[int], layer: int) -> bool:
-        step = cache.begin(order, torch.full((len(order), 1), 50))
+        step = cache.begin_step(order, torch.full((len(order), 1), 50))
         rows = torch.ones(len(order), 2, 1, 4)
         for index in range(2):
             seen = step.update(rows, rows, index)
@@ -340,7 +342,7 @@ def test_slots_side_by_side_are_read_without_a_copy(make_cache: Callable[..., Ac
                     cache.pool.values.untyped_storage().data_ptr(),
                 ]
         for slot in order:
-            cache.trim(slot, 1)
+            cache.drop_last(slot, 1)
         return lies_in_pool
 
     for layer in range(2):
@@ -376,11 +378,11 @@ def test_integrity_notices_what_an_empty_place_holds(
 def test_a_step_holds_the_last_queries_only(make_cache: Callable[..., ActiveCache]) -> None:
     cache = make_cache()
     slot = cache.claim([16, 12])
-    step = cache.begin([slot], torch.arange(6)[None], observe=2)
+    step = cache.begin_step([slot], torch.arange(6)[None], observe=2)
     queries: Any = torch.arange(4 * 6 * 4.0).view(1, 4, 6, 4)
     step.record(queries)
     assert torch.equal(step.observed[0], queries[:, :, -2:])
-    unobserved = cache.begin([slot], torch.arange(6)[None])
+    unobserved = cache.begin_step([slot], torch.arange(6)[None])
     unobserved.record(queries)
     assert unobserved.observed == []
 

@@ -87,13 +87,13 @@ def test_in_heads_of_uneven_length_every_row_gets_its_own(
     cache = make_cache(rows=(16, 16))
     slot = cache.claim([16, 16])
     generator = torch.Generator().manual_seed(1)
-    step = cache.begin([slot], torch.arange(16)[None])
+    step = cache.begin_step([slot], torch.arange(16)[None])
     for layer in range(2):
         step.update(*torch.randn(2, 1, 2, 16, 4, generator=generator), layer)
         places = torch.arange(16).repeat(2, 1)
         places[0, 1:] = -1
         cache.keep(slot, layer, places)
-    step = cache.begin([slot], 16 + torch.arange(6)[None])
+    step = cache.begin_step([slot], 16 + torch.arange(6)[None])
     for layer in range(2):
         step.update(*torch.randn(2, 1, 2, 6, 4, generator=generator), layer)
     queries = torch.randn(2, 4, 6, 4, generator=generator)

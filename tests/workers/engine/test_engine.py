@@ -165,7 +165,7 @@ def test_a_session_that_was_swapped_out_is_what_it_was(
     worker.turn("s", words(90), max_tokens=4)
     repaired = worker.repair("s", text="signal")
     rows = [
-        tensor.clone() for layer in range(2) for tensor in worker.engine.cache.rows_of(0, layer)
+        tensor.clone() for layer in range(2) for tensor in worker.engine.cache.get_rows(0, layer)
     ]
     worker.open("other")
     worker.turn("other", "hello", max_tokens=2)
@@ -177,7 +177,7 @@ def test_a_session_that_was_swapped_out_is_what_it_was(
     worker.engine.unseat(worker.engine.session("other"))
     worker.engine.seat(session)
     again = [
-        tensor for layer in range(2) for tensor in worker.engine.cache.rows_of(session.slot, layer)
+        tensor for layer in range(2) for tensor in worker.engine.cache.get_rows(session.slot, layer)
     ]
     assert all(torch.equal(a, b) for a, b in zip(rows, again, strict=True))
     assert worker.engine.snapshot(session) == repaired.state
@@ -269,7 +269,7 @@ def test_what_a_session_holds_is_counted_in_rows_and_bytes(
     assert memory.active_bytes == worker.engine.cache.active_bytes(worker.engine.session("s").slot)
     held_everywhere = set(range(memory.length))
     for layer in range(shape.n_layers):
-        for head in worker.engine.cache.rows_of(worker.engine.session("s").slot, layer)[2]:
+        for head in worker.engine.cache.get_rows(worker.engine.session("s").slot, layer)[2]:
             held_everywhere &= set(head.tolist())
     assert memory.evicted_rows == memory.length - len(held_everywhere)
     assert memory.tier_bytes["nvme"] >= memory.length * 2 * 2 * shape.row_bytes(torch.float32)

@@ -27,7 +27,7 @@ def seated(
     ) -> tuple[ActiveCache, WorkerSession]:
         cache = make_cache(slots=1, rows=(64, 64))
         slot = cache.claim([64, 64])
-        step = cache.begin([slot], torch.arange(tokens)[None])
+        step = cache.begin_step([slot], torch.arange(tokens)[None])
         generator = torch.Generator().manual_seed(tokens)
         for layer in range(2):
             step.update(*torch.randn(2, 1, 2, tokens, 4, generator=generator), layer)
@@ -68,14 +68,14 @@ def _held(cache: ActiveCache, layer: int, head: int) -> list[int]:
 def test_nothing_is_evicted_within_the_budget(seated: Callable[..., Any]) -> None:
     cache, session = seated("random", tokens=20, budget=20)
     evict(cache, session, SETTINGS)
-    assert cache.longest(0) == [20, 20]
+    assert cache.longest_heads(0) == [20, 20]
     assert not session.scores_of_evicted().any()
 
 
 def test_a_method_that_does_not_evict_keeps_every_row(seated: Callable[..., Any]) -> None:
     cache, session = seated("full", tokens=20, budget=6)
     evict(cache, session, SETTINGS)
-    assert cache.longest(0) == [20, 20]
+    assert cache.longest_heads(0) == [20, 20]
 
 
 @pytest.mark.parametrize("method", ["streaming_llm", "snapkv", "random"])
@@ -128,7 +128,7 @@ def test_the_reserve_for_repair_stays_free_until_rows_are_promoted(
 ) -> None:
     cache, session = seated("random", tokens=60, budget=20, repair_rows=6)
     evict(cache, session, SETTINGS)
-    assert cache.longest(0) == [14, 14]
+    assert cache.longest_heads(0) == [14, 14]
 
 
 def test_each_evicted_token_remembers_the_mean_score_it_left_with(
@@ -137,7 +137,7 @@ def test_each_evicted_token_remembers_the_mean_score_it_left_with(
     cache, session = seated("random", tokens=40, budget=12)
     scores = []
     for layer in range(2):
-        keys, values, positions = cache.rows_of(0, layer)
+        keys, values, positions = cache.get_rows(0, layer)
         rows = methods.LayerRows(
             layer,
             keys,
@@ -172,14 +172,14 @@ def test_an_eviction_is_the_same_every_time(seated: Callable[..., Any]) -> None:
 def test_each_layer_keeps_its_own_budget(seated: Callable[..., Any]) -> None:
     cache, session = seated("random", tokens=60, budget=20, layer_rows=(30, 10))
     evict(cache, session, SETTINGS)
-    assert cache.held(0) == [30, 10]
+    assert cache.rows_per_head(0) == [30, 10]
     cache.check_integrity()
 
 
 def test_a_layer_within_its_budget_is_left_alone(seated: Callable[..., Any]) -> None:
     cache, session = seated("random", tokens=25, budget=20, layer_rows=(30, 10))
     evict(cache, session, SETTINGS)
-    assert cache.held(0) == [25, 10]
+    assert cache.rows_per_head(0) == [25, 10]
     gone = set(range(25)) - set(_held(cache, 1, 0)) - set(_held(cache, 1, 1))
     assert set(session.scores_of_evicted().nonzero().flatten().tolist()) >= gone
 
@@ -220,7 +220,7 @@ def test_no_layer_ever_holds_more_than_its_budget_and_a_block(
     worker.open(method=method, budget=50, repair_rows=10, layer_budgets=layer_budgets)
     session = worker.engine.session("s")
     session.patched_prompt = list(range(60, 100))
-    prompt = 30 if session.method.observation.patches else 0
+    prompt = 30 if session.method.observation.uses_patched_prompt else 0
     assert sum(session.layer_rows) == 3 * 40
     for number in range(2):
         memory = worker.turn("s", words(90, seed=number), max_tokens=60).memory
@@ -269,6 +269,6 @@ def test_shared_layers_hold_the_same_positions_through_turns_and_repairs(
     for number in range(2):
         worker.turn("s", words(90, seed=number), max_tokens=40)
         worker.repair("s", text=words(5, seed=9))
-        first, second, third = (cache.rows_of(session.slot, layer)[2] for layer in range(3))
+        first, second, third = (cache.get_rows(session.slot, layer)[2] for layer in range(3))
         assert torch.equal(first, second)
         assert not torch.equal(second, third)

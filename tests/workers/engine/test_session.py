@@ -15,7 +15,7 @@ def test_a_selection_of_uneven_heads_survives_as_bytes(
 ) -> None:
     cache = make_cache()
     slot = cache.claim([16, 12])
-    step = cache.begin([slot], torch.arange(9)[None])
+    step = cache.begin_step([slot], torch.arange(9)[None])
     for layer in range(2):
         step.update(torch.ones(1, 2, 9, 4), torch.ones(1, 2, 9, 4), layer)
     cache.keep(slot, 0, torch.tensor([[0, 4, 8], [2, -1, -1]]))
@@ -69,7 +69,7 @@ def test_what_rows_accumulated_is_kept_where_it_is_asked_for(
 ) -> None:
     cache = make_cache()
     slot = cache.claim([16, 12])
-    step = cache.begin([slot], torch.arange(3)[None])
+    step = cache.begin_step([slot], torch.arange(3)[None])
     for layer in range(2):
         step.update(torch.ones(1, 2, 3, 4), torch.ones(1, 2, 3, 4), layer)
         cache.accumulate(slot, layer, torch.tensor([[0.1, 0.2, 0.3], [1.0, 2.0, 3.0]]) + layer)
@@ -85,7 +85,7 @@ def test_a_saved_selection_does_not_change_with_the_slot(
 ) -> None:
     cache = make_cache()
     slot = cache.claim([16, 12])
-    step = cache.begin([slot], torch.arange(12)[None])
+    step = cache.begin_step([slot], torch.arange(12)[None])
     for layer in range(2):
         step.update(torch.ones(1, 2, 12, 4), torch.ones(1, 2, 12, 4), layer)
     selection = Selection.of_slot(cache, slot)

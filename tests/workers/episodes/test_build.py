@@ -13,7 +13,7 @@ from workers.engine.session import WorkerSession
 from workers.episodes.build import run_build
 from workers.episodes.switch import EpisodeRows
 from workers.errors import BadEpisode, BadSettings
-from workers.primitives.scoring import attended, cosine_to_mean, row_ranks
+from workers.primitives.scoring import attention_scores, cosine_to_mean, row_ranks
 
 BUDGET = 48
 PAPER = '{"rank": "attention", "whole_tokens": false, "topic": 0}'
@@ -101,7 +101,7 @@ def test_an_episode_is_the_methods_choice_among_all_rows_by_attention_over_all_r
     positions = torch.arange(session.length, dtype=torch.int32).expand(2, -1)
     for layer, kept in enumerate(held(episode)):
         of_pieces = [
-            attended(s.queries[layer], rows[layer, 0], positions, s.positions) for s in seen
+            attention_scores(s.queries[layer], rows[layer, 0], positions, s.positions) for s in seen
         ]
         scores = torch.stack(of_pieces).amax(0)
         scores[:, :4] = torch.inf
@@ -303,7 +303,7 @@ def test_a_build_by_prefill_is_what_a_session_with_that_prompt_would_hold(
         worker.engine.forward([session], torch.tensor([said[start : start + 64]]))
         worker.engine.evict(session)
     for layer, kept in enumerate(held(episode)):
-        _, _, positions = worker.engine.cache.rows_of(session.slot, layer)
+        _, _, positions = worker.engine.cache.get_rows(session.slot, layer)
         assert kept == [[p for p in head if p != EMPTY] for head in positions.tolist()]
         assert sum(map(len, kept)) == 2 * BUDGET
     worker.engine.abandon(session)

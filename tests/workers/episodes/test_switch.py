@@ -129,7 +129,7 @@ def test_a_switch_makes_exactly_the_episodes_rows_active_bit_by_bit(
     assert (session.episode, session.patched_prompt) == ("e", [5, 6, 7])
     rows = worker.engine.store.gather("s", torch.arange(session.length))
     for layer, heads in enumerate(wanted):
-        keys, values, _ = worker.engine.cache.rows_of(session.slot, layer)
+        keys, values, _ = worker.engine.cache.get_rows(session.slot, layer)
         for head, kept in enumerate(heads):
             assert torch.equal(keys[head, : len(kept)], rows[layer, 0, head, kept])
             assert torch.equal(values[head, : len(kept)], rows[layer, 1, head, kept])

@@ -62,7 +62,7 @@ def test_every_method_stands_in_the_table_with_its_settings_and_layer_budgets(pa
 
 
 def test_the_page_names_no_function_that_does_not_exist(page: str) -> None:
-    for name in ("attended", "top_per_head", "top_over_heads", "whole_chunks"):
+    for name in ("attention_scores", "top_per_head", "top_over_heads", "whole_chunks"):
         assert f"`{name}`" in page
         assert hasattr(scoring, name) or hasattr(selection, name)
 

@@ -271,7 +271,7 @@ def test_a_prompts_own_keys_take_their_part_of_its_attention(
     attended: Callable[..., LayerRows],
 ) -> None:
     rows = attended([[8, 1, 1, 2, 1, 1, 1, 1], EVEN])
-    with_own = replace(rows, beside=torch.full((4, 1), 16.0).log())
+    with_own = replace(rows, extra_logsumexp=torch.full((4, 1), 16.0).log())
     for name in ("infinipot", "kvzip"):
         assert (_scores(name, with_own)[0] * 32).tolist() == pytest.approx([8, 1, 1, 2, 1, 1, 1, 1])
     assert torch.equal(

@@ -14,7 +14,7 @@ def test_a_strong_anchor_gets_a_wide_burst_and_a_weak_one_a_narrow_one() -> None
     scores = torch.zeros(30)
     scores[5], scores[28] = 1.0, 0.3
     everyone = torch.ones(30, dtype=torch.bool)
-    chosen = RepairKV(before=0).choose(RepairKV(before=0).worth(scores), everyone, NO_TIES, 13)
+    chosen = RepairKV(before=0).choose(RepairKV(before=0).utility(scores), everyone, NO_TIES, 13)
     assert chosen.tolist() == [*range(5, 17), 28]
 
 
@@ -22,7 +22,7 @@ def test_what_stands_before_an_anchor_fades_faster() -> None:
     scores = torch.zeros(30)
     scores[10] = 1.0
     everyone = torch.ones(30, dtype=torch.bool)
-    assert RepairKV().choose(RepairKV().worth(scores), everyone, NO_TIES, 7).tolist() == [
+    assert RepairKV().choose(RepairKV().utility(scores), everyone, NO_TIES, 7).tolist() == [
         9,
         10,
         11,
@@ -38,9 +38,13 @@ def test_an_active_token_leads_to_its_evicted_neighbours() -> None:
     scores[10], scores[25] = 1.0, 0.1
     evicted = torch.ones(30, dtype=torch.bool)
     evicted[8:13] = False
-    assert RepairKV().choose(RepairKV().worth(scores), evicted, NO_TIES, 3).tolist() == [13, 14, 15]
+    assert RepairKV().choose(RepairKV().utility(scores), evicted, NO_TIES, 3).tolist() == [
+        13,
+        14,
+        15,
+    ]
     published = RepairKV(select="bursts", before=0, after=1)
-    assert published.choose(published.worth(scores), evicted, NO_TIES, 2).tolist() == [25, 26], (
+    assert published.choose(published.utility(scores), evicted, NO_TIES, 2).tolist() == [25, 26], (
         "there only evicted tokens lead"
     )
 
@@ -48,10 +52,10 @@ def test_an_active_token_leads_to_its_evicted_neighbours() -> None:
 def test_no_more_tokens_are_chosen_than_there_are() -> None:
     scores = torch.rand(30, generator=torch.Generator().manual_seed(0))
     evicted = torch.zeros(30, dtype=torch.bool)
-    assert RepairKV().choose(RepairKV().worth(scores), evicted, NO_TIES, 5).tolist() == []
+    assert RepairKV().choose(RepairKV().utility(scores), evicted, NO_TIES, 5).tolist() == []
     evicted[[3, 9]] = True
     for form in (RepairKV(), RepairKV(select="bursts")):
-        assert form.choose(form.worth(scores), evicted, NO_TIES, 5).tolist() == [3, 9]
+        assert form.choose(form.utility(scores), evicted, NO_TIES, 5).tolist() == [3, 9]
 
 
 @pytest.mark.parametrize(

@@ -23,11 +23,11 @@ def test_a_query_sees_its_own_slots_rows_that_are_not_after_it(
     for slot, said in enumerate((9, 4, 0)):
         assert cache.claim([16, 12]) == slot
         if said:
-            step = cache.begin([slot], torch.arange(said)[None])
+            step = cache.begin_step([slot], torch.arange(said)[None])
             step.update(*torch.randn(2, 1, 2, said, 4, generator=generator), 0)
     cache.keep(0, 0, torch.tensor([[0, 3, 5, 8], [1, 7, -1, -1]]))
     starts = torch.tensor([{0: 9, 1: 4, 2: 0}[slot] for slot in order])
-    step = cache.begin(order, starts[:, None] + torch.arange(tokens), observe=tokens)
+    step = cache.begin_step(order, starts[:, None] + torch.arange(tokens), observe=tokens)
     new_keys, new_values = torch.randn(2, len(order), 2, tokens, 4, generator=generator)
     keys, values = step.update(new_keys, new_values, 0)
     module = nn.Module()
@@ -38,7 +38,7 @@ def test_a_query_sees_its_own_slots_rows_that_are_not_after_it(
     assert torch.equal(step.observed[0], queries)
     for index, slot in enumerate(order):
         for head in range(4):
-            held_keys, held_values, held_positions = cache.rows_of(slot, 0)
+            held_keys, held_values, held_positions = cache.get_rows(slot, 0)
             positions = held_positions[head // 2]
             for token in range(tokens):
                 seen = (positions != EMPTY) & (positions <= starts[index] + token)
@@ -49,7 +49,7 @@ def test_a_query_sees_its_own_slots_rows_that_are_not_after_it(
 
 def test_the_default_scale_is_that_of_the_head(make_cache: Callable[..., ActiveCache]) -> None:
     cache = make_cache()
-    step = cache.begin([cache.claim([16, 12])], torch.arange(2)[None])
+    step = cache.begin_step([cache.claim([16, 12])], torch.arange(2)[None])
     keys, values = step.update(*torch.randn(2, 1, 2, 2, 4), 0)
     module = nn.Module()
     module.layer_idx = 0
@@ -66,7 +66,7 @@ def test_what_we_do_not_compute_is_refused(
     extra: str, make_cache: Callable[..., ActiveCache]
 ) -> None:
     cache = make_cache()
-    step = cache.begin([cache.claim([16, 12])], torch.arange(1)[None])
+    step = cache.begin_step([cache.claim([16, 12])], torch.arange(1)[None])
     rows = torch.ones(1, 2, 1, 4)
     with pytest.raises(ModelRefused, match=extra):
         active_attention(

@@ -9,7 +9,7 @@ import torch
 from transformers import PreTrainedModel
 
 from workers.errors import ProfileRefused
-from workers.model.layer_sensitivity import LEAST_TOKENS, SINKS, Profile, load, measure, save
+from workers.model.layer_sensitivity import MIN_TOKENS, SINKS, Profile, load, measure, save
 from workers.model.loader import LoadedModel, adopt
 from workers.model.tokenizer import ChatTokenizer
 
@@ -83,9 +83,9 @@ def test_a_text_that_is_too_short_is_refused(
     loaded: Callable[[str], LoadedModel], token_ids: list[int]
 ) -> None:
     with pytest.raises(ProfileRefused, match="127 tokens"):
-        measure(loaded("llama"), token_ids[: LEAST_TOKENS - 1], name="small", text="words")
-    shortest = measure(loaded("llama"), token_ids[:LEAST_TOKENS], name="small", text="words")
-    assert shortest.compared == LEAST_TOKENS - 3 * shortest.block
+        measure(loaded("llama"), token_ids[: MIN_TOKENS - 1], name="small", text="words")
+    shortest = measure(loaded("llama"), token_ids[:MIN_TOKENS], name="small", text="words")
+    assert shortest.compared == MIN_TOKENS - 3 * shortest.block
 
 
 def test_a_model_whose_keys_overflow_is_refused(

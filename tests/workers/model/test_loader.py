@@ -180,7 +180,7 @@ def test_end_tokens_come_from_the_generation_config(
 def test_half_precision_is_served_as_it_is(model_path: Callable[[str], Path]) -> None:
     model = load_model(model_path("llama"), dtype=torch.bfloat16)
     cache = ActiveCache(model.shape, 1, [8, 8], model.dtype)
-    step = cache.begin([cache.claim([8, 8])], torch.arange(5)[None])
+    step = cache.begin_step([cache.claim([8, 8])], torch.arange(5)[None])
     logits = model.forward(torch.arange(5)[None], step, logits_to_keep=2)
     assert model.dtype == step.rows(0).dtype == torch.bfloat16
     assert logits.dtype == torch.float32

@@ -66,7 +66,7 @@ EPISODE = [8, 9, 10]
 
 
 def test_a_window_needs_no_prompt() -> None:
-    assert not Observation(window=4).patches
+    assert not Observation(window=4).uses_patched_prompt
     assert Observation(window=4).patched_prompts([], BLOCK, EPISODE, 20) == []
 
 
@@ -150,7 +150,7 @@ def test_observing_leaves_no_trace(
                 Selection.of_slot(worker.engine.cache, session.slot).to_bytes(),
             )
         )
-        rows = [worker.engine.cache.rows_of(session.slot, layer) for layer in range(2)]
+        rows = [worker.engine.cache.get_rows(session.slot, layer) for layer in range(2)]
         states[-1] = (
             *states[-1],
             torch.cat([tensor.flatten().double() for layer in rows for tensor in layer]),
@@ -180,11 +180,11 @@ def test_in_the_middle_of_an_answer_the_window_is_what_it_was(
     ):
         engine.forward([session], block[None])
     before = session.queries.observed()
-    assert engine.cache.held(session.slot)[0] > 40
+    assert engine.cache.rows_per_head(session.slot)[0] > 40
     engine.evict(session)
     after = session.queries.observed()
     assert session.length == 60
-    assert engine.cache.held(session.slot) == [40, 40]
+    assert engine.cache.rows_per_head(session.slot) == [40, 40]
     assert torch.equal(before.positions, after.positions)
     assert all(torch.equal(a, b) for a, b in zip(before.queries, after.queries, strict=True))
     worker.check()

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from workers.cache.active_cache import EMPTY
 from workers.primitives import scoring
-from workers.primitives.observation import own_mass
+from workers.primitives.observation import causal_logsumexp
 from workers.primitives.scoring import Reduction
 
 HEADS = 4
@@ -63,9 +63,9 @@ def test_what_a_query_sees_beside_the_rows_takes_its_part(
         torch.cat([positions, at.expand(KV_HEADS, -1)], dim=1),
         at,
     )
-    beside = scoring.attention(queries, keys, positions, at, own_mass(queries, own))
+    beside = scoring.attention(queries, keys, positions, at, causal_logsumexp(queries, own))
     assert torch.allclose(beside, among[..., :ROWS], atol=1e-6)
-    reduced = scoring.attended(queries, keys, positions, at, own_mass(queries, own))
+    reduced = scoring.attention_scores(queries, keys, positions, at, causal_logsumexp(queries, own))
     assert torch.equal(reduced, beside.amax((1, 2)))
 
 
@@ -101,7 +101,7 @@ def test_attention_is_reduced_over_tokens_then_the_group_in_pieces_as_at_once(
     how = {"max": torch.amax, "mean": torch.mean}
     whole = how[group](how[tokens](scoring.attention(*rows), 2), 1)
     monkeypatch.setattr(scoring, "_WEIGHTS_AT_ONCE", at_once)
-    pieces = scoring.attended(*rows, tokens=tokens, group=group)
+    pieces = scoring.attention_scores(*rows, tokens=tokens, group=group)
     assert pieces.shape == (KV_HEADS, ROWS)
     assert torch.allclose(pieces, whole, atol=1e-7)
 
@@ -111,10 +111,12 @@ def test_without_a_query_nothing_is_attended_to(
 ) -> None:
     queries, keys, positions, query_positions = rows
     assert torch.equal(
-        scoring.attended(queries[:, :0], keys, positions, query_positions[:0]),
+        scoring.attention_scores(queries[:, :0], keys, positions, query_positions[:0]),
         torch.zeros(KV_HEADS, ROWS),
     )
-    assert scoring.attended(queries, keys[:, :0], positions[:, :0], query_positions).shape == (
+    assert scoring.attention_scores(
+        queries, keys[:, :0], positions[:, :0], query_positions
+    ).shape == (
         KV_HEADS,
         0,
     )
@@ -211,8 +213,8 @@ def test_a_tokens_mean_is_over_the_layers_and_heads_that_hold_it(
         held = [head[position] for heads in layers for head in heads if position in head]
         assert float(means[position]) == pytest.approx(sum(held) / len(held) if held else 0.0)
     for scores, positions in laid_out:
-        assert scores.shape == scoring.of_tokens(means, positions).shape
+        assert scores.shape == scoring.gather_token_values(means, positions).shape
         there = positions != EMPTY
         assert torch.equal(
-            scoring.of_tokens(means, positions)[there], means[positions[there].long()]
+            scoring.gather_token_values(means, positions)[there], means[positions[there].long()]
         )

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from workers.cache.active_cache import EMPTY
 from workers.primitives.selection import (
     bursts,
-    marks,
+    mask_to_indices,
     newest_first,
-    places_of,
+    position_mask,
     protected,
     top_over_heads,
     top_per_head,
@@ -255,7 +255,10 @@ def test_the_last_burst_is_cut_to_the_anchor_and_what_follows_it() -> None:
 @pytest.mark.parametrize("none", [-1, EMPTY])
 def test_marks_and_lists_are_each_others_inverse(none: int) -> None:
     positions = torch.tensor([[0, 3, none], [1, 2, 4], [none, none, none]])
-    assert [[p for p in head if p >= 0] for head in places_of(marks(positions, 5)).tolist()] == [
+    assert [
+        [p for p in head if p >= 0]
+        for head in mask_to_indices(position_mask(positions, 5)).tolist()
+    ] == [
         [0, 3],
         [1, 2, 4],
         [],
@@ -263,5 +266,5 @@ def test_marks_and_lists_are_each_others_inverse(none: int) -> None:
 
 
 def test_no_marks_make_an_empty_list() -> None:
-    assert places_of(torch.zeros(2, 5, dtype=torch.bool)).shape == (2, 0)
-    assert places_of(torch.zeros(2, 0, dtype=torch.bool)).shape == (2, 0)
+    assert mask_to_indices(torch.zeros(2, 5, dtype=torch.bool)).shape == (2, 0)
+    assert mask_to_indices(torch.zeros(2, 0, dtype=torch.bool)).shape == (2, 0)

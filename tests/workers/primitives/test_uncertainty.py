@@ -31,16 +31,18 @@ def test_without_a_doubt_the_choice_is_the_same_whatever_the_scores_are(
     form: RepairKV, case: tuple[Tensor, Tensor, Tensor, int], data: st.DataObject
 ) -> None:
     lower, upper, candidates, count = case
-    if bool(form.doubts(lower, upper, candidates, count).any()):
+    if bool(form.ambiguous_tokens(lower, upper, candidates, count).any()):
         return
     ties = torch.zeros(len(lower))
-    chosen = form.choose(form.worth(lower), candidates, ties, count)
+    chosen = form.choose(form.utility(lower), candidates, ties, count)
     for _ in range(3):
         share = torch.tensor(
             data.draw(st.lists(st.floats(0, 1), min_size=len(lower), max_size=len(lower)))
         )
         between = lower + (upper - lower) * share
-        assert form.choose(form.worth(between), candidates, ties, count).tolist() == chosen.tolist()
+        assert (
+            form.choose(form.utility(between), candidates, ties, count).tolist() == chosen.tolist()
+        )
 
 
 @pytest.mark.parametrize("form", FORMS, ids=["spread", "bursts", "anchors alone"])
@@ -49,7 +51,7 @@ def test_scores_that_are_known_leave_no_doubt(
     form: RepairKV, case: tuple[Tensor, Tensor, Tensor, int]
 ) -> None:
     lower, _, candidates, count = case
-    assert not bool(form.doubts(lower, lower.clone(), candidates, count).any())
+    assert not bool(form.ambiguous_tokens(lower, lower.clone(), candidates, count).any())
 
 
 @pytest.mark.parametrize("form", FORMS, ids=["spread", "bursts", "anchors alone"])
@@ -58,7 +60,9 @@ def test_only_tokens_whose_score_is_not_known_are_doubtful(
     form: RepairKV, case: tuple[Tensor, Tensor, Tensor, int]
 ) -> None:
     lower, upper, candidates, count = case
-    assert not bool((form.doubts(lower, upper, candidates, count) & (lower == upper)).any())
+    assert not bool(
+        (form.ambiguous_tokens(lower, upper, candidates, count) & (lower == upper)).any()
+    )
 
 
 def test_a_rival_that_may_be_better_is_doubtful() -> None:
@@ -66,5 +70,13 @@ def test_a_rival_that_may_be_better_is_doubtful() -> None:
     upper = torch.tensor([0.1, 0.6, 0.1, 0.1, 0.55])
     everyone = torch.ones(5, dtype=torch.bool)
     for form in (RepairKV(before=0, after=0), RepairKV(select="bursts", before=0, after=0)):
-        assert form.doubts(lower, upper, everyone, 1).tolist() == [False, True, False, False, True]
-        assert not form.doubts(lower, upper, everyone, 5).any(), "all of them are chosen anyway"
+        assert form.ambiguous_tokens(lower, upper, everyone, 1).tolist() == [
+            False,
+            True,
+            False,
+            False,
+            True,
+        ]
+        assert not form.ambiguous_tokens(lower, upper, everyone, 5).any(), (
+            "all of them are chosen anyway"
+        )

@@ -109,7 +109,7 @@ def test_promoted_rows_come_back_bit_by_bit_where_they_are_missing(
     cache.check_integrity()
     assert session.promoted_rows == 4
     for layer, heads in enumerate(UNEVEN):
-        keys, values, positions = cache.rows_of(0, layer)
+        keys, values, positions = cache.get_rows(0, layer)
         for head, kept in enumerate(heads):
             now = sorted({*kept, *chosen.tolist()})
             assert positions[head, : len(now)].tolist() == now
@@ -132,7 +132,7 @@ def test_withdrawing_leaves_the_selection_that_was_there_before(
     for layer, heads in enumerate(UNEVEN):
         for head, kept in enumerate(heads):
             assert torch.equal(
-                cache.rows_of(0, layer)[0][head, : len(kept)], rows[layer, 0, head, kept]
+                cache.get_rows(0, layer)[0][head, : len(kept)], rows[layer, 0, head, kept]
             )
     assert session.promoted_rows == 0
 
@@ -168,7 +168,7 @@ def test_the_most_wanted_takes_the_place_of_the_least_wanted_as_long_as_it_is_wo
     move(cache, store, session, change, worth)
     cache.check_integrity()
     assert session.promoted_rows == 1
-    assert cache.rows_of(0, 0)[2].tolist() == [[0, 5, 7, 10, 30]] * 2
+    assert cache.get_rows(0, 0)[2].tolist() == [[0, 5, 7, 10, 30]] * 2
     assert float(session.scores_of_evicted()[6]) == pytest.approx(0.1)
 
 
@@ -200,7 +200,7 @@ def test_an_exchange_leaves_every_head_as_long_as_it_was(
     cache.check_integrity()
     assert torch.equal(cache.lengths, before)
     for layer in range(2):
-        keys, values, positions = cache.rows_of(0, layer)
+        keys, values, positions = cache.get_rows(0, layer)
         for head in range(2):
             held = positions[head][positions[head] != EMPTY].long()
             assert torch.equal(keys[head, : len(held)], rows[layer, 0, head, held])

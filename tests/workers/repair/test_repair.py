@@ -37,7 +37,7 @@ def test_restoring_everything_equals_the_full_cache(
     assert repaired.memory.evicted_rows == 0
     rows = worker.engine.store.gather("s", torch.arange(len(said)))
     for layer in range(2):
-        keys, values, positions = worker.engine.cache.rows_of(
+        keys, values, positions = worker.engine.cache.get_rows(
             worker.engine.session("s").slot, layer
         )
         assert torch.equal(torch.stack([keys, values]), rows[layer])
@@ -113,7 +113,7 @@ def test_a_repair_leaves_nothing_of_its_signal(
     assert (
         repaired.memory.length == repaired.state.length == length == worker.engine.store.length("s")
     )
-    _, _, held = worker.engine.cache.rows_of(worker.engine.session("s").slot, 0)
+    _, _, held = worker.engine.cache.get_rows(worker.engine.session("s").slot, 0)
     assert int(held[held != EMPTY].max()) < length
 
 

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from kvrecall.domain.session_settings import RepairScan
 from kvrecall.protocol.v1 import worker_pb2 as wire
 from kvstore.format.page import PageLayout
 from kvstore.store import RowStore
@@ -24,7 +25,7 @@ from workers.engine.settings import WorkerSettings
 from workers.model.loader import LoadedModel
 from workers.model.tokenizer import ChatTokenizer
 from workers.primitives.observation import Observed
-from workers.repair.scan.exact import Doubts, How, ScanResult, scan, scan_by_head
+from workers.repair.scan.exact import AmbiguousTokens, ScanResult, scan, scan_by_head
 
 CPU = torch.device("cpu")
 N_LAYERS = 2
@@ -81,10 +82,10 @@ def scanned(
     store: RowStore,
     of: Given,
     length: int,
-    how: How,
-    doubts: Doubts | None = None,
+    mode: RepairScan,
+    find_ambiguous: AmbiguousTokens | None = None,
     counted: Tensor | None = None,
-    hurried: Callable[[], bool] = lambda: False,
+    stop_requested: Callable[[], bool] = lambda: False,
 ) -> ScanResult:
     return finished(
         scan(
@@ -92,19 +93,19 @@ def scanned(
             "s",
             of.observed,
             length,
-            how=how,
+            mode=mode,
             counted=counted,
-            doubts=doubts or best(1),
-            hurried=hurried,
+            find_ambiguous=find_ambiguous or best(1),
+            stop_requested=stop_requested,
             device=CPU,
         )
     )
 
 
-def best(count: int) -> Doubts:
-    """Doubts about which tokens have the `count` highest scores, ties to the earlier."""
+def best(count: int) -> AmbiguousTokens:
+    """AmbiguousTokens about which tokens have the `count` highest scores, ties to the earlier."""
 
-    def doubts(lower: Tensor, upper: Tensor) -> Tensor:
+    def find_ambiguous(lower: Tensor, upper: Tensor) -> Tensor:
         assert (lower <= upper).all()
         inside = torch.zeros(len(lower), dtype=torch.bool)
         inside[lower.sort(descending=True, stable=True).indices[:count]] = True
@@ -114,7 +115,7 @@ def best(count: int) -> Doubts:
             ~inside & (upper >= lower[inside].min())
         )
 
-    return doubts
+    return find_ambiguous
 
 
 def chosen(scores: Tensor, count: int) -> list[int]:
@@ -193,14 +194,14 @@ def test_bounds_bound_at_every_step(of: Given, data: st.DataObject) -> None:
     true = of.scores(tokens)
     widths: list[float] = []
 
-    def doubts(lower: Tensor, upper: Tensor) -> Tensor:
+    def find_ambiguous(lower: Tensor, upper: Tensor) -> Tensor:
         assert (lower.double() <= true * (1 + 1e-6)).all()
         assert (upper.double() >= true * (1 - 1e-6)).all()
         widths.append(float((upper - lower).sum()))
         return torch.arange(tokens) <= 2 * len(widths)
 
     with stored(of.keys, summary_bits=bits) as store:
-        found = scanned(store, of, tokens, "bounded", doubts)
+        found = scanned(store, of, tokens, "bounded", find_ambiguous)
     assert torch.allclose(found.scores.double(), true, rtol=1e-4, atol=1e-7), (
         "it ended as an exact scan"
     )
@@ -213,8 +214,10 @@ def called_more_than(times: int) -> Callable[[], bool]:
 
 
 @settings(deadline=None, max_examples=40)
-@given(of=inputs(), how=st.sampled_from(["exact", "bounded", "summary"]), counts=st.booleans())
-def test_a_hurried_scan_says_what_it_scored(of: Given, how: How, counts: bool) -> None:
+@given(of=inputs(), mode=st.sampled_from(["exact", "bounded", "summary"]), counts=st.booleans())
+def test_a_stopped_scan_reports_the_tokens_it_scored(
+    of: Given, mode: RepairScan, counts: bool
+) -> None:
     """Hurried at every moment there is: the later, the more is scored; the last is complete."""
     tokens = of.keys.shape[2]
     counted = torch.ones(*of.keys.shape[:2], tokens, dtype=torch.bool) if counts else None
@@ -222,8 +225,8 @@ def test_a_hurried_scan_says_what_it_scored(of: Given, how: How, counts: bool) -
         found = []
         moment = 0
         while not found or not found[-1].complete:
-            hurried = called_more_than(moment)
-            found.append(scanned(store, of, tokens, how, best(3), counted, hurried))
+            stop_requested = called_more_than(moment)
+            found.append(scanned(store, of, tokens, mode, best(3), counted, stop_requested))
             moment += 1
     assert not found[0].scored.any()
     shares = [int(each.scored.sum()) for each in found]
@@ -241,10 +244,10 @@ def test_heads_scores_add_up_to_their_tokens(of: Given) -> None:
     tokens = of.keys.shape[2]
     with stored(of.keys) as store:
         found = finished(
-            scan_by_head(store, "s", of.observed, tokens, hurried=lambda: False, device=CPU)
+            scan_by_head(store, "s", of.observed, tokens, stop_requested=lambda: False, device=CPU)
         )
         cut = finished(
-            scan_by_head(store, "s", of.observed, tokens, hurried=lambda: True, device=CPU)
+            scan_by_head(store, "s", of.observed, tokens, stop_requested=lambda: True, device=CPU)
         )
     assert found.complete
     assert found.scores.shape == (N_LAYERS, N_KV_HEADS, tokens)
@@ -260,7 +263,9 @@ def test_what_was_scored_first_is_what_the_signal_looks_at(pages_of_noise: Given
     of = pages_of_noise
     with stored(of.keys, page_tokens=64) as store:
         looks = iter([False] * 3)
-        found = scanned(store, of, of.keys.shape[2], "exact", hurried=lambda: next(looks, True))
+        found = scanned(
+            store, of, of.keys.shape[2], "exact", stop_requested=lambda: next(looks, True)
+        )
     assert 0 < int(found.scored.sum()) < of.keys.shape[2] / 2
     assert int(found.scores.argmax()) == 2500
 
@@ -354,17 +359,17 @@ def test_on_a_models_own_keys_a_bounded_scan_reads_little(
     observed = engine.observe(session, tokenizer.encode(question))
     engine.close()
 
-    def run(how: How, count: int) -> ScanResult:
+    def run(mode: RepairScan, count: int) -> ScanResult:
         return finished(
             scan(
                 store,
                 "s",
                 observed,
                 tokens,
-                how=how,
+                mode=mode,
                 counted=None,
-                doubts=best(count),
-                hurried=lambda: False,
+                find_ambiguous=best(count),
+                stop_requested=lambda: False,
                 device=CPU,
             )
         )

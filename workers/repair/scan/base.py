@@ -9,7 +9,7 @@ from torch import Tensor
 from workers.repair.scan.pages import Chunk, Pages
 from workers.repair.scan.softmax import Signal
 
-Doubts = Callable[[Tensor, Tensor], Tensor]
+AmbiguousTokens = Callable[[Tensor, Tensor], Tensor]
 """Lower and upper bounds on the scores, float32 `[length]` -> bool `[length]`: tokens whose scores must be known
 better before the choice is certain; none: it is."""
 
@@ -35,7 +35,7 @@ class Scan:
     pages: Pages
     signal: Signal
     counted: Tensor | None
-    hurried: Callable[[], bool]
+    stop_requested: Callable[[], bool]
     device: torch.device
 
     def zeros(self) -> Tensor:
@@ -46,6 +46,6 @@ class Scan:
         """Which of a chunk's rows count, bool `[n_kv_heads, rows]`; None for all."""
         return None if self.counted is None else self.counted[layer][:, chunk.positions]
 
-    def found(self, scores: Tensor, scored: Tensor, complete: bool) -> ScanResult:
+    def to_result(self, scores: Tensor, scored: Tensor, complete: bool) -> ScanResult:
         """The result as it is now."""
         return ScanResult(scores.cpu(), scored.cpu(), self.pages.bytes_read, complete)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator, Sequence
 import torch
 from torch import Tensor
 
-from workers.repair.scan.base import Doubts, Scan, ScanResult
+from workers.repair.scan.base import AmbiguousTokens, Scan, ScanResult
 from workers.repair.scan.bounds import (
     BoundedNormaliser,
     bounds_of_layer,
@@ -25,33 +25,35 @@ _MOST_HELD = 4096
 
 
 def bounded(
-    over: Scan, doubts: Doubts, exact: Callable[[], Generator[None, None, ScanResult]]
+    over: Scan,
+    find_ambiguous: AmbiguousTokens,
+    exact: Callable[[], Generator[None, None, ScanResult]],
 ) -> Generator[None, None, ScanResult]:
     """Scores that lead to the same choice as those of `exact`, which takes over where bounds cannot settle it.
 
     That is when scores are equal but for rounding. All else is settled by reading every page once at the most, and
     `exact` reads every page twice.
     """
-    scan = _Bounded(over, doubts)
+    scan = _Bounded(over, find_ambiguous)
     if not (yield from scan.normalise()) or not (yield from scan.bound()):
-        return over.found(scan.scores, scan.scored, False)
+        return over.to_result(scan.scores, scan.scored, False)
     if not scan.sound():
         return (yield from exact())
     if (yield from scan.settle()):
-        return over.found(scan.middles(), scan.scored, True)
-    if not over.hurried():
+        return over.to_result(scan.middles(), scan.scored, True)
+    if not over.stop_requested():
         found = yield from exact()
         if found.complete:
             return found
-    return over.found(scan.middles(), scan.scored, False)
+    return over.to_result(scan.middles(), scan.scored, False)
 
 
 class _Bounded:
     """What is known of the scores: `scores` are the best guess before `lower` and `upper`, float32 `[length]`."""
 
-    def __init__(self, over: Scan, doubts: Doubts) -> None:
+    def __init__(self, over: Scan, find_ambiguous: AmbiguousTokens) -> None:
         self._over = over
-        self._doubts = doubts
+        self._find_ambiguous = find_ambiguous
         self._normalisers = [BoundedNormaliser(queries) for queries in over.signal.queries]
         self.scores = over.zeros()
         self.scored = over.zeros().bool()
@@ -71,9 +73,9 @@ class _Bounded:
     def normalise(self) -> Generator[None, None, bool]:
         """Bound the normalisers with every page's summary, best first; whether it came to the end."""
         over = self._over
-        order = yield from over.pages.best_first(over.signal, over.hurried)
+        order = yield from over.pages.best_first(over.signal, over.stop_requested)
         for pages in over.pages.in_chunks(order):
-            if over.hurried():
+            if over.stop_requested():
                 return False
             for chunk in over.pages.coded(pages):
                 for layer, normaliser in enumerate(self._normalisers):
@@ -91,7 +93,7 @@ class _Bounded:
         """Bound every token's score with the normalisers' bounds; whether it came to the end."""
         over = self._over
         for pages in over.pages.in_chunks(range(over.pages.count)):
-            if over.hurried():
+            if over.stop_requested():
                 return False
             for chunk in over.pages.coded(pages):
                 self._lower[chunk.positions], self._upper[chunk.positions] = self._bounds(chunk)
@@ -105,7 +107,7 @@ class _Bounded:
     def settle(self) -> Generator[None, None, bool]:
         """Read until there is no doubt; False when it was hurried, or reading does not help."""
         unsure: Tensor | None = None
-        while not self._over.hurried():
+        while not self._over.stop_requested():
             doubtful = self._doubtful(self._lower, self._upper)
             if not bool(doubtful.any()):
                 return True
@@ -127,7 +129,7 @@ class _Bounded:
         return False
 
     def _doubtful(self, lower: Tensor, upper: Tensor) -> Tensor:
-        return self._doubts(lower.cpu(), upper.cpu()).to(lower.device)
+        return self._find_ambiguous(lower.cpu(), upper.cpu()).to(lower.device)
 
     def _bounds(self, chunk: Chunk) -> tuple[Tensor, Tensor]:
         """Bounds on the scores of a chunk's rows, float32 `[rows]` each."""

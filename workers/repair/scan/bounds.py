@@ -31,7 +31,7 @@ class Logits:
 
 def logits_of(signal: Signal, layer: int, chunk: Chunk) -> Logits:
     """The logits of rows that were read, one part, or of codes, each page a part."""
-    keys = chunk.of(layer)
+    keys = chunk.get_layer(layer)
     queries = signal.queries[layer].abs()
     if isinstance(chunk, CodedChunk):
         lowest = chunk.lowest[layer]

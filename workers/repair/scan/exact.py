@@ -6,21 +6,19 @@ session but for vectors over its tokens.
 """
 
 from collections.abc import Callable, Generator
-from typing import Literal
 
 import torch
 from torch import Tensor
 
+from kvrecall.domain.session_settings import RepairScan
 from kvstore.store import RowStore
 from workers.primitives.observation import Observed
-from workers.repair.scan.base import Doubts, Scan, ScanResult
+from workers.repair.scan.base import AmbiguousTokens, Scan, ScanResult
 from workers.repair.scan.bounded import bounded
 from workers.repair.scan.pages import Pages
 from workers.repair.scan.softmax import Normaliser, Signal
 
-__all__ = ["Doubts", "How", "ScanResult", "scan", "scan_by_head"]
-
-How = Literal["exact", "bounded", "summary"]
+__all__ = ["AmbiguousTokens", "ScanResult", "scan", "scan_by_head"]
 
 
 def scan(
@@ -29,10 +27,10 @@ def scan(
     observed: Observed,
     length: int,
     *,
-    how: How,
+    mode: RepairScan,
     counted: Tensor | None,
-    doubts: Doubts,
-    hurried: Callable[[], bool],
+    find_ambiguous: AmbiguousTokens,
+    stop_requested: Callable[[], bool],
     device: torch.device,
 ) -> Generator[None, None, ScanResult]:
     """Score a session's first `length` tokens; yields between chunks, to let others run. Raises what the store raises.
@@ -44,12 +42,14 @@ def scan(
     the tokens that it has come to, with the normaliser so far.
     """
     pages = Pages(store, name, length, device)
-    over = Scan(pages, Signal(observed, store.layout.n_kv_heads, device), counted, hurried, device)
+    over = Scan(
+        pages, Signal(observed, store.layout.n_kv_heads, device), counted, stop_requested, device
+    )
     if not length:
-        return over.found(over.zeros(), over.zeros().bool(), True)
-    if how == "bounded":
-        return (yield from bounded(over, doubts, lambda: two_passes(over, coded=False)))
-    return (yield from two_passes(over, coded=how == "summary"))
+        return over.to_result(over.zeros(), over.zeros().bool(), True)
+    if mode == "bounded":
+        return (yield from bounded(over, find_ambiguous, lambda: two_passes(over, coded=False)))
+    return (yield from two_passes(over, coded=mode == "summary"))
 
 
 def two_passes(over: Scan, *, coded: bool) -> Generator[None, None, ScanResult]:
@@ -61,27 +61,27 @@ def two_passes(over: Scan, *, coded: bool) -> Generator[None, None, ScanResult]:
     normalisers = [Normaliser(queries) for queries in over.signal.queries]
     scores = over.zeros()
     scored = over.zeros().bool()
-    order = yield from over.pages.best_first(over.signal, over.hurried)
+    order = yield from over.pages.best_first(over.signal, over.stop_requested)
     for pages in over.pages.in_chunks(order):
-        if over.hurried():
-            return over.found(scores, scored, False)
+        if over.stop_requested():
+            return over.to_result(scores, scored, False)
         for chunk in over.pages.coded(pages) if coded else [over.pages.read(pages)]:
             for layer, normaliser in enumerate(normalisers):
-                weights = normaliser.add(over.signal.logits(layer, chunk.of(layer)))
+                weights = normaliser.add(over.signal.logits(layer, chunk.get_layer(layer)))
                 weights /= normaliser.total
                 scores[chunk.positions] += over.signal.scores(weights, over.counts(layer, chunk))
             scored[chunk.positions] = True
         yield None
     final = over.zeros()
     for pages in over.pages.in_chunks(range(over.pages.count)):
-        if over.hurried():
-            return over.found(scores, scored, False)
+        if over.stop_requested():
+            return over.to_result(scores, scored, False)
         for chunk in over.pages.coded(pages) if coded else [over.pages.read(pages)]:
             for layer, normaliser in enumerate(normalisers):
-                weights = normaliser.weights(over.signal.logits(layer, chunk.of(layer)))
+                weights = normaliser.weights(over.signal.logits(layer, chunk.get_layer(layer)))
                 final[chunk.positions] += over.signal.scores(weights, over.counts(layer, chunk))
         yield None
-    return over.found(final, scored, True)
+    return over.to_result(final, scored, True)
 
 
 def scan_by_head(
@@ -90,7 +90,7 @@ def scan_by_head(
     observed: Observed,
     length: int,
     *,
-    hurried: Callable[[], bool],
+    stop_requested: Callable[[], bool],
     device: torch.device,
 ) -> Generator[None, None, ScanResult]:
     """`scan` with `exact`, for every layer and KV head on its own: scores float32 `[n_layers, n_kv_heads, length]`.
@@ -104,19 +104,19 @@ def scan_by_head(
     scores = torch.zeros(signal.n_layers, signal.n_kv_heads, length)
     scored = torch.zeros(length, dtype=torch.bool)
     for indices in pages.in_chunks(range(pages.count)):
-        if hurried():
+        if stop_requested():
             return ScanResult(scores, scored, pages.bytes_read, False)
         chunk = pages.read(indices)
         for layer, normaliser in enumerate(normalisers):
-            normaliser.add(signal.logits(layer, chunk.of(layer)))
+            normaliser.add(signal.logits(layer, chunk.get_layer(layer)))
         yield None
     for indices in pages.in_chunks(range(pages.count)):
-        if hurried():
+        if stop_requested():
             return ScanResult(scores, scored, pages.bytes_read, False)
         chunk = pages.read(indices)
         where = chunk.positions.cpu()
         for layer, normaliser in enumerate(normalisers):
-            weights = normaliser.weights(signal.logits(layer, chunk.of(layer)))
+            weights = normaliser.weights(signal.logits(layer, chunk.get_layer(layer)))
             scores[layer, :, where] = signal.by_head(weights).cpu()
         scored[where] = True
         yield None

@@ -23,7 +23,7 @@ class ReadChunk:
     positions: Tensor
     keys: Tensor
 
-    def of(self, layer: int) -> Tensor:
+    def get_layer(self, layer: int) -> Tensor:
         """A layer's keys."""
         return self.keys[layer]
 
@@ -44,7 +44,7 @@ class CodedChunk:
     high: Tensor | None
     low: Tensor | None
 
-    def of(self, layer: int) -> Tensor:
+    def get_layer(self, layer: int) -> Tensor:
         """The middles of the cells of a layer's keys: float32 `[n_kv_heads, rows, head_dim]`."""
         lowest = self.lowest[layer].unsqueeze(2)
         cell = self.cell[layer].unsqueeze(2)
@@ -107,7 +107,7 @@ class Pages:
             yield pages[first : first + self.chunk_pages]
 
     def best_first(
-        self, signal: Signal, hurried: Callable[[], bool]
+        self, signal: Signal, stop_requested: Callable[[], bool]
     ) -> Generator[None, None, list[int]]:
         """All pages: those without a summary, then by how high the attention to one of their keys may be.
 
@@ -122,13 +122,13 @@ class Pages:
                 [torch.maximum(a, b) for a, b in zip(peaks, tops, strict=True)] if peaks else tops
             )
             yield None
-            if hurried():
+            if stop_requested():
                 return list(range(self.count))
         for pages, logits in self._box_logits(signal):
             weights = [each.sub_(peak).exp_() for each, peak in zip(logits, peaks, strict=True)]
             worth[pages] = torch.stack([signal.scores(each, None) for each in weights]).sum(0).cpu()
             yield None
-            if hurried():
+            if stop_requested():
                 break
         order: list[int] = worth.sort(descending=True, stable=True).indices.tolist()
         return order
