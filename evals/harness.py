@@ -20,13 +20,12 @@ from kvrecall.app import calibration
 from kvrecall.app.wiring import build_store
 from kvrecall.domain.session_settings import EpisodeSettings
 from kvrecall.domain.utterances import Utterance, said_by, text_of
-from kvrecall.protocol.convert import message_from_wire
+from kvrecall.protocol.convert import chat_to_wire, message_from_wire
 from kvrecall.protocol.v1 import worker_pb2 as wire
 from kvstore.settings import CodecName
 from workers import methods
 from workers.engine.engine import Engine, Parts
 from workers.engine.settings import WorkerSettings
-from workers.generation import convert as wire_values
 from workers.model import layer_sensitivity as profile
 from workers.model.loader import LoadedModel, load_model
 from workers.model.tokenizer import ChatTokenizer, load_tokenizer
@@ -185,7 +184,7 @@ class Session:
     def _turn(self, messages: Sequence[Message], **options: Any) -> wire.TurnDone:
         self.restore()
         self._as_committed = False
-        said = [wire_values.to_wire(dict(message)) for message in messages]
+        said = [chat_to_wire(dict(message)) for message in messages]
         request = wire.TurnRequest(
             session=self.spec.session, epoch=self.spec.epoch, messages=said, **options
         )
@@ -193,7 +192,7 @@ class Session:
 
     def _note(self, messages: Sequence[Message], done: wire.TurnDone) -> None:
         """Keep the turn's tokens, and its utterances as `kvrecall.domain.utterances` tells them apart."""
-        values = [message_from_wire(wire_values.to_wire(dict(message))) for message in messages]
+        values = [message_from_wire(chat_to_wire(dict(message))) for message in messages]
         runs = [(side, text_of(run)) for side, run in groupby(values, said_by)]
         ends = accumulate(done.utterance_tokens, initial=len(self.token_ids))
         for (side, text), (start, stop) in zip(runs, pairwise(ends), strict=True):

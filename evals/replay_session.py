@@ -6,7 +6,7 @@ engine and no scheduler: a step is taken when the last one has ended, so nothing
 """
 
 import tempfile
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,16 +19,16 @@ from torch import Tensor
 from evals.codecs import RAW, tiers_of
 from evals.harness import Message, loaded
 from kvrecall.app.wiring import build_store
+from kvrecall.protocol import convert
 from kvrecall.protocol.v1 import worker_pb2 as wire
 from kvstore.settings import CodecName
 from workers import methods
 from workers.engine.engine import Engine, Parts
 from workers.engine.eviction import active_rows
-from workers.engine.session import Selection, WorkerSession
+from workers.engine.selection import Selection
+from workers.engine.session import ResidentSession
 from workers.engine.settings import WorkerSettings
-from workers.generation import convert as wire_values
-from workers.generation.decode import NextLogits
-from workers.generation.steps import Yielded
+from workers.generation.steps import NextLogits, Steps
 from workers.primitives.observation import Observed
 from workers.repair.repair import run_pause_repair
 from workers.tasks.turn import run_turn
@@ -102,9 +102,9 @@ class Replayed:
 
     def first_stage(self, observed: Observed, context: int) -> Tensor:
         """What the method scores each of the first `context` tokens: float32, the mean over all layers and heads."""
-        session = self._seated(self._spec, self.state)
+        resident = self._swapped_in(self._spec, self.state)
         layers = range(self.engine.model.shape.n_layers)
-        rows = [active_rows(self.engine.cache, session, observed, layer) for layer in layers]
+        rows = [active_rows(self.engine.cache, resident, observed, layer) for layer in layers]
         return (
             torch.stack([self.method.scores(of_layer).mean(0) for of_layer in rows])
             .mean(0)[:context]
@@ -113,11 +113,10 @@ class Replayed:
 
     def keys(self) -> list[Tensor]:
         """Every key, per layer `[n_kv_heads, length, head_dim]`."""
-        session = self._seated(self._spec, self.state)
-        assert session.slot is not None, "it was seated"
+        resident = self._swapped_in(self._spec, self.state)
         cache = self.engine.cache
         layers = range(self.engine.model.shape.n_layers)
-        return [cache.read(session.slot, layer).keys.clone() for layer in layers]
+        return [cache.read(resident.slot, layer).keys.clone() for layer in layers]
 
     # Any selection of its rows
 
@@ -146,10 +145,10 @@ class Replayed:
         rows: int,
         operator: Operator,
         messages: Sequence[Message],
-        hurried: Callable[[], bool] = bool,
+        stop_requested: Callable[[], bool] = bool,
     ) -> wire.RepairResult:
         """The worker's repair of a state by at most `rows` tokens, on messages that are about to be said."""
-        held = max(Selection.from_bytes(state.selection).held())
+        held = max(Selection.from_bytes(state.selection).rows_per_head())
         spec = wire.SessionSpec()
         spec.CopyFrom(self._spec)
         spec.budget = held if operator.swap else held + rows
@@ -159,28 +158,28 @@ class Replayed:
         request = wire.RepairRequest(
             session=_NAME, epoch=1, trigger="turn", messages=_to_wire(messages)
         )
-        session = self._seated(spec, state)
+        resident = self._swapped_in(spec, state)
         return _finished(
-            self.engine, session, run_pause_repair(self.engine, session, request, hurried)
+            self.engine, resident, run_pause_repair(self.engine, resident, request, stop_requested)
         )
 
     def observed(self, state: wire.SessionState, messages: Sequence[Message]) -> Observed:
         """The queries of messages that are about to be said, over a state's active rows."""
-        session = self._seated(self._spec, state)
+        resident = self._swapped_in(self._spec, state)
         segments = self.engine.tokenizer.prompt(
-            session.recent, [dict(each) for each in messages], [], True
+            resident.session.recent, [dict(each) for each in messages], [], True
         )
         signal = [token for segment in segments for token in segment.token_ids]
-        return self.engine.observe(session, [*session.pending, *signal])
+        return self.engine.observe(resident, [*resident.session.pending, *signal])
 
     def ask(self, state: wire.SessionState, messages: Sequence[Message], most_tokens: int) -> str:
         """Answer from a state's rows, greedily, and forget it: nothing is evicted while it answers."""
-        held = Selection.from_bytes(state.selection).rows()
+        held = Selection.from_bytes(state.selection).row_counts()
         sampling = wire.Sampling(max_tokens=most_tokens)
         done = self._turn(self._answering, state, messages, generate=True, sampling=sampling)
         new = done.state.length - state.length
         heads = self.engine.model.shape.n_kv_heads
-        after = Selection.from_bytes(done.state.selection).rows()
+        after = Selection.from_bytes(done.state.selection).row_counts()
         assert after == [rows + heads * new for rows in held], (
             "a row left while a question was answered"
         )
@@ -189,10 +188,10 @@ class Replayed:
     def log_prob(self, state: wire.SessionState, messages: Sequence[Message], answer: str) -> float:
         """The mean log-probability, in nats, of an answer's tokens after messages, from a state's rows."""
         said: list[Message] = [*messages, {"role": "assistant", "content": answer}]
-        session = self._seated(self._answering, state)
+        resident = self._swapped_in(self._answering, state)
         request = self._request(said, generate=False, keep_distribution=True)
-        _finished(self.engine, session, run_turn(self.engine, session, request, _unheard))
-        heard = session.distribution
+        _finished(self.engine, resident, run_turn(self.engine, resident, request, _unheard))
+        heard = resident.session.distribution
         assert heard is not None, "it was to be kept"
         return float(heard.log_probs.gather(1, torch.tensor(heard.token_ids)[:, None]).mean())
 
@@ -205,28 +204,26 @@ class Replayed:
         messages: Sequence[Message],
         **options: Any,
     ) -> wire.TurnDone:
-        session = self._seated(spec, state)
+        resident = self._swapped_in(spec, state)
         request = self._request(messages, **options)
-        return _finished(self.engine, session, run_turn(self.engine, session, request, _unheard))
+        return _finished(self.engine, resident, run_turn(self.engine, resident, request, _unheard))
 
     def _request(self, messages: Sequence[Message], **options: Any) -> wire.TurnRequest:
         return wire.TurnRequest(session=_NAME, epoch=1, messages=_to_wire(messages), **options)
 
-    def _seated(self, spec: wire.SessionSpec, state: wire.SessionState) -> WorkerSession:
-        session = self.engine.open(spec, state)
-        self.engine.seat(session)
-        return session
+    def _swapped_in(self, spec: wire.SessionSpec, state: wire.SessionState) -> ResidentSession:
+        return self.engine.swap_in(self.engine.open(spec, state))
 
     def _queries_of(
         self, state: wire.SessionState, prompt: Sequence[int], reply: Sequence[int]
     ) -> Observed:
         """The queries of a reply's tokens, each at its position, over all rows before it."""
-        session = self._seated(self._spec, state)
-        token_ids = [*session.pending, *prompt]
+        resident = self._swapped_in(self._spec, state)
+        token_ids = [*resident.session.pending, *prompt]
         size = self.engine.settings.block_tokens
         for start in range(0, len(token_ids), size):
-            self.engine.forward([session], torch.tensor([token_ids[start : start + size]]))
-        return self.engine.observe(session, reply)
+            self.engine.forward([resident], torch.tensor([token_ids[start : start + size]]))
+        return self.engine.observe(resident, reply)
 
 
 @contextmanager
@@ -251,19 +248,17 @@ def replaying(
 
 def tokens_held(state: wire.SessionState) -> Tensor:
     """The tokens of which some row is active, int64 ascending."""
-    places = Selection.from_bytes(state.selection).places()
+    places = Selection.from_bytes(state.selection).store_positions()
     held = torch.unique(torch.cat([of_layer.flatten() for of_layer in places]))
     return torch.masked_select(held, held >= 0)
 
 
 def rows_held(state: wire.SessionState) -> int:
     """Active rows per KV head, of the layer that has most."""
-    return max(Selection.from_bytes(state.selection).held())
+    return max(Selection.from_bytes(state.selection).rows_per_head())
 
 
-def _finished(
-    engine: Engine, session: WorkerSession, steps: Generator[Yielded, NextLogits, T]
-) -> T:
+def _finished(engine: Engine, resident: ResidentSession, steps: Steps[T]) -> T:
     """Drive a job of the worker's to its end, as the scheduler does where there is only one."""
     answer: Any = None
     while True:
@@ -276,12 +271,12 @@ def _finished(
         if isinstance(wanted, Future):
             wanted.result()
         elif wanted is not None:
-            row = engine.forward([session], torch.tensor([[wanted]]))[0, -1]
+            row = engine.forward([resident], torch.tensor([[wanted]]))[0, -1]
             answer = NextLogits(row, int(row.argmax()))
 
 
 def _to_wire(messages: Sequence[Message]) -> list[wire.Message]:
-    return [wire_values.to_wire(dict(message)) for message in messages]
+    return [convert.chat_to_wire(dict(message)) for message in messages]
 
 
 def _unheard(event: wire.TurnEvent) -> None:

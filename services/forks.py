@@ -147,7 +147,7 @@ class ForkRunner:
             with suppress(
                 ServiceError
             ):  # a worker that is lost drops, when it is back, what the catalog does not know
-                await self._worker.drop(wire.DropRequest(session=child.id))
+                await self._worker.delete(wire.DeleteRequest(session=child.id))
             raise
         self._sessions.created(child)
         if due_repairs(child):

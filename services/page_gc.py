@@ -38,8 +38,8 @@ class PageCollector:
         """Have the workers drop these pages. What they cannot drop now they are told again with the next sweep."""
         for left in leftovers:
             with suppress(ServiceError):
-                await self._worker.drop(
-                    wire.DropRequest(session=left.session, keep_pages=left.keep_pages)
+                await self._worker.delete(
+                    wire.DeleteRequest(session=left.session, keep_pages=left.keep_pages)
                 )
                 await self._catalog.dropped(left)
 

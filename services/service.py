@@ -132,12 +132,12 @@ class SessionService:
     async def worker_joined(self) -> None:
         """There is a worker that was not there before: its limits count, and rows of gone sessions are dropped."""
         self._info = worker_info_from_wire(await self._worker.describe())
-        await self._worker.retain(await self._known())
+        await self._worker.retain_only(await self._known())
 
-    async def _known(self) -> wire.RetainRequest:
+    async def _known(self) -> wire.RetainOnlyRequest:
         """The sessions there are, and the pages that are left of others."""
         kept = await self._catalog.kept_pages()
-        return wire.RetainRequest(
+        return wire.RetainOnlyRequest(
             sessions=await self._catalog.session_ids(),
             shared=[wire.SharedPages(owner=each.owner, pages=each.pages) for each in kept],
         )
@@ -187,7 +187,7 @@ class SessionService:
             await self._catalog.create(session, b"", answer)
         except ServiceError:
             with suppress(ServiceError):  # it has no rows yet
-                await self._worker.drop(wire.DropRequest(session=session.id))
+                await self._worker.delete(wire.DeleteRequest(session=session.id))
             raise
         self._sessions.created(session)
         return session
@@ -196,7 +196,7 @@ class SessionService:
         """The worker in which the new session was opened: another one if the first is lost. Raises WorkerLost."""
         lost: list[str] = []
         while True:
-            worker = self._worker.place(session.id, "", lost)
+            worker = self._worker.choose_worker(session.id, "", lost)
             try:
                 await self._worker.open(
                     wire.OpenRequest(spec=session_spec_to_wire(session, session.epoch))
@@ -296,7 +296,7 @@ class SessionService:
             [live.claim.worker] if worker is None else [each for each in known if each != worker]
         )
         try:
-            return self._worker.place(live.id, worker or "", avoid)
+            return self._worker.choose_worker(live.id, worker or "", avoid)
         except WorkerLost as error:
             raise WorkerUnavailable(f"no worker takes the session now: {error.message}") from error
 

@@ -210,14 +210,16 @@ class SessionManager:
             if not live.in_doubt and live.claim.epoch is not None:
                 return live.claim.epoch
             async with self._leases.held(live.claim):
-                return await self._open(live, self._worker.place(live.id, live.claim.worker, avoid))
+                return await self._open(
+                    live, self._worker.choose_worker(live.id, live.claim.worker, avoid)
+                )
 
     def may_go_elsewhere(self, session: str, lost: Sequence[str], error: ServiceError) -> bool:
         """Whether what failed with `error` may be tried in another worker than those that it was `lost` in."""
         if len(lost) >= MOST_ATTEMPTS or error.code not in GONE:
             return False
         try:
-            self._worker.place(session, "", lost)
+            self._worker.choose_worker(session, "", lost)
         except WorkerLost:
             return False
         return True
@@ -244,7 +246,7 @@ class SessionManager:
                 message = f"another process took session {live.id!r} over; send the request again"
                 raise StaleEpoch(message) from refusal
             doubt = live.in_doubt
-            place = self._worker.place(live.id, live.claim.worker)
+            place = self._worker.choose_worker(live.id, live.claim.worker)
             fresh = await self._open(live, place, lost_pages=refusal.code is ErrorCode.ROWS_MISSING)
             live.in_doubt = doubt
             return fresh
@@ -252,7 +254,9 @@ class SessionManager:
     async def rebuild(self, live: ActiveSession) -> None:
         """Compute the session's lost pages again, and open it as it was committed."""
         async with live.opening, self._leases.held(live.claim):
-            await self._open(live, self._worker.place(live.id, live.claim.worker), lost_pages=True)
+            await self._open(
+                live, self._worker.choose_worker(live.id, live.claim.worker), lost_pages=True
+            )
 
     async def move(self, live: ActiveSession, worker: str) -> None:
         """Open the session, as it was committed, in another worker, and free what the others hold of it."""

@@ -20,7 +20,7 @@ async def test_a_deletion_stands_though_the_worker_cannot_be_told_and_it_is_told
 ) -> None:
     session = await harness.session()
     await harness.say(session, HELLO)
-    harness.worker.faults["drop"] = error
+    harness.worker.faults["delete"] = error
     await harness.service.delete(session)
     with pytest.raises(UnknownSession):
         await harness.service.get(session)
@@ -37,7 +37,7 @@ async def test_one_that_cannot_be_dropped_stands_in_no_other_s_way(harness) -> N
     for session in sessions:
         await harness.say(session, HELLO)
         await harness.catalog.delete(session, None)
-    harness.worker.faults["drop"] = WorkerLost("gone")
+    harness.worker.faults["delete"] = WorkerLost("gone")
     leftovers = PageCollector(harness.catalog, harness.worker)
     await leftovers.sweep()
     assert len(harness.worker.dropped) == 1

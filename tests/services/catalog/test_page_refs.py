@@ -62,7 +62,7 @@ async def step(harness, rng: random.Random) -> None:
             await harness.service.fork(chosen, NewFork(rng.choice([None, rng.randint(1, turns)])))
         case "delete" if chosen:
             if rng.random() < 0.3:
-                harness.worker.faults["drop"] = WorkerLost("gone")
+                harness.worker.faults["delete"] = WorkerLost("gone")
             await harness.service.delete(chosen)
         case "crash":
             words_said = harness.worker.words

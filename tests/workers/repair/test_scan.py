@@ -353,8 +353,8 @@ def test_on_a_models_own_keys_a_bounded_scan_reads_little(
     engine.seat(session)
     for block in torch.tensor(token_ids).split(512):
         engine.forward([session], block[None])
-    engine.storing.flush(session)
-    engine.storing.settle(session)
+    engine.store_io.flush(session)
+    engine.store_io.wait_written(session)
     question = next(e.user for e in reversed(said.exchanges) if e.kind == "question")
     observed = engine.observe(session, tokenizer.encode(question))
     engine.close()
