@@ -11,7 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar, TypeVar
 
@@ -178,8 +178,9 @@ def evictions(model: LoadedModel, tokenizer: ChatTokenizer, plan: Plan) -> dict[
         engine = Engine(Parts(model, tokenizer, store, settings))
         for reuse, clock in spent.items():
             session = engine.open(_spec(reuse, plan), wire.SessionState())
-            session.method = Watched(ChunkKV(reuse=reuse), clock)
-            engine.seat(session)
+            watched = Watched(ChunkKV(reuse=reuse), clock)
+            session.config = replace(session.config, method=watched)
+            engine.swap_in(session)
         for index, block in enumerate(blocks):
             for reuse in _rotated(LAYERS_IN_A_GROUP, index):
                 _say(engine, str(reuse), block, spent[reuse], plan)
@@ -208,7 +209,7 @@ def timed(work: Callable[[], _T]) -> tuple[float, _T]:
 
 
 def _say(engine: Engine, name: str, block: Tensor, spent: Spent, plan: Plan) -> None:
-    session = engine.session(name)
+    session = engine.resident(name)
     engine.forward([session], block)
     spent.selecting.append(0.0)
     seconds, _ = timed(lambda: engine.evict(session))

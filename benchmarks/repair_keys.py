@@ -227,13 +227,12 @@ def _prefilled(seed: int, tokens: int) -> tuple[Tensor, Observed]:
     ):
         engine = Engine(Parts(model, tokenizer, store, settings))
         spec = wire.SessionSpec(session="s", epoch=1, method="full", budget=tokens + 512)
-        session = engine.open(spec, wire.SessionState())
-        engine.seat(session)
+        session = engine.swap_in(engine.open(spec, wire.SessionState()))
         for block in torch.tensor(token_ids[:tokens]).chunk(-(-tokens // 512)):
             engine.forward([session], block[None].to(model.device))
         observed = engine.observe(session, tokenizer.encode(question))
-        engine.storing.flush(session)
-        engine.storing.settle(session)
+        engine.store_io.flush(session.session)
+        engine.store_io.wait_written(session.session)
         keys = store.gather("s", torch.arange(tokens))[:, 0].clone()
         engine.close()
     return keys, observed

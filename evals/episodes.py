@@ -10,7 +10,7 @@ from kvrecall.domain import episodes
 from kvrecall.domain.episodes import Vectors
 from kvrecall.domain.session_settings import EpisodeSettings
 from kvrecall.protocol.v1 import worker_pb2 as pb
-from workers.episodes.switch import EpisodeRows
+from workers.episodes.rows import EpisodeRows
 from workers.model.embedder import Embedder
 
 
@@ -104,11 +104,13 @@ def match_text(built: BuiltEpisodes | None, text: str) -> MatchedEpisode | None:
 
 
 def _plan_to_wire(name: str, plan: episodes.EpisodePlan) -> pb.EpisodePlan:
-    segments = [pb.Span(start=start, stop=stop, nearness=near) for start, stop, near in plan.spans]
+    segments = [
+        pb.Span(start=start, stop=stop, similarity=near) for start, stop, near in plan.spans
+    ]
     return pb.EpisodePlan(id=name, patched_prompt=plan.patched_prompt, segments=segments)
 
 
 def _copy_bytes(session: Session, built: Sequence[pb.Episode]) -> int:
     model = session.scheduler.engine.model
-    rows = sum(EpisodeRows.from_bytes(episode.rows).rows() for episode in built)
+    rows = sum(EpisodeRows.from_bytes(episode.rows).row_count() for episode in built)
     return rows * model.shape.row_bytes(model.dtype)

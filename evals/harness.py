@@ -21,13 +21,12 @@ from kvrecall.app import calibration
 from kvrecall.app.wiring import build_store
 from kvrecall.domain.session_settings import EpisodeSettings
 from kvrecall.domain.utterances import Utterance, said_by, text_of
-from kvrecall.protocol.convert import message_from_wire
+from kvrecall.protocol.convert import chat_to_wire, message_from_wire
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from kvstore.settings import CodecName
 from workers import methods
 from workers.engine.engine import Engine, Parts
 from workers.engine.settings import WorkerSettings
-from workers.generation import convert
 from workers.model import layer_sensitivity
 from workers.model.loader import LoadedModel, load_model
 from workers.model.tokenizer import ChatTokenizer, load_tokenizer
@@ -196,7 +195,7 @@ class Session:
     def _turn(self, messages: Sequence[Message], **options: Any) -> pb.TurnDone:
         self.restore()
         self._as_committed = False
-        new = [convert.to_wire(dict(message)) for message in messages]
+        new = [chat_to_wire(dict(message)) for message in messages]
         request = pb.TurnRequest(
             session=self.spec.session, epoch=self.spec.epoch, messages=new, **options
         )
@@ -204,7 +203,7 @@ class Session:
 
     def _log(self, messages: Sequence[Message], done: pb.TurnDone) -> None:
         """Log the turn's tokens, and its utterances as `kvrecall.domain.utterances` splits them."""
-        values = [message_from_wire(convert.to_wire(dict(message))) for message in messages]
+        values = [message_from_wire(chat_to_wire(dict(message))) for message in messages]
         runs = [(side, text_of(run)) for side, run in groupby(values, said_by)]
         ends = accumulate(done.utterance_tokens, initial=len(self.token_ids))
         for (side, text), (start, stop) in zip(runs, pairwise(ends), strict=True):

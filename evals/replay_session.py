@@ -7,7 +7,7 @@ depends on timing.
 """
 
 import tempfile
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,16 +20,16 @@ from torch import Tensor
 from evals.codecs import RAW, store_settings
 from evals.harness import Message, load
 from kvrecall.app.wiring import build_store
+from kvrecall.protocol import convert
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from kvstore.settings import CodecName
 from workers import methods
 from workers.engine.engine import Engine, Parts
 from workers.engine.eviction import active_rows
-from workers.engine.session import Selection, WorkerSession
+from workers.engine.selection import Selection
+from workers.engine.session import ResidentSession
 from workers.engine.settings import WorkerSettings
-from workers.generation import convert
-from workers.generation.decode import NextLogits
-from workers.generation.steps import Yielded
+from workers.generation.steps import NextLogits, Steps
 from workers.primitives.observation import Observed
 from workers.repair.repair import run_pause_repair
 from workers.tasks.turn import run_turn
@@ -107,19 +107,18 @@ class ReplaySession:
 
     def first_stage_scores(self, observed: Observed, context: int) -> Tensor:
         """Scores of the first `context` tokens: float32, mean over all layers and heads."""
-        session = self._open_resident(self._spec, self.state)
+        resident = self._open_resident(self._spec, self.state)
         layers = range(self.engine.model.shape.n_layers)
-        rows = [active_rows(self.engine.cache, session, observed, layer) for layer in layers]
+        rows = [active_rows(self.engine.cache, resident, observed, layer) for layer in layers]
         scores = [self.method.scores(layer_rows).mean(0) for layer_rows in rows]
         return torch.stack(scores).mean(0)[:context].cpu()
 
     def keys(self) -> list[Tensor]:
         """Every key, per layer `[n_kv_heads, length, head_dim]`."""
-        session = self._open_resident(self._spec, self.state)
-        assert session.slot is not None, "the session is resident"
+        resident = self._open_resident(self._spec, self.state)
         cache = self.engine.cache
         layers = range(self.engine.model.shape.n_layers)
-        return [cache.read(session.slot, layer).keys.clone() for layer in layers]
+        return [cache.read(resident.slot, layer).keys.clone() for layer in layers]
 
     # Any selection of its rows
 
@@ -165,30 +164,30 @@ class ReplaySession:
         request = pb.RepairRequest(
             session=_NAME, epoch=1, trigger="turn", messages=_to_wire(messages)
         )
-        session = self._open_resident(spec, state)
-        steps = run_pause_repair(self.engine, session, request, stop_early)
-        return _run_steps(self.engine, session, steps)
+        resident = self._open_resident(spec, state)
+        steps = run_pause_repair(self.engine, resident, request, stop_early)
+        return _run_steps(self.engine, resident, steps)
 
     def observe(self, state: pb.SessionState, messages: Sequence[Message]) -> Observed:
         """Queries of messages of the next turn over a state's active rows."""
-        session = self._open_resident(self._spec, state)
+        resident = self._open_resident(self._spec, state)
         segments = self.engine.tokenizer.prompt(
-            session.recent, [dict(each) for each in messages], [], True
+            resident.session.recent, [dict(each) for each in messages], [], True
         )
         signal = [token for segment in segments for token in segment.token_ids]
-        return self.engine.observe(session, [*session.pending, *signal])
+        return self.engine.observe(resident, [*resident.session.pending, *signal])
 
     def ask(self, state: pb.SessionState, messages: Sequence[Message], max_tokens: int) -> str:
         """Generate a greedy answer from a state's rows without committing it.
 
         Asserts that no row is evicted meanwhile.
         """
-        before = Selection.from_bytes(state.selection).rows()
+        before = Selection.from_bytes(state.selection).row_counts()
         sampling = pb.Sampling(max_tokens=max_tokens)
         done = self._turn(self._full_spec, state, messages, generate=True, sampling=sampling)
         new = done.state.length - state.length
         heads = self.engine.model.shape.n_kv_heads
-        after = Selection.from_bytes(done.state.selection).rows()
+        after = Selection.from_bytes(done.state.selection).row_counts()
         assert after == [rows + heads * new for rows in before], (
             "a row was evicted while a question was answered"
         )
@@ -197,11 +196,11 @@ class ReplaySession:
     def log_prob(self, state: pb.SessionState, messages: Sequence[Message], answer: str) -> float:
         """Mean log-probability (nats) of an answer's tokens after messages, from a state's rows."""
         new: list[Message] = [*messages, {"role": "assistant", "content": answer}]
-        session = self._open_resident(self._full_spec, state)
+        resident = self._open_resident(self._full_spec, state)
         request = self._request(new, generate=False, keep_distribution=True)
-        steps = run_turn(self.engine, session, request, _discard_event)
-        _run_steps(self.engine, session, steps)
-        kept = session.distribution
+        steps = run_turn(self.engine, resident, request, _discard_event)
+        _run_steps(self.engine, resident, steps)
+        kept = resident.session.distribution
         assert kept is not None, "the request keeps it"
         return float(kept.log_probs.gather(1, torch.tensor(kept.token_ids)[:, None]).mean())
 
@@ -214,29 +213,27 @@ class ReplaySession:
         messages: Sequence[Message],
         **options: Any,
     ) -> pb.TurnDone:
-        session = self._open_resident(spec, state)
+        resident = self._open_resident(spec, state)
         request = self._request(messages, **options)
-        steps = run_turn(self.engine, session, request, _discard_event)
-        return _run_steps(self.engine, session, steps)
+        steps = run_turn(self.engine, resident, request, _discard_event)
+        return _run_steps(self.engine, resident, steps)
 
     def _request(self, messages: Sequence[Message], **options: Any) -> pb.TurnRequest:
         return pb.TurnRequest(session=_NAME, epoch=1, messages=_to_wire(messages), **options)
 
-    def _open_resident(self, spec: pb.SessionSpec, state: pb.SessionState) -> WorkerSession:
-        session = self.engine.open(spec, state)
-        self.engine.seat(session)
-        return session
+    def _open_resident(self, spec: pb.SessionSpec, state: pb.SessionState) -> ResidentSession:
+        return self.engine.swap_in(self.engine.open(spec, state))
 
     def _reply_queries(
         self, state: pb.SessionState, prompt: Sequence[int], reply: Sequence[int]
     ) -> Observed:
         """Queries of a reply's tokens, each at its position, over all rows before it."""
-        session = self._open_resident(self._spec, state)
-        token_ids = [*session.pending, *prompt]
+        resident = self._open_resident(self._spec, state)
+        token_ids = [*resident.session.pending, *prompt]
         size = self.engine.settings.block_tokens
         for start in range(0, len(token_ids), size):
-            self.engine.forward([session], torch.tensor([token_ids[start : start + size]]))
-        return self.engine.observe(session, reply)
+            self.engine.forward([resident], torch.tensor([token_ids[start : start + size]]))
+        return self.engine.observe(resident, reply)
 
 
 @contextmanager
@@ -261,19 +258,17 @@ def open_replay_session(
 
 def active_tokens(state: pb.SessionState) -> Tensor:
     """Positions of the tokens with at least one active row, int64 ascending."""
-    positions = Selection.from_bytes(state.selection).places()
+    positions = Selection.from_bytes(state.selection).store_positions()
     tokens = torch.unique(torch.cat([in_layer.flatten() for in_layer in positions]))
     return torch.masked_select(tokens, tokens >= 0)
 
 
 def active_row_count(state: pb.SessionState) -> int:
     """Active rows per KV head of the layer that has most."""
-    return max(Selection.from_bytes(state.selection).held())
+    return max(Selection.from_bytes(state.selection).rows_per_head())
 
 
-def _run_steps(
-    engine: Engine, session: WorkerSession, steps: Generator[Yielded, NextLogits, T]
-) -> T:
+def _run_steps(engine: Engine, resident: ResidentSession, steps: Steps[T]) -> T:
     """Run a task of the worker to its end, as the scheduler does for a single one."""
     answer: Any = None
     while True:
@@ -286,12 +281,12 @@ def _run_steps(
         if isinstance(wanted, Future):
             wanted.result()
         elif wanted is not None:
-            logits = engine.forward([session], torch.tensor([[wanted]]))[0, -1]
+            logits = engine.forward([resident], torch.tensor([[wanted]]))[0, -1]
             answer = NextLogits(logits, int(logits.argmax()))
 
 
 def _to_wire(messages: Sequence[Message]) -> list[pb.Message]:
-    return [convert.to_wire(dict(message)) for message in messages]
+    return [convert.chat_to_wire(dict(message)) for message in messages]
 
 
 def _discard_event(event: pb.TurnEvent) -> None:

@@ -230,7 +230,7 @@ def _request(
                 id=f"{build}-{number}",
                 patched_prompt=plan.patched_prompt,
                 segments=[
-                    wire.Span(start=start, stop=stop, nearness=near)
+                    wire.Span(start=start, stop=stop, similarity=near)
                     for start, stop, near in plan.spans
                 ],
             )

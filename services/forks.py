@@ -138,7 +138,7 @@ class ForkRunner:
         except ServiceError:
             # A lost worker deletes, when it is back, what the catalog does not know.
             with suppress(ServiceError):
-                await self._worker.drop(wire.DropRequest(session=child.id))
+                await self._worker.delete(wire.DeleteRequest(session=child.id))
             raise
         self._sessions.add_created(child)
         if due_repairs(child):

@@ -38,8 +38,8 @@ class PageCollector:
         """Delete these pages in the workers. What fails now is retried by the next sweep."""
         for orphan in orphans:
             with suppress(ServiceError):
-                await self._worker.drop(
-                    wire.DropRequest(session=orphan.session, keep_pages=orphan.keep_pages)
+                await self._worker.delete(
+                    wire.DeleteRequest(session=orphan.session, keep_pages=orphan.keep_pages)
                 )
                 await self._catalog.dropped(orphan)
 

@@ -80,7 +80,7 @@ class RepairRunner:
         if live.state is SessionState.REPAIRING:
             # A worker that cannot be reached ends the repair as well.
             with suppress(ServiceError):
-                await self._worker.hurry(wire.HurryRequest(session=live.id))
+                await self._worker.stop_early(wire.StopEarlyRequest(session=live.id))
 
     async def _run(
         self, live: ActiveSession, session: Session, repair: DueRepair, abandon_on_loss: bool

@@ -117,12 +117,12 @@ class SessionService:
     async def worker_joined(self) -> None:
         """Learn a new worker's limits and have it delete rows of sessions that no longer exist."""
         self._info = worker_info_from_wire(await self._worker.describe())
-        await self._worker.retain(await self._retained())
+        await self._worker.retain_only(await self._retained())
 
-    async def _retained(self) -> wire.RetainRequest:
+    async def _retained(self) -> wire.RetainOnlyRequest:
         """The sessions that exist, and the pages of deleted ones that others still share."""
         kept = await self._catalog.kept_pages()
-        return wire.RetainRequest(
+        return wire.RetainOnlyRequest(
             sessions=await self._catalog.session_ids(),
             shared=[wire.SharedPages(owner=each.owner, pages=each.pages) for each in kept],
         )
@@ -172,7 +172,7 @@ class SessionService:
             await self._catalog.create(session, b"", record)
         except ServiceError:
             with suppress(ServiceError):  # it has no rows yet
-                await self._worker.drop(wire.DropRequest(session=session.id))
+                await self._worker.delete(wire.DeleteRequest(session=session.id))
             raise
         self._sessions.add_created(session)
         return session
@@ -184,7 +184,7 @@ class SessionService:
         """
         lost: list[str] = []
         while True:
-            worker = self._worker.place(session.id, "", lost)
+            worker = self._worker.choose_worker(session.id, "", lost)
             try:
                 await self._worker.open(
                     wire.OpenRequest(spec=session_spec_to_wire(session, session.epoch))
@@ -284,7 +284,7 @@ class SessionService:
             [live.claim.worker] if worker is None else [each for each in known if each != worker]
         )
         try:
-            return self._worker.place(live.id, worker or "", avoid)
+            return self._worker.choose_worker(live.id, worker or "", avoid)
         except WorkerLost as error:
             raise WorkerUnavailable(f"no worker takes the session now: {error.message}") from error
 

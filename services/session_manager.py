@@ -158,7 +158,7 @@ class SessionManager:
             if not live.needs_reopen and live.claim.epoch is not None:
                 return live.claim.epoch
             async with self._leases.held(live.claim):
-                worker = self._worker.place(live.id, live.claim.worker, avoid)
+                worker = self._worker.choose_worker(live.id, live.claim.worker, avoid)
                 return await self._open(live, worker, session)
 
     def can_retry_elsewhere(self, session: str, lost: Sequence[str], error: ServiceError) -> bool:
@@ -166,7 +166,7 @@ class SessionManager:
         if len(lost) >= MAX_ATTEMPTS or error.code not in _WORTH_ANOTHER_WORKER:
             return False
         try:
-            self._worker.place(session, "", lost)
+            self._worker.choose_worker(session, "", lost)
         except WorkerLost:
             return False
         return True
@@ -193,7 +193,7 @@ class SessionManager:
                 message = f"another process took session {live.id!r} over; send the request again"
                 raise StaleEpoch(message) from refusal
             dirty = live.needs_reopen
-            place = self._worker.place(live.id, live.claim.worker)
+            place = self._worker.choose_worker(live.id, live.claim.worker)
             fresh = await self._open(
                 live, place, pages_missing=refusal.code is ErrorCode.ROWS_MISSING
             )
@@ -204,7 +204,7 @@ class SessionManager:
         """Rebuild the session's missing pages and open it as it was committed."""
         async with live.open_lock, self._leases.held(live.claim):
             await self._open(
-                live, self._worker.place(live.id, live.claim.worker), pages_missing=True
+                live, self._worker.choose_worker(live.id, live.claim.worker), pages_missing=True
             )
 
     async def move(self, live: ActiveSession, worker: str) -> None:

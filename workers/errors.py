@@ -57,6 +57,12 @@ class StaleEpoch(WorkerError):
     code = ErrorCode.STALE_EPOCH
 
 
+class IncompatibleState(WorkerError):
+    """A session's state was committed by a newer worker, in a form that this one cannot read."""
+
+    code = ErrorCode.INCOMPATIBLE_STATE
+
+
 class TurnTooLong(WorkerError):
     """The turn would take the session past the model's context or, without eviction, past its slot."""
 

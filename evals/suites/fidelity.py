@@ -20,10 +20,9 @@ from evals.suite import Record, Suite
 from evals.summary import group_by, mean_row
 from kvrecall.domain.episodes import rebuild_due
 from kvrecall.domain.utterances import query_text
-from kvrecall.protocol.convert import message_from_wire
+from kvrecall.protocol.convert import chat_to_wire, message_from_wire
 from kvrecall.replay.formats import read_recordings
 from kvrecall.reporting.results import Row
-from workers.generation import convert
 from workers.model.tokenizer import ChatTokenizer
 
 BUDGETS = ("128", "256", "512", "1024")
@@ -167,7 +166,7 @@ class _BudgetedSession:
 
 
 def _user_text(turn: Sequence[Message]) -> str:
-    return query_text([message_from_wire(convert.to_wire(dict(message))) for message in turn])
+    return query_text([message_from_wire(chat_to_wire(dict(message))) for message in turn])
 
 
 def fit_turns(

@@ -1,119 +1,65 @@
-"""A worker inside this process, behind the protocol that the services speak."""
+"""A worker inside this process, behind the protocol of the services."""
 
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 
+from google.protobuf.empty_pb2 import Empty
+
 from kvrecall.domain.errors import WorkerLost, WorkerRefused
+from kvrecall.protocol import calls
+from kvrecall.protocol.calls import Call, RequestT, ResponseT
 from kvrecall.protocol.v1 import worker_pb2 as wire
+from services.cluster.worker_client import WorkerCalls
 from workers.errors import WorkerError
 from workers.rpc.service import WorkerService
 
 LOCAL = "local"
-"""The name of a worker that is part of its gateway's process."""
+"""Name of a worker in its gateway's process."""
 
 
-class InProcessWorker:
-    """`services.cluster.worker_client.Worker`, on calls whose scheduler runs in a thread of this process."""
+class LocalWorkerClient(WorkerCalls):
+    """`services.cluster.worker_client.Worker` over a service whose scheduler is a thread of this process."""
 
-    def __init__(self, calls: WorkerService) -> None:
-        self._calls = calls
+    def __init__(self, service: WorkerService) -> None:
+        self._service = service
 
-    async def describe(self) -> wire.WorkerInfo:
-        """Model, shape and limits."""
-        with _told():
-            return self._calls.describe()
-
-    def place(self, session: str, owner: str, avoid: Sequence[str] = ()) -> str:
-        """There is no choice. Raises WorkerLost when it is to be avoided."""
+    def choose_worker(self, session: str, owner: str, avoid: Sequence[str] = ()) -> str:
+        """Choose this worker. Raises WorkerLost if it is to be avoided."""
         if LOCAL in avoid:
             raise WorkerLost("there is no other worker")
         return LOCAL
 
     async def workers(self) -> list[wire.WorkerRecord]:
-        """This one."""
-        with _told():
-            return [self._calls.record(LOCAL, "", draining=False)]
+        """This worker's record."""
+        with _map_errors():
+            return [self._service.record(LOCAL, "", draining=False)]
 
-    async def retain(self, request: wire.RetainRequest) -> None:
-        """Drop stored rows that belong to no session of the catalog."""
-        with _told():
-            await self._calls.retain(request)
+    async def stats(self) -> dict[str, wire.WorkerStats]:
+        """See `Worker.stats`."""
+        return {LOCAL: await self.call(calls.STATS, Empty())}
 
-    async def open(self, request: wire.OpenRequest) -> wire.MemoryReport:
-        """Make the session be what the request says."""
-        with _told():
-            return await self._calls.open(request)
+    async def call(self, call: Call[RequestT, ResponseT], request: RequestT) -> ResponseT:
+        """See `WorkerCalls.call`."""
+        with _map_errors():
+            return await self._service.handler(call)(request)
 
-    async def fork(self, request: wire.ForkRequest) -> wire.ForkResult:
-        """Make a session that begins as another one was."""
-        with _told():
-            return await self._calls.fork(request)
-
-    async def rebuild(self, request: wire.RebuildRequest) -> wire.RebuildResult:
-        """Compute a session's lost pages again."""
-        with _told():
-            return await self._calls.rebuild(request)
-
-    async def release(self, request: wire.ReleaseRequest) -> None:
-        """Let a session go that goes on elsewhere."""
-        with _told():
-            await self._calls.release(request)
-
-    async def turn(self, request: wire.TurnRequest) -> AsyncGenerator[wire.TurnEvent, None]:
-        """Run a turn; closing the iterator cancels it."""
-        with _told():
-            async with aclosing(self._calls.turn(request)) as events:
+    async def stream(
+        self, call: Call[RequestT, ResponseT], request: RequestT
+    ) -> AsyncGenerator[ResponseT, None]:
+        """See `WorkerCalls.stream`."""
+        with _map_errors():
+            async with aclosing(self._service.stream_handler(call)(request)) as events:
                 async for event in events:
                     yield event
 
-    async def repair(self, request: wire.RepairRequest) -> wire.RepairResult:
-        """Run a repair between turns; cancelling the call cancels it."""
-        with _told():
-            return await self._calls.repair(request)
-
-    async def hurry(self, request: wire.HurryRequest) -> None:
-        """End the session's repairs with what they have found so far."""
-        with _told():
-            await self._calls.hurry(request)
-
-    async def detokenize(self, request: wire.DetokenizeRequest) -> wire.DetokenizeResult:
-        """The text of each chunk of tokens."""
-        with _told():
-            return self._calls.detokenize(request)
-
-    async def embed(self, texts: list[str]) -> wire.EmbedResult:
-        """A unit vector per text."""
-        with _told():
-            return await self._calls.embed(wire.EmbedRequest(texts=texts))
-
-    async def build_episodes(self, request: wire.BuildEpisodesRequest) -> wire.BuildEpisodesResult:
-        """Choose the rows of each planned episode; cancelling the call cancels it."""
-        with _told():
-            return await self._calls.build_episodes(request)
-
-    async def memory(self, session: str) -> wire.MemoryReport:
-        """What the session holds."""
-        with _told():
-            return await self._calls.memory(wire.MemoryRequest(session=session))
-
-    async def drop(self, request: wire.DropRequest) -> None:
-        """Forget the session."""
-        with _told():
-            await self._calls.drop(request)
-
-    async def stats(self) -> dict[str, wire.WorkerStats]:
-        """Counters for the metrics page."""
-        with _told():
-            return {LOCAL: self._calls.stats()}
-
     async def close(self) -> None:
         """Stop the worker, and close its store."""
-        await self._calls.close()
+        await self._service.close()
 
 
 @contextmanager
-def _told() -> Iterator[None]:
-    """The worker's errors as the services'."""
+def _map_errors() -> Iterator[None]:
+    """Map the worker's errors to the services'."""
     try:
         yield
     except WorkerError as error:

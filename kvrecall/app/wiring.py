@@ -7,7 +7,7 @@ import torch
 from kvrecall.app.calibration import known_profile
 from kvrecall.app.catalog import open_catalog
 from kvrecall.app.errors import CannotServe
-from kvrecall.app.local_worker import InProcessWorker
+from kvrecall.app.local_worker import LocalWorkerClient
 from kvrecall.app.settings import Settings
 from kvstore.errors import (
     DirectoryLockedError,
@@ -39,7 +39,7 @@ TIERS = StoreSettings()
 
 async def build_service(settings: Settings) -> SessionService:
     """The whole service of one process: catalog and rows under `settings.data`. Raises CannotServe."""
-    worker = InProcessWorker(build_worker(settings))
+    worker = LocalWorkerClient(build_worker(settings))
     try:
         catalog = await open_catalog(settings)
     except CannotServe:

@@ -49,11 +49,11 @@ class Message:
 
 @dataclass(frozen=True)
 class Sampling:
-    """Sampling parameters of a turn. Temperature 0 is greedy; top_p 0 and top_k 0 are off."""
+    """Sampling parameters of one turn. Temperature 0 is greedy; top_p 1 and top_k 0 are off."""
 
-    max_tokens: int
+    max_tokens: int = 256
     temperature: float = 0.0
-    top_p: float = 0.0
+    top_p: float = 1.0
     top_k: int = 0
     seed: int = 0
     stop: tuple[str, ...] = ()

@@ -1,7 +1,9 @@
 """Conversion between domain values and the wire's messages: the only place where both meet."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Any
 
+from kvrecall.domain.active_episode import ActiveEpisode, EpisodeSegment
 from kvrecall.domain.messages import Message, Sampling, ToolCall
 from kvrecall.domain.reports import EpisodeReport, Fidelity, MemoryReport, RepairReport
 from kvrecall.domain.session import Session
@@ -51,6 +53,73 @@ def sampling_to_wire(sampling: Sampling) -> wire.Sampling:
         seed=sampling.seed,
         stop=sampling.stop,
     )
+
+
+def sampling_from_wire(sampling: wire.Sampling) -> Sampling:
+    """The sampling parameters of a turn; 0 for max_tokens or top_p is read as not set."""
+    return Sampling(
+        max_tokens=sampling.max_tokens or Sampling.max_tokens,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p or Sampling.top_p,
+        top_k=sampling.top_k,
+        seed=sampling.seed,
+        stop=tuple(sampling.stop),
+    )
+
+
+def to_chat(message: wire.Message) -> dict[str, Any]:
+    """The message in the form of Hugging Face chat templates."""
+    chat: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.tool_calls:
+        chat["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.arguments},
+            }
+            for call in message.tool_calls
+        ]
+    if message.tool_call_id:
+        chat["tool_call_id"] = message.tool_call_id
+    if message.name:
+        chat["name"] = message.name
+    return chat
+
+
+def chat_to_wire(chat: dict[str, Any]) -> wire.Message:
+    """The inverse of `to_chat`."""
+    calls = [
+        wire.ToolCall(
+            id=call["id"], name=call["function"]["name"], arguments=call["function"]["arguments"]
+        )
+        for call in chat.get("tool_calls", [])
+    ]
+    return wire.Message(
+        role=chat["role"],
+        content=chat.get("content") or "",
+        tool_calls=calls,
+        tool_call_id=chat.get("tool_call_id", ""),
+        name=chat.get("name", ""),
+    )
+
+
+def active_episode_from_wire(
+    episode: str, patched_prompt: Sequence[int], segments: Iterable[wire.Span]
+) -> ActiveEpisode:
+    """The episode of a session's state, or one that a turn makes active."""
+    return ActiveEpisode(episode, tuple(patched_prompt), segments_from_wire(segments))
+
+
+def segments_from_wire(segments: Iterable[wire.Span]) -> tuple[EpisodeSegment, ...]:
+    """An episode's segments with their similarity."""
+    return tuple(EpisodeSegment(each.start, each.stop, each.similarity) for each in segments)
+
+
+def segments_to_wire(segments: Iterable[EpisodeSegment]) -> list[wire.Span]:
+    """The inverse of `segments_from_wire`."""
+    return [
+        wire.Span(start=each.start, stop=each.stop, similarity=each.similarity) for each in segments
+    ]
 
 
 def session_spec_to_wire(session: Session, epoch: int) -> wire.SessionSpec:

@@ -1,4 +1,4 @@
-"""The workers that a gateway has reached: who comes, who is gone, and what each is still to be told."""
+"""The workers that a gateway has connected to: joins, failures, and releases that each is still to get."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -9,40 +9,42 @@ import structlog
 
 from kvrecall.domain.codes import ErrorCode
 from kvrecall.domain.errors import RegistryError, ServiceError, WorkerLost, WorkerRefused
+from kvrecall.protocol import PROTOCOL_VERSION
 from kvrecall.protocol.v1 import worker_pb2 as wire
-from services.cluster.grpc_client import GrpcWorker
+from services.cluster.grpc_client import GrpcWorkerClient
 from services.cluster.registry import Registry
 from services.cluster.settings import WireSettings
 
-_log = structlog.get_logger("kvrecall.fleet")
+_log = structlog.get_logger("kvrecall.cluster")
 _LAST_ANSWER_SECONDS = 1.0
-_PASSING = frozenset({ErrorCode.STORAGE_FAILED, ErrorCode.CANCELLED, ErrorCode.OVERLOADED})
-"""Codes of refusals after which a worker is told again at the next look."""
+# Codes of refusals after which a release is sent again at the next refresh.
+_RETRIED = frozenset({ErrorCode.STORAGE_FAILED, ErrorCode.CANCELLED, ErrorCode.OVERLOADED})
 Joined = Callable[[], Awaitable[None]]
-Parting = wire.DropRequest | wire.ReleaseRequest
-"""A session that a worker is to forget: it is gone, or goes on elsewhere."""
+PendingRelease = wire.DeleteRequest | wire.ReleaseRequest
+"""A session that a worker is to free: it is deleted, or moved to another worker."""
 
 
 @dataclass
 class Node:
-    """A worker that was reached. `well`: no call to it was lost since it was last asked how it is."""
+    """A connected worker. `healthy`: no call to it was lost since its last refresh."""
 
-    worker: GrpcWorker
+    worker: GrpcWorkerClient
     info: wire.WorkerInfo
     record: wire.WorkerRecord
-    well: bool = True
+    healthy: bool = True
 
     @property
     def name(self) -> str:
-        """What the registry calls it."""
+        """Its name in the registry."""
         return self.record.name
 
 
 @dataclass
 class Membership:
-    """All of them by name. It looks every second who is there; a look also tells them what can wait.
+    """All connected workers by name, refreshed every `watch_seconds`.
 
-    All serve one model: another one's worker is left out.
+    All serve one model and speak this gateway's protocol: incompatible workers are left out. The
+    model of the first connected worker counts.
     """
 
     registry: Registry
@@ -50,151 +52,167 @@ class Membership:
     by_name: dict[str, Node] = field(default_factory=dict)
     joined: Joined | None = None
     _fingerprint: str | None = None
-    _strangers: dict[str, str] = field(default_factory=dict)
-    _partings: dict[str, dict[str, Parting]] = field(default_factory=dict)
+    _incompatible: dict[str, str] = field(default_factory=dict)
+    _releases: dict[str, dict[str, PendingRelease]] = field(default_factory=dict)
     _tried: tuple[str, ...] = ()
-    _untold: bool = False
+    _needs_sync: bool = False
     _closed: bool = False
     _watching: "asyncio.Task[None] | None" = None
 
     async def start(self) -> None:
-        """Return when one worker was reached, and go on looking. Raises WorkerLost after `connect_seconds`."""
+        """Connect to one worker, and start refreshing. Raises WorkerLost after `connect_seconds`."""
         try:
             async with asyncio.timeout(self.settings.connect_seconds):
-                await self._look()
+                await self._refresh()
                 while not self.by_name:
                     await asyncio.sleep(self.settings.watch_seconds)
-                    await self._look()
+                    await self._refresh()
         except BaseException as error:
             await self.close()
             if isinstance(error, TimeoutError):
-                raise WorkerLost(self._nobody()) from error
+                raise WorkerLost(self._describe_failure()) from error
             raise
-        self._untold = False  # whoever starts asks the workers itself
+        self._needs_sync = False  # the caller of `start` syncs the workers itself
         self._watching = asyncio.create_task(self._watch(), name="workers")
 
-    def _nobody(self) -> str:
-        places = ", ".join(self._tried) or "none was announced"
-        return f"no worker was reached within {self.settings.connect_seconds:g} seconds ({places})"
+    def _describe_failure(self) -> str:
+        if self._incompatible:
+            return "; ".join(self._incompatible.values())
+        addresses = ", ".join(self._tried) or "none was announced"
+        seconds = f"{self.settings.connect_seconds:g} seconds"
+        return f"no worker was reached within {seconds} ({addresses})"
 
-    def part(self, name: str, session: str, parting: Parting) -> None:
-        """Have a worker forget a session, as soon as it can be told."""
-        self._partings.setdefault(name, {})[session] = parting
+    def schedule_release(self, name: str, session: str, request: PendingRelease) -> None:
+        """Send a worker the release of a session at the next refresh that reaches it."""
+        self._releases.setdefault(name, {})[session] = request
 
-    def keep(self, name: str, session: str) -> None:
-        """The session is in this worker again."""
-        self._partings.get(name, {}).pop(session, None)
+    def cancel_release(self, name: str, session: str) -> None:
+        """Drop the scheduled release: the session is in this worker again."""
+        self._releases.get(name, {}).pop(session, None)
 
     async def close(self) -> None:
-        """Look no more, and end the connections; the workers themselves go on."""
-        self._closed = (
-            True  # the registry's client may lose a cancellation: then this ends the watch
-        )
+        """Stop refreshing, and close the connections; the workers themselves run on."""
+        # The registry's client may swallow a cancellation: then this ends the watch.
+        self._closed = True
         if self._watching is not None:
             self._watching.cancel()
             await asyncio.wait({self._watching})
-        await asyncio.gather(*(member.worker.close() for member in self.by_name.values()))
+        await asyncio.gather(*(node.worker.close() for node in self.by_name.values()))
         await self.registry.close()
 
     async def _watch(self) -> None:
         while not self._closed:
             await asyncio.sleep(self.settings.watch_seconds)
             try:
-                await self._look()
-                if self._untold and self.joined is not None:
+                await self._refresh()
+                if self._needs_sync and self.joined is not None:
                     await self.joined()
-                    self._untold = False
+                    self._needs_sync = False
             except ServiceError as error:
-                _log.warning("the workers are not all looked after", reason=error.message)
-            except Exception:  # whatever a registry holds, the next look comes
-                _log.exception("the workers could not be looked after")
+                _log.warning("refresh incomplete", reason=error.message)
+            except Exception:  # whatever a registry holds, the next refresh comes
+                _log.exception("refresh failed")
 
-    async def _look(self) -> None:
-        """Learn who has come, who is gone, and what each has to do."""
+    async def _refresh(self) -> None:
+        """Read the registry, connect to new workers, and refresh the records of the others."""
         try:
             announced = {record.name: record for record in await self.registry.records()}
         except RegistryError as error:
             _log.warning("registry unread", reason=error.message)
-            announced = {member.name: member.record for member in self.by_name.values()}
+            announced = {node.name: node.record for node in self.by_name.values()}
         self._tried = tuple(record.address for record in announced.values())
         known = [
-            self._look_at(member, announced.get(name)) for name, member in self.by_name.items()
+            self._refresh_node(node, announced.get(name)) for name, node in self.by_name.items()
         ]
         new = [self._join(record) for name, record in announced.items() if name not in self.by_name]
         await asyncio.gather(*known, *new)
 
-    async def _look_at(self, member: Node, record: wire.WorkerRecord | None) -> None:
-        """How a worker is. One that is not announced any more, or that a call was lost to, is asked itself."""
-        if record is not None and record.address != member.worker.address:
-            await self._leave(member, "it is at another address")
+    async def _refresh_node(self, node: Node, record: wire.WorkerRecord | None) -> None:
+        """Update a worker's record. One that is unhealthy, or not announced any more, is asked itself."""
+        if record is not None and record.address != node.worker.address:
+            await self._remove(node, "it is at another address")
             return
-        if record is None or not self.registry.loads or not member.well:
+        if record is None or not self.registry.loads or not node.healthy:
             try:
-                record = await member.worker.record(member.name, member.info)
+                record = await node.worker.record(node.name, node.info)
             except (WorkerLost, WorkerRefused) as error:
-                await self._leave(member, error.message)
+                await self._remove(node, error.message)
                 return
-        if record.fingerprint != member.info.fingerprint:
-            await self._leave(member, "it serves another model now")
+        reason = self._find_incompatibility(node.name, record.protocol_version, record.fingerprint)
+        if reason is not None:
+            await self._remove(node, reason)
             return
-        member.record = record
-        member.well = True
-        with suppress(WorkerLost):  # it is told at the next look
-            await self._tell(member)
+        node.record = record
+        node.healthy = True
+        with suppress(WorkerLost):  # the next refresh tries again
+            await self._send_releases(node)
 
-    async def _tell(self, member: Node) -> None:
-        """Have a worker forget what it is to forget."""
-        partings = self._partings.get(member.name, {})
-        for session, parting in list(partings.items()):
+    async def _send_releases(self, node: Node) -> None:
+        """Send a worker its scheduled releases."""
+        releases = self._releases.get(node.name, {})
+        for session, request in list(releases.items()):
             try:
-                if isinstance(parting, wire.DropRequest):
-                    await member.worker.drop(parting)
+                if isinstance(request, wire.DeleteRequest):
+                    await node.worker.delete(request)
                 else:
-                    await member.worker.release(parting)
+                    await node.worker.release(request)
             except WorkerRefused as refusal:
-                if refusal.code in _PASSING:
+                if refusal.code in _RETRIED:
                     continue
                 _log.info(
-                    "a worker keeps a session",
-                    worker=member.name,
-                    session=session,
-                    reason=refusal.message,
+                    "release refused", worker=node.name, session=session, reason=refusal.message
                 )
-            if partings.get(session) is parting:
-                del partings[session]
+            if releases.get(session) is request:
+                del releases[session]
 
     async def _join(self, record: wire.WorkerRecord) -> None:
-        worker = GrpcWorker(self.settings.at(record.address))
+        """Connect to a worker, unless it is not ready or incompatible."""
+        worker = GrpcWorkerClient(self.settings.at(record.address))
         try:
             info = await worker.describe()
             loaded = await worker.record(record.name, info)
         except (WorkerLost, WorkerRefused):
-            await worker.close()  # still starting, or gone: it is looked for again
+            await worker.close()  # still starting, or gone: the next refresh tries again
             return
-        if self._is_stranger(record.name, info.fingerprint):
+        if self._is_incompatible(record.name, info):
             await worker.close()
             return
         self.by_name[record.name] = Node(worker, info, loaded)
-        self._untold = True
-        _log.info("a worker has come", worker=record.name, address=record.address)
+        self._needs_sync = True
+        _log.info("worker joined", worker=record.name, address=record.address)
 
-    def _is_stranger(self, name: str, fingerprint: str) -> bool:
-        """Whether the worker serves another model than the others; the first one to be reached says which."""
-        self._fingerprint = self._fingerprint or fingerprint
-        if fingerprint == self._fingerprint:
-            self._strangers.pop(name, None)
+    def _is_incompatible(self, name: str, info: wire.WorkerInfo) -> bool:
+        """Whether the worker is to be left out; the reason is logged once. The first sets the model."""
+        reason = self._find_incompatibility(name, info.protocol_version, info.fingerprint)
+        if reason is None:
+            self._fingerprint = info.fingerprint
+            self._incompatible.pop(name, None)
             return False
-        if self._strangers.get(name) != fingerprint:
-            self._strangers[name] = fingerprint
+        if self._incompatible.get(name) != reason:
+            self._incompatible[name] = reason
             _log.warning(
-                "a worker is left out: it serves another model",
-                worker=name,
-                fingerprint=fingerprint,
+                "worker incompatible", worker=name, fingerprint=info.fingerprint, reason=reason
             )
         return True
 
-    async def _leave(self, member: Node, why: str) -> None:
-        """Forget a worker: what runs there is lost, now. One that has drained may still be telling its last answers."""
-        del self.by_name[member.name]
-        _log.warning("a worker is gone", worker=member.name, reason=why)
-        await member.worker.close(_LAST_ANSWER_SECONDS if member.record.draining else 0.0)
+    def _find_incompatibility(self, name: str, version: int, fingerprint: str) -> str | None:
+        """Find the reason why a worker cannot serve this gateway; None if it can.
+
+        `version` 0 is a worker from before the protocol had versions: it speaks version 1.
+        """
+        version = version or 1
+        if version != PROTOCOL_VERSION:
+            older = "worker" if version < PROTOCOL_VERSION else "gateway"
+            return (
+                f"worker {name} speaks protocol {version}, this gateway {PROTOCOL_VERSION}: "
+                f"upgrade the {older}"
+            )
+        if self._fingerprint is not None and fingerprint != self._fingerprint:
+            return f"worker {name} serves another model than the others: stop it or start it anew"
+        return None
+
+    async def _remove(self, node: Node, reason: str) -> None:
+        """Disconnect a worker and fail its calls; a drained one gets time for its last answers."""
+        del self.by_name[node.name]
+        _log.warning("worker left", worker=node.name, reason=reason)
+        await node.worker.close(_LAST_ANSWER_SECONDS if node.record.draining else 0.0)

@@ -1,4 +1,4 @@
-"""Several workers behind the protocol of one: each session's calls go where it was opened last."""
+"""Several workers behind the protocol of one: a session's calls go to the worker that opened it last."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
@@ -7,155 +7,161 @@ from typing import TypeVar
 
 from kvrecall.domain.codes import ErrorCode
 from kvrecall.domain.errors import WorkerLost, WorkerRefused
+from kvrecall.protocol.calls import Call, RequestT, ResponseT
 from kvrecall.protocol.v1 import worker_pb2 as wire
-from services.cluster.grpc_client import GrpcWorker
+from services.cluster.grpc_client import GrpcWorkerClient
 from services.cluster.membership import Joined, Membership, Node
-from services.cluster.placement import Candidate, chosen
+from services.cluster.placement import Candidate, choose
 from services.cluster.registry import Registry
 from services.cluster.settings import WireSettings
+from services.cluster.worker_client import WorkerCalls
 
 _T = TypeVar("_T")
 
 
-class WorkerPool:
-    """`services.cluster.worker_client.Worker` over all workers of a registry. To be made with `WorkerPool.start`.
+class WorkerPool(WorkerCalls):
+    """`services.cluster.worker_client.Worker` over all workers of a registry; see `WorkerPool.start`.
 
-    The calls that run in a worker which has vanished end as lost at once.
+    Calls that run in a worker that vanishes fail as lost at once.
     """
 
-    def __init__(self, members: Membership) -> None:
-        self._members = members
+    def __init__(self, membership: Membership) -> None:
+        self._membership = membership
         self._routes: dict[str, str] = {}
-        self._planned: dict[str, str] = {}
+        self._chosen: dict[str, str] = {}
         self._holders: dict[str, set[str]] = {}
 
     @classmethod
     async def start(cls, registry: Registry, settings: WireSettings) -> "WorkerPool":
-        """A fleet of which one worker was reached. Raises WorkerLost when none is within `connect_seconds`."""
-        members = Membership(registry, settings)
-        await members.start()
-        return cls(members)
+        """Build a pool with one connected worker at least.
+
+        Raises WorkerLost if none is reached within `connect_seconds`.
+        """
+        membership = Membership(registry, settings)
+        await membership.start()
+        return cls(membership)
 
     def on_join(self, joined: Joined) -> None:
-        """Call `joined` whenever a worker has come, from now on."""
-        self._members.joined = joined
+        """Call `joined` after each join of a worker, from now on."""
+        self._membership.joined = joined
 
     @property
-    def _all(self) -> list[Node]:
-        return [member for _, member in sorted(self._members.by_name.items())]
+    def _nodes(self) -> list[Node]:
+        return [node for _, node in sorted(self._membership.by_name.items())]
 
-    # Where a session is
+    # Routing
 
-    def place(self, session: str, owner: str, avoid: Sequence[str] = ()) -> str:
-        """The owner while it is well; else the worker that hashing chooses among those that are, by free slots."""
-        taking = [each for each in self._all if not each.record.draining and each.name not in avoid]
-        well = [each for each in taking if each.well] or taking
-        if all(each.name != owner for each in well):
-            found = chosen(session, [Candidate(each.name, each.record.free_slots) for each in well])
-            if found is None:
+    def choose_worker(self, session: str, owner: str, avoid: Sequence[str] = ()) -> str:
+        """Choose the owner while it is healthy; else the one that hashing chooses, by free slots."""
+        nodes = [
+            node for node in self._nodes if not node.record.draining and node.name not in avoid
+        ]
+        healthy = [node for node in nodes if node.healthy] or nodes
+        if all(node.name != owner for node in healthy):
+            chosen = choose(
+                session, [Candidate(node.name, node.record.free_slots) for node in healthy]
+            )
+            if chosen is None:
                 raise WorkerLost(f"there is no worker that takes session {session!r} now")
-            owner = found
-        self._planned[session] = owner
+            owner = chosen
+        self._chosen[session] = owner
         return owner
 
-    def _routed(self, session: str) -> Node:
+    async def call(self, call: Call[RequestT, ResponseT], request: RequestT) -> ResponseT:
+        """Send the request to its session's worker, or to any worker; see `WorkerCalls.call`."""
+        if call.session is not None:
+            node = self._get_route(call.session(request))
+            return await self._watch_loss(node, node.worker.call(call, request))
+        assert call.any_worker, f"the pool has a method of its own for {call.name}"
+        return await self._call_anywhere(lambda worker: worker.call(call, request))
+
+    async def stream(
+        self, call: Call[RequestT, ResponseT], request: RequestT
+    ) -> AsyncGenerator[ResponseT, None]:
+        """Send the request to its session's worker; see `WorkerCalls.stream`."""
+        assert call.session is not None, "streaming calls are bound to a session"
+        node = self._get_route(call.session(request))
+        try:
+            async with aclosing(node.worker.stream(call, request)) as events:
+                async for event in events:
+                    yield event
+        except WorkerLost:
+            node.healthy = False
+            raise
+
+    def _get_route(self, session: str) -> Node:
         if session not in self._routes:
             raise WorkerRefused(
                 ErrorCode.SESSION_NOT_OPEN, f"session {session!r} was not opened by this gateway"
             )
-        return self._named(self._routes[session])
+        return self._get_node(self._routes[session])
 
-    def _named(self, name: str) -> Node:
-        if name not in self._members.by_name:
+    def _get_node(self, name: str) -> Node:
+        if name not in self._membership.by_name:
             raise WorkerLost(f"the worker {name} is gone")
-        return self._members.by_name[name]
+        return self._membership.by_name[name]
 
-    async def _at(self, member: Node, call: Awaitable[_T]) -> _T:
+    async def _watch_loss(self, node: Node, call: Awaitable[_T]) -> _T:
         try:
             return await call
         except WorkerLost:
-            member.well = False
+            node.healthy = False
             raise
 
-    async def _opened(
-        self, spec: wire.SessionSpec, call: Callable[[GrpcWorker], Awaitable[_T]]
+    async def _call_anywhere(self, call: Callable[[GrpcWorkerClient], Awaitable[_T]]) -> _T:
+        """Call the worker with the shortest queue, and the next one if it is lost."""
+        lost = WorkerLost("there is no worker now")
+        by_load = sorted(
+            self._nodes, key=lambda node: (not node.healthy, node.record.queued, node.name)
+        )
+        for node in by_load:
+            try:
+                return await self._watch_loss(node, call(node.worker))
+            except WorkerLost as error:
+                lost = error
+        raise lost
+
+    # Calls that open a session
+
+    async def open(self, request: wire.OpenRequest) -> wire.MemoryReport:
+        """Open the session in the worker that was chosen for it."""
+        return await self._open_in_chosen(request.spec, lambda worker: worker.open(request))
+
+    async def rebuild(self, request: wire.RebuildRequest) -> wire.RebuildResult:
+        """Rebuild and open the session in the worker that was chosen for it."""
+        return await self._open_in_chosen(request.spec, lambda worker: worker.rebuild(request))
+
+    async def fork(self, request: wire.ForkRequest) -> wire.ForkResult:
+        """Fork in the worker where the parent is open."""
+        node = self._get_route(request.parent)
+        self._routes[request.spec.session] = node.name
+        self._holders[request.spec.session] = {node.name}
+        return await self._watch_loss(node, node.worker.fork(request))
+
+    async def _open_in_chosen(
+        self, spec: wire.SessionSpec, call: Callable[[GrpcWorkerClient], Awaitable[_T]]
     ) -> _T:
-        """Open a session where it was placed; whoever else this gateway opened it in lets it go."""
+        """Open a session in the chosen worker; others where this gateway opened it release it."""
         session = spec.session
-        name = self._routes[session] = self._planned.pop(session, self._routes.get(session, ""))
-        member = self._named(name)
-        self._members.keep(name, session)
+        name = self._chosen.pop(session, self._routes.get(session, ""))
+        self._routes[session] = name
+        node = self._get_node(name)
+        self._membership.cancel_release(name, session)
         holders = self._holders.setdefault(session, set())
         others = holders - {name}
         holders.add(name)
-        answer = await self._at(member, call(member.worker))
+        answer = await self._watch_loss(node, call(node.worker))
+        release = wire.ReleaseRequest(session=session, epoch=spec.epoch)
         for other in others:
-            self._members.part(
-                other, session, wire.ReleaseRequest(session=session, epoch=spec.epoch)
-            )
+            self._membership.schedule_release(other, session, release)
         holders -= others
         return answer
 
-    # Calls of a session
-
-    async def open(self, request: wire.OpenRequest) -> wire.MemoryReport:
-        """Open the session where it was placed."""
-        return await self._opened(request.spec, lambda worker: worker.open(request))
-
-    async def rebuild(self, request: wire.RebuildRequest) -> wire.RebuildResult:
-        """Compute lost pages again where the session was placed, and open it there."""
-        return await self._opened(request.spec, lambda worker: worker.rebuild(request))
-
-    async def fork(self, request: wire.ForkRequest) -> wire.ForkResult:
-        """Make a session where its parent is open."""
-        member = self._routed(request.parent)
-        self._routes[request.spec.session] = member.name
-        self._holders[request.spec.session] = {member.name}
-        return await self._at(member, member.worker.fork(request))
-
-    async def release(self, request: wire.ReleaseRequest) -> None:
-        """Free what the workers hold of the session but for the one where it is open. Who is lost holds nothing."""
-        others = [each for each in self._all if each.name != self._routes.get(request.session)]
-        await asyncio.gather(
-            *(_unless_lost(self._at(each, each.worker.release(request))) for each in others)
-        )
-
-    async def turn(self, request: wire.TurnRequest) -> AsyncGenerator[wire.TurnEvent, None]:
-        """Run a turn; closing the iterator cancels it."""
-        member = self._routed(request.session)
-        try:
-            async with aclosing(member.worker.turn(request)) as events:
-                async for event in events:
-                    yield event
-        except WorkerLost:
-            member.well = False
-            raise
-
-    async def repair(self, request: wire.RepairRequest) -> wire.RepairResult:
-        """Run a repair between turns; cancelling the call cancels it."""
-        member = self._routed(request.session)
-        return await self._at(member, member.worker.repair(request))
-
-    async def hurry(self, request: wire.HurryRequest) -> None:
-        """End the session's repairs with what they have found so far."""
-        member = self._routed(request.session)
-        await self._at(member, member.worker.hurry(request))
-
-    async def build_episodes(self, request: wire.BuildEpisodesRequest) -> wire.BuildEpisodesResult:
-        """Choose the rows of each planned episode; cancelling the call cancels it."""
-        member = self._routed(request.session)
-        return await self._at(member, member.worker.build_episodes(request))
-
-    async def memory(self, session: str) -> wire.MemoryReport:
-        """What the session holds."""
-        member = self._routed(session)
-        return await self._at(member, member.worker.memory(session))
-
-    # Calls that any worker can answer
+    # Calls to all workers
 
     async def describe(self) -> wire.WorkerInfo:
-        """Model and shape, which are the same everywhere, with the limits that every worker keeps to."""
-        infos = [member.info for member in self._all]
+        """Model and shape, which are the same everywhere, with limits that hold in every worker."""
+        infos = [node.info for node in self._nodes]
         if not infos:
             raise WorkerLost("there is no worker now")
         described = wire.WorkerInfo()
@@ -164,91 +170,81 @@ class WorkerPool:
         described.slots = sum(info.slots for info in infos)
         return described
 
-    async def detokenize(self, request: wire.DetokenizeRequest) -> wire.DetokenizeResult:
-        """The text of each chunk of tokens."""
-        return await self._anywhere(lambda worker: worker.detokenize(request))
-
-    async def embed(self, texts: list[str]) -> wire.EmbedResult:
-        """A unit vector per text."""
-        return await self._anywhere(lambda worker: worker.embed(texts))
-
-    async def _anywhere(self, call: Callable[[GrpcWorker], Awaitable[_T]]) -> _T:
-        """Ask the worker with the least to do, and the next one if it is lost."""
-        lost = WorkerLost("there is no worker now")
-        for member in sorted(
-            self._all, key=lambda each: (not each.well, each.record.queued, each.name)
-        ):
-            try:
-                return await self._at(member, call(member.worker))
-            except WorkerLost as error:
-                lost = error
-        raise lost
-
-    # Calls to all workers
-
     async def workers(self) -> list[wire.WorkerRecord]:
-        """Those that were there at the last look, as they were then."""
-        return [member.record for member in self._all]
+        """The records of the last refresh."""
+        return [node.record for node in self._nodes]
 
-    async def retain(self, request: wire.RetainRequest) -> None:
-        """Have all drop the stored rows that belong to no session of these. Raises WorkerLost when none did."""
-        done = await asyncio.gather(
-            *(_unless_lost(self._at(m, m.worker.retain(request))) for m in self._all)
+    async def release(self, request: wire.ReleaseRequest) -> None:
+        """Release the session in all workers but the one where it is open; lost workers hold nothing."""
+        route = self._routes.get(request.session)
+        others = [node for node in self._nodes if node.name != route]
+        await asyncio.gather(
+            *(_unless_lost(self._watch_loss(node, node.worker.release(request))) for node in others)
         )
-        if not any(done):
+
+    async def retain_only(self, request: wire.RetainOnlyRequest) -> None:
+        """Delete stored rows of other sessions in all workers. Raises WorkerLost if none answered."""
+        answered = await asyncio.gather(
+            *(
+                _unless_lost(self._watch_loss(node, node.worker.retain_only(request)))
+                for node in self._nodes
+            )
+        )
+        if not any(answered):
             raise WorkerLost("no worker answers now")
 
-    async def drop(self, request: wire.DropRequest) -> None:
-        """Have all forget the session: whoever has rows of it, in memory or in files, drops them.
+    async def delete(self, request: wire.DeleteRequest) -> None:
+        """Delete the session in all workers, in memory and in files.
 
-        Who is away is told when it comes back. Raises WorkerLost unless all that are here did it, WorkerRefused.
+        Workers that are away get the request when they are back. Raises WorkerRefused, and WorkerLost
+        unless all workers that are here answered.
         """
         session = request.session
-        members = self._all
+        nodes = self._nodes
         self._routes.pop(session, None)
-        self._planned.pop(session, None)
-        calls = [
-            _unless_lost(self._at(member, _dropped(member.worker, request))) for member in members
-        ]
-        done = await asyncio.gather(*calls)
-        told = {member.name for member, dropped in zip(members, done, strict=True) if dropped}
-        for name in (
-            {member.name for member in members} | self._holders.pop(session, set())
-        ) - told:
-            self._members.part(name, session, request)
-        if not told or len(told) < len(members):
-            raise WorkerLost(f"of {len(members)} workers {len(told)} answer now")
+        self._chosen.pop(session, None)
+        answered = await asyncio.gather(
+            *(
+                _unless_lost(self._watch_loss(node, _delete_owned(node.worker, request)))
+                for node in nodes
+            )
+        )
+        deleted = {node.name for node, is_done in zip(nodes, answered, strict=True) if is_done}
+        holders = self._holders.pop(session, set())
+        for name in ({node.name for node in nodes} | holders) - deleted:
+            self._membership.schedule_release(name, session, request)
+        if not deleted or len(deleted) < len(nodes):
+            raise WorkerLost(f"of {len(nodes)} workers {len(deleted)} answer now")
 
     async def stats(self) -> dict[str, wire.WorkerStats]:
-        """Counters of all that answer."""
-        found: dict[str, wire.WorkerStats] = {}
+        """Counters of all workers that answer."""
+        by_name: dict[str, wire.WorkerStats] = {}
 
-        async def ask(member: Node) -> None:
-            found[member.name] = (await self._at(member, member.worker.stats()))[
-                member.worker.address
-            ]
+        async def ask(node: Node) -> None:
+            stats = await self._watch_loss(node, node.worker.stats())
+            by_name[node.name] = stats[node.worker.address]
 
-        await asyncio.gather(*(_unless_lost(ask(member)) for member in self._all))
-        if not found:
+        await asyncio.gather(*(_unless_lost(ask(node)) for node in self._nodes))
+        if not by_name:
             raise WorkerLost("no worker answers now")
-        return found
+        return by_name
 
     async def close(self) -> None:
-        """End the connections; the workers themselves go on."""
-        await self._members.close()
+        """Close the connections; the workers themselves run on."""
+        await self._membership.close()
 
 
-async def _dropped(worker: GrpcWorker, request: wire.DropRequest) -> None:
-    """Drop a session; a worker that it was taken over from drops what is its own, and whoever took it over the rest."""
+async def _delete_owned(worker: GrpcWorkerClient, request: wire.DeleteRequest) -> None:
+    """Delete a session; a worker that lost it to another one deletes its own part of the rows."""
     try:
-        await worker.drop(request)
+        await worker.delete(request)
     except WorkerRefused as refusal:
         if refusal.code is not ErrorCode.STALE_EPOCH:
             raise
 
 
 async def _unless_lost(call: Awaitable[None]) -> bool:
-    """Whether the call was made; False when its worker is lost."""
+    """Whether the call was answered; False if its worker is lost."""
     with suppress(WorkerLost):
         await call
         return True

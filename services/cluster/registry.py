@@ -1,4 +1,4 @@
-"""Where a gateway learns which workers there are: from Redis, where they announce themselves, or from its settings."""
+"""Registries of workers: Redis, where workers register themselves, or a static list of addresses."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -11,21 +11,21 @@ from kvrecall.protocol.v1 import worker_pb2 as wire
 
 
 class Registry(Protocol):
-    """What is known of the workers before any is asked. `loads`: the records say what each worker has to do."""
+    """The workers that should be reachable. `loads`: the records include each worker's load."""
 
     loads: bool
 
     async def records(self) -> list[wire.WorkerRecord]:
-        """The workers that should be there. Raises RegistryError when nobody can say."""
+        """The workers' records. Raises RegistryError if the registry cannot be read."""
         ...
 
     async def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         ...
 
 
 class StaticRegistry:
-    """Workers at addresses that an operator named: each is called as its address."""
+    """Workers at the addresses of the settings; the address is the name."""
 
     loads = False
 
@@ -33,15 +33,15 @@ class StaticRegistry:
         self._addresses = addresses
 
     async def records(self) -> list[wire.WorkerRecord]:
-        """All of them, whether they run or not."""
+        """A record for each address, whether its worker runs or not."""
         return [wire.WorkerRecord(name=address, address=address) for address in self._addresses]
 
     async def close(self) -> None:
-        """There is nothing to let go of."""
+        """Do nothing: there is no connection."""
 
 
 class RedisRegistry:
-    """Workers that announce themselves in Redis, each with a record that ends when it is not renewed."""
+    """Workers that register themselves in Redis, each with a record that expires unless it is renewed."""
 
     loads = True
 
@@ -50,7 +50,7 @@ class RedisRegistry:
         self._namespace = namespace
 
     async def records(self) -> list[wire.WorkerRecord]:
-        """Every worker that was heard of a moment ago."""
+        """Every worker with a record that has not expired."""
         try:
             return await self._records()
         except (RedisError, RedisClusterException, OSError, TimeoutError) as error:
@@ -58,19 +58,19 @@ class RedisRegistry:
 
     async def _records(self) -> list[wire.WorkerRecord]:
         key = workers_key(self._namespace)
-        names = sorted(_text(name) for name in await self._client.smembers(key))
+        names = sorted(_decode(name) for name in await self._client.smembers(key))
         if not names:
             return []
-        found = await self._client.mget([worker_key(self._namespace, name) for name in names])
-        gone = [name for name, record in zip(names, found, strict=True) if record is None]
-        if gone:
-            await self._client.srem(key, *gone)  # one that comes back adds itself again
-        return [wire.WorkerRecord.FromString(record) for record in found if record is not None]
+        values = await self._client.mget([worker_key(self._namespace, name) for name in names])
+        expired = [name for name, record in zip(names, values, strict=True) if record is None]
+        if expired:
+            await self._client.srem(key, *expired)  # a worker that is back adds itself again
+        return [wire.WorkerRecord.FromString(record) for record in values if record is not None]
 
     async def close(self) -> None:
         """Close the connection."""
         await self._client.aclose()
 
 
-def _text(name: bytes | str) -> str:
+def _decode(name: bytes | str) -> str:
     return name.decode() if isinstance(name, bytes) else name

@@ -1,50 +1,58 @@
-"""What the service asks of a worker, whoever carries the call: the process itself or the network."""
+"""The worker as the services call it, over any transport."""
 
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from typing import Protocol
 
+from google.protobuf.empty_pb2 import Empty
+
+from kvrecall.domain.errors import WorkerLost
+from kvrecall.protocol import calls
+from kvrecall.protocol.calls import Call, RequestT, ResponseT
 from kvrecall.protocol.v1 import worker_pb2 as wire
 
 
 class Worker(Protocol):
     """One process that computes, with its slots and its row store.
 
-    Every method raises `kvrecall.domain.errors.WorkerRefused` when the request cannot be served as it stands (its
-    `code` says why) and `kvrecall.domain.errors.WorkerLost` when the worker itself is gone or broken. A refused
-    request has changed nothing.
+    Every method raises `kvrecall.domain.errors.WorkerRefused` if the request cannot be served as it
+    stands (its `code` is the reason) and `kvrecall.domain.errors.WorkerLost` if the worker itself is
+    gone or broken. A refused request has changed nothing.
     """
 
     async def describe(self) -> wire.WorkerInfo:
-        """Model, shape and limits: fixed while the worker lives."""
+        """Model, shape and limits: constant while the worker lives."""
         ...
 
-    def place(self, session: str, owner: str, avoid: Sequence[str] = ()) -> str:
-        """Which worker is to have the session from its next `open` on: `owner` while it is well, else another.
+    def choose_worker(self, session: str, owner: str, avoid: Sequence[str] = ()) -> str:
+        """Choose the worker of the session's next `open`: `owner` while it is healthy, else another.
 
-        Raises WorkerLost when there is none but those to `avoid`. An empty `owner`: whichever is best.
+        Raises WorkerLost if there is none but those to `avoid`. An empty `owner`: any worker.
         """
         ...
 
     async def workers(self) -> list[wire.WorkerRecord]:
-        """The workers that can be reached, with what each has to do."""
+        """The workers that can be reached, with their load."""
         ...
 
-    async def retain(self, request: wire.RetainRequest) -> None:
-        """Drop the rows of sessions that are not named, of those that were stored before the worker started."""
+    async def retain_only(self, request: wire.RetainOnlyRequest) -> None:
+        """Delete all sessions' rows that were stored before the worker started, but for those named."""
         ...
 
     async def open(self, request: wire.OpenRequest) -> wire.MemoryReport:
-        """Make the session be exactly `request.state`: new, resumed after a restart, or rolled back.
+        """Open the session exactly as `request.state`: new, resumed after a restart, or rolled back.
 
-        Rows that were stored beyond `state.length` are dropped. Refused with `rows_missing` when committed rows
-        are not in the row store.
+        Rows stored beyond `state.length` are deleted. Refused with `rows_missing` if committed rows
+        are not in the row store. Waits for the end even if the caller is cancelled.
         """
         ...
 
     async def fork(self, request: wire.ForkRequest) -> wire.ForkResult:
-        """Make a session that begins as another was, in the worker where that one is open, and open it.
+        """Fork a session from another one, in the worker where that one is open, and open it.
 
-        No rows are copied but those of an unfinished page. Refused with `rows_missing` when the parent has lost pages.
+        Only the rows of an incomplete page are copied. Refused with `rows_missing` if the parent has
+        lost pages. Waits for the end even if the caller is cancelled.
         """
         ...
 
@@ -53,27 +61,30 @@ class Worker(Protocol):
         ...
 
     async def release(self, request: wire.ReleaseRequest) -> None:
-        """The session goes on elsewhere: free what a worker holds of it that it was not opened in last."""
+        """Free the session's slots and memory in workers that it has moved away from."""
         ...
 
     def turn(self, request: wire.TurnRequest) -> AsyncGenerator[wire.TurnEvent, None]:
         """Run one turn; the last event is `done`. Closing the iterator early cancels the turn.
 
-        With `request.episode`, that episode's rows are made active before anything is said, and only those that are
-        not active yet are moved; `bad_episode` when it does not fit the session as it is now.
-        What a cancelled or failed turn leaves in the worker is undone by the next `open` with the committed state.
-        `done` comes after every row of the turn is durable.
+        With `request.episode`, that episode's rows are made active first, and only rows that are not
+        active yet are moved; `bad_episode` if it does not fit the session as it is now. The effects
+        of a cancelled or failed turn are undone by the next `open` with the committed state. `done`
+        comes after every row of the turn is durable.
         """
         ...
 
     async def repair(self, request: wire.RepairRequest) -> wire.RepairResult:
-        """Score the session's rows against a signal and promote the best evicted ones."""
+        """Score the session's rows against a signal and promote the best evicted ones.
+
+        Cancelling the call cancels the repair.
+        """
         ...
 
-    async def hurry(self, request: wire.HurryRequest) -> None:
-        """A turn has come: the session's repair ends at once, with what it has found so far, and says so (`cut`).
+    async def stop_early(self, request: wire.StopEarlyRequest) -> None:
+        """Stop the session's repair early: it returns the best rows so far, marked `truncated`.
 
-        It does not wait for that end; nothing happens where none runs or waits.
+        Does not wait for its end. Nothing happens if no repair is queued or running.
         """
         ...
 
@@ -82,30 +93,30 @@ class Worker(Protocol):
         ...
 
     async def embed(self, texts: list[str]) -> wire.EmbedResult:
-        """A unit vector per text, from the worker's sentence encoder; `dimensions` is set for no texts as well.
+        """A unit vector per text, from the worker's sentence encoder; `dimensions` is always set.
 
-        The encoder is loaded with the first call, which takes seconds then. It runs beside turns and does not hold
-        them up. Refused with `embedder_refused` when the encoder cannot be loaded.
+        The first call loads the encoder, which takes seconds. Runs beside turns without delaying
+        them. Refused with `embedder_refused` if the encoder cannot be loaded.
         """
         ...
 
     async def build_episodes(self, request: wire.BuildEpisodesRequest) -> wire.BuildEpisodesResult:
-        """Choose the rows of each planned episode from all rows of the session; the session stays as it is.
+        """Select the rows of each planned episode from all rows of the session, which stays as it is.
 
-        It takes the session's turn in the worker, and gives way to other sessions' decoding between two steps.
-        Cancelling the call cancels it, and the session may go on at once. Without `token_ids` all plans are scored
-        in one pass over the stored rows; with them, the session's own tokens from the first on, all of these are
-        prefilled once per plan (EpiCache's own build). Refused with `bad_settings` when the session's method keeps
-        every row, with `bad_episode` when a plan has no prompt or names rows that the session does not have.
+        Runs as one of the session's jobs, and lets other sessions decode between its steps.
+        Cancelling the call cancels it. Without `token_ids` all plans are scored in one pass over the
+        stored rows; with them, the session's tokens from the first on, they are prefilled once per
+        plan (EpiCache's own build). Refused with `bad_settings` if the session's method keeps every
+        row, with `bad_episode` if a plan has no prompt or names rows that the session does not have.
         """
         ...
 
     async def memory(self, session: str) -> wire.MemoryReport:
-        """What the session holds now, of every kind; the session must have been opened."""
+        """Rows and bytes of an open session, active and stored."""
         ...
 
-    async def drop(self, request: wire.DropRequest) -> None:
-        """Forget the session: its slot and its rows, but for pages that are kept. No error if it is unknown."""
+    async def delete(self, request: wire.DeleteRequest) -> None:
+        """Delete the session: its slot and its rows, but for kept pages. No error if it is unknown."""
         ...
 
     async def stats(self) -> dict[str, wire.WorkerStats]:
@@ -113,5 +124,82 @@ class Worker(Protocol):
         ...
 
     async def close(self) -> None:
-        """Finish what was acknowledged and stop."""
+        """Finish acknowledged requests and stop."""
         ...
+
+
+class WorkerCalls(ABC):
+    """The calls of `Worker` over one transport: `call` and `stream` carry every call of the table."""
+
+    @abstractmethod
+    async def call(self, call: Call[RequestT, ResponseT], request: RequestT) -> ResponseT:
+        """Send a request and return its answer. Raises WorkerRefused and WorkerLost."""
+
+    @abstractmethod
+    def stream(
+        self, call: Call[RequestT, ResponseT], request: RequestT
+    ) -> AsyncGenerator[ResponseT, None]:
+        """Send a request and iterate over its answers; closing the iterator cancels the call.
+
+        Raises WorkerRefused and WorkerLost.
+        """
+
+    async def describe(self) -> wire.WorkerInfo:
+        """See `Worker.describe`."""
+        return await self.call(calls.DESCRIBE, Empty())
+
+    async def retain_only(self, request: wire.RetainOnlyRequest) -> None:
+        """See `Worker.retain_only`."""
+        await self.call(calls.RETAIN_ONLY, request)
+
+    async def open(self, request: wire.OpenRequest) -> wire.MemoryReport:
+        """See `Worker.open`."""
+        return await self.call(calls.OPEN, request)
+
+    async def fork(self, request: wire.ForkRequest) -> wire.ForkResult:
+        """See `Worker.fork`."""
+        return await self.call(calls.FORK, request)
+
+    async def rebuild(self, request: wire.RebuildRequest) -> wire.RebuildResult:
+        """See `Worker.rebuild`."""
+        return await self.call(calls.REBUILD, request)
+
+    async def release(self, request: wire.ReleaseRequest) -> None:
+        """See `Worker.release`."""
+        await self.call(calls.RELEASE, request)
+
+    def turn(self, request: wire.TurnRequest) -> AsyncGenerator[wire.TurnEvent, None]:
+        """See `Worker.turn`."""
+        return self.stream(calls.TURN, request)
+
+    async def repair(self, request: wire.RepairRequest) -> wire.RepairResult:
+        """See `Worker.repair`."""
+        async with aclosing(self.stream(calls.REPAIR, request)) as events:
+            async for event in events:
+                if event.WhichOneof("event") == "result":
+                    return event.result
+        raise WorkerLost(f"the repair of session {request.session!r} ended without a result")
+
+    async def stop_early(self, request: wire.StopEarlyRequest) -> None:
+        """See `Worker.stop_early`."""
+        await self.call(calls.STOP_EARLY, request)
+
+    async def detokenize(self, request: wire.DetokenizeRequest) -> wire.DetokenizeResult:
+        """See `Worker.detokenize`."""
+        return await self.call(calls.DETOKENIZE, request)
+
+    async def embed(self, texts: list[str]) -> wire.EmbedResult:
+        """See `Worker.embed`."""
+        return await self.call(calls.EMBED, wire.EmbedRequest(texts=texts))
+
+    async def build_episodes(self, request: wire.BuildEpisodesRequest) -> wire.BuildEpisodesResult:
+        """See `Worker.build_episodes`."""
+        return await self.call(calls.BUILD_EPISODES, request)
+
+    async def memory(self, session: str) -> wire.MemoryReport:
+        """See `Worker.memory`."""
+        return await self.call(calls.MEMORY, wire.MemoryRequest(session=session))
+
+    async def delete(self, request: wire.DeleteRequest) -> None:
+        """See `Worker.delete`."""
+        await self.call(calls.DELETE, request)

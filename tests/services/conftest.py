@@ -50,7 +50,7 @@ class StubWorker:
         self.dimensions = 24
         self.open_turns = 0
         self.closed = False
-        self.retained: wire.RetainRequest | None = None
+        self.retained: wire.RetainOnlyRequest | None = None
         self.prefixes: list[wire.Prefix] = []
         self.dropped: list[tuple[str, int]] = []
         self.durable = True
@@ -91,7 +91,7 @@ class StubWorker:
             token_bytes=64,
         )
 
-    def place(self, session: str, owner: str, avoid: Sequence[str] = ()) -> str:
+    def choose_worker(self, session: str, owner: str, avoid: Sequence[str] = ()) -> str:
         well = [name for name in self.names if name not in avoid and name not in self.draining]
         if not well:
             raise WorkerLost("there is no worker")
@@ -110,7 +110,7 @@ class StubWorker:
             for name in self.names
         ]
 
-    async def retain(self, request: wire.RetainRequest) -> None:
+    async def retain_only(self, request: wire.RetainOnlyRequest) -> None:
         self.retained = request
 
     async def open(self, request: wire.OpenRequest) -> wire.MemoryReport:
@@ -204,8 +204,8 @@ class StubWorker:
         )
         return wire.RepairResult(report=report, memory=self._memory(request.session), state=state)
 
-    async def hurry(self, request: wire.HurryRequest) -> None:
-        self._fault("hurry")
+    async def stop_early(self, request: wire.StopEarlyRequest) -> None:
+        self._fault("stop_early")
         if request.session in self.hurries:
             self.hurries[request.session].set()
 
@@ -251,8 +251,8 @@ class StubWorker:
         self._state(session)
         return self._memory(session)
 
-    async def drop(self, request: wire.DropRequest) -> None:
-        self._fault("drop")
+    async def delete(self, request: wire.DeleteRequest) -> None:
+        self._fault("delete")
         self.dropped.append((request.session, request.keep_pages))
         self.sessions.pop(request.session, None)
 

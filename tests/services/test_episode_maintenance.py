@@ -90,7 +90,7 @@ async def test_a_build_is_asked_for_in_the_logs_own_tokens(
     first, second = request.plans
     assert list(first.patched_prompt) == log[0:11]
     assert list(second.patched_prompt) == log[11:22]
-    spans = [(span.start, span.stop, span.nearness) for span in second.segments]
+    spans = [(span.start, span.stop, span.similarity) for span in second.segments]
     assert spans == [(0, 11, 0), (11, 22, 1), (22, 33, 0.25), (33, 44, 1)]
     assert not request.token_ids
 

@@ -21,7 +21,7 @@ async def test_a_deletion_stands_though_the_worker_cannot_be_told_and_it_is_told
 ) -> None:
     session = await harness.session()
     await harness.say(session, HELLO)
-    harness.worker.faults["drop"] = error
+    harness.worker.faults["delete"] = error
     await harness.service.delete(session)
     with pytest.raises(UnknownSession):
         await harness.service.get(session)

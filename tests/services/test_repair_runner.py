@@ -196,13 +196,13 @@ async def test_a_turn_that_goes_away_while_a_repair_ends_for_it_lets_the_others_
 ) -> None:
     session = await harness.session()
     hurried = asyncio.Event()
-    harness.worker.hurry = None
+    harness.worker.stop_early = None
     harness.worker.gates["repair"] = asyncio.Event()
 
     async def deaf(request: object) -> None:
         hurried.set()
 
-    harness.worker.hurry = deaf
+    harness.worker.stop_early = deaf
     await pause(harness, session, call("c1", "Bern"))
     await harness.worker.reached["repair"].wait()
     await harness.service.event(session, completed("c1", "rain"))
@@ -222,7 +222,7 @@ async def test_a_worker_that_cannot_be_hurried_does_not_fail_the_turn(
 ) -> None:
     session = await harness.session()
     harness.worker.gates["repair"] = asyncio.Event()
-    harness.worker.faults["hurry"] = WorkerLost("gone")
+    harness.worker.faults["stop_early"] = WorkerLost("gone")
     await pause(harness, session, call("c1", "Bern"))
     await harness.worker.reached["repair"].wait()
     turn = asyncio.create_task(harness.say(session, Message("tool", "rain", tool_call_id="c1")))

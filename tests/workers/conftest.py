@@ -31,7 +31,7 @@ from kvstore.tiers.ram import RamTier
 from reference import MODEL_PATH
 from workers.cache.active_cache import ActiveCache, KVShape
 from workers.engine.engine import Engine, Parts
-from workers.engine.session import WorkerSession
+from workers.engine.session import ResidentSession
 from workers.engine.settings import WorkerSettings
 from workers.model.loader import LoadedModel, load_model
 from workers.model.tokenizer import ChatTokenizer, load_tokenizer
@@ -162,17 +162,17 @@ def words() -> Callable[..., str]:
 
 
 class WatchedEngine(Engine):
-    """An engine that notes every forward pass: how many sessions said how many tokens."""
+    """An engine that records every forward pass: the number of sessions, and of tokens in each."""
 
     def __init__(self, parts: Parts) -> None:
         super().__init__(parts)
         self.passes: list[tuple[int, int]] = []
 
     def forward(
-        self, sessions: Sequence[WorkerSession], token_ids: Tensor, logits_to_keep: int = 1
+        self, residents: Sequence[ResidentSession], token_ids: Tensor, logits_to_keep: int = 1
     ) -> Tensor:
         self.passes.append((token_ids.shape[0], token_ids.shape[1]))
-        return super().forward(sessions, token_ids, logits_to_keep)
+        return super().forward(residents, token_ids, logits_to_keep)
 
 
 class LocalWorker:
@@ -215,7 +215,7 @@ class LocalWorker:
         """Begin a turn: of one user message, or of several given as role and content."""
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
-        heard = self.events[name] = []
+        events = self.events[name] = []
         return self.scheduler.turn(
             wire.TurnRequest(
                 session=name,
@@ -228,7 +228,7 @@ class LocalWorker:
                 compare_with=compare_with,
                 episode=episode,
             ),
-            emit or heard.append,
+            emit or events.append,
         )
 
     def turn(

@@ -11,14 +11,14 @@ from kvrecall.protocol.v1 import worker_pb2 as wire
 from kvstore.store import RowStore
 from workers.cache.active_cache import ActiveCache
 from workers.cache.forward_step import ForwardStep
-from workers.engine import memory_report as memory
+from workers.engine import memory_report
 from workers.engine.accumulation import accumulate
 from workers.engine.eviction import evict, over_budget
-from workers.engine.session import WorkerSession
-from workers.engine.session_factory import new_session
-from workers.engine.session_state import selection_of, snapshot, take_state
+from workers.engine.session import ResidentSession, WorkerSession
+from workers.engine.session_factory import build_config
+from workers.engine.session_state import build_state, restore_state, selection_from_state
 from workers.engine.settings import WorkerSettings
-from workers.engine.store_io import StoreIO, shared_pages, storage
+from workers.engine.store_io import StoreIO, map_store_errors, shared_pages
 from workers.errors import BadSettings, StaleEpoch, UnknownSession
 from workers.model.loader import LoadedModel
 from workers.model.tokenizer import ChatTokenizer
@@ -27,18 +27,21 @@ from workers.primitives.observation import Observed, causal_logsumexp
 
 @dataclass(frozen=True)
 class Parts:
-    """What an engine is made of."""
+    """Dependencies of an engine.
+
+    `layer_sensitivity` is how much eviction moves each layer's keys (EpiCache's s_l), where it was
+    measured for this model.
+    """
 
     model: LoadedModel
     tokenizer: ChatTokenizer
     store: RowStore
     settings: WorkerSettings
     layer_sensitivity: tuple[float, ...] | None = None
-    """How much eviction moves each layer's keys (EpiCache's s_l), where it was measured for this model."""
 
 
 class Engine:
-    """The sessions of one worker: opening, seating in slots, forward passes, write-through, state.
+    """The sessions of one worker: life cycle, swapping, forward passes, write-through and state.
 
     Not thread-safe: one thread, the scheduler's, calls it.
     """
@@ -50,143 +53,174 @@ class Engine:
         self.settings = parts.settings
         self.layer_sensitivity = parts.layer_sensitivity
         shape = self.model.shape
-        rows = [
+        slot_rows = (
             self.settings.max_budget + self.settings.block_tokens + self.settings.prompt_tokens
-        ] * shape.n_layers
+        )
         self.cache = ActiveCache(
-            shape, self.settings.slots, rows, self.model.dtype, self.model.device
+            shape,
+            self.settings.slots,
+            [slot_rows] * shape.n_layers,
+            self.model.dtype,
+            self.model.device,
         )
         self.sessions: dict[str, WorkerSession] = {}
-        self.lost_pages = self.rebuilt_pages = 0
-        self.storing = StoreIO(self.store)
+        self.lost_pages = 0
+        self.rebuilt_pages = 0
+        self.store_io = StoreIO(self.store)
 
-    # Sessions
+    # Life cycle
 
     def open(self, spec: wire.SessionSpec, state: wire.SessionState) -> WorkerSession:
-        """Make the session be exactly `state`; its rows are seated when it first runs.
+        """Open the session exactly as `state`; it gets a slot when it first runs.
 
-        For whoever has no scheduler, whose jobs do the same without waiting for the store (`workers/tasks/open.py`).
-        Raises BadSettings, UnknownMethod, StaleEpoch, StorageFailed.
+        For callers without a scheduler. The scheduler's jobs do the same without waiting for the
+        store (`workers/tasks/open.py`). Raises BadSettings, UnknownMethod, StaleEpoch,
+        IncompatibleState and StorageFailed.
         """
-        session = self.blank(spec, state)
-        with storage():
+        session = self.create_empty(spec, state)
+        with map_store_errors():
             self.store.open(
-                session.name, epoch=session.epoch, length=state.length, shared=shared_pages(spec)
+                session.name,
+                epoch=session.config.epoch,
+                length=state.length,
+                shared=shared_pages(spec.shared),
             )
-        self.fill(session, state)
+        self.restore(session, state)
         return session
 
-    def blank(self, spec: wire.SessionSpec, state: wire.SessionState) -> WorkerSession:
-        """A session that has said nothing and stores nothing, which shall become `state`. Raises as `admit`."""
+    def create_empty(self, spec: wire.SessionSpec, state: wire.SessionState) -> WorkerSession:
+        """Create a session without tokens or stored rows, to be restored to `state`.
+
+        Discards the session of that name, if one is open. Raises as `admit`.
+        """
         session = self.admit(spec, state)
         if known := self.sessions.get(spec.session):
-            self.abandon(known)
+            self.discard(known)
         session.stored = False
-        session.unsettled = True
+        session.dirty = True
         self.sessions[session.name] = session
         return session
 
-    def fill(self, session: WorkerSession, state: wire.SessionState) -> None:
-        """Make a blank session be `state`, whose rows are in the store."""
-        take_state(session, state)
+    def restore(self, session: WorkerSession, state: wire.SessionState) -> None:
+        """Restore an empty session to `state`, whose rows are in the store."""
+        restore_state(session, state)
         session.stored = True
-        session.unsettled = False
+        session.dirty = False
 
     def admit(self, spec: wire.SessionSpec, state: wire.SessionState) -> WorkerSession:
-        """The session that `blank` would make, if it may; nothing changes.
+        """Build the session that `create_empty` would add, without adding it.
 
-        Raises BadSettings, UnknownMethod, StaleEpoch.
+        Raises BadSettings, UnknownMethod, StaleEpoch and IncompatibleState.
         """
         known = self.sessions.get(spec.session)
-        if known and spec.epoch < known.epoch:
-            raise StaleEpoch(f"session {spec.session}: epoch {spec.epoch} came after {known.epoch}")
-        session = new_session(spec, self.model, self.settings, self.layer_sensitivity)
-        selection = selection_of(state)
-        held = selection.held() if selection else [0] * self.model.shape.n_layers
-        for layer, (rows, bound) in enumerate(zip(held, self.bound(session), strict=True)):
+        if known and spec.epoch < known.config.epoch:
+            raise StaleEpoch(
+                f"session {spec.session}: epoch {spec.epoch} came after {known.config.epoch}"
+            )
+        config = build_config(spec, self.model, self.settings, self.layer_sensitivity)
+        session = WorkerSession.create(config)
+        selection = selection_from_state(state)
+        active = selection.rows_per_head() if selection else [0] * self.model.shape.n_layers
+        for layer, (rows, bound) in enumerate(zip(active, self.bound(session), strict=True)):
             if rows > bound:
                 raise BadSettings(
-                    f"session {spec.session} holds {rows} active rows per head in layer {layer}, more than the "
-                    f"{bound} that its budget and this worker's max_budget and block allow"
+                    f"session {spec.session} has {rows} active rows per head in layer {layer}, more "
+                    f"than the {bound} that its budget and this worker's max_budget and block allow"
                 )
         return session
 
     def session(self, name: str, epoch: int | None = None) -> WorkerSession:
-        """An open session. Raises UnknownSession, or StaleEpoch when `epoch` is not the session's.
+        """Get an open session. Raises UnknownSession, or StaleEpoch when `epoch` is not its epoch.
 
-        A session whose turn or repair broke off is not open: what it holds is not what was committed.
+        A session whose turn or repair broke off is not open: its state is not the committed one.
         """
         session = self.sessions.get(name)
         if session is None:
             raise UnknownSession(f"session {name} is not open in this worker")
-        if session.abandoned:
+        if session.discarded:
             raise UnknownSession(
-                f"session {name} was left in the middle of a turn or repair; open it again"
+                f"session {name} was interrupted in the middle of a turn or repair; open it again"
             )
-        if epoch is not None and epoch != session.epoch:
+        if epoch is not None and epoch != session.config.epoch:
             raise StaleEpoch(
-                f"session {name}: epoch {epoch}, but it was opened with {session.epoch}"
+                f"session {name}: epoch {epoch}, but it was opened with {session.config.epoch}"
             )
         return session
 
-    def drop(self, name: str, keep_pages: int = 0) -> "Future[None]":
-        """Forget a session: slot and rows, but for its first pages where others share them."""
+    def resident(self, name: str) -> ResidentSession:
+        """Get an open session with its slot. Raises UnknownSession, also for one swapped out."""
+        resident = self.session(name).resident
+        if resident is None:
+            raise UnknownSession(f"session {name} is swapped out; swap it in first")
+        return resident
+
+    def delete(self, name: str, keep_pages: int = 0) -> "Future[None]":
+        """Delete a session: slot and rows, but for its first `keep_pages` pages, which are shared."""
         if session := self.sessions.pop(name, None):
-            self.abandon(session)
-        return self.storing.do(lambda: self.store.delete(name, keep_pages=keep_pages))
+            self.discard(session)
+        return self.store_io.submit(lambda: self.store.delete(name, keep_pages=keep_pages))
 
     def release(self, name: str, epoch: int) -> "Future[None]":
-        """Let a session go that goes on in another worker, unless it was opened here under a later epoch."""
-        session = self.sessions.get(name)
-        if session is not None and session.epoch <= epoch:
-            del self.sessions[name]
-            self.abandon(session)
-            return self.storing.do(lambda: self.store.release(name))
-        return self.storing.do(lambda: None)
+        """Release a session that moved to another worker.
 
-    def abandon(self, session: WorkerSession) -> None:
-        """Free the session's slot and cancel its writes: only `open` can make it whole again. Harmless twice."""
-        session.abandoned = True
+        Nothing happens if it was opened here with a later epoch than `epoch`.
+        """
+        session = self.sessions.get(name)
+        if session is not None and session.config.epoch <= epoch:
+            del self.sessions[name]
+            self.discard(session)
+            return self.store_io.submit(lambda: self.store.release(name))
+        return self.store_io.submit(lambda: None)
+
+    def discard(self, session: WorkerSession) -> None:
+        """Free the session's slot and cancel its writes; only an open restores it. Idempotent."""
+        session.discarded = True
         for write in session.writes:
             write.cancel()
         session.writes.clear()
-        session.selection = session.distribution = session.keep_rows = None
+        session.selection = None
+        session.distribution = None
+        session.keep_rows = None
         if session.slot is not None:
             self.cache.release(session.slot)
             session.slot = None
 
     def close(self) -> None:
-        """Finish what is on its way to the store."""
-        self.storing.close()
+        """Finish all reads and writes of the store."""
+        self.store_io.close()
 
     def bound(self, session: WorkerSession) -> list[int]:
-        """Rows per head that the session may never exceed, per layer: M_l + block + prompt (design section 4)."""
+        """Rows per head that the session never exceeds, per layer.
+
+        M_l + reserve + block + patched prompt (design section 4).
+        """
         block = self.settings.block_tokens
-        prompt = self._reserve(session)
-        if not session.method.evicts:
+        prompt = self._prompt_rows(session)
+        config = session.config
+        if not config.method.evicts:
             return [self.settings.max_budget + block] * self.model.shape.n_layers
-        return [rows + session.reserve + block + prompt for rows in session.layer_rows]
+        return [rows + config.reserve + block + prompt for rows in config.layer_rows]
 
     # Slots
 
-    def seat(self, session: WorkerSession) -> None:
-        """Give the session a slot, with the rows of its selection. A slot must be free.
+    def swap_in(self, session: WorkerSession) -> ResidentSession:
+        """Give the session a slot with the rows of its selection. A slot must be free.
 
-        Raises RowsMissing or StorageFailed, then nothing has changed.
+        Returns a resident session as it is. Raises RowsMissing or StorageFailed; then nothing has
+        changed.
         """
         if session.slot is not None:
-            return
-        # Read before the slot is taken: what cannot be read leaves the session as it was, and the slot free.
-        arriving = self.storing.fetch(session)
+            return ResidentSession(session, session.slot)
+        # Read before the slot is claimed: a failed read leaves the session as it was, the slot free.
+        read = self.store_io.fetch(session)
         selection = session.selection
-        session.arriving = None
-        rows = list[tuple[Tensor, Tensor]]() if arriving is None else arriving.result()
+        session.prefetched = None
+        rows = list[tuple[Tensor, Tensor]]() if read is None else read.result()
         slot = self.cache.claim(self.bound(session))
         session.slot = slot
         session.selection = None
         for layer, (keys, values) in enumerate(rows):
             assert selection is not None, "rows were read for a selection"
-            sums = selection.accumulated[layer] if selection.accumulated else None
             self.cache.insert(
                 slot,
                 layer,
@@ -194,152 +228,168 @@ class Engine:
                 keys,
                 values,
                 selection.promoted[layer],
-                sums,
+                selection.accumulated[layer] if selection.accumulated else None,
             )
+        return ResidentSession(session, slot)
 
-    def unseat(self, session: WorkerSession) -> None:
-        """Swap the session out. It costs no copy: its rows are in the store already."""
+    def swap_out(self, session: WorkerSession) -> None:
+        """Free the session's slot. No row is copied: all are in the store already."""
         if session.slot is None:
             return
-        self._note_peak(session)
-        session.selection = session.selected(self.cache)
+        self._update_peak(session)
+        session.selection = session.active_selection(self.cache)
         self.cache.release(session.slot)
         session.slot = None
 
     # Forward passes
 
     def forward(
-        self, sessions: Sequence[WorkerSession], token_ids: Tensor, logits_to_keep: int = 1
+        self, residents: Sequence[ResidentSession], token_ids: Tensor, logits_to_keep: int = 1
     ) -> Tensor:
-        """Say `token_ids` int64 `[B, t]` in B seated sessions, and write their rows through.
+        """Append `token_ids` int64 `[B, t]` to B sessions and write their rows through to the store.
 
-        Returns logits float32 `[B, logits_to_keep, vocabulary]`. Rows are evicted first where a slot would
-        otherwise exceed its bound.
+        Returns logits float32 `[B, logits_to_keep, vocabulary]`. Rows are evicted first where a slot
+        would otherwise exceed its bound.
         """
         tokens = token_ids.shape[1]
-        for session in sessions:
-            self._make_room(session, tokens)
-        step = self._step(sessions, tokens, max(_observes(session, tokens) for session in sessions))
+        for resident in residents:
+            self._make_room(resident, tokens)
+        observe = max(_observed_tokens(resident.session, tokens) for resident in residents)
+        step = self._begin_step(residents, tokens, observe)
         logits = self.model.forward(token_ids, step, logits_to_keep)
-        for index, session in enumerate(sessions):
-            self._said(session, token_ids[index], step, index)
-        self._write_through(sessions, step)
+        for index, resident in enumerate(residents):
+            self._record_forward(resident, token_ids[index], step, index)
+        self._write_through(residents, step)
         return logits
 
-    def observe(self, session: WorkerSession, token_ids: Sequence[int]) -> Observed:
-        """Run a prompt over the active rows, take its queries and forget it: nothing of it stays (EpiCache 2.2).
+    def observe(self, resident: ResidentSession, token_ids: Sequence[int]) -> Observed:
+        """Forward `token_ids` over the active rows and return their post-RoPE queries.
 
-        Raises nothing for a long prompt: its last tokens that fit into a block are observed.
+        The cache is restored afterwards (EpiCache section 2.2). Prompts longer than a block are
+        truncated from the left.
         """
         token_ids = token_ids[-self.settings.block_tokens :]
-        self._make_room(session, len(token_ids))
-        step = self._run_over(session, token_ids)
+        self._make_room(resident, len(token_ids))
+        step = self._forward_transient(resident, token_ids)
         return Observed(tuple(queries[0] for queries in step.observed), step.query_positions[0])
 
-    def evict(self, session: WorkerSession, *, turn_over: bool = False) -> None:
-        """Bring the session back into its budget; nothing happens within it."""
-        if over_budget(self.cache, session):
-            evict(self.cache, session, self.settings, self._observed(session), turn_over=turn_over)
-            session.block.clear()
+    def evict(self, resident: ResidentSession, *, turn_over: bool = False) -> None:
+        """Bring the session back into its budget; a session within it stays as it is.
+
+        `turn_over`: the turn's own rows are no longer protected.
+        """
+        if over_budget(self.cache, resident):
+            observed = self._observe_for_eviction(resident)
+            evict(self.cache, resident, self.settings, observed, turn_over=turn_over)
+            resident.session.block.clear()
 
     # State
 
     def snapshot(self, session: WorkerSession) -> wire.SessionState:
-        """Everything of the session that is not a row."""
-        return snapshot(session, self.cache)
+        """Build the session's state, everything but its rows."""
+        return build_state(session, self.cache)
 
     def memory(self, session: WorkerSession) -> wire.MemoryReport:
-        """What the session holds, of every kind."""
-        self._note_peak(session)
-        selection = session.selected(self.cache)
-        return memory.report(
+        """Report the session's rows and bytes, active and stored."""
+        self._update_peak(session)
+        selection = session.active_selection(self.cache)
+        return memory_report.build_report(
             session, selection, self.bound(session), self.model, self.store.usage()
         )
 
-    # Inside
+    # Internals
 
-    def _reserve(self, session: WorkerSession) -> int:
+    def _prompt_rows(self, session: WorkerSession) -> int:
         """Rows per head that are kept free for a patched prompt."""
-        return self.settings.prompt_tokens if session.method.observation.uses_patched_prompt else 0
+        uses_prompt = session.config.method.observation.uses_patched_prompt
+        return self.settings.prompt_tokens if uses_prompt else 0
 
-    def _make_room(self, session: WorkerSession, tokens: int) -> None:
-        assert session.slot is not None, "only a session in a slot goes forward"
-        if self.cache.free_rows(session.slot) - self._reserve(session) < tokens:
-            self.evict(session)
+    def _make_room(self, resident: ResidentSession, tokens: int) -> None:
+        free = self.cache.free_rows(resident.slot) - self._prompt_rows(resident.session)
+        if free < tokens:
+            self.evict(resident)
 
-    def _said(
-        self, session: WorkerSession, token_ids: Tensor, step: ForwardStep, index: int
+    def _record_forward(
+        self, resident: ResidentSession, token_ids: Tensor, step: ForwardStep, index: int
     ) -> None:
-        """Note what the step's `index`-th session said, as far as its evictions look at it."""
-        assert session.slot is not None, "only a session in a slot goes forward"
-        observation = session.method.observation
+        """Update length and observations of the step's `index`-th session."""
+        session = resident.session
+        observation = session.config.method.observation
         positions = step.query_positions[index]
-        queries = [of_layer[index] for of_layer in step.observed]
+        queries = [layer_queries[index] for layer_queries in step.observed]
         session.length += len(token_ids)
         session.queries.push(queries, positions)
         if observation.repeats_block:
             session.block = [*session.block, *token_ids.tolist()][-self.settings.block_tokens :]
         if observation.accumulate:
-            accumulate(self.cache, session.slot, queries, positions, observation.accumulate)
+            accumulate(self.cache, resident.slot, queries, positions, observation.accumulate)
 
-    def _observed(self, session: WorkerSession) -> Observed:
-        """What the session's method observes before an eviction: its patched prompts, or the turn's last queries."""
-        assert session.slot is not None, "only a session in a slot evicts"
-        observation = session.method.observation
+    def _observe_for_eviction(self, resident: ResidentSession) -> Observed:
+        """Observe the method's patched prompts; without one, return the turn's last queries."""
+        session = resident.session
+        observation = session.config.method.observation
         prompts = observation.patched_prompts(
             self.tokenizer.encode(observation.prompt),
             session.block,
-            session.patched_prompt,
-            min(self.settings.prompt_tokens, self.cache.free_rows(session.slot)),
+            session.episode.patched_prompt,
+            min(self.settings.prompt_tokens, self.cache.free_rows(resident.slot)),
         )
         if not prompts:
             return session.queries.observed()
-        return Observed.concatenate(
-            [_of_prompt(self._run_over(session, prompt)) for prompt in prompts]
-        )
+        steps = (self._forward_transient(resident, prompt) for prompt in prompts)
+        return Observed.concatenate([_observe_prompt(step) for step in steps])
 
-    def _run_over(self, session: WorkerSession, token_ids: Sequence[int]) -> ForwardStep:
-        """Run tokens over the active rows and forget theirs."""
-        assert session.slot is not None, "only a session in a slot observes"
-        step = self._step([session], len(token_ids), len(token_ids))
+    def _forward_transient(
+        self, resident: ResidentSession, token_ids: Sequence[int]
+    ) -> ForwardStep:
+        """Forward tokens over the active rows and drop their rows again."""
+        step = self._begin_step([resident], len(token_ids), len(token_ids))
         self.model.forward(torch.tensor([token_ids]), step)
-        self.cache.drop_last(session.slot, len(token_ids))
+        self.cache.drop_last(resident.slot, len(token_ids))
         return step
 
-    def _step(self, sessions: Sequence[WorkerSession], tokens: int, observe: int) -> ForwardStep:
-        starts = torch.tensor([session.length for session in sessions])
-        slots = [session.slot for session in sessions if session.slot is not None]
+    def _begin_step(
+        self, residents: Sequence[ResidentSession], tokens: int, observe: int
+    ) -> ForwardStep:
+        starts = torch.tensor([resident.session.length for resident in residents])
         return ForwardStep(
-            self.cache, slots, starts[:, None] + torch.arange(tokens), min(observe, tokens)
+            self.cache,
+            [resident.slot for resident in residents],
+            starts[:, None] + torch.arange(tokens),
+            min(observe, tokens),
         )
 
-    def _write_through(self, sessions: Sequence[WorkerSession], step: ForwardStep) -> None:
-        """Hand the step's rows over: to the store, and to whoever asked for them."""
+    def _write_through(self, residents: Sequence[ResidentSession], step: ForwardStep) -> None:
+        """Pass the step's rows to the store and to each session's `keep_rows`."""
         tokens = step.query_positions.shape[1]
-        for index, session in enumerate(sessions):
+        for index, resident in enumerate(residents):
+            session = resident.session
             start = session.length - tokens
             rows = step.rows(index)
             if session.keep_rows is not None:
                 session.keep_rows(start, rows)
             if session.stored:
-                self.storing.append(session, start, rows)
+                self.store_io.append(session, start, rows)
 
-    def _note_peak(self, session: WorkerSession) -> None:
+    def _update_peak(self, session: WorkerSession) -> None:
         if session.slot is None:
             return
         peak = self.cache.peak[:, session.slot].tolist()
         session.peak = [max(a, b) for a, b in zip(session.peak or peak, peak, strict=True)]
 
 
-def _of_prompt(step: ForwardStep) -> Observed:
-    """What a patched prompt observed, with the weight of its own keys, which methods may count into the softmax."""
+def _observe_prompt(step: ForwardStep) -> Observed:
+    """A patched prompt's queries and their softmax weight on the prompt's own keys.
+
+    Methods may count this weight into the softmax over the active rows.
+    """
     queries = [q[0] for q in step.observed]
     keys = [k[0] for k in step.new_keys]
-    return Observed(
-        tuple(queries), step.query_positions[0], tuple(map(causal_logsumexp, queries, keys))
-    )
+    extra = tuple(map(causal_logsumexp, queries, keys))
+    return Observed(tuple(queries), step.query_positions[0], extra)
 
 
-def _observes(session: WorkerSession, tokens: int) -> int:
-    """How many of the newest tokens' queries the session's method wants to see."""
-    return tokens if session.method.observation.accumulate else session.queries.width
+def _observed_tokens(session: WorkerSession, tokens: int) -> int:
+    """Count the newest tokens, of `tokens`, whose queries the session's method observes."""
+    accumulates = session.config.method.observation.accumulate
+    return tokens if accumulates else session.queries.width

@@ -1,4 +1,4 @@
-"""Forget rows until a session is inside its budget: score, select, keep."""
+"""Eviction: score, select and keep rows until a session is within its budget."""
 
 from dataclasses import dataclass
 
@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from workers.cache.active_cache import EMPTY, ActiveCache
-from workers.engine.ranking import ranked
-from workers.engine.session import WorkerSession, nearness
+from workers.engine.ranking import rank_rows
+from workers.engine.session import ResidentSession, WorkerSession, episode_similarity
 from workers.engine.settings import WorkerSettings
 from workers.methods import LayerRows
 from workers.primitives.observation import Observed
@@ -15,133 +15,156 @@ from workers.primitives.selection import mask_to_indices, position_mask, protect
 
 
 @dataclass(frozen=True)
-class _Chosen:
-    """One layer's eviction: which rows stay, where they lie, and what every row scored."""
+class _LayerChoice:
+    """One layer's eviction: slot indices of the rows to keep, all rows' positions and scores."""
 
-    places: Tensor
+    indices: Tensor
     positions: Tensor
     scores: Tensor
 
 
-def over_budget(cache: ActiveCache, session: WorkerSession) -> bool:
-    """Whether some layer of the session's slot holds more rows than it keeps."""
-    assert session.slot is not None, "only a session in a slot has active rows"
-    held = cache.rows_per_head(session.slot)
-    return session.method.evicts and any(n > session.target(layer) for layer, n in enumerate(held))
+def over_budget(cache: ActiveCache, resident: ResidentSession) -> bool:
+    """Whether some layer of the session's slot has more rows than an eviction keeps."""
+    session = resident.session
+    active = cache.rows_per_head(resident.slot)
+    return resident.config.method.evicts and any(
+        rows > session.target(layer) for layer, rows in enumerate(active)
+    )
 
 
 def evict(
     cache: ActiveCache,
-    session: WorkerSession,
+    resident: ResidentSession,
     settings: WorkerSettings,
     observed: Observed,
     *,
     turn_over: bool = False,
 ) -> None:
-    """Bring the session's slot down to its target rows in every layer that is over it.
+    """Reduce the session's slot to its target rows in every layer that exceeds it.
 
-    Sinks, the recent window, rows that a repair brought back and, up to their share, the current turn's rows stay;
-    the method ranks the others by what was observed. Layers that share a selection keep the positions that the first
-    of them chose. `turn_over`: the turn's own rows are no longer protected.
+    Sinks, the recent window, promoted rows and, up to their share, the current turn's rows stay. The
+    method ranks the others by the observed queries. Layers that share a selection keep the positions
+    chosen in the first of them. `turn_over`: the turn's own rows are no longer protected.
     """
-    assert session.slot is not None, "only a session in a slot evicts"
-    held = cache.rows_per_head(session.slot)
+    session = resident.session
     n_layers = cache.shape.n_layers
-    group = session.method.shares_layers
-    leaders = range(0, n_layers, group)
-    full = [
-        first
-        for first in leaders
-        if any(held[i] > session.target(i) for i in _group(first, group, n_layers))
-    ]
-    # Where tokens are ranked whole every layer has a say, also one that has nothing to evict.
-    scored = list(leaders) if session.method.whole_tokens else full
-    layers = {layer: active_rows(cache, session, observed, layer) for layer in scored}
-    scores = dict(
-        zip(
-            scored,
-            ranked(session.method, list(layers.values()), nearness(session.segments)),
-            strict=True,
-        )
-    )
-    leaving = torch.zeros(session.length, device=cache.device)
-    for first in full:
-        chosen = _choose(cache, session, settings, layers[first], scores[first], turn_over)
-        sharing = _group(first, group, n_layers)
-        leaving += _scores_of_leaving(chosen, session.length) * (len(sharing) / n_layers)
-        for layer in sharing:
-            places = chosen.places if layer == first else _places_in(cache, session, layer, chosen)
-            cache.keep(session.slot, layer, places)
-            assert cache.rows_per_head(session.slot)[layer] <= session.target(layer), (
+    group_size = resident.config.method.shares_layers
+    leaders = range(0, n_layers, group_size)
+    full = _full_leaders(cache, resident, leaders)
+    scores = _score_layers(cache, resident, observed, leaders, full)
+    evicted_scores = torch.zeros(session.length, device=cache.device)
+    for leader in full:
+        rows, ranks = scores[leader]
+        choice = _choose_rows(cache, resident, settings, rows, ranks, turn_over)
+        group = _group(leader, group_size, n_layers)
+        weight = len(group) / n_layers
+        evicted_scores += _scores_of_evicted(choice, session.length) * weight
+        for layer in group:
+            indices = choice.indices
+            if layer != leader:
+                indices = _find_indices(cache, resident, layer, choice)
+            cache.keep(resident.slot, layer, indices)
+            assert cache.rows_per_head(resident.slot)[layer] <= session.target(layer), (
                 "a method keeps within its budget"
             )
-    leaving = leaving.cpu()
-    evicted = leaving != 0
-    session.scores_of_evicted()[evicted] = leaving[evicted]
+    evicted_scores = evicted_scores.cpu()
+    evicted = evicted_scores != 0
+    session.scores_of_evicted()[evicted] = evicted_scores[evicted]
+
+
+def active_rows(
+    cache: ActiveCache, resident: ResidentSession, observed: Observed, layer: int
+) -> LayerRows:
+    """Read a layer of the session's slot in the form that methods score."""
+    session = resident.session
+    rows = cache.read(resident.slot, layer)
+    no_queries = rows.keys.new_zeros(cache.shape.n_heads, 0, cache.shape.head_dim)
+    return LayerRows(
+        layer=layer,
+        keys=rows.keys,
+        values=rows.values,
+        positions=rows.positions,
+        queries=observed.queries[layer] if observed.queries else no_queries,
+        query_positions=observed.positions.to(cache.device),
+        accumulated=rows.accumulated,
+        end=session.length,
+        seed=resident.config.seed + session.length,
+        extra_logsumexp=observed.extra_logsumexp[layer] if observed.extra_logsumexp else None,
+    )
+
+
+def _full_leaders(cache: ActiveCache, resident: ResidentSession, leaders: range) -> list[int]:
+    """First layers of the groups in which some layer exceeds its target."""
+    session = resident.session
+    active = cache.rows_per_head(resident.slot)
+    return [
+        leader
+        for leader in leaders
+        if any(
+            active[layer] > session.target(layer)
+            for layer in _group(leader, leaders.step, len(active))
+        )
+    ]
+
+
+def _score_layers(
+    cache: ActiveCache,
+    resident: ResidentSession,
+    observed: Observed,
+    leaders: range,
+    full: list[int],
+) -> dict[int, tuple[LayerRows, Tensor]]:
+    """Rows and ranks of the layers that evict, by layer.
+
+    Methods that rank whole tokens score every group, also one that has nothing to evict.
+    """
+    method = resident.config.method
+    scored = list(leaders) if method.whole_tokens else full
+    layers = [active_rows(cache, resident, observed, layer) for layer in scored]
+    similarity = episode_similarity(resident.session.episode.segments)
+    ranks = rank_rows(method, layers, similarity)
+    return dict(zip(scored, zip(layers, ranks, strict=True), strict=True))
 
 
 def _group(first: int, size: int, n_layers: int) -> range:
     return range(first, min(first + size, n_layers))
 
 
-def active_rows(
-    cache: ActiveCache, session: WorkerSession, observed: Observed, layer: int
-) -> LayerRows:
-    """A layer of the session's slot as its method sees it."""
-    assert session.slot is not None, "only a session in a slot evicts"
-    held = cache.read(session.slot, layer)
-    none = held.keys.new_zeros(cache.shape.n_heads, 0, cache.shape.head_dim)
-    return LayerRows(
-        layer=layer,
-        keys=held.keys,
-        values=held.values,
-        positions=held.positions,
-        queries=observed.queries[layer] if observed.queries else none,
-        query_positions=observed.positions.to(cache.device),
-        accumulated=held.accumulated,
-        end=session.length,
-        seed=session.seed + session.length,
-        extra_logsumexp=observed.extra_logsumexp[layer] if observed.extra_logsumexp else None,
-    )
-
-
-def _choose(
+def _choose_rows(
     cache: ActiveCache,
-    session: WorkerSession,
+    resident: ResidentSession,
     settings: WorkerSettings,
     rows: LayerRows,
     scores: Tensor,
     turn_over: bool,
-) -> _Chosen:
-    assert session.slot is not None, "only a session in a slot evicts"
-    promoted = cache.read(session.slot, rows.layer).promoted
+) -> _LayerChoice:
+    session = resident.session
+    promoted = cache.read(resident.slot, rows.layer).promoted
     stays = promoted | _protected(rows.positions, session, settings, rows.layer, turn_over)
-    places = session.method.select(
+    indices = resident.config.method.select(
         scores.masked_fill(stays, torch.inf), rows.positions, session.target(rows.layer)
     )
-    return _Chosen(places, rows.positions.clone(), scores)
+    return _LayerChoice(indices, rows.positions.clone(), scores)
 
 
-def _places_in(cache: ActiveCache, session: WorkerSession, layer: int, chosen: _Chosen) -> Tensor:
-    """Where the chosen rows lie in another layer, as far as it holds them."""
-    assert session.slot is not None, "only a session in a slot evicts"
-    positions = cache.read(session.slot, layer).positions
-    wanted = chosen.positions.gather(1, chosen.places.clamp(min=0)).masked_fill(
-        chosen.places < 0, EMPTY
-    )
-    held = positions != EMPTY
-    return mask_to_indices(
-        held
-        & position_mask(wanted, session.length).gather(
-            1, positions.clamp(max=session.length - 1).long()
-        )
-    )
+def _find_indices(
+    cache: ActiveCache, resident: ResidentSession, layer: int, choice: _LayerChoice
+) -> Tensor:
+    """Slot indices of the chosen rows in another layer, as far as they are active there."""
+    length = resident.session.length
+    positions = cache.read(resident.slot, layer).positions
+    wanted = choice.positions.gather(1, choice.indices.clamp(min=0))
+    wanted = wanted.masked_fill(choice.indices < 0, EMPTY)
+    is_row = positions != EMPTY
+    is_wanted = position_mask(wanted, length).gather(1, positions.clamp(max=length - 1).long())
+    return mask_to_indices(is_row & is_wanted)
 
 
 def _protected(
     positions: Tensor, session: WorkerSession, settings: WorkerSettings, layer: int, turn_over: bool
 ) -> Tensor:
-    share = int(session.layer_rows[layer] * settings.turn_share) - settings.sinks - settings.recent
+    turn_rows = int(session.config.layer_rows[layer] * settings.turn_share)
+    share = turn_rows - settings.sinks - settings.recent
     return protected(
         positions,
         sinks=settings.sinks,
@@ -152,18 +175,16 @@ def _protected(
     )
 
 
-def _scores_of_leaving(chosen: _Chosen, length: int) -> Tensor:
-    """The mean score over the heads that a token leaves: float32 `[length]`, 0 where no head loses it.
+def _scores_of_evicted(choice: _LayerChoice, length: int) -> Tensor:
+    """Mean score over the heads of each evicted token: float32 `[length]`, 0 where no head evicts it.
 
     A repair breaks its ties with it (RepairKV Algorithm 1).
     """
-    scores = chosen.scores
-    positions = chosen.positions
-    places = chosen.places
-    heads, n = positions.shape
-    kept = torch.zeros(heads, n + 1, dtype=torch.bool, device=positions.device)
-    kept.scatter_(1, torch.where(places < 0, n, places), True)
-    leaves = (positions != EMPTY) & ~kept[:, :n]
-    where = positions[leaves].long()
-    total = torch.zeros(length, device=scores.device).index_add_(0, where, scores[leaves].float())
-    return total / heads
+    heads, n = choice.positions.shape
+    device = choice.positions.device
+    kept = torch.zeros(heads, n + 1, dtype=torch.bool, device=device)
+    kept.scatter_(1, torch.where(choice.indices < 0, n, choice.indices), True)
+    evicted = (choice.positions != EMPTY) & ~kept[:, :n]
+    tokens = choice.positions[evicted].long()
+    total = torch.zeros(length, device=choice.scores.device)
+    return total.index_add_(0, tokens, choice.scores[evicted].float()) / heads

@@ -1,29 +1,34 @@
-"""What a session holds, of every kind."""
+"""Reports the rows and bytes of a session, active and stored."""
 
 from kvrecall.protocol.v1 import worker_pb2 as wire
-from workers.engine.session import Selection, WorkerSession
+from workers.engine.selection import Selection
+from workers.engine.session import WorkerSession
 from workers.model.loader import LoadedModel
 
 
-def report(
+def build_report(
     session: WorkerSession,
     selection: Selection | None,
     bound: list[int],
     model: LoadedModel,
     tier_bytes: dict[str, int],
 ) -> wire.MemoryReport:
-    """selection: what is active now. bound: rows per head and layer. Rows per layer are the mean over its heads."""
-    active = selection.held() if selection else [0] * model.shape.n_layers
-    rows = sum(selection.rows()) if selection else 0
+    """Build the report of a session.
+
+    selection: the rows that are active now. bound: rows per head and layer. Rows per layer are the
+    mean over its heads, rounded up. tier_bytes: bytes per storage tier, of all sessions.
+    """
+    active = selection.rows_per_head() if selection else [0] * model.shape.n_layers
+    rows = sum(selection.row_counts()) if selection else 0
+    fully_active = selection.fully_active_tokens(session.length) if selection else 0
     return wire.MemoryReport(
         length=session.length,
-        budget=session.budget,
+        budget=session.config.budget,
         active_rows=active,
         peak_rows=session.peak or active,
         bound_rows=bound,
         active_bytes=rows * model.shape.row_bytes(model.dtype),
-        evicted_rows=session.length
-        - (selection.held_everywhere(session.length) if selection else 0),
+        evicted_rows=session.length - fully_active,
         promoted_rows=session.promoted_rows,
         tier_bytes=tier_bytes,
         in_slot=session.slot is not None,

@@ -1,4 +1,4 @@
-"""How a method and an episode together rank rows: one function for evictions and for building episodes."""
+"""Combines a method's scores with the episode's similarity, for evictions and for episode builds."""
 
 from collections.abc import Sequence
 
@@ -10,48 +10,49 @@ from workers.methods import LayerRows, Method
 from workers.primitives.scoring import gather_token_values, row_ranks, token_means
 
 
-def ranked(method: Method, layers: Sequence[LayerRows], nearness: Tensor) -> list[Tensor]:
-    """Each layer's rows by what keeps them, higher is kept longer: float32 `[n_kv_heads, n]` per layer.
+def rank_rows(method: Method, layers: Sequence[LayerRows], similarity: Tensor) -> list[Tensor]:
+    """Rank each layer's rows; higher is kept longer: float32 `[n_kv_heads, n]` per layer.
 
-    nearness: float32 `[m]`, how near each of the first m tokens' segments is to the active episode, 0 to 1; tokens
-    after them count as of the episode; m = 0: there is no episode.
+    similarity: float32 `[m]`, the similarity of each of the first m tokens' segments to the active
+    episode, 0 to 1. Tokens after them count as part of the episode. m = 0: there is no episode.
     """
     end = layers[0].end if layers else 0
-    return combined(
+    return combine_scores(
         method,
         [method.scores(rows) for rows in layers],
         [rows.positions for rows in layers],
         end,
-        nearness,
+        similarity,
     )
 
 
-def combined(
+def combine_scores(
     method: Method,
     scores: Sequence[Tensor],
     positions: Sequence[Tensor],
     end: int,
-    nearness: Tensor,
+    similarity: Tensor,
 ) -> list[Tensor]:
-    """A method's own scores, float32 `[n_kv_heads, n]` per layer, as `ranked` gives them.
+    """Combine a method's own scores, float32 `[n_kv_heads, n]` per layer, as `rank_rows` needs them.
 
-    They come back unchanged unless the method keeps tokens whole or weighs the topic: then they become ranks within
-    their layer and head, which can be averaged over layers and heads and added to.
+    The scores are unchanged unless the method keeps tokens whole or weighs the topic. Then they
+    become ranks within their layer and head, which can be averaged over layers and heads and added
+    to the similarity.
     """
-    weighs_topic = bool(method.topic) and bool(nearness.numel())
+    weighs_topic = bool(method.topic) and bool(similarity.numel())
     if not (method.whole_tokens or weighs_topic) or not scores:
         return list(scores)
-    found = [row_ranks(score, held) for score, held in zip(scores, positions, strict=True)]
+    ranks = [row_ranks(score, held) for score, held in zip(scores, positions, strict=True)]
     if method.whole_tokens:
-        means = token_means(found, positions, end)
-        found = [gather_token_values(means, held) for held in positions]
+        means = token_means(ranks, positions, end)
+        ranks = [gather_token_values(means, held) for held in positions]
     if weighs_topic:
-        near = torch.ones(end, device=found[0].device)
-        near[: len(nearness)] = nearness[:end]
-        found = [
-            score + method.topic * gather_token_values(near, held)
-            for score, held in zip(found, positions, strict=True)
+        token_similarity = torch.ones(end, device=ranks[0].device)
+        token_similarity[: len(similarity)] = similarity[:end]
+        ranks = [
+            rank + method.topic * gather_token_values(token_similarity, held)
+            for rank, held in zip(ranks, positions, strict=True)
         ]
     return [
-        score.masked_fill(held == EMPTY, 0.0) for score, held in zip(found, positions, strict=True)
+        rank.masked_fill(held == EMPTY, 0.0) for rank, held in zip(ranks, positions, strict=True)
     ]

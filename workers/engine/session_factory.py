@@ -1,4 +1,4 @@
-"""What a session is to be, checked before anything is made: its method, its budget and the budget's split."""
+"""Builds a session's configuration: validates its method, its budget and the split over layers."""
 
 import json
 from typing import Any, get_args
@@ -6,44 +6,45 @@ from typing import Any, get_args
 from kvrecall.domain.session_settings import LayerBudgets
 from kvrecall.protocol.v1 import worker_pb2 as wire
 from workers import methods
-from workers.engine.session import WorkerSession
+from workers.engine.session import SessionConfig
 from workers.engine.settings import WorkerSettings
 from workers.errors import BadSettings
 from workers.methods import Method, RepairKV
 from workers.model.loader import LoadedModel
 from workers.primitives import budgets
-from workers.primitives.observation import RecentQueries
 
 
-def new_session(
+def build_config(
     spec: wire.SessionSpec,
     model: LoadedModel,
     settings: WorkerSettings,
     layer_sensitivity: tuple[float, ...] | None,
-) -> WorkerSession:
-    """A session that has said nothing yet. Raises BadSettings and UnknownMethod."""
+) -> SessionConfig:
+    """Build the configuration of a new session. Raises BadSettings and UnknownMethod.
+
+    `layer_sensitivity`: EpiCache's s_l of this model, if it was measured.
+    """
     method = methods.build(spec.method, spec.method_settings)
     repair, scan = methods.build_repair(spec.repair_settings, spec.repair_scan)
     if spec.budget > settings.max_budget:
         raise BadSettings(
             f"budget {spec.budget} is over this worker's max_budget {settings.max_budget}"
         )
-    return WorkerSession(
+    return SessionConfig(
         name=spec.session,
         epoch=spec.epoch,
         budget=spec.budget,
         repair_rows=spec.repair_rows if method.evicts else 0,
+        method=method,
+        layer_rows=_split_budget(spec, method, repair, model, settings, layer_sensitivity),
+        seed=spec.seed,
+        tools=_parse_tools(spec),
         repair=repair,
         repair_scan=scan,
-        method=method,
-        seed=spec.seed,
-        tools=_tools(spec),
-        queries=RecentQueries(method.observation.window),
-        layer_rows=_layer_rows(spec, method, repair, model, settings, layer_sensitivity),
     )
 
 
-def _layer_rows(
+def _split_budget(
     spec: wire.SessionSpec,
     method: Method,
     repair: RepairKV,
@@ -51,11 +52,11 @@ def _layer_rows(
     settings: WorkerSettings,
     layer_sensitivity: tuple[float, ...] | None,
 ) -> tuple[int, ...]:
-    """Rows per head that an eviction keeps, per layer; together the budget without the reserve for repair.
+    """Rows per head that an eviction keeps, per layer: the budget without the reserve for repair.
 
-    A repair that swaps needs no reserve, and as many rows that it may give up.
+    A repair that swaps rows needs no reserve, but as many rows that it may give up.
     """
-    how = _layer_budgets(spec, method)
+    how = _parse_layer_budgets(spec, method)
     n_layers = model.shape.n_layers
     if not method.evicts:
         return (spec.budget,) * n_layers
@@ -63,8 +64,8 @@ def _layer_rows(
     floor = settings.min_budget
     if base < floor:
         raise BadSettings(
-            f"budget {spec.budget} leaves {base} rows beside repair_rows {spec.repair_rows}; sinks, recent window "
-            f"and one row to choose need {floor}"
+            f"budget {spec.budget} leaves {base} rows beside repair_rows {spec.repair_rows}; "
+            f"sinks, recent window and one row to choose need {floor}"
         )
     alpha = budgets.get_alpha(model.module.config.model_type)
     base = spec.budget if repair.swap else base
@@ -74,7 +75,7 @@ def _layer_rows(
     return budgets.share_within_groups(rows, method.shares_layers, floor=floor)
 
 
-def _layer_budgets(spec: wire.SessionSpec, method: Method) -> LayerBudgets:
+def _parse_layer_budgets(spec: wire.SessionSpec, method: Method) -> LayerBudgets:
     if not spec.layer_budgets:
         return method.layer_budgets
     known: tuple[LayerBudgets, ...] = get_args(LayerBudgets)
@@ -86,8 +87,8 @@ def _layer_budgets(spec: wire.SessionSpec, method: Method) -> LayerBudgets:
     )
 
 
-def _tools(spec: wire.SessionSpec) -> list[Any]:
+def _parse_tools(spec: wire.SessionSpec) -> tuple[Any, ...]:
     try:
-        return [json.loads(tool) for tool in spec.tools]
+        return tuple(json.loads(tool) for tool in spec.tools)
     except json.JSONDecodeError as error:
         raise BadSettings(f"a tool of session {spec.session} is not JSON: {error}") from error

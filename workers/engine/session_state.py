@@ -1,17 +1,23 @@
-"""A session's state on the wire: everything of it that is not a row."""
+"""A session's state on the wire: everything but its rows."""
 
 import torch
 
+from kvrecall.protocol import convert
 from kvrecall.protocol.v1 import worker_pb2 as wire
 from workers.cache.active_cache import ActiveCache
-from workers.engine.session import Selection, WorkerSession
-from workers.generation import convert as wire_values
+from workers.engine.selection import Selection
+from workers.engine.session import WorkerSession
+from workers.errors import IncompatibleState
+
+# Version of the bytes in a SessionState: the selection's safetensors and the eviction scores.
+# Absent (0) is read as 1: states committed before the field existed have the same form.
+STATE_VERSION = 1
 
 
-def take_state(session: WorkerSession, state: wire.SessionState) -> None:
-    """Make a session that has no slot be as `state` says."""
+def restore_state(session: WorkerSession, state: wire.SessionState) -> None:
+    """Give a session without a slot the committed `state`. Raises IncompatibleState."""
+    session.selection = selection_from_state(state)
     session.length = state.length
-    session.selection = selection_of(state)
     session.eviction_scores = torch.empty(0)
     if state.length:
         session.eviction_scores = torch.frombuffer(
@@ -19,28 +25,37 @@ def take_state(session: WorkerSession, state: wire.SessionState) -> None:
         )
     session.promoted_rows = state.promoted_rows
     session.pending = list(state.pending)
-    session.episode = state.episode
-    session.patched_prompt = list(state.patched_prompt)
-    session.segments = wire_values.to_near(state.segments)
-    session.recent = [wire_values.to_chat(message) for message in state.recent]
+    session.episode = convert.active_episode_from_wire(
+        state.episode, state.patched_prompt, state.segments
+    )
+    session.recent = [convert.to_chat(message) for message in state.recent]
 
 
-def selection_of(state: wire.SessionState) -> Selection | None:
-    """The rows that were active; None before anything was said."""
+def selection_from_state(state: wire.SessionState) -> Selection | None:
+    """The rows that were active; None for a session without tokens.
+
+    Raises IncompatibleState for a state of a newer version.
+    """
+    if state.state_version > STATE_VERSION:
+        raise IncompatibleState(
+            f"the session's state has version {state.state_version}, this worker reads versions "
+            f"up to {STATE_VERSION}: upgrade this worker"
+        )
     return Selection.from_bytes(state.selection) if state.length else None
 
 
-def snapshot(session: WorkerSession, cache: ActiveCache) -> wire.SessionState:
-    """What `take_state` takes, to be committed."""
-    selection = session.selected(cache)
+def build_state(session: WorkerSession, cache: ActiveCache) -> wire.SessionState:
+    """Build the state that `restore_state` reads, to be committed."""
+    selection = session.active_selection(cache)
     return wire.SessionState(
+        state_version=STATE_VERSION,
         length=session.length,
         pending=session.pending,
         selection=selection.to_bytes() if selection else b"",
         eviction_scores=session.scores_of_evicted().numpy().tobytes(),
         promoted_rows=session.promoted_rows,
-        recent=[wire_values.to_wire(message) for message in session.recent],
-        episode=session.episode,
-        patched_prompt=session.patched_prompt,
-        segments=wire_values.to_spans(session.segments),
+        recent=[convert.chat_to_wire(message) for message in session.recent],
+        episode=session.episode.id,
+        patched_prompt=session.episode.patched_prompt,
+        segments=convert.segments_to_wire(session.episode.segments),
     )

@@ -1,9 +1,9 @@
-"""A worker's way to its row store: what is written goes one after the other, what is read comes beside it.
+"""A worker's I/O with its row store: writes in order on one thread, reads on two others.
 
-No forward pass waits for a disk or a server here; whoever needs a result is given its future.
+No forward pass waits for a disk or a server. Results are futures.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -19,12 +19,13 @@ from workers.engine.session import WorkerSession
 from workers.errors import RowsMissing, StaleEpoch, StorageFailed
 
 _T = TypeVar("_T")
-_WAITING_WRITES = 16
+# Writes of one session in flight before the session waits: their rows hold device memory.
+_MAX_PENDING_WRITES = 16
 
 
 @contextmanager
-def storage() -> Iterator[None]:
-    """Turn the row store's errors into this package's: the one place where they enter it."""
+def map_store_errors() -> Iterator[None]:
+    """Map the row store's errors to this package's: the only place where they enter it."""
     try:
         yield
     except StaleWriterError as error:
@@ -36,72 +37,80 @@ def storage() -> Iterator[None]:
 
 
 class StoreIO:
-    """Writes and reads of one worker's sessions. Its futures raise StorageFailed, RowsMissing and StaleEpoch."""
+    """Writes and reads of one worker's sessions.
+
+    Its futures raise StorageFailed, RowsMissing and StaleEpoch.
+    """
 
     def __init__(self, store: RowStore) -> None:
         self._store = store
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="write-through")
         self._reader = ThreadPoolExecutor(2, thread_name_prefix="swap-in")
 
-    def do(self, work: Callable[[], _T]) -> "Future[_T]":
-        """Do something with the store after all that is on its way there."""
-        return self._writer.submit(_told, work)
+    def submit(self, work: Callable[[], _T]) -> "Future[_T]":
+        """Run `work` on the writer's thread, after all writes that were submitted before."""
+        return self._writer.submit(_run_mapping_errors, work)
 
     def append(self, session: WorkerSession, start: int, rows: Tensor) -> None:
-        """Write a session's rows `[n_layers, 2, n_kv_heads, t, head_dim]` from position `start` on, in their turn.
+        """Queue the write of rows `[n_layers, 2, n_kv_heads, t, head_dim]` from position `start` on.
 
-        The copy off the device waits there, not here.
+        The copy off the device happens on the writer's thread.
         """
         session.writes = [write for write in session.writes if not _succeeded(write)]
-        session.writes.append(self.do(partial(self._append, session.name, start, rows)))
+        session.writes.append(self.submit(partial(self._append, session.name, start, rows)))
 
     def _append(self, session: str, start: int, rows: Tensor) -> None:
-        # After a write that failed none may follow: its rows would take the lost ones' positions.
+        # After a failed write none may follow: its rows would take the lost rows' positions.
         if (stored := self._store.length(session)) != start:
             raise StorageFailed(
-                f"session {session}: rows from {start} on cannot follow the {stored} that are stored"
+                f"session {session}: rows from {start} on cannot follow the {stored} stored rows"
             )
         self._store.append(session, rows.cpu())
 
     def backlog(self, session: WorkerSession) -> "Future[Any] | None":
-        """The write to wait for when too many wait already: the rows of each hold device memory until it is done."""
-        waiting = [write for write in session.writes if not write.done()]
-        return waiting[-_WAITING_WRITES] if len(waiting) >= _WAITING_WRITES else None
+        """The write to wait for while too many are pending; None otherwise."""
+        pending = [write for write in session.writes if not write.done()]
+        return pending[-_MAX_PENDING_WRITES] if len(pending) >= _MAX_PENDING_WRITES else None
 
     def flush(self, session: WorkerSession) -> "Future[bool]":
-        """Begin to make every row that was said durable; `settle` once it is done says whether it was."""
-        flushed = self.do(lambda: self._store.flush(session.name))
+        """Begin to make every appended row durable; `wait_written` returns whether it became so."""
+        flushed = self.submit(lambda: self._store.flush(session.name))
         session.writes.append(flushed)
         return flushed
 
-    def settle(self, session: WorkerSession) -> bool:
-        """Wait until every row that was said is in the store: whether it is durable there, where that was asked for."""
+    def wait_written(self, session: WorkerSession) -> bool:
+        """Wait until every appended row is in the store.
+
+        Returns whether the rows are durable, where a flush was submitted. Raises the errors of the
+        writes.
+        """
         writes = session.writes
         session.writes = []
         results = [write.result() for write in writes]
         return all(result is not False for result in results)
 
     def fetch(self, session: WorkerSession) -> "Future[Any] | None":
-        """Begin to read the rows of a session that is to be seated; None if it needs none."""
+        """Begin to read the rows for swapping a session in; None if it needs none."""
         selection = session.selection
-        if session.slot is None and selection is not None and session.arriving is None:
-            read = partial(self._store.gather_selection, session.name, selection.places())
-            session.arriving = self._reader.submit(_told, read)
-        return session.arriving
+        if session.slot is None and selection is not None and session.prefetched is None:
+            positions = selection.store_positions()
+            read = partial(self._store.gather_selection, session.name, positions)
+            session.prefetched = self._reader.submit(_run_mapping_errors, read)
+        return session.prefetched
 
     def close(self) -> None:
-        """Finish what is on its way."""
+        """Finish all reads and writes."""
         self._reader.shutdown()
         self._writer.shutdown()
 
 
-def shared_pages(spec: wire.SessionSpec) -> list[SharedPages]:
-    """Whose pages a session begins with."""
-    return [SharedPages(shared.owner, shared.pages) for shared in spec.shared]
+def shared_pages(shared: Iterable[wire.SharedPages]) -> list[SharedPages]:
+    """Convert references to other sessions' pages from the wire to the row store's form."""
+    return [SharedPages(each.owner, each.pages) for each in shared]
 
 
-def _told(work: Callable[[], _T]) -> _T:
-    with storage():
+def _run_mapping_errors(work: Callable[[], _T]) -> _T:
+    with map_store_errors():
         return work()
 
 

@@ -1,4 +1,4 @@
-"""Which rows make an episode: pure functions of scores and positions."""
+"""Selection of an episode's rows: pure functions of scores and positions."""
 
 from dataclasses import dataclass
 
@@ -10,50 +10,47 @@ from workers.methods import Method
 
 
 @dataclass(frozen=True)
-class LayerChoice:
-    """What to choose a layer's rows with: the session's method, `rows` per KV head, and sinks, which always stay."""
+class LayerSelector:
+    """Selects a layer's rows: the session's method, `rows` per KV head, and sinks, which always stay."""
 
     method: Method
     rows: int
     sinks: int
 
 
-def choose_of_all(scores: Tensor, choice: LayerChoice) -> Tensor:
-    """The method's own selection among all rows of a layer: int64 positions `[n_kv_heads, m]`, -1 at a head's end.
+def select_from_all(scores: Tensor, selector: LayerSelector) -> Tensor:
+    """Select among all rows of a layer: int64 positions `[n_kv_heads, m]`, -1 as padding.
 
     scores: float32 `[n_kv_heads, n]`, one for each position.
     """
-    positions = torch.arange(scores.shape[1], dtype=torch.int32, device=scores.device).expand(
-        scores.shape[0], -1
-    )
-    return choose_places(scores, positions, choice)
+    positions = torch.arange(scores.shape[1], dtype=torch.int32, device=scores.device)
+    return select_indices(scores, positions.expand(scores.shape[0], -1), selector)
 
 
-def choose_with_newer(
-    positions: Tensor, scores: Tensor, newer: Tensor, choice: LayerChoice
+def select_with_newer(
+    positions: Tensor, scores: Tensor, newer: Tensor, selector: LayerSelector
 ) -> Tensor:
-    """An episode's rows and the newer ones beside them, within the budget: int64 positions, -1 at a head's end.
+    """Merge an episode's rows with newer ones, within the budget: int64 positions, -1 as padding.
 
-    positions int32, scores float32 `[n_kv_heads, m]`: the episode's, `EMPTY` where there is none; newer int32
-    `[n_kv_heads, k]`: rows that came after it was built, ascending. Of these the newest stay, at most half the
-    layer's rows, and the episode's lowest scores give way to them.
+    positions int32, scores float32 `[n_kv_heads, m]`: the episode's, `EMPTY` as padding; newer int32
+    `[n_kv_heads, k]`: rows after the episode's build, ascending. The newest of these stay, at most
+    half the layer's rows, in place of the episode's rows of lowest score.
     """
-    kept = newest(newer, choice.rows // 2)
+    kept = newest(newer, selector.rows // 2)
     merged, order = torch.cat([positions, kept], dim=1).sort(dim=1, stable=True)
-    ranked = torch.cat(
-        [scores, torch.full_like(kept, torch.inf, dtype=torch.float32)], dim=1
-    ).gather(1, order)
-    places = choose_places(ranked, merged, choice)
-    return torch.where(places < 0, -1, merged.gather(1, places.clamp(min=0)).long())
+    kept_scores = torch.full_like(kept, torch.inf, dtype=torch.float32)
+    merged_scores = torch.cat([scores, kept_scores], dim=1).gather(1, order)
+    indices = select_indices(merged_scores, merged, selector)
+    return torch.where(indices < 0, -1, merged.gather(1, indices.clamp(min=0)).long())
 
 
 def newest(positions: Tensor, rows: int) -> Tensor:
-    """Each head's `rows` last ones of int32 `[n_kv_heads, k]`; the others become `EMPTY`."""
-    from_the_end = (positions != EMPTY).flip(1).cumsum(1).flip(1)
-    return torch.where(from_the_end <= rows, positions, EMPTY)
+    """Each head's last `rows` of int32 positions `[n_kv_heads, k]`; the others become `EMPTY`."""
+    from_end = (positions != EMPTY).flip(1).cumsum(1).flip(1)
+    return torch.where(from_end <= rows, positions, EMPTY)
 
 
-def choose_places(scores: Tensor, positions: Tensor, choice: LayerChoice) -> Tensor:
-    """The places that the method keeps of some rows of a layer; `base.Method.select` has the shapes."""
-    sinks = positions < choice.sinks
-    return choice.method.select(scores.masked_fill(sinks, torch.inf), positions, choice.rows)
+def select_indices(scores: Tensor, positions: Tensor, selector: LayerSelector) -> Tensor:
+    """Indices of the rows that the method keeps; shapes as in `Method.select`."""
+    sinks = positions < selector.sinks
+    return selector.method.select(scores.masked_fill(sinks, torch.inf), positions, selector.rows)

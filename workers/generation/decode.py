@@ -1,27 +1,22 @@
-"""Decoding: choose, show, say; the scheduler runs the forward pass for all sessions that decode at once."""
+"""Decoding: sample, stream, append. The scheduler forwards all decoding sessions in one batch."""
 
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 
-from torch import Tensor
-
+from kvrecall.domain.messages import Sampling
 from workers.engine.session import WorkerSession
-from workers.generation.sampling import Sampler, SamplingSettings
+from workers.generation.sampling import Sampler
+from workers.generation.steps import NextLogits
 from workers.model.text_stream import TextStream
 from workers.model.tokenizer import ChatTokenizer
 
 
 @dataclass(frozen=True)
-class NextLogits:
-    """Logits float32 `[vocabulary]` of one session's next token, and where their maximum is."""
-
-    row: Tensor
-    best: int
-
-
-@dataclass(frozen=True)
 class Answer:
-    """What was generated: every token id, the text up to a stop string, why it ended (stop, length)."""
+    """A generated answer: every token id, the text up to a stop string, the reason of its end.
+
+    `finish_reason` is "stop" or "length".
+    """
 
     token_ids: tuple[int, ...]
     text: str
@@ -32,13 +27,14 @@ def decode(
     session: WorkerSession,
     tokenizer: ChatTokenizer,
     first: NextLogits,
-    sampling: SamplingSettings,
-    show: Callable[[int, str], None],
+    sampling: Sampling,
+    emit: Callable[[int, str], None],
 ) -> Generator[int, NextLogits, Answer]:
-    """Generate until an end token, a stop string or the limit; yields a token to say and is sent its logits.
+    """Generate until an end token, a stop string or the limit.
 
-    `show` gets every token with the text that it completes. The last token is never said here: it becomes pending
-    and opens the next turn's prefill, together with the end of turn where the model did not come to say it.
+    Yields each token to append and is sent the logits after it. `emit` gets every token with the text
+    that it completes. The last token is not appended here: it becomes pending and opens the next
+    turn's prefill, together with the end of turn if the model did not generate one.
     """
     sampler = Sampler(sampling)
     stream = TextStream(tokenizer, sampling.stop)
@@ -51,12 +47,12 @@ def decode(
             reason = "stop"
             session.pending = [token]
             break
-        show(token, stream.push(token))
+        emit(token, stream.push(token))
         if stream.stopped or len(token_ids) == sampling.max_tokens:
             reason = "stop" if stream.stopped else "length"
             session.pending = [token, tokenizer.eos_token_ids[0]]
             break
         logits = yield token
     if rest := stream.finish():
-        show(token, rest)
+        emit(token, rest)
     return Answer(tuple(token_ids), stream.text, reason)

@@ -1,4 +1,4 @@
-"""Block prefill: new tokens go in block by block, each followed by eviction (EpiCache section 2.2)."""
+"""Block prefill: new tokens are appended in blocks, each followed by eviction (EpiCache section 2.2)."""
 
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from workers.engine.engine import Engine
-from workers.engine.session import Distribution, WorkerSession
+from workers.engine.session import Distribution, ResidentSession
 from workers.model.tokenizer import Segment
 
 
 @dataclass(frozen=True)
-class Prefilled:
-    """Logits after the last token, float32 `[vocabulary]`; what the model expected of recorded text, if asked."""
+class PrefillResult:
+    """Logits after the last token, float32 `[vocabulary]`; the distribution on recorded text, if asked for."""
 
     logits: Tensor
     distribution: Distribution | None
@@ -23,20 +23,23 @@ class Prefilled:
 
 def prefill(
     engine: Engine,
-    session: WorkerSession,
+    resident: ResidentSession,
     segments: Sequence[Segment],
     *,
     keep_distribution: bool,
-    prompt_said: Callable[[], None],
-) -> Generator["Future[Any] | None", None, Prefilled]:
-    """Say the pending tokens and the segments; yields between blocks, so that others get their turn.
+    on_prompt_end: Callable[[], None],
+) -> Generator["Future[Any] | None", None, PrefillResult]:
+    """Append the pending tokens and the segments; yields between blocks.
 
-    What it yields is a write to wait for, when the store falls behind. Never more than the budget and a block of
-    rows are in a layer. With `keep_distribution`, the next-token distribution at every recorded token is returned
-    as well. `prompt_said` is called when the model knows what it would say first, were the recorded words not there.
+    Yields a write to wait for when the store falls behind, otherwise None. A layer never holds more
+    rows than the budget and a block. With `keep_distribution`, the result has the next-token
+    distribution at every recorded token. `on_prompt_end` is called once the tokens before the first
+    recorded one are appended: at the first token's logits, if there were no recorded text.
     """
-    token_ids = [*session.pending, *(token for segment in segments for token in segment.token_ids)]
-    recorded = [False] * len(session.pending) + [s.recorded for s in segments for _ in s.token_ids]
+    session = resident.session
+    pending = session.pending
+    token_ids = [*pending, *(token for segment in segments for token in segment.token_ids)]
+    recorded = [False] * len(pending) + [s.recorded for s in segments for _ in s.token_ids]
     session.pending = []
     expected: list[Tensor] = []
     size = engine.settings.block_tokens
@@ -44,25 +47,24 @@ def prefill(
     logits = torch.empty(0)
     for start in range(0, len(token_ids), size):
         block = token_ids[start : start + size]
-        # Logits at a token say what was expected of the next one.
+        # The logits at a token are the distribution of the next one.
         wanted = [
             i
             for i in range(len(block))
             if keep_distribution and any(recorded[start + i + 1 : start + i + 2])
         ]
-        all_logits = engine.forward([session], torch.tensor([block]), len(block) if wanted else 1)[
-            0
-        ]
+        logits_to_keep = len(block) if wanted else 1
+        block_logits = engine.forward([resident], torch.tensor([block]), logits_to_keep)[0]
         if start < prompt <= start + size:
-            prompt_said()
+            on_prompt_end()
         if wanted:
-            expected.append(all_logits[wanted].log_softmax(-1).cpu())
-        logits = all_logits[-1]
-        engine.evict(session)
-        yield engine.storing.backlog(session)
+            expected.append(block_logits[wanted].log_softmax(-1).cpu())
+        logits = block_logits[-1]
+        engine.evict(resident)
+        yield engine.store_io.backlog(session)
     if not expected:
-        return Prefilled(logits, None)
-    heard = tuple(
-        t for t, was_recorded in zip(token_ids[1:], recorded[1:], strict=True) if was_recorded
+        return PrefillResult(logits, None)
+    recorded_tokens = tuple(
+        token for token, is_recorded in zip(token_ids[1:], recorded[1:], strict=True) if is_recorded
     )
-    return Prefilled(logits, Distribution(heard, torch.cat(expected)))
+    return PrefillResult(logits, Distribution(recorded_tokens, torch.cat(expected)))

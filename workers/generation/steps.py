@@ -1,15 +1,32 @@
-"""What the generators of turns, repairs and builds share: what they yield, how they time, what they wait for."""
+"""The yield protocol of turns, repairs and builds, with their timing and their wait for writes."""
 
 import time
 from collections.abc import Generator
 from concurrent.futures import Future
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from torch import Tensor
 
 from workers.engine.engine import Engine
 from workers.engine.session import WorkerSession
 
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class NextLogits:
+    """Logits float32 `[vocabulary]` of one session's next token, and the index of their maximum."""
+
+    row: Tensor
+    best: int
+
+
 Yielded = int | None | Future[Any]
-"""None lets others run, a Future is waited for, a token id is said in the next decoding step."""
+"""Yield protocol: None = yield the thread, Future = wait for it, int = decode this token in the next
+batch. The scheduler answers an int with `NextLogits`."""
+Steps = Generator[Yielded, NextLogits, _T]
+"""A job's work: a generator that the scheduler drives."""
 
 
 class Stopwatch:
@@ -20,14 +37,14 @@ class Stopwatch:
         self._last = time.perf_counter()
 
     def lap(self, phase: str) -> None:
-        """The time since the last lap belongs to `phase`."""
+        """Add the time since the last lap to `phase`."""
         now = time.perf_counter()
         self.seconds[phase] = self.seconds.get(phase, 0.0) + now - self._last
         self._last = now
 
 
-def written(engine: Engine, session: WorkerSession) -> Generator[Yielded, Any, None]:
-    """Wait until every row that was said is in the store."""
+def wait_for_writes(engine: Engine, session: WorkerSession) -> Steps[None]:
+    """Wait until every appended row is in the store. Raises the errors of the writes."""
     if session.writes:
         yield session.writes[-1]
-    engine.storing.settle(session)
+    engine.store_io.wait_written(session)

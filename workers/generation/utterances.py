@@ -1,4 +1,4 @@
-"""Who said how many of a turn's tokens: what clustering a conversation by topic goes by."""
+"""Counts a turn's tokens by speaker: the utterances that episodes are clustered from."""
 
 from collections.abc import Sequence
 from itertools import groupby
@@ -9,29 +9,30 @@ from workers.model.tokenizer import Segment
 def utterance_tokens(
     roles: Sequence[str], segments: Sequence[Segment], answer: int | None
 ) -> list[int]:
-    """Tokens of each run of messages of one side, the assistant's or all others', then of the answer, if there is one.
+    """Count the tokens of each run of messages of one side, the assistant's or all others'.
 
-    roles: of the turn's messages in their order; segments: these messages, as `ChatTokenizer.prompt` renders them;
-    answer: how many tokens were generated. What opens an assistant's message counts with the messages before it, or
-    with the assistant's own where none of the others' precede it. Together the counts are all of the turn's tokens.
+    roles: of the turn's messages in their order; segments: these messages, as `ChatTokenizer.prompt`
+    renders them; answer: the number of generated tokens, None without generation; its count comes
+    last. The tokens that open an assistant's message count with the messages before it, or with the
+    assistant's own where no other message precedes it. The counts add up to all of the turn's tokens.
     """
-    left = list(segments)
+    remaining = list(segments)
     counts = []
-    for of_assistant, run in groupby(roles, key=lambda role: role == "assistant"):
-        if of_assistant:
-            counts.append(sum(_take_recorded(left) for _ in run))
+    for is_assistant, run in groupby(roles, key=lambda role: role == "assistant"):
+        if is_assistant:
+            counts.append(sum(_pop_recorded(remaining) for _ in run))
         else:
-            counts.append(_take(left, recorded=False))
+            counts.append(_pop(remaining, recorded=False))
     if answer is None:
         return counts
-    return [*counts, _take(left, recorded=False) + answer]
+    return [*counts, _pop(remaining, recorded=False) + answer]
 
 
-def _take_recorded(left: list[Segment]) -> int:
-    return _take(left, recorded=False) + _take(left, recorded=True)
+def _pop_recorded(remaining: list[Segment]) -> int:
+    return _pop(remaining, recorded=False) + _pop(remaining, recorded=True)
 
 
-def _take(left: list[Segment], *, recorded: bool) -> int:
-    if not left or left[0].recorded != recorded:
+def _pop(remaining: list[Segment], *, recorded: bool) -> int:
+    if not remaining or remaining[0].recorded != recorded:
         return 0
-    return len(left.pop(0).token_ids)
+    return len(remaining.pop(0).token_ids)

@@ -1,4 +1,4 @@
-"""Rows that come back into a session's active set, and those that leave for them."""
+"""Promotion: evicted rows become active again, and active rows are demoted in exchange for them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,37 +8,37 @@ import torch
 from torch import Tensor
 
 from workers.cache.active_cache import EMPTY, ActiveCache
-from workers.engine.session import WorkerSession
+from workers.engine.session import ResidentSession
 from workers.primitives.selection import mask_to_indices, position_mask
 
 
 class RowSource(Protocol):
-    """Where a session's rows are read from: `kvstore.store.RowStore`, or what stands in for it."""
+    """A source of a session's rows: `kvstore.store.RowStore`, or a stand-in with the same method."""
 
     def gather_selection(
         self, session: str, selection: Sequence[Tensor]
     ) -> list[tuple[Tensor, Tensor]]:
-        """Per layer int64 `[n_kv_heads, m]`, -1 for none -> keys, values `[n_kv_heads, m, head_dim]`."""
+        """Per layer int64 `[n_kv_heads, m]`, -1 as padding -> keys, values `[n_kv_heads, m, head_dim]`."""
         ...
 
 
 @dataclass(frozen=True)
 class RowSwap:
-    """What comes and what leaves, per layer: positions int64 `[n_kv_heads, m]`, -1 for none."""
+    """Rows to promote and rows to demote, per layer: positions int64 `[n_kv_heads, m]`, -1 as padding."""
 
     promoted: Sequence[Tensor]
     demoted: Sequence[Tensor] = ()
 
     def demoted_rows(self) -> int:
-        """Rows that leave, per layer and KV head, rounded up."""
+        """Demoted rows per layer and KV head: the mean, rounded up."""
         heads = sum(positions.shape[0] for positions in self.demoted)
         return -(-sum(int((positions >= 0).sum()) for positions in self.demoted) // max(1, heads))
 
 
 def missing_rows(cache: ActiveCache, slot: int, length: int, *, promoted: bool = False) -> Tensor:
-    """Which rows of a session are evicted: bool `[n_layers, n_kv_heads, length]`, on the cache's device.
+    """Mask of the evicted rows: bool `[n_layers, n_kv_heads, length]`, on the cache's device.
 
-    `promoted`: also those that are only there because a repair brought them back.
+    `promoted`: rows that are active only because a repair promoted them count as evicted.
     """
     shape = cache.shape
     missing = torch.empty(
@@ -46,111 +46,116 @@ def missing_rows(cache: ActiveCache, slot: int, length: int, *, promoted: bool =
     )
     for layer in range(shape.n_layers):
         rows = cache.read(slot, layer)
-        held = rows.positions.masked_fill(rows.promoted, EMPTY) if promoted else rows.positions
-        missing[layer] = ~position_mask(held, length)
+        active = rows.positions.masked_fill(rows.promoted, EMPTY) if promoted else rows.positions
+        missing[layer] = ~position_mask(active, length)
     return missing
 
 
-def whole(positions: Tensor, missing: Tensor) -> list[Tensor]:
-    """Tokens int64 `[m]` as rows: per layer `[n_kv_heads, m]`, -1 in heads that do not miss them."""
-    absent = missing[:, :, positions.to(missing.device)].cpu()
-    return [torch.where(absent[layer], positions, -1) for layer in range(len(missing))]
+def expand_to_heads(tokens: Tensor, missing: Tensor) -> list[Tensor]:
+    """Expand tokens int64 `[m]` to rows: per layer `[n_kv_heads, m]`, -1 in heads that have them."""
+    absent = missing[:, :, tokens.to(missing.device)].cpu()
+    return [torch.where(absent[layer], tokens, -1) for layer in range(len(missing))]
 
 
-def best_of_heads(worth: Tensor, missing: Tensor, count: int) -> list[Tensor]:
-    """The `count` rows worth most of what each layer and KV head misses, as `whole` gives rows.
+def best_of_heads(utility: Tensor, missing: Tensor, count: int) -> list[Tensor]:
+    """The `count` evicted rows of highest utility of each layer and head, as `expand_to_heads` has them.
 
-    worth: float `[n_layers, n_kv_heads, length]`; missing: bool of the same shape.
+    utility: float `[n_layers, n_kv_heads, length]`; missing: bool of the same shape.
     """
     count = min(count, missing.shape[-1])
-    best = worth.masked_fill(~missing, -torch.inf).topk(count, dim=-1)
+    best = utility.masked_fill(~missing, -torch.inf).topk(count, dim=-1)
     return list(torch.where(best.values == -torch.inf, -1, best.indices).sort(dim=-1).values.cpu())
 
 
-def exchange(
+def pair_rows(
     cache: ActiveCache,
-    session: WorkerSession,
+    resident: ResidentSession,
     wanted: Sequence[Tensor],
-    worth: Tensor,
+    utility: Tensor,
     sinks: int,
     recent: int,
 ) -> RowSwap:
-    """Pair what is wanted with the active rows worth least, as long as it is worth more; nothing changes yet.
+    """Pair wanted rows with the active rows of least utility, as long as theirs is higher.
 
-    worth: float `[length]`, or `[n_layers, n_kv_heads, length]`. Sinks and the recent window stay. The best wanted row
-    takes the place of the least active one, the second best that of the second least, and so on.
+    Changes nothing yet. utility: float `[length]`, or `[n_layers, n_kv_heads, length]`. Sinks and the
+    recent window stay. The best wanted row replaces the worst active one, the second best the second
+    worst, and so on.
     """
-    assert session.slot is not None, "only a session in a slot is repaired"
+    length = resident.session.length
+    by_row = utility.expand(cache.shape.n_layers, cache.shape.n_kv_heads, -1)
     promoted = list[Tensor]()
     demoted = list[Tensor]()
     for layer, rows in enumerate(wanted):
-        of_layer = worth.expand(cache.shape.n_layers, cache.shape.n_kv_heads, -1)[layer].cpu()
-        held = cache.read(session.slot, layer).positions.cpu().long()
-        stays = (held < sinks) | (held >= session.length - recent)
-        leaving = of_layer.gather(1, held.clamp(max=session.length - 1)).masked_fill(
-            stays, torch.inf
+        layer_utility = by_row[layer].cpu()
+        active = cache.read(resident.slot, layer).positions.cpu().long()
+        stays = (active < sinks) | (active >= length - recent)
+        active_utility = layer_utility.gather(1, active.clamp(max=length - 1))
+        worst = active_utility.masked_fill(stays, torch.inf).sort(dim=1, stable=True)
+        wanted_utility = layer_utility.gather(1, rows.clamp(min=0)).masked_fill(
+            rows < 0, -torch.inf
         )
-        coming = of_layer.gather(1, rows.clamp(min=0)).masked_fill(rows < 0, -torch.inf)
-        best = coming.sort(dim=1, descending=True, stable=True)
-        worst = leaving.sort(dim=1, stable=True)
+        best = wanted_utility.sort(dim=1, descending=True, stable=True)
         pairs = min(best.values.shape[1], worst.values.shape[1])
-        pays = best.values[:, :pairs] > worst.values[:, :pairs]
-        promoted.append(
-            torch.where(pays, rows.gather(1, best.indices[:, :pairs]), -1).sort(dim=1).values
-        )
-        demoted.append(
-            torch.where(pays, held.gather(1, worst.indices[:, :pairs]), -1).sort(dim=1).values
-        )
+        swap = best.values[:, :pairs] > worst.values[:, :pairs]
+        promoted.append(_sorted_where(swap, rows.gather(1, best.indices[:, :pairs])))
+        demoted.append(_sorted_where(swap, active.gather(1, worst.indices[:, :pairs])))
     return RowSwap(promoted, demoted)
 
 
-def move(
-    cache: ActiveCache, store: RowSource, session: WorkerSession, change: RowSwap, worth: Tensor
-) -> None:
-    """Bring evicted rows back at their true positions, and forget those that leave for them, with what they are worth.
+def _sorted_where(mask: Tensor, positions: Tensor) -> Tensor:
+    return torch.where(mask, positions, -1).sort(dim=1).values
 
-    Raises what the store raises; then nothing has changed.
+
+def apply_swap(
+    cache: ActiveCache, store: RowSource, resident: ResidentSession, swap: RowSwap, utility: Tensor
+) -> None:
+    """Promote rows at their true positions and demote others, which get their utility as score.
+
+    Raises the errors of `store`; then nothing has changed.
     """
-    assert session.slot is not None, "only a session in a slot is repaired"
-    rows = store.gather_selection(session.name, change.promoted)
-    _forget(cache, session, change.demoted, worth)
+    session = resident.session
+    rows = store.gather_selection(session.name, swap.promoted)
+    _demote(cache, resident, swap.demoted, utility)
     for layer, (keys, values) in enumerate(rows):
-        there = change.promoted[layer] >= 0
-        positions = torch.where(there, change.promoted[layer], EMPTY).to(torch.int32)
-        cache.insert(session.slot, layer, positions, keys, values, there)
-    session.promoted_rows = len(tokens_of(change.promoted))
+        present = swap.promoted[layer] >= 0
+        positions = torch.where(present, swap.promoted[layer], EMPTY).to(torch.int32)
+        cache.insert(resident.slot, layer, positions, keys, values, present)
+    session.promoted_rows = len(unique_tokens(swap.promoted))
 
 
-def _forget(
-    cache: ActiveCache, session: WorkerSession, demoted: Sequence[Tensor], worth: Tensor
+def _demote(
+    cache: ActiveCache, resident: ResidentSession, demoted: Sequence[Tensor], utility: Tensor
 ) -> None:
-    assert session.slot is not None, "only a session in a slot is repaired"
-    tokens = tokens_of(demoted)
+    tokens = unique_tokens(demoted)
     if not len(tokens):
         return
-    for layer, positions in enumerate(demoted):
-        held = cache.read(session.slot, layer).positions
-        leaving = position_mask(positions.to(held.device), session.length)
-        leaves = leaving.gather(1, held.clamp(max=session.length - 1).long())
-        cache.keep(session.slot, layer, mask_to_indices((held != EMPTY) & ~leaves))
-    session.scores_of_evicted()[tokens] = worth.cpu().reshape(-1, session.length).amax(0)[tokens]
+    session = resident.session
+    length = session.length
+    for layer, rows in enumerate(demoted):
+        positions = cache.read(resident.slot, layer).positions
+        demoted_mask = position_mask(rows.to(positions.device), length)
+        is_demoted = demoted_mask.gather(1, positions.clamp(max=length - 1).long())
+        cache.keep(resident.slot, layer, mask_to_indices((positions != EMPTY) & ~is_demoted))
+    best_utility = utility.cpu().reshape(-1, length).amax(0)
+    session.scores_of_evicted()[tokens] = best_utility[tokens]
 
 
-def tokens_of(wanted: Sequence[Tensor]) -> Tensor:
-    """The tokens of which some row is wanted: int64, ascending."""
+def unique_tokens(rows: Sequence[Tensor]) -> Tensor:
+    """The tokens of some rows: int64, ascending, each once."""
     tokens = torch.cat(
-        [torch.empty(0, dtype=torch.int64), *(positions.flatten() for positions in wanted)]
+        [torch.empty(0, dtype=torch.int64), *(positions.flatten() for positions in rows)]
     )
-    found: Tensor = torch.unique(tokens[tokens >= 0])
-    return found
+    unique: Tensor = torch.unique(tokens[tokens >= 0])
+    return unique
 
 
-def withdraw(cache: ActiveCache, session: WorkerSession) -> None:
-    """Forget what the last repair brought back: a better signal chooses again from everything."""
-    assert session.slot is not None, "only a session in a slot is repaired"
+def demote_promoted(cache: ActiveCache, resident: ResidentSession) -> None:
+    """Demote the rows that the last repair promoted: the next one selects again among all."""
+    session = resident.session
     if not session.promoted_rows:
         return
     for layer in range(cache.shape.n_layers):
-        rows = cache.read(session.slot, layer)
-        cache.keep(session.slot, layer, mask_to_indices((rows.positions != EMPTY) & ~rows.promoted))
+        rows = cache.read(resident.slot, layer)
+        stays = (rows.positions != EMPTY) & ~rows.promoted
+        cache.keep(resident.slot, layer, mask_to_indices(stays))
     session.promoted_rows = 0

@@ -1,189 +1,211 @@
-"""Repair: score what was evicted against what just became known, and bring the best rows back.
+"""Repair: score the evicted rows against a signal and promote the best of them.
 
-RepairKV section 3 and Algorithm 1, with a deadline, a second look (`hops`) and exchange instead of a reserve. It can
-end at any moment with what it has found so far.
+RepairKV section 3 and Algorithm 1, with a deadline, several hops, and swaps in place of a reserve.
+A repair can stop early at any moment, with the best rows of those scored so far.
 """
 
 import time
-from collections.abc import Callable, Generator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
+from kvrecall.protocol import convert
 from kvrecall.protocol.v1 import worker_pb2 as wire
 from workers.engine.engine import Engine
-from workers.engine.session import WorkerSession
-from workers.engine.store_io import storage
-from workers.generation import convert as wire_values
-from workers.generation.decode import NextLogits
-from workers.generation.steps import Yielded, written
+from workers.engine.session import ResidentSession
+from workers.engine.store_io import map_store_errors
+from workers.generation.steps import Steps, wait_for_writes
 from workers.model.tokenizer import Segment
 from workers.primitives.observation import Observed
 from workers.repair.promotion import (
     RowSwap,
+    apply_swap,
     best_of_heads,
-    exchange,
+    demote_promoted,
+    expand_to_heads,
     missing_rows,
-    move,
-    tokens_of,
-    whole,
-    withdraw,
+    pair_rows,
+    unique_tokens,
 )
 from workers.repair.scan.exact import ScanResult, scan, scan_by_head
 
-_ENOUGH = 0.5
-"""The share of the candidates that must be scored before what an earlier repair brought is given up."""
+# Share of the candidates that a truncated repair must have scored before it replaces the rows of an
+# earlier one.
+_MIN_SCORED_SHARE = 0.5
+
+
+@dataclass(frozen=True)
+class _Candidates:
+    """Evicted rows, bool `[n_layers, n_kv_heads, length]`, and tokens with such a row, bool `[length]`."""
+
+    rows: Tensor
+    tokens: Tensor
 
 
 def run_pause_repair(
-    engine: Engine, session: WorkerSession, request: wire.RepairRequest, hurried: Callable[[], bool]
-) -> Generator[Yielded, NextLogits, wire.RepairResult]:
-    """A repair between turns, on the request's signal; it ends once it is `hurried`. Raises BadMessages."""
-    messages = [wire_values.to_chat(message) for message in request.messages]
+    engine: Engine,
+    resident: ResidentSession,
+    request: wire.RepairRequest,
+    stop_requested: Callable[[], bool],
+) -> Steps[wire.RepairResult]:
+    """Repair between turns, on the request's signal, until `stop_requested`. Raises BadMessages."""
+    session = resident.session
+    messages = [convert.to_chat(message) for message in request.messages]
     segments: list[Segment] = []
     if messages:
-        segments = engine.tokenizer.prompt(session.recent, messages, session.tools, generate=True)
+        tools = list(resident.config.tools)
+        segments = engine.tokenizer.prompt(session.recent, messages, tools, generate=True)
     rendered = [token for segment in segments for token in segment.token_ids]
     signal = [*request.token_ids, *engine.tokenizer.encode(request.text), *rendered]
-    late = deadline(request.seconds)
+    late = build_deadline(request.seconds)
     report = yield from run_repair(
-        engine, session, signal, request.trigger, lambda: hurried() or late()
+        engine, resident, signal, request.trigger, lambda: stop_requested() or late()
     )
-    session.unsettled = False
+    session.dirty = False
     return wire.RepairResult(
         report=report, memory=engine.memory(session), state=engine.snapshot(session)
     )
 
 
-def deadline(seconds: float) -> Callable[[], bool]:
-    """Whether so many seconds from now have passed; 0: they never have."""
+def build_deadline(seconds: float) -> Callable[[], bool]:
+    """Build a function that is true once `seconds` from now have passed; 0: it never is."""
     end = time.perf_counter() + seconds
     return lambda: bool(seconds) and time.perf_counter() >= end
 
 
 def run_repair(
     engine: Engine,
-    session: WorkerSession,
+    resident: ResidentSession,
     signal: Sequence[int],
     trigger: str,
-    hurried: Callable[[], bool],
-) -> Generator[Yielded, NextLogits, wire.RepairReport]:
-    """Observe the signal, score every evicted token against it, and make the best `repair_rows` of them active.
+    stop_requested: Callable[[], bool],
+) -> Steps[wire.RepairReport]:
+    """Observe the signal, score every evicted token against it, promote the best `repair_rows`.
 
-    What an earlier repair brought back is chosen anew with the rest. Cut by `hurried` it takes the best of what was
-    scored; it leaves what an earlier repair brought when it could score less than half.
+    Rows that an earlier repair promoted are selected again with the rest. Stopped early, it takes the
+    best of the tokens scored so far; it keeps the earlier repair's rows if it scored less than half.
     """
     started = time.perf_counter()
+    session = resident.session
+    config = resident.config
     report = wire.RepairReport(trigger=trigger, signal_tokens=len(signal))
-    if session.repair_rows and session.length and signal:
-        session.unsettled = True
-        yield from written(engine, session)
-        while report.hops < session.repair.hops and not report.truncated:
-            yield from _hop(engine, session, signal, report, hurried)
+    if config.repair_rows and session.length and signal:
+        session.dirty = True
+        yield from wait_for_writes(engine, session)
+        while report.hops < config.repair.hops and not report.truncated:
+            yield from _run_hop(engine, resident, signal, report, stop_requested)
     report.seconds = time.perf_counter() - started
     return report
 
 
-def _hop(
+def _run_hop(
     engine: Engine,
-    session: WorkerSession,
+    resident: ResidentSession,
     signal: Sequence[int],
     report: wire.RepairReport,
-    hurried: Callable[[], bool],
-) -> Generator[Yielded, NextLogits, None]:
-    """One look: the signal's queries over what is active now, scores, and the move."""
-    assert session.slot is not None, "the scheduler seats a session before it runs"
-    missing = missing_rows(
-        engine.cache, session.slot, session.length, promoted=not session.repair.swap
-    )
-    candidates = missing.any(0).any(0).cpu()
-    report.candidates = int(candidates.sum())
-    if hurried():
+    stop_requested: Callable[[], bool],
+) -> Steps[None]:
+    """Run one hop: observe the signal over the active rows, score the evicted ones, promote."""
+    session = resident.session
+    candidates = _find_candidates(engine, resident)
+    report.candidates = int(candidates.tokens.sum())
+    if stop_requested():
         report.truncated = True
         return
     report.hops += 1
-    observed = engine.observe(session, [*session.pending, *signal])
+    observed = engine.observe(resident, [*session.pending, *signal])
     yield None
-    with storage():
-        found = yield from _scored(engine, session, observed, missing, candidates, hurried)
+    with map_store_errors():
+        result = yield from _scan_rows(engine, resident, observed, candidates, stop_requested)
     yield None
-    scored = candidates & found.scored
-    report.truncated = not found.complete
+    scored = candidates.tokens & result.scored
+    report.truncated = not result.complete
     report.scored_rows = int(scored.sum())
+    report.bytes_read += result.bytes_read
     share = report.scored_rows / max(1, report.candidates)
-    report.bytes_read += found.bytes_read
-    if report.truncated and share < (_ENOUGH if session.promoted_rows else 0):
+    if report.truncated and share < (_MIN_SCORED_SHARE if session.promoted_rows else 0):
         return
-    scores = found.scores.clone()
-    # Everything looks at the sinks; they lead to nothing.
+    scores = result.scores.clone()
+    # Every query attends to the sinks: they must not promote their neighbours.
     scores[..., : engine.settings.sinks] = 0
-    _take(engine, session, scores, missing & found.scored.to(missing.device), scored, report)
+    scored_rows = candidates.rows & result.scored.to(candidates.rows.device)
+    _promote_best(engine, resident, scores, _Candidates(scored_rows, scored), report)
 
 
-def _scored(
+def _find_candidates(engine: Engine, resident: ResidentSession) -> _Candidates:
+    rows = missing_rows(
+        engine.cache,
+        resident.slot,
+        resident.session.length,
+        promoted=not resident.config.repair.swap,
+    )
+    return _Candidates(rows, rows.any(0).any(0).cpu())
+
+
+def _scan_rows(
     engine: Engine,
-    session: WorkerSession,
+    resident: ResidentSession,
     observed: Observed,
-    missing: Tensor,
-    candidates: Tensor,
-    hurried: Callable[[], bool],
-) -> Generator[Yielded, NextLogits, ScanResult]:
-    operator = session.repair
+    candidates: _Candidates,
+    stop_requested: Callable[[], bool],
+) -> Steps[ScanResult]:
+    """Score the session's tokens as its repair settings say."""
+    session = resident.session
+    config = resident.config
+    operator = config.repair
     sinks = engine.settings.sinks
 
     def find_ambiguous(lower: Tensor, upper: Tensor) -> Tensor:
         lower = lower.clone()
         upper = upper.clone()
-        lower[:sinks] = upper[:sinks] = 0
-        return operator.ambiguous_tokens(lower, upper, candidates, session.repair_rows)
+        lower[:sinks] = 0
+        upper[:sinks] = 0
+        return operator.ambiguous_tokens(lower, upper, candidates.tokens, config.repair_rows)
 
-    of = (engine.store, session.name, observed, session.length)
+    rows = (engine.store, session.name, observed, session.length)
     device = engine.cache.device
     if operator.per_head:
-        found = yield from scan_by_head(*of, stop_requested=hurried, device=device)
-        # A head's own and the token's: their sum keeps tokens together that one head alone would tear apart.
-        return replace(found, scores=found.scores + found.scores.mean((0, 1)))
-    counted = None if operator.counts_active else missing
-    how = session.repair_scan
+        result = yield from scan_by_head(*rows, stop_requested=stop_requested, device=device)
+        # Adding the token's mean to each head's score keeps tokens together across heads.
+        return replace(result, scores=result.scores + result.scores.mean((0, 1)))
     return (
         yield from scan(
-            *of,
-            mode=how,
-            counted=counted,
+            *rows,
+            mode=config.repair_scan,
+            counted=None if operator.counts_active else candidates.rows,
             find_ambiguous=find_ambiguous,
-            stop_requested=hurried,
+            stop_requested=stop_requested,
             device=device,
         )
     )
 
 
-def _take(
+def _promote_best(
     engine: Engine,
-    session: WorkerSession,
+    resident: ResidentSession,
     scores: Tensor,
-    missing: Tensor,
-    candidates: Tensor,
+    candidates: _Candidates,
     report: wire.RepairReport,
 ) -> None:
-    """Make the best candidates active, in place of what an earlier repair brought, or of active rows worth less."""
-    operator = session.repair
+    """Promote the best candidates, in place of the earlier repair's rows or in swap for active rows."""
+    config = resident.config
+    operator = config.repair
     settings = engine.settings
-    worth = operator.utility(scores)
+    utility = operator.utility(scores)
     if operator.per_head:
-        wanted = best_of_heads(worth, missing, session.repair_rows)
+        wanted = best_of_heads(utility, candidates.rows, config.repair_rows)
     else:
-        chosen = operator.choose(
-            worth, candidates, session.scores_of_evicted(), session.repair_rows
-        )
-        wanted = whole(chosen, missing)
-    change = RowSwap(wanted)
+        tie_break = resident.session.scores_of_evicted()
+        chosen = operator.choose(utility, candidates.tokens, tie_break, config.repair_rows)
+        wanted = expand_to_heads(chosen, candidates.rows)
+    swap = RowSwap(wanted)
     if operator.swap:
-        assert session.slot is not None, "the scheduler seats a session before it runs"
-        engine.cache.clear_promoted(session.slot)
-        change = exchange(engine.cache, session, wanted, worth, settings.sinks, settings.recent)
+        engine.cache.clear_promoted(resident.slot)
+        swap = pair_rows(engine.cache, resident, wanted, utility, settings.sinks, settings.recent)
     else:
-        withdraw(engine.cache, session)
-    with storage():
-        move(engine.cache, engine.store, session, change, worth)
-    report.promoted[:] = tokens_of(change.promoted).tolist()
-    report.demoted_rows += change.demoted_rows()
+        demote_promoted(engine.cache, resident)
+    with map_store_errors():
+        apply_swap(engine.cache, engine.store, resident, swap, utility)
+    report.promoted[:] = unique_tokens(swap.promoted).tolist()
+    report.demoted_rows += swap.demoted_rows()

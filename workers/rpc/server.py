@@ -1,189 +1,132 @@
-"""A worker on the network: its gRPC servicer, what a drain waits for, and the server with health and reflection."""
+"""A worker on the network: its gRPC servicer with drain, and the server with health and reflection."""
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from typing import Any
 
 import grpc
 import structlog
-from google.protobuf.empty_pb2 import Empty
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from kvrecall.protocol.v1 import REFUSAL_CODE, worker_pb2_grpc
-from kvrecall.protocol.v1 import worker_pb2 as wire
+from kvrecall.protocol.calls import CALLS, SERVICE, Call
+from kvrecall.protocol.v1 import REFUSAL_CODE
 from workers.errors import Cancelled, CannotListen, WorkerError
 from workers.rpc.service import WorkerService
 from workers.rpc.settings import ServerSettings
 
-SERVICE = wire.DESCRIPTOR.services_by_name["Worker"].full_name
-_MOST_MESSAGE_BYTES = (
-    2000  # of an error: trailers are limited, and each byte may take three in them
-)
+# Trailers are limited in size, and each byte of a message may take three in them.
+_MAX_MESSAGE_BYTES = 2000
 _LAST_ANSWER_SECONDS = 1.0
+_log = structlog.get_logger(__name__)
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
-class WorkerServicer(worker_pb2_grpc.WorkerServicer):
-    """The worker's calls as they come over the network. A call whose client goes away is cancelled."""
+class WorkerServicer:
+    """Answers the table's calls over gRPC. A call is cancelled if its client goes away."""
 
-    def __init__(self, calls: WorkerService) -> None:
-        self._calls = calls
+    def __init__(self, service: WorkerService) -> None:
+        self._service = service
         self._running: set[asyncio.Task[Any]] = set()
         self._draining = False
-        self._breaking_off = False
+        self._cancelling = False
+
+    def build_handler(self) -> grpc.GenericRpcHandler:
+        """Build the gRPC handler of all calls."""
+        handlers = {call.name: self._build_method_handler(call) for call in CALLS}
+        return grpc.method_handlers_generic_handler(SERVICE, handlers)
 
     async def drain(self, seconds: float) -> None:
-        """Begin nothing new, and return when what runs has ended; what still runs after `seconds` is broken off."""
+        """Refuse new work and wait for the running calls; cancel those that still run after `seconds`."""
         self._draining = True
         if not self._running:
             return
         _, late = await asyncio.wait(self._running, timeout=seconds)
         if late:
-            structlog.get_logger(__name__).warning(
-                "calls are broken off", calls=len(late), seconds=seconds
-            )
-            self._breaking_off = True
+            _log.warning("drain cancels calls", calls=len(late), seconds=seconds)
+            self._cancelling = True
             for task in late:
                 task.cancel()
             await asyncio.wait(late)
 
-    async def Describe(self, request: Empty, context: Context) -> wire.WorkerInfo:
-        """Model, shape and limits."""
-        async with _answering(context):
-            return self._calls.describe()
+    def _build_method_handler(self, call: Call[Any, Any]) -> grpc.RpcMethodHandler[Any, Any]:
+        async def answer(request: Any, context: Context) -> Any:
+            async with self._guard(call, context):
+                return await self._service.handler(call)(request)
 
-    async def Retain(self, request: wire.RetainRequest, context: Context) -> Empty:
-        """Drop the rows of sessions that are not named."""
-        async with _answering(context):
-            await self._calls.retain(request)
-            return Empty()
+        async def stream(request: Any, context: Context) -> None:
+            async with (
+                self._guard(call, context),
+                aclosing(self._service.stream_handler(call)(request)) as events,
+            ):
+                async for event in events:
+                    await context.write(event)
 
-    async def Open(self, request: wire.OpenRequest, context: Context) -> wire.MemoryReport:
-        """Make a session be what the request says."""
-        async with self._working(context):
-            return await self._calls.open(request)
+        build = (
+            grpc.unary_stream_rpc_method_handler
+            if call.streaming
+            else grpc.unary_unary_rpc_method_handler
+        )
+        return build(
+            stream if call.streaming else answer,
+            request_deserializer=call.request.FromString,
+            response_serializer=call.response.SerializeToString,
+        )
 
-    async def Fork(self, request: wire.ForkRequest, context: Context) -> wire.ForkResult:
-        """Make a session that begins as another one was."""
-        async with self._working(context):
-            return await self._calls.fork(request)
+    @asynccontextmanager
+    async def _guard(self, call: Call[Any, Any], context: Context) -> AsyncIterator[None]:
+        """Map errors to the call's status, and track a drained call."""
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(_map_errors(context))
+            if call.drained:
+                await stack.enter_async_context(self._track_running())
+            yield
 
-    async def Rebuild(self, request: wire.RebuildRequest, context: Context) -> wire.RebuildResult:
-        """Compute a session's lost pages again."""
-        async with self._working(context):
-            return await self._calls.rebuild(request)
-
-    async def Release(self, request: wire.ReleaseRequest, context: Context) -> Empty:
-        """Let a session go that goes on elsewhere."""
-        async with _answering(context):
-            await self._calls.release(request)
-            return Empty()
-
-    async def Turn(self, request: wire.TurnRequest, context: Context) -> None:
-        """Run a turn, written to the stream as it is said."""
-        async with self._working(context), aclosing(self._calls.turn(request)) as events:
-            async for event in events:
-                await context.write(event)
-
-    async def Repair(self, request: wire.RepairRequest, context: Context) -> None:
-        """Run a repair; told that it is taken, its client may hurry it."""
-        async with self._working(context):
-            repair = asyncio.ensure_future(self._calls.repair(request))
-            try:
-                await context.write(wire.RepairEvent(taken=True))
-                await context.write(wire.RepairEvent(result=await repair))
-            finally:
-                repair.cancel()
-
-    async def Hurry(self, request: wire.HurryRequest, context: Context) -> Empty:
-        """End a session's repairs."""
-        async with _answering(context):
-            await self._calls.hurry(request)
-            return Empty()
-
-    async def Detokenize(
-        self, request: wire.DetokenizeRequest, context: Context
-    ) -> wire.DetokenizeResult:
-        """The text of tokens."""
-        async with _answering(context):
-            return self._calls.detokenize(request)
-
-    async def Embed(self, request: wire.EmbedRequest, context: Context) -> wire.EmbedResult:
-        """Unit vectors of texts."""
-        async with _answering(context):
-            return await self._calls.embed(request)
-
-    async def BuildEpisodes(
-        self, request: wire.BuildEpisodesRequest, context: Context
-    ) -> wire.BuildEpisodesResult:
-        """Choose the rows of episodes."""
-        async with self._working(context):
-            return await self._calls.build_episodes(request)
-
-    async def Memory(self, request: wire.MemoryRequest, context: Context) -> wire.MemoryReport:
-        """What a session holds."""
-        async with _answering(context):
-            return await self._calls.memory(request)
-
-    async def Drop(self, request: wire.DropRequest, context: Context) -> Empty:
-        """Forget a session."""
-        async with _answering(context):
-            await self._calls.drop(request)
-            return Empty()
-
-    async def Stats(self, request: Empty, context: Context) -> wire.WorkerStats:
-        """Counters."""
-        async with _answering(context):
-            return self._calls.stats()
-
-    def _working(self, context: Context) -> AbstractAsyncContextManager[None]:
-        """Work in a session: a drain waits for its end, and lets none begin."""
-
-        @asynccontextmanager
-        async def working() -> AsyncIterator[None]:
-            async with _answering(context):
-                if self._draining:
-                    raise Cancelled("the worker is draining and begins nothing new")
-                task = asyncio.current_task()
-                assert task is not None, "a call is answered in a task of its own"
-                self._running.add(task)
-                task.add_done_callback(self._running.discard)
-                try:
-                    yield
-                except asyncio.CancelledError as error:
-                    if self._breaking_off:
-                        raise Cancelled("the worker stopped before this was done") from error
-                    raise
-
-        return working()
+    @asynccontextmanager
+    async def _track_running(self) -> AsyncIterator[None]:
+        """Let a drain wait for the current task. Raises Cancelled while the worker drains."""
+        if self._draining:
+            raise Cancelled("the worker is draining and accepts no new work")
+        task = asyncio.current_task()
+        assert task is not None, "a call is answered in a task of its own"
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        try:
+            yield
+        except asyncio.CancelledError as error:
+            if self._cancelling:
+                raise Cancelled("the worker stopped before the call ended") from error
+            raise
 
 
 @asynccontextmanager
-async def _answering(context: Context) -> AsyncIterator[None]:
-    """Errors become the call's status. Of an unforeseen one the client learns kind and message, the log the rest."""
+async def _map_errors(context: Context) -> AsyncIterator[None]:
+    """Map errors to the call's status. The client gets kind and message, the log the traceback."""
     try:
         yield
     except WorkerError as error:
         status = grpc.StatusCode[error.code.grpc_status]
         await context.abort(
-            status, _message(error), trailing_metadata=((REFUSAL_CODE, error.code),)
+            status, _to_message(error), trailing_metadata=((REFUSAL_CODE, error.code),)
         )
     except Exception as error:
-        structlog.get_logger(__name__).exception("a call failed")
-        await context.abort(grpc.StatusCode.INTERNAL, f"{type(error).__name__}: {_message(error)}")
+        _log.exception("call failed")
+        await context.abort(
+            grpc.StatusCode.INTERNAL, f"{type(error).__name__}: {_to_message(error)}"
+        )
 
 
-def _message(error: Exception) -> str:
-    return str(error).encode()[:_MOST_MESSAGE_BYTES].decode(errors="ignore")
+def _to_message(error: Exception) -> str:
+    return str(error).encode()[:_MAX_MESSAGE_BYTES].decode(errors="ignore")
 
 
 class WorkerServer:
-    """A worker's address. It is bound when the server is made, and answers from `start` on.
+    """A worker's gRPC server. Its address is bound on creation; it answers from `start` on.
 
-    Raises CannotListen when the address is taken or a certificate cannot be read. To be made in a running event loop.
+    Raises CannotListen if the address is in use or a certificate cannot be read. Create it in a
+    running event loop.
     """
 
     def __init__(self, settings: ServerSettings) -> None:
@@ -193,10 +136,10 @@ class WorkerServer:
         self._servicer: WorkerServicer | None = None
         self.address = f"{settings.listen.rpartition(':')[0]}:{_bind(self._server, settings)}"
 
-    async def start(self, calls: WorkerService) -> None:
-        """Serve these calls, and say in grpc.health.v1 that it is so."""
-        self._servicer = WorkerServicer(calls)
-        worker_pb2_grpc.add_WorkerServicer_to_server(self._servicer, self._server)
+    async def start(self, service: WorkerService) -> None:
+        """Serve the calls of `service`, and report SERVING in grpc.health.v1."""
+        self._servicer = WorkerServicer(service)
+        self._server.add_generic_rpc_handlers((self._servicer.build_handler(),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         names = (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self._server)
@@ -204,27 +147,24 @@ class WorkerServer:
         await self._server.start()
 
     async def stop(self) -> None:
-        """Drain: healthy no more, nothing new, what runs ends within `drain_seconds` or is broken off."""
+        """Drain: report NOT_SERVING, refuse new work, cancel what runs after `drain_seconds`."""
         await self._health.enter_graceful_shutdown()
         if self._servicer is not None:
             await self._servicer.drain(self._settings.drain_seconds)
-        # The last answers may still be on their way; whoever watches the health must not hold the stop up.
+        # The last answers may still be on their way; a watcher of the health must not delay the stop.
         await self._server.stop(_LAST_ANSWER_SECONDS)
 
 
 def _options(settings: ServerSettings) -> list[tuple[str, Any]]:
     return [
-        ("grpc.so_reuseport", 0),  # two workers at one address would share the calls at random
+        ("grpc.so_reuseport", 0),  # two workers at one address would share its calls at random
         ("grpc.max_receive_message_length", settings.max_message_bytes),
         ("grpc.max_send_message_length", settings.max_message_bytes),
         ("grpc.keepalive_time_ms", int(settings.keepalive_seconds * 1000)),
         ("grpc.keepalive_timeout_ms", int(settings.keepalive_timeout_seconds * 1000)),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
-        (
-            "grpc.http2.max_ping_strikes",
-            0,
-        ),  # how often a client asks for a sign of life is its operator's choice
+        ("grpc.http2.max_ping_strikes", 0),  # clients choose how often they ping
     ]
 
 
@@ -241,5 +181,6 @@ def _bind(server: grpc.aio.Server, settings: ServerSettings) -> int:
         raise CannotListen(f"a certificate cannot be read: {error}") from error
     except RuntimeError as error:
         raise CannotListen(
-            f"cannot listen on {settings.listen}: it is taken or no HOST:PORT, or the certificate does not fit its key"
+            f"cannot listen on {settings.listen}: it is in use or no HOST:PORT, or the certificate "
+            "does not fit its key"
         ) from error

@@ -1,10 +1,14 @@
-"""Every call that a worker answers, on its scheduler and its encoder, whoever carries the calls."""
+"""The worker's answers to all calls of the table, over any transport."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from concurrent.futures import Future
 from typing import TypeVar
 
+from google.protobuf.empty_pb2 import Empty
+
+from kvrecall.protocol import PROTOCOL_VERSION
+from kvrecall.protocol.calls import Call, RequestT, ResponseT
 from kvrecall.protocol.v1 import worker_pb2 as wire
 from kvstore.store import RowStore
 from workers import methods
@@ -16,9 +20,10 @@ _T = TypeVar("_T")
 
 
 class WorkerService:
-    """The calls of `service Worker` in worker.proto. Every one raises `workers.errors` for what is refused.
+    """Answers every call of `kvrecall.protocol.calls` with its scheduler and its encoder.
 
-    Cancelling the task that waits for a call cancels the call. `close` ends scheduler, encoder and store.
+    A refused request raises an error of `workers.errors`. Cancelling the task that waits for a call
+    cancels the call. `close` ends scheduler, encoder and store.
     """
 
     def __init__(self, scheduler: Scheduler, embedder: Embedder, model: str) -> None:
@@ -26,7 +31,21 @@ class WorkerService:
         self._embedder = embedder
         self._model = model
 
-    def describe(self) -> wire.WorkerInfo:
+    def handler(
+        self, call: Call[RequestT, ResponseT]
+    ) -> Callable[[RequestT], Awaitable[ResponseT]]:
+        """The method of this class that answers `call`."""
+        handler: Callable[[RequestT], Awaitable[ResponseT]] = getattr(self, call.method)
+        return handler
+
+    def stream_handler(
+        self, call: Call[RequestT, ResponseT]
+    ) -> Callable[[RequestT], AsyncGenerator[ResponseT, None]]:
+        """The method of this class that answers the streaming `call`."""
+        handler: Callable[[RequestT], AsyncGenerator[ResponseT, None]] = getattr(self, call.method)
+        return handler
+
+    async def describe(self, request: Empty) -> wire.WorkerInfo:
         """Model, shape and limits."""
         engine = self._scheduler.engine
         shape = engine.model.shape
@@ -46,27 +65,30 @@ class WorkerService:
             repair=methods.describe_repair(),
             page_tokens=engine.store.layout.page_tokens,
             token_bytes=engine.store.layout.token_bytes,
+            protocol_version=PROTOCOL_VERSION,
         )
 
-    async def retain(self, request: wire.RetainRequest) -> None:
-        """Drop stored rows that belong to no session of the request."""
-        await _awaited(self._scheduler.retain(request))
+    async def retain_only(self, request: wire.RetainOnlyRequest) -> Empty:
+        """Delete stored rows of sessions that the request does not name."""
+        await _wait(self._scheduler.retain_only(request))
+        return Empty()
 
     async def open(self, request: wire.OpenRequest) -> wire.MemoryReport:
-        """Make the session be what the request says."""
-        return await _awaited(self._scheduler.open(request))
+        """Open the session as the request states."""
+        return await _wait(self._scheduler.open(request))
 
     async def fork(self, request: wire.ForkRequest) -> wire.ForkResult:
-        """Make a session that begins as another one was."""
-        return await _awaited(self._scheduler.fork(request))
+        """Fork a session from another one."""
+        return await _wait(self._scheduler.fork(request))
 
     async def rebuild(self, request: wire.RebuildRequest) -> wire.RebuildResult:
         """Compute lost pages again, and open the session."""
-        return await _awaited(self._scheduler.rebuild(request))
+        return await _wait(self._scheduler.rebuild(request))
 
-    async def release(self, request: wire.ReleaseRequest) -> None:
-        """Let a session go that goes on elsewhere."""
-        await _awaited(self._scheduler.release(request))
+    async def release(self, request: wire.ReleaseRequest) -> Empty:
+        """Release a session that moved to another worker."""
+        await _wait(self._scheduler.release(request))
+        return Empty()
 
     async def turn(self, request: wire.TurnRequest) -> AsyncGenerator[wire.TurnEvent, None]:
         """Run a turn; closing the iterator cancels it."""
@@ -77,20 +99,27 @@ class WorkerService:
         try:
             while (event := await events.get()) is not None:
                 yield event
-            finished = await _awaited(done)
+            finished = await _wait(done)
             yield wire.TurnEvent(done=finished)
         finally:
             done.cancel()
 
-    async def repair(self, request: wire.RepairRequest) -> wire.RepairResult:
-        """Run a repair between turns."""
-        return await _awaited(self._scheduler.repair(request))
+    async def repair(self, request: wire.RepairRequest) -> AsyncGenerator[wire.RepairEvent, None]:
+        """Run a repair between turns; closing the iterator cancels it."""
+        result = self._scheduler.repair(request)
+        try:
+            yield wire.RepairEvent(accepted=True)
+            finished = await _wait(result)
+            yield wire.RepairEvent(result=finished)
+        finally:
+            result.cancel()
 
-    async def hurry(self, request: wire.HurryRequest) -> None:
-        """End the session's repairs with what they have found so far."""
-        await _awaited(self._scheduler.hurry(request.session))
+    async def stop_early(self, request: wire.StopEarlyRequest) -> Empty:
+        """Stop the session's repairs early, with the best rows so far."""
+        await _wait(self._scheduler.stop_early(request.session))
+        return Empty()
 
-    def detokenize(self, request: wire.DetokenizeRequest) -> wire.DetokenizeResult:
+    async def detokenize(self, request: wire.DetokenizeRequest) -> wire.DetokenizeResult:
         """The text of each chunk of tokens."""
         tokenizer = self._scheduler.engine.tokenizer
         return wire.DetokenizeResult(
@@ -99,37 +128,38 @@ class WorkerService:
 
     async def embed(self, request: wire.EmbedRequest) -> wire.EmbedResult:
         """A unit vector per text."""
-        vectors = await _awaited(self._embedder.embed(request.texts))
+        vectors = await _wait(self._embedder.embed(request.texts))
         return wire.EmbedResult(
             dimensions=vectors.shape[1], vectors=vectors.astype("<f4").tobytes()
         )
 
     async def build_episodes(self, request: wire.BuildEpisodesRequest) -> wire.BuildEpisodesResult:
-        """Choose the rows of each planned episode."""
-        return await _awaited(self._scheduler.build_episodes(request))
+        """Select the rows of each planned episode."""
+        return await _wait(self._scheduler.build_episodes(request))
 
     async def memory(self, request: wire.MemoryRequest) -> wire.MemoryReport:
-        """What the session holds."""
-        return await _awaited(self._scheduler.memory(request.session))
+        """Rows and bytes of the session."""
+        return await _wait(self._scheduler.memory(request.session))
 
-    async def drop(self, request: wire.DropRequest) -> None:
-        """Forget the session."""
-        await _awaited(self._scheduler.drop(request))
+    async def delete(self, request: wire.DeleteRequest) -> Empty:
+        """Delete the session."""
+        await _wait(self._scheduler.delete(request))
+        return Empty()
 
-    def stats(self) -> wire.WorkerStats:
+    async def stats(self, request: Empty) -> wire.WorkerStats:
         """Counters for the metrics page."""
         engine = self._scheduler.engine
         return wire.WorkerStats(
             slots_in_use=self._scheduler.slots_in_use(),
             sessions=len(engine.sessions),
             queued=self._scheduler.queued(),
-            tiers=_tiers(engine.store),
+            tiers=_tier_stats(engine.store),
             lost_pages=engine.lost_pages,
             rebuilt_pages=engine.rebuilt_pages,
         )
 
     def record(self, name: str, address: str, *, draining: bool) -> wire.WorkerRecord:
-        """How the worker announces itself, with what it has to do now."""
+        """Build the worker's record for the registry, with its current load."""
         engine = self._scheduler.engine
         return wire.WorkerRecord(
             name=name,
@@ -141,6 +171,7 @@ class WorkerService:
             queued=self._scheduler.queued(),
             sessions=len(engine.sessions),
             draining=draining,
+            protocol_version=PROTOCOL_VERSION,
         )
 
     async def close(self) -> None:
@@ -150,25 +181,25 @@ class WorkerService:
         await asyncio.to_thread(self._scheduler.engine.store.close)
 
 
-def _tiers(store: RowStore) -> dict[str, wire.TierStats]:
+def _tier_stats(store: RowStore) -> dict[str, wire.TierStats]:
     used = store.usage()
     limits = store.limits()
     return {
         name: wire.TierStats(
             bytes=used[name],
             limit_bytes=limits[name] or 0,
-            hits=counted.hits,
-            misses=counted.misses,
-            errors=counted.errors,
-            refused_pages=counted.refused_pages,
-            read_bytes=counted.read_bytes,
-            written_bytes=counted.written_bytes,
-            reads=counted.reads,
-            writes=counted.writes,
-            read_seconds=counted.read_seconds,
-            write_seconds=counted.write_seconds,
+            hits=counters.hits,
+            misses=counters.misses,
+            errors=counters.errors,
+            refused_pages=counters.refused_pages,
+            read_bytes=counters.read_bytes,
+            written_bytes=counters.written_bytes,
+            reads=counters.reads,
+            writes=counters.writes,
+            read_seconds=counters.read_seconds,
+            write_seconds=counters.write_seconds,
         )
-        for name, counted in store.counters().items()
+        for name, counters in store.counters().items()
     }
 
 
@@ -181,8 +212,8 @@ def _post(
         loop.call_soon_threadsafe(events.put_nowait, event)
 
 
-async def _awaited(result: "Future[_T]") -> _T:
-    """Await an answer of another thread. Raises Cancelled when that thread has given it up, not the caller."""
+async def _wait(result: "Future[_T]") -> _T:
+    """Wait for another thread's result. Raises Cancelled if that thread cancelled it, not the caller."""
     try:
         return await asyncio.wrap_future(result)
     except asyncio.CancelledError as error:

@@ -1,34 +1,46 @@
-"""What the scheduler runs: a generator with its session, and the future in which its result is awaited."""
+"""The scheduler's jobs: a generator with its session, and the future of its result."""
 
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
 from typing import Any
 
-from workers.engine.session import WorkerSession
-from workers.generation.decode import NextLogits
-from workers.generation.steps import Yielded
+from workers.engine.session import ResidentSession, WorkerSession
+from workers.generation.steps import Steps
 
-Steps = Generator[Yielded, NextLogits, Any]
+
+@dataclass(frozen=True)
+class SlotWork:
+    """Work that starts once its session has a slot."""
+
+    steps: Callable[[ResidentSession], Steps[Any]]
+
+
+@dataclass(frozen=True)
+class StoreWork:
+    """Work on the session's stored rows alone, which needs no slot."""
+
+    steps: Callable[[WorkerSession], Steps[Any]]
 
 
 @dataclass(eq=False)
 class Job:
-    """One turn, repair or build. `token` is what it wants said next, `waiting` the future it waits for.
+    """One turn, repair, build, open, fork or rebuild.
 
-    `leaves_session`: when it has ended the session is as it was, whoever still wanted the result. `hurried`: a repair
-    ends as soon as it can, with what it has found so far. `seated`: it needs the session in a slot.
+    - `read_only`: after its end the session is as before, also if its result was cancelled.
+    - `stop_requested`: a repair stops early, with the best rows found so far.
+    - `token`: the token to decode for it in the next batch.
+    - `waiting`: the future that it waits for.
     """
 
     session: str
     epoch: int
-    steps: Callable[[WorkerSession], Steps]
-    leaves_session: bool = False
-    hurried: bool = False
-    seated: bool = True
+    work: SlotWork | StoreWork
+    read_only: bool = False
+    stop_requested: bool = False
     result: "Future[Any]" = field(default_factory=Future)
-    running: Steps | None = None
+    running: Steps[Any] | None = None
     token: int | None = None
     waiting: "Future[Any] | None" = None
     submitted: float = field(default_factory=time.perf_counter)
@@ -36,13 +48,14 @@ class Job:
 
 
 def resolve(result: "Future[Any]", outcome: Any) -> bool:
-    """Set a job's result or error; False when its caller has cancelled it, which may happen at any moment."""
+    """Set a job's result or error; False if its caller has cancelled it, as it may at any moment."""
     try:
         if isinstance(outcome, BaseException):
             result.set_exception(outcome)
         else:
             result.set_result(outcome)
     except InvalidStateError:
-        result.set_running_or_notify_cancel()  # whoever waits in `concurrent.futures.wait` learns of it only now
+        # `concurrent.futures.wait` learns of the cancellation only by this call.
+        result.set_running_or_notify_cancel()
         return False
     return True

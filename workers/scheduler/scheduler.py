@@ -1,4 +1,4 @@
-"""Many sessions on one device: slots, and one decoding step for all that decode."""
+"""Many sessions on one device: slots, and one decoding batch for all sessions that decode."""
 
 import queue
 import threading
@@ -11,15 +11,15 @@ import structlog
 import torch
 
 from kvrecall.protocol.v1 import worker_pb2 as wire
-from kvstore.format.page_table import SharedPages
 from workers.engine.engine import Engine
-from workers.engine.session import WorkerSession
+from workers.engine.session import ResidentSession, WorkerSession
+from workers.engine.store_io import shared_pages
 from workers.episodes.build import run_build
 from workers.errors import Cancelled, Overloaded, WorkerError
-from workers.generation.decode import NextLogits
+from workers.generation.steps import NextLogits, Steps
 from workers.repair.repair import run_pause_repair
-from workers.scheduler.job import Job, Steps, resolve
-from workers.tasks.open import run_fork, run_open, run_rebuild
+from workers.scheduler.job import Job, SlotWork, StoreWork, resolve
+from workers.tasks.open import run_fork_from_state, run_fork_replaying, run_open, run_rebuild
 from workers.tasks.turn import Emit, run_turn
 
 _log = structlog.get_logger(__name__)
@@ -29,8 +29,9 @@ _T = TypeVar("_T")
 class Scheduler:
     """Runs jobs on one thread of its own. The public methods may be called from any thread.
 
-    A session's jobs run one after the other, in the order they came. A job starts when its session has a slot; a
-    session without a running job gives its slot up when another needs it, the longest idle one first.
+    A session's jobs run one after the other, in the order of their submission. A job starts when its
+    session has a slot; a session without a running job is swapped out when another needs its slot,
+    the longest idle one first. Exceptions of the futures are `workers.errors`.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -47,111 +48,115 @@ class Scheduler:
     def turn(self, request: wire.TurnRequest, emit: Emit) -> "Future[wire.TurnDone]":
         """Queue a turn; `emit` is called on the scheduler's thread with its token and tool-call events.
 
-        Cancel the future to cancel the turn. Its exceptions are `workers.errors`.
+        Cancelling the future cancels the turn.
         """
+
+        def turn(resident: ResidentSession) -> Steps[wire.TurnDone]:
+            return run_turn(self.engine, resident, request, emit)
+
         self.engine.store.prefetch(request.session)
-        return self._submit(
-            Job(
-                request.session,
-                request.epoch,
-                lambda session: run_turn(self.engine, session, request, emit),
-            )
-        )
+        return self._submit(Job(request.session, request.epoch, SlotWork(turn)))
 
     def repair(self, request: wire.RepairRequest) -> "Future[wire.RepairResult]":
         """Queue a repair between turns."""
 
-        def repair(session: WorkerSession) -> Steps:
-            return run_pause_repair(self.engine, session, request, lambda: job.hurried)
+        def repair(resident: ResidentSession) -> Steps[wire.RepairResult]:
+            return run_pause_repair(self.engine, resident, request, lambda: job.stop_requested)
 
-        job = Job(request.session, request.epoch, repair)
+        job = Job(request.session, request.epoch, SlotWork(repair))
         self.engine.store.prefetch(request.session)
         return self._submit(job)
 
-    def hurry(self, name: str) -> "Future[None]":
-        """A turn has come: the session's repairs end at once, with what they have found so far."""
+    def stop_early(self, name: str) -> "Future[None]":
+        """Stop the session's repairs early, because a turn has come: each takes the best rows so far."""
 
-        def hurried() -> None:
+        def stop() -> None:
             for job in (*self._active, *self._queued):
-                job.hurried = job.hurried or job.session == name
+                job.stop_requested = job.stop_requested or job.session == name
 
-        return self._call(hurried)
+        return self._call(stop)
 
     def build_episodes(
         self, request: wire.BuildEpisodesRequest
     ) -> "Future[wire.BuildEpisodesResult]":
         """Queue a build of episodes; cancelling it leaves the session as it is."""
 
-        def build(session: WorkerSession) -> Steps:
-            return run_build(self.engine, session, request)
+        def build(resident: ResidentSession) -> Steps[wire.BuildEpisodesResult]:
+            return run_build(self.engine, resident, request)
 
-        return self._submit(Job(request.session, request.epoch, build, leaves_session=True))
+        return self._submit(Job(request.session, request.epoch, SlotWork(build), read_only=True))
 
     def open(self, request: wire.OpenRequest) -> "Future[wire.MemoryReport]":
-        """Make a session be what the request says; jobs of it that still run are cancelled first."""
-        return self._enter(
-            request.spec, request.state, lambda session: run_open(self.engine, session, request)
-        )
+        """Open a session as the request states; running jobs of it are cancelled first."""
+
+        def restore(session: WorkerSession) -> Steps[wire.MemoryReport]:
+            return run_open(self.engine, session, request)
+
+        return self._submit_open(request.spec, request.state, StoreWork(restore))
 
     def fork(self, request: wire.ForkRequest) -> "Future[wire.ForkResult]":
-        """Make a session that begins as another one was. It needs a slot only where turns are said again."""
-        seated = not request.HasField("state")
-        state = request.state
-        return self._enter(
-            request.spec, state, lambda child: run_fork(self.engine, child, request), seated=seated
-        )
+        """Fork a session from another one. It needs a slot only if turns are replayed."""
+
+        def restore(child: WorkerSession) -> Steps[wire.ForkResult]:
+            return run_fork_from_state(self.engine, child, request)
+
+        def replay(child: ResidentSession) -> Steps[wire.ForkResult]:
+            return run_fork_replaying(self.engine, child, request)
+
+        work = StoreWork(restore) if request.HasField("state") else SlotWork(replay)
+        return self._submit_open(request.spec, request.state, work)
 
     def rebuild(self, request: wire.RebuildRequest) -> "Future[wire.RebuildResult]":
         """Compute a session's lost pages again, then open it."""
 
-        def rebuild(session: WorkerSession) -> Steps:
-            return run_rebuild(self.engine, session, request)
+        def rebuild(resident: ResidentSession) -> Steps[wire.RebuildResult]:
+            return run_rebuild(self.engine, resident, request)
 
-        return self._enter(request.spec, request.state, rebuild, seated=True)
+        return self._submit_open(request.spec, request.state, SlotWork(rebuild))
 
     def release(self, request: wire.ReleaseRequest) -> "Future[None]":
-        """Let a session go that goes on in another worker."""
+        """Release a session that moved to another worker."""
 
-        def released() -> "Future[None]":
+        def release() -> "Future[None]":
             known = self.engine.sessions.get(request.session)
-            if known is not None and known.epoch <= request.epoch:
-                self._cancel_jobs_of(request.session)
+            if known is not None and known.config.epoch <= request.epoch:
+                self._cancel_jobs(request.session)
                 self._last_used.pop(request.session, None)
             return self.engine.release(request.session, request.epoch)
 
-        return self._call_and_wait(released)
+        return self._call_and_wait(release)
 
-    def drop(self, request: wire.DropRequest) -> "Future[None]":
-        """Forget a session, its running jobs, slot and rows, but for pages that others share."""
+    def delete(self, request: wire.DeleteRequest) -> "Future[None]":
+        """Delete a session, its running jobs, slot and rows, but for pages that others share."""
 
-        def dropped() -> "Future[None]":
-            self._cancel_jobs_of(request.session)
+        def delete() -> "Future[None]":
+            self._cancel_jobs(request.session)
             self._last_used.pop(request.session, None)
-            return self.engine.drop(request.session, request.keep_pages)
+            return self.engine.delete(request.session, request.keep_pages)
 
-        return self._call_and_wait(dropped)
+        return self._call_and_wait(delete)
 
-    def retain(self, request: wire.RetainRequest) -> "Future[list[str]]":
-        """Of the sessions stored before the start, drop the rows of those that are not named."""
-        kept = [SharedPages(shared.owner, shared.pages) for shared in request.shared]
-        return self.engine.storing.do(
+    def retain_only(self, request: wire.RetainOnlyRequest) -> "Future[list[str]]":
+        """Delete the rows of sessions that were stored before the start and that are not named."""
+        kept = shared_pages(request.shared)
+        return self.engine.store_io.submit(
             lambda: self.engine.store.retain_only(list(request.sessions), kept)
         )
 
     def memory(self, name: str) -> "Future[wire.MemoryReport]":
-        """What a session holds now."""
+        """Report a session's rows and bytes."""
         return self._call(lambda: self.engine.memory(self.engine.session(name)))
 
     def slots_in_use(self) -> int:
-        """Slots that a session holds."""
+        """Count the slots of resident sessions."""
         return self.engine.cache.slots - self.engine.cache.free_slots()
 
     def queued(self) -> int:
-        """Jobs that wait for a slot or for their session."""
+        """Count the jobs that wait for a slot or for their session."""
         return len(self._queued)
 
     def close(self) -> None:
-        """Cancel what runs, stop the thread, finish the writes. Safe to call twice."""
+        """Cancel all jobs, stop the thread, finish the writes. Idempotent."""
         self._post(self._stop)
         self._thread.join()
         self.engine.close()
@@ -184,53 +189,58 @@ class Scheduler:
                 continue
             busy.add(job.session)
             try:
-                session = self.engine.session(job.session, job.epoch)
-                if job.seated and self._awaits_rows(session):
-                    continue
-                if job.seated and not self._seat(session):
-                    continue
-                job.running = job.steps(session)
-            except Exception as error:  # what breaks here ends this job alone
+                job.running = self._start(job)
+            except Exception as error:  # an error here ends this job alone
                 self._fail(job, error)
+                continue
+            if job.running is None:
                 continue
             self._queued.remove(job)
             job.queued_seconds = time.perf_counter() - job.submitted
             self._active.append(job)
 
+    def _start(self, job: Job) -> Steps[Any] | None:
+        """The job's steps; None while it waits for rows or a slot. Raises UnknownSession, StaleEpoch."""
+        session = self.engine.session(job.session, job.epoch)
+        if isinstance(job.work, StoreWork):
+            return job.work.steps(session)
+        if self._awaits_rows(session):
+            return None
+        resident = self._swap_in(session)
+        return None if resident is None else job.work.steps(resident)
+
     def _awaits_rows(self, session: WorkerSession) -> bool:
-        """Whether rows that the session needs in its slot are still on their way from the store."""
-        arriving = self.engine.storing.fetch(session)
-        if arriving is None or arriving.done():
+        """Whether the read of rows for the session's slot is not finished."""
+        read = self.engine.store_io.fetch(session)
+        if read is None or read.done():
             return False
-        arriving.add_done_callback(lambda _: self._wake())
+        read.add_done_callback(lambda _: self._wake())
         return True
 
-    def _seat(self, session: WorkerSession) -> bool:
-        """Give the session a slot, swapping out the longest idle one when none is free; False when all are busy."""
+    def _swap_in(self, session: WorkerSession) -> ResidentSession | None:
+        """Swap a session in, and the longest idle one out if no slot is free; None if all are busy."""
         self._last_used[session.name] = time.monotonic()
         if session.slot is None and not self.engine.cache.free_slots():
             busy = {job.session for job in self._active}
             idle = [
-                s
-                for s in self.engine.sessions.values()
-                if s.slot is not None and s.name not in busy
+                each
+                for each in self.engine.sessions.values()
+                if each.slot is not None and each.name not in busy
             ]
             if not idle:
-                return False
-            self.engine.unseat(min(idle, key=lambda s: self._last_used.get(s.name, 0.0)))
-        self.engine.seat(session)
-        return True
+                return None
+            self.engine.swap_out(min(idle, key=lambda each: self._last_used.get(each.name, 0.0)))
+        return self.engine.swap_in(session)
 
     def _decode_step(self) -> None:
-        """Say one token of every session that decodes, in one forward pass."""
+        """Append one token to every session that decodes, in one forward pass."""
         jobs = [job for job in self._active if job.token is not None]
         if not jobs:
             return
         try:
-            sessions = [self.engine.session(job.session) for job in jobs]
-            logits = self.engine.forward(sessions, torch.tensor([[job.token] for job in jobs]))[
-                :, -1
-            ]
+            residents = [self.engine.resident(job.session) for job in jobs]
+            tokens = torch.tensor([[job.token] for job in jobs])
+            logits = self.engine.forward(residents, tokens)[:, -1]
             best = logits.argmax(-1).tolist()
         except Exception as error:  # a failed forward pass must end its turns, not the worker
             for job in jobs:
@@ -240,7 +250,7 @@ class Scheduler:
             self._advance(job, NextLogits(row, top))
 
     def _advance_one(self) -> None:
-        """Take one step of one job that does not decode: jobs take turns, and decoding goes on in between."""
+        """Take one step of one job that does not decode: jobs alternate, with decoding in between."""
         for job in self._active:
             if job.waiting is not None and job.waiting.done():
                 job.waiting = None
@@ -258,7 +268,7 @@ class Scheduler:
             wanted = job.running.send(answer)  # type: ignore[arg-type]
         except StopIteration as finished:
             self._finish(job, finished.value)
-        except Exception as error:  # whatever broke, it ends this job alone
+        except Exception as error:  # any error ends this job alone
             self._fail(job, error)
         else:
             if isinstance(wanted, Future):
@@ -272,26 +282,26 @@ class Scheduler:
         self._last_used[job.session] = time.monotonic()
         if isinstance(value, wire.TurnDone):
             value.seconds["queued"] = job.queued_seconds
-        if not resolve(job.result, value) and not job.leaves_session:
-            # Cancelled in its last step: the caller will never commit what the session now holds.
-            self._abandon(job)
+        if not resolve(job.result, value) and not job.read_only:
+            # Cancelled in its last step: the session's new state will never be committed.
+            self._discard_session(job)
 
     def _fail(self, job: Job, error: BaseException) -> None:
         if not isinstance(error, WorkerError):
-            _log.error("a job failed", session=job.session, exc_info=error)
+            _log.error("job failed", session=job.session, exc_info=error)
         if job.running is not None:
             job.running.close()
         if job in self._queued:
             self._queued.remove(job)
         if job in self._active:
             self._active.remove(job)
-            self._abandon(job, unless_settled=True)
+            self._discard_session(job, only_dirty=True)
         resolve(job.result, error)
 
-    def _abandon(self, job: Job, unless_settled: bool = False) -> None:
+    def _discard_session(self, job: Job, only_dirty: bool = False) -> None:
         session = self.engine.sessions.get(job.session)
-        if session is not None and (session.unsettled or not unless_settled):
-            self.engine.abandon(session)
+        if session is not None and (session.dirty or not only_dirty):
+            self.engine.discard(session)
 
     def _fail_all(self, error: WorkerError) -> None:
         for job in (*self._active, *self._queued):
@@ -301,9 +311,9 @@ class Scheduler:
         for job in [job for job in (*self._active, *self._queued) if job.result.cancelled()]:
             self._fail(job, Cancelled("cancelled by its caller"))
 
-    def _cancel_jobs_of(self, name: str) -> None:
+    def _cancel_jobs(self, name: str) -> None:
         for job in [job for job in (*self._active, *self._queued) if job.session == name]:
-            self._fail(job, Cancelled(f"session {name} was dropped or opened anew"))
+            self._fail(job, Cancelled(f"session {name} was deleted or opened again"))
 
     def _stop(self) -> None:
         with self._gate:
@@ -313,28 +323,23 @@ class Scheduler:
     # From other threads
 
     def _post(self, message: Callable[[], None]) -> bool:
-        """Hand a message to the scheduler's thread; False when it no longer reads any."""
+        """Put a message into the inbox; False once the scheduler's thread reads none."""
         with self._gate:
             if not self._closing:
                 self._inbox.put(message)
             return not self._closing
 
-    def _enter(
-        self,
-        spec: wire.SessionSpec,
-        state: wire.SessionState,
-        steps: Callable[[WorkerSession], Steps],
-        *,
-        seated: bool = False,
+    def _submit_open(
+        self, spec: wire.SessionSpec, state: wire.SessionState, work: SlotWork | StoreWork
     ) -> "Future[Any]":
-        """Queue the job that fills a blank session, in place of whatever ran in the session."""
+        """Queue a job that restores an empty session, in place of the session's other jobs."""
 
-        def blank() -> None:
-            self.engine.admit(spec, state)  # whoever is refused here cancels nobody's jobs
-            self._cancel_jobs_of(spec.session)
-            self.engine.blank(spec, state)
+        def create_empty() -> None:
+            self.engine.admit(spec, state)  # a refusal here must not cancel the session's jobs
+            self._cancel_jobs(spec.session)
+            self.engine.create_empty(spec, state)
 
-        return self._submit(Job(spec.session, spec.epoch, steps, seated=seated), blank)
+        return self._submit(Job(spec.session, spec.epoch, work), create_empty)
 
     def _submit(self, job: Job, first: Callable[[], None] | None = None) -> "Future[Any]":
         def queue_up() -> None:
@@ -347,7 +352,7 @@ class Scheduler:
             try:
                 if first is not None:
                     first()
-            except Exception as error:  # refused before it is a job
+            except Exception as error:  # refused before it is queued
                 resolve(job.result, error)
             else:
                 self._queued.append(job)
@@ -358,10 +363,10 @@ class Scheduler:
         return job.result
 
     def _call_and_wait(self, function: "Callable[[], Future[_T]]") -> "Future[_T]":
-        """As `_call`, and wait for what the function began."""
+        """As `_call`, for a function that returns a future: the result is that of the future."""
         result: Future[_T] = Future()
 
-        def begun(call: "Future[Future[_T]]") -> None:
+        def chain(call: "Future[Future[_T]]") -> None:
             if error := call.exception():
                 resolve(result, error)
             else:
@@ -369,7 +374,7 @@ class Scheduler:
                     lambda done: resolve(result, done.exception() or done.result())
                 )
 
-        self._call(function).add_done_callback(begun)
+        self._call(function).add_done_callback(chain)
         return result
 
     def _call(self, function: Callable[[], _T]) -> "Future[_T]":
@@ -381,7 +386,7 @@ class Scheduler:
                 return
             try:
                 result.set_result(function())
-            except Exception as error:  # carried to the caller
+            except Exception as error:  # raised in the caller
                 result.set_exception(error)
 
         if not self._post(run):
@@ -389,8 +394,4 @@ class Scheduler:
         return result
 
     def _wake(self) -> None:
-        self._post(_nothing)
-
-
-def _nothing() -> None:
-    """Wakes the scheduler."""
+        self._post(lambda: None)

@@ -1,122 +1,144 @@
-"""How a session comes into a worker: opened as it was committed, forked from another, or rebuilt after a loss.
+"""Opens a session in a worker: as committed, forked from another one, or rebuilt after a loss.
 
-Each is a job of the scheduler on a blank session, so that whatever the store has to read or write meanwhile holds up
-no other session.
+Each is a job of the scheduler on an empty session, so that the store's reads and writes hold up no
+other session.
 """
 
 import time
-from collections.abc import Generator, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import structlog
 
 from kvrecall.protocol.v1 import worker_pb2 as wire
 from workers.engine.engine import Engine
-from workers.engine.session import WorkerSession
-from workers.engine.store_io import shared_pages, storage
+from workers.engine.session import ResidentSession, WorkerSession
+from workers.engine.store_io import map_store_errors, shared_pages
 from workers.errors import RowsMissing
-from workers.generation.steps import Yielded
+from workers.generation.steps import Steps
 from workers.tasks.replay import ReplayRows, replay, rows_after, skip_untouched
 
-Steps = Generator[Yielded, Any, Any]
+_log = structlog.get_logger(__name__)
 
 
-def run_open(engine: Engine, session: WorkerSession, request: wire.OpenRequest) -> Steps:
-    """Make a blank session be what was committed. Raises RowsMissing when pages of it are not there, StaleEpoch."""
-    lost = yield from _open_store(engine, request.spec, request.state.length)
-    if lost:
+def run_open(
+    engine: Engine, session: WorkerSession, request: wire.OpenRequest
+) -> Steps[wire.MemoryReport]:
+    """Restore an empty session to its committed state. Raises RowsMissing if pages are lost, StaleEpoch."""
+    missing = yield from _open_store(engine, request.spec, request.state.length)
+    if missing:
         raise RowsMissing(
-            f"session {session.name} has lost pages {_told(lost)}; they must be computed again"
+            f"session {session.name} has lost pages {_format_pages(missing)}; "
+            "they must be computed again"
         )
-    engine.fill(session, request.state)
-    engine.store.prefetch(session.name)  # whoever opens a session is about to use it
+    engine.restore(session, request.state)
+    engine.store.prefetch(session.name)  # an opened session is about to be used
     return engine.memory(session)
 
 
-def run_fork(engine: Engine, session: WorkerSession, request: wire.ForkRequest) -> Steps:
-    """Make a blank session be as another was, over that one's pages. Raises RowsMissing, StorageFailed, StaleEpoch."""
+def run_fork_from_state(
+    engine: Engine, child: WorkerSession, request: wire.ForkRequest
+) -> Steps[wire.ForkResult]:
+    """Fork at the parent's committed state, over the parent's pages.
+
+    Raises RowsMissing, StorageFailed and StaleEpoch.
+    """
+    yield from _fork_store(engine, request, request.state.length)
+    engine.restore(child, request.state)
+    return (yield from _finish_fork(engine, child))
+
+
+def run_fork_replaying(
+    engine: Engine, child: ResidentSession, request: wire.ForkRequest
+) -> Steps[wire.ForkResult]:
+    """Fork at an earlier turn: replay the turns over the parent's pages. Raises as `run_fork_from_state`."""
+    yield from _fork_store(engine, request, rows_after(request.turns))
+    yield from replay(engine, child, request.turns)
+    child.session.stored = True
+    child.session.dirty = False
+    return (yield from _finish_fork(engine, child.session))
+
+
+def run_rebuild(
+    engine: Engine, resident: ResidentSession, request: wire.RebuildRequest
+) -> Steps[wire.RebuildResult]:
+    """Compute lost pages again in an empty session, then restore its committed state.
+
+    Raises RowsMissing if the log does not bring them back, StorageFailed and StaleEpoch.
+    """
+    started = time.perf_counter()
     spec = request.spec
     state = request.state
-    length = state.length if request.HasField("state") else rows_after(request.turns)
-    shared = shared_pages(spec)
+    session = resident.session
+    yield from _open_store(engine, spec, state.length)
+    search = engine.store_io.submit(lambda: engine.store.missing_pages(session.name))
+    yield search
+    lost = search.result()
+    engine.lost_pages += len(lost)
+    if lost:
+        yield from _replay_lost(engine, resident, request.turns, lost, state.length)
+    flushed = engine.store_io.flush(session)  # also pages that only memory still had
+    yield flushed
+    flushed.result()
+    engine.rebuilt_pages += len(lost)
+    rebuilt = engine.create_empty(spec, state)
+    engine.restore(rebuilt, state)
+    seconds = time.perf_counter() - started
+    _log.warning("pages rebuilt", session=session.name, pages=lost, seconds=round(seconds, 3))
+    return wire.RebuildResult(pages=len(lost), seconds=seconds, memory=engine.memory(rebuilt))
+
+
+def _fork_store(engine: Engine, request: wire.ForkRequest, length: int) -> Steps[None]:
+    """Fork the parent's rows in the store, the first `length` of them."""
+    spec = request.spec
+    shared = shared_pages(spec.shared)
 
     def fork() -> None:
         engine.store.fork(
             request.parent, spec.session, epoch=spec.epoch, length=length, shared=shared
         )
 
-    forked = engine.storing.do(fork)
+    forked = engine.store_io.submit(fork)
     yield forked
     forked.result()
-    if request.HasField("state"):
-        engine.fill(session, state)
-    else:
-        yield from replay(engine, session, request.turns)
-        session.stored = True
-        session.unsettled = False
-    yield engine.storing.flush(session)
-    engine.storing.settle(session)
-    return wire.ForkResult(memory=engine.memory(session), state=engine.snapshot(session))
 
 
-def run_rebuild(engine: Engine, session: WorkerSession, request: wire.RebuildRequest) -> Steps:
-    """Compute lost pages again in a blank session, then make it be what was committed.
-
-    Raises RowsMissing when the log does not bring them back, StorageFailed, StaleEpoch.
-    """
-    started = time.perf_counter()
-    spec = request.spec
-    state = request.state
-    yield from _open_store(engine, spec, state.length)
-    searched = engine.storing.do(lambda: engine.store.repair_pages(session.name))
-    yield searched
-    lost = searched.result()
-    engine.lost_pages += len(lost)
-    if lost:
-        yield from _compute(engine, session, request.turns, lost, state.length)
-    flushed = engine.storing.flush(session)  # also of pages that only memory still had
-    yield flushed
-    flushed.result()
-    engine.rebuilt_pages += len(lost)
-    whole = engine.blank(spec, state)
-    engine.fill(whole, state)
-    seconds = time.perf_counter() - started
-    structlog.get_logger(__name__).warning(
-        "pages rebuilt", session=session.name, pages=lost, seconds=round(seconds, 3)
-    )
-    return wire.RebuildResult(pages=len(lost), seconds=seconds, memory=engine.memory(whole))
+def _finish_fork(engine: Engine, child: WorkerSession) -> Steps[wire.ForkResult]:
+    yield engine.store_io.flush(child)
+    engine.store_io.wait_written(child)
+    return wire.ForkResult(memory=engine.memory(child), state=engine.snapshot(child))
 
 
-def _open_store(
-    engine: Engine, spec: wire.SessionSpec, length: int
-) -> Generator[Yielded, Any, list[int]]:
-    """Open the session's rows; which pages are known to be lost without reading them."""
+def _open_store(engine: Engine, spec: wire.SessionSpec, length: int) -> Steps[list[int]]:
+    """Open the session's rows; returns the pages that are known to be lost without reading them."""
 
-    def opened() -> list[int]:
-        engine.store.open(spec.session, epoch=spec.epoch, length=length, shared=shared_pages(spec))
+    def open_rows() -> list[int]:
+        shared = shared_pages(spec.shared)
+        engine.store.open(spec.session, epoch=spec.epoch, length=length, shared=shared)
         return engine.store.missing_pages(spec.session)
 
-    opening = engine.storing.do(opened)
-    yield opening
-    return opening.result()
+    opened = engine.store_io.submit(open_rows)
+    yield opened
+    return opened.result()
 
 
-def _compute(
+def _replay_lost(
     engine: Engine,
-    session: WorkerSession,
+    resident: ResidentSession,
     turns: Sequence[wire.LoggedTurn],
     lost: Sequence[int],
     length: int,
-) -> Generator[Yielded, Any, None]:
-    rows = ReplayRows(engine.store, session.name, length, dict.fromkeys(lost))
-    taken = skip_untouched(engine, session, turns, min(lost) * engine.store.layout.page_tokens)
-    with storage():
-        yield from replay(engine, session, turns[taken:], rows)
+) -> Steps[None]:
+    """Replay the turns until the lost pages are restored. Raises RowsMissing if the log ends before."""
+    name = resident.session.name
+    rows = ReplayRows(engine.store, name, length, dict.fromkeys(lost))
+    skipped = skip_untouched(engine, resident, turns, min(lost) * engine.store.layout.page_tokens)
+    with map_store_errors():
+        yield from replay(engine, resident, turns[skipped:], rows)
     if rows.missing:
         raise RowsMissing(
-            f"the log of session {session.name} ends before its pages {_told(sorted(rows.missing))}"
+            f"the log of session {name} ends before its pages {_format_pages(sorted(rows.missing))}"
         )
 
 
-def _told(pages: Sequence[int]) -> str:
+def _format_pages(pages: Sequence[int]) -> str:
     return ", ".join(map(str, pages[:10])) + (", ..." if len(pages) > 10 else "")

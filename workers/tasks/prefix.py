@@ -1,66 +1,78 @@
-"""The first words of a session, where another one has said the same: its pages are taken, and not prefilled again."""
+"""Prefix sharing: takes another session's pages of the same first tokens instead of prefilling them."""
 
 from collections.abc import Sequence
 
 from kvrecall.protocol.v1 import worker_pb2 as wire
 from kvstore.format.page_table import SharedPages
 from workers.engine.engine import Engine
-from workers.engine.session import WorkerSession
-from workers.engine.store_io import storage
+from workers.engine.session import ResidentSession
+from workers.engine.store_io import map_store_errors
 from workers.errors import RowsMissing, StorageFailed
 from workers.model.tokenizer import Segment
-from workers.tasks.replay import take_rows
+from workers.tasks.replay import load_rows
 
 
 def take_prefix(
-    engine: Engine, session: WorkerSession, prefix: wire.Prefix, prompt: Sequence[int]
+    engine: Engine, resident: ResidentSession, prefix: wire.Prefix, prompt: Sequence[int]
 ) -> int:
-    """Make as many of the prompt's first rows active as `prefix` has whole pages of; how many tokens that are.
+    """Make the prompt's first rows active from the whole pages of `prefix`; returns the tokens taken.
 
-    Only rows before the first eviction are the same in both sessions, so no more are taken than the budget holds. A
-    prompt that will be evicted from gives up a part of a block, too: its evictions then fall where they would without.
-    Nothing is taken by methods that look at every query, nor where a page cannot be read.
+    Only rows before the first eviction are the same in both sessions, so no more are taken than the
+    budget holds. Of a prompt that exceeds the budget whole blocks are taken, so that its evictions
+    fall at the same positions as without a prefix. Nothing is taken for methods that accumulate
+    over every query, nor if a page cannot be read.
     """
-    if session.length or session.pending or session.method.observation.accumulate:
+    session = resident.session
+    if session.length or session.pending or session.config.method.observation.accumulate:
         return 0
-    page = engine.store.layout.page_tokens
-    block = engine.settings.block_tokens
-    least = min(session.layer_rows)
-    # The last words are said here in any case: what is observed of the prompt, and the first token, follow from them.
-    most = min(_same(prompt, prefix.token_ids), least, len(prompt) - max(1, session.queries.width))
-    tokens = max(0, most) // page * page
-    if len(prompt) > least:
-        while tokens % block:
-            tokens -= page
+    tokens = _shareable_tokens(engine, resident, prefix, prompt)
     if not tokens:
         return 0
+    epoch = session.config.epoch
+    page = engine.store.layout.page_tokens
     try:
-        with storage():
+        with map_store_errors():
             shared = [SharedPages(prefix.owner, tokens // page)]
-            engine.store.open(session.name, epoch=session.epoch, length=tokens, shared=shared)
-        take_rows(engine, session, tokens)
+            engine.store.open(session.name, epoch=epoch, length=tokens, shared=shared)
+        load_rows(engine, resident, tokens)
     except (RowsMissing, StorageFailed):
-        with storage():
-            engine.store.open(session.name, epoch=session.epoch, length=0)
+        with map_store_errors():
+            engine.store.open(session.name, epoch=epoch, length=0)
         return 0
-    if session.method.observation.repeats_block:
-        session.block = list(prompt[:tokens][-block:])
+    if session.config.method.observation.repeats_block:
+        session.block = list(prompt[:tokens][-engine.settings.block_tokens :])
     return tokens
 
 
-def after(segments: Sequence[Segment], tokens: int) -> list[Segment]:
-    """The segments without their first tokens."""
-    left = []
+def _shareable_tokens(
+    engine: Engine, resident: ResidentSession, prefix: wire.Prefix, prompt: Sequence[int]
+) -> int:
+    page = engine.store.layout.page_tokens
+    block = engine.settings.block_tokens
+    budget = min(resident.config.layer_rows)
+    # The last tokens are prefilled in any case: their queries and logits are needed.
+    last = max(1, resident.session.queries.width)
+    most = min(_common_prefix(prompt, prefix.token_ids), budget, len(prompt) - last)
+    tokens = max(0, most) // page * page
+    if len(prompt) > budget:
+        while tokens % block:
+            tokens -= page
+    return tokens
+
+
+def skip_tokens(segments: Sequence[Segment], tokens: int) -> list[Segment]:
+    """The segments without their first `tokens` tokens."""
+    remaining = []
     for segment in segments:
-        gone = min(tokens, len(segment.token_ids))
-        tokens -= gone
-        if gone < len(segment.token_ids):
-            left.append(Segment(segment.token_ids[gone:], segment.recorded))
-    return left
+        skipped = min(tokens, len(segment.token_ids))
+        tokens -= skipped
+        if skipped < len(segment.token_ids):
+            remaining.append(Segment(segment.token_ids[skipped:], segment.recorded))
+    return remaining
 
 
-def _same(ours: Sequence[int], theirs: Sequence[int]) -> int:
-    """How many first tokens two sequences have in common."""
+def _common_prefix(ours: Sequence[int], theirs: Sequence[int]) -> int:
+    """Count the first tokens that two sequences have in common."""
     for index, (one, other) in enumerate(zip(ours, theirs, strict=False)):
         if one != other:
             return index

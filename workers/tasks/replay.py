@@ -1,32 +1,38 @@
-"""Saying a session's turns again, token by token as they were logged, through the session's own method and budget.
+"""Replay: appends a session's logged turns again, token by token, with its own method and budget.
 
-It is how rows come back that no tier has any more, and how a session is made as it was at the end of an earlier turn.
-Blocks, decoding steps and evictions fall where they fell the first time, and what the log knows of repairs comes back
-again. What else moved rows does not: repairs that are no longer remembered, exchanges of rows, switches of episodes.
-Rows that were computed after such a move may differ in what the active rows of then told them.
+It restores rows that no tier has any more, and the state of a session at the end of an earlier turn.
+Blocks, decoding steps and evictions fall where they fell the first time, and logged repairs are
+applied again. Other movements of rows are not: repairs that are no longer logged, swaps of rows,
+switches of episodes. Rows that were computed after such a movement may differ, because other rows
+were active then.
 """
 
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from kvrecall.protocol import convert
 from kvrecall.protocol.v1 import worker_pb2 as wire
 from kvstore.store import RowStore
 from workers.engine.engine import Engine
-from workers.engine.session import WorkerSession
-from workers.engine.store_io import storage
-from workers.generation import convert as wire_values
+from workers.engine.session import ResidentSession
+from workers.engine.store_io import map_store_errors
 from workers.generation.prefill import prefill
-from workers.generation.steps import Yielded
+from workers.generation.steps import Steps
 from workers.model.tokenizer import Segment, keep_recent
-from workers.repair.promotion import RowSource, RowSwap, missing_rows, move, whole
+from workers.repair.promotion import (
+    RowSource,
+    RowSwap,
+    apply_swap,
+    expand_to_heads,
+    missing_rows,
+)
 
 
 def pending_after(turn: wire.LoggedTurn) -> list[int]:
-    """The tokens at a turn's end that it said without prefilling them: its last one, and an end the model left out."""
+    """Tokens pending at a turn's end: the last one generated, and an end of turn that was added."""
     if not turn.output_tokens:
         return []
     closing = len(turn.token_ids) - turn.prompt_tokens - turn.output_tokens
@@ -34,7 +40,7 @@ def pending_after(turn: wire.LoggedTurn) -> list[int]:
 
 
 def rows_after(turns: Sequence[wire.LoggedTurn]) -> int:
-    """How many rows a session has at the end of these turns, its first ones."""
+    """Count the rows of a session at the end of these turns, its first ones."""
     return sum(len(turn.token_ids) for turn in turns) - (
         len(pending_after(turns[-1])) if turns else 0
     )
@@ -42,94 +48,94 @@ def rows_after(turns: Sequence[wire.LoggedTurn]) -> int:
 
 def replay(
     engine: Engine,
-    session: WorkerSession,
+    resident: ResidentSession,
     turns: Sequence[wire.LoggedTurn],
     lost: "ReplayRows | None" = None,
-) -> Generator[Yielded, Any, None]:
-    """Say turns again in a seated session: all of them, and it is as it was then; or until no row is `lost`."""
-    assert session.slot is not None, "the scheduler seats a session before it runs"
+) -> Steps[None]:
+    """Replay turns: all of them, to restore the state after them; or until no row is `lost`."""
+    session = resident.session
     session.keep_rows = None if lost is None else lost.keep
     for turn in turns:
         if lost is not None and not lost.missing:
             return
-        yield from _say_again(engine, session, turn, engine.store if lost is None else lost)
-        heard = [wire_values.to_chat(message) for message in turn.messages]
-        session.recent = keep_recent([*session.recent, *heard])
+        yield from _replay_turn(engine, resident, turn, engine.store if lost is None else lost)
+        messages = [convert.to_chat(message) for message in turn.messages]
+        session.recent = keep_recent([*session.recent, *messages])
 
 
-def _say_again(
-    engine: Engine, session: WorkerSession, turn: wire.LoggedTurn, rows: RowSource
-) -> Generator[Yielded, Any, None]:
-    """One turn as `workers.tasks.turn` runs it, but for what is chosen: the tokens are known."""
-    assert session.slot is not None, "the scheduler seats a session before it runs"
-    session.forget_turn()
+def _replay_turn(
+    engine: Engine, resident: ResidentSession, turn: wire.LoggedTurn, rows: RowSource
+) -> Steps[None]:
+    """Replay one turn as `workers.tasks.turn` runs it, without sampling: the tokens are known."""
+    session = resident.session
+    session.clear_turn()
     session.turn_start = session.length
-    _promote_again(engine, session, turn.promoted, rows)
+    _promote_logged(engine, resident, turn.promoted, rows)
     prompt = turn.token_ids[: turn.prompt_tokens]
-    said = turn.token_ids[turn.prompt_tokens : turn.prompt_tokens + max(0, turn.output_tokens - 1)]
+    output_end = turn.prompt_tokens + max(0, turn.output_tokens - 1)
     segments = [Segment(tuple(prompt), recorded=False)]
-    yield from prefill(engine, session, segments, keep_distribution=False, prompt_said=_nothing)
-    for token in said:
-        engine.forward([session], torch.tensor([[token]]))
+    yield from prefill(
+        engine, resident, segments, keep_distribution=False, on_prompt_end=lambda: None
+    )
+    for token in turn.token_ids[turn.prompt_tokens : output_end]:
+        engine.forward([resident], torch.tensor([[token]]))
         yield None
     session.pending = pending_after(turn)
-    engine.cache.clear_promoted(session.slot)
+    engine.cache.clear_promoted(resident.slot)
     session.promoted_rows = 0
-    engine.evict(session, turn_over=True)
-    session.forget_turn()
+    engine.evict(resident, turn_over=True)
+    session.clear_turn()
 
 
-def _promote_again(
-    engine: Engine, session: WorkerSession, promoted: Sequence[int], rows: RowSource
+def _promote_logged(
+    engine: Engine, resident: ResidentSession, promoted: Sequence[int], rows: RowSource
 ) -> None:
-    """Bring tokens back as a repair did."""
-    assert session.slot is not None, "the scheduler seats a session before it runs"
-    if promoted and not session.repair.swap and not session.repair.per_head:
-        wanted = whole(
-            torch.tensor(sorted(promoted)), missing_rows(engine.cache, session.slot, session.length)
-        )
-        with storage():
-            move(engine.cache, rows, session, RowSwap(wanted), torch.empty(0))
+    """Promote tokens as a repair did."""
+    repair = resident.config.repair
+    if promoted and not repair.swap and not repair.per_head:
+        missing = missing_rows(engine.cache, resident.slot, resident.session.length)
+        wanted = expand_to_heads(torch.tensor(sorted(promoted)), missing)
+        with map_store_errors():
+            apply_swap(engine.cache, rows, resident, RowSwap(wanted), torch.empty(0))
 
 
 def skip_untouched(
-    engine: Engine, session: WorkerSession, turns: Sequence[wire.LoggedTurn], stop: int
+    engine: Engine, resident: ResidentSession, turns: Sequence[wire.LoggedTurn], stop: int
 ) -> int:
-    """Take the rows of the first turns from the store, as far as nothing was evicted in them; how many turns that are.
+    """Load the rows of the first turns, as far as nothing was evicted in them; returns their number.
 
-    `stop`: rows from there on are not to be read. Where a method adds up what queries look at, none can be taken.
+    Rows from position `stop` on are not read. None can be skipped for methods that accumulate over
+    every query.
     """
-    assert session.slot is not None, "the scheduler seats a session before it runs"
-    if session.method.observation.accumulate:
+    config = resident.config
+    if config.method.observation.accumulate:
         return 0
-    most = min(stop, min(session.layer_rows) if session.method.evicts else stop)
-    taken = max((n for n in range(len(turns) + 1) if rows_after(turns[:n]) <= most), default=0)
-    length = rows_after(turns[:taken])
-    take_rows(engine, session, length)
-    if taken:
-        session.pending = pending_after(turns[taken - 1])
-    return taken
+    most = min(stop, min(config.layer_rows) if config.method.evicts else stop)
+    skipped = max((n for n in range(len(turns) + 1) if rows_after(turns[:n]) <= most), default=0)
+    load_rows(engine, resident, rows_after(turns[:skipped]))
+    if skipped:
+        resident.session.pending = pending_after(turns[skipped - 1])
+    return skipped
 
 
-def take_rows(engine: Engine, session: WorkerSession, length: int) -> None:
-    """Make the first rows of a seated session that has none active, in every layer and head, from the store.
+def load_rows(engine: Engine, resident: ResidentSession, length: int) -> None:
+    """Load the first `length` rows from the store into an empty slot, in every layer and head.
 
-    Raises RowsMissing, StorageFailed; then nothing has changed.
+    Raises RowsMissing and StorageFailed; then nothing has changed.
     """
-    assert session.slot is not None, "the scheduler seats a session before it runs"
     shape = engine.model.shape
     positions = torch.arange(length).expand(shape.n_kv_heads, -1).contiguous()
-    with storage():
-        rows = engine.store.gather_selection(session.name, [positions] * shape.n_layers)
-    unmarked = torch.zeros(positions.shape, dtype=torch.bool)
+    with map_store_errors():
+        rows = engine.store.gather_selection(resident.session.name, [positions] * shape.n_layers)
+    promoted = torch.zeros(positions.shape, dtype=torch.bool)
     for layer, (keys, values) in enumerate(rows):
-        engine.cache.insert(session.slot, layer, positions.to(torch.int32), keys, values, unmarked)
-    session.length = length
+        engine.cache.insert(resident.slot, layer, positions.to(torch.int32), keys, values, promoted)
+    resident.session.length = length
 
 
 @dataclass
 class ReplayRows:
-    """Collects the rows of a session's `missing` pages while they are said again; a page that is whole is restored.
+    """Collects the rows of a session's `missing` pages during a replay; complete pages are restored.
 
     `length` is the session's, in tokens.
     """
@@ -140,7 +146,7 @@ class ReplayRows:
     missing: dict[int, Tensor | None]
 
     def keep(self, start: int, rows: Tensor) -> None:
-        """Take what belongs to a lost page of rows `[n_layers, 2, n_kv_heads, t, head_dim]` from `start` on."""
+        """Collect the lost rows among `[n_layers, 2, n_kv_heads, t, head_dim]` from position `start` on."""
         page_tokens = self.store.layout.page_tokens
         for page in range(start // page_tokens, -(-(start + rows.shape[3]) // page_tokens)):
             if page in self.missing:
@@ -149,24 +155,25 @@ class ReplayRows:
     def gather_selection(
         self, session: str, selection: Sequence[Tensor]
     ) -> list[tuple[Tensor, Tensor]]:
-        """As the store's, with the rows of pages that are not whole yet. Raises what the store raises."""
+        """As the store's, with the rows of incomplete pages. Raises the store's errors."""
         page_tokens = self.store.layout.page_tokens
         kept = {page: rows for page, rows in self.missing.items() if rows is not None}
         pages = torch.tensor(sorted(kept), dtype=torch.int64)
-        here = [
+        collected = [
             torch.isin(positions // page_tokens, pages) & (positions >= 0)
             for positions in selection
         ]
         stored = [
-            positions.masked_fill(mine, -1) for positions, mine in zip(selection, here, strict=True)
+            positions.masked_fill(mask, -1)
+            for positions, mask in zip(selection, collected, strict=True)
         ]
-        found = self.store.gather_selection(session, stored)
-        for layer, (positions, mine) in enumerate(zip(selection, here, strict=True)):
-            for head, place in mine.nonzero().tolist():
-                page, offset = divmod(int(positions[head, place]), page_tokens)
-                for into, rows in zip(found[layer], kept[page][layer], strict=True):
-                    into[head, place] = rows[head, offset]
-        return found
+        gathered = self.store.gather_selection(session, stored)
+        for layer, (positions, mask) in enumerate(zip(selection, collected, strict=True)):
+            for head, index in mask.nonzero().tolist():
+                page, offset = divmod(int(positions[head, index]), page_tokens)
+                for into, rows in zip(gathered[layer], kept[page][layer], strict=True):
+                    into[head, index] = rows[head, offset]
+        return gathered
 
     def _keep(self, page: int, start: int, rows: Tensor) -> None:
         first = page * self.store.layout.page_tokens
@@ -185,7 +192,3 @@ class ReplayRows:
         if stop == end:
             self.store.restore(self.session, page, kept)
             del self.missing[page]
-
-
-def _nothing() -> None:
-    """Nobody waits for the end of a replayed prompt."""

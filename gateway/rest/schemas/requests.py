@@ -238,7 +238,7 @@ class SamplingBody(Body):
         return Sampling(
             max_tokens=settings.default_max_tokens if self.max_tokens is None else self.max_tokens,
             temperature=self.temperature,
-            top_p=0.0 if self.top_p == 1 else self.top_p,
+            top_p=self.top_p,
             top_k=self.top_k,
             stop=tuple(self.stop),
         )

@@ -68,7 +68,7 @@ class SharedPages(_message.Message):
     def __init__(self, owner: _Optional[str] = ..., pages: _Optional[int] = ...) -> None: ...
 
 class SessionState(_message.Message):
-    __slots__ = ("length", "pending", "selection", "eviction_scores", "promoted_rows", "recent", "episode", "patched_prompt", "segments")
+    __slots__ = ("length", "pending", "selection", "eviction_scores", "promoted_rows", "recent", "episode", "patched_prompt", "segments", "state_version")
     LENGTH_FIELD_NUMBER: _ClassVar[int]
     PENDING_FIELD_NUMBER: _ClassVar[int]
     SELECTION_FIELD_NUMBER: _ClassVar[int]
@@ -78,6 +78,7 @@ class SessionState(_message.Message):
     EPISODE_FIELD_NUMBER: _ClassVar[int]
     PATCHED_PROMPT_FIELD_NUMBER: _ClassVar[int]
     SEGMENTS_FIELD_NUMBER: _ClassVar[int]
+    STATE_VERSION_FIELD_NUMBER: _ClassVar[int]
     length: int
     pending: _containers.RepeatedScalarFieldContainer[int]
     selection: bytes
@@ -87,7 +88,8 @@ class SessionState(_message.Message):
     episode: str
     patched_prompt: _containers.RepeatedScalarFieldContainer[int]
     segments: _containers.RepeatedCompositeFieldContainer[Span]
-    def __init__(self, length: _Optional[int] = ..., pending: _Optional[_Iterable[int]] = ..., selection: _Optional[bytes] = ..., eviction_scores: _Optional[bytes] = ..., promoted_rows: _Optional[int] = ..., recent: _Optional[_Iterable[_Union[Message, _Mapping]]] = ..., episode: _Optional[str] = ..., patched_prompt: _Optional[_Iterable[int]] = ..., segments: _Optional[_Iterable[_Union[Span, _Mapping]]] = ...) -> None: ...
+    state_version: int
+    def __init__(self, length: _Optional[int] = ..., pending: _Optional[_Iterable[int]] = ..., selection: _Optional[bytes] = ..., eviction_scores: _Optional[bytes] = ..., promoted_rows: _Optional[int] = ..., recent: _Optional[_Iterable[_Union[Message, _Mapping]]] = ..., episode: _Optional[str] = ..., patched_prompt: _Optional[_Iterable[int]] = ..., segments: _Optional[_Iterable[_Union[Span, _Mapping]]] = ..., state_version: _Optional[int] = ...) -> None: ...
 
 class OpenRequest(_message.Message):
     __slots__ = ("spec", "state")
@@ -159,7 +161,7 @@ class ReleaseRequest(_message.Message):
     epoch: int
     def __init__(self, session: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
 
-class RetainRequest(_message.Message):
+class RetainOnlyRequest(_message.Message):
     __slots__ = ("sessions", "shared")
     SESSIONS_FIELD_NUMBER: _ClassVar[int]
     SHARED_FIELD_NUMBER: _ClassVar[int]
@@ -173,7 +175,7 @@ class MemoryRequest(_message.Message):
     session: str
     def __init__(self, session: _Optional[str] = ...) -> None: ...
 
-class DropRequest(_message.Message):
+class DeleteRequest(_message.Message):
     __slots__ = ("session", "keep_pages")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     KEEP_PAGES_FIELD_NUMBER: _ClassVar[int]
@@ -232,14 +234,14 @@ class Prefix(_message.Message):
     def __init__(self, owner: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Span(_message.Message):
-    __slots__ = ("start", "stop", "nearness")
+    __slots__ = ("start", "stop", "similarity")
     START_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
-    NEARNESS_FIELD_NUMBER: _ClassVar[int]
+    SIMILARITY_FIELD_NUMBER: _ClassVar[int]
     start: int
     stop: int
-    nearness: float
-    def __init__(self, start: _Optional[int] = ..., stop: _Optional[int] = ..., nearness: _Optional[float] = ...) -> None: ...
+    similarity: float
+    def __init__(self, start: _Optional[int] = ..., stop: _Optional[int] = ..., similarity: _Optional[float] = ...) -> None: ...
 
 class Episode(_message.Message):
     __slots__ = ("id", "rows", "patched_prompt", "length", "segments")
@@ -455,7 +457,7 @@ class RepairRequest(_message.Message):
     seconds: float
     def __init__(self, session: _Optional[str] = ..., epoch: _Optional[int] = ..., trigger: _Optional[str] = ..., text: _Optional[str] = ..., messages: _Optional[_Iterable[_Union[Message, _Mapping]]] = ..., token_ids: _Optional[_Iterable[int]] = ..., seconds: _Optional[float] = ...) -> None: ...
 
-class HurryRequest(_message.Message):
+class StopEarlyRequest(_message.Message):
     __slots__ = ("session",)
     SESSION_FIELD_NUMBER: _ClassVar[int]
     session: str
@@ -484,12 +486,12 @@ class RepairResult(_message.Message):
     def __init__(self, report: _Optional[_Union[RepairReport, _Mapping]] = ..., memory: _Optional[_Union[MemoryReport, _Mapping]] = ..., state: _Optional[_Union[SessionState, _Mapping]] = ...) -> None: ...
 
 class RepairEvent(_message.Message):
-    __slots__ = ("taken", "result")
-    TAKEN_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("accepted", "result")
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     RESULT_FIELD_NUMBER: _ClassVar[int]
-    taken: bool
+    accepted: bool
     result: RepairResult
-    def __init__(self, taken: bool = ..., result: _Optional[_Union[RepairResult, _Mapping]] = ...) -> None: ...
+    def __init__(self, accepted: bool = ..., result: _Optional[_Union[RepairResult, _Mapping]] = ...) -> None: ...
 
 class MethodInfo(_message.Message):
     __slots__ = ("name", "summary", "settings_schema", "episodes")
@@ -504,7 +506,7 @@ class MethodInfo(_message.Message):
     def __init__(self, name: _Optional[str] = ..., summary: _Optional[str] = ..., settings_schema: _Optional[str] = ..., episodes: bool = ...) -> None: ...
 
 class WorkerInfo(_message.Message):
-    __slots__ = ("model", "fingerprint", "layers", "kv_heads", "head_dim", "slots", "max_budget", "min_budget", "block_tokens", "max_context", "methods", "repair", "page_tokens", "token_bytes")
+    __slots__ = ("model", "fingerprint", "layers", "kv_heads", "head_dim", "slots", "max_budget", "min_budget", "block_tokens", "max_context", "methods", "repair", "page_tokens", "token_bytes", "protocol_version")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     LAYERS_FIELD_NUMBER: _ClassVar[int]
@@ -519,6 +521,7 @@ class WorkerInfo(_message.Message):
     REPAIR_FIELD_NUMBER: _ClassVar[int]
     PAGE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TOKEN_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     model: str
     fingerprint: str
     layers: int
@@ -533,7 +536,8 @@ class WorkerInfo(_message.Message):
     repair: MethodInfo
     page_tokens: int
     token_bytes: int
-    def __init__(self, model: _Optional[str] = ..., fingerprint: _Optional[str] = ..., layers: _Optional[int] = ..., kv_heads: _Optional[int] = ..., head_dim: _Optional[int] = ..., slots: _Optional[int] = ..., max_budget: _Optional[int] = ..., min_budget: _Optional[int] = ..., block_tokens: _Optional[int] = ..., max_context: _Optional[int] = ..., methods: _Optional[_Iterable[_Union[MethodInfo, _Mapping]]] = ..., repair: _Optional[_Union[MethodInfo, _Mapping]] = ..., page_tokens: _Optional[int] = ..., token_bytes: _Optional[int] = ...) -> None: ...
+    protocol_version: int
+    def __init__(self, model: _Optional[str] = ..., fingerprint: _Optional[str] = ..., layers: _Optional[int] = ..., kv_heads: _Optional[int] = ..., head_dim: _Optional[int] = ..., slots: _Optional[int] = ..., max_budget: _Optional[int] = ..., min_budget: _Optional[int] = ..., block_tokens: _Optional[int] = ..., max_context: _Optional[int] = ..., methods: _Optional[_Iterable[_Union[MethodInfo, _Mapping]]] = ..., repair: _Optional[_Union[MethodInfo, _Mapping]] = ..., page_tokens: _Optional[int] = ..., token_bytes: _Optional[int] = ..., protocol_version: _Optional[int] = ...) -> None: ...
 
 class WorkerStats(_message.Message):
     __slots__ = ("slots_in_use", "sessions", "queued", "tiers", "lost_pages", "rebuilt_pages")
@@ -587,7 +591,7 @@ class TierStats(_message.Message):
     def __init__(self, bytes: _Optional[int] = ..., limit_bytes: _Optional[int] = ..., hits: _Optional[int] = ..., misses: _Optional[int] = ..., errors: _Optional[int] = ..., refused_pages: _Optional[int] = ..., read_bytes: _Optional[int] = ..., written_bytes: _Optional[int] = ..., reads: _Optional[int] = ..., writes: _Optional[int] = ..., read_seconds: _Optional[float] = ..., write_seconds: _Optional[float] = ...) -> None: ...
 
 class WorkerRecord(_message.Message):
-    __slots__ = ("name", "address", "model", "fingerprint", "slots", "free_slots", "queued", "sessions", "draining")
+    __slots__ = ("name", "address", "model", "fingerprint", "slots", "free_slots", "queued", "sessions", "draining", "protocol_version")
     NAME_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -597,6 +601,7 @@ class WorkerRecord(_message.Message):
     QUEUED_FIELD_NUMBER: _ClassVar[int]
     SESSIONS_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     name: str
     address: str
     model: str
@@ -606,4 +611,5 @@ class WorkerRecord(_message.Message):
     queued: int
     sessions: int
     draining: bool
-    def __init__(self, name: _Optional[str] = ..., address: _Optional[str] = ..., model: _Optional[str] = ..., fingerprint: _Optional[str] = ..., slots: _Optional[int] = ..., free_slots: _Optional[int] = ..., queued: _Optional[int] = ..., sessions: _Optional[int] = ..., draining: bool = ...) -> None: ...
+    protocol_version: int
+    def __init__(self, name: _Optional[str] = ..., address: _Optional[str] = ..., model: _Optional[str] = ..., fingerprint: _Optional[str] = ..., slots: _Optional[int] = ..., free_slots: _Optional[int] = ..., queued: _Optional[int] = ..., sessions: _Optional[int] = ..., draining: bool = ..., protocol_version: _Optional[int] = ...) -> None: ...

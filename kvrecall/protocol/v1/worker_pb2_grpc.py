@@ -27,8 +27,9 @@ if _version_not_supported:
 
 
 class WorkerStub(object):
-    """A worker: one process with a model, slots and a row store. services/worker_client.py says what each call promises.
-    What a worker refuses ends the call with trailing metadata `kvrecall-code`, and the status' message for people.
+    """A worker: one process with a model, slots and a row store. services/cluster/worker_client.py documents each call,
+    kvrecall/protocol/calls.py lists them with their time limits. A refusal ends the call with trailing metadata
+    `kvrecall-code`; the status' message is for people.
     """
 
     def __init__(self, channel):
@@ -42,9 +43,9 @@ class WorkerStub(object):
                 request_serializer=google_dot_protobuf_dot_empty__pb2.Empty.SerializeToString,
                 response_deserializer=kvrecall_dot_protocol_dot_v1_dot_worker__pb2.WorkerInfo.FromString,
                 _registered_method=True)
-        self.Retain = channel.unary_unary(
-                '/kvrecall.v1.Worker/Retain',
-                request_serializer=kvrecall_dot_protocol_dot_v1_dot_worker__pb2.RetainRequest.SerializeToString,
+        self.RetainOnly = channel.unary_unary(
+                '/kvrecall.v1.Worker/RetainOnly',
+                request_serializer=kvrecall_dot_protocol_dot_v1_dot_worker__pb2.RetainOnlyRequest.SerializeToString,
                 response_deserializer=google_dot_protobuf_dot_empty__pb2.Empty.FromString,
                 _registered_method=True)
         self.Open = channel.unary_unary(
@@ -77,9 +78,9 @@ class WorkerStub(object):
                 request_serializer=kvrecall_dot_protocol_dot_v1_dot_worker__pb2.RepairRequest.SerializeToString,
                 response_deserializer=kvrecall_dot_protocol_dot_v1_dot_worker__pb2.RepairEvent.FromString,
                 _registered_method=True)
-        self.Hurry = channel.unary_unary(
-                '/kvrecall.v1.Worker/Hurry',
-                request_serializer=kvrecall_dot_protocol_dot_v1_dot_worker__pb2.HurryRequest.SerializeToString,
+        self.StopEarly = channel.unary_unary(
+                '/kvrecall.v1.Worker/StopEarly',
+                request_serializer=kvrecall_dot_protocol_dot_v1_dot_worker__pb2.StopEarlyRequest.SerializeToString,
                 response_deserializer=google_dot_protobuf_dot_empty__pb2.Empty.FromString,
                 _registered_method=True)
         self.Detokenize = channel.unary_unary(
@@ -102,9 +103,9 @@ class WorkerStub(object):
                 request_serializer=kvrecall_dot_protocol_dot_v1_dot_worker__pb2.MemoryRequest.SerializeToString,
                 response_deserializer=kvrecall_dot_protocol_dot_v1_dot_worker__pb2.MemoryReport.FromString,
                 _registered_method=True)
-        self.Drop = channel.unary_unary(
-                '/kvrecall.v1.Worker/Drop',
-                request_serializer=kvrecall_dot_protocol_dot_v1_dot_worker__pb2.DropRequest.SerializeToString,
+        self.Delete = channel.unary_unary(
+                '/kvrecall.v1.Worker/Delete',
+                request_serializer=kvrecall_dot_protocol_dot_v1_dot_worker__pb2.DeleteRequest.SerializeToString,
                 response_deserializer=google_dot_protobuf_dot_empty__pb2.Empty.FromString,
                 _registered_method=True)
         self.Stats = channel.unary_unary(
@@ -115,8 +116,9 @@ class WorkerStub(object):
 
 
 class WorkerServicer(object):
-    """A worker: one process with a model, slots and a row store. services/worker_client.py says what each call promises.
-    What a worker refuses ends the call with trailing metadata `kvrecall-code`, and the status' message for people.
+    """A worker: one process with a model, slots and a row store. services/cluster/worker_client.py documents each call,
+    kvrecall/protocol/calls.py lists them with their time limits. A refusal ends the call with trailing metadata
+    `kvrecall-code`; the status' message is for people.
     """
 
     def Describe(self, request, context):
@@ -125,7 +127,7 @@ class WorkerServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Retain(self, request, context):
+    def RetainOnly(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -168,7 +170,7 @@ class WorkerServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Hurry(self, request, context):
+    def StopEarly(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -198,7 +200,7 @@ class WorkerServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Drop(self, request, context):
+    def Delete(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -218,9 +220,9 @@ def add_WorkerServicer_to_server(servicer, server):
                     request_deserializer=google_dot_protobuf_dot_empty__pb2.Empty.FromString,
                     response_serializer=kvrecall_dot_protocol_dot_v1_dot_worker__pb2.WorkerInfo.SerializeToString,
             ),
-            'Retain': grpc.unary_unary_rpc_method_handler(
-                    servicer.Retain,
-                    request_deserializer=kvrecall_dot_protocol_dot_v1_dot_worker__pb2.RetainRequest.FromString,
+            'RetainOnly': grpc.unary_unary_rpc_method_handler(
+                    servicer.RetainOnly,
+                    request_deserializer=kvrecall_dot_protocol_dot_v1_dot_worker__pb2.RetainOnlyRequest.FromString,
                     response_serializer=google_dot_protobuf_dot_empty__pb2.Empty.SerializeToString,
             ),
             'Open': grpc.unary_unary_rpc_method_handler(
@@ -253,9 +255,9 @@ def add_WorkerServicer_to_server(servicer, server):
                     request_deserializer=kvrecall_dot_protocol_dot_v1_dot_worker__pb2.RepairRequest.FromString,
                     response_serializer=kvrecall_dot_protocol_dot_v1_dot_worker__pb2.RepairEvent.SerializeToString,
             ),
-            'Hurry': grpc.unary_unary_rpc_method_handler(
-                    servicer.Hurry,
-                    request_deserializer=kvrecall_dot_protocol_dot_v1_dot_worker__pb2.HurryRequest.FromString,
+            'StopEarly': grpc.unary_unary_rpc_method_handler(
+                    servicer.StopEarly,
+                    request_deserializer=kvrecall_dot_protocol_dot_v1_dot_worker__pb2.StopEarlyRequest.FromString,
                     response_serializer=google_dot_protobuf_dot_empty__pb2.Empty.SerializeToString,
             ),
             'Detokenize': grpc.unary_unary_rpc_method_handler(
@@ -278,9 +280,9 @@ def add_WorkerServicer_to_server(servicer, server):
                     request_deserializer=kvrecall_dot_protocol_dot_v1_dot_worker__pb2.MemoryRequest.FromString,
                     response_serializer=kvrecall_dot_protocol_dot_v1_dot_worker__pb2.MemoryReport.SerializeToString,
             ),
-            'Drop': grpc.unary_unary_rpc_method_handler(
-                    servicer.Drop,
-                    request_deserializer=kvrecall_dot_protocol_dot_v1_dot_worker__pb2.DropRequest.FromString,
+            'Delete': grpc.unary_unary_rpc_method_handler(
+                    servicer.Delete,
+                    request_deserializer=kvrecall_dot_protocol_dot_v1_dot_worker__pb2.DeleteRequest.FromString,
                     response_serializer=google_dot_protobuf_dot_empty__pb2.Empty.SerializeToString,
             ),
             'Stats': grpc.unary_unary_rpc_method_handler(
@@ -297,8 +299,9 @@ def add_WorkerServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Worker(object):
-    """A worker: one process with a model, slots and a row store. services/worker_client.py says what each call promises.
-    What a worker refuses ends the call with trailing metadata `kvrecall-code`, and the status' message for people.
+    """A worker: one process with a model, slots and a row store. services/cluster/worker_client.py documents each call,
+    kvrecall/protocol/calls.py lists them with their time limits. A refusal ends the call with trailing metadata
+    `kvrecall-code`; the status' message is for people.
     """
 
     @staticmethod
@@ -329,7 +332,7 @@ class Worker(object):
             _registered_method=True)
 
     @staticmethod
-    def Retain(request,
+    def RetainOnly(request,
             target,
             options=(),
             channel_credentials=None,
@@ -342,8 +345,8 @@ class Worker(object):
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/kvrecall.v1.Worker/Retain',
-            kvrecall_dot_protocol_dot_v1_dot_worker__pb2.RetainRequest.SerializeToString,
+            '/kvrecall.v1.Worker/RetainOnly',
+            kvrecall_dot_protocol_dot_v1_dot_worker__pb2.RetainOnlyRequest.SerializeToString,
             google_dot_protobuf_dot_empty__pb2.Empty.FromString,
             options,
             channel_credentials,
@@ -518,7 +521,7 @@ class Worker(object):
             _registered_method=True)
 
     @staticmethod
-    def Hurry(request,
+    def StopEarly(request,
             target,
             options=(),
             channel_credentials=None,
@@ -531,8 +534,8 @@ class Worker(object):
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/kvrecall.v1.Worker/Hurry',
-            kvrecall_dot_protocol_dot_v1_dot_worker__pb2.HurryRequest.SerializeToString,
+            '/kvrecall.v1.Worker/StopEarly',
+            kvrecall_dot_protocol_dot_v1_dot_worker__pb2.StopEarlyRequest.SerializeToString,
             google_dot_protobuf_dot_empty__pb2.Empty.FromString,
             options,
             channel_credentials,
@@ -653,7 +656,7 @@ class Worker(object):
             _registered_method=True)
 
     @staticmethod
-    def Drop(request,
+    def Delete(request,
             target,
             options=(),
             channel_credentials=None,
@@ -666,8 +669,8 @@ class Worker(object):
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/kvrecall.v1.Worker/Drop',
-            kvrecall_dot_protocol_dot_v1_dot_worker__pb2.DropRequest.SerializeToString,
+            '/kvrecall.v1.Worker/Delete',
+            kvrecall_dot_protocol_dot_v1_dot_worker__pb2.DeleteRequest.SerializeToString,
             google_dot_protobuf_dot_empty__pb2.Empty.FromString,
             options,
             channel_credentials,

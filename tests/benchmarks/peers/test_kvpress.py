@@ -89,11 +89,11 @@ def _ours(
         method_settings=json.dumps({**case["settings"], **settings}),
     )
     session = engine.open(spec, wire.SessionState())
-    engine.seat(session)
-    engine.forward([session], torch.tensor([FIXTURE["inputs"][case["input"]]]))
+    resident = engine.swap_in(session)
+    engine.forward([resident], torch.tensor([FIXTURE["inputs"][case["input"]]]))
     session.block = session.block[repeat_from:]
-    engine.evict(session)
-    engine.unseat(session)
+    engine.evict(resident)
+    engine.swap_out(session)
     assert session.selection is not None, "a session without a slot has a selection"
     return [
         [set(head[head != EMPTY].tolist()) for head in layer]

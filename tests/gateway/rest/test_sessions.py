@@ -218,7 +218,7 @@ async def test_sampling_reaches_the_worker_as_it_was_sent(front) -> None:
     expected = wire.Sampling(
         max_tokens=3, temperature=0.5, top_p=0.25, top_k=4, seed=5, stop=["\n"]
     )
-    assert seen == [expected, wire.Sampling(max_tokens=50, seed=3)]
+    assert seen == [expected, wire.Sampling(max_tokens=50, top_p=1, seed=3)]
 
 
 async def test_fidelity_is_measured_against_another_session(front) -> None:

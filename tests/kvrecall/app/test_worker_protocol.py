@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvrecall.app.local_worker import InProcessWorker
+from kvrecall.app.local_worker import LocalWorkerClient
 from kvrecall.app.wiring import build_calls
 from kvrecall.domain.errors import WorkerLost, WorkerRefused
 from kvrecall.protocol.v1 import worker_pb2 as wire
 from reference import MODEL_PATH
-from services.cluster.grpc_client import GrpcWorker
+from services.cluster.grpc_client import GrpcWorkerClient
 from services.cluster.settings import WireSettings
 from services.cluster.worker_client import Worker
 from workers.engine.settings import WorkerSettings
@@ -32,7 +32,7 @@ WorkerAt = Callable[..., AbstractAsyncContextManager[Worker]]
 @asynccontextmanager
 async def inside(data: Path, **settings: Any) -> AsyncIterator[Worker]:
     """A worker in this process, closed at the end."""
-    worker = InProcessWorker(calls_at(data, **settings))
+    worker = LocalWorkerClient(calls_at(data, **settings))
     try:
         yield worker
     finally:
@@ -45,7 +45,7 @@ async def over_grpc(data: Path, **settings: Any) -> AsyncIterator[Worker]:
     calls = calls_at(data, **settings)
     server = WorkerServer(ServerSettings(listen="127.0.0.1:0"))
     await server.start(calls)
-    worker = GrpcWorker(WireSettings(worker=server.address))
+    worker = GrpcWorkerClient(WireSettings(worker=server.address))
     try:
         yield worker
     finally:
@@ -104,12 +104,12 @@ async def test_a_repair_that_is_hurried_says_how_far_it_came(
     worker_at: WorkerAt, tmp_path: Path
 ) -> None:
     async with worker_at(tmp_path) as worker:
-        await worker.hurry(wire.HurryRequest(session="nobody"))
+        await worker.stop_early(wire.StopEarlyRequest(session="nobody"))
         await talked(worker, method="snapkv", repair_rows=8)
         request = wire.RepairRequest(session="s", epoch=1, trigger="tool_call", text="boats")
         repairing = asyncio.create_task(worker.repair(request))
         await asyncio.sleep(0)
-        await worker.hurry(wire.HurryRequest(session="s"))
+        await worker.stop_early(wire.StopEarlyRequest(session="s"))
         hurried = (await repairing).report
         whole = (await worker.repair(request)).report
         assert hurried.candidates == whole.candidates > 0
@@ -227,14 +227,14 @@ async def test_closing_a_turn_early_cancels_it_and_an_open_rolls_it_back(
         with pytest.raises(WorkerRefused, match="in the middle of a turn") as refused:
             await anext(worker.turn(speaking))
         assert refused.value.code == "session_not_open"
-        await worker.drop(wire.DropRequest(session="s"))
+        await worker.delete(wire.DeleteRequest(session="s"))
         assert await talked(worker, method="snapkv") == said
         assert (await worker.memory("s")).length == len(said)
-        await worker.retain(
-            wire.RetainRequest()
+        await worker.retain_only(
+            wire.RetainOnlyRequest()
         )  # it was stored since the worker started: it may be a new one
         assert (await worker.memory("s")).length == len(said)
-        await worker.drop(wire.DropRequest(session="s"))
+        await worker.delete(wire.DeleteRequest(session="s"))
         (stats,) = (await worker.stats()).values()
         assert sum(tier.bytes for tier in stats.tiers.values()) == 0
 
@@ -251,10 +251,10 @@ async def test_there_is_one_worker_and_sessions_are_placed_in_it(
             1,
             False,
         )
-        assert worker.place("s", "") == worker.place("s", "another") == record.name
+        assert worker.choose_worker("s", "") == worker.choose_worker("s", "another") == record.name
         assert list(await worker.stats()) == [record.name]
         with pytest.raises(WorkerLost):
-            worker.place("s", "", [record.name])
+            worker.choose_worker("s", "", [record.name])
 
 
 async def test_a_session_that_is_released_goes_on_when_it_is_opened_again(

@@ -64,7 +64,7 @@ async def step(harness, rng: random.Random) -> None:
             )
         case "delete" if chosen:
             if rng.random() < 0.3:
-                harness.worker.faults["drop"] = WorkerLost("gone")
+                harness.worker.faults["delete"] = WorkerLost("gone")
             await harness.service.delete(chosen)
         case "crash":
             words_said = harness.worker.words

@@ -14,7 +14,7 @@ from google.protobuf.empty_pb2 import Empty
 from kvrecall.domain.errors import WorkerLost, WorkerRefused
 from kvrecall.protocol.v1 import REFUSAL_CODE, worker_pb2_grpc
 from kvrecall.protocol.v1 import worker_pb2 as wire
-from services.cluster.grpc_client import GrpcWorker
+from services.cluster.grpc_client import GrpcWorkerClient
 from services.cluster.settings import WireSettings
 
 HERE = "127.0.0.1:0"
@@ -56,7 +56,7 @@ class Scripted(worker_pb2_grpc.WorkerServicer):
         finally:
             self.given_up.set()
 
-    async def Hurry(self, request: wire.HurryRequest, context: Any) -> Empty:
+    async def Hurry(self, request: wire.StopEarlyRequest, context: Any) -> Empty:
         self.order.append("hurry")
         self.hurried.set()
         return Empty()
@@ -75,7 +75,7 @@ class Scripted(worker_pb2_grpc.WorkerServicer):
 @asynccontextmanager
 async def connected(
     listen: str = HERE, credentials: grpc.ServerCredentials | None = None, **settings: Any
-) -> AsyncIterator[tuple[Scripted, GrpcWorker]]:
+) -> AsyncIterator[tuple[Scripted, GrpcWorkerClient]]:
     """A scripted worker on the network, and the way to it."""
     server = grpc.aio.server(options=[("grpc.max_receive_message_length", -1)])
     servicer = Scripted()
@@ -86,7 +86,7 @@ async def connected(
     )
     worker_pb2_grpc.add_WorkerServicer_to_server(servicer, server)
     await server.start()
-    worker = GrpcWorker(WireSettings(worker=f"localhost:{port}", **settings))
+    worker = GrpcWorkerClient(WireSettings(worker=f"localhost:{port}", **settings))
     try:
         yield servicer, worker
     finally:
@@ -160,10 +160,10 @@ async def test_a_hurry_never_overtakes_its_repair() -> None:
                 worker.repair(wire.RepairRequest(session="s", text="much " * 50_000))
             )
             await asyncio.sleep(0)
-            await worker.hurry(wire.HurryRequest(session="s"))
+            await worker.stop_early(wire.StopEarlyRequest(session="s"))
             await repair
             assert servicer.order == ["repair", "hurry"]
-        await worker.hurry(wire.HurryRequest(session="s"))
+        await worker.stop_early(wire.StopEarlyRequest(session="s"))
 
 
 async def test_an_open_ends_before_its_cancellation_is_told() -> None:
@@ -192,7 +192,7 @@ async def test_a_worker_that_comes_back_is_found_and_one_that_is_gone_is_not() -
         await first.memory("s")
     async with connected(reconnect_seconds=0.1) as (_, worker):
         address = worker.address
-        lonely = GrpcWorker(WireSettings(worker=address, reconnect_seconds=0.1))
+        lonely = GrpcWorkerClient(WireSettings(worker=address, reconnect_seconds=0.1))
         await lonely.memory("s")
     with pytest.raises(WorkerLost):
         await lonely.memory("s")

@@ -55,7 +55,7 @@ class Scripted(worker_pb2_grpc.WorkerServicer):
         self.asked.append(f"release {request.session}")
         return Empty()
 
-    async def Drop(self, request: wire.DropRequest, context: Any) -> Empty:
+    async def Drop(self, request: wire.DeleteRequest, context: Any) -> Empty:
         if self.refuses:
             await context.abort(
                 grpc.StatusCode.ABORTED, "no", trailing_metadata=((REFUSAL_CODE, self.refuses),)
@@ -124,7 +124,7 @@ class Cluster:
 
     async def open(self, session: str, worker: str, avoid: Sequence[str] = ()) -> str:
         """Place a session and open it; returns where that was."""
-        placed = self.fleet.place(session, worker, avoid)
+        placed = self.fleet.choose_worker(session, worker, avoid)
         await self.fleet.open(wire.OpenRequest(spec=wire.SessionSpec(session=session)))
         return placed
 
@@ -165,7 +165,7 @@ async def test_calls_of_a_session_go_where_it_was_opened_last(cluster: Cluster) 
 
 async def test_what_is_planned_counts_from_the_next_opening(cluster: Cluster) -> None:
     await cluster.open("s", "a")
-    assert cluster.fleet.place("s", "b") == "b"
+    assert cluster.fleet.choose_worker("s", "b") == "b"
     await cluster.fleet.memory("s")
     assert cluster.servicers["a"].asked == ["open s", "memory s"]
 
@@ -184,17 +184,17 @@ async def test_a_session_that_this_gateway_never_opened_is_unknown_to_it(cluster
 
 
 async def test_the_owner_is_chosen_while_it_takes_sessions(cluster: Cluster) -> None:
-    assert cluster.fleet.place("s", "b") == "b"
-    assert cluster.fleet.place("s", "b", ["b"]) == "a"
+    assert cluster.fleet.choose_worker("s", "b") == "b"
+    assert cluster.fleet.choose_worker("s", "b", ["b"]) == "a"
     cluster.known.found["b"].draining = True
     await cluster.looked()
-    assert cluster.fleet.place("s", "b") == "a"
+    assert cluster.fleet.choose_worker("s", "b") == "a"
     with pytest.raises(WorkerLost, match="no worker that takes"):
-        cluster.fleet.place("s", "b", ["a"])
+        cluster.fleet.choose_worker("s", "b", ["a"])
 
 
 async def test_new_sessions_go_to_both(cluster: Cluster) -> None:
-    assert {cluster.fleet.place(f"s_{number}", "") for number in range(50)} == {"a", "b"}
+    assert {cluster.fleet.choose_worker(f"s_{number}", "") for number in range(50)} == {"a", "b"}
 
 
 async def test_a_call_that_is_lost_sends_the_next_session_elsewhere(cluster: Cluster) -> None:
@@ -202,7 +202,7 @@ async def test_a_call_that_is_lost_sends_the_next_session_elsewhere(cluster: Clu
     await cluster.servers["a"].aclose()
     with pytest.raises(WorkerLost):
         await cluster.fleet.memory("s")
-    assert cluster.fleet.place("s", "a") == "b"
+    assert cluster.fleet.choose_worker("s", "a") == "b"
 
 
 async def test_what_runs_in_a_worker_that_vanishes_is_lost_at_once(cluster: Cluster) -> None:
@@ -252,7 +252,7 @@ async def test_a_registry_that_cannot_be_read_changes_nothing(cluster: Cluster) 
 
 
 async def test_all_are_asked_to_drop_and_counted(cluster: Cluster) -> None:
-    await cluster.fleet.drop(wire.DropRequest(session="s"))
+    await cluster.fleet.delete(wire.DeleteRequest(session="s"))
     assert [each.asked for each in cluster.servicers.values()] == [["drop s"], ["drop s"]]
     assert {name: stats.sessions for name, stats in (await cluster.fleet.stats()).items()} == {
         "a": 3,
@@ -260,14 +260,14 @@ async def test_all_are_asked_to_drop_and_counted(cluster: Cluster) -> None:
     }
     await cluster.servers["b"].aclose()
     with pytest.raises(WorkerLost, match="of 2 workers 1"):
-        await cluster.fleet.drop(wire.DropRequest(session="t"))
+        await cluster.fleet.delete(wire.DeleteRequest(session="t"))
     assert cluster.servicers["a"].asked == ["drop s", "drop t"]
     assert list(await cluster.fleet.stats()) == ["a"]
     assert (await cluster.fleet.embed(["cat"])).dimensions == 3
     await cluster.servers["a"].aclose()
     for call in (
         cluster.fleet.stats(),
-        cluster.fleet.drop(wire.DropRequest(session="u")),
+        cluster.fleet.delete(wire.DeleteRequest(session="u")),
         cluster.fleet.embed(["cat"]),
     ):
         with pytest.raises(WorkerLost):
@@ -278,11 +278,11 @@ async def test_a_worker_that_a_session_was_taken_over_from_stands_in_no_deletion
     cluster: Cluster,
 ) -> None:
     cluster.servicers["a"].refuses = "stale_epoch"
-    await cluster.fleet.drop(wire.DropRequest(session="s"))
+    await cluster.fleet.delete(wire.DeleteRequest(session="s"))
     assert cluster.servicers["b"].asked == ["drop s"]
     cluster.servicers["a"].refuses = "storage_failed"
     with pytest.raises(WorkerRefused):
-        await cluster.fleet.drop(wire.DropRequest(session="s"))
+        await cluster.fleet.delete(wire.DeleteRequest(session="s"))
 
 
 async def test_a_worker_that_was_away_is_told_what_it_is_to_forget(cluster: Cluster) -> None:
@@ -296,7 +296,7 @@ async def test_a_worker_that_was_away_is_told_what_it_is_to_forget(cluster: Clus
             await cluster.fleet.memory(session)
     await cluster.open("s", "a", ["a"])
     with pytest.raises(WorkerLost):
-        await cluster.fleet.drop(wire.DropRequest(session="t"))
+        await cluster.fleet.delete(wire.DeleteRequest(session="t"))
     a.asked.clear()
     a.refuses = "storage_failed"
     async with serving(a, int(address.rpartition(":")[2])):
@@ -336,7 +336,7 @@ async def test_static_addresses_are_asked_what_they_do() -> None:
             }
             await drained.health.enter_graceful_shutdown()
             for _ in range(200):
-                if fleet.place("s", other) == one:
+                if fleet.choose_worker("s", other) == one:
                     break
                 await asyncio.sleep(0.05)
             else:

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from workers.cache.active_cache import EMPTY, ActiveCache
 from workers.cache.forward_step import ForwardStep
-from workers.engine.accumulation import accumulate, received
+from workers.engine.accumulation import accumulate, received_weight
 from workers.primitives import scoring
 
 GROUP = 2
@@ -71,9 +71,9 @@ def test_pieces_of_the_queries_add_up_to_the_whole(
     positions = torch.arange(20, dtype=torch.int32).repeat(2, 1)
     positions[1, 15:] = EMPTY
     at = torch.arange(11, 20, dtype=torch.int32)
-    whole = received(queries, keys, positions, at, kind)
-    monkeypatch.setattr(scoring, "_MAX_WEIGHTS", 4 * 20 * 2)
-    assert torch.allclose(received(queries, keys, positions, at, kind), whole, atol=1e-6)
+    whole = received_weight(queries, keys, positions, at, kind)
+    monkeypatch.setattr(scoring, "_WEIGHTS_AT_ONCE", 4 * 20 * 2)
+    assert torch.allclose(received_weight(queries, keys, positions, at, kind), whole, atol=1e-6)
     assert not bool(whole[1, 15:].any()), "what is not there gets nothing"
     if kind == "attention":
         assert torch.allclose(whole.sum(1), torch.full((2,), 9.0)), (
@@ -101,7 +101,7 @@ def test_in_heads_of_uneven_length_every_row_gets_its_own(
     accumulate(cache, slot, list(queries), step.query_positions[0], "attention")
     for layer in range(2):
         rows = cache.read(slot, layer)
-        expected = received(
+        expected = received_weight(
             queries[layer], rows.keys, rows.positions, step.query_positions[0], "attention"
         )
         assert torch.allclose(rows.accumulated, expected)

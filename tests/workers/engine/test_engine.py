@@ -1,4 +1,4 @@
-"""An engine opens, stops and goes on: what a session says is the same as if it had never stopped."""
+"""An engine opens, swaps and restores sessions, which then generate as if never interrupted."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,18 +6,19 @@ from typing import Any
 import pytest
 import torch
 
+from kvrecall.domain.active_episode import ActiveEpisode, EpisodeSegment
 from kvrecall.protocol.v1 import worker_pb2 as wire
 from kvstore.errors import TierFailedError
 from workers.errors import BadSettings, RowsMissing, StorageFailed, UnknownMethod, UnknownSession
 
 SMALL = {"method": "snapkv", "budget": 60, "repair_rows": 16}
 LIMITS = {"block_tokens": 24, "recent": 8}
-PATCHED = list(range(60, 100))
+EPISODE = ActiveEpisode("e3", tuple(range(60, 100)), (EpisodeSegment(3, 9, 0.5),))
 
 
 @pytest.mark.parametrize("block_tokens", [1, 17, 128, 512])
 @pytest.mark.parametrize("family", ["reference", "llama", "qwen2", "qwen3", "mistral"])
-def test_four_sessions_that_decode_in_one_pass_each_say_what_transformers_says(
+def test_four_sessions_that_decode_in_one_batch_generate_what_transformers_generates(
     family: str,
     block_tokens: int,
     make_worker: Callable[..., Any],
@@ -34,8 +35,7 @@ def test_four_sessions_that_decode_in_one_pass_each_say_what_transformers_says(
     said = []
     for name, prompt in zip("abcd", prompts, strict=True):
         worker.open(name)
-        sessions.append(engine.session(name))
-        engine.seat(sessions[-1])
+        sessions.append(engine.swap_in(engine.session(name)))
         for block in prompt.split(block_tokens):
             logits = engine.forward(sessions[-1:], block[None])
         said.append([int(logits[0, -1].argmax())])
@@ -79,7 +79,7 @@ def _conversation(
         )
     ],
 )
-def test_a_session_goes_on_in_another_worker_as_if_never_stopped(
+def test_a_session_continues_in_another_worker_as_if_never_interrupted(
     method: str, stop_after: int, make_worker: Callable[..., Any], words: Callable[..., str]
 ) -> None:
     """Stopped after a turn, and after a turn with rows that a repair promoted and heads of uneven length."""
@@ -87,11 +87,11 @@ def test_a_session_goes_on_in_another_worker_as_if_never_stopped(
     limits = {**LIMITS, "prompt_tokens": 30}
     whole = make_worker(**limits)
     whole.open(**spec)
-    whole.engine.session("s").patched_prompt = PATCHED
+    whole.engine.session("s").episode = EPISODE
     expected = _conversation(whole, words)
     first = make_worker(directory="shared", **limits)
     first.open(**spec)
-    first.engine.session("s").patched_prompt = PATCHED
+    first.engine.session("s").episode = EPISODE
     state = None
     for number in range(stop_after + 1):
         done = first.turn("s", words(70, seed=number), max_tokens=10)
@@ -123,12 +123,11 @@ def test_the_episode_is_part_of_what_is_committed(
     spec = {"method": "epicache", "layer_budgets": "uniform", "budget": 60}
     worker.open(**spec)
     session = worker.engine.session("s")
-    session.episode = "e3"
-    session.patched_prompt = PATCHED
+    session.episode = EPISODE
     state = worker.turn("s", words(20), max_tokens=2).state
     worker.open(state=state, **spec)
     session = worker.engine.session("s")
-    assert (session.episode, session.patched_prompt) == ("e3", PATCHED)
+    assert session.episode == EPISODE
 
 
 def test_unlike_sessions_decode_together_as_each_would_alone(
@@ -157,7 +156,7 @@ def test_unlike_sessions_decode_together_as_each_would_alone(
     worker.check()
 
 
-def test_a_session_that_was_swapped_out_is_what_it_was(
+def test_swapping_out_and_in_restores_the_session(
     make_worker: Callable[..., Any], words: Callable[..., str]
 ) -> None:
     worker = make_worker(slots=1, **LIMITS)
@@ -174,8 +173,8 @@ def test_a_session_that_was_swapped_out_is_what_it_was(
     assert out.active_rows == repaired.memory.active_rows
     assert out.peak_rows == repaired.memory.peak_rows
     session = worker.engine.session("s")
-    worker.engine.unseat(worker.engine.session("other"))
-    worker.engine.seat(session)
+    worker.engine.swap_out(worker.engine.session("other"))
+    worker.engine.swap_in(session)
     again = [
         tensor for layer in range(2) for tensor in worker.engine.cache.get_rows(session.slot, layer)
     ]
@@ -210,13 +209,13 @@ def test_an_empty_state_makes_a_new_session(
     assert list(worker.turn("s", words(30), max_tokens=4).token_ids) == list(first.token_ids)
 
 
-def test_committed_rows_that_are_gone_are_noticed(
+def test_missing_committed_rows_are_detected(
     make_worker: Callable[..., Any], words: Callable[..., str]
 ) -> None:
     worker = make_worker()
     worker.open()
     state = worker.turn("s", words(30), max_tokens=4).state
-    worker.scheduler.drop(wire.DropRequest(session="s")).result(600)
+    worker.scheduler.delete(wire.DeleteRequest(session="s")).result(600)
     with pytest.raises(RowsMissing, match="lost pages 0"):
         worker.open(state=state)
     with pytest.raises(UnknownSession):
@@ -224,7 +223,7 @@ def test_committed_rows_that_are_gone_are_noticed(
 
 
 @pytest.mark.parametrize(
-    ("spec", "error", "told"),
+    ("spec", "error", "message"),
     [
         ({"method": "forget"}, UnknownMethod, "forget"),
         ({"method": "snapkv", "budget": 50, "repair_rows": 20}, BadSettings, "leaves 30 rows"),
@@ -234,11 +233,11 @@ def test_committed_rows_that_are_gone_are_noticed(
         ({"tools": ["{"]}, BadSettings, "not JSON"),
     ],
 )
-def test_a_session_that_cannot_be_is_refused(
-    spec: dict[str, Any], error: type[Exception], told: str, make_worker: Callable[..., Any]
+def test_impossible_settings_are_refused(
+    spec: dict[str, Any], error: type[Exception], message: str, make_worker: Callable[..., Any]
 ) -> None:
     worker = make_worker()
-    with pytest.raises(error, match=told):
+    with pytest.raises(error, match=message):
         worker.open(**spec)
     with pytest.raises(UnknownSession):
         worker.memory()
@@ -255,7 +254,7 @@ def test_more_active_rows_than_the_worker_now_allows_are_refused(
     assert worker.memory().length == state.length, "the session is still what it was"
 
 
-def test_what_a_session_holds_is_counted_in_rows_and_bytes(
+def test_the_memory_report_counts_rows_and_bytes(
     make_worker: Callable[..., Any], words: Callable[..., str]
 ) -> None:
     worker = make_worker(**LIMITS)

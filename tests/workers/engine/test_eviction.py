@@ -1,31 +1,32 @@
 """Eviction brings a session into its budget and keeps what is protected."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
+from kvrecall.domain.active_episode import ActiveEpisode
 from workers import methods
 from workers.cache.active_cache import EMPTY, ActiveCache
 from workers.cache.forward_step import ForwardStep
 from workers.engine import eviction
-from workers.engine.session import WorkerSession
+from workers.engine.session import ResidentSession, SessionConfig, WorkerSession
 from workers.engine.settings import WorkerSettings
-from workers.primitives.observation import RecentQueries
 
 SETTINGS = WorkerSettings(sinks=2, recent=3, turn_share=0.5)
 
 
 @pytest.fixture
-def seated(
+def resident(
     make_cache: Callable[..., ActiveCache],
-) -> Callable[..., tuple[ActiveCache, WorkerSession]]:
-    """seated(method, tokens, budget): a slot with that many random rows."""
+) -> Callable[..., tuple[ActiveCache, ResidentSession]]:
+    """resident(method, tokens, budget): a session with that many random rows in a slot."""
 
     def make(
         method: str, tokens: int, budget: int, **session: Any
-    ) -> tuple[ActiveCache, WorkerSession]:
+    ) -> tuple[ActiveCache, ResidentSession]:
         cache = make_cache(slots=1, rows=(64, 64))
         slot = cache.claim([64, 64])
         step = ForwardStep(cache, [slot], torch.arange(tokens)[None])
@@ -33,32 +34,33 @@ def seated(
         for layer in range(2):
             step.update(*torch.randn(2, 1, 2, tokens, 4, generator=generator), layer)
         built = methods.build(method)
-        held = WorkerSession(
+        repair_rows = session.pop("repair_rows", 0)
+        config = SessionConfig(
             name="s",
             epoch=1,
             budget=budget,
-            repair_rows=0,
+            repair_rows=repair_rows,
             method=built,
             seed=3,
-            tools=[],
-            queries=RecentQueries(built.observation.window),
-            layer_rows=(budget - session.get("repair_rows", 0),) * 2,
-            length=tokens,
-            slot=slot,
+            layer_rows=session.pop("layer_rows", (budget - repair_rows,) * 2),
         )
+        made = WorkerSession.create(config)
+        made.length = tokens
+        made.slot = slot
         for name, value in session.items():
-            setattr(held, name, value)
-        return cache, held
+            setattr(made, name, value)
+        return cache, ResidentSession(made, slot)
 
     return make
 
 
 def evict(
-    cache: ActiveCache, session: WorkerSession, settings: WorkerSettings, **options: bool
+    cache: ActiveCache, resident: ResidentSession, settings: WorkerSettings, **options: bool
 ) -> None:
-    """As the engine does it when the method observes the turn's last queries."""
-    if eviction.over_budget(cache, session):
-        eviction.evict(cache, session, settings, session.queries.observed(), **options)
+    """Evict as the engine does for a method that observes the turn's last queries."""
+    if eviction.over_budget(cache, resident):
+        observed = resident.session.queries.observed()
+        eviction.evict(cache, resident, settings, observed, **options)
 
 
 def _held(cache: ActiveCache, layer: int, head: int) -> list[int]:
@@ -66,24 +68,24 @@ def _held(cache: ActiveCache, layer: int, head: int) -> list[int]:
     return positions[positions != EMPTY].tolist()
 
 
-def test_nothing_is_evicted_within_the_budget(seated: Callable[..., Any]) -> None:
-    cache, session = seated("random", tokens=20, budget=20)
+def test_nothing_is_evicted_within_the_budget(resident: Callable[..., Any]) -> None:
+    cache, session = resident("random", tokens=20, budget=20)
     evict(cache, session, SETTINGS)
     assert cache.longest_heads(0) == [20, 20]
-    assert not session.scores_of_evicted().any()
+    assert not session.session.scores_of_evicted().any()
 
 
-def test_a_method_that_does_not_evict_keeps_every_row(seated: Callable[..., Any]) -> None:
-    cache, session = seated("full", tokens=20, budget=6)
+def test_a_method_that_does_not_evict_keeps_every_row(resident: Callable[..., Any]) -> None:
+    cache, session = resident("full", tokens=20, budget=6)
     evict(cache, session, SETTINGS)
     assert cache.longest_heads(0) == [20, 20]
 
 
 @pytest.mark.parametrize("method", ["streaming_llm", "snapkv", "random"])
 def test_sinks_recent_rows_and_the_turns_share_stay(
-    method: str, seated: Callable[..., Any]
+    method: str, resident: Callable[..., Any]
 ) -> None:
-    cache, session = seated(method, tokens=60, budget=20, turn_start=40)
+    cache, session = resident(method, tokens=60, budget=20, turn_start=40)
     evict(cache, session, SETTINGS)
     share = 10 - 2 - 3
     for layer in range(2):
@@ -93,8 +95,8 @@ def test_sinks_recent_rows_and_the_turns_share_stay(
             assert {0, 1, *range(60 - max(3, share), 60)} <= set(held)
 
 
-def test_when_a_turn_is_over_its_rows_are_rows_like_any_other(seated: Callable[..., Any]) -> None:
-    during, over = (seated("random", tokens=60, budget=20, turn_start=50) for _ in range(2))
+def test_when_a_turn_is_over_its_rows_are_rows_like_any_other(resident: Callable[..., Any]) -> None:
+    during, over = (resident("random", tokens=60, budget=20, turn_start=50) for _ in range(2))
     settings = WorkerSettings(sinks=0, recent=0, turn_share=0.5)
     evict(*during, settings)
     evict(*over, settings, turn_over=True)
@@ -103,9 +105,11 @@ def test_when_a_turn_is_over_its_rows_are_rows_like_any_other(seated: Callable[.
     assert len(_held(over[0], 0, 0)) == 20
 
 
-def test_promoted_rows_stay_as_long_as_they_are_held(seated: Callable[..., Any]) -> None:
+def test_promoted_rows_are_not_evicted_while_they_are_promoted(
+    resident: Callable[..., Any],
+) -> None:
     for method in ("streaming_llm", "random"):
-        cache, session = seated(method, tokens=60, budget=20, promoted_rows=3)
+        cache, session = resident(method, tokens=60, budget=20, promoted_rows=3)
         for layer in range(2):
             cache.read(0, layer).promoted[:, [10, 11, 30]] = True
         evict(cache, session, SETTINGS)
@@ -114,10 +118,11 @@ def test_promoted_rows_stay_as_long_as_they_are_held(seated: Callable[..., Any])
 
 
 def test_streaming_with_more_sinks_than_budget_still_keeps_what_is_protected(
-    seated: Callable[..., Any],
+    resident: Callable[..., Any],
 ) -> None:
-    cache, session = seated("streaming_llm", tokens=60, budget=20, promoted_rows=1)
-    session.method = methods.build("streaming_llm", '{"sinks": 40}')
+    cache, session = resident("streaming_llm", tokens=60, budget=20, promoted_rows=1)
+    method = methods.build("streaming_llm", '{"sinks": 40}')
+    session.session.config = replace(session.config, method=method)
     for layer in range(2):
         cache.read(0, layer).promoted[:, 30] = True
     evict(cache, session, SETTINGS)
@@ -125,17 +130,17 @@ def test_streaming_with_more_sinks_than_budget_still_keeps_what_is_protected(
 
 
 def test_the_reserve_for_repair_stays_free_until_rows_are_promoted(
-    seated: Callable[..., Any],
+    resident: Callable[..., Any],
 ) -> None:
-    cache, session = seated("random", tokens=60, budget=20, repair_rows=6)
+    cache, session = resident("random", tokens=60, budget=20, repair_rows=6)
     evict(cache, session, SETTINGS)
     assert cache.longest_heads(0) == [14, 14]
 
 
-def test_each_evicted_token_remembers_the_mean_score_it_left_with(
-    seated: Callable[..., Any],
+def test_each_evicted_token_has_the_mean_score_of_its_eviction(
+    resident: Callable[..., Any],
 ) -> None:
-    cache, session = seated("random", tokens=40, budget=12)
+    cache, session = resident("random", tokens=40, budget=12)
     scores = []
     for layer in range(2):
         keys, values, positions = cache.get_rows(0, layer)
@@ -150,52 +155,54 @@ def test_each_evicted_token_remembers_the_mean_score_it_left_with(
             end=40,
             seed=3 + 40,
         )
-        scores.append(session.method.scores(rows))
+        scores.append(session.config.method.scores(rows))
     evict(cache, session, SETTINGS)
     expected = torch.zeros(40)
     for layer in range(2):
         for head in range(2):
             gone = sorted(set(range(40)) - set(_held(cache, layer, head)))
             expected[gone] += scores[layer][head, gone] / 4
-    assert torch.allclose(session.scores_of_evicted(), expected, atol=1e-6)
+    assert torch.allclose(session.session.scores_of_evicted(), expected, atol=1e-6)
 
 
-def test_an_eviction_is_the_same_every_time(seated: Callable[..., Any]) -> None:
+def test_an_eviction_is_the_same_every_time(resident: Callable[..., Any]) -> None:
     caches = []
     for _ in range(2):
-        cache, session = seated("random", tokens=60, budget=20)
+        cache, session = resident("random", tokens=60, budget=20)
         evict(cache, session, SETTINGS)
         caches.append([_held(cache, layer, head) for layer in range(2) for head in range(2)])
     assert caches[0] == caches[1]
     assert len({tuple(rows) for rows in caches[0]}) == 4, "layers and heads draw their own"
 
 
-def test_each_layer_keeps_its_own_budget(seated: Callable[..., Any]) -> None:
-    cache, session = seated("random", tokens=60, budget=20, layer_rows=(30, 10))
+def test_each_layer_keeps_its_own_budget(resident: Callable[..., Any]) -> None:
+    cache, session = resident("random", tokens=60, budget=20, layer_rows=(30, 10))
     evict(cache, session, SETTINGS)
     assert cache.rows_per_head(0) == [30, 10]
     cache.check_integrity()
 
 
-def test_a_layer_within_its_budget_is_left_alone(seated: Callable[..., Any]) -> None:
-    cache, session = seated("random", tokens=25, budget=20, layer_rows=(30, 10))
+def test_a_layer_within_its_budget_does_not_change(resident: Callable[..., Any]) -> None:
+    cache, session = resident("random", tokens=25, budget=20, layer_rows=(30, 10))
     evict(cache, session, SETTINGS)
     assert cache.rows_per_head(0) == [25, 10]
     gone = set(range(25)) - set(_held(cache, 1, 0)) - set(_held(cache, 1, 1))
-    assert set(session.scores_of_evicted().nonzero().flatten().tolist()) >= gone
+    assert set(session.session.scores_of_evicted().nonzero().flatten().tolist()) >= gone
 
 
-def test_the_turns_share_is_of_each_layers_budget(seated: Callable[..., Any]) -> None:
-    cache, session = seated("random", tokens=60, budget=25, layer_rows=(40, 10), turn_start=30)
+def test_the_turns_share_is_of_each_layers_budget(resident: Callable[..., Any]) -> None:
+    cache, session = resident("random", tokens=60, budget=25, layer_rows=(40, 10), turn_start=30)
     evict(cache, session, WorkerSettings(sinks=0, recent=0, turn_share=0.5))
     assert set(range(40, 60)) <= set(_held(cache, 0, 0))
     assert set(range(55, 60)) <= set(_held(cache, 1, 0))
     assert not set(range(50, 60)) <= set(_held(cache, 1, 0)) | set(_held(cache, 1, 1))
 
 
-def test_layers_that_share_a_selection_hold_the_same_positions(seated: Callable[..., Any]) -> None:
-    """The first one chooses; one that holds other rows before keeps of the chosen those that it has."""
-    cache, session = seated("chunkkv", tokens=60, budget=20)
+def test_layers_that_share_a_selection_hold_the_same_positions(
+    resident: Callable[..., Any],
+) -> None:
+    """The first layer selects; another one with fewer rows keeps the selected rows that it has."""
+    cache, session = resident("chunkkv", tokens=60, budget=20)
     cache.keep(0, 1, torch.arange(5, 60).repeat(2, 1))
     evict(cache, session, SETTINGS)
     for head in range(2):
@@ -213,30 +220,35 @@ EVICTING = [name for name, method in methods.METHODS.items() if method.evicts]
 
 @pytest.mark.parametrize("layer_budgets", ["", "pyramid", "sensitivity"])
 @pytest.mark.parametrize("method", EVICTING)
-def test_no_layer_ever_holds_more_than_its_budget_and_a_block(
+def test_no_layer_ever_exceeds_its_budget_and_a_block(
     method: str, layer_budgets: str, make_worker: Callable[..., Any], words: Callable[..., str]
 ) -> None:
     """Through long prompts and long answers, whatever the method observes and how the budget is split."""
     worker = make_worker("qwen2", layer_sensitivity=(0.0, 0.5, 0.3), **LIMITS)
     worker.open(method=method, budget=50, repair_rows=10, layer_budgets=layer_budgets)
     session = worker.engine.session("s")
-    session.patched_prompt = list(range(60, 100))
-    prompt = 30 if session.method.observation.uses_patched_prompt else 0
-    assert sum(session.layer_rows) == 3 * 40
+    session.episode = ActiveEpisode(patched_prompt=tuple(range(60, 100)))
+    prompt = 30 if session.config.method.observation.uses_patched_prompt else 0
+    assert sum(session.config.layer_rows) == 3 * 40
     for number in range(2):
         memory = worker.turn("s", words(90, seed=number), max_tokens=60).memory
-        assert list(memory.bound_rows) == [rows + 10 + 24 + prompt for rows in session.layer_rows]
+        assert list(memory.bound_rows) == [
+            rows + 10 + 24 + prompt for rows in session.config.layer_rows
+        ]
         assert all(
             peak <= bound for peak, bound in zip(memory.peak_rows, memory.bound_rows, strict=True)
         )
-        left = [rows - n for n, rows in zip(memory.active_rows, session.layer_rows, strict=True)]
+        left = [
+            rows - n for n, rows in zip(memory.active_rows, session.config.layer_rows, strict=True)
+        ]
         assert all(0 <= rows < (10 if method == "chunkkv" else 1) for rows in left), (
             "chunks stay or go whole"
         )
         worker.check()
         memory = worker.repair("s", text=words(5, seed=9)).memory
         assert all(
-            n <= rows + 10 for n, rows in zip(memory.active_rows, session.layer_rows, strict=True)
+            n <= rows + 10
+            for n, rows in zip(memory.active_rows, session.config.layer_rows, strict=True)
         )
         worker.check()
 

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 
+from kvrecall.domain.active_episode import ActiveEpisode
 from kvrecall.protocol.v1 import worker_pb2 as wire
 from workers.cache.active_cache import EMPTY
-from workers.engine.session import WorkerSession
 from workers.episodes.build import run_build
-from workers.episodes.switch import EpisodeRows
+from workers.episodes.rows import EpisodeRows
 from workers.errors import BadEpisode, BadSettings
 from workers.primitives.scoring import attention_scores, cosine_to_mean, row_ranks
 
@@ -48,8 +48,8 @@ def talked(
 def plan(
     prompt: Sequence[int], name: str = "e", segments: Sequence[tuple[int, int, float]] = ()
 ) -> wire.EpisodePlan:
-    """A plan; segments as (start, stop, nearness)."""
-    spans = [wire.Span(start=start, stop=stop, nearness=near) for start, stop, near in segments]
+    """A plan; segments as (start, stop, similarity)."""
+    spans = [wire.Span(start=start, stop=stop, similarity=near) for start, stop, near in segments]
     return wire.EpisodePlan(id=name, patched_prompt=prompt, segments=spans)
 
 
@@ -62,11 +62,10 @@ def held(episode: wire.Episode) -> list[list[list[int]]]:
 def drive(
     worker: Any, *plans: wire.EpisodePlan, token_ids: Sequence[int] = ()
 ) -> tuple[list[wire.Episode], int]:
-    """Run a build by hand: its episodes, and how often it gave way to others."""
+    """Drive a build without a scheduler: its episodes, and the number of its yields."""
     request = wire.BuildEpisodesRequest(session="s", epoch=1, plans=plans, token_ids=token_ids)
-    session = worker.engine.session("s")
-    worker.engine.seat(session)
-    steps = run_build(worker.engine, session, request)
+    resident = worker.engine.swap_in(worker.engine.session("s"))
+    steps = run_build(worker.engine, resident, request)
     paused = 0
     while True:
         try:
@@ -91,10 +90,10 @@ def test_an_episode_is_the_methods_choice_among_all_rows_by_attention_over_all_r
     session = worker.engine.session("s")
     prompt = said[20 : 20 + length]
     (episode,) = worker.build("s", plan(prompt))
-    instruction = engine.tokenizer.encode(session.method.observation.prompt)
+    instruction = engine.tokenizer.encode(session.config.method.observation.prompt)
     room = 64 - len(instruction)
     seen = [
-        engine.observe(session, [*instruction, *prompt[at : at + room]])
+        engine.observe(engine.resident("s"), [*instruction, *prompt[at : at + room]])
         for at in range(0, length, room)
     ]
     rows = engine.store.gather("s", torch.arange(session.length))
@@ -126,7 +125,7 @@ def test_plans_together_come_out_as_each_alone(talked: Callable[..., Any]) -> No
 
 def test_a_layers_rows_follow_the_layer_budgets(talked: Callable[..., Any]) -> None:
     worker, said = talked("qwen2", layer_budgets="pyramid")
-    expected = worker.engine.session("s").layer_rows
+    expected = worker.engine.session("s").config.layer_rows
     assert len(set(expected)) > 1
     (episode,) = worker.build("s", plan(said[:20]))
     assert [sum(map(len, layer)) for layer in held(episode)] == [2 * rows for rows in expected]
@@ -189,7 +188,7 @@ def test_a_session_within_its_budget_is_one_episode_whole(
 
 @pytest.mark.parametrize("anew", [False, True])
 @pytest.mark.parametrize("repaired", [False, True])
-def test_a_build_leaves_the_session_as_it_was(
+def test_a_build_leaves_the_session_unchanged(
     anew: bool, repaired: bool, talked: Callable[..., Any], words: Callable[..., str]
 ) -> None:
     worker, said = talked(slots=1, budget=BUDGET + 8, repair_rows=8)
@@ -206,7 +205,7 @@ def test_a_build_leaves_the_session_as_it_was(
 
 
 @pytest.mark.parametrize("anew", [False, True])
-def test_what_is_said_after_a_build_is_what_would_have_been_said(
+def test_a_turn_after_a_build_generates_the_same_as_without(
     anew: bool,
     talked: Callable[..., Any],
     words: Callable[..., str],
@@ -219,7 +218,7 @@ def test_what_is_said_after_a_build_is_what_would_have_been_said(
 
 
 @pytest.mark.parametrize("anew", [False, True])
-def test_a_build_gives_way_between_its_steps(anew: bool, talked: Callable[..., Any]) -> None:
+def test_a_build_yields_between_its_steps(anew: bool, talked: Callable[..., Any]) -> None:
     worker, said = talked()
     plans = [plan(said[:20], name) for name in "ab"]
     _, paused = drive(worker, *plans, token_ids=said if anew else ())
@@ -263,7 +262,7 @@ def test_a_cancelled_build_leaves_the_session_open_and_no_slot_taken(
     plans = [plan(said[:60], str(index)) for index in range(4)]
     steps = run_build(
         worker.engine,
-        session,
+        worker.engine.resident("s"),
         wire.BuildEpisodesRequest(session="s", plans=plans, token_ids=said if anew else ()),
     )
     for _ in range(5):
@@ -276,7 +275,7 @@ def test_a_cancelled_build_leaves_the_session_open_and_no_slot_taken(
     worker.check()
 
 
-def test_a_build_that_nobody_waits_for_any_more_may_be_followed_by_a_turn(
+def test_a_cancelled_build_may_be_followed_by_a_turn(
     talked: Callable[..., Any], words: Callable[..., str]
 ) -> None:
     """Whenever it is cancelled, in its last step too, the session stays open."""
@@ -291,22 +290,23 @@ def test_a_build_that_nobody_waits_for_any_more_may_be_followed_by_a_turn(
 # By prefill
 
 
-def test_a_build_by_prefill_is_what_a_session_with_that_prompt_would_hold(
+def test_a_build_by_prefill_equals_the_active_rows_of_a_session_with_that_prompt(
     talked: Callable[..., Any], words: Callable[..., str]
 ) -> None:
     worker, said = talked()
     (episode,) = worker.build("s", plan(said[30:50]), token_ids=said)
-    session: WorkerSession = worker.engine.session("s").scratch(said[30:50], ())
+    episode_prompt = ActiveEpisode(patched_prompt=tuple(said[30:50]))
+    session = worker.engine.session("s").create_scratch(episode_prompt)
     session.turn_start = len(said)
-    worker.engine.seat(session)
+    resident = worker.engine.swap_in(session)
     for start in range(0, len(said), 64):
-        worker.engine.forward([session], torch.tensor([said[start : start + 64]]))
-        worker.engine.evict(session)
+        worker.engine.forward([resident], torch.tensor([said[start : start + 64]]))
+        worker.engine.evict(resident)
     for layer, kept in enumerate(held(episode)):
-        _, _, positions = worker.engine.cache.get_rows(session.slot, layer)
+        _, _, positions = worker.engine.cache.get_rows(resident.slot, layer)
         assert kept == [[p for p in head if p != EMPTY] for head in positions.tolist()]
         assert sum(map(len, kept)) == 2 * BUDGET
-    worker.engine.abandon(session)
+    worker.engine.discard(session)
 
 
 def test_episodes_by_prefill_differ_by_their_prompts_and_can_be_switched_to(
@@ -334,14 +334,14 @@ def test_index_lists_take_under_2_percent_of_the_bytes_of_copies(
     for anew in ((), said):
         (episode,) = worker.build("s", plan(said[:60]), token_ids=anew)
         shape = worker.engine.model.shape
-        copies = EpisodeRows.from_bytes(episode.rows).rows() * shape.row_bytes(
+        copies = EpisodeRows.from_bytes(episode.rows).row_count() * shape.row_bytes(
             worker.engine.model.dtype
         )
         assert copies == shape.n_layers * shape.n_kv_heads * 128 * 2 * shape.head_dim * 4
         assert len(episode.rows) < 0.02 * copies
 
 
-def test_what_cannot_be_built_is_refused_and_changes_nothing(talked: Callable[..., Any]) -> None:
+def test_an_impossible_build_is_refused_and_changes_nothing(talked: Callable[..., Any]) -> None:
     worker, said = talked()
     before = worker.engine.snapshot(worker.engine.session("s"))
     for refused, why in (

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from workers import methods
 from workers.cache.active_cache import EMPTY
-from workers.episodes.selection import LayerChoice, choose_of_all, choose_with_newer, newest
+from workers.episodes.selection import LayerSelector, newest, select_from_all, select_with_newer
 from workers.methods import Method
 from workers.methods.epicache import EpiCache
 
@@ -18,9 +18,9 @@ PER_HEAD = EpiCache()
 POOLED = EpiCache(whole_tokens=False)
 
 
-def choice(method: Method = PER_HEAD, *, rows: int = 3, sinks: int = 0) -> LayerChoice:
+def choice(method: Method = PER_HEAD, *, rows: int = 3, sinks: int = 0) -> LayerSelector:
     """One layer of a session."""
-    return LayerChoice(method, rows, sinks)
+    return LayerSelector(method, rows, sinks)
 
 
 def held(positions: Tensor) -> list[list[int]]:
@@ -38,22 +38,22 @@ def scores_of(*heads: list[float]) -> Tensor:
 
 def test_each_head_keeps_its_best_rows_in_order() -> None:
     scores = scores_of([0.1, 0.9, 0.3, 0.0, 0.5], [0.5, 0.4, 0.0, 0.6, 0.1])
-    assert choose_of_all(scores, choice()).tolist() == [[1, 2, 4], [0, 1, 3]]
+    assert select_from_all(scores, choice()).tolist() == [[1, 2, 4], [0, 1, 3]]
 
 
 def test_a_method_that_pools_its_heads_shares_the_layers_rows_by_score() -> None:
     scores = scores_of([0.9, 0.8, 0.7, 0.6, 0.0], [0.5, 0.4, 0.0, 0.0, 0.1])
-    assert held(choose_of_all(scores, choice(POOLED))) == [[0, 1, 2, 3], [0, 1]]
+    assert held(select_from_all(scores, choice(POOLED))) == [[0, 1, 2, 3], [0, 1]]
 
 
 def test_sinks_are_kept_whatever_they_score() -> None:
     scores = scores_of([0.0, 0.9, 0.8, 0.7, 0.0])
-    assert choose_of_all(scores, choice(sinks=1)).tolist() == [[0, 1, 2]]
-    assert choose_of_all(scores, choice()).tolist() == [[1, 2, 3]]
+    assert select_from_all(scores, choice(sinks=1)).tolist() == [[0, 1, 2]]
+    assert select_from_all(scores, choice()).tolist() == [[1, 2, 3]]
 
 
 def test_a_conversation_within_the_budget_is_kept_whole() -> None:
-    assert choose_of_all(scores_of([0.2, 0.1], [0.0, 0.0]), choice()).tolist() == [[0, 1], [0, 1]]
+    assert select_from_all(scores_of([0.2, 0.1], [0.0, 0.0]), choice()).tolist() == [[0, 1], [0, 1]]
 
 
 # Newer rows beside an episode's
@@ -63,21 +63,21 @@ def test_newer_rows_push_out_the_episodes_lowest_scores() -> None:
     positions = torch.tensor([[1, 4, 6, 7], [0, 2, 3, 5]], dtype=torch.int32)
     scores = scores_of([0.1, 0.9, 0.2, 0.8], [1.0, 0.0, 0.5, 0.4])
     newer = torch.tensor([[8, 9], [9, EMPTY]], dtype=torch.int32)
-    chosen = choose_with_newer(positions, scores, newer, choice(rows=4))
+    chosen = select_with_newer(positions, scores, newer, choice(rows=4))
     assert held(chosen) == [[4, 7, 8, 9], [0, 3, 5, 9]]
 
 
 def test_newer_rows_take_at_most_half_and_the_newest_stay() -> None:
     positions = torch.tensor([[0, 1, 2, 3]], dtype=torch.int32)
     newer = torch.arange(10, 20, dtype=torch.int32)[None]
-    chosen = choose_with_newer(positions, scores_of([0.4, 0.3, 0.2, 0.1]), newer, choice(rows=4))
+    chosen = select_with_newer(positions, scores_of([0.4, 0.3, 0.2, 0.1]), newer, choice(rows=4))
     assert chosen.tolist() == [[0, 1, 18, 19]]
 
 
 def test_an_episode_with_room_takes_newer_rows_without_giving_any_up() -> None:
     positions = torch.tensor([[2, 5]], dtype=torch.int32)
     newer = torch.tensor([[8]], dtype=torch.int32)
-    assert choose_with_newer(positions, scores_of([0.5, 0.1]), newer, choice(rows=3)).tolist() == [
+    assert select_with_newer(positions, scores_of([0.5, 0.1]), newer, choice(rows=3)).tolist() == [
         [2, 5, 8]
     ]
 
@@ -85,7 +85,7 @@ def test_an_episode_with_room_takes_newer_rows_without_giving_any_up() -> None:
 def test_sinks_do_not_give_way() -> None:
     positions = torch.tensor([[0, 5, 6, 7]], dtype=torch.int32)
     newer = torch.tensor([[8, 9]], dtype=torch.int32)
-    chosen = choose_with_newer(
+    chosen = select_with_newer(
         positions, scores_of([0.0, 0.3, 0.2, 0.1]), newer, choice(rows=4, sinks=1)
     )
     assert chosen.tolist() == [[0, 5, 8, 9]]
@@ -103,7 +103,7 @@ def test_whatever_is_newer_the_layer_stays_within_its_rows(
     method = POOLED if pooled else PER_HEAD
     generator = torch.Generator().manual_seed(data.draw(st.integers(0, 99), label="seed"))
     scores = torch.rand(heads, built, generator=generator)
-    episode = choose_of_all(scores, choice(method, rows=rows))
+    episode = select_from_all(scores, choice(method, rows=rows))
     own = torch.where(episode < 0, EMPTY, episode).to(torch.int32)
     newer = [
         sorted(data.draw(st.sets(st.integers(built, end - 1)), label="newer")) for _ in range(heads)
@@ -113,7 +113,7 @@ def test_whatever_is_newer_the_layer_stays_within_its_rows(
         [head + [EMPTY] * (width - len(head)) for head in newer], dtype=torch.int32
     ).view(heads, -1)
     chosen = held(
-        choose_with_newer(
+        select_with_newer(
             own, scores.gather(1, episode.clamp(min=0)), after, choice(method, rows=rows)
         )
     )
@@ -138,7 +138,7 @@ def test_every_method_that_evicts_can_choose_an_episodes_rows(
 ) -> None:
     scores = torch.rand(2, 50, generator=torch.Generator().manual_seed(3))
     for method in make_methods():
-        chosen = held(choose_of_all(scores, choice(method, rows=20, sinks=2)))
+        chosen = held(select_from_all(scores, choice(method, rows=20, sinks=2)))
         assert 0 < sum(map(len, chosen)) <= 40
         assert all({0, 1} <= set(head) for head in chosen), method.name
 

@@ -7,20 +7,23 @@ import pytest
 import torch
 from torch import Tensor
 
+from kvrecall.domain.active_episode import NO_EPISODE, ActiveEpisode
 from kvrecall.protocol.v1 import worker_pb2 as wire
 from workers.cache.active_cache import EMPTY
-from workers.engine.session import Selection, WorkerSession
-from workers.episodes.switch import EpisodeRows, read_episode, switch
+from workers.engine.selection import Selection
+from workers.engine.session import WorkerSession
+from workers.episodes.rows import EpisodeRows
+from workers.episodes.switch import read_episode, switch
 from workers.errors import BadEpisode
 
 BUDGET = 40
 
 
 @pytest.fixture
-def seated(
+def talked(
     make_worker: Callable[..., Any], words: Callable[..., str]
 ) -> Callable[..., tuple[Any, WorkerSession]]:
-    """seated(turns, recent, **spec): a worker with session "s", budget 40, that has heard words and idles in a slot."""
+    """talked(turns, recent, **spec): a worker with session "s", budget 40, resident, with words of a turn."""
 
     def make(turns: int = 1, recent: int = 0, **spec: Any) -> tuple[Any, WorkerSession]:
         worker = make_worker(block_tokens=64, recent=recent)
@@ -32,12 +35,12 @@ def seated(
     return make
 
 
-def episode_of(
+def make_episode(
     session: WorkerSession, heads: list[list[list[int]]], name: str = "e", **fields: Any
 ) -> wire.Episode:
     """An episode of the rows `heads[layer][head]`; later positions have higher scores."""
-    places = [_padded(rows) for rows in heads]
-    rows = EpisodeRows.chosen(places, [p.clamp(min=0).float() for p in places])
+    positions = [_padded(rows) for rows in heads]
+    rows = EpisodeRows.from_selection(positions, [p.clamp(min=0).float() for p in positions])
     fields = {"length": session.length, "patched_prompt": [5, 6, 7]} | fields
     return wire.Episode(id=name, rows=rows.to_bytes(), **fields)
 
@@ -56,7 +59,8 @@ def everywhere(*positions: int) -> list[list[list[int]]]:
 
 def switched(worker: Any, session: WorkerSession, episode: wire.Episode) -> wire.SwitchReport:
     """Switch and check every invariant."""
-    report = switch(worker.engine, session, episode, read_episode(worker.engine, session, episode))
+    rows = read_episode(worker.engine, session, episode)
+    report = switch(worker.engine, worker.engine.resident("s"), episode, rows)
     worker.check()
     return report
 
@@ -64,7 +68,7 @@ def switched(worker: Any, session: WorkerSession, episode: wire.Episode) -> wire
 def active(worker: Any, session: WorkerSession) -> list[list[list[int]]]:
     """Positions that are active, per layer and head."""
     assert session.slot is not None
-    held = Selection.of_slot(worker.engine.cache, session.slot).positions
+    held = Selection.from_slot(worker.engine.cache, session.slot).positions
     return [[[p for p in head if p != EMPTY] for head in layer.tolist()] for layer in held]
 
 
@@ -72,7 +76,7 @@ def active(worker: Any, session: WorkerSession) -> list[list[list[int]]]:
 
 
 def test_an_episode_survives_the_wire() -> None:
-    rows = EpisodeRows.chosen(
+    rows = EpisodeRows.from_selection(
         [torch.tensor([[1, 5], [2, -1]]), torch.zeros(2, 0, dtype=torch.int64)],
         [torch.tensor([[0.2, 0.4], [0.1, 9.0]]), torch.zeros(2, 0)],
     )
@@ -81,52 +85,54 @@ def test_an_episode_survives_the_wire() -> None:
     assert back.positions[0].dtype == torch.int32
     assert back.scores[0].dtype == torch.float16
     torch.testing.assert_close(back.scores[0].float(), torch.tensor([[0.5, 1.0], [0.25, 0.0]]))
-    assert back.rows() == 3
+    assert back.row_count() == 3
 
 
 def test_scores_too_small_for_half_precision_keep_their_order() -> None:
-    rows = EpisodeRows.chosen([torch.tensor([[0, 1, 2]])], [torch.tensor([[1e-9, 3e-9, 2e-9]])])
+    rows = EpisodeRows.from_selection(
+        [torch.tensor([[0, 1, 2]])], [torch.tensor([[1e-9, 3e-9, 2e-9]])]
+    )
     assert rows.scores[0].argsort().tolist() == [[0, 2, 1]]
 
 
 @pytest.mark.parametrize(
     "data", [b"", b"nothing of the kind", b"\x08\x00\x00\x00\x00\x00\x00\x00{}      "]
 )
-def test_bytes_that_are_no_episode_are_refused(data: bytes, seated: Callable[..., Any]) -> None:
-    worker, session = seated()
+def test_bytes_that_are_no_episode_are_refused(data: bytes, talked: Callable[..., Any]) -> None:
+    worker, session = talked()
     with pytest.raises(BadEpisode):
         read_episode(worker.engine, session, wire.Episode(id="e", rows=data, length=3))
 
 
-def test_an_episode_that_does_not_fit_its_session_is_refused(seated: Callable[..., Any]) -> None:
-    worker, session = seated()
+def test_an_episode_that_does_not_fit_its_session_is_refused(talked: Callable[..., Any]) -> None:
+    worker, session = talked()
     length = session.length
     read = read_episode
     with pytest.raises(BadEpisode, match="build it again"):
-        read(worker.engine, session, episode_of(session, everywhere(1), length=length + 1))
+        read(worker.engine, session, make_episode(session, everywhere(1), length=length + 1))
     with pytest.raises(BadEpisode, match="2 layers of 2 KV heads"):
-        read(worker.engine, session, episode_of(session, [[[1]] * 2] * 3))
+        read(worker.engine, session, make_episode(session, [[[1]] * 2] * 3))
     with pytest.raises(BadEpisode, match="2 layers of 2 KV heads"):
-        read(worker.engine, session, episode_of(session, [[[1]] * 3] * 2))
+        read(worker.engine, session, make_episode(session, [[[1]] * 3] * 2))
     with pytest.raises(BadEpisode, match=r"rows 0\.\."):
-        read(worker.engine, session, episode_of(session, everywhere(length)))
+        read(worker.engine, session, make_episode(session, everywhere(length)))
     with pytest.raises(BadEpisode, match="each once"):
-        read(worker.engine, session, episode_of(session, everywhere(3, 3)))
+        read(worker.engine, session, make_episode(session, everywhere(3, 3)))
     with pytest.raises(BadEpisode, match=f"the {BUDGET} rows per head"):
-        read(worker.engine, session, episode_of(session, everywhere(*range(BUDGET + 1))))
+        read(worker.engine, session, make_episode(session, everywhere(*range(BUDGET + 1))))
 
 
 # Switching
 
 
 def test_a_switch_makes_exactly_the_episodes_rows_active_bit_by_bit(
-    seated: Callable[..., Any],
+    talked: Callable[..., Any],
 ) -> None:
-    worker, session = seated()
+    worker, session = talked()
     wanted = [[[0, 3, 50], [7]], [list(range(20, 60)), [1, 2, 90, 91, 92]]]
-    report = switched(worker, session, episode_of(session, wanted))
+    report = switched(worker, session, make_episode(session, wanted))
     assert active(worker, session) == wanted
-    assert (session.episode, session.patched_prompt) == ("e", [5, 6, 7])
+    assert session.episode == ActiveEpisode("e", (5, 6, 7))
     rows = worker.engine.store.gather("s", torch.arange(session.length))
     for layer, heads in enumerate(wanted):
         keys, values, _ = worker.engine.cache.get_rows(session.slot, layer)
@@ -137,10 +143,10 @@ def test_a_switch_makes_exactly_the_episodes_rows_active_bit_by_bit(
 
 
 def test_sharing_80_percent_moves_20_percent_of_the_bytes(
-    seated: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    talked: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    worker, session = seated()
-    switched(worker, session, episode_of(session, everywhere(*range(0, 80, 2)), "first"))
+    worker, session = talked()
+    switched(worker, session, make_episode(session, everywhere(*range(0, 80, 2)), "first"))
     asked: list[int] = []
     gather = worker.engine.store.gather_selection
 
@@ -150,7 +156,7 @@ def test_sharing_80_percent_moves_20_percent_of_the_bytes(
 
     monkeypatch.setattr(worker.engine.store, "gather_selection", counting)
     other = [*range(0, 64, 2), *range(81, 97, 2)]
-    report = switched(worker, session, episode_of(session, everywhere(*other), "second"))
+    report = switched(worker, session, make_episode(session, everywhere(*other), "second"))
     of_all = 4 * len(other)
     assert (report.rows_moved, report.rows_kept) == (0.2 * of_all, 0.8 * of_all)
     assert asked == [report.rows_moved], "rows that are active are not read"
@@ -160,10 +166,10 @@ def test_sharing_80_percent_moves_20_percent_of_the_bytes(
 
 
 def test_the_same_episode_again_moves_nothing(
-    seated: Callable[..., Any], words: Callable[..., str]
+    talked: Callable[..., Any], words: Callable[..., str]
 ) -> None:
-    worker, session = seated()
-    episode = episode_of(session, everywhere(*range(60, 100)))
+    worker, session = talked()
+    episode = make_episode(session, everywhere(*range(60, 100)))
     assert switched(worker, session, episode).rows_moved > 150
     again = switched(worker, session, episode)
     assert (again.rows_moved, again.bytes_moved, again.rows_kept) == (0, 0, 160)
@@ -175,12 +181,12 @@ def test_the_same_episode_again_moves_nothing(
     assert active(worker, session) == before
 
 
-def test_newer_rows_stay_beside_the_episode(
-    seated: Callable[..., Any], words: Callable[..., str]
+def test_newer_rows_stay_active_with_the_episodes(
+    talked: Callable[..., Any], words: Callable[..., str]
 ) -> None:
     """The newest of them, in at most half of the rows; what scored lowest in the episode gives way."""
-    worker, session = seated(recent=8)
-    episode = episode_of(session, everywhere(*range(60, 100)))
+    worker, session = talked(recent=8)
+    episode = make_episode(session, everywhere(*range(60, 100)))
     worker.turn("s", words(60, seed=5), generate=False)
     newer = [
         [[p for p in head if p >= episode.length] for head in layer]
@@ -194,10 +200,10 @@ def test_newer_rows_stay_beside_the_episode(
             assert head == [*range(60 + len(kept), 100), *kept]
 
 
-def test_what_was_just_said_stays_active_whatever_its_topic(seated: Callable[..., Any]) -> None:
+def test_the_recent_window_stays_active_whatever_its_topic(talked: Callable[..., Any]) -> None:
     """Also where the episode was built after it, and does not list it."""
-    worker, session = seated(recent=8)
-    episode = episode_of(session, everywhere(*range(60, 100)))
+    worker, session = talked(recent=8)
+    episode = make_episode(session, everywhere(*range(60, 100)))
     assert episode.length == session.length
     switched(worker, session, episode)
     recent = range(session.length - 8, session.length)
@@ -206,14 +212,14 @@ def test_what_was_just_said_stays_active_whatever_its_topic(seated: Callable[...
 
 
 def test_rows_of_a_repair_survive_a_switch(
-    seated: Callable[..., Any], words: Callable[..., str]
+    talked: Callable[..., Any], words: Callable[..., str]
 ) -> None:
-    worker, session = seated(budget=BUDGET + 8, repair_rows=8)
+    worker, session = talked(budget=BUDGET + 8, repair_rows=8)
     promoted = list(worker.repair("s", text=words(5, seed=9)).report.promoted)
     assert len(promoted) == 8
-    before = Selection.of_slot(worker.engine.cache, session.slot)
-    switched(worker, session, episode_of(session, everywhere(*range(60, 60 + BUDGET))))
-    after = Selection.of_slot(worker.engine.cache, session.slot)
+    before = Selection.from_slot(worker.engine.cache, session.slot)
+    switched(worker, session, make_episode(session, everywhere(*range(60, 60 + BUDGET))))
+    after = Selection.from_slot(worker.engine.cache, session.slot)
     assert session.promoted_rows == 8
     for layer in range(2):
         for head in range(2):
@@ -224,27 +230,27 @@ def test_rows_of_a_repair_survive_a_switch(
             )
 
 
-def test_a_row_that_cannot_be_read_leaves_the_session_as_it_was(
-    seated: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+def test_a_failed_read_leaves_the_session_unchanged(
+    talked: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    worker, session = seated()
+    worker, session = talked()
     before = active(worker, session)
     worker.engine.store.truncate("s", 64)
-    episode = episode_of(session, everywhere(100))
+    episode = make_episode(session, everywhere(100))
     with pytest.raises(Exception, match="cannot be read"):
-        switch(worker.engine, session, episode, read_episode(worker.engine, session, episode))
+        switched(worker, session, episode)
     assert active(worker, session) == before
-    assert session.episode == ""
+    assert session.episode == NO_EPISODE
 
 
 # In a turn
 
 
 def test_a_turn_begins_with_its_episodes_rows(
-    seated: Callable[..., Any], words: Callable[..., str]
+    talked: Callable[..., Any], words: Callable[..., str]
 ) -> None:
-    worker, session = seated(method="epicache")
-    episode = episode_of(session, everywhere(*range(40, 60)))
+    worker, session = talked(method="epicache")
+    episode = make_episode(session, everywhere(*range(40, 60)))
     done = worker.turn("s", words(4, seed=2), max_tokens=4, episode=episode)
     assert done.switched.episode == done.state.episode == "e"
     assert done.switched.rows_moved + done.switched.rows_kept == 80
@@ -259,7 +265,7 @@ def test_a_turn_begins_with_its_episodes_rows(
     worker.check()
 
 
-def test_what_is_said_after_a_switch_is_said_over_the_episodes_rows(
+def test_a_turn_after_a_switch_attends_to_the_episodes_rows(
     make_worker: Callable[..., Any], words: Callable[..., str], answer: Callable[..., list[int]]
 ) -> None:
     """An episode of all rows is the full cache."""
@@ -273,28 +279,28 @@ def test_what_is_said_after_a_switch_is_said_over_the_episodes_rows(
     assert max(worker.memory("small").active_rows) == 40
     state = worker.engine.snapshot(session)
     worker.open("small", method="random", budget=300, layer_budgets="uniform", state=state)
-    everything = episode_of(session, everywhere(*range(session.length)))
+    everything = make_episode(session, everywhere(*range(session.length)))
     asked = words(8, seed=1)
     restored = worker.turn("small", asked, episode=everything)
     assert answer(restored) == answer(worker.turn("full", asked)) == answer(worker.turn("s", asked))
 
 
 def test_a_bad_episode_refuses_the_turn_and_changes_nothing(
-    seated: Callable[..., Any], words: Callable[..., str]
+    talked: Callable[..., Any], words: Callable[..., str]
 ) -> None:
-    worker, session = seated()
+    worker, session = talked()
     before = worker.engine.snapshot(session)
     with pytest.raises(BadEpisode):
-        worker.turn("s", words(4), episode=episode_of(session, everywhere(1), length=10_000))
+        worker.turn("s", words(4), episode=make_episode(session, everywhere(1), length=10_000))
     assert worker.engine.snapshot(worker.engine.session("s")) == before
     worker.turn("s", words(4), max_tokens=2)
 
 
 def test_a_session_opened_again_is_in_its_episode(
-    seated: Callable[..., Any], words: Callable[..., str]
+    talked: Callable[..., Any], words: Callable[..., str]
 ) -> None:
-    worker, session = seated(method="epicache")
-    episode = episode_of(session, everywhere(*range(40, 60)))
+    worker, session = talked(method="epicache")
+    episode = make_episode(session, everywhere(*range(40, 60)))
     state = worker.turn("s", words(4, seed=2), max_tokens=4, episode=episode).state
     spec = {"method": "epicache", "budget": BUDGET, "layer_budgets": "uniform"}
     worker.open(**spec, state=state, epoch=2)

@@ -1,23 +1,28 @@
-"""Decoding chooses, shows and ends; the scheduler's part is played by a script of tokens."""
+"""Decoding samples, streams and ends; a script of tokens stands in for the scheduler."""
 
 from collections.abc import Sequence
 
 import pytest
 import torch
 
+from kvrecall.domain.messages import Sampling
 from workers import methods
-from workers.engine.session import WorkerSession
-from workers.generation.decode import Answer, NextLogits, decode
-from workers.generation.sampling import SamplingSettings
+from workers.engine.session import SessionConfig, WorkerSession
+from workers.generation.decode import Answer, decode
+from workers.generation.steps import NextLogits
 from workers.model.tokenizer import ChatTokenizer
-from workers.primitives.observation import RecentQueries
+
+
+def make_session() -> WorkerSession:
+    """A session without tokens, of the method full."""
+    return WorkerSession.create(SessionConfig("s", 1, 50, 0, methods.build("full"), (50,)))
 
 
 def _run(
-    tokenizer: ChatTokenizer, script: Sequence[int], sampling: SamplingSettings
+    tokenizer: ChatTokenizer, script: Sequence[int], sampling: Sampling
 ) -> tuple[Answer, list[int], list[tuple[int, str]], list[int]]:
-    """Decode what a model would say that always prefers the script's next token."""
-    session = WorkerSession("s", 1, 50, 0, methods.build("full"), 0, [], RecentQueries(0), (50,))
+    """Decode with a model that always prefers the script's next token."""
+    session = make_session()
     shown: list[tuple[int, str]] = []
     logits = [
         NextLogits(torch.nn.functional.one_hot(torch.tensor(t), 1280).float(), t) for t in script
@@ -36,21 +41,21 @@ def _run(
     raise AssertionError("decoding should have ended with the script")
 
 
-def test_an_end_token_ends_the_answer_and_is_said_with_the_next_turn(
+def test_an_end_token_ends_the_answer_and_is_appended_with_the_next_turn(
     tokenizer: ChatTokenizer,
 ) -> None:
     words = tokenizer.encode("It is 42.")
-    answer, said, shown, pending = _run(tokenizer, [*words, 1], SamplingSettings())
+    answer, said, shown, pending = _run(tokenizer, [*words, 1], Sampling())
     assert answer == Answer((*words, 1), "It is 42.", "stop")
     assert said == words
     assert pending == [1]
     assert "".join(text for _, text in shown) == "It is 42."
-    assert [token for token, _ in shown] == words, "the end token is nobody's text"
+    assert [token for token, _ in shown] == words, "the end token has no text"
 
 
-def test_the_limit_cuts_the_answer_and_closes_it(tokenizer: ChatTokenizer) -> None:
+def test_the_limit_truncates_the_answer_and_closes_it(tokenizer: ChatTokenizer) -> None:
     words = tokenizer.encode("It is 42 and more")
-    answer, said, _, pending = _run(tokenizer, words, SamplingSettings(max_tokens=3))
+    answer, said, _, pending = _run(tokenizer, words, Sampling(max_tokens=3))
     assert answer.token_ids == tuple(words[:3])
     assert answer.finish_reason == "length"
     assert said == words[:2]
@@ -60,16 +65,16 @@ def test_the_limit_cuts_the_answer_and_closes_it(tokenizer: ChatTokenizer) -> No
 @pytest.mark.parametrize("stop", ["42", "is 4", " "])
 def test_a_stop_string_ends_the_answer_before_it(stop: str, tokenizer: ChatTokenizer) -> None:
     words = tokenizer.encode("It is 42 and more")
-    answer, said, shown, pending = _run(tokenizer, words, SamplingSettings(stop=(stop,)))
+    answer, said, shown, pending = _run(tokenizer, words, Sampling(stop=(stop,)))
     assert answer.finish_reason == "stop"
     assert answer.text == "".join(text for _, text in shown) == "It is 42 and more".split(stop)[0]
     assert list(answer.token_ids) == [*said, pending[0]] == words[: len(answer.token_ids)]
     assert pending[1] == 1
 
 
-def test_a_tool_call_is_in_the_answer_and_not_shown(tokenizer: ChatTokenizer) -> None:
+def test_a_tool_call_is_in_the_answer_and_not_streamed(tokenizer: ChatTokenizer) -> None:
     text = 'Wait. <tool_call>{"name": "a", "arguments": {}}</tool_call>'
-    answer, _, shown, _ = _run(tokenizer, [*tokenizer.encode(text), 1], SamplingSettings())
+    answer, _, shown, _ = _run(tokenizer, [*tokenizer.encode(text), 1], Sampling())
     assert answer.text == text
     assert "".join(piece for _, piece in shown) == "Wait. "
 
@@ -78,10 +83,8 @@ def test_sampling_follows_its_seed(tokenizer: ChatTokenizer) -> None:
     flat = NextLogits(torch.zeros(1280), 0)
     answers = []
     for seed in (1, 1, 2):
-        session = WorkerSession(
-            "s", 1, 50, 0, methods.build("full"), 0, [], RecentQueries(0), (50,)
-        )
-        sampling = SamplingSettings(max_tokens=6, temperature=1.0, seed=seed)
+        session = make_session()
+        sampling = Sampling(max_tokens=6, temperature=1.0, seed=seed)
         running = decode(session, tokenizer, flat, sampling, lambda *_: None)
         try:
             next(running)

@@ -1,4 +1,4 @@
-"""Prefill goes block by block, and keeps what was expected of recorded text."""
+"""Prefill appends block by block, and keeps the distribution on recorded text."""
 
 from collections.abc import Callable
 from functools import partial
@@ -13,8 +13,8 @@ from workers.generation.prefill import prefill
 from workers.model.tokenizer import Segment
 
 
-def _note_length(noted: list[int], session: WorkerSession) -> None:
-    noted.append(session.length)
+def _record_length(lengths: list[int], session: WorkerSession) -> None:
+    lengths.append(session.length)
 
 
 def test_blocks_are_as_long_as_set_and_others_may_run_between_them(
@@ -22,17 +22,17 @@ def test_blocks_are_as_long_as_set_and_others_may_run_between_them(
 ) -> None:
     worker = make_worker(block_tokens=16)
     worker.open()
-    session = worker.engine.session("s")
     engine = worker.engine
-    engine.seat(session)
+    resident = engine.swap_in(engine.session("s"))
+    session = resident.session
     session.pending = [7, 1]
     steps = list(
         prefill(
             engine,
-            session,
+            resident,
             [Segment(tuple(range(5, 43)), False)],
             keep_distribution=False,
-            prompt_said=lambda: None,
+            on_prompt_end=lambda: None,
         )
     )
     assert steps == [None] * 3
@@ -57,16 +57,15 @@ def test_the_distribution_covers_every_recorded_token_across_blocks(
     for block_tokens in (1, 10, 64):
         worker = make_worker(block_tokens=block_tokens)
         worker.open()
-        session = worker.engine.session("s")
         engine = worker.engine
-        engine.seat(session)
-        prompt_said_at: list[int] = []
+        resident = engine.swap_in(engine.session("s"))
+        prompt_ends: list[int] = []
         running = prefill(
             engine,
-            session,
+            resident,
             segments,
             keep_distribution=True,
-            prompt_said=partial(_note_length, prompt_said_at, session),
+            on_prompt_end=partial(_record_length, prompt_ends, resident.session),
         )
         try:
             while True:
@@ -74,7 +73,7 @@ def test_the_distribution_covers_every_recorded_token_across_blocks(
         except StopIteration as finished:
             prefilled = finished.value
         assert torch.allclose(prefilled.logits, logits[-1], atol=1e-3)
-        assert prompt_said_at == [min(50, -(-9 // block_tokens) * block_tokens)], (
+        assert prompt_ends == [min(50, -(-9 // block_tokens) * block_tokens)], (
             "with the block of the ninth token"
         )
         assert prefilled.distribution.token_ids == tuple(token_ids[i] for i in recorded)
@@ -85,14 +84,12 @@ def test_the_distribution_covers_every_recorded_token_across_blocks(
 def test_nothing_recorded_gives_no_distribution(make_worker: Callable[..., Any]) -> None:
     worker = make_worker()
     worker.open()
-    session = worker.engine.session("s")
-    worker.engine.seat(session)
     running = prefill(
         worker.engine,
-        session,
+        worker.engine.swap_in(worker.engine.session("s")),
         [Segment((4, 5, 6), False)],
         keep_distribution=True,
-        prompt_said=lambda: None,
+        on_prompt_end=lambda: None,
     )
     next(running)
     with pytest.raises(StopIteration) as finished:

@@ -5,14 +5,15 @@ from typing import Any
 import pytest
 import torch
 
+from kvrecall.domain.messages import Sampling
 from workers.errors import BadSettings
-from workers.generation.sampling import Sampler, SamplingSettings
+from workers.generation.sampling import Sampler, require_valid
 
 LOGITS = torch.tensor([2.0, 1.0, 0.5, 0.0, -1.0, -3.0])
 
 
 def _draws(count: int = 400, **settings: Any) -> list[int]:
-    sampler = Sampler(SamplingSettings(**settings))
+    sampler = Sampler(Sampling(**settings))
     return [sampler.next_token(LOGITS, 0) for _ in range(count)]
 
 
@@ -26,7 +27,7 @@ def test_a_seed_gives_the_same_tokens_whenever_it_is_used() -> None:
 
 
 def test_two_samplers_do_not_disturb_each_other() -> None:
-    one, two = (Sampler(SamplingSettings(temperature=1.0, seed=seed)) for seed in (4, 9))
+    one, two = (Sampler(Sampling(temperature=1.0, seed=seed)) for seed in (4, 9))
     mixed = []
     for _ in range(50):
         mixed.append(one.next_token(LOGITS, 0))
@@ -61,7 +62,7 @@ def test_everything_possible_is_drawn_as_often_as_it_should_be() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("settings", "field"),
     [
         ({"max_tokens": 0}, "max_tokens"),
         ({"temperature": -0.1}, "temperature"),
@@ -74,16 +75,15 @@ def test_everything_possible_is_drawn_as_often_as_it_should_be() -> None:
         ({"stop": ("ok", "")}, "stop"),
     ],
 )
-def test_settings_out_of_range_are_refused_by_name(settings: dict[str, Any], told: str) -> None:
-    with pytest.raises(BadSettings, match=told):
-        SamplingSettings(**settings)
+def test_settings_out_of_range_are_refused_by_name(settings: dict[str, Any], field: str) -> None:
+    with pytest.raises(BadSettings, match=field):
+        require_valid(Sampling(**settings))
 
 
-def test_a_limit_lowers_max_tokens_and_nothing_else() -> None:
-    settings = SamplingSettings(max_tokens=9, temperature=0.5, seed=3, stop=("x",))
-    assert settings.limited_to(4) == SamplingSettings(
-        max_tokens=4, temperature=0.5, seed=3, stop=("x",)
-    )
+def test_the_defaults_are_valid_and_off() -> None:
+    sampling = Sampling()
+    require_valid(sampling)
+    assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.stop) == (0, 1, 0, ())
 
 
 def test_the_largest_seed_of_the_wire_is_one() -> None:

@@ -91,7 +91,7 @@ def test_the_pages_example_keeps_a_conversation_within_its_budget(
         peak <= bound for peak, bound in zip(memory.peak_rows, memory.bound_rows, strict=True)
     )
     assert done.output_tokens > 0
-    assert isinstance(worker.engine.session("s").method, value_aware)
+    assert isinstance(worker.engine.session("s").config.method, value_aware)
     worker.check()
 
 

@@ -1,7 +1,7 @@
 """Queries of a turn that eviction methods observe."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -9,7 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workers.engine.session import Selection
+from kvrecall.domain.active_episode import ActiveEpisode
+from workers.engine.selection import Selection
 from workers.methods.base import LayerRows
 from workers.methods.streaming_llm import StreamingLLM
 from workers.primitives.observation import Observation, RecentQueries
@@ -139,9 +140,9 @@ def test_observing_leaves_no_trace(
         worker = make_worker(block_tokens=24, recent=8, prompt_tokens=20)
         worker.open(method="streaming_llm", budget=40)
         session = worker.engine.session("s")
-        session.method = method
+        session.config = replace(session.config, method=method)
         session.queries = RecentQueries(method.observation.window)
-        session.patched_prompt = list(range(100, 130))
+        session.episode = ActiveEpisode(patched_prompt=tuple(range(100, 130)))
         turns = [worker.turn("s", words(60, seed=turn), max_tokens=70) for turn in range(2)]
         assert worker.memory().length == worker.engine.store.length("s")
         worker.check()
@@ -149,7 +150,7 @@ def test_observing_leaves_no_trace(
         states.append(
             (
                 turns[-1].memory.length,
-                Selection.of_slot(worker.engine.cache, session.slot).to_bytes(),
+                Selection.from_slot(worker.engine.cache, session.slot).to_bytes(),
             )
         )
         rows = [worker.engine.cache.get_rows(session.slot, layer) for layer in range(2)]
@@ -172,18 +173,19 @@ def test_the_window_is_unchanged_by_an_eviction_during_decoding(
     worker.open(method="snapkv", budget=40)
     engine = worker.engine
     session = worker.engine.session("s")
-    session.method = Indifferent(
+    method = Indifferent(
         observes=Observation(window=6, prompt="Summarise the above.", repeats_block=True)
     )
+    session.config = replace(session.config, method=method)
     session.queries = RecentQueries(6)
-    engine.seat(session)
+    resident = engine.swap_in(session)
     for block in torch.randint(2, 1270, (60,), generator=torch.Generator().manual_seed(3)).split(
         20
     ):
-        engine.forward([session], block[None])
+        engine.forward([resident], block[None])
     before = session.queries.observed()
     assert engine.cache.rows_per_head(session.slot)[0] > 40
-    engine.evict(session)
+    engine.evict(resident)
     after = session.queries.observed()
     assert session.length == 60
     assert engine.cache.rows_per_head(session.slot) == [40, 40]

@@ -1,4 +1,4 @@
-"""A repair brings the rows back that a signal asks for, leaves nothing of itself, and may be ended at any moment."""
+"""A repair promotes the rows that a signal attends to, leaves no trace of it, and may stop at any moment."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -11,11 +11,11 @@ import torch
 
 from kvrecall.protocol.v1 import worker_pb2 as wire
 from workers.cache.active_cache import EMPTY
-from workers.engine.session import Selection
+from workers.engine.selection import Selection
 from workers.primitives.scoring import attention
 from workers.primitives.selection import bursts
-from workers.repair.promotion import missing_rows, withdraw
-from workers.repair.repair import deadline, run_repair
+from workers.repair.promotion import demote_promoted, missing_rows
+from workers.repair.repair import build_deadline, run_repair
 
 
 def test_restoring_everything_equals_the_full_cache(
@@ -89,19 +89,19 @@ def test_a_second_repair_replaces_the_first(
         now <= before + 20
         for now, before in zip(second.memory.active_rows, base.active_rows, strict=True)
     )
-    session = worker.engine.session("s")
-    withdraw(worker.engine.cache, session)
-    held = Selection.of_slot(worker.engine.cache, session.slot)
+    session = worker.engine.resident("s")
+    demote_promoted(worker.engine.cache, session)
+    held = Selection.from_slot(worker.engine.cache, session.slot)
     assert (
         held.to_bytes()
-        == Selection.of_slot(other.engine.cache, other.engine.session("s").slot).to_bytes()
+        == Selection.from_slot(other.engine.cache, other.engine.session("s").slot).to_bytes()
     )
     assert second.report.scored_rows == second.report.candidates > 0
     assert not second.report.truncated
     worker.check()
 
 
-def test_a_repair_leaves_nothing_of_its_signal(
+def test_a_repair_leaves_no_row_of_its_signal(
     make_worker: Callable[..., Any], words: Callable[..., str]
 ) -> None:
     worker = make_worker(block_tokens=64, recent=8)
@@ -148,11 +148,12 @@ def opened(worker: Any, words: Callable[..., str], **settings: Any) -> wire.Memo
 
 def expected_scores(worker: Any, signal: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
     """The signal's attention over every row, written out, counted where a row is evicted; and what is evicted."""
-    session = worker.engine.session("s")
     engine = worker.engine
-    observed = engine.observe(session, [*session.pending, *signal])
+    resident = engine.resident("s")
+    session = resident.session
+    observed = engine.observe(resident, [*session.pending, *signal])
     keys = engine.store.gather("s", torch.arange(session.length))[:, 0]
-    missing = missing_rows(engine.cache, session.slot, session.length)
+    missing = missing_rows(engine.cache, resident.slot, session.length)
     positions = torch.arange(session.length, dtype=torch.int32).repeat(keys.shape[1], 1)
     total = torch.zeros(session.length)
     for layer, queries in enumerate(observed.queries):
@@ -192,7 +193,7 @@ def test_a_swap_keeps_the_budget_and_uses_all_of_it(
     worker.check()
 
 
-def test_a_repair_that_is_resumed_elsewhere_holds_the_same_rows(
+def test_a_repaired_session_resumed_elsewhere_has_the_same_rows(
     make_worker: Callable[..., Any], words: Callable[..., str]
 ) -> None:
     """What a swap has moved is in the state that is committed, and nothing else."""
@@ -241,7 +242,7 @@ def test_a_second_hop_looks_again_over_what_came_back(
 
 
 def drive(steps: Any) -> Any:
-    """A generator of the worker to its end, with nobody else in between."""
+    """Drive a generator of the worker to its end, without other jobs."""
     try:
         while True:
             waited = steps.send(None)
@@ -252,23 +253,23 @@ def drive(steps: Any) -> Any:
 
 
 @pytest.mark.parametrize("looks", range(6))
-def test_a_repair_that_is_hurried_takes_what_it_has_found_so_far(
+def test_a_repair_that_stops_early_promotes_the_best_rows_so_far(
     looks: int, make_worker: Callable[..., Any], words: Callable[..., str]
 ) -> None:
     worker = make_worker(block_tokens=64, recent=8)
     worker.open(method="snapkv", budget=60, repair_rows=20, repair_scan="exact")
     worker.turn("s", words(700), max_tokens=4)
     before = worker.memory()
-    asked = []
+    calls = []
 
-    def hurried() -> bool:
-        asked.append(None)
-        return len(asked) > looks
+    def stop_requested() -> bool:
+        calls.append(None)
+        return len(calls) > looks
 
-    session = worker.engine.session("s")
+    session = worker.engine.resident("s")
     signal = worker.engine.tokenizer.encode(words(6, seed=1))
-    report = drive(run_repair(worker.engine, session, signal, "tool_result", hurried))
-    session.unsettled = False
+    report = drive(run_repair(worker.engine, session, signal, "tool_result", stop_requested))
+    session.session.dirty = False
     assert report.truncated or report.scored_rows == report.candidates
     assert len(report.promoted) == min(20, report.scored_rows)
     now = worker.memory()
@@ -279,23 +280,23 @@ def test_a_repair_that_is_hurried_takes_what_it_has_found_so_far(
     worker.check()
 
 
-def test_a_repair_that_is_cut_short_leaves_what_an_earlier_one_brought(
+def test_a_truncated_repair_keeps_the_rows_of_an_earlier_one(
     make_worker: Callable[..., Any], words: Callable[..., str]
 ) -> None:
     worker = make_worker(block_tokens=64, recent=8)
     opened(worker, words)
     worker.repair("s", text=words(6, seed=1))
-    session = worker.engine.session("s")
-    held = Selection.of_slot(worker.engine.cache, session.slot).to_bytes()
+    session = worker.engine.resident("s")
+    held = Selection.from_slot(worker.engine.cache, session.slot).to_bytes()
     report = drive(run_repair(worker.engine, session, [5, 6, 7], "tool_result", lambda: True))
-    session.unsettled = False
+    session.session.dirty = False
     assert report.truncated
     assert not report.scored_rows
     assert not report.promoted
-    assert Selection.of_slot(worker.engine.cache, session.slot).to_bytes() == held
+    assert Selection.from_slot(worker.engine.cache, session.slot).to_bytes() == held
 
 
-def test_a_deadline_that_is_over_ends_a_repair(
+def test_a_repair_ends_at_its_deadline(
     make_worker: Callable[..., Any], words: Callable[..., str]
 ) -> None:
     worker = make_worker(block_tokens=64, recent=8)
@@ -304,8 +305,8 @@ def test_a_deadline_that_is_over_ends_a_repair(
     assert late.report.truncated
     assert late.report.scored_rows < late.report.candidates
     assert not worker.repair("s", text=words(6, seed=1), seconds=600).report.truncated
-    assert not deadline(0)()
-    assert deadline(1e-9)()
+    assert not build_deadline(0)()
+    assert build_deadline(1e-9)()
 
 
 def test_a_turn_that_is_cancelled_in_its_own_repair_leaves_nothing_behind(
@@ -333,7 +334,7 @@ def test_a_turn_that_is_cancelled_in_its_own_repair_leaves_nothing_behind(
     with pytest.raises(CancelledError):
         turn.result(60)
     for _ in range(2):
-        worker.scheduler.hurry("nobody").result(60)
+        worker.scheduler.stop_early("unknown").result(60)
     assert reads
     assert worker.scheduler.slots_in_use() == worker.scheduler.queued() == 0
     monkeypatch.undo()

@@ -158,7 +158,7 @@ async def test_a_drain_lets_a_turn_end_and_none_begin(served: Callable[..., Any]
         status, code, message = await refusal(each.turn(tokens=1).read())
         assert (status, code) == (grpc.StatusCode.ABORTED, "cancelled")
         assert "draining" in message
-        await each.stub.Hurry(wire.HurryRequest(session="s"))
+        await each.stub.Hurry(wire.StopEarlyRequest(session="s"))
         events = [event async for event in turn]
         assert events[-1].done.output_tokens == 300
         await stopping

@@ -373,7 +373,7 @@ def test_dropping_a_session_ends_its_turn_and_frees_slot_and_rows(
     gate = Gate()
     running = worker.submit("s", words(5), emit=gate)
     assert gate.reached.wait(600)
-    dropped = worker.scheduler.drop(wire.DropRequest(session="s"))
+    dropped = worker.scheduler.delete(wire.DeleteRequest(session="s"))
     gate.go.set()
     dropped.result(600)
     with pytest.raises(Cancelled):
@@ -381,7 +381,7 @@ def test_dropping_a_session_ends_its_turn_and_frees_slot_and_rows(
     assert worker.scheduler.slots_in_use() == 0
     assert worker.engine.store.sessions() == []
     assert sum(worker.engine.store.usage().values()) == 0
-    worker.scheduler.drop(wire.DropRequest(session="s")).result(600)
+    worker.scheduler.delete(wire.DeleteRequest(session="s")).result(600)
     worker.check()
 
 
@@ -396,7 +396,9 @@ def test_retain_drops_what_was_stored_before_and_is_not_named(
     worker = make_worker(directory="rows")
     worker.open("new")
     worker.turn("new", words(5))
-    assert worker.scheduler.retain(wire.RetainRequest(sessions=["kept"])).result(600) == ["lost"]
+    assert worker.scheduler.retain_only(wire.RetainOnlyRequest(sessions=["kept"])).result(600) == [
+        "lost"
+    ]
     assert worker.engine.store.sessions() == ["kept", "new"]
     worker.check()
 

@@ -144,9 +144,9 @@ def test_a_forked_session_outlives_its_parent(
     expected = answer(worker.turn("s", "and then"))
     worker.open(epoch=2, state=state)
     fork(worker, "s", "child", state, epoch=1)
-    worker.scheduler.drop(wire.DropRequest(session="s", keep_pages=state.length // PAGE)).result(
-        600
-    )
+    worker.scheduler.delete(
+        wire.DeleteRequest(session="s", keep_pages=state.length // PAGE)
+    ).result(600)
     assert answer(worker.turn("child", "and then")) == expected
     worker.check()
 

@@ -7,7 +7,7 @@ import pytest
 
 from kvrecall.protocol.v1 import worker_pb2 as wire
 from workers.model.tokenizer import Segment
-from workers.tasks.prefix import after
+from workers.tasks.prefix import skip_tokens
 
 PAGE = 64
 
@@ -114,7 +114,7 @@ def test_methods_that_look_at_every_query_share_nothing(
 
 def test_segments_lose_their_first_tokens() -> None:
     segments = [Segment((1, 2, 3), False), Segment((4, 5), True), Segment((6,), False)]
-    assert after(segments, 0) == segments
-    assert after(segments, 3) == segments[1:]
-    assert after(segments, 4) == [Segment((5,), True), Segment((6,), False)]
-    assert after(segments, 6) == []
+    assert skip_tokens(segments, 0) == segments
+    assert skip_tokens(segments, 3) == segments[1:]
+    assert skip_tokens(segments, 4) == [Segment((5,), True), Segment((6,), False)]
+    assert skip_tokens(segments, 6) == []
