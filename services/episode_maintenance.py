@@ -33,9 +33,9 @@ from kvrecall.domain.session import Session, Turn
 from kvrecall.domain.session_settings import EpisodeSettings
 from kvrecall.domain.utterances import utterances
 from kvrecall.protocol.v1 import worker_pb2 as wire
-from services.catalog.base import (
+from services.catalog.base import Catalog
+from services.catalog.records import (
     BuildCommit,
-    Catalog,
     EpisodeRecord,
     EpisodeSet,
     SegmentRecord,
@@ -67,7 +67,7 @@ class EpisodeMaintainer:
         """
         step: Literal["segment", "build"] = "segment"
         try:
-            session = await self._catalog.session(live.id)
+            session = await self._catalog.sessions.get(live.id)
             settings = session.settings.episodes
             assert settings is not None, "only sessions with episodes are kept"
             await self._sessions.epoch(
@@ -92,22 +92,26 @@ class EpisodeMaintainer:
 
     async def _segment(self, live: ActiveSession, settings: EpisodeSettings) -> EpisodeSet:
         """Embed and assign every segment that is whole by now; returns the set with them."""
-        found = await self._catalog.episodes(live.id)
+        found = await self._catalog.episodes.get(live.id)
         while new := await self._next_segments(live.id, settings.segment_utterances, found):
             vectors = await self._embed(new)
             if found.dimensions not in (0, vectors.shape[1]):
                 # Another encoder: its vectors cannot be compared with those that are stored.
-                await self._catalog.forget_episodes(live.id, await self._sessions.epoch(live))
-                found = await self._catalog.episodes(live.id)
+                await self._catalog.episodes.clear(live.id, await self._sessions.epoch(live))
+                found = await self._catalog.episodes.get(live.id)
                 continue
             commit = _extended(found, new, vectors)
-            await self._catalog.commit_segments(live.id, commit, await self._sessions.epoch(live))
-            found = commit.found
+            await self._catalog.episodes.commit_segments(
+                live.id, commit, await self._sessions.epoch(live)
+            )
+            found = commit.episode_set
         return found
 
     async def _next_segments(self, session: str, width: int, found: EpisodeSet) -> list[Segment]:
         # A turn has an utterance at least, so these have a segment at least, unless the log ends.
-        turns = await self._catalog.turns(session, found.last_turn - 1, _TURNS_AT_ONCE + width)
+        turns = await self._catalog.turns.get_after(
+            session, found.last_turn - 1, _TURNS_AT_ONCE + width
+        )
         done = found.last_utterance + 1
         before = utterances(turns)[:done]
         start = found.next_token - (before[-1].stop if before else 0)
@@ -125,7 +129,7 @@ class EpisodeMaintainer:
     async def _build(
         self, live: ActiveSession, session: Session, settings: EpisodeSettings, found: EpisodeSet
     ) -> None:
-        segments = await self._catalog.segments(live.id)
+        segments = await self._catalog.episodes.get_segments(live.id)
         vectors = vectors_from_bytes(
             b"".join(segment.vector for segment in segments), found.dimensions
         )
@@ -138,13 +142,13 @@ class EpisodeMaintainer:
         request.epoch = await self._sessions.ensure_open(live)
         result = await self._built(live, request)
         commit = _built_commit(found, clusters, plans, result)
-        await self._catalog.commit_build(live.id, commit, request.epoch)
+        await self._catalog.episodes.commit_build(live.id, commit, request.epoch)
         told = EpisodesBuilt(live.id, len(plans), len(segments), result.scored_rows, result.seconds)
         self._observers.publish(told)
 
     async def _log(self, session: str) -> list[Turn]:
         log: list[Turn] = []
-        while turns := await self._catalog.turns(session, len(log), _TURNS_AT_ONCE):
+        while turns := await self._catalog.turns.get_after(session, len(log), _TURNS_AT_ONCE):
             log += turns
         return log
 

@@ -13,7 +13,8 @@ from kvrecall.domain.messages import Message
 from kvrecall.domain.session import Session
 from kvrecall.domain.utterances import query_text
 from kvrecall.protocol.v1 import worker_pb2 as wire
-from services.catalog.base import Catalog, EpisodeSet
+from services.catalog.base import Catalog
+from services.catalog.records import EpisodeSet
 from services.cluster.worker_client import Worker
 
 
@@ -51,7 +52,7 @@ class EpisodeRouter:
         text = "" if session.settings.episodes is None else query_text(messages)
         if not text:
             return None
-        found = await self._catalog.episodes(session.id)
+        found = await self._catalog.episodes.get(session.id)
         if not found.episodes:
             return None
         try:
@@ -60,7 +61,7 @@ class EpisodeRouter:
             load = None
             if chosen.id != found.active:
                 load = wire.Episode.FromString(
-                    await self._catalog.built_episode(session.id, chosen.id)
+                    await self._catalog.episodes.get_built(session.id, chosen.id)
                 )
         except (WorkerRefused, WorkerLost, EmbeddingRefused, UnknownEpisode) as error:
             self._observers.publish(EpisodesFailed(session.id, "match", error.code, error.message))

@@ -21,13 +21,8 @@ from kvrecall.protocol.v1 import worker_pb2 as wire
 from services.admission import Admission
 from services.background import BackgroundTasks
 from services.cancellation import run_to_completion
-from services.catalog.base import (
-    REPAIRS_KEPT,
-    Catalog,
-    ForkCommit,
-    IdempotencyKey,
-    IdempotencyRecord,
-)
+from services.catalog.base import Catalog
+from services.catalog.records import REPAIRS_RETAINED, ForkCommit, IdempotencyKey, IdempotencyRecord
 from services.cluster.worker_client import Worker
 from services.quotas import Quotas
 from services.session_manager import ActiveSession, SessionManager
@@ -76,10 +71,13 @@ class ForkRunner:
         self, parent: str, request: NewFork, key: IdempotencyKey | None, page_tokens: int
     ) -> Session:
         """The new session. Raises UnknownSession, UnknownTurn, SessionBusy, QuotaExceeded, WorkerRefused."""
-        live = self._sessions.of(await self._catalog.session(parent))
+        live = self._sessions.of(await self._catalog.sessions.get(parent))
         try:
             async with self._sessions.claim_turn(live, request.queue):
-                if key is not None and (told := await self._catalog.recall(key)) is not None:
+                if (
+                    key is not None
+                    and (told := await self._catalog.idempotency.get(key)) is not None
+                ):
                     return SESSION.validate_json(told)
                 await self._check(parent, request)
                 await self._resting.settle(live, wait=False)
@@ -92,7 +90,7 @@ class ForkRunner:
 
     async def _check(self, parent: str, request: NewFork) -> None:
         """Refuse what is wrong before a repair is broken off for it."""
-        session = await self._catalog.session(parent)
+        session = await self._catalog.sessions.get(parent)
         turn = _turn_of(session, request)
         at_end = await self._turn(parent, turn)
         await self._tenants.check_quota(
@@ -103,18 +101,22 @@ class ForkRunner:
         self, live: ActiveSession, request: NewFork, key: IdempotencyKey | None, page_tokens: int
     ) -> Session:
         started = time.monotonic()
-        parent = await self._catalog.session(live.id)
+        parent = await self._catalog.sessions.get(live.id)
         turn = _turn_of(parent, request)
         if turn == parent.turns:
-            state = wire.SessionState.FromString(await self._catalog.worker_state(parent.id))
+            state = wire.SessionState.FromString(
+                await self._catalog.sessions.get_worker_state(parent.id)
+            )
             begins = replace(parent, shared=_lineage(parent, state.length // page_tokens))
             child = _child(parent, request, turn, begins)
             child = await run_to_completion(
                 self._make(live, child, wire.ForkRequest(state=state), key)
             )
         else:
-            turns = await self._catalog.turns(parent.id, 0, turn)
-            log = logged_turns(turns, await self._catalog.repairs(parent.id, REPAIRS_KEPT))
+            turns = await self._catalog.turns.get_after(parent.id, 0, turn)
+            log = logged_turns(
+                turns, await self._catalog.repairs.get_latest(parent.id, REPAIRS_RETAINED)
+            )
             child = _child(parent, request, turn, _earlier(parent, turns[-1], page_tokens))
             async with self._admission.place():
                 child = await run_to_completion(
@@ -142,7 +144,9 @@ class ForkRunner:
             answer = (
                 None if key is None else IdempotencyRecord(key, SESSION.dump_json(child).decode())
             )
-            await self._catalog.fork(ForkCommit(child, live.id, child.turns, state), answer)
+            await self._catalog.sessions.fork(
+                ForkCommit(child, live.id, child.turns, state), answer
+            )
         except ServiceError:
             with suppress(
                 ServiceError
@@ -155,7 +159,7 @@ class ForkRunner:
         return child
 
     async def _turn(self, session: str, number: int) -> Turn:
-        (turn,) = await self._catalog.turns(session, number - 1, 1)
+        (turn,) = await self._catalog.turns.get_after(session, number - 1, 1)
         return turn
 
 

@@ -10,7 +10,8 @@ from contextlib import suppress
 
 from kvrecall.domain.errors import ServiceError
 from kvrecall.protocol.v1 import worker_pb2 as wire
-from services.catalog.base import Catalog, OrphanedPages
+from services.catalog.base import Catalog
+from services.catalog.records import OrphanedPages
 from services.cluster.worker_client import Worker
 
 _SWEEP_SECONDS = 20.0
@@ -41,12 +42,12 @@ class PageCollector:
                 await self._worker.drop(
                     wire.DropRequest(session=left.session, keep_pages=left.keep_pages)
                 )
-                await self._catalog.dropped(left)
+                await self._catalog.page_refs.confirm_deleted(left)
 
     async def sweep(self) -> None:
         """Have the workers drop whatever they were not told of yet."""
         with suppress(ServiceError):  # the next sweep comes
-            await self.drop(await self._catalog.leftovers())
+            await self.drop(await self._catalog.page_refs.get_orphaned())
 
     async def _watch(self) -> None:
         while True:

@@ -15,7 +15,8 @@ from kvrecall.domain.session import Session, SharedPages
 from kvrecall.domain.worker_info import WorkerInfo
 from kvrecall.protocol.convert import worker_info_from_wire
 from kvrecall.protocol.v1 import worker_pb2 as wire
-from services.catalog.base import Catalog, KnownPrefix, TurnCommit
+from services.catalog.base import Catalog
+from services.catalog.records import KnownPrefix, TurnCommit
 from services.cluster.worker_client import Worker
 
 MOST_PREFIX_TOKENS = 1 << 15
@@ -82,10 +83,10 @@ class PrefixSharing:
             return None
         info = await self._described()
         digest = digest_of(session, leading, info)
-        known = await self._catalog.prefix(digest)
+        known = await self._catalog.page_refs.get_prefix(digest)
         if known is not None:
             pages = SharedPages(known.owner, len(known.token_ids) // info.page_tokens)
-            if not await self._catalog.share(session.id, pages):
+            if not await self._catalog.page_refs.reserve(session.id, pages):
                 known = None
         return FirstTurn(digest, known, info.page_tokens)
 

@@ -16,13 +16,13 @@ class Quotas:
 
     async def check_owner(self, session: str, tenant: str) -> None:
         """Another tenant's session is as unknown as one that is not there. Raises UnknownSession."""
-        if (await self._catalog.session(session)).settings.tenant != tenant:
+        if (await self._catalog.sessions.get(session)).settings.tenant != tenant:
             raise UnknownSession(session)
 
     async def check_not_anothers(self, session: str, tenant: str) -> None:
         """As `check_owner`; that a session is not there is left to whoever asks for it."""
         try:
-            found = await self._catalog.session(session)
+            found = await self._catalog.sessions.get(session)
         except UnknownSession:
             return
         if found.settings.tenant != tenant:
@@ -33,7 +33,7 @@ class Quotas:
         limit = self._settings.tenant_tokens
         if limit is None:
             return
-        held = await self._catalog.tenant_tokens(tenant)
+        held = await self._catalog.sessions.get_tenant_tokens(tenant)
         if held + more > limit:
             self._observers.publish(QuotaReached(tenant))
             message = f"the tenant's sessions hold {held} tokens and may hold {limit}; delete some of them"

@@ -19,7 +19,8 @@ from kvrecall.domain.session_settings import RepairTrigger
 from kvrecall.domain.state_machine import SessionEvent, SessionState
 from kvrecall.protocol.convert import memory_from_wire, message_to_wire, repair_from_wire
 from kvrecall.protocol.v1 import worker_pb2 as wire
-from services.catalog.base import Catalog, RepairCommit, RepairDetails
+from services.catalog.base import Catalog
+from services.catalog.records import RepairCommit, RepairDetails
 from services.cluster.worker_client import Worker
 from services.session_manager import ActiveSession, SessionManager
 
@@ -64,7 +65,7 @@ class RepairRunner:
             await self._run_due(live, give_up=True)
 
     async def _run_due(self, live: ActiveSession, give_up: bool = False) -> None:
-        session = await self._catalog.session(live.id)
+        session = await self._catalog.sessions.get(live.id)
         while not live.hurry.is_set() and (due := due_repairs(session)):
             if due[0].trigger is RepairTrigger.TOOL_RESULT and not live.turns_in_line:
                 await self._let_a_turn_come(live)
@@ -77,7 +78,7 @@ class RepairRunner:
                     RepairFailed(live.id, due[0].trigger, error.code, error.message, final=False)
                 )
                 raise
-            session = await self._catalog.session(live.id)
+            session = await self._catalog.sessions.get(live.id)
 
     async def _let_a_turn_come(self, live: ActiveSession) -> None:
         """A moment after a result: who reports it and goes on at once should find no repair in the way."""
@@ -98,7 +99,7 @@ class RepairRunner:
         known = live.claim.epoch
         request.epoch = await self._sessions.ensure_open(live)
         if request.epoch != known and repair not in due_repairs(
-            await self._catalog.session(live.id)
+            await self._catalog.sessions.get(live.id)
         ):
             return  # another process ran it before this one took the session over
         if live.hurry.is_set():
@@ -107,7 +108,7 @@ class RepairRunner:
         live.in_doubt = True
         try:
             commit = await self._ask(live, repair, request, signal, give_up)
-            await self._catalog.commit_repair(live.id, commit, request.epoch)
+            await self._catalog.repairs.commit(live.id, commit, request.epoch)
             live.in_doubt = commit.worker_state is None
         finally:
             paused = session.committed_state is SessionState.PAUSED
@@ -128,7 +129,7 @@ class RepairRunner:
         )
         if not repair.output:
             return request, repair.text or signal_text(repair.messages)
-        (turn,) = await self._catalog.turns(session.id, session.turns - 1, 1)
+        (turn,) = await self._catalog.turns.get_after(session.id, session.turns - 1, 1)
         start = turn.outcome.prompt_tokens
         request.token_ids.extend(turn.token_ids[start : start + repair.output])
         return request, signal_text([] if turn.outcome.message is None else [turn.outcome.message])

@@ -32,13 +32,8 @@ from kvrecall.protocol.v1 import worker_pb2 as wire
 from services.admission import Admission
 from services.background import BackgroundTasks
 from services.cancellation import run_to_completion
-from services.catalog.base import (
-    Catalog,
-    EpisodeSet,
-    IdempotencyKey,
-    IdempotencyRecord,
-    SessionPage,
-)
+from services.catalog.base import Catalog
+from services.catalog.records import EpisodeSet, IdempotencyKey, IdempotencyRecord, SessionPage
 from services.cluster.worker_client import Worker
 from services.episode_maintenance import EpisodeMaintainer
 from services.episode_router import EpisodeRouter
@@ -136,9 +131,9 @@ class SessionService:
 
     async def _known(self) -> wire.RetainRequest:
         """The sessions there are, and the pages that are left of others."""
-        kept = await self._catalog.kept_pages()
+        kept = await self._catalog.page_refs.get_retained()
         return wire.RetainRequest(
-            sessions=await self._catalog.session_ids(),
+            sessions=await self._catalog.sessions.get_ids(),
             shared=[wire.SharedPages(owner=each.owner, pages=each.pages) for each in kept],
         )
 
@@ -161,7 +156,7 @@ class SessionService:
         """Open a session. Raises BudgetOutOfRange, UnknownMethod, UnknownModel, QuotaExceeded, WorkerRefused."""
         self._check_taking()
         async with self._creating:
-            if key is not None and (told := await self._catalog.recall(key)) is not None:
+            if key is not None and (told := await self._catalog.idempotency.get(key)) is not None:
                 return SESSION.validate_json(told)
             await self._tenants.check_quota(request.tenant)
             return await run_to_completion(
@@ -184,7 +179,7 @@ class SessionService:
             None if key is None else IdempotencyRecord(key, SESSION.dump_json(session).decode())
         )
         try:
-            await self._catalog.create(session, b"", answer)
+            await self._catalog.sessions.create(session, b"", answer)
         except ServiceError:
             with suppress(ServiceError):  # it has no rows yet
                 await self._worker.drop(wire.DropRequest(session=session.id))
@@ -210,7 +205,7 @@ class SessionService:
 
     async def get(self, session: str) -> tuple[Session, SessionState]:
         """The session as committed, and what it does now. Raises UnknownSession."""
-        found = await self._catalog.session(session)
+        found = await self._catalog.sessions.get(session)
         return found, self._state_of(found)
 
     def _state_of(self, session: Session) -> SessionState:
@@ -231,26 +226,26 @@ class SessionService:
 
         Raises InvalidRequest for a wrong cursor.
         """
-        page = await self._catalog.page(limit, cursor, tenant)
+        page = await self._catalog.sessions.get_page(limit, cursor, tenant)
         return page, [self._state_of(session) for session in page.sessions]
 
     async def turns(self, session: str, after: int, limit: int) -> list[Turn]:
         """Committed turns of a session, in order."""
-        await self._catalog.session(session)
-        return await self._catalog.turns(session, after, limit)
+        await self._catalog.sessions.get(session)
+        return await self._catalog.turns.get_after(session, after, limit)
 
     async def delete(self, session: str, key: IdempotencyKey | None = None) -> None:
         """Forget a session and its rows. Raises UnknownSession, and SessionBusy while a turn runs."""
         self._check_taking()
-        if key is not None and await self._catalog.recall(key) is not None:
+        if key is not None and await self._catalog.idempotency.get(key) is not None:
             return
-        live = self._sessions.of(await self._catalog.session(session))
+        live = self._sessions.of(await self._catalog.sessions.get(session))
         async with self._sessions.claim_turn(live, wait=False):
             await run_to_completion(self._delete(live, key))
 
     async def _delete(self, live: ActiveSession, key: IdempotencyKey | None) -> None:
         await self._resting.cancel(live)
-        leftovers = await self._catalog.delete(
+        leftovers = await self._catalog.sessions.delete(
             live.id, None if key is None else IdempotencyRecord(key, "{}")
         )
         self._sessions.forget(live)
@@ -264,14 +259,14 @@ class SessionService:
         for an unknown worker, WorkerUnavailable.
         """
         self._check_taking()
-        live = self._sessions.of(await self._catalog.session(session))
+        live = self._sessions.of(await self._catalog.sessions.get(session))
         try:
             async with self._sessions.claim_turn(live, wait=False):
                 await self._resting.settle(live, wait=False)
                 await run_to_completion(self._move(live, worker))
         finally:
             self._resting.resume(live)
-        return await self._catalog.session(session)
+        return await self._catalog.sessions.get(session)
 
     async def _move(self, live: ActiveSession, worker: str | None) -> None:
         started = time.monotonic()
@@ -330,17 +325,17 @@ class SessionService:
         ResultConflict, LimitExceeded, InvalidRequest, SessionBusy.
         """
         self._check_taking()
-        live = self._sessions.of(await self._catalog.session(session))
+        live = self._sessions.of(await self._catalog.sessions.get(session))
         async with self._sessions.claim(live):
-            if key is not None and (told := await self._catalog.recall(key)) is not None:
+            if key is not None and (told := await self._catalog.idempotency.get(key)) is not None:
                 return RECEIPT.validate_json(told)
             return await run_to_completion(self._event(live, event, key))
 
     async def _event(
         self, live: ActiveSession, event: ToolEvent, key: IdempotencyKey | None
     ) -> EventReceipt:
-        session = await self._catalog.session(live.id)
-        call = await self._catalog.call(live.id, event.call_id)
+        session = await self._catalog.sessions.get(live.id)
+        call = await self._catalog.tool_calls.get(live.id, event.call_id)
         changed = apply_event(session, call, event, self.settings)
         acknowledged = receipt(session, changed, event, live.state, late=is_late(call, event))
         if changed is not call or key is not None:
@@ -349,16 +344,16 @@ class SessionService:
                 if key is None
                 else IdempotencyRecord(key, RECEIPT.dump_json(acknowledged).decode())
             )
-            await self._catalog.commit_call(
+            await self._catalog.tool_calls.commit(
                 live.id, changed, await self._sessions.epoch(live), answer
             )
-        if due_repairs(await self._catalog.session(live.id)):
+        if due_repairs(await self._catalog.sessions.get(live.id)):
             self._resting.begin_repairs(live)
         return acknowledged
 
     async def episodes(self, session: str) -> tuple[Session, EpisodeSet]:
         """The session, and its episodes as they were committed last. Raises UnknownSession."""
-        return await self._catalog.session(session), await self._catalog.episodes(session)
+        return await self._catalog.sessions.get(session), await self._catalog.episodes.get(session)
 
     async def repairs(self, session: str, limit: int) -> list[RepairHistoryEntry]:
         """The session's last repairs, the newest first, with the text they brought back. Raises UnknownSession."""
@@ -366,7 +361,7 @@ class SessionService:
 
     async def memory(self, session: str) -> MemoryReport:
         """What the session holds. Raises UnknownSession."""
-        return await self._sessions.memory(await self._catalog.session(session))
+        return await self._sessions.memory(await self._catalog.sessions.get(session))
 
     async def stats(self) -> dict[str, wire.WorkerStats]:
         """The counters of each worker that can be reached. Raises WorkerLost when none can."""

@@ -44,7 +44,7 @@ class ToolCallTimeouts:
     async def sweep(self) -> None:
         """Give up every call that is silent for too long. What cannot be written now is tried again next time."""
         try:
-            silent = await self._catalog.silent(time.time() - self._seconds)
+            silent = await self._catalog.tool_calls.get_idle_sessions(time.time() - self._seconds)
         except ServiceError:
             return  # the next sweep comes
         for session in silent:
@@ -57,16 +57,16 @@ class ToolCallTimeouts:
             await asyncio.sleep(min(self._seconds / _SWEEPS_PER_PAUSE, _LONGEST_SLEEP_SECONDS))
 
     async def _give_up(self, session: str) -> None:
-        live = self._sessions.of(await self._catalog.session(session))
+        live = self._sessions.of(await self._catalog.sessions.get(session))
         if live.writing.locked():
             return  # a turn or a report is under way, perhaps with the result
         async with self._sessions.claim(live, patience=0.0):
-            found = await self._catalog.session(session)
+            found = await self._catalog.sessions.get(session)
             since = time.time() - self._seconds
             silent = [call for call in found.outstanding if call.last_event_at <= since]
             for call in silent:
                 epoch = await self._sessions.epoch(live)
-                await self._catalog.commit_call(
+                await self._catalog.tool_calls.commit(
                     session, timed_out(call, self._seconds), epoch, None
                 )
             if silent:

@@ -39,7 +39,8 @@ from kvrecall.protocol.v1 import worker_pb2 as wire
 from services.admission import Admission
 from services.background import BackgroundTasks
 from services.cancellation import run_to_completion
-from services.catalog.base import Catalog, IdempotencyKey, IdempotencyRecord, TurnCommit
+from services.catalog.base import Catalog
+from services.catalog.records import IdempotencyKey, IdempotencyRecord, TurnCommit
 from services.cluster.worker_client import Worker
 from services.episode_router import EpisodeRouter, Match
 from services.prefix_sharing import FirstTurn, PrefixSharing
@@ -104,7 +105,7 @@ class TurnRunner:
             for item in _retold(told):
                 yield item
             return
-        live = self._sessions.of(await self._catalog.session(session_id))
+        live = self._sessions.of(await self._catalog.sessions.get(session_id))
         try:
             async with (
                 self._sessions.claim_turn(live, request.queue),
@@ -129,7 +130,7 @@ class TurnRunner:
             await self._sessions.epoch(
                 live
             )  # nobody writes the session from here on, in no process
-            session = await self._catalog.session(live.id)
+            session = await self._catalog.sessions.get(live.id)
             plan = plan_turn(session, request, self._settings)
             yield TurnStarted(live.id, plan.number)
             waited = time.monotonic() - arrived
@@ -141,12 +142,12 @@ class TurnRunner:
                     yield item
 
     async def _told_before(self, key: IdempotencyKey | None) -> TurnOutcome | None:
-        answer = None if key is None else await self._catalog.recall(key)
+        answer = None if key is None else await self._catalog.idempotency.get(key)
         return None if answer is None else OUTCOME.validate_json(answer)
 
     async def _check(self, live: ActiveSession, request: TurnRequest) -> None:
         """Refuse what is wrong before any repair is run, or broken off, for it."""
-        session = await self._catalog.session(live.id)
+        session = await self._catalog.sessions.get(live.id)
         plan_turn(session, request, self._settings)
         await self._tenants.check_quota(session.settings.tenant)
         if request.compare_with:
@@ -273,7 +274,7 @@ class TurnRunner:
             if work.key is None
             else IdempotencyRecord(work.key, OUTCOME.dump_json(outcome).decode())
         )
-        await self._catalog.commit_turn(commit, epoch, answer)
+        await self._catalog.turns.commit(commit, epoch, answer)
         live.in_doubt = False
         live.repairs_wanted = False
         live.advance(SessionEvent.CALLS_EMITTED if calls else SessionEvent.TURN_ENDED)
