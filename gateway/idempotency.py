@@ -7,7 +7,7 @@ from fastapi import Header, Request
 from pydantic import BaseModel
 
 from gateway.tenants import TENANT
-from services.catalog.base import IdempotencyKey
+from services.catalog.records import IdempotencyKey
 
 Key = Annotated[
     str | None,

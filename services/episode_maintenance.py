@@ -34,7 +34,7 @@ from kvrecall.domain.session_settings import EpisodeSettings
 from kvrecall.domain.utterances import utterances
 from kvrecall.protocol.v1 import worker_pb2 as wire
 from services.active_session import ActiveSession
-from services.catalog.base import (
+from services.catalog.records import (
     BuildCommit,
     EpisodeRecord,
     EpisodeSet,
@@ -64,7 +64,7 @@ class EpisodeMaintainer:
         """
         step: Literal["segment", "build"] = "segment"
         try:
-            session = await self._catalog.session(live.id)
+            session = await self._catalog.sessions.get(live.id)
             settings = session.settings.episodes
             assert settings is not None, "only sessions with episodes are maintained"
             await self._sessions.epoch(live)  # no other process changes what is read from here on
@@ -87,22 +87,26 @@ class EpisodeMaintainer:
 
     async def _segment(self, live: ActiveSession, settings: EpisodeSettings) -> EpisodeSet:
         """Embed and assign every complete segment; return the episode set with them."""
-        found = await self._catalog.episodes(live.id)
+        found = await self._catalog.episodes.get(live.id)
         while new := await self._next_segments(live.id, settings.segment_utterances, found):
             vectors = await self._embed(new)
             if found.dimensions not in (0, vectors.shape[1]):
                 # Another encoder: its vectors cannot be compared with those that are stored.
-                await self._catalog.forget_episodes(live.id, await self._sessions.epoch(live))
-                found = await self._catalog.episodes(live.id)
+                await self._catalog.episodes.clear(live.id, await self._sessions.epoch(live))
+                found = await self._catalog.episodes.get(live.id)
                 continue
             commit = _extend(found, new, vectors)
-            await self._catalog.commit_segments(live.id, commit, await self._sessions.epoch(live))
-            found = commit.found
+            await self._catalog.episodes.commit_segments(
+                live.id, commit, await self._sessions.epoch(live)
+            )
+            found = commit.episode_set
         return found
 
     async def _next_segments(self, session: str, width: int, found: EpisodeSet) -> list[Segment]:
         # A turn has an utterance at least, so these have a segment at least, unless the log ends.
-        turns = await self._catalog.turns(session, found.last_turn - 1, _TURNS_PER_READ + width)
+        turns = await self._catalog.turns.get_after(
+            session, found.last_turn - 1, _TURNS_PER_READ + width
+        )
         done = found.last_utterance + 1
         before = utterances(turns)[:done]
         start = found.next_token - (before[-1].stop if before else 0)
@@ -120,7 +124,7 @@ class EpisodeMaintainer:
     async def _build(
         self, live: ActiveSession, session: Session, settings: EpisodeSettings, found: EpisodeSet
     ) -> None:
-        segments = await self._catalog.segments(live.id)
+        segments = await self._catalog.episodes.get_segments(live.id)
         vectors = vectors_from_bytes(
             b"".join(segment.vector for segment in segments), found.dimensions
         )
@@ -133,14 +137,14 @@ class EpisodeMaintainer:
         request.epoch = await self._sessions.ensure_open(live)
         result = await self._call_worker(live, request)
         commit = _build_commit(found, clusters, plans, result)
-        await self._catalog.commit_build(live.id, commit, request.epoch)
+        await self._catalog.episodes.commit_build(live.id, commit, request.epoch)
         self._events.publish(
             EpisodesBuilt(live.id, len(plans), len(segments), result.scored_rows, result.seconds)
         )
 
     async def _log(self, session: str) -> list[Turn]:
         log: list[Turn] = []
-        while turns := await self._catalog.turns(session, len(log), _TURNS_PER_READ):
+        while turns := await self._catalog.turns.get_after(session, len(log), _TURNS_PER_READ):
             log += turns
         return log
 

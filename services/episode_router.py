@@ -12,7 +12,7 @@ from kvrecall.domain.messages import Message
 from kvrecall.domain.session import Session
 from kvrecall.domain.utterances import query_text
 from kvrecall.protocol.v1 import worker_pb2 as wire
-from services.catalog.base import EpisodeSet
+from services.catalog.records import EpisodeSet
 from services.context import ServiceContext
 
 
@@ -48,7 +48,7 @@ class EpisodeRouter:
         text = "" if session.settings.episodes is None else query_text(messages)
         if not text:
             return None
-        found = await self._catalog.episodes(session.id)
+        found = await self._catalog.episodes.get(session.id)
         if not found.episodes:
             return None
         try:
@@ -57,7 +57,7 @@ class EpisodeRouter:
             load = None
             if chosen.id != found.active:
                 load = wire.Episode.FromString(
-                    await self._catalog.built_episode(session.id, chosen.id)
+                    await self._catalog.episodes.get_built(session.id, chosen.id)
                 )
         except (WorkerRefused, WorkerLost, EmbeddingRefused, UnknownEpisode) as error:
             self._events.publish(EpisodesFailed(session.id, "match", error.code, error.message))

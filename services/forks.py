@@ -21,12 +21,7 @@ from kvrecall.protocol.v1 import worker_pb2 as wire
 from services.active_session import ActiveSession
 from services.background import BackgroundTasks
 from services.cancellation import run_to_completion
-from services.catalog.base import (
-    REPAIRS_KEPT,
-    ForkCommit,
-    IdempotencyKey,
-    IdempotencyRecord,
-)
+from services.catalog.records import REPAIRS_RETAINED, ForkCommit, IdempotencyKey, IdempotencyRecord
 from services.context import ServiceContext
 from services.turn_log import logged_turns
 
@@ -64,10 +59,13 @@ class ForkRunner:
         self, parent: str, request: ForkRequest, key: IdempotencyKey | None, page_tokens: int
     ) -> Session:
         """Create a fork. Raises UnknownSession, UnknownTurn, SessionBusy, QuotaExceeded, WorkerRefused."""
-        live = self._sessions.activate(await self._catalog.session(parent))
+        live = self._sessions.activate(await self._catalog.sessions.get(parent))
         try:
             async with self._sessions.claim_turn(live, request.queue):
-                if key is not None and (record := await self._catalog.recall(key)) is not None:
+                if (
+                    key is not None
+                    and (record := await self._catalog.idempotency.get(key)) is not None
+                ):
                     return SESSION.validate_json(record)
                 await self._check(parent, request)
                 await self._background.yield_to_turn(live, wait=False)
@@ -78,7 +76,7 @@ class ForkRunner:
 
     async def _check(self, parent: str, request: ForkRequest) -> None:
         """Refuse an invalid fork before a repair is interrupted for it."""
-        session = await self._catalog.session(parent)
+        session = await self._catalog.sessions.get(parent)
         turn = _fork_turn(session, request)
         at_end = await self._turn(parent, turn)
         await self._quotas.check_quota(
@@ -93,18 +91,22 @@ class ForkRunner:
         page_tokens: int,
     ) -> Session:
         started = time.monotonic()
-        parent = await self._catalog.session(live.id)
+        parent = await self._catalog.sessions.get(live.id)
         turn = _fork_turn(parent, request)
         if turn == parent.turns:
-            state = wire.SessionState.FromString(await self._catalog.worker_state(parent.id))
+            state = wire.SessionState.FromString(
+                await self._catalog.sessions.get_worker_state(parent.id)
+            )
             begins = replace(parent, shared=_page_owners(parent, state.length // page_tokens))
             child = _child(parent, request, turn, begins)
             child = await run_to_completion(
                 self._make(live, child, wire.ForkRequest(state=state), key)
             )
         else:
-            turns = await self._catalog.turns(parent.id, 0, turn)
-            log = logged_turns(turns, await self._catalog.repairs(parent.id, REPAIRS_KEPT))
+            turns = await self._catalog.turns.get_after(parent.id, 0, turn)
+            log = logged_turns(
+                turns, await self._catalog.repairs.get_latest(parent.id, REPAIRS_RETAINED)
+            )
             child = _child(parent, request, turn, _at_earlier_turn(parent, turns[-1], page_tokens))
             async with self._admission.slot():
                 child = await run_to_completion(
@@ -134,7 +136,9 @@ class ForkRunner:
             answer = (
                 None if key is None else IdempotencyRecord(key, SESSION.dump_json(child).decode())
             )
-            await self._catalog.fork(ForkCommit(child, live.id, child.turns, state), answer)
+            await self._catalog.sessions.fork(
+                ForkCommit(child, live.id, child.turns, state), answer
+            )
         except ServiceError:
             # A lost worker deletes, when it is back, what the catalog does not know.
             with suppress(ServiceError):
@@ -146,7 +150,7 @@ class ForkRunner:
         return child
 
     async def _turn(self, session: str, number: int) -> Turn:
-        (turn,) = await self._catalog.turns(session, number - 1, 1)
+        (turn,) = await self._catalog.turns.get_after(session, number - 1, 1)
         return turn
 
 

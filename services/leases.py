@@ -13,7 +13,8 @@ from contextlib import asynccontextmanager, suppress
 from kvrecall.domain.errors import ServiceError, SessionBusy, StaleEpoch, UnknownSession
 from kvrecall.domain.limits import ServiceLimits
 from services.cancellation import run_to_completion
-from services.catalog.base import Catalog, Lease
+from services.catalog.base import Catalog
+from services.catalog.records import Lease
 
 _RENEWALS_PER_CLAIM = 3
 _FIRST_PAUSE_SECONDS = 0.01
@@ -89,14 +90,14 @@ class Leases:
             if known is not None and claim.unused and claim.worker == worker:
                 return known
             claim.epoch = None  # even if the next call fails, the former epoch is void
-            epoch = await self._catalog.take_over(claim.session, worker)
+            epoch = await self._catalog.leases.take_over(claim.session, worker)
             claim.epoch = epoch
             claim.worker = worker
             claim.unused = True
             return epoch
 
     async def _acquire(self, claim: Claim) -> Lease:
-        return await self._catalog.claim(claim.session, self.holder, self._seconds)
+        return await self._catalog.leases.claim(claim.session, self.holder, self._seconds)
 
     async def _enter(self, claim: Claim, patience: float, task: "asyncio.Task[object]") -> None:
         async with claim.changing:
@@ -129,7 +130,7 @@ class Leases:
             claim.renewing.cancel()
             claim.renewing = None
             with suppress(ServiceError):  # it expires soon
-                await self._catalog.release(claim.session, self.holder)
+                await self._catalog.leases.release(claim.session, self.holder)
 
     async def _renew(self, claim: Claim) -> None:
         while not claim.lost:

@@ -10,7 +10,7 @@ from contextlib import suppress
 
 from kvrecall.domain.errors import ServiceError
 from kvrecall.protocol.v1 import worker_pb2 as wire
-from services.catalog.base import OrphanedPages
+from services.catalog.records import OrphanedPages
 from services.context import ServiceContext
 
 _SWEEP_SECONDS = 20.0
@@ -41,12 +41,12 @@ class PageCollector:
                 await self._worker.delete(
                     wire.DeleteRequest(session=orphan.session, keep_pages=orphan.keep_pages)
                 )
-                await self._catalog.dropped(orphan)
+                await self._catalog.page_refs.confirm_deleted(orphan)
 
     async def sweep(self) -> None:
         """Delete all orphaned pages that are still recorded."""
         with suppress(ServiceError):  # the next sweep comes
-            await self.delete(await self._catalog.leftovers())
+            await self.delete(await self._catalog.page_refs.get_orphaned())
 
     async def _watch(self) -> None:
         while True:

@@ -15,7 +15,7 @@ from kvrecall.domain.session import Session, SharedPages
 from kvrecall.domain.worker_info import WorkerInfo
 from kvrecall.protocol.convert import worker_info_from_wire
 from kvrecall.protocol.v1 import worker_pb2 as wire
-from services.catalog.base import KnownPrefix, TurnCommit
+from services.catalog.records import KnownPrefix, TurnCommit
 from services.context import ServiceContext
 
 # Tokens of a first turn that others may share: more than system messages and tools sensibly take.
@@ -82,10 +82,10 @@ class PrefixSharing:
             return None
         info = await self._described()
         digest = prefix_digest(session, leading, info)
-        known = await self._catalog.prefix(digest)
+        known = await self._catalog.page_refs.get_prefix(digest)
         if known is not None:
             pages = SharedPages(known.owner, len(known.token_ids) // info.page_tokens)
-            if not await self._catalog.share(session.id, pages):
+            if not await self._catalog.page_refs.reserve(session.id, pages):
                 known = None
         return FirstTurn(digest, known, info.page_tokens)
 

@@ -19,13 +19,13 @@ class Quotas:
 
     async def check_owner(self, session: str, tenant: str) -> None:
         """Raise UnknownSession for another tenant's session, as for one that does not exist."""
-        if (await self._catalog.session(session)).settings.tenant != tenant:
+        if (await self._catalog.sessions.get(session)).settings.tenant != tenant:
             raise UnknownSession(session)
 
     async def check_visible(self, session: str, tenant: str) -> None:
         """Raise UnknownSession for another tenant's session; a session that does not exist passes."""
         try:
-            found = await self._catalog.session(session)
+            found = await self._catalog.sessions.get(session)
         except UnknownSession:
             return
         if found.settings.tenant != tenant:
@@ -36,7 +36,7 @@ class Quotas:
         limit = self._limits.tenant_tokens
         if limit is None:
             return
-        held = await self._catalog.tenant_tokens(tenant)
+        held = await self._catalog.sessions.get_tenant_tokens(tenant)
         if held + more > limit:
             self._events.publish(QuotaReached(tenant))
             message = f"the tenant's sessions hold {held} tokens; the limit is {limit}: delete some sessions"

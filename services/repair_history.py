@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvrecall.protocol.v1 import worker_pb2 as wire
-from services.catalog.base import Catalog, RepairRecord
+from services.catalog.base import Catalog
+from services.catalog.records import RepairRecord
 from services.cluster.worker_client import Worker
 
 # Tokens shown on either side of a promoted passage.
@@ -34,8 +35,8 @@ async def load_repair_history(
     catalog: Catalog, worker: Worker, session: str, limit: int
 ) -> list[RepairHistoryEntry]:
     """Load up to `limit` of a session's last repairs, the newest first. Raises UnknownSession."""
-    records = await catalog.repairs(session, limit)
-    tokens = await catalog.token_ids(session) if records else ()
+    records = await catalog.repairs.get_latest(session, limit)
+    tokens = await catalog.turns.get_token_ids(session) if records else ()
     return [
         RepairHistoryEntry(record, await _passages(worker, tokens, record)) for record in records
     ]

@@ -19,7 +19,7 @@ from kvrecall.domain.state_machine import SessionEvent, SessionState
 from kvrecall.protocol.convert import memory_from_wire, message_to_wire, repair_from_wire
 from kvrecall.protocol.v1 import worker_pb2 as wire
 from services.active_session import ActiveSession
-from services.catalog.base import RepairCommit, RepairDetails
+from services.catalog.records import RepairCommit, RepairDetails
 from services.context import ServiceContext
 
 # The signal itself is at fault: a second attempt would be refused again, here or after a restart.
@@ -55,7 +55,7 @@ class RepairRunner:
             await self._run_due(live, abandon_on_loss=True)
 
     async def _run_due(self, live: ActiveSession, abandon_on_loss: bool = False) -> None:
-        session = await self._catalog.session(live.id)
+        session = await self._catalog.sessions.get(live.id)
         while not live.stop_repairs.is_set() and (due := due_repairs(session)):
             if due[0].trigger is RepairTrigger.TOOL_RESULT and not live.queued_turns:
                 await self._wait_for_a_turn(live)
@@ -68,7 +68,7 @@ class RepairRunner:
                     RepairFailed(live.id, due[0].trigger, error.code, error.message, final=False)
                 )
                 raise
-            session = await self._catalog.session(live.id)
+            session = await self._catalog.sessions.get(live.id)
 
     async def _wait_for_a_turn(self, live: ActiveSession) -> None:
         """Wait a moment after a result: a client that continues at once should meet no repair."""
@@ -89,7 +89,7 @@ class RepairRunner:
         known = live.claim.epoch
         request.epoch = await self._sessions.ensure_open(live)
         if request.epoch != known and repair not in due_repairs(
-            await self._catalog.session(live.id)
+            await self._catalog.sessions.get(live.id)
         ):
             return  # another process ran it before this one took the session over
         if live.stop_repairs.is_set():
@@ -98,7 +98,7 @@ class RepairRunner:
         live.needs_reopen = True
         try:
             commit = await self._call_worker(live, repair, request, signal, abandon_on_loss)
-            await self._catalog.commit_repair(live.id, commit, request.epoch)
+            await self._catalog.repairs.commit(live.id, commit, request.epoch)
             live.needs_reopen = commit.worker_state is None
         finally:
             paused = session.committed_state is SessionState.PAUSED
@@ -119,7 +119,7 @@ class RepairRunner:
         )
         if not repair.output:
             return request, repair.text or signal_text(repair.messages)
-        (turn,) = await self._catalog.turns(session.id, session.turns - 1, 1)
+        (turn,) = await self._catalog.turns.get_after(session.id, session.turns - 1, 1)
         start = turn.outcome.prompt_tokens
         request.token_ids.extend(turn.token_ids[start : start + repair.output])
         return request, signal_text([] if turn.outcome.message is None else [turn.outcome.message])

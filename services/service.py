@@ -33,13 +33,8 @@ from services.active_session import ActiveSession
 from services.admission import Admission
 from services.background import BackgroundTasks
 from services.cancellation import run_to_completion
-from services.catalog.base import (
-    Catalog,
-    EpisodeSet,
-    IdempotencyKey,
-    IdempotencyRecord,
-    SessionPage,
-)
+from services.catalog.base import Catalog
+from services.catalog.records import EpisodeSet, IdempotencyKey, IdempotencyRecord, SessionPage
 from services.cluster.worker_client import Worker
 from services.context import ServiceContext
 from services.episode_router import EpisodeRouter
@@ -121,9 +116,9 @@ class SessionService:
 
     async def _retained(self) -> wire.RetainOnlyRequest:
         """The sessions that exist, and the pages of deleted ones that others still share."""
-        kept = await self._catalog.kept_pages()
+        kept = await self._catalog.page_refs.get_retained()
         return wire.RetainOnlyRequest(
-            sessions=await self._catalog.session_ids(),
+            sessions=await self._catalog.sessions.get_ids(),
             shared=[wire.SharedPages(owner=each.owner, pages=each.pages) for each in kept],
         )
 
@@ -146,7 +141,7 @@ class SessionService:
         """Open a session. Raises BudgetOutOfRange, UnknownMethod, UnknownModel, QuotaExceeded, WorkerRefused."""
         self._check_accepting()
         async with self._creating:
-            if key is not None and (record := await self._catalog.recall(key)) is not None:
+            if key is not None and (record := await self._catalog.idempotency.get(key)) is not None:
                 return SESSION.validate_json(record)
             await self._quotas.check_quota(request.tenant)
             return await run_to_completion(
@@ -169,7 +164,7 @@ class SessionService:
             None if key is None else IdempotencyRecord(key, SESSION.dump_json(session).decode())
         )
         try:
-            await self._catalog.create(session, b"", record)
+            await self._catalog.sessions.create(session, b"", record)
         except ServiceError:
             with suppress(ServiceError):  # it has no rows yet
                 await self._worker.delete(wire.DeleteRequest(session=session.id))
@@ -198,7 +193,7 @@ class SessionService:
 
     async def get(self, session: str) -> tuple[Session, SessionState]:
         """Return the session as committed, and its state now. Raises UnknownSession."""
-        found = await self._catalog.session(session)
+        found = await self._catalog.sessions.get(session)
         return found, self._state_of(found)
 
     def _state_of(self, session: Session) -> SessionState:
@@ -219,26 +214,26 @@ class SessionService:
 
         Raises InvalidRequest for a wrong cursor.
         """
-        page = await self._catalog.page(limit, cursor, tenant)
+        page = await self._catalog.sessions.get_page(limit, cursor, tenant)
         return page, [self._state_of(session) for session in page.sessions]
 
     async def turns(self, session: str, after: int, limit: int) -> list[Turn]:
         """List committed turns of a session, in order."""
-        await self._catalog.session(session)
-        return await self._catalog.turns(session, after, limit)
+        await self._catalog.sessions.get(session)
+        return await self._catalog.turns.get_after(session, after, limit)
 
     async def delete(self, session: str, key: IdempotencyKey | None = None) -> None:
         """Delete a session and its rows. Raises UnknownSession, and SessionBusy while a turn runs."""
         self._check_accepting()
-        if key is not None and await self._catalog.recall(key) is not None:
+        if key is not None and await self._catalog.idempotency.get(key) is not None:
             return
-        live = self._sessions.activate(await self._catalog.session(session))
+        live = self._sessions.activate(await self._catalog.sessions.get(session))
         async with self._sessions.claim_turn(live, wait=False):
             await run_to_completion(self._delete(live, key))
 
     async def _delete(self, live: ActiveSession, key: IdempotencyKey | None) -> None:
         await self._background.cancel(live)
-        orphans = await self._catalog.delete(
+        orphans = await self._catalog.sessions.delete(
             live.id, None if key is None else IdempotencyRecord(key, "{}")
         )
         self._sessions.remove(live)
@@ -252,14 +247,14 @@ class SessionService:
         InvalidRequest for an unknown worker, WorkerUnavailable.
         """
         self._check_accepting()
-        live = self._sessions.activate(await self._catalog.session(session))
+        live = self._sessions.activate(await self._catalog.sessions.get(session))
         try:
             async with self._sessions.claim_turn(live, wait=False):
                 await self._background.yield_to_turn(live, wait=False)
                 await run_to_completion(self._move(live, worker))
         finally:
             self._background.resume(live)
-        return await self._catalog.session(session)
+        return await self._catalog.sessions.get(session)
 
     async def _move(self, live: ActiveSession, worker: str | None) -> None:
         started = time.monotonic()
@@ -329,17 +324,17 @@ class SessionService:
         ResultConflict, LimitExceeded, InvalidRequest, SessionBusy.
         """
         self._check_accepting()
-        live = self._sessions.activate(await self._catalog.session(session))
+        live = self._sessions.activate(await self._catalog.sessions.get(session))
         async with self._sessions.claim(live):
-            if key is not None and (record := await self._catalog.recall(key)) is not None:
+            if key is not None and (record := await self._catalog.idempotency.get(key)) is not None:
                 return RECEIPT.validate_json(record)
             return await run_to_completion(self._event(live, event, key))
 
     async def _event(
         self, live: ActiveSession, event: ToolEvent, key: IdempotencyKey | None
     ) -> EventReceipt:
-        session = await self._catalog.session(live.id)
-        call = await self._catalog.call(live.id, event.call_id)
+        session = await self._catalog.sessions.get(live.id)
+        call = await self._catalog.tool_calls.get(live.id, event.call_id)
         changed = apply_event(session, call, event, self.limits)
         acknowledged = receipt(session, changed, event, live.state, late=is_late(call, event))
         if changed is not call or key is not None:
@@ -348,16 +343,16 @@ class SessionService:
                 if key is None
                 else IdempotencyRecord(key, RECEIPT.dump_json(acknowledged).decode())
             )
-            await self._catalog.commit_call(
+            await self._catalog.tool_calls.commit(
                 live.id, changed, await self._sessions.epoch(live), record
             )
-        if due_repairs(await self._catalog.session(live.id)):
+        if due_repairs(await self._catalog.sessions.get(live.id)):
             self._background.start_repairs(live)
         return acknowledged
 
     async def episodes(self, session: str) -> tuple[Session, EpisodeSet]:
         """Return the session and its committed episodes. Raises UnknownSession."""
-        return await self._catalog.session(session), await self._catalog.episodes(session)
+        return await self._catalog.sessions.get(session), await self._catalog.episodes.get(session)
 
     async def repairs(self, session: str, limit: int) -> list[RepairHistoryEntry]:
         """List the session's last repairs, newest first, with the text they promoted. Raises UnknownSession."""
@@ -365,7 +360,7 @@ class SessionService:
 
     async def memory(self, session: str) -> MemoryReport:
         """Report what the session holds. Raises UnknownSession."""
-        return await self._sessions.memory(await self._catalog.session(session))
+        return await self._sessions.memory(await self._catalog.sessions.get(session))
 
     async def stats(self) -> dict[str, wire.WorkerStats]:
         """Return the counters of each worker that can be reached. Raises WorkerLost when none can."""

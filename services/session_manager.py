@@ -22,7 +22,8 @@ from kvrecall.domain.session import Session
 from kvrecall.protocol.convert import memory_from_wire, session_spec_to_wire
 from kvrecall.protocol.v1 import worker_pb2 as wire
 from services.active_session import ActiveSession
-from services.catalog.base import REPAIRS_KEPT, Catalog
+from services.catalog.base import Catalog
+from services.catalog.records import REPAIRS_RETAINED
 from services.cluster.worker_client import Worker
 from services.leases import Leases
 from services.turn_log import logged_turns
@@ -231,9 +232,9 @@ class SessionManager:
         epoch = await self._leases.take_over(live.claim, worker)
         live.claim.unused = False
         if session is None:
-            session = await self._catalog.session(live.id)
+            session = await self._catalog.sessions.get(live.id)
         spec = session_spec_to_wire(session, epoch)
-        state = wire.SessionState.FromString(await self._catalog.worker_state(live.id))
+        state = wire.SessionState.FromString(await self._catalog.sessions.get_worker_state(live.id))
         try:
             if not pages_missing:
                 await self._worker.open(wire.OpenRequest(spec=spec, state=state))
@@ -249,8 +250,8 @@ class SessionManager:
 
     async def _rebuild(self, session: Session, worker: str, request: wire.RebuildRequest) -> None:
         after = 0
-        repairs = await self._catalog.repairs(session.id, REPAIRS_KEPT)
-        while turns := await self._catalog.turns(session.id, after, _TURNS_PER_READ):
+        repairs = await self._catalog.repairs.get_latest(session.id, REPAIRS_RETAINED)
+        while turns := await self._catalog.turns.get_after(session.id, after, _TURNS_PER_READ):
             request.turns.extend(logged_turns(turns, repairs))
             after = turns[-1].number
         result = await self._worker.rebuild(request)

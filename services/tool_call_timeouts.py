@@ -36,7 +36,7 @@ class ToolCallTimeouts:
     async def sweep(self) -> None:
         """Time out every call that is idle for too long. What cannot be written now is tried again next time."""
         try:
-            idle = await self._catalog.silent(time.time() - self._seconds)
+            idle = await self._catalog.tool_calls.get_idle_sessions(time.time() - self._seconds)
         except ServiceError:
             return  # the next sweep comes
         for session in idle:
@@ -49,16 +49,16 @@ class ToolCallTimeouts:
             await asyncio.sleep(min(self._seconds / _SWEEPS_PER_PAUSE, _LONGEST_SLEEP_SECONDS))
 
     async def _time_out(self, session: str) -> None:
-        live = self._sessions.activate(await self._catalog.session(session))
+        live = self._sessions.activate(await self._catalog.sessions.get(session))
         if live.write_lock.locked():
             return  # a turn or an event is under way, perhaps with the result
         async with self._sessions.claim(live, patience=0.0):
-            found = await self._catalog.session(session)
+            found = await self._catalog.sessions.get(session)
             since = time.time() - self._seconds
             idle = [call for call in found.outstanding if call.last_event_at <= since]
             for call in idle:
                 epoch = await self._sessions.epoch(live)
-                await self._catalog.commit_call(
+                await self._catalog.tool_calls.commit(
                     session, timed_out(call, self._seconds), epoch, None
                 )
             if idle:

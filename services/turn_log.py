@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from kvrecall.domain.session import Turn
 from kvrecall.protocol.convert import message_to_wire
 from kvrecall.protocol.v1 import worker_pb2 as wire
-from services.catalog.base import RepairRecord
+from services.catalog.records import RepairRecord
 
 
 def logged_turns(turns: Iterable[Turn], repairs: Sequence[RepairRecord]) -> list[wire.LoggedTurn]:

@@ -38,7 +38,7 @@ from kvrecall.protocol.v1 import worker_pb2 as wire
 from services.active_session import ActiveSession
 from services.background import BackgroundTasks
 from services.cancellation import run_to_completion
-from services.catalog.base import IdempotencyKey, IdempotencyRecord, TurnCommit
+from services.catalog.records import IdempotencyKey, IdempotencyRecord, TurnCommit
 from services.context import ServiceContext
 from services.episode_router import EpisodeRouter, Match
 from services.prefix_sharing import FirstTurn, PrefixSharing
@@ -96,7 +96,7 @@ class TurnRunner:
         if await self._replay(key, publish):
             return
         # The first of two reads of the session: who owns it, and what to refuse early.
-        session = await self._context.catalog.session(session_id)
+        session = await self._context.catalog.sessions.get(session_id)
         if tenant is not None and session.settings.tenant != tenant:
             raise UnknownSession(session_id)
         live = self._context.sessions.activate(session)
@@ -113,7 +113,7 @@ class TurnRunner:
 
     async def _replay(self, key: IdempotencyKey | None, publish: Publish) -> bool:
         """Publish the outcome that is recorded under the key; return whether there is one."""
-        record = None if key is None else await self._context.catalog.recall(key)
+        record = None if key is None else await self._context.catalog.idempotency.get(key)
         if record is None:
             return False
         outcome = OUTCOME.validate_json(record)
@@ -153,7 +153,7 @@ class TurnRunner:
         """Interrupt background work, take the session over, and plan against its committed state."""
         await self._background.yield_to_turn(live, request.wait_for_repairs)
         await self._context.sessions.epoch(live)  # no other process writes the session from here on
-        session = await self._context.catalog.session(live.id)
+        session = await self._context.catalog.sessions.get(live.id)
         plan = plan_turn(session, request, self._context.limits)
         publish(TurnStarted(live.id, plan.number))
         waited = time.monotonic() - arrived
@@ -277,7 +277,7 @@ class TurnRunner:
         record = None
         if turn.key is not None:
             record = IdempotencyRecord(turn.key, OUTCOME.dump_json(outcome).decode())
-        await self._context.catalog.commit_turn(commit, epoch, record)
+        await self._context.catalog.turns.commit(commit, epoch, record)
         live.needs_reopen = False
         live.repairs_pending = False
         live.advance(SessionEvent.CALLS_EMITTED if calls else SessionEvent.TURN_ENDED)

@@ -122,7 +122,7 @@ def _read_log(setup: Setup, session: str) -> list[Turn]:
     async def read() -> list[Turn]:
         catalog = await open_catalog(setup.catalog)
         try:
-            return await catalog.turns(session, 0, 1 << 20)
+            return await catalog.turns.get_after(session, 0, 1 << 20)
         finally:
             await catalog.close()
 

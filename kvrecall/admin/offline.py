@@ -58,11 +58,11 @@ async def opened_catalog(settings: Settings) -> AsyncIterator[Catalog]:
 async def claimed(catalog: Catalog, session: str) -> AsyncIterator[None]:
     """Nobody else works on the session meanwhile. Raises UnknownSession, SessionBusy."""
     holder = f"stopped-{secrets.token_hex(8)}"
-    await catalog.claim(session, holder, _CLAIM_SECONDS)
+    await catalog.leases.claim(session, holder, _CLAIM_SECONDS)
     try:
         yield
     finally:
-        await catalog.release(session, holder)
+        await catalog.leases.release(session, holder)
 
 
 @contextmanager

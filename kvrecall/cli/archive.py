@@ -96,7 +96,7 @@ async def _imported(
         async with opened_catalog(settings) as catalog:
             await _require_new(catalog, dump.session.id)
             with pages_put(file, dump, tiers[-1], layout, wanted=with_pages) as moved:
-                await catalog.restore(dump)
+                await catalog.sessions.restore(dump)
     return dump.session.id, moved
 
 
@@ -105,7 +105,7 @@ async def _require_new(catalog: "Catalog", session: str) -> None:
     from kvrecall.domain.errors import UnknownSession
 
     try:
-        await catalog.session(session)
+        await catalog.sessions.get(session)
     except UnknownSession:
         return
     raise CannotServe(f"there is a session {session} already; give the file's another id with --as")

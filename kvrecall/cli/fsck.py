@@ -158,9 +158,10 @@ async def _known(settings: Settings) -> "tuple[list[KnownSession], list[SharedPa
     try:
         async with opened_catalog(settings) as catalog:
             sessions = [
-                await _known_session(catalog, session) for session in await catalog.session_ids()
+                await _known_session(catalog, session)
+                for session in await catalog.sessions.get_ids()
             ]
-            return sessions, await catalog.kept_pages()
+            return sessions, await catalog.page_refs.get_retained()
     except CannotServe as error:
         raise CannotCheck(str(error)) from error
 
@@ -169,9 +170,9 @@ async def _known_session(catalog: "Catalog", id: str) -> "KnownSession":
     from kvrecall.admin.fsck import KnownSession
     from kvrecall.protocol.v1 import worker_pb2 as wire
 
-    session = await catalog.session(id)
-    state = wire.SessionState.FromString(await catalog.worker_state(id))
-    logged = len(await catalog.token_ids(id))
+    session = await catalog.sessions.get(id)
+    state = wire.SessionState.FromString(await catalog.sessions.get_worker_state(id))
+    logged = len(await catalog.turns.get_token_ids(id))
     return KnownSession(
         id, session.epoch, state.length, session.shared, logged, state.length + len(state.pending)
     )

@@ -197,12 +197,12 @@ async def test_a_bad_body_is_refused_and_changes_nothing(
     if stream and path == TURNS:
         body = {**body, "stream": True}
     session = await front.session()
-    before = await front.catalog.session(session)
+    before = await front.catalog.sessions.get(session)
     answer = await front.http.post(path.format(session=session), json=body)
     told = check_problem(answer, status, code)
     assert members.items() <= told.items()
-    assert await front.catalog.session(session) == before
-    assert await front.catalog.session_ids() == [session]
+    assert await front.catalog.sessions.get(session) == before
+    assert await front.catalog.sessions.get_ids() == [session]
     assert set(front.worker.sessions) == {session}
 
 
@@ -228,7 +228,7 @@ async def test_what_is_no_json_in_utf8_is_refused(front, content: bytes) -> None
         answer.status_code,
         "malformed_json" if answer.status_code == 400 else "invalid_request",
     )
-    assert await front.catalog.session_ids() == []
+    assert await front.catalog.sessions.get_ids() == []
 
 
 async def test_an_oversize_body_is_refused_whether_or_not_it_says_its_size(front) -> None:
@@ -330,7 +330,7 @@ async def test_what_the_worker_raises_is_told_as_a_problem(
     assert streamed.status_code == 200
     (name, members) = events_of(streamed.text)[-1]
     assert (name, members["status"], members["code"]) == ("error", status, code)
-    assert (await front.catalog.session(session)).turns == 0
+    assert (await front.catalog.sessions.get(session)).turns == 0
     assert (await front.say(session)).json()["turn"] == 1
 
 

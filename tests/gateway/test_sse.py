@@ -31,7 +31,7 @@ async def test_tokens_arrive_while_the_turn_still_runs(served) -> None:
 @pytest.mark.parametrize("stream", [True, False])
 async def test_a_client_that_leaves_cancels_its_turn(served, stream: bool) -> None:
     session = await served.session()
-    before = await served.catalog.session(session)
+    before = await served.catalog.sessions.get(session)
     served.worker.gates["token"] = asyncio.Event()
     body = {"messages": [{"role": "user", "content": "hi"}], "stream": stream}
     url = f"{served.http.base_url}/v1/sessions/{session}/turns"
@@ -41,7 +41,7 @@ async def test_a_client_that_leaves_cancels_its_turn(served, stream: bool) -> No
         asking.cancel()
         await asyncio.wait({asking})
     await wait_until(lambda: served.worker.open_turns == 0)
-    assert await served.catalog.session(session) == before
+    assert await served.catalog.sessions.get(session) == before
     served.worker.gates.clear()
     assert (await served.say(session, queue=True)).json()["turn"] == 1
 

@@ -468,7 +468,9 @@ class Harness:
 
     async def selection(self, session: str) -> bytes:
         """The committed selection."""
-        return wire.SessionState.FromString(await self.catalog.worker_state(session)).selection
+        return wire.SessionState.FromString(
+            await self.catalog.sessions.get_worker_state(session)
+        ).selection
 
     async def wait_until_idle(self, session: str) -> None:
         """Wait until no background work of the session runs."""

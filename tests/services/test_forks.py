@@ -19,7 +19,7 @@ from kvrecall.domain.session_settings import ForkOrigin
 from kvrecall.domain.state_machine import SessionState
 from kvrecall.domain.turn_request import TurnRequest
 from kvrecall.protocol.v1 import worker_pb2 as wire
-from services.catalog.base import IdempotencyKey
+from services.catalog.records import IdempotencyKey
 from services.forks import ForkRequest
 
 HELLO = Message("user", "hello there")
@@ -148,9 +148,9 @@ async def test_a_fork_of_a_paused_session_waits_for_the_same_calls(harness, call
     child = await harness.service.fork(parent, ForkRequest())
     assert [pending.call.id for pending in child.calls] == ["c1", "c2"]
     assert (await harness.service.get(child.id))[1] is SessionState.PAUSED
-    assert [record.report.trigger for record in await harness.catalog.repairs(child.id, 9)] == [
-        "tool_call"
-    ] * 2
+    assert [
+        record.report.trigger for record in await harness.catalog.repairs.get_latest(child.id, 9)
+    ] == ["tool_call"] * 2
 
 
 async def test_a_repair_that_runs_ends_with_what_it_has_found_and_the_fork_has_it(
@@ -201,17 +201,17 @@ async def test_a_session_in_the_middle_of_a_turn_is_not_forked_unless_asked_to_w
 
 async def test_a_fork_that_cannot_be_committed_leaves_nothing_behind(harness) -> None:
     session = await spoken(harness)
-    commit = harness.catalog.fork
+    commit = harness.catalog.sessions.fork
 
     async def full_disk(*args: object) -> None:
         raise CatalogError("no space left")
 
-    harness.catalog.fork = full_disk
+    harness.catalog.sessions.fork = full_disk
     with pytest.raises(CatalogError):
         await harness.service.fork(session, ForkRequest())
     harness.catalog.fork = commit
     assert list(harness.worker.sessions) == [session]
-    assert await harness.catalog.session_ids() == [session]
+    assert await harness.catalog.sessions.get_ids() == [session]
     await harness.service.delete(session)
     assert harness.worker.dropped[-1] == (session, 0)
 
@@ -221,7 +221,7 @@ async def test_a_fork_that_the_worker_breaks_at_changes_nothing(harness) -> None
     harness.worker.faults["fork"] = WorkerLost("gone")
     with pytest.raises(WorkerLost):
         await harness.service.fork(session, ForkRequest())
-    assert await harness.catalog.session_ids() == [session]
+    assert await harness.catalog.sessions.get_ids() == [session]
     assert (await harness.service.fork(session, ForkRequest())).turns == 2
 
 
@@ -230,7 +230,7 @@ async def test_a_repeated_fork_is_made_once(harness) -> None:
     first = await harness.service.fork(session, ForkRequest(), KEY)
     await harness.say(session, HELLO)
     assert await harness.service.fork(session, ForkRequest(), KEY) == first
-    assert len(await harness.catalog.session_ids()) == 2
+    assert len(await harness.catalog.sessions.get_ids()) == 2
     with pytest.raises(IdempotencyConflict):
         await harness.service.fork(
             session, ForkRequest(), IdempotencyKey("fork", "key", "another body")

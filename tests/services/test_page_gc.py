@@ -39,7 +39,7 @@ async def test_one_that_cannot_be_dropped_stands_in_no_other_s_way(harness) -> N
     sessions = [await harness.session() for _ in range(2)]
     for session in sessions:
         await harness.say(session, HELLO)
-        await harness.catalog.delete(session, None)
+        await harness.catalog.sessions.delete(session, None)
     harness.worker.faults["drop"] = WorkerLost("gone")
     collector = PageCollector(
         ServiceContext.create(harness.catalog, harness.worker, harness.settings)
@@ -53,7 +53,7 @@ async def test_one_that_cannot_be_dropped_stands_in_no_other_s_way(harness) -> N
 async def test_a_process_that_starts_drops_what_one_that_was_killed_did_not(harness) -> None:
     session = await harness.session()
     await harness.say(session, HELLO)
-    await harness.catalog.delete(session, None)  # as far as it came
+    await harness.catalog.sessions.delete(session, None)  # as far as it came
     await harness.crash()
     for _ in range(1000):
         if harness.worker.dropped:

@@ -27,7 +27,7 @@ from kvrecall.domain.tool_calls import CallStatus
 from kvrecall.domain.tool_events import ToolEvent, ToolEventType
 from kvrecall.domain.turn_request import TurnRequest
 from kvrecall.protocol.v1 import worker_pb2 as wire
-from services.catalog.base import IdempotencyKey
+from services.catalog.records import IdempotencyKey
 from services.turn_stream import ToolCallEmitted
 
 HELLO = Message("user", "hello")
@@ -109,7 +109,7 @@ async def test_a_turn_that_asks_to_waits_for_the_repairs_and_reports_them(
         ("tool_result", False),
     ]
     assert (outcome.own_repair, outcome.repairs_skipped) == (None, 0)
-    (_, said) = await harness.catalog.turns(session, 0, 10)
+    (_, said) = await harness.catalog.turns.get_after(session, 0, 10)
     assert said.messages == (Message("tool", "rain", tool_call_id="c1", name="weather"),)
     assert (await harness.service.get(session))[1] is SessionState.IDLE
 
@@ -133,7 +133,7 @@ async def test_another_turn_takes_what_the_repair_has_found_so_far_and_leaves_ou
     assert outcome.repairs_skipped == 1
     assert repairs(harness) == [EARLY]
     await harness.wait_until_idle(session)
-    assert due_repairs(await harness.catalog.session(session)) == []
+    assert due_repairs(await harness.catalog.sessions.get(session)) == []
 
 
 class TestPatient:
@@ -188,7 +188,7 @@ async def test_after_a_turn_that_came_to_nothing_what_is_due_goes_on(
     await harness.wait_until_idle(session)
     assert repairs(harness) == [EARLY, "tool_result: tool rain"]
     assert (await harness.service.get(session))[1] is SessionState.PAUSED
-    assert due_repairs(await harness.catalog.session(session)) == []
+    assert due_repairs(await harness.catalog.sessions.get(session)) == []
 
 
 async def test_a_turn_that_goes_away_while_a_repair_ends_for_it_lets_the_others_run(
@@ -246,7 +246,7 @@ async def test_a_result_within_the_turn_repairs_on_its_path_only_if_the_turn_ask
     await harness.wait_until_idle(paused)
     outcome = await harness.say(paused, Message("tool", "rain", tool_call_id="c1"))
     assert [repair.trigger for repair in outcome.repairs] == ["tool_call"]
-    assert (await harness.catalog.call(paused, "c1")).result == "rain"
+    assert (await harness.catalog.tool_calls.get(paused, "c1")).result == "rain"
     await pause(harness, paused, wire.ToolCall(id="c2", name="weather", arguments="{}"))
     await harness.wait_until_idle(paused)
     outcome = await harness.say(paused, Message("tool", "sun", tool_call_id="c2"), repair=True)
@@ -310,7 +310,7 @@ async def test_a_last_answer_that_was_not_repaired_on_is_repaired_on_after_a_cra
 
 async def test_a_cancelled_turn_leaves_the_pause_as_it_was(harness, paused: str) -> None:
     await harness.wait_until_idle(paused)
-    before = await harness.catalog.session(paused)
+    before = await harness.catalog.sessions.get(paused)
     harness.worker.gates["token"] = asyncio.Event()
     turn = asyncio.create_task(harness.say(paused, Message("tool", "rain", tool_call_id="c1")))
     await harness.worker.reached["token"].wait()
@@ -318,7 +318,7 @@ async def test_a_cancelled_turn_leaves_the_pause_as_it_was(harness, paused: str)
     running.cancel()
     with pytest.raises(ServiceError):
         await turn
-    assert await harness.catalog.session(paused) == before
+    assert await harness.catalog.sessions.get(paused) == before
     assert (await harness.service.get(paused))[1] is SessionState.PAUSED
 
 
@@ -412,13 +412,13 @@ async def test_a_repair_whose_commit_fails_is_run_again_from_what_was_committed(
     harness, call: Callable
 ) -> None:
     undisturbed = await conversation(harness, call, set(), amid_repair=False)
-    commit = harness.catalog.commit_repair
+    commit = harness.catalog.repairs.commit
 
     async def fails_once(*args: object) -> None:
-        harness.catalog.commit_repair = commit
+        harness.catalog.repairs.commit = commit
         raise CatalogError("no space left")
 
-    harness.catalog.commit_repair = fails_once
+    harness.catalog.repairs.commit = fails_once
     assert await conversation(harness, call, set(), amid_repair=False) == undisturbed
 
 
@@ -521,7 +521,7 @@ async def test_a_call_may_be_announced_and_report_partial_output(harness, paused
     for text in ("light ", "rain"):
         receipt = await harness.service.event(paused, ToolEvent(ToolEventType.DELTA, "c1", text))
     assert (receipt.status, receipt.outstanding) == (CallStatus.PENDING, ("c1",))
-    stored = await harness.catalog.call(paused, "c1")
+    stored = await harness.catalog.tool_calls.get(paused, "c1")
     assert (stored.started, stored.partial, stored.result) == (True, "light rain", None)
     await harness.wait_until_idle(paused)
     assert repairs(harness) == [EARLY]
@@ -531,7 +531,7 @@ async def test_a_delta_with_a_key_is_appended_once(harness, paused: str) -> None
     key = IdempotencyKey("event", "k", "body")
     for _ in range(2):
         await harness.service.event(paused, ToolEvent(ToolEventType.DELTA, "c1", "rain "), key)
-    assert (await harness.catalog.call(paused, "c1")).partial == "rain "
+    assert (await harness.catalog.tool_calls.get(paused, "c1")).partial == "rain "
 
 
 async def test_reports_of_what_is_unknown_or_too_long_are_refused(harness, paused: str) -> None:
@@ -541,7 +541,7 @@ async def test_reports_of_what_is_unknown_or_too_long_are_refused(harness, pause
         await harness.service.event("nobody", completed("c1", "rain"))
     with pytest.raises(LimitExceeded):
         await harness.service.event(paused, completed("c1", "x" * (1 << 21)))
-    assert (await harness.catalog.call(paused, "c1")).result is None
+    assert (await harness.catalog.tool_calls.get(paused, "c1")).result is None
 
 
 async def test_a_result_that_comes_before_the_commit_of_its_call_waits_for_it(

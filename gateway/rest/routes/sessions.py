@@ -23,7 +23,7 @@ from gateway.rest.schemas.workers import MethodsView, WorkerLoadView, WorkersVie
 from gateway.settings import GatewaySettings
 from gateway.sse import ClientGone, EventStream, outcome_of, while_connected
 from gateway.tenants import Tenant, own_session
-from services.catalog.base import REPAIRS_KEPT
+from services.catalog.records import REPAIRS_RETAINED
 from services.service import SessionService
 from services.turn_stream import TurnStream
 
@@ -97,7 +97,7 @@ def _add_sessions(router: APIRouter, service: SessionService) -> None:
 
     @router.get("/sessions/{session}/repairs", responses=problems(404), tags=["sessions"])
     async def session_repairs(
-        session: str, limit: Annotated[int, Query(ge=1, le=REPAIRS_KEPT)] = 10
+        session: str, limit: Annotated[int, Query(ge=1, le=REPAIRS_RETAINED)] = 10
     ) -> RepairsView:
         """A session's last repairs, newest first: what they looked for, and the text around what they brought back."""
         return RepairsView.of(session, await service.repairs(session, limit))

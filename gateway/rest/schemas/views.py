@@ -14,7 +14,7 @@ from kvrecall.domain.session_settings import EpisodeSettings, ForkOrigin
 from kvrecall.domain.state_machine import SessionState
 from kvrecall.domain.tool_calls import PendingCall
 from kvrecall.domain.tool_events import EventReceipt
-from services.catalog.base import EpisodeSet
+from services.catalog.records import EpisodeSet
 
 
 class View(BaseModel):

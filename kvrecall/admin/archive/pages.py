@@ -25,7 +25,7 @@ from kvstore.format.page import (
     verify_checksum,
 )
 from kvstore.tiers.base import Tier
-from services.catalog.base import SessionDump
+from services.catalog.records import SessionDump
 
 _BATCH_PAGES = 16
 

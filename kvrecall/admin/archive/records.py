@@ -13,16 +13,16 @@ from kvrecall.domain.errors import UnknownCall
 from kvrecall.domain.messages import ToolCall
 from kvrecall.domain.session import Session, Turn
 from kvrecall.domain.tool_calls import PendingCall
-from services.catalog.base import (
-    REPAIRS_KEPT,
-    Catalog,
+from services.catalog.base import Catalog
+from services.catalog.records import (
+    REPAIRS_RETAINED,
     EpisodeRecord,
     EpisodeSet,
     RepairRecord,
     SegmentRecord,
     SessionDump,
 )
-from services.catalog.serialization import token_bytes, token_values
+from services.catalog.serialization import decode_tokens, encode_tokens
 
 _TURNS_AT_ONCE = 64
 
@@ -65,26 +65,26 @@ SEGMENT = TypeAdapter(SegmentRecord)
 
 async def dumped(catalog: Catalog, session: str) -> SessionDump:
     """Everything that the catalog knows of a session. Raises UnknownSession, CatalogError."""
-    found = await catalog.session(session)
+    found = await catalog.sessions.get(session)
     turns = [turn async for turn in _turns(catalog, session)]
-    episodes = await catalog.episodes(session)
+    episodes = await catalog.episodes.get(session)
     return SessionDump(
         session=found,
-        worker_state=await catalog.worker_state(session),
+        worker_state=await catalog.sessions.get_worker_state(session),
         turns=tuple(turns),
         calls=await _calls(catalog, found, turns),
-        repairs=tuple(reversed(await catalog.repairs(session, REPAIRS_KEPT))),
+        repairs=tuple(reversed(await catalog.repairs.get_latest(session, REPAIRS_RETAINED))),
         episodes=episodes,
-        segments=tuple(await catalog.segments(session)),
+        segments=tuple(await catalog.episodes.get_segments(session)),
         built=tuple(
-            [await catalog.built_episode(session, episode.id) for episode in episodes.episodes]
+            [await catalog.episodes.get_built(session, episode.id) for episode in episodes.episodes]
         ),
     )
 
 
 async def _turns(catalog: Catalog, session: str) -> AsyncIterator[Turn]:
     last = 0
-    while some := await catalog.turns(session, last, _TURNS_AT_ONCE):
+    while some := await catalog.turns.get_after(session, last, _TURNS_AT_ONCE):
         for turn in some:
             yield turn
         last = some[-1].number
@@ -97,7 +97,7 @@ async def _calls(
     found = {(call.turn, call.position): call for call in session.calls}
     for id in {call.id for turn in turns for call in _made_in(turn)}:
         with suppress(UnknownCall):  # one that was recorded, with its result, within a turn
-            call = await catalog.call(session.id, id)
+            call = await catalog.tool_calls.get(session.id, id)
             found.setdefault((call.turn, call.position), call)
     return tuple(found[at] for at in sorted(found))
 
@@ -114,7 +114,7 @@ def records_of(dump: SessionDump) -> Iterator[Record]:
     yield Record(RecordKind.STATE, data=dump.worker_state)
     for turn in dump.turns:
         value = TURN.dump_python(replace(turn, token_ids=()), mode="json")
-        yield Record(RecordKind.TURN, value, token_bytes(turn.token_ids))
+        yield Record(RecordKind.TURN, value, encode_tokens(turn.token_ids))
     for call in dump.calls:
         yield Record(RecordKind.CALL, CALL.dump_python(call, mode="json"))
     for repair in dump.repairs:
@@ -181,4 +181,4 @@ _ONCE = (RecordKind.SESSION, RecordKind.STATE, RecordKind.EPISODES)
 def _turn(record: Record, session: str) -> Turn:
     turn = TURN.validate_python(record.value)
     outcome = replace(turn.outcome, session=session)
-    return replace(turn, session=session, outcome=outcome, token_ids=token_values(record.data))
+    return replace(turn, session=session, outcome=outcome, token_ids=decode_tokens(record.data))

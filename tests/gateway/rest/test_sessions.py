@@ -371,7 +371,7 @@ async def test_a_failed_call_is_told_to_the_model(front) -> None:
     receipt = (await front.http.post(f"/v1/sessions/{session}/events", json=event)).json()
     assert receipt["status"] == "failed"
     await front.http.post(f"/v1/sessions/{session}/turns", json={})
-    (_, turn) = await front.catalog.turns(session, 0, 5)
+    (_, turn) = await front.catalog.turns.get_after(session, 0, 5)
     assert turn.messages[0].content == "timed out"
 
 
@@ -409,7 +409,7 @@ async def test_writes_with_a_key_happen_once(front) -> None:
     assert turns[0].json() == turns[1].json()
     other = await front.http.post(url, json={**body, "generate": False}, headers=headers)
     assert (other.status_code, other.json()["code"]) == (409, "idempotency_conflict")
-    assert (await front.catalog.session(session)).turns == 1
+    assert (await front.catalog.sessions.get(session)).turns == 1
     deleted = [
         await front.http.delete(f"/v1/sessions/{session}", headers=headers) for _ in range(2)
     ]

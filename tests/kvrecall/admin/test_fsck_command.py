@@ -122,7 +122,7 @@ def test_pages_of_nobody_are_found_and_dropped_when_told_to(
     with closing(sqlite3.connect(served.data / "catalog.sqlite3")) as catalog:
         catalog.execute("PRAGMA foreign_keys=ON")
         catalog.execute("DELETE FROM sessions WHERE id = ?", (served.orphan,))
-        catalog.execute("DELETE FROM kept")
+        catalog.execute("DELETE FROM retained_pages")
         catalog.commit()
     code, said = check()
     assert code == 1

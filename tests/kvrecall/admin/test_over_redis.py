@@ -100,7 +100,7 @@ def test_pages_of_nobody_expire_in_redis_unless_they_are_dropped(
 ) -> None:
     async def forget() -> None:
         catalog = await open_catalog(settings_of(tmp_path / "data"))
-        await catalog.delete(session, None)
+        await catalog.sessions.delete(session, None)
         await catalog.close()
 
     asyncio.run(forget())

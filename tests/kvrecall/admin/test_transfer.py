@@ -23,7 +23,7 @@ from kvrecall.domain.turn_request import TurnRequest
 from kvstore.format.codec import Codec
 from kvstore.format.page import PageLayout, parse_header
 from kvstore.tiers.nvme.tier import NvmeTier
-from services.catalog.base import SessionDump
+from services.catalog.records import SessionDump
 from services.service import CreateSession, SessionService
 
 Command = Callable[..., Any]

@@ -11,7 +11,8 @@ from kvrecall.domain.messages import Message, ToolCall
 from kvrecall.domain.reports import Fidelity, MemoryReport, RepairReport, TurnOutcome
 from kvrecall.domain.session import Session, Turn
 from kvrecall.domain.session_settings import SessionSettings
-from services.catalog.base import Catalog, TurnCommit
+from services.catalog.base import Catalog
+from services.catalog.records import TurnCommit
 from services.catalog.redis.catalog import RedisCatalog
 from services.catalog.sqlite.catalog import SqliteCatalog
 
