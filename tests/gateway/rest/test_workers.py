@@ -64,3 +64,15 @@ async def test_a_turn_reports_its_durability(api) -> None:
     assert (await api.turn(session)).json()["durable"] is True
     api.worker.durable = False
     assert (await api.turn(session)).json()["durable"] is False
+
+
+async def test_the_worker_and_its_methods_are_described(api) -> None:
+    found = (await api.http.get("/v1/methods")).json()
+    assert [method["name"] for method in found["methods"]] == ["snapkv", "full", "epicache"]
+    assert found["repair"] == {
+        "name": "repairkv",
+        "summary": "bursts around anchors",
+        "settings_schema": {},
+    }
+    worker = (await api.http.get("/v1/worker")).json()
+    assert (worker["model"], worker["min_budget"], worker["max_budget"]) == ("scripted", 16, 1024)
