@@ -3,12 +3,12 @@
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from random import Random
 from threading import Lock
 
 from benchmarks.faults.scripts import Json, Script, Step
-from kvrecall.client.client import KvrecallClient, KvrecallError
+from kvrecall.client import KvrecallClient, KvrecallError, TextDelta
 
 GIVE_UP_SECONDS = 600.0
 ANSWER_SECONDS = 60.0
@@ -88,10 +88,10 @@ class FaultClient:
             return self._open(transcript, step, key)
         session = transcript.sessions[step.session]
         if step.kind == "event":
-            return self._retry(lambda client: client.event(session, **step.body, key=key))
+            return self._retry(lambda client: asdict(client.event(session, **step.body, key=key)))
         if step.stream:
             return self._retry(lambda client: self._stream(client, session, step, key))
-        return self._retry(lambda client: client.turn(session, **step.body, key=key))
+        return self._retry(lambda client: asdict(client.turn(session, **step.body, key=key)))
 
     def delete_sessions(self, transcript: Transcript) -> None:
         """Delete the sessions of a script. Raises NotServedError."""
@@ -101,33 +101,34 @@ class FaultClient:
 
     def get(self, session: str) -> Json:
         """The present state of a session. Raises NotServedError."""
-        return self._retry(lambda client: client.get(session))
+        return self._retry(lambda client: asdict(client.get_session(session)))
 
     def _delete(self, session: str, key: str) -> None:
         def request(client: KvrecallClient) -> Json:
-            client.delete(session, key=key)
+            client.delete_session(session, key=key)
             return {}
 
         self._retry(request)
 
     def _open(self, transcript: Transcript, step: Step, key: str) -> Json:
         if step.kind == "create":
-            answer = self._retry(lambda client: client.create_session(**step.body, key=key))
+            answer = self._retry(lambda client: asdict(client.create_session(**step.body, key=key)))
             transcript.sessions[step.session] = answer["id"]
         else:
             parent = transcript.sessions[step.session]
             turn = step.body["turn"]
-            answer = self._retry(lambda client: client.fork(parent, turn=turn, key=key))
+            answer = self._retry(lambda client: asdict(client.fork(parent, turn=turn, key=key)))
             transcript.sessions[step.body["as"]] = answer["id"]
         return answer
 
     def _stream(self, client: KvrecallClient, session: str, step: Step, key: str) -> Json:
         """Answer of a streamed turn; counts a stream whose deltas are not the answer's text."""
         deltas: list[str] = []
-        for event in client.turn_stream(session, **step.body, key=key):
-            if event.event == "token":
-                deltas.append(event.data["text"])
-        answer = event.data
+        stream = client.stream(session, **step.body, key=key)
+        for event in stream:
+            if isinstance(event, TextDelta):
+                deltas.append(event.text)
+        answer = asdict(stream.read())
         if (text := "".join(deltas)) != (answer["message"]["content"] or ""):
             self._counters.torn_streams.append(f"{text!r}, but {answer['message']['content']!r}")
         return answer

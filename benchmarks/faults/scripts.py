@@ -101,9 +101,11 @@ def _pause(rng: Random, session: int, call: str) -> list[Step]:
     }
     found = f"{name}'s {thing} has number {rng.randrange(1000, 10000)}."
     kind = rng.choice(("tool_call.completed", "tool_call.completed", "tool_call.failed"))
-    events = [Step("event", session, {"type": kind, "call_id": call, "result": found})]
+    events = [Step("event", session, {"event_type": kind, "call_id": call, "result": found})]
     if rng.random() < 0.5:
-        events.insert(0, Step("event", session, {"type": "tool_call.started", "call_id": call}))
+        events.insert(
+            0, Step("event", session, {"event_type": "tool_call.started", "call_id": call})
+        )
     asking = Step(
         "turn",
         session,
@@ -114,7 +116,7 @@ def _pause(rng: Random, session: int, call: str) -> list[Step]:
 
 def _turn(rng: Random, session: int, messages: list[Json]) -> Step:
     sampling = {"max_tokens": rng.randrange(8, 25), "stop": ["<tool_call>"]}
-    body = {"messages": messages, "sampling": sampling, "wait_for_repairs": True}
+    body = {"messages": messages, **sampling, "wait_for_repairs": True}
     return Step("turn", session, body, stream=rng.random() < 0.3)
 
 

@@ -8,7 +8,7 @@ sessions in the background, so each test starts once everything of the test befo
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -58,9 +58,9 @@ def empty(server, client, say) -> None:
 
 def delete_all(server, client, say) -> None:
     """Delete all sessions and wait until every worker reports that it has released them."""
-    while sessions := client.list(200)["sessions"]:
+    while sessions := client.list_sessions(200).sessions:
         for session in sessions:
-            client.delete(session["id"])
+            client.delete_session(session)
     for metric in SESSION_METRICS:
         say.until(lambda name=metric: is_released(server, name), f"{metric} of 0")
 
@@ -74,17 +74,15 @@ def is_released(server, metric: str) -> bool:
 def converse(server, say, number: int) -> list[Json]:
     """The answers of a conversation of two turns and a pause, unlike that of any other number."""
     client = server.client()
-    session = client.create_session(budget=96 + 8 * number, repair_rows=16, seed=number)["id"]
-    answers = [
-        client.turn(session, [say.user(say.chatter(10 * number, 12 + number))], sampling=SAMPLING)
-    ]
+    session = client.create_session(budget=96 + 8 * number, repair_rows=16, seed=number).id
+    answers = [client.turn(session, [say.user(say.chatter(10 * number, 12 + number))], **SAMPLING)]
     call = say.asks("c1", name="Ada", thing="garage")
     answers.append(
         client.turn(session, [say.user(say.chatter(10 * number + 1, 8)), call], generate=False)
     )
     client.event(session, "tool_call.completed", "c1", result=f"It is {number}{number}.")
-    answers.append(client.turn(session, [], wait_for_repairs=True, sampling=SAMPLING))
-    return [without_times(answer) for answer in answers]
+    answers.append(client.turn(session, [], wait_for_repairs=True, **SAMPLING))
+    return [without_times(asdict(answer)) for answer in answers]
 
 
 def without_times(answer: Json) -> Json:
@@ -150,14 +148,14 @@ def file_bytes(path: Path) -> int:
 
 def test_over_capacity_is_429_until_turns_end(server, client, empty, say) -> None:
     followed = RUNNING_TURNS + 1
-    sessions = [client.create_session(budget=128)["id"] for _ in range(followed + 1)]
+    sessions = [client.create_session(budget=128).id for _ in range(followed + 1)]
     clients = [server.client() for _ in range(followed)]
     enough = threading.Event()
 
     def listen(number: int) -> None:
         """Read a long answer until the test has ended; closing the stream cancels the turn."""
-        long = {"messages": [say.user("Go on.")], "sampling": {"max_tokens": 2000}}
-        with closing(clients[number].turn_stream(sessions[number], **long)) as answer:
+        long = {"messages": [say.user("Go on.")], "max_tokens": 2000}
+        with clients[number].stream(sessions[number], **long) as answer:
             for _ in answer:
                 if enough.is_set():
                     return
@@ -172,5 +170,5 @@ def test_over_capacity_is_429_until_turns_end(server, client, empty, say) -> Non
     assert int(answer.headers["retry-after"]) >= 1
     assert all(listener.exception() is None for listener in listening)
     say.until(lambda: server.metric("kvrecall_turns_running") == 0, "room")
-    assert client.turn(sessions[-1], [say.user("Hello.")], generate=False)["turn"] == 1
-    assert all(client.get(session)["turns"] == 0 for session in sessions[:-1])
+    assert client.turn(sessions[-1], [say.user("Hello.")], generate=False).turn == 1
+    assert all(client.get_session(session).turns == 0 for session in sessions[:-1])
