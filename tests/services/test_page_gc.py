@@ -40,7 +40,7 @@ async def test_one_that_cannot_be_dropped_stands_in_no_other_s_way(harness) -> N
     for session in sessions:
         await harness.say(session, HELLO)
         await harness.catalog.sessions.delete(session, None)
-    harness.worker.faults["drop"] = WorkerLost("gone")
+    harness.worker.faults["delete"] = WorkerLost("gone")
     collector = PageCollector(
         ServiceContext.create(harness.catalog, harness.worker, harness.settings)
     )
