@@ -74,7 +74,7 @@ def _check_copies(context: StoreContext, sessions: SessionDirectory, expected: _
 
 
 def _is_allowed(sessions: SessionDirectory, key: PageKey) -> bool:
-    """Whether a page without a session in memory may be stored: retained or not opened yet."""
+    """Return whether an unreferenced page may be stored: retained, or of an unopened session."""
     return key.index < sessions.retained_pages(key.session) or sessions.is_unopened(key.session)
 
 

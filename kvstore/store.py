@@ -101,8 +101,6 @@ class RowStore:
         """Shape, dtype and fingerprint of the rows."""
         return self._layout
 
-    # Sessions
-
     def open(
         self, session: str, *, epoch: int, length: int, shared: Sequence[SharedPages] = ()
     ) -> None:
@@ -139,8 +137,8 @@ class RowStore:
     def delete(self, session: str, *, keep_pages: int = 0) -> None:
         """Delete a session from every tier, except its own first `keep_pages` pages (for forks).
 
-        An unknown session is ignored, and epochs are not checked. Failed deletions are retried in
-        the background. Raises a tier's error when it cannot list the session's pages.
+        Unknown sessions and epochs are ignored. Failed deletions are retried in the background.
+        Raises a tier's error when it cannot list the session's pages.
         """
         self._remover.delete(session, keep_pages)
 
@@ -164,8 +162,6 @@ class RowStore:
     def sessions(self) -> list[str]:
         """Ids of sessions that are open or were found in unshared tiers, sorted."""
         return self._sessions.names()
-
-    # Rows
 
     def append(self, session: str, rows: Tensor) -> int:
         """Append rows `[n_layers, 2, n_kv_heads, t, head_dim]` (copied); return the new length.
@@ -307,8 +303,6 @@ class RowStore:
         """Start to bring the session's last pages into memory, up to half of its limit."""
         self._prefetcher.request(session)
 
-    # Store
-
     def summary_bytes(self) -> int:
         """Bytes of memory of the summaries of all sessions."""
         return self._summaries.bytes
@@ -350,8 +344,6 @@ class RowStore:
                     self._rows.submit_unfinished_page(state)
         finally:
             self._through.close()
-
-    # Internals
 
     def _get_versions(self, session: str) -> Versions | None:
         return self._sessions.get_versions(session, self._layout.page_tokens)

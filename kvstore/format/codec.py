@@ -32,7 +32,7 @@ _SMALLEST_STEP = 2.0**-126
 
 
 class Codec(IntEnum):
-    """Encoding of a payload of rows `[n_layers, 2, n_kv_heads, tokens, head_dim]`, little-endian."""
+    """Encoding of payload rows `[n_layers, 2, n_kv_heads, tokens, head_dim]`, little-endian."""
 
     RAW = 0
     """The numbers in their own dtype, in that order."""

@@ -35,7 +35,7 @@ class ExpectedPage:
     shared: bool = False
 
     def matches(self, header: PageHeader, layout: PageLayout) -> bool:
-        """Whether a stored page with this header may be read as the expected one."""
+        """Return whether a stored page with this header may be read as the expected one."""
         if self.shared:
             return header.sequence >= self.sequence and header.valid_tokens == layout.page_tokens
         return header.sequence == self.sequence

@@ -32,7 +32,7 @@ class WriterEpochs:
             self._stale[session] = max(epoch, self._stale.get(session, epoch))
 
     def is_stale(self, session: str, epoch: int) -> bool:
-        """Whether another writer has taken the session over since `epoch`."""
+        """Return whether another writer has taken the session over since `epoch`."""
         return self._stale.get(session, -1) >= epoch
 
     def require_writable(self, session: str, epoch: int) -> None:

@@ -165,12 +165,12 @@ class PageWriter:
             ]
 
     def has_refused(self, sessions: Collection[str] | None = None) -> bool:
-        """Whether a task of these sessions, or of any, was refused and waits for a retry."""
+        """Return whether a task of these sessions, or of any, was refused and waits for a retry."""
         with self._changed:
             return any(sessions is None or refused.session in sessions for refused in self._refused)
 
     def has_tasks(self, session: str) -> bool:
-        """Whether a task of the session is queued, running or refused."""
+        """Return whether a task of the session is queued, running or refused."""
         with self._changed:
             tasks = [*self._tasks, *(refused.task for refused in self._refused), self._current]
             return any(

@@ -150,7 +150,7 @@ class PagePlacement:
         self._pending.discard([pending.page.key for pending in self._pending.select([session])])
 
     def has_pending(self, sessions: Collection[str] | None = None) -> bool:
-        """Whether pages of some sessions, or of any, are not in the lowest tier yet."""
+        """Return whether pages of some sessions, or of any, are not in the lowest tier yet."""
         return bool(self._pending.select(sessions))
 
     def get_depth(self, key: PageKey) -> int:
@@ -162,7 +162,7 @@ class PagePlacement:
         return {pending.page.key for pending in self._pending.select()}
 
     def has_undurable(self, sessions: Collection[str] | None = None) -> bool:
-        """Whether pages of some sessions, or of any, are held in memory alone."""
+        """Return whether pages of some sessions, or of any, are held in memory alone."""
         return any(not pending.durable for pending in self._pending.select(sessions))
 
     # Internals
@@ -205,7 +205,7 @@ class PagePlacement:
             self._tiers.put(pending.depth, key, blob, pending.epoch, backed=True)
 
     def _has_more_rows(self, depth: int, key: PageKey, tokens: int) -> bool:
-        """Whether a tier's version of a page may have over `tokens` tokens. Raises its error."""
+        """Return whether a tier's version of a page may have more than `tokens` tokens."""
         try:
             blob = self._tiers.all[depth].get([key])[0]
         except PageError:

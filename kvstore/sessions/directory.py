@@ -94,7 +94,7 @@ class SessionDirectory:
             return sorted(self._unclaimed)
 
     def is_unopened(self, session: str) -> bool:
-        """Whether the tiers may hold unknown pages of the session, as it was not opened yet."""
+        """Return whether the tiers may hold unknown pages of a session that was not opened yet."""
         state = self._sessions.get(session)
         return session in self._unopened or (state is not None and state.unopened)
 

@@ -116,7 +116,7 @@ class SessionOpener:
         state.loaded = True
 
     def _is_intact(self, state: StoredSession, epoch: int, length: int, table: PageTable) -> bool:
-        """Whether memory has the rows: no process can write between two successive epochs."""
+        """Return whether memory has the rows; no process writes between two successive epochs."""
         pages = -(-length // self._layout.page_tokens)
         return (
             state.loaded
@@ -128,7 +128,7 @@ class SessionOpener:
         )
 
     def _has_unwritten_rows(self, state: StoredSession) -> bool:
-        """Whether rows are in memory alone, and no other process can have written newer ones."""
+        """Return whether rows are in memory alone and cannot be superseded by another process."""
         if self._stack.tiers.lowest.shared:
             return False
         return self._writer.has_tasks(state.name) or self._stack.placement.has_undurable(

@@ -24,7 +24,7 @@ class Prefetcher:
         self._thread.start()
 
     def request(self, session: str) -> None:
-        """Queue a session whose pages shall be brought into memory."""
+        """Queue a session to prefetch its pages."""
         with self._changed:
             self._waiting[session] = None
             self._changed.notify()

@@ -24,12 +24,12 @@ class Tier(Protocol):
 
     @property
     def durable(self) -> bool:
-        """Whether pages that were put and flushed outlive the process."""
+        """True when pages that were put and flushed outlive the process."""
         ...
 
     @property
     def shared(self) -> bool:
-        """Whether other processes may write to the tier too."""
+        """True when other processes may write to the tier too."""
         ...
 
     @property
@@ -74,7 +74,7 @@ class Tier(Protocol):
         ...
 
     def contains(self, keys: Sequence[PageKey]) -> list[bool]:
-        """Whether the tier has each page."""
+        """Return whether the tier has each page."""
         ...
 
     def delete(self, keys: Sequence[PageKey], *, epoch: int | None = None) -> None:

@@ -77,7 +77,7 @@ class RamTier:
                 self._put_one(key, blob, backed)
 
     def contains(self, keys: Sequence[PageKey]) -> list[bool]:
-        """Whether each page is resident."""
+        """Return whether each page is resident."""
         with self._lock:
             return [self._find(key) is not None for key in keys]
 

@@ -31,7 +31,7 @@ def layout() -> PageLayout:
 
 @pytest.fixture
 def make_rows(layout: PageLayout) -> Callable[..., Tensor]:
-    """make_rows(tokens, seed): random rows, the same for the same seed."""
+    """Factory `make_rows(tokens, seed)`: random rows, the same for the same seed."""
 
     def make(tokens: int, seed: int = 0) -> Tensor:
         return torch.randn(layout.rows_shape(tokens), generator=torch.Generator().manual_seed(seed))
@@ -43,7 +43,7 @@ def make_rows(layout: PageLayout) -> Callable[..., Tensor]:
 def make_page(
     layout: PageLayout, make_rows: Callable[..., Tensor]
 ) -> Callable[..., tuple[PageKey, bytes]]:
-    """make_page(index, sequence, session, tokens): a key and its sealed page."""
+    """Factory `make_page(index, sequence, session, tokens)`: a key and its sealed page."""
 
     def make(
         index: int, sequence: int = 1, session: str = "s", tokens: int = 8
@@ -58,7 +58,7 @@ def make_page(
 
 @pytest.fixture
 def open_store(layout: PageLayout, tmp_path: Path) -> Iterator[Callable[..., RowStore]]:
-    """open_store(ram_pages, **nvme settings): a store over RAM and NVMe, closed after the test."""
+    """Factory `open_store(ram_pages, **nvme settings)`: a store over RAM and NVMe files."""
     opened: list[RowStore] = []
 
     def open_one(

@@ -26,7 +26,7 @@ OpenStore = Callable[..., RowStore]
 def open_store(
     request: pytest.FixtureRequest, layout: PageLayout, tmp_path: Path
 ) -> Iterator[OpenStore]:
-    """open_store(nvme, codec): the store of one process: RAM for two pages, files, Redis.
+    """Factory `open_store(nvme, codec)`: the store of one process: RAM for two pages, files, Redis.
 
     `nvme` names the process's directory; without it there are no files.
     """

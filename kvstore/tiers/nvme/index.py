@@ -79,7 +79,7 @@ class LogIndex:
         self._damaged[segment] = max(offset, self._damaged.get(segment, 0))
 
     def is_suspect(self, location: RecordLocation) -> bool:
-        """Whether an unreadable record follows this one."""
+        """Return whether an unreadable record follows this one."""
         return any(location.position < damage for damage in self._damaged.items())
 
     def pages_in(self, segment: int) -> list[PageKey]:
@@ -100,7 +100,7 @@ class LogIndex:
         return self._live_bytes[segment] + HEADER_BYTES * len(self.tombstones_in(segment))
 
     def may_move(self, segment: int) -> bool:
-        """Whether the segment's records may be moved: behind damage they would not be suspect."""
+        """Return whether records may be moved: behind damage they would stop being suspect."""
         return segment > max(self._damaged, default=0)
 
     def removable(self, segments: list[int]) -> Iterator[int]:

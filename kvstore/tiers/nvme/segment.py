@@ -163,7 +163,7 @@ def without_torn_tail(segment: SegmentFile, scan: SegmentScan) -> SegmentScan:
 
 
 def is_record_intact(segment: SegmentFile, record: Record) -> bool:
-    """Whether the checksum over header and payload of a record matches."""
+    """Return whether the checksum over header and payload of a record matches."""
     try:
         verify_checksum(segment.read(record.offset, record.header.record_bytes), record.header.key)
     except PageError:

@@ -116,7 +116,7 @@ class SegmentLog:
         return [_read_header(key, location, segment) for key, location, segment in located]
 
     def contains(self, keys: Sequence[PageKey]) -> list[bool]:
-        """Whether the log has each page."""
+        """Return whether the log has each page."""
         with self._lock:
             return [key in self._index.pages for key in keys]
 

@@ -116,7 +116,7 @@ class NvmeTier:
                 self._log.append_page(key, blob)
 
     def contains(self, keys: Sequence[PageKey]) -> list[bool]:
-        """Whether the log has each page."""
+        """Return whether the log has each page."""
         return self._log.contains(keys)
 
     def delete(self, keys: Sequence[PageKey], *, epoch: int | None = None) -> None:

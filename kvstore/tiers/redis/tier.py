@@ -143,7 +143,7 @@ class RedisTier:
         self._require_open()
         found: dict[PageKey, Blob] = {}
         for session, session_keys in group_by_session(keys):
-            found |= self._get_pages_of(session, session_keys)
+            found |= self._get_session_pages(session, session_keys)
             self._touch(session)
         return [found.get(key) for key in keys]
 
@@ -168,7 +168,7 @@ class RedisTier:
             self._touch(session)
 
     def contains(self, keys: Sequence[PageKey]) -> list[bool]:
-        """Whether Redis has each page."""
+        """Return whether Redis has each page."""
         self._require_open()
         replies = []
         for first in range(0, len(keys), _BATCH_PAGES):
@@ -214,7 +214,7 @@ class RedisTier:
         self._closed = True
         self._server.close()
 
-    def _get_pages_of(self, session: str, keys: Sequence[PageKey]) -> dict[PageKey, Blob]:
+    def _get_session_pages(self, session: str, keys: Sequence[PageKey]) -> dict[PageKey, Blob]:
         names = [self._keys.page(key) for key in keys]
         blobs = self._server.run(
             self._keys.index(session),
@@ -289,7 +289,10 @@ class RedisTier:
                 self._touched[session] = time.monotonic()
 
     def _check_format(self, namespace: str) -> bool:
-        """Whether the namespace has the format marker. Raises TierSettingsError for another one."""
+        """Return whether the namespace has the format marker.
+
+        Raises TierSettingsError for another format.
+        """
         marker = self._execute(self._keys.format, "GET", self._keys.format)
         if marker is not None and marker != str(KEY_FORMAT).encode():
             raise TierSettingsError(

@@ -112,7 +112,7 @@ def test_a_newer_version_replaces_an_older_one_and_never_the_reverse() -> None:
 
 
 def has_summaries(store: RowStore, rows: Tensor) -> list[bool]:
-    """Whether each page of session "a" has a summary; each summary must match the rows."""
+    """Return whether each page of session "a" has a summary; each summary must match the rows."""
     pages = range(-(-store.length("a") // 8))
     found = store.summaries("a", pages)
     for index, summary in zip(pages, found, strict=True):
@@ -208,9 +208,9 @@ def test_only_pages_from_tiers_count_as_read(
     assert store.read_keys("a", [0, 1, 2, 3]).bytes_read == 0, "all of it is still in memory"
     blocked_tier.release.set()
     store.flush("a")
-    before = store.counters()["summaries"].read_bytes
+    before = store.counters()["blocked"].read_bytes
     assert store.read_keys("a", [0, 2, 3]).bytes_read == 2 * layout.page_bytes, (
         "the unfinished page is in memory"
     )
-    assert store.counters()["summaries"].read_bytes - before == 2 * layout.page_bytes
+    assert store.counters()["blocked"].read_bytes - before == 2 * layout.page_bytes
     store.close()

@@ -31,7 +31,7 @@ def server(redis_process: Callable[..., Any]) -> Any:
 
 @pytest.fixture
 def open_worker(server: Any, layout: PageLayout, tmp_path: Path) -> Iterator[OpenWorker]:
-    """open_worker(files): a store over RAM, Redis and, if given, files in that directory."""
+    """Factory `open_worker(files)`: a store over RAM, Redis and, if given, that directory."""
     opened: list[RowStore] = []
 
     def open_one(files: str | None = None) -> RowStore:
@@ -61,7 +61,7 @@ def until(done: Callable[[], object], seconds: float = 20) -> None:
 
 
 def is_flushed(store: RowStore) -> bool:
-    """Whether no page is pending."""
+    """Return whether no page is pending."""
     return not store._stack.placement.has_pending()
 
 

@@ -35,7 +35,7 @@ def flip(directory: Path, layout: PageLayout, page: int, at: int) -> None:
 def damaged(
     open_store: OpenStore, make_rows: MakeRows, layout: PageLayout, tmp_path: Path
 ) -> Callable[[int, int], tuple[RowStore, Tensor]]:
-    """damaged(page, at): a store with a flipped bit, session "a" of 45 rows and its fork "b"."""
+    """Factory `damaged(page, at)`: a flipped bit in session "a" of 45 rows, and its fork "b"."""
 
     def make(page: int, at: int) -> tuple[RowStore, Tensor]:
         store = open_store()

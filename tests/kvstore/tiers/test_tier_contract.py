@@ -21,7 +21,7 @@ MakePage = Callable[..., tuple[PageKey, bytes]]
 def open_tier(
     request: pytest.FixtureRequest, layout: PageLayout, tmp_path: Path
 ) -> Callable[[int], Tier]:
-    """open_tier(pages): a tier with room for about that many pages."""
+    """Factory `open_tier(pages)`: a tier with room for about that many pages."""
     kind = request.param
     server = request.getfixturevalue(f"{kind}_url") if kind.startswith("redis") else ""
 

@@ -22,7 +22,7 @@ PAGES_PER_SEGMENT = 4
 
 @pytest.fixture
 def open_tier(layout: PageLayout) -> Iterator[Callable[..., NvmeTier]]:
-    """open_tier(directory, **settings): segments of four pages, compacted only on request."""
+    """Factory `open_tier(directory, **settings)`: segments of four pages."""
     opened: list[NvmeTier] = []
 
     def open_one(

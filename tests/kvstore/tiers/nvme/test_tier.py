@@ -23,7 +23,7 @@ MakePage = Callable[..., tuple[PageKey, bytes]]
 
 @pytest.fixture
 def open_tier(layout: PageLayout, tmp_path: Path) -> Callable[[], NvmeTier]:
-    """open_tier(): segments of three pages in one directory, without background compaction."""
+    """Factory `open_tier()`: segments of three pages, without background compaction."""
     return lambda: NvmeTier(
         tmp_path / "rows", segment_bytes=3 * layout.page_bytes, compact_in_background=False
     )
@@ -288,7 +288,7 @@ def test_a_directory_that_cannot_be_created_is_a_typed_error(tmp_path: Path) -> 
 
 @pytest.fixture
 def file_size_limit() -> Iterator[Callable[[int], None]]:
-    """file_size_limit(bytes): the kernel truncates writes there until the end of the test."""
+    """Factory `file_size_limit(bytes)`: the kernel truncates writes there until the test ends."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     yield lambda limit: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
     resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

@@ -17,7 +17,7 @@ OpenTier = Callable[[], RedisTier]
 
 @pytest.fixture(params=["redis_url", "redis_cluster_url"])
 def open_tier(request: pytest.FixtureRequest, layout: PageLayout) -> OpenTier:
-    """open_tier(): another process's view of the same Redis."""
+    """Factory `open_tier()`: another process's view of the same Redis."""
     url = request.getfixturevalue(request.param)
     namespace = uuid4().hex
     return lambda: RedisTier(url, layout, namespace=namespace)

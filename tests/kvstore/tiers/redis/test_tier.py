@@ -21,7 +21,7 @@ OpenTier = Callable[..., RedisTier]
 
 @pytest.fixture
 def open_tier(layout: PageLayout, redis_url: str) -> Iterator[OpenTier]:
-    """open_tier(url, **settings): a tier in a namespace of this test."""
+    """Factory `open_tier(url, **settings)`: a tier in a namespace of this test."""
     opened: list[RedisTier] = []
     namespace = uuid4().hex
 
