@@ -230,7 +230,7 @@ def test_a_damaged_file_changes_nothing(
     )
     file.write_bytes(raw[: len(raw) // 2])
     refused = command("import", file, "--data", elsewhere)
-    assert (refused.exit_code, "cut off" in refused.output) == (2, True)
+    assert (refused.exit_code, "truncated" in refused.output) == (2, True)
     assert not elsewhere.exists()
 
 
