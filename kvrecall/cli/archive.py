@@ -13,7 +13,7 @@ from kvrecall.cli.options import given
 from kvrecall.reporting.units import readable_bytes
 
 if TYPE_CHECKING:
-    from kvrecall.admin.archive.pages import Moved
+    from kvrecall.admin.archive.pages import PagesMoved
     from services.catalog.base import Catalog
 
 Data = Annotated[Path | None, typer.Option(help="The data directory. Default: ./kvrecall-data.")]
@@ -57,11 +57,13 @@ def import_command(
     )
 
 
-async def _exported(settings: Settings, session: str, file: Path, *, with_pages: bool) -> "Moved":
+async def _exported(
+    settings: Settings, session: str, file: Path, *, with_pages: bool
+) -> "PagesMoved":
     """Raises CannotServe, BadSessionFile."""
-    from kvrecall.admin.archive.format import writing
-    from kvrecall.admin.archive.pages import Moved, header_record, page_count, page_records
-    from kvrecall.admin.archive.records import dumped, records_of
+    from kvrecall.admin.archive.format import write_archive
+    from kvrecall.admin.archive.pages import PagesMoved, build_header, count_pages, read_pages
+    from kvrecall.admin.archive.records import dump_session, to_records
     from kvrecall.admin.offline import claimed, has_catalog, layout_in, opened_catalog, opened_tiers
 
     if not has_catalog(settings):
@@ -69,13 +71,13 @@ async def _exported(settings: Settings, session: str, file: Path, *, with_pages:
     layout = layout_in(settings)
     with opened_tiers(settings, layout) as tiers:
         async with opened_catalog(settings) as catalog, claimed(catalog, session):
-            dump = await dumped(catalog, session)
-        moved = Moved(lost=page_count(dump, layout))
-        with writing(file) as writer:
-            writer.add(header_record(session, layout, settings.model, has_pages=with_pages))
-            for record in records_of(dump):
+            dump = await dump_session(catalog, session)
+        moved = PagesMoved(missing=count_pages(dump, layout))
+        with write_archive(file) as writer:
+            writer.add(build_header(session, layout, settings.model, has_pages=with_pages))
+            for record in to_records(dump):
                 writer.add(record)
-            for record in page_records(dump, tiers, layout) if with_pages else ():
+            for record in read_pages(dump, tiers, layout) if with_pages else ():
                 writer.add(record)
                 moved = moved.with_pages([record.data])
     return moved
@@ -83,19 +85,19 @@ async def _exported(settings: Settings, session: str, file: Path, *, with_pages:
 
 async def _imported(
     settings: Settings, file: Path, name: str | None, *, with_pages: bool
-) -> "tuple[str, Moved]":
+) -> "tuple[str, PagesMoved]":
     """Raises CannotServe, BadSessionFile."""
-    from kvrecall.admin.archive.pages import checked, pages_put
-    from kvrecall.admin.archive.records import dump_of
+    from kvrecall.admin.archive.pages import check_archive, put_pages
+    from kvrecall.admin.archive.records import from_records
     from kvrecall.admin.offline import layout_in, opened_catalog, opened_tiers
 
     layout = layout_in(settings)
-    found = checked(file, layout)
-    dump = dump_of(found.records, name or found.header.session)
+    found = check_archive(file, layout)
+    dump = from_records(found.records, name or found.header.session)
     with opened_tiers(settings, layout) as tiers:
         async with opened_catalog(settings) as catalog:
             await _require_new(catalog, dump.session.id)
-            with pages_put(file, dump, tiers[-1], layout, wanted=with_pages) as moved:
+            with put_pages(file, dump, tiers[-1], layout, wanted=with_pages) as moved:
                 await catalog.sessions.restore(dump)
     return dump.session.id, moved
 
@@ -111,11 +113,11 @@ async def _require_new(catalog: "Catalog", session: str) -> None:
     raise CannotServe(f"there is a session {session} already; give the file's another id with --as")
 
 
-def _told(moved: "Moved") -> str:
+def _told(moved: "PagesMoved") -> str:
     rows = f"{moved.pages:,} pages, {readable_bytes(moved.bytes)}"
     lost = (
-        f"; {moved.lost} pages are missing and are computed again when they are needed"
-        if moved.lost
+        f"; {moved.missing} pages are missing and are computed again when they are needed"
+        if moved.missing
         else ""
     )
     return rows + lost

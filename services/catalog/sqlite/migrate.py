@@ -86,8 +86,8 @@ async def _run_migrations(connection: aiosqlite.Connection, found: int) -> None:
     await connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
 
-def _on_text(change: Callable[[renames.Object], renames.Object]) -> Callable[[str], str]:
-    """Turn a function of a JSON object into one of its text."""
+def _on_text(change: renames.Change) -> Callable[[str], str]:
+    """Turn a change of a JSON value into one of its text."""
 
     def run(text: str) -> str:
         return json.dumps(change(json.loads(text)), ensure_ascii=False, separators=(",", ":"))

@@ -62,9 +62,7 @@ async def _migrate_repairs(redis: CatalogRedis, key: str) -> int:
     return await _migrate_list(redis, key, renames.rename_in_repair_record)
 
 
-async def _migrate_list(
-    redis: CatalogRedis, key: str, change: Callable[[renames.Object], renames.Object]
-) -> int:
+async def _migrate_list(redis: CatalogRedis, key: str, change: renames.Change) -> int:
     found = 0
     async for first, entries in _read_list(redis, key):
         words: list[Argument] = []
@@ -140,7 +138,7 @@ async def _move_orphaned(redis: CatalogRedis, keys: Keys) -> int:
     return len(owners)
 
 
-def _rename(text: str | bytes, change: Callable[[renames.Object], renames.Object]) -> str | None:
+def _rename(text: str | bytes, change: renames.Change) -> str | None:
     """Return a JSON object's text with new names, None if it has them already."""
     value: Any = json.loads(text)
     renamed = change(value)
