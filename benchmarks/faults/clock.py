@@ -54,7 +54,7 @@ def main() -> None:
     follow(Path(file))
     sys.argv = [program, *rest]
     # Only now: what imports `time.time` by its name must find the other one.
-    from kvrecall.cli import app
+    from kvrecall.cli.commands import app
 
     app()
 

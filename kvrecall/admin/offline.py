@@ -10,7 +10,7 @@ import torch
 from kvrecall.app.catalog import open_catalog
 from kvrecall.app.errors import CannotServe
 from kvrecall.app.settings import Settings
-from kvrecall.app.wiring import durable_tiers, layout_of
+from kvrecall.app.wiring import durable_tiers, page_layout
 from kvrecall.domain.errors import ServiceError
 from kvstore.errors import KvStoreError
 from kvstore.format.page import PageLayout
@@ -83,6 +83,6 @@ def layout_in(settings: Settings) -> PageLayout:
     """The shape and origin of the rows of the model that is served. Raises CannotServe."""
     dtype = getattr(torch, settings.dtype) if settings.dtype else None
     try:
-        return layout_of(load_model(settings.model, dtype=dtype, device="cpu"))
+        return page_layout(load_model(settings.model, dtype=dtype, device="cpu"))
     except ModelRefused as error:
         raise CannotServe(f"model refused: {error}") from error

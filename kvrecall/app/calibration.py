@@ -83,7 +83,7 @@ def packaged_text(name: str, tokens: int = profile.TOKENS) -> CalibrationText:
         conversation = generate(SEED, tokens + 512, split="train")
         return CalibrationText(f"a generated conversation, seed {SEED}", conversation.messages())
     return CalibrationText(
-        PACKAGED, _turns(files("kvrecall.cli").joinpath(PACKAGED).read_text(encoding="utf-8"))
+        PACKAGED, _turns(files("kvrecall.app").joinpath(PACKAGED).read_text(encoding="utf-8"))
     )
 
 

@@ -63,7 +63,9 @@ def serve_command(
     console = Console()
 
     async def build() -> "SessionService":
-        from kvrecall.app.wiring import build_service  # with torch, which takes seconds to import
+        from kvrecall.app.local_service import (
+            build_service,
+        )  # with torch, which takes seconds to import
 
         say_what_is_served(settings, console)
         return await build_service(settings)

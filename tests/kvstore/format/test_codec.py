@@ -164,7 +164,7 @@ def test_a_payload_that_was_cut_or_is_too_long_is_refused(tokens: int) -> None:
 def trained_rows() -> Tensor:
     """Rows of 512 tokens of text as the reference model computes them."""
     model = AutoModelForCausalLM.from_pretrained(MODEL_PATH)
-    text = (resources.files("kvrecall.cli") / "calibration.txt").read_text()
+    text = (resources.files("kvrecall.app") / "calibration.txt").read_text()
     ids = AutoTokenizer.from_pretrained(MODEL_PATH)(text, return_tensors="pt").input_ids[:, :512]
     with torch.no_grad():
         layers = model(ids, use_cache=True).past_key_values.layers
