@@ -77,7 +77,7 @@ def sensitivity_of(name: str) -> tuple[float, ...] | None:
     found = loaded(name)
     if found.model.max_context < profile.LEAST_TOKENS:
         return None
-    return calibration.measured(
+    return calibration.measure(
         found.model, found.tokenizer, name, calibration.packaged_text(name)
     ).sensitivity
 

@@ -1,4 +1,4 @@
-"""The command line, and the one place where all packages are put together."""
+"""The `kvrecall` application: all commands, and one line on standard error for expected errors."""
 
 import sys
 from typing import Any
@@ -25,24 +25,24 @@ from kvrecall.client.client import KvrecallError
 
 
 class _Commands(TyperGroup):
-    """Commands whose foreseen errors end in one line and an exit code, not in a traceback."""
+    """Command group whose expected errors end in one line and an exit code, not a traceback."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
         except CliError as error:
-            _say(str(error))
+            _print_error(str(error))
             raise typer.Exit(error.exit_code) from error
         except KvrecallError as error:
-            _say(f"the service answered: {error}")
+            _print_error(f"the service answered: {error}")
             raise typer.Exit(2) from error
         except ValidationError as error:
             first = error.errors()[0]
-            _say(f"setting {'.'.join(map(str, first['loc']))}: {first['msg']}")
+            _print_error(f"setting {'.'.join(map(str, first['loc']))}: {first['msg']}")
             raise typer.Exit(2) from error
 
 
-def _say(message: str) -> None:
+def _print_error(message: str) -> None:
     Console(file=sys.stderr).print(
         f"kvrecall: {message}", style="red", soft_wrap=True, highlight=False, markup=False
     )
@@ -50,7 +50,8 @@ def _say(message: str) -> None:
 
 app = typer.Typer(
     cls=_Commands,
-    help="Conversational memory for self-hosted LLMs: a KV cache in a fixed budget that forgets nothing.",
+    help="Conversational memory for self-hosted LLMs: a KV cache under a fixed budget whose evicted "
+    "rows stay in storage and are promoted again when they are needed.",
     no_args_is_help=True,
     pretty_exceptions_show_locals=False,
 )

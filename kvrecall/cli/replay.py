@@ -1,4 +1,4 @@
-"""`kvrecall replay`: recorded conversations through the running service."""
+"""`kvrecall replay`: recorded conversations through a running service."""
 
 from collections.abc import Sequence
 from enum import StrEnum
@@ -18,6 +18,7 @@ from rich.progress import (
 
 from kvrecall.app.local_server import ServerNeeds, server_at
 from kvrecall.app.settings import DEFAULTS
+from kvrecall.cli.options import Budget, Method, RepairRows, ServedModel, Url
 from kvrecall.client.client import KvrecallClient
 from kvrecall.domain.session_settings import RepairTrigger
 from kvrecall.replay.formats import read_recordings
@@ -30,7 +31,7 @@ FULL_ROWS = 16384
 
 
 class Twin(StrEnum):
-    """What the budgeted session may be compared with."""
+    """Sessions that the budgeted one can be compared with."""
 
     FULL = "full"
 
@@ -40,32 +41,31 @@ def replay_command(
         Path,
         typer.Argument(help="LoCoMo or tau-bench file, or JSON lines of OpenAI-style messages."),
     ],
-    url: Annotated[
-        str | None, typer.Option(help="A running server. Without it one is started.")
-    ] = None,
-    model: Annotated[
-        str | None, typer.Option(help="The model of a server that is started.")
-    ] = None,
-    budget: Annotated[
-        int, typer.Option(min=1, help="Active rows of a session.")
-    ] = DEFAULTS.default_budget,
-    method: Annotated[str, typer.Option(help="Eviction method.")] = DEFAULTS.default_method,
-    repair_rows: Annotated[
-        int, typer.Option(min=0, help="Rows of the budget kept for repair.")
-    ] = DEFAULTS.default_repair_rows,
+    url: Url = None,
+    model: ServedModel = None,
+    budget: Budget = DEFAULTS.default_budget,
+    method: Method = DEFAULTS.default_method,
+    repair_rows: RepairRows = DEFAULTS.default_repair_rows,
     repair_on: Annotated[
-        list[RepairTrigger] | None, typer.Option(help="Repeat for several. Default: the pauses.")
+        list[RepairTrigger] | None,
+        typer.Option(help="Repair trigger; repeatable. Default: tool_call and tool_result."),
     ] = None,
     compare: Annotated[
-        Twin | None, typer.Option(help="Compare each turn with a session of this method.")
+        Twin | None,
+        typer.Option(help="Compare each turn's next-token distributions with this method's."),
     ] = None,
     full_rows: Annotated[
-        int, typer.Option(min=1, help="Rows a full cache may grow to.")
+        int, typer.Option(min=1, help="Largest size of a full cache, in rows.")
     ] = FULL_ROWS,
-    limit: Annotated[int | None, typer.Option(min=1, help="Only the first conversations.")] = None,
-    json: Annotated[Path | None, typer.Option(help="Write the result file here.")] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Number of conversations. Default: all.")
+    ] = None,
+    json: Annotated[Path | None, typer.Option(help="Result file to write.")] = None,
 ) -> None:
-    """Replay recorded conversations under a budget: tool calls are real pauses, recorded replies are remembered."""
+    """Replay recorded conversations under a budget.
+
+    Tool calls become pauses with repair; recorded replies are appended without generating.
+    """
     console = Console()
     triggers = repair_on or [RepairTrigger.TOOL_CALL, RepairTrigger.TOOL_RESULT]
     evicts = method != Twin.FULL
@@ -91,7 +91,7 @@ def replay_file(
     full_rows: int,
     limit: int | None,
 ) -> tuple[list[Replayed], str]:
-    """Replay a file's first `limit` conversations; returns them and the model's name.
+    """Replay the first `limit` conversations of a file; returns them and the model's name.
 
     Raises BadReplayFile, ServerNotReady, KvrecallError.
     """
@@ -110,7 +110,7 @@ def _replay_all(
     options: SessionOptions,
     console: Console,
 ) -> list[Replayed]:
-    """Replay the recordings one after the other, with a progress bar."""
+    """Replay recordings one after the other, with a progress bar."""
     columns = (
         TextColumn("{task.description:<28.28}"),
         BarColumn(),
@@ -130,7 +130,7 @@ def _replay_all(
 
 
 def show(console: Console, replayed: Sequence[Replayed]) -> None:
-    """The tables: by turn for one conversation, by conversation for more; then what was split or cut."""
+    """Print the results: a table by turn or by conversation, tier sizes, notes on split text."""
     console.print(turns_table(replayed[0]) if len(replayed) == 1 else conversations_table(replayed))
     console.print(tiers_line(replayed), highlight=False)
     for note in notes(replayed):

@@ -10,7 +10,7 @@ import pytest
 import torch
 from structlog.testing import capture_logs
 
-from kvrecall.app.calibration import known_profile, packaged_text, profile_path, text_of
+from kvrecall.app.calibration import known_profile, packaged_text, profile_path, read_text
 from kvrecall.app.errors import BadCalibrationText
 from kvrecall.app.wiring import build_worker_service
 from kvrecall.cli.profile_layers import profile_layers_command
@@ -77,7 +77,7 @@ def test_a_text_that_cannot_serve_is_refused_in_a_line(
 
 def test_a_missing_text_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadCalibrationText, match=r"none\.txt"):
-        text_of(tmp_path / "none.txt")
+        read_text(tmp_path / "none.txt")
 
 
 def test_the_command_reads_as_much_as_a_worker_does() -> None:
