@@ -24,7 +24,7 @@ from typing import Any
 from kvrecall.app.local_server import ServerNeeds, server_at
 from kvrecall.app.local_service import build_service
 from kvrecall.app.settings import Settings
-from kvrecall.client.client import KvrecallClient
+from kvrecall.client import KvrecallClient
 from kvrecall.domain.messages import Message, ToolCall
 from kvrecall.domain.session_request import CreateSession
 from kvrecall.domain.turn_request import TurnRequest

@@ -18,7 +18,7 @@ from typing import Any
 
 from benchmarks.faults.processes import RedisProcess, ServerProcess, free_port
 from benchmarks.forks import turns_of
-from kvrecall.client.client import KvrecallClient
+from kvrecall.client import KvrecallClient
 from kvrecall.reporting.results import Row, results_of, speed_row
 from reference.conversation import Conversation, generate
 

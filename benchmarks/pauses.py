@@ -19,8 +19,8 @@ from statistics import median
 from typing import Any, cast
 
 from kvrecall.app.local_server import ServerNeeds, server_at
+from kvrecall.client import KvrecallClient, StreamEvent
 from kvrecall.client._timing import seconds_to_first_token
-from kvrecall.client.client import KvrecallClient, StreamEvent
 from kvrecall.reporting.results import Row, bootstrap, quality_row, results_of, speed_row
 from reference import MODEL_PATH
 from reference.conversation import Conversation, Exchange, exchange_messages, generate

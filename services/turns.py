@@ -153,7 +153,7 @@ class TurnRunner:
             try:
                 await self._tenants.check_owner(request.compare_with, session.settings.tenant)
             except UnknownSession as error:
-                raise InvalidRequest("fidelity.against", error.message) from error
+                raise InvalidRequest("logprobs.compare_with", error.message) from error
 
     async def _compute(self, work: "_Work") -> AsyncGenerator[TurnProgress, None]:
         """The turn in the session's worker; in another one, from the beginning, when that is lost before the commit.

@@ -8,7 +8,7 @@ from random import Random
 from threading import Lock
 
 from benchmarks.faults.scripts import Json, Script, Step
-from kvrecall.client.client import KvrecallClient, KvrecallError
+from kvrecall.client import KvrecallClient, KvrecallError
 
 GIVE_UP_SECONDS = 600.0
 ANSWER_SECONDS = 60.0

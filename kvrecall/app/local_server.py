@@ -11,7 +11,7 @@ from pathlib import Path
 
 from kvrecall.app.errors import ServerNotReady
 from kvrecall.app.run import LISTENING
-from kvrecall.client.client import KvrecallClient
+from kvrecall.client import KvrecallClient
 
 START_SECONDS = 900.0
 STOP_SECONDS = 45.0

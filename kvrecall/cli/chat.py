@@ -2,11 +2,10 @@
 
 import json
 import time
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -17,14 +16,27 @@ from kvrecall.app.local_server import ServerNeeds, server_at
 from kvrecall.app.run import TEST_INSTRUMENT
 from kvrecall.app.settings import DEFAULTS, Settings
 from kvrecall.cli.options import Budget, Method, RepairRows, ServedModel, Url
-from kvrecall.client.client import KvrecallClient, KvrecallError, StreamEvent
+from kvrecall.client import (
+    KvrecallClient,
+    KvrecallError,
+    PastRepair,
+    PendingCall,
+    Repair,
+    SessionHandle,
+    TextDelta,
+    ToolCall,
+    ToolCallEvent,
+    Turn,
+    TurnCompleted,
+    TurnEpisode,
+    TurnMemory,
+)
 from kvrecall.reporting.units import readable_bytes
 from reference import MODEL_PATH
 from reference.conversation import SYSTEM_LINES
 from reference.tools import TOOLS
 
 Messages = list[dict[str, Any]]
-Call = Mapping[str, Any]
 SHOW_REPAIRS = "/repairs"
 REPAIRS_SHOWN = 3
 
@@ -52,7 +64,7 @@ def chat_command(
     console = Console()
     needs = ServerNeeds(model=model, max_budget=max(budget, Settings().worker.max_budget))
     with server_at(url, needs) as address, KvrecallClient(address) as client:
-        reference = client.worker()["model"] == str(MODEL_PATH)
+        reference = client.worker().model == str(MODEL_PATH)
         if reference:
             console.print(TEST_INSTRUMENT, style="yellow", soft_wrap=True)
         opening: Messages = []
@@ -63,7 +75,7 @@ def chat_command(
                 repair_on=["tool_call", "tool_result", "last_output", "turn"],
                 method=method,
                 tools=_tools(tools, reference),
-            )["id"]
+            ).id
             lines = system or (SYSTEM_LINES[0] if reference else "You are a helpful assistant.")
             opening = [{"role": "system", "content": lines}]
         console.print(
@@ -72,17 +84,16 @@ def chat_command(
             style="dim",
             highlight=False,
         )
-        Talk(client, console, session, {"max_tokens": max_tokens}).run(opening)
+        Talk(client.attach(session), console, max_tokens).run(opening)
 
 
 @dataclass(frozen=True)
 class Talk:
     """One chat: typed messages are appended, replies are printed as they are generated."""
 
-    client: KvrecallClient
+    session: SessionHandle
     console: Console
-    session: str
-    sampling: Mapping[str, Any]
+    max_tokens: int
 
     def run(self, opening: Messages) -> None:
         """Complete pending tool calls, then read and send messages until the input ends."""
@@ -115,62 +126,60 @@ class Talk:
             self.console.print(str(error), style="red", highlight=False, soft_wrap=True)
         return opening
 
-    def _follow(self, calls: Sequence[Call]) -> None:
+    def _follow(self, calls: Sequence[ToolCall | PendingCall]) -> None:
         """Ask for the results of tool calls until a turn ends without any."""
         while calls:
             self._answer_calls(calls)
             calls = self._turn([])
 
-    def _outstanding(self) -> list[Call]:
-        pending = self.client.get(self.session)["pending_calls"]
-        return [
-            {"id": call["id"], "function": call} for call in pending if call["status"] == "pending"
-        ]
+    def _outstanding(self) -> list[PendingCall]:
+        return [call for call in self.session.get().pending_calls if call.status == "pending"]
 
-    def _turn(self, messages: Messages) -> Sequence[Call]:
+    def _turn(self, messages: Messages) -> Sequence[ToolCall]:
         """Run one turn and print it as it streams; returns the tool calls that it ends on."""
         started = time.perf_counter()
-        calls: list[Call] = []
+        calls: list[ToolCall] = []
         self.console.print("[bold green]model[/] ", end="")
-        events = self.client.turn_stream(self.session, messages, sampling=self.sampling)
         # Closed at Ctrl-C, a stream cancels its turn.
-        with closing(cast("Generator[StreamEvent]", events)) as stream:
+        with self.session.stream(messages, max_tokens=self.max_tokens) as stream:
             for event in stream:
-                if event.event == "token":
-                    self.console.print(
-                        event.data["text"], end="", markup=False, highlight=False, soft_wrap=True
-                    )
-                elif event.event == "tool_call":
-                    calls.append(event.data)
-                elif event.event == "done":
-                    self.console.print()
-                    self._show_memory(event.data, time.perf_counter() - started)
+                match event:
+                    case TextDelta(text):
+                        self.console.print(
+                            text, end="", markup=False, highlight=False, soft_wrap=True
+                        )
+                    case ToolCallEvent(call):
+                        calls.append(call)
+                    case TurnCompleted(turn):
+                        self.console.print()
+                        self._show_memory(turn, time.perf_counter() - started)
         return calls
 
-    def _answer_calls(self, calls: Sequence[Call]) -> None:
+    def _answer_calls(self, calls: Sequence[ToolCall | PendingCall]) -> None:
         """Ask the user for each result; the repair on the call's arguments runs while they type."""
         for call in calls:
-            function = call["function"]
+            function = call.function if isinstance(call, ToolCall) else call
             self.console.print(
-                f"[bold magenta]tool[/]  {function['name']}({function['arguments']})",
+                f"[bold magenta]tool[/]  {function.name}({function.arguments})",
                 highlight=False,
                 soft_wrap=True,
             )
-            self.client.event(self.session, "tool_call.started", call["id"])
-            result = self._read("      its result: ")
-            kind = "tool_call.completed" if result else "tool_call.failed"
-            self.client.event(self.session, kind, call["id"], result=result or "there is no result")
+            self.session.tool_started(call.id)
+            if result := self._read("      its result: "):
+                self.session.tool_result(call.id, result)
+            else:
+                self.session.tool_failed(call.id, "there is no result")
 
-    def _show_memory(self, turn: Mapping[str, Any], seconds: float) -> None:
-        lines = [memory_line(turn, seconds)]
-        if turn["memory"]["repairs"]:
-            lines.append(repairs_line(turn["memory"]))
+    def _show_memory(self, turn: Turn, seconds: float) -> None:
+        lines = [memory_line(turn.memory, turn.episode, seconds)]
+        if turn.memory.repairs:
+            lines.append(repairs_line(turn.memory))
         for line in lines:
             self.console.print(f"      {line}", style="dim", highlight=False, soft_wrap=True)
 
     def _show_repairs(self) -> None:
         """Print the last repairs, oldest first: signals and promoted passages."""
-        repairs = self.client.repairs(self.session, limit=REPAIRS_SHOWN)["repairs"]
+        repairs = self.session.repairs(limit=REPAIRS_SHOWN)
         if not repairs:
             self.console.print("      no repair yet", style="dim")
         for repair in reversed(repairs):
@@ -184,48 +193,45 @@ class Talk:
             raise EOFError from None
 
 
-def memory_line(turn: Mapping[str, Any], seconds: float) -> str:
+def memory_line(memory: TurnMemory, episode: TurnEpisode | None, seconds: float) -> str:
     """One line about a session's memory after a turn, and the turn's seconds."""
-    memory = turn["memory"]
     shown = [
-        f"{memory['length']} rows: {memory['active_rows']} active of {memory['budget']}",
-        f"{memory['evicted_rows']} evicted",
-        f"{readable_bytes(memory['active_bytes'])} active",
-        f"{readable_bytes(max(memory['tier_bytes'].values(), default=0))} stored",
+        f"{memory.length} rows: {memory.active_rows} active of {memory.budget}",
+        f"{memory.evicted_rows} evicted",
+        f"{readable_bytes(memory.active_bytes)} active",
+        f"{readable_bytes(max(memory.tier_bytes.values(), default=0))} stored",
         f"{seconds:.2f} s",
     ]
-    if turn.get("episode") is not None:
-        shown.append(_episode_text(turn["episode"]))
+    if episode is not None:
+        shown.append(_episode_text(episode))
     return " · ".join(shown)
 
 
-def repairs_line(memory: Mapping[str, Any]) -> str:
+def repairs_line(memory: TurnMemory) -> str:
     """One line about the repairs since the previous turn.
 
     Of each: trigger, rows promoted and demoted, milliseconds, share of the evicted rows scanned.
     """
-    shown = [_repair_line(repair) for repair in memory["repairs"]]
-    if skipped := memory["repair"]["skipped"]:
+    shown = [_repair_line(repair) for repair in memory.repairs]
+    if skipped := memory.repair.skipped:
         shown.append(f"{skipped} skipped")
     return "repaired on " + " · ".join(shown)
 
 
-def _repair_line(repair: Mapping[str, Any]) -> str:
-    moved = f"{repair['promoted']} promoted, {repair['demoted']} demoted"
-    scanned = f"{repair['share_scanned']:.0%} scanned" + (
-        ", truncated" if repair["truncated"] else ""
-    )
-    return f"{repair['trigger']}: {moved}, {repair['seconds'] * 1000:.0f} ms, {scanned}"
+def _repair_line(repair: Repair) -> str:
+    moved = f"{repair.promoted} promoted, {repair.demoted} demoted"
+    scanned = f"{repair.share_scanned:.0%} scanned" + (", truncated" if repair.truncated else "")
+    return f"{repair.trigger}: {moved}, {repair.seconds * 1000:.0f} ms, {scanned}"
 
 
-def repair_text(repair: Mapping[str, Any]) -> Text:
+def repair_text(repair: PastRepair) -> Text:
     """One past repair: its signal, and its passages with the promoted text highlighted."""
-    text = Text(f"      for turn {repair['turn']}, {_repair_line(repair)}\n", style="dim")
-    text.append(f"      signal: {_one_line(repair['signal'])}", style="magenta")
-    for passage in repair["passages"]:
-        text.append(f"\n      {passage['start']:>7}  …{_one_line(passage['before'])}")
-        text.append(_one_line(passage["promoted"]), style="bold green not dim")
-        text.append(f"{_one_line(passage['after'])}…")
+    text = Text(f"      for turn {repair.turn}, {_repair_line(repair)}\n", style="dim")
+    text.append(f"      signal: {_one_line(repair.signal)}", style="magenta")
+    for passage in repair.passages:
+        text.append(f"\n      {passage.start:>7}  …{_one_line(passage.before)}")
+        text.append(_one_line(passage.promoted), style="bold green not dim")
+        text.append(f"{_one_line(passage.after)}…")
     return text
 
 
@@ -233,9 +239,9 @@ def _one_line(text: str) -> str:
     return text.replace("\n", "↵")
 
 
-def _episode_text(episode: Mapping[str, Any]) -> str:
-    moved = f"{episode['rows_moved']} rows moved, {readable_bytes(episode['bytes_moved'])}"
-    return f"episode {episode['episode']}" + (f" ({moved})" if episode["switched"] else "")
+def _episode_text(episode: TurnEpisode) -> str:
+    moved = f"{episode.rows_moved} rows moved, {readable_bytes(episode.bytes_moved)}"
+    return f"episode {episode.episode}" + (f" ({moved})" if episode.switched else "")
 
 
 def _tools(path: Path | None, reference: bool) -> list[Any]:

@@ -21,7 +21,7 @@ from kvrecall.cli.replay import replay_command
 from kvrecall.cli.report import report_command
 from kvrecall.cli.serve import serve_command
 from kvrecall.cli.worker import worker_command
-from kvrecall.client.client import KvrecallError
+from kvrecall.client import KvrecallError
 
 
 class _Commands(TyperGroup):

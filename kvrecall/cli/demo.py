@@ -15,7 +15,7 @@ from kvrecall.app.run import TEST_INSTRUMENT
 from kvrecall.app.settings import DEFAULTS
 from kvrecall.cli.options import Budget, Method
 from kvrecall.cli.replay import FULL_ROWS, replay_file, show
-from kvrecall.client.client import KvrecallClient
+from kvrecall.client import KvrecallClient
 from kvrecall.demo.arms import Arm, ArmRun, demo_arms, run_arm
 from kvrecall.demo.summary import check_bound, result_rows, summarise
 from kvrecall.demo.table import arms_table

@@ -5,7 +5,6 @@ import re
 import sqlite3
 from collections.abc import Sequence
 from contextlib import closing
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer

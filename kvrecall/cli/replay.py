@@ -19,7 +19,7 @@ from rich.progress import (
 from kvrecall.app.local_server import ServerNeeds, server_at
 from kvrecall.app.settings import DEFAULTS
 from kvrecall.cli.options import Budget, Method, RepairRows, ServedModel, Url
-from kvrecall.client.client import KvrecallClient
+from kvrecall.client import KvrecallClient
 from kvrecall.domain.session_settings import RepairTrigger
 from kvrecall.replay.formats import read_recordings
 from kvrecall.replay.playing import Replayed, SessionOptions, play
@@ -101,7 +101,7 @@ def replay_file(
     needs = ServerNeeds(model=model, slots=2 if options.compare else 1, max_budget=rows)
     with server_at(url, needs) as address, KvrecallClient(address) as client:
         replayed = _replay_all(client, recordings, options, console)
-        return replayed, Path(client.worker()["model"]).name
+        return replayed, Path(client.worker().model).name
 
 
 def _replay_all(

@@ -5,14 +5,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvrecall.client._timing import seconds_to_first_token
-from kvrecall.client.client import KvrecallClient
+from kvrecall.client import KvrecallClient, Memory, Repair, Session, Turn
 from reference.conversation import Conversation, Exchange
 
 MOST_REPLY_TOKENS = 48
 PLAIN = "plain"
 AFTER_TOOL = "after a tool"
-Answer = Mapping[str, Any]
+Json = Mapping[str, Any]
 Progress = Callable[[int], None]
 
 
@@ -65,13 +64,13 @@ class TurnPoint:
     seconds: float
     first_token: float
     answered: bool
-    repairs: tuple[Mapping[str, Any], ...]
+    repairs: tuple[Repair, ...]
     after_pause: bool
 
     @property
     def promoted(self) -> int:
         """Rows that repairs brought back for this turn."""
-        return sum(repair["promoted"] for repair in self.repairs)
+        return sum(repair.promoted for repair in self.repairs)
 
 
 @dataclass
@@ -83,18 +82,25 @@ class ArmRun:
     turns: list[TurnPoint] = field(default_factory=list)
     questions: list[Question] = field(default_factory=list)
     pauses: int = 0
-    memory: Mapping[str, Any] = field(default_factory=dict)
+    memory: Memory | None = None
 
     @property
     def peak_rows(self) -> int:
         """The most rows that a layer's longest head ever held."""
-        return int(max(self.memory["layer_peak_rows"]))
+        return max(self.final_memory.layer_peak_rows)
 
     @property
     def peak_bytes(self) -> int:
         """Bytes of all layers' peaks."""
-        rows = sum(self.memory["layer_active_rows"])
-        return int(sum(self.memory["layer_peak_rows"]) * self.memory["active_bytes"] / max(1, rows))
+        memory = self.final_memory
+        rows = sum(memory.layer_active_rows)
+        return int(sum(memory.layer_peak_rows) * memory.active_bytes / max(1, rows))
+
+    @property
+    def final_memory(self) -> Memory:
+        """Memory of the session at its end. To be read after the run."""
+        assert self.memory is not None, "the run has not ended"
+        return self.memory
 
 
 def run_arm(
@@ -113,14 +119,14 @@ def run_arm(
         method=arm.method,
         budget=arm.budget,
         repair_rows=arm.repair_rows,
-        repair_on=list(arm.repair_on),
+        repair_on=arm.repair_on,
         seed=conversation.seed,
         tools=conversation.tools,
     )
-    holder = _Holder(client, session["id"], ArmRun(arm, conversation.seed), pause_seconds)
+    holder = _Holder(client, session, ArmRun(arm, conversation.seed), pause_seconds)
     holder.hold(conversation, progress)
-    holder.run.memory = client.memory(session["id"])
-    client.delete(session["id"])
+    holder.run.memory = client.memory(session)
+    client.delete_session(session)
     return holder.run
 
 
@@ -129,7 +135,7 @@ class _Holder:
     """Says a conversation's exchanges in one session and notes what comes back."""
 
     client: KvrecallClient
-    session: str
+    session: Session
     run: ArmRun
     pause_seconds: float
 
@@ -147,7 +153,7 @@ class _Holder:
         return self.run.turns[-1].length if self.run.turns else 0
 
     def _exchange(
-        self, exchange: Exchange, opening: Sequence[Answer], said_at: Sequence[int]
+        self, exchange: Exchange, opening: Sequence[Json], said_at: Sequence[int]
     ) -> None:
         messages = [*opening, {"role": "user", "content": exchange.user}]
         if exchange.fact_exchange is None:
@@ -156,56 +162,59 @@ class _Holder:
             )
             return
         answer = self._turn(messages)
-        called = answer["finish_reason"] == "tool_calls"
+        called = answer.finish_reason == "tool_calls"
         if called and exchange.tool_result is not None:
             answer = self._after_pause(answer, exchange.tool_result)
         elif called:
             self._refuse_calls(answer)
-        reply = answer["message"]["content"] or ""
+        reply = answer.text
         # A tool's answer without its call could only be guessed: it counts as wrong.
         right = exchange.is_answered_by(reply) and called == (exchange.kind == "tool")
         kind = AFTER_TOOL if exchange.kind == "tool" else PLAIN
         age = self._length - said_at[exchange.fact_exchange]
         self.run.questions.append(Question(kind, age, right, exchange.user, exchange.reply, reply))
 
-    def _after_pause(self, answer: Answer, result: str) -> Answer:
+    def _after_pause(self, answer: Turn, result: str) -> Turn:
         """Let the tool take its time, report its result, and go on."""
         time.sleep(self.pause_seconds)
-        for call in answer["message"]["tool_calls"]:
-            self.client.event(self.session, "tool_call.completed", call["id"], result=result)
+        for call in answer.tool_calls:
+            self.client.event(self.session, "tool_call.completed", call.id, result=result)
         self.run.pauses += 1
         answer = self._turn([], after_pause=True)
-        if answer["finish_reason"] == "tool_calls":
+        if answer.finish_reason == "tool_calls":
             self._refuse_calls(answer)
         return answer
 
-    def _refuse_calls(self, answer: Answer) -> None:
-        for call in answer["message"]["tool_calls"]:
-            self.client.event(self.session, "tool_call.failed", call["id"], result="not available")
+    def _refuse_calls(self, answer: Turn) -> None:
+        for call in answer.tool_calls:
+            self.client.event(self.session, "tool_call.failed", call.id, result="not available")
 
     def _turn(
-        self, messages: Sequence[Answer], *, generate: bool = True, after_pause: bool = False
-    ) -> Answer:
+        self, messages: Sequence[Json], *, generate: bool = True, after_pause: bool = False
+    ) -> Turn:
         """Say something once the repairs before it have ended: what they find is measured, not how early it came."""
         started = time.perf_counter()
-        sampling = {"max_tokens": MOST_REPLY_TOKENS}
         answer = self.client.turn(
-            self.session, messages, generate=generate, wait_for_repairs=True, sampling=sampling
+            self.session,
+            messages,
+            generate=generate,
+            wait_for_repairs=True,
+            max_tokens=MOST_REPLY_TOKENS,
         )
         self._note(answer, time.perf_counter() - started, generate, after_pause)
         return answer
 
-    def _note(self, answer: Answer, seconds: float, answered: bool, after_pause: bool) -> None:
-        memory = answer["memory"]
+    def _note(self, answer: Turn, seconds: float, answered: bool, after_pause: bool) -> None:
+        memory = answer.memory
         self.run.turns.append(
             TurnPoint(
-                length=memory["length"],
-                active_rows=memory["active_rows"],
-                active_bytes=memory["active_bytes"],
+                length=memory.length,
+                active_rows=memory.active_rows,
+                active_bytes=memory.active_bytes,
                 seconds=seconds,
-                first_token=seconds_to_first_token(answer["seconds"]),
+                first_token=answer.seconds_to_first_token,
                 answered=answered,
-                repairs=tuple(memory["repairs"]),
+                repairs=memory.repairs,
                 after_pause=after_pause,
             )
         )

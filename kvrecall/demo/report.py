@@ -1,8 +1,8 @@
 """The demo's report: one HTML page."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
+from kvrecall.client import Worker
 from kvrecall.demo.arms import ArmRun, Question
 from kvrecall.demo.plots import active_rows_plot, answers_plot, repairs_plot
 from kvrecall.demo.summary import ArmSummary
@@ -16,7 +16,7 @@ MOST_EXAMPLES = 8
 def demo_page(
     runs: Sequence[ArmRun],
     summaries: Sequence[ArmSummary],
-    worker: Mapping[str, Any],
+    worker: Worker,
     results: Results,
 ) -> Page:
     """The page for the runs of all arms."""
@@ -70,12 +70,12 @@ def _caveat(summaries: Sequence[ArmSummary]) -> str:
     )
 
 
-def _plots(page: Page, runs: Sequence[ArmRun], worker: Mapping[str, Any], budget: int) -> None:
+def _plots(page: Page, runs: Sequence[ArmRun], worker: Worker, budget: int) -> None:
     first = [run for run in runs if run.seed == runs[0].seed]
     names = list(dict.fromkeys(run.arm.name for run in runs))
     page.heading("Active rows: flat under a budget, growing without")
     page.plot(
-        active_rows_plot(first, budget + worker["block_tokens"]),
+        active_rows_plot(first, budget + worker.block_tokens),
         "active rows over the conversation",
     )
     page.heading("Answers by the age of the fact")
@@ -116,9 +116,9 @@ def _arm_questions(runs: Sequence[ArmRun], name: str) -> list[Question]:
     return [question for run in runs if run.arm.name == name for question in run.questions]
 
 
-def _how(page: Page, worker: Mapping[str, Any], results: Results) -> None:
+def _how(page: Page, worker: Worker, results: Results) -> None:
     page.heading("How this was measured")
-    shape = f"{worker['layers']} layers, {worker['kv_heads']} KV heads of {worker['head_dim']}"
+    shape = f"{worker.layers} layers, {worker.kv_heads} KV heads of {worker.head_dim}"
     page.table(
         ["", ""],
         [
@@ -126,7 +126,7 @@ def _how(page: Page, worker: Mapping[str, Any], results: Results) -> None:
             ["machine", ", ".join(f"{name}: {value}" for name, value in results.machine.items())],
             ["versions", ", ".join(f"{name} {value}" for name, value in results.versions.items())],
             ["seed", str(results.seed)],
-            ["block", f"{worker['block_tokens']} tokens prefilled in one step"],
+            ["block", f"{worker.block_tokens} tokens prefilled in one step"],
         ],
         words=True,
     )

@@ -85,7 +85,7 @@ def pause_seconds(turns: Iterable[TurnPoint], trigger: str) -> list[tuple[int, f
     return [
         (
             turn.length,
-            sum(repair["seconds"] for repair in turn.repairs if repair["trigger"] == trigger),
+            sum(repair.seconds for repair in turn.repairs if repair.trigger == trigger),
         )
         for turn in turns
         if turn.after_pause
@@ -97,7 +97,8 @@ def check_bound(runs: Iterable[ArmRun]) -> None:
     for run in runs:
         if not run.arm.has_budget:
             continue
-        pairs = zip(run.memory["layer_peak_rows"], run.memory["layer_bound_rows"], strict=True)
+        memory = run.final_memory
+        pairs = zip(memory.layer_peak_rows, memory.layer_bound_rows, strict=True)
         for layer, (peak, bound) in enumerate(pairs):
             if peak > bound:
                 raise BoundExceeded(
@@ -158,7 +159,7 @@ def _speed_rows(summary: ArmSummary, runs: Sequence[ArmRun]) -> list[Row]:
 
 
 def _repair_seconds(turn: TurnPoint) -> float:
-    return sum(float(repair["seconds"]) for repair in turn.repairs)
+    return sum(repair.seconds for repair in turn.repairs)
 
 
 def _median(values: Iterable[float]) -> float:

@@ -63,9 +63,7 @@ def plan_turn(session: Session, request: TurnRequest, settings: ServiceLimits) -
     sampling = request.sampling or Sampling(settings.default_max_tokens)
     if not 1 <= sampling.max_tokens <= settings.max_output_tokens:
         limit = settings.max_output_tokens
-        raise LimitExceeded(
-            "sampling.max_tokens", f"max_tokens must be between 1 and {limit}", limit
-        )
+        raise LimitExceeded("max_tokens", f"max_tokens must be between 1 and {limit}", limit)
     answers = _leading_results(request.messages)
     calls, inline_results = _answered(session.calls, answers)
     asks = _walk(request.messages[len(answers) :], len(answers), request.generate)

@@ -5,8 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kvrecall.client._timing import seconds_to_first_token
-from kvrecall.client.client import KvrecallClient, KvrecallError
+from kvrecall.client import KvrecallClient, KvrecallError, Logprobs, Turn
 from kvrecall.replay.recording import NO_RESULT, Exchange, Recording, Results, Say, exchanges_of
 
 SHORTEST_CUT = 64
@@ -114,22 +113,22 @@ class _Pair:
             method=options.method,
             budget=options.budget,
             repair_rows=options.repair_rows,
-            repair_on=list(options.repair_on),
+            repair_on=options.repair_on,
             tools=tools,
             seed=0,
-        )["id"]
+        ).id
         twin = None
         if options.compare:
             twin = client.create_session(
                 method="full", budget=options.budget, repair_rows=0, tools=tools, seed=0
-            )["id"]
+            ).id
         return cls(client, recording.name, part, session, twin)
 
     def close(self) -> None:
         """Delete the sessions."""
         for session in (self.session, self.twin):
             if session is not None:
-                self.client.delete(session)
+                self.client.delete_session(session)
 
     def say(self, exchange: Exchange) -> list[ReplayedTurn]:
         """An exchange's turns; none of them when it does not fit."""
@@ -145,14 +144,14 @@ class _Pair:
 
     def _say(self, step: Say) -> ReplayedTurn:
         messages = [dict(message) for message in step.messages]
-        fidelity: dict[str, Any] = {}
+        logprobs: Logprobs = {}
         if self.twin is not None:
-            self.client.turn(self.twin, messages, generate=False, fidelity={"keep": step.has_reply})
-            fidelity = {"fidelity": {"against": self.twin}} if step.has_reply else {}
+            self.client.turn(self.twin, messages, generate=False, logprobs={"save": step.has_reply})
+            logprobs = {"compare_with": self.twin} if step.has_reply else {}
         started = time.perf_counter()
         # A recording has no pauses to wait in: repairs are let end, so that what they find is measured.
         answer = self.client.turn(
-            self.session, messages, generate=False, wait_for_repairs=True, **fidelity
+            self.session, messages, generate=False, wait_for_repairs=True, logprobs=logprobs
         )
         self.turn += 1
         return self._noted(answer, time.perf_counter() - started)
@@ -161,26 +160,27 @@ class _Pair:
         """The pause: every result of the calls that the turn before ended on."""
         for session in (self.twin, self.session):
             for call, result in results.of_calls if session is not None else ():
-                kind = "tool_call.failed" if result is None else "tool_call.completed"
-                self.client.event(
-                    str(session), kind, call, result=NO_RESULT if result is None else result
-                )
+                handle = self.client.attach(str(session))
+                if result is None:
+                    handle.tool_failed(call, NO_RESULT)
+                else:
+                    handle.tool_result(call, result)
 
-    def _noted(self, answer: Mapping[str, Any], seconds: float) -> ReplayedTurn:
-        memory = answer["memory"]
-        fidelity = answer["fidelity"] or {}
+    def _noted(self, answer: Turn, seconds: float) -> ReplayedTurn:
+        memory = answer.memory
+        fidelity = answer.fidelity
         return ReplayedTurn(
             conversation=self.name,
             part=self.part,
             turn=self.turn,
-            **{name: memory[name] for name in _OF_MEMORY},
-            promoted=sum(repair["promoted"] for repair in memory["repairs"]),
+            **{name: getattr(memory, name) for name in _OF_MEMORY},
+            promoted=sum(repair.promoted for repair in memory.repairs),
             seconds=seconds,
-            first_token=seconds_to_first_token(answer["seconds"]),
-            repair_seconds=sum(repair["seconds"] for repair in memory["repairs"]),
-            heard=fidelity.get("tokens", 0),
-            kl_mean=fidelity.get("kl_mean"),
-            top1_agreement=fidelity.get("top1_agreement"),
+            first_token=answer.seconds_to_first_token,
+            repair_seconds=sum(repair.seconds for repair in memory.repairs),
+            heard=0 if fidelity is None else fidelity.tokens,
+            kl_mean=None if fidelity is None else fidelity.kl_mean,
+            top1_agreement=None if fidelity is None else fidelity.top1_agreement,
         )
 
 

@@ -24,7 +24,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from kvrecall.app.local_server import ServerNeeds, launch
-from kvrecall.client.client import KvrecallClient
+from kvrecall.client import KvrecallClient
 from reference import MODEL_PATH
 
 DEADLINE_SECONDS = 300.0

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import redis
 
-from kvrecall.client.client import KvrecallClient
+from kvrecall.client import KvrecallClient
 
 Json = dict[str, Any]
 SETTINGS: Json = {

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from kvrecall.client.client import KvrecallClient, KvrecallError
+from kvrecall.client import KvrecallClient, KvrecallError
 
 Json = dict[str, Any]
 SETTINGS = {

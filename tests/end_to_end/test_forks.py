@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kvrecall.client.client import KvrecallClient, KvrecallError
+from kvrecall.client import KvrecallClient, KvrecallError
 
 Json = dict[str, Any]
 SETTINGS: Json = {"budget": 128, "repair_rows": 32, "seed": 7}

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import trustme
 
-from kvrecall.client.client import KvrecallClient, KvrecallError
+from kvrecall.client import KvrecallClient, KvrecallError
 
 Json = dict[str, Any]
 END_SECONDS = 300.0

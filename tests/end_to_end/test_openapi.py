@@ -15,7 +15,7 @@ def _of_the_gateway():
 
 _fuzz = _of_the_gateway()
 description = _fuzz.description
-test_every_answer_is_as_described = _fuzz.test_every_answer_is_as_described
+test_every_response_conforms = _fuzz.test_every_response_conforms
 test_an_existing_session_survives_every_write = _fuzz.test_an_existing_session_survives_every_write
 
 

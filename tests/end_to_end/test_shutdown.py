@@ -3,7 +3,7 @@
 import threading
 from typing import Any
 
-from kvrecall.client.client import KvrecallError
+from kvrecall.client import KvrecallError
 
 
 def in_background(request) -> tuple[threading.Thread, list[Any]]:

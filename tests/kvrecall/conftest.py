@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from kvrecall.app.local_server import ServerNeeds, server_at
 from kvrecall.cli.commands import app
-from kvrecall.client.client import KvrecallClient
+from kvrecall.client import KvrecallClient
 
 SERVER_ROWS = 768
 """Rows that a full cache may grow to in the tests' server, beside a block."""

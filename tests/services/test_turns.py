@@ -273,7 +273,7 @@ async def test_a_turn_is_refused_before_anything_runs(harness) -> None:
         await harness.say("nobody", HELLO)
     with pytest.raises(InvalidRequest) as caught:
         await harness.say(session, HELLO, compare_with="nobody")
-    assert caught.value.details["field"] == "fidelity.against"
+    assert caught.value.details["field"] == "logprobs.compare_with"
     asks = Message("assistant", tool_calls=(ToolCall("c", "look", "{}"),))
     with pytest.raises(CallsOutstanding):
         await harness.say(session, asks)

@@ -1,10 +1,20 @@
 """A chat in the terminal."""
 
 from collections.abc import Callable
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
 from typing import Any
 
 from kvrecall.cli.chat import memory_line, repair_text, repairs_line
-from kvrecall.client.client import KvrecallClient
+from kvrecall.client import (
+    KvrecallClient,
+    Passage,
+    PastRepair,
+    Repair,
+    RepairTotals,
+    TurnEpisode,
+    TurnMemory,
+)
 
 CALL = {
     "id": "c1",
@@ -26,7 +36,7 @@ def test_every_turn_is_answered_and_followed_by_what_the_session_holds(
 def test_a_chat_goes_on_with_a_session_that_waits_for_a_tool(
     command: Callable[..., Any], server: str, client: KvrecallClient
 ) -> None:
-    session = client.create_session(budget=64, repair_rows=16)["id"]
+    session = client.create_session(budget=64, repair_rows=16).id
     asked = {"role": "user", "content": "Who owns ticket 123?"}
     client.turn(
         session,
@@ -36,9 +46,9 @@ def test_a_chat_goes_on_with_a_session_that_waits_for_a_tool(
     found = command("chat", "--url", server, "--session", session, typed='{"owner": "Anna"}\n\n')
     assert found.exit_code == 0, found.output
     assert 'ticket_owner({"ticket": "123"})' in found.output
-    after = client.get(session)
-    assert after["turns"] >= 2
-    client.delete(session)
+    after = client.get_session(session)
+    assert after.turns >= 2
+    client.delete_session(session)
 
 
 def test_a_refused_message_does_not_end_the_chat(command: Callable[..., Any], server: str) -> None:
@@ -50,56 +60,77 @@ def test_a_refused_message_does_not_end_the_chat(command: Callable[..., Any], se
 
 
 def test_the_line_after_a_turn_tells_rows_bytes_and_seconds() -> None:
-    memory = {
-        "length": 900,
-        "budget": 256,
-        "active_rows": 192,
-        "evicted_rows": 708,
-        "active_bytes": 2048,
-        "tier_bytes": {"ram": 1 << 20, "nvme": 3 << 20},
-    }
+    memory = turn_memory()
     held = "900 rows: 192 active of 256 · 708 evicted · 2.0 KiB active · 3.0 MiB stored · 1.50 s"
-    assert memory_line({"memory": memory, "episode": None}, 1.5) == held
-    stays = {"episode": "1-2", "switched": False, "rows_moved": 0, "bytes_moved": 0}
-    assert memory_line({"memory": memory, "episode": stays}, 1.5) == f"{held} · episode 1-2"
-    switches = {"episode": "1-3", "switched": True, "rows_moved": 120, "bytes_moved": 3072}
-    line = memory_line({"memory": memory, "episode": switches}, 1.5)
+    assert memory_line(memory, None, 1.5) == held
+    stays = TurnEpisode("1-2", 0.5, False, 0, 0, 0, 0.0)
+    assert memory_line(memory, stays, 1.5) == f"{held} · episode 1-2"
+    switches = TurnEpisode("1-3", 0.5, True, 120, 0, 3072, 0.0)
+    line = memory_line(memory, switches, 1.5)
     assert line == f"{held} · episode 1-3 (120 rows moved, 3.0 KiB)"
 
 
-CUT = {
-    "trigger": "tool_call",
-    "promoted": 40,
-    "demoted": 30,
-    "seconds": 0.25,
-    "share_scanned": 0.5,
-    "truncated": True,
-}
-WHOLE = {
-    "trigger": "tool_result",
-    "promoted": 24,
-    "demoted": 0,
-    "seconds": 0.012,
-    "share_scanned": 1.0,
-    "truncated": False,
-}
+TRUNCATED = Repair(
+    trigger="tool_call",
+    signal_tokens=8,
+    candidates=100,
+    scored_rows=50,
+    share_scanned=0.5,
+    promoted=40,
+    demoted=30,
+    seconds=0.25,
+    truncated=True,
+    hops=1,
+    bytes_read=0,
+    in_pause=False,
+)
+COMPLETE = replace(
+    TRUNCATED,
+    trigger="tool_result",
+    scored_rows=100,
+    share_scanned=1.0,
+    promoted=24,
+    demoted=0,
+    seconds=0.012,
+    truncated=False,
+)
+
+
+def turn_memory(*repairs: Repair, skipped: int = 0) -> TurnMemory:
+    totals = RepairTotals(len(repairs), (), 0, 0, 0, 0.0, 0, skipped)
+    return TurnMemory(
+        length=900,
+        budget=256,
+        active_rows=192,
+        peak_rows=192,
+        bound_rows=384,
+        active_bytes=2048,
+        evicted_rows=708,
+        promoted_rows=0,
+        tier_bytes={"ram": 1 << 20, "nvme": 3 << 20},
+        repair=totals,
+        repairs=repairs,
+    )
 
 
 def test_the_line_about_repairs_tells_signals_rows_time_and_how_far_they_came() -> None:
-    memory = {"repairs": [CUT, WHOLE], "repair": {"skipped": 1}}
-    assert repairs_line(memory) == (
+    assert repairs_line(turn_memory(TRUNCATED, COMPLETE, skipped=1)) == (
         "repaired on tool_call: 40 promoted, 30 demoted, 250 ms, 50% scanned, truncated"
         " · tool_result: 24 promoted, 0 demoted, 12 ms, 100% scanned · 1 left out"
     )
 
 
 def test_a_repair_is_shown_with_its_signal_and_its_passages() -> None:
-    passages = [
-        {"start": 7, "stop": 9, "before": "so\nthe code", "promoted": " is 12", "after": " of"}
-    ]
-    shown = repair_text(
-        {**WHOLE, "turn": 4, "signal": "code?", "passages": passages}
-    ).plain.splitlines()
+    passage = Passage(7, 9, "so\nthe code", " is 12", " of")
+    repair = PastRepair(
+        **asdict(COMPLETE),
+        number=1,
+        turn=4,
+        at=datetime.now(UTC),
+        signal="code?",
+        passages=(passage,),
+    )
+    shown = repair_text(repair).plain.splitlines()
     assert (
         shown[0].strip() == "for turn 4, tool_result: 24 promoted, 0 demoted, 12 ms, 100% scanned"
     )

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from kvrecall.app.errors import BoundExceeded
+from kvrecall.client import Memory, Repair
 from kvrecall.demo.arms import Arm, ArmRun, Question, TurnPoint
 from kvrecall.demo.summary import by_age, check_bound, pause_seconds, summarise
 
@@ -15,15 +16,42 @@ BUDGETED = Arm("budget alone", "snapkv", 64)
 
 
 def run_with(peaks: list[int], arm: Arm = BUDGETED) -> ArmRun:
-    memory = {
-        "layer_peak_rows": peaks,
-        "layer_bound_rows": [192] * len(peaks),
-        "layer_active_rows": [50] * len(peaks),
-        "active_bytes": 1000 * len(peaks),
-    }
+    memory = Memory(
+        session="s_1",
+        length=300,
+        budget=64,
+        active_rows=50,
+        peak_rows=max(peaks),
+        bound_rows=192,
+        active_bytes=1000 * len(peaks),
+        evicted_rows=250,
+        promoted_rows=0,
+        tier_bytes={},
+        layer_active_rows=(50,) * len(peaks),
+        layer_peak_rows=tuple(peaks),
+        layer_bound_rows=(192,) * len(peaks),
+        in_slot=True,
+    )
     turn = TurnPoint(300, 50, 2000, 0.5, 0.1, answered=True, repairs=(), after_pause=False)
     question = Question("plain", 200, right=True, asked="What?", expected="That.", reply="That.")
     return ArmRun(arm, 1, [turn], [question], 0, memory)
+
+
+def repair(trigger: str, seconds: float, promoted: int) -> Repair:
+    return Repair(
+        trigger=trigger,
+        signal_tokens=8,
+        candidates=100,
+        scored_rows=100,
+        share_scanned=1.0,
+        promoted=promoted,
+        demoted=0,
+        seconds=seconds,
+        truncated=False,
+        hops=1,
+        bytes_read=0,
+        in_pause=True,
+    )
 
 
 def test_the_demo_prints_its_table_and_writes_report_and_results(
@@ -80,11 +108,8 @@ def test_answers_are_counted_in_the_age_of_their_fact() -> None:
     assert sum(right + wrong for right, wrong in counted.values()) == 4
 
 
-def test_a_pauses_repairs_are_told_apart_by_what_began_them() -> None:
-    repairs = (
-        {"trigger": "tool_call", "seconds": 0.25, "promoted": 3},
-        {"trigger": "tool_result", "seconds": 0.5, "promoted": 4},
-    )
+def test_repairs_of_a_pause_are_separated_by_their_trigger() -> None:
+    repairs = (repair("tool_call", 0.25, 3), repair("tool_result", 0.5, 4))
     paused = TurnPoint(300, 50, 2000, 0.5, 0.1, answered=True, repairs=repairs, after_pause=True)
     plain = TurnPoint(400, 50, 2000, 0.5, 0.1, answered=True, repairs=(), after_pause=False)
     assert pause_seconds([paused, plain], "tool_result") == [(300, 0.5)]

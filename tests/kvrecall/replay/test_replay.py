@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kvrecall.client.client import KvrecallClient
+from kvrecall.client import KvrecallClient
 
 CALL = {
     "id": "c1",
@@ -80,7 +80,7 @@ def test_what_outgrows_the_room_goes_on_in_another_session_and_the_output_says_s
         )
         lines.append({"role": "assistant", "content": "That sounds lovely."})
     out = tmp_path / "out.json"
-    sessions_before = client.list()["sessions"]
+    sessions_before = client.list_sessions().sessions
     found = command(
         "replay", json_lines(*lines), "--url", server, "--compare", "full", "--json", out
     )
@@ -90,7 +90,7 @@ def test_what_outgrows_the_room_goes_on_in_another_session_and_the_output_says_s
     parts = max(row["part"] for row in rows)
     assert parts > 1
     assert f"replayed as {parts} sessions" in found.output
-    assert client.list()["sessions"] == sessions_before
+    assert client.list_sessions().sessions == sessions_before
 
 
 def test_a_text_that_no_context_holds_is_cut_and_the_output_says_so(
