@@ -28,7 +28,7 @@ from kvrecall.client import KvrecallClient
 from kvrecall.domain.messages import Message, ToolCall
 from kvrecall.domain.session_request import CreateSession
 from kvrecall.domain.turn_request import TurnRequest
-from kvrecall.reporting.results import Row, bootstrap, quality_row, results_of, speed_row
+from kvrecall.reporting.results import Row, bootstrap, build_results, quality_row, speed_row
 from reference import MODEL_PATH
 from reference.conversation import Conversation, exchange_messages, generate
 from services.forks import NewFork
@@ -114,7 +114,7 @@ def main() -> None:
     rows = measure(Plan(**given))
     for row in rows:
         print(describe(row), flush=True)
-    results_of(
+    build_results(
         "forks", given["seed"], f"kvrecall reference model, {POSITIONS} positions", rows
     ).write(out)
 

@@ -21,7 +21,7 @@ from typing import Any, cast
 from kvrecall.app.local_server import ServerNeeds, server_at
 from kvrecall.client import KvrecallClient, StreamEvent
 from kvrecall.client._timing import seconds_to_first_token
-from kvrecall.reporting.results import Row, bootstrap, quality_row, results_of, speed_row
+from kvrecall.reporting.results import Row, bootstrap, build_results, quality_row, speed_row
 from reference import MODEL_PATH
 from reference.conversation import Conversation, Exchange, exchange_messages, generate
 
@@ -91,7 +91,7 @@ def main() -> None:
     rows = rows_of(sides, plan)
     for row in rows:
         print(describe(row), flush=True)
-    results_of("pauses", plan.seed, "kvrecall reference model", rows).write(out)
+    build_results("pauses", plan.seed, "kvrecall reference model", rows).write(out)
 
 
 def hold(client: KvrecallClient, plan: Plan) -> tuple[Side, Side]:

@@ -30,7 +30,7 @@ from benchmarks.subjects import (
     forget_stops,
     plain,
 )
-from kvrecall.reporting.results import Row, results_of, speed_row
+from kvrecall.reporting.results import Row, build_results, speed_row
 from reference import MODEL_PATH
 from reference.conversation import generate
 from workers.engine.settings import WorkerSettings
@@ -94,7 +94,7 @@ def main() -> None:
     name = f"throughput-{given.shape}-{model.device.type}.json"
     for row in rows:
         print(describe(row), flush=True)
-    results_of("throughput", plan.seed, f"{given.shape} ({shape_of(model)})", rows).write(
+    build_results("throughput", plan.seed, f"{given.shape} ({shape_of(model)})", rows).write(
         given.out or RESULTS / name
     )
 

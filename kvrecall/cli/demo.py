@@ -16,13 +16,13 @@ from kvrecall.app.settings import DEFAULTS
 from kvrecall.cli.options import Budget, Method
 from kvrecall.cli.replay import FULL_ROWS, replay_file, show
 from kvrecall.client import KvrecallClient
-from kvrecall.demo.arms import Arm, ArmRun, demo_arms, run_arm
-from kvrecall.demo.summary import check_bound, result_rows, summarise
-from kvrecall.demo.table import arms_table
-from kvrecall.replay.playing import SessionOptions
+from kvrecall.demo.configs import DemoConfig, demo_configs
+from kvrecall.demo.run import DemoRun, run_config
+from kvrecall.demo.summary import check_bound, result_rows, summarise, summary_table
+from kvrecall.replay.playback import SessionOptions
 from kvrecall.replay.summary import conversation_lines, notes
 from kvrecall.reporting.html import Page
-from kvrecall.reporting.results import results_of
+from kvrecall.reporting.results import build_results
 from reference import MODEL_PATH
 from reference.conversation import Conversation, generate
 
@@ -65,34 +65,34 @@ def demo_command(
     console = Console()
     started = time.perf_counter()
     console.print(TEST_INSTRUMENT, style="yellow", soft_wrap=True)
-    arms = demo_arms(method, budget, repair_rows)
+    configs = demo_configs(method, budget, repair_rows)
     needs = ServerNeeds(
         model=str(MODEL_PATH), slots=2, max_budget=max(budget, int(tokens * FULL_CACHE_MARGIN))
     )
     with server_at(None, needs) as address, KvrecallClient(address) as client:
-        spoken = [
+        generated = [
             generate(seed + index, tokens, split="held_out") for index in range(conversations)
         ]
-        runs = hold_all(client, arms, spoken, pause, console)
+        runs = run_all(client, configs, generated, pause, console)
         page = _report(console, client, runs, seed, out)
     path = out / "report.html"
     page.write(path)
     if file is not None:
-        _replay(console, page, file, limit, arms[-1])
+        _replay(console, page, file, limit, configs[-1])
         page.write(path)
     check_bound(runs)
     console.print(f"{time.perf_counter() - started:.0f} seconds; the report is at", highlight=False)
     console.print(str(path.resolve()), style="bold", soft_wrap=True, highlight=False)
 
 
-def hold_all(
+def run_all(
     client: KvrecallClient,
-    arms: Sequence[Arm],
-    spoken: Sequence[Conversation],
+    configs: Sequence[DemoConfig],
+    conversations: Sequence[Conversation],
     pause: float,
     console: Console,
-) -> list[ArmRun]:
-    """Every conversation in every arm, one after the other, so that times are an arm's own."""
+) -> list[DemoRun]:
+    """Run every conversation in every configuration, one at a time, so that timings do not interfere."""
     runs = []
     columns = (
         TextColumn("{task.description:<36}"),
@@ -101,17 +101,17 @@ def hold_all(
         TimeElapsedColumn(),
     )
     with Progress(*columns, console=console) as progress:
-        for conversation in spoken:
-            for arm in arms:
-                task = progress.add_task(arm.name, total=len(conversation.exchanges))
+        for conversation in conversations:
+            for config in configs:
+                task = progress.add_task(config.name, total=len(conversation.exchanges))
                 runs.append(
-                    run_arm(client, arm, conversation, pause, partial(progress.advance, task))
+                    run_config(client, config, conversation, pause, partial(progress.advance, task))
                 )
     return runs
 
 
 def _report(
-    console: Console, client: KvrecallClient, runs: Sequence[ArmRun], seed: int, out: Path
+    console: Console, client: KvrecallClient, runs: Sequence[DemoRun], seed: int, out: Path
 ) -> Page:
     """Print the table, write the result file and build the report page."""
     # matplotlib takes a second to import: the other commands do without.
@@ -119,18 +119,21 @@ def _report(
 
     summaries = summarise(runs, seed)
     console.print(
-        arms_table(
-            summaries, f"{summaries[0].tokens:,} tokens at a budget of {runs[-1].arm.budget} rows"
+        summary_table(
+            summaries,
+            f"{summaries[0].tokens:,} tokens at a budget of {runs[-1].config.budget} rows",
         )
     )
-    results = results_of("demo", seed, MODEL_NAME, result_rows(runs, seed))
+    results = build_results("demo", seed, MODEL_NAME, result_rows(runs, seed))
     results.write(out / "report.json")
     return demo_page(runs, summaries, client.worker(), results)
 
 
-def _replay(console: Console, page: Page, file: Path, limit: int, arm: Arm) -> None:
+def _replay(console: Console, page: Page, file: Path, limit: int, config: DemoConfig) -> None:
     """Replay the first conversations of a file under the same budget, compared with a full cache."""
-    options = SessionOptions(arm.method, arm.budget, arm.repair_rows, arm.repair_on, compare=True)
+    options = SessionOptions(
+        config.method, config.budget, config.repair_rows, config.repair_on, compare=True
+    )
     replayed, _ = replay_file(
         file, options, console, url=None, model=str(MODEL_PATH), full_rows=FULL_ROWS, limit=limit
     )

@@ -7,8 +7,8 @@ import typer
 from rich.console import Console
 
 from kvrecall.app.run import TEST_INSTRUMENT
-from kvrecall.reporting.eval_tables import tables_of
-from kvrecall.reporting.results import Results, results_of
+from kvrecall.reporting.eval_tables import build_tables
+from kvrecall.reporting.results import Results, build_results
 from reference import MODEL_PATH
 
 if TYPE_CHECKING:
@@ -300,7 +300,7 @@ def _run(suite: "Suite[Any]", out: Path, processes: int, fresh: bool) -> None:
     if fresh:
         journal.unlink(missing_ok=True)
     rows = suite.rows(run(suite, journal, console, processes))
-    results = results_of(
+    results = build_results(
         suite.name, suite.seed, MODEL_NAME if is_reference else Path(suite.model).name, rows
     )
     results.write(out)
@@ -309,13 +309,13 @@ def _run(suite: "Suite[Any]", out: Path, processes: int, fresh: bool) -> None:
 
 def _show(console: Console, results: Results, out: Path) -> None:
     # matplotlib takes a second to import.
-    from kvrecall.reporting.eval_plots import figure_of
+    from kvrecall.reporting.eval_plots import build_figure
     from kvrecall.reporting.figures import png
 
-    for table in tables_of(results):
+    for table in build_tables(results):
         console.print(table)
     plot = out.with_suffix(".png")
-    if figure := figure_of(results):
+    if figure := build_figure(results):
         png(figure, plot)
     for written in (out, plot) if figure else (out,):
         console.print(f"written: {written}", highlight=False, soft_wrap=True)

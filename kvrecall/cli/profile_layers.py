@@ -123,6 +123,6 @@ def _table(profile: "Profile", splits: Mapping[str, tuple[int, ...]], budget: in
 def _draw(profile: "Profile", splits: Mapping[str, tuple[int, ...]], path: Path) -> None:
     # matplotlib takes a second to import.
     from kvrecall.reporting.figures import png
-    from kvrecall.reporting.layer_plots import layers_plot
+    from kvrecall.reporting.report_plots import layer_figure
 
-    png(layers_plot(profile.sensitivity, splits), path)
+    png(layer_figure(profile.sensitivity, splits), path)

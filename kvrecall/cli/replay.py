@@ -22,10 +22,10 @@ from kvrecall.cli.options import Budget, Method, RepairRows, ServedModel, Url
 from kvrecall.client import KvrecallClient
 from kvrecall.domain.session_settings import RepairTrigger
 from kvrecall.replay.formats import read_recordings
-from kvrecall.replay.playing import Replayed, SessionOptions, play
+from kvrecall.replay.playback import ReplayResult, SessionOptions, replay
 from kvrecall.replay.recording import Recording
 from kvrecall.replay.summary import conversations_table, notes, result_rows, tiers_line, turns_table
-from kvrecall.reporting.results import results_of
+from kvrecall.reporting.results import build_results
 
 FULL_ROWS = 16384
 
@@ -77,7 +77,7 @@ def replay_command(
     )
     show(console, replayed)
     if json is not None:
-        results_of("replay", 0, served, result_rows(replayed, options)).write(json)
+        build_results("replay", 0, served, result_rows(replayed, options)).write(json)
         console.print(f"wrote {json}", highlight=False, soft_wrap=True)
 
 
@@ -90,7 +90,7 @@ def replay_file(
     model: str | None,
     full_rows: int,
     limit: int | None,
-) -> tuple[list[Replayed], str]:
+) -> tuple[list[ReplayResult], str]:
     """Replay the first `limit` conversations of a file; returns them and the model's name.
 
     Raises BadReplayFile, ServerNotReady, KvrecallError.
@@ -109,7 +109,7 @@ def _replay_all(
     recordings: Sequence[Recording],
     options: SessionOptions,
     console: Console,
-) -> list[Replayed]:
+) -> list[ReplayResult]:
     """Replay recordings one after the other, with a progress bar."""
     columns = (
         TextColumn("{task.description:<28.28}"),
@@ -123,13 +123,13 @@ def _replay_all(
         task = progress.add_task("", total=len(recordings))
         for recording in recordings:
             progress.update(task, description=recording.name)
-            replayed.append(play(client, recording, options))
+            replayed.append(replay(client, recording, options))
             progress.advance(task)
         progress.update(task, description="replayed")
     return replayed
 
 
-def show(console: Console, replayed: Sequence[Replayed]) -> None:
+def show(console: Console, replayed: Sequence[ReplayResult]) -> None:
     """Print the results: a table by turn or by conversation, tier sizes, notes on split text."""
     console.print(turns_table(replayed[0]) if len(replayed) == 1 else conversations_table(replayed))
     console.print(tiers_line(replayed), highlight=False)

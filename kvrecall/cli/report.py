@@ -70,7 +70,7 @@ def _print_tables(console: Console, results: Results) -> None:
 
 def _add_to_page(page: Page, results: Results) -> None:
     # matplotlib takes a second to import: the other commands do without.
-    from kvrecall.reporting.eval_plots import figure_of
+    from kvrecall.reporting.eval_plots import build_figure
     from kvrecall.reporting.figures import svg
     from kvrecall.reporting.report_plots import divergence_plot, quality_plot, speed_plot
 
@@ -78,7 +78,7 @@ def _add_to_page(page: Page, results: Results) -> None:
     page.code(results.command)
     page.paragraph(", ".join(f"{name}: {value}" for name, value in results.machine.items()), "note")
     if quality := quality_rows(results):
-        figure = figure_of(results)
+        figure = build_figure(results)
         page.plot(svg(figure) if figure else quality_plot(quality), "means with 95% intervals")
         page.table(*build_table(QUALITY, quality))
     compared = [row for row in results.results if row.get("kl_mean") is not None]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from evals.errors import BadDataFile
-from kvrecall.replay.locomo import Line, Spoken, lines_of, spoken_in
+from kvrecall.replay.locomo import Line, LocomoMessage, read_lines, to_messages
 
 CATEGORIES = {1: "multi-hop", 2: "temporal", 3: "open-domain", 4: "single-hop"}
 """The fifth, adversarial, is left out as in EpiCache, A.1: it rewards a model that has forgotten."""
@@ -32,7 +32,7 @@ class Conversation:
     name: str
     speakers: tuple[str, str]
     lines: tuple[Line, ...]
-    spoken: tuple[Spoken, ...]
+    spoken: tuple[LocomoMessage, ...]
     questions: tuple[Asked, ...]
 
 
@@ -41,14 +41,14 @@ def read(path: Path) -> Conversation:
     try:
         entry = json.loads(path.read_text(encoding="utf-8"))
         told = entry["conversation"]
-        lines = tuple(lines_of(told))
+        lines = tuple(read_lines(told))
         known = {line.id for line in lines}
         asked = [_asked(each, known) for each in entry["qa"] if each["category"] in CATEGORIES]
         return Conversation(
             name=path.stem,
             speakers=(told["speaker_a"], told["speaker_b"]),
             lines=lines,
-            spoken=tuple(spoken_in(told)),
+            spoken=tuple(to_messages(told)),
             questions=tuple(each for each in asked if each.evidence),
         )
     except (OSError, ValueError, KeyError, TypeError) as error:

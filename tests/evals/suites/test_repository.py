@@ -12,7 +12,7 @@ from evals.suite import Record
 from evals.suites.repository import suite as repository
 from evals.suites.repository.examples import REDACTED, CallSite, call_site, modules, other_event
 from evals.suites.repository.suite import ANCHOR, COMPARED, CONTROL, GATED, TOOL_FILE, CodeCase
-from kvrecall.reporting.eval_plots import figure_of
+from kvrecall.reporting.eval_plots import build_figure
 from kvrecall.reporting.results import Results
 from reference import MODEL_PATH
 
@@ -99,7 +99,7 @@ def test_rows_name_the_best_control_and_measure_more_than_answers(found: list[Re
     assert all(row["control"] in repository.CONTROLS for row in controls)
     measures = {row["measure"] for row in rows if "measure" in row}
     assert len(measures) == 3
-    assert figure_of(Results("repository", "", 1, {}, {}, "model", rows)) is not None
+    assert build_figure(Results("repository", "", 1, {}, {}, "model", rows)) is not None
     assert all(row["mean"] < 0 for row in rows if "log-probability" in row.get("measure", ""))
 
 
