@@ -239,15 +239,15 @@ def catalog_bytes(data: Path) -> int:
 def fork_over_http(client: KvrecallClient, session: str, plan: Plan) -> list[float]:
     """Seconds of each fork, as a client sees them."""
     for _ in range(WARM_FORKS):
-        client.delete(client.fork(session)["id"])
+        client.delete_session(client.fork(session).id)
     seconds = []
     made = []
     for _ in range(plan.forks):
         started = time.perf_counter()
-        made.append(client.fork(session)["id"])
+        made.append(client.fork(session).id)
         seconds.append(time.perf_counter() - started)
     for child in made:
-        client.delete(child)
+        client.delete_session(child)
     return seconds
 
 
@@ -255,7 +255,7 @@ def ask_in_turn(client: KvrecallClient, session: str, plan: Plan) -> list[bool]:
     """Whether a fresh fork and its parent answer the same, question after question."""
     same = []
     for question in questions_of(conversation(plan.seed, plan.tokens), plan.questions):
-        child = client.fork(session)["id"]
+        child = client.fork(session).id
         same.append(
             answer(client, child, question, plan) == answer(client, session, question, plan)
         )
@@ -268,19 +268,19 @@ def compare_with_separate(client: KvrecallClient, url: str, plan: Plan) -> list[
     parent = tell(client, spoken, plan)
     same = []
     for number, question in enumerate(questions_of(spoken, plan.forks)):
-        child = client.fork(parent)["id"]
+        child = client.fork(parent).id
         with KvrecallClient(url, tenant=f"alone-{number}") as alone:
             session = tell(alone, spoken, plan)
             same.append(
                 answer(client, child, question, plan) == answer(alone, session, question, plan)
             )
-            alone.delete(session)
+            alone.delete_session(session)
     return same
 
 
 def tell(client: KvrecallClient, spoken: Conversation, plan: Plan) -> str:
     """A session that was told the conversation."""
-    session: str = client.create_session(**plan.settings, tools=spoken.tools)["id"]
+    session = client.create_session(**plan.settings, tools=spoken.tools).id
     for messages in turns_of(spoken):
         client.turn(session, messages, generate=False)
     return session
@@ -295,19 +295,11 @@ def questions_of(spoken: Conversation, number: int) -> list[str]:
     ]
 
 
-def answer(
-    client: KvrecallClient, session: str, question: str, plan: Plan
-) -> tuple[str | None, Any]:
+def answer(client: KvrecallClient, session: str, question: str, plan: Plan) -> tuple[str, Any]:
     """What a session answers, greedily: text and calls."""
-    sampling = {"max_tokens": plan.output_tokens}
-    message = client.turn(session, [{"role": "user", "content": question}], sampling=sampling)[
-        "message"
-    ]
-    calls = [
-        (call["function"]["name"], call["function"]["arguments"])
-        for call in message["tool_calls"] or ()
-    ]
-    return message["content"], calls
+    turn = client.turn(session, question, max_tokens=plan.output_tokens)
+    calls = [(call.name, call.function.arguments) for call in turn.tool_calls]
+    return turn.text, calls
 
 
 def byte_rows(alone: Held, more: Held, plan: Plan) -> list[Row]:

@@ -18,7 +18,7 @@ from typing import Any
 
 from benchmarks.faults.processes import RedisProcess, ServerProcess, free_port
 from benchmarks.forks import turns_of
-from kvrecall.client import KvrecallClient
+from kvrecall.client import KvrecallClient, TextDelta, ToolCallEvent
 from kvrecall.reporting.results import Row, build_results, speed_row
 from reference.conversation import Conversation, generate
 
@@ -101,7 +101,7 @@ def measure(url: str, seed: int, tokens: int, sessions: int, settings: Json) -> 
         with KvrecallClient(url, tenant=f"stays-{number}") as client:
             stayed.append(first_token(client, stays, question()))
         with KvrecallClient(url, tenant=f"anew-{number}") as client:
-            session = client.create_session(**settings, tools=spoken.tools)["id"]
+            session = client.create_session(**settings, tools=spoken.tools).id
             log = [message for messages in turns_of(spoken) for message in messages]
             anew.append(first_token(client, session, [*log, *question()]))
     common = {"tokens": tokens, **settings}
@@ -122,7 +122,7 @@ def measure(url: str, seed: int, tokens: int, sessions: int, settings: Json) -> 
 def told(url: str, tenant: str, spoken: Conversation, settings: Json) -> str:
     """A session that was told the conversation."""
     with KvrecallClient(url, tenant=tenant) as client:
-        session: str = client.create_session(**settings, tools=spoken.tools)["id"]
+        session = client.create_session(**settings, tools=spoken.tools).id
         for messages in turns_of(spoken):
             client.turn(session, messages, generate=False)
     return session
@@ -137,8 +137,8 @@ def first_token(client: KvrecallClient, session: str, messages: list[Json]) -> f
     """Seconds from the request of a turn to the first piece of its answer."""
     started = time.perf_counter()
     seconds = 0.0
-    for event in client.turn_stream(session, messages, sampling={"max_tokens": 4}):
-        if not seconds and event.event in ("token", "tool_call"):
+    for event in client.stream(session, messages, max_tokens=4):
+        if not seconds and isinstance(event, TextDelta | ToolCallEvent):
             seconds = time.perf_counter() - started
     return seconds
 

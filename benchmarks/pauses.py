@@ -10,17 +10,15 @@ those that were due and not begun, count against it. The result file goes to `be
 import argparse
 import random
 import time
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import cycle, islice
 from pathlib import Path
 from statistics import median
-from typing import Any, cast
+from typing import Any
 
 from kvrecall.app.local_server import ServerNeeds, server_at
-from kvrecall.client import KvrecallClient, StreamEvent
-from kvrecall.client._timing import seconds_to_first_token
+from kvrecall.client import KvrecallClient, Repair, Turn
 from kvrecall.reporting.results import Row, bootstrap, build_results, quality_row, speed_row
 from reference import MODEL_PATH
 from reference.conversation import Conversation, Exchange, exchange_messages, generate
@@ -56,7 +54,7 @@ class Side:
     session: str
     first_tokens: list[float] = field(default_factory=list)
     in_service: list[float] = field(default_factory=list)
-    repairs: list[Mapping[str, Any]] = field(default_factory=list)
+    repairs: list[Repair] = field(default_factory=list)
     left_out: int = 0
 
 
@@ -123,7 +121,7 @@ def open_session(client: KvrecallClient, plan: Plan, spoken: Conversation, name:
         repair_on=list(SIGNALS) if name == REPAIR else [],
         seed=plan.seed,
         tools=spoken.tools,
-    )["id"]
+    ).id
     said = [{"role": "system", "content": spoken.system}]
     for number, exchange in enumerate(spoken.exchanges):
         if exchange.tool_call is None:
@@ -140,7 +138,7 @@ def take_step(
     call: str,
     pause: float,
     result_at: float,
-) -> tuple[Mapping[str, Any], float]:
+) -> tuple[Turn, float]:
     """Ask for a tool, wait for it, say its result: the turn that says it, and its seconds to the first token."""
     question, asking = exchange_messages(exchange, call)[:2]
     client.turn(session, [question, asking], generate=False)
@@ -151,14 +149,10 @@ def take_step(
     sleep_until(ends)
     started = time.perf_counter()
     # One token: the time to it is what is asked for, and both sessions go on with as many tokens.
-    stream = cast(
-        "Generator[StreamEvent]", client.turn_stream(session, [], sampling={"max_tokens": 1})
-    )
-    with closing(stream) as events:
-        first = next(events)
+    with client.stream(session, max_tokens=1) as stream:
+        next(stream)
         seconds = time.perf_counter() - started
-        last = [first, *events][-1]
-    return last.data, seconds
+        return stream.read(), seconds
 
 
 def sleep_until(moment: float) -> None:
@@ -166,12 +160,12 @@ def sleep_until(moment: float) -> None:
     time.sleep(max(0.0, moment - time.perf_counter()))
 
 
-def note(side: Side, told: Mapping[str, Any], seconds: float) -> None:
+def note(side: Side, turn: Turn, seconds: float) -> None:
     """Keep what a step came to."""
     side.first_tokens.append(seconds)
-    side.in_service.append(seconds_to_first_token(told["seconds"]))
-    side.repairs += told["memory"]["repairs"]
-    side.left_out += told["memory"]["repair"]["skipped"]
+    side.in_service.append(turn.seconds_to_first_token)
+    side.repairs += turn.memory.repairs
+    side.left_out += turn.memory.repair.skipped
 
 
 def rows_of(sides: tuple[Side, Side], plan: Plan) -> list[Row]:
@@ -202,7 +196,7 @@ def rows_of(sides: tuple[Side, Side], plan: Plan) -> list[Row]:
         )
     )
     for signal in found_signals(on):
-        of_signal = [repair for repair in on.repairs if repair["trigger"] == signal]
+        of_signal = [repair for repair in on.repairs if repair.trigger == signal]
         for metric, unit, name in (
             ("repair", "seconds", "seconds"),
             ("share scanned", "share", "share_scanned"),
@@ -212,7 +206,7 @@ def rows_of(sides: tuple[Side, Side], plan: Plan) -> list[Row]:
                     f"repair on {signal}",
                     metric,
                     unit,
-                    [each[name] for each in of_signal],
+                    [getattr(repair, name) for repair in of_signal],
                     **common,
                 )
             )
@@ -221,10 +215,10 @@ def rows_of(sides: tuple[Side, Side], plan: Plan) -> list[Row]:
 
 def in_time_rows(side: Side, common: Mapping[str, Any], seed: int) -> list[Row]:
     """The share of repairs that ended inside their pause, of all that were due and by signal."""
-    ended = {"all": [float(repair["in_pause"]) for repair in side.repairs] + [0.0] * side.left_out}
+    ended = {"all": [float(repair.in_pause) for repair in side.repairs] + [0.0] * side.left_out}
     for signal in found_signals(side):
         ended[signal] = [
-            float(repair["in_pause"]) for repair in side.repairs if repair["trigger"] == signal
+            float(repair.in_pause) for repair in side.repairs if repair.trigger == signal
         ]
     estimates = {name: bootstrap(values, seed) for name, values in ended.items()}
     return [
@@ -236,7 +230,7 @@ def in_time_rows(side: Side, common: Mapping[str, Any], seed: int) -> list[Row]:
 
 def found_signals(side: Side) -> Sequence[str]:
     """The signals that repairs were conditioned on, in their order."""
-    return list(dict.fromkeys(repair["trigger"] for repair in side.repairs))
+    return list(dict.fromkeys(repair.trigger for repair in side.repairs))
 
 
 def describe(row: Row) -> str:

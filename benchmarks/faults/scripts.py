@@ -98,9 +98,9 @@ def _pause(rng: Random, who: int, call: str) -> list[Step]:
     }
     found = f"{name}'s {thing} has number {rng.randrange(1000, 10000)}."
     kind = rng.choice(("tool_call.completed", "tool_call.completed", "tool_call.failed"))
-    events = [Step("event", who, {"type": kind, "call_id": call, "result": found})]
+    events = [Step("event", who, {"event_type": kind, "call_id": call, "result": found})]
     if rng.random() < 0.5:
-        events.insert(0, Step("event", who, {"type": "tool_call.started", "call_id": call}))
+        events.insert(0, Step("event", who, {"event_type": "tool_call.started", "call_id": call}))
     asking = Step(
         "turn",
         who,
@@ -111,7 +111,7 @@ def _pause(rng: Random, who: int, call: str) -> list[Step]:
 
 def _turn(rng: Random, who: int, messages: list[Json]) -> Step:
     sampling = {"max_tokens": rng.randrange(8, 25), "stop": ["<tool_call>"]}
-    body = {"messages": messages, "sampling": sampling, "wait_for_repairs": True}
+    body = {"messages": messages, **sampling, "wait_for_repairs": True}
     return Step("turn", who, body, stream=rng.random() < 0.3)
 
 

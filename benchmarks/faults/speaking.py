@@ -3,12 +3,12 @@
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from random import Random
 from threading import Lock
 
 from benchmarks.faults.scripts import Json, Script, Step
-from kvrecall.client import KvrecallClient, KvrecallError
+from kvrecall.client import KvrecallClient, KvrecallError, TextDelta
 
 GIVE_UP_SECONDS = 600.0
 ANSWER_SECONDS = 60.0
@@ -88,10 +88,10 @@ class FaultClient:
             return self._take_new(told, step, key)
         session = told.sessions[step.who]
         if step.kind == "event":
-            return self._insist(lambda client: client.event(session, **step.body, key=key))
+            return self._insist(lambda client: asdict(client.event(session, **step.body, key=key)))
         if step.stream:
             return self._insist(lambda client: self._streamed(client, session, step, key))
-        return self._insist(lambda client: client.turn(session, **step.body, key=key))
+        return self._insist(lambda client: asdict(client.turn(session, **step.body, key=key)))
 
     def forget(self, told: Told) -> None:
         """Delete the sessions of a script. Raises NotServedError."""
@@ -101,33 +101,36 @@ class FaultClient:
 
     def get(self, session: str) -> Json:
         """A session as it is now. Raises NotServedError."""
-        return self._insist(lambda client: client.get(session))
+        return self._insist(lambda client: asdict(client.get_session(session)))
 
     def _delete(self, session: str, key: str) -> None:
         def request(client: KvrecallClient) -> Json:
-            client.delete(session, key=key)
+            client.delete_session(session, key=key)
             return {}
 
         self._insist(request)
 
     def _take_new(self, told: Told, step: Step, key: str) -> Json:
         if step.kind == "create":
-            answer = self._insist(lambda client: client.create_session(**step.body, key=key))
+            answer = self._insist(
+                lambda client: asdict(client.create_session(**step.body, key=key))
+            )
             told.sessions[step.who] = answer["id"]
         else:
             parent = told.sessions[step.who]
             at = step.body["turn"]
-            answer = self._insist(lambda client: client.fork(parent, turn=at, key=key))
+            answer = self._insist(lambda client: asdict(client.fork(parent, turn=at, key=key)))
             told.sessions[step.body["as"]] = answer["id"]
         return answer
 
     def _streamed(self, client: KvrecallClient, session: str, step: Step, key: str) -> Json:
         """A streamed turn's answer; what was said piece by piece must be what was said."""
         pieces: list[str] = []
-        for event in client.turn_stream(session, **step.body, key=key):
-            if event.event == "token":
-                pieces.append(event.data["text"])
-        answer = event.data
+        stream = client.stream(session, **step.body, key=key)
+        for event in stream:
+            if isinstance(event, TextDelta):
+                pieces.append(event.text)
+        answer = asdict(stream.read())
         if (said := "".join(pieces)) != (answer["message"]["content"] or ""):
             self._tally.torn_streams.append(f"{said!r}, but {answer['message']['content']!r}")
         return answer

@@ -2,7 +2,7 @@
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from dataclasses import asdict
 from typing import Any
 
 import psutil
@@ -21,25 +21,23 @@ def empty(server, client) -> None:
 
 
 def delete_all(client) -> None:
-    while sessions := client.list(200)["sessions"]:
+    while sessions := client.list_sessions(200).sessions:
         for session in sessions:
-            client.delete(session["id"])
+            client.delete_session(session)
 
 
 def hold(server, say, number: int) -> list[Json]:
     """A conversation of two turns and a pause, unlike every other number's; gives what was answered."""
     client = server.client()
-    session = client.create_session(budget=96 + 8 * number, repair_rows=16, seed=number)["id"]
-    told = [
-        client.turn(session, [say.user(say.chatter(10 * number, 12 + number))], sampling=SAMPLING)
-    ]
+    session = client.create_session(budget=96 + 8 * number, repair_rows=16, seed=number).id
+    told = [client.turn(session, [say.user(say.chatter(10 * number, 12 + number))], **SAMPLING)]
     call = say.asks("c1", name="Ada", thing="garage")
     told.append(
         client.turn(session, [say.user(say.chatter(10 * number + 1, 8)), call], generate=False)
     )
     client.event(session, "tool_call.completed", "c1", result=f"It is {number}{number}.")
-    told.append(client.turn(session, [], wait_for_repairs=True, sampling=SAMPLING))
-    return [substance(answer) for answer in told]
+    told.append(client.turn(session, [], wait_for_repairs=True, **SAMPLING))
+    return [substance(asdict(answer)) for answer in told]
 
 
 def substance(answer: Json) -> Json:
@@ -103,14 +101,14 @@ def stored_bytes(server) -> int:
 
 
 def test_over_capacity_is_429_and_room_comes_back(server, client, empty, say) -> None:
-    sessions = [client.create_session(budget=128)["id"] for _ in range(10)]
+    sessions = [client.create_session(budget=128).id for _ in range(10)]
     clients = [server.client() for _ in range(9)]
     enough = threading.Event()
 
     def listen(number: int) -> None:
         """Follow a long answer until the test has seen enough; leaving cancels it."""
-        long = {"messages": [say.user("Go on.")], "sampling": {"max_tokens": 2000}}
-        with closing(clients[number].turn_stream(sessions[number], **long)) as answer:
+        long = {"messages": [say.user("Go on.")], "max_tokens": 2000}
+        with clients[number].stream(sessions[number], **long) as answer:
             for _ in answer:
                 if enough.is_set():
                     return
@@ -125,5 +123,5 @@ def test_over_capacity_is_429_and_room_comes_back(server, client, empty, say) ->
     assert int(answer.headers["retry-after"]) >= 1
     assert all(listener.exception() is None for listener in listening)
     say.until(lambda: server.metric("kvrecall_turns_running") == 0, "room")
-    assert client.turn(sessions[9], [say.user("Hello.")], generate=False)["turn"] == 1
-    assert all(client.get(session)["turns"] == 0 for session in sessions[:9])
+    assert client.turn(sessions[9], [say.user("Hello.")], generate=False).turn == 1
+    assert all(client.get_session(session).turns == 0 for session in sessions[:9])
