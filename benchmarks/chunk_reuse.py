@@ -23,7 +23,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from benchmarks.throughput import RESULTS, describe, speed_rows
 from kvrecall.app.wiring import build_store
 from kvrecall.protocol.v1 import worker_pb2 as wire
-from kvrecall.reporting.results import Row, results_of
+from kvrecall.reporting.results import Row, build_results
 from reference import MODEL_PATH
 from reference.conversation import generate
 from workers.engine.engine import Engine, Parts
@@ -116,7 +116,7 @@ def main() -> None:
     for row in rows:
         print(describe(row), flush=True)
     out = given.out or RESULTS / f"chunk-reuse-{reference.device.type}.json"
-    results_of(
+    build_results(
         "chunk reuse", given.seed, "reference; 28 layers of 24 query and 8 KV heads of 128", rows
     ).write(out)
 

@@ -23,13 +23,13 @@ from pathlib import Path
 from typing import Any
 
 from kvrecall.app.local_server import ServerNeeds, server_at
+from kvrecall.app.local_service import build_service
 from kvrecall.app.settings import Settings
-from kvrecall.app.wiring import build_service
 from kvrecall.client import KvrecallClient
 from kvrecall.domain.messages import Message, ToolCall
 from kvrecall.domain.session_request import CreateSession
 from kvrecall.domain.turn_request import TurnRequest
-from kvrecall.reporting.results import Row, bootstrap, quality_row, results_of, speed_row
+from kvrecall.reporting.results import Row, bootstrap, build_results, quality_row, speed_row
 from reference import MODEL_PATH
 from reference.conversation import Conversation, exchange_messages, generate
 from services.forks import ForkRequest
@@ -122,7 +122,7 @@ def main() -> None:
     rows = measure(Plan(**given))
     for row in rows:
         print(describe(row), flush=True)
-    results_of(
+    build_results(
         "forks", given["seed"], f"kvrecall reference model, {POSITIONS} positions", rows
     ).write(out)
 

@@ -26,7 +26,7 @@ from benchmarks.house_source import (
     prose_lines,
     split_name,
 )
-from kvrecall.reporting.results import Row, read_results, results_of
+from kvrecall.reporting.results import Row, build_results, read_results
 
 HERE = Path(__file__).resolve().parents[1]
 RESULT_FILE = Path(__file__).resolve().parent / "results" / "house.json"
@@ -360,7 +360,7 @@ def main() -> None:
     rows = to_rows(given.label, measure(given.root))
     merged = merge_rows(given.out, given.label, rows) if given.out.exists() else rows
     print(to_table(merged))
-    results_of("house", 0, "no model", merged).write(given.out)
+    build_results("house", 0, "no model", merged).write(given.out)
 
 
 if __name__ == "__main__":

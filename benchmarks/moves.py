@@ -20,7 +20,7 @@ from typing import Any
 from benchmarks.faults.processes import RedisProcess, ServerProcess, free_port
 from benchmarks.forks import split_turns
 from kvrecall.client import KvrecallClient, TextDelta, ToolCallEvent
-from kvrecall.reporting.results import Row, results_of, speed_row
+from kvrecall.reporting.results import Row, build_results, speed_row
 from reference.conversation import Conversation, generate
 
 RESULTS = Path(__file__).parent / "results"
@@ -55,7 +55,7 @@ def main() -> None:
             f"{row['condition']:<44} median {row['median']:.4f} s, p95 {row['p95']:.4f} s, "
             f"n = {row['n']}{ratio}"
         )
-    results_of("moves", given.seed, "kvrecall reference model", rows).write(given.out)
+    build_results("moves", given.seed, "kvrecall reference model", rows).write(given.out)
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from typing import Any
 
 from kvrecall.app.local_server import ServerNeeds, server_at
 from kvrecall.client import KvrecallClient, Repair, Turn
-from kvrecall.reporting.results import Row, bootstrap, quality_row, results_of, speed_row
+from kvrecall.reporting.results import Row, bootstrap, build_results, quality_row, speed_row
 from reference import MODEL_PATH
 from reference.conversation import Conversation, Exchange, exchange_messages, generate
 
@@ -92,7 +92,7 @@ def main() -> None:
     rows = build_rows(sides, plan)
     for row in rows:
         print(describe(row), flush=True)
-    results_of("pauses", plan.seed, "kvrecall reference model", rows).write(out)
+    build_results("pauses", plan.seed, "kvrecall reference model", rows).write(out)
 
 
 def run_conversation(client: KvrecallClient, plan: Plan) -> tuple[Side, Side]:

@@ -23,7 +23,7 @@ from torch import Tensor
 from benchmarks.repair_keys import SINKS, ReferenceKeys, SyntheticKeys
 from benchmarks.throughput import RESULTS, describe
 from kvrecall.domain.session_settings import RepairScan
-from kvrecall.reporting.results import Row, results_of, speed_row
+from kvrecall.reporting.results import Row, build_results, speed_row
 from kvstore.format.page import PageLayout
 from kvstore.format.summaries import Bits
 from kvstore.store import RowStore
@@ -96,7 +96,7 @@ def main() -> None:
         )
         print(describe(row) + read, flush=True)
     model = f"{given.shape}: {keys.name}, {keys.shape}, {keys.dtype}".replace("torch.", "")
-    results_of("repair", given.seed, model, rows).write(given.out or RESULTS / "repair.json")
+    build_results("repair", given.seed, model, rows).write(given.out or RESULTS / "repair.json")
 
 
 def double(smallest: int, largest: int) -> Iterator[int]:

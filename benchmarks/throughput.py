@@ -31,7 +31,7 @@ from benchmarks.subjects import (
     transformers_batch_speed,
     without_end_of_turn,
 )
-from kvrecall.reporting.results import Row, results_of, speed_row
+from kvrecall.reporting.results import Row, build_results, speed_row
 from reference import MODEL_PATH
 from reference.conversation import generate
 from workers.engine.settings import WorkerSettings
@@ -95,7 +95,7 @@ def main() -> None:
     name = f"throughput-{given.shape}-{model.device.type}.json"
     for row in rows:
         print(describe(row), flush=True)
-    results_of("throughput", plan.seed, f"{given.shape} ({describe_model(model)})", rows).write(
+    build_results("throughput", plan.seed, f"{given.shape} ({describe_model(model)})", rows).write(
         given.out or RESULTS / name
     )
 

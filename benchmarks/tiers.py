@@ -32,7 +32,7 @@ from benchmarks.tier_subjects import (
     empty_folder,
     redis_server,
 )
-from kvrecall.reporting.results import Row, results_of, speed_row
+from kvrecall.reporting.results import Row, build_results, speed_row
 from kvstore.format.page import PageLayout
 from kvstore.store import RowStore
 from kvstore.tiers.base import Tier
@@ -75,7 +75,7 @@ def main() -> None:
     model = "; ".join(
         f"{name}: pages of {layout.page_bytes} bytes" for name, layout in SHAPES.items()
     )
-    results_of("tiers", given.seed, model, rows).write(given.out or RESULTS / "tiers.json")
+    build_results("tiers", given.seed, model, rows).write(given.out or RESULTS / "tiers.json")
 
 
 Compare = Callable[[str, Subject, Sequence[Subject]], Iterator[Row]]

@@ -82,7 +82,7 @@ def get_sensitivity(name: str) -> tuple[float, ...] | None:
     loaded = load(name)
     if loaded.model.max_context < layer_sensitivity.MIN_TOKENS:
         return None
-    return calibration.measured(
+    return calibration.measure(
         loaded.model, loaded.tokenizer, name, calibration.packaged_text(name)
     ).sensitivity
 

@@ -16,7 +16,7 @@ from benchmarks.faults.faults import CLUSTER, EMBEDDED
 from benchmarks.faults.rounds import Findings, Round, create_folder, record_undisturbed
 from benchmarks.faults.scripts import scripts
 from benchmarks.faults.setups import Setup, cluster, embedded, embedded_apart, endless_model
-from kvrecall.reporting.results import results_of
+from kvrecall.reporting.results import build_results
 
 RESULT = Path(__file__).parents[1] / "results" / "faults.json"
 SCRIPTS = 8
@@ -73,7 +73,7 @@ def main() -> None:
         else:
             shutil.rmtree(folder, ignore_errors=True)
     report.print_report(findings, console)
-    results_of("faults", plan.seed, "reference", report.build_rows(findings)).write(given.out)
+    build_results("faults", plan.seed, "reference", report.build_rows(findings)).write(given.out)
     sys.exit(0 if report.is_clean(findings) else 1)
 
 

@@ -57,7 +57,7 @@ def main() -> None:
     follow(Path(file))
     sys.argv = [program, *rest]
     # Imported now: modules that import `time.time` by name must get the replacement.
-    from kvrecall.cli import app
+    from kvrecall.cli.commands import app
 
     app()
 

@@ -1,4 +1,4 @@
-"""`kvrecall chat`: talk to a session in the terminal, and see after every turn what it holds."""
+"""`kvrecall chat`: a session in the terminal, with its memory after every turn."""
 
 import json
 import time
@@ -15,6 +15,7 @@ from kvrecall.app.errors import CliError
 from kvrecall.app.local_server import ServerNeeds, server_at
 from kvrecall.app.run import TEST_INSTRUMENT
 from kvrecall.app.settings import DEFAULTS, Settings
+from kvrecall.cli.options import Budget, Method, RepairRows, ServedModel, Url
 from kvrecall.client import (
     KvrecallClient,
     KvrecallError,
@@ -41,29 +42,24 @@ REPAIRS_SHOWN = 3
 
 
 def chat_command(
-    url: Annotated[
-        str | None, typer.Option(help="A running server. Without it one is started for this chat.")
-    ] = None,
-    model: Annotated[
-        str | None, typer.Option(help="The model of a server that is started.")
-    ] = None,
+    url: Url = None,
+    model: ServedModel = None,
     session: Annotated[
-        str | None, typer.Option(help="Go on with this session of the server.")
+        str | None, typer.Option(help="Continue this session of the server. Default: a new one.")
     ] = None,
-    budget: Annotated[
-        int, typer.Option(min=1, help="Active rows of the session.")
-    ] = DEFAULTS.default_budget,
-    repair_rows: Annotated[
-        int, typer.Option(min=0, help="Rows of the budget kept for repair.")
-    ] = DEFAULTS.default_repair_rows,
-    method: Annotated[str, typer.Option(help="Eviction method.")] = DEFAULTS.default_method,
-    system: Annotated[str | None, typer.Option(help="The system message.")] = None,
-    tools: Annotated[Path | None, typer.Option(help="JSON list of OpenAI-style tools.")] = None,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")] = 256,
+    budget: Budget = DEFAULTS.default_budget,
+    repair_rows: RepairRows = DEFAULTS.default_repair_rows,
+    method: Method = DEFAULTS.default_method,
+    system: Annotated[str | None, typer.Option(help="System message of a new session.")] = None,
+    tools: Annotated[
+        Path | None, typer.Option(help="JSON file with a list of OpenAI-style tools.")
+    ] = None,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Token limit of a reply.")] = 256,
 ) -> None:
-    """Chat with a model in a session. Asked for a tool, you type its result: the session repairs itself meanwhile.
+    """Chat with a model in a session under a budget.
 
-    /repairs shows what the last repairs looked for, and the text that they brought back.
+    When the model calls a tool, type its result; repair runs meanwhile. /repairs shows the last
+    repairs: their signals and the text whose rows were promoted.
     """
     console = Console()
     needs = ServerNeeds(model=model, max_budget=max(budget, Settings().worker.max_budget))
@@ -82,21 +78,25 @@ def chat_command(
             ).id
             lines = system or (SYSTEM_LINES[0] if reference else "You are a helpful assistant.")
             opening = [{"role": "system", "content": lines}]
-        told = f"session {session}; {SHOW_REPAIRS} shows what came back; an empty line or Ctrl-D ends the chat"
-        console.print(told, style="dim", highlight=False)
+        console.print(
+            f"session {session}; {SHOW_REPAIRS} shows the last repairs; "
+            "an empty line or Ctrl-D ends the chat",
+            style="dim",
+            highlight=False,
+        )
         Talk(client.attach(session), console, max_tokens).run(opening)
 
 
 @dataclass(frozen=True)
 class Talk:
-    """One chat: what is typed goes in, what is said is shown."""
+    """One chat: typed messages are appended, replies are printed as they are generated."""
 
     session: SessionHandle
     console: Console
     max_tokens: int
 
     def run(self, opening: Messages) -> None:
-        """Go on where the session stands; then read and answer until the input ends."""
+        """Complete pending tool calls, then read and send messages until the input ends."""
         try:
             self._follow(self._outstanding())
             while line := self._read("[bold cyan]you[/]  "):
@@ -108,14 +108,17 @@ class Talk:
             self.console.print()
 
     def _answer(self, opening: Messages, line: str) -> Messages:
-        """One message and all that follows from it; returns what has still to be said before the next."""
+        """Send one message and complete the tool calls that follow.
+
+        Returns the messages to put before the next one: `opening` if this turn failed, else none.
+        """
         try:
             calls = self._turn([*opening, {"role": "user", "content": line}])
             opening = []
             self._follow(calls)
         except KeyboardInterrupt:
             self.console.print(
-                "\n(the turn was cancelled; nothing of it is remembered)", style="yellow"
+                "\n(the turn was cancelled; the session is unchanged)", style="yellow"
             )
         except KvrecallError as error:
             if not error.status:  # the service is gone
@@ -124,7 +127,7 @@ class Talk:
         return opening
 
     def _follow(self, calls: Sequence[ToolCall | PendingCall]) -> None:
-        """Let the user answer tool calls until the model stops asking."""
+        """Ask for the results of tool calls until a turn ends without any."""
         while calls:
             self._answer_calls(calls)
             calls = self._turn([])
@@ -133,7 +136,7 @@ class Talk:
         return [call for call in self.session.get().pending_calls if call.status == "pending"]
 
     def _turn(self, messages: Messages) -> Sequence[ToolCall]:
-        """One turn, shown as it comes; returns the tool calls that it ends on."""
+        """Run one turn and print it as it streams; returns the tool calls that it ends on."""
         started = time.perf_counter()
         calls: list[ToolCall] = []
         self.console.print("[bold green]model[/] ", end="")
@@ -153,7 +156,7 @@ class Talk:
         return calls
 
     def _answer_calls(self, calls: Sequence[ToolCall | PendingCall]) -> None:
-        """Ask the user for each tool's result. The early repair, on the call's arguments, runs while they type."""
+        """Ask the user for each result; the repair on the call's arguments runs while they type."""
         for call in calls:
             function = call.function if isinstance(call, ToolCall) else call
             self.console.print(
@@ -175,15 +178,15 @@ class Talk:
             self.console.print(f"      {line}", style="dim", highlight=False, soft_wrap=True)
 
     def _show_repairs(self) -> None:
-        """The last repairs, the oldest of them first: what each looked for, and the passages that came back."""
+        """Print the last repairs, oldest first: signals and promoted passages."""
         repairs = self.session.repairs(limit=REPAIRS_SHOWN)
         if not repairs:
-            self.console.print("      nothing was repaired yet", style="dim")
+            self.console.print("      no repair yet", style="dim")
         for repair in reversed(repairs):
             self.console.print(repair_text(repair), soft_wrap=True)
 
     def _read(self, prompt: str) -> str:
-        """A line without the space around it. Raises EOFError at the end of the input and at Ctrl-C."""
+        """Read a line and strip it. Raises EOFError at the end of the input and at Ctrl-C."""
         try:
             return self.console.input(prompt).strip()
         except KeyboardInterrupt:
@@ -191,7 +194,7 @@ class Talk:
 
 
 def memory_line(memory: TurnMemory, episode: TurnEpisode | None, seconds: float) -> str:
-    """What a session holds after a turn, and how long that took, in one line."""
+    """One line about a session's memory after a turn, and the turn's seconds."""
     shown = [
         f"{memory.length} rows: {memory.active_rows} active of {memory.budget}",
         f"{memory.evicted_rows} evicted",
@@ -205,23 +208,26 @@ def memory_line(memory: TurnMemory, episode: TurnEpisode | None, seconds: float)
 
 
 def repairs_line(memory: TurnMemory) -> str:
-    """The repairs since the turn before, in one line: on which signal, what moved, how long, how far they came."""
-    shown = [_repair_words(repair) for repair in memory.repairs]
+    """One line about the repairs since the previous turn.
+
+    Of each: trigger, rows promoted and demoted, milliseconds, share of the evicted rows scanned.
+    """
+    shown = [_repair_line(repair) for repair in memory.repairs]
     if skipped := memory.repair.skipped:
-        shown.append(f"{skipped} left out")
+        shown.append(f"{skipped} skipped")
     return "repaired on " + " · ".join(shown)
 
 
-def _repair_words(repair: Repair) -> str:
+def _repair_line(repair: Repair) -> str:
     moved = f"{repair.promoted} promoted, {repair.demoted} demoted"
     scanned = f"{repair.share_scanned:.0%} scanned" + (", truncated" if repair.truncated else "")
     return f"{repair.trigger}: {moved}, {repair.seconds * 1000:.0f} ms, {scanned}"
 
 
 def repair_text(repair: PastRepair) -> Text:
-    """One repair of the past: its signal, and each passage with what came back set off from the text around it."""
-    text = Text(f"      for turn {repair.turn}, {_repair_words(repair)}\n", style="dim")
-    text.append(f"      looked for: {_one_line(repair.signal)}", style="magenta")
+    """One past repair: its signal, and its passages with the promoted text highlighted."""
+    text = Text(f"      for turn {repair.turn}, {_repair_line(repair)}\n", style="dim")
+    text.append(f"      signal: {_one_line(repair.signal)}", style="magenta")
     for passage in repair.passages:
         text.append(f"\n      {passage.start:>7}  …{_one_line(passage.before)}")
         text.append(_one_line(passage.promoted), style="bold green not dim")
@@ -244,7 +250,7 @@ def _tools(path: Path | None, reference: bool) -> list[Any]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise CliError(f"{path} is no JSON list of tools: {error}") from error
+        raise CliError(f"{path} is not a JSON list of tools: {error}") from error
     if not isinstance(found, list):
-        raise CliError(f"{path} is no JSON list of tools")
+        raise CliError(f"{path} is not a JSON list of tools")
     return found

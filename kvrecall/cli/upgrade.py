@@ -50,7 +50,7 @@ def _hold_directory(settings: Settings) -> Iterator[None]:
     Raises CannotServe when the directory has no catalog, or another process uses it.
     """
     from kvstore.errors import DirectoryLockedError
-    from kvstore.fsck import unused
+    from kvstore.fsck import locked_directory
 
     if settings.catalog_url is not None:
         yield
@@ -62,7 +62,7 @@ def _hold_directory(settings: Settings) -> Iterator[None]:
         yield
         return
     try:
-        with unused(pages):
+        with locked_directory(pages):
             yield
     except DirectoryLockedError as error:
         raise CannotServe(

@@ -12,7 +12,7 @@ TREE = {
     "kvrecall/cli/__init__.py": '"""Commands."""\n',
     "services/turns.py": '''"""Turns."""
 
-from kvrecall.cli import app
+from kvrecall.cli.commands import app
 
 
 class TurnRunner:

@@ -16,8 +16,8 @@ from urllib.parse import urlsplit
 import psutil
 import pytest
 
+from kvrecall.app.local_service import build_service
 from kvrecall.app.settings import Settings
-from kvrecall.app.wiring import build_service
 from kvrecall.domain.messages import Message, Sampling, ToolCall
 from kvrecall.domain.session_settings import RepairTrigger
 from kvrecall.domain.turn_request import TurnRequest

@@ -21,8 +21,8 @@ from evals.suites.mq_niah import variants as mq_niah_suites
 from evals.suites.mq_niah.case import Protocol
 from evals.suites.mq_niah.rows import result_rows
 from evals.suites.mq_niah.suite import CODEC_CONDITIONS, Frontier, run
-from kvrecall.reporting.eval_plots import figure_of
-from kvrecall.reporting.eval_tables import tables_of
+from kvrecall.reporting.eval_plots import build_figure
+from kvrecall.reporting.eval_tables import build_tables
 from kvrecall.reporting.figures import svg
 from kvrecall.reporting.results import Results
 from kvstore.format.codec import Codec
@@ -162,8 +162,8 @@ def test_mq_niah_compares_each_condition_with_itself() -> None:
 def svg_of(suite: str, rows: Any) -> str:
     """The suite's figure as SVG; its tables are built as well."""
     results = Results(suite, "", 5, {}, {}, "model", rows)
-    assert tables_of(results)
-    figure = figure_of(results)
+    assert build_tables(results)
+    figure = build_figure(results)
     assert figure is not None
     return svg(figure)
 

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from kvrecall.app.local_server import ServerNeeds, server_at
-from kvrecall.cli import app
+from kvrecall.cli.commands import app
 from kvrecall.client import KvrecallClient
 
 SERVER_ROWS = 768

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from evals.errors import BadDataFile
-from kvrecall.replay.locomo import Line, Spoken, lines_of, spoken_in
+from kvrecall.replay.locomo import Line, LocomoMessage, read_lines, to_messages
 
 # The fifth category, adversarial, is left out as in EpiCache, A.1: it rewards a model that forgot.
 CATEGORIES = {1: "multi-hop", 2: "temporal", 3: "open-domain", 4: "single-hop"}
@@ -32,7 +32,7 @@ class Conversation:
     name: str
     speakers: tuple[str, str]
     lines: tuple[Line, ...]
-    spoken: tuple[Spoken, ...]
+    spoken: tuple[LocomoMessage, ...]
     questions: tuple[Question, ...]
 
 
@@ -41,7 +41,7 @@ def read_conversation(path: Path) -> Conversation:
     try:
         entry = json.loads(path.read_text(encoding="utf-8"))
         conversation = entry["conversation"]
-        lines = tuple(lines_of(conversation))
+        lines = tuple(read_lines(conversation))
         known = {line.id for line in lines}
         questions = [
             _question(each, known) for each in entry["qa"] if each["category"] in CATEGORIES
@@ -50,7 +50,7 @@ def read_conversation(path: Path) -> Conversation:
             name=path.stem,
             speakers=(conversation["speaker_a"], conversation["speaker_b"]),
             lines=lines,
-            spoken=tuple(spoken_in(conversation)),
+            spoken=tuple(to_messages(conversation)),
             questions=tuple(each for each in questions if each.evidence),
         )
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -18,8 +18,8 @@ from evals.suites.mq_niah.revisit import CARRIED_ON, SCHEDULE, Revisit
 from evals.suites.mq_niah.rows import result_rows
 from evals.suites.mq_niah.suite import Frontier
 from evals.suites.mq_niah.suite import run as run_frontier
-from kvrecall.reporting.eval_plots import figure_of
-from kvrecall.reporting.eval_tables import tables_of
+from kvrecall.reporting.eval_plots import build_figure
+from kvrecall.reporting.eval_tables import build_tables
 from kvrecall.reporting.figures import svg
 from kvrecall.reporting.results import Results, Row
 from reference import MODEL_PATH
@@ -62,11 +62,11 @@ def test_a_swap_that_is_carried_on_never_has_more_rows_than_the_base(
 def draw(suite: str, rows: Sequence[Row]) -> str:
     """Text of the suite's tables; its figure is drawn as well."""
     results = Results(suite, "", 5, {}, {}, "model", rows)
-    figure = figure_of(results)
+    figure = build_figure(results)
     assert figure is not None
     assert svg(figure).startswith("<svg")
     console = Console(width=200, record=True, quiet=False, file=io.StringIO())
-    for table in tables_of(results):
+    for table in build_tables(results):
         console.print(table)
     return console.export_text()
 

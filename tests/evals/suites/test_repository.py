@@ -19,7 +19,7 @@ from evals.suites.repository.examples import (
 from evals.suites.repository.modules import load_modules
 from evals.suites.repository.rows import CONTROL, CONTROLS
 from evals.suites.repository.suite import ANCHOR, COMPARED, GATED, TOOL_FILE, CodeCase
-from kvrecall.reporting.eval_plots import figure_of
+from kvrecall.reporting.eval_plots import build_figure
 from kvrecall.reporting.results import Results
 from reference import MODEL_PATH
 
@@ -106,7 +106,7 @@ def test_rows_name_the_best_control_and_measure_more_than_answers(found: list[Re
     assert all(row["control"] in CONTROLS for row in controls)
     measures = {row["measure"] for row in rows if "measure" in row}
     assert len(measures) == 3
-    assert figure_of(Results("repository", "", 1, {}, {}, "model", rows)) is not None
+    assert build_figure(Results("repository", "", 1, {}, {}, "model", rows)) is not None
     assert all(row["mean"] < 0 for row in rows if "log-probability" in row.get("measure", ""))
 
 

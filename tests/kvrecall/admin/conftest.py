@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from kvrecall.app.local_service import build_service
 from kvrecall.app.settings import Settings
-from kvrecall.app.wiring import build_service
 from kvrecall.domain.messages import Message, Sampling
 from kvrecall.domain.turn_request import TurnRequest
 from reference import MODEL_PATH

@@ -71,7 +71,7 @@ def test_tiers_keep_to_the_limits_that_were_said(
         (
             "REDIS_URL",
             "redis://:hunter2@127.0.0.1:1",
-            "rows cannot be kept: redis://127.0.0.1:1 failed",
+            "rows cannot be stored: redis://127.0.0.1:1 failed",
         ),
     ],
 )

@@ -23,7 +23,7 @@ CALL = {
 }
 
 
-def test_every_turn_is_answered_and_followed_by_what_the_session_holds(
+def test_every_reply_is_followed_by_the_sessions_memory(
     command: Callable[..., Any], server: str
 ) -> None:
     typed = "Please note that Anna's badge is R12.\nDo you remember Anna's badge?\n\n"
@@ -33,7 +33,7 @@ def test_every_turn_is_answered_and_followed_by_what_the_session_holds(
     assert found.output.count("active of 64") >= 2
 
 
-def test_a_chat_goes_on_with_a_session_that_waits_for_a_tool(
+def test_a_chat_continues_a_session_with_a_pending_tool_call(
     command: Callable[..., Any], server: str, client: KvrecallClient
 ) -> None:
     session = client.create_session(budget=64, repair_rows=16).id
@@ -59,7 +59,7 @@ def test_a_refused_message_does_not_end_the_chat(command: Callable[..., Any], se
     assert "active of 256" in found.output
 
 
-def test_the_line_after_a_turn_tells_rows_bytes_and_seconds() -> None:
+def test_the_line_after_a_turn_has_rows_bytes_and_seconds() -> None:
     memory = turn_memory()
     held = "900 rows: 192 active of 256 · 708 evicted · 2.0 KiB active · 3.0 MiB stored · 1.50 s"
     assert memory_line(memory, None, 1.5) == held
@@ -113,10 +113,10 @@ def turn_memory(*repairs: Repair, skipped: int = 0) -> TurnMemory:
     )
 
 
-def test_the_line_about_repairs_tells_signals_rows_time_and_how_far_they_came() -> None:
+def test_the_line_about_repairs_has_triggers_rows_times_and_shares_scanned() -> None:
     assert repairs_line(turn_memory(TRUNCATED, COMPLETE, skipped=1)) == (
         "repaired on tool_call: 40 promoted, 30 demoted, 250 ms, 50% scanned, truncated"
-        " · tool_result: 24 promoted, 0 demoted, 12 ms, 100% scanned · 1 left out"
+        " · tool_result: 24 promoted, 0 demoted, 12 ms, 100% scanned · 1 skipped"
     )
 
 
@@ -135,17 +135,17 @@ def test_a_repair_is_shown_with_its_signal_and_its_passages() -> None:
         shown[0].strip() == "for turn 4, tool_result: 24 promoted, 0 demoted, 12 ms, 100% scanned"
     )
     assert [line.strip() for line in shown[1:]] == [
-        "looked for: code?",
+        "signal: code?",
         "7  …so↵the code is 12 of…",
     ]
 
 
-def test_what_came_back_can_be_looked_at(command: Callable[..., Any], server: str) -> None:
-    told = " ".join(f"Locker {number} has the code {number * 37}." for number in range(40))
-    typed = f"/repairs\n{told}\nWhich code has locker 3?\n/repairs\n\n"
+def test_the_repairs_command_shows_promoted_text(command: Callable[..., Any], server: str) -> None:
+    facts = " ".join(f"Locker {number} has the code {number * 37}." for number in range(40))
+    typed = f"/repairs\n{facts}\nWhich code has locker 3?\n/repairs\n\n"
     found = command("chat", "--url", server, "--budget", "64", "--repair-rows", "16", typed=typed)
     assert found.exit_code == 0, found.output
-    assert "nothing was repaired yet" in found.output
+    assert "no repair yet" in found.output
     assert "repaired on" in found.output
-    assert "looked for: Which code has locker 3?" in found.output
-    assert "Locker" in found.output.split("looked for: Which code has locker 3?")[1]
+    assert "signal: Which code has locker 3?" in found.output
+    assert "Locker" in found.output.split("signal: Which code has locker 3?")[1]

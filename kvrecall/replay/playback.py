@@ -1,4 +1,4 @@
-"""A recording through the running service, turn by turn: what is kept, what it costs, how true it stays."""
+"""Playback of a recording through a running service, with measurements of every turn."""
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -6,14 +6,22 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kvrecall.client import KvrecallClient, KvrecallError, Logprobs, Turn
-from kvrecall.replay.recording import NO_RESULT, Exchange, Recording, Results, Say, exchanges_of
+from kvrecall.replay.recording import (
+    NO_RESULT,
+    Exchange,
+    PauseStep,
+    Recording,
+    TurnStep,
+    split_exchanges,
+)
 
-SHORTEST_CUT = 64
+# Texts are not shortened below this number of characters.
+MIN_CHARACTERS = 64
 
 
 @dataclass(frozen=True)
 class SessionOptions:
-    """How the replayed session is kept; `compare`: beside a twin that keeps everything."""
+    """Settings of the replayed session; with `compare`, each turn is compared with a full cache."""
 
     method: str
     budget: int
@@ -24,10 +32,10 @@ class SessionOptions:
 
 @dataclass(frozen=True)
 class ReplayedTurn:
-    """One turn of the budgeted session. Seconds; rows and bytes as the service reports them.
+    """One turn of the budgeted session; rows and bytes as the service reports them, times in seconds.
 
-    `kl_mean` (nats) and `top1_agreement` compare its next-token distribution over the recorded reply's `heard`
-    tokens with the full cache's.
+    `kl_mean` (nats) and `top1_agreement` compare its next-token distributions over the
+    `compared_tokens` tokens of the recorded reply with the full cache's.
     """
 
     conversation: str
@@ -44,58 +52,62 @@ class ReplayedTurn:
     seconds: float
     first_token: float
     repair_seconds: float
-    heard: int = 0
+    compared_tokens: int = 0
     kl_mean: float | None = None
     top1_agreement: float | None = None
 
 
 @dataclass(frozen=True)
-class Replayed:
-    """One recording's turns. `parts`: sessions it took; `cut_characters`: text that no context could hold."""
+class ReplayResult:
+    """Turns of one recording, replayed in `parts` sessions.
+
+    `truncated_characters` were removed from texts that do not fit the model's context.
+    """
 
     name: str
     turns: tuple[ReplayedTurn, ...]
     parts: int
-    cut_characters: int
+    truncated_characters: int
 
 
-def play(client: KvrecallClient, recording: Recording, options: SessionOptions) -> Replayed:
-    """Replay one recording. What outgrows the model's context goes on in a fresh session, from a user's message on.
+def replay(client: KvrecallClient, recording: Recording, options: SessionOptions) -> ReplayResult:
+    """Replay one recording; past the model's context, continue in a new session at an exchange.
 
     Raises KvrecallError.
     """
-    waiting = exchanges_of(recording)
+    pending = split_exchanges(recording)
     opening = _opening(recording)
     turns: list[ReplayedTurn] = []
-    part = cut = 0
-    while waiting:
+    part = 0
+    truncated = 0
+    while pending:
         part += 1
-        pair = _Pair.open(client, recording, options, part)
-        said = 0
+        pair = _SessionPair.open(client, recording, options, part)
+        done = 0
         try:
-            for exchange in waiting:
-                turns.extend(pair.say(exchange))
-                said += 1
+            for exchange in pending:
+                turns.extend(pair.run(exchange))
+                done += 1
         except KvrecallError as error:
             if error.code != "turn_too_long":
                 raise
-            if said == 0:
-                waiting[0], gone = _shortened(waiting[0])
-                cut += gone
+            if done == 0:
+                pending[0], removed = _shorten(pending[0])
+                truncated += removed
                 part -= 1
-                if not gone:
+                if not removed:
                     raise
         finally:
             pair.close()
-        waiting = waiting[said:]
-        if waiting and said:
-            waiting[0] = _led_by(opening, waiting[0])
-    return Replayed(recording.name, tuple(turns), part, cut)
+        pending = pending[done:]
+        if pending and done:
+            pending[0] = _with_opening(opening, pending[0])
+    return ReplayResult(recording.name, tuple(turns), part, truncated)
 
 
 @dataclass
-class _Pair:
-    """The budgeted session and, to compare with, its twin that keeps everything."""
+class _SessionPair:
+    """The budgeted session and, for comparison, its twin with a full cache."""
 
     client: KvrecallClient
     name: str
@@ -107,7 +119,7 @@ class _Pair:
     @classmethod
     def open(
         cls, client: KvrecallClient, recording: Recording, options: SessionOptions, part: int
-    ) -> "_Pair":
+    ) -> "_SessionPair":
         tools = [dict(tool) for tool in recording.tools]
         session = client.create_session(
             method=options.method,
@@ -130,61 +142,61 @@ class _Pair:
             if session is not None:
                 self.client.delete_session(session)
 
-    def say(self, exchange: Exchange) -> list[ReplayedTurn]:
-        """An exchange's turns; none of them when it does not fit."""
+    def run(self, exchange: Exchange) -> list[ReplayedTurn]:
+        """Run an exchange; returns its turns. Raises KvrecallError, then none of them counts."""
         return list(self._steps(exchange))
 
     def _steps(self, exchange: Exchange) -> Iterator[ReplayedTurn]:
         for step in exchange.steps:
             match step:
-                case Say():
-                    yield self._say(step)
-                case Results():
+                case TurnStep():
+                    yield self._run_turn(step)
+                case PauseStep():
                     self._report(step)
 
-    def _say(self, step: Say) -> ReplayedTurn:
+    def _run_turn(self, step: TurnStep) -> ReplayedTurn:
         messages = [dict(message) for message in step.messages]
         logprobs: Logprobs = {}
         if self.twin is not None:
             self.client.turn(self.twin, messages, generate=False, logprobs={"save": step.has_reply})
             logprobs = {"compare_with": self.twin} if step.has_reply else {}
         started = time.perf_counter()
-        # A recording has no pauses to wait in: repairs are let end, so that what they find is measured.
+        # A replay has no waiting time of its own: the turn waits for the repairs before it.
         answer = self.client.turn(
             self.session, messages, generate=False, wait_for_repairs=True, logprobs=logprobs
         )
         self.turn += 1
-        return self._noted(answer, time.perf_counter() - started)
+        return self._measure(answer, time.perf_counter() - started)
 
-    def _report(self, results: Results) -> None:
-        """The pause: every result of the calls that the turn before ended on."""
+    def _report(self, step: PauseStep) -> None:
+        """Send the results of the calls that the previous turn ended with."""
         for session in (self.twin, self.session):
-            for call, result in results.of_calls if session is not None else ():
+            for call, result in step.results if session is not None else ():
                 handle = self.client.attach(str(session))
                 if result is None:
                     handle.tool_failed(call, NO_RESULT)
                 else:
                     handle.tool_result(call, result)
 
-    def _noted(self, answer: Turn, seconds: float) -> ReplayedTurn:
+    def _measure(self, answer: Turn, seconds: float) -> ReplayedTurn:
         memory = answer.memory
         fidelity = answer.fidelity
         return ReplayedTurn(
             conversation=self.name,
             part=self.part,
             turn=self.turn,
-            **{name: getattr(memory, name) for name in _OF_MEMORY},
+            **{name: getattr(memory, name) for name in _MEMORY_FIELDS},
             promoted=sum(repair.promoted for repair in memory.repairs),
             seconds=seconds,
             first_token=answer.seconds_to_first_token,
             repair_seconds=sum(repair.seconds for repair in memory.repairs),
-            heard=0 if fidelity is None else fidelity.tokens,
+            compared_tokens=0 if fidelity is None else fidelity.tokens,
             kl_mean=None if fidelity is None else fidelity.kl_mean,
             top1_agreement=None if fidelity is None else fidelity.top1_agreement,
         )
 
 
-_OF_MEMORY = (
+_MEMORY_FIELDS = (
     "length",
     "active_rows",
     "peak_rows",
@@ -200,38 +212,41 @@ def _opening(recording: Recording) -> tuple[Mapping[str, Any], ...]:
     return (first,) if first["role"] == "system" else ()
 
 
-def _led_by(opening: Sequence[Mapping[str, Any]], exchange: Exchange) -> Exchange:
-    """An exchange that begins a session: the system message leads it."""
+def _with_opening(opening: Sequence[Mapping[str, Any]], exchange: Exchange) -> Exchange:
+    """The first exchange of a new session, with the system message before it."""
     first = exchange.steps[0]
-    if not isinstance(first, Say) or not opening or first.messages[0]["role"] == "system":
+    if not isinstance(first, TurnStep) or not opening or first.messages[0]["role"] == "system":
         return exchange
     return Exchange((replace(first, messages=(*opening, *first.messages)), *exchange.steps[1:]))
 
 
-def _shortened(exchange: Exchange) -> tuple[Exchange, int]:
-    """The exchange with the longer half of its texts halved, and how many characters that cost."""
+def _shorten(exchange: Exchange) -> tuple[Exchange, int]:
+    """Truncate the texts of an exchange to half the length of the longest one.
+
+    Returns the exchange and the number of characters removed, 0 if no text can be shortened.
+    """
     longest = max(len(text) for text in _texts(exchange))
-    if longest < SHORTEST_CUT:
+    if longest < MIN_CHARACTERS:
         return exchange, 0
     limit = longest // 2
-    gone = sum(max(0, len(text) - limit) for text in _texts(exchange))
-    return Exchange(tuple(_limited(step, limit) for step in exchange.steps)), gone
+    removed = sum(max(0, len(text) - limit) for text in _texts(exchange))
+    return Exchange(tuple(_truncate(step, limit) for step in exchange.steps)), removed
 
 
 def _texts(exchange: Exchange) -> Iterator[str]:
     for step in exchange.steps:
         match step:
-            case Say(messages):
+            case TurnStep(messages):
                 yield from (message["content"] for message in messages)
-            case Results(calls):
-                yield from (result for _, result in calls if result is not None)
+            case PauseStep(results):
+                yield from (result for _, result in results if result is not None)
 
 
-def _limited(step: Say | Results, limit: int) -> Say | Results:
+def _truncate(step: TurnStep | PauseStep, limit: int) -> TurnStep | PauseStep:
     match step:
-        case Say(messages):
-            return Say(
+        case TurnStep(messages):
+            return TurnStep(
                 tuple({**message, "content": message["content"][:limit]} for message in messages)
             )
-        case Results(calls):
-            return Results(tuple((call, result and result[:limit]) for call, result in calls))
+        case PauseStep(results):
+            return PauseStep(tuple((call, result and result[:limit]) for call, result in results))
