@@ -214,8 +214,8 @@ class Bench:
 
     def choose(self, scores: Tensor, operator: RepairKV, count: int) -> Tensor:
         """Positions of the tokens to promote, int64."""
-        utility = operator.worth(without_sinks(scores))
-        return operator.choose(utility, self.candidate_tokens, torch.zeros(self.length), count)
+        worth = operator.worth(without_sinks(scores))
+        return operator.choose(worth, self.candidate_tokens, torch.zeros(self.length), count)
 
     def move(self, chosen: Tensor) -> None:
         """Gather rows from the store and insert them into a new slot with sinks and recent rows."""
