@@ -261,7 +261,7 @@ def fork_over_http(client: KvrecallClient, session: str, plan: Plan) -> list[flo
 
 
 def ask_in_turn(client: KvrecallClient, session: str, plan: Plan) -> list[bool]:
-    """Whether a new fork and its parent give the same answer, for each question."""
+    """For each question, true if a new fork and its parent give the same answer."""
     same = []
     for question in list_questions(build_conversation(plan.seed, plan.tokens), plan.questions):
         child = client.fork(session).id
@@ -272,7 +272,7 @@ def ask_in_turn(client: KvrecallClient, session: str, plan: Plan) -> list[bool]:
 
 
 def compare_with_separate(client: KvrecallClient, url: str, plan: Plan) -> list[bool]:
-    """Whether each fork of a short session gives the answer of a session built separately."""
+    """For each fork of a short session, true if it answers as a separately built session."""
     conversation = build_conversation(plan.seed + 1, plan.short_tokens)
     parent = build_session(client, conversation, plan)
     same = []

@@ -329,6 +329,6 @@ def redis_server(folder: Path) -> Iterator[int]:
 
 
 def is_listening(port: int) -> bool:
-    """Whether a server listens on this port."""
+    """True if a server listens on this port."""
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) == 0

@@ -35,12 +35,12 @@ class RunConfig:
 
     @property
     def evicts(self) -> bool:
-        """Whether the method evicts rows: without eviction a budget has no effect."""
+        """True if the method evicts rows: without eviction a budget has no effect."""
         return methods.METHODS[self.method].evicts
 
     @property
     def has_episodes(self) -> bool:
-        """Whether episodes are built and matched."""
+        """True if episodes are built and matched."""
         return self.build != "none"
 
 
@@ -95,7 +95,8 @@ def budget_rows(budget: str, length: int) -> int:
         rows = int(budget)
     else:
         raise BadBudget(
-            f"{budget!r} is no budget: write a number of rows, or a share of the history such as 1/8"
+            f"{budget!r} is no budget: "
+            "write a number of rows, or a share of the history such as 1/8"
         )
     if not rows:
         raise BadBudget(f"a budget of {budget} leaves no row of a history of {length} tokens")

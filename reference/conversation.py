@@ -96,7 +96,7 @@ class Exchange:
     fact_exchange: int | None = None
 
     def is_answered_by(self, reply: str) -> bool:
-        """Whether a generated reply ends in exactly this exchange's answer."""
+        """True if a generated reply ends in exactly this exchange's answer."""
         return self.answer is None or ends_in(reply, self.answer)
 
 
@@ -350,7 +350,7 @@ class _Writer:
 
 
 def ends_in(reply: str, value: str) -> bool:
-    """Whether a reply ends in exactly `value`, with or without a full stop."""
+    """True if a reply ends in exactly `value`, with or without a full stop."""
     return reply.strip().rstrip(".").endswith(" " + value)
 
 

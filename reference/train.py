@@ -193,7 +193,7 @@ class Run:
         return LENGTHS[level]
 
     def _closing(self) -> bool:
-        """Whether the last 6% of the time have begun: conversations of every length, no drills."""
+        """True if the last 6% of the time have begun: conversations of every length, no drills."""
         return self.progress.seconds > 0.94 * 60 * self.minutes
 
     def _batch(self, rows: int, length: int) -> Batch:

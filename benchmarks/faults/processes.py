@@ -54,7 +54,7 @@ class ServerProcess:
 
     @property
     def alive(self) -> bool:
-        """Whether the process runs."""
+        """True while the process runs."""
         return self.running is not None and self.running.poll() is None
 
     def start(self) -> None:

@@ -70,7 +70,7 @@ def print_report(findings: Sequence[Findings], console: Console) -> None:
 
 
 def is_clean(findings: Sequence[Findings]) -> bool:
-    """Whether there was no failure of any kind."""
+    """True if there was no failure of any kind."""
     return not any(_failures(findings, name) for name in WRONG)
 
 

@@ -53,7 +53,7 @@ class Script:
 
     @property
     def repairs(self) -> bool:
-        """Whether its sessions repair evicted rows."""
+        """True if its sessions repair evicted rows."""
         return self.number % 2 == 0
 
 

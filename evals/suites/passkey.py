@@ -70,7 +70,7 @@ class PasskeyHistory:
         return [self.system, *(message for exchange in exchanges for message in exchange)]
 
     def is_answered_by(self, reply: str) -> bool:
-        """Whether a reply ends in exactly the expected value."""
+        """True if a reply ends in exactly the expected value."""
         return ends_in(reply, self.value)
 
 

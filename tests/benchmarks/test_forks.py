@@ -29,9 +29,9 @@ def test_a_fork_adds_a_tenth_of_the_bytes_of_ten_forks() -> None:
 
 
 def test_answers_are_counted_as_shares() -> None:
-    of_parent, of_separate = answer_rows([True, True], [True, False, True, True], PLAN)
-    assert (of_parent["mean"], of_parent["n"], of_parent["tokens"]) == (1.0, 2, 1000)
-    assert (of_separate["mean"], of_separate["n"], of_separate["tokens"]) == (0.75, 4, 100)
+    with_parent, with_separate = answer_rows([True, True], [True, False, True, True], PLAN)
+    assert (with_parent["mean"], with_parent["n"], with_parent["tokens"]) == (1.0, 2, 1000)
+    assert (with_separate["mean"], with_separate["n"], with_separate["tokens"]) == (0.75, 4, 100)
 
 
 def test_questions_are_distinct_and_no_turn_leaves_a_call_open() -> None:

@@ -37,10 +37,10 @@ def test_a_ratio_is_the_median_of_those_of_each_turn(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("benchmarks.tiers.perf_counter", lambda: next(clock))
     pages = Pages(LAYOUT, 1, seed=1)
     limit, other = (Subject(name, lambda: None) for name in ("limit", "other"))
-    of_limit, of_other = compare_subjects("c", pages, 3, "write", limit, [other])
-    assert "ratio" not in of_limit
-    assert (of_other["ratio_to"], of_other["ratio"], of_other["n"]) == ("limit", 0.5, 3)
-    assert of_limit["median"] == pages.bytes / 2
+    limit_row, other_row = compare_subjects("c", pages, 3, "write", limit, [other])
+    assert "ratio" not in limit_row
+    assert (other_row["ratio_to"], other_row["ratio"], other_row["n"]) == ("limit", 0.5, 3)
+    assert limit_row["median"] == pages.bytes / 2
 
 
 # Seconds of the limit and the other in four turns, of which the first does not count.

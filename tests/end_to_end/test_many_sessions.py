@@ -66,7 +66,7 @@ def delete_all(server, client, say) -> None:
 
 
 def is_released(server, metric: str) -> bool:
-    """Whether a metric is 0 while all workers answer: those of others are missing in the sum."""
+    """True if a metric is 0 while all workers answer: those of others are missing in the sum."""
     all_answer = server.metric("kvrecall_worker_up") == server.workers
     return all_answer and server.metric(f"kvrecall_{metric}") == 0
 

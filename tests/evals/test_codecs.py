@@ -130,7 +130,7 @@ def test_longconv_compares_the_same_questions_and_reports_the_bytes_of_int8(
         if row.get("metric") == "bytes of a token's stored rows"
     }
     assert stored[INT8]["ratio"] < 0.4  # float32 rows, and an unfinished page
-    assert svg_of("longconv", rows).startswith("<svg")
+    assert draw_svg("longconv", rows).startswith("<svg")
 
 
 def test_one_codec_alone_has_no_comparison(make_setup: MakeSetup) -> None:
@@ -156,10 +156,10 @@ def test_mq_niah_compares_each_condition_with_itself() -> None:
         record["active_rows"] for record in records if record.get("condition") in (MATCHED, SPREAD)
     }
     assert len(rows_held) == 1
-    assert svg_of("mq-niah", rows).startswith("<svg")
+    assert draw_svg("mq-niah", rows).startswith("<svg")
 
 
-def svg_of(suite: str, rows: Any) -> str:
+def draw_svg(suite: str, rows: Any) -> str:
     """The suite's figure as SVG; its tables are built as well."""
     results = Results(suite, "", 5, {}, {}, "model", rows)
     assert build_tables(results)

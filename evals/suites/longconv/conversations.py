@@ -59,7 +59,7 @@ class Question:
         ]
 
     def is_answered_by(self, reply: str) -> bool:
-        """Whether a reply ends in exactly the expected value."""
+        """True if a reply ends in exactly the expected value."""
         return ends_in(reply, self.answer)
 
 

@@ -164,7 +164,7 @@ def _query_text(question: Question) -> str:
 def _states_answer(
     members: Sequence[tuple[int, int]], session: Session, question: Question
 ) -> bool:
-    """Whether an episode's own segments state the fact that a question asks for."""
+    """True if an episode's own segments state the fact that a question asks for."""
     value = re.compile(rf"\b{re.escape(question.answer)}\b")
     fact = next(
         utterance

@@ -58,7 +58,7 @@ class Needle:
         return f"{self.name} {self.value}"
 
     def is_answered_by(self, reply: str) -> bool:
-        """Whether a reply ends in exactly the expected value."""
+        """True if a reply ends in exactly the expected value."""
         return ends_in(reply, self.value)
 
 

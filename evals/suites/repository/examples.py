@@ -76,7 +76,7 @@ class CallSite:
         ]
 
     def is_answered_by(self, reply: str) -> bool:
-        """Whether a reply names the answer and no other function that the context defines."""
+        """True if a reply names the answer and no other function that the context defines."""
         known = {name for module in self.modules for name, _ in module.defined}
         return set(_WORD.findall(reply)) & known == {self.answer}
 

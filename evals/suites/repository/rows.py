@@ -47,7 +47,7 @@ def _common(key: Key, group: Sequence[Record]) -> dict[str, Any]:
 
 
 def _best_control(groups: Mapping[Key, Sequence[Record]], seed: int) -> Iterator[Row]:
-    """Of the four controls the one with the highest mean at each K (Table 2)."""
+    """The one of the four controls with the highest mean at each K (Table 2)."""
     for k in dict.fromkeys(key[1] for key in groups if key[1]):
         right = {name: [each["right"] for each in groups[name, k]] for name in CONTROLS}
         means = {name: mean(values) for name, values in right.items()}
