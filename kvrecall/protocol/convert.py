@@ -159,7 +159,7 @@ def repair_from_wire(report: wire.RepairReport, in_pause: bool = False) -> Repai
 
 
 def episode_from_wire(episode: str, similarity: float, done: wire.TurnDone) -> EpisodeReport:
-    """What a turn that was matched with `episode` reports of it."""
+    """The episode's part of the report of a turn that was matched with `episode`."""
     if not done.HasField("switched"):
         return EpisodeReport(episode, similarity)
     moved = done.switched

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.cluster.placement import Candidate, chosen
+from services.cluster.placement import Candidate, choose
 
 SESSIONS = [f"s_{number}" for number in range(3000)]
 WORKERS = [Candidate("a", 4), Candidate("b", 4), Candidate("c", 4)]
@@ -11,7 +11,7 @@ WORKERS = [Candidate("a", 4), Candidate("b", 4), Candidate("c", 4)]
 
 def shares(candidates: list[Candidate]) -> dict[str, float]:
     """The share of the sessions that each worker gets."""
-    went = [chosen(session, candidates) for session in SESSIONS]
+    went = [choose(session, candidates) for session in SESSIONS]
     return {each.name: went.count(each.name) / len(went) for each in candidates}
 
 
@@ -34,22 +34,22 @@ def test_a_worker_without_free_slots_still_gets_sessions() -> None:
 def test_the_order_in_which_workers_are_known_does_not_matter(
     session: str, known: list[Candidate]
 ) -> None:
-    assert chosen(session, known) == chosen(session, WORKERS)
+    assert choose(session, known) == choose(session, WORKERS)
 
 
 def test_a_worker_that_leaves_moves_its_own_sessions_only() -> None:
     for session in SESSIONS:
-        before = chosen(session, WORKERS)
-        after = chosen(session, WORKERS[:2])
+        before = choose(session, WORKERS)
+        after = choose(session, WORKERS[:2])
         assert after == before or before == "c"
 
 
-def test_a_worker_that_comes_takes_no_more_than_its_share() -> None:
+def test_a_worker_that_joins_takes_no_more_than_its_share() -> None:
     more = [*WORKERS, Candidate("d", 4)]
-    moved = [session for session in SESSIONS if chosen(session, more) != chosen(session, WORKERS)]
-    assert all(chosen(session, more) == "d" for session in moved)
+    moved = [session for session in SESSIONS if choose(session, more) != choose(session, WORKERS)]
+    assert all(choose(session, more) == "d" for session in moved)
     assert abs(len(moved) / len(SESSIONS) - 1 / 4) < 0.03
 
 
-def test_without_workers_nobody_is_chosen() -> None:
-    assert chosen("s", []) is None
+def test_without_workers_none_is_chosen() -> None:
+    assert choose("s", []) is None
