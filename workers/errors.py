@@ -1,4 +1,4 @@
-"""What can go wrong in a worker. `code` is stable and crosses the wire; the message is for people."""
+"""Errors of a worker. `code` is stable and crosses the wire; the message is for people."""
 
 from kvrecall.domain.codes import ErrorCode
 
@@ -10,7 +10,7 @@ class WorkerError(Exception):
 
 
 class ModelRefused(WorkerError):
-    """The model cannot be served as it is: its layers, cache or files are of a kind that rows cannot describe."""
+    """The model cannot be served: rows cannot describe its layers, cache or files."""
 
     code = ErrorCode.MODEL_REFUSED
 
@@ -22,7 +22,7 @@ class EmbedderRefused(WorkerError):
 
 
 class BadEpisode(WorkerError):
-    """An episode does not fit its session: other layers or heads, rows that the session does not have, too many."""
+    """An episode does not fit its session: other layers or heads, unknown rows, or too many."""
 
     code = ErrorCode.BAD_EPISODE
 
@@ -40,7 +40,7 @@ class BadSettings(WorkerError):
 
 
 class ProfileRefused(WorkerError):
-    """A profile of the model's layers cannot be measured, or the file is not one of this model's."""
+    """A profile of the model's layers cannot be measured, or the file is of another model."""
 
     code = ErrorCode.PROFILE_REFUSED
 
@@ -52,7 +52,7 @@ class UnknownSession(WorkerError):
 
 
 class StaleEpoch(WorkerError):
-    """The request carries an epoch older than the session's: its sender lost the session meanwhile."""
+    """The request's epoch is older than the session's: its sender has lost the session."""
 
     code = ErrorCode.STALE_EPOCH
 
@@ -64,7 +64,7 @@ class IncompatibleState(WorkerError):
 
 
 class TurnTooLong(WorkerError):
-    """The turn would take the session past the model's context or, without eviction, past its slot."""
+    """The turn would exceed the model's context or, without eviction, the session's slot."""
 
     code = ErrorCode.TURN_TOO_LONG
 
@@ -88,13 +88,13 @@ class StorageFailed(WorkerError):
 
 
 class NotComparable(WorkerError):
-    """The session to compare with kept no distribution of the same recorded tokens."""
+    """The session to compare with has no distribution of the same recorded tokens."""
 
     code = ErrorCode.NOT_COMPARABLE
 
 
 class Overloaded(WorkerError):
-    """Every slot is held by a running turn and the queue is full."""
+    """All slots are busy and the queue is full."""
 
     code = ErrorCode.OVERLOADED
 
@@ -106,6 +106,6 @@ class Cancelled(WorkerError):
 
 
 class CannotListen(WorkerError):
-    """The worker's server cannot have its address, or its certificates cannot be used."""
+    """The server cannot bind its address, or cannot use its certificates."""
 
     code = ErrorCode.CANNOT_LISTEN

@@ -18,7 +18,7 @@ LOCAL = "local"
 
 
 class LocalWorkerClient(WorkerCalls):
-    """`services.cluster.worker_client.Worker` over a service whose scheduler is a thread of this process."""
+    """`services.cluster.worker_client.Worker` over a scheduler in a thread of this process."""
 
     def __init__(self, service: WorkerService) -> None:
         self._service = service

@@ -1,5 +1,7 @@
-"""The wire between gateway and workers: generated messages, the table of calls, conversion to domain values."""
+"""The wire between gateway and workers: messages, table of calls, conversion to the domain."""
 
 PROTOCOL_VERSION = 2
-"""Version of the calls and messages. A worker states it in its WorkerInfo and WorkerRecord; one that
-states none speaks version 1. A gateway refuses workers of another version."""
+"""Version of the calls and messages, which a worker states in its WorkerInfo and WorkerRecord.
+
+One that states none speaks version 1. A gateway refuses workers of another version.
+"""

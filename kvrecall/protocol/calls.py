@@ -44,8 +44,8 @@ class Call(Generic[RequestT, ResponseT]):
     - `drained`: a worker's drain waits for the call and refuses new ones.
     - `uncancellable`: a client waits for the end even if its caller is cancelled: a request on its
       way could otherwise arrive after the session's next turn.
-    - `follows`: a streaming call. This call is sent once the worker has answered with the first event
-      of each such call of the same session, since calls may overtake each other.
+    - `follows`: a streaming call. This call is sent once the worker has answered with the first
+      event of each such call of the same session, since calls may overtake each other.
     - `streaming`: the answer is a stream of `response`. Closing it early cancels the call.
     """
 

@@ -24,7 +24,7 @@ _CONNECTION_ATTEMPT_MS = 5000
 
 
 class GrpcWorkerClient(WorkerCalls):
-    """`services.cluster.worker_client.Worker` at an address. The next call reconnects a lost connection.
+    """`services.cluster.worker_client.Worker` at an address. Lost connections are restored.
 
     Raises OSError when a certificate cannot be read. Create it in a running event loop.
     """
@@ -101,7 +101,7 @@ class GrpcWorkerClient(WorkerCalls):
                 stream.cancel()
 
     async def close(self, grace_seconds: float = 0.0) -> None:
-        """Close the connection, and cancel its calls after `grace_seconds`; the worker itself runs on."""
+        """Close the connection, and cancel its calls after `grace_seconds`; the worker runs on."""
         await self._channel.close(grace_seconds)
 
     async def _send(self, call: Call[RequestT, ResponseT], request: RequestT) -> ResponseT:
@@ -119,7 +119,7 @@ class GrpcWorkerClient(WorkerCalls):
     def _track_answer(
         self, call: Call[RequestT, ResponseT], request: RequestT
     ) -> Iterator[asyncio.Event]:
-        """An event to set once the call's first answer has arrived; it counts as arrived at the end."""
+        """Provide an event to set at the call's first answer; it is set at the end in any case."""
         answered = asyncio.Event()
         session = "" if call.session is None else call.session(request)
         key = (call.name, session)
@@ -133,7 +133,7 @@ class GrpcWorkerClient(WorkerCalls):
                 del self._unanswered[key]
 
     async def _wait_answered(self, name: str, session: str) -> None:
-        """Wait for the first answers of a session's calls. Raises WorkerLost after `quick_seconds`."""
+        """Wait for the first answer of calls. Raises WorkerLost after `quick_seconds`."""
         try:
             async with asyncio.timeout(self._settings.quick_seconds):
                 for answered in tuple(self._unanswered.get((name, session), ())):

@@ -1,4 +1,4 @@
-"""The workers that a gateway has connected to: joins, failures, and releases that each is still to get."""
+"""The workers that a gateway is connected to: joins, failures and pending releases."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -60,7 +60,7 @@ class Membership:
     _watching: "asyncio.Task[None] | None" = None
 
     async def start(self) -> None:
-        """Connect to one worker, and start refreshing. Raises WorkerLost after `connect_seconds`."""
+        """Connect to one worker and start refreshing. Raises WorkerLost after `connect_seconds`."""
         try:
             async with asyncio.timeout(self.settings.connect_seconds):
                 await self._refresh()
@@ -128,7 +128,7 @@ class Membership:
         await asyncio.gather(*known, *new)
 
     async def _refresh_node(self, node: Node, record: wire.WorkerRecord | None) -> None:
-        """Update a worker's record. One that is unhealthy, or not announced any more, is asked itself."""
+        """Update a worker's record. An unhealthy or unregistered worker is asked itself."""
         if record is not None and record.address != node.worker.address:
             await self._remove(node, "it is at another address")
             return
@@ -182,7 +182,7 @@ class Membership:
         _log.info("worker joined", worker=record.name, address=record.address)
 
     def _is_incompatible(self, name: str, info: wire.WorkerInfo) -> bool:
-        """Whether the worker is to be left out; the reason is logged once. The first sets the model."""
+        """Check a worker; log once why it is left out. The first one sets the model."""
         reason = self._find_incompatibility(name, info.protocol_version, info.fingerprint)
         if reason is None:
             self._fingerprint = info.fingerprint

@@ -1,8 +1,8 @@
 """Placement of new sessions on workers: weighted rendezvous hashing. Pure.
 
-Each worker has a score that follows from its name, the session's id and its weight; the highest score
-gets the session. All gateways choose alike without coordination, shares are proportional to weights,
-and a worker that joins or leaves moves only its own sessions.
+Each worker has a score that follows from its name, the session's id and its weight; the highest
+score gets the session. All gateways choose alike without coordination, shares are proportional to
+weights, and a worker that joins or leaves moves only its own sessions.
 """
 
 from collections.abc import Iterable
@@ -38,6 +38,6 @@ def choose(session: str, candidates: Iterable[Candidate]) -> str | None:
 
 
 def score(session: str, name: str, weight: float) -> float:
-    """Score -weight / ln(h), h in (0, 1) a hash of session and name: wins in proportion to the weight."""
+    """Score -weight / ln(h), h in (0, 1) a hash of session and name: wins follow the weights."""
     digest = blake2b(f"{session}\0{name}".encode(), digest_size=8).digest()
     return -weight / log((int.from_bytes(digest, "big") + 0.5) / 2**64)

@@ -1,4 +1,4 @@
-"""Several workers behind the protocol of one: a session's calls go to the worker that opened it last."""
+"""Several workers behind the protocol of one: calls go to the worker that has the session."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
@@ -20,7 +20,7 @@ _T = TypeVar("_T")
 
 
 class WorkerPool(WorkerCalls):
-    """`services.cluster.worker_client.Worker` over all workers of a registry; see `WorkerPool.start`.
+    """`services.cluster.worker_client.Worker` over all workers of a registry; see `start`.
 
     Calls that run in a worker that vanishes fail as lost at once.
     """
@@ -52,7 +52,7 @@ class WorkerPool(WorkerCalls):
     # Routing
 
     def choose_worker(self, session: str, owner: str, avoid: Sequence[str] = ()) -> str:
-        """Choose the owner while it is healthy; else the one that hashing chooses, by free slots."""
+        """Choose a healthy owner; else a worker by hashing, weighted by free slots."""
         nodes = [
             node for node in self._nodes if not node.record.draining and node.name not in avoid
         ]
@@ -175,7 +175,7 @@ class WorkerPool(WorkerCalls):
         return [node.record for node in self._nodes]
 
     async def release(self, request: wire.ReleaseRequest) -> None:
-        """Release the session in all workers but the one where it is open; lost workers hold nothing."""
+        """Release the session in all workers but the one where it is open; ignore lost workers."""
         route = self._routes.get(request.session)
         others = [node for node in self._nodes if node.name != route]
         await asyncio.gather(
@@ -183,7 +183,7 @@ class WorkerPool(WorkerCalls):
         )
 
     async def retain_only(self, request: wire.RetainOnlyRequest) -> None:
-        """Delete stored rows of other sessions in all workers. Raises WorkerLost if none answered."""
+        """Delete other sessions' stored rows in all workers. Raises WorkerLost if none answered."""
         answered = await asyncio.gather(
             *(
                 _unless_lost(self._watch_loss(node, node.worker.retain_only(request)))
@@ -196,8 +196,8 @@ class WorkerPool(WorkerCalls):
     async def delete(self, request: wire.DeleteRequest) -> None:
         """Delete the session in all workers, in memory and in files.
 
-        Workers that are away get the request when they are back. Raises WorkerRefused, and WorkerLost
-        unless all workers that are here answered.
+        Workers that are away get the request when they are back. Raises WorkerRefused, and
+        WorkerLost unless all workers that are here answered.
         """
         session = request.session
         nodes = self._nodes
@@ -244,7 +244,7 @@ async def _delete_owned(worker: GrpcWorkerClient, request: wire.DeleteRequest) -
 
 
 async def _unless_lost(call: Awaitable[None]) -> bool:
-    """Whether the call was answered; False if its worker is lost."""
+    """Wait for a call; False if its worker is lost."""
     with suppress(WorkerLost):
         await call
         return True

@@ -1,4 +1,4 @@
-"""Registries of workers: Redis, where workers register themselves, or a static list of addresses."""
+"""Registries of workers: Redis, where workers register themselves, or a list of addresses."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -41,7 +41,7 @@ class StaticRegistry:
 
 
 class RedisRegistry:
-    """Workers that register themselves in Redis, each with a record that expires unless it is renewed."""
+    """Workers that register themselves in Redis; a record expires unless it is renewed."""
 
     loads = True
 

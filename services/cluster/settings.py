@@ -1,4 +1,4 @@
-"""What an operator decides for the way to a worker that is a process of its own."""
+"""Settings of the connection to workers in processes of their own."""
 
 from pathlib import Path
 from typing import Self
@@ -7,65 +7,77 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 
 class WireSettings(BaseModel):
-    """Address, certificates, limits, and the longest that each kind of call may take, in seconds."""
+    """Address, certificates, message limits, and the time limit of each kind of call in seconds."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     worker: str = Field(
         default="127.0.0.1:8421",
-        description="HOST:PORT of the worker; of several, with commas in between.",
+        description="HOST:PORT of the worker; of several workers, separated by commas.",
     )
     watch_seconds: float = Field(
-        default=1.0, gt=0, description="Between two looks at which workers there are."
+        default=1.0, gt=0, description="Interval between two refreshes of the workers."
     )
     look_seconds: float = Field(
-        default=2.0, gt=0, description="A worker that is looked at answers within this time."
+        default=2.0, gt=0, description="Time limit of a refresh: a worker's load and health."
     )
     connect_seconds: float = Field(
-        default=120.0, gt=0, description="How long a start waits for the worker."
+        default=120.0, gt=0, description="Time that a start waits for the first worker."
     )
     quick_seconds: float = Field(
-        default=10.0, gt=0, description="Calls that compute nothing: stats, memory, hurry."
+        default=10.0,
+        gt=0,
+        description="Time limit of calls that compute nothing, such as memory and stop-early.",
     )
-    open_seconds: float = Field(default=60.0, gt=0, description="Opening a session, dropping rows.")
+    open_seconds: float = Field(
+        default=60.0, gt=0, description="Time limit of opening a session and of deleting rows."
+    )
     embed_seconds: float = Field(
-        default=60.0, gt=0, description="Embedding texts; the first call loads the encoder."
+        default=60.0,
+        gt=0,
+        description="Time limit of embedding texts; the first call loads the encoder.",
     )
     repair_seconds: float = Field(
-        default=300.0, gt=0, description="A repair, and its wait for a slot."
+        default=300.0, gt=0, description="Time limit of a repair and its wait for a slot."
     )
     rebuild_seconds: float = Field(
-        default=3600.0, gt=0, description="Saying turns again: lost pages, forks of old."
+        default=3600.0,
+        gt=0,
+        description="Time limit of replays: rebuilds of lost pages, forks at earlier turns.",
     )
     turn_seconds: float = Field(
-        default=3600.0, gt=0, description="A turn, and its wait for a slot."
+        default=3600.0, gt=0, description="Time limit of a turn and its wait for a slot."
     )
-    build_seconds: float = Field(default=3600.0, gt=0, description="A build of episodes.")
+    build_seconds: float = Field(
+        default=3600.0, gt=0, description="Time limit of a build of episodes."
+    )
     reconnect_seconds: float = Field(
-        default=2.0, gt=0, description="The longest pause between two connections."
+        default=2.0, gt=0, description="Longest pause between two attempts to connect."
     )
     max_message_bytes: int = Field(
         default=256 << 20,
         ge=1 << 20,
-        description="The largest message: the state of a session, or its episodes.",
+        description="Limit of a message, such as a session's state or its episodes.",
     )
     keepalive_seconds: float = Field(
-        default=20.0, gt=0, description="Between two signs of life on a connection."
+        default=20.0, gt=0, description="Interval of keepalive pings on a connection."
     )
     keepalive_timeout_seconds: float = Field(
-        default=10.0, gt=0, description="Without an answer to one: it is gone."
+        default=10.0,
+        gt=0,
+        description="Time to answer a ping before the connection counts as lost.",
     )
     tls_ca: Path | None = Field(
         default=None,
-        description="Certificates, PEM, of which one has signed the worker's. Unset: no TLS.",
+        description="CA certificates, PEM, that the worker's is signed by. Unset: no TLS.",
     )
     tls_cert: Path | None = Field(
-        default=None, description="This side's certificate chain, PEM, if workers ask for it."
+        default=None, description="The gateway's certificate chain, PEM, if workers ask for it."
     )
     tls_key: Path | None = Field(default=None, description="Its private key, PEM.")
 
     @model_validator(mode="after")
-    def _certificates_are_whole(self) -> Self:
+    def _check_certificates(self) -> Self:
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ValueError("tls_cert and tls_key belong together: give both or none")
         if self.tls_cert is not None and self.tls_ca is None:
@@ -78,5 +90,5 @@ class WireSettings(BaseModel):
         return [address.strip() for address in self.worker.split(",") if address.strip()]
 
     def at(self, address: str) -> "WireSettings":
-        """The way to one of several workers, which is looked for again if it is not there at once."""
+        """Settings for one of several workers; a worker that is not ready is tried again later."""
         return self.model_copy(update={"worker": address, "connect_seconds": self.look_seconds})

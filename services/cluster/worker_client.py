@@ -17,8 +17,8 @@ class Worker(Protocol):
     """One process that computes, with its slots and its row store.
 
     Every method raises `kvrecall.domain.errors.WorkerRefused` if the request cannot be served as it
-    stands (its `code` is the reason) and `kvrecall.domain.errors.WorkerLost` if the worker itself is
-    gone or broken. A refused request has changed nothing.
+    stands (its `code` is the reason) and `kvrecall.domain.errors.WorkerLost` if the worker itself
+    is gone or broken. A refused request has changed nothing.
     """
 
     async def describe(self) -> wire.WorkerInfo:
@@ -26,7 +26,7 @@ class Worker(Protocol):
         ...
 
     def choose_worker(self, session: str, owner: str, avoid: Sequence[str] = ()) -> str:
-        """Choose the worker of the session's next `open`: `owner` while it is healthy, else another.
+        """Choose the worker of the session's next `open`: a healthy `owner`, else another.
 
         Raises WorkerLost if there is none but those to `avoid`. An empty `owner`: any worker.
         """
@@ -37,11 +37,11 @@ class Worker(Protocol):
         ...
 
     async def retain_only(self, request: wire.RetainOnlyRequest) -> None:
-        """Delete all sessions' rows that were stored before the worker started, but for those named."""
+        """Delete all rows stored before the worker started, but for the named sessions'."""
         ...
 
     async def open(self, request: wire.OpenRequest) -> wire.MemoryReport:
-        """Open the session exactly as `request.state`: new, resumed after a restart, or rolled back.
+        """Open the session exactly as `request.state`: new, resumed, or rolled back.
 
         Rows stored beyond `state.length` are deleted. Refused with `rows_missing` if committed rows
         are not in the row store. Waits for the end even if the caller is cancelled.
@@ -51,13 +51,13 @@ class Worker(Protocol):
     async def fork(self, request: wire.ForkRequest) -> wire.ForkResult:
         """Fork a session from another one, in the worker where that one is open, and open it.
 
-        Only the rows of an incomplete page are copied. Refused with `rows_missing` if the parent has
-        lost pages. Waits for the end even if the caller is cancelled.
+        Only the rows of an incomplete page are copied. Refused with `rows_missing` if the parent
+        has lost pages. Waits for the end even if the caller is cancelled.
         """
         ...
 
     async def rebuild(self, request: wire.RebuildRequest) -> wire.RebuildResult:
-        """Compute the session's lost pages again from its turns, and open it: after `rows_missing`."""
+        """Compute lost pages again from the session's turns and open it: after `rows_missing`."""
         ...
 
     async def release(self, request: wire.ReleaseRequest) -> None:
@@ -67,10 +67,10 @@ class Worker(Protocol):
     def turn(self, request: wire.TurnRequest) -> AsyncGenerator[wire.TurnEvent, None]:
         """Run one turn; the last event is `done`. Closing the iterator early cancels the turn.
 
-        With `request.episode`, that episode's rows are made active first, and only rows that are not
-        active yet are moved; `bad_episode` if it does not fit the session as it is now. The effects
-        of a cancelled or failed turn are undone by the next `open` with the committed state. `done`
-        comes after every row of the turn is durable.
+        With `request.episode`, that episode's rows are made active first, and only rows that are
+        not active yet are moved; `bad_episode` if it does not fit the session as it is now. The
+        effects of a cancelled or failed turn are undone by the next `open` with the committed
+        state. `done` comes after every row of the turn is durable.
         """
         ...
 
@@ -101,13 +101,14 @@ class Worker(Protocol):
         ...
 
     async def build_episodes(self, request: wire.BuildEpisodesRequest) -> wire.BuildEpisodesResult:
-        """Select the rows of each planned episode from all rows of the session, which stays as it is.
+        """Select the rows of each planned episode from all rows of the session.
 
         Runs as one of the session's jobs, and lets other sessions decode between its steps.
-        Cancelling the call cancels it. Without `token_ids` all plans are scored in one pass over the
-        stored rows; with them, the session's tokens from the first on, they are prefilled once per
-        plan (EpiCache's own build). Refused with `bad_settings` if the session's method keeps every
-        row, with `bad_episode` if a plan has no prompt or names rows that the session does not have.
+        Cancelling the call cancels it. Without `token_ids` all plans are scored in one pass over
+        the stored rows; with them, the session's tokens from the first on, they are prefilled once
+        per plan (EpiCache's own build). Refused with `bad_settings` if the session's method keeps
+        every row, with `bad_episode` if a plan has no prompt or names rows that the session does
+        not have.
         """
         ...
 
@@ -116,7 +117,7 @@ class Worker(Protocol):
         ...
 
     async def delete(self, request: wire.DeleteRequest) -> None:
-        """Delete the session: its slot and its rows, but for kept pages. No error if it is unknown."""
+        """Delete the session: slot and rows, but for kept pages. No error if it is unknown."""
         ...
 
     async def stats(self) -> dict[str, wire.WorkerStats]:
@@ -129,7 +130,7 @@ class Worker(Protocol):
 
 
 class WorkerCalls(ABC):
-    """The calls of `Worker` over one transport: `call` and `stream` carry every call of the table."""
+    """The calls of `Worker` over one transport: `call` and `stream` carry all of them."""
 
     @abstractmethod
     async def call(self, call: Call[RequestT, ResponseT], request: RequestT) -> ResponseT:

@@ -1,1 +1,1 @@
-"""One session at a time: model, cache, store and tokenizer connected."""
+"""The engine: model, cache, store and tokenizer, connected for one session at a time."""

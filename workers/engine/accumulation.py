@@ -1,4 +1,4 @@
-"""Accumulated attention: adds each query's weights to the rows, for methods that sum over all queries."""
+"""Accumulated attention: adds each query's weights to the rows for methods that need it."""
 
 from collections.abc import Sequence
 
@@ -28,8 +28,8 @@ def received_weight(
 ) -> Tensor:
     """Weight that each row receives, summed over the queries: float32 `[n_kv_heads, n]`.
 
-    The mean over a KV head's group of query heads. "attention": softmax weights (H2O). "hits": 1 for
-    each query that gives the row more than a uniform distribution over its visible rows would
+    The mean over a KV head's group of query heads. "attention": softmax weights (H2O). "hits": 1
+    for each query that gives the row more than a uniform distribution over its visible rows would
     (Scissorhands). Shapes as in `scoring.attention_in_chunks`.
     """
     total = torch.zeros(key_positions.shape, device=keys.device)

@@ -124,8 +124,9 @@ class Engine:
         for layer, (rows, bound) in enumerate(zip(active, self.bound(session), strict=True)):
             if rows > bound:
                 raise BadSettings(
-                    f"session {spec.session} has {rows} active rows per head in layer {layer}, more "
-                    f"than the {bound} that its budget and this worker's max_budget and block allow"
+                    f"session {spec.session} has {rows} active rows per head in layer {layer}, "
+                    f"more than the {bound} that its budget and this worker's max_budget and "
+                    "block allow"
                 )
         return session
 
@@ -155,7 +156,7 @@ class Engine:
         return resident
 
     def delete(self, name: str, keep_pages: int = 0) -> "Future[None]":
-        """Delete a session: slot and rows, but for its first `keep_pages` pages, which are shared."""
+        """Delete a session: slot and rows, but for the first `keep_pages` pages."""
         if session := self.sessions.pop(name, None):
             self.discard(session)
         return self.store_io.submit(lambda: self.store.delete(name, keep_pages=keep_pages))
@@ -211,7 +212,7 @@ class Engine:
         """
         if session.slot is not None:
             return ResidentSession(session, session.slot)
-        # Read before the slot is claimed: a failed read leaves the session as it was, the slot free.
+        # Read before the slot is claimed: a failed read changes nothing.
         read = self.store_io.fetch(session)
         selection = session.selection
         session.prefetched = None
@@ -246,10 +247,10 @@ class Engine:
     def forward(
         self, residents: Sequence[ResidentSession], token_ids: Tensor, logits_to_keep: int = 1
     ) -> Tensor:
-        """Append `token_ids` int64 `[B, t]` to B sessions and write their rows through to the store.
+        """Append `token_ids` int64 `[B, t]` to B sessions and write their rows to the store.
 
-        Returns logits float32 `[B, logits_to_keep, vocabulary]`. Rows are evicted first where a slot
-        would otherwise exceed its bound.
+        Returns logits float32 `[B, logits_to_keep, vocabulary]`. Rows are evicted first where a
+        slot would otherwise exceed its bound.
         """
         tokens = token_ids.shape[1]
         for resident in residents:

@@ -24,7 +24,7 @@ class _LayerChoice:
 
 
 def over_budget(cache: ActiveCache, resident: ResidentSession) -> bool:
-    """Whether some layer of the session's slot has more rows than an eviction keeps."""
+    """Check if some layer of the session's slot has more rows than an eviction keeps."""
     session = resident.session
     active = cache.rows_per_head(resident.slot)
     return resident.config.method.evicts and any(
@@ -42,9 +42,9 @@ def evict(
 ) -> None:
     """Reduce the session's slot to its target rows in every layer that exceeds it.
 
-    Sinks, the recent window, promoted rows and, up to their share, the current turn's rows stay. The
-    method ranks the others by the observed queries. Layers that share a selection keep the positions
-    chosen in the first of them. `turn_over`: the turn's own rows are no longer protected.
+    Sinks, the recent window, promoted rows and, up to their share, the current turn's rows stay.
+    The method ranks the others by the observed queries. Layers that share a selection keep the
+    positions chosen in the first of them. `turn_over`: the turn's own rows are no longer protected.
     """
     session = resident.session
     n_layers = cache.shape.n_layers
@@ -176,7 +176,7 @@ def _protected(
 
 
 def _scores_of_evicted(choice: _LayerChoice, length: int) -> Tensor:
-    """Mean score over the heads of each evicted token: float32 `[length]`, 0 where no head evicts it.
+    """Mean score over the heads of each evicted token: float32 `[length]`, 0 for the others.
 
     A repair breaks its ties with it (RepairKV Algorithm 1).
     """

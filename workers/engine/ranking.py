@@ -1,4 +1,4 @@
-"""Combines a method's scores with the episode's similarity, for evictions and for episode builds."""
+"""Combines a method's scores with the episode's similarity, for evictions and episode builds."""
 
 from collections.abc import Sequence
 
@@ -33,7 +33,7 @@ def combine_scores(
     end: int,
     similarity: Tensor,
 ) -> list[Tensor]:
-    """Combine a method's own scores, float32 `[n_kv_heads, n]` per layer, as `rank_rows` needs them.
+    """Combine a method's own scores, float32 `[n_kv_heads, n]` per layer, for `rank_rows`.
 
     The scores are unchanged unless the method keeps tokens whole or weighs the topic. Then they
     become ranks within their layer and head, which can be averaged over layers and heads and added

@@ -108,18 +108,18 @@ class WorkerSession:
         return None if self.slot is None else ResidentSession(self, self.slot)
 
     def scores_of_evicted(self) -> Tensor:
-        """Each token's score at its last eviction: float32 `[length]`, 0 for tokens never evicted."""
+        """Each token's score at its last eviction: float32 `[length]`, 0 if never evicted."""
         unknown = self.length - self.eviction_scores.shape[0]
         if unknown:
             self.eviction_scores = torch.cat([self.eviction_scores, torch.zeros(unknown)])
         return self.eviction_scores
 
     def target(self, layer: int) -> int:
-        """Rows per head that an eviction keeps now: with the reserve while promoted rows fill it."""
+        """Rows per head that an eviction keeps: with the reserve while promoted rows fill it."""
         return self.config.layer_rows[layer] + (self.config.reserve if self.promoted_rows else 0)
 
     def clear_turn(self) -> None:
-        """Clear the turn's observations, so that a session resumed in between evicts the same rows."""
+        """Clear the turn's observations: a session resumed in between then evicts the same rows."""
         self.queries.clear()
         self.block.clear()
 
@@ -131,7 +131,7 @@ class WorkerSession:
         return Selection.from_slot(cache, self.slot, accumulated=accumulates)
 
     def create_scratch(self, episode: ActiveEpisode) -> "WorkerSession":
-        """Build an empty session with the same configuration, in `episode`; its rows are not stored."""
+        """Build an empty session of the same configuration in `episode`; it stores no rows."""
         queries = RecentQueries(self.queries.width)
         return WorkerSession(self.config, queries, episode=episode, stored=False)
 

@@ -1,10 +1,10 @@
-"""What an operator decides for a worker."""
+"""Settings of one worker."""
 
 from pydantic import BaseModel, ConfigDict, Field
 
 
 class WorkerSettings(BaseModel):
-    """Limits and defaults of one worker; rows and tokens as in the design's words."""
+    """Limits and defaults of one worker."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

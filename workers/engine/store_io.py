@@ -52,7 +52,7 @@ class StoreIO:
         return self._writer.submit(_run_mapping_errors, work)
 
     def append(self, session: WorkerSession, start: int, rows: Tensor) -> None:
-        """Queue the write of rows `[n_layers, 2, n_kv_heads, t, head_dim]` from position `start` on.
+        """Queue the write of rows `[n_layers, 2, n_kv_heads, t, head_dim]` from `start` on.
 
         The copy off the device happens on the writer's thread.
         """

@@ -83,7 +83,7 @@ def _build_in_one_pass(
 def _observe_plans(
     engine: Engine, resident: ResidentSession, request: wire.BuildEpisodesRequest
 ) -> Steps[list[Observed]]:
-    """The queries of each plan's prompt; for methods without an episode prompt, one empty observation."""
+    """Observe each plan's prompt; one empty observation for methods without an episode prompt."""
     session = resident.session
     if not session.config.method.observation.episode:
         return [_NO_QUERIES]
@@ -99,10 +99,10 @@ def _observe_plans(
 def _score_stored(
     engine: Engine, session: WorkerSession, observations: Sequence[Observed]
 ) -> Generator[None, None, list[list[Tensor]]]:
-    """The method's own scores of all rows, per observation: float32 `[n_kv_heads, length]` per layer.
+    """Score all rows, per observation: float32 `[n_kv_heads, length]` per layer.
 
-    The store is read once for as many layers as `_KEY_BYTES` hold: all of them, unless the session is
-    very long.
+    The store is read once for as many layers as `_KEY_BYTES` hold: all of them, unless the session
+    is very long.
     """
     shape = engine.model.shape
     method = session.config.method
@@ -176,7 +176,7 @@ def _narrow(
     ranks: Sequence[Tensor],
     similarity: Tensor,
 ) -> Steps[wire.Episode]:
-    """Build an episode stepwise: drop a fifth of a shortlist, rank the rest, until the budget is met.
+    """Build an episode stepwise: drop a fifth of a shortlist and rank the rest, down to the budget.
 
     For methods that compare rows. A prefill in blocks does the same: each of its evictions compares
     only rows that are still active.
@@ -213,7 +213,7 @@ def _narrow(
 def _shortlist_rows(
     engine: Engine, session: WorkerSession, layer: int, positions: Tensor, keys: Tensor
 ) -> LayerRows:
-    """Rows at int64 positions `[n_kv_heads, m]`, -1 as padding, with their keys, as methods score them."""
+    """Rows at int64 positions `[n_kv_heads, m]`, -1 as padding, in the form that methods score."""
     device = engine.model.device
     row_positions = torch.where(positions < 0, EMPTY, positions).to(device, torch.int32)
     return _stored_rows(engine, session, layer, keys.to(device), row_positions, _NO_QUERIES)
@@ -240,7 +240,7 @@ def _gather_layers(values: Sequence[Tensor], indices: Sequence[Tensor]) -> list[
 def _build_by_prefill(
     engine: Engine, resident: ResidentSession, request: wire.BuildEpisodesRequest
 ) -> Steps[list[wire.Episode]]:
-    """Prefill the whole conversation once per plan, in a scratch session (EpiCache Algorithm 1, A.3).
+    """Prefill the conversation once per plan, in a scratch session (EpiCache Algorithm 1, A.3).
 
     The scratch session takes the session's slot, so that a worker needs none beside it.
     """
@@ -290,7 +290,7 @@ def _rank_active(engine: Engine, scratch: ResidentSession, plan: wire.EpisodePla
 
 
 def _observe_plan(engine: Engine, resident: ResidentSession, plan: wire.EpisodePlan) -> Observed:
-    """Observe a plan's prompt after the method's instruction; a long prompt in chunks after it each."""
+    """Observe a plan's prompt after the method's instruction; a long prompt in several chunks."""
     method = resident.config.method
     block = engine.settings.block_tokens
     instruction = engine.tokenizer.encode(method.observation.prompt)[: block // 2]

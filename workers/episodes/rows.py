@@ -13,7 +13,7 @@ from workers.errors import BadEpisode
 
 @dataclass(frozen=True)
 class EpisodeRows:
-    """An episode's rows: per layer positions int32 `[n_kv_heads, m]`, ascending, `EMPTY` as padding.
+    """Rows of an episode: per layer int32 positions `[n_kv_heads, m]`, ascending, `EMPTY` padded.
 
     scores: float16, the same shapes, 1 for the layer's highest. Rows of the lowest score are the
     first to be replaced by newer ones.
@@ -24,7 +24,7 @@ class EpisodeRows:
 
     @classmethod
     def from_selection(cls, positions: list[Tensor], scores: list[Tensor]) -> "EpisodeRows":
-        """Build from int64 positions `[n_kv_heads, m]`, -1 as padding, and float32 scores of that shape."""
+        """Build from int64 positions `[n_kv_heads, m]`, -1 as padding, and scores of that shape."""
         return cls(
             tuple(torch.where(p < 0, EMPTY, p).to(torch.int32) for p in positions),
             tuple(
@@ -63,7 +63,7 @@ class EpisodeRows:
 
 
 def _to_half(scores: Tensor) -> Tensor:
-    """Scale to a maximum of 1 and convert to float16, which long conversations' attention underflows."""
+    """Scale to a maximum of 1 and convert to float16: small attention would underflow."""
     if not scores.numel():
         return scores.half()
     return (scores / scores.abs().amax().clamp(min=torch.finfo(torch.float32).tiny)).half()

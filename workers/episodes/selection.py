@@ -11,7 +11,7 @@ from workers.methods import Method
 
 @dataclass(frozen=True)
 class LayerSelector:
-    """Selects a layer's rows: the session's method, `rows` per KV head, and sinks, which always stay."""
+    """Selects a layer's rows by the session's method: `rows` per KV head; sinks always stay."""
 
     method: Method
     rows: int
@@ -32,9 +32,9 @@ def select_with_newer(
 ) -> Tensor:
     """Merge an episode's rows with newer ones, within the budget: int64 positions, -1 as padding.
 
-    positions int32, scores float32 `[n_kv_heads, m]`: the episode's, `EMPTY` as padding; newer int32
-    `[n_kv_heads, k]`: rows after the episode's build, ascending. The newest of these stay, at most
-    half the layer's rows, in place of the episode's rows of lowest score.
+    positions int32, scores float32 `[n_kv_heads, m]`: the episode's, `EMPTY` as padding; newer
+    int32 `[n_kv_heads, k]`: rows after the episode's build, ascending. The newest of these stay, at
+    most half the layer's rows, in place of the episode's rows of lowest score.
     """
     kept = newest(newer, selector.rows // 2)
     merged, order = torch.cat([positions, kept], dim=1).sort(dim=1, stable=True)

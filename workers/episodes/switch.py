@@ -20,7 +20,7 @@ from workers.primitives.selection import mask_to_indices, position_mask
 
 
 def read_episode(engine: Engine, session: WorkerSession, episode: wire.Episode) -> EpisodeRows:
-    """Parse an episode's rows for `switch`. Raises BadEpisode if they are not rows of this session."""
+    """Parse an episode's rows for `switch`. Raises BadEpisode if they do not fit the session."""
     rows = EpisodeRows.from_bytes(episode.rows)
     shape = engine.model.shape
     length = episode.length
@@ -57,10 +57,10 @@ def switch(
 ) -> wire.SwitchReport:
     """Make an episode's rows active; only rows that are not active yet are read from the store.
 
-    Rows newer than the episode, and the recent window, stay active, the newest first, in at most half
-    of a layer's rows; they replace the episode's rows of lowest score. Promoted rows stay in their
-    reserve. A switch to the active episode moves nothing. Every row must be in the store. Raises
-    RowsMissing or StorageFailed; then nothing has changed.
+    Rows newer than the episode, and the recent window, stay active, the newest first, in at most
+    half of a layer's rows; they replace the episode's rows of lowest score. Promoted rows stay in
+    their reserve. A switch to the active episode moves nothing. Every row must be in the store.
+    Raises RowsMissing or StorageFailed; then nothing has changed.
     """
     started = time.perf_counter()
     session = resident.session

@@ -32,9 +32,9 @@ def decode(
 ) -> Generator[int, NextLogits, Answer]:
     """Generate until an end token, a stop string or the limit.
 
-    Yields each token to append and is sent the logits after it. `emit` gets every token with the text
-    that it completes. The last token is not appended here: it becomes pending and opens the next
-    turn's prefill, together with the end of turn if the model did not generate one.
+    Yields each token to append and is sent the logits after it. `emit` gets every token with the
+    text that it completes. The last token is not appended here: it becomes pending and opens the
+    next turn's prefill, together with the end of turn if the model did not generate one.
     """
     sampler = Sampler(sampling)
     stream = TextStream(tokenizer, sampling.stop)

@@ -1,4 +1,4 @@
-"""Block prefill: new tokens are appended in blocks, each followed by eviction (EpiCache section 2.2)."""
+"""Block prefill: appends new tokens in blocks, each followed by eviction (EpiCache section 2.2)."""
 
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
@@ -15,7 +15,7 @@ from workers.model.tokenizer import Segment
 
 @dataclass(frozen=True)
 class PrefillResult:
-    """Logits after the last token, float32 `[vocabulary]`; the distribution on recorded text, if asked for."""
+    """Logits after the last token, float32 `[vocabulary]`, and the distribution if asked for."""
 
     logits: Tensor
     distribution: Distribution | None

@@ -16,7 +16,7 @@ from workers.errors import BadSettings
 
 
 def require_valid(sampling: Sampling) -> None:
-    """Check sampling parameters that entered the worker. Raises BadSettings for one out of range."""
+    """Check sampling parameters from the wire. Raises BadSettings for one out of range."""
     if sampling.max_tokens < 1:
         raise BadSettings(f"max_tokens is {sampling.max_tokens}, it must be at least 1")
     if not 0 <= sampling.temperature <= 100:
@@ -30,7 +30,7 @@ def require_valid(sampling: Sampling) -> None:
 
 
 class Sampler:
-    """Samples one session's tokens. Its random numbers depend on the seed alone, not on the batch."""
+    """Samples one session's tokens. Its random numbers depend on the seed, not on the batch."""
 
     def __init__(self, sampling: Sampling) -> None:
         self._greedy = sampling.temperature == 0

@@ -23,8 +23,9 @@ class NextLogits:
 
 
 Yielded = int | None | Future[Any]
-"""Yield protocol: None = yield the thread, Future = wait for it, int = decode this token in the next
-batch. The scheduler answers an int with `NextLogits`."""
+"""Yield protocol: None = yield the thread, Future = wait for it, int = decode this token in the
+next batch. The scheduler answers an int with `NextLogits`.
+"""
 Steps = Generator[Yielded, NextLogits, _T]
 """A job's work: a generator that the scheduler drives."""
 

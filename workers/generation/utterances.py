@@ -11,10 +11,11 @@ def utterance_tokens(
 ) -> list[int]:
     """Count the tokens of each run of messages of one side, the assistant's or all others'.
 
-    roles: of the turn's messages in their order; segments: these messages, as `ChatTokenizer.prompt`
-    renders them; answer: the number of generated tokens, None without generation; its count comes
-    last. The tokens that open an assistant's message count with the messages before it, or with the
-    assistant's own where no other message precedes it. The counts add up to all of the turn's tokens.
+    roles: of the turn's messages in their order; segments: these messages, as
+    `ChatTokenizer.prompt` renders them; answer: the number of generated tokens, None without
+    generation; its count comes last. The tokens that open an assistant's message count with the
+    messages before it, or with the assistant's own where no other message precedes it. The counts
+    add up to all of the turn's tokens.
     """
     remaining = list(segments)
     counts = []

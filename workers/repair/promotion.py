@@ -13,18 +13,18 @@ from workers.primitives.selection import mask_to_indices, position_mask
 
 
 class RowSource(Protocol):
-    """A source of a session's rows: `kvstore.store.RowStore`, or a stand-in with the same method."""
+    """A source of a session's rows: `kvstore.store.RowStore`, or one with the same method."""
 
     def gather_selection(
         self, session: str, selection: Sequence[Tensor]
     ) -> list[tuple[Tensor, Tensor]]:
-        """Per layer int64 `[n_kv_heads, m]`, -1 as padding -> keys, values `[n_kv_heads, m, head_dim]`."""
+        """Read per layer int64 `[n_kv_heads, m]`: keys and values `[n_kv_heads, m, head_dim]`."""
         ...
 
 
 @dataclass(frozen=True)
 class RowSwap:
-    """Rows to promote and rows to demote, per layer: positions int64 `[n_kv_heads, m]`, -1 as padding."""
+    """Rows to promote and demote, per layer: int64 positions `[n_kv_heads, m]`, -1 as padding."""
 
     promoted: Sequence[Tensor]
     demoted: Sequence[Tensor] = ()
@@ -52,13 +52,13 @@ def missing_rows(cache: ActiveCache, slot: int, length: int, *, promoted: bool =
 
 
 def expand_to_heads(tokens: Tensor, missing: Tensor) -> list[Tensor]:
-    """Expand tokens int64 `[m]` to rows: per layer `[n_kv_heads, m]`, -1 in heads that have them."""
+    """Expand tokens int64 `[m]` to rows: per layer `[n_kv_heads, m]`, -1 where active."""
     absent = missing[:, :, tokens.to(missing.device)].cpu()
     return [torch.where(absent[layer], tokens, -1) for layer in range(len(missing))]
 
 
 def best_of_heads(utility: Tensor, missing: Tensor, count: int) -> list[Tensor]:
-    """The `count` evicted rows of highest utility of each layer and head, as `expand_to_heads` has them.
+    """Select the `count` evicted rows of highest utility in each layer and head.
 
     utility: float `[n_layers, n_kv_heads, length]`; missing: bool of the same shape.
     """
@@ -77,9 +77,9 @@ def pair_rows(
 ) -> RowSwap:
     """Pair wanted rows with the active rows of least utility, as long as theirs is higher.
 
-    Changes nothing yet. utility: float `[length]`, or `[n_layers, n_kv_heads, length]`. Sinks and the
-    recent window stay. The best wanted row replaces the worst active one, the second best the second
-    worst, and so on.
+    Changes nothing yet. utility: float `[length]`, or `[n_layers, n_kv_heads, length]`. Sinks and
+    the recent window stay. The best wanted row replaces the worst active one, the second best the
+    second worst, and so on.
     """
     length = resident.session.length
     by_row = utility.expand(cache.shape.n_layers, cache.shape.n_kv_heads, -1)

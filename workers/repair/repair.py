@@ -37,7 +37,7 @@ _MIN_SCORED_SHARE = 0.5
 
 @dataclass(frozen=True)
 class _Candidates:
-    """Evicted rows, bool `[n_layers, n_kv_heads, length]`, and tokens with such a row, bool `[length]`."""
+    """Evicted rows, bool `[n_layers, n_kv_heads, length]`, and their tokens, bool `[length]`."""
 
     rows: Tensor
     tokens: Tensor
@@ -83,8 +83,9 @@ def run_repair(
 ) -> Steps[wire.RepairReport]:
     """Observe the signal, score every evicted token against it, promote the best `repair_rows`.
 
-    Rows that an earlier repair promoted are selected again with the rest. Stopped early, it takes the
-    best of the tokens scored so far; it keeps the earlier repair's rows if it scored less than half.
+    Rows that an earlier repair promoted are selected again with the rest. Stopped early, it takes
+    the best of the tokens scored so far; it keeps the earlier repair's rows if it scored less than
+    half.
     """
     started = time.perf_counter()
     session = resident.session
@@ -188,7 +189,7 @@ def _promote_best(
     candidates: _Candidates,
     report: wire.RepairReport,
 ) -> None:
-    """Promote the best candidates, in place of the earlier repair's rows or in swap for active rows."""
+    """Promote the best candidates, in place of the last repair's rows or of other active rows."""
     config = resident.config
     operator = config.repair
     settings = engine.settings

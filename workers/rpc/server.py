@@ -1,4 +1,4 @@
-"""A worker on the network: its gRPC servicer with drain, and the server with health and reflection."""
+"""A worker on the network: gRPC servicer with drain, server with health and reflection."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -39,7 +39,7 @@ class WorkerServicer:
         return grpc.method_handlers_generic_handler(SERVICE, handlers)
 
     async def drain(self, seconds: float) -> None:
-        """Refuse new work and wait for the running calls; cancel those that still run after `seconds`."""
+        """Refuse new work and wait for running calls; cancel those that run after `seconds`."""
         self._draining = True
         if not self._running:
             return
@@ -51,7 +51,7 @@ class WorkerServicer:
                 task.cancel()
             await asyncio.wait(late)
 
-    def _build_method_handler(self, call: Call[Any, Any]) -> grpc.RpcMethodHandler[Any, Any]:
+    def _build_method_handler(self, call: Call[Any, Any]) -> "grpc.RpcMethodHandler[Any, Any]":
         async def answer(request: Any, context: Context) -> Any:
             async with self._guard(call, context):
                 return await self._service.handler(call)(request)
@@ -151,7 +151,7 @@ class WorkerServer:
         await self._health.enter_graceful_shutdown()
         if self._servicer is not None:
             await self._servicer.drain(self._settings.drain_seconds)
-        # The last answers may still be on their way; a watcher of the health must not delay the stop.
+        # The last answers may still be in flight; a watcher of the health must not delay the stop.
         await self._server.stop(_LAST_ANSWER_SECONDS)
 
 

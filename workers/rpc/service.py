@@ -213,7 +213,7 @@ def _post(
 
 
 async def _wait(result: "Future[_T]") -> _T:
-    """Wait for another thread's result. Raises Cancelled if that thread cancelled it, not the caller."""
+    """Wait for another thread's result. Raises Cancelled if that thread cancelled it."""
     try:
         return await asyncio.wrap_future(result)
     except asyncio.CancelledError as error:

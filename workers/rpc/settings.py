@@ -1,4 +1,4 @@
-"""What an operator decides for a worker that is reached over the network."""
+"""Settings of a worker's server."""
 
 from pathlib import Path
 from typing import Self
@@ -18,25 +18,29 @@ class ServerSettings(BaseModel):
         default=None,
         min_length=1,
         max_length=256,
-        description="What gateways call the worker. Default: its address.",
+        description="Name of the worker in the registry. Default: its address.",
     )
     advertise: str | None = Field(
         default=None,
-        description="HOST:PORT at which gateways reach the worker. Default: where it listens.",
+        description="HOST:PORT at which gateways reach the worker. Default: its listen address.",
     )
     max_message_bytes: int = Field(
         default=256 << 20,
         ge=1 << 20,
-        description="The largest message: the state of a session, or its episodes.",
+        description="Limit of a message, such as a session's state or its episodes.",
     )
     keepalive_seconds: float = Field(
-        default=20.0, gt=0, description="Between two signs of life on a connection."
+        default=20.0, gt=0, description="Interval of keepalive pings on a connection."
     )
     keepalive_timeout_seconds: float = Field(
-        default=10.0, gt=0, description="Without an answer to one: it is gone."
+        default=10.0,
+        gt=0,
+        description="Time to answer a ping before the connection counts as lost.",
     )
     drain_seconds: float = Field(
-        default=30.0, gt=0, description="How long a stop waits for what runs."
+        default=30.0,
+        gt=0,
+        description="Time that a stop waits for running calls before it cancels them.",
     )
     tls_cert: Path | None = Field(
         default=None, description="The worker's certificate chain, PEM. Unset: no TLS."
@@ -44,11 +48,11 @@ class ServerSettings(BaseModel):
     tls_key: Path | None = Field(default=None, description="Its private key, PEM.")
     tls_client_ca: Path | None = Field(
         default=None,
-        description="Certificates, PEM, of which one must have signed every client's. Unset: any client.",
+        description="CA certificates, PEM, that clients' must be signed by. Unset: any client.",
     )
 
     @model_validator(mode="after")
-    def _certificates_are_whole(self) -> Self:
+    def _check_certificates(self) -> Self:
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ValueError("tls_cert and tls_key belong together: give both or none")
         if self.tls_client_ca is not None and self.tls_cert is None:

@@ -1,1 +1,1 @@
-"""Slots, and one decoding step for all sessions that decode."""
+"""The scheduler: slots, jobs, and one decoding batch for all sessions that decode."""

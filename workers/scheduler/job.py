@@ -48,7 +48,7 @@ class Job:
 
 
 def resolve(result: "Future[Any]", outcome: Any) -> bool:
-    """Set a job's result or error; False if its caller has cancelled it, as it may at any moment."""
+    """Set a job's result or error; False if its caller has cancelled it, as it may at any time."""
     try:
         if isinstance(outcome, BaseException):
             result.set_exception(outcome)

@@ -29,9 +29,9 @@ _T = TypeVar("_T")
 class Scheduler:
     """Runs jobs on one thread of its own. The public methods may be called from any thread.
 
-    A session's jobs run one after the other, in the order of their submission. A job starts when its
-    session has a slot; a session without a running job is swapped out when another needs its slot,
-    the longest idle one first. Exceptions of the futures are `workers.errors`.
+    A session's jobs run one after the other, in the order of their submission. A job starts when
+    its session has a slot; a session without a running job is swapped out when another needs its
+    slot, the longest idle one first. Exceptions of the futures are `workers.errors`.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -46,7 +46,7 @@ class Scheduler:
         self._thread.start()
 
     def turn(self, request: wire.TurnRequest, emit: Emit) -> "Future[wire.TurnDone]":
-        """Queue a turn; `emit` is called on the scheduler's thread with its token and tool-call events.
+        """Queue a turn; `emit` gets its token and tool-call events on the scheduler's thread.
 
         Cancelling the future cancels the turn.
         """
@@ -68,7 +68,7 @@ class Scheduler:
         return self._submit(job)
 
     def stop_early(self, name: str) -> "Future[None]":
-        """Stop the session's repairs early, because a turn has come: each takes the best rows so far."""
+        """Stop the session's repairs early, for a turn: each promotes the best rows so far."""
 
         def stop() -> None:
             for job in (*self._active, *self._queued):
@@ -200,7 +200,7 @@ class Scheduler:
             self._active.append(job)
 
     def _start(self, job: Job) -> Steps[Any] | None:
-        """The job's steps; None while it waits for rows or a slot. Raises UnknownSession, StaleEpoch."""
+        """Start a job; None while it waits for rows or a slot. Raises as `Engine.session`."""
         session = self.engine.session(job.session, job.epoch)
         if isinstance(job.work, StoreWork):
             return job.work.steps(session)
@@ -210,7 +210,7 @@ class Scheduler:
         return None if resident is None else job.work.steps(resident)
 
     def _awaits_rows(self, session: WorkerSession) -> bool:
-        """Whether the read of rows for the session's slot is not finished."""
+        """Check if the read of rows for the session's slot is still running."""
         read = self.engine.store_io.fetch(session)
         if read is None or read.done():
             return False
@@ -218,7 +218,7 @@ class Scheduler:
         return True
 
     def _swap_in(self, session: WorkerSession) -> ResidentSession | None:
-        """Swap a session in, and the longest idle one out if no slot is free; None if all are busy."""
+        """Swap a session in, and the longest idle one out if needed; None if all slots are busy."""
         self._last_used[session.name] = time.monotonic()
         if session.slot is None and not self.engine.cache.free_slots():
             busy = {job.session for job in self._active}
@@ -250,7 +250,7 @@ class Scheduler:
             self._advance(job, NextLogits(row, top))
 
     def _advance_one(self) -> None:
-        """Take one step of one job that does not decode: jobs alternate, with decoding in between."""
+        """Take one step of one job that does not decode: jobs alternate, and decoding goes on."""
         for job in self._active:
             if job.waiting is not None and job.waiting.done():
                 job.waiting = None
@@ -363,7 +363,7 @@ class Scheduler:
         return job.result
 
     def _call_and_wait(self, function: "Callable[[], Future[_T]]") -> "Future[_T]":
-        """As `_call`, for a function that returns a future: the result is that of the future."""
+        """Call a function that returns a future, as `_call`: the result is that of the future."""
         result: Future[_T] = Future()
 
         def chain(call: "Future[Future[_T]]") -> None:

@@ -1,1 +1,1 @@
-"""What the scheduler runs: turns, opens, forks, replays."""
+"""Jobs of the scheduler: turns, opens, forks, replays."""

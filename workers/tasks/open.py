@@ -23,7 +23,7 @@ _log = structlog.get_logger(__name__)
 def run_open(
     engine: Engine, session: WorkerSession, request: wire.OpenRequest
 ) -> Steps[wire.MemoryReport]:
-    """Restore an empty session to its committed state. Raises RowsMissing if pages are lost, StaleEpoch."""
+    """Restore an empty session to its committed state. Raises RowsMissing and StaleEpoch."""
     missing = yield from _open_store(engine, request.spec, request.state.length)
     if missing:
         raise RowsMissing(
@@ -50,7 +50,10 @@ def run_fork_from_state(
 def run_fork_replaying(
     engine: Engine, child: ResidentSession, request: wire.ForkRequest
 ) -> Steps[wire.ForkResult]:
-    """Fork at an earlier turn: replay the turns over the parent's pages. Raises as `run_fork_from_state`."""
+    """Fork at an earlier turn: replay the turns over the parent's pages.
+
+    Raises as `run_fork_from_state`.
+    """
     yield from _fork_store(engine, request, rows_after(request.turns))
     yield from replay(engine, child, request.turns)
     child.session.stored = True
@@ -128,7 +131,7 @@ def _replay_lost(
     lost: Sequence[int],
     length: int,
 ) -> Steps[None]:
-    """Replay the turns until the lost pages are restored. Raises RowsMissing if the log ends before."""
+    """Replay turns until the lost pages are restored. Raises RowsMissing if the log ends before."""
     name = resident.session.name
     rows = ReplayRows(engine.store, name, length, dict.fromkeys(lost))
     skipped = skip_untouched(engine, resident, turns, min(lost) * engine.store.layout.page_tokens)

@@ -1,4 +1,4 @@
-"""Prefix sharing: takes another session's pages of the same first tokens instead of prefilling them."""
+"""Prefix sharing: takes another session's pages of the same first tokens instead of a prefill."""
 
 from collections.abc import Sequence
 
@@ -15,7 +15,7 @@ from workers.tasks.replay import load_rows
 def take_prefix(
     engine: Engine, resident: ResidentSession, prefix: wire.Prefix, prompt: Sequence[int]
 ) -> int:
-    """Make the prompt's first rows active from the whole pages of `prefix`; returns the tokens taken.
+    """Make the prompt's first rows active from the pages of `prefix`; returns the tokens taken.
 
     Only rows before the first eviction are the same in both sessions, so no more are taken than the
     budget holds. Of a prompt that exceeds the budget whole blocks are taken, so that its evictions

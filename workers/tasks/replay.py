@@ -1,10 +1,10 @@
 """Replay: appends a session's logged turns again, token by token, with its own method and budget.
 
-It restores rows that no tier has any more, and the state of a session at the end of an earlier turn.
-Blocks, decoding steps and evictions fall where they fell the first time, and logged repairs are
-applied again. Other movements of rows are not: repairs that are no longer logged, swaps of rows,
-switches of episodes. Rows that were computed after such a movement may differ, because other rows
-were active then.
+It restores rows that no tier has any more, and the state of a session at the end of an earlier
+turn. Blocks, decoding steps and evictions fall where they fell the first time, and logged repairs
+are applied again. Other movements of rows are not: repairs that are no longer logged, swaps of
+rows, switches of episodes. Rows that were computed after such a movement may differ, because other
+rows were active then.
 """
 
 from collections.abc import Sequence
@@ -102,7 +102,7 @@ def _promote_logged(
 def skip_untouched(
     engine: Engine, resident: ResidentSession, turns: Sequence[wire.LoggedTurn], stop: int
 ) -> int:
-    """Load the rows of the first turns, as far as nothing was evicted in them; returns their number.
+    """Load the rows of the first turns, as far as nothing was evicted; returns their number.
 
     Rows from position `stop` on are not read. None can be skipped for methods that accumulate over
     every query.
@@ -135,7 +135,7 @@ def load_rows(engine: Engine, resident: ResidentSession, length: int) -> None:
 
 @dataclass
 class ReplayRows:
-    """Collects the rows of a session's `missing` pages during a replay; complete pages are restored.
+    """Collects the rows of a session's `missing` pages during a replay; restores complete pages.
 
     `length` is the session's, in tokens.
     """
@@ -146,7 +146,7 @@ class ReplayRows:
     missing: dict[int, Tensor | None]
 
     def keep(self, start: int, rows: Tensor) -> None:
-        """Collect the lost rows among `[n_layers, 2, n_kv_heads, t, head_dim]` from position `start` on."""
+        """Collect lost rows of `[n_layers, 2, n_kv_heads, t, head_dim]` from `start` on."""
         page_tokens = self.store.layout.page_tokens
         for page in range(start // page_tokens, -(-(start + rows.shape[3]) // page_tokens)):
             if page in self.missing:
@@ -155,7 +155,7 @@ class ReplayRows:
     def gather_selection(
         self, session: str, selection: Sequence[Tensor]
     ) -> list[tuple[Tensor, Tensor]]:
-        """As the store's, with the rows of incomplete pages. Raises the store's errors."""
+        """Gather as the store does, incomplete pages included. Raises the store's errors."""
         page_tokens = self.store.layout.page_tokens
         kept = {page: rows for page, rows in self.missing.items() if rows is not None}
         pages = torch.tensor(sorted(kept), dtype=torch.int64)

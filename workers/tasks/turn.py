@@ -86,7 +86,7 @@ def run_turn(
 
 
 def _plan_turn(engine: Engine, resident: ResidentSession, request: wire.TurnRequest) -> _TurnPlan:
-    """Validate the request. Raises BadMessages, BadSettings, BadEpisode, TurnTooLong, NotComparable."""
+    """Validate the request. Raises the errors that `run_turn` raises before any change."""
     session = resident.session
     messages = tuple(convert.to_chat(message) for message in request.messages)
     sampling = convert.sampling_from_wire(request.sampling)
@@ -108,7 +108,7 @@ def _plan_turn(engine: Engine, resident: ResidentSession, request: wire.TurnRequ
 def _limit_sampling(
     engine: Engine, resident: ResidentSession, prompt: int, sampling: Sampling, generate: bool
 ) -> Sampling:
-    """The sampling with max_tokens limited to the room in the context. Raises TurnTooLong for none."""
+    """Limit max_tokens to the room in the context. Raises TurnTooLong if there is none."""
     session = resident.session
     limit = engine.model.max_context
     what = "the model's context"
@@ -185,7 +185,7 @@ def _generate(
 
 
 def _build_answer(done: wire.TurnDone, answer: Answer, position: int, emit: Emit) -> ChatMessage:
-    """Fill in the assistant's message and emit its tool calls; returns it for the next rendering."""
+    """Fill in the assistant's message and emit its tool calls; returns it for rendering."""
     text, parsed = parse_tool_calls(answer.text)
     # The position makes an id unique in its session, and the same whenever the turn is run again.
     calls = [

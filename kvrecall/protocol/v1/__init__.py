@@ -3,7 +3,7 @@
 REFUSAL_CODE = "kvrecall-code"
 """Key in the trailing metadata of a call that a worker refused; its value is the error's code."""
 WORKER_RECORD_SECONDS = 3.0
-"""How long a worker's record lasts where gateways look for workers; it is renewed each second."""
+"""Lifetime of a worker's record in the registry; it is renewed each second."""
 
 
 def workers_key(namespace: str) -> str:

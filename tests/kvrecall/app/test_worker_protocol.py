@@ -100,23 +100,23 @@ async def test_tokens_become_the_text_that_they_were_said_as(
         assert (bool(start), nothing) == (True, "")
 
 
-async def test_a_repair_that_is_hurried_says_how_far_it_came(
+async def test_a_repair_that_stops_early_reports_its_progress(
     worker_at: WorkerAt, tmp_path: Path
 ) -> None:
     async with worker_at(tmp_path) as worker:
-        await worker.stop_early(wire.StopEarlyRequest(session="nobody"))
+        await worker.stop_early(wire.StopEarlyRequest(session="unknown"))
         await talked(worker, method="snapkv", repair_rows=8)
         request = wire.RepairRequest(session="s", epoch=1, trigger="tool_call", text="boats")
         repairing = asyncio.create_task(worker.repair(request))
         await asyncio.sleep(0)
         await worker.stop_early(wire.StopEarlyRequest(session="s"))
-        hurried = (await repairing).report
+        stopped = (await repairing).report
         whole = (await worker.repair(request)).report
-        assert hurried.candidates == whole.candidates > 0
+        assert stopped.candidates == whole.candidates > 0
         assert (
-            hurried.scored_rows < hurried.candidates
-            if hurried.truncated
-            else len(hurried.promoted) == 8
+            stopped.scored_rows < stopped.candidates
+            if stopped.truncated
+            else len(stopped.promoted) == 8
         )
         assert (whole.truncated, len(whole.promoted)) == (False, 8)
 
@@ -173,7 +173,7 @@ async def test_what_the_worker_refuses_has_its_code(worker_at: WorkerAt, tmp_pat
                 "bad_episode",
                 wire.BuildEpisodesRequest(session="s", epoch=1, plans=[wire.EpisodePlan(id="a")]),
             ),
-            ("session_not_open", wire.BuildEpisodesRequest(session="nobody", epoch=1)),
+            ("session_not_open", wire.BuildEpisodesRequest(session="unknown", epoch=1)),
             ("stale_epoch", wire.BuildEpisodesRequest(session="s", epoch=9)),
         ]
         for code, request in cases:

@@ -21,14 +21,14 @@ HERE = "127.0.0.1:0"
 
 
 class Scripted(worker_pb2_grpc.WorkerServicer):
-    """Ends a call with `status`; a repair never ends, and notes that it was given up."""
+    """Ends calls with `status`; repairs and turns run until they are cancelled, which sets `cancelled`."""
 
     def __init__(self) -> None:
         self.status = grpc.StatusCode.OK
         self.code = ""
-        self.given_up = asyncio.Event()
-        self.begun = asyncio.Event()
-        self.hurried = asyncio.Event()
+        self.cancelled = asyncio.Event()
+        self.started = asyncio.Event()
+        self.stopped = asyncio.Event()
         self.order: list[str] = []
 
     async def Describe(self, request: Empty, context: Any) -> wire.WorkerInfo:
@@ -44,39 +44,39 @@ class Scripted(worker_pb2_grpc.WorkerServicer):
         try:
             await asyncio.Event().wait()
         finally:
-            self.given_up.set()
+            self.cancelled.set()
 
     async def Repair(self, request: wire.RepairRequest, context: Any) -> None:
         self.order.append("repair")
-        self.begun.set()
-        await context.write(wire.RepairEvent(taken=True))
+        self.started.set()
+        await context.write(wire.RepairEvent(accepted=True))
         try:
-            await self.hurried.wait()
+            await self.stopped.wait()
             await context.write(wire.RepairEvent(result=wire.RepairResult()))
         finally:
-            self.given_up.set()
+            self.cancelled.set()
 
-    async def Hurry(self, request: wire.StopEarlyRequest, context: Any) -> Empty:
-        self.order.append("hurry")
-        self.hurried.set()
+    async def StopEarly(self, request: wire.StopEarlyRequest, context: Any) -> Empty:
+        self.order.append("stop")
+        self.stopped.set()
         return Empty()
 
     async def Open(self, request: wire.OpenRequest, context: Any) -> wire.MemoryReport:
         await asyncio.sleep(0.05)
-        self.given_up.set()
+        self.cancelled.set()
         return wire.MemoryReport(length=len(request.state.selection))
 
     async def _end(self, context: Any) -> None:
         if self.status is not grpc.StatusCode.OK:
             refused = ((REFUSAL_CODE, self.code),) if self.code else ()
-            await context.abort(self.status, "as it was told", trailing_metadata=refused)
+            await context.abort(self.status, "a reason", trailing_metadata=refused)
 
 
 @asynccontextmanager
 async def connected(
     listen: str = HERE, credentials: grpc.ServerCredentials | None = None, **settings: Any
 ) -> AsyncIterator[tuple[Scripted, GrpcWorkerClient]]:
-    """A scripted worker on the network, and the way to it."""
+    """A scripted worker behind a server, and a client of it."""
     server = grpc.aio.server(options=[("grpc.max_receive_message_length", -1)])
     servicer = Scripted()
     port = (
@@ -100,37 +100,35 @@ async def test_a_code_in_the_trailers_is_a_refusal_whatever_the_status() -> None
         servicer.code = "storage_failed"
         with pytest.raises(WorkerRefused) as refused:
             await worker.memory("s")
-        assert (refused.value.code, refused.value.message) == ("storage_failed", "as it was told")
+        assert (refused.value.code, refused.value.message) == ("storage_failed", "a reason")
 
 
 @pytest.mark.parametrize(
-    ("status", "says"),
+    ("status", "message"),
     [
-        (grpc.StatusCode.INTERNAL, "failed: as it was told"),
-        (grpc.StatusCode.UNAVAILABLE, "cannot be reached: as it was told"),
+        (grpc.StatusCode.INTERNAL, "failed: a reason"),
+        (grpc.StatusCode.UNAVAILABLE, "cannot be reached: a reason"),
         (grpc.StatusCode.CANCELLED, "cancelled the call"),
-        (grpc.StatusCode.UNIMPLEMENTED, "answered unimplemented: as it was told"),
+        (grpc.StatusCode.UNIMPLEMENTED, "answered unimplemented: a reason"),
     ],
 )
-async def test_any_other_status_is_a_worker_that_is_lost(
-    status: grpc.StatusCode, says: str
-) -> None:
+async def test_any_other_status_is_a_lost_worker(status: grpc.StatusCode, message: str) -> None:
     async with connected() as (servicer, worker):
         servicer.status = status
-        with pytest.raises(WorkerLost, match=says):
+        with pytest.raises(WorkerLost, match=message):
             await worker.memory("s")
         turn = worker.turn(wire.TurnRequest(session="s"))
         assert (await anext(turn)).token.text == "one"
-        with pytest.raises(WorkerLost, match=says):
+        with pytest.raises(WorkerLost, match=message):
             await anext(turn)
 
 
-async def test_what_takes_longer_than_its_deadline_is_given_up_on_both_sides() -> None:
+async def test_a_call_past_its_deadline_is_cancelled_on_both_sides() -> None:
     async with connected(repair_seconds=0.1) as (servicer, worker):
         with pytest.raises(WorkerLost, match="did not answer in time"):
             await worker.repair(wire.RepairRequest(session="s"))
-        if servicer.begun.is_set():  # on a slow machine it may not even have come there
-            await servicer.given_up.wait()
+        if servicer.started.is_set():  # on a slow machine it may not have arrived
+            await servicer.cancelled.wait()
         assert (await worker.memory("s")).length == 7
 
 
@@ -138,45 +136,45 @@ async def test_closing_a_turn_cancels_it() -> None:
     async with connected() as (servicer, worker):
         async with aclosing(worker.turn(wire.TurnRequest(session="s"))) as turn:
             await anext(turn)
-        await servicer.given_up.wait()
+        await servicer.cancelled.wait()
 
 
 async def test_cancelling_a_repair_cancels_it() -> None:
     async with connected() as (servicer, worker):
         repair = asyncio.create_task(worker.repair(wire.RepairRequest(session="s")))
-        await servicer.begun.wait()
+        await servicer.started.wait()
         repair.cancel()
         with pytest.raises(asyncio.CancelledError):
             await repair
-        await servicer.given_up.wait()
+        await servicer.cancelled.wait()
 
 
-async def test_a_hurry_never_overtakes_its_repair() -> None:
+async def test_a_stop_never_overtakes_its_repair() -> None:
     async with connected() as (servicer, worker):
         for _ in range(50):
             servicer.order.clear()
-            servicer.hurried.clear()
+            servicer.stopped.clear()
             repair = asyncio.create_task(
                 worker.repair(wire.RepairRequest(session="s", text="much " * 50_000))
             )
             await asyncio.sleep(0)
             await worker.stop_early(wire.StopEarlyRequest(session="s"))
             await repair
-            assert servicer.order == ["repair", "hurry"]
+            assert servicer.order == ["repair", "stop"]
         await worker.stop_early(wire.StopEarlyRequest(session="s"))
 
 
-async def test_an_open_ends_before_its_cancellation_is_told() -> None:
+async def test_a_cancelled_open_is_waited_for() -> None:
     async with connected() as (servicer, worker):
         opening = asyncio.create_task(worker.open(wire.OpenRequest()))
         await asyncio.sleep(0)
         opening.cancel()
         with pytest.raises(asyncio.CancelledError):
             await opening
-        assert servicer.given_up.is_set()
+        assert servicer.cancelled.is_set()
 
 
-async def test_a_state_of_many_megabytes_is_carried_and_one_over_the_limit_is_not() -> None:
+async def test_a_state_of_many_megabytes_is_sent_and_one_over_the_limit_is_refused() -> None:
     state = wire.SessionState(selection=bytes(20 << 20))
     async with connected() as (_, worker):
         assert (await worker.open(wire.OpenRequest(state=state))).length == 20 << 20
@@ -185,7 +183,7 @@ async def test_a_state_of_many_megabytes_is_carried_and_one_over_the_limit_is_no
             await worker.open(wire.OpenRequest(state=state))
 
 
-async def test_a_worker_that_comes_back_is_found_and_one_that_is_gone_is_not() -> None:
+async def test_a_client_reconnects_to_a_worker_that_is_back() -> None:
     async with connected() as (_, first):
         pass
     with pytest.raises(WorkerLost, match="closed"):
@@ -220,7 +218,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], di
     return make
 
 
-async def test_only_who_has_the_right_certificates_is_connected(
+async def test_only_matching_certificates_connect(
     certificates: Callable[[str], dict[str, Path]],
 ) -> None:
     ours = certificates("ours")

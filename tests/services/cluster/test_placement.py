@@ -44,12 +44,12 @@ def test_a_worker_that_leaves_moves_its_own_sessions_only() -> None:
         assert after == before or before == "c"
 
 
-def test_a_worker_that_comes_takes_no_more_than_its_share() -> None:
+def test_a_worker_that_joins_takes_no_more_than_its_share() -> None:
     more = [*WORKERS, Candidate("d", 4)]
     moved = [session for session in SESSIONS if choose(session, more) != choose(session, WORKERS)]
     assert all(choose(session, more) == "d" for session in moved)
     assert abs(len(moved) / len(SESSIONS) - 1 / 4) < 0.03
 
 
-def test_without_workers_nobody_is_chosen() -> None:
+def test_without_workers_none_is_chosen() -> None:
     assert choose("s", []) is None

@@ -9,8 +9,10 @@ import grpc
 import pytest
 from google.protobuf.empty_pb2 import Empty
 from grpc_health.v1 import health, health_pb2_grpc
+from structlog.testing import capture_logs
 
 from kvrecall.domain.errors import RegistryError, WorkerLost, WorkerRefused
+from kvrecall.protocol import PROTOCOL_VERSION
 from kvrecall.protocol.v1 import REFUSAL_CODE, worker_pb2_grpc
 from kvrecall.protocol.v1 import worker_pb2 as wire
 from services.cluster.pool import WorkerPool
@@ -21,54 +23,61 @@ WAY = WireSettings(connect_seconds=5, watch_seconds=0.05, look_seconds=1, quick_
 
 
 class Scripted(worker_pb2_grpc.WorkerServicer):
-    """Notes what is asked of it; its turns say one word and wait for ever."""
+    """Records its calls; its turns stream one token and never end."""
 
-    def __init__(self, model: str = "one") -> None:
+    def __init__(self, model: str = "one", protocol_version: int = PROTOCOL_VERSION) -> None:
         self.model = model
-        self.asked: list[str] = []
+        self.protocol_version = protocol_version
+        self.calls: list[str] = []
         self.refuses = ""
         self.answers = asyncio.Event()
         self.answers.set()
         self.health = health.aio.HealthServicer()
 
     async def Describe(self, request: Empty, context: Any) -> wire.WorkerInfo:
-        return wire.WorkerInfo(model=self.model, fingerprint=self.model, slots=4, max_budget=256)
+        return wire.WorkerInfo(
+            model=self.model,
+            fingerprint=self.model,
+            slots=4,
+            max_budget=256,
+            protocol_version=self.protocol_version,
+        )
 
     async def Stats(self, request: Empty, context: Any) -> wire.WorkerStats:
         await self.answers.wait()
         return wire.WorkerStats(slots_in_use=1, sessions=3)
 
     async def Open(self, request: wire.OpenRequest, context: Any) -> wire.MemoryReport:
-        self.asked.append(f"open {request.spec.session}")
+        self.calls.append(f"open {request.spec.session}")
         return wire.MemoryReport()
 
     async def Turn(self, request: wire.TurnRequest, context: Any) -> None:
-        self.asked.append(f"turn {request.session}")
+        self.calls.append(f"turn {request.session}")
         await context.write(wire.TurnEvent(token=wire.TokenChunk(text="one")))
         await asyncio.Event().wait()
 
     async def Memory(self, request: wire.MemoryRequest, context: Any) -> wire.MemoryReport:
-        self.asked.append(f"memory {request.session}")
+        self.calls.append(f"memory {request.session}")
         return wire.MemoryReport(length=7)
 
     async def Release(self, request: wire.ReleaseRequest, context: Any) -> Empty:
-        self.asked.append(f"release {request.session}")
+        self.calls.append(f"release {request.session}")
         return Empty()
 
-    async def Drop(self, request: wire.DeleteRequest, context: Any) -> Empty:
+    async def Delete(self, request: wire.DeleteRequest, context: Any) -> Empty:
         if self.refuses:
             await context.abort(
                 grpc.StatusCode.ABORTED, "no", trailing_metadata=((REFUSAL_CODE, self.refuses),)
             )
-        self.asked.append(f"drop {request.session}")
+        self.calls.append(f"delete {request.session}")
         return Empty()
 
     async def Fork(self, request: wire.ForkRequest, context: Any) -> wire.ForkResult:
-        self.asked.append(f"fork {request.parent}")
+        self.calls.append(f"fork {request.parent}")
         return wire.ForkResult()
 
     async def Embed(self, request: wire.EmbedRequest, context: Any) -> wire.EmbedResult:
-        self.asked.append("embed")
+        self.calls.append("embed")
         return wire.EmbedResult(dimensions=3)
 
 
@@ -85,7 +94,7 @@ class Known:
     async def records(self) -> list[wire.WorkerRecord]:
         self.read.set()
         if self.fails:
-            raise RegistryError("nobody can say")
+            raise RegistryError("the registry is down")
         return list(self.found.values())
 
     async def close(self) -> None:
@@ -93,7 +102,12 @@ class Known:
 
     def add(self, name: str, address: str, **fields: Any) -> None:
         record = wire.WorkerRecord(
-            name=name, address=address, fingerprint="one", slots=4, free_slots=4
+            name=name,
+            address=address,
+            fingerprint="one",
+            slots=4,
+            free_slots=4,
+            protocol_version=PROTOCOL_VERSION,
         )
         record.MergeFrom(wire.WorkerRecord(**fields))
         self.found[name] = record
@@ -114,29 +128,29 @@ async def serving(servicer: Scripted, port: int = 0) -> AsyncIterator[str]:
 
 
 class Cluster:
-    """Workers a and b, a registry that knows them, and the fleet."""
+    """Workers a and b, a registry that knows them, and the pool."""
 
     def __init__(self) -> None:
         self.servicers = {"a": Scripted(), "b": Scripted()}
         self.known = Known()
         self.servers = {name: AsyncExitStack() for name in self.servicers}
-        self.fleet: WorkerPool
+        self.pool: WorkerPool
 
     async def open(self, session: str, worker: str, avoid: Sequence[str] = ()) -> str:
-        """Place a session and open it; returns where that was."""
-        placed = self.fleet.choose_worker(session, worker, avoid)
-        await self.fleet.open(wire.OpenRequest(spec=wire.SessionSpec(session=session)))
+        """Choose a worker for a session and open it there; returns its name."""
+        placed = self.pool.choose_worker(session, worker, avoid)
+        await self.pool.open(wire.OpenRequest(spec=wire.SessionSpec(session=session)))
         return placed
 
-    async def looked(self) -> None:
-        """Return when the fleet has looked around with what is known now."""
+    async def refreshed(self) -> None:
+        """Return when the pool has refreshed with the registry as it is now."""
         for _ in range(2):
             self.known.read.clear()
             await self.known.read.wait()
         await asyncio.sleep(0.05)
 
     async def names(self) -> list[str]:
-        return [each.name for each in await self.fleet.workers()]
+        return [each.name for each in await self.pool.workers()]
 
 
 @pytest.fixture
@@ -144,73 +158,73 @@ async def cluster() -> AsyncIterator[Cluster]:
     made = Cluster()
     for name, servicer in made.servicers.items():
         made.known.add(name, await made.servers[name].enter_async_context(serving(servicer)))
-    made.fleet = await WorkerPool.start(made.known, WAY)
+    made.pool = await WorkerPool.start(made.known, WAY)
     try:
         yield made
     finally:
-        await made.fleet.close()
+        await made.pool.close()
         for server in made.servers.values():
             await server.aclose()
 
 
 async def test_calls_of_a_session_go_where_it_was_opened_last(cluster: Cluster) -> None:
     assert [await cluster.open("s", "a"), await cluster.open("t", "b")] == ["a", "b"]
-    assert (await cluster.fleet.memory("s")).length == 7
+    assert (await cluster.pool.memory("s")).length == 7
     await cluster.open("s", "b")
-    await cluster.fleet.memory("s")
-    await cluster.fleet.release(wire.ReleaseRequest(session="s"))
-    assert cluster.servicers["a"].asked == ["open s", "memory s", "release s"]
-    assert cluster.servicers["b"].asked == ["open t", "open s", "memory s"]
+    await cluster.pool.memory("s")
+    await cluster.pool.release(wire.ReleaseRequest(session="s"))
+    assert cluster.servicers["a"].calls == ["open s", "memory s", "release s"]
+    assert cluster.servicers["b"].calls == ["open t", "open s", "memory s"]
 
 
-async def test_what_is_planned_counts_from_the_next_opening(cluster: Cluster) -> None:
+async def test_a_chosen_worker_counts_from_the_next_open(cluster: Cluster) -> None:
     await cluster.open("s", "a")
-    assert cluster.fleet.choose_worker("s", "b") == "b"
-    await cluster.fleet.memory("s")
-    assert cluster.servicers["a"].asked == ["open s", "memory s"]
+    assert cluster.pool.choose_worker("s", "b") == "b"
+    await cluster.pool.memory("s")
+    assert cluster.servicers["a"].calls == ["open s", "memory s"]
 
 
 async def test_a_fork_is_where_its_parent_is(cluster: Cluster) -> None:
     await cluster.open("s", "b")
-    await cluster.fleet.fork(wire.ForkRequest(parent="s", spec=wire.SessionSpec(session="child")))
-    await cluster.fleet.memory("child")
-    assert cluster.servicers["b"].asked == ["open s", "fork s", "memory child"]
+    await cluster.pool.fork(wire.ForkRequest(parent="s", spec=wire.SessionSpec(session="child")))
+    await cluster.pool.memory("child")
+    assert cluster.servicers["b"].calls == ["open s", "fork s", "memory child"]
 
 
 async def test_a_session_that_this_gateway_never_opened_is_unknown_to_it(cluster: Cluster) -> None:
     with pytest.raises(WorkerRefused) as refused:
-        await cluster.fleet.memory("s")
+        await cluster.pool.memory("s")
     assert refused.value.code == "session_not_open"
 
 
 async def test_the_owner_is_chosen_while_it_takes_sessions(cluster: Cluster) -> None:
-    assert cluster.fleet.choose_worker("s", "b") == "b"
-    assert cluster.fleet.choose_worker("s", "b", ["b"]) == "a"
+    assert cluster.pool.choose_worker("s", "b") == "b"
+    assert cluster.pool.choose_worker("s", "b", ["b"]) == "a"
     cluster.known.found["b"].draining = True
-    await cluster.looked()
-    assert cluster.fleet.choose_worker("s", "b") == "a"
+    await cluster.refreshed()
+    assert cluster.pool.choose_worker("s", "b") == "a"
     with pytest.raises(WorkerLost, match="no worker that takes"):
-        cluster.fleet.choose_worker("s", "b", ["a"])
+        cluster.pool.choose_worker("s", "b", ["a"])
 
 
 async def test_new_sessions_go_to_both(cluster: Cluster) -> None:
-    assert {cluster.fleet.choose_worker(f"s_{number}", "") for number in range(50)} == {"a", "b"}
+    assert {cluster.pool.choose_worker(f"s_{number}", "") for number in range(50)} == {"a", "b"}
 
 
 async def test_a_call_that_is_lost_sends_the_next_session_elsewhere(cluster: Cluster) -> None:
     await cluster.open("s", "a")
     await cluster.servers["a"].aclose()
     with pytest.raises(WorkerLost):
-        await cluster.fleet.memory("s")
-    assert cluster.fleet.choose_worker("s", "a") == "b"
+        await cluster.pool.memory("s")
+    assert cluster.pool.choose_worker("s", "a") == "b"
 
 
-async def test_what_runs_in_a_worker_that_vanishes_is_lost_at_once(cluster: Cluster) -> None:
+async def test_calls_in_a_worker_that_vanishes_are_lost_at_once(cluster: Cluster) -> None:
     await cluster.open("s", "a")
-    async with aclosing(cluster.fleet.turn(wire.TurnRequest(session="s"))) as turn:
+    async with aclosing(cluster.pool.turn(wire.TurnRequest(session="s"))) as turn:
         assert (await anext(turn)).token.text == "one"
         del cluster.known.found["a"]
-        await cluster.looked()
+        await cluster.refreshed()
         assert await cluster.names() == ["a", "b"], "it is not in the registry, but it answers"
         cluster.servicers[
             "a"
@@ -219,73 +233,92 @@ async def test_what_runs_in_a_worker_that_vanishes_is_lost_at_once(cluster: Clus
             await anext(turn)
     assert await cluster.names() == ["b"]
     with pytest.raises(WorkerLost, match="gone"):
-        await cluster.fleet.memory("s")
+        await cluster.pool.memory("s")
 
 
-async def test_a_worker_that_comes_is_told_and_takes_sessions(cluster: Cluster) -> None:
-    told = asyncio.Event()
+async def test_a_worker_that_joins_is_synced_and_takes_sessions(cluster: Cluster) -> None:
+    synced = asyncio.Event()
 
     async def joined() -> None:
-        told.set()
+        synced.set()
 
-    await cluster.looked()
-    cluster.fleet.on_join(joined)
+    await cluster.refreshed()
+    cluster.pool.on_join(joined)
     async with serving(third := Scripted()) as address:
         cluster.known.add("c", address)
-        await told.wait()
+        await synced.wait()
         assert await cluster.names() == ["a", "b", "c"]
         await cluster.open("s", "c")
-        assert third.asked == ["open s"]
+        assert third.calls == ["open s"]
 
 
-async def test_another_model_s_worker_is_left_out(cluster: Cluster) -> None:
+async def test_a_worker_of_another_model_is_left_out(cluster: Cluster) -> None:
     async with serving(Scripted("other")) as address:
         cluster.known.add("c", address, fingerprint="other")
-        await cluster.looked()
+        await cluster.refreshed()
         assert await cluster.names() == ["a", "b"]
+
+
+async def test_a_worker_of_another_protocol_is_left_out(cluster: Cluster) -> None:
+    with capture_logs() as logs:
+        async with serving(Scripted(protocol_version=0)) as address:
+            cluster.known.add("c", address, protocol_version=0)
+            for _ in range(2):
+                await cluster.refreshed()
+            assert await cluster.names() == ["a", "b"]
+    reasons = [each["reason"] for each in logs if each["event"] == "worker incompatible"]
+    assert reasons == ["worker c speaks protocol 1, this gateway 2: upgrade the worker"]
+
+
+async def test_a_worker_that_returns_with_another_protocol_is_left_out(cluster: Cluster) -> None:
+    cluster.known.found["b"].protocol_version = PROTOCOL_VERSION + 1
+    await cluster.refreshed()
+    cluster.servicers["b"].protocol_version = PROTOCOL_VERSION + 1
+    await cluster.refreshed()
+    assert await cluster.names() == ["a"]
 
 
 async def test_a_registry_that_cannot_be_read_changes_nothing(cluster: Cluster) -> None:
     cluster.known.fails = True
-    await cluster.looked()
+    await cluster.refreshed()
     assert await cluster.names() == ["a", "b"]
 
 
-async def test_all_are_asked_to_drop_and_counted(cluster: Cluster) -> None:
-    await cluster.fleet.delete(wire.DeleteRequest(session="s"))
-    assert [each.asked for each in cluster.servicers.values()] == [["drop s"], ["drop s"]]
-    assert {name: stats.sessions for name, stats in (await cluster.fleet.stats()).items()} == {
+async def test_a_deletion_goes_to_all_workers(cluster: Cluster) -> None:
+    await cluster.pool.delete(wire.DeleteRequest(session="s"))
+    assert [each.calls for each in cluster.servicers.values()] == [["delete s"], ["delete s"]]
+    assert {name: stats.sessions for name, stats in (await cluster.pool.stats()).items()} == {
         "a": 3,
         "b": 3,
     }
     await cluster.servers["b"].aclose()
     with pytest.raises(WorkerLost, match="of 2 workers 1"):
-        await cluster.fleet.delete(wire.DeleteRequest(session="t"))
-    assert cluster.servicers["a"].asked == ["drop s", "drop t"]
-    assert list(await cluster.fleet.stats()) == ["a"]
-    assert (await cluster.fleet.embed(["cat"])).dimensions == 3
+        await cluster.pool.delete(wire.DeleteRequest(session="t"))
+    assert cluster.servicers["a"].calls == ["delete s", "delete t"]
+    assert list(await cluster.pool.stats()) == ["a"]
+    assert (await cluster.pool.embed(["cat"])).dimensions == 3
     await cluster.servers["a"].aclose()
     for call in (
-        cluster.fleet.stats(),
-        cluster.fleet.delete(wire.DeleteRequest(session="u")),
-        cluster.fleet.embed(["cat"]),
+        cluster.pool.stats(),
+        cluster.pool.delete(wire.DeleteRequest(session="u")),
+        cluster.pool.embed(["cat"]),
     ):
         with pytest.raises(WorkerLost):
             await call
 
 
-async def test_a_worker_that_a_session_was_taken_over_from_stands_in_no_deletion_s_way(
+async def test_a_worker_that_lost_the_session_does_not_hinder_its_deletion(
     cluster: Cluster,
 ) -> None:
     cluster.servicers["a"].refuses = "stale_epoch"
-    await cluster.fleet.delete(wire.DeleteRequest(session="s"))
-    assert cluster.servicers["b"].asked == ["drop s"]
+    await cluster.pool.delete(wire.DeleteRequest(session="s"))
+    assert cluster.servicers["b"].calls == ["delete s"]
     cluster.servicers["a"].refuses = "storage_failed"
     with pytest.raises(WorkerRefused):
-        await cluster.fleet.delete(wire.DeleteRequest(session="s"))
+        await cluster.pool.delete(wire.DeleteRequest(session="s"))
 
 
-async def test_a_worker_that_was_away_is_told_what_it_is_to_forget(cluster: Cluster) -> None:
+async def test_a_worker_that_was_away_gets_its_releases_when_it_is_back(cluster: Cluster) -> None:
     for session in ("s", "t"):
         await cluster.open(session, "a")
     a = cluster.servicers["a"]
@@ -293,59 +326,75 @@ async def test_a_worker_that_was_away_is_told_what_it_is_to_forget(cluster: Clus
     await cluster.servers["a"].aclose()
     for session in ("s", "t"):
         with pytest.raises(WorkerLost):
-            await cluster.fleet.memory(session)
+            await cluster.pool.memory(session)
     await cluster.open("s", "a", ["a"])
     with pytest.raises(WorkerLost):
-        await cluster.fleet.delete(wire.DeleteRequest(session="t"))
-    a.asked.clear()
+        await cluster.pool.delete(wire.DeleteRequest(session="t"))
+    a.calls.clear()
     a.refuses = "storage_failed"
     async with serving(a, int(address.rpartition(":")[2])):
         for _ in range(2):
-            await cluster.looked()
-        assert "drop t" not in a.asked
+            await cluster.refreshed()
+        assert "delete t" not in a.calls
         a.refuses = ""
         for _ in range(200):
-            if len(a.asked) == 2:
+            if len(a.calls) == 2:
                 break
             await asyncio.sleep(0.05)
-        assert sorted(a.asked) == ["drop t", "release s"]
-        await cluster.looked()
-        assert len(a.asked) == 2
+        assert sorted(a.calls) == ["delete t", "release s"]
+        await cluster.refreshed()
+        assert len(a.calls) == 2
         await cluster.open("s", "a")
-        await cluster.looked()
-    assert cluster.servicers["b"].asked == ["open s", "drop t", "release s"]
+        await cluster.refreshed()
+    assert cluster.servicers["b"].calls == ["open s", "delete t", "release s"]
 
 
-async def test_the_limits_are_those_that_all_keep_to(cluster: Cluster) -> None:
-    described = await cluster.fleet.describe()
+async def test_the_limits_hold_in_every_worker(cluster: Cluster) -> None:
+    described = await cluster.pool.describe()
     assert (described.model, described.slots, described.max_budget) == ("one", 8, 256)
 
 
-async def test_static_addresses_are_asked_what_they_do() -> None:
+async def test_workers_at_static_addresses_are_asked_for_their_load() -> None:
     drained = Scripted()
     async with serving(Scripted()) as one, serving(drained) as other:
-        fleet = await WorkerPool.start(
+        pool = await WorkerPool.start(
             StaticRegistry([one, other, "127.0.0.1:1"]),
             WAY.model_copy(update={"look_seconds": 0.3}),
         )
         try:
-            records = {record.name: record for record in await fleet.workers()}
+            records = {record.name: record for record in await pool.workers()}
             assert {name: (each.free_slots, each.draining) for name, each in records.items()} == {
                 one: (3, False),
                 other: (3, False),
             }
             await drained.health.enter_graceful_shutdown()
             for _ in range(200):
-                if fleet.choose_worker("s", other) == one:
+                if pool.choose_worker("s", other) == one:
                     break
                 await asyncio.sleep(0.05)
             else:
-                pytest.fail("nobody saw that the worker drains")
+                pytest.fail("the drain was not noticed")
         finally:
-            await fleet.close()
+            await pool.close()
 
 
-async def test_without_any_worker_there_is_no_fleet() -> None:
+async def test_without_any_worker_there_is_no_pool() -> None:
     way = WAY.model_copy(update={"connect_seconds": 0.5, "look_seconds": 0.1})
     with pytest.raises(WorkerLost, match=r"within 0\.5 seconds"):
         await WorkerPool.start(StaticRegistry(["127.0.0.1:1"]), way)
+
+
+@pytest.mark.parametrize(
+    ("version", "message"),
+    [
+        (0, "speaks protocol 1, this gateway 2: upgrade the worker"),
+        (3, "speaks protocol 3, this gateway 2: upgrade the gateway"),
+    ],
+)
+async def test_a_gateway_with_one_incompatible_worker_does_not_start(
+    version: int, message: str
+) -> None:
+    way = WAY.model_copy(update={"connect_seconds": 1.0})
+    async with serving(Scripted(protocol_version=version)) as address:
+        with pytest.raises(WorkerLost, match=message):
+            await WorkerPool.start(StaticRegistry([address]), way)

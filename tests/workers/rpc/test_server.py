@@ -1,4 +1,4 @@
-"""A worker on the network: its health, its refusals, calls that are given up, and a drain."""
+"""A worker on the network: its health, its refusals, cancelled calls, and a drain."""
 
 import asyncio
 import socket
@@ -13,11 +13,12 @@ from google.protobuf.empty_pb2 import Empty
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+from kvrecall.protocol.calls import SERVICE
 from kvrecall.protocol.v1 import REFUSAL_CODE, worker_pb2_grpc
 from kvrecall.protocol.v1 import worker_pb2 as wire
 from workers.errors import CannotListen, UnknownSession
 from workers.model.embedder import Embedder
-from workers.rpc.server import SERVICE, WorkerServer
+from workers.rpc.server import WorkerServer
 from workers.rpc.service import WorkerService
 from workers.rpc.settings import ServerSettings
 
@@ -40,7 +41,7 @@ class Served:
         return (await health_pb2_grpc.HealthStub(self.channel).Check(asked)).status
 
     def turn(self, tokens: int) -> Any:
-        """A turn of session "s" that says so many tokens, as nothing stops the tiny model."""
+        """A turn of session "s" that generates so many tokens, as nothing stops the tiny model."""
         said = [wire.Message(role="user", content="Where does she live?")]
         sampling = wire.Sampling(max_tokens=tokens)
         return self.stub.Turn(
@@ -49,9 +50,9 @@ class Served:
 
 
 class Broken(WorkerService):
-    """Calls with a mistake of ours in one of them."""
+    """A service with a bug in one of its calls."""
 
-    def stats(self) -> wire.WorkerStats:
+    async def stats(self, request: Empty) -> wire.WorkerStats:
         raise ZeroDivisionError("rows per nothing")
 
 
@@ -123,7 +124,7 @@ async def test_a_message_too_long_for_trailers_is_cut(served: Callable[..., Any]
         assert "ü" * 900 in message
 
 
-async def test_of_a_mistake_of_ours_the_client_learns_its_kind_and_no_more(
+async def test_the_client_learns_kind_and_message_of_an_unexpected_error(
     served: Callable[..., Any],
 ) -> None:
     async with served(Broken) as each:
@@ -158,19 +159,19 @@ async def test_a_drain_lets_a_turn_end_and_none_begin(served: Callable[..., Any]
         status, code, message = await refusal(each.turn(tokens=1).read())
         assert (status, code) == (grpc.StatusCode.ABORTED, "cancelled")
         assert "draining" in message
-        await each.stub.Hurry(wire.StopEarlyRequest(session="s"))
+        await each.stub.StopEarly(wire.StopEarlyRequest(session="s"))
         events = [event async for event in turn]
         assert events[-1].done.output_tokens == 300
         await stopping
 
 
-async def test_a_drain_does_not_wait_for_ever(served: Callable[..., Any]) -> None:
+async def test_a_drain_cancels_calls_that_take_too_long(served: Callable[..., Any]) -> None:
     async with served(drain_seconds=0.1) as each:
         turn = aiter(each.turn(tokens=100_000))
         await anext(turn)
         await each.server.stop()
         _, code, message = await refusal(_end(turn))
-        assert (code, message) == ("cancelled", "the worker stopped before this was done")
+        assert (code, message) == ("cancelled", "the worker stopped before the call ended")
         with pytest.raises(UnknownSession, match="in the middle of a turn"):
             await asyncio.wrap_future(each.worker.submit("s", "Hello."))
 
@@ -184,7 +185,7 @@ async def test_an_address_that_is_taken_or_none_is_refused() -> None:
 
 async def test_two_workers_cannot_share_an_address() -> None:
     first = WorkerServer(ServerSettings(listen="127.0.0.1:0"))
-    with pytest.raises(CannotListen, match="taken"):
+    with pytest.raises(CannotListen, match="in use"):
         WorkerServer(ServerSettings(listen=first.address))
     await first.stop()
 

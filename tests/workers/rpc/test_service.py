@@ -1,0 +1,25 @@
+"""The service answers every call of the table."""
+
+from collections.abc import AsyncGenerator
+from typing import Any, get_type_hints
+
+import pytest
+
+from kvrecall.protocol import PROTOCOL_VERSION
+from kvrecall.protocol.calls import CALLS, Call
+from workers.model.embedder import Embedder
+from workers.rpc.service import WorkerService
+
+
+@pytest.mark.parametrize("call", CALLS, ids=lambda call: call.name)
+def test_a_method_has_the_messages_of_its_call(call: Call[Any, Any]) -> None:
+    hints = get_type_hints(getattr(WorkerService, call.method))
+    answer = AsyncGenerator[call.response, None] if call.streaming else call.response
+    assert hints == {"request": call.request, "return": answer}
+
+
+async def test_info_and_record_state_the_protocols_version(make_worker: Any) -> None:
+    worker = make_worker()
+    service = WorkerService(worker.scheduler, Embedder(), "tiny")
+    assert (await service.describe(CALLS[0].request())).protocol_version == PROTOCOL_VERSION
+    assert service.record("a", "a:1", draining=False).protocol_version == PROTOCOL_VERSION
