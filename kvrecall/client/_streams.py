@@ -12,7 +12,7 @@ from kvrecall.client.models import Turn
 class TurnStream(Iterator[TurnEvent]):
     """Events of a streamed turn; the last one is TurnCompleted. Closing it early cancels the turn.
 
-    The request is sent when the first event is read. Iterating raises as `KvrecallClient.turn`.
+    The request is sent when the first event is read. It raises as `KvrecallClient.turn`.
     """
 
     def __init__(self, events: Generator[TurnEvent, None, None]) -> None:
@@ -57,7 +57,7 @@ class TurnStream(Iterator[TurnEvent]):
 class AsyncTurnStream(AsyncIterator[TurnEvent]):
     """Events of a streamed turn; the last one is TurnCompleted. Closing it early cancels the turn.
 
-    The request is sent when the first event is read. Iterating raises as `AsyncKvrecallClient.turn`.
+    The request is sent when the first event is read. It raises as `AsyncKvrecallClient.turn`.
     """
 
     def __init__(self, events: AsyncGenerator[TurnEvent, None]) -> None:

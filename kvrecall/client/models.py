@@ -153,7 +153,7 @@ class SessionPage:
 
 @dataclass(frozen=True)
 class Repair:
-    """Repair: `scored_rows` of `candidates` evicted tokens were scored, `promoted` of them promoted.
+    """Repair: of `candidates` evicted tokens `scored_rows` were scored and `promoted` promoted.
 
     `demoted` rows left the active set in exchange. `truncated`: stopped early by a deadline or a
     turn. `in_pause`: it ended before the next turn.

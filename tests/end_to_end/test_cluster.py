@@ -44,7 +44,8 @@ def whole(cluster: Any) -> Iterator[None]:
 
 @pytest.fixture
 def client(cluster: Any) -> KvrecallClient:
-    return cluster.own
+    own: KvrecallClient = cluster.own
+    return own
 
 
 @pytest.fixture(scope="module")
@@ -103,11 +104,12 @@ def test_a_turn_whose_worker_dies_is_told_to_its_end_by_another(
 ) -> None:
     session = begin(1)
     twin = begin(1)
-    long = {"max_tokens": 150, "stop": ["<tool_call>"]}
+    long: Json = {"max_tokens": 150, "stop": ["<tool_call>"]}
     expected = client.turn(twin, [say.user("Go on.")], **long)
     owner = cluster.owner(session)
     stream = client.stream(session, [say.user("Go on.")], **long)
-    told = "".join(next(stream).text for _ in range(5))
+    pieces = [next(stream) for _ in range(5)]
+    told = "".join(piece.text for piece in pieces if isinstance(piece, TextDelta))
     process = owner.running
     if end is signal.SIGKILL:
         owner.end(end)
@@ -156,7 +158,7 @@ def test_a_worker_that_drains_ends_its_turn_and_its_sessions_go_elsewhere(
 ) -> None:
     session = begin(4)
     twin = begin(4)
-    long = {"max_tokens": 150, "stop": ["<tool_call>"]}
+    long: Json = {"max_tokens": 150, "stop": ["<tool_call>"]}
     expected = client.turn(twin, [say.user("Go on.")], **long)
     owner = cluster.owner(session)
     name = client.get_session(session).worker

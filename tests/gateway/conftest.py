@@ -51,7 +51,8 @@ class Api:
         """Create a session and return its id."""
         answer = await self.http.post("/v1/sessions", json={"budget": 64, "seed": 1, **body})
         assert answer.status_code == 201, answer.text
-        return answer.json()["id"]
+        session: str = answer.json()["id"]
+        return session
 
     async def turn(self, session: str, text: str = "hello", **body: object) -> httpx.Response:
         """Send a turn with one user message."""

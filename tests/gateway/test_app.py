@@ -1,9 +1,11 @@
 """Application: liveness, readiness and request ids."""
 
+from typing import Any
+
 import pytest
 
 
-async def test_health_and_readiness(api) -> None:
+async def test_health_and_readiness(api: Any) -> None:
     assert (await api.http.get("/healthz")).json() == {"status": "alive"}
     assert (await api.http.get("/readyz")).json() == {"status": "ready"}
     await api.service.stop()
@@ -14,8 +16,8 @@ async def test_health_and_readiness(api) -> None:
 
 
 @pytest.mark.parametrize("given", ["request-1", None, "no good\x7f"])
-async def test_every_answer_has_a_request_id(api, given: str | None) -> None:
+async def test_every_answer_has_a_request_id(api: Any, given: str | None) -> None:
     headers = {} if given is None else {"X-Request-ID": given}
-    for path in ("/healthz", "/v1/sessions/nobody", "/nowhere"):
+    for path in ("/healthz", "/v1/sessions/unknown", "/nowhere"):
         id = (await api.http.get(path, headers=headers)).headers["x-request-id"]
         assert id == given if given == "request-1" else len(id) == 16

@@ -1,6 +1,7 @@
 """Bad input and failures: a problem with a stable type, the field and the limit; no change."""
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import grpc
 import pytest
@@ -15,11 +16,11 @@ EVENTS = "/v1/sessions/{session}/events"
 CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 
 
-def check_problem(answer, status: int, code: str) -> dict:
+def check_problem(answer: Any, status: int, code: str) -> dict[str, Any]:
     """Assert that a response is the expected problem; return its members."""
     assert answer.status_code == status, answer.text
     assert answer.headers["content-type"] == "application/problem+json"
-    members = answer.json()
+    members: dict[str, Any] = answer.json()
     assert (members["status"], members["code"]) == (status, code), members
     assert members["type"] == f"urn:kvrecall:problem:{code.replace('_', '-')}"
     assert members["title"]
@@ -208,7 +209,7 @@ BAD_BODIES = [
 @pytest.mark.parametrize(("path", "body", "status", "code", "members"), BAD_BODIES)
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_bad_body_is_rejected_and_changes_nothing(
-    api, path, body, status, code, members, stream
+    api: Any, path: Any, body: Any, status: Any, code: Any, members: Any, stream: Any
 ) -> None:
     if stream and path == TURNS:
         body = {**body, "stream": True}
@@ -234,7 +235,7 @@ async def test_a_bad_body_is_rejected_and_changes_nothing(
         b"nul",
     ],
 )
-async def test_a_body_that_is_no_json_in_utf8_is_rejected(api, content: bytes) -> None:
+async def test_a_body_that_is_no_json_in_utf8_is_rejected(api: Any, content: bytes) -> None:
     answer = await api.http.post(
         "/v1/sessions", content=content, headers={"Content-Type": "application/json"}
     )
@@ -247,8 +248,8 @@ async def test_a_body_that_is_no_json_in_utf8_is_rejected(api, content: bytes) -
     assert await api.catalog.session_ids() == []
 
 
-async def test_an_oversize_body_is_rejected_with_and_without_a_content_length(api) -> None:
-    async def parts():
+async def test_an_oversize_body_is_rejected_with_and_without_a_content_length(api: Any) -> None:
+    async def parts() -> AsyncIterator[bytes]:
         for _ in range(100):
             yield b"x" * 1000
 
@@ -259,7 +260,7 @@ async def test_an_oversize_body_is_rejected_with_and_without_a_content_length(ap
         assert members["limit"] == 10_000
 
 
-async def test_a_body_of_another_content_type_is_rejected(api) -> None:
+async def test_a_body_of_another_content_type_is_rejected(api: Any) -> None:
     headers = {"Content-Type": "text/plain"}
     check_problem(
         await api.http.post("/v1/sessions", content=b"hi", headers=headers),
@@ -283,31 +284,31 @@ async def test_a_body_of_another_content_type_is_rejected(api) -> None:
     ],
 )
 async def test_a_bad_request_line_is_rejected(
-    api, method: str, path: str, status: int, code: str
+    api: Any, method: str, path: str, status: int, code: str
 ) -> None:
     check_problem(await api.http.request(method, path), status, code)
 
 
-async def test_unknown_sessions_are_unknown_to_writes(api) -> None:
-    check_problem(await api.turn("nobody"), 404, "unknown_session")
-    check_problem(await api.turn("nobody", stream=True), 404, "unknown_session")
+async def test_unknown_sessions_are_unknown_to_writes(api: Any) -> None:
+    check_problem(await api.turn("unknown"), 404, "unknown_session")
+    check_problem(await api.turn("unknown", stream=True), 404, "unknown_session")
     event = {"type": "tool_call.started", "call_id": "c1"}
     check_problem(
-        await api.http.post("/v1/sessions/nobody/events", json=event), 404, "unknown_session"
+        await api.http.post("/v1/sessions/unknown/events", json=event), 404, "unknown_session"
     )
 
 
-async def test_a_wrong_method_gets_the_allowed_ones(api) -> None:
+async def test_a_wrong_method_gets_the_allowed_ones(api: Any) -> None:
     assert (await api.http.put("/v1/sessions")).headers["allow"]
 
 
 @pytest.mark.parametrize("key", ["", "x" * 256])
-async def test_an_idempotency_key_has_bounds(api, key: str) -> None:
+async def test_an_idempotency_key_has_bounds(api: Any, key: str) -> None:
     answer = await api.http.post("/v1/sessions", json={}, headers={"Idempotency-Key": key})
     check_problem(answer, 422, "invalid_request")
 
 
-async def test_another_result_for_the_same_call_is_a_conflict(api) -> None:
+async def test_another_result_for_the_same_call_is_a_conflict(api: Any) -> None:
     session = await api.session()
     api.worker.script = [[wire.ToolCall(id="c1", name="f", arguments="{}")]]
     await api.turn(session)
@@ -329,7 +330,7 @@ async def test_another_result_for_the_same_call_is_a_conflict(api) -> None:
     ],
 )
 async def test_an_error_of_the_worker_becomes_a_problem(
-    api, parse_events: Callable, fault: Exception, status: int, code: str
+    api: Any, parse_events: Callable[[str], Any], fault: Exception, status: int, code: str
 ) -> None:
     session = await api.session()
     api.worker.faults["turn"] = fault

@@ -1,6 +1,7 @@
 """Metrics page: every event of the service is counted."""
 
 import asyncio
+from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -9,7 +10,7 @@ from kvrecall.domain.errors import WorkerLost, WorkerRefused
 from kvrecall.protocol.v1 import worker_pb2 as wire
 
 
-async def scrape(api) -> dict[tuple[str, ...], float]:
+async def scrape(api: Any) -> dict[tuple[str, ...], float]:
     """Return every sample of the page by its name and label values."""
     page = await api.http.get("/metrics")
     assert page.status_code == 200
@@ -22,7 +23,7 @@ async def scrape(api) -> dict[tuple[str, ...], float]:
     }
 
 
-async def test_turns_phases_and_rows_are_counted(api) -> None:
+async def test_turns_phases_and_rows_are_counted(api: Any) -> None:
     one = await api.session()
     other = await api.session(budget=16)
     api.worker.script = ["a b", "c " * 30]
@@ -42,7 +43,7 @@ async def test_turns_phases_and_rows_are_counted(api) -> None:
     assert samples["kvrecall_http_requests_total", "POST", "200"] == 3
 
 
-async def test_repairs_and_promotions_are_counted(api) -> None:
+async def test_repairs_and_promotions_are_counted(api: Any) -> None:
     session = await api.session()
     api.worker.script = [[wire.ToolCall(id="c1", name="f", arguments="{}")]]
     await api.turn(session)
@@ -65,7 +66,7 @@ async def test_repairs_and_promotions_are_counted(api) -> None:
 
 
 async def test_repairs_ended_in_their_pause_or_by_a_turn_are_counted_separately(
-    api,
+    api: Any,
 ) -> None:
     session = await api.session()
     api.worker.script = [[wire.ToolCall(id="c1", name="f", arguments="{}")]]
@@ -88,7 +89,7 @@ async def test_repairs_ended_in_their_pause_or_by_a_turn_are_counted_separately(
     assert samples["kvrecall_repair_share_scanned_sum",] == 1.5
 
 
-async def test_pauses_that_time_out_are_counted(api) -> None:
+async def test_pauses_that_time_out_are_counted(api: Any) -> None:
     session = await api.session()
     api.worker.script = [[wire.ToolCall(id="c1", name="f", arguments="{}")]]
     await api.turn(session)
@@ -99,7 +100,7 @@ async def test_pauses_that_time_out_are_counted(api) -> None:
     assert [call["status"] for call in shown["pending_calls"]] == ["timed_out"]
 
 
-async def test_episode_switches_and_their_rows_are_counted(api) -> None:
+async def test_episode_switches_and_their_rows_are_counted(api: Any) -> None:
     settings = {"count": 2, "segment_utterances": 2, "medoid_utterances": 2, "rebuild_growth": 9}
     session = await api.session(method="epicache", budget=16, repair_rows=0, episodes=settings)
     for text in ("kettle leaves cup", "station rails ticket") * 3:
@@ -127,7 +128,7 @@ async def wait_until_idle(session: str) -> None:
             await task
 
 
-async def test_failures_are_counted_by_their_code(api) -> None:
+async def test_failures_are_counted_by_their_code(api: Any) -> None:
     session = await api.session()
     api.worker.faults["turn"] = WorkerLost("gone")
     await api.turn(session)
@@ -143,14 +144,14 @@ async def test_failures_are_counted_by_their_code(api) -> None:
     assert samples["kvrecall_repair_failures_total", "worker_lost"] == 1
 
 
-async def test_a_deleted_session_is_no_longer_counted(api) -> None:
+async def test_a_deleted_session_is_no_longer_counted(api: Any) -> None:
     session = await api.session()
     await api.turn(session)
     await api.http.delete(f"/v1/sessions/{session}")
     assert (await scrape(api))["kvrecall_active_rows",] == 0
 
 
-async def test_each_worker_reports_its_slots_and_tiers(api) -> None:
+async def test_each_worker_reports_its_slots_and_tiers(api: Any) -> None:
     api.worker.names = ["one", "two"]
     await api.session()
     samples = await scrape(api)
@@ -176,7 +177,7 @@ async def test_each_worker_reports_its_slots_and_tiers(api) -> None:
         assert samples["kvrecall_tier_write_seconds_total", "nvme", worker] == 0.5
 
 
-async def test_an_unreachable_worker_is_reported_as_down_only(api) -> None:
+async def test_an_unreachable_worker_is_reported_as_down_only(api: Any) -> None:
     api.worker.names = ["one", "two"]
     await scrape(api)
     api.worker.names = ["one"]
@@ -188,7 +189,7 @@ async def test_an_unreachable_worker_is_reported_as_down_only(api) -> None:
     assert (samples["kvrecall_worker_up", "one"], samples["kvrecall_worker_up", "two"]) == (0, 0)
 
 
-async def test_retries_moves_and_rebuilds_are_counted(api) -> None:
+async def test_retries_moves_and_rebuilds_are_counted(api: Any) -> None:
     api.worker.names = ["one", "two"]
     session = await api.session()
     api.worker.faults["done"] = WorkerLost("gone")

@@ -51,7 +51,7 @@ def description(live_url: str) -> Any:
 
 def create_paused_session(live_url: str) -> str:
     """Create a session that waits for a tool's result."""
-    session = httpx.post(f"{live_url}/v1/sessions", json={}).json()["id"]
+    session: str = httpx.post(f"{live_url}/v1/sessions", json={}).json()["id"]
     call = {"id": "0", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "tool_calls": [call]}]
     body = {"messages": messages, "generate": False}

@@ -1,6 +1,7 @@
 """Streamed turns over a real connection: order of events, heartbeats, disconnects."""
 
 import asyncio
+from typing import Any
 
 import httpx
 import pytest
@@ -8,14 +9,14 @@ import pytest
 from gateway.settings import GatewaySettings
 
 
-async def wait_until(condition) -> None:
+async def wait_until(condition: Any) -> None:
     """Poll a condition: the server notices a closed connection only when it reads."""
     async with asyncio.timeout(10):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
 
-async def test_tokens_arrive_while_the_turn_still_runs(served) -> None:
+async def test_tokens_arrive_while_the_turn_still_runs(served: Any) -> None:
     session = await served.session()
     served.worker.script = ["one two"]
     body = {"messages": [{"role": "user", "content": "hi"}], "stream": True}
@@ -29,7 +30,7 @@ async def test_tokens_arrive_while_the_turn_still_runs(served) -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_a_disconnected_client_cancels_its_turn(served, stream: bool) -> None:
+async def test_a_disconnected_client_cancels_its_turn(served: Any, stream: bool) -> None:
     session = await served.session()
     before = await served.catalog.sessions.get(session)
     served.worker.gates["token"] = asyncio.Event()
@@ -46,7 +47,7 @@ async def test_a_disconnected_client_cancels_its_turn(served, stream: bool) -> N
     assert (await served.turn(session, queue=True)).json()["turn"] == 1
 
 
-async def test_a_concurrent_turn_is_busy_unless_it_queues(served) -> None:
+async def test_a_concurrent_turn_is_busy_unless_it_queues(served: Any) -> None:
     session = await served.session()
     served.worker.gates["token"] = asyncio.Event()
     first = asyncio.create_task(served.turn(session))
@@ -68,7 +69,7 @@ class TestHeartbeat:
     def gateway_settings(self) -> GatewaySettings:
         return GatewaySettings(heartbeat_seconds=0.01)
 
-    async def test_heartbeats_are_sent_while_the_turn_waits(self, served) -> None:
+    async def test_heartbeats_are_sent_while_the_turn_waits(self, served: Any) -> None:
         session = await served.session()
         served.worker.gates["token"] = asyncio.Event()
         body = {"messages": [{"role": "user", "content": "hi"}], "stream": True}

@@ -1,5 +1,7 @@
 """Tenant header: the sessions of other tenants are unknown to a request."""
 
+from typing import Any
+
 import pytest
 
 from kvrecall.domain.limits import ServiceLimits
@@ -20,15 +22,18 @@ CALLS = [
 ]
 
 
-async def create_session(api, headers: dict[str, str]) -> str:
+async def create_session(api: Any, headers: dict[str, str]) -> str:
     answer = await api.http.post("/v1/sessions", json={"budget": 64}, headers=headers)
     assert answer.status_code == 201, answer.text
-    return answer.json()["id"]
+    session: str = answer.json()["id"]
+    return session
 
 
 @pytest.mark.parametrize(("method", "rest", "body"), CALLS)
 @pytest.mark.parametrize("headers", [{}, BEN])
-async def test_another_tenants_session_is_unknown(api, method, rest, body, headers) -> None:
+async def test_another_tenants_session_is_unknown(
+    api: Any, method: Any, rest: Any, body: Any, headers: Any
+) -> None:
     session = await create_session(api, ANN)
     answer = await api.http.request(
         method, f"/v1/sessions/{session}{rest}", json=body, headers=headers
@@ -41,7 +46,7 @@ async def test_another_tenants_session_is_unknown(api, method, rest, body, heade
     assert (await api.http.get(f"/v1/sessions/{session}", headers=ANN)).json()["turns"] == 0
 
 
-async def test_a_tenant_has_full_access_to_its_sessions(api) -> None:
+async def test_a_tenant_has_full_access_to_its_sessions(api: Any) -> None:
     session = await create_session(api, ANN)
     turn = await api.http.post(f"/v1/sessions/{session}/turns", json=USER, headers=ANN)
     assert turn.json()["turn"] == 1
@@ -54,7 +59,7 @@ async def test_a_tenant_has_full_access_to_its_sessions(api) -> None:
     assert (await api.http.delete(f"/v1/sessions/{session}", headers=ANN)).status_code == 204
 
 
-async def test_two_tenants_may_use_the_same_key(api) -> None:
+async def test_two_tenants_may_use_the_same_key(api: Any) -> None:
     made = [
         await api.http.post(
             "/v1/sessions", json={"budget": 64}, headers={**headers, "Idempotency-Key": "k"}
@@ -66,7 +71,7 @@ async def test_two_tenants_may_use_the_same_key(api) -> None:
     assert len({first, second, default}) == 3
 
 
-async def test_a_repeated_delete_gets_the_same_response(api) -> None:
+async def test_a_repeated_delete_gets_the_same_response(api: Any) -> None:
     session = await create_session(api, ANN)
     headers = {**ANN, "Idempotency-Key": "k"}
     for _ in range(2):
@@ -76,7 +81,7 @@ async def test_a_repeated_delete_gets_the_same_response(api) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "a b", "a/b", "x" * 65, "ä".encode("latin-1")])
-async def test_a_tenants_name_is_plain(api, name) -> None:
+async def test_a_tenants_name_is_plain(api: Any, name: Any) -> None:
     answer = await api.http.get("/v1/sessions", headers={"X-Kvrecall-Tenant": name})
     assert (answer.status_code, answer.json()["code"]) == (422, "invalid_request")
 
@@ -86,7 +91,7 @@ class TestQuota:
     def service_settings(self) -> ServiceLimits:
         return ServiceLimits(queue_seconds=5, tenant_tokens=5)
 
-    async def test_a_tenant_over_its_quota_gets_the_limit_and_is_counted(self, api) -> None:
+    async def test_a_tenant_over_its_quota_gets_the_limit_and_is_counted(self, api: Any) -> None:
         session = await create_session(api, ANN)
         long = {"messages": [{"role": "user", "content": "1 2 3 4 5"}]}
         assert (

@@ -1,10 +1,11 @@
 """REST API of episodes."""
 
 import asyncio
+from typing import Any
 
 
 async def test_episodes_are_listed_with_size_medoid_and_matched_turns(
-    api,
+    api: Any,
 ) -> None:
     settings = {"count": 2, "segment_utterances": 2, "medoid_utterances": 2, "rebuild_growth": 9}
     session = await api.session(method="epicache", budget=16, repair_rows=0, episodes=settings)
@@ -36,7 +37,7 @@ async def test_episodes_are_listed_with_size_medoid_and_matched_turns(
         f"user: {text}\nassistant: {text}" for text in ("kettle leaves cup", "station rails ticket")
     )
     assert found["episodes"] == [tea, trains]
-    assert (await api.http.get("/v1/sessions/nobody/episodes")).status_code == 404
+    assert (await api.http.get("/v1/sessions/unknown/episodes")).status_code == 404
 
 
 async def wait_until_idle(session: str) -> None:

@@ -1,5 +1,7 @@
 """REST API of tool events and the pause between a call and its result."""
 
+from typing import Any
+
 from kvrecall.protocol.v1 import worker_pb2 as wire
 
 CALL = wire.ToolCall(id="c1", name="weather", arguments='{"city": "Bern"}')
@@ -11,7 +13,7 @@ OPENAI_CALL = {
 TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
 
 
-async def test_a_tool_call_pauses_and_its_result_resumes(api) -> None:
+async def test_a_tool_call_pauses_and_its_result_resumes(api: Any) -> None:
     session = await api.session(tools=[TOOL])
     api.worker.script = [[CALL], "take an umbrella"]
     asked = (await api.turn(session)).json()
@@ -70,7 +72,7 @@ async def test_a_tool_call_pauses_and_its_result_resumes(api) -> None:
     assert (await api.http.get(f"/v1/sessions/{session}")).json()["state"] == "idle"
 
 
-async def test_late_or_repeated_events_are_acknowledged_without_effect(api) -> None:
+async def test_late_or_repeated_events_are_acknowledged_without_effect(api: Any) -> None:
     session = await api.session()
     api.worker.script = [[CALL]]
     await api.turn(session)
@@ -90,7 +92,7 @@ async def test_late_or_repeated_events_are_acknowledged_without_effect(api) -> N
     assert (other.status_code, other.json()["code"]) == (409, "result_conflict")
 
 
-async def test_a_failed_call_is_appended_for_the_model(api) -> None:
+async def test_a_failed_call_is_appended_for_the_model(api: Any) -> None:
     session = await api.session()
     api.worker.script = [[CALL]]
     await api.turn(session)

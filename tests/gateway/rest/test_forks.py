@@ -1,7 +1,9 @@
 """REST API of forks."""
 
+from typing import Any
 
-async def test_a_fork_is_a_session_with_its_fork_point(api) -> None:
+
+async def test_a_fork_is_a_session_with_its_fork_point(api: Any) -> None:
     parent = await api.session(metadata={"name": "first"})
     assert (await api.http.get(f"/v1/sessions/{parent}")).json()["forked_from"] is None
     await api.turn(parent)
@@ -21,7 +23,7 @@ async def test_a_fork_is_a_session_with_its_fork_point(api) -> None:
     assert (await api.turn(view["id"])).json()["turn"] == 2
 
 
-async def test_a_fork_without_a_body_is_at_the_last_turn(api) -> None:
+async def test_a_fork_without_a_body_is_at_the_last_turn(api: Any) -> None:
     parent = await api.session(metadata={"name": "first"})
     await api.turn(parent)
     answer = await api.http.post(f"/v1/sessions/{parent}/fork")
@@ -29,7 +31,7 @@ async def test_a_fork_without_a_body_is_at_the_last_turn(api) -> None:
     assert answer.json()["metadata"] == {"name": "first"}
 
 
-async def test_a_repeated_fork_gets_the_same_response(api) -> None:
+async def test_a_repeated_fork_gets_the_same_response(api: Any) -> None:
     parent = await api.session()
     await api.turn(parent)
     url = f"/v1/sessions/{parent}/fork"
@@ -41,7 +43,7 @@ async def test_a_repeated_fork_gets_the_same_response(api) -> None:
     assert len((await api.http.get("/v1/sessions")).json()["sessions"]) == 2
 
 
-async def test_an_unknown_turn_is_not_found(api) -> None:
+async def test_an_unknown_turn_is_not_found(api: Any) -> None:
     parent = await api.session()
     for body in ({}, {"turn": 0}, {"turn": 1}):
         answer = await api.http.post(f"/v1/sessions/{parent}/fork", json=body)
@@ -50,7 +52,7 @@ async def test_an_unknown_turn_is_not_found(api) -> None:
     assert (missing.status_code, missing.json()["code"]) == (404, "unknown_session")
 
 
-async def test_an_invalid_fork_is_rejected(api) -> None:
+async def test_an_invalid_fork_is_rejected(api: Any) -> None:
     parent = await api.session()
     for body, field in (
         ({"turn": -1}, "turn"),

@@ -1,13 +1,14 @@
 """REST API of repairs: on a turn's path, cut short by a turn, in the history."""
 
 import asyncio
+from typing import Any
 
 from kvrecall.protocol.v1 import worker_pb2 as wire
 
 CALL = wire.ToolCall(id="c1", name="weather", arguments='{"city": "Bern"}')
 
 
-async def test_an_early_turn_reports_the_share_scanned(api) -> None:
+async def test_an_early_turn_reports_the_share_scanned(api: Any) -> None:
     session = await api.session()
     api.worker.script = [[CALL]]
     api.worker.gates["repair"] = asyncio.Event()
@@ -22,7 +23,7 @@ async def test_an_early_turn_reports_the_share_scanned(api) -> None:
     assert (memory["repair"]["truncated"], memory["repair"]["skipped"]) == (1, 1)
 
 
-async def test_a_turn_can_request_a_repair_before_its_prefill(api) -> None:
+async def test_a_turn_can_request_a_repair_before_its_prefill(api: Any) -> None:
     session = await api.session()
     memory = (await api.turn(session, repair=True)).json()["memory"]
     assert [repair["trigger"] for repair in memory["repairs"]] == ["turn"]
@@ -31,7 +32,7 @@ async def test_a_turn_can_request_a_repair_before_its_prefill(api) -> None:
     assert (refused.status_code, refused.json()["field"]) == (422, "repair")
 
 
-async def test_repairs_are_listed_with_the_promoted_text(api) -> None:
+async def test_repairs_are_listed_with_the_promoted_text(api: Any) -> None:
     session = await api.session()
     await api.turn(session, "one two three four", repair=True)
     url = f"/v1/sessions/{session}/repairs"
@@ -49,5 +50,5 @@ async def test_repairs_are_listed_with_the_promoted_text(api) -> None:
     await api.turn(session, "more", repair=True)
     newest = (await api.http.get(url, params={"limit": 1})).json()["repairs"]
     assert [repair["number"] for repair in newest] == [2]
-    assert (await api.http.get("/v1/sessions/nobody/repairs")).status_code == 404
+    assert (await api.http.get("/v1/sessions/unknown/repairs")).status_code == 404
     assert (await api.http.get(url, params={"limit": 33})).status_code == 422

@@ -1,13 +1,14 @@
 """REST API of sessions and their memory, over a stub worker."""
 
 import asyncio
+from typing import Any
 
 import pytest
 
 TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
 
 
-async def test_a_session_is_created_shown_listed_and_deleted(api) -> None:
+async def test_a_session_is_created_shown_listed_and_deleted(api: Any) -> None:
     body = {
         "budget": 100,
         "repair_rows": 10,
@@ -45,7 +46,7 @@ async def test_a_session_is_created_shown_listed_and_deleted(api) -> None:
     assert (await api.http.delete(f"/v1/sessions/{view['id']}")).status_code == 404
 
 
-async def test_omitted_settings_get_defaults(api) -> None:
+async def test_omitted_settings_get_defaults(api: Any) -> None:
     view = (await api.http.post("/v1/sessions", json={})).json()
     assert (view["budget"], view["repair_rows"], view["method"]) == (256, 64, "snapkv")
     assert view["repair_on"] == ["tool_call", "tool_delta", "tool_result"]
@@ -74,7 +75,7 @@ async def test_omitted_settings_get_defaults(api) -> None:
     ],
 )
 async def test_methods_with_episodes_enable_them_unless_disabled(
-    api, body: dict, episodes: dict | None
+    api: Any, body: dict[str, Any], episodes: dict[str, Any] | None
 ) -> None:
     default = {
         "count": 4,
@@ -88,7 +89,7 @@ async def test_methods_with_episodes_enable_them_unless_disabled(
     assert view["layer_budgets"] is None
 
 
-async def test_pages_list_all_sessions(api) -> None:
+async def test_pages_list_all_sessions(api: Any) -> None:
     made = [await api.session() for _ in range(5)]
     seen = []
     query = {"limit": 2}
@@ -101,7 +102,7 @@ async def test_pages_list_all_sessions(api) -> None:
     assert seen == made[::-1]
 
 
-async def test_memory_reports_every_layer(api) -> None:
+async def test_memory_reports_every_layer(api: Any) -> None:
     session = await api.session()
     await api.turn(session)
     memory = (await api.http.get(f"/v1/sessions/{session}/memory")).json()
@@ -110,7 +111,7 @@ async def test_memory_reports_every_layer(api) -> None:
     assert (memory["active_rows"], memory["in_slot"]) == (3, True)
 
 
-async def test_writes_with_a_key_happen_once(api) -> None:
+async def test_writes_with_a_key_happen_once(api: Any) -> None:
     headers = {"Idempotency-Key": "k1"}
     first = await api.http.post("/v1/sessions", json={"budget": 64}, headers=headers)
     again = await api.http.post("/v1/sessions", json={"budget": 64}, headers=headers)
@@ -128,7 +129,7 @@ async def test_writes_with_a_key_happen_once(api) -> None:
     assert [answer.status_code for answer in deleted] == [204, 204]
 
 
-async def test_two_creations_at_once_with_one_key_make_one_session(api) -> None:
+async def test_two_creations_at_once_with_one_key_make_one_session(api: Any) -> None:
     headers = {"Idempotency-Key": "k1"}
     answers = await asyncio.gather(
         *[api.http.post("/v1/sessions", json={}, headers=headers) for _ in range(4)]

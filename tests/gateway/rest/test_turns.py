@@ -1,6 +1,7 @@
 """REST API of turns: sampling, logprobs, streams."""
 
 from collections.abc import Callable
+from typing import Any
 
 from kvrecall.protocol.v1 import worker_pb2 as wire
 
@@ -12,7 +13,7 @@ OPENAI_CALL = {
 }
 
 
-async def test_a_turn_returns_the_reply_usage_and_memory(api) -> None:
+async def test_a_turn_returns_the_reply_usage_and_memory(api: Any) -> None:
     session = await api.session()
     api.worker.script = ["it rains"]
     answer = await api.turn(session)
@@ -53,17 +54,22 @@ async def test_a_turn_returns_the_reply_usage_and_memory(api) -> None:
     }
 
 
-async def test_a_turn_can_append_without_generating(api) -> None:
+async def test_a_turn_can_append_without_generating(api: Any) -> None:
     session = await api.session()
     turn = (await api.turn(session, generate=False)).json()
     assert (turn["message"], turn["finish_reason"]) == (None, "appended")
 
 
-async def test_sampling_parameters_reach_the_worker_unchanged(api) -> None:
+async def test_sampling_parameters_reach_the_worker_unchanged(api: Any) -> None:
     session = await api.session()
     seen = []
     worker_turn = api.worker.turn
-    api.worker.turn = lambda request: seen.append(request.sampling) or worker_turn(request)
+
+    def record_turn(request: Any) -> Any:
+        seen.append(request.sampling)
+        return worker_turn(request)
+
+    api.worker.turn = record_turn
     sampling = {
         "max_tokens": 3,
         "temperature": 0.5,
@@ -80,12 +86,17 @@ async def test_sampling_parameters_reach_the_worker_unchanged(api) -> None:
     assert seen == [expected, wire.Sampling(max_tokens=50, seed=3)]
 
 
-async def test_fidelity_is_measured_against_saved_logprobs(api) -> None:
+async def test_fidelity_is_measured_against_saved_logprobs(api: Any) -> None:
     saved = await api.session()
     compared = await api.session()
     requests = []
     worker_turn = api.worker.turn
-    api.worker.turn = lambda request: requests.append(request) or worker_turn(request)
+
+    def record_turn(request: Any) -> Any:
+        requests.append(request)
+        return worker_turn(request)
+
+    api.worker.turn = record_turn
     assert (await api.turn(saved, logprobs={"save": True})).json()["fidelity"] is None
     turn = (await api.turn(compared, logprobs={"compare_with": saved})).json()
     assert turn["fidelity"] == {"tokens": 5, "kl_mean": 0.5, "top1_agreement": 0.8}
@@ -93,7 +104,9 @@ async def test_fidelity_is_measured_against_saved_logprobs(api) -> None:
     assert requests[1].compare_with == saved
 
 
-async def test_a_stream_sends_tokens_then_done(api, parse_events: Callable) -> None:
+async def test_a_stream_sends_tokens_then_done(
+    api: Any, parse_events: Callable[[str], Any]
+) -> None:
     session = await api.session()
     api.worker.script = ["it rains é"]
     answer = await api.turn(session, stream=True)
@@ -105,7 +118,7 @@ async def test_a_stream_sends_tokens_then_done(api, parse_events: Callable) -> N
     assert events[-1][1].keys() == plain.keys()
 
 
-async def test_a_stream_sends_tool_calls(api, parse_events: Callable) -> None:
+async def test_a_stream_sends_tool_calls(api: Any, parse_events: Callable[[str], Any]) -> None:
     session = await api.session()
     api.worker.script = [[CALL]]
     events = parse_events((await api.turn(session, stream=True)).text)

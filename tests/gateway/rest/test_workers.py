@@ -1,11 +1,13 @@
 """REST API of workers: their load, the worker of a session, moves between workers."""
 
+from typing import Any
+
 import pytest
 
 from kvrecall.domain.errors import WorkerLost
 
 
-async def test_workers_are_listed_with_their_load(api) -> None:
+async def test_workers_are_listed_with_their_load(api: Any) -> None:
     api.worker.names = ["two", "one"]
     api.worker.draining = {"two"}
     shown = (await api.http.get("/v1/workers")).json()["workers"]
@@ -16,7 +18,7 @@ async def test_workers_are_listed_with_their_load(api) -> None:
     ]
 
 
-async def test_a_session_reports_its_worker_and_moves(api) -> None:
+async def test_a_session_reports_its_worker_and_moves(api: Any) -> None:
     api.worker.names = ["one", "two"]
     session = await api.session()
     await api.turn(session)
@@ -38,7 +40,7 @@ async def test_a_session_reports_its_worker_and_moves(api) -> None:
     ],
 )
 async def test_an_impossible_move_is_a_problem(
-    api, names: list[str], worker: object, status: int, code: str
+    api: Any, names: list[str], worker: object, status: int, code: str
 ) -> None:
     api.worker.names = names
     session = await api.session()
@@ -49,24 +51,24 @@ async def test_an_impossible_move_is_a_problem(
         assert answer.json()["field"] == "worker"
 
 
-async def test_an_unknown_session_cannot_be_moved(api) -> None:
+async def test_an_unknown_session_cannot_be_moved(api: Any) -> None:
     assert (await api.http.post("/v1/sessions/s_none/move", json={})).status_code == 404
 
 
-async def test_without_a_worker_the_service_is_not_ready(api) -> None:
+async def test_without_a_worker_the_service_is_not_ready(api: Any) -> None:
     api.worker.faults["stats"] = WorkerLost("no worker answers now")
     assert (await api.http.get("/readyz")).status_code == 503
     assert (await api.http.get("/readyz")).status_code == 200
 
 
-async def test_a_turn_reports_its_durability(api) -> None:
+async def test_a_turn_reports_its_durability(api: Any) -> None:
     session = await api.session()
     assert (await api.turn(session)).json()["durable"] is True
     api.worker.durable = False
     assert (await api.turn(session)).json()["durable"] is False
 
 
-async def test_the_worker_and_its_methods_are_described(api) -> None:
+async def test_the_worker_and_its_methods_are_described(api: Any) -> None:
     found = (await api.http.get("/v1/methods")).json()
     assert [method["name"] for method in found["methods"]] == ["snapkv", "full", "epicache"]
     assert found["repair"] == {

@@ -19,7 +19,10 @@ from kvrecall.client import (
 )
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
-RECORDED_CALL = [{"role": "user", "content": "hi"}, {"role": "assistant", "tool_calls": [CALL]}]
+RECORDED_CALL: list[dict[str, Any]] = [
+    {"role": "user", "content": "hi"},
+    {"role": "assistant", "tool_calls": [CALL]},
+]
 
 
 async def test_a_session_is_created_used_and_deleted(async_client: AsyncKvrecallClient) -> None:

@@ -20,7 +20,10 @@ from kvrecall.client import (
 )
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"n": 1}'}}
-RECORDED_CALL = [{"role": "user", "content": "hi"}, {"role": "assistant", "tool_calls": [CALL]}]
+RECORDED_CALL: list[dict[str, Any]] = [
+    {"role": "user", "content": "hi"},
+    {"role": "assistant", "tool_calls": [CALL]},
+]
 
 
 def test_a_session_is_created_read_listed_and_deleted(client: KvrecallClient) -> None:
