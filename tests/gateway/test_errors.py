@@ -214,12 +214,12 @@ async def test_a_bad_body_is_rejected_and_changes_nothing(
     if stream and path == TURNS:
         body = {**body, "stream": True}
     session = await api.session()
-    before = await api.catalog.session(session)
+    before = await api.catalog.sessions.get(session)
     answer = await api.http.post(path.format(session=session), json=body)
     problem = check_problem(answer, status, code)
     assert members.items() <= problem.items()
-    assert await api.catalog.session(session) == before
-    assert await api.catalog.session_ids() == [session]
+    assert await api.catalog.sessions.get(session) == before
+    assert await api.catalog.sessions.get_ids() == [session]
     assert set(api.worker.sessions) == {session}
 
 
@@ -245,7 +245,7 @@ async def test_a_body_that_is_no_json_in_utf8_is_rejected(api: Any, content: byt
         answer.status_code,
         "malformed_json" if answer.status_code == 400 else "invalid_request",
     )
-    assert await api.catalog.session_ids() == []
+    assert await api.catalog.sessions.get_ids() == []
 
 
 async def test_an_oversize_body_is_rejected_with_and_without_a_content_length(api: Any) -> None:
@@ -347,7 +347,7 @@ async def test_an_error_of_the_worker_becomes_a_problem(
     assert streamed.status_code == 200
     (name, members) = parse_events(streamed.text)[-1]
     assert (name, members["status"], members["code"]) == ("error", status, code)
-    assert (await api.catalog.session(session)).turns == 0
+    assert (await api.catalog.sessions.get(session)).turns == 0
     assert (await api.turn(session)).json()["turn"] == 1
 
 

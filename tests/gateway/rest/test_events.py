@@ -100,5 +100,5 @@ async def test_a_failed_call_is_appended_for_the_model(api: Any) -> None:
     receipt = (await api.http.post(f"/v1/sessions/{session}/events", json=event)).json()
     assert receipt["status"] == "failed"
     await api.http.post(f"/v1/sessions/{session}/turns", json={})
-    (_, turn) = await api.catalog.turns(session, 0, 5)
+    (_, turn) = await api.catalog.turns.get_after(session, 0, 5)
     assert turn.messages[0].content == "timed out"

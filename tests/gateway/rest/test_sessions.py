@@ -124,7 +124,7 @@ async def test_writes_with_a_key_happen_once(api: Any) -> None:
     assert turns[0].json() == turns[1].json()
     other = await api.http.post(url, json={**body, "generate": False}, headers=headers)
     assert (other.status_code, other.json()["code"]) == (409, "idempotency_conflict")
-    assert (await api.catalog.session(session)).turns == 1
+    assert (await api.catalog.sessions.get(session)).turns == 1
     deleted = [await api.http.delete(f"/v1/sessions/{session}", headers=headers) for _ in range(2)]
     assert [answer.status_code for answer in deleted] == [204, 204]
 
