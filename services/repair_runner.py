@@ -115,7 +115,6 @@ class RepairRunner:
             trigger=repair.trigger.value,
             text=repair.text,
             messages=[message_to_wire(message) for message in repair.messages],
-            seconds=session.settings.repair_seconds or 0.0,
         )
         if not repair.output:
             return request, repair.text or signal_text(repair.messages)

@@ -309,7 +309,6 @@ class _TurnContext:
             generate=self.request.generate,
             sampling=sampling_to_wire(self.plan.sampling),
             repair=self.plan.repair,
-            repair_seconds=self.session.settings.repair_seconds or 0.0,
             keep_distribution=self.request.keep_distribution,
             compare_with=self.request.compare_with,
             episode=None if self.match is None else self.match.load,

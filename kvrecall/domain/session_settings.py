@@ -1,7 +1,7 @@
 """The settings that are fixed when a session is created."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Literal
 
@@ -57,13 +57,29 @@ class ForkOrigin:
     turn: int
 
 
+@dataclass(frozen=True, kw_only=True)
+class WorkerOptions:
+    """Options that act in the worker alone: gateway and services pass them on unchanged.
+
+    `repair_seconds`: deadline of one repair; None: none.
+    """
+
+    repair_seconds: float | None = None
+
+    @property
+    def worker_options(self) -> "WorkerOptions":
+        """These options alone."""
+        return WorkerOptions(
+            **{each.name: getattr(self, each.name) for each in fields(WorkerOptions)}
+        )
+
+
 @dataclass(frozen=True)
-class SessionSettings:
+class SessionSettings(WorkerOptions):
     """Settings that are fixed at creation. `method_settings`, `repair_settings` and each tool are JSON objects.
 
     - `episodes`: None disables them.
     - `layer_budgets`, `repair_scan`: None takes the method's and the worker's default.
-    - `repair_seconds`: deadline of one repair; None: none.
     - `tenant`: the owner; rows are shared and counted within a tenant.
     - `forked_from`: the fork point of a fork.
     """
@@ -80,7 +96,6 @@ class SessionSettings:
     layer_budgets: LayerBudgets | None = None
     repair_scan: RepairScan | None = None
     repair_settings: str = "{}"
-    repair_seconds: float | None = None
     tenant: str = ""
     forked_from: ForkOrigin | None = None
 

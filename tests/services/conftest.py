@@ -14,6 +14,7 @@ from kvrecall.domain.errors import WorkerLost, WorkerRefused
 from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.messages import Message, Sampling
 from kvrecall.domain.turn_request import TurnRequest
+from kvrecall.protocol.convert import worker_options_from_wire
 from kvrecall.protocol.v1 import worker_pb2 as wire
 from services.catalog.sqlite.catalog import SqliteCatalog
 from services.service import CreateSession, SessionService
@@ -43,7 +44,7 @@ class StubWorker:
         self.call_log: list[str] = []
         self.words: dict[int, str] = {}
         self.hurries: dict[str, asyncio.Event] = {}
-        self.deadlines: list[float] = []
+        self.deadlines: list[float | None] = []
         self.embedded: list[list[str]] = []
         self.builds: list[wire.BuildEpisodesRequest] = []
         self.switches: list[wire.Episode] = []
@@ -177,6 +178,9 @@ class StubWorker:
         finally:
             self.open_turns -= 1
 
+    def _deadline(self, session: str) -> float | None:
+        return worker_options_from_wire(self.specs[session]).repair_seconds
+
     async def repair(self, request: wire.RepairRequest) -> wire.RepairResult:
         self._fault("repair")
         state = self._state(request.session)
@@ -185,7 +189,7 @@ class StubWorker:
         ]
         signal += [self.words[token] for token in request.token_ids]
         self.call_log.append(f"{request.trigger}: {' '.join(signal)}")
-        self.deadlines.append(request.seconds)
+        self.deadlines.append(self._deadline(request.session))
         self._change(state, request.trigger, [])
         cut = not await self._gate_or_hurry(request.session)
         state.promoted_rows += 2
@@ -379,7 +383,7 @@ class StubWorker:
                 hops=1,
                 bytes_read=320,
             )
-            self.deadlines.append(request.repair_seconds)
+            self.deadlines.append(self._deadline(request.session))
             done.repair.CopyFrom(report)
         if request.compare_with:
             done.fidelity.CopyFrom(wire.Fidelity(tokens=5, kl_mean=0.5, top1_agreement=0.8))

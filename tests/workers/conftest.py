@@ -238,12 +238,12 @@ class LocalWorker:
         return self.submit(name, messages, **options).result(WAIT)
 
     def repair(
-        self, name: str, text: str = "", messages: Sequence[dict[str, str]] = (), seconds: float = 0
+        self, name: str, text: str = "", messages: Sequence[dict[str, str]] = ()
     ) -> wire.RepairResult:
         """Run a repair between turns."""
         said = [wire.Message(**message) for message in messages]
         request = wire.RepairRequest(
-            session=name, epoch=1, trigger="tool_result", text=text, messages=said, seconds=seconds
+            session=name, epoch=1, trigger="tool_result", text=text, messages=said
         )
         return self.scheduler.repair(request).result(WAIT)
 
