@@ -40,7 +40,7 @@ async def parent(
     repair: RepairReport,
     memory: MemoryReport,
 ) -> Session:
-    """Three turns; the second and the last ended on calls. Of the last, one has a result, one repair was run."""
+    """Three turns: the second and third ended on calls; of the third, one result and one repair."""
     await catalog.sessions.create(make_session("parent"), b"", None)
     await catalog.episodes.commit_segments(
         "parent", SegmentsCommit(SEGMENTS, replace(BUILT, built_segments=0, episodes=())), 1

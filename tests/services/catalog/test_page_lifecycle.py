@@ -21,7 +21,7 @@ class Stored:
         self.pages: dict[str, int] = {}
 
     def follow(self, worker) -> None:
-        """Apply a worker's calls since: opened and dropped sessions, and the pages retained at start."""
+        """Apply a worker's calls since: opened and dropped sessions, pages retained at start."""
         for session in worker.specs:
             self.pages.setdefault(session, ALL)
         if worker.retained is not None:

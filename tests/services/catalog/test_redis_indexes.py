@@ -102,7 +102,7 @@ async def interrupted(
     make_session: MakeSession,
     make_turn: MakeTurn,
 ) -> RedisCatalog:
-    """A catalog with an interrupted deletion of "s", which references pages of the deleted "owner"."""
+    """A catalog with an interrupted deletion of "s", which references pages of "owner"."""
     namespace = uuid4().hex
     catalog = await open_catalog(redis_url, namespace)
     client = redis_server.client

@@ -96,8 +96,10 @@ async def main():
     await catalog.sessions.create(Session("s", 1, settings, 0.0, 0.0, 0, MemoryReport()), b"", None)
     calls = tuple(ToolCall(f"c{n}", "look", "{}") for n in range(20))
     for number in range(1, 100_000):
-        outcome = TurnOutcome("s", number, Message("assistant", "x" * 5000), "tool_calls", 1, 1, MemoryReport(), (), {})
-        turn = Turn("s", number, (Message("user", "y" * 5000),), (number,) * 2000, outcome)
+        message = Message("assistant", "x" * 5000)
+        outcome = TurnOutcome("s", number, message, "tool_calls", 1, 1, MemoryReport(), (), {})
+        messages = (Message("user", "y" * 5000),)
+        turn = Turn("s", number, messages, (number,) * 2000, outcome)
         await catalog.turns.commit(TurnCommit(turn, str(number).encode() * 1000, calls), 1, None)
         print(number, flush=True)
 
