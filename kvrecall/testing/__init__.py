@@ -1,4 +1,4 @@
-"""Parts for tests of what is built on kvrecall."""
+"""Test doubles for code that is built on kvrecall."""
 
 from kvrecall.testing.in_memory_catalog import InMemoryCatalog
 
