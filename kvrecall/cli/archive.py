@@ -1,4 +1,4 @@
-"""`kvrecall export` and `kvrecall import`: a session as one file (.kvs), between data directories."""
+"""`kvrecall export` and `kvrecall import`: a session as one .kvs file."""
 
 import asyncio
 from pathlib import Path
@@ -98,7 +98,7 @@ async def _export(settings: Settings, session: str, file: Path, *, with_pages: b
 async def _import(
     settings: Settings, file: Path, name: str | None, *, with_pages: bool
 ) -> "tuple[str, Moved]":
-    """Add the session; returns its id and counts of its pages. Raises CannotServe, BadSessionFile."""
+    """Add the session; returns its id and page counts. Raises CannotServe, BadSessionFile."""
     from kvrecall.admin.archive.pages import checked, pages_put
     from kvrecall.admin.archive.records import dump_of
     from kvrecall.admin.offline import load_layout, open_stopped_catalog, open_tiers
