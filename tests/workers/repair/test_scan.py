@@ -350,13 +350,13 @@ def test_on_a_models_own_keys_a_bounded_scan_reads_little(
     session = engine.open(
         wire.SessionSpec(session="s", epoch=1, method="full", budget=8000), wire.SessionState()
     )
-    engine.seat(session)
+    resident = engine.swap_in(session)
     for block in torch.tensor(token_ids).split(512):
-        engine.forward([session], block[None])
+        engine.forward([resident], block[None])
     engine.store_io.flush(session)
     engine.store_io.wait_written(session)
     question = next(e.user for e in reversed(said.exchanges) if e.kind == "question")
-    observed = engine.observe(session, tokenizer.encode(question))
+    observed = engine.observe(resident, tokenizer.encode(question))
     engine.close()
 
     def run(mode: RepairScan, count: int) -> ScanResult:
