@@ -1,53 +1,71 @@
-# Two commands: `make demo` and `make test`. Both need Python 3.11 to 3.13 and nothing else. `make faults` takes longer.
-PYTHON ?= python3
-VENV   ?= .venv
-BIN    := $(VENV)/bin
-FILE   ?=
-FAULTS ?= 500
-SEED   ?= 1
+# `make demo` and `make test` need Python 3.11 to 3.13 and install everything else into $(VENV).
+#
+# PyPI's torch for Linux is the CUDA build, some 5 GB with its libraries. On a machine without a GPU
+# take PyTorch's CPU build instead, for the first command after a clone or `make clean`:
+#   make demo TORCH_INDEX=https://download.pytorch.org/whl/cpu
+PYTHON      ?= python3
+VENV        ?= .venv
+BIN         := $(VENV)/bin
+TORCH_INDEX ?=
+FILE        ?=
+FAULTS      ?= 500
+SEED        ?= 1
 
-.PHONY: demo test lint types unit faults proto clean
+.PHONY: demo test lint docs types unit integration faults proto clean
 
 demo: $(VENV)/.run
 	$(BIN)/kvrecall demo $(if $(FILE),--file "$(FILE)")
 
-test: $(VENV)/.test lint types unit
+test: $(VENV)/.test lint types unit integration
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
 
+# Generated pages of docs/reference, then the site. Tests check that the former are current and that
+# the latter builds.
+docs: $(VENV)/.test
+	$(BIN)/python docs/tools/generate.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
 types: $(VENV)/.test
 	$(BIN)/mypy
 
-# File by file, in their order: the slow ones, which start processes, come first, so that no core is idle at the end. The
-# front door's tests run a server in a thread; processes of their own keep them apart from what others do to theirs.
+# Tests of one process, without servers: under two minutes on two cores.
 unit: $(VENV)/.test
-	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder --ignore tests/gateway
-	$(BIN)/pytest -n 2 --dist loadfile tests/gateway
+	$(BIN)/pytest -m unit -n 2
 
-# Half an hour of kills, cuts, full disks and flipped bits, e.g. `make faults FAULTS=50 SEED=7`; prints what it counted.
+# Real processes, servers, Redis and whole suites. File by file, in their order: the slow ones, which
+# start processes, come first, so that no core is idle at the end. The HTTP API's tests run a server
+# in a thread; processes of their own keep its time and memory apart from the other tests'.
+integration: $(VENV)/.test
+	$(BIN)/pytest -m integration -n 2 --dist loadfile --no-loadscope-reorder --ignore tests/gateway
+	$(BIN)/pytest -m integration -n 2 --dist loadfile tests/gateway
+
+# Half an hour of killed processes, cut connections, full disks and flipped bits, and a report of the
+# counts; shorter: `make faults FAULTS=50 SEED=7`.
 faults: $(VENV)/.test
 	$(BIN)/python -m benchmarks.faults --faults $(FAULTS) --seed $(SEED)
 
-# The wire's Python stubs. A test makes them again and compares.
+# The Python stubs of proto/. A test generates them again and compares.
 proto: $(VENV)/.test
-	$(BIN)/python -m grpc_tools.protoc -Ikvrecall/protocol/v1=proto/kvrecall/v1 --python_out=. --pyi_out=. --grpc_python_out=. \
-		kvrecall/protocol/v1/worker.proto
+	$(BIN)/python -m grpc_tools.protoc -Ikvrecall/protocol/v1=proto/kvrecall/v1 \
+		--python_out=. --pyi_out=. --grpc_python_out=. kvrecall/protocol/v1/worker.proto
 
-# torch first and by its version: a bare "torch" would bring gigabytes of CUDA packages to a machine without a GPU.
+# torch first, in the version of constraints.txt: it alone is taken from TORCH_INDEX where one is given,
+# and its dependencies come with the next step from the index that pip uses by default.
 $(VENV)/.torch: constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet -c constraints.txt torch
+	$(BIN)/pip install --quiet -c constraints.txt $(if $(TORCH_INDEX),--no-deps --index-url $(TORCH_INDEX)) torch
 	touch $@
 
 $(VENV)/.run: $(VENV)/.torch pyproject.toml
-	$(BIN)/pip install --quiet -c constraints.txt -e .
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[demo]'
 	touch $@
 
 $(VENV)/.test: $(VENV)/.run pyproject.toml
-	$(BIN)/pip install --quiet -c constraints.txt -e '.[test]'
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[test,docs]'
 	touch $@
 
 clean:

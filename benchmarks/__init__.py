@@ -1,1 +1,1 @@
-"""Speed and memory, measured side by side in one run; what was measured lies in `results/`."""
+"""Benchmarks of speed and memory, each comparing its subjects in one run."""

@@ -1,9 +1,10 @@
-"""What layer-wise index reuse saves ChunkKV: seconds of selection with two layers a group, and with one, side by side.
+"""Savings of ChunkKV's index reuse: seconds of selection with one and two layers a group.
 
-`python benchmarks/chunk_reuse.py` measures the packaged model and one with 28 layers whose attention has the shape of
-a 3 B Llama (24 query and 8 KV heads of 128). That one's other parts are small and random: selection does not see them.
-Two sessions hear the same blocks in rotation, one with `reuse` 1, one with 2, in one process, so that what disturbs the
-machine disturbs both. The result file goes to `benchmarks/results/`.
+`python benchmarks/chunk_reuse.py` measures the packaged model and one with 28 layers whose
+attention has the shape of a 3 B Llama (24 query and 8 KV heads of 128). The other parts of that one
+are small and random: selection does not depend on them. Two sessions get the same blocks in
+rotation, one with `reuse` 1, one with 2, in one process, so that disturbances of the machine affect
+both. The result file goes to `benchmarks/results/`.
 """
 
 import argparse
@@ -22,7 +23,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from benchmarks.throughput import RESULTS, describe, speed_rows
 from kvrecall.app.wiring import build_store
 from kvrecall.protocol.v1 import worker_pb2 as wire
-from kvrecall.reporting.results import Row, results_of
+from kvrecall.reporting.results import Row, build_results
 from reference import MODEL_PATH
 from reference.conversation import generate
 from workers.engine.engine import Engine, Parts
@@ -39,7 +40,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class Plan:
-    """What is measured: `blocks` blocks of `block` tokens under `budget` rows."""
+    """Sizes of a measurement: `blocks` blocks of `block` tokens under `budget` rows."""
 
     seed: int
     blocks: int
@@ -49,7 +50,7 @@ class Plan:
 
 @dataclass
 class Spent:
-    """Seconds of the evictions of one session, and how often a layer was scored."""
+    """Seconds of each eviction of one session, and the number of layers scored."""
 
     selecting: list[float] = field(default_factory=list)
     evicting: list[float] = field(default_factory=list)
@@ -57,31 +58,31 @@ class Spent:
 
 
 @dataclass(frozen=True)
-class Watched(Method):
-    """A method that notes the seconds of its scores and selections."""
+class TimedMethod(Method):
+    """A method that records the seconds of its scores and selections."""
 
     inner: Method
     spent: Spent
 
-    name: ClassVar[str] = "watched"
+    name: ClassVar[str] = "timed"
 
     @property
     def observation(self) -> Observation:
-        """The method's own."""
+        """Observation of the inner method."""
         return self.inner.observation
 
     @property
     def shares_layers(self) -> int:
-        """The method's own."""
+        """Layers a group of the inner method."""
         return self.inner.shares_layers
 
     def scores(self, rows: LayerRows) -> Tensor:
-        """The method's own."""
+        """Scores of the inner method, timed."""
         self.spent.scored_layers += 1
         return self._timed(lambda: self.inner.scores(rows))
 
     def select(self, scores: Tensor, positions: Tensor, budget: int) -> Tensor:
-        """The method's own."""
+        """Selection of the inner method, timed."""
         return self._timed(lambda: self.inner.select(scores, positions, budget))
 
     def _timed(self, work: Callable[[], _T]) -> _T:
@@ -115,13 +116,13 @@ def main() -> None:
     for row in rows:
         print(describe(row), flush=True)
     out = given.out or RESULTS / f"chunk-reuse-{reference.device.type}.json"
-    results_of(
+    build_results(
         "chunk reuse", given.seed, "reference; 28 layers of 24 query and 8 KV heads of 128", rows
     ).write(out)
 
 
 def deep_model(vocabulary: int, seed: int) -> LoadedModel:
-    """28 layers with the attention of a 3 B Llama, narrow and random in all else."""
+    """A model of 28 layers with the attention of a 3 B Llama, narrow and random in all else."""
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=vocabulary,
@@ -138,22 +139,22 @@ def deep_model(vocabulary: int, seed: int) -> LoadedModel:
 
 
 def measure(name: str, model: LoadedModel, tokenizer: ChatTokenizer, plan: Plan) -> list[Row]:
-    """Rows of one model: seconds of scores and selections per eviction, of the whole eviction, and layers scored.
+    """Rows of one model: seconds per eviction of selecting and in total, and layers scored.
 
-    Beside the ratio of the medians stands the median of the ratios at each block: two evictions that follow each other
-    meet the machine in the same state.
+    The ratio of the medians is reported with the median of the ratios at each block: two
+    consecutive evictions have the same conditions.
     """
     spent = evictions(model, tokenizer, plan)
     labels = {reuse: f"chunkkv, reuse {reuse}" for reuse in spent}
     condition = f"{name}, budget {plan.budget}, block {plan.block}"
-    found: list[Row] = []
+    rows: list[Row] = []
     for metric in ("selecting", "evicting"):
         seconds = {label: getattr(spent[reuse], metric) for reuse, label in labels.items()}
-        found += speed_rows(condition, metric, "seconds per eviction", seconds, labels[1])
+        rows += speed_rows(condition, metric, "seconds per eviction", seconds, labels[1])
         pairs = [
             with_reuse / without for without, with_reuse in zip(*seconds.values(), strict=True)
         ]
-        found += speed_rows(
+        rows += speed_rows(
             condition,
             f"{metric} at the same block",
             f"of {labels[1]}",
@@ -163,14 +164,14 @@ def measure(name: str, model: LoadedModel, tokenizer: ChatTokenizer, plan: Plan)
     scored = {
         labels[reuse]: [each.scored_layers / len(each.evicting)] for reuse, each in spent.items()
     }
-    return [*found, *speed_rows(condition, "layers scored", "per eviction", scored, labels[1])]
+    return [*rows, *speed_rows(condition, "layers scored", "per eviction", scored, labels[1])]
 
 
 def evictions(model: LoadedModel, tokenizer: ChatTokenizer, plan: Plan) -> dict[int, Spent]:
-    """Hold the same text in a session of each kind, block by block in rotation; what their evictions took."""
+    """Seconds of the evictions of one session of each kind, on the same text in rotation."""
     spent = {reuse: Spent() for reuse in LAYERS_IN_A_GROUP}
     settings = WorkerSettings(slots=len(spent), max_budget=plan.budget, block_tokens=plan.block)
-    blocks = said_blocks(tokenizer, plan)
+    blocks = build_blocks(tokenizer, plan)
     with (
         tempfile.TemporaryDirectory() as folder,
         closing(build_store(model, Path(folder), 1 << 30)) as store,
@@ -178,37 +179,39 @@ def evictions(model: LoadedModel, tokenizer: ChatTokenizer, plan: Plan) -> dict[
         engine = Engine(Parts(model, tokenizer, store, settings))
         for reuse, clock in spent.items():
             session = engine.open(_spec(reuse, plan), wire.SessionState())
-            watched = Watched(ChunkKV(reuse=reuse), clock)
-            session.config = replace(session.config, method=watched)
+            timed_method = TimedMethod(ChunkKV(reuse=reuse), clock)
+            session.config = replace(session.config, method=timed_method)
             engine.swap_in(session)
         for index, block in enumerate(blocks):
             for reuse in _rotated(LAYERS_IN_A_GROUP, index):
-                _say(engine, str(reuse), block, spent[reuse], plan)
+                _append(engine, str(reuse), block, spent[reuse], plan)
         engine.close()
     return spent
 
 
-def said_blocks(tokenizer: ChatTokenizer, plan: Plan) -> Tensor:
-    """A generated conversation's first blocks: int64 `[blocks, 1, block]`."""
+def build_blocks(tokenizer: ChatTokenizer, plan: Plan) -> Tensor:
+    """The first blocks of a generated conversation: int64 `[blocks, 1, block]`."""
     wanted = plan.blocks * plan.block
     messages = generate(plan.seed, wanted + 1000, split="held_out").messages()
     token_ids = [
-        token for said in tokenizer.prompt([], messages, [], False) for token in said.token_ids
+        token
+        for segment in tokenizer.prompt([], messages, [], False)
+        for token in segment.token_ids
     ]
     assert len(token_ids) >= wanted, "the conversation is longer than the blocks"
     return torch.tensor(token_ids[:wanted]).view(plan.blocks, 1, plan.block)
 
 
 def timed(work: Callable[[], _T]) -> tuple[float, _T]:
-    """Seconds that some work took, on the device as well, and what it returned."""
-    _wait()
+    """Seconds of `work`, its work on the device included, and its result."""
+    _synchronize()
     started = time.perf_counter()
     done = work()
-    _wait()
+    _synchronize()
     return time.perf_counter() - started, done
 
 
-def _say(engine: Engine, name: str, block: Tensor, spent: Spent, plan: Plan) -> None:
+def _append(engine: Engine, name: str, block: Tensor, spent: Spent, plan: Plan) -> None:
     session = engine.resident(name)
     engine.forward([session], block)
     spent.selecting.append(0.0)
@@ -229,7 +232,7 @@ def _rotated(order: Sequence[int], by: int) -> list[int]:
     return [*order[by % len(order) :], *order[: by % len(order)]]
 
 
-def _wait() -> None:
+def _synchronize() -> None:
     if torch.cuda.is_available():
         torch.cuda.synchronize()
 

@@ -1,11 +1,12 @@
-"""Forks of a long session: how long one takes, how many bytes it adds, and whether forks answer as sessions would.
+"""Forks of a long session: seconds of a fork, bytes that it adds, and equality of the answers.
 
-`python benchmarks/forks.py` builds a session of 20,000 tokens in a service of this process (over files, as `kvrecall
-serve` has it) and forks it 100 times: seconds of each fork, and what catalog and tiers hold more afterwards, as shares
-of what the session takes. Then `kvrecall serve` starts over the same files: the session is forked 100 times over HTTP,
-and parent and forks are asked the same questions in turn. On a shorter session 100 forks are each asked a question of
-their own, and 100 sessions that were built separately (each in a tenant of its own, so that nothing is shared) are
-asked the same. Answers are greedy. The result file goes to `benchmarks/results/`.
+`python benchmarks/forks.py` builds a session of 20,000 tokens in a service of this process (over
+files, as in `kvrecall serve`) and forks it 100 times: seconds of each fork, and bytes added to
+catalog and tiers, as shares of the session's own. Then `kvrecall serve` starts over the same files:
+the session is forked 100 times over HTTP, and parent and forks are asked the same questions in
+turn. On a shorter session 100 forks are each asked a question of their own, and 100 sessions that
+were built separately (each in a tenant of its own, so that no pages are shared) are asked the same.
+Answers are greedy. The result file goes to `benchmarks/results/`.
 """
 
 import argparse
@@ -22,34 +23,38 @@ from pathlib import Path
 from typing import Any
 
 from kvrecall.app.local_server import ServerNeeds, server_at
+from kvrecall.app.local_service import build_service
 from kvrecall.app.settings import Settings
-from kvrecall.app.wiring import build_service
-from kvrecall.client.client import KvrecallClient
+from kvrecall.client import KvrecallClient
 from kvrecall.domain.messages import Message, ToolCall
 from kvrecall.domain.session_request import CreateSession
 from kvrecall.domain.turn_request import TurnRequest
-from kvrecall.reporting.results import Row, bootstrap, quality_row, results_of, speed_row
+from kvrecall.reporting.results import Row, bootstrap, build_results, quality_row, speed_row
 from reference import MODEL_PATH
 from reference.conversation import Conversation, exchange_messages, generate
-from services.forks import NewFork
+from services.forks import ForkRequest
 from services.service import SessionService
 from workers.engine.settings import WorkerSettings
 
 RESULTS = Path(__file__).parent / "results"
 MESSAGES_PER_TURN = 64
+# A longer conversation is generated than is appended: exchanges with tool calls are left out.
 SPARE = 1.5
-"""More of a conversation than is told: what is said around its tool calls is left out."""
 WARM_FORKS = 3
 SLOTS = 4
+# Positions of the served model: twice those in the reference model's configuration.
 POSITIONS = 32_768
-"""Positions of the model that is served: the reference model is described with half of these."""
 
 Json = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is measured. Tokens of the long and of the short session; budget in rows; an answer's tokens."""
+    """Sizes of a measurement.
+
+    `tokens` and `short_tokens` are those of the long and the short session, `output_tokens` those
+    of an answer; `budget` and `repair_rows` are rows.
+    """
 
     seed: int
     tokens: int
@@ -63,7 +68,7 @@ class Plan:
 
     @property
     def settings(self) -> Json:
-        """What a session is opened with."""
+        """Settings of a new session."""
         return {
             "budget": self.budget,
             "repair_rows": self.repair_rows,
@@ -73,20 +78,20 @@ class Plan:
 
     @property
     def common(self) -> Json:
-        """The keys that every row has."""
+        """Columns of every row."""
         return {"method": self.method, "budget": self.budget, "k": self.repair_rows}
 
 
 @dataclass(frozen=True)
-class Held:
-    """Bytes that are held: the catalog's file, and rows by tier."""
+class StoredBytes:
+    """Bytes of the catalog's files, and of rows by tier."""
 
     catalog: int
     tiers: dict[str, int]
 
     @property
     def disk(self) -> int:
-        """What is on the disk."""
+        """Bytes on the disk."""
         return self.catalog + self.tiers.get("nvme", 0)
 
 
@@ -98,7 +103,10 @@ def main() -> None:
         "--tokens", type=int, default=20_000, help="tokens of the session that is forked"
     )
     parser.add_argument(
-        "--short-tokens", type=int, default=1_500, help="tokens of the session that answers are of"
+        "--short-tokens",
+        type=int,
+        default=1_500,
+        help="tokens of the session whose answers are compared",
     )
     parser.add_argument("--forks", type=int, default=100)
     parser.add_argument(
@@ -114,7 +122,7 @@ def main() -> None:
     rows = measure(Plan(**given))
     for row in rows:
         print(describe(row), flush=True)
-    results_of(
+    build_results(
         "forks", given["seed"], f"kvrecall reference model, {POSITIONS} positions", rows
     ).write(out)
 
@@ -128,7 +136,7 @@ def measure(plan: Plan) -> list[Row]:
         )
         session, alone = asyncio.run(build(settings, plan))
         in_service, more = asyncio.run(fork_in_service(settings, session, plan))
-        added = Held(catalog_bytes(data) - alone.catalog, more)
+        added = StoredBytes(catalog_bytes(data) - alone.catalog, more)
         needs = ServerNeeds(model=str(model), slots=SLOTS, max_budget=plan.budget, data=data)
         with server_at(None, needs) as url, KvrecallClient(url) as client:
             over_http = fork_over_http(client, session, plan)
@@ -146,7 +154,7 @@ def measure(plan: Plan) -> list[Row]:
 
 @contextmanager
 def long_model() -> Iterator[Path]:
-    """The reference model, described with more positions; its weights and its rotation are as they are."""
+    """Folder of the reference model with more positions in its configuration, the same weights."""
     with tempfile.TemporaryDirectory(prefix="kvrecall-model-") as folder:
         path = Path(folder) / "reference"
         shutil.copytree(MODEL_PATH, path)
@@ -156,36 +164,36 @@ def long_model() -> Iterator[Path]:
         yield path
 
 
-async def build(settings: Settings, plan: Plan) -> tuple[str, Held]:
-    """A long session, only remembered, and the bytes that it takes when the service has stopped."""
-    spoken = conversation(plan.seed, plan.tokens)
+async def build(settings: Settings, plan: Plan) -> tuple[str, StoredBytes]:
+    """A long session, and the bytes that it takes when the service has stopped."""
+    conversation = build_conversation(plan.seed, plan.tokens)
     service = await build_service(settings)
     await service.start()
     session = await service.create(
-        CreateSession(**plan.settings, tools=tuple(json.dumps(tool) for tool in spoken.tools))
+        CreateSession(**plan.settings, tools=tuple(json.dumps(tool) for tool in conversation.tools))
     )
-    for messages in turns_of(spoken):
+    for messages in split_turns(conversation):
         if (await service.memory(session.id)).length < plan.tokens:
-            await remember(service, session.id, messages)
+            await append(service, session.id, messages)
     tiers = await tier_bytes(service)
     await service.stop()
-    return session.id, Held(catalog_bytes(settings.data), tiers)
+    return session.id, StoredBytes(catalog_bytes(settings.data), tiers)
 
 
-def conversation(seed: int, tokens: int) -> Conversation:
-    """What is said in a session of so many tokens, and more."""
+def build_conversation(seed: int, tokens: int) -> Conversation:
+    """A conversation that is long enough for a session of `tokens` tokens."""
     return generate(seed, int(SPARE * tokens), split="held_out")
 
 
-async def remember(service: SessionService, session: str, messages: Sequence[Json]) -> None:
-    """A turn that is only remembered."""
-    request = TurnRequest(tuple(message_of(each) for each in messages), generate=False)
+async def append(service: SessionService, session: str, messages: Sequence[Json]) -> None:
+    """Append messages as a turn without generating."""
+    request = TurnRequest(tuple(to_message(each) for each in messages), generate=False)
     async for _ in service.turn(session, request):
         pass
 
 
-def message_of(message: Json) -> Message:
-    """The domain's value of a message as it is sent."""
+def to_message(message: Json) -> Message:
+    """Domain value of an OpenAI-style message."""
     calls = tuple(
         ToolCall(call["id"], call["function"]["name"], call["function"]["arguments"])
         for call in message.get("tool_calls") or ()
@@ -195,30 +203,31 @@ def message_of(message: Json) -> Message:
     )
 
 
-def turns_of(spoken: Conversation) -> list[list[Json]]:
-    """The conversation in few turns, without its tool calls: they would pause the session."""
-    said: list[Json] = [{"role": "system", "content": spoken.system}]
-    for number, exchange in enumerate(spoken.exchanges):
+def split_turns(conversation: Conversation) -> list[list[Json]]:
+    """The conversation in few turns, without tool calls: they would pause the session."""
+    messages: list[Json] = [{"role": "system", "content": conversation.system}]
+    for number, exchange in enumerate(conversation.exchanges):
         if exchange.tool_call is None:
-            said += exchange_messages(exchange, f"told {number}")
+            messages += exchange_messages(exchange, f"call {number}")
     return [
-        said[start : start + MESSAGES_PER_TURN] for start in range(0, len(said), MESSAGES_PER_TURN)
+        messages[start : start + MESSAGES_PER_TURN]
+        for start in range(0, len(messages), MESSAGES_PER_TURN)
     ]
 
 
 async def fork_in_service(
     settings: Settings, session: str, plan: Plan
 ) -> tuple[list[float], dict[str, int]]:
-    """Seconds of each fork, without HTTP, and what the tiers hold more with all of them."""
+    """Seconds of each fork, without HTTP, and bytes that all of them add to each tier."""
     service = await build_service(settings)
     await service.start()
     for _ in range(WARM_FORKS):
-        await service.delete((await service.fork(session, NewFork())).id)
+        await service.delete((await service.fork(session, ForkRequest())).id)
     before = await tier_bytes(service)
     seconds = []
     for _ in range(plan.forks):
         started = time.perf_counter()
-        await service.fork(session, NewFork())
+        await service.fork(session, ForkRequest())
         seconds.append(time.perf_counter() - started)
     after = await tier_bytes(service)
     await service.stop()
@@ -226,36 +235,36 @@ async def fork_in_service(
 
 
 async def tier_bytes(service: SessionService) -> dict[str, int]:
-    """What the tiers hold."""
+    """Bytes of rows in each tier."""
     (stats,) = (await service.stats()).values()
     return {name: tier.bytes for name, tier in stats.tiers.items()}
 
 
 def catalog_bytes(data: Path) -> int:
-    """The catalog's files, once nobody has them open."""
+    """Bytes of the catalog's files, after the service has closed them."""
     return sum(os.path.getsize(path) for path in data.glob("catalog.sqlite3*"))
 
 
 def fork_over_http(client: KvrecallClient, session: str, plan: Plan) -> list[float]:
-    """Seconds of each fork, as a client sees them."""
+    """Seconds of each fork, measured by a client."""
     for _ in range(WARM_FORKS):
-        client.delete(client.fork(session)["id"])
+        client.delete_session(client.fork(session).id)
     seconds = []
     made = []
     for _ in range(plan.forks):
         started = time.perf_counter()
-        made.append(client.fork(session)["id"])
+        made.append(client.fork(session).id)
         seconds.append(time.perf_counter() - started)
     for child in made:
-        client.delete(child)
+        client.delete_session(child)
     return seconds
 
 
 def ask_in_turn(client: KvrecallClient, session: str, plan: Plan) -> list[bool]:
-    """Whether a fresh fork and its parent answer the same, question after question."""
+    """For each question, true if a new fork and its parent give the same answer."""
     same = []
-    for question in questions_of(conversation(plan.seed, plan.tokens), plan.questions):
-        child = client.fork(session)["id"]
+    for question in list_questions(build_conversation(plan.seed, plan.tokens), plan.questions):
+        child = client.fork(session).id
         same.append(
             answer(client, child, question, plan) == answer(client, session, question, plan)
         )
@@ -263,57 +272,51 @@ def ask_in_turn(client: KvrecallClient, session: str, plan: Plan) -> list[bool]:
 
 
 def compare_with_separate(client: KvrecallClient, url: str, plan: Plan) -> list[bool]:
-    """Whether each fork of a short session answers as a session that was built by itself."""
-    spoken = conversation(plan.seed + 1, plan.short_tokens)
-    parent = tell(client, spoken, plan)
+    """For each fork of a short session, true if it answers as a separately built session."""
+    conversation = build_conversation(plan.seed + 1, plan.short_tokens)
+    parent = build_session(client, conversation, plan)
     same = []
-    for number, question in enumerate(questions_of(spoken, plan.forks)):
-        child = client.fork(parent)["id"]
+    for number, question in enumerate(list_questions(conversation, plan.forks)):
+        child = client.fork(parent).id
         with KvrecallClient(url, tenant=f"alone-{number}") as alone:
-            session = tell(alone, spoken, plan)
+            session = build_session(alone, conversation, plan)
             same.append(
                 answer(client, child, question, plan) == answer(alone, session, question, plan)
             )
-            alone.delete(session)
+            alone.delete_session(session)
     return same
 
 
-def tell(client: KvrecallClient, spoken: Conversation, plan: Plan) -> str:
-    """A session that was told the conversation."""
-    session: str = client.create_session(**plan.settings, tools=spoken.tools)["id"]
-    for messages in turns_of(spoken):
+def build_session(client: KvrecallClient, conversation: Conversation, plan: Plan) -> str:
+    """Id of a new session with the conversation appended."""
+    session = client.create_session(**plan.settings, tools=conversation.tools).id
+    for messages in split_turns(conversation):
         client.turn(session, messages, generate=False)
     return session
 
 
-def questions_of(spoken: Conversation, number: int) -> list[str]:
-    """What users said in the conversation, each said again, with a number of its own once all were."""
-    asked = [exchange_messages(exchange, "asked")[0]["content"] for exchange in spoken.exchanges]
+def list_questions(conversation: Conversation, number: int) -> list[str]:
+    """User messages of the conversation, repeated with a number until there are `number`."""
+    asked = [
+        exchange_messages(exchange, "asked")[0]["content"] for exchange in conversation.exchanges
+    ]
     return [
         f"{asked[i % len(asked)]}{' ' + str(i // len(asked)) if i >= len(asked) else ''}"
         for i in range(number)
     ]
 
 
-def answer(
-    client: KvrecallClient, session: str, question: str, plan: Plan
-) -> tuple[str | None, Any]:
-    """What a session answers, greedily: text and calls."""
-    sampling = {"max_tokens": plan.output_tokens}
-    message = client.turn(session, [{"role": "user", "content": question}], sampling=sampling)[
-        "message"
-    ]
-    calls = [
-        (call["function"]["name"], call["function"]["arguments"])
-        for call in message["tool_calls"] or ()
-    ]
-    return message["content"], calls
+def answer(client: KvrecallClient, session: str, question: str, plan: Plan) -> tuple[str, Any]:
+    """Greedy answer of a session: text and tool calls."""
+    turn = client.turn(session, question, max_tokens=plan.output_tokens)
+    calls = [(call.name, call.function.arguments) for call in turn.tool_calls]
+    return turn.text, calls
 
 
-def byte_rows(alone: Held, more: Held, plan: Plan) -> list[Row]:
-    """What a fork adds, in bytes, as a share of what the session takes by itself on the disk.
+def byte_rows(alone: StoredBytes, more: StoredBytes, plan: Plan) -> list[Row]:
+    """Bytes that a fork adds, as a share of the session's own on the disk.
 
-    alone: what the session takes; more: what all forks have added.
+    `alone` are the session's bytes, `more` those that all forks have added.
     """
     pairs = [
         ("rows and catalog on disk", alone.disk, more.disk),
@@ -323,7 +326,7 @@ def byte_rows(alone: Held, more: Held, plan: Plan) -> list[Row]:
     rows: list[Row] = []
     for name, before, all_added in pairs:
         added = all_added / plan.forks
-        of_all = speed_row(
+        row = speed_row(
             name,
             "added by a fork",
             "bytes",
@@ -333,7 +336,7 @@ def byte_rows(alone: Held, more: Held, plan: Plan) -> list[Row]:
         )
         rows.append(
             {
-                **of_all,
+                **row,
                 "session_bytes": before,
                 "forks": plan.forks,
                 "tokens": plan.tokens,
@@ -344,7 +347,7 @@ def byte_rows(alone: Held, more: Held, plan: Plan) -> list[Row]:
 
 
 def answer_rows(same_long: Sequence[bool], same_short: Sequence[bool], plan: Plan) -> list[Row]:
-    """Shares of equal answers."""
+    """Rows with the shares of equal answers."""
     pairs = [
         ("a fork answers as its parent", same_long, plan.tokens),
         ("a fork answers as a session built by itself", same_short, plan.short_tokens),
@@ -365,8 +368,11 @@ def describe(row: Row) -> str:
     if "mean" in row:
         return f"{row['condition']:<46} {row['mean']:.3f} of answers are equal, n = {row['n']}"
     if row["unit"] == "bytes":
-        return f"{row['condition']:<46} {row['median']:.0f} bytes a fork, {100 * row['ratio']:.3f} % of the session"
-    return f"{row['condition']:<46} median {row['median']:.4f} s, p95 {row['p95']:.4f} s, n = {row['n']}"
+        share = 100 * row["ratio"]
+        bytes_added = f"{row['median']:.0f} bytes a fork"
+        return f"{row['condition']:<46} {bytes_added}, {share:.3f} % of the session"
+    seconds = f"median {row['median']:.4f} s, p95 {row['p95']:.4f} s"
+    return f"{row['condition']:<46} {seconds}, n = {row['n']}"
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
-"""A session moves to another worker: how soon it says its first token there, against prefilling its log again.
+"""Moves of a session to another worker: seconds to the first token, against a new prefill.
 
-`python benchmarks/moves.py` starts a Redis, two workers and a gateway, tells sessions a conversation of 4,000 tokens,
-and then, in turn: moves a session and asks it; asks a session that stayed where it is; and says the whole log anew in a
-new session, with the same question at its end. Seconds are those from the question's request to its first streamed
-token; of a move those of the move as well. Each session is a tenant's of its own, so that no prefill is spared by
-pages of another. The result file goes to `benchmarks/results/`.
+`python benchmarks/moves.py` starts a Redis, two workers and a gateway, appends a conversation of
+4,000 tokens to sessions, and then, in turn: moves a session and asks it; asks a session that was
+not moved; and appends the whole log to a new session, with the same question at its end. Seconds
+are those from the question's request to its first streamed token, with those of the move where it
+counts. Each session is in a tenant of its own, so that no prefill is saved by shared pages. The
+result file goes to `benchmarks/results/`.
 """
 
 import argparse
@@ -17,9 +18,9 @@ from statistics import median
 from typing import Any
 
 from benchmarks.faults.processes import RedisProcess, ServerProcess, free_port
-from benchmarks.forks import turns_of
-from kvrecall.client.client import KvrecallClient
-from kvrecall.reporting.results import Row, results_of, speed_row
+from benchmarks.forks import split_turns
+from kvrecall.client import KvrecallClient, TextDelta, ToolCallEvent
+from kvrecall.reporting.results import Row, build_results, speed_row
 from reference.conversation import Conversation, generate
 
 RESULTS = Path(__file__).parent / "results"
@@ -51,14 +52,15 @@ def main() -> None:
     for row in rows:
         ratio = f", {row['ratio']:.1f} x {row['ratio_to']}" if "ratio" in row else ""
         print(
-            f"{row['condition']:<44} median {row['median']:.4f} s, p95 {row['p95']:.4f} s, n = {row['n']}{ratio}"
+            f"{row['condition']:<44} median {row['median']:.4f} s, p95 {row['p95']:.4f} s, "
+            f"n = {row['n']}{ratio}"
         )
-    results_of("moves", given.seed, "kvrecall reference model", rows).write(given.out)
+    build_results("moves", given.seed, "kvrecall reference model", rows).write(given.out)
 
 
 @contextmanager
 def cluster(folder: Path) -> Iterator[str]:
-    """The address of a gateway with two workers; catalog and rows are on a Redis that syncs every write."""
+    """Address of a gateway with two workers, catalog and rows in a Redis that syncs every write."""
     redis = RedisProcess(folder / "redis")
     redis.start()
     url = f"redis://127.0.0.1:{redis.port}"
@@ -86,59 +88,60 @@ def measure(url: str, seed: int, tokens: int, sessions: int, settings: Json) -> 
     moved = []
     together = []
     stayed = []
-    anew = []
+    prefilled = []
     for number in range(sessions):
-        spoken = generate(seed + number, tokens, split="held_out")
-        goes, stays = (
-            told(url, f"{name}-{number}", spoken, settings) for name in ("goes", "stays")
+        conversation = generate(seed + number, tokens, split="held_out")
+        moving, staying = (
+            build_session(url, f"{name}-{number}", conversation, settings)
+            for name in ("goes", "stays")
         )
         with KvrecallClient(url, tenant=f"goes-{number}") as client:
             started = time.perf_counter()
-            client.move(goes)
+            client.move(moving)
             moves.append(time.perf_counter() - started)
-            moved.append(first_token(client, goes, question()))
+            moved.append(first_token(client, moving, question()))
             together.append(moves[-1] + moved[-1])
         with KvrecallClient(url, tenant=f"stays-{number}") as client:
-            stayed.append(first_token(client, stays, question()))
+            stayed.append(first_token(client, staying, question()))
         with KvrecallClient(url, tenant=f"anew-{number}") as client:
-            session = client.create_session(**settings, tools=spoken.tools)["id"]
-            log = [message for messages in turns_of(spoken) for message in messages]
-            anew.append(first_token(client, session, [*log, *question()]))
+            session = client.create_session(**settings, tools=conversation.tools).id
+            log = [message for messages in split_turns(conversation) for message in messages]
+            prefilled.append(first_token(client, session, [*log, *question()]))
     common = {"tokens": tokens, **settings}
     conditions = {
         "asked after a move": moved,
         "move and question together": together,
         "asked where it stayed": stayed,
     }
-    rows = [speed_row("the log prefilled again", "first token", "seconds", anew, **common)]
+    rows = [speed_row("the log prefilled again", "first token", "seconds", prefilled, **common)]
     rows += [speed_row("the move", "request", "seconds", moves, **common)]
     for name, seconds in conditions.items():
-        ratio = median(again / own for again, own in zip(anew, seconds, strict=True))
+        ratio = median(again / own for again, own in zip(prefilled, seconds, strict=True))
         against = {"ratio_to": "sooner than the log prefilled again", "ratio": round(ratio, 2)}
         rows.append(speed_row(name, "first token", "seconds", seconds, **against, **common))
     return rows
 
 
-def told(url: str, tenant: str, spoken: Conversation, settings: Json) -> str:
-    """A session that was told the conversation."""
+def build_session(url: str, tenant: str, conversation: Conversation, settings: Json) -> str:
+    """Id of a new session with the conversation appended."""
     with KvrecallClient(url, tenant=tenant) as client:
-        session: str = client.create_session(**settings, tools=spoken.tools)["id"]
-        for messages in turns_of(spoken):
+        session = client.create_session(**settings, tools=conversation.tools).id
+        for messages in split_turns(conversation):
             client.turn(session, messages, generate=False)
     return session
 
 
 def question() -> list[Json]:
-    """What is asked at the end."""
+    """The question at the end, as messages."""
     return [{"role": "user", "content": QUESTION}]
 
 
 def first_token(client: KvrecallClient, session: str, messages: list[Json]) -> float:
-    """Seconds from the request of a turn to the first piece of its answer."""
+    """Seconds from the request of a turn to the first streamed token of its answer."""
     started = time.perf_counter()
     seconds = 0.0
-    for event in client.turn_stream(session, messages, sampling={"max_tokens": 4}):
-        if not seconds and event.event in ("token", "tool_call"):
+    for event in client.stream(session, messages, max_tokens=4):
+        if not seconds and isinstance(event, TextDelta | ToolCallEvent):
             seconds = time.perf_counter() - started
     return seconds
 

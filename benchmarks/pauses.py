@@ -1,27 +1,26 @@
-"""Repairs in an agent's tool pauses: how many end inside their pause, and what they cost the turn that follows.
+"""Repairs in an agent's tool pauses: the share that ends in time, and the cost to the next turn.
 
-`python benchmarks/pauses.py` holds one agent conversation in two sessions of a real service over HTTP, one that
-repairs and one that does not, step by step in turn: a turn that asks for a tool, a pause, the tool's result at a share
-of the pause, and the turn that says it, whose first token is timed. Both sessions hear the same and have the same
-budget. A repair counts as ended in its pause if it ended before the next turn was sent; those that the turn cut, and
-those that were due and not begun, count against it. The result file goes to `benchmarks/results/`.
+`python benchmarks/pauses.py` runs one agent conversation in two sessions of a real service over
+HTTP, one with repairs and one without, step by step in turn: a turn that calls a tool, a pause, the
+tool's result at a share of the pause, and the turn with the result, whose first token is timed.
+Both sessions get the same messages and have the same budget. A repair counts as ended in its pause
+if it ended before the next turn was sent; those that the turn stopped early, and those that were
+due and not started, count against it. The result file goes to `benchmarks/results/`.
 """
 
 import argparse
 import random
 import time
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import cycle, islice
 from pathlib import Path
 from statistics import median
-from typing import Any, cast
+from typing import Any
 
 from kvrecall.app.local_server import ServerNeeds, server_at
-from kvrecall.client._timing import seconds_to_first_token
-from kvrecall.client.client import KvrecallClient, StreamEvent
-from kvrecall.reporting.results import Row, bootstrap, quality_row, results_of, speed_row
+from kvrecall.client import KvrecallClient, Repair, Turn
+from kvrecall.reporting.results import Row, bootstrap, build_results, quality_row, speed_row
 from reference import MODEL_PATH
 from reference.conversation import Conversation, Exchange, exchange_messages, generate
 
@@ -35,7 +34,11 @@ WARM_STEPS = 2
 
 @dataclass(frozen=True)
 class Plan:
-    """What is measured. Tokens; budget in rows; pauses in seconds, whose results come after the share `result_at`."""
+    """Sizes of a measurement.
+
+    `budget` and `repair_rows` are rows, `shortest` and `longest` seconds of a pause, `result_at`
+    the share of a pause after which the result is there.
+    """
 
     seed: int
     tokens: int
@@ -50,13 +53,13 @@ class Plan:
 
 @dataclass
 class Side:
-    """One of the two sessions, and what was measured in it."""
+    """One of the two sessions with its measurements."""
 
     name: str
     session: str
     first_tokens: list[float] = field(default_factory=list)
     in_service: list[float] = field(default_factory=list)
-    repairs: list[Mapping[str, Any]] = field(default_factory=list)
+    repairs: list[Repair] = field(default_factory=list)
     left_out: int = 0
 
 
@@ -64,9 +67,7 @@ def main() -> None:
     """Read the command line, measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=7100)
-    parser.add_argument(
-        "--tokens", type=int, default=4000, help="tokens that were said before the first pause"
-    )
+    parser.add_argument("--tokens", type=int, default=4000, help="tokens before the first pause")
     parser.add_argument("--steps", type=int, default=60, help="pauses of each session")
     parser.add_argument("--budget", type=int, default=256)
     parser.add_argument("--repair-rows", type=int, default=64)
@@ -87,61 +88,64 @@ def main() -> None:
         server_at(None, ServerNeeds(model=str(MODEL_PATH), slots=2, max_budget=plan.budget)) as url,
         KvrecallClient(url) as client,
     ):
-        sides = hold(client, plan)
-    rows = rows_of(sides, plan)
+        sides = run_conversation(client, plan)
+    rows = build_rows(sides, plan)
     for row in rows:
         print(describe(row), flush=True)
-    results_of("pauses", plan.seed, "kvrecall reference model", rows).write(out)
+    build_results("pauses", plan.seed, "kvrecall reference model", rows).write(out)
 
 
-def hold(client: KvrecallClient, plan: Plan) -> tuple[Side, Side]:
-    """The whole conversation in both sessions. The first steps warm up and are not counted."""
-    spoken = generate(plan.seed, plan.tokens, split="held_out")
+def run_conversation(client: KvrecallClient, plan: Plan) -> tuple[Side, Side]:
+    """Run the whole conversation in both sessions; the first steps warm up and are not counted."""
+    conversation = generate(plan.seed, plan.tokens, split="held_out")
     sides = (
-        open_session(client, plan, spoken, REPAIR),
-        open_session(client, plan, spoken, NO_REPAIR),
+        open_session(client, plan, conversation, REPAIR),
+        open_session(client, plan, conversation, NO_REPAIR),
     )
-    asked = [exchange for exchange in spoken.exchanges if exchange.tool_call is not None]
+    with_calls = [exchange for exchange in conversation.exchanges if exchange.tool_call is not None]
     rng = random.Random(plan.seed)
-    for number, exchange in enumerate(islice(cycle(asked), WARM_STEPS + plan.steps)):
+    for number, exchange in enumerate(islice(cycle(with_calls), WARM_STEPS + plan.steps)):
         pause = rng.uniform(plan.shortest, plan.longest)
         for side in rng.sample(sides, len(sides)):
-            told, seconds = take_step(
+            turn, seconds = run_step(
                 client, side.session, exchange, f"step {number}", pause, plan.result_at
             )
             if number >= WARM_STEPS:
-                note(side, told, seconds)
+                add_measurements(side, turn, seconds)
     return sides
 
 
-def open_session(client: KvrecallClient, plan: Plan, spoken: Conversation, name: str) -> Side:
-    """A session that was told the conversation but for its tool calls. Both have the same budget and reserve."""
+def open_session(client: KvrecallClient, plan: Plan, conversation: Conversation, name: str) -> Side:
+    """A new session with the conversation appended, without its tool calls.
+
+    Both sessions have the same budget and repair rows.
+    """
     session = client.create_session(
         method=plan.method,
         budget=plan.budget,
         repair_rows=plan.repair_rows,
         repair_on=list(SIGNALS) if name == REPAIR else [],
         seed=plan.seed,
-        tools=spoken.tools,
-    )["id"]
-    said = [{"role": "system", "content": spoken.system}]
-    for number, exchange in enumerate(spoken.exchanges):
+        tools=conversation.tools,
+    ).id
+    messages = [{"role": "system", "content": conversation.system}]
+    for number, exchange in enumerate(conversation.exchanges):
         if exchange.tool_call is None:
-            said += exchange_messages(exchange, f"told {number}")
-    for start in range(0, len(said), MESSAGES_PER_TURN):
-        client.turn(session, said[start : start + MESSAGES_PER_TURN], generate=False)
+            messages += exchange_messages(exchange, f"call {number}")
+    for start in range(0, len(messages), MESSAGES_PER_TURN):
+        client.turn(session, messages[start : start + MESSAGES_PER_TURN], generate=False)
     return Side(name, session)
 
 
-def take_step(
+def run_step(
     client: KvrecallClient,
     session: str,
     exchange: Exchange,
     call: str,
     pause: float,
     result_at: float,
-) -> tuple[Mapping[str, Any], float]:
-    """Ask for a tool, wait for it, say its result: the turn that says it, and its seconds to the first token."""
+) -> tuple[Turn, float]:
+    """Call a tool, pause, send its result; that turn's answer and seconds to first token."""
     question, asking = exchange_messages(exchange, call)[:2]
     client.turn(session, [question, asking], generate=False)
     ends = time.perf_counter() + pause
@@ -150,41 +154,37 @@ def take_step(
     client.event(session, "tool_call.completed", call, result=exchange.tool_result or "")
     sleep_until(ends)
     started = time.perf_counter()
-    # One token: the time to it is what is asked for, and both sessions go on with as many tokens.
-    stream = cast(
-        "Generator[StreamEvent]", client.turn_stream(session, [], sampling={"max_tokens": 1})
-    )
-    with closing(stream) as events:
-        first = next(events)
+    # A single token: only the time to it counts, and both sessions continue with as many tokens.
+    with client.stream(session, max_tokens=1) as stream:
+        next(stream)
         seconds = time.perf_counter() - started
-        last = [first, *events][-1]
-    return last.data, seconds
+        return stream.read(), seconds
 
 
 def sleep_until(moment: float) -> None:
-    """Wait until `time.perf_counter()` is `moment`; no time if it is past."""
+    """Sleep until `time.perf_counter()` is `moment`; return at once if it has passed."""
     time.sleep(max(0.0, moment - time.perf_counter()))
 
 
-def note(side: Side, told: Mapping[str, Any], seconds: float) -> None:
-    """Keep what a step came to."""
+def add_measurements(side: Side, turn: Turn, seconds: float) -> None:
+    """Add the measurements of a step."""
     side.first_tokens.append(seconds)
-    side.in_service.append(seconds_to_first_token(told["seconds"]))
-    side.repairs += told["memory"]["repairs"]
-    side.left_out += told["memory"]["repair"]["skipped"]
+    side.in_service.append(turn.seconds_to_first_token)
+    side.repairs += turn.memory.repairs
+    side.left_out += turn.memory.repair.skipped
 
 
-def rows_of(sides: tuple[Side, Side], plan: Plan) -> list[Row]:
+def build_rows(sides: tuple[Side, Side], plan: Plan) -> list[Row]:
     """The result file's rows."""
     on, off = sides
     common = {"method": plan.method, "budget": plan.budget, "k": plan.repair_rows}
     pauses = {"pause_seconds": [plan.shortest, plan.longest], "result_at": plan.result_at}
     rows = in_time_rows(on, {**common, **pauses}, plan.seed)
-    for metric, of in (
+    for metric, attribute in (
         ("time to first token", "first_tokens"),
         ("the service's share of it", "in_service"),
     ):
-        values = {side.name: getattr(side, of) for side in sides}
+        values = {side.name: getattr(side, attribute) for side in sides}
         ratio = round(median(values[REPAIR]) / median(values[NO_REPAIR]), 4)
         rows.append(
             speed_row(
@@ -201,8 +201,8 @@ def rows_of(sides: tuple[Side, Side], plan: Plan) -> list[Row]:
             f"{REPAIR} over {NO_REPAIR}, paired", "time to first token", "ratio", pairs, **common
         )
     )
-    for signal in found_signals(on):
-        of_signal = [repair for repair in on.repairs if repair["trigger"] == signal]
+    for signal in list_signals(on):
+        repairs = [repair for repair in on.repairs if repair.trigger == signal]
         for metric, unit, name in (
             ("repair", "seconds", "seconds"),
             ("share scanned", "share", "share_scanned"),
@@ -212,7 +212,7 @@ def rows_of(sides: tuple[Side, Side], plan: Plan) -> list[Row]:
                     f"repair on {signal}",
                     metric,
                     unit,
-                    [each[name] for each in of_signal],
+                    [getattr(each, name) for each in repairs],
                     **common,
                 )
             )
@@ -220,11 +220,11 @@ def rows_of(sides: tuple[Side, Side], plan: Plan) -> list[Row]:
 
 
 def in_time_rows(side: Side, common: Mapping[str, Any], seed: int) -> list[Row]:
-    """The share of repairs that ended inside their pause, of all that were due and by signal."""
-    ended = {"all": [float(repair["in_pause"]) for repair in side.repairs] + [0.0] * side.left_out}
-    for signal in found_signals(side):
+    """Share of repairs that ended inside their pause, over all that were due and by signal."""
+    ended = {"all": [float(repair.in_pause) for repair in side.repairs] + [0.0] * side.left_out}
+    for signal in list_signals(side):
         ended[signal] = [
-            float(repair["in_pause"]) for repair in side.repairs if repair["trigger"] == signal
+            float(repair.in_pause) for repair in side.repairs if repair.trigger == signal
         ]
     estimates = {name: bootstrap(values, seed) for name, values in ended.items()}
     return [
@@ -234,17 +234,19 @@ def in_time_rows(side: Side, common: Mapping[str, Any], seed: int) -> list[Row]:
     ]
 
 
-def found_signals(side: Side) -> Sequence[str]:
-    """The signals that repairs were conditioned on, in their order."""
-    return list(dict.fromkeys(repair["trigger"] for repair in side.repairs))
+def list_signals(side: Side) -> Sequence[str]:
+    """Signals that triggered repairs, in order of first occurrence."""
+    return list(dict.fromkeys(repair.trigger for repair in side.repairs))
 
 
 def describe(row: Row) -> str:
     """A row as a line of text."""
     if "mean" in row:
-        return f"{row['condition']:<48} {row['mean']:.3f} ({row['ci_low']:.3f}-{row['ci_high']:.3f}), n = {row['n']}"
+        interval = f"{row['mean']:.3f} ({row['ci_low']:.3f}-{row['ci_high']:.3f})"
+        return f"{row['condition']:<48} {interval}, n = {row['n']}"
     ratio = f"  {row['ratio']:.3f} x {row['ratio_to']}" if "ratio" in row else ""
-    return f"{row['condition']:<48} {row['metric']:<26} {row['median']:.4f} {row['unit']}, n = {row['n']}{ratio}"
+    median_value = f"{row['median']:.4f} {row['unit']}"
+    return f"{row['condition']:<48} {row['metric']:<26} {median_value}, n = {row['n']}{ratio}"
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""Seconds of a repair by the number of candidates, split into scan, select and move, and what it reads.
+"""Seconds of a repair by the number of candidates (scan, select, move), and bytes read.
 
-`python benchmarks/repair.py` scans keys in the shape of Qwen2.5-7B, made up, from 4K candidates on, each time twice as
-many, to `--largest`: `exact`, `bounded` and `summary` beside a plain exact scan that has all keys in one tensor. A
-candidate takes about 110 KB of memory in that shape, 4 KB a layer; `--layers` takes fewer layers. `--shape reference`
-scans the reference model's own keys. On a machine with a GPU keys are scanned there. The result file goes to
-`benchmarks/results/`.
+`python benchmarks/repair.py` scans synthetic keys in the shape of Qwen2.5-7B, from 4K candidates
+on, each time twice as many, up to `--largest`: `exact`, `bounded` and `summary` beside a plain
+exact scan with all keys in one tensor. A candidate takes about 110 KB of memory in that shape, 4 KB
+a layer; `--layers` takes fewer layers. `--shape reference` scans the reference model's own keys. On
+a machine with a GPU keys are scanned there. The result file goes to `benchmarks/results/`.
 """
 
 import argparse
@@ -20,10 +20,10 @@ from typing import TypeVar, get_args
 import torch
 from torch import Tensor
 
-from benchmarks.repair_keys import SINKS, MadeUp, ReferenceKeys
+from benchmarks.repair_keys import SINKS, ReferenceKeys, SyntheticKeys
 from benchmarks.throughput import RESULTS, describe
 from kvrecall.domain.session_settings import RepairScan
-from kvrecall.reporting.results import Row, results_of, speed_row
+from kvrecall.reporting.results import Row, build_results, speed_row
 from kvstore.format.page import PageLayout
 from kvstore.format.summaries import Bits
 from kvstore.store import RowStore
@@ -36,12 +36,12 @@ QWEN_7B = KVShape(n_layers=28, n_heads=28, n_kv_heads=4, head_dim=128)
 PLAIN = "plain exact scan"
 RECENT = 32
 _T = TypeVar("_T")
-Keys = MadeUp | ReferenceKeys
+Keys = SyntheticKeys | ReferenceKeys
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is measured: tokens promoted, repeats of each scan, bits of a summary's codes."""
+    """Sizes of a measurement: tokens promoted, repeats of each scan, bits of a summary's codes."""
 
     promoted: int
     repeats: int
@@ -49,8 +49,8 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Repaired:
-    """One repair: seconds of its parts, what it chose, int64 positions, and what it read, bytes."""
+class RepairRun:
+    """One repair: seconds of its parts, selected int64 positions, and bytes read."""
 
     seconds: dict[str, float]
     chosen: Tensor
@@ -61,14 +61,16 @@ def main() -> None:
     """Read the command line, measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shape", choices=("qwen-7b", "reference"), default="qwen-7b")
-    parser.add_argument("--layers", type=int, default=QWEN_7B.n_layers, help="of the made-up keys")
+    parser.add_argument(
+        "--layers", type=int, default=QWEN_7B.n_layers, help="of the synthetic keys"
+    )
     parser.add_argument("--smallest", type=int, default=4096, help="candidates")
     parser.add_argument("--largest", type=int, default=65_536, help="candidates; up to 1,048,576")
     parser.add_argument(
         "--shares-at",
         type=int,
         default=32_768,
-        help="candidates where codes are compared; 0: nowhere",
+        help="candidates at which codes are compared; 0: no comparison",
     )
     parser.add_argument("--promoted", type=int, default=48, help="tokens that a repair brings back")
     parser.add_argument("--repeats", type=int, default=3)
@@ -79,12 +81,12 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="default: benchmarks/results/repair.json")
     given = parser.parse_args()
     shape = KVShape(given.layers, QWEN_7B.n_heads, QWEN_7B.n_kv_heads, QWEN_7B.head_dim)
-    made_up = MadeUp(shape, torch.bfloat16, given.seed)
-    keys = made_up if given.shape == "qwen-7b" else ReferenceKeys(given.seed)
+    synthetic = SyntheticKeys(shape, torch.bfloat16, given.seed)
+    keys = synthetic if given.shape == "qwen-7b" else ReferenceKeys(given.seed)
     plan = Plan(given.promoted, given.repeats, given.bits)
     rows = []
-    for row in measured(
-        keys, plan, list(doubled(given.smallest, given.largest)), given.shares_at, made_up
+    for row in measure(
+        keys, plan, list(double(given.smallest, given.largest)), given.shares_at, synthetic
     ):
         rows.append(row)
         read = (
@@ -94,23 +96,23 @@ def main() -> None:
         )
         print(describe(row) + read, flush=True)
     model = f"{given.shape}: {keys.name}, {keys.shape}, {keys.dtype}".replace("torch.", "")
-    results_of("repair", given.seed, model, rows).write(given.out or RESULTS / "repair.json")
+    build_results("repair", given.seed, model, rows).write(given.out or RESULTS / "repair.json")
 
 
-def doubled(smallest: int, largest: int) -> Iterator[int]:
-    """Smallest, twice that, and so on, up to largest."""
+def double(smallest: int, largest: int) -> Iterator[int]:
+    """`smallest`, twice that, and so on, up to `largest`."""
     while smallest <= largest:
         yield smallest
         smallest *= 2
 
 
-def measured(
-    keys: Keys, plan: Plan, sizes: Sequence[int], shares_at: int, made_up: MadeUp
+def measure(
+    keys: Keys, plan: Plan, sizes: Sequence[int], shares_at: int, synthetic: SyntheticKeys
 ) -> Iterator[Row]:
-    """All rows: times by size, their growth, then the shares read by codes of each size, on both kinds of keys."""
+    """All rows: times by size, their growth, then bytes read by bits of the codes."""
     seconds: dict[str, dict[int, float]] = {}
     for candidates in sizes:
-        with stored(keys, candidates, plan.bits) as bench:
+        with open_bench(keys, candidates, plan.bits) as bench:
             for row in times(bench, plan):
                 if row["metric"] == "total":
                     seconds.setdefault(row["method"], {})[candidates] = row["median"]
@@ -119,17 +121,20 @@ def measured(
         if len(by_size) > 1:
             condition = f"{method}, {min(by_size)} to {max(by_size)} candidates"
             yield speed_row(condition, "exponent of growth", "", [exponent(by_size)], method=method)
-    for of in (made_up, ReferenceKeys(keys.seed)) if shares_at else ():
+    for source in (synthetic, ReferenceKeys(keys.seed)) if shares_at else ():
         for bits in get_args(Bits):
-            with stored(of, shares_at, bits) as bench:
+            with open_bench(source, shares_at, bits) as bench:
                 yield from shares(bench, bits)
 
 
 class Bench:
-    """A session's keys in a row store and on the device at once, and the active cache of a session that kept little."""
+    """Keys of a session both in a row store and on the device.
+
+    The session's active cache has only its sinks and recent rows.
+    """
 
     def __init__(self, keys: Keys, candidates: int, bits: Bits) -> None:
-        self.of = keys
+        self.keys = keys
         self.candidates = candidates
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.length = SINKS + candidates + RECENT
@@ -147,9 +152,9 @@ class Bench:
         ]
         done = 0
         for piece in keys.keys(self.length):
-            for layer, of_layer in enumerate(self.resident):
-                of_layer[:, done : done + piece.shape[2]] = piece[layer]
-            # Values are moved and never looked at: the keys again do.
+            for layer, layer_keys in enumerate(self.resident):
+                layer_keys[:, done : done + piece.shape[2]] = piece[layer]
+            # Values are only moved, never read: the keys serve as values.
             self.store.append("s", torch.stack([piece, piece], dim=1))
             done += piece.shape[2]
         self.store.flush("s")
@@ -158,12 +163,12 @@ class Bench:
 
     @property
     def candidate_bytes(self) -> int:
-        """Keys and values of the candidates."""
+        """Bytes of the candidates' keys and values."""
         return self.candidates * self.store.layout.token_bytes
 
     def plain(self) -> ScanResult:
-        """Scores of all tokens, in the simplest way: keys are on the device, one multiplication for each layer."""
-        observed = self.of.observed
+        """Scores of all tokens with the keys on the device, by one multiplication per layer."""
+        observed = self.keys.observed
         total = torch.zeros(self.length, device=self.device)
         for queries, keys in zip(observed.queries, self.resident, strict=True):
             n_heads, t, head_dim = queries.shape
@@ -175,19 +180,19 @@ class Bench:
         scores = (total / (len(self.resident) * observed.queries[0].shape[0])).cpu()
         return ScanResult(scores, torch.ones(self.length, dtype=torch.bool), 0, True)
 
-    def scanned(self, mode: RepairScan, operator: RepairKV, count: int) -> ScanResult:
-        """Scores of all tokens from the row store."""
+    def scan(self, mode: RepairScan, operator: RepairKV, count: int) -> ScanResult:
+        """Scores of all tokens by a scan of the row store."""
 
         def find_ambiguous(lower: Tensor, upper: Tensor) -> Tensor:
             return operator.ambiguous_tokens(
                 without_sinks(lower), without_sinks(upper), self.candidate_tokens, count
             )
 
-        return finished(
+        return run_to_end(
             scan(
                 self.store,
                 "s",
-                self.of.observed,
+                self.keys.observed,
                 self.length,
                 mode=mode,
                 counted=None,
@@ -197,35 +202,37 @@ class Bench:
             )
         )
 
-    def repair(self, scanned: Callable[[], ScanResult], operator: RepairKV, count: int) -> Repaired:
-        """Scan, select, move; the cache is as before afterwards."""
+    def repair(
+        self, run_scan: Callable[[], ScanResult], operator: RepairKV, count: int
+    ) -> RepairRun:
+        """Run scan, select and move; the active cache is unchanged afterwards."""
         seconds: dict[str, float] = {}
-        seconds["scan"], found = timed(scanned)
+        seconds["scan"], found = timed(run_scan)
         seconds["select"], chosen = timed(lambda: self.choose(found.scores, operator, count))
         seconds["move"], _ = timed(lambda: self.move(chosen))
         seconds["total"] = sum(seconds.values())
-        return Repaired(seconds, chosen, found.bytes_read)
+        return RepairRun(seconds, chosen, found.bytes_read)
 
     def choose(self, scores: Tensor, operator: RepairKV, count: int) -> Tensor:
-        """The tokens to promote, int64 positions."""
+        """Positions of the tokens to promote, int64."""
         worth = operator.utility(without_sinks(scores))
         return operator.choose(worth, self.candidate_tokens, torch.zeros(self.length), count)
 
     def move(self, chosen: Tensor) -> None:
-        """Gather rows from the store and put them among sinks and recent rows of a new slot, in every layer."""
-        shape = self.of.shape
-        rows = [len(chosen) + SINKS + RECENT] * self.of.shape.n_layers
-        cache = ActiveCache(shape, 1, rows, self.of.dtype, self.device)
+        """Gather rows from the store and insert them into a new slot with sinks and recent rows."""
+        shape = self.keys.shape
+        rows = [len(chosen) + SINKS + RECENT] * self.keys.shape.n_layers
+        cache = ActiveCache(shape, 1, rows, self.keys.dtype, self.device)
         slot = cache.claim(rows)
         wanted = [chosen.expand(shape.n_kv_heads, -1)] * shape.n_layers
         for layer, (keys, values) in enumerate(self.store.gather_selection("s", wanted)):
-            places = wanted[layer].to(torch.int32)
-            cache.insert(slot, layer, places, keys, values, places != EMPTY)
+            positions = wanted[layer].to(torch.int32)
+            cache.insert(slot, layer, positions, keys, values, positions != EMPTY)
 
 
 @contextmanager
-def stored(keys: Keys, candidates: int, bits: Bits) -> Iterator[Bench]:
-    """A bench, whose store is closed at the end."""
+def open_bench(keys: Keys, candidates: int, bits: Bits) -> Iterator[Bench]:
+    """A bench whose store is closed at the end."""
     bench = Bench(keys, candidates, bits)
     try:
         yield bench
@@ -234,15 +241,15 @@ def stored(keys: Keys, candidates: int, bits: Bits) -> Iterator[Bench]:
 
 
 def times(bench: Bench, plan: Plan) -> Iterator[Row]:
-    """Seconds of every kind of scan in rotation, after one round that does not count, and what was read."""
+    """Seconds of every kind of scan in rotation, without the first round, and bytes read."""
     operator = RepairKV()
-    ways: dict[str, Callable[[], ScanResult]] = {PLAIN: bench.plain}
+    scans: dict[str, Callable[[], ScanResult]] = {PLAIN: bench.plain}
     for mode in get_args(RepairScan):
-        ways[mode] = partial(bench.scanned, mode, operator, plan.promoted)
-    runs: dict[str, list[Repaired]] = {name: [] for name in ways}
+        scans[mode] = partial(bench.scan, mode, operator, plan.promoted)
+    runs: dict[str, list[RepairRun]] = {name: [] for name in scans}
     for repeat in range(plan.repeats + 1):
-        for name, way in ways.items():
-            run = bench.repair(way, operator, plan.promoted)
+        for name, run_scan in scans.items():
+            run = bench.repair(run_scan, operator, plan.promoted)
             if repeat:
                 runs[name].append(run)
     for name, found in runs.items():
@@ -260,15 +267,16 @@ def times(bench: Bench, plan: Plan) -> Iterator[Row]:
 
 
 def shares(bench: Bench, bits: int) -> Iterator[Row]:
-    """What a bounded scan reads with codes of so many bits, by the number of tokens that it chooses."""
+    """Bytes that a bounded scan reads with codes of `bits` bits, by tokens selected."""
     for count in (16, 48, 96):
         for select in ("spread", "bursts"):
             operator = RepairKV(select=select)
-            exact = bench.repair(partial(bench.scanned, "exact", operator, count), operator, count)
-            bounded = bench.repair(
-                partial(bench.scanned, "bounded", operator, count), operator, count
+            exact = bench.repair(partial(bench.scan, "exact", operator, count), operator, count)
+            bounded = bench.repair(partial(bench.scan, "bounded", operator, count), operator, count)
+            condition = (
+                f"{bench.keys.name}, {bench.candidates} candidates: "
+                f"{bits} bits, {select}, {count} promoted"
             )
-            condition = f"{bench.of.name}, {bench.candidates} candidates: {bits} bits, {select}, {count} promoted"
             common = {
                 "method": "bounded",
                 "bits": bits,
@@ -278,8 +286,10 @@ def shares(bench: Bench, bits: int) -> Iterator[Row]:
             yield read_row(condition, bench, bounded, exact, **common)
 
 
-def read_row(condition: str, bench: Bench, run: Repaired, exact: Repaired, **common: object) -> Row:
-    """Bytes read, as they are, of the candidates' and of what an exact scan reads; whether the choice is the same."""
+def read_row(
+    condition: str, bench: Bench, run: RepairRun, exact: RepairRun, **common: object
+) -> Row:
+    """Bytes read, as shares of the candidates' and an exact scan's; whether selections agree."""
     return speed_row(
         condition,
         "bytes read",
@@ -293,7 +303,7 @@ def read_row(condition: str, bench: Bench, run: Repaired, exact: Repaired, **com
 
 
 def without_sinks(scores: Tensor) -> Tensor:
-    """Scores in which sinks lead to nothing, as a repair takes them."""
+    """Scores with those of the sinks set to 0, as in a repair."""
     scores = scores.clone()
     scores[:SINKS] = 0
     return scores
@@ -309,8 +319,8 @@ def exponent(seconds: dict[int, float]) -> float:
     return rise / sum((a - mean_x) ** 2 for a in x)
 
 
-def finished(running: Generator[None, None, _T]) -> _T:
-    """Run a scan to its end."""
+def run_to_end(running: Generator[None, None, _T]) -> _T:
+    """Run a scan to its end and return its result."""
     while True:
         try:
             next(running)
@@ -320,7 +330,7 @@ def finished(running: Generator[None, None, _T]) -> _T:
 
 
 def timed(work: Callable[[], _T]) -> tuple[float, _T]:
-    """Seconds that some work took, on the device as well, and what it returned."""
+    """Seconds of `work`, its work on the device included, and its result."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     started = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Keys and queries to scan: made up in the likeness of a model's, or the reference model's own."""
+"""Keys and queries to scan: synthetic with a model's statistics, or the reference model's."""
 
 import math
 import tempfile
@@ -23,23 +23,24 @@ from workers.model.tokenizer import load_tokenizer
 from workers.primitives.observation import Observed
 
 SINKS = 4
+# Tokens whose keys are generated at once.
 _PIECE = 1024
-"""Tokens whose keys are made at once."""
 _NEEDLE_TOKENS = 6
 _NEEDLES_EVERY = 1500
+# Context length at which the sinks get about half of a query's attention.
 _MASS_AT = 32_768
-"""Tokens among which the sinks get about half of a query's attention."""
 
 
 @dataclass(frozen=True)
-class MadeUp:
-    """Keys of no model, the same for the same seed: `[n_layers, n_kv_heads, tokens, head_dim]`, piece by piece.
+class SyntheticKeys:
+    """Synthetic keys, a function of the seed: `[n_layers, n_kv_heads, tokens, head_dim]` in pieces.
 
-    Channels have means and scales of their own, heavy-tailed; half of them turn with the position, as under RoPE, at
-    speeds from one radian a token down to one in ten thousand. What is said changes its topic, which moves the keys of
-    some hundred tokens together. The first tokens are sinks that draw about half of the attention. Heads are flat or
-    sharp: the logits of noise have a standard deviation from 0.7 to 3. Needles of six tokens lie about 1,500 tokens
-    apart; in a sixth of the layers and heads one query token of the signal looks at them, with 4 to 10 more.
+    Channels have means and scales of their own, heavy-tailed; half of them rotate with the
+    position, as under RoPE, at speeds from one radian a token down to one in ten thousand. Topics
+    change and shift the keys of some hundred tokens together. The first tokens are sinks with about
+    half of the attention. Heads are flat or sharp: the logits of noise have a standard deviation
+    from 0.7 to 3. Needles of six tokens lie about 1,500 tokens apart; in a sixth of the layers and
+    heads one query token of the signal attends to them, with logits that are higher by 4 to 10.
     """
 
     shape: KVShape
@@ -49,40 +50,40 @@ class MadeUp:
 
     @property
     def name(self) -> str:
-        """As the result file calls it."""
+        """Name in the result file."""
         return "synthetic keys"
 
     def keys(self, tokens: int) -> Iterator[Tensor]:
-        """The first `tokens` keys, in pieces of up to 1,024."""
+        """The first `tokens` keys, in pieces of at most 1,024 tokens."""
         for first in range(0, tokens, _PIECE):
             yield self._piece(first)[:, :, : tokens - first].to(self.dtype)
 
     @cached_property
     def observed(self) -> Observed:
-        """The signal's queries: what they have in common points at the sinks."""
+        """Queries of the signal; their common part points at the sinks."""
         shape = self.shape
         random = self._random(1)
-        of_kv_head = (shape.n_layers, shape.n_kv_heads, 1, 1, shape.head_dim)
+        kv_head_shape = (shape.n_layers, shape.n_kv_heads, 1, 1, shape.head_dim)
         varied = torch.randn(
-            *of_kv_head[:2], shape.group, self.signal_tokens, shape.head_dim, generator=random
+            *kv_head_shape[:2], shape.group, self.signal_tokens, shape.head_dim, generator=random
         )
         queries = varied / self._heads.scale[:, :, None, None] + torch.randn(
-            of_kv_head, generator=random
+            kv_head_shape, generator=random
         )
         noise = (queries * self._heads.scale[:, :, None, None]).norm(
             dim=-1, keepdim=True
         ) / math.sqrt(shape.head_dim)
         queries = queries / noise * self._heads.sharpness[:, :, None, None, None]
-        of_layers = queries.reshape(
+        by_layer = queries.reshape(
             shape.n_layers, shape.n_heads, self.signal_tokens, shape.head_dim
         )
         return Observed(
-            tuple(of_layers.to(self.dtype)), torch.arange(self.signal_tokens, dtype=torch.int32)
+            tuple(by_layer.to(self.dtype)), torch.arange(self.signal_tokens, dtype=torch.int32)
         )
 
     @cached_property
     def _heads(self) -> "_Heads":
-        return _Heads.drawn(self.shape, self._random(0))
+        return _Heads.draw(self.shape, self._random(0))
 
     def _random(self, stream: int) -> torch.Generator:
         return torch.Generator().manual_seed(self.seed * 1_000_003 + stream)
@@ -91,20 +92,16 @@ class MadeUp:
         shape = self.shape
         heads = self._heads
         random = self._random(2 + first)
-        place = (shape.n_layers, shape.n_kv_heads)
-        noise = torch.randn(*place, _PIECE, shape.head_dim, generator=random)
-        topics = torch.randn(*place, _PIECE // 128 + 1, shape.head_dim, generator=random)
+        heads_shape = (shape.n_layers, shape.n_kv_heads)
+        noise = torch.randn(*heads_shape, _PIECE, shape.head_dim, generator=random)
+        topics = torch.randn(*heads_shape, _PIECE // 128 + 1, shape.head_dim, generator=random)
         noise = 0.8 * noise + 0.6 * topics.repeat_interleave(128, 2)[:, :, 64 : 64 + _PIECE]
         keys = noise.mul_(heads.scale.unsqueeze(2)).add_(heads.mean.unsqueeze(2))
-        _turn(keys, torch.arange(first, first + _PIECE))
+        _rotate(keys, torch.arange(first, first + _PIECE))
         if first == 0:
             self._put_sinks(keys)
-        for place_of_needle in range(
-            first - first % _NEEDLES_EVERY, first + _PIECE, _NEEDLES_EVERY
-        ):
-            self._put_needle(
-                keys, place_of_needle + 700 - first, self._random(-1 - place_of_needle)
-            )
+        for needle in range(first - first % _NEEDLES_EVERY, first + _PIECE, _NEEDLES_EVERY):
+            self._put_needle(keys, needle + 700 - first, self._random(-1 - needle))
         return keys
 
     def _queries(self) -> Tensor:
@@ -120,8 +117,8 @@ class MadeUp:
         )
         keys[:, :, :SINKS] = aimed + 0.05 * keys[:, :, :SINKS]
 
-    def _put_needle(self, keys: Tensor, place: int, random: torch.Generator) -> None:
-        """A run of tokens that query tokens look at; what of it is not in this piece is left out."""
+    def _put_needle(self, keys: Tensor, index: int, random: torch.Generator) -> None:
+        """Add a needle that query tokens attend to; its tokens outside this piece are left out."""
         queries = self._queries()
         layers, heads, rows, _ = queries.shape
         chosen = torch.randint(rows, (layers, heads), generator=random)
@@ -129,32 +126,32 @@ class MadeUp:
             2, chosen[..., None, None].expand(-1, -1, 1, queries.shape[-1])
         ).squeeze(2)
         aimed = aimed / aimed.square().sum(-1, keepdim=True) * math.sqrt(self.shape.head_dim)
-        looks = (torch.rand(layers, heads, 1, generator=random) < 1 / 6).float()
+        attends = (torch.rand(layers, heads, 1, generator=random) < 1 / 6).float()
         for token in range(_NEEDLE_TOKENS):
             strength = 4 + 6 * torch.rand(layers, heads, 1, generator=random)
-            if 0 <= place + token < keys.shape[2]:
-                keys[:, :, place + token] += aimed * strength * looks
+            if 0 <= index + token < keys.shape[2]:
+                keys[:, :, index + token] += aimed * strength * attends
 
 
 @dataclass(frozen=True)
 class _Heads:
-    """Of every layer and KV head: mean and scale of the channels, and how sharply it attends."""
+    """Mean and scale of the channels, and sharpness of attention, of every layer and KV head."""
 
     mean: Tensor
     scale: Tensor
     sharpness: Tensor
 
     @classmethod
-    def drawn(cls, shape: KVShape, random: torch.Generator) -> "_Heads":
-        of_channels = (shape.n_layers, shape.n_kv_heads, shape.head_dim)
-        scale = torch.exp(0.5 * torch.randn(of_channels, generator=random))
-        mean = torch.exp(0.8 * torch.randn(of_channels, generator=random))
-        mean *= torch.randn(of_channels, generator=random).sign()
-        return cls(mean, scale, 0.7 + 2.3 * torch.rand(of_channels[:2], generator=random))
+    def draw(cls, shape: KVShape, random: torch.Generator) -> "_Heads":
+        channels_shape = (shape.n_layers, shape.n_kv_heads, shape.head_dim)
+        scale = torch.exp(0.5 * torch.randn(channels_shape, generator=random))
+        mean = torch.exp(0.8 * torch.randn(channels_shape, generator=random))
+        mean *= torch.randn(channels_shape, generator=random).sign()
+        return cls(mean, scale, 0.7 + 2.3 * torch.rand(channels_shape[:2], generator=random))
 
 
-def _turn(keys: Tensor, positions: Tensor) -> None:
-    """Turn pairs of channels of the second half with the position, in place."""
+def _rotate(keys: Tensor, positions: Tensor) -> None:
+    """Rotate pairs of channels of the second half with the position, in index."""
     pairs = keys.shape[-1] // 4
     speeds = 10_000.0 ** -(torch.arange(pairs) / max(1, pairs))
     angles = positions[:, None] * speeds
@@ -166,10 +163,10 @@ def _turn(keys: Tensor, positions: Tensor) -> None:
 
 @dataclass(frozen=True)
 class ReferenceKeys:
-    """The reference model's keys of generated conversations of 8,192 tokens, one after the other.
+    """Keys of the reference model on generated conversations of 8,192 tokens, one after the other.
 
-    Each begins at position 0: the model's context is 16,384. The signal is a question of the first. The same
-    conversation again would make every token tie with another.
+    Each conversation begins at position 0, since the model's context is 16,384. The signal is a
+    question of the first. Repeating a single conversation would make every token tie with another.
     """
 
     seed: int
@@ -178,22 +175,22 @@ class ReferenceKeys:
 
     @property
     def name(self) -> str:
-        """As the result file calls it."""
+        """Name in the result file."""
         return "the reference model's keys"
 
     @property
     def shape(self) -> KVShape:
-        """The reference model's."""
+        """Shape of the reference model."""
         return load_model(MODEL_PATH).shape
 
     @property
     def dtype(self) -> torch.dtype:
-        """The reference model's."""
+        """Data type of the reference model."""
         return load_model(MODEL_PATH).dtype
 
     @property
     def observed(self) -> Observed:
-        """The queries of a question of the first conversation."""
+        """Queries of a question of the first conversation."""
         return self._conversation(0)[1]
 
     def keys(self, tokens: int) -> Iterator[Tensor]:
@@ -204,21 +201,28 @@ class ReferenceKeys:
 
     def _conversation(self, index: int) -> tuple[Tensor, Observed]:
         while len(self._made) <= index:
-            self._made.append(_prefilled(self.seed + len(self._made), self.conversation_tokens))
+            self._made.append(_prefill(self.seed + len(self._made), self.conversation_tokens))
         return self._made[index]
 
 
-def _prefilled(seed: int, tokens: int) -> tuple[Tensor, Observed]:
-    """Keys `[n_layers, n_kv_heads, tokens, head_dim]` of a conversation, and the queries of its last question."""
+def _prefill(seed: int, tokens: int) -> tuple[Tensor, Observed]:
+    """Keys of a conversation, and the queries of its last question.
+
+    Keys are `[n_layers, n_kv_heads, tokens, head_dim]`.
+    """
     model = load_model(MODEL_PATH)
     tokenizer = load_tokenizer(MODEL_PATH, model.eos_token_ids)
-    said = generate(seed, tokens + tokens // 8, split="held_out")
+    conversation = generate(seed, tokens + tokens // 8, split="held_out")
     token_ids = [
-        t for segment in tokenizer.prompt([], said.messages(), [], False) for t in segment.token_ids
+        t
+        for segment in tokenizer.prompt([], conversation.messages(), [], False)
+        for t in segment.token_ids
     ]
-    assert len(token_ids) >= tokens, "the conversation is longer than what is taken of it"
+    assert len(token_ids) >= tokens, "the conversation is long enough"
     question = next(
-        exchange.user for exchange in reversed(said.exchanges) if exchange.kind == "question"
+        exchange.user
+        for exchange in reversed(conversation.exchanges)
+        if exchange.kind == "question"
     )
     settings = WorkerSettings(slots=1, max_budget=tokens + 512, block_tokens=512)
     with (

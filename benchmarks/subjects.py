@@ -1,4 +1,4 @@
-"""What is measured: transformers' own generate and kvrecall's engine, asked the same turns."""
+"""Subjects of the throughput benchmark: transformers' own generate and kvrecall's engine."""
 
 import time
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from workers.scheduler.scheduler import Scheduler
 
 @dataclass(frozen=True)
 class Timed:
-    """One turn. Seconds from its start to the first token, and from there to the last."""
+    """One turn: seconds from its start to the first token, and from there to the last."""
 
     prompt_tokens: int
     output_tokens: int
@@ -35,7 +35,7 @@ class Subject(Protocol):
     name: str
 
     def turn(self, text: str, output_tokens: int) -> Timed:
-        """Say a user's message and generate exactly so many tokens, greedily."""
+        """Append a user message and generate exactly `output_tokens` tokens, greedily."""
         ...
 
     def cache_bytes(self) -> int:
@@ -43,29 +43,32 @@ class Subject(Protocol):
         ...
 
     def close(self) -> None:
-        """Give everything back."""
+        """Release all resources."""
         ...
 
 
 @dataclass
 class Clock(StoppingCriteria):
-    """Notes when each token came. To transformers' generate it is a stopping criterion that never stops."""
+    """Records the time of each token.
+
+    For transformers' generate it is a stopping criterion that never stops.
+    """
 
     started: float = field(default_factory=time.perf_counter)
     moments: list[float] = field(default_factory=list)
 
     def __call__(self, input_ids: torch.Tensor, scores: Any, **options: Any) -> torch.Tensor:
-        """After each step of generate, for ids int64 `[B, t]`; returns bool `[B]`, all false."""
-        input_ids[:, -1].tolist()  # a token has come when it is off the device
-        self.note()
+        """Record a step of generate, for ids int64 `[B, t]`; returns bool `[B]`, all false."""
+        input_ids[:, -1].tolist()  # a token counts when it is off the device
+        self.record()
         return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
 
-    def note(self) -> None:
-        """A token has come."""
+    def record(self) -> None:
+        """Record the time of a token."""
         self.moments.append(time.perf_counter())
 
     def timed(self, prompt_tokens: int) -> Timed:
-        """The turn's times."""
+        """Times of the turn."""
         return Timed(
             prompt_tokens,
             len(self.moments),
@@ -75,7 +78,7 @@ class Clock(StoppingCriteria):
 
 
 class TransformersChat:
-    """transformers' generate with DynamicCache: kept from turn to turn, or filled anew from the whole history."""
+    """transformers' generate with DynamicCache, kept over turns or prefilled again."""
 
     def __init__(
         self, name: str, model: Any, tokenizer: ChatTokenizer, *, keep_cache: bool
@@ -90,7 +93,7 @@ class TransformersChat:
 
     @torch.inference_mode()
     def turn(self, text: str, output_tokens: int) -> Timed:
-        """See `Subject`."""
+        """Append a user message and generate, see `Subject`."""
         clock = Clock()
         new: list[ChatMessage] = [{"role": "user", "content": text}]
         prompt = [
@@ -100,26 +103,29 @@ class TransformersChat:
         if not self._keep_cache:
             self._cache = DynamicCache(config=self._model.config)
         output = generate(self._model, torch.tensor([self._ids]), self._cache, output_tokens, clock)
-        said = output[0, len(self._ids) :].tolist()
-        self._ids += [*said, self._tokenizer.eos_token_ids[0]]
-        answer = {"role": "assistant", "content": self._tokenizer.inner.decode(said)}
+        reply = output[0, len(self._ids) :].tolist()
+        self._ids += [*reply, self._tokenizer.eos_token_ids[0]]
+        answer = {"role": "assistant", "content": self._tokenizer.inner.decode(reply)}
         self._recent = keep_recent([*self._recent, *new, answer])
         return clock.timed(len(prompt))
 
     def cache_bytes(self) -> int:
-        """See `Subject`."""
+        """Bytes of all keys and values."""
         layers: list[Any] = self._cache.layers  # of a full cache: each with its keys and values
         return sum(int(tensor.nbytes) for layer in layers for tensor in (layer.keys, layer.values))
 
     def close(self) -> None:
-        """See `Subject`."""
+        """Release the cache."""
         self._cache = DynamicCache(config=self._model.config)
 
 
 def generate(
     model: Any, ids: torch.Tensor, cache: DynamicCache, tokens: int, clock: Clock
 ) -> torch.Tensor:
-    """Greedy, exactly `tokens` more tokens for ids int64 `[B, t]`; returns int64 `[B, t + tokens]`."""
+    """Generate exactly `tokens` tokens greedily for ids int64 `[B, t]`.
+
+    Returns int64 `[B, t + tokens]`.
+    """
     ids = ids.to(model.device)
     output: torch.Tensor = model.generate(
         ids,
@@ -145,31 +151,31 @@ class Worker:
     def start(
         cls, model: LoadedModel, tokenizer: ChatTokenizer, data: Path, settings: WorkerSettings
     ) -> "Worker":
-        """A worker of its own on the shared model."""
+        """Start a worker on the shared model."""
         return cls(
             Scheduler(Engine(Parts(model, tokenizer, build_store(model, data, 4 << 30), settings)))
         )
 
     def open(self, session: str, method: str, budget: int) -> None:
-        """A new session."""
+        """Open a new session."""
         spec = wire.SessionSpec(session=session, epoch=1, budget=budget, method=method)
         self.scheduler.open(wire.OpenRequest(spec=spec)).result()
 
-    def remember(self, session: str, text: str) -> None:
-        """Say something without an answer."""
-        said = [wire.Message(role="user", content=text)]
+    def append(self, session: str, text: str) -> None:
+        """Append a user message without generating."""
+        messages = [wire.Message(role="user", content=text)]
         self.scheduler.turn(
-            wire.TurnRequest(session=session, epoch=1, messages=said), _ignore
+            wire.TurnRequest(session=session, epoch=1, messages=messages), _discard_event
         ).result()
 
     def ask(self, session: str, text: str, output_tokens: int, clock: Clock) -> Any:
-        """Begin a turn whose tokens the clock notes; returns the future of its end."""
-        said = [wire.Message(role="user", content=text)]
+        """Start a turn whose tokens the clock records; returns the future of its result."""
+        messages = [wire.Message(role="user", content=text)]
         sampling = wire.Sampling(max_tokens=output_tokens)
         request = wire.TurnRequest(
-            session=session, epoch=1, messages=said, generate=True, sampling=sampling
+            session=session, epoch=1, messages=messages, generate=True, sampling=sampling
         )
-        return self.scheduler.turn(request, lambda event: _note(clock, event))
+        return self.scheduler.turn(request, lambda event: _record_token(clock, event))
 
     def close(self) -> None:
         """Stop the scheduler, close the store."""
@@ -186,30 +192,30 @@ class KvrecallChat:
         worker.open("measured", method, budget)
 
     def turn(self, text: str, output_tokens: int) -> Timed:
-        """See `Subject`."""
+        """Append a user message and generate, see `Subject`."""
         clock = Clock()
         done = self._worker.ask("measured", text, output_tokens, clock).result()
         return clock.timed(done.prompt_tokens)
 
     def cache_bytes(self) -> int:
-        """See `Subject`."""
+        """Bytes of the active keys and values."""
         return int(self._worker.scheduler.memory("measured").result().active_bytes)
 
     def close(self) -> None:
-        """See `Subject`."""
+        """Close the worker."""
         self._worker.close()
 
 
-def batch_of_transformers(model: Any, ids: torch.Tensor, tokens: int) -> float:
-    """Tokens per second that generate decodes over a batch with the prompts ids int64 `[B, t]`, prefill left out."""
+def transformers_batch_speed(model: Any, ids: torch.Tensor, tokens: int) -> float:
+    """Tokens per second of generate over a batch of prompts int64 `[B, t]`, without prefill."""
     clock = Clock()
     with torch.inference_mode():
         generate(model, ids, DynamicCache(config=model.config), tokens, clock)
     return len(ids) * (tokens - 1) / (clock.moments[-1] - clock.moments[0])
 
 
-def batch_of_kvrecall(worker: Worker, sessions: Sequence[str], tokens: int) -> float:
-    """Tokens per second over all sessions while they decode at once, from their last first token on."""
+def kvrecall_batch_speed(worker: Worker, sessions: Sequence[str], tokens: int) -> float:
+    """Tokens per second over all sessions, from the last session's first token on."""
     clocks = [Clock() for _ in sessions]
     turns = [
         worker.ask(name, "Go on.", tokens, clock)
@@ -223,23 +229,25 @@ def batch_of_kvrecall(worker: Worker, sessions: Sequence[str], tokens: int) -> f
     return counted / max(1e-9, ended - began)
 
 
-def forget_stops(model: LoadedModel, tokenizer: ChatTokenizer) -> tuple[LoadedModel, ChatTokenizer]:
-    """The same model and tokenizer with an end that is never said: every turn decodes all its tokens."""
+def without_end_of_turn(
+    model: LoadedModel, tokenizer: ChatTokenizer
+) -> tuple[LoadedModel, ChatTokenizer]:
+    """The same model and tokenizer without end of turn: every turn decodes all its tokens."""
     padding = tokenizer.inner.pad_token_id or 0
     return replace(model, eos_token_ids=(padding,)), ChatTokenizer(tokenizer.inner, (padding,))
 
 
-def plain(model: LoadedModel) -> PreTrainedModel:
-    """A copy of the model as transformers ships it, with its own attention."""
+def copy_plain(model: LoadedModel) -> PreTrainedModel:
+    """A copy of the model with transformers' own attention."""
     copied = deepcopy(model.module)
     copied.set_attn_implementation("sdpa")
     return copied
 
 
-def _note(clock: Clock, event: wire.TurnEvent) -> None:
+def _record_token(clock: Clock, event: wire.TurnEvent) -> None:
     if event.WhichOneof("event") == "token":
-        clock.note()
+        clock.record()
 
 
-def _ignore(event: wire.TurnEvent) -> None:
-    """Nobody reads along."""
+def _discard_event(event: wire.TurnEvent) -> None:
+    """Ignore a streamed event: only the result counts."""

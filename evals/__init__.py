@@ -1,1 +1,1 @@
-"""Quality suites: what is still known, and how true the model stays, under every method and budget."""
+"""Quality suites: answer accuracy and fidelity of the model under every method and budget."""

@@ -1,8 +1,9 @@
-"""The store's codec as one more thing to compare: the same units with raw pages and with int8 pages, in one run.
+"""Comparison of store codecs: the same units with raw pages and with int8 pages, in one run.
 
-A row changes only when its page is finished, and is met changed only where it comes back from the store. So a session
-with int8 pages is read back from them before every turn here, as if it had been swapped out in every pause: what is
-measured is the most that int8 can cost.
+Encoding changes a row only when its page is finished, and the changed row is seen only when it
+comes back from the store. With int8 pages a session is therefore read back from the store before
+every turn, as if it had been swapped out in every pause: the result is an upper bound on what int8
+costs.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +13,7 @@ import torch
 
 from evals.errors import BadCodec
 from evals.suite import Record
-from evals.summary import Key, difference_row, grouped, mean, values_of
+from evals.summary import Key, difference_row, group_by, mean, values_by_key
 from kvrecall.reporting.results import Row, speed_row
 from kvstore.format.codec import Codec, payload_bytes
 from kvstore.format.page import HEADER_BYTES, PageLayout
@@ -23,88 +24,97 @@ RAW: CodecName = "raw"
 INT8: CodecName = "int8"
 _CODECS: Mapping[str, CodecName] = {RAW: RAW, INT8: INT8}
 _DTYPES = (torch.float32, torch.bfloat16)
-_FILES = "nvme"
+# The tier of the row store that holds every page.
+_FILE_TIER = "nvme"
 _STORED = "bytes of a token's stored rows"
 
 
-def codecs_of(names: Sequence[str]) -> tuple[CodecName, ...]:
-    """The named codecs, raw where none is named. Raises BadCodec."""
+def parse_codecs(names: Sequence[str]) -> tuple[CodecName, ...]:
+    """The named codecs without repetitions; raw if `names` is empty. Raises BadCodec."""
     if unknown := [name for name in names if name not in _CODECS]:
         raise BadCodec(f"{unknown[0]!r} is no codec: there are {', '.join(_CODECS)}")
     return tuple(dict.fromkeys(_CODECS[name] for name in names)) or (RAW,)
 
 
-def tiers_of(codec: CodecName) -> StoreSettings:
-    """Memory and files, every finished page in that codec: nothing is read that did not go through it."""
+def store_settings(codec: CodecName) -> StoreSettings:
+    """Settings of a store that encodes every finished page with `codec`, in memory and in files."""
     return StoreSettings(ram_codec=codec, nvme_codec=codec)
 
 
 def rows_by_codec(
-    records: Sequence[Record], rows_of: Callable[[Sequence[Record]], list[Row]], labelled: str
+    records: Sequence[Record], build_rows: Callable[[Sequence[Record]], list[Row]], label_key: str
 ) -> list[Row]:
-    """A suite's rows of each codec's records; those of int8 say so under `labelled`, the key of what was compared."""
+    """Result rows of each codec's records, built separately.
+
+    Rows of int8 records have the codec's name appended to their `label_key` column.
+    """
     rows: list[Row] = []
-    for (codec,), own in grouped(records, "codec").items():
-        rows += [_labelled(row, labelled) if codec == INT8 else row for row in rows_of(own)]
+    for (codec,), group in group_by(records, "codec").items():
+        rows += [_label(row, label_key) if codec == INT8 else row for row in build_rows(group)]
     return rows
 
 
 def cost_rows(
     records: Sequence[Record],
-    asked: tuple[str, ...],
-    paired: tuple[str, ...],
-    told: Callable[[Record], dict[str, Any]],
+    group_keys: tuple[str, ...],
+    pair_keys: tuple[str, ...],
+    get_columns: Callable[[Record], dict[str, Any]],
     seed: int,
 ) -> list[Row]:
-    """int8 minus raw, question by question: what is compared has the same `asked` keys, a pair the same `paired`."""
+    """Paired differences of int8 minus raw, question by question.
+
+    Groups with equal `group_keys` are compared; within them, records with equal `pair_keys` are
+    paired. `get_columns` gives the common columns of a group from its first record.
+    """
     rows: list[Row] = []
-    found = grouped(records, "codec", *asked)
-    for (codec, *key), own in found.items():
-        theirs = found.get((RAW, *key))
-        if codec == RAW or theirs is None:
+    groups = group_by(records, "codec", *group_keys)
+    for (codec, *key), group in groups.items():
+        raw_group = groups.get((RAW, *key))
+        if codec == RAW or raw_group is None:
             continue
-        common = {**told(own[0]), "against": RAW, "measure": "int8 minus raw"}
-        ours, raw = (_right(each, paired) for each in (own, theirs))
-        rows += difference_row(f"{key[0]}: int8 minus raw", ours, raw, seed, **common)
+        common = {**get_columns(group[0]), "against": RAW, "measure": "int8 minus raw"}
+        int8, raw = (_values_right(each, pair_keys) for each in (group, raw_group))
+        rows += difference_row(f"{key[0]}: int8 minus raw", int8, raw, seed, **common)
     return rows
 
 
-def stored_of(store: RowStore, tokens: int) -> dict[str, Any]:
-    """What a record says of the bytes of a session of `tokens` tokens, which is alone in its store."""
+def storage_columns(store: RowStore, tokens: int) -> dict[str, Any]:
+    """Record columns on stored bytes of a session of `tokens` tokens, the only one in `store`."""
     return {
-        "stored_bytes": store.usage()[_FILES] / tokens,
+        "stored_bytes": store.usage()[_FILE_TIER] / tokens,
         "page_shares": page_shares(store.layout),
     }
 
 
 def page_shares(layout: PageLayout) -> dict[str, float]:
-    """Bytes of a full int8 page as a share of a raw one's, for rows of the layout's shape in either dtype."""
+    """Bytes of a full int8 page as a share of a raw one, by dtype, for rows of `layout`'s shape."""
     sizes = (layout.n_layers, layout.n_kv_heads, layout.head_dim)
     layouts = [
         PageLayout(*sizes, dtype, layout.fingerprint, layout.page_tokens) for dtype in _DTYPES
     ]
     return {
-        str(own.dtype).removeprefix("torch."): round(
-            _page_bytes(own, Codec.INT8) / own.page_bytes, 4
+        str(each.dtype).removeprefix("torch."): round(
+            _page_bytes(each, Codec.INT8) / each.page_bytes, 4
         )
-        for own in layouts
+        for each in layouts
     }
 
 
 def byte_rows(records: Sequence[Record]) -> list[Row]:
-    """Bytes of a token's stored rows in each codec, and of full pages in each dtype; for two codecs only.
+    """Bytes of a token's stored rows in each codec, and of full pages in each dtype.
 
-    records: one per session, each with what `stored_of` says.
+    `records` has one record per session, with the columns of `storage_columns`. No rows unless
+    both codecs are there.
     """
-    found = {
-        codec: [each["stored_bytes"] for each in own]
-        for (codec,), own in grouped(records, "codec").items()
+    sizes = {
+        codec: [each["stored_bytes"] for each in group]
+        for (codec,), group in group_by(records, "codec").items()
     }
-    if set(found) != set(_CODECS):
+    if set(sizes) != set(_CODECS):
         return []
-    ratio = round(mean(found[INT8]) / mean(found[RAW]), 4)
-    rows = [speed_row(RAW, _STORED, "bytes", found[RAW])]
-    rows.append(speed_row(INT8, _STORED, "bytes", found[INT8], ratio_to=RAW, ratio=ratio))
+    ratio = round(mean(sizes[INT8]) / mean(sizes[RAW]), 4)
+    rows = [speed_row(RAW, _STORED, "bytes", sizes[RAW])]
+    rows.append(speed_row(INT8, _STORED, "bytes", sizes[INT8], ratio_to=RAW, ratio=ratio))
     for dtype, share in records[0]["page_shares"].items():
         rows.append(
             speed_row(f"{INT8}, {dtype} rows", "bytes of a full page", "share of raw", [share])
@@ -116,15 +126,15 @@ def _page_bytes(layout: PageLayout, codec: Codec) -> int:
     return HEADER_BYTES + payload_bytes(layout, layout.page_tokens, codec)
 
 
-def _labelled(row: Row, labelled: str) -> Row:
-    """The row with int8 said in what names it; a condition that begins with that name has it inside."""
-    name = str(row.get(labelled, ""))
-    told = {labelled: f"{name}, {INT8}"} if name else {}
+def _label(row: Row, label_key: str) -> Row:
+    """Append int8 to the row's label, and to a condition that begins with the label."""
+    name = str(row.get(label_key, ""))
+    changed = {label_key: f"{name}, {INT8}"} if name else {}
     condition = str(row["condition"])
     if "metric" in row or (name and condition.startswith(name)):
-        told["condition"] = f"{condition}, {INT8}"
-    return {**row, **told}
+        changed["condition"] = f"{condition}, {INT8}"
+    return {**row, **changed}
 
 
-def _right(records: Sequence[Record], paired: tuple[str, ...]) -> dict[Key, float]:
-    return values_of(records, lambda each: float(each["right"]), *paired)
+def _values_right(records: Sequence[Record], pair_keys: tuple[str, ...]) -> dict[Key, float]:
+    return values_by_key(records, lambda each: float(each["right"]), *pair_keys)

@@ -1,70 +1,71 @@
-"""A replayed conversation whose context was compressed after a turn: the base cache of RepairKV 3.1."""
+"""A replayed conversation with a compressed context: the base cache of RepairKV 3.1."""
 
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from evals.replay_session import Replayed, rows_held, tokens_held
-from kvrecall.protocol.v1 import worker_pb2 as wire
+from evals.replay_session import ReplaySession, active_row_count, active_tokens
+from kvrecall.protocol.v1 import worker_pb2 as pb
 
 
 @dataclass
-class Compressed:
-    """Between two turns. Only the first `context` tokens are evictable.
+class CompressedContext:
+    """A conversation between two turns, of which only the first `context` tokens are evictable.
 
-    `tail`: where the last turn begins, whose prompts and replies stay as they are. `scores`: of the first stage,
-    float32 `[context]`.
+    `turn_start` is the position of the last turn's first token: its prompts and replies stay
+    active. `base_rows` is the base budget in rows per head. `scores` are the first stage's, float32
+    `[context]`.
     """
 
-    replayed: Replayed
+    session: ReplaySession
     context: int
-    tail: int
+    turn_start: int
     base_rows: int
     scores: Tensor
 
     @property
     def sinks(self) -> int:
-        """First tokens, which every selection keeps."""
-        return self.replayed.engine.settings.sinks
+        """Number of first tokens, which every selection keeps."""
+        return self.session.engine.settings.sinks
 
     @property
-    def kept(self) -> Tensor:
-        """Tokens of the context that every selection keeps, sinks and the newest: bool `[context]`."""
-        places = torch.arange(self.context)
-        return (places < self.sinks) | (
-            places >= self.context - self.replayed.engine.settings.recent
-        )
-
-    def compressed(self, rows: int) -> Tensor:
-        """The `rows` tokens of the context that the first stage keeps, int64 ascending.
-
-        Whole tokens: the method's selection takes them as the rows of one head.
-        """
-        scores = self.scores.masked_fill(self.kept, torch.inf)
-        places = torch.arange(self.context, dtype=torch.int32)
-        return self.replayed.method.select(scores[None], places[None], rows)[0]
+    def protected(self) -> Tensor:
+        """Mask of the tokens that every selection keeps, sinks and the newest: bool `[context]`."""
+        positions = torch.arange(self.context)
+        recent = self.session.engine.settings.recent
+        return (positions < self.sinks) | (positions >= self.context - recent)
 
     @property
-    def after(self) -> Tensor:
-        """The last turn's own tokens, int64."""
-        return torch.arange(self.tail, self.replayed.state.length)
+    def turn_tokens(self) -> Tensor:
+        """Positions of the last turn's own tokens, int64 ascending."""
+        return torch.arange(self.turn_start, self.session.state.length)
 
-    def holding(self, context: Tensor) -> wire.SessionState:
-        """These tokens of the context, int64, and the last turn's."""
-        return self.replayed.holding(torch.cat([context, self.after]), self.scores)
+    def select(self, rows: int) -> Tensor:
+        """Positions of the `rows` context tokens that the first stage keeps, int64 ascending.
 
-    def held_of_context(self, state: wire.SessionState) -> Tensor:
-        """The context's tokens that a state holds, int64 ascending."""
-        held = tokens_held(state)
-        return held[held < self.context]
-
-    def rows_of(self, state: wire.SessionState, budget: int) -> int:
-        """Active rows per KV head of a state, all of them: at most `budget` of the context, and the last turn's.
-
-        Asserts it: a condition with more rows than it says would be no comparison.
+        Whole tokens are kept: the method's selection takes them as the rows of one head.
         """
-        rows = rows_held(state)
-        after = len(self.after)
-        assert rows <= budget + after, f"{rows} rows are active, {budget} and {after} may be"
+        scores = self.scores.masked_fill(self.protected, torch.inf)
+        positions = torch.arange(self.context, dtype=torch.int32)
+        return self.session.method.select(scores[None], positions[None], rows)[0]
+
+    def with_active(self, context: Tensor) -> pb.SessionState:
+        """State with the context tokens at these int64 positions and the last turn active."""
+        return self.session.with_active(torch.cat([context, self.turn_tokens]), self.scores)
+
+    def active_context(self, state: pb.SessionState) -> Tensor:
+        """Positions of the context's tokens that are active in `state`, int64 ascending."""
+        active = active_tokens(state)
+        return active[active < self.context]
+
+    def count_rows(self, state: pb.SessionState, budget: int) -> int:
+        """Active rows per KV head of a state, context and last turn together.
+
+        Asserts that they are at most `budget` plus the last turn's: a condition with more rows than
+        it reports would be no comparison.
+        """
+        rows = active_row_count(state)
+        own = len(self.turn_tokens)
+        assert rows <= budget + own, f"{rows} rows are active, {budget} and {own} may be"
         return rows

@@ -1,4 +1,4 @@
-"""Conditions: what is active when the second turn is asked, all at the same number of rows (RepairKV 3.4, 4.4)."""
+"""Conditions: the rows that are active when the second turn is asked (RepairKV 3.4, 4.4)."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -8,37 +8,47 @@ import torch
 from torch import Tensor
 
 from evals import selectors
-from evals.compressed import Compressed
+from evals.compressed import CompressedContext
 from evals.harness import Message
 from evals.replay_session import Operator
-from evals.selectors import Summaries
-from kvrecall.protocol.v1 import worker_pb2 as wire
+from evals.selectors import ChunkSummaries
+from kvrecall.protocol.v1 import worker_pb2 as pb
 
 PUBLISHED = Operator('{"select": "bursts"}')
 OURS = Operator('{"select": "spread"}')
 OURS_PER_HEAD = Operator('{"select": "spread", "per_head": true}')
 OURS_SWAP = Operator('{"select": "spread", "swap": true}', swap=True)
-_VISITED_SHARE = 8
+# The page summary reads the keys of this part of the candidates: an eighth.
+_READ_DIVISOR = 8
 
 
 @dataclass(frozen=True)
-class Held:
-    """What a condition made active. `budget`: rows of the context that it may hold. `report`: the worker's repair."""
+class ConditionResult:
+    """The session state of a condition.
 
-    state: wire.SessionState
-    budget: int
-    report: wire.RepairReport | None = None
-
-
-@dataclass(frozen=True)
-class Before:
-    """The base cache before a turn, what is evicted from it, and the signals.
-
-    `signal` is what becomes known of the turn, `stale` of the turn before, `donor` of another example's. `seed`: of
-    Random-K.
+    `budget` bounds the active rows of the context; `report` is that of the worker's repair.
     """
 
-    cache: Compressed
+    state: pb.SessionState
+    budget: int
+    report: pb.RepairReport | None = None
+
+    @property
+    def repair_seconds(self) -> float:
+        """Seconds of the worker's repair; 0 for a condition without one."""
+        return self.report.seconds if self.report else 0.0
+
+
+@dataclass(frozen=True)
+class BaselineState:
+    """The base cache before a turn, the tokens evicted from it, and the repair signals.
+
+    `base` and `candidates` are int64 positions of the context's active and evicted tokens. `signal`
+    is the text known of the turn, `stale` that of the turn before, `donor` that of another example.
+    `seed` is the seed of Random-K.
+    """
+
+    cache: CompressedContext
     base: Tensor
     candidates: Tensor
     signal: Message
@@ -47,107 +57,119 @@ class Before:
     seed: str
 
     @property
-    def state(self) -> wire.SessionState:
-        """The base cache."""
-        return self.cache.holding(self.base)
+    def state(self) -> pb.SessionState:
+        """State with the base cache active."""
+        return self.cache.with_active(self.base)
 
-    def with_tokens(self, tokens: Tensor) -> Held:
-        """The base and these tokens beside it."""
-        return Held(
-            self.cache.holding(torch.cat([self.base, tokens])), len(self.base) + len(tokens)
-        )
+    def with_tokens(self, tokens: Tensor) -> ConditionResult:
+        """Base cache plus the tokens at these int64 positions."""
+        state = self.cache.with_active(torch.cat([self.base, tokens]))
+        return ConditionResult(state, len(self.base) + len(tokens))
 
-    def repaired(self, k: int, operator: Operator, signal: Message) -> Held:
-        """The worker's own repair."""
-        result = self.cache.replayed.repaired(self.state, k, operator, [signal])
+    def repair(self, k: int, operator: Operator, signal: Message) -> ConditionResult:
+        """Base cache after the worker's own repair by `k` tokens on `signal`."""
+        result = self.cache.session.repair(self.state, k, operator, [signal])
         budget = len(self.base) + (0 if operator.swap else k)
-        return Held(result.state, budget, result.report)
+        return ConditionResult(result.state, budget, result.report)
 
-    def signal_scores(self, rows: Tensor) -> Tensor:
-        """What the signal gives each of some tokens of the context, their softmax over these and what is active."""
-        replayed = self.cache.replayed
-        observed = replayed.observed(self.state, [self.signal])
-        every = torch.unique(torch.cat([rows, self.base, self.cache.after]))
-        return selectors.signal_scores(observed, replayed.keys(), every, self.cache.sinks)[
-            : self.cache.context
-        ]
+    def signal_scores(self, tokens: Tensor) -> Tensor:
+        """Attention of the signal to context tokens, float32 `[context]`.
+
+        The softmax runs over `tokens` (int64 positions) and the active rows; other scores are 0.
+        """
+        session = self.cache.session
+        observed = session.observe(self.state, [self.signal])
+        visible = torch.unique(torch.cat([tokens, self.base, self.cache.turn_tokens]))
+        scores = selectors.signal_scores(observed, session.keys(), visible, self.cache.sinks)
+        return scores[: self.cache.context]
 
 
-def before(cache: Compressed, signal: Message, stale: Message, donor: Message, seed: str) -> Before:
-    """The base cache as the first stage keeps it."""
-    base = cache.compressed(cache.base_rows)
+def build_baseline(
+    cache: CompressedContext, signal: Message, stale: Message, donor: Message, seed: str
+) -> BaselineState:
+    """The base cache that the first stage keeps, with the repair signals."""
+    base = cache.select(cache.base_rows)
     evicted = torch.ones(cache.context, dtype=torch.bool)
     evicted[base] = False
-    return Before(cache, base, evicted.nonzero().flatten(), signal, stale, donor, seed)
+    return BaselineState(cache, base, evicted.nonzero().flatten(), signal, stale, donor, seed)
 
 
-def _full(ready: Before, k: int) -> Held:
-    return Held(ready.cache.holding(torch.arange(ready.cache.context)), ready.cache.context)
+def _full(baseline: BaselineState, k: int) -> ConditionResult:
+    cache = baseline.cache
+    return ConditionResult(cache.with_active(torch.arange(cache.context)), cache.context)
 
 
-def _base(ready: Before, k: int) -> Held:
-    return Held(ready.state, len(ready.base))
+def _base(baseline: BaselineState, k: int) -> ConditionResult:
+    return ConditionResult(baseline.state, len(baseline.base))
 
 
-def _matched(ready: Before, k: int) -> Held:
-    rows = ready.cache.base_rows + k
-    return Held(ready.cache.holding(ready.cache.compressed(rows)), rows)
+def _matched(baseline: BaselineState, k: int) -> ConditionResult:
+    cache = baseline.cache
+    rows = cache.base_rows + k
+    return ConditionResult(cache.with_active(cache.select(rows)), rows)
 
 
-def _random(ready: Before, k: int) -> Held:
-    return ready.with_tokens(selectors.evenly_random(ready.candidates, k, f"{ready.seed}:{k}"))
+def _random(baseline: BaselineState, k: int) -> ConditionResult:
+    tokens = selectors.random_tokens(baseline.candidates, k, f"{baseline.seed}:{k}")
+    return baseline.with_tokens(tokens)
 
 
-def _oldest(ready: Before, k: int) -> Held:
-    return ready.with_tokens(selectors.oldest(ready.candidates, k))
+def _oldest(baseline: BaselineState, k: int) -> ConditionResult:
+    return baseline.with_tokens(selectors.oldest_tokens(baseline.candidates, k))
 
 
-def _stale(ready: Before, k: int) -> Held:
-    return ready.repaired(k, PUBLISHED, ready.stale)
+def _stale(baseline: BaselineState, k: int) -> ConditionResult:
+    return baseline.repair(k, PUBLISHED, baseline.stale)
 
 
-def _wrong(ready: Before, k: int) -> Held:
-    return ready.repaired(k, PUBLISHED, ready.donor)
+def _wrong(baseline: BaselineState, k: int) -> ConditionResult:
+    return baseline.repair(k, PUBLISHED, baseline.donor)
 
 
-def _page_summary(ready: Before, k: int) -> Held:
-    """Chunks ranked by their summaries; of the best with an eighth of the candidates, or twice K, every key is read."""
-    cache = ready.cache
-    ranked = Summaries(cache.replayed.keys(), cache.context).ranked(
-        cache.replayed.observed(ready.state, [ready.signal])
-    )
-    seen = selectors.visited(
-        ranked, ready.candidates, max(2 * k, len(ready.candidates) // _VISITED_SHARE)
-    )
-    return ready.with_tokens(
-        selectors.best_bursts(ready.signal_scores(seen), seen, cache.scores, k)
-    )
+def _page_summary(baseline: BaselineState, k: int) -> ConditionResult:
+    """Bursts among the best chunks by their summaries.
+
+    Keys are read of the best chunks until they hold an eighth of the candidates, or 2 K.
+    """
+    session = baseline.cache.session
+    candidates = baseline.candidates
+    summaries = ChunkSummaries(session.keys(), baseline.cache.context)
+    ranked = summaries.rank(session.observe(baseline.state, [baseline.signal]))
+    least = max(2 * k, len(candidates) // _READ_DIVISOR)
+    read = selectors.tokens_of_first_chunks(ranked, candidates, least)
+    scores = baseline.signal_scores(read)
+    return baseline.with_tokens(selectors.select_bursts(scores, read, baseline.cache.scores, k))
 
 
-def _refresh(ready: Before, k: int) -> Held:
-    """All rows of the context are chosen anew: bursts over active and evicted rows alike, sinks and the newest stay."""
-    cache = ready.cache
-    rows = ready.cache.base_rows + k
-    free = (~cache.kept).nonzero().flatten()
-    scores = ready.signal_scores(torch.arange(cache.context))
-    chosen = selectors.best_bursts(scores, free, cache.scores, rows - int(cache.kept.sum()))
-    return Held(cache.holding(torch.cat([cache.kept.nonzero().flatten(), chosen])), rows)
+def _refresh(baseline: BaselineState, k: int) -> ConditionResult:
+    """All rows of the context selected anew: bursts over active and evicted rows alike.
+
+    Sinks and the newest tokens stay.
+    """
+    cache = baseline.cache
+    rows = cache.base_rows + k
+    free = (~cache.protected).nonzero().flatten()
+    scores = baseline.signal_scores(torch.arange(cache.context))
+    count = rows - int(cache.protected.sum())
+    selected = selectors.select_bursts(scores, free, cache.scores, count)
+    tokens = torch.cat([cache.protected.nonzero().flatten(), selected])
+    return ConditionResult(cache.with_active(tokens), rows)
 
 
-def _published(ready: Before, k: int) -> Held:
-    return ready.repaired(k, PUBLISHED, ready.signal)
+def _published(baseline: BaselineState, k: int) -> ConditionResult:
+    return baseline.repair(k, PUBLISHED, baseline.signal)
 
 
-def _ours(ready: Before, k: int) -> Held:
-    return ready.repaired(k, OURS, ready.signal)
+def _ours(baseline: BaselineState, k: int) -> ConditionResult:
+    return baseline.repair(k, OURS, baseline.signal)
 
 
-def _ours_per_head(ready: Before, k: int) -> Held:
-    return ready.repaired(k, OURS_PER_HEAD, ready.signal)
+def _ours_per_head(baseline: BaselineState, k: int) -> ConditionResult:
+    return baseline.repair(k, OURS_PER_HEAD, baseline.signal)
 
 
-def _ours_swap(ready: Before, k: int) -> Held:
-    return ready.repaired(k, OURS_SWAP, ready.signal)
+def _ours_swap(baseline: BaselineState, k: int) -> ConditionResult:
+    return baseline.repair(k, OURS_SWAP, baseline.signal)
 
 
 FULL = "full cache"
@@ -164,7 +186,7 @@ SPREAD = "ours"
 PER_HEAD = "ours, per head"
 SWAP = "ours, swap"
 
-CONDITIONS: Mapping[str, Callable[[Before, int], Held]] = MappingProxyType(
+CONDITIONS: Mapping[str, Callable[[BaselineState, int], ConditionResult]] = MappingProxyType(
     {
         FULL: _full,
         BASE: _base,
@@ -181,5 +203,5 @@ CONDITIONS: Mapping[str, Callable[[Before, int], Held]] = MappingProxyType(
         SWAP: _ours_swap,
     }
 )
+# Conditions that are the same at every K.
 WITHOUT_K = (FULL, BASE)
-"""Conditions that are the same at every K."""

@@ -1,28 +1,31 @@
-"""What is compared: a method with its settings, how its budget is split, how its episodes are built; and budgets."""
+"""Run configurations (method, settings, layer budgets, episode build) and budgets."""
 
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, cast, get_args
 
-from evals.errors import BadArm, BadBudget
+from evals.errors import BadBudget, BadConfig
 from kvrecall.domain.session_settings import EpisodeBuild, LayerBudgets
 from workers import methods
 from workers.errors import WorkerError
 
 Build = Literal["none", EpisodeBuild]
 FULL = "full"
-FORM = 'METHOD[+one_pass|+per_episode|+none][@uniform|@pyramid|@sensitivity][{"setting": value}]'
+SYNTAX = 'METHOD[+one_pass|+per_episode|+none][@uniform|@pyramid|@sensitivity][{"setting": value}]'
 
-_ARM = re.compile(
+_CONFIG = re.compile(
     r"(?P<method>\w+)(\+(?P<build>\w+))?(@(?P<layers>\w+))?(?P<settings>\{.*\})?", re.DOTALL
 )
 _SHARE = re.compile(r"1/([1-9]\d*)")
 
 
 @dataclass(frozen=True)
-class Arm:
-    """One way to keep a conversation. `settings` is the method's JSON text; empty `layer_budgets`: the method's way."""
+class RunConfig:
+    """One configuration to compare.
+
+    `settings` is the method's JSON text; empty `layer_budgets` leaves the split to the method.
+    """
 
     name: str
     method: str
@@ -32,61 +35,68 @@ class Arm:
 
     @property
     def evicts(self) -> bool:
-        """Whether a budget means anything."""
+        """True if the method evicts rows: without eviction a budget has no effect."""
         return methods.METHODS[self.method].evicts
 
     @property
     def has_episodes(self) -> bool:
-        """Whether episodes are built and matched."""
+        """True if episodes are built and matched."""
         return self.build != "none"
 
 
-def arm_of(text: str) -> Arm:
-    """An arm from its text, see FORM; a method that can have episodes has them, in one pass, unless told otherwise.
+def parse_config(text: str) -> RunConfig:
+    """Parse a run configuration, see SYNTAX. Raises BadConfig.
 
-    Raises BadArm.
+    A method that supports episodes has them built in one pass unless the text names another way.
     """
-    found = _ARM.fullmatch(text.strip())
+    found = _CONFIG.fullmatch(text.strip())
     if found is None:
-        raise BadArm(f"{text!r} is no arm; write {FORM}")
+        raise BadConfig(f"{text!r} is no run configuration; write {SYNTAX}")
     settings = found["settings"] or "{}"
     try:
         method = methods.build(found["method"], settings)
     except WorkerError as error:
-        raise BadArm(f"{text!r}: {error}") from error
+        raise BadConfig(f"{text!r}: {error}") from error
     episodic = methods.describe(method.name).episodes
     build = found["build"] or ("one_pass" if episodic else "none")
     if build not in ("none", *get_args(EpisodeBuild)) or (build != "none" and not episodic):
-        raise BadArm(
-            f"{text!r}: {build!r} is no way to build the episodes of {method.name}; write {FORM}"
+        raise BadConfig(
+            f"{text!r}: {build!r} is no way to build the episodes of {method.name}; write {SYNTAX}"
         )
     layers = found["layers"] or ""
     if layers and layers not in get_args(LayerBudgets):
-        raise BadArm(f"{text!r}: a budget is split {', '.join(get_args(LayerBudgets))}")
+        raise BadConfig(f"{text!r}: a budget is split {', '.join(get_args(LayerBudgets))}")
     name = method.name + (f"+{build}" if episodic else "") + (f"@{layers}" if layers else "")
-    return Arm(
+    return RunConfig(
         name + (found["settings"] or ""), method.name, cast("Build", build), layers, settings
     )
 
 
-def arms_of(texts: Sequence[str]) -> tuple[Arm, ...]:
-    """The named arms; for no name every method, those with episodes built both ways, the full cache left out."""
+def parse_configs(texts: Sequence[str]) -> tuple[RunConfig, ...]:
+    """Parse the named configurations without repetitions. Raises BadConfig.
+
+    No text stands for every method that evicts, methods with episodes with both ways to build them.
+    """
     if texts:
-        return tuple(dict.fromkeys(arm_of(text) for text in texts))
-    every = [arm_of(name) for name, method in methods.METHODS.items() if method.evicts]
-    both = [arm_of(f"{arm.method}+per_episode") for arm in every if arm.has_episodes]
-    return (*every, *both)
+        return tuple(dict.fromkeys(parse_config(text) for text in texts))
+    every = [parse_config(name) for name, method in methods.METHODS.items() if method.evicts]
+    rebuilt = [parse_config(f"{each.method}+per_episode") for each in every if each.has_episodes]
+    return (*every, *rebuilt)
 
 
-def rows_of(budget: str, length: int) -> int:
-    """A budget in rows per head: of "1/8" an eighth of `length` tokens, of "256" 256. Raises BadBudget."""
+def budget_rows(budget: str, length: int) -> int:
+    """Rows per head of a budget for a history of `length` tokens. Raises BadBudget.
+
+    "1/8" is an eighth of the length, "256" is 256 rows.
+    """
     if share := _SHARE.fullmatch(budget):
         rows = length // int(share[1])
     elif budget.isdecimal():
         rows = int(budget)
     else:
         raise BadBudget(
-            f"{budget!r} is no budget: write a number of rows, or a share of the history such as 1/8"
+            f"{budget!r} is no budget: "
+            "write a number of rows, or a share of the history such as 1/8"
         )
     if not rows:
         raise BadBudget(f"a budget of {budget} leaves no row of a history of {length} tokens")

@@ -1,4 +1,4 @@
-"""A conversation's episodes as the service makes them: segments, embeddings, clusters, a build, a match."""
+"""Episodes of a conversation as the service makes them: segment, embed, cluster, build, match."""
 
 import time
 from collections.abc import Sequence
@@ -9,20 +9,22 @@ from evals.harness import Session, Setup
 from kvrecall.domain import episodes
 from kvrecall.domain.episodes import Vectors
 from kvrecall.domain.session_settings import EpisodeSettings
-from kvrecall.protocol.v1 import worker_pb2 as wire
+from kvrecall.protocol.v1 import worker_pb2 as pb
 from workers.episodes.rows import EpisodeRows
 from workers.model.embedder import Embedder
 
 
 @dataclass(frozen=True, eq=False)
-class Built:
-    """A conversation's episodes, and what they cost. Seconds of clustering (embeddings included) and of the build.
+class BuiltEpisodes:
+    """Episodes of a conversation and their cost.
 
-    `index_bytes` is what the lists of rows take, `copy_bytes` what copies of these rows would.
+    `members` are the token spans `(start, stop)` of each episode's own segments. Seconds are those
+    of clustering (embeddings included) and of the build. `index_bytes` is the size of the lists of
+    rows, `copy_bytes` that of copies of these rows.
     """
 
     centroids: Vectors
-    episodes: tuple[wire.Episode, ...]
+    episodes: tuple[pb.Episode, ...]
     members: tuple[tuple[tuple[int, int], ...], ...]
     cluster_seconds: float
     build_seconds: float
@@ -31,11 +33,11 @@ class Built:
 
 
 @dataclass(frozen=True, eq=False)
-class Matched:
-    """An episode that a text was matched with: its number, its rows, and the token spans of its own segments."""
+class MatchedEpisode:
+    """The episode matched with a text: its number, its rows, and its own segments' token spans."""
 
     number: int
-    episode: wire.Episode
+    episode: pb.Episode
     members: tuple[tuple[int, int], ...]
 
 
@@ -44,24 +46,24 @@ def _embedder() -> Embedder:
     return Embedder()
 
 
-def embedded(texts: Sequence[str]) -> Vectors:
-    """Unit vectors of the packaged sentence encoder, which is loaded once per process: `[n, dimensions]`."""
+def embed(texts: Sequence[str]) -> Vectors:
+    """Unit vectors `[n, dimensions]` of the packaged sentence encoder, loaded once per process."""
     return _embedder().embed(texts).result()
 
 
-def built_for(setup: Setup, session: Session) -> Built | None:
-    """The episodes of everything that a session has said, where the setup's arm has any."""
-    if setup.arm.build == "none":
+def build_for(setup: Setup, session: Session) -> BuiltEpisodes | None:
+    """Build the episodes of the whole session; None if the setup's configuration has none."""
+    if setup.config.build == "none":
         return None
-    return build(session, replace(setup.episodes, build=setup.arm.build))
+    return build(session, replace(setup.episodes, build=setup.config.build))
 
 
-def build(session: Session, settings: EpisodeSettings) -> Built:
-    """The episodes of everything that a session has said. Raises `workers.errors`."""
+def build(session: Session, settings: EpisodeSettings) -> BuiltEpisodes:
+    """Build the episodes of the whole session. Raises `workers.errors`."""
     session.restore()
     started = time.perf_counter()
     segments = episodes.segments_of(session.utterances, settings.segment_utterances, partial=True)
-    vectors = embedded([segment.text for segment in segments])
+    vectors = embed([segment.text for segment in segments])
     clusters = episodes.cluster(vectors, settings.count, session.spec.seed)
     length = session.state.length
     plans = episodes.plan_episodes(
@@ -73,42 +75,42 @@ def build(session: Session, settings: EpisodeSettings) -> Built:
         length=length,
     )
     clustered = time.perf_counter()
-    request = wire.BuildEpisodesRequest(
+    request = pb.BuildEpisodesRequest(
         session=session.spec.session,
         epoch=session.spec.epoch,
-        plans=[_to_wire(f"{length}.{number}", plan) for number, plan in enumerate(plans)],
+        plans=[_plan_to_wire(f"{length}.{number}", plan) for number, plan in enumerate(plans)],
         token_ids=session.token_ids[:length] if settings.build == "per_episode" else [],
     )
-    found = session.scheduler.build_episodes(request).result()
-    return Built(
+    answer = session.scheduler.build_episodes(request).result()
+    return BuiltEpisodes(
         centroids=clusters.centroids,
-        episodes=tuple(found.episodes),
+        episodes=tuple(answer.episodes),
         members=tuple(
             tuple((start, stop) for start, stop, near in plan.spans if near == 1) for plan in plans
         ),
         cluster_seconds=clustered - started,
         build_seconds=time.perf_counter() - clustered,
-        index_bytes=sum(len(episode.rows) for episode in found.episodes),
-        copy_bytes=_copy_bytes(session, found.episodes),
+        index_bytes=sum(len(episode.rows) for episode in answer.episodes),
+        copy_bytes=_copy_bytes(session, answer.episodes),
     )
 
 
-def matched(built: Built | None, text: str) -> Matched | None:
-    """The episode whose centroid is nearest to a text; None without episodes or text."""
+def match_text(built: BuiltEpisodes | None, text: str) -> MatchedEpisode | None:
+    """The episode whose centroid is nearest to `text`; None without episodes or text."""
     if built is None or not text:
         return None
-    number = episodes.match(embedded([text])[0], built.centroids).episode
-    return Matched(number, built.episodes[number], built.members[number])
+    number = episodes.match(embed([text])[0], built.centroids).episode
+    return MatchedEpisode(number, built.episodes[number], built.members[number])
 
 
-def _to_wire(name: str, plan: episodes.EpisodePlan) -> wire.EpisodePlan:
+def _plan_to_wire(name: str, plan: episodes.EpisodePlan) -> pb.EpisodePlan:
     segments = [
-        wire.Span(start=start, stop=stop, similarity=near) for start, stop, near in plan.spans
+        pb.Span(start=start, stop=stop, similarity=near) for start, stop, near in plan.spans
     ]
-    return wire.EpisodePlan(id=name, patched_prompt=plan.patched_prompt, segments=segments)
+    return pb.EpisodePlan(id=name, patched_prompt=plan.patched_prompt, segments=segments)
 
 
-def _copy_bytes(session: Session, built: Sequence[wire.Episode]) -> int:
+def _copy_bytes(session: Session, built: Sequence[pb.Episode]) -> int:
     model = session.scheduler.engine.model
     rows = sum(EpisodeRows.from_bytes(episode.rows).row_count() for episode in built)
     return rows * model.shape.row_bytes(model.dtype)

@@ -1,4 +1,4 @@
-"""What can go wrong in a suite. The command line shows the message as one line and ends."""
+"""Errors of the quality suites. The command line shows the message as one line and exits."""
 
 from kvrecall.app.errors import CliError
 
@@ -7,24 +7,24 @@ class EvalError(CliError):
     """Base of all errors of this package."""
 
 
-class BadArm(EvalError):
-    """What is to be compared names no method, or a setting or a build that does not fit it."""
+class BadConfig(EvalError):
+    """A run configuration names no method, or a setting or a build that does not fit the method."""
 
 
 class BadBudget(EvalError):
-    """A budget is neither a number of rows nor a share of the history's length, or is too small for any row."""
+    """A budget is neither a number of rows nor a share of the history, or leaves no row."""
 
 
 class BadCodec(EvalError):
-    """Rows are to be stored in a way that there is not, or that the suite does not compare."""
+    """A codec does not exist, or the suite cannot compare codecs."""
 
 
 class BadDataFile(EvalError):
-    """A file with recorded conversations is missing, or not in the form that the suite reads."""
+    """A file with recorded conversations is missing, or not in the format that the suite reads."""
 
 
 class BadExample(EvalError):
-    """An example cannot be made as it was asked for."""
+    """An example cannot be made with the requested sizes."""
 
 
 class BadJournal(EvalError):
@@ -32,10 +32,10 @@ class BadJournal(EvalError):
 
 
 class BadSuite(EvalError):
-    """A suite is asked for that there is not, or with settings that do not fit it."""
+    """A suite does not exist, or its settings do not fit it."""
 
 
 class UnitFailed(EvalError):
-    """A unit of work broke off; what was done before it stands in the journal."""
+    """A unit of work failed; records of the units before it are in the journal."""
 
     exit_code = 1

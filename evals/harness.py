@@ -1,7 +1,8 @@
-"""Conversations in a worker of this process: said once, then asked many times from the same state.
+"""Conversations in a worker of this process: appended once, asked many times from one state.
 
-One session runs at a time. Decoding several at once would be faster, and which ones share a step would depend on
-timing: sums of floats, and so now and then a token, would differ from run to run. Processes run side by side instead.
+One session runs at a time. Decoding several at once would be faster, but which of them share a step
+would depend on timing: sums of floats, and so now and then a token, would differ from run to run.
+Processes run side by side instead.
 """
 
 import tempfile
@@ -14,40 +15,42 @@ from itertools import accumulate, groupby, pairwise
 from pathlib import Path
 from typing import Any
 
-from evals.codecs import RAW, tiers_of
-from evals.configs import Arm, rows_of
+from evals.codecs import RAW, store_settings
+from evals.configs import RunConfig, budget_rows
 from kvrecall.app import calibration
 from kvrecall.app.wiring import build_store
 from kvrecall.domain.session_settings import EpisodeSettings
 from kvrecall.domain.utterances import Utterance, said_by, text_of
 from kvrecall.protocol.convert import chat_to_wire, message_from_wire
-from kvrecall.protocol.v1 import worker_pb2 as wire
+from kvrecall.protocol.v1 import worker_pb2 as pb
 from kvstore.settings import CodecName
 from workers import methods
 from workers.engine.engine import Engine, Parts
 from workers.engine.settings import WorkerSettings
-from workers.model import layer_sensitivity as profile
+from workers.model import layer_sensitivity
 from workers.model.loader import LoadedModel, load_model
 from workers.model.tokenizer import ChatTokenizer, load_tokenizer
 from workers.scheduler.scheduler import Scheduler
 
+# An OpenAI-style message.
 Message = Mapping[str, Any]
-"""An OpenAI-style message."""
-MOST_REPLY_TOKENS = 32
-ROOM_FOR_A_TURN = 256
-"""Tokens that a question and its answer may take beside a history that is kept whole."""
+MAX_REPLY_TOKENS = 32
+# Tokens that a question and its answer may take beside a history that is not evicted.
+TURN_TOKENS = 256
 _RAM_BYTES = 1 << 30
 
 
 @dataclass(frozen=True)
 class Setup:
-    """How a conversation is kept. `budget`: rows per head, or a share of the history's tokens; see `arms.rows_of`.
+    """Settings of a session.
 
-    `codec`: of stored rows. Unless they are raw they are read back before every turn: see `codecs`.
+    `budget` is a number of rows per head, or a share of the history's tokens, see
+    `configs.budget_rows`. `codec` is that of stored rows; unless it is raw, they are read back
+    before every turn, see `codecs`.
     """
 
     model: str
-    arm: Arm
+    config: RunConfig
     budget: str
     seed: int
     block_tokens: int
@@ -57,47 +60,51 @@ class Setup:
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model in memory, with its tokenizer."""
+    """A loaded model with its tokenizer."""
 
     model: LoadedModel
     tokenizer: ChatTokenizer
 
 
 @cache
-def loaded(name: str) -> Loaded:
-    """The model of that path or hub name, once per process. Raises ModelRefused."""
+def load(name: str) -> Loaded:
+    """Load the model of a path or hub name, once per process. Raises ModelRefused."""
     model = load_model(name)
     return Loaded(model, load_tokenizer(name, model.eos_token_ids))
 
 
 @cache
-def sensitivity_of(name: str) -> tuple[float, ...] | None:
-    """The layers' sensitivity (EpiCache 3.2), measured once per process; None where the context is too short."""
-    found = loaded(name)
-    if found.model.max_context < profile.MIN_TOKENS:
+def get_sensitivity(name: str) -> tuple[float, ...] | None:
+    """Sensitivity of each layer (EpiCache 3.2), measured once per process.
+
+    None if the model's context is too short to measure it.
+    """
+    loaded = load(name)
+    if loaded.model.max_context < layer_sensitivity.MIN_TOKENS:
         return None
-    return calibration.measured(
-        found.model, found.tokenizer, name, calibration.packaged_text(name)
+    return calibration.measure(
+        loaded.model, loaded.tokenizer, name, calibration.packaged_text(name)
     ).sensitivity
 
 
-def tokens_of(tokenizer: ChatTokenizer, messages: Sequence[Message]) -> int:
-    """How many tokens messages are when a conversation begins with them."""
+def count_tokens(tokenizer: ChatTokenizer, messages: Sequence[Message]) -> int:
+    """Number of tokens of messages at the beginning of a conversation."""
     segments = tokenizer.prompt([], [dict(message) for message in messages], [], False)
     return sum(len(segment.token_ids) for segment in segments)
 
 
 @contextmanager
-def worker_of(setup: Setup, rows: int, slots: int = 1) -> Iterator[Scheduler]:
-    """A worker whose slots hold `rows` rows beside a block, with its rows in a folder that is deleted afterwards."""
-    found = loaded(setup.model)
-    layers = setup.arm.layer_budgets or methods.METHODS[setup.arm.method].layer_budgets
-    sensitivity = sensitivity_of(setup.model) if layers == "sensitivity" else None
+def open_worker(setup: Setup, rows: int, slots: int = 1) -> Iterator[Scheduler]:
+    """A worker whose slots hold `rows` rows per head and a block, with a temporary store."""
+    loaded = load(setup.model)
+    config = setup.config
+    layers = config.layer_budgets or methods.METHODS[config.method].layer_budgets
+    sensitivity = get_sensitivity(setup.model) if layers == "sensitivity" else None
     settings = WorkerSettings(slots=slots, max_budget=rows, block_tokens=setup.block_tokens)
     with tempfile.TemporaryDirectory(prefix="kvrecall-eval-") as folder:
-        store = build_store(found.model, Path(folder), _RAM_BYTES, tiers_of(setup.codec))
+        store = build_store(loaded.model, Path(folder), _RAM_BYTES, store_settings(setup.codec))
         scheduler = Scheduler(
-            Engine(Parts(found.model, found.tokenizer, store, settings, sensitivity))
+            Engine(Parts(loaded.model, loaded.tokenizer, store, settings, sensitivity))
         )
         try:
             yield scheduler
@@ -107,91 +114,95 @@ def worker_of(setup: Setup, rows: int, slots: int = 1) -> Iterator[Scheduler]:
 
 
 @contextmanager
-def remembered(setup: Setup, messages: Sequence[Message]) -> Iterator["Session"]:
-    """A session, in a worker of its own, to which a whole history has been said within the setup's budget.
+def open_session(setup: Setup, messages: Sequence[Message]) -> Iterator["Session"]:
+    """A session in a worker of its own that holds a whole history within the setup's budget.
 
     Raises BadBudget and `workers.errors`.
     """
-    tokenizer = loaded(setup.model).tokenizer
-    length = tokens_of(tokenizer, messages)
-    budget = rows_of(setup.budget, length)
-    with worker_of(setup, budget if setup.arm.evicts else length + ROOM_FOR_A_TURN) as worker:
-        session = Session(worker, spec_of(setup, budget), swapped=setup.codec != RAW)
-        for turn in in_turns(messages, tokenizer, setup.block_tokens):
-            session.say(turn)
+    tokenizer = load(setup.model).tokenizer
+    length = count_tokens(tokenizer, messages)
+    budget = budget_rows(setup.budget, length)
+    with open_worker(setup, budget if setup.config.evicts else length + TURN_TOKENS) as worker:
+        session = Session(worker, build_spec(setup, budget), reload_every_turn=setup.codec != RAW)
+        for turn in split_turns(messages, tokenizer, setup.block_tokens):
+            session.append(turn)
         yield session
 
 
-def spec_of(setup: Setup, budget: int, session: str = "asked") -> wire.SessionSpec:
-    """The session that a setup asks for; it has no reserve for repair."""
-    arm = setup.arm
-    return wire.SessionSpec(
+def build_spec(setup: Setup, budget: int, session: str = "asked") -> pb.SessionSpec:
+    """Specification of a session under a setup, without rows reserved for repair."""
+    config = setup.config
+    return pb.SessionSpec(
         session=session,
         epoch=1,
         budget=budget,
-        method=arm.method,
-        method_settings=arm.settings,
-        layer_budgets=arm.layer_budgets,
+        method=config.method,
+        method_settings=config.settings,
+        layer_budgets=config.layer_budgets,
         seed=setup.seed,
     )
 
 
 @dataclass
 class Session:
-    """A session of the worker with its committed state and its log. `seconds`: spent in saying the log.
+    """A session of the worker with its committed state and its log.
 
-    `swapped`: its rows are read back from the store before every turn, whether it needs them or not.
+    `seconds` is the time spent in appending the log. With `reload_every_turn` its rows are read
+    back from the store before every turn, whether it needs them or not.
     """
 
     scheduler: Scheduler
-    spec: wire.SessionSpec
-    swapped: bool = False
-    state: wire.SessionState = field(default_factory=wire.SessionState)
-    memory: wire.MemoryReport = field(default_factory=wire.MemoryReport)
+    spec: pb.SessionSpec
+    reload_every_turn: bool = False
+    state: pb.SessionState = field(default_factory=pb.SessionState)
+    memory: pb.MemoryReport = field(default_factory=pb.MemoryReport)
     token_ids: list[int] = field(default_factory=list)
     utterances: list[Utterance] = field(default_factory=list)
     seconds: float = 0.0
     _as_committed: bool = False
 
-    def say(self, messages: Sequence[Message], **options: Any) -> wire.TurnDone:
-        """A turn that stays: recorded messages, remembered as they stand. `options`: other fields of TurnRequest.
+    def append(self, messages: Sequence[Message], **options: Any) -> pb.TurnDone:
+        """Append recorded messages as a turn, without generating, and commit it.
 
-        Raises `workers.errors`.
+        `options` are other fields of TurnRequest. Raises `workers.errors`.
         """
         started = time.perf_counter()
         done = self._turn(messages, generate=False, **options)
         self.seconds += time.perf_counter() - started
         self.state = done.state
         self.memory = done.memory
-        self._note(messages, done)
+        self._log(messages, done)
         self._as_committed = True
         return done
 
     def ask(
-        self, messages: Sequence[Message], max_tokens: int, episode: wire.Episode | None = None
-    ) -> wire.TurnDone:
-        """A turn that is answered, greedily, and taken back: the next one meets the session as this one did."""
+        self, messages: Sequence[Message], max_tokens: int, episode: pb.Episode | None = None
+    ) -> pb.TurnDone:
+        """Generate a greedy answer without committing it: the next turn starts from the same state.
+
+        Raises `workers.errors`.
+        """
         return self._turn(
-            messages, generate=True, sampling=wire.Sampling(max_tokens=max_tokens), episode=episode
+            messages, generate=True, sampling=pb.Sampling(max_tokens=max_tokens), episode=episode
         )
 
     def restore(self) -> None:
-        """Put the session back to its committed state, where a question has changed it."""
-        if self.swapped or not self._as_committed:
-            self.scheduler.open(wire.OpenRequest(spec=self.spec, state=self.state)).result()
+        """Restore the committed state if a question has changed the session."""
+        if self.reload_every_turn or not self._as_committed:
+            self.scheduler.open(pb.OpenRequest(spec=self.spec, state=self.state)).result()
         self._as_committed = True
 
-    def _turn(self, messages: Sequence[Message], **options: Any) -> wire.TurnDone:
+    def _turn(self, messages: Sequence[Message], **options: Any) -> pb.TurnDone:
         self.restore()
         self._as_committed = False
-        said = [chat_to_wire(dict(message)) for message in messages]
-        request = wire.TurnRequest(
-            session=self.spec.session, epoch=self.spec.epoch, messages=said, **options
+        new = [chat_to_wire(dict(message)) for message in messages]
+        request = pb.TurnRequest(
+            session=self.spec.session, epoch=self.spec.epoch, messages=new, **options
         )
-        return self.scheduler.turn(request, _ignore).result()
+        return self.scheduler.turn(request, _discard_event).result()
 
-    def _note(self, messages: Sequence[Message], done: wire.TurnDone) -> None:
-        """Keep the turn's tokens, and its utterances as `kvrecall.domain.utterances` tells them apart."""
+    def _log(self, messages: Sequence[Message], done: pb.TurnDone) -> None:
+        """Log the turn's tokens, and its utterances as `kvrecall.domain.utterances` splits them."""
         values = [message_from_wire(chat_to_wire(dict(message))) for message in messages]
         runs = [(side, text_of(run)) for side, run in groupby(values, said_by)]
         ends = accumulate(done.utterance_tokens, initial=len(self.token_ids))
@@ -200,17 +211,18 @@ class Session:
         self.token_ids += done.token_ids
 
 
-def in_turns(
+def split_turns(
     messages: Sequence[Message], tokenizer: ChatTokenizer, tokens: int
 ) -> list[list[Message]]:
-    """A history as turns of whole exchanges, each of at most about `tokens` tokens unless one exchange is longer.
+    """A history as turns of whole exchanges, each of at most about `tokens` tokens.
 
-    Said like this it is prefilled in blocks, with an eviction after each (EpiCache 2.2).
+    A single exchange may be longer. A history appended like this is prefilled in blocks, with an
+    eviction after each (EpiCache 2.2).
     """
     turns: list[list[Message]] = []
     size = 0
-    for exchange in exchanges(messages):
-        length = tokens_of(tokenizer, exchange)
+    for exchange in split_exchanges(messages):
+        length = count_tokens(tokenizer, exchange)
         if turns and size + length <= tokens:
             turns[-1] += exchange
             size += length
@@ -220,8 +232,11 @@ def in_turns(
     return turns
 
 
-def exchanges(messages: Sequence[Message]) -> list[list[Message]]:
-    """Messages from each word of the user's to the next; what comes before the first leads it."""
+def split_exchanges(messages: Sequence[Message]) -> list[list[Message]]:
+    """Messages grouped from each user message to the next one that follows an answer.
+
+    Messages before the first user message lead the first group.
+    """
     groups: list[list[Message]] = []
     answered = False
     for message in messages:
@@ -240,5 +255,5 @@ def active_rows(session: Session) -> float:
     return float(session.memory.active_bytes / row_bytes)
 
 
-def _ignore(event: wire.TurnEvent) -> None:
-    """Nobody reads along."""
+def _discard_event(event: pb.TurnEvent) -> None:
+    """Ignore a streamed event: only the result counts."""

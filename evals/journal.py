@@ -1,4 +1,4 @@
-"""What is done already: a line of JSON per unit, so that a run that was stopped goes on where it was."""
+"""Journal of finished units: a line of JSON per unit, from which a stopped run resumes."""
 
 import json
 import os
@@ -14,6 +14,7 @@ from typing import Any
 from evals.errors import BadJournal
 from evals.suite import Record, Unit
 
+# Packages and modules whose code the numbers depend on: records that other code made do not count.
 _COMPUTES = (
     "kvstore",
     "workers",
@@ -30,56 +31,60 @@ _COMPUTES = (
     "evals.suites.mq_niah.examples",
     "evals.replay_session",
     "evals.suites.repository.examples",
+    "evals.suites.repository.modules",
     "evals.selectors",
     "evals.spans",
 )
-"""Packages and modules whose code the numbers depend on: a record that other code made is not taken."""
 
 
 class Journal:
-    """An append-only file. A last line that was torn when the process was killed does not count."""
+    """An append-only file of units with their records.
+
+    A last line that is truncated, since the process was killed, does not count. Raises BadJournal
+    for any other line that is not a unit's.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._found: dict[str, list[Record]] = {}
-        whole = self._read()
+        self._records: dict[str, list[Record]] = {}
+        complete_bytes = self._read()
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = path.open("ab")
-        self._file.truncate(whole)
+        self._file.truncate(complete_bytes)
 
     def records(self, key: str) -> list[Record] | None:
-        """What the unit of this key found; None where it has not run."""
-        return self._found.get(key)
+        """Records of the unit with this key; None if it has not run."""
+        return self._records.get(key)
 
-    def note(self, key: str, unit: Unit, records: Sequence[Record]) -> None:
-        """Keep what a unit found; it is on the disk when this returns."""
+    def append(self, key: str, unit: Unit, records: Sequence[Record]) -> None:
+        """Append a unit's records; they are on the disk when this returns."""
         line = json.dumps(
-            {"key": key, "unit": _plain(unit), "records": list(records)}, ensure_ascii=False
+            {"key": key, "unit": _fields(unit), "records": list(records)}, ensure_ascii=False
         )
         self._file.write(line.encode() + b"\n")
         self._file.flush()
         os.fsync(self._file.fileno())
-        self._found[key] = json.loads(line)["records"]
+        self._records[key] = json.loads(line)["records"]
 
     def close(self) -> None:
-        """No line can be added any more."""
+        """Close the file."""
         self._file.close()
 
     def _read(self) -> int:
-        """Take in the lines; returns how many bytes of the file are whole ones. Raises BadJournal."""
-        whole = 0
+        """Read all complete lines; returns their size in bytes. Raises BadJournal."""
+        complete_bytes = 0
         for number, line in enumerate(self._lines(), start=1):
             if not line.endswith(b"\n"):
                 break
             try:
-                noted = json.loads(line)
-                self._found[noted["key"]] = noted["records"]
+                entry = json.loads(line)
+                self._records[entry["key"]] = entry["records"]
             except (ValueError, KeyError, TypeError) as error:
                 raise BadJournal(
-                    f"{self._path} line {number} is no unit's: {error!r}; begin anew with --fresh"
+                    f"{self._path} line {number} is no unit's: {error!r}; start over with --fresh"
                 ) from error
-            whole += len(line)
-        return whole
+            complete_bytes += len(line)
+        return complete_bytes
 
     def _lines(self) -> list[bytes]:
         try:
@@ -88,23 +93,24 @@ class Journal:
             return []
 
 
-def key_of(suite: str, unit: Unit) -> str:
-    """The same for the same unit of the same suite, computed by the same code."""
-    text = json.dumps([suite, type(unit).__name__, _plain(unit), _code()], sort_keys=True)
-    return sha256(text.encode()).hexdigest()
+def unit_key(suite: str, unit: Unit) -> str:
+    """Key of a unit: equal for the same unit of the same suite, computed by the same code."""
+    parts = [suite, type(unit).__name__, _fields(unit), _code_versions()]
+    return sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
-def _plain(unit: Any) -> dict[str, Any]:
+def _fields(unit: Any) -> dict[str, Any]:
     return asdict(unit)
 
 
 @cache
-def _code() -> list[str]:
+def _code_versions() -> list[str]:
+    """Digest of the code in _COMPUTES, and the versions of torch and transformers."""
     digest = sha256()
     for name in _COMPUTES:
-        found = find_spec(name)
-        assert found is not None, f"{name} is a part of this project"
-        path = Path(str(found.origin))
+        spec = find_spec(name)
+        assert spec is not None, f"{name} is a part of this project"
+        path = Path(str(spec.origin))
         for file in sorted(path.parent.rglob("*.py")) if path.name == "__init__.py" else [path]:
             digest.update(file.relative_to(path.parent).as_posix().encode() + file.read_bytes())
     return [digest.hexdigest(), version("torch"), version("transformers")]

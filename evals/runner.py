@@ -1,4 +1,4 @@
-"""Runs a suite's units in processes of their own, and notes what each found."""
+"""Runs a suite's units in processes of their own and journals the records of each."""
 
 import multiprocessing
 import os
@@ -22,11 +22,11 @@ from rich.progress import (
 )
 
 from evals.errors import EvalError, UnitFailed
-from evals.journal import Journal, key_of
+from evals.journal import Journal, unit_key
 from evals.suite import Record, Suite, U, Unit
 
 PROCESSES = 2
-_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+_THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
 def run(
@@ -34,43 +34,47 @@ def run(
 ) -> list[Record]:
     """All records of a suite, in the units' order whichever process ran them.
 
-    A unit that the journal has is not run again. Every process computes on one thread and starts from nothing, so
-    that numbers depend neither on how many there are nor on what ran before. Raises UnitFailed, BadJournal.
+    A unit that is in the journal is not run again. Every process computes on one thread and starts
+    without state, so that numbers depend neither on the number of processes nor on earlier units.
+    Raises UnitFailed, BadJournal.
     """
-    keys = [key_of(suite.name, unit) for unit in suite.units]
+    keys = [unit_key(suite.name, unit) for unit in suite.units]
     with closing(Journal(journal)) as kept:
-        missing = [at for at, key in enumerate(keys) if kept.records(key) is None]
+        missing = [index for index, key in enumerate(keys) if kept.records(key) is None]
         with _progress(console) as progress:
             task = progress.add_task(
                 suite.name, total=len(keys), completed=len(keys) - len(missing)
             )
-            for at, records in _computed(suite, missing, processes):
-                kept.note(keys[at], suite.units[at], records)
-                progress.update(task, advance=1, description=suite.units[at].label)
+            for index, records in _run_units(suite, missing, processes):
+                kept.append(keys[index], suite.units[index], records)
+                progress.update(task, advance=1, description=suite.units[index].label)
             progress.update(task, description=suite.name)
         return [record for key in keys for record in kept.records(key) or ()]
 
 
-def _computed(
-    suite: Suite[U], places: Sequence[int], processes: int
+def _run_units(
+    suite: Suite[U], indices: Sequence[int], processes: int
 ) -> Iterator[tuple[int, Sequence[Record]]]:
-    """Run the units at these places; yields each place with its records, as they come. Raises UnitFailed."""
-    if not places:
+    """Run the units at these indices; yields each index with its records, as units finish.
+
+    Raises UnitFailed.
+    """
+    if not indices:
         return
     context = multiprocessing.get_context("spawn")
     alive, lifeline = context.Pipe(duplex=False)
-    pool = ProcessPoolExecutor(min(processes, len(places)), context, _begin, (alive,))
+    pool = ProcessPoolExecutor(min(processes, len(indices)), context, _start_process, (alive,))
     try:
-        waiting = {pool.submit(suite.run, suite.units[at]): at for at in places}
+        waiting = {pool.submit(suite.run, suite.units[index]): index for index in indices}
         for done in as_completed(waiting):
-            yield waiting[done], _records(done, suite.units[waiting[done]])
+            yield waiting[done], _get_records(done, suite.units[waiting[done]])
         pool.shutdown()
     finally:
         lifeline.close()
         pool.shutdown(cancel_futures=True)
 
 
-def _records(done: "Future[Sequence[Record]]", unit: Unit) -> Sequence[Record]:
+def _get_records(done: "Future[Sequence[Record]]", unit: Unit) -> Sequence[Record]:
     try:
         return done.result()
     except EvalError:
@@ -79,21 +83,22 @@ def _records(done: "Future[Sequence[Record]]", unit: Unit) -> Sequence[Record]:
         raise UnitFailed(
             f"{unit.label}: its process was killed, perhaps for memory; try --processes 1"
         ) from error
-    except Exception as error:  # whatever broke in there: which unit it was must be said here
+    except Exception as error:  # any error of a unit: the message names the unit
         raise UnitFailed(f"{unit.label}: {type(error).__name__}: {error}") from error
 
 
-def _begin(alive: Connection) -> None:
-    """In a new process, before torch is imported: one thread, and an end when the runner ends, however it does."""
+def _start_process(alive: Connection) -> None:
+    """Initialize a new process before torch is imported: one thread, and exit with the runner."""
     os.environ.update(
-        dict.fromkeys(_THREADS, "1"), TOKENIZERS_PARALLELISM="false", TQDM_DISABLE="1"
+        dict.fromkeys(_THREAD_VARIABLES, "1"), TOKENIZERS_PARALLELISM="false", TQDM_DISABLE="1"
     )
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the runner is interrupted as well, and ends this
-    threading.Thread(target=_end_with, args=(alive,), daemon=True).start()
+    threading.Thread(target=_exit_when_closed, args=(alive,), daemon=True).start()
 
 
-def _end_with(alive: Connection) -> None:
-    alive.poll(None)  # nothing is ever sent: it returns when the other end is closed
+def _exit_when_closed(alive: Connection) -> None:
+    """Exit when the other end of the pipe is closed, for whatever reason the runner ended."""
+    alive.poll(None)  # no data is ever sent: it returns when the other end is closed
     os._exit(1)
 
 

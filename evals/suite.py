@@ -1,4 +1,4 @@
-"""What a suite is: units of work that know nothing of each other, a function that runs one, and what they come to."""
+"""A suite: independent units of work, a function that runs one, and one that builds rows."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -6,8 +6,8 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from kvrecall.reporting.results import Row
 
+# A unit's result: plain JSON values. Seconds have keys of their own: all else is reproducible.
 Record = Mapping[str, Any]
-"""What a unit found: plain JSON values. Seconds stand apart from what must come out the same again."""
 
 
 class Unit(Protocol):
@@ -15,7 +15,7 @@ class Unit(Protocol):
 
     @property
     def label(self) -> str:
-        """A few words for the progress bar."""
+        """Short text for the progress bar."""
         ...
 
 
@@ -26,8 +26,8 @@ U = TypeVar("U", bound=Unit)
 class Suite(Generic[U]):
     """A suite that is ready to run.
 
-    `run` is a function of a module, so that another process can import it. `rows` makes the result file's rows from
-    the records of all units, in the units' order.
+    `run` is a module-level function, so that another process can import it. `rows` builds the
+    result file's rows from the records of all units, in the units' order.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""From records to result rows: means with their intervals, paired differences, seconds apart."""
+"""Result rows from records: groups, means with their intervals, and paired differences."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -9,21 +9,21 @@ from kvrecall.reporting.results import Row, bootstrap, quality_row
 Key = tuple[Any, ...]
 
 
-def grouped(records: Iterable[Record], *names: str) -> dict[Key, list[Record]]:
-    """The records by their values of `names`, in the order in which these first come."""
+def group_by(records: Iterable[Record], *names: str) -> dict[Key, list[Record]]:
+    """Records grouped by their values of `names`, in the order in which these first occur."""
     groups: dict[Key, list[Record]] = {}
     for record in records:
         groups.setdefault(tuple(record[name] for name in names), []).append(record)
     return groups
 
 
-def of_kind(records: Iterable[Record], kind: str) -> list[Record]:
-    """The records whose `kind` this is."""
+def select_kind(records: Iterable[Record], kind: str) -> list[Record]:
+    """Records of this `kind`."""
     return [record for record in records if record["kind"] == kind]
 
 
 def mean_row(condition: str, values: Sequence[float], seed: int, **common: Any) -> list[Row]:
-    """One quality row: the mean with its 95% interval; none for no values."""
+    """One quality row: the mean with its 95% interval. No row without values."""
     estimate = bootstrap(values, seed)
     return [] if estimate is None else [quality_row(condition, estimate, **common)]
 
@@ -31,7 +31,7 @@ def mean_row(condition: str, values: Sequence[float], seed: int, **common: Any) 
 def difference_row(
     condition: str, ours: Mapping[Key, float], theirs: Mapping[Key, float], seed: int, **common: Any
 ) -> list[Row]:
-    """A quality row of ours minus theirs over the questions that both were asked: paired, question by question."""
+    """A quality row of ours minus theirs, paired over the questions that both were asked."""
     return mean_row(
         condition,
         [value - theirs[key] for key, value in ours.items() if key in theirs],
@@ -40,14 +40,14 @@ def difference_row(
     )
 
 
-def values_of(
-    records: Iterable[Record], value: Callable[[Record], float], *names: str
+def values_by_key(
+    records: Iterable[Record], get_value: Callable[[Record], float], *names: str
 ) -> dict[Key, float]:
-    """Each record's value by what identifies it."""
-    return {tuple(record[name] for name in names): value(record) for record in records}
+    """A value of each record by the record's values of `names`."""
+    return {tuple(record[name] for name in names): get_value(record) for record in records}
 
 
 def mean(values: Iterable[float]) -> float:
     """The mean of at least one value."""
-    found = list(values)
-    return sum(found) / len(found)
+    numbers = list(values)
+    return sum(numbers) / len(numbers)

@@ -1,1 +1,1 @@
-"""The front door: HTTP in, services behind."""
+"""HTTP API: REST routes, error responses, event streams and metrics around the service."""

@@ -1,4 +1,4 @@
-"""The application: routes, error handlers and middleware around one service, whose life it shares."""
+"""ASGI application: routes, error handlers and middleware around one service."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -8,10 +8,10 @@ from typing import Any
 import structlog
 from fastapi import FastAPI, Response
 
-from gateway.errors import Problem, install_handlers, problems
+from gateway.errors import Problem, install_handlers, problem_responses
 from gateway.metrics.service import Metrics
 from gateway.middleware import RequestLog, StrictBody
-from gateway.rest.routes.sessions import sessions_router
+from gateway.rest.router import create_router
 from gateway.settings import GatewaySettings
 from kvrecall.domain.errors import ShuttingDown, WorkerLost
 from kvrecall.domain.events import (
@@ -28,17 +28,17 @@ from services.service import SessionService
 
 
 class Application(FastAPI):
-    """An application whose description has the schema of problems, which no route returns as its own."""
+    """FastAPI application with the schema of problems in its OpenAPI description."""
 
     def openapi(self) -> dict[str, Any]:
-        """The OpenAPI description."""
-        described = super().openapi()
-        described["components"]["schemas"].setdefault("Problem", Problem.model_json_schema())
-        return described
+        """Return the OpenAPI description, with the schema that no route returns by itself."""
+        description = super().openapi()
+        description["components"]["schemas"].setdefault("Problem", Problem.model_json_schema())
+        return description
 
 
 def create_app(service: SessionService, settings: GatewaySettings) -> FastAPI:
-    """The front door of `service`, which is started and stopped with the application."""
+    """Build the application of `service`, which it starts and stops with itself."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -58,8 +58,8 @@ def create_app(service: SessionService, settings: GatewaySettings) -> FastAPI:
     )
     metrics = Metrics(service.admission)
     service.observe(metrics.observe)
-    service.observe(log_failure)
-    app.include_router(sessions_router(service, settings))
+    service.observe(log_event)
+    app.include_router(create_router(service, settings))
     _add_operations(app, service, metrics)
     install_handlers(app)
     app.add_middleware(StrictBody, max_bytes=settings.max_body_bytes)
@@ -67,37 +67,37 @@ def create_app(service: SessionService, settings: GatewaySettings) -> FastAPI:
     return app
 
 
-def log_failure(observation: ServiceEvent) -> None:
-    """Write down what no client may be told: a repair in the background that failed, a turn that broke off."""
+def log_event(event: ServiceEvent) -> None:
+    """Log failures that no response reports, such as a failed background repair, and moves."""
     log = structlog.get_logger("kvrecall.service")
-    match observation:
+    match event:
         case RepairFailed():
-            log.warning("repair failed", **vars(observation))
+            log.warning("repair failed", **vars(event))
         case EpisodesFailed():
-            log.warning("episodes failed", **vars(observation))
+            log.warning("episode maintenance failed", **vars(event))
         case PagesRebuilt():
-            log.warning("lost pages were computed again", **vars(observation))
+            log.warning("missing pages recomputed", **vars(event))
         case TurnRetried():
-            log.warning("turn goes on in another worker", **vars(observation))
+            log.warning("turn retried in another worker", **vars(event))
         case SessionMoved():
-            log.info("session moved", **vars(observation))
+            log.info("session moved", **vars(event))
         case PauseTimedOut():
-            log.warning("pause timed out", **vars(observation))
+            log.warning("tool calls timed out", **vars(event))
         case TurnFailed():
-            log.info("turn not committed", **vars(observation))
+            log.info("turn failed", **vars(event))
 
 
 def _add_operations(app: FastAPI, service: SessionService, metrics: Metrics) -> None:
     @app.get("/healthz", tags=["operations"])
     async def healthz() -> dict[str, str]:
-        """The process is alive."""
+        """Liveness: the process is running."""
         return {"status": "alive"}
 
-    @app.get("/readyz", responses=problems(503), tags=["operations"])
+    @app.get("/readyz", responses=problem_responses(503), tags=["operations"])
     async def readyz() -> dict[str, str]:
-        """New work is taken, and the worker answers."""
+        """Readiness: requests are accepted and a worker is reachable."""
         if not service.ready:
-            raise ShuttingDown("the service is not taking requests now", retry_after_seconds=1.0)
+            raise ShuttingDown("the service does not accept requests now", retry_after_seconds=1.0)
         await service.stats()
         return {"status": "ready"}
 
@@ -108,7 +108,7 @@ def _add_operations(app: FastAPI, service: SessionService, metrics: Metrics) -> 
         tags=["operations"],
     )
     async def metrics_page() -> Response:
-        """Prometheus metrics; of a worker that is away, that it is."""
+        """Prometheus metrics of the service and its workers; unreachable workers have only `up`."""
         try:
             stats = await service.stats()
         except WorkerLost:

@@ -1,4 +1,4 @@
-"""One table: what goes wrong behind the front door, as RFC 9457 problem details."""
+"""Error responses: every error as RFC 9457 problem details, with the status of its error code."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
@@ -17,11 +17,12 @@ from kvrecall.domain.codes import ErrorCode
 
 PROBLEM_JSON = "application/problem+json"
 
+# Retry-After of errors that do not name one themselves.
 RETRY_AFTER_SECONDS = 1.0
 
 
 class Problem(BaseModel):
-    """An error, as RFC 9457 describes it. `code` and `type` are stable; further members depend on the code."""
+    """Problem details (RFC 9457). `code` and `type` are stable; more members depend on the code."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -32,13 +33,13 @@ class Problem(BaseModel):
     code: str
 
 
-def problem(
+def build_problem(
     code: ErrorCode,
     detail: str,
     details: Mapping[str, Any] | None = None,
     status: int | None = None,
 ) -> dict[str, Any]:
-    """Return the members of a problem; `status` is that of the code unless it is given."""
+    """Build the members of a problem; `status` is that of the code unless it is given."""
     status = code.http_status if status is None else status
     return {
         "type": f"urn:kvrecall:problem:{code.replace('_', '-')}",
@@ -50,15 +51,15 @@ def problem(
     }
 
 
-def problem_of(error: errors.ServiceError) -> dict[str, Any]:
-    """The problem of a domain error."""
-    return problem(error.code, error.message, error.details)
+def to_problem(error: errors.ServiceError) -> dict[str, Any]:
+    """Convert a domain error to the members of a problem."""
+    return build_problem(error.code, error.message, error.details)
 
 
 def problem_response(
     members: Mapping[str, Any], headers: Mapping[str, str] | None = None
 ) -> JSONResponse:
-    """A response that is a problem."""
+    """Build a response from the members of a problem."""
     return JSONResponse(
         dict(members),
         status_code=members["status"],
@@ -67,8 +68,8 @@ def problem_response(
     )
 
 
-def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """For a route's description: the problems it may answer with."""
+def problem_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """Describe the problem responses of a route for OpenAPI."""
     content = {PROBLEM_JSON: {"schema": {"$ref": "#/components/schemas/Problem"}}}
     return {
         status: {"description": HTTPStatus(status).phrase, "content": content}
@@ -77,8 +78,8 @@ def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
 
 
 async def on_service_error(request: Request, error: errors.ServiceError) -> JSONResponse:
-    """Answer a domain error."""
-    members = problem_of(error)
+    """Respond to a domain error; transient ones get a Retry-After header."""
+    members = to_problem(error)
     headers = {}
     if members["status"] in (429, 503) and not isinstance(error, errors.QuotaExceeded):
         seconds = (
@@ -91,16 +92,16 @@ async def on_service_error(request: Request, error: errors.ServiceError) -> JSON
 
 
 async def on_validation_error(request: Request, error: RequestValidationError) -> JSONResponse:
-    """Answer a body, path or query that does not fit its schema, naming each field and its limit."""
-    found = [_violation(item) for item in error.errors()]
-    first = found[0]
+    """Respond to a body, path or query that violates its schema with each field and its limit."""
+    violations = [_to_violation(item) for item in error.errors()]
+    first = violations[0]
     detail = f"{first['field']}: {first['message']}" if first["field"] else str(first["message"])
-    members = problem(ErrorCode.INVALID_REQUEST, detail, {"field": first["field"], "errors": found})
-    return problem_response(members)
+    details = {"field": first["field"], "errors": violations}
+    return problem_response(build_problem(ErrorCode.INVALID_REQUEST, detail, details))
 
 
-def _violation(item: Mapping[str, Any]) -> dict[str, Any]:
-    """A field in the notation of the rest of the service (`messages[0].role`), what is wrong, and the limit."""
+def _to_violation(item: Mapping[str, Any]) -> dict[str, Any]:
+    """Convert a pydantic error: the field as a path (`messages[0].role`), message and limits."""
     field = ""
     for part in item["loc"][1:]:
         field += f"[{part}]" if isinstance(part, int) else f".{part}"
@@ -113,21 +114,22 @@ def _violation(item: Mapping[str, Any]) -> dict[str, Any]:
 
 
 async def on_http_error(request: Request, error: HTTPException) -> JSONResponse:
-    """Answer what the framework itself refuses: an unknown route, a wrong method."""
+    """Respond to an error of the framework: an unknown route, a wrong method."""
     codes = {404: ErrorCode.UNKNOWN_ROUTE, 405: ErrorCode.METHOD_NOT_ALLOWED}
     code = codes.get(error.status_code, ErrorCode.HTTP_ERROR)
     detail = f"{request.method} {request.url.path}: {error.detail}"
-    return problem_response(problem(code, detail, status=error.status_code), error.headers)
+    members = build_problem(code, detail, status=error.status_code)
+    return problem_response(members, error.headers)
 
 
-def unexpected() -> dict[str, Any]:
-    """The problem of a mistake of ours, telling nothing of its inside; to be called where it was caught.
+def log_unexpected_error() -> dict[str, Any]:
+    """Log the exception being handled and build a problem without internals.
 
-    The log line has the request's id, which the middleware has bound.
+    To be called in an `except` block. The log line has the request id bound by the middleware.
     """
     structlog.get_logger("kvrecall.gateway").exception("unexpected error")
-    return problem(
-        ErrorCode.INTERNAL_ERROR, "an unexpected error; it was logged with the id of the request"
+    return build_problem(
+        ErrorCode.INTERNAL_ERROR, "an unexpected error; it was logged with the request id"
     )
 
 
@@ -135,11 +137,11 @@ Handler = Callable[[Request, Any], Awaitable[Response]]
 
 
 def install_handlers(app: FastAPI) -> None:
-    """Make every error that is foreseen a problem; the others are caught by the outermost middleware."""
+    """Install the handlers of expected errors; the outermost middleware catches the others."""
     handlers: dict[type[Exception], Handler] = {
         errors.ServiceError: on_service_error,
         RequestValidationError: on_validation_error,
         HTTPException: on_http_error,
     }
-    for kind, handler in handlers.items():
-        app.add_exception_handler(kind, handler)
+    for error_type, handler in handlers.items():
+        app.add_exception_handler(error_type, handler)

@@ -1,4 +1,4 @@
-"""Idempotency keys: a write that is repeated with the same key is done once, and answered the same."""
+"""Idempotency keys: a write repeated with the same key runs once and gets the same response."""
 
 import hashlib
 from typing import Annotated
@@ -6,8 +6,8 @@ from typing import Annotated
 from fastapi import Header, Request
 from pydantic import BaseModel
 
-from gateway.tenants import TENANT
-from services.catalog.base import IdempotencyKey
+from gateway.tenants import TENANT_HEADER
+from services.catalog.records import IdempotencyKey
 
 Key = Annotated[
     str | None,
@@ -15,19 +15,22 @@ Key = Annotated[
         alias="Idempotency-Key",
         min_length=1,
         max_length=255,
-        description="Repeats of one write share a key.",
+        description="Key of the write; a repeated request with the same key is not run again.",
     ),
 ]
 
 
-def key_of(
+def get_idempotency_key(
     request: Request, key: str | None, body: BaseModel | None = None
 ) -> IdempotencyKey | None:
-    """The client's key for this call, with a fingerprint of the body it was sent with. Each tenant has its own keys."""
+    """Combine the client's key with the tenant, the route and a SHA-256 fingerprint of the body.
+
+    Returns None when the client sent no key. Each tenant has its own keys.
+    """
     if key is None:
         return None
     text = "" if body is None else body.model_dump_json()
-    # A tenant's name has neither a space nor a slash: no two scopes are the same text.
-    scope = f"{request.headers.get(TENANT, '')} {request.method} {request.url.path}".lstrip()
+    # Tenant names contain neither spaces nor slashes, so scopes are unambiguous.
+    scope = f"{request.headers.get(TENANT_HEADER, '')} {request.method} {request.url.path}"
     session = request.path_params.get("session", "")
-    return IdempotencyKey(scope, key, hashlib.sha256(text.encode()).hexdigest(), session)
+    return IdempotencyKey(scope.lstrip(), key, hashlib.sha256(text.encode()).hexdigest(), session)

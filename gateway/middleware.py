@@ -1,4 +1,4 @@
-"""What happens to every request: an id, an access log line, a bound on its body, and strict JSON."""
+"""Middleware of every request: request id, access log, body size limit, strict JSON."""
 
 import re
 import secrets
@@ -11,20 +11,22 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gateway.errors import problem, problem_response, unexpected
+from gateway.errors import build_problem, log_unexpected_error, problem_response
 from kvrecall.domain.codes import ErrorCode
 
 REQUEST_ID = "x-request-id"
-CLIENT_GONE = 499  # not sent to anybody: the client left before there was an answer
-_PLAIN = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+# Logged status of a request whose client disconnected before the response; never sent.
+CLIENT_CLOSED_REQUEST = 499
+_PLAIN_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 RequestObserver = Callable[[str, int], None]
 
 
 class RequestLog:
-    """Gives each request an id (the client's, if it sent a plain one), and writes one line when it is answered.
+    """Request ids and the access log.
 
-    `observer` is told the method and the status. An exception that nobody foresaw is logged here, with the id, and
-    answered as a problem.
+    A request gets an id (the client's, if it is plain ASCII) and one log line with its status and
+    seconds. `observer` is called with the method and the status. An unexpected exception is logged
+    with the id and becomes a problem response.
     """
 
     def __init__(self, app: ASGIApp, observer: RequestObserver) -> None:
@@ -33,10 +35,11 @@ class RequestLog:
         self._log = structlog.get_logger("kvrecall.access")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request. Re-raises an exception when the response has begun already."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        request_id = _request_id(scope)
+        request_id = _get_request_id(scope)
         started = time.monotonic()
         status = 0
 
@@ -51,14 +54,16 @@ class RequestLog:
             try:
                 await self._app(scope, receive, send_with_id)
             except Exception:
-                members = unexpected()
-                if status:  # the answer has begun: all that is left is to break the connection off
+                members = log_unexpected_error()
+                if status:  # the response has begun: the server closes the connection
                     raise
                 await problem_response(members)(scope, receive, send_with_id)
             finally:
-                self._note(scope, status or CLIENT_GONE, time.monotonic() - started)
+                self._log_request(
+                    scope, status or CLIENT_CLOSED_REQUEST, time.monotonic() - started
+                )
 
-    def _note(self, scope: Scope, status: int, seconds: float) -> None:
+    def _log_request(self, scope: Scope, status: int, seconds: float) -> None:
         method = scope["method"]
         path = scope["path"]
         self._observer(method, status)
@@ -67,15 +72,16 @@ class RequestLog:
         )
 
 
-def _request_id(scope: Scope) -> str:
+def _get_request_id(scope: Scope) -> str:
     given = Headers(scope=scope).get(REQUEST_ID, "")
-    return given if _PLAIN.fullmatch(given) else secrets.token_hex(8)
+    return given if _PLAIN_ID.fullmatch(given) else secrets.token_hex(8)
 
 
 class StrictBody:
-    """Reads the body, up to a limit in bytes, and refuses what is no JSON in UTF-8 before any route sees it.
+    """Body size limit and strict JSON: other bodies are rejected before they reach a route.
 
-    Python's own parser lets NaN and lone surrogates through, which neither the catalog nor the wire can carry.
+    Python's JSON parser accepts NaN and lone surrogates, which neither the catalog nor protobuf can
+    represent.
     """
 
     def __init__(self, app: ASGIApp, max_bytes: int) -> None:
@@ -83,25 +89,30 @@ class StrictBody:
         self._max_bytes = max_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Read and check the body, then pass the request on with the body in one piece."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
         try:
-            body = None if _declared(headers) > self._max_bytes else await self._read(receive)
+            body = (
+                None
+                if _get_content_length(headers) > self._max_bytes
+                else await self._read(receive)
+            )
         except ClientDisconnect:
             return
         if body is None:
-            detail = f"the body is over the limit of {self._max_bytes} bytes"
-            members = problem(
+            detail = f"the body exceeds the limit of {self._max_bytes} bytes"
+            members = build_problem(
                 ErrorCode.BODY_TOO_LARGE, detail, {"field": "body", "limit": self._max_bytes}
             )
             await problem_response(members, {"Connection": "close"})(scope, receive, send)
             return
-        if body and (fault := _json_fault(headers, body)) is not None:
-            members = problem(
+        if body and (reason := _find_json_error(headers, body)) is not None:
+            members = build_problem(
                 ErrorCode.MALFORMED_JSON,
-                f"the body is not JSON in UTF-8: {fault}",
+                f"the body is not JSON in UTF-8: {reason}",
                 {"field": "body"},
             )
             await problem_response(members)(scope, receive, send)
@@ -109,7 +120,7 @@ class StrictBody:
         await self._app(scope, _replay(body, receive), send)
 
     async def _read(self, receive: Receive) -> bytes | None:
-        """The whole body; None when it is over the limit. Raises ClientDisconnect when it breaks off."""
+        """Read the whole body; None when it exceeds the limit. Raises ClientDisconnect."""
         body = bytearray()
         while True:
             message = await receive()
@@ -122,12 +133,12 @@ class StrictBody:
                 return bytes(body)
 
 
-def _declared(headers: Headers) -> int:
+def _get_content_length(headers: Headers) -> int:
     length = headers.get("content-length", "")
     return int(length) if length.isascii() and length.isdigit() else 0
 
 
-def _json_fault(headers: Headers, body: bytes) -> str | None:
+def _find_json_error(headers: Headers, body: bytes) -> str | None:
     kind = headers.get("content-type", "application/json").partition(";")[0].strip().lower()
     if kind != "application/json" and not kind.endswith("+json"):
         return None
@@ -139,14 +150,14 @@ def _json_fault(headers: Headers, body: bytes) -> str | None:
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:
-    """The body in one piece, then whatever the server has to say (that the client went away)."""
-    told = False
+    """Receive the body in one piece, then the server's own messages (a disconnect)."""
+    sent = False
 
     async def replay() -> Message:
-        nonlocal told
-        if told:
+        nonlocal sent
+        if sent:
             return await receive()
-        told = True
+        sent = True
         return {"type": "http.request", "body": body, "more_body": False}
 
     return replay

@@ -1,16 +1,16 @@
-"""The limits of the front door: one frozen value, passed as an argument."""
+"""Settings of the HTTP API: one frozen value, passed as an argument."""
 
 from pydantic import BaseModel, ConfigDict, Field
 
 
 class GatewaySettings(BaseModel):
-    """Everything about the front door that an operator may choose."""
+    """Settings of the HTTP API."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     max_body_bytes: int = Field(
-        default=4 << 20, ge=1024, description="The largest request body, in bytes."
+        default=4 << 20, ge=1024, description="Maximum size of a request body, in bytes."
     )
     heartbeat_seconds: float = Field(
-        default=15.0, gt=0, description="Time between comments in an event stream."
+        default=15.0, gt=0, description="Interval of comments in an event stream, in seconds."
     )

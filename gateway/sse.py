@@ -1,4 +1,4 @@
-"""Turns on the way out: as one answer or as server-sent events; a client that goes away cancels its turn."""
+"""Responses of turns: one outcome or server-sent events. A disconnected client cancels its turn."""
 
 import asyncio
 import json
@@ -10,8 +10,9 @@ from fastapi.responses import Response
 from pydantic import BaseModel
 from starlette.types import Receive, Scope, Send
 
-from gateway.errors import problem_of, unexpected
-from gateway.rest.schemas.views import ToolCallView, TurnView
+from gateway.errors import log_unexpected_error, to_problem
+from gateway.rest.schemas.messages import ToolCallView
+from gateway.rest.schemas.turns import TurnView
 from kvrecall.domain.errors import ServiceError, WorkerLost
 from kvrecall.domain.reports import TurnOutcome
 from services.turn_stream import (
@@ -26,40 +27,43 @@ from services.turn_stream import (
 Result = TypeVar("Result")
 
 
-class ClientGone(Exception):
-    """The client closed its connection before the answer."""
+class ClientDisconnected(Exception):
+    """The client closed its connection before the response."""
 
 
-async def while_connected(request: Request, work: Coroutine[Any, Any, Result]) -> Result:
-    """Run `work` as long as the client is there. Raises ClientGone."""
+async def run_while_connected(request: Request, work: Coroutine[Any, Any, Result]) -> Result:
+    """Run `work` and return its result; cancel it when the client disconnects.
+
+    Raises ClientDisconnected, and what `work` raises.
+    """
     working = asyncio.create_task(work)
-    gone = asyncio.create_task(_disconnect(request.receive))
+    disconnected = asyncio.create_task(_wait_for_disconnect(request.receive))
     try:
-        await asyncio.wait({working, gone}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({working, disconnected}, return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
-            raise ClientGone
+            raise ClientDisconnected
         return working.result()
     finally:
-        for task in (working, gone):
+        for task in (working, disconnected):
             task.cancel()
-        await asyncio.wait({working, gone})
+        await asyncio.wait({working, disconnected})
 
 
-async def _disconnect(receive: Receive) -> None:
+async def _wait_for_disconnect(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
-async def outcome_of(stream: TurnStream) -> TurnOutcome:
-    """Read a turn to its end. Raises what the turn raises."""
+async def read_outcome(stream: TurnStream) -> TurnOutcome:
+    """Read a turn's stream to its end and return the outcome. Raises what the turn raises."""
     async for progress in stream:
         if isinstance(progress, TurnEnded):
             return progress.outcome
-    raise WorkerLost("the turn ended without an answer")
+    raise WorkerLost("the turn ended without a result; repeat it")
 
 
 class EventStream(Response):
-    """A turn that has started, as server-sent events. The last event is `done` or `error`, never neither."""
+    """Started turn as server-sent events. The last event is always `done` or `error`."""
 
     media_type = "text/event-stream"
 
@@ -70,15 +74,16 @@ class EventStream(Response):
         self._heartbeat_seconds = heartbeat_seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        gone = asyncio.create_task(_disconnect(receive))
+        """Send the events until the turn ends; cancel the turn when the client disconnects."""
+        disconnected = asyncio.create_task(_wait_for_disconnect(receive))
         writing = asyncio.create_task(self._write(send))
         try:
-            await asyncio.wait({gone, writing}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({disconnected, writing}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            gone.cancel()
+            disconnected.cancel()
             await self._stream.aclose()
             writing.cancel()
-            await asyncio.wait({gone, writing})
+            await asyncio.wait({disconnected, writing})
         if not writing.cancelled() and (error := writing.exception()) is not None:
             raise error
 
@@ -86,24 +91,24 @@ class EventStream(Response):
         await send(
             {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
         )
-        async with asyncio.TaskGroup() as beats:
-            beating = beats.create_task(self._beat(send))
+        async with asyncio.TaskGroup() as tasks:
+            heartbeat = tasks.create_task(self._send_heartbeats(send))
             await self._write_events(send)
-            beating.cancel()
+            heartbeat.cancel()
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _write_events(self, send: Send) -> None:
         try:
             async for progress in self._stream:
-                if (event := _event(progress)) is not None:
+                if (event := _to_event(progress)) is not None:
                     await _send_chunk(send, event)
         except ServiceError as error:
-            await _send_chunk(send, _encode("error", problem_of(error)))
+            await _send_chunk(send, _encode("error", to_problem(error)))
         except Exception:
-            await _send_chunk(send, _encode("error", unexpected()))
+            await _send_chunk(send, _encode("error", log_unexpected_error()))
 
-    async def _beat(self, send: Send) -> None:
-        """Comments that keep proxies from taking a long prefill for a dead connection."""
+    async def _send_heartbeats(self, send: Send) -> None:
+        """Send comments, so that proxies do not close the connection during a long prefill."""
         while True:
             await asyncio.sleep(self._heartbeat_seconds)
             await _send_chunk(send, b": waiting\n\n")
@@ -113,16 +118,16 @@ async def _send_chunk(send: Send, chunk: bytes) -> None:
     await send({"type": "http.response.body", "body": chunk, "more_body": True})
 
 
-def _event(progress: TurnProgress) -> bytes | None:
+def _to_event(progress: TurnProgress) -> bytes | None:
     match progress:
         case TurnStarted():
             return None
         case TextDelta(text):
             return _encode("token", {"text": text})
         case ToolCallEmitted(call):
-            return _encode("tool_call", ToolCallView.of(call))
+            return _encode("tool_call", ToolCallView.from_domain(call))
         case TurnEnded(outcome):
-            return _encode("done", TurnView.of(outcome))
+            return _encode("done", TurnView.from_domain(outcome))
 
 
 def _encode(event: str, data: BaseModel | dict[str, Any]) -> bytes:

@@ -1,4 +1,4 @@
-"""Whose a request is: a header that whoever runs a proxy in front sets, and clients then cannot choose."""
+"""Tenant of a request: a header, to be set by a trusted proxy so that clients cannot choose it."""
 
 from collections.abc import Awaitable, Callable
 from typing import Annotated
@@ -7,25 +7,26 @@ from fastapi import Header, Request
 
 from services.service import SessionService
 
-TENANT = "X-Kvrecall-Tenant"
+TENANT_HEADER = "X-Kvrecall-Tenant"
 Tenant = Annotated[
     str,
     Header(
-        alias=TENANT,
+        alias=TENANT_HEADER,
         min_length=1,
         max_length=64,
         pattern=r"^[A-Za-z0-9._-]+$",
-        description="Whose sessions these are; each tenant sees only its own. Left out: the one tenant without a name.",
+        description="Tenant that owns the sessions; a tenant sees only its own. "
+        "Omitted: the default tenant.",
     ),
 ]
 
 
-def own_session(service: SessionService) -> Callable[..., Awaitable[None]]:
-    """A dependency for routes: a session in the path that is another tenant's is answered as an unknown one."""
+def create_tenant_check(service: SessionService) -> Callable[..., Awaitable[None]]:
+    """Build a dependency that responds to another tenant's session as to an unknown one."""
 
-    async def check(request: Request, tenant: Tenant = "") -> None:
+    async def check_tenant(request: Request, tenant: Tenant = "") -> None:
         session = request.path_params.get("session")
         if session is not None:
             await service.check_tenant(session, tenant)
 
-    return check
+    return check_tenant

@@ -1,1 +1,1 @@
-"""Rows outside the GPU: pages of keys and values in tiers, written once, gathered by position (see store.py)."""
+"""Row store: keeps the KV rows of every session in memory, files and Redis."""

@@ -1,73 +1,91 @@
-"""Whether the tiers hold exactly what the sessions' tables say."""
+"""Consistency check of a store: the tiers hold exactly the pages of the sessions' page tables."""
+
+from dataclasses import dataclass, field
 
 from kvstore.errors import InvariantError
-from kvstore.format.page import PageKey, PageLayout
-from kvstore.hierarchy.tier_stack import TierStack
+from kvstore.format.page import PageKey
+from kvstore.sessions.context import StoreContext
 from kvstore.sessions.directory import SessionDirectory
 from kvstore.sessions.state import StoredSession
 
 
-def check_store(layout: PageLayout, stack: TierStack, sessions: SessionDirectory) -> None:
-    """Raise InvariantError unless every page that a session wrote is stored, and none of nobody.
+@dataclass(eq=False)
+class _Expected:
+    """Pages that the sessions in memory have.
 
-    Where others write the lowest tier too, only sessions in memory are looked at. Nothing may be on its way.
+    `pages` must be stored in that version; `optional` may be stored: shared and missing pages.
     """
-    expected: dict[PageKey, int] = {}
-    may_be: set[PageKey] = set()
-    names = set()
+
+    sessions: set[str] = field(default_factory=set)
+    pages: dict[PageKey, int] = field(default_factory=dict)
+    optional: set[PageKey] = field(default_factory=set)
+
+    def add(self, state: StoredSession) -> None:
+        self.sessions.add(state.name)
+        for index in range(len(state.table)):
+            key = state.table.key(index)
+            sequence = state.table.sequence(index)
+            if key.session != state.name or sequence is None:
+                self.optional.add(key)
+            else:
+                self.pages[key] = sequence
+
+
+def check_store(context: StoreContext, sessions: SessionDirectory) -> None:
+    """Raise InvariantError unless the tiers hold every page of every session and no other page.
+
+    In a shared lowest tier only the pages of sessions in memory are checked. The writer must be
+    idle.
+    """
+    expected = _Expected()
     for state in sessions.states():
         with state.lock:
-            _check_session(state, layout.page_tokens)
-            names.add(state.name)
-            for index in range(len(state.table)):
-                key = state.table.key(index)
-                sequence = state.table.sequence(index)
-                if key.session != state.name or sequence is None:
-                    may_be.add(key)
-                else:
-                    expected[key] = sequence
-    _check_lowest(stack, sessions, expected, may_be, names if stack.tiers.lowest.shared else None)
-    known = expected.keys() | may_be
-    for tier in stack.tiers.all[:-1]:
-        held = {header.key for header in tier.stored()}
-        if stack.tiers.lowest.shared:
-            held = {key for key in held if key.session in names}
-        if stray := {key for key in held - known if not _is_kept(sessions, key)}:
-            raise InvariantError(f"tier {tier.name} holds pages of nobody: {sorted(stray)}")
+            _check_session(state, context.layout.page_tokens)
+            expected.add(state)
+    _check_lowest(context, sessions, expected)
+    _check_copies(context, sessions, expected)
 
 
-def _check_lowest(
-    stack: TierStack,
-    sessions: SessionDirectory,
-    expected: dict[PageKey, int],
-    may_be: set[PageKey],
-    names: set[str] | None,
-) -> None:
-    found = {
-        header.key: header.sequence
-        for name in (sorted(names) if names is not None else [None])
-        for header in stack.tiers.lowest.stored(name)
+def _check_lowest(context: StoreContext, sessions: SessionDirectory, expected: _Expected) -> None:
+    lowest = context.stack.tiers.lowest
+    listed = sorted(expected.sessions) if lowest.shared else [None]
+    stored = {
+        header.key: header.sequence for session in listed for header in lowest.stored(session)
     }
-    owed = stack.placement.owed_keys()
-    lost = {key for key, sequence in expected.items() if found.get(key) != sequence} - owed
-    stray = {key for key in found.keys() - expected.keys() - may_be if not _is_kept(sessions, key)}
-    if lost or stray:
+    differing = {key for key, sequence in expected.pages.items() if stored.get(key) != sequence}
+    missing = differing - context.stack.placement.pending_keys()
+    unknown = stored.keys() - expected.pages.keys() - expected.optional
+    orphaned = {key for key in unknown if not _is_allowed(sessions, key)}
+    if missing or orphaned:
         raise InvariantError(
-            f"lost or stale pages: {sorted(lost)}, pages of nobody: {sorted(stray)}, "
-            f"of {len(expected)}"
+            f"tier {lowest.name}: missing or stale pages {sorted(missing)}, "
+            f"orphaned pages {sorted(orphaned)}, of {len(expected.pages)}"
         )
 
 
-def _is_kept(sessions: SessionDirectory, key: PageKey) -> bool:
-    return key.index < sessions.kept_pages(key.session) or sessions.is_left(key.session)
+def _check_copies(context: StoreContext, sessions: SessionDirectory, expected: _Expected) -> None:
+    known = expected.pages.keys() | expected.optional
+    for tier in context.stack.tiers.all[:-1]:
+        stored = {header.key for header in tier.stored()}
+        if context.stack.tiers.lowest.shared:
+            stored = {key for key in stored if key.session in expected.sessions}
+        if orphaned := {key for key in stored - known if not _is_allowed(sessions, key)}:
+            raise InvariantError(f"tier {tier.name} holds orphaned pages: {sorted(orphaned)}")
+
+
+def _is_allowed(sessions: SessionDirectory, key: PageKey) -> bool:
+    """Return whether an unreferenced page may be stored: retained, or of an unopened session."""
+    return key.index < sessions.retained_pages(key.session) or sessions.is_unopened(key.session)
 
 
 def _check_session(state: StoredSession, page_tokens: int) -> None:
     full, unfinished = divmod(state.length, page_tokens)
-    handed_over = len(state.table)
-    if handed_over not in (full, full + 1 if unfinished else full):
+    submitted = len(state.table)
+    if submitted not in (full, full + 1 if unfinished else full):
         raise InvariantError(
-            f"session {state.name!r}: {state.length} tokens, {handed_over} pages handed over"
+            f"session {state.name!r}: {state.length} tokens, but {submitted} pages were submitted"
         )
-    if unfinished and handed_over == full and state.tail is None:
-        raise InvariantError(f"session {state.name!r}: its unfinished page is nowhere")
+    if unfinished and submitted == full and state.tail is None:
+        raise InvariantError(
+            f"session {state.name!r}: its unfinished page is neither in memory nor submitted"
+        )

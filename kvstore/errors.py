@@ -1,48 +1,73 @@
-"""The exception tree of the row store. Every refusal is one of these; none of them loses a stored row."""
+"""Exception tree of the row store: every refused or failed call raises one of these.
+
+    KvStoreError
+    ├── TierSettingsError      also a ValueError
+    ├── RowShapeError
+    ├── RowRangeError
+    ├── PageError
+    │   ├── PageFormatError
+    │   │   └── PageVersionError
+    │   ├── ForeignPageError
+    │   ├── CorruptPageError
+    │   └── MissingPageError
+    ├── TierError
+    │   ├── TierFullError
+    │   ├── TierFailedError
+    │   └── StaleWriterError
+    ├── DirectoryLockedError
+    ├── StoreClosedError
+    └── InvariantError
+
+No error loses a row that was stored before.
+"""
 
 
 class KvStoreError(Exception):
-    """Anything the row store refuses or fails at."""
+    """Base class of every error that the row store raises."""
 
 
 class TierSettingsError(KvStoreError, ValueError):
-    """Tiers cannot be put together, or reached, as they were described."""
+    """The configured tiers cannot be combined or reached."""
 
 
 class RowShapeError(KvStoreError):
-    """Rows, positions or a session name do not fit the layout they were given to."""
+    """Rows, positions or a session name do not fit the page layout."""
 
 
 class RowRangeError(KvStoreError):
-    """A position or a length lies outside the rows that the session has."""
+    """A position or a length lies outside the rows of the session."""
 
 
 class PageError(KvStoreError):
-    """A page cannot be used. Its rows must be computed again from the tokens."""
+    """A page cannot be used; its rows must be computed again from the tokens."""
 
 
 class PageFormatError(PageError):
-    """The bytes are no page of this format version."""
+    """The bytes are not a page in a format that this program reads."""
+
+
+class PageVersionError(PageFormatError):
+    """The page is intact but was written in another format version."""
 
 
 class ForeignPageError(PageError):
-    """The page belongs to another model, layout or dtype."""
+    """The page belongs to another model, shape or dtype."""
 
 
 class CorruptPageError(PageError):
-    """A checksum does not hold, or the page may be older than a record that cannot be read any more."""
+    """A checksum does not match, or an unreadable later record may have superseded the page."""
 
 
-class LostPageError(PageError):
+class MissingPageError(PageError):
     """No tier holds the page in the version that the session expects."""
 
 
 class TierError(KvStoreError):
-    """A tier could not do what it was asked to do. What it had acknowledged before still stands."""
+    """A tier could not complete a call; everything it acknowledged before is still stored."""
 
 
 class TierFullError(TierError):
-    """A tier has no room for a page and may drop none of those it holds."""
+    """A tier has no room for a page and no page that it may drop."""
 
 
 class TierFailedError(TierError):
@@ -50,7 +75,7 @@ class TierFailedError(TierError):
 
 
 class StaleWriterError(TierError):
-    """The session was taken over: whoever writes it now does so under a later epoch."""
+    """Another writer took over the session under a later epoch."""
 
 
 class DirectoryLockedError(KvStoreError):
@@ -58,8 +83,8 @@ class DirectoryLockedError(KvStoreError):
 
 
 class StoreClosedError(KvStoreError):
-    """The store or tier was closed."""
+    """The store or the tier was closed."""
 
 
 class InvariantError(KvStoreError):
-    """check() found the store's own books in disagreement."""
+    """A consistency check found that the store's accounting disagrees with its contents."""

@@ -1,6 +1,6 @@
-"""Checks stored pages that no process uses: every record's header and payload, and which records count.
+"""Offline check of stored pages: verifies every header and payload of a directory or a tier.
 
-Pure reading. What is found wrong is said, never mended: the row store does that itself when it is opened.
+Nothing is changed. The row store repairs by itself when it is opened.
 """
 
 import fcntl
@@ -10,14 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
-from kvstore.errors import CorruptPageError, DirectoryLockedError, InvariantError, PageError
-from kvstore.format.page import PageHeader, PageKey, RecordKind, verify_checksum
+from kvstore.errors import DirectoryLockedError, InvariantError, PageError
+from kvstore.format.page import PageHeader, PageKey, RecordKind
 from kvstore.tiers.base import Tier
-from kvstore.tiers.nvme.index import LogIndex, PagePlace
+from kvstore.tiers.nvme.index import LogIndex, RecordLocation
 from kvstore.tiers.nvme.segment import (
     Record,
     SegmentFile,
-    reported,
+    is_record_intact,
+    map_os_errors,
     scan_segment,
     without_torn_tail,
 )
@@ -28,10 +29,18 @@ _READ_PAGES = 64
 
 @dataclass(frozen=True)
 class SegmentReport:
-    """One file of records. `pages` count, of `live_bytes`; whatever else can be read is dead and goes in time.
+    """Contents of one segment file.
 
-    damaged: stretches in which no header can be read. corrupt: records whose checksum does not hold and that no longer
-    count.     torn_bytes: at the end of the last file, cut off at the next start; nobody was told that they are safe.
+    Attributes:
+        name: Name of the file.
+        file_bytes: Size of the file.
+        pages: Pages of which this file has the valid record.
+        live_bytes: Bytes of these records. All other readable records are dead and are removed
+            by compaction.
+        damaged: Stretches without a readable header.
+        corrupt: Dead records whose checksum does not match.
+        torn_bytes: Bytes at the end of the newest file that the next start truncates; they were
+            never acknowledged.
     """
 
     name: str
@@ -44,13 +53,13 @@ class SegmentReport:
 
     @property
     def dead_bytes(self) -> int:
-        """Bytes that no longer count."""
+        """Bytes of records that are not valid any more."""
         return self.file_bytes - self.live_bytes - self.torn_bytes
 
 
 @dataclass(frozen=True)
-class FoundPage:
-    """A page that a tier holds; `damage` says why its rows cannot be used, empty where they can."""
+class StoredPage:
+    """A page that a tier holds; `damage` is why its rows cannot be used, empty when they can."""
 
     header: PageHeader
     damage: str = ""
@@ -58,108 +67,113 @@ class FoundPage:
 
 @dataclass(frozen=True)
 class PagesReport:
-    """What one tier holds. `wrong_books` is what the tier's own check says, empty when it says nothing."""
+    """Contents of one tier; `accounting_error` is the error of the tier's own check, or empty."""
 
     tier: str
-    pages: Mapping[PageKey, FoundPage]
+    pages: Mapping[PageKey, StoredPage]
     segments: tuple[SegmentReport, ...] = ()
-    wrong_books: str = ""
+    accounting_error: str = ""
 
     @property
     def bytes(self) -> int:
-        """Of the pages that count, headers included."""
+        """Bytes of the valid pages, headers included."""
         return sum(page.header.record_bytes for page in self.pages.values())
 
 
 @contextmanager
-def unused(directory: Path) -> Iterator[None]:
-    """Be sure that no process uses the pages in `directory`, and that none begins to until the end.
+def locked_directory(directory: Path) -> Iterator[None]:
+    """Lock a page directory, so that no other process uses it until the end of the block.
 
-    Raises DirectoryLockedError when one does.
+    Raises DirectoryLockedError when a process uses it.
     """
     lock = directory / _LOCK
     if not lock.exists():
         yield
         return
-    with reported(lock), lock.open("rb") as file:
+    with map_os_errors(lock), lock.open("rb") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise DirectoryLockedError(
-                f"{directory} belongs to a process that runs; stop it first"
+                f"{directory} is used by a running process; stop it first"
             ) from error
         yield
 
 
 def check_directory(directory: Path) -> PagesReport:
-    """Read every record of the segment files in `directory`; to be called within `unused`.
+    """Read every record of the segment files in a directory locked by `locked_directory`.
 
-    Raises TierFailedError when a file cannot be read.
+    Raises TierFailedError when a file cannot be read, PageVersionError when it has records of
+    another format version.
     """
-    paths = sorted(directory.glob("segment-*.kv"), key=_number)
-    logs = [_read(path, newest=path == paths[-1]) for path in paths]
+    paths = sorted(directory.glob("segment-*.kv"), key=_get_number)
+    logs = [_read_log(path, newest=path == paths[-1]) for path in paths]
     index = LogIndex()
     for log in logs:
-        _add_to(index, log)
+        _add_to_index(index, log)
     headers = {(log.number, record.offset): record.header for log in logs for record in log.records}
     corrupt = {(log.number, offset) for log in logs for offset in log.corrupt}
     pages = {
-        key: FoundPage(headers[place.position], _damage(index, place, corrupt))
-        for key, place in index.pages.items()
+        key: StoredPage(headers[location.position], _describe_damage(index, location, corrupt))
+        for key, location in index.pages.items()
     }
-    return PagesReport("nvme", MappingProxyType(pages), tuple(_report(log, index) for log in logs))
+    reports = tuple(_build_report(log, index) for log in logs)
+    return PagesReport("nvme", MappingProxyType(pages), reports)
 
 
 def check_tier(tier: Tier) -> PagesReport:
-    """Read every page that a tier holds, as it is: pages may come and go meanwhile where others use it too.
+    """Read every page of a tier; other processes may add and delete pages meanwhile.
 
     Raises TierFailedError when the tier does not answer.
     """
-    wrong = ""
+    accounting_error = ""
     try:
         tier.check()
     except InvariantError as error:
-        wrong = str(error)
+        accounting_error = str(error)
     headers = {header.key: header for header in tier.stored()}
-    damaged = _damaged(tier, sorted(headers))
-    pages = {key: FoundPage(header, damaged.get(key, "")) for key, header in headers.items()}
-    return PagesReport(tier.name, MappingProxyType(pages), wrong_books=wrong)
+    damage = _find_damage(tier, sorted(headers))
+    pages = {key: StoredPage(header, damage.get(key, "")) for key, header in headers.items()}
+    return PagesReport(tier.name, MappingProxyType(pages), accounting_error=accounting_error)
 
 
-def _damaged(tier: Tier, keys: Sequence[PageKey]) -> dict[PageKey, str]:
-    found: dict[PageKey, str] = {}
+def _find_damage(tier: Tier, keys: Sequence[PageKey]) -> dict[PageKey, str]:
+    damage: dict[PageKey, str] = {}
     for first in range(0, len(keys), _READ_PAGES):
-        some = keys[first : first + _READ_PAGES]
+        batch = keys[first : first + _READ_PAGES]
         try:
-            blobs = tier.get(some)
+            blobs = tier.get(batch)
         except PageError as error:
-            # One of them: which, only reading each by itself tells.
-            found |= {some[0]: str(error)} if len(some) == 1 else _damaged_one_by_one(tier, some)
+            # The error does not name the page; single reads find it.
+            single = len(batch) == 1
+            damage |= {batch[0]: str(error)} if single else _find_damage_singly(tier, batch)
             continue
-        found |= {key: "it is gone" for key, blob in zip(some, blobs, strict=True) if blob is None}
-    return found
+        damage |= {
+            key: "it is gone" for key, blob in zip(batch, blobs, strict=True) if blob is None
+        }
+    return damage
 
 
-def _damaged_one_by_one(tier: Tier, keys: Sequence[PageKey]) -> dict[PageKey, str]:
-    found: dict[PageKey, str] = {}
+def _find_damage_singly(tier: Tier, keys: Sequence[PageKey]) -> dict[PageKey, str]:
+    damage: dict[PageKey, str] = {}
     for key in keys:
-        found |= _damaged(tier, [key])
-    return found
+        damage |= _find_damage(tier, [key])
+    return damage
 
 
-def _damage(index: LogIndex, place: PagePlace, corrupt: Container[tuple[int, int]]) -> str:
-    if place.position in corrupt:
-        return "its checksum does not hold"
-    return (
-        "a later record, which cannot be read, may have replaced it"
-        if index.is_suspect(place)
-        else ""
-    )
+def _describe_damage(
+    index: LogIndex, location: RecordLocation, corrupt: Container[tuple[int, int]]
+) -> str:
+    if location.position in corrupt:
+        return "its checksum does not match"
+    if index.is_suspect(location):
+        return "a later record, which cannot be read, may have superseded it"
+    return ""
 
 
 @dataclass(frozen=True)
 class _Log:
-    """One segment file, read. `damaged`: offsets of unreadable stretches; `corrupt`: of pages that are not whole."""
+    """A segment file that was read: offsets of `damaged` stretches and of `corrupt` records."""
 
     name: str
     number: int
@@ -170,9 +184,9 @@ class _Log:
     torn_bytes: int
 
 
-def _read(path: Path, *, newest: bool) -> _Log:
-    """All headers and payloads, as a tier takes them in when it starts. Raises TierFailedError."""
-    segment = SegmentFile(path, _number(path))
+def _read_log(path: Path, *, newest: bool) -> _Log:
+    """Read all headers and payloads of a file, as the tier does at its start."""
+    segment = SegmentFile(path, _get_number(path))
     scan = scan_segment(segment)
     torn = 0
     damaged = scan.damaged
@@ -182,39 +196,42 @@ def _read(path: Path, *, newest: bool) -> _Log:
         torn = segment.end - scan.end
     elif scan.end < segment.end:
         damaged = (*damaged, scan.end)
-    corrupt = frozenset(record.offset for record in scan.records if not _is_whole(segment, record))
+    corrupt = frozenset(
+        record.offset for record in scan.records if not is_record_intact(segment, record)
+    )
     return _Log(path.name, segment.number, segment.end, scan.records, damaged, corrupt, torn)
 
 
-def _add_to(index: LogIndex, log: _Log) -> None:
+def _add_to_index(index: LogIndex, log: _Log) -> None:
     for offset in log.damaged:
         index.add_damage(log.number, offset)
     for record in log.records:
         header = record.header
         if header.kind is RecordKind.PAGE:
-            index.add_page(
-                header.key,
-                PagePlace(log.number, record.offset, header.record_bytes, header.sequence),
+            location = RecordLocation(
+                log.number, record.offset, header.record_bytes, header.sequence
             )
+            index.add_page(header.key, location)
         elif header.kind is RecordKind.TOMBSTONE:
             index.add_tombstone(header.key, log.number)
 
 
-def _report(log: _Log, index: LogIndex) -> SegmentReport:
+def _build_report(log: _Log, index: LogIndex) -> SegmentReport:
     live = {
-        place.offset: place.size for place in index.pages.values() if place.segment == log.number
+        location.offset: location.size
+        for location in index.pages.values()
+        if location.segment == log.number
     }
-    counts = (len(live), sum(live.values()), len(log.damaged), len(log.corrupt - live.keys()))
-    return SegmentReport(log.name, log.file_bytes, *counts, log.torn_bytes)
+    return SegmentReport(
+        name=log.name,
+        file_bytes=log.file_bytes,
+        pages=len(live),
+        live_bytes=sum(live.values()),
+        damaged=len(log.damaged),
+        corrupt=len(log.corrupt - live.keys()),
+        torn_bytes=log.torn_bytes,
+    )
 
 
-def _number(path: Path) -> int:
+def _get_number(path: Path) -> int:
     return int(path.stem.removeprefix("segment-"))
-
-
-def _is_whole(segment: SegmentFile, record: Record) -> bool:
-    try:
-        verify_checksum(segment.read(record.offset, record.header.record_bytes), record.header.key)
-    except CorruptPageError:
-        return False
-    return True

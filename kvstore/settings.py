@@ -1,4 +1,4 @@
-"""What an operator may choose of the row store's tiers."""
+"""Operator settings of the row store's tiers."""
 
 from typing import TYPE_CHECKING, Literal
 
@@ -11,53 +11,73 @@ CodecName = Literal["raw", "int8"]
 
 
 class StoreSettings(BaseModel):
-    """Which tiers there are below memory, and how exactly each keeps finished pages.
+    """Tiers below memory, their limits, and the codec of finished pages in each tier.
 
-    No tier may be less exact than the one below it: int8 in files needs int8 in Redis, if there is one.
+    No tier may be less exact than the one below it: `int8` in the files requires `int8` in Redis,
+    if Redis is configured.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    ram_codec: CodecName = "raw"
-    nvme_codec: CodecName = "raw"
-    redis_codec: CodecName = "raw"
+    ram_codec: CodecName = Field(
+        default="raw",
+        description="Codec of pages in memory: raw (exact) or int8. int8 requires int8 below.",
+    )
+    nvme_codec: CodecName = Field(
+        default="raw",
+        description="Codec of pages in files: raw (exact) or int8. int8 requires int8 in Redis, "
+        "if Redis is configured.",
+    )
+    redis_codec: CodecName = Field(
+        default="raw", description="Codec of pages in Redis: raw (exact) or int8."
+    )
     nvme_bytes: int | None = Field(
         default=None,
         gt=0,
-        description="Most bytes of the files with rows; not given: as many as the disk takes.",
+        description="Maximum bytes of the page files. Default: limited by the disk only.",
     )
     nvme_reserve_bytes: int | None = Field(
         default=None,
         ge=0,
-        description="What rows leave free on the files' disk, for the catalog and for clearing up; not given: 64 MiB, "
-        "or an eighth of a small disk.",
+        description="Bytes that pages leave free on the disk of the page files, for the catalog "
+        "and for deletions. Default: 64 MiB, or an eighth of a small disk.",
     )
     redis_url: SecretStr | None = Field(
         default=None,
-        description="redis://, rediss://, unix://, redis+sentinel://host:port,.../service or redis+cluster://host:port,"
-        "...: the tier below the files, which is the truth then.",
+        description="URL of the Redis that workers share as the lowest tier: redis://, "
+        "rediss://, unix://, redis+sentinel://host:port,.../service or "
+        "redis+cluster://host:port,... Default: no Redis tier.",
     )
     redis_namespace: str = Field(
-        default="kvrecall", min_length=1, description="Keeps deployments on one Redis apart."
+        default="kvrecall",
+        min_length=1,
+        description="Prefix of all Redis keys. Deployments that share a Redis need different "
+        "namespaces.",
     )
     redis_bytes: int | None = Field(
         default=None,
         gt=0,
-        description="Most bytes of all workers' rows of a model in Redis; not given: as many as Redis takes.",
+        description="Maximum bytes of the pages of one model in Redis, over all workers. "
+        "Default: limited by Redis only.",
     )
     summary_bytes: int = Field(
         default=1 << 30,
         ge=0,
-        description="Memory for pages' summaries, which order and spare a repair's reads.",
+        description="Maximum bytes of memory for page summaries, which let a repair read fewer "
+        "pages. 0 disables summaries.",
     )
     redis_ttl_seconds: float = Field(
-        default=14 * 24 * 3600, gt=0, description="Of a session nobody reads or writes."
+        default=14 * 24 * 3600,
+        gt=0,
+        description="Seconds after which an unused session's pages expire in Redis. Every read "
+        "or write restarts the period.",
     )
 
     @property
     def codecs(self) -> "list[Codec]":
-        """One per tier, fastest first."""
-        from kvstore.format.codec import Codec  # brings torch, which a gateway has no use for
+        """One codec per configured tier, fastest tier first."""
+        # Imported here: it brings torch, which a gateway does not need.
+        from kvstore.format.codec import Codec
 
         below = [self.redis_codec] if self.redis_url else []
         return [Codec[name.upper()] for name in (self.ram_codec, self.nvme_codec, *below)]

@@ -1,7 +1,7 @@
-"""The row store: every row of every session, written once, gathered by position, kept through restarts.
+"""Row store: every row of every session, written once, gathered by position, kept over restarts.
 
-Rows are appended to a session's unfinished page in memory; a full page goes to the writer's thread and from
-there into the tiers. Whoever must know that rows are safe calls `flush`.
+Rows are appended to a session's unfinished page in memory. A full page is queued for the writer
+thread, which writes it to the tiers. `flush` waits until all rows of a session are durable.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -17,13 +17,14 @@ from kvstore.format.page import PageLayout
 from kvstore.format.page_table import PageTable, SharedPages
 from kvstore.format.summaries import Bits, PageSummaries, PageSummary
 from kvstore.hierarchy.epochs import WriterEpochs
+from kvstore.hierarchy.metered import TierCounters
 from kvstore.hierarchy.retry import BackoffRetry
-from kvstore.hierarchy.tier_counters import TierCounters
 from kvstore.hierarchy.tier_stack import TierStack
 from kvstore.hierarchy.write_through import WriteThrough
+from kvstore.sessions.context import StoreContext
 from kvstore.sessions.directory import SessionDirectory
-from kvstore.sessions.gather import ReadKeys
-from kvstore.sessions.opener import SessionOpener, Versions
+from kvstore.sessions.gather import ReadKeys, split_by_page
+from kvstore.sessions.opener import SessionOpener, Versions, find_stored_sessions
 from kvstore.sessions.prefetcher import Prefetcher
 from kvstore.sessions.reader import RowReader
 from kvstore.sessions.remover import SessionRemover
@@ -33,21 +34,31 @@ from kvstore.tiers.base import Tier
 
 
 class RowStore:
-    """All rows of all sessions over `tiers`, fastest first; the last one is the truth and should be durable.
+    """All rows of all sessions over a hierarchy of tiers.
 
-    Safe to call from several threads; calls for one session take turns. The store owns the tiers and closes
-    them. At most `backlog_pages` full pages wait for the writer (then `append` waits); `read_batch_pages`
-    bounds the pages that one gather holds in memory at a time. Summaries of full pages, with codes of
-    `summary_bits`, take at most `summary_limit` bytes of memory; 0: none are made. Opening raises ForeignPageError
-    when a tier holds pages of another layout.
+    Safe to call from several threads; calls for one session are serialised. A session is opened
+    (`open`) under an epoch before it is written. A session that was never opened is written under
+    epoch 0; in tiers that only this process writes, it then has the rows that they hold.
 
-    Whoever writes a session opens it first, under an epoch of its own (`open`). A session that was never opened is
-    written under epoch 0; where only this process writes the tiers, it then has what they hold of it.
+    With INT8 in the lowest tier, the rows of a page change once, in the `append` that finishes the
+    page. From then on every reader gets the decoded rows, from memory or any tier, before and after
+    a restart. An unfinished page is exact everywhere. When rows of a finished page remain after
+    `truncate`, they are quantised a second time when the page is finished again.
 
-    `codecs`: one per tier (`TierStack`), all RAW when not given. With INT8 in the lowest tier a page's rows change
-    once, within the `append` that finishes the page; from then on every reader gets the decoded rows, from the
-    writer's memory as from any tier, before and after a restart. An unfinished page is exact everywhere. Rows that
-    `truncate` leaves of a finished page are quantised a second time when the page is finished again.
+    Args:
+        layout: Shape, dtype and fingerprint of the rows.
+        tiers: Fastest first. The last one is authoritative and should be durable. The store owns
+            the tiers and closes them.
+        backlog_pages: Maximum number of full pages that wait for the writer; beyond it `append`
+            waits.
+        read_batch_pages: Maximum number of pages that one gather holds in memory at a time.
+        summary_limit: Maximum bytes of memory for summaries of full pages; 0 disables them.
+        summary_bits: Bits of a summary's codes.
+        codecs: One per tier (see `PagePlacement`); RAW for all by default.
+
+    Raises:
+        ForeignPageError: A tier holds pages of another layout.
+        TierSettingsError: The tiers or codecs do not fit together.
     """
 
     def __init__(
@@ -62,49 +73,46 @@ class RowStore:
         codecs: Sequence[Codec] | None = None,
     ) -> None:
         self._layout = layout
-        epochs = WriterEpochs()
+        self._epochs = WriterEpochs()
+        retry = BackoffRetry(lambda: self._through.retry_refused())
+        self._stack = TierStack(layout, tiers, codecs, self._epochs, retry.wake)
         numbers = SequenceNumbers()
-        retrying = BackoffRetry(lambda: self._through.retry())
-        self._stack = TierStack(layout, tiers, codecs, epochs, retrying.wake)
         try:
-            stored = self._sessions_stored(numbers)
+            stored = find_stored_sessions(self._stack, numbers)
         except KvStoreError:
             self._stack.tiers.close()
             raise
-        self._epochs = epochs
         self._summaries = PageSummaries(summary_limit, summary_bits)
         self._through = WriteThrough(
-            layout, self._stack, self._summaries, epochs, retrying, backlog_pages
+            layout, self._stack, self._summaries, self._epochs, retry, backlog_pages
         )
-        writer = self._through.writer
-        self._reader = RowReader(layout, self._stack, writer, self._summaries, read_batch_pages)
-        self._rows = RowWriter(layout, self._stack, writer, self._reader, numbers, epochs)
-        self._opener = SessionOpener(
-            layout, self._stack, writer, self._rows, numbers, epochs, self._versions_of
+        self._context = StoreContext(
+            layout, self._stack, self._through.writer, self._summaries, self._epochs, numbers
         )
+        self._reader = RowReader(self._context, read_batch_pages)
+        self._rows = RowWriter(self._context, self._reader)
+        self._opener = SessionOpener(self._context, self._rows, self._get_versions)
         self._sessions = SessionDirectory(stored, self._opener.recover)
-        self._remover = SessionRemover(
-            self._stack, writer, self._rows, self._sessions, self._summaries, epochs
-        )
-        self._prefetcher = Prefetcher(layout, self._stack, self._sessions)
+        self._remover = SessionRemover(self._context, self._rows, self._sessions)
+        self._prefetcher = Prefetcher(self._context, self._sessions)
 
     @property
     def layout(self) -> PageLayout:
         """Shape, dtype and fingerprint of the rows."""
         return self._layout
 
-    # Sessions
-
     def open(
         self, session: str, *, epoch: int, length: int, shared: Sequence[SharedPages] = ()
     ) -> None:
-        """From now on the session has exactly `length` rows, the first of them in pages that others wrote (`shared`),
-        and is written under `epoch`.
+        """Open the session with exactly `length` rows, written under `epoch` from now on.
 
-        Rows beyond are gone when this returns. Pages that are not found are lost (`missing_pages`): reading them raises
-        LostPageError, `restore` puts them back. Raises StaleWriterError when the session was opened under a later
-        epoch, here or elsewhere; RowRangeError when it shares more than `length` rows; a tier's error when the lowest
-        tier does not answer and memory alone does not tell.
+        The first rows are in pages that other sessions wrote (`shared`). Rows beyond `length` are
+        deleted when this returns. Pages that are not found are missing (`missing_pages`): reading
+        them raises MissingPageError until `restore` writes them again.
+
+        Raises StaleWriterError when the session was opened under a later epoch, in any process;
+        RowRangeError when it shares more than `length` rows; a tier's error when the lowest tier
+        does not answer and memory alone is not sufficient.
         """
         with self._sessions.locked(session, create=True, recover=False) as state:
             self._opener.open(state, epoch, length, shared)
@@ -112,92 +120,88 @@ class RowStore:
     def fork(
         self, parent: str, child: str, *, epoch: int, length: int, shared: Sequence[SharedPages]
     ) -> None:
-        """Open `child` with the first `length` rows of `parent`: whole pages are `shared`, the rows after them copied.
+        """Open `child` with the first `length` rows of `parent`.
 
-        Raises as `open` and `gather`, and RowRangeError when the parent has fewer rows.
+        Full pages are referenced (`shared`), the rows after them are copied. Raises as `open` and
+        `gather`, and RowRangeError when the parent has fewer rows or the pages do not fit.
         """
-        pages = PageTable(child, shared).shared_pages
-        page_tokens = self._layout.page_tokens
+        table = PageTable(child, shared)
+        shared_tokens = table.shared_pages * self._layout.page_tokens
         with self._sessions.locked(parent) as state:
-            if not pages * page_tokens <= length <= state.length:
-                raise RowRangeError(
-                    f"a fork of {length} tokens shares {pages} pages of {page_tokens}; "
-                    f"its parent {parent!r} has {state.length} tokens"
-                )
-            known: dict[str, dict[int, tuple[int, int]]] = {}
-            for index in range(pages):
-                page = state.table.expected(index)
-                known.setdefault(page.key.session, {})[index] = (page.sequence, page_tokens)
-            rest = self._reader.gather(state, torch.arange(pages * page_tokens, length))
+            owner_versions = self._opener.get_fork_versions(state, table, length)
+            copied = self._reader.gather(state, torch.arange(shared_tokens, length))
         with self._sessions.locked(child, create=True, recover=False) as state:
-            self._opener.open(state, epoch, pages * page_tokens, shared, known)
-            self._rows.append(state, rest)
+            self._opener.open(state, epoch, shared_tokens, shared, owner_versions)
+            self._rows.append(state, copied)
 
-    def drop(self, session: str, *, keep_pages: int = 0) -> None:
-        """Forget a session in every tier, for good, but for its own first `keep_pages` pages, which others share.
+    def delete(self, session: str, *, keep_pages: int = 0) -> None:
+        """Delete a session from every tier, except its own first `keep_pages` pages (for forks).
 
-        An unknown session is ignored, and so is who wrote it last. What a tier does not delete now is tried again in
-        the background. Raises a tier's error where it had to say what it holds.
+        Unknown sessions and epochs are ignored. Failed deletions are retried in the background.
+        Raises a tier's error when it cannot list the session's pages.
         """
-        self._remover.drop(session, keep_pages)
+        self._remover.delete(session, keep_pages)
 
-    def retain(self, sessions: Collection[str], shared: Sequence[SharedPages] = ()) -> list[str]:
-        """Drop sessions that an earlier process left and the catalog does not know; returns them.
+    def retain_only(
+        self, sessions: Collection[str], shared: Sequence[SharedPages] = ()
+    ) -> list[str]:
+        """Delete sessions of an earlier process that are not in `sessions`; return their ids.
 
-        `sessions` are those it knows; of others, `shared` says how many first pages are still shared. Sessions that
-        were opened or appended to since the start stay. In tiers that others write too nothing is dropped.
+        `shared` names the leading pages of other sessions that are still referenced. Sessions that
+        were opened or appended to since the start stay. Shared tiers are not changed.
         """
-        return self._remover.retain(sessions, shared)
+        return self._remover.retain_only(sessions, shared)
 
     def release(self, session: str) -> None:
-        """Forget a session that goes on elsewhere: in memory, and where the lowest tier is shared in those above it.
+        """Remove a session that continues in another process from memory.
 
-        What the lowest tier is still to get stays until it has it.
+        Above a shared lowest tier its copies are deleted too, except pages that are pending.
         """
         self._remover.release(session)
 
     def sessions(self) -> list[str]:
-        """The sessions that are open, or were found in tiers that only this process writes; sorted."""
+        """Ids of sessions that are open or were found in unshared tiers, sorted."""
         return self._sessions.names()
 
-    # Rows
-
     def append(self, session: str, rows: Tensor) -> int:
-        """Add rows `[n_layers, 2, n_kv_heads, t, head_dim]` (copied) and return the session's new length in tokens.
+        """Append rows `[n_layers, 2, n_kv_heads, t, head_dim]` (copied); return the new length.
 
-        The first append makes the session. Raises RowShapeError, StaleWriterError when another writer has taken the
-        session over, or a tier's error when no tier takes pages any more and the backlog is full; then no row was
-        added.
+        The first append creates the session. Raises RowShapeError, StaleWriterError when another
+        writer has taken the session over, or a tier's error when no tier accepts pages and the
+        backlog is full; then no row was appended.
         """
         self._rows.require_rows(rows)
         with self._sessions.locked(session, create=True) as state:
-            state.known = True
+            state.loaded = True
             self._rows.append(state, rows)
             return state.length
 
     def length(self, session: str) -> int:
-        """Tokens whose rows the session has; 0 for a session that does not exist."""
-        known = self._sessions.in_memory(session)
-        if known is not None:
-            return known.length
+        """Number of tokens whose rows the session has; 0 for an unknown session."""
+        loaded = self._sessions.get_loaded(session)
+        if loaded is not None:
+            return loaded.length
         with self._sessions.locked(session) as state:
             return state.length
 
     def truncate(self, session: str, length: int) -> None:
-        """Drop the rows from position `length` on. Raises RowRangeError when the session has fewer, or shares some."""
+        """Remove the rows from position `length` on.
+
+        Raises RowRangeError when the session has fewer rows, or shares some of those to remove.
+        """
         with self._sessions.locked(session) as state:
             self._rows.truncate(state, length)
 
     def flush(self, session: str) -> bool:
-        """Whether every row of the session is in a durable tier when this returns.
+        """Write all rows of the session; return whether they are in a durable tier.
 
-        If not, the rows are held in memory, readable, and every later flush tries again, as the store does in the
-        background. Raises StaleWriterError when another writer has taken the session over.
+        If not, the rows stay readable in memory; every later flush and the background retry try
+        again. Raises StaleWriterError when another writer has taken the session over.
         """
         with self._sessions.locked(session) as state:
             self._epochs.require_writable(session, state.epoch)
-            with suppress(PageError):  # an unfinished page that is lost is not there to be flushed
-                self._rows.hand_over_unfinished_page(state)
+            with suppress(PageError):  # A missing unfinished page cannot be flushed.
+                self._rows.submit_unfinished_page(state)
             epoch = state.epoch
             owners = state.table.owners
         durable = self._through.flush(owners)
@@ -205,40 +209,43 @@ class RowStore:
         return durable
 
     def missing_pages(self, session: str) -> list[int]:
-        """The pages that were not found when the session was opened, by index; nothing is read."""
+        """Indices of the pages that were not found when the session was opened; reads nothing."""
         with self._sessions.locked(session) as state:
-            return state.table.lost()
+            return state.table.missing()
 
-    def lost_pages(self, session: str) -> list[int]:
-        """The pages that no tier can give, by index, after reading and verifying every one, shared ones too.
+    def repair_pages(self, session: str) -> list[int]:
+        """Read and verify every page, shared ones too; return the indices of the missing ones.
 
-        A page of which only a copy in a faster tier is whole is written again where it belongs; `flush` says when it is
-        there. Raises a tier's error when it does not answer, for what it holds is not lost; StaleWriterError.
+        A page of which only a copy in a faster tier is intact is written again to the tier that
+        must hold it; `flush` returns once it is there. Raises a tier's error when it does not
+        answer, since its pages are not missing, and StaleWriterError.
         """
         with self._sessions.locked(session) as state:
-            return self._rows.mend(state)
+            return self._rows.repair_pages(state)
 
     def restore(self, session: str, index: int, rows: Tensor) -> None:
-        """Put back the rows of a lost page, `[n_layers, 2, n_kv_heads, t, head_dim]` with all the tokens it has.
+        """Write a missing page again: all its rows `[n_layers, 2, n_kv_heads, t, head_dim]`.
 
-        A page that is shared comes back for all who share it. Raises RowShapeError, RowRangeError, StaleWriterError.
+        A shared page is restored for all sessions that share it. Raises RowShapeError,
+        RowRangeError, StaleWriterError.
         """
         with self._sessions.locked(session) as state:
             self._rows.restore(state, index, rows)
 
     def gather(self, session: str, positions: Tensor) -> Tensor:
-        """Positions int64 `[m]` -> rows `[n_layers, 2, n_kv_heads, m, head_dim]`.
+        """Gather positions int64 `[m]` as rows `[n_layers, 2, n_kv_heads, m, head_dim]`.
 
-        Raises RowRangeError for a position the session does not have, and a PageError when a page is corrupt,
-        foreign or lost.
+        Raises RowRangeError for a position that the session does not have, and a PageError when a
+        page is corrupt, foreign or missing.
         """
         with self._sessions.locked(session) as state:
             return self._reader.gather(state, positions)
 
     def gather_heads(self, session: str, layer: int, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """One layer, each head its own rows: int64 `[n_kv_heads, m]` -> keys, values `[n_kv_heads, m, head_dim]`.
+        """Gather one layer with positions per KV head, int64 `[n_kv_heads, m]`.
 
-        Position -1 leaves zeros. Raises as `gather`.
+        Returns keys and values `[n_kv_heads, m, head_dim]`; position -1 yields zeros. Raises as
+        `gather`.
         """
         with self._sessions.locked(session) as state:
             return self._reader.gather_layers(state, [positions], [layer])[0]
@@ -246,14 +253,15 @@ class RowStore:
     def gather_selection(
         self, session: str, selection: Sequence[Tensor]
     ) -> list[tuple[Tensor, Tensor]]:
-        """A whole selection, each page read once: per layer int64 `[n_kv_heads, m_l]` -> keys, values.
+        """Gather a selection, per layer int64 `[n_kv_heads, m_l]`, reading each page once.
 
-        Keys and values are `[n_kv_heads, m_l, head_dim]`; position -1 means no row and leaves zeros. Raises as
-        `gather`, and RowShapeError unless there is one entry per layer.
+        Returns per layer keys and values `[n_kv_heads, m_l, head_dim]`; position -1 means no row
+        and yields zeros. Raises as `gather`, and RowShapeError unless there is one entry per layer.
         """
         if len(selection) != self._layout.n_layers:
             raise RowShapeError(
-                f"a selection has one entry per layer ({self._layout.n_layers}), got {len(selection)}"
+                f"a selection must have one entry per layer ({self._layout.n_layers}), "
+                f"got {len(selection)}"
             )
         with self._sessions.locked(session) as state:
             return self._reader.gather_layers(state, selection, range(self._layout.n_layers))
@@ -261,45 +269,42 @@ class RowStore:
     def scan_keys(
         self, session: str, start: int = 0, stop: int | None = None
     ) -> Iterator[tuple[int, Tensor]]:
-        """The keys of positions start..stop-1, page by page: (first position, `[n_layers, n_kv_heads, t, head_dim]`).
+        """Yield the keys of positions start..stop-1 page by page.
 
-        Copies of one page at a time; nothing is promoted between tiers. Raises as `gather`.
+        Each item is the first position and a copy `[n_layers, n_kv_heads, t, head_dim]`. Nothing is
+        promoted between tiers. Raises as `gather`.
         """
         length = self.length(session)
         stop = length if stop is None else stop
         if not 0 <= start <= stop <= length:
             raise RowRangeError(
-                f"positions {start}..{stop} asked for, session {session!r} has {length} rows"
+                f"the scanned range must lie in 0..{length} of session {session!r}, "
+                f"got {start}..{stop}"
             )
-        page_tokens = self._layout.page_tokens
-        for first in range(start - start % page_tokens, stop if start < stop else 0, page_tokens):
-            begin = max(start, first)
-            end = min(stop, first + page_tokens)
+        for begin, end in split_by_page(start, stop, self._layout.page_tokens):
             with self._sessions.locked(session) as state:
                 keys = self._reader.keys_between(state, begin, end)
             yield begin, keys
 
     def read_keys(self, session: str, pages: Sequence[int]) -> ReadKeys:
-        """The keys of chosen pages, by index, all at once; nothing is promoted between tiers.
+        """Read the keys of pages by index; nothing is promoted between tiers.
 
-        Pages that have no summary get one if there is room. Raises as `gather`.
+        Full pages without a summary get one if there is room. Raises as `gather`.
         """
         with self._sessions.locked(session) as state:
             return self._reader.read_keys(state, pages)
 
     def summaries(self, session: str, pages: Sequence[int]) -> list[PageSummary | None]:
-        """The summaries of pages, by index; None where there is none (yet). Raises as `read_keys`."""
+        """Summaries of pages by index; None for a page without one. Raises as `read_keys`."""
         with self._sessions.locked(session) as state:
             return self._reader.summaries(state, pages)
 
     def prefetch(self, session: str) -> None:
-        """Begin to bring pages that memory lacks there, the last ones first, as far as they take half of it."""
-        self._prefetcher.ask(session)
-
-    # The store
+        """Start to bring the session's last pages into memory, up to half of its limit."""
+        self._prefetcher.request(session)
 
     def summary_bytes(self) -> int:
-        """Bytes of memory that the summaries of all sessions take."""
+        """Bytes of memory of the summaries of all sessions."""
         return self._summaries.bytes
 
     def usage(self) -> dict[str, int]:
@@ -307,27 +312,28 @@ class RowStore:
         return self._stack.tiers.used_bytes()
 
     def limits(self) -> dict[str, int | None]:
-        """The most bytes that each tier takes, by the tier's name; None: as many as there is room for."""
+        """Byte limit of each tier, by the tier's name; None without a limit."""
         return self._stack.tiers.limit_bytes()
 
     def counters(self) -> dict[str, TierCounters]:
-        """What each tier did since the store was opened, by the tier's name."""
+        """Activity of each tier since the store was opened, by the tier's name."""
         return self._stack.tiers.counters()
 
     def check(self) -> None:
-        """Wait for the writer, then raise InvariantError unless the tiers hold exactly the sessions' pages.
+        """Wait for the writer, then raise InvariantError unless tiers and page tables agree.
 
-        Where others write the lowest tier too, only the sessions that are open here are looked at there. Raises a
-        tier's error when none takes what has to be written.
+        In a shared lowest tier only the sessions that are open here are checked. Raises a tier's
+        error when no tier accepts a page.
         """
         self._through.finish()
         self._stack.tiers.check()
-        check_store(self._layout, self._stack, self._sessions)
+        check_store(self._context, self._sessions)
 
     def close(self) -> None:
-        """Flush every session, then close the tiers, whatever the flush said. May be called twice.
+        """Flush every session, then close the tiers, even when the flush fails.
 
-        Raises a tier's error when rows are in no tier that outlives the process though one should have them.
+        May be called twice. Raises a tier's error when rows are in no durable tier though the store
+        has one.
         """
         if not self._sessions.close():
             return
@@ -335,18 +341,9 @@ class RowStore:
         try:
             for state in self._sessions.states():
                 with state.lock, suppress(PageError):
-                    self._rows.hand_over_unfinished_page(state)
+                    self._rows.submit_unfinished_page(state)
         finally:
             self._through.close()
 
-    # Inside
-
-    def _sessions_stored(self, numbers: SequenceNumbers) -> set[str]:
-        found = set()
-        for header in self._stack.all_headers():
-            numbers.seen(header.sequence)
-            found.add(header.key.session)
-        return found
-
-    def _versions_of(self, session: str) -> Versions | None:
-        return self._sessions.versions(session, self._layout.page_tokens)
+    def _get_versions(self, session: str) -> Versions | None:
+        return self._sessions.get_versions(session, self._layout.page_tokens)

@@ -1,4 +1,4 @@
-"""Small talk: template sentences about topics that come back, so that what matters stands among other things."""
+"""Small talk: template sentences about recurring topics, among which the facts are stated."""
 
 from __future__ import annotations
 
@@ -88,8 +88,8 @@ COURTESIES = (
 )
 
 
-def line(rng: random.Random, lines: tuple[str, ...], topic: str) -> str:
-    """One sentence about a topic, its blanks filled at random."""
+def draw_line(rng: random.Random, lines: tuple[str, ...], topic: str) -> str:
+    """Draw one sentence about a topic from template lines."""
     noun, other = rng.sample(TOPICS[topic], 2)
     time = rng.choice(TIMES)
     return rng.choice(lines).format(
@@ -102,18 +102,20 @@ def line(rng: random.Random, lines: tuple[str, ...], topic: str) -> str:
     )
 
 
-def small_talk(rng: random.Random, topic: str, said: list[str]) -> tuple[str, str]:
-    """A user's message about a topic, or a courtesy, and a reply; now and then either quotes a sentence said before.
+def small_talk(rng: random.Random, topic: str, sentences: list[str]) -> tuple[str, str]:
+    """A user message about a topic, or a courtesy, and a reply.
 
-    `said` holds the conversation's sentences so far and grows by the new ones.
+    Either may quote an earlier sentence.
+
+    `sentences` are those of the conversation so far, to which new ones are appended.
     """
     if rng.random() < 0.08:
         return rng.choice(COURTESIES)
-    user = [line(rng, USER_LINES, topic) for _ in range(rng.choice((1, 1, 2, 3)))]
-    reply = [line(rng, REPLY_LINES, topic) for _ in range(rng.choice((1, 1, 2)))]
-    said.extend(user[:1])
-    if len(said) > 2 and rng.random() < 0.3:
-        user.insert(0, f"As I said: {rng.choice(said[-40:])}")
+    user = [draw_line(rng, USER_LINES, topic) for _ in range(rng.choice((1, 1, 2, 3)))]
+    reply = [draw_line(rng, REPLY_LINES, topic) for _ in range(rng.choice((1, 1, 2)))]
+    sentences.extend(user[:1])
+    if len(sentences) > 2 and rng.random() < 0.3:
+        user.insert(0, f"As I said: {rng.choice(sentences[-40:])}")
     if rng.random() < 0.3:
         reply.insert(0, f"You said: {user[-1]}")
     return " ".join(user), " ".join(reply)

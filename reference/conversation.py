@@ -1,7 +1,7 @@
-"""Generated agent conversations: facts said once and asked for much later, corrections, small talk, tool calls.
+"""Generated agent conversations: facts, questions about them, corrections, tool calls, chat.
 
-A conversation is a function of its seed and settings alone. Names and values of the split "held_out" never occur in
-the split "train" and the other way round.
+A conversation is a function of its seed and settings alone. Names and values of the splits "train"
+and "held_out" are disjoint.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import random
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from reference.chat import TOPICS, USER_LINES, line, small_talk
+from reference.chat import TOPICS, USER_LINES, draw_line, small_talk
 from reference.tools import TOOLS, ToolKind
-from reference.words import ATTRIBUTES, Split, first_piece, names_for, value_for
+from reference.words import ATTRIBUTES, Split, draw_names, draw_value, first_piece
 
 Kind = Literal["chat", "fact", "correction", "question", "tool"]
 
@@ -23,12 +23,11 @@ SYSTEM_LINES = (
     "You are a careful assistant for a busy office.",
     "Answer shortly and use the latest facts.",
 )
+# One form for every statement and answer, with the value right after the name: recall is induction
+# on the name. With "is" between them a model of this size learned in an hour to match the attribute
+# alone: 0.43 of the values' first tokens were right where only the name distinguished facts, 0.96
+# and more of the third and later ones.
 CLAUSE = "the {attribute} list says {name} {value}"
-"""One form for every statement and answer, with the value right after the name: recall is induction on the name.
-
-With "is" between them a model of this size learned in an hour to match the attribute alone: 0.43 of the values' first
-tokens were right where only the name told facts apart, 0.96 and more of the third and later ones.
-"""
 STATEMENTS = (
     "{clause}.",
     "Please note that {clause}.",
@@ -65,15 +64,15 @@ QUESTIONS = (
     "Which {attribute} did I give you for {name}?",
 )
 
-MOST_FACTS = 42
-"""One fact a person, and a split has about so many people whose names share no syllable."""
-TOKENS_OF = {"chat": 43, "fact": 26, "correction": 24, "question": 23, "tool": 61}
-"""Mean tokens of an exchange of each kind, rendered, under the shipped tokenizer."""
+# One fact a person: a split has about so many people whose names share no syllable.
+MAX_FACTS = 42
+# Mean tokens of an exchange of each kind, rendered, under the shipped tokenizer.
+EXCHANGE_TOKENS = {"chat": 43, "fact": 26, "correction": 24, "question": 23, "tool": 61}
 
 
 @dataclass(frozen=True)
 class ToolCall:
-    """A call the assistant is expected to make."""
+    """A tool call that the assistant is expected to make."""
 
     name: str
     arguments: dict[str, str]
@@ -81,28 +80,29 @@ class ToolCall:
 
 @dataclass(frozen=True)
 class Exchange:
-    """A user's message and all that follows until the assistant's final text."""
+    """A user message and all that follows until the assistant's final text.
+
+    `reply` is the assistant's text, after a tool call its final answer. `tool_result` is JSON text.
+    `answer` is the value that must be in the reply. `fact_exchange` is the index of the exchange
+    that stated the fact asked for: its latest correction if there is one.
+    """
 
     user: str
     reply: str
-    """The assistant's text; after a tool call, the final answer."""
     kind: Kind
     tool_call: ToolCall | None = None
     tool_result: str | None = None
-    """JSON text that the environment returns."""
     answer: str | None = None
-    """The value that must stand in the reply."""
     fact_exchange: int | None = None
-    """Index of the exchange that stated the fact asked for: the latest correction where there is one."""
 
     def is_answered_by(self, reply: str) -> bool:
-        """Whether a generated reply gives exactly this exchange's answer as its value."""
-        return self.answer is None or gives(reply, self.answer)
+        """True if a generated reply ends in exactly this exchange's answer."""
+        return self.answer is None or ends_in(reply, self.answer)
 
 
 @dataclass(frozen=True)
 class Conversation:
-    """A whole conversation with what is expected of the assistant."""
+    """A whole conversation with the expected replies and calls of the assistant."""
 
     seed: int
     system: str
@@ -110,11 +110,11 @@ class Conversation:
     exchanges: tuple[Exchange, ...]
 
     def messages(self) -> list[dict[str, Any]]:
-        """The conversation as OpenAI-style messages, the expected replies included."""
-        found: list[dict[str, Any]] = [{"role": "system", "content": self.system}]
+        """The conversation as OpenAI-style messages, with the expected replies."""
+        messages: list[dict[str, Any]] = [{"role": "system", "content": self.system}]
         for index, exchange in enumerate(self.exchanges):
-            found.extend(exchange_messages(exchange, call_id=f"call_{index}"))
-        return found
+            messages.extend(exchange_messages(exchange, call_id=f"call_{index}"))
+        return messages
 
 
 def exchange_messages(exchange: Exchange, call_id: str) -> list[dict[str, Any]]:
@@ -134,7 +134,11 @@ def exchange_messages(exchange: Exchange, call_id: str) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class Mix:
-    """What a conversation is made of: how many exchanges of each kind, and a little more."""
+    """Numbers of exchanges of each kind in a conversation.
+
+    `restate` is the share of acknowledgements that repeat the fact. `attributes` is the number of
+    attributes of its facts: the fewer, the more often only the name distinguishes facts.
+    """
 
     facts: int
     corrections: int
@@ -142,36 +146,35 @@ class Mix:
     tool_questions: int
     chats: int
     restate: float = 0.15
-    """How often an acknowledgement repeats the fact."""
     attributes: int = len(ATTRIBUTES)
-    """How many attributes its facts are about: the fewer, the more only the name tells facts apart."""
 
 
 @dataclass
 class _Fact:
+    """A stated fact. `stated_at` is the number of tokens before the statement."""
+
     name: str
     attribute: str
     value: str
     exchange: int
-    said_at: float
-    """Tokens before the statement."""
+    stated_at: float
     times_asked: int = 0
     corrected: bool = False
 
 
 def mix_for(n_tokens: int, n_facts: int | None = None) -> Mix:
-    """The mix for evaluation: one fact per 150 tokens, one question per 75, small talk in the rest."""
-    facts = n_facts if n_facts is not None else min(MOST_FACTS, max(2, n_tokens // 150))
+    """The mix for evaluation: one fact per 150 tokens, one question per 75, and small talk."""
+    facts = n_facts if n_facts is not None else min(MAX_FACTS, max(2, n_tokens // 150))
     corrections = facts // 6
     questions = max(2, n_tokens // 75)
     tool_questions = questions // 4
     used = (
-        facts * TOKENS_OF["fact"]
-        + corrections * TOKENS_OF["correction"]
-        + (questions - tool_questions) * TOKENS_OF["question"]
-        + tool_questions * TOKENS_OF["tool"]
+        facts * EXCHANGE_TOKENS["fact"]
+        + corrections * EXCHANGE_TOKENS["correction"]
+        + (questions - tool_questions) * EXCHANGE_TOKENS["question"]
+        + tool_questions * EXCHANGE_TOKENS["tool"]
     )
-    chats = max(0, round((n_tokens - used) / TOKENS_OF["chat"]))
+    chats = max(0, round((n_tokens - used) / EXCHANGE_TOKENS["chat"]))
     return Mix(facts, corrections, questions - tool_questions, tool_questions, chats)
 
 
@@ -185,8 +188,9 @@ def generate(
 ) -> Conversation:
     """A conversation of about `n_tokens` tokens under the shipped tokenizer.
 
-    Facts stand everywhere, more of them early; questions, more of them late, ask at ages spread as evenly as the
-    facts allow. `mix` sets the number of exchanges of each kind instead of `n_tokens` and `n_facts`.
+    Facts occur everywhere, more of them early; questions, more of them late, ask for facts at ages
+    spread as evenly as the facts allow. `mix` sets the number of exchanges of each kind instead of
+    `n_tokens` and `n_facts`. Raises ValueError for more facts than there are names.
     """
     return _Writer(random.Random(f"{split}:{seed}"), split).write(
         seed, mix or mix_for(n_tokens, n_facts)
@@ -194,28 +198,30 @@ def generate(
 
 
 class _Writer:
-    """What has been said so far, while a conversation is written."""
+    """State of a conversation while it is written.
+
+    `first_pieces` are the beginnings of the values so far. `ages` counts questions by the age of
+    their fact, in eighths of the conversation.
+    """
 
     def __init__(self, rng: random.Random, split: Split) -> None:
         self.rng = rng
         self.split = split
-        self.names = names_for(rng, split)
-        self.begun: set[str] = set()
-        """How the values so far begin."""
+        self.names = draw_names(rng, split)
+        self.first_pieces: set[str] = set()
         self.facts: dict[tuple[str, str], _Fact] = {}
         self.exchanges: list[Exchange] = []
         self.topics = rng.sample(sorted(TOPICS), 4)
         self.topic = self.topics[0]
-        self.said: list[str] = []
+        self.sentences: list[str] = []
         self.tokens = 0.0
         self.total = 1.0
         self.ages = [0.0] * 8
-        """Questions asked so far by age of the fact, in eighths of the conversation."""
         self.tools: tuple[ToolKind, ...] = TOOLS
         self.attributes = sorted(ATTRIBUTES)
 
     def write(self, seed: int, mix: Mix) -> Conversation:
-        """The conversation of a mix."""
+        """Write the conversation of a mix."""
         self.total = _expected_tokens(mix)
         self.attributes = self.rng.sample(self.attributes, mix.attributes)
         if mix.tool_questions:
@@ -223,12 +229,12 @@ class _Writer:
         for kind in self._plan(mix):
             exchange = self._exchange(kind, mix.restate)
             self.exchanges.append(exchange)
-            self.tokens += TOKENS_OF[exchange.kind]
+            self.tokens += EXCHANGE_TOKENS[exchange.kind]
         tools = [tool.schema() for tool in self.tools] if mix.tool_questions else []
         return Conversation(seed, self.rng.choice(SYSTEM_LINES), tools, tuple(self.exchanges))
 
     def _plan(self, mix: Mix) -> list[Kind]:
-        """The exchanges' kinds in order: a fact comes first, corrections and questions lean to the end."""
+        """Kinds of the exchanges in order: a fact first, corrections and questions rather late."""
         rng = self.rng
         moments: list[tuple[float, Kind]] = [(-1.0, "fact")]
         moments += [(rng.random() ** 1.4, "fact") for _ in range(mix.facts - 1)]
@@ -251,11 +257,11 @@ class _Writer:
     def _chat(self) -> Exchange:
         if self.rng.random() < 0.35:
             self.topic = self.rng.choice(self.topics)
-        user, reply = small_talk(self.rng, self.topic, self.said)
+        user, reply = small_talk(self.rng, self.topic, self.sentences)
         return Exchange(user, reply, "chat")
 
     def _new_key(self) -> tuple[str, str]:
-        """A person not spoken of yet, and an attribute: one fact a person, so that the name tells facts apart."""
+        """A new person and an attribute: one fact a person, so that names distinguish facts."""
         if not self.names:
             raise ValueError(
                 f"no room for another fact after {len(self.facts)}: ask for fewer facts"
@@ -263,12 +269,12 @@ class _Writer:
         return self.names.pop(), self.rng.choice(self.attributes)
 
     def _new_value(self, attribute: str) -> str:
-        """A value that begins like no other of this conversation, as long as there are such."""
+        """A value that begins unlike any other of this conversation, as far as there are any."""
         for _ in range(20):
-            value = value_for(attribute, self.rng, self.split)
-            if first_piece(value) not in self.begun:
+            value = draw_value(attribute, self.rng, self.split)
+            if first_piece(value) not in self.first_pieces:
                 break
-        self.begun.add(first_piece(value))
+        self.first_pieces.add(first_piece(value))
         return value
 
     def _fact(self, restate: float) -> Exchange:
@@ -278,27 +284,27 @@ class _Writer:
             name, attribute, value, len(self.exchanges), self.tokens
         )
         clause = CLAUSE.format(name=name, attribute=attribute, value=value)
-        user = self._among_other_things(self.rng.choice(STATEMENTS).format(clause=clause))
+        user = self._with_small_talk(self.rng.choice(STATEMENTS).format(clause=clause))
         return Exchange(user, self._noted(name, attribute, "says", value, restate), "fact")
 
-    def _among_other_things(self, statement: str) -> str:
-        """A statement as a message; now and then with small talk before or after it."""
-        user = sentence(statement)
+    def _with_small_talk(self, statement: str) -> str:
+        """A statement as a message, sometimes with small talk before or after it."""
+        user = capitalize(statement)
         draw = self.rng.random()
         if draw > 0.2:
             return user
-        other = line(self.rng, USER_LINES, self.topic)
+        other = draw_line(self.rng, USER_LINES, self.topic)
         return f"{other} {user}" if draw > 0.1 else f"{user} {other}"
 
     def _correction(self, restate: float) -> Exchange:
-        """A new value for a known fact; a new fact where every one was corrected already."""
+        """A new value for a known fact; a new fact if all were corrected already."""
         open_facts = [fact for fact in self.facts.values() if not fact.corrected]
         if not open_facts:
             return self._fact(restate)
         fact = self.rng.choice(open_facts)
         fact.value = self._new_value(fact.attribute)
         fact.exchange = len(self.exchanges)
-        fact.said_at = self.tokens
+        fact.stated_at = self.tokens
         fact.corrected = True
         user = self.rng.choice(CORRECTIONS).format(
             name=fact.name, attribute=fact.attribute, value=fact.value
@@ -312,10 +318,10 @@ class _Writer:
         return self.rng.choice(NOTED)
 
     def _fact_to_ask(self) -> _Fact:
-        """The fact of an age that was asked for least so far, among those of that age the one asked least."""
+        """The fact that was asked for least among those of the age asked for least."""
         by_age: dict[int, list[_Fact]] = {}
         for fact in self.facts.values():
-            age = min(7, int(8 * (self.tokens - fact.said_at) / self.total))
+            age = min(7, int(8 * (self.tokens - fact.stated_at) / self.total))
             by_age.setdefault(age, []).append(fact)
         age = min(by_age, key=lambda each: (self.ages[each], self.rng.random()))
         self.ages[age] += 1
@@ -325,36 +331,36 @@ class _Writer:
 
     def _question(self, fact: _Fact) -> Exchange:
         user = self.rng.choice(QUESTIONS).format(name=fact.name, attribute=fact.attribute)
-        return self._asked(fact, user, "question", None, None)
+        return self._answering(fact, user, "question", None, None)
 
     def _tool(self, fact: _Fact) -> Exchange:
         tool = self.rng.choice(self.tools)
         argument = tool.draw_argument(self.rng)
         user = self.rng.choice(tool.asks).format(argument=argument, attribute=fact.attribute)
         call = ToolCall(tool.name, {tool.argument: argument})
-        return self._asked(fact, user, "tool", call, json.dumps({tool.result: fact.name}))
+        return self._answering(fact, user, "tool", call, json.dumps({tool.result: fact.name}))
 
-    def _asked(
+    def _answering(
         self, fact: _Fact, user: str, kind: Kind, call: ToolCall | None, result: str | None
     ) -> Exchange:
-        reply = sentence(
+        reply = capitalize(
             CLAUSE.format(name=fact.name, attribute=fact.attribute, value=fact.value) + "."
         )
         return Exchange(user, reply, kind, call, result, fact.value, fact.exchange)
 
 
-def gives(reply: str, value: str) -> bool:
-    """Whether a reply ends in exactly this value."""
+def ends_in(reply: str, value: str) -> bool:
+    """True if a reply ends in exactly `value`, with or without a full stop."""
     return reply.strip().rstrip(".").endswith(" " + value)
 
 
-def sentence(text: str) -> str:
-    """Text of at least one letter, begun with a capital."""
+def capitalize(text: str) -> str:
+    """Nonempty text with a capital first letter; the rest is unchanged."""
     return text[0].upper() + text[1:]
 
 
 def _expected_tokens(mix: Mix) -> float:
-    """Tokens that a mix is expected to take."""
+    """Expected number of tokens of a mix."""
     counts = {
         "chat": mix.chats,
         "fact": mix.facts,
@@ -362,4 +368,4 @@ def _expected_tokens(mix: Mix) -> float:
         "question": mix.questions,
         "tool": mix.tool_questions,
     }
-    return float(max(1, sum(TOKENS_OF[kind] * count for kind, count in counts.items())))
+    return float(max(1, sum(EXCHANGE_TOKENS[kind] * count for kind, count in counts.items())))

@@ -1,4 +1,4 @@
-"""Training batches: conversations as token ids, which of them are answers, and true or stretched positions."""
+"""Training batches: token ids of conversations, classes of tokens, and positions."""
 
 from __future__ import annotations
 
@@ -10,36 +10,38 @@ from transformers import PreTrainedTokenizerBase
 
 from reference.conversation import (
     CLAUSE,
-    MOST_FACTS,
+    MAX_FACTS,
     Conversation,
     Exchange,
     Mix,
     exchange_messages,
     generate,
 )
-from reference.words import ATTRIBUTES, names_for, value_for
+from reference.words import ATTRIBUTES, draw_names, draw_value
 
+# Classes of a predicted token: not trained on, language modelling, part of an answer's value.
 IGNORED = 0
 ORDINARY = 1
 ANSWER = 2
-"""Classes of a predicted token: not trained on, language modelling, part of an answer's value."""
 
 
 @dataclass
 class TokenRow:
-    """One sequence under construction."""
+    """One sequence under construction.
+
+    `starts` are the indices at which an exchange starts. `answers` has for each answer the first
+    index and the end of its value, its kind, and the age of its fact in tokens.
+    """
 
     ids: list[int]
     classes: list[int]
     starts: list[int]
-    """Indices at which an exchange starts."""
     answers: list[tuple[int, int, str, int]]
-    """For each answer: first index and end of its value, kind, age of the fact in tokens."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Tensors of shape [rows, tokens], int64, and the answers of each row."""
+    """Tensors int64 `[rows, tokens]`, and the answers of each row."""
 
     ids: torch.Tensor
     positions: torch.Tensor
@@ -50,14 +52,14 @@ class Batch:
 def encode_conversation(
     conversation: Conversation, tokenizer: PreTrainedTokenizerBase, limit: int
 ) -> TokenRow:
-    """A conversation's ids, as its rendered text would be encoded, up to about `limit` tokens."""
+    """Token ids of a conversation's rendered text, up to about `limit` tokens."""
     row = TokenRow([], [], [], [])
     _append(row, render_opening(conversation), tokenizer)
-    said_at: list[int] = []
+    stated_at: list[int] = []
     for exchange in conversation.exchanges:
-        said_at.append(len(row.ids))
+        stated_at.append(len(row.ids))
         row.starts.append(len(row.ids))
-        _append_exchange(row, exchange, tokenizer, said_at)
+        _append_exchange(row, exchange, tokenizer, stated_at)
         if len(row.ids) > limit:
             break
     return row
@@ -70,9 +72,9 @@ def _append(row: TokenRow, text: str, tokenizer: PreTrainedTokenizerBase) -> Non
 
 
 def _append_exchange(
-    row: TokenRow, exchange: Exchange, tokenizer: PreTrainedTokenizerBase, said_at: list[int]
+    row: TokenRow, exchange: Exchange, tokenizer: PreTrainedTokenizerBase, stated_at: list[int]
 ) -> None:
-    """Append an exchange; the answer's value stands last in its reply, before the full stop."""
+    """Append an exchange; the answer's value is last in its reply, before the full stop."""
     _append(row, render_exchange(exchange), tokenizer)
     if exchange.answer is None or exchange.fact_exchange is None:
         return
@@ -80,11 +82,11 @@ def _append_exchange(
     end = len(row.ids) - 2
     start = end - len(value) + 1
     row.classes[start : end + 1] = [ANSWER] * (end + 1 - start)
-    row.answers.append((start, end + 1, exchange.kind, start - said_at[exchange.fact_exchange]))
+    row.answers.append((start, end + 1, exchange.kind, start - stated_at[exchange.fact_exchange]))
 
 
 def render_opening(conversation: Conversation) -> str:
-    """The system message's text, equal to what the chat template renders."""
+    """The system message as the chat template renders it."""
     offered = []
     for tool in conversation.tools:
         function = tool["function"]
@@ -94,13 +96,14 @@ def render_opening(conversation: Conversation) -> str:
 
 
 def render_exchange(exchange: Exchange) -> str:
-    """An exchange's text, equal to what the chat template renders (the tests compare the two)."""
+    """An exchange as the chat template renders it; a test compares the two."""
     parts = [f"<|user|>{exchange.user}<|end|>"]
     if exchange.tool_call is not None:
         function = exchange_messages(exchange, "")[1]["tool_calls"][0]["function"]
         call = f'{{"name": "{function["name"]}", "arguments": {function["arguments"]}}}'
         parts.append(
-            f"<|assistant|><tool_call>{call}</tool_call><|end|><|tool|>{exchange.tool_result}<|end|>"
+            f"<|assistant|><tool_call>{call}</tool_call><|end|>"
+            f"<|tool|>{exchange.tool_result}<|end|>"
         )
     parts.append(f"<|assistant|>{exchange.reply}<|end|>")
     return "".join(parts)
@@ -115,8 +118,7 @@ def training_mix(n_tokens: int, rng: random.Random) -> Mix:
     room -= 60 * tool_questions + 30 * bool(tool_questions)
     pairs = max(2, int(room / 22))
     attributes = rng.choice((1, 2, 4, len(ATTRIBUTES), len(ATTRIBUTES)))
-    most_facts = MOST_FACTS
-    facts = max(1, min(most_facts, int(pairs * rng.uniform(0.25, 0.55))))
+    facts = max(1, min(MAX_FACTS, int(pairs * rng.uniform(0.25, 0.55))))
     corrections = int(facts * rng.choice((0.0, 0.15, 0.3)))
     questions = max(1, pairs - facts - corrections)
     return Mix(
@@ -133,7 +135,10 @@ def training_mix(n_tokens: int, rng: random.Random) -> Mix:
 def stretched_positions(
     n_tokens: int, starts: list[int], span: int, rng: random.Random
 ) -> list[int]:
-    """Positions that jump forward at random exchange starts, so that `n_tokens` tokens cover `span` positions."""
+    """Positions of `n_tokens` tokens that cover `span` positions.
+
+    They jump forward at random starts of exchanges.
+    """
     inside = [start for start in starts if start < n_tokens]
     cuts = sorted(rng.sample(inside, min(len(inside), rng.randint(1, 12))))
     shares = [rng.random() ** 2 for _ in cuts]
@@ -161,12 +166,14 @@ class BatchMaker:
     ) -> Batch:
         """A batch of `rows` sequences of `n_tokens` tokens.
 
-        A share `stretch` of them covers up to `longest` positions; a share `drills` repeats random tokens, a share
-        `lists` is bare facts stated and repeated.
+        A share `stretch` of them covers up to `longest` positions; a share `drills` repeats random
+        tokens, a share `lists` is bare facts stated and repeated.
         """
-        made = [self._row(n_tokens, stretch, longest, drills, lists) for _ in range(rows)]
-        ids, positions, classes = (torch.tensor([row[part] for row in made]) for part in range(3))
-        return Batch(ids, positions, classes, [row[3] for row in made])
+        sequences = [self._row(n_tokens, stretch, longest, drills, lists) for _ in range(rows)]
+        ids, positions, classes = (
+            torch.tensor([row[part] for row in sequences]) for part in range(3)
+        )
+        return Batch(ids, positions, classes, [row[3] for row in sequences])
 
     def _row(
         self, n_tokens: int, stretch: float, longest: int, drills: float, lists: float
@@ -195,8 +202,8 @@ class BatchMaker:
                 return row
 
     def _list_of_facts(self, n_tokens: int) -> TokenRow:
-        """Facts about one to three attributes, stated and repeated in any order: many answers in few tokens."""
-        names = names_for(self.rng, "train")
+        """Facts about a few attributes, stated and repeated: many answers in few tokens."""
+        names = draw_names(self.rng, "train")
         attributes = self.rng.sample(sorted(ATTRIBUTES), self.rng.choice((1, 2, 4)))
         keys = [(name, self.rng.choice(attributes)) for name in names]
         stated: list[tuple[str, str, str, int]] = []
@@ -208,12 +215,12 @@ class BatchMaker:
             row.starts.append(len(row.ids))
             again = bool(stated) and (self.rng.random() < repeats or not keys)
             if again:
-                name, attribute, value, said_at = self.rng.choice(stated)
+                name, attribute, value, stated_at = self.rng.choice(stated)
             else:
                 name, attribute = keys.pop()
-                value = value_for(attribute, self.rng, "train")
-                said_at = len(row.ids)
-                stated.append((name, attribute, value, said_at))
+                value = draw_value(attribute, self.rng, "train")
+                stated_at = len(row.ids)
+                stated.append((name, attribute, value, stated_at))
             opening, closing = self.rng.choice(((" the", ""), ("<|assistant|>The", "<|end|>")))
             clause = form.format(name=name, attribute=attribute, value=value)
             _append(row, f"{opening}{clause.removeprefix('the')}.{closing}", self.tokenizer)
@@ -221,17 +228,18 @@ class BatchMaker:
                 end = len(row.ids) - bool(closing)
                 start = end - len(self.tokenizer.encode(f" {value}.", add_special_tokens=False))
                 row.classes[start:end] = [ANSWER] * (end - start)
-                row.answers.append((start, end, kind, start - said_at))
+                row.answers.append((start, end, kind, start - stated_at))
         return row
 
     def _drill(
         self, n_tokens: int
     ) -> tuple[list[int], list[int], list[int], list[tuple[int, int, str, int]]]:
-        """Random tokens in which spans come back; what comes back counts as answers."""
+        """Random tokens with repeated spans; tokens of a repetition count as answers."""
         ids: list[int] = []
         classes: list[int] = []
         vocabulary = len(self.tokenizer)
-        # A small alphabet makes the token before ambiguous: two or three tokens back must be matched.
+        # A small alphabet makes the token before ambiguous: two or three tokens back must be
+        # matched.
         alphabet = self.rng.sample(range(vocabulary), self.rng.choice((16, 32, 64, 256)))
         while len(ids) < n_tokens:
             length = self.rng.randint(6, 24)

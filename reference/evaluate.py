@@ -1,7 +1,8 @@
 """Score the reference model under transformers' own full cache: `python -m reference.evaluate`.
 
-Every question of held-out conversations (seeds, names and values that training never saw) is answered greedily after
-the conversation's true history; an answer is right when the reply ends in exactly the value asked for.
+Every question of held-out conversations (seeds, names and values that are not in training) is
+answered greedily after the conversation's true history; an answer is right if the reply ends in
+exactly the value asked for.
 """
 
 from __future__ import annotations
@@ -33,17 +34,19 @@ from reference.data import render_exchange, render_opening
 
 SCORES_PATH = Path(__file__).parent / "scores.json"
 AGE_BOUNDS = (256, 512, 1024, 2048, 4096, 8192, 1 << 20)
-MOST_REPLY_TOKENS = 48
+MAX_REPLY_TOKENS = 48
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """One question's outcome."""
+    """Outcome of one question.
+
+    `kind` is question, tool (the answer after the result), tool call, or corrected (a question on a
+    corrected fact). `age` is the number of tokens from the fact's statement to the answer.
+    """
 
     kind: str
-    """question, tool (the answer after the result), tool call, or corrected (a question on a corrected fact)."""
     age: int
-    """Tokens from the fact's statement to the question's answer."""
     right: bool
     reply: str
     expected: str
@@ -60,7 +63,7 @@ class Row:
 
 
 class FullCacheReader:
-    """Feeds a conversation to a model once and answers on the way, with transformers' DynamicCache."""
+    """Reads a conversation once and answers in between, with transformers' DynamicCache."""
 
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
         self.model: Any = model  # generate is not found through the typed base class
@@ -74,12 +77,12 @@ class FullCacheReader:
 
     @torch.inference_mode()
     def answer(self) -> str:
-        """The greedy reply to the history so far; the history itself stays as it was."""
+        """The greedy reply to the history so far, which is not appended to it."""
         output = self.model.generate(
             torch.tensor([self.ids]),
             attention_mask=torch.ones(1, len(self.ids), dtype=torch.long),
             past_key_values=self.cache,
-            max_new_tokens=MOST_REPLY_TOKENS,
+            max_new_tokens=MAX_REPLY_TOKENS,
             do_sample=False,
         )
         self.cache.crop(len(self.ids) - 1 - self.cache.get_seq_length())
@@ -89,12 +92,12 @@ class FullCacheReader:
 def conversation_outcomes(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, conversation: Conversation
 ) -> Iterator[Outcome]:
-    """Ask every question of a conversation after its true history."""
+    """Outcomes of all questions of a conversation, each asked after its true history."""
     reader = FullCacheReader(model, tokenizer)
     reader.feed(render_opening(conversation))
-    said_at: list[int] = []
+    stated_at: list[int] = []
     for exchange in conversation.exchanges:
-        said_at.append(len(reader.ids))
+        stated_at.append(len(reader.ids))
         rendered = render_exchange(exchange)
         if exchange.fact_exchange is None:
             reader.feed(rendered)
@@ -109,23 +112,23 @@ def conversation_outcomes(
         if conversation.exchanges[exchange.fact_exchange].kind == "correction":
             kind = "corrected"
         reply = reader.answer()
-        age = len(reader.ids) - said_at[exchange.fact_exchange]
+        age = len(reader.ids) - stated_at[exchange.fact_exchange]
         yield Outcome(kind, age, exchange.is_answered_by(reply), reply, exchange.reply)
         reader.feed(last)
 
 
 def _tool_call_outcome(reader: FullCacheReader, exchange: Exchange, fed: str) -> Outcome:
-    """Whether the model calls the right tool with the right arguments."""
+    """Outcome of a tool call: right with the right tool and arguments."""
     reader.feed(fed[: fed.index("<|assistant|>")] + "<|assistant|>")
     reply = reader.answer()
-    call = parsed_call(reply)
+    call = parse_call(reply)
     wanted = exchange.tool_call
     right = wanted is not None and call == {"name": wanted.name, "arguments": wanted.arguments}
     return Outcome("tool call", 0, right, reply, json.dumps(asdict(wanted)) if wanted else "")
 
 
-def parsed_call(reply: str) -> dict[str, Any] | None:
-    """The tool call in a reply, or None where there is none or it is not JSON."""
+def parse_call(reply: str) -> dict[str, Any] | None:
+    """The tool call in a reply; None if there is none or it is not JSON."""
     start, _, rest = reply.partition("<tool_call>")
     body, closed, _ = rest.partition("</tool_call>")
     if start or not closed:
@@ -158,7 +161,7 @@ def group_rows(condition: str, outcomes: Sequence[Outcome]) -> list[Row]:
 def score(
     folder: Path, lengths: Sequence[int], n_conversations: int, seed: int, show_wrong: int
 ) -> list[Row]:
-    """Rows for every length; prints a few wrong answers on the way."""
+    """Rows of every length; prints them, and a few wrong answers."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     model.train(False)
@@ -174,13 +177,14 @@ def score(
                 print(f"{row.condition:44s} {row.mean:.3f}  n={row.n}", flush=True)
         for outcome in [each for each in outcomes if not each.right][:show_wrong]:
             print(
-                f"   wrong ({outcome.kind}, age {outcome.age}): {outcome.reply!r}, not {outcome.expected!r}"
+                f"   wrong ({outcome.kind}, age {outcome.age}): "
+                f"{outcome.reply!r}, not {outcome.expected!r}"
             )
     return rows
 
 
 def report(rows: Sequence[Row], seed: int) -> dict[str, Any]:
-    """The result file's content."""
+    """Content of the result file."""
     return {
         "suite": "reference",
         "command": shlex.join(["python", "-m", "reference.evaluate", *sys.argv[1:]]),

@@ -1,4 +1,4 @@
-"""The reference model's tokenizer: a byte-level BPE of 1,280 tokens with digits kept single, and its chat template."""
+"""Tokenizer of the reference model, a byte-level BPE of 1,280 tokens, and its chat template."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ CHAT_TEMPLATE = """
 {%- elif content is none or content is undefined -%}
 {%- elif content is iterable and content is not mapping -%}
 {%- for part in content -%}
-{%- if part is string -%}{{ part }}{%- elif part is mapping and part.text is string -%}{{ part.text }}{%- endif -%}
+{%- if part is string -%}{{ part }}
+{%- elif part is mapping and part.text is string -%}{{ part.text }}{%- endif -%}
 {%- endfor -%}
 {%- else -%}{{ content | tojson }}{%- endif -%}
 {%- endmacro -%}
@@ -33,7 +34,8 @@ CHAT_TEMPLATE = """
 {%- set function = tool.function if tool.function else tool -%}
 {%- if loop.first %}Tools: {% endif -%}
 {{ function.name }}({% if function.parameters and function.parameters.properties -%}
-{{ function.parameters.properties.keys() | join(', ') }}{%- endif %}){{ '.' if loop.last else ', ' }}
+{{ function.parameters.properties.keys() | join(', ') }}
+{%- endif %}){{ '.' if loop.last else ', ' }}
 {%- endfor -%}
 {%- endmacro -%}
 {%- set begins_with_system = messages and messages[0].role in ['system', 'developer'] -%}
@@ -47,7 +49,8 @@ CHAT_TEMPLATE = """
 <|assistant|>{{ text(message.content) }}
 {%- for call in message.tool_calls or [] -%}
 {%- set function = call.function if call.function else call -%}
-<tool_call>{"name": {{ (function.name or '') | tojson }}, "arguments": {% if function.arguments is string -%}
+<tool_call>{"name": {{ (function.name or '') | tojson }}, "arguments": {%
+ if function.arguments is string -%}
 {{ function.arguments if function.arguments else '{}' }}
 {%- else -%}{{ (function.arguments or {}) | tojson }}{%- endif %}}</tool_call>
 {%- endfor -%}<|end|>
@@ -60,9 +63,10 @@ CHAT_TEMPLATE = """
 
 
 def corpus(n_conversations: int) -> Iterator[str]:
-    """The messages' texts of generated training conversations, and the pieces of names and values by themselves.
+    """Texts of generated training conversations, and the pieces of names and values by themselves.
 
-    The pieces are repeated so that each becomes a token: an unseen name is then a new pair of known tokens.
+    The pieces are repeated so that each becomes a token: an unseen name is then a new pair of known
+    tokens.
     """
     for _ in range(40 * n_conversations):
         yield from NAME_ENDS
@@ -82,7 +86,10 @@ def corpus(n_conversations: int) -> Iterator[str]:
 
 
 def train_tokenizer(n_conversations: int = 300) -> PreTrainedTokenizerFast:
-    """A tokenizer trained on generated conversations; it encodes any text, byte by byte where need be."""
+    """Train a tokenizer on generated conversations; it encodes any text, if need be by bytes.
+
+    Digits are single tokens.
+    """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -98,11 +105,11 @@ def train_tokenizer(n_conversations: int = 300) -> PreTrainedTokenizerFast:
         show_progress=False,
     )
     tokenizer.train_from_iterator(corpus(n_conversations), trainer)
-    return _wrapped(tokenizer)
+    return _wrap(tokenizer)
 
 
-def _wrapped(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
-    """The transformers tokenizer: role tokens are special; the call tokens stay visible in decoded text."""
+def _wrap(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
+    """The transformers tokenizer: role tokens are special, call tokens remain in decoded text."""
     wrap: Any = PreTrainedTokenizerFast  # its constructor is untyped
     wrapped: PreTrainedTokenizerFast = wrap(
         tokenizer_object=tokenizer,

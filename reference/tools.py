@@ -1,4 +1,4 @@
-"""The tools that the generated conversations call: each finds out who somebody is."""
+"""Tools of the generated conversations, each of which looks up a person."""
 
 from __future__ import annotations
 
@@ -9,19 +9,21 @@ from typing import Any
 
 @dataclass(frozen=True)
 class ToolKind:
-    """A tool with one argument whose result names a person."""
+    """A tool with one argument whose result names a person.
+
+    `asks` are the user's questions, with `{argument}` and `{attribute}` as blanks. `examples` are
+    possible arguments; empty if the argument is a random number.
+    """
 
     name: str
     description: str
     argument: str
     result: str
     asks: tuple[str, ...]
-    """The user's questions; `{argument}` and `{attribute}` are blanks."""
     examples: tuple[str, ...]
-    """Possible arguments; empty where the argument is a random number."""
 
     def draw_argument(self, rng: random.Random) -> str:
-        """A random argument."""
+        """Draw an argument."""
         return rng.choice(self.examples) if self.examples else f"{rng.randrange(1000):03d}"
 
     def schema(self) -> dict[str, Any]:

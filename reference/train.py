@@ -1,7 +1,8 @@
 """Train the reference model: `python -m reference.train --minutes 90`.
 
-The sequence length doubles whenever the exact match of the answers in fresh training conversations passes a bar.
-A stopped run goes on from its checkpoint. Needs no data: conversations are generated as they are trained on.
+The sequence length increases whenever the exact match of the answers in new training conversations
+passes a threshold. A stopped run resumes from its checkpoint. Needs no data: conversations are
+generated during training.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ from reference.data import ANSWER, ORDINARY, Batch, BatchMaker
 from reference.tokenizer import MAX_TOKENS, train_tokenizer
 
 LENGTHS = (192, 512, 1024, 2048, 4096, 8192)
+# Exact match of the answers at which a run continues with the next length.
 PASS_AT = (0.92, 0.93, 0.93, 0.93, 0.95, 1.0)
-MOST_STEPS = (10_000, 260, 260, 300, 400, 10_000)
-"""Steps after which a length is left for the next one all the same."""
-"""Exact match of the answers at which a length is left for the next one."""
+# Steps after which a run continues with the next length in any case.
+MAX_STEPS = (10_000, 260, 260, 300, 400, 10_000)
 SHORTER_SHARE = 0.2
 LISTS_SHARE = 0.25
 LONGEST_POSITION = 12_288
@@ -39,15 +40,17 @@ Step = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], tuple[torch.Tensor, 
 
 @dataclass
 class Progress:
-    """Where a run stands; written with every checkpoint."""
+    """Progress of a run, written with every checkpoint.
+
+    `level` is an index into LENGTHS; `accuracy` a moving mean of the answers' exact match at this
+    level.
+    """
 
     step: int = 0
     tokens: int = 0
     seconds: float = 0.0
     level: int = 0
-    """Index into LENGTHS."""
     accuracy: float = 0.0
-    """Moving mean of the answers' exact match at the present level."""
     steps_at_level: int = 0
     passed_at_seconds: list[float] = field(default_factory=list)
 
@@ -72,10 +75,13 @@ def build_model(tokenizer: PreTrainedTokenizerBase) -> LlamaForCausalLM:
     return LlamaForCausalLM(config)
 
 
-def logits_of(model: LlamaForCausalLM, ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    """Logits [rows, tokens, vocabulary] at any rising positions.
+def compute_logits(
+    model: LlamaForCausalLM, ids: torch.Tensor, positions: torch.Tensor
+) -> torch.Tensor:
+    """Logits `[rows, tokens, vocabulary]` at any ascending positions.
 
-    The model's own layers are called one by one because its forward takes jumping positions for packed sequences.
+    The model's layers are called one by one, because its forward function takes jumping positions
+    for packed sequences.
     """
     hidden = model.model.embed_tokens(ids)
     rotary = model.model.rotary_emb(hidden, position_ids=positions)
@@ -88,12 +94,12 @@ def logits_of(model: LlamaForCausalLM, ids: torch.Tensor, positions: torch.Tenso
 
 
 def step_function(model: LlamaForCausalLM, compiled: bool) -> Step:
-    """A function of ids, positions and classes that returns the loss and where the predictions are right."""
+    """A function of ids, positions and classes that returns the loss and right predictions."""
 
     def step(
         ids: torch.Tensor, positions: torch.Tensor, classes: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        logits = logits_of(model, ids, positions)[:, :-1].float()
+        logits = compute_logits(model, ids, positions)[:, :-1].float()
         targets = ids[:, 1:]
         losses = functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
         kinds = classes[:, 1:].flatten()
@@ -107,7 +113,7 @@ def step_function(model: LlamaForCausalLM, compiled: bool) -> Step:
 
 
 def build_optimizers(model: LlamaForCausalLM) -> list[torch.optim.Optimizer]:
-    """Muon for the layers' matrices, AdamW for the embeddings and norms."""
+    """Build Muon for the layers' matrices and AdamW for embeddings and norms."""
     matrices = [
         each for name, each in model.named_parameters() if each.ndim == 2 and "layers" in name
     ]
@@ -121,7 +127,7 @@ def build_optimizers(model: LlamaForCausalLM) -> list[torch.optim.Optimizer]:
 
 
 def learning_rate_scale(progress: Progress, minutes: float) -> float:
-    """Warm-up, then constant, then linear to nothing over the last half of the time."""
+    """Learning rate as a share of its maximum: warm-up, constant, linear decay in the last half."""
     warm = min(1.0, (progress.step + 1) / WARM_UP_STEPS)
     left = max(0.0, 1 - progress.seconds / (60 * minutes))
     return warm * min(1.0, 0.01 + 2 * left)
@@ -152,7 +158,7 @@ class Run:
         self.recent: dict[str, list[float]] = defaultdict(list)
 
     def _tokenizer(self) -> PreTrainedTokenizerBase:
-        """The run's tokenizer: trained at the start of the run, read again when it goes on."""
+        """The run's tokenizer: trained at the start of the run, loaded when it is resumed."""
         folder = self.folder / "tokenizer"
         if not folder.exists():
             train_tokenizer().save_pretrained(folder)
@@ -160,7 +166,7 @@ class Run:
         return tokenizer
 
     def train(self, batch_tokens: int, save_seconds: float) -> None:
-        """Train until the time is up; save every `save_seconds`."""
+        """Train until the time is over; save every `save_seconds`."""
         saved = self.progress.seconds
         while self.progress.seconds < 60 * self.minutes:
             started = time.monotonic()
@@ -180,14 +186,14 @@ class Run:
         self.save()
 
     def _length(self) -> int:
-        """The present level's length; now and then a shorter one, so that nothing learned is lost."""
+        """Length of the present level, sometimes a shorter one, so that it is not forgotten."""
         level = self.progress.level
         if level > 1 and self.data.rng.random() < (0.8 if self._closing() else SHORTER_SHARE):
             level = self.data.rng.randrange(1, level)
         return LENGTHS[level]
 
     def _closing(self) -> bool:
-        """Whether the last 6% of the time have begun: conversations of every length and no drills any more."""
+        """True if the last 6% of the time have begun: conversations of every length, no drills."""
         return self.progress.seconds > 0.94 * 60 * self.minutes
 
     def _batch(self, rows: int, length: int) -> Batch:
@@ -223,7 +229,7 @@ class Run:
         return float(loss.detach())
 
     def _count(self, batch: Batch, right: torch.Tensor) -> None:
-        """Take note of the answers' exact match, by kind and age."""
+        """Record the answers' exact match, by kind and age."""
         hits = right.cpu()
         scores = []
         for row, answers in enumerate(batch.answers):
@@ -242,7 +248,7 @@ class Run:
         level = self.progress.level
         steps = self.progress.steps_at_level
         passed = steps >= 60 and (
-            self.progress.accuracy > PASS_AT[level] or steps > MOST_STEPS[level]
+            self.progress.accuracy > PASS_AT[level] or steps > MAX_STEPS[level]
         )
         if passed and self.progress.level + 1 < len(LENGTHS):
             self.progress.level += 1
@@ -257,7 +263,8 @@ class Run:
         }
         rate = round(self.progress.tokens / max(1.0, self.progress.seconds))
         length = LENGTHS[self.progress.level]
-        head = f"step {self.progress.step} {self.progress.seconds / 60:.1f} min length {length} {rate} tokens/s"
+        minutes = self.progress.seconds / 60
+        head = f"step {self.progress.step} {minutes:.1f} min length {length} {rate} tokens/s"
         print(f"{head} accuracy {self.progress.accuracy:.3f} {json.dumps(means)}", flush=True)
         self.recent.clear()
 

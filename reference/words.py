@@ -1,4 +1,4 @@
-"""The pieces that names and values are made of, and the split that keeps evaluation's own out of training."""
+"""Pieces of names and values, and the split that keeps those of evaluation out of training."""
 
 from __future__ import annotations
 
@@ -9,43 +9,47 @@ from typing import Literal
 
 Split = Literal["train", "held_out"]
 
-_HELD_OUT_SHARE = 4  # one name or value in four belongs to evaluation
+# One name or value in four belongs to evaluation.
+_HELD_OUT_SHARE = 4
 
 
 def _pieces(text: str) -> tuple[str, ...]:
     return tuple(text.split())
 
 
+# Only those that the shipped tokenizer keeps as one token before every end: a name is two tokens.
 NAME_STARTS = _pieces(
-    "Al Ar Bar Bel Bren Cal Car Del El Er Fal Fen Gar Hal Har Hel Il Ir Jar Jen Kar Kel Len Mar Mel Nar Nor Ol Or Par "
-    "Pel Per Ral Ren Sal Sel Tal Ter Ul Ur Val Ven Wal Wen Yar Zel"
+    "Al Ar Bar Bel Bren Cal Car Del El Er Fal Fen Gar Hal Har Hel Il Ir Jar Jen Kar Kel Len Mar "
+    "Mel Nar Nor Ol Or Par Pel Per Ral Ren Sal Sel Tal Ter Ul Ur Val Ven Wal Wen Yar Zel"
 )
-"""Only those that the shipped tokenizer keeps as one token before every end: a name is two tokens."""
 NAME_ENDS = _pieces(
-    "bak bin by da dan das dek do dra fa fi fo ga gan gus ja ji ka kas ki ko kus la lia lin lo lun ma mas mi mir mo "
-    "mus na nak ni nor nus pa pin po ra rak ri rik ro rus sa san shi so sta ta tas ti to tus va vi vin vo xa ya za zo"
+    "bak bin by da dan das dek do dra fa fi fo ga gan gus ja ji ka kas ki ko kus la lia lin lo "
+    "lun ma mas mi mir mo mus na nak ni nor nus pa pin po ra rak ri rik ro rus sa san shi so sta "
+    "ta tas ti to tus va vi vin vo xa ya za zo"
 )
 CITY_STARTS = _pieces(
-    "Ash Birch Black Brook Clay Cold Deep East Elm Fair Fox Glen Green Grey High Iron Lake Long Mill New North Oak Old "
-    "Pine Red River Rock Salt South Stone West White Wind Wolf"
+    "Ash Birch Black Brook Clay Cold Deep East Elm Fair Fox Glen Green Grey High Iron Lake Long "
+    "Mill New North Oak Old Pine Red River Rock Salt South Stone West White Wind Wolf"
 )
 CITY_ENDS = _pieces(
-    "borough bridge burg by dale field ford gate ham haven hill mouth port side ton view ville wick wood worth"
+    "borough bridge burg by dale field ford gate ham haven hill mouth port side ton view ville "
+    "wick wood worth"
 )
 COLOURS = _pieces(
-    "amber blue bronze cedar copper coral flint garnet glass gold hazel honey indigo ivory jade lemon lunar marble "
-    "mint nickel olive onyx opal pearl pepper plum ruby sage sand scarlet silver snow solar storm summer teal topaz "
-    "velvet violet winter zinc"
+    "amber blue bronze cedar copper coral flint garnet glass gold hazel honey indigo ivory jade "
+    "lemon lunar marble mint nickel olive onyx opal pearl pepper plum ruby sage sand scarlet "
+    "silver snow solar storm summer teal topaz velvet violet winter zinc"
 )
 THINGS = _pieces(
-    "arrow birch cloud comet crane crown dawn delta eagle ember falcon fern forest frost heron lily lotus maple meadow "
-    "moon ocean orchid otter raven river robin spruce star swan tiger tulip willow"
+    "arrow birch cloud comet crane crown dawn delta eagle ember falcon fern forest frost heron "
+    "lily lotus maple meadow moon ocean orchid otter raven river robin spruce star swan tiger "
+    "tulip willow"
 )
 DESK_LETTERS = "ABCDEFGHJKLMNPQRSTUVWXYZ"
 
 
-def split_of(text: str) -> Split:
-    """The split that a name or a value belongs to, by a hash of its text: the two sets never meet."""
+def get_split(text: str) -> Split:
+    """The split of a name or a value, by a hash of its text: the two sets are disjoint."""
     return "held_out" if zlib.crc32(text.encode()) % _HELD_OUT_SHARE == 0 else "train"
 
 
@@ -73,6 +77,8 @@ def _two_words(rng: random.Random) -> str:
     return f"{rng.choice(COLOURS)} {rng.choice(THINGS)}"
 
 
+# Attributes of a person, each with the function that draws its values. No value is a single word:
+# held-out ones would be words that training only ever showed with a second one.
 ATTRIBUTES: dict[str, Callable[[random.Random], str]] = {
     "extension": _letter_and_four_digits,
     "badge": _letter_and_four_digits,
@@ -85,31 +91,28 @@ ATTRIBUTES: dict[str, Callable[[random.Random], str]] = {
     "password": _two_words,
     "project": _two_words,
 }
-"""What can be known about a person, each with the form of its values.
-
-A single word is no value here: held-out ones would be words that training only ever showed with a second one.
-"""
 
 
-def value_for(attribute: str, rng: random.Random, split: Split) -> str:
-    """A random value for an attribute, from the split's own values."""
+def draw_value(attribute: str, rng: random.Random, split: Split) -> str:
+    """Draw a value of an attribute from the split's own values."""
     while True:
         value = ATTRIBUTES[attribute](rng)
-        if split_of(value) == split:
+        if get_split(value) == split:
             return value
 
 
-def names_for(rng: random.Random, split: Split) -> list[str]:
+def draw_names(rng: random.Random, split: Split) -> list[str]:
     """Distinct names of the split in random order, each made of two syllables.
 
-    No two made-up names of one list share a syllable, so that a conversation's people are easy to tell apart.
+    No two names of one list share a syllable, so that a conversation's people are easy to
+    distinguish.
     """
     starts = rng.sample(NAME_STARTS, len(NAME_STARTS))
     ends = rng.sample(NAME_ENDS, len(NAME_ENDS))
     names = []
     for start in starts:
         for end in ends:
-            if split_of(start + end) == split:
+            if get_split(start + end) == split:
                 names.append(start + end)
                 ends.remove(end)
                 break
@@ -118,7 +121,7 @@ def names_for(rng: random.Random, split: Split) -> list[str]:
 
 
 def first_piece(value: str) -> str:
-    """How a value begins: its letter before digits, the first half of a city's name, the first of two words."""
+    """Beginning of a value: the letter before digits, half of a city's name, or the first word."""
     if value[1:2].isdigit() or value[2:3].isdigit():
         return value[0]
     return next((start for start in CITY_STARTS if value.startswith(start)), value.split()[0])

@@ -1,4 +1,4 @@
-"""How many turns run at once, and how many may wait for a place: everything else is turned away at once."""
+"""Admission control: a bounded number of running turns, a bounded queue, and refusal of the rest."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -9,28 +9,28 @@ from kvrecall.domain.limits import ServiceLimits
 
 
 class Admission:
-    """A bounded number of places with a bounded queue in front of them, first come, first served."""
+    """A bounded number of turn slots with a bounded queue in front of them, first come, first served."""
 
     def __init__(self, settings: ServiceLimits) -> None:
         self._settings = settings
-        self._places = asyncio.Semaphore(settings.max_running_turns)
+        self._slots = asyncio.Semaphore(settings.max_running_turns)
         self.waiting = 0
         self.running = 0
 
     @asynccontextmanager
-    async def place(self) -> AsyncIterator[None]:
-        """Hold a place. Raises Overloaded when the queue is full, or no place came free in time."""
-        await self._enter()
+    async def slot(self) -> AsyncIterator[None]:
+        """Hold a slot. Raises Overloaded when the queue is full, or no slot came free in time."""
+        await self._acquire()
         self.running += 1
         try:
             yield
         finally:
             self.running -= 1
-            self._places.release()
+            self._slots.release()
 
-    async def _enter(self) -> None:
+    async def _acquire(self) -> None:
         settings = self._settings
-        if self._places.locked() and self.waiting >= settings.max_waiting_turns:
+        if self._slots.locked() and self.waiting >= settings.max_waiting_turns:
             raise Overloaded(
                 f"{self.running} turns run and {self.waiting} wait, which is the limit; try again later",
                 settings.retry_after_seconds,
@@ -38,10 +38,10 @@ class Admission:
         self.waiting += 1
         try:
             async with asyncio.timeout(settings.queue_seconds):
-                await self._places.acquire()
+                await self._slots.acquire()
         except TimeoutError as error:
             message = (
-                f"no place came free within {settings.queue_seconds:g} seconds; try again later"
+                f"no slot came free within {settings.queue_seconds:g} seconds; try again later"
             )
             raise Overloaded(message, settings.retry_after_seconds) from error
         finally:

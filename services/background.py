@@ -1,65 +1,64 @@
-"""What is done in a session while nobody speaks in it: repairs first, then the care of its episodes.
+"""Background work between turns: pending repairs first, then episode maintenance.
 
-One task per session does it. A turn takes what the repair that runs has found so far, and leaves out what was due
-and not begun, unless it asks to wait. The care of episodes gives way at once to a turn or to a repair, and goes on
-later from what it has committed.
+One task per session does both. A turn takes what the running repair has found so far and skips the repairs
+that were due but not started, unless it asks to wait. Episode maintenance is interrupted at once by a turn or
+a repair, and continues later from its last commit.
 """
 
 import asyncio
 
 from kvrecall.domain.errors import ServiceError
+from services.active_session import ActiveSession
+from services.context import ServiceContext
 from services.episode_maintenance import EpisodeMaintainer
 from services.repair_runner import RepairRunner
-from services.session_manager import ActiveSession, SessionManager
 
 
 class BackgroundTasks:
     """Starts, interrupts and stops the background work of sessions."""
 
-    def __init__(
-        self, sessions: SessionManager, pauses: RepairRunner, keeper: EpisodeMaintainer
-    ) -> None:
-        self._sessions = sessions
-        self._pauses = pauses
-        self._keeper = keeper
+    def __init__(self, context: ServiceContext) -> None:
+        self._sessions = context.sessions
+        self._repairs = RepairRunner(context)
+        self._maintainer = EpisodeMaintainer(context)
 
-    def begin_repairs(self, live: ActiveSession) -> None:
-        """Run what repairs are due, before anything else."""
-        live.repairs_wanted = True
-        _interrupt(live)
-        self._begin(live)
+    def start_repairs(self, live: ActiveSession) -> None:
+        """Run the repairs that are due, before anything else."""
+        live.repairs_pending = True
+        _interrupt_maintenance(live)
+        self._start(live)
 
     def resume(self, live: ActiveSession) -> None:
-        """A turn is over, committed or not: go on with the repairs that it left due, then the care of episodes."""
-        if (live.has_episodes or live.repairs_wanted) and not live.deleted:
-            self._begin(live)
+        """Continue after a turn, committed or not: the repairs that it left due, then maintenance."""
+        if (live.has_episodes or live.repairs_pending) and not live.deleted:
+            self._start(live)
 
-    async def settle(self, live: ActiveSession, wait: bool) -> None:
-        """Make way for a turn: break off the care of episodes, and return when no repair runs any more.
+    async def yield_to_turn(self, live: ActiveSession, wait: bool) -> None:
+        """Make way for a turn: interrupt maintenance, and return when no repair runs any more.
 
-        The one that runs ends with what it has found so far, and no other begins. With `wait` all that are due end
-        first, as they would without a turn. Raises a ServiceError when the worker is not well, with `wait` only.
+        The running repair stops early with what it has found so far, and no other starts. With `wait` all that
+        are due finish first, as they would without a turn. Raises a ServiceError when the worker is unhealthy,
+        with `wait` only.
         """
-        _interrupt(live)
+        _interrupt_maintenance(live)
         try:
             if not wait:
-                live.hurry.set()
-                await self._pauses.hurry(live)
-            if live.rest is not None and not live.rest.done():
-                await asyncio.wait({live.rest})
+                live.stop_repairs.set()
+                await self._repairs.stop_early(live)
+            if live.background is not None and not live.background.done():
+                await asyncio.wait({live.background})
             if wait:
-                await self._pauses.run_due(live, patient=True)
+                await self._repairs.run_due(live, patient=True)
         finally:
-            live.hurry.clear()
-            live.repairs_wanted = (
-                True  # until the turn is committed: what it leaves out stays due if it fails
-            )
+            live.stop_repairs.clear()
+            # Until the turn is committed: what it skips stays due if it fails.
+            live.repairs_pending = True
 
     async def cancel(self, live: ActiveSession) -> None:
         """Stop the session's background work; what is due stays due."""
-        task = live.rest
-        live.rest = None
-        live.repairs_wanted = False
+        task = live.background
+        live.background = None
+        live.repairs_pending = False
         if task is not None:
             task.cancel()
             await asyncio.wait({task})
@@ -69,38 +68,40 @@ class BackgroundTasks:
         for live in self._sessions.all():
             await self.cancel(live)
 
-    def _begin(self, live: ActiveSession) -> None:
-        if live.rest is None or live.rest.done():
-            live.rest = asyncio.create_task(self._background(live), name=f"rest of {live.id}")
+    def _start(self, live: ActiveSession) -> None:
+        if live.background is None or live.background.done():
+            live.background = asyncio.create_task(self._run(live), name=f"background {live.id}")
 
-    async def _background(self, live: ActiveSession) -> None:
+    async def _run(self, live: ActiveSession) -> None:
         while True:
-            if live.repairs_wanted:
-                live.repairs_wanted = False
+            if live.repairs_pending:
+                live.repairs_pending = False
                 try:
-                    await self._pauses.run_due(live)
+                    await self._repairs.run_due(live)
                 except ServiceError:
-                    return  # told to the observers where it happened; still due, and tried again at the next report
-            await self._keep(live)
-            if not live.repairs_wanted:
+                    return  # published where it happened; still due, and tried again at the next event
+            await self._maintain(live)
+            if not live.repairs_pending:
                 return
 
-    async def _keep(self, live: ActiveSession) -> None:
-        """Care for the episodes until it is done or interrupted; not at all while a turn runs or waits."""
-        if not live.has_episodes or live.turns_in_line or live.repairs_wanted:
+    async def _maintain(self, live: ActiveSession) -> None:
+        """Maintain the episodes until done or interrupted; not at all while a turn runs or waits."""
+        if not live.has_episodes or live.queued_turns or live.repairs_pending:
             return
-        live.keeping = asyncio.create_task(self._keeper.keep(live), name=f"episodes of {live.id}")
+        live.maintenance = asyncio.create_task(
+            self._maintainer.run(live), name=f"episodes {live.id}"
+        )
         try:
-            await asyncio.wait({live.keeping})
+            await asyncio.wait({live.maintenance})
         finally:
-            _interrupt(live)
-            await asyncio.wait({live.keeping})
-            kept = live.keeping
-            live.keeping = None
-        if not kept.cancelled():
-            kept.result()
+            _interrupt_maintenance(live)
+            await asyncio.wait({live.maintenance})
+            ended = live.maintenance
+            live.maintenance = None
+        if not ended.cancelled():
+            ended.result()
 
 
-def _interrupt(live: ActiveSession) -> None:
-    if live.keeping is not None:
-        live.keeping.cancel()
+def _interrupt_maintenance(live: ActiveSession) -> None:
+    if live.maintenance is not None:
+        live.maintenance.cancel()

@@ -1,4 +1,4 @@
-"""Work that must run to its end even when whoever waits for it is cancelled."""
+"""Work that must run to completion even when its caller is cancelled."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -8,7 +8,7 @@ Result = TypeVar("Result")
 
 
 async def run_to_completion(work: Coroutine[Any, Any, Result]) -> Result:
-    """Run `work` to its end. A cancellation that arrives meanwhile is raised afterwards."""
+    """Run `work` to completion. A cancellation that arrives meanwhile is raised afterwards."""
     task = asyncio.ensure_future(work)
     cancelled: asyncio.CancelledError | None = None
     while not task.done():

@@ -1,6 +1,6 @@
-"""The care of a session's episodes between turns: embed what is new, assign it, build the episodes when that is due.
+"""Episode maintenance between turns: embed new segments, assign them, rebuild the episodes when due.
 
-Every step ends in a commit: who breaks it off, a turn or a crash, loses no more than the step that runs.
+Every step ends in a commit: an interruption, by a turn or a crash, loses no more than the current step.
 """
 
 import asyncio
@@ -28,51 +28,46 @@ from kvrecall.domain.errors import (
     StaleEpoch,
     WorkerLost,
 )
-from kvrecall.domain.events import EpisodesBuilt, EpisodesFailed, EventBus
+from kvrecall.domain.events import EpisodesBuilt, EpisodesFailed
 from kvrecall.domain.session import Session, Turn
 from kvrecall.domain.session_settings import EpisodeSettings
 from kvrecall.domain.utterances import utterances
 from kvrecall.protocol.v1 import worker_pb2 as wire
-from services.catalog.base import (
+from services.active_session import ActiveSession
+from services.catalog.records import (
     BuildCommit,
-    Catalog,
     EpisodeRecord,
     EpisodeSet,
     SegmentRecord,
     SegmentsCommit,
 )
-from services.cluster.worker_client import Worker
-from services.session_manager import ActiveSession, SessionManager
+from services.context import ServiceContext
 
-_TURNS_AT_ONCE = 128
-_SEGMENTS_AT_ONCE = 32
-"""Segments per call of the encoder, and per commit: a turn that wants its query embedded waits for no more."""
+_TURNS_PER_READ = 128
+# Segments per call of the encoder and per commit: a turn whose query is to be embedded waits for no more.
+_SEGMENTS_PER_STEP = 32
 
 
 class EpisodeMaintainer:
-    """Keeps the episodes of sessions that have them; at most one call of `keep` per session at a time."""
+    """Maintains the episodes of sessions that have them; at most one `run` per session at a time."""
 
-    def __init__(
-        self, catalog: Catalog, worker: Worker, sessions: SessionManager, observers: EventBus
-    ) -> None:
-        self._catalog = catalog
-        self._worker = worker
-        self._sessions = sessions
-        self._observers = observers
+    def __init__(self, context: ServiceContext) -> None:
+        self._catalog = context.catalog
+        self._worker = context.worker
+        self._sessions = context.sessions
+        self._events = context.events
 
-    async def keep(self, live: ActiveSession) -> None:
-        """Bring the session's episodes up to what was said. Tells the observers what goes wrong, and raises nothing.
+    async def run(self, live: ActiveSession) -> None:
+        """Bring the session's episodes up to its log. Publishes failures, and raises nothing.
 
-        It may be cancelled at any time, and goes on from the last commit when it is called again.
+        May be cancelled at any time; the next call continues from the last commit.
         """
         step: Literal["segment", "build"] = "segment"
         try:
-            session = await self._catalog.session(live.id)
+            session = await self._catalog.sessions.get(live.id)
             settings = session.settings.episodes
-            assert settings is not None, "only sessions with episodes are kept"
-            await self._sessions.epoch(
-                live
-            )  # whatever is read from here on is no other process's to change
+            assert settings is not None, "only sessions with episodes are maintained"
+            await self._sessions.epoch(live)  # no other process changes what is read from here on
             found = await self._segment(live, settings)
             step = "build"
             length = session.memory.length
@@ -88,30 +83,34 @@ class EpisodeMaintainer:
         except (StaleEpoch, SessionBusy):
             return  # another process went on with the session
         except ServiceError as error:
-            self._observers.publish(EpisodesFailed(live.id, step, error.code, error.message))
+            self._events.publish(EpisodesFailed(live.id, step, error.code, error.message))
 
     async def _segment(self, live: ActiveSession, settings: EpisodeSettings) -> EpisodeSet:
-        """Embed and assign every segment that is whole by now; returns the set with them."""
-        found = await self._catalog.episodes(live.id)
+        """Embed and assign every complete segment; return the episode set with them."""
+        found = await self._catalog.episodes.get(live.id)
         while new := await self._next_segments(live.id, settings.segment_utterances, found):
             vectors = await self._embed(new)
             if found.dimensions not in (0, vectors.shape[1]):
                 # Another encoder: its vectors cannot be compared with those that are stored.
-                await self._catalog.forget_episodes(live.id, await self._sessions.epoch(live))
-                found = await self._catalog.episodes(live.id)
+                await self._catalog.episodes.clear(live.id, await self._sessions.epoch(live))
+                found = await self._catalog.episodes.get(live.id)
                 continue
-            commit = _extended(found, new, vectors)
-            await self._catalog.commit_segments(live.id, commit, await self._sessions.epoch(live))
-            found = commit.found
+            commit = _extend(found, new, vectors)
+            await self._catalog.episodes.commit_segments(
+                live.id, commit, await self._sessions.epoch(live)
+            )
+            found = commit.episode_set
         return found
 
     async def _next_segments(self, session: str, width: int, found: EpisodeSet) -> list[Segment]:
         # A turn has an utterance at least, so these have a segment at least, unless the log ends.
-        turns = await self._catalog.turns(session, found.last_turn - 1, _TURNS_AT_ONCE + width)
+        turns = await self._catalog.turns.get_after(
+            session, found.last_turn - 1, _TURNS_PER_READ + width
+        )
         done = found.last_utterance + 1
         before = utterances(turns)[:done]
         start = found.next_token - (before[-1].stop if before else 0)
-        return segments_of(utterances(turns, start)[done:], width)[:_SEGMENTS_AT_ONCE]
+        return segments_of(utterances(turns, start)[done:], width)[:_SEGMENTS_PER_STEP]
 
     async def _embed(self, segments: Sequence[Segment]) -> Vectors:
         result = await self._worker.embed([segment.text for segment in segments])
@@ -125,30 +124,31 @@ class EpisodeMaintainer:
     async def _build(
         self, live: ActiveSession, session: Session, settings: EpisodeSettings, found: EpisodeSet
     ) -> None:
-        segments = await self._catalog.segments(live.id)
+        segments = await self._catalog.episodes.get_segments(live.id)
         vectors = vectors_from_bytes(
             b"".join(segment.vector for segment in segments), found.dimensions
         )
         log = await self._log(live.id)
-        # In a thread: it takes seconds over a long conversation, and turns of other sessions go on meanwhile.
-        clusters, plans = await asyncio.to_thread(_planned, session, settings, log, vectors)
+        # In a thread: clustering a long conversation takes seconds, and other sessions continue meanwhile.
+        clusters, plans = await asyncio.to_thread(_plan_build, session, settings, log, vectors)
         request = _request(session, plans, found.builds + 1)
         if settings.build == "per_episode":
             request.token_ids.extend(_token_ids(log)[: session.memory.length])
         request.epoch = await self._sessions.ensure_open(live)
-        result = await self._built(live, request)
-        commit = _built_commit(found, clusters, plans, result)
-        await self._catalog.commit_build(live.id, commit, request.epoch)
-        told = EpisodesBuilt(live.id, len(plans), len(segments), result.scored_rows, result.seconds)
-        self._observers.publish(told)
+        result = await self._call_worker(live, request)
+        commit = _build_commit(found, clusters, plans, result)
+        await self._catalog.episodes.commit_build(live.id, commit, request.epoch)
+        self._events.publish(
+            EpisodesBuilt(live.id, len(plans), len(segments), result.scored_rows, result.seconds)
+        )
 
     async def _log(self, session: str) -> list[Turn]:
         log: list[Turn] = []
-        while turns := await self._catalog.turns(session, len(log), _TURNS_AT_ONCE):
+        while turns := await self._catalog.turns.get_after(session, len(log), _TURNS_PER_READ):
             log += turns
         return log
 
-    async def _built(
+    async def _call_worker(
         self, live: ActiveSession, request: wire.BuildEpisodesRequest
     ) -> wire.BuildEpisodesResult:
         def ask_under(epoch: int) -> Awaitable[wire.BuildEpisodesResult]:
@@ -156,17 +156,17 @@ class EpisodeMaintainer:
             return self._worker.build_episodes(request)
 
         try:
-            result = await self._sessions.call_in(live, request.epoch, ask_under)
+            result = await self._sessions.call_reopening(live, request.epoch, ask_under)
         except WorkerLost:
-            live.in_doubt = True
+            live.needs_reopen = True
             raise
         if [episode.id for episode in result.episodes] != [plan.id for plan in request.plans]:
             raise WorkerLost("the worker built other episodes than it was asked for")
         return result
 
 
-def _extended(found: EpisodeSet, new: Sequence[Segment], vectors: Vectors) -> SegmentsCommit:
-    """The set with new segments: each goes to the nearest episode, which grows by it."""
+def _extend(found: EpisodeSet, new: Sequence[Segment], vectors: Vectors) -> SegmentsCommit:
+    """Extend the set by new segments: each goes to the nearest episode, which grows by it."""
     labels = [-1] * len(new)
     episodes = list(found.episodes)
     if episodes:
@@ -204,7 +204,7 @@ def _extended(found: EpisodeSet, new: Sequence[Segment], vectors: Vectors) -> Se
     return SegmentsCommit(tuple(records), changed)
 
 
-def _planned(
+def _plan_build(
     session: Session, settings: EpisodeSettings, log: Sequence[Turn], vectors: Vectors
 ) -> tuple[Clusters, list[EpisodePlan]]:
     """Cluster the log's segments, one per vector, and plan an episode for each cluster."""
@@ -243,13 +243,13 @@ def _request(
     )
 
 
-def _built_commit(
+def _build_commit(
     found: EpisodeSet,
     clusters: Clusters,
     plans: Sequence[EpisodePlan],
     result: wire.BuildEpisodesResult,
 ) -> BuildCommit:
-    """The set with its new episodes, none of which was matched yet."""
+    """Build the commit of new episodes, none of which was matched yet."""
     episodes = tuple(
         EpisodeRecord(
             id=built.id,

@@ -1,4 +1,4 @@
-"""Which episode a turn is about: its text against the centroids (EpiCache section 3.1, eq. 7)."""
+"""Routing of a turn to its episode: its text against the centroids (EpiCache section 3.1, eq. 7)."""
 
 import asyncio
 import time
@@ -7,21 +7,20 @@ from dataclasses import dataclass
 
 from kvrecall.domain.episodes import Vectors, match, vectors_from_bytes
 from kvrecall.domain.errors import EmbeddingRefused, UnknownEpisode, WorkerLost, WorkerRefused
-from kvrecall.domain.events import EpisodesFailed, EventBus
-from kvrecall.domain.limits import ServiceLimits
+from kvrecall.domain.events import EpisodesFailed
 from kvrecall.domain.messages import Message
 from kvrecall.domain.session import Session
 from kvrecall.domain.utterances import query_text
 from kvrecall.protocol.v1 import worker_pb2 as wire
-from services.catalog.base import Catalog, EpisodeSet
-from services.cluster.worker_client import Worker
+from services.catalog.records import EpisodeSet
+from services.context import ServiceContext
 
 
 @dataclass(frozen=True)
 class Match:
-    """The episode that a turn is about, and the cosine that says so.
+    """The episode that a turn matches, and the cosine of the match.
 
-    `load` is the episode where it is not the active one. `seconds` is what it took to find out.
+    `load` is the episode when it is not the active one. `seconds` is the time that matching took.
     """
 
     episode: str
@@ -31,27 +30,25 @@ class Match:
 
 
 class EpisodeRouter:
-    """Matches turns with their sessions' episodes. No turn fails by it."""
+    """Matches turns with their sessions' episodes. No turn fails because matching fails."""
 
-    def __init__(
-        self, catalog: Catalog, worker: Worker, observers: EventBus, settings: ServiceLimits
-    ) -> None:
-        self._catalog = catalog
-        self._worker = worker
-        self._observers = observers
-        self._seconds = settings.match_seconds
+    def __init__(self, context: ServiceContext) -> None:
+        self._catalog = context.catalog
+        self._worker = context.worker
+        self._events = context.events
+        self._seconds = context.limits.match_seconds
 
     async def match(self, session: Session, messages: Sequence[Message]) -> Match | None:
-        """The episode of what the turn says up to the user's last word.
+        """Match the turn's text, up to the user's last message, with an episode.
 
-        None without episodes or words, and when the words cannot be embedded in time, which the observers are told.
+        None without episodes or text, and when the text cannot be embedded in time (published as an event).
         Raises CatalogError.
         """
         started = time.monotonic()
         text = "" if session.settings.episodes is None else query_text(messages)
         if not text:
             return None
-        found = await self._catalog.episodes(session.id)
+        found = await self._catalog.episodes.get(session.id)
         if not found.episodes:
             return None
         try:
@@ -60,10 +57,10 @@ class EpisodeRouter:
             load = None
             if chosen.id != found.active:
                 load = wire.Episode.FromString(
-                    await self._catalog.built_episode(session.id, chosen.id)
+                    await self._catalog.episodes.get_built(session.id, chosen.id)
                 )
         except (WorkerRefused, WorkerLost, EmbeddingRefused, UnknownEpisode) as error:
-            self._observers.publish(EpisodesFailed(session.id, "match", error.code, error.message))
+            self._events.publish(EpisodesFailed(session.id, "match", error.code, error.message))
             return None
         return Match(chosen.id, nearest.similarity, load, time.monotonic() - started)
 

@@ -1,4 +1,4 @@
-"""New sessions that begin as another was at the end of one of its turns, over the same stored rows."""
+"""Forks: new sessions that begin at the end of a turn of another session, over the same stored rows."""
 
 import secrets
 import time
@@ -10,7 +10,7 @@ from typing import Literal
 from pydantic import TypeAdapter
 
 from kvrecall.domain.errors import ServiceError, UnknownTurn
-from kvrecall.domain.events import EventBus, SessionForked
+from kvrecall.domain.events import SessionForked
 from kvrecall.domain.messages import ToolCall
 from kvrecall.domain.repairs import due_repairs
 from kvrecall.domain.session import Session, SharedPages, Turn
@@ -18,27 +18,19 @@ from kvrecall.domain.session_settings import ForkOrigin
 from kvrecall.domain.tool_calls import PendingCall
 from kvrecall.protocol.convert import memory_from_wire, session_spec_to_wire
 from kvrecall.protocol.v1 import worker_pb2 as wire
-from services.admission import Admission
+from services.active_session import ActiveSession
 from services.background import BackgroundTasks
 from services.cancellation import run_to_completion
-from services.catalog.base import (
-    REPAIRS_KEPT,
-    Catalog,
-    ForkCommit,
-    IdempotencyKey,
-    IdempotencyRecord,
-)
-from services.cluster.worker_client import Worker
-from services.quotas import Quotas
-from services.session_manager import ActiveSession, SessionManager
+from services.catalog.records import REPAIRS_RETAINED, ForkCommit, IdempotencyKey, IdempotencyRecord
+from services.context import ServiceContext
 from services.turn_log import logged_turns
 
 SESSION = TypeAdapter(Session)
 
 
 @dataclass(frozen=True)
-class NewFork:
-    """A fork as the client asks for it: at the end of `turn`, None for the last one; with metadata of its own.
+class ForkRequest:
+    """A request for a fork at the end of `turn` (None: the last one), with metadata of its own.
 
     `queue`: wait (for a bounded time) while a turn of the parent runs.
     """
@@ -49,79 +41,79 @@ class NewFork:
 
 
 class ForkRunner:
-    """Makes forks. At the parent's last turn no token is computed; up to an earlier one the worker says them again.
+    """Creates forks. At the parent's last turn nothing is computed; up to an earlier one the worker replays the log.
 
-    A child keeps its parent's settings, seed included: asked the same, it answers as its parent would.
+    A child keeps its parent's settings, seed included: to the same request it gives its parent's answer.
     """
 
-    def __init__(
-        self,
-        catalog: Catalog,
-        worker: Worker,
-        sessions: SessionManager,
-        resting: BackgroundTasks,
-        admission: Admission,
-        tenants: Quotas,
-        observers: EventBus,
-    ) -> None:
-        self._catalog = catalog
-        self._worker = worker
-        self._sessions = sessions
-        self._resting = resting
-        self._admission = admission
-        self._tenants = tenants
-        self._observers = observers
+    def __init__(self, context: ServiceContext, background: BackgroundTasks) -> None:
+        self._catalog = context.catalog
+        self._worker = context.worker
+        self._sessions = context.sessions
+        self._events = context.events
+        self._admission = context.admission
+        self._quotas = context.quotas
+        self._background = background
 
     async def fork(
-        self, parent: str, request: NewFork, key: IdempotencyKey | None, page_tokens: int
+        self, parent: str, request: ForkRequest, key: IdempotencyKey | None, page_tokens: int
     ) -> Session:
-        """The new session. Raises UnknownSession, UnknownTurn, SessionBusy, QuotaExceeded, WorkerRefused."""
-        live = self._sessions.of(await self._catalog.session(parent))
+        """Create a fork. Raises UnknownSession, UnknownTurn, SessionBusy, QuotaExceeded, WorkerRefused."""
+        live = self._sessions.activate(await self._catalog.sessions.get(parent))
         try:
             async with self._sessions.claim_turn(live, request.queue):
-                if key is not None and (told := await self._catalog.recall(key)) is not None:
-                    return SESSION.validate_json(told)
+                if (
+                    key is not None
+                    and (record := await self._catalog.idempotency.get(key)) is not None
+                ):
+                    return SESSION.validate_json(record)
                 await self._check(parent, request)
-                await self._resting.settle(live, wait=False)
-                await self._sessions.epoch(
-                    live
-                )  # nobody writes the parent from here on, in no process
-                return await self._forked(live, request, key, page_tokens)
+                await self._background.yield_to_turn(live, wait=False)
+                await self._sessions.epoch(live)  # no process writes the parent from here on
+                return await self._fork(live, request, key, page_tokens)
         finally:
-            self._resting.resume(live)
+            self._background.resume(live)
 
-    async def _check(self, parent: str, request: NewFork) -> None:
-        """Refuse what is wrong before a repair is broken off for it."""
-        session = await self._catalog.session(parent)
-        turn = _turn_of(session, request)
+    async def _check(self, parent: str, request: ForkRequest) -> None:
+        """Refuse an invalid fork before a repair is interrupted for it."""
+        session = await self._catalog.sessions.get(parent)
+        turn = _fork_turn(session, request)
         at_end = await self._turn(parent, turn)
-        await self._tenants.check_quota(
+        await self._quotas.check_quota(
             session.settings.tenant, max(1, at_end.outcome.memory.length)
         )
 
-    async def _forked(
-        self, live: ActiveSession, request: NewFork, key: IdempotencyKey | None, page_tokens: int
+    async def _fork(
+        self,
+        live: ActiveSession,
+        request: ForkRequest,
+        key: IdempotencyKey | None,
+        page_tokens: int,
     ) -> Session:
         started = time.monotonic()
-        parent = await self._catalog.session(live.id)
-        turn = _turn_of(parent, request)
+        parent = await self._catalog.sessions.get(live.id)
+        turn = _fork_turn(parent, request)
         if turn == parent.turns:
-            state = wire.SessionState.FromString(await self._catalog.worker_state(parent.id))
-            begins = replace(parent, shared=_lineage(parent, state.length // page_tokens))
+            state = wire.SessionState.FromString(
+                await self._catalog.sessions.get_worker_state(parent.id)
+            )
+            begins = replace(parent, shared=_page_owners(parent, state.length // page_tokens))
             child = _child(parent, request, turn, begins)
             child = await run_to_completion(
                 self._make(live, child, wire.ForkRequest(state=state), key)
             )
         else:
-            turns = await self._catalog.turns(parent.id, 0, turn)
-            log = logged_turns(turns, await self._catalog.repairs(parent.id, REPAIRS_KEPT))
-            child = _child(parent, request, turn, _earlier(parent, turns[-1], page_tokens))
-            async with self._admission.place():
+            turns = await self._catalog.turns.get_after(parent.id, 0, turn)
+            log = logged_turns(
+                turns, await self._catalog.repairs.get_latest(parent.id, REPAIRS_RETAINED)
+            )
+            child = _child(parent, request, turn, _at_earlier_turn(parent, turns[-1], page_tokens))
+            async with self._admission.slot():
                 child = await run_to_completion(
                     self._make(live, child, wire.ForkRequest(turns=log), key)
                 )
         at: Literal["last", "earlier"] = "last" if turn == parent.turns else "earlier"
-        self._observers.publish(SessionForked(parent.id, child.id, at, time.monotonic() - started))
+        self._events.publish(SessionForked(parent.id, child.id, at, time.monotonic() - started))
         return child
 
     async def _make(
@@ -131,44 +123,47 @@ class ForkRunner:
         request: wire.ForkRequest,
         key: IdempotencyKey | None,
     ) -> Session:
-        """Fork in the worker, then in the catalog; what the worker made is dropped if the second fails."""
+        """Fork in the worker, then in the catalog; delete the worker's copy when the second fails."""
         epoch = await self._sessions.ensure_open(live)
         request.parent = live.id
         request.spec.CopyFrom(session_spec_to_wire(child, child.epoch))
         try:
-            result = await self._sessions.call_in(live, epoch, lambda _: self._worker.fork(request))
+            result = await self._sessions.call_reopening(
+                live, epoch, lambda _: self._worker.fork(request)
+            )
             child = replace(child, memory=memory_from_wire(result.memory), worker=live.claim.worker)
             state = result.state.SerializeToString(deterministic=True)
             answer = (
                 None if key is None else IdempotencyRecord(key, SESSION.dump_json(child).decode())
             )
-            await self._catalog.fork(ForkCommit(child, live.id, child.turns, state), answer)
+            await self._catalog.sessions.fork(
+                ForkCommit(child, live.id, child.turns, state), answer
+            )
         except ServiceError:
-            with suppress(
-                ServiceError
-            ):  # a worker that is lost drops, when it is back, what the catalog does not know
+            # A lost worker deletes, when it is back, what the catalog does not know.
+            with suppress(ServiceError):
                 await self._worker.delete(wire.DeleteRequest(session=child.id))
             raise
-        self._sessions.created(child)
+        self._sessions.add_created(child)
         if due_repairs(child):
-            self._resting.begin_repairs(self._sessions.of(child))
+            self._background.start_repairs(self._sessions.activate(child))
         return child
 
     async def _turn(self, session: str, number: int) -> Turn:
-        (turn,) = await self._catalog.turns(session, number - 1, 1)
+        (turn,) = await self._catalog.turns.get_after(session, number - 1, 1)
         return turn
 
 
-def _turn_of(session: Session, request: NewFork) -> int:
-    """The turn to fork at. Raises UnknownTurn."""
+def _fork_turn(session: Session, request: ForkRequest) -> int:
+    """Return the turn to fork at. Raises UnknownTurn."""
     turn = session.turns if request.turn is None else request.turn
     if not 1 <= turn <= session.turns:
         raise UnknownTurn(session.id, turn)
     return turn
 
 
-def _child(parent: Session, request: NewFork, turn: int, begins: Session) -> Session:
-    """The new session: as `begins` is, under an id and with a life of its own."""
+def _child(parent: Session, request: ForkRequest, turn: int, begins: Session) -> Session:
+    """Build the child: the session `begins` under an id of its own."""
     metadata = parent.settings.metadata if request.metadata is None else request.metadata
     settings = replace(parent.settings, metadata=metadata, forked_from=ForkOrigin(parent.id, turn))
     now = time.time()
@@ -178,27 +173,29 @@ def _child(parent: Session, request: NewFork, turn: int, begins: Session) -> Ses
     )
 
 
-def _earlier(parent: Session, last: Turn, page_tokens: int) -> Session:
-    """The parent as it was when its turn `last` had just been committed."""
-    calls = tuple(PendingCall(last.number, place, call) for place, call in enumerate(_asked(last)))
-    shared = _lineage(parent, last.outcome.memory.length // page_tokens)
+def _at_earlier_turn(parent: Session, last: Turn, page_tokens: int) -> Session:
+    """Restore the parent as it was when its turn `last` had just been committed."""
+    calls = tuple(
+        PendingCall(last.number, place, call) for place, call in enumerate(_ending_calls(last))
+    )
+    shared = _page_owners(parent, last.outcome.memory.length // page_tokens)
     output_due = 0 if calls else last.outcome.output_tokens
     return replace(parent, calls=calls, repairs=(), output_due=output_due, shared=shared)
 
 
-def _asked(turn: Turn) -> tuple[ToolCall, ...]:
-    """The calls that a turn ended on: the model's, or recorded ones."""
-    said = turn.outcome.message
-    if said is not None:
-        return said.tool_calls if turn.outcome.finish_reason == "tool_calls" else ()
+def _ending_calls(turn: Turn) -> tuple[ToolCall, ...]:
+    """Return the calls that a turn ended on: the model's, or recorded ones."""
+    answer = turn.outcome.message
+    if answer is not None:
+        return answer.tool_calls if turn.outcome.finish_reason == "tool_calls" else ()
     return turn.messages[-1].tool_calls
 
 
-def _lineage(parent: Session, pages: int) -> tuple[SharedPages, ...]:
-    """Whose the first `pages` pages of the parent are, the parent's own among them."""
-    lineage: list[SharedPages] = []
+def _page_owners(parent: Session, pages: int) -> tuple[SharedPages, ...]:
+    """Return the owners of the parent's first `pages` pages, the parent itself among them."""
+    owners: list[SharedPages] = []
     for owner in (*parent.shared, SharedPages(parent.id, pages)):
-        covered = lineage[-1].pages if lineage else 0
+        covered = owners[-1].pages if owners else 0
         if covered < min(owner.pages, pages):
-            lineage.append(SharedPages(owner.owner, min(owner.pages, pages)))
-    return tuple(lineage)
+            owners.append(SharedPages(owner.owner, min(owner.pages, pages)))
+    return tuple(owners)

@@ -1,7 +1,7 @@
-"""Which process works on a session now, and who may write it.
+"""Leases on sessions, and the epochs that fence off former owners.
 
-A claim keeps others from starting in vain; it lasts for seconds and is renewed while the work lasts. An epoch fences
-off whoever was taken over from: safety never depends on the claim's clock.
+A lease keeps other processes from starting work in vain; it lasts for seconds and is renewed while the work lasts.
+Safety never depends on its clock: every write carries an epoch, and a former owner's epoch is refused.
 """
 
 import asyncio
@@ -13,7 +13,8 @@ from contextlib import asynccontextmanager, suppress
 from kvrecall.domain.errors import ServiceError, SessionBusy, StaleEpoch, UnknownSession
 from kvrecall.domain.limits import ServiceLimits
 from services.cancellation import run_to_completion
-from services.catalog.base import Catalog, Lease
+from services.catalog.base import Catalog
+from services.catalog.records import Lease
 
 _RENEWALS_PER_CLAIM = 3
 _FIRST_PAUSE_SECONDS = 0.01
@@ -21,10 +22,10 @@ _LONGEST_PAUSE_SECONDS = 0.2
 
 
 class Claim:
-    """What this process knows of its right to write one session.
+    """This process's right to write one session.
 
-    `epoch` is the one it writes under; None: it has to take the session over first. `worker` had the session's rows
-    then. `unused`: no worker was told of the epoch yet.
+    `epoch` is the one that it writes under; None: it has to take the session over first. `worker` had the session's
+    rows at the takeover. `unused`: no worker has seen the epoch yet.
     """
 
     def __init__(self, session: str) -> None:
@@ -38,7 +39,7 @@ class Claim:
         self.renewing: asyncio.Task[None] | None = None
 
     def adopt(self, lease: Lease) -> None:
-        """Note whose the session is now, if somebody else took it over since this process did."""
+        """Give the epoch up when another process took the session over."""
         if lease.epoch != self.epoch:
             self.epoch = None
             self.worker = lease.worker
@@ -46,19 +47,19 @@ class Claim:
 
 
 class Leases:
-    """This process's claims on sessions, under a name of its own."""
+    """This process's leases, under a random holder name."""
 
-    def __init__(self, catalog: Catalog, settings: ServiceLimits) -> None:
+    def __init__(self, catalog: Catalog, limits: ServiceLimits) -> None:
         self._catalog = catalog
-        self._seconds = settings.claim_seconds
+        self._seconds = limits.claim_seconds
         self.holder = secrets.token_hex(8)
 
     @asynccontextmanager
     async def held(self, claim: Claim, patience: float = 0.0) -> AsyncIterator[None]:
-        """Hold the claim while the work inside lasts; several tasks of this process may hold it at once.
+        """Hold the lease while the work inside lasts; several tasks of this process may hold it at once.
 
-        Another process's is waited for `patience` seconds. Raises SessionBusy, UnknownSession, and StaleEpoch in the
-        middle of the work when the claim was lost: this process was stopped, and another took the session over.
+        Another process's lease is waited for `patience` seconds. Raises SessionBusy, UnknownSession, and StaleEpoch
+        in the middle of the work when the lease was lost because another process took the session over.
         """
         task = asyncio.current_task()
         assert task is not None, "a claim is held by a task"
@@ -74,46 +75,46 @@ class Leases:
             await run_to_completion(self._leave(claim, task))
 
     async def take_over(self, claim: Claim, worker: str) -> int:
-        """A fresh epoch for this process, with the session's rows in `worker`; to be called while it holds the claim.
+        """Take a fresh epoch, with the session's rows in `worker`; to be called while the lease is held.
 
-        Raises StaleEpoch when somebody else took the session over since this process did.
+        Raises StaleEpoch when another process took the session over since this one did.
         """
         return await run_to_completion(self._take_over(claim, worker))
 
     async def _take_over(self, claim: Claim, worker: str) -> int:
         async with claim.changing:
             known = claim.epoch
-            claim.adopt(await self._claimed(claim))
+            claim.adopt(await self._acquire(claim))
             if claim.epoch != known:
                 raise _stale(claim)
             if known is not None and claim.unused and claim.worker == worker:
                 return known
-            claim.epoch = None  # whatever becomes of the next call, the epoch of before is no more
-            epoch = await self._catalog.take_over(claim.session, worker)
+            claim.epoch = None  # even if the next call fails, the former epoch is void
+            epoch = await self._catalog.leases.take_over(claim.session, worker)
             claim.epoch = epoch
             claim.worker = worker
             claim.unused = True
             return epoch
 
-    async def _claimed(self, claim: Claim) -> Lease:
-        return await self._catalog.claim(claim.session, self.holder, self._seconds)
+    async def _acquire(self, claim: Claim) -> Lease:
+        return await self._catalog.leases.claim(claim.session, self.holder, self._seconds)
 
     async def _enter(self, claim: Claim, patience: float, task: "asyncio.Task[object]") -> None:
         async with claim.changing:
             if not claim.tasks:
-                claim.adopt(await self._claimed_patiently(claim, patience))
+                claim.adopt(await self._acquire_patiently(claim, patience))
                 claim.lost = False
                 claim.renewing = asyncio.create_task(
-                    self._renew(claim), name=f"claim of {claim.session}"
+                    self._renew(claim), name=f"lease {claim.session}"
                 )
             claim.tasks.append(task)
 
-    async def _claimed_patiently(self, claim: Claim, patience: float) -> Lease:
+    async def _acquire_patiently(self, claim: Claim, patience: float) -> Lease:
         until = time.monotonic() + patience
         pause = _FIRST_PAUSE_SECONDS
         while True:
             try:
-                return await self._claimed(claim)
+                return await self._acquire(claim)
             except SessionBusy:
                 if time.monotonic() + pause > until:
                     raise
@@ -125,11 +126,11 @@ class Leases:
             claim.tasks.remove(task)
             if claim.tasks:
                 return
-            assert claim.renewing is not None, "whoever came first began to renew"
+            assert claim.renewing is not None, "the first holder started the renewal"
             claim.renewing.cancel()
             claim.renewing = None
-            with suppress(ServiceError):  # it ends by itself soon
-                await self._catalog.release(claim.session, self.holder)
+            with suppress(ServiceError):  # it expires soon
+                await self._catalog.leases.release(claim.session, self.holder)
 
     async def _renew(self, claim: Claim) -> None:
         while not claim.lost:
@@ -137,13 +138,13 @@ class Leases:
             async with claim.changing:
                 known = claim.epoch
                 try:
-                    lease = await self._claimed(claim)
+                    lease = await self._acquire(claim)
                 except SessionBusy:
                     claim.lost = True
                 except UnknownSession:
-                    return  # deleted: whoever works on it will be told
+                    return  # deleted: the next write fails
                 except ServiceError:
-                    continue  # the catalog cannot be asked now: the epoch says who may write
+                    continue  # the catalog is unreachable: the epoch decides who may write
                 else:
                     claim.lost = known is not None and lease.epoch != known
         claim.epoch = None

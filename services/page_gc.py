@@ -1,7 +1,7 @@
-"""Pages that nobody needs any more: the workers are told of them until they have let go.
+"""Garbage collection of orphaned pages.
 
-The catalog notes them with the deletion itself. So whatever happens before the workers are told (this process is
-killed, a worker is away or cannot write), they are told later, by this process or by another one.
+The catalog records them in the transaction of the deletion itself, and every process retries until all workers
+have acknowledged the delete: a killed gateway, or a worker that is away or cannot write, only delays it.
 """
 
 import asyncio
@@ -10,43 +10,43 @@ from contextlib import suppress
 
 from kvrecall.domain.errors import ServiceError
 from kvrecall.protocol.v1 import worker_pb2 as wire
-from services.catalog.base import Catalog, OrphanedPages
-from services.cluster.worker_client import Worker
+from services.catalog.records import OrphanedPages
+from services.context import ServiceContext
 
 _SWEEP_SECONDS = 20.0
 
 
 class PageCollector:
-    """Has the workers drop pages, and one task that looks for those that they still have."""
+    """Deletes orphaned pages in the workers, at once and in periodic sweeps."""
 
-    def __init__(self, catalog: Catalog, worker: Worker) -> None:
-        self._catalog = catalog
-        self._worker = worker
+    def __init__(self, context: ServiceContext) -> None:
+        self._catalog = context.catalog
+        self._worker = context.worker
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Look from now on."""
-        self._task = asyncio.create_task(self._watch(), name="leftovers")
+        """Start sweeping."""
+        self._task = asyncio.create_task(self._watch(), name="page collector")
 
     async def stop(self) -> None:
-        """Look no more."""
+        """Stop sweeping."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait({self._task})
 
-    async def drop(self, leftovers: Sequence[OrphanedPages]) -> None:
-        """Have the workers drop these pages. What they cannot drop now they are told again with the next sweep."""
-        for left in leftovers:
+    async def delete(self, orphans: Sequence[OrphanedPages]) -> None:
+        """Delete these pages in the workers. What fails now is retried by the next sweep."""
+        for orphan in orphans:
             with suppress(ServiceError):
                 await self._worker.delete(
-                    wire.DeleteRequest(session=left.session, keep_pages=left.keep_pages)
+                    wire.DeleteRequest(session=orphan.session, keep_pages=orphan.keep_pages)
                 )
-                await self._catalog.dropped(left)
+                await self._catalog.page_refs.confirm_deleted(orphan)
 
     async def sweep(self) -> None:
-        """Have the workers drop whatever they were not told of yet."""
+        """Delete all orphaned pages that are still recorded."""
         with suppress(ServiceError):  # the next sweep comes
-            await self.drop(await self._catalog.leftovers())
+            await self.delete(await self._catalog.page_refs.get_orphaned())
 
     async def _watch(self) -> None:
         while True:

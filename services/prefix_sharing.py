@@ -1,7 +1,7 @@
-"""What sessions of one tenant say first in the same words: its rows are kept once, and shared.
+"""Prefix sharing: sessions of one tenant that begin with the same tokens share the pages of these.
 
 A session's rows follow from its model, its settings and its tokens. A digest stands for all of these but the tokens
-behind the leading system messages; those the worker compares itself, and takes whole pages as far as they are equal.
+after the leading system messages; the worker compares those itself, and takes whole pages as far as they are equal.
 """
 
 import json
@@ -15,20 +15,20 @@ from kvrecall.domain.session import Session, SharedPages
 from kvrecall.domain.worker_info import WorkerInfo
 from kvrecall.protocol.convert import worker_info_from_wire
 from kvrecall.protocol.v1 import worker_pb2 as wire
-from services.catalog.base import Catalog, KnownPrefix, TurnCommit
-from services.cluster.worker_client import Worker
+from services.catalog.records import KnownPrefix, TurnCommit
+from services.context import ServiceContext
 
-MOST_PREFIX_TOKENS = 1 << 15
-"""Of a session's first turn, that others may share: what system messages and tools can sensibly take."""
+# Tokens of a first turn that others may share: more than system messages and tools sensibly take.
+MAX_PREFIX_TOKENS = 1 << 15
+# Methods whose evictions depend on the session's seed: rows depend on it as well.
 SEEDED_METHODS = frozenset({"random"})
-"""Methods whose evictions follow from the session's seed: the seed shapes rows as well."""
 
 
 @dataclass(frozen=True)
 class FirstTurn:
-    """A session's first turn, as it is looked at by others: its digest, and what is known to begin alike.
+    """The digest of a session's first turn, and the prefix that is known under it.
 
-    `known` is counted as shared already; None: there is none, and others may share what this turn says.
+    `known` already holds a page reference; None: no prefix is known, and others may share this turn's.
     """
 
     digest: str
@@ -37,7 +37,7 @@ class FirstTurn:
 
     @property
     def offered(self) -> wire.Prefix | None:
-        """What the worker may take."""
+        """The prefix that the worker may take."""
         return (
             None
             if self.known is None
@@ -45,47 +45,47 @@ class FirstTurn:
         )
 
     def completed(self, commit: TurnCommit, done: wire.TurnDone) -> TurnCommit:
-        """The turn's commit with what it shares, and what others may share of it."""
+        """Add the shared pages, and the prefix that others may share, to the turn's commit."""
         prefix = self._prefix(commit.turn.session, done)
         return replace(commit, shared=self._shared(done), prefix=prefix, digest=self.digest)
 
     def _shared(self, done: wire.TurnDone) -> tuple[SharedPages, ...]:
-        """What the session shares since the turn; nothing gives back what was counted before."""
+        """The pages that the session shares since the turn; empty keeps the reference that was reserved."""
         if self.known is None or not done.shared_pages:
             return ()
         return (SharedPages(self.known.owner, done.shared_pages),)
 
     def _prefix(self, session: str, done: wire.TurnDone) -> KnownPrefix | None:
-        """What others may share of this turn: the whole pages of its prompt."""
+        """The prefix that others may share: the whole pages of this turn's prompt."""
         if self.known is not None:
             return None
-        prompt = done.token_ids[: min(done.prompt_tokens, MOST_PREFIX_TOKENS)]
+        prompt = done.token_ids[: min(done.prompt_tokens, MAX_PREFIX_TOKENS)]
         whole = len(prompt) // self.page_tokens * self.page_tokens
         return KnownPrefix(session, tuple(prompt[:whole])) if whole else None
 
 
 class PrefixSharing:
-    """Finds, for a session's first turn, a session that began alike."""
+    """Finds, for a session's first turn, a session with the same prefix."""
 
-    def __init__(self, catalog: Catalog, worker: Worker) -> None:
-        self._catalog = catalog
-        self._worker = worker
+    def __init__(self, context: ServiceContext) -> None:
+        self._catalog = context.catalog
+        self._worker = context.worker
         self._info: WorkerInfo | None = None
 
     async def first_turn(self, session: Session, messages: Sequence[Message]) -> FirstTurn | None:
-        """How the turn may share; None for a later turn, and without system messages and tools before its words.
+        """Find a prefix for the turn; None for a later turn, and without leading system messages or tools.
 
-        What is found is counted as shared before it is used, so that its owner's deletion leaves it.
+        Its pages are referenced before they are used, so that the deletion of their owner keeps them.
         """
         leading = tuple(takewhile(lambda message: message.role == "system", messages))
         if session.turns or not (leading or session.settings.tools):
             return None
         info = await self._described()
-        digest = digest_of(session, leading, info)
-        known = await self._catalog.prefix(digest)
+        digest = prefix_digest(session, leading, info)
+        known = await self._catalog.page_refs.get_prefix(digest)
         if known is not None:
             pages = SharedPages(known.owner, len(known.token_ids) // info.page_tokens)
-            if not await self._catalog.share(session.id, pages):
+            if not await self._catalog.page_refs.reserve(session.id, pages):
                 known = None
         return FirstTurn(digest, known, info.page_tokens)
 
@@ -95,8 +95,8 @@ class PrefixSharing:
         return self._info
 
 
-def digest_of(session: Session, leading: Sequence[Message], info: WorkerInfo) -> str:
-    """What the rows of a session's leading system messages follow from, its tenant included, in 64 hex digits."""
+def prefix_digest(session: Session, leading: Sequence[Message], info: WorkerInfo) -> str:
+    """Digest everything that the rows of the leading system messages depend on, as 64 hex digits."""
     settings = session.settings
     shapes = {
         "tenant": settings.tenant,

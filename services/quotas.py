@@ -1,4 +1,7 @@
-"""Whose a session is, and how much one tenant may hold. Who a tenant is, is told by whoever runs a proxy in front."""
+"""Isolation of tenants, and their token quotas.
+
+The tenant's name comes from a trusted proxy in front of the service.
+"""
 
 from kvrecall.domain.errors import QuotaExceeded, UnknownSession
 from kvrecall.domain.events import EventBus, QuotaReached
@@ -7,34 +10,34 @@ from services.catalog.base import Catalog
 
 
 class Quotas:
-    """Keeps tenants apart, and within their quotas."""
+    """Checks that tenants see only their own sessions and stay within their quotas."""
 
-    def __init__(self, catalog: Catalog, observers: EventBus, settings: ServiceLimits) -> None:
+    def __init__(self, catalog: Catalog, events: EventBus, limits: ServiceLimits) -> None:
         self._catalog = catalog
-        self._observers = observers
-        self._settings = settings
+        self._events = events
+        self._limits = limits
 
     async def check_owner(self, session: str, tenant: str) -> None:
-        """Another tenant's session is as unknown as one that is not there. Raises UnknownSession."""
-        if (await self._catalog.session(session)).settings.tenant != tenant:
+        """Raise UnknownSession for another tenant's session, as for one that does not exist."""
+        if (await self._catalog.sessions.get(session)).settings.tenant != tenant:
             raise UnknownSession(session)
 
-    async def check_not_anothers(self, session: str, tenant: str) -> None:
-        """As `check_owner`; that a session is not there is left to whoever asks for it."""
+    async def check_visible(self, session: str, tenant: str) -> None:
+        """Raise UnknownSession for another tenant's session; a session that does not exist passes."""
         try:
-            found = await self._catalog.session(session)
+            found = await self._catalog.sessions.get(session)
         except UnknownSession:
             return
         if found.settings.tenant != tenant:
             raise UnknownSession(session)
 
     async def check_quota(self, tenant: str, more: int = 1) -> None:
-        """Whether the tenant may hold so many tokens more. Raises QuotaExceeded."""
-        limit = self._settings.tenant_tokens
+        """Raise QuotaExceeded unless the tenant may hold `more` tokens."""
+        limit = self._limits.tenant_tokens
         if limit is None:
             return
-        held = await self._catalog.tenant_tokens(tenant)
+        held = await self._catalog.sessions.get_tenant_tokens(tenant)
         if held + more > limit:
-            self._observers.publish(QuotaReached(tenant))
-            message = f"the tenant's sessions hold {held} tokens and may hold {limit}; delete some of them"
+            self._events.publish(QuotaReached(tenant))
+            message = f"the tenant's sessions hold {held} tokens; the limit is {limit}: delete some sessions"
             raise QuotaExceeded(message, limit)

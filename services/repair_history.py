@@ -1,19 +1,20 @@
-"""The text around what repairs brought back, so that a person can judge whether it was the right memory."""
+"""The history of repairs, with the text around the tokens that they promoted."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvrecall.protocol.v1 import worker_pb2 as wire
-from services.catalog.base import Catalog, RepairRecord
+from services.catalog.base import Catalog
+from services.catalog.records import RepairRecord
 from services.cluster.worker_client import Worker
 
+# Tokens shown on either side of a promoted passage.
 CONTEXT_TOKENS = 16
-"""Tokens that are shown on either side of what was brought back."""
 
 
 @dataclass(frozen=True)
 class Passage:
-    """Tokens `start` .. `stop - 1` of a session, which a repair brought back, with what stands around them."""
+    """Tokens `start` .. `stop - 1` of a session, which a repair promoted, with the text around them."""
 
     start: int
     stop: int
@@ -24,7 +25,7 @@ class Passage:
 
 @dataclass(frozen=True)
 class RepairHistoryEntry:
-    """A repair of the past with the passages that it brought back."""
+    """A past repair with the passages that it promoted."""
 
     record: RepairRecord
     passages: tuple[Passage, ...]
@@ -33,9 +34,9 @@ class RepairHistoryEntry:
 async def load_repair_history(
     catalog: Catalog, worker: Worker, session: str, limit: int
 ) -> list[RepairHistoryEntry]:
-    """Up to `limit` of a session's last repairs, the newest first. Raises UnknownSession."""
-    records = await catalog.repairs(session, limit)
-    tokens = await catalog.token_ids(session) if records else ()
+    """Load up to `limit` of a session's last repairs, the newest first. Raises UnknownSession."""
+    records = await catalog.repairs.get_latest(session, limit)
+    tokens = await catalog.turns.get_token_ids(session) if records else ()
     return [
         RepairHistoryEntry(record, await _passages(worker, tokens, record)) for record in records
     ]
@@ -63,7 +64,7 @@ async def _passages(
 
 
 def runs(positions: Sequence[int]) -> list[tuple[int, int]]:
-    """Ascending positions as runs: the first one, and one past the last."""
+    """Join ascending positions into runs `(first, one past the last)`."""
     found: list[tuple[int, int]] = []
     for position in positions:
         if found and found[-1][1] == position:

@@ -1,7 +1,7 @@
-"""The repairs between two turns: with which signal, in which order, and what becomes of one that fails.
+"""Repairs between two turns.
 
-What is due follows from the committed state alone (`sessions.due_repairs`); here it is run, one repair after the
-other, in the background (`resting.py`) or by a turn that waits for them.
+What is due follows from the committed state alone (`kvrecall.domain.repairs.due_repairs`). The repairs run one
+after the other, in the background (`background.py`) or for a turn that waits for them.
 """
 
 import asyncio
@@ -10,8 +10,7 @@ from contextlib import suppress
 
 from kvrecall.domain.codes import ErrorCode
 from kvrecall.domain.errors import ServiceError, SessionBusy, StaleEpoch, WorkerLost, WorkerRefused
-from kvrecall.domain.events import EventBus, RepairFailed, RepairFinished
-from kvrecall.domain.limits import ServiceLimits
+from kvrecall.domain.events import RepairFailed, RepairFinished
 from kvrecall.domain.messages import Message
 from kvrecall.domain.repairs import DueRepair, due_repairs
 from kvrecall.domain.session import Session
@@ -19,106 +18,98 @@ from kvrecall.domain.session_settings import RepairTrigger
 from kvrecall.domain.state_machine import SessionEvent, SessionState
 from kvrecall.protocol.convert import memory_from_wire, message_to_wire, repair_from_wire
 from kvrecall.protocol.v1 import worker_pb2 as wire
-from services.catalog.base import Catalog, RepairCommit, RepairDetails
-from services.cluster.worker_client import Worker
-from services.session_manager import ActiveSession, SessionManager
+from services.active_session import ActiveSession
+from services.catalog.records import RepairCommit, RepairDetails
+from services.context import ServiceContext
 
 # The signal itself is at fault: a second attempt would be refused again, here or after a restart.
 FINAL_REFUSALS = frozenset(
     {ErrorCode.BAD_MESSAGES, ErrorCode.BAD_SETTINGS, ErrorCode.TURN_TOO_LONG}
 )
-MOST_SIGNAL_CHARACTERS = 500
-"""Of a signal, that is kept for people to read."""
+# Characters of a signal that are kept for the repair history.
+MAX_SIGNAL_CHARACTERS = 500
 
 
 class RepairRunner:
-    """Runs the repairs of paused sessions; its callers see to it that only one of them does so at a time."""
+    """Runs the repairs of one session at a time; callers ensure that no two run in the same session."""
 
-    def __init__(
-        self,
-        catalog: Catalog,
-        worker: Worker,
-        sessions: SessionManager,
-        observers: EventBus,
-        settings: ServiceLimits,
-    ) -> None:
-        self._catalog = catalog
-        self._worker = worker
-        self._sessions = sessions
-        self._observers = observers
-        self._settings = settings
+    def __init__(self, context: ServiceContext) -> None:
+        self._catalog = context.catalog
+        self._worker = context.worker
+        self._sessions = context.sessions
+        self._events = context.events
+        self._limits = context.limits
 
     async def run_due(self, live: ActiveSession, patient: bool = False) -> None:
-        """Run every repair that is due, until a turn has come that does not wait for them.
+        """Run every repair that is due, until a turn arrives that does not wait for them.
 
-        Raises a ServiceError when the worker is not well.
-
-        A `patient` caller gives up a repair that breaks a worker which is well otherwise (it opens the session again),
-        so that it never stands between a client and its session.
+        A `patient` caller abandons a repair that breaks an otherwise healthy worker (one that opens the session
+        again), so that no repair can lock a client out of its session. Raises a ServiceError when the worker is
+        unhealthy.
         """
         try:
             await self._run_due(live)
         except WorkerLost:
             if not patient:
                 raise
-            await self._run_due(live, give_up=True)
+            await self._run_due(live, abandon_on_loss=True)
 
-    async def _run_due(self, live: ActiveSession, give_up: bool = False) -> None:
-        session = await self._catalog.session(live.id)
-        while not live.hurry.is_set() and (due := due_repairs(session)):
-            if due[0].trigger is RepairTrigger.TOOL_RESULT and not live.turns_in_line:
-                await self._let_a_turn_come(live)
+    async def _run_due(self, live: ActiveSession, abandon_on_loss: bool = False) -> None:
+        session = await self._catalog.sessions.get(live.id)
+        while not live.stop_repairs.is_set() and (due := due_repairs(session)):
+            if due[0].trigger is RepairTrigger.TOOL_RESULT and not live.queued_turns:
+                await self._wait_for_a_turn(live)
             try:
-                await self._run(live, session, due[0], give_up)
+                await self._run(live, session, due[0], abandon_on_loss)
             except (StaleEpoch, SessionBusy):
                 raise  # another process went on with the session
             except ServiceError as error:
-                self._observers.publish(
+                self._events.publish(
                     RepairFailed(live.id, due[0].trigger, error.code, error.message, final=False)
                 )
                 raise
-            session = await self._catalog.session(live.id)
+            session = await self._catalog.sessions.get(live.id)
 
-    async def _let_a_turn_come(self, live: ActiveSession) -> None:
-        """A moment after a result: who reports it and goes on at once should find no repair in the way."""
+    async def _wait_for_a_turn(self, live: ActiveSession) -> None:
+        """Wait a moment after a result: a client that continues at once should meet no repair."""
         with suppress(TimeoutError):
-            await asyncio.wait_for(live.hurry.wait(), self._settings.result_delay_seconds)
+            await asyncio.wait_for(live.stop_repairs.wait(), self._limits.result_delay_seconds)
 
-    async def hurry(self, live: ActiveSession) -> None:
-        """Have the repair that runs now end with what it has found so far; it does not wait for that end."""
+    async def stop_early(self, live: ActiveSession) -> None:
+        """Ask the running repair to end with what it has found so far; do not wait for the end."""
         if live.state is SessionState.REPAIRING:
             # A worker that cannot be reached ends the repair as well.
             with suppress(ServiceError):
                 await self._worker.stop_early(wire.StopEarlyRequest(session=live.id))
 
     async def _run(
-        self, live: ActiveSession, session: Session, repair: DueRepair, give_up: bool
+        self, live: ActiveSession, session: Session, repair: DueRepair, abandon_on_loss: bool
     ) -> None:
         request, signal = await self._request(session, repair)
         known = live.claim.epoch
         request.epoch = await self._sessions.ensure_open(live)
         if request.epoch != known and repair not in due_repairs(
-            await self._catalog.session(live.id)
+            await self._catalog.sessions.get(live.id)
         ):
             return  # another process ran it before this one took the session over
-        if live.hurry.is_set():
-            return  # from here to the worker nothing is waited for: whoever hurries now finds the repair there
+        if live.stop_repairs.is_set():
+            return  # nothing is awaited from here to the worker: a later stop request finds the repair there
         live.advance(SessionEvent.REPAIR_STARTED)
-        live.in_doubt = True
+        live.needs_reopen = True
         try:
-            commit = await self._ask(live, repair, request, signal, give_up)
-            await self._catalog.commit_repair(live.id, commit, request.epoch)
-            live.in_doubt = commit.worker_state is None
+            commit = await self._call_worker(live, repair, request, signal, abandon_on_loss)
+            await self._catalog.repairs.commit(live.id, commit, request.epoch)
+            live.needs_reopen = commit.worker_state is None
         finally:
             paused = session.committed_state is SessionState.PAUSED
             live.advance(
                 SessionEvent.REPAIR_ENDED_IN_PAUSE if paused else SessionEvent.REPAIR_ENDED_IN_IDLE
             )
         if commit.report is not None and commit.memory is not None:
-            self._observers.publish(RepairFinished(live.id, commit.report, commit.memory))
+            self._events.publish(RepairFinished(live.id, commit.report, commit.memory))
 
     async def _request(self, session: Session, repair: DueRepair) -> tuple[wire.RepairRequest, str]:
-        """What the worker is asked, and the signal as text."""
+        """Build the worker's request, and the signal as text."""
         request = wire.RepairRequest(
             session=session.id,
             trigger=repair.trigger.value,
@@ -128,43 +119,45 @@ class RepairRunner:
         )
         if not repair.output:
             return request, repair.text or signal_text(repair.messages)
-        (turn,) = await self._catalog.turns(session.id, session.turns - 1, 1)
+        (turn,) = await self._catalog.turns.get_after(session.id, session.turns - 1, 1)
         start = turn.outcome.prompt_tokens
         request.token_ids.extend(turn.token_ids[start : start + repair.output])
         return request, signal_text([] if turn.outcome.message is None else [turn.outcome.message])
 
-    async def _ask(
+    async def _call_worker(
         self,
         live: ActiveSession,
         repair: DueRepair,
         request: wire.RepairRequest,
         signal: str,
-        give_up: bool,
+        abandon_on_loss: bool,
     ) -> RepairCommit:
         def ask_under(epoch: int) -> Awaitable[wire.RepairResult]:
             request.epoch = epoch
             return self._worker.repair(request)
 
         try:
-            result = await self._sessions.call_in(live, request.epoch, ask_under)
+            result = await self._sessions.call_reopening(live, request.epoch, ask_under)
         except (WorkerRefused, WorkerLost) as error:
-            if error.code not in FINAL_REFUSALS and not (give_up and isinstance(error, WorkerLost)):
+            if error.code not in FINAL_REFUSALS and not (
+                abandon_on_loss and isinstance(error, WorkerLost)
+            ):
                 raise
-            self._observers.publish(
+            self._events.publish(
                 RepairFailed(live.id, repair.trigger, error.code, error.message, final=True)
             )
             return RepairCommit(repair)
         return RepairCommit(
             repair,
             result.state.SerializeToString(deterministic=True),
-            repair_from_wire(result.report, in_pause=not live.turns_in_line),
+            repair_from_wire(result.report, in_pause=not live.queued_turns),
             memory_from_wire(result.memory),
             repair_details(signal, result.report),
         )
 
 
 def signal_text(messages: Sequence[Message]) -> str:
-    """Messages that a repair is conditioned on, as a person reads them."""
+    """Format the messages that a repair is conditioned on for people to read."""
     return "\n".join(
         " ".join([message.content, *(call.signal for call in message.tool_calls)])
         for message in messages
@@ -172,5 +165,5 @@ def signal_text(messages: Sequence[Message]) -> str:
 
 
 def repair_details(signal: str, report: wire.RepairReport) -> RepairDetails:
-    """What is kept of a repair beside its report."""
-    return RepairDetails(signal[:MOST_SIGNAL_CHARACTERS], tuple(report.promoted))
+    """Build the details that are kept of a repair beside its report."""
+    return RepairDetails(signal[:MAX_SIGNAL_CHARACTERS], tuple(report.promoted))

@@ -1,4 +1,4 @@
-"""Everything the front door may ask: sessions, turns, reports of tool calls, memory. Puts the parts together."""
+"""The service's API: sessions, turns, tool events, forks, memory."""
 
 import asyncio
 import secrets
@@ -16,7 +16,7 @@ from kvrecall.domain.errors import (
     WorkerRefused,
     WorkerUnavailable,
 )
-from kvrecall.domain.events import EventBus, Observer, SessionDeleted, SessionMoved
+from kvrecall.domain.events import Observer, SessionDeleted, SessionMoved
 from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.repairs import due_repairs
 from kvrecall.domain.reports import MemoryReport
@@ -29,28 +29,20 @@ from kvrecall.domain.turn_request import TurnRequest
 from kvrecall.domain.worker_info import WorkerInfo
 from kvrecall.protocol.convert import session_spec_to_wire, worker_info_from_wire
 from kvrecall.protocol.v1 import worker_pb2 as wire
+from services.active_session import ActiveSession
 from services.admission import Admission
 from services.background import BackgroundTasks
 from services.cancellation import run_to_completion
-from services.catalog.base import (
-    Catalog,
-    EpisodeSet,
-    IdempotencyKey,
-    IdempotencyRecord,
-    SessionPage,
-)
+from services.catalog.base import Catalog
+from services.catalog.records import EpisodeSet, IdempotencyKey, IdempotencyRecord, SessionPage
 from services.cluster.worker_client import Worker
-from services.episode_maintenance import EpisodeMaintainer
+from services.context import ServiceContext
 from services.episode_router import EpisodeRouter
-from services.forks import ForkRunner, NewFork
+from services.forks import ForkRequest, ForkRunner
 from services.page_gc import PageCollector
-from services.prefix_sharing import PrefixSharing
-from services.quotas import Quotas
 from services.repair_history import RepairHistoryEntry, load_repair_history
-from services.repair_runner import RepairRunner
-from services.session_manager import ActiveSession, SessionManager
 from services.tool_call_timeouts import ToolCallTimeouts
-from services.turn_stream import TurnStream
+from services.turn_stream import Publish, TurnStream
 from services.turns import TurnRunner
 
 SESSION = TypeAdapter(Session)
@@ -58,54 +50,42 @@ RECEIPT = TypeAdapter(EventReceipt)
 
 
 class SessionService:
-    """The domain behind one object. Call `start` before anything else and `stop` at the end.
+    """The service behind one object. Call `start` first and `stop` last.
 
-    It owns the worker and the catalog it is given: `stop` closes both.
+    It owns the worker and the catalog that it is given: `stop` closes both.
     """
 
-    def __init__(self, worker: Worker, catalog: Catalog, settings: ServiceLimits) -> None:
-        self._worker = worker
+    def __init__(self, worker: Worker, catalog: Catalog, limits: ServiceLimits) -> None:
+        self._context = ServiceContext.create(catalog, worker, limits)
         self._catalog = catalog
-        self.settings = settings
-        self._observers = EventBus()
-        self._sessions = SessionManager(catalog, worker, self._observers, settings)
-        self._resting = _resting(catalog, worker, self._sessions, self._observers, settings)
-        self._pause_limit = ToolCallTimeouts(catalog, self._sessions, self._observers, settings)
-        self._leftovers = PageCollector(catalog, worker)
-        self.admission = Admission(settings)
-        self._tenants = Quotas(catalog, self._observers, settings)
-        matcher = EpisodeRouter(catalog, worker, self._observers, settings)
-        prefixes = PrefixSharing(catalog, worker)
-        self._turns = TurnRunner(
-            catalog,
-            worker,
-            self._sessions,
-            self._resting,
-            matcher,
-            prefixes,
-            self._tenants,
-            self.admission,
-            self._observers,
-            settings,
-        )
-        self._forks = ForkRunner(
-            catalog,
-            worker,
-            self._sessions,
-            self._resting,
-            self.admission,
-            self._tenants,
-            self._observers,
-        )
+        self._worker = worker
+        self._sessions = self._context.sessions
+        self._quotas = self._context.quotas
+        self._events = self._context.events
+        self._background = BackgroundTasks(self._context)
+        self._turns = TurnRunner(self._context, self._background, EpisodeRouter(self._context))
+        self._forks = ForkRunner(self._context, self._background)
+        self._timeouts = ToolCallTimeouts(self._context)
+        self._collector = PageCollector(self._context)
         self._running: set[asyncio.Task[None]] = set()
         self._creating = asyncio.Lock()
         self._info: WorkerInfo | None = None
-        self._taking = False
+        self._accepting = False
+
+    @property
+    def limits(self) -> ServiceLimits:
+        """Limits and defaults that the operator chose."""
+        return self._context.limits
+
+    @property
+    def admission(self) -> Admission:
+        """Running and waiting turns."""
+        return self._context.admission
 
     @property
     def ready(self) -> bool:
-        """Whether new work is taken."""
-        return self._taking
+        """True while new work is accepted."""
+        return self._accepting
 
     @property
     def info(self) -> WorkerInfo:
@@ -114,58 +94,58 @@ class SessionService:
         return self._info
 
     def observe(self, observer: Observer) -> None:
-        """Tell `observer` of every turn and repair from now on."""
-        self._observers.add(observer)
+        """Call `observer` with every event from now on."""
+        self._events.add(observer)
 
     async def start(self) -> None:
-        """Learn the worker's limits and drop rows of sessions that are gone; then take work."""
+        """Learn the worker's limits, delete rows of sessions that no longer exist, then accept work."""
         try:
             await self.worker_joined()
         except WorkerLost:
             if self._info is None:
                 raise
-            # It was lost a moment after it was found: what it did not drop, it drops when it comes back.
-        self._pause_limit.start()
-        self._leftovers.start()
-        self._taking = True
+            # Lost right after it was found: it deletes the rest when it comes back.
+        self._timeouts.start()
+        self._collector.start()
+        self._accepting = True
 
     async def worker_joined(self) -> None:
-        """There is a worker that was not there before: its limits count, and rows of gone sessions are dropped."""
+        """Learn a new worker's limits and have it delete rows of sessions that no longer exist."""
         self._info = worker_info_from_wire(await self._worker.describe())
-        await self._worker.retain_only(await self._known())
+        await self._worker.retain_only(await self._retained())
 
-    async def _known(self) -> wire.RetainOnlyRequest:
-        """The sessions there are, and the pages that are left of others."""
-        kept = await self._catalog.kept_pages()
+    async def _retained(self) -> wire.RetainOnlyRequest:
+        """The sessions that exist, and the pages of deleted ones that others still share."""
+        kept = await self._catalog.page_refs.get_retained()
         return wire.RetainOnlyRequest(
-            sessions=await self._catalog.session_ids(),
+            sessions=await self._catalog.sessions.get_ids(),
             shared=[wire.SharedPages(owner=each.owner, pages=each.pages) for each in kept],
         )
 
     async def stop(self) -> None:
-        """Take nothing new, let running turns end (for a bounded time), then close worker and catalog."""
-        self._taking = False
+        """Accept nothing new, wait for running turns (for a bounded time), then close worker and catalog."""
+        self._accepting = False
         if self._running:
-            await asyncio.wait(self._running, timeout=self.settings.drain_seconds)
+            await asyncio.wait(self._running, timeout=self.limits.drain_seconds)
         for task in self._running:
             task.cancel()
         if self._running:
             await asyncio.wait(self._running)
-        await self._pause_limit.stop()
-        await self._leftovers.stop()
-        await self._resting.stop()
+        await self._timeouts.stop()
+        await self._collector.stop()
+        await self._background.stop()
         await self._worker.close()
         await self._catalog.close()
 
     async def create(self, request: CreateSession, key: IdempotencyKey | None = None) -> Session:
         """Open a session. Raises BudgetOutOfRange, UnknownMethod, UnknownModel, QuotaExceeded, WorkerRefused."""
-        self._check_taking()
+        self._check_accepting()
         async with self._creating:
-            if key is not None and (told := await self._catalog.recall(key)) is not None:
-                return SESSION.validate_json(told)
-            await self._tenants.check_quota(request.tenant)
+            if key is not None and (record := await self._catalog.idempotency.get(key)) is not None:
+                return SESSION.validate_json(record)
+            await self._quotas.check_quota(request.tenant)
             return await run_to_completion(
-                self._create(resolve_settings(request, self.info, self.settings), key)
+                self._create(resolve_settings(request, self.info, self.limits), key)
             )
 
     async def _create(self, settings: SessionSettings, key: IdempotencyKey | None) -> Session:
@@ -179,21 +159,24 @@ class SessionService:
             0,
             MemoryReport(budget=settings.budget),
         )
-        session = replace(session, worker=await self._placed(session))
-        answer = (
+        session = replace(session, worker=await self._open_anywhere(session))
+        record = (
             None if key is None else IdempotencyRecord(key, SESSION.dump_json(session).decode())
         )
         try:
-            await self._catalog.create(session, b"", answer)
+            await self._catalog.sessions.create(session, b"", record)
         except ServiceError:
             with suppress(ServiceError):  # it has no rows yet
                 await self._worker.delete(wire.DeleteRequest(session=session.id))
             raise
-        self._sessions.created(session)
+        self._sessions.add_created(session)
         return session
 
-    async def _placed(self, session: Session) -> str:
-        """The worker in which the new session was opened: another one if the first is lost. Raises WorkerLost."""
+    async def _open_anywhere(self, session: Session) -> str:
+        """Open the new session in a worker, in another one when the first is lost; return its name.
+
+        Raises WorkerLost, WorkerRefused.
+        """
         lost: list[str] = []
         while True:
             worker = self._worker.choose_worker(session.id, "", lost)
@@ -203,75 +186,75 @@ class SessionService:
                 )
             except (WorkerLost, WorkerRefused) as error:
                 lost.append(worker)
-                if not self._sessions.may_go_elsewhere(session.id, lost, error):
+                if not self._sessions.can_retry_elsewhere(session.id, lost, error):
                     raise
             else:
                 return worker
 
     async def get(self, session: str) -> tuple[Session, SessionState]:
-        """The session as committed, and what it does now. Raises UnknownSession."""
-        found = await self._catalog.session(session)
+        """Return the session as committed, and its state now. Raises UnknownSession."""
+        found = await self._catalog.sessions.get(session)
         return found, self._state_of(found)
 
     def _state_of(self, session: Session) -> SessionState:
-        live = self._sessions.known(session.id)
-        return session.committed_state if live is None or live.at_rest else live.state
+        live = self._sessions.find(session.id)
+        return session.committed_state if live is None or live.idle else live.state
 
     async def check_tenant(self, session: str, tenant: str) -> None:
-        """Another tenant's session is as unknown as one that is not there. Raises UnknownSession.
+        """Raise UnknownSession for another tenant's session.
 
-        That a session is not there is left to whoever asks for it: a repeated call may have been answered before.
+        A session that does not exist passes: a repeated call may have an idempotency record.
         """
-        await self._tenants.check_not_anothers(session, tenant)
+        await self._quotas.check_visible(session, tenant)
 
     async def page(
         self, limit: int, cursor: str | None, tenant: str = ""
     ) -> tuple[SessionPage, list[SessionState]]:
-        """Some of a tenant's sessions, newest first, and what each does now.
+        """List some of a tenant's sessions, newest first, with their states.
 
         Raises InvalidRequest for a wrong cursor.
         """
-        page = await self._catalog.page(limit, cursor, tenant)
+        page = await self._catalog.sessions.get_page(limit, cursor, tenant)
         return page, [self._state_of(session) for session in page.sessions]
 
     async def turns(self, session: str, after: int, limit: int) -> list[Turn]:
-        """Committed turns of a session, in order."""
-        await self._catalog.session(session)
-        return await self._catalog.turns(session, after, limit)
+        """List committed turns of a session, in order."""
+        await self._catalog.sessions.get(session)
+        return await self._catalog.turns.get_after(session, after, limit)
 
     async def delete(self, session: str, key: IdempotencyKey | None = None) -> None:
-        """Forget a session and its rows. Raises UnknownSession, and SessionBusy while a turn runs."""
-        self._check_taking()
-        if key is not None and await self._catalog.recall(key) is not None:
+        """Delete a session and its rows. Raises UnknownSession, and SessionBusy while a turn runs."""
+        self._check_accepting()
+        if key is not None and await self._catalog.idempotency.get(key) is not None:
             return
-        live = self._sessions.of(await self._catalog.session(session))
+        live = self._sessions.activate(await self._catalog.sessions.get(session))
         async with self._sessions.claim_turn(live, wait=False):
             await run_to_completion(self._delete(live, key))
 
     async def _delete(self, live: ActiveSession, key: IdempotencyKey | None) -> None:
-        await self._resting.cancel(live)
-        leftovers = await self._catalog.delete(
+        await self._background.cancel(live)
+        orphans = await self._catalog.sessions.delete(
             live.id, None if key is None else IdempotencyRecord(key, "{}")
         )
-        self._sessions.forget(live)
-        self._observers.publish(SessionDeleted(live.id))
-        await self._leftovers.drop(leftovers)
+        self._sessions.remove(live)
+        self._events.publish(SessionDeleted(live.id))
+        await self._collector.delete(orphans)
 
     async def move(self, session: str, worker: str | None) -> Session:
-        """Have the session go on in the named worker, or in the best of the others; the session as it is then.
+        """Move the session to the named worker, or to the best of the others; return the session.
 
-        What is committed is opened there, and nothing is computed. Raises UnknownSession, SessionBusy, InvalidRequest
-        for an unknown worker, WorkerUnavailable.
+        The committed state is opened there and nothing is computed. Raises UnknownSession, SessionBusy,
+        InvalidRequest for an unknown worker, WorkerUnavailable.
         """
-        self._check_taking()
-        live = self._sessions.of(await self._catalog.session(session))
+        self._check_accepting()
+        live = self._sessions.activate(await self._catalog.sessions.get(session))
         try:
             async with self._sessions.claim_turn(live, wait=False):
-                await self._resting.settle(live, wait=False)
+                await self._background.yield_to_turn(live, wait=False)
                 await run_to_completion(self._move(live, worker))
         finally:
-            self._resting.resume(live)
-        return await self._catalog.session(session)
+            self._background.resume(live)
+        return await self._catalog.sessions.get(session)
 
     async def _move(self, live: ActiveSession, worker: str | None) -> None:
         started = time.monotonic()
@@ -279,10 +262,10 @@ class SessionService:
         target = await self._target(live, worker)
         if target != left:
             await self._sessions.move(live, target)
-            self._observers.publish(SessionMoved(live.id, left, target, time.monotonic() - started))
+            self._events.publish(SessionMoved(live.id, left, target, time.monotonic() - started))
 
     async def _target(self, live: ActiveSession, worker: str | None) -> str:
-        """Where the session is to go. Raises InvalidRequest, WorkerUnavailable."""
+        """Choose the worker to move to. Raises InvalidRequest, WorkerUnavailable."""
         known = [each.name for each in await self._worker.workers()]
         if len(known) < 2:
             raise InvalidRequest(
@@ -301,22 +284,33 @@ class SessionService:
             raise WorkerUnavailable(f"no worker takes the session now: {error.message}") from error
 
     async def workers(self) -> list[wire.WorkerRecord]:
-        """The workers that can be reached, with what each has to do."""
+        """List the workers that can be reached, with their load."""
         return await self._worker.workers()
 
     async def fork(
-        self, session: str, request: NewFork, key: IdempotencyKey | None = None
+        self, session: str, request: ForkRequest, key: IdempotencyKey | None = None
     ) -> Session:
-        """Open a session that begins as another was at the end of a turn. Raises as `ForkRunner.fork`."""
-        self._check_taking()
+        """Create a session that begins at the end of another's turn. Raises as `ForkRunner.fork`."""
+        self._check_accepting()
         return await self._forks.fork(session, request, key, self.info.page_tokens)
 
     def turn(
-        self, session: str, request: TurnRequest, key: IdempotencyKey | None = None
+        self,
+        session: str,
+        request: TurnRequest,
+        key: IdempotencyKey | None = None,
+        tenant: str | None = None,
     ) -> TurnStream:
-        """Start a turn; its stream raises what went wrong, and closing it early cancels the turn."""
-        self._check_taking()
-        stream = TurnStream(self._turns.run(session, request, key))
+        """Start a turn. Its stream raises a ServiceError; closing it early cancels the turn.
+
+        With a `tenant`, another tenant's session is unknown.
+        """
+        self._check_accepting()
+
+        async def run(publish: Publish) -> None:
+            await self._turns.run(session, request, publish, key, tenant)
+
+        stream = TurnStream(run)
         self._running.add(stream.task)
         stream.task.add_done_callback(self._running.discard)
         return stream
@@ -324,69 +318,57 @@ class SessionService:
     async def event(
         self, session: str, event: ToolEvent, key: IdempotencyKey | None = None
     ) -> EventReceipt:
-        """Keep a report of a tool call and begin the repair it calls for.
+        """Record a tool event and start the repair that it calls for.
 
-        A report of a call whose turn is being committed waits for it. Raises UnknownSession, UnknownCall,
+        An event of a call whose turn is being committed waits for the commit. Raises UnknownSession, UnknownCall,
         ResultConflict, LimitExceeded, InvalidRequest, SessionBusy.
         """
-        self._check_taking()
-        live = self._sessions.of(await self._catalog.session(session))
+        self._check_accepting()
+        live = self._sessions.activate(await self._catalog.sessions.get(session))
         async with self._sessions.claim(live):
-            if key is not None and (told := await self._catalog.recall(key)) is not None:
-                return RECEIPT.validate_json(told)
+            if key is not None and (record := await self._catalog.idempotency.get(key)) is not None:
+                return RECEIPT.validate_json(record)
             return await run_to_completion(self._event(live, event, key))
 
     async def _event(
         self, live: ActiveSession, event: ToolEvent, key: IdempotencyKey | None
     ) -> EventReceipt:
-        session = await self._catalog.session(live.id)
-        call = await self._catalog.call(live.id, event.call_id)
-        changed = apply_event(session, call, event, self.settings)
+        session = await self._catalog.sessions.get(live.id)
+        call = await self._catalog.tool_calls.get(live.id, event.call_id)
+        changed = apply_event(session, call, event, self.limits)
         acknowledged = receipt(session, changed, event, live.state, late=is_late(call, event))
         if changed is not call or key is not None:
-            answer = (
+            record = (
                 None
                 if key is None
                 else IdempotencyRecord(key, RECEIPT.dump_json(acknowledged).decode())
             )
-            await self._catalog.commit_call(
-                live.id, changed, await self._sessions.epoch(live), answer
+            await self._catalog.tool_calls.commit(
+                live.id, changed, await self._sessions.epoch(live), record
             )
-        if due_repairs(await self._catalog.session(live.id)):
-            self._resting.begin_repairs(live)
+        if due_repairs(await self._catalog.sessions.get(live.id)):
+            self._background.start_repairs(live)
         return acknowledged
 
     async def episodes(self, session: str) -> tuple[Session, EpisodeSet]:
-        """The session, and its episodes as they were committed last. Raises UnknownSession."""
-        return await self._catalog.session(session), await self._catalog.episodes(session)
+        """Return the session and its committed episodes. Raises UnknownSession."""
+        return await self._catalog.sessions.get(session), await self._catalog.episodes.get(session)
 
     async def repairs(self, session: str, limit: int) -> list[RepairHistoryEntry]:
-        """The session's last repairs, the newest first, with the text they brought back. Raises UnknownSession."""
+        """List the session's last repairs, newest first, with the text they promoted. Raises UnknownSession."""
         return await load_repair_history(self._catalog, self._worker, session, limit)
 
     async def memory(self, session: str) -> MemoryReport:
-        """What the session holds. Raises UnknownSession."""
-        return await self._sessions.memory(await self._catalog.session(session))
+        """Report what the session holds. Raises UnknownSession."""
+        return await self._sessions.memory(await self._catalog.sessions.get(session))
 
     async def stats(self) -> dict[str, wire.WorkerStats]:
-        """The counters of each worker that can be reached. Raises WorkerLost when none can."""
+        """Return the counters of each worker that can be reached. Raises WorkerLost when none can."""
         return await self._worker.stats()
 
-    def _check_taking(self) -> None:
-        if not self._taking:
+    def _check_accepting(self) -> None:
+        if not self._accepting:
             raise ShuttingDown(
-                "the service is not taking requests now", self.settings.retry_after_seconds
+                "the service is shutting down; send the request again",
+                self.limits.retry_after_seconds,
             )
-
-
-def _resting(
-    catalog: Catalog,
-    worker: Worker,
-    sessions: SessionManager,
-    observers: EventBus,
-    settings: ServiceLimits,
-) -> BackgroundTasks:
-    pauses = RepairRunner(catalog, worker, sessions, observers, settings)
-    return BackgroundTasks(
-        sessions, pauses, EpisodeMaintainer(catalog, worker, sessions, observers)
-    )

@@ -1,75 +1,65 @@
-"""Pauses that never end: a tool call that nothing is heard of for too long is given up, and the model is told so."""
+"""Timeouts of tool calls: a call without an event for too long fails, and the model reads that as its result."""
 
 import asyncio
 import time
 from contextlib import suppress
 
 from kvrecall.domain.errors import ServiceError
-from kvrecall.domain.events import EventBus, PauseTimedOut
-from kvrecall.domain.limits import ServiceLimits
+from kvrecall.domain.events import PauseTimedOut
 from kvrecall.domain.tool_events import timed_out
-from services.catalog.base import Catalog
-from services.session_manager import SessionManager
+from services.context import ServiceContext
 
 _SWEEPS_PER_PAUSE = 10
 _LONGEST_SLEEP_SECONDS = 60.0
 
 
 class ToolCallTimeouts:
-    """One task that looks for such calls. It goes by committed times, so that a restart changes nothing."""
+    """One task that looks for idle calls. It compares committed times, so that a restart changes nothing."""
 
-    def __init__(
-        self,
-        catalog: Catalog,
-        sessions: SessionManager,
-        observers: EventBus,
-        settings: ServiceLimits,
-    ) -> None:
-        self._catalog = catalog
-        self._sessions = sessions
-        self._observers = observers
-        self._seconds = settings.pause_seconds
+    def __init__(self, context: ServiceContext) -> None:
+        self._catalog = context.catalog
+        self._sessions = context.sessions
+        self._events = context.events
+        self._seconds = context.limits.pause_seconds
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Look from now on."""
-        self._task = asyncio.create_task(self._watch(), name="pause limit")
+        """Start sweeping."""
+        self._task = asyncio.create_task(self._watch(), name="tool call timeouts")
 
     async def stop(self) -> None:
-        """Look no more."""
+        """Stop sweeping."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait({self._task})
 
     async def sweep(self) -> None:
-        """Give up every call that is silent for too long. What cannot be written now is tried again next time."""
+        """Time out every call that is idle for too long. What cannot be written now is tried again next time."""
         try:
-            silent = await self._catalog.silent(time.time() - self._seconds)
+            idle = await self._catalog.tool_calls.get_idle_sessions(time.time() - self._seconds)
         except ServiceError:
             return  # the next sweep comes
-        for session in silent:
+        for session in idle:
             with suppress(ServiceError):  # it is gone, or busy here or in another process
-                await self._give_up(session)
+                await self._time_out(session)
 
     async def _watch(self) -> None:
         while True:
             await self.sweep()
             await asyncio.sleep(min(self._seconds / _SWEEPS_PER_PAUSE, _LONGEST_SLEEP_SECONDS))
 
-    async def _give_up(self, session: str) -> None:
-        live = self._sessions.of(await self._catalog.session(session))
-        if live.writing.locked():
-            return  # a turn or a report is under way, perhaps with the result
+    async def _time_out(self, session: str) -> None:
+        live = self._sessions.activate(await self._catalog.sessions.get(session))
+        if live.write_lock.locked():
+            return  # a turn or an event is under way, perhaps with the result
         async with self._sessions.claim(live, patience=0.0):
-            found = await self._catalog.session(session)
+            found = await self._catalog.sessions.get(session)
             since = time.time() - self._seconds
-            silent = [call for call in found.outstanding if call.last_event_at <= since]
-            for call in silent:
+            idle = [call for call in found.outstanding if call.last_event_at <= since]
+            for call in idle:
                 epoch = await self._sessions.epoch(live)
-                await self._catalog.commit_call(
+                await self._catalog.tool_calls.commit(
                     session, timed_out(call, self._seconds), epoch, None
                 )
-            if silent:
-                self._observers.publish(
-                    PauseTimedOut(session, tuple(call.call.id for call in silent))
-                )
+            if idle:
+                self._events.publish(PauseTimedOut(session, tuple(call.call.id for call in idle)))

@@ -1,36 +1,35 @@
-"""A session's turns as a worker is told them when it has to say them again: for a rebuild, or an earlier fork."""
+"""A session's turns as a worker replays them: for a rebuild, or for a fork at an earlier turn."""
 
 from collections.abc import Iterable, Sequence
 
 from kvrecall.domain.session import Turn
 from kvrecall.protocol.convert import message_to_wire
 from kvrecall.protocol.v1 import worker_pb2 as wire
-from services.catalog.base import RepairRecord
+from services.catalog.records import RepairRecord
 
 
 def logged_turns(turns: Iterable[Turn], repairs: Sequence[RepairRecord]) -> list[wire.LoggedTurn]:
-    """The turns as they were committed, in order, with what the session's `repairs` brought back for them.
+    """Convert committed turns, in order, with the positions that repairs promoted for them.
 
-    `repairs`: those that are remembered, the newest first.
+    `repairs`: the session's last repairs, the newest first.
     """
     promoted: dict[int, tuple[int, ...]] = {}
     for repair in repairs:
-        if (
-            repair.details.positions
-        ):  # one that was cut early may have left what was there before it
+        # One that stopped early may have promoted nothing and left the previous rows in place.
+        if repair.details.positions:
             promoted.setdefault(repair.turn, repair.details.positions)
     return [_logged(turn, promoted.get(turn.number, ())) for turn in turns]
 
 
 def _logged(turn: Turn, promoted: tuple[int, ...]) -> wire.LoggedTurn:
-    said = turn.outcome.message
+    answer = turn.outcome.message
     return wire.LoggedTurn(
         token_ids=turn.token_ids,
         prompt_tokens=turn.outcome.prompt_tokens,
         output_tokens=turn.outcome.output_tokens,
         messages=[
             message_to_wire(message)
-            for message in (*turn.messages, *([] if said is None else [said]))
+            for message in (*turn.messages, *([] if answer is None else [answer]))
         ],
         promoted=promoted,
     )

@@ -1,8 +1,7 @@
-"""What is told of a turn while it runs, and the stream in which it is told."""
+"""The progress of a turn, and the stream that carries it to one reader."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 
 from kvrecall.domain.errors import WorkerLost
@@ -12,7 +11,7 @@ from kvrecall.domain.reports import TurnOutcome
 
 @dataclass(frozen=True)
 class TurnStarted:
-    """The turn was accepted: from here on an error is told within the stream."""
+    """The turn was accepted: an error from here on is reported within the stream."""
 
     session: str
     turn: int
@@ -20,14 +19,14 @@ class TurnStarted:
 
 @dataclass(frozen=True)
 class TextDelta:
-    """A piece of the answer's text."""
+    """A piece of the generated text."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class ToolCallEmitted:
-    """A tool call of the answer. It becomes one that may be answered with the turn's commit."""
+    """A tool call of the answer. Its result can be reported once the turn is committed."""
 
     call: ToolCall
 
@@ -40,24 +39,25 @@ class TurnEnded:
 
 
 TurnProgress = TurnStarted | TextDelta | ToolCallEmitted | TurnEnded
+Publish = Callable[[TurnProgress], None]
 
 
 class TurnStream:
-    """The progress of one turn, computed by a task of its own: a slow reader holds nobody up.
+    """The progress of one turn, computed by a task of its own: a slow reader delays nothing.
 
-    What waits to be read is bounded by the turn's max_tokens. Closing the stream early cancels the turn.
+    The buffer is bounded by the turn's max_tokens. Closing the stream early cancels the turn.
     """
 
-    def __init__(self, progress: AsyncGenerator[TurnProgress, None]) -> None:
-        self._told: asyncio.Queue[TurnProgress | BaseException | None] = asyncio.Queue()
+    def __init__(self, run: Callable[[Publish], Awaitable[None]]) -> None:
+        self._progress: asyncio.Queue[TurnProgress | BaseException | None] = asyncio.Queue()
         self._committed = False
-        self.task = asyncio.create_task(self._run(progress), name="turn")
+        self.task = asyncio.create_task(self._run(run), name="turn")
 
     def __aiter__(self) -> AsyncIterator[TurnProgress]:
         return self
 
     async def __anext__(self) -> TurnProgress:
-        item = await self._told.get()
+        item = await self._progress.get()
         if item is None:
             raise StopAsyncIteration
         if isinstance(item, BaseException):
@@ -65,21 +65,22 @@ class TurnStream:
         return item
 
     async def aclose(self) -> None:
-        """Cancel the turn unless it is committed, and return when nothing of it is left running."""
+        """Cancel the turn unless it is committed, and return when its task has ended."""
         if not self._committed:
             self.task.cancel()
         await asyncio.wait({self.task})
 
-    async def _run(self, progress: AsyncGenerator[TurnProgress, None]) -> None:
+    def _publish(self, item: TurnProgress) -> None:
+        self._committed = isinstance(item, TurnEnded)
+        self._progress.put_nowait(item)
+
+    async def _run(self, run: Callable[[Publish], Awaitable[None]]) -> None:
         try:
-            async with aclosing(progress):
-                async for item in progress:
-                    self._committed = isinstance(item, TurnEnded)
-                    self._told.put_nowait(item)
-        except Exception as error:  # handed to the reader, whatever it is
-            self._told.put_nowait(error)
+            await run(self._publish)
+        except Exception as error:  # any error at all is raised to the reader
+            self._progress.put_nowait(error)
         except asyncio.CancelledError:
-            self._told.put_nowait(WorkerLost("the turn was cancelled before it was committed"))
+            self._progress.put_nowait(WorkerLost("the turn was cancelled before it was committed"))
             raise
         finally:
-            self._told.put_nowait(None)
+            self._progress.put_nowait(None)

@@ -1,4 +1,5 @@
-"""Faults under load: real processes are killed, stopped, cut off, starved of disk and lied to, by a seed.
+"""Fault injection under load: a seeded schedule of faults against real processes, then checks.
 
-`python -m benchmarks.faults --faults 500 --seed 1` runs it in full; tests/faults runs it in short.
+Faults are kills, stops, broken connections, full disks, flipped bits and clock jumps.
+`python -m benchmarks.faults --faults 500 --seed 1` is the full run; tests/faults is a short one.
 """

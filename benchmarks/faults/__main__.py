@@ -1,4 +1,4 @@
-"""`python -m benchmarks.faults`: rounds of faults until there were enough, then the counts."""
+"""`python -m benchmarks.faults`: rounds of faults up to a total, then the counts."""
 
 import argparse
 import shutil
@@ -13,10 +13,10 @@ from rich.console import Console
 
 from benchmarks.faults import report
 from benchmarks.faults.faults import CLUSTER, EMBEDDED
-from benchmarks.faults.rounds import Findings, Round, folder_of, undisturbed
+from benchmarks.faults.rounds import Findings, Round, create_folder, record_undisturbed
 from benchmarks.faults.scripts import scripts
 from benchmarks.faults.setups import Setup, cluster, embedded, embedded_apart, endless_model
-from kvrecall.reporting.results import results_of
+from kvrecall.reporting.results import build_results
 
 RESULT = Path(__file__).parents[1] / "results" / "faults.json"
 SCRIPTS = 8
@@ -29,7 +29,7 @@ SETUPS: Mapping[str, tuple[Callable[[Path, Path], Setup], Mapping[str, float]]] 
 
 @dataclass(frozen=True)
 class Plan:
-    """How many faults, in rounds of how many, of which so many run at once, to which set-ups in turn.
+    """Numbers of faults in total and in a round, of concurrent rounds, and the set-ups in turn.
 
     Everything else follows from the seed.
     """
@@ -42,26 +42,24 @@ class Plan:
 
     @property
     def rounds(self) -> list[int]:
-        """The faults of each round."""
+        """Number of faults of each round."""
         whole, rest = divmod(self.faults, self.round_faults)
         return [self.round_faults] * whole + [rest] * bool(rest)
 
 
 def main() -> None:
-    """Read the command line, run, print and write the counts. Ends with 1 when anything was wrong."""
+    """Read the command line, run, print and write the counts. Exits with 1 on failures."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.faults", description=__doc__)
     parser.add_argument("--faults", type=int, default=500)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument(
-        "--round", type=int, default=25, help="faults to one set-up, before it is checked"
+        "--round", type=int, default=25, help="faults of one set-up before its checks"
     )
-    parser.add_argument("--at-once", type=int, default=4, help="rounds that run side by side")
+    parser.add_argument("--at-once", type=int, default=4, help="rounds that run concurrently")
     parser.add_argument(
         "--setup", choices=tuple(SETUPS), action="append", help="default: all, in turn"
     )
-    parser.add_argument(
-        "--keep", action="store_true", help="leave logs and files of the rounds where they are"
-    )
+    parser.add_argument("--keep", action="store_true", help="keep logs and files of the rounds")
     parser.add_argument("--out", type=Path, default=RESULT)
     given = parser.parse_args()
     plan = Plan(given.seed, given.faults, given.round, given.at_once, given.setup or tuple(SETUPS))
@@ -74,33 +72,37 @@ def main() -> None:
             console.print(f"the rounds' logs and files are in {folder}", soft_wrap=True)
         else:
             shutil.rmtree(folder, ignore_errors=True)
-    report.say(findings, console)
-    results_of("faults", plan.seed, "reference", report.rows_of(findings)).write(given.out)
+    report.print_report(findings, console)
+    build_results("faults", plan.seed, "reference", report.build_rows(findings)).write(given.out)
     sys.exit(0 if report.is_clean(findings) else 1)
 
 
 def run(plan: Plan, folder: Path, console: Console) -> list[Findings]:
-    """All rounds, each on a set-up of its own."""
+    """Run all rounds, each on a set-up of its own."""
     model = endless_model(folder)
-    told = scripts(plan.seed, SCRIPTS)
-    calm = undisturbed(embedded(folder_of(folder, "undisturbed"), model), told)
+    all_scripts = scripts(plan.seed, SCRIPTS)
+    undisturbed = record_undisturbed(
+        embedded(create_folder(folder, "undisturbed"), model), all_scripts
+    )
 
-    def round_of(number: int, faults: int) -> Findings:
+    def run_round(number: int, faults: int) -> Findings:
         name = plan.setups[number % len(plan.setups)]
         build, weights = SETUPS[name]
-        place = folder_of(folder, f"round-{number}")
-        found = Round(build(place, model), told, calm, f"{plan.seed}-{number}").run(weights, faults)
+        setup = build(create_folder(folder, f"round-{number}"), model)
+        seed = f"{plan.seed}-{number}"
+        found = Round(setup, all_scripts, undisturbed, seed).run(weights, faults)
         state = "clean" if report.is_clean([found]) else "NOT CLEAN"
-        turns = found.tally.acknowledged["turn"]
+        turns = found.counters.acknowledged["turn"]
         console.print(
-            f"round {number}, {name}: {found.faults.total()} faults, {turns} turns acknowledged, {state}"
+            f"round {number}, {name}: {found.faults.total()} faults, "
+            f"{turns} turns acknowledged, {state}"
         )
         if not report.is_clean([found]):
-            report.say([found], console)
+            report.print_report([found], console)
         return found
 
     with ThreadPoolExecutor(plan.at_once) as pool:
-        return list(pool.map(round_of, range(len(plan.rounds)), plan.rounds))
+        return list(pool.map(run_round, range(len(plan.rounds)), plan.rounds))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What must hold after faults: whatever was acknowledged is there, once and in order, and nothing is left over."""
+"""Checks after faults: acknowledged turns are there, once and in order, and nothing else."""
 
 import asyncio
 import os
@@ -10,11 +10,11 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.faults.client import FaultClient, Transcript
 from benchmarks.faults.flips import page_names
-from benchmarks.faults.processes import processes_under
+from benchmarks.faults.processes import END_SECONDS, processes_under
 from benchmarks.faults.scripts import Json
 from benchmarks.faults.setups import Setup
-from benchmarks.faults.speaking import FaultClient, Told
 from kvrecall.app.catalog import open_catalog
 from kvrecall.app.errors import CannotServe
 from kvrecall.domain.errors import CatalogError
@@ -22,8 +22,8 @@ from kvrecall.domain.session import Turn
 from kvstore.errors import KvStoreError
 from kvstore.tiers.nvme.tier import NvmeTier
 
-ROWS = ("length", "active_rows", "evicted_rows", "promoted_rows")
-SETTLE_SECONDS = 60.0
+ROW_FIELDS = ("length", "active_rows", "evicted_rows", "promoted_rows")
+# Metrics that are 0 in a service without sessions.
 EMPTY_METRICS = (
     "kvrecall_slots_in_use",
     "kvrecall_worker_sessions",
@@ -34,11 +34,12 @@ EMPTY_METRICS = (
     "kvrecall_tier_bytes redis",
     "kvrecall_tier_bytes ram",
 )
-"""What is 0 in a service without sessions."""
+WORKERS_METRIC = "kvrecall_worker_up"
+_POLL_SECONDS = 0.2
 
 
-def said(answer: Json) -> Json:
-    """What an answer says, without ids and times."""
+def text_fields(answer: Json) -> Json:
+    """The generated text and its lengths in an answer, without ids and times."""
     if "message" not in answer:
         return {name: answer.get(name) for name in ("type", "status", "turns", "length")}
     return {name: answer[name] for name in ("turn", "message", "finish_reason")} | {
@@ -47,49 +48,54 @@ def said(answer: Json) -> Json:
     }
 
 
-def held(answer: Json) -> Json:
-    """What an answer says of the session's rows."""
+def row_fields(answer: Json) -> Json:
+    """The state of the session's rows in an answer."""
     memory = answer.get("memory", {})
     repairs = [(each["trigger"], each["promoted"]) for each in memory.get("repairs", [])]
-    return {name: memory.get(name) for name in ROWS} | {"repairs": repairs}
+    return {name: memory.get(name) for name in ROW_FIELDS} | {"repairs": repairs}
 
 
 @dataclass(frozen=True)
 class Difference:
-    """An answer that is not that of the undisturbed run: in what was said, or else only in which rows were held."""
+    """An answer that differs from the undisturbed run, in its text or else in the rows alone."""
 
-    told: Told
-    in_words: bool
+    transcript: Transcript
+    in_text: bool
     text: str
 
 
-def differences(told: Told, calm: Told) -> list[Difference]:
-    """Where the answers to a script are not those of the undisturbed run."""
+def find_differences(transcript: Transcript, undisturbed: Transcript) -> list[Difference]:
+    """The answers to a script that differ from those of the undisturbed run."""
     found = []
-    for step, answer, expected in zip(told.script.steps, told.answers, calm.answers, strict=True):
-        for look in (said, held):
-            if look(answer) != look(expected):
-                text = f"{told.name} {step.kind}: {look(answer)}, undisturbed {look(expected)}"
-                found.append(Difference(told, look is said, text))
+    for step, answer, expected in zip(
+        transcript.script.steps, transcript.answers, undisturbed.answers, strict=True
+    ):
+        for get_fields in (text_fields, row_fields):
+            ours = get_fields(answer)
+            theirs = get_fields(expected)
+            if ours != theirs:
+                text = f"{transcript.name} {step.kind}: {ours}, undisturbed {theirs}"
+                found.append(Difference(transcript, get_fields is text_fields, text))
                 break
     return found
 
 
-def missing_from_log(setup: Setup, told: Told) -> list[str]:
-    """What is wrong with the turn logs of a script's sessions, against what was acknowledged."""
+def find_log_errors(setup: Setup, transcript: Transcript) -> list[str]:
+    """Differences of the turn logs of a script's sessions from the acknowledged turns."""
     return [
-        wrong
-        for who in told.sessions
-        for wrong in _compare_log(_log(setup, told.sessions[who]), told, who)
+        error
+        for number, session in transcript.sessions.items()
+        for error in _compare_log(_read_log(setup, session), transcript, number)
     ]
 
 
-def _compare_log(log: Sequence[Turn], told: Told, who: int) -> list[str]:
+def _compare_log(log: Sequence[Turn], transcript: Transcript, session: int) -> list[str]:
     numbers = [turn.number for turn in log]
-    acknowledged = told.turns_of(who)
+    acknowledged = transcript.turns(session)
+    name = transcript.name
     if numbers != list(range(1, len(acknowledged) + 1)):
-        return [f"{told.name}: {len(acknowledged)} turns were acknowledged, the log has {numbers}"]
-    wrong = []
+        return [f"{name}: {len(acknowledged)} turns were acknowledged, the log has {numbers}"]
+    errors = []
     for turn, (step, answer) in zip(log, acknowledged, strict=True):
         sent = [
             message["content"] or ""
@@ -97,94 +103,107 @@ def _compare_log(log: Sequence[Turn], told: Told, who: int) -> list[str]:
             if message["role"] != "tool"
         ]
         logged = [message.content for message in turn.messages if message.role != "tool"]
-        message = answer["message"] and (answer["message"]["content"] or "")
-        kept = turn.outcome.message and turn.outcome.message.content
-        if (sent, message) != (logged, kept):
-            wrong.append(
-                f"{told.name} turn {turn.number}: {sent} {message!r} acknowledged, {logged} {kept!r} in the log"
+        reply = answer["message"] and (answer["message"]["content"] or "")
+        logged_reply = turn.outcome.message and turn.outcome.message.content
+        if (sent, reply) != (logged, logged_reply):
+            errors.append(
+                f"{name} turn {turn.number}: {sent} {reply!r} acknowledged, "
+                f"{logged} {logged_reply!r} in the log"
             )
-    return wrong
+    return errors
 
 
-def _log(setup: Setup, session: str) -> list[Turn]:
-    """All turns of a session, from the catalog itself. The catalog may be out of reach for a while."""
+def _read_log(setup: Setup, session: str) -> list[Turn]:
+    """All turns of a session, from the catalog itself, which may be out of reach for a while.
+
+    Raises CatalogError or CannotServe if it is out of reach for END_SECONDS.
+    """
 
     async def read() -> list[Turn]:
         catalog = await open_catalog(setup.catalog)
         try:
-            return await catalog.turns(session, 0, 1 << 20)
+            return await catalog.turns.get_after(session, 0, 1 << 20)
         finally:
             await catalog.close()
 
-    last = time.monotonic() + SETTLE_SECONDS
+    last = time.monotonic() + END_SECONDS
     while True:
         try:
             return asyncio.run(read())
         except (CatalogError, CannotServe):
             if time.monotonic() > last:
                 raise
-            time.sleep(0.2)
+            time.sleep(_POLL_SECONDS)
 
 
-def changed_when_asked_again(speaker: FaultClient, told: Told, numbers: Sequence[int]) -> list[str]:
-    """The steps whose answer is another one when they are sent again with their key."""
+def find_changed_answers(
+    client: FaultClient, transcript: Transcript, numbers: Sequence[int]
+) -> list[str]:
+    """Steps whose answer changes when they are sent again with their key. Raises NotServedError."""
     return [
-        f"{told.name} step {number}"
+        f"{transcript.name} step {number}"
         for number in numbers
-        if speaker.take(told, number) != told.answers[number]
+        if client.send(transcript, number) != transcript.answers[number]
     ]
 
 
-def leaks_in_service(setup: Setup) -> list[str]:
-    """What a service that has no sessions any more still holds, once it has come to rest."""
-    last = time.monotonic() + SETTLE_SECONDS
+def find_leaks_in_service(setup: Setup) -> list[str]:
+    """State that a service without sessions still has, END_SECONDS after its last deletion.
+
+    Pages are collected in the background; this returns as soon as nothing is left.
+    """
+    last = time.monotonic() + END_SECONDS
     while (
-        found := [leak for url in setup.urls for leak in _held_by(setup, url)]
+        found := [leak for url in setup.urls for leak in _leaks_at(setup, url)]
     ) and time.monotonic() < last:
-        time.sleep(0.2)
+        time.sleep(_POLL_SECONDS)
     return found
 
 
-def _held_by(setup: Setup, url: str) -> list[str]:
+def _leaks_at(setup: Setup, url: str) -> list[str]:
     metrics = setup.metrics(url)
     if not metrics:
         return [f"{url} gives no metrics"]
+    # The counts of a worker that does not answer are absent: zeros of the others would prove
+    # nothing.
+    if (answering := metrics.get(WORKERS_METRIC, 0.0)) != len(setup.workers):
+        return [f"{url}: {answering:.0f} of {len(setup.workers)} workers answer"]
     return [f"{name}: {metrics[name]:.0f}" for name in EMPTY_METRICS if metrics.get(name)]
 
 
-def leaks_in_storage(setup: Setup) -> list[str]:
-    """Pages, files and processes that are there though every session was deleted and everything was stopped."""
-    found = [leak for folder in setup.pages for leak in _left_in_files(folder)]
+def find_leaks_in_storage(setup: Setup) -> list[str]:
+    """Pages and files that are left after all sessions were deleted and all processes stopped."""
+    found = [leak for folder in setup.pages for leak in _leaks_in_files(folder)]
     if setup.redis is not None:
         with setup.redis.client() as client:
             found += [f"Redis has {name.decode()}" for name in page_names(client)]
     return found
 
 
-def found_by_fsck(setup: Setup) -> list[str]:
-    """What `kvrecall fsck` complains of, once everything was stopped."""
+def run_fsck(setup: Setup) -> list[str]:
+    """Complaints of `kvrecall fsck` after all processes were stopped."""
     environment = {"KVRECALL_MODEL": setup.model}
     if setup.redis is not None:
         url = f"redis://127.0.0.1:{setup.redis.port}"
         environment |= {"KVRECALL_CATALOG_URL": url, "KVRECALL_STORE__REDIS_URL": url}
-    wrong = []
+    complaints = []
     for folder in setup.pages:
         command = [sys.executable, "-m", "kvrecall.cli", "fsck", "--data", str(folder.parent)]
         ended = subprocess.run(
             command, env=os.environ | environment, capture_output=True, text=True
         )
         if ended.returncode:
-            wrong.append(f"{folder.parent.name}: {ended.stdout}{ended.stderr}")
-    return wrong
+            complaints.append(f"{folder.parent.name}: {ended.stdout}{ended.stderr}")
+    return complaints
 
 
-def strays(setup: Setup) -> list[str]:
+def find_stray_processes(setup: Setup) -> list[str]:
     """Processes of the set-up that still run."""
     return [f"process {number} still runs" for number in processes_under(setup.folder)]
 
 
-def _left_in_files(folder: Path) -> list[str]:
-    """Pages that the tier finds, books that do not agree, unknown files, and segments that nobody needs."""
+def _leaks_in_files(folder: Path) -> list[str]:
+    """Pages in a tier's files, inconsistent segments, unknown files, and superfluous segments."""
     known = {"lock"}
     found = [
         f"{path.name} in {folder.parent.name}"

@@ -1,7 +1,7 @@
-"""A command of ours under a wall clock that is off: `python -m benchmarks.faults.clock FILE serve ...`.
+"""A kvrecall command with a shifted wall clock: `python -m benchmarks.faults.clock FILE serve ...`.
 
-The file says by how many seconds, and may say otherwise at any moment. What waits by the monotonic clock is left alone,
-as a machine's own clock does when it is set.
+The file holds the shift in seconds and may change at any moment. The monotonic clock is unchanged,
+as on a machine whose clock is set.
 """
 
 import mmap
@@ -17,18 +17,18 @@ _NANOSECONDS = 1_000_000_000
 
 
 def set_offset(file: Path, seconds: float) -> None:
-    """Have every process with this file be `seconds` ahead of the true time, from now on."""
+    """Shift the clock of every process with this file by `seconds` from the true time."""
     with file.open("r+b" if file.exists() else "w+b") as written:
         written.write(_OFFSET.pack(seconds))
 
 
 def follow(file: Path) -> None:
-    """Replace this process's wall clock by one that is off as the file says."""
+    """Replace this process's wall clock by one that is shifted by the file's value."""
     with file.open("rb") as read:
         offset = mmap.mmap(read.fileno(), _OFFSET.size, access=mmap.ACCESS_READ)
     true_time = time.time
     true_time_ns = time.time_ns
-    _spare_grpc()
+    _keep_true_time_in_grpc()
 
     def seconds() -> float:
         return float(_OFFSET.unpack_from(offset)[0])
@@ -37,9 +37,12 @@ def follow(file: Path) -> None:
     time.time_ns = lambda: true_time_ns() + int(seconds() * _NANOSECONDS)
 
 
-def _spare_grpc() -> None:
-    """Leave gRPC the true time: its C core holds deadlines, which are wall-clock times, against the machine's clock."""
-    import grpc.aio  # only here, where nothing else was imported yet
+def _keep_true_time_in_grpc() -> None:
+    """Leave gRPC the true time.
+
+    Its C core compares deadlines, which are wall-clock times, with the machine's clock.
+    """
+    import grpc.aio  # imported here, before the command's own modules
 
     true = ModuleType("time")
     vars(true).update(vars(time))
@@ -49,12 +52,12 @@ def _spare_grpc() -> None:
 
 
 def main() -> None:
-    """Run the command line's application under the clock of the file that is named first."""
+    """Run kvrecall's command line under the clock of the file in the first argument."""
     program, file, *rest = sys.argv
     follow(Path(file))
     sys.argv = [program, *rest]
-    # Only now: what imports `time.time` by its name must find the other one.
-    from kvrecall.cli import app
+    # Imported now: modules that import `time.time` by name must get the replacement.
+    from kvrecall.cli.commands import app
 
     app()
 

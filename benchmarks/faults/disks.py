@@ -1,7 +1,7 @@
-"""Disks that become full, as the kernel has it.
+"""Disks that become full, with errors from the kernel itself.
 
-A small tmpfs gives a true ENOSPC, to catalog and rows alike. Where this process may not mount one, the processes' limit
-on the size of a file stands for it: a write beyond it fails with EFBIG, from the kernel as well.
+A small tmpfs gives a true ENOSPC, to catalog and rows alike. If this process may not mount one, the
+processes' limit on file sizes is used instead: a write beyond it fails with EFBIG.
 """
 
 import errno
@@ -17,28 +17,28 @@ _CHUNK = bytes(1 << 16)
 
 
 class Disk(Protocol):
-    """Where a set-up keeps its files."""
+    """The file system of a set-up's files."""
 
     @property
     def kind(self) -> str:
-        """How it becomes full: tmpfs or file size limit."""
+        """Means of filling it: tmpfs or file size limit."""
         ...
 
     def fill(self, room: int, processes: Sequence[int]) -> None:
-        """Leave about `room` bytes to the processes, by their ids, until `free`."""
+        """Leave about `room` bytes to the processes with these ids, until `free`."""
         ...
 
     def free(self, processes: Sequence[int]) -> None:
-        """Give back what `fill` took."""
+        """Free the space that `fill` took."""
         ...
 
     def close(self) -> None:
-        """Let go of it; what is on a tmpfs is gone."""
+        """Release it; the files of a tmpfs are gone."""
         ...
 
 
 def new_disk(folder: Path, size: int) -> Disk:
-    """A tmpfs of `size` bytes at `folder` where one can be mounted, else a limit on files there."""
+    """A tmpfs of `size` bytes at `folder` if one can be mounted, else a limit on file sizes."""
     folder.mkdir(parents=True, exist_ok=True)
     command = [
         "mount",
@@ -57,7 +57,7 @@ def new_disk(folder: Path, size: int) -> Disk:
 
 
 class Tmpfs:
-    """A mounted tmpfs, filled up by a file of nothing."""
+    """A mounted tmpfs, filled up by a file of zeros."""
 
     kind = "tmpfs"
 
@@ -67,9 +67,9 @@ class Tmpfs:
 
     def fill(self, room: int, processes: Sequence[int]) -> None:
         with self._ballast.open("ab", buffering=0) as ballast:
-            while self._left() > room:
+            while self._free_bytes() > room:
                 try:
-                    ballast.write(_CHUNK[: max(1, min(len(_CHUNK), self._left() - room))])
+                    ballast.write(_CHUNK[: max(1, min(len(_CHUNK), self._free_bytes() - room))])
                 except OSError as error:
                     if error.errno != errno.ENOSPC:
                         raise
@@ -81,13 +81,13 @@ class Tmpfs:
     def close(self) -> None:
         subprocess.run(["umount", "--lazy", str(self._folder)], check=True)
 
-    def _left(self) -> int:
-        found = os.statvfs(self._folder)
-        return found.f_bavail * found.f_frsize
+    def _free_bytes(self) -> int:
+        status = os.statvfs(self._folder)
+        return status.f_bavail * status.f_frsize
 
 
 class FileSizeLimit:
-    """The processes' own limit (RLIMIT_FSIZE), a little over the largest file that is there."""
+    """The processes' own limit (RLIMIT_FSIZE), a little over the size of the largest file."""
 
     kind = "file size limit"
 

@@ -1,4 +1,4 @@
-"""What can go wrong, one function each. A fault is done to a set-up at once, and may return how it is undone."""
+"""Faults, one function each. A fault is injected at once and may return a function to undo it."""
 
 import signal
 import time
@@ -15,19 +15,20 @@ from benchmarks.faults.proxy import Proxy
 from benchmarks.faults.setups import Setup
 
 Undo = Callable[[], None]
-Do = Callable[[Setup, Random], Undo | None]
+Inject = Callable[[Setup, Random], Undo | None]
 HOUR = 3600.0
 
 
 class NothingToHitError(Exception):
-    """There is nothing yet that this fault could happen to."""
+    """There is no target for this fault yet, such as a page whose bit could be flipped."""
 
 
 @dataclass(frozen=True)
 class Fault:
-    """One fault of a schedule: when, after the one before (seconds), what, and how long until it is undone.
+    """One fault of a schedule.
 
-    One that `lasts` is undone only after the next one has happened.
+    `after` is the delay after the fault before, `seconds` the time until it is undone, both in
+    seconds. A fault that `lasts` is undone only after the next one has happened.
     """
 
     after: float
@@ -38,44 +39,44 @@ class Fault:
 
 
 def schedule(weights: Mapping[str, float], seed: str) -> Iterator[Fault]:
-    """Faults without end, the same for the same seed."""
+    """An endless sequence of faults, a function of the weights and the seed."""
     rng = Random(seed)
     kinds = list(weights)
     shares = list(weights.values())
     for number in count():
         kind = rng.choices(kinds, shares)[0]
-        late = kind in LATE and rng.random() < 0.3
-        seconds = rng.uniform(6.0, 14.0) if late else rng.uniform(0.2, 3.0)
+        is_late = kind in LATE and rng.random() < 0.3
+        seconds = rng.uniform(6.0, 14.0) if is_late else rng.uniform(0.2, 3.0)
         yield Fault(
             rng.uniform(0.05, 1.5), kind, f"{seed} {number}", seconds, lasts=rng.random() < 0.25
         )
 
 
 def kill_worker(setup: Setup, rng: Random) -> None:
-    """kill -9 of a process that computes, started again soon."""
-    server = rng.choice(setup.computing)
+    """kill -9 of a worker, restarted within a second."""
+    server = rng.choice(setup.workers)
     server.kill()
     time.sleep(rng.uniform(0, 1))
     server.start()
 
 
 def kill_worker_twice(setup: Setup, rng: Random) -> None:
-    """kill -9 of a process that computes, and again while it starts."""
-    server = rng.choice(setup.computing)
+    """kill -9 of a worker, and again while it starts."""
+    server = rng.choice(setup.workers)
     server.kill()
     server.start_and_kill(rng.uniform(1, 8))
     server.start()
 
 
 def kill_gateway(setup: Setup, rng: Random) -> None:
-    """kill -9 of a process that takes requests."""
+    """kill -9 of a gateway, restarted at once."""
     server = rng.choice(setup.gateways)
     server.kill()
     server.start()
 
 
 def kill_all(setup: Setup, rng: Random) -> None:
-    """The power fails: everything is killed at once, and started again."""
+    """A power failure: everything is killed at once and restarted."""
     for server in rng.sample(setup.servers, len(setup.servers)):
         server.kill()
     if setup.redis is not None:
@@ -84,60 +85,60 @@ def kill_all(setup: Setup, rng: Random) -> None:
 
 
 def kill_redis(setup: Setup, rng: Random) -> Undo:
-    """kill -9 of Redis, which is back when the fault is undone."""
+    """kill -9 of Redis, which is restarted when the fault is undone."""
     assert setup.redis is not None, "a cluster has one"
     setup.redis.kill()
     return setup.redis.start
 
 
 def stop_worker(setup: Setup, rng: Random) -> Undo:
-    """SIGSTOP of a process that computes, SIGCONT later: what it then goes on to write may be late."""
-    server = rng.choice(setup.computing)
+    """SIGSTOP of a worker, SIGCONT later: the writes that it then resumes may be late."""
+    server = rng.choice(setup.workers)
     server.send(signal.SIGSTOP)
     return lambda: server.send(signal.SIGCONT)
 
 
 def stop_gateway(setup: Setup, rng: Random) -> Undo:
-    """SIGSTOP of a process that takes requests, SIGCONT later."""
+    """SIGSTOP of a gateway, SIGCONT later."""
     server = rng.choice(setup.gateways)
     server.send(signal.SIGSTOP)
     return lambda: server.send(signal.SIGCONT)
 
 
 def fill_disk(setup: Setup, rng: Random) -> Undo:
-    """The disk becomes full, with room for little or nothing."""
+    """A full disk, with room for a few bytes or none."""
     ids = setup.ids
     setup.disk.fill(rng.choice((0, 4096, rng.randrange(1 << 20))), ids)
     return lambda: setup.disk.free(ids)
 
 
 def kill_on_full_disk(setup: Setup, rng: Random) -> None:
-    """The disk becomes full; a while later a process that computes is killed, and there is room again."""
+    """A full disk; a while later a worker is killed, and there is room again."""
     undo = fill_disk(setup, rng)
     time.sleep(rng.uniform(0.2, 2))
-    server = rng.choice(setup.computing)
+    server = rng.choice(setup.workers)
     server.kill()
     undo()
     server.start()
 
 
 def flip_in_payload(setup: Setup, rng: Random) -> None:
-    """A bit of a page in a file turns, under a process that runs."""
+    """A flipped bit in a page of a file, under a running process."""
     if flip_in_files(rng.choice(setup.pages), "payload", rng) is None:
         raise NothingToHitError
 
 
 def flip_in_header(setup: Setup, rng: Random) -> None:
-    """A bit of a record's header in a segment file turns, under a process that runs."""
+    """A flipped bit in a record header of a segment file, under a running process."""
     if flip_in_files(rng.choice(setup.pages), "header", rng) is None:
         raise NothingToHitError
 
 
 def flip_while_down(setup: Setup, rng: Random) -> None:
-    """A process that computes is killed, and bits turn in its files before it starts again."""
-    server = rng.choice(setup.computing)
+    """A killed worker whose files have flipped bits when it restarts."""
+    server = rng.choice(setup.workers)
     server.kill()
-    folder = setup.pages[setup.computing.index(server)]
+    folder = setup.pages[setup.workers.index(server)]
     hit = [
         flip_in_files(folder, rng.choice(("header", "payload")), rng)
         for _ in range(rng.randrange(1, 4))
@@ -148,65 +149,66 @@ def flip_while_down(setup: Setup, rng: Random) -> None:
 
 
 def lose_files(setup: Setup, rng: Random) -> None:
-    """A process that computes is killed, and all its segment files are gone when it starts again."""
-    server = rng.choice(setup.computing)
+    """A killed worker whose segment files are all deleted when it restarts."""
+    server = rng.choice(setup.workers)
     server.kill()
-    for segment in setup.pages[setup.computing.index(server)].glob("segment-*.kv"):
+    for segment in setup.pages[setup.workers.index(server)].glob("segment-*.kv"):
         segment.unlink()
     server.start()
 
 
 def flip_in_redis_page(setup: Setup, rng: Random) -> None:
-    """A bit of a page in Redis turns."""
+    """A flipped bit in a page in Redis."""
     assert setup.redis is not None, "a cluster has one"
     try:
         with setup.redis.client() as client:
             flipped = flip_in_redis(client, rng)
-    except redis.ConnectionError as error:  # an earlier fault has it down still
+    except redis.ConnectionError as error:  # still down because of an earlier fault
         raise NothingToHitError from error
     if flipped is None:
         raise NothingToHitError
 
 
 def jump_clock(setup: Setup, rng: Random) -> None:
-    """A process's wall clock jumps by hours, forward or back, and stays so."""
+    """A jump of a process's wall clock by hours, forward or back, for good."""
     clock.set_offset(
         rng.choice(setup.servers).clock, rng.choice((-1, 1)) * rng.uniform(0.01, 30) * HOUR
     )
 
 
 def cut_to_worker(setup: Setup, rng: Random) -> None:
-    """The connections between gateways and a worker break."""
+    """Broken connections between gateways and a worker."""
     rng.choice(setup.to_workers).cut()
 
 
 def cut_to_redis(setup: Setup, rng: Random) -> None:
-    """The connections between a process and Redis break."""
+    """Broken connections between a process and Redis."""
     rng.choice(setup.to_redis).cut()
 
 
-def hinder_worker(setup: Setup, rng: Random) -> Undo:
-    """The way to a worker is slow, silent or closed for a while."""
-    return _hinder(rng.choice(setup.to_workers), rng)
+def degrade_worker_link(setup: Setup, rng: Random) -> Undo:
+    """A slow, silent or closed connection to a worker, for a while."""
+    return _degrade(rng.choice(setup.to_workers), rng)
 
 
-def hinder_redis(setup: Setup, rng: Random) -> Undo:
-    """The way to Redis is slow, silent or closed for a process, for a while."""
-    return _hinder(rng.choice(setup.to_redis), rng)
+def degrade_redis_link(setup: Setup, rng: Random) -> Undo:
+    """A slow, silent or closed connection of a process to Redis, for a while."""
+    return _degrade(rng.choice(setup.to_redis), rng)
 
 
-def _hinder(proxy: Proxy, rng: Random) -> Undo:
-    way = rng.choice(("slow", "silent", "closed"))
-    if way == "slow":
-        proxy.slow(rng.uniform(0.01, 0.5))
-    elif way == "silent":
-        proxy.hold()
+def _degrade(proxy: Proxy, rng: Random) -> Undo:
+    mode = rng.choice(("slow", "silent", "closed"))
+    if mode == "slow":
+        proxy.delay(rng.uniform(0.01, 0.5))
+    elif mode == "silent":
+        proxy.stall()
     else:
         proxy.refuse()
     return proxy.heal
 
 
-KINDS: Mapping[str, Do] = {
+# Faults by their name in the result. `kvrecall serve` is its own worker and gateway.
+KINDS: Mapping[str, Inject] = {
     "kill -9, worker": kill_worker,
     "kill -9, worker, again while it starts": kill_worker_twice,
     "kill -9, gateway": kill_gateway,
@@ -216,8 +218,8 @@ KINDS: Mapping[str, Do] = {
     "SIGSTOP, gateway": stop_gateway,
     "connections cut, gateway to worker": cut_to_worker,
     "connections cut, to Redis": cut_to_redis,
-    "connection slow, silent or closed, gateway to worker": hinder_worker,
-    "connection slow, silent or closed, to Redis": hinder_redis,
+    "connection slow, silent or closed, gateway to worker": degrade_worker_link,
+    "connection slow, silent or closed, to Redis": degrade_redis_link,
     "disk full": fill_disk,
     "disk full, then kill -9": kill_on_full_disk,
     "bit flipped in a page": flip_in_payload,
@@ -227,16 +229,14 @@ KINDS: Mapping[str, Do] = {
     "bit flipped in Redis": flip_in_redis_page,
     "clock jumps": jump_clock,
 }
-"""What happens, by its name in the result. `kvrecall serve` is its own worker and gateway."""
-
+# Faults that are often undone late, when the session's lease has expired and it has moved.
 LATE = (
     "SIGSTOP, worker",
     "SIGSTOP, gateway",
     "kill -9, Redis",
     "connection slow, silent or closed, to Redis",
 )
-"""What is often undone late, when the session's claim has run out and it went on elsewhere."""
-
+# Relative frequency of each fault of a single process.
 EMBEDDED: Mapping[str, float] = {
     "kill -9, worker": 5,
     "kill -9, worker, again while it starts": 1,
@@ -249,8 +249,7 @@ EMBEDDED: Mapping[str, float] = {
     "all files lost while killed": 1,
     "clock jumps": 3,
 }
-"""How often each happens to one process, relative to the others."""
-
+# Relative frequency of each fault of a cluster.
 CLUSTER: Mapping[str, float] = {
     "kill -9, worker": 4,
     "kill -9, worker, again while it starts": 1,
@@ -272,4 +271,3 @@ CLUSTER: Mapping[str, float] = {
     "bit flipped in Redis": 5,
     "clock jumps": 3,
 }
-"""How often each happens to a cluster."""

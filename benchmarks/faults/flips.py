@@ -1,4 +1,4 @@
-"""Bits that flip in what is stored: in the headers and payloads of segment files, and in the pages that Redis has."""
+"""Bit flips in stored data: headers and payloads of segment files, and pages in Redis."""
 
 import re
 from contextlib import suppress
@@ -13,14 +13,21 @@ from kvstore.errors import PageError
 from kvstore.format.page import HEADER_BYTES, MAGIC, RecordKind, parse_header
 
 Part = Literal["header", "payload"]
-_PAGE = re.compile(rb"\}:\d+$")
+_PAGE_KEY = re.compile(rb"\}:\d+$")
+# SETRANGE has no XX option: a page that was deleted meanwhile must not be created again as one
+# byte.
+_SET_IF_EXISTS = """
+if redis.call('exists', KEYS[1]) == 1 then
+  redis.call('setrange', KEYS[1], ARGV[1], ARGV[2])
+end
+"""
 
 
 @dataclass(frozen=True)
 class Flip:
-    """Where a bit was turned."""
+    """A flipped bit: the file name or Redis key, the byte offset, and the bit's number."""
 
-    place: str
+    target: str
     offset: int
     bit: int
 
@@ -32,7 +39,10 @@ class _Record:
 
 
 def flip_in_files(folder: Path, part: Part, rng: Random) -> Flip | None:
-    """Turn one bit of a page's payload, or of any record's header, in a segment of `folder`; None: there is none."""
+    """Flip one bit of a page's payload, or of any record's header, in a segment of `folder`.
+
+    None if there is no such record.
+    """
     found = [
         (path, record)
         for path in sorted(folder.glob("segment-*.kv"))
@@ -48,12 +58,12 @@ def flip_in_files(folder: Path, part: Part, rng: Random) -> Flip | None:
     )
     flip = Flip(path.name, record.offset + within, rng.randrange(8))
     with suppress(FileNotFoundError):
-        turn_bit(path, flip.offset, flip.bit)
+        flip_bit(path, flip.offset, flip.bit)
     return flip
 
 
-def turn_bit(path: Path, offset: int, bit: int) -> None:
-    """Turn one bit of a file. Raises FileNotFoundError."""
+def flip_bit(path: Path, offset: int, bit: int) -> None:
+    """Flip one bit of a file. Raises FileNotFoundError."""
     with path.open("r+b") as file:
         file.seek(offset)
         old = file.read(1)
@@ -63,7 +73,7 @@ def turn_bit(path: Path, offset: int, bit: int) -> None:
 
 
 def flip_in_redis(client: "redis.Redis", rng: Random) -> Flip | None:
-    """Turn one bit of a page in Redis; None: it has no pages."""
+    """Flip one bit of a page in Redis; None if it has no pages."""
     names = sorted(page_names(client))
     if not names:
         return None
@@ -72,30 +82,28 @@ def flip_in_redis(client: "redis.Redis", rng: Random) -> Flip | None:
     bit = rng.randrange(8)
     old = client.getrange(name, offset, offset)
     if old:
-        # XX is what SETRANGE lacks: a page that was dropped meanwhile must not come to be again as one byte.
-        script = "if redis.call('exists', KEYS[1]) == 1 then redis.call('setrange', KEYS[1], ARGV[1], ARGV[2]) end"
-        client.eval(script, 1, name, offset, bytes([ord(old) ^ 1 << bit]))
+        client.eval(_SET_IF_EXISTS, 1, name, offset, bytes([ord(old) ^ 1 << bit]))
     return Flip(name.decode(), offset, bit)
 
 
 def page_names(client: "redis.Redis") -> list[bytes]:
-    """The keys of all pages that Redis has."""
-    return [name for name in client.scan_iter(count=1000) if _PAGE.search(name)]
+    """Keys of all pages in Redis."""
+    return [name for name in client.scan_iter(count=1000) if _PAGE_KEY.search(name)]
 
 
 def _records(path: Path, part: Part) -> list[_Record]:
-    """What a file has that can be hit: where its readable records are. A file that vanished has nothing."""
+    """Readable records of a file that can be hit; none if the file is gone."""
     try:
-        held = path.read_bytes()
+        data = path.read_bytes()
     except FileNotFoundError:
         return []
     found = []
     offset = 0
-    while 0 <= offset < len(held):
+    while 0 <= offset < len(data):
         try:
-            header = parse_header(held, offset)
+            header = parse_header(data, offset)
         except PageError:
-            offset = held.find(MAGIC, offset + 1)
+            offset = data.find(MAGIC, offset + 1)
             continue
         if part == "header" or header.kind is RecordKind.PAGE:
             found.append(_Record(offset, header.record_bytes))

@@ -1,4 +1,4 @@
-"""What the processes of a set-up logged, all lives of them together: that outlives every kill, as no metric does."""
+"""Log events of a set-up's processes over all restarts: unlike metrics, logs survive every kill."""
 
 import json
 from collections import Counter
@@ -9,16 +9,17 @@ from benchmarks.faults.scripts import Json
 from benchmarks.faults.setups import Setup
 
 REBUILT = "pages rebuilt"
+# Events that are logged for every request.
 NOISE = ("request",)
 
 
 def events(setup: Setup) -> Counter[str]:
-    """How often each event was logged, by level and name; codes beside it where it has one."""
+    """Number of log entries by level, event name and error code."""
     return Counter(_name(line) for line in _lines(setup) if line["event"] not in NOISE)
 
 
 def rebuilt(setup: Setup) -> Counter[str]:
-    """How many lost pages were computed again, by session."""
+    """Number of lost pages that were recomputed, by session."""
     pages: Counter[str] = Counter()
     for line in _lines(setup):
         if line["event"] == REBUILT:
@@ -35,8 +36,8 @@ def _lines(setup: Setup) -> Iterator[Json]:
     for server in setup.servers:
         for text in server.log.read_text(encoding="utf-8", errors="replace").splitlines():
             try:
-                found: Any = json.loads(text)
+                entry: Any = json.loads(text)
             except ValueError:
                 continue
-            if isinstance(found, dict) and "event" in found:
-                yield found
+            if isinstance(entry, dict) and "event" in entry:
+                yield entry

@@ -1,4 +1,4 @@
-"""The processes that faults happen to: commands of ours and a real Redis, which can be killed and started again."""
+"""Processes under faults: kvrecall commands and a real Redis, which can be killed and restarted."""
 
 import os
 import random
@@ -20,14 +20,18 @@ from kvrecall.app.errors import ServerNotReady
 from kvrecall.app.local_server import launch
 
 QUIET = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-WAIT_SECONDS = 120.0
+# The end of every wait for a condition. Generous: on a machine under load a process takes minutes
+# to import its modules, and no wait lasts longer than its condition.
+END_SECONDS = 600.0
+_POLL_SECONDS = 0.05
+_RETRY_SECONDS = 0.2
 
 
 @dataclass
 class ServerProcess:
-    """A kvrecall command on addresses that it keeps: started again, it is found where it was.
+    """A kvrecall command whose addresses survive a restart.
 
-    Its wall clock is off as the file `clock` beside its log says.
+    The file `clock` beside its log shifts its wall clock.
     """
 
     name: str
@@ -40,25 +44,26 @@ class ServerProcess:
 
     @property
     def clock(self) -> Path:
-        """The file of its clock."""
+        """File of its clock's shift."""
         return self.folder / f"{self.name}.clock"
 
     @property
     def log(self) -> Path:
-        """The file of its log, all lives of it together."""
+        """File of its log over all restarts."""
         return self.folder / f"{self.name}.log"
 
     @property
     def alive(self) -> bool:
-        """Whether it runs."""
+        """True while the process runs."""
         return self.running is not None and self.running.poll() is None
 
     def start(self) -> None:
-        """Start it if it does not run, again where it ends before it listens; returns when it does.
+        """Start it if it does not run and wait until it listens.
 
-        Raises ServerNotReady.
+        A start that is refused, for instance on a full disk, is repeated. Raises ServerNotReady for
+        a refusal after END_SECONDS.
         """
-        last = time.monotonic() + WAIT_SECONDS
+        last = time.monotonic() + END_SECONDS
         if not self.clock.exists():
             clock.set_offset(self.clock, 0.0)
         while not self.alive:
@@ -68,23 +73,23 @@ class ServerProcess:
                 self.refused_starts += 1
                 if time.monotonic() > last:
                     raise
-                time.sleep(0.2)
+                time.sleep(_RETRY_SECONDS)
 
     def send(self, number: signal.Signals) -> None:
-        """Send it a signal, if it runs."""
+        """Send a signal if the process runs."""
         if self.running is not None:
             self.running.send_signal(number)
 
     def kill(self) -> None:
-        """End it as a power cut would."""
+        """End it as a power failure would."""
         self._end(signal.SIGKILL)
 
     def stop(self) -> int:
-        """End it as an operator would; returns its exit code, that of a kill where it does not end."""
+        """End it as an operator would, or kill it if it does not end; returns its exit code."""
         return self._end(signal.SIGTERM)
 
     def start_and_kill(self, after: float) -> None:
-        """Have it begin to start, and kill it so many seconds later."""
+        """Begin to start it and kill it `after` seconds later."""
         program = [*clock.PROGRAM, str(self.clock), self.command, *self.arguments, "--log", "json"]
         with self.log.open("ab") as log:
             process = subprocess.Popen(
@@ -120,14 +125,14 @@ class ServerProcess:
         with process:
             process.send_signal(number)
             try:
-                return process.wait(WAIT_SECONDS)
+                return process.wait(END_SECONDS)
             except subprocess.TimeoutExpired:
                 process.kill()
                 return process.wait()
 
 
 class RedisProcess:
-    """A redis-server that syncs every write to its disk before it answers, in a directory that outlives a kill."""
+    """A redis-server that syncs every write before it answers, with data that survives a kill."""
 
     def __init__(self, folder: Path) -> None:
         self.port = free_port()
@@ -137,7 +142,7 @@ class RedisProcess:
         self._log = folder / "redis.log"
 
     def start(self) -> None:
-        """Start it if it does not run, and return when it answers."""
+        """Start it if it does not run and wait until it answers. Raises TimeoutError."""
         if self._process is not None:
             return
         settings = {
@@ -157,20 +162,20 @@ class RedisProcess:
         until(self._answers, f"the Redis on port {self.port} answers")
 
     def send(self, number: signal.Signals) -> None:
-        """Send it a signal, if it runs."""
+        """Send a signal if the process runs."""
         if self._process is not None:
             self._process.send_signal(number)
 
     def kill(self) -> None:
-        """End it as a power cut would."""
+        """End it as a power failure would."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
             self._process = None
 
     def client(self) -> "redis.Redis":
-        """A connection to it."""
-        return redis.Redis(port=self.port, socket_timeout=WAIT_SECONDS)
+        """A new connection to it."""
+        return redis.Redis(port=self.port, socket_timeout=END_SECONDS)
 
     def _answers(self) -> bool:
         try:
@@ -181,29 +186,33 @@ class RedisProcess:
 
 
 def free_port() -> int:
-    """A port that nobody listens on. Outside the range that connections are given, so that none takes it later."""
+    """A free port, outside the ephemeral range, so that no outgoing connection takes it later."""
     while True:
         port = random.SystemRandom().randrange(20000, 32000)
-        with socket.socket() as tried, suppress(OSError):
-            tried.bind(("127.0.0.1", port))
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
             return port
 
 
-def until(holds: Callable[[], object], what: str, seconds: float = WAIT_SECONDS) -> None:
-    """Return when it holds. Raises TimeoutError, which says what did not come to be."""
+def until(holds: Callable[[], object], condition: str, seconds: float = END_SECONDS) -> None:
+    """Wait until `holds()` is true. Raises TimeoutError with the description of the condition."""
     last = time.monotonic() + seconds
     while not holds():
         if time.monotonic() > last:
-            raise TimeoutError(f"not within {seconds:.0f} s: {what}")
-        time.sleep(0.05)
+            raise TimeoutError(f"not within {seconds:.0f} s: {condition}")
+        time.sleep(_POLL_SECONDS)
 
 
 def processes_under(folder: Path) -> list[int]:
-    """The processes whose command line names a path in this folder."""
+    """Ids of the processes with an argument that is a path in this folder.
+
+    Not those of a folder whose name begins with this one's, which another round may own.
+    """
+    inside = f"{folder}{os.sep}".encode()
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and int(entry.name) != os.getpid():
             with suppress(OSError):
-                if str(folder).encode() in (entry / "cmdline").read_bytes():
+                if inside in (entry / "cmdline").read_bytes():
                     found.append(int(entry.name))
     return found

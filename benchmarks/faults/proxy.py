@@ -1,4 +1,4 @@
-"""A TCP proxy on loopback, through which a connection can be cut, slowed down, held or refused."""
+"""A TCP proxy on loopback whose connections can be cut, delayed, stalled or refused."""
 
 import asyncio
 import socket
@@ -8,12 +8,12 @@ from collections.abc import Callable
 from contextlib import suppress
 
 _CHUNK_BYTES = 1 << 16
+# SO_LINGER: a close sends a reset, as a broken network does.
 _RESET = struct.pack("ii", 1, 0)
-"""SO_LINGER: a close sends a reset, as a network that breaks does."""
 
 
 class Proxy:
-    """Forwards what comes to `port` to `target`, on a thread of its own, until it is closed."""
+    """Forwards connections to `port` on to the port `target`, on a thread of its own."""
 
     def __init__(self, target: int) -> None:
         self._target = target
@@ -29,24 +29,24 @@ class Proxy:
         self._thread.start()
 
     def cut(self) -> None:
-        """Break every connection of now; new ones are taken."""
+        """Break every open connection; new ones are accepted."""
         self._call(self._break_all)
 
     def refuse(self) -> None:
-        """Break every connection, and each new one as well, until `heal`."""
+        """Break every open connection and every new one, until `heal`."""
         self._refusing = True
         self.cut()
 
-    def hold(self) -> None:
-        """Let nothing through, though the connections stay, until `heal`."""
+    def stall(self) -> None:
+        """Forward no data, though connections stay open, until `heal`."""
         self._call(self._flowing.clear)
 
-    def slow(self, seconds: float) -> None:
-        """Keep every piece of data for so long, until `heal`."""
+    def delay(self, seconds: float) -> None:
+        """Delay every chunk of data by `seconds`, until `heal`."""
         self._delay = seconds
 
     def heal(self) -> None:
-        """Be a good connection again."""
+        """Forward data without faults again."""
         self._delay = 0.0
         self._refusing = False
         self._call(self._flowing.set)
@@ -56,12 +56,12 @@ class Proxy:
         self._call(self._loop.stop)
         self._thread.join()
 
-    def _call(self, what: Callable[[], object]) -> None:
-        """Run it on the proxy's thread and wait for its end."""
+    def _call(self, function: Callable[[], object]) -> None:
+        """Run a function on the proxy's thread and wait for its end."""
         done = threading.Event()
 
         def run() -> None:
-            what()
+            function()
             done.set()
 
         self._loop.call_soon_threadsafe(run)
@@ -96,10 +96,10 @@ class Proxy:
         self._connections.discard(task)
 
     async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Carry both directions until one ends; whoever is cancelled here resets both."""
-        onward = await asyncio.open_connection("127.0.0.1", self._target)
+        """Forward both directions until one ends; cancellation resets both."""
+        target_reader, target_writer = await asyncio.open_connection("127.0.0.1", self._target)
         try:
-            both = (self._pump(reader, onward[1]), self._pump(onward[0], writer))
+            both = (self._pump(reader, target_writer), self._pump(target_reader, writer))
             pumps = [asyncio.ensure_future(pump) for pump in both]
             try:
                 await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
@@ -108,10 +108,10 @@ class Proxy:
                     pump.cancel()
         except asyncio.CancelledError:
             _reset(writer)
-            _reset(onward[1])
+            _reset(target_writer)
             raise
         finally:
-            onward[1].close()
+            target_writer.close()
 
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(OSError):
@@ -123,7 +123,7 @@ class Proxy:
 
 
 def _reset(writer: asyncio.StreamWriter) -> None:
-    """Close with a reset, so that the other side hears of it at once."""
+    """Close with a reset, so that the other side fails at once."""
     with suppress(OSError):
         writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
     writer.transport.abort()

@@ -1,7 +1,7 @@
-"""What is said under faults: conversations that follow from a seed, as steps that each have one right answer.
+"""Scripts of conversations under faults: functions of a seed, with one right answer per step.
 
-Budgets are small, so that rows are evicted, and pauses are repaired: an answer depends on many stored rows. A turn
-waits for the repairs that are due, so that none depends on how fast somebody was.
+Budgets are small, so that rows are evicted, and pauses are repaired: an answer depends on many
+stored rows. A turn waits for the repairs that are due, so that no answer depends on timing.
 """
 
 import json
@@ -21,7 +21,7 @@ SYSTEM = (
 )
 _NAMES = ("Ada", "Ben", "Clara", "David", "Emma", "Frank")
 _THINGS = ("locker", "garage", "office", "garden")
-_TELLINGS = (
+_LINES = (
     "The code of {name}'s {thing} is {code}.",
     "{name} called about the {thing} again today.",
     "By the way, the {thing} of {name} has number {code}.",
@@ -33,29 +33,32 @@ Kind = Literal["create", "turn", "event", "fork", "delete"]
 
 @dataclass(frozen=True)
 class Step:
-    """One write, sent to session `who` of its script; a fork's is the one that is forked, `body["as"]` the new one."""
+    """One write to session number `session` of its script.
+
+    A fork's session is the parent; `body["as"]` is the number of the new one.
+    """
 
     kind: Kind
-    who: int
+    session: int
     body: Json = field(default_factory=dict)
     stream: bool = False
 
 
 @dataclass(frozen=True)
 class Script:
-    """A conversation and its forks. Every other one has `repairs`."""
+    """A conversation and its forks. Every other script has `repairs`."""
 
     number: int
     steps: tuple[Step, ...]
 
     @property
     def repairs(self) -> bool:
-        """Whether evicted rows are brought back in it."""
+        """True if its sessions repair evicted rows."""
         return self.number % 2 == 0
 
 
 def scripts(seed: int, count: int) -> list[Script]:
-    """So many different conversations, the same for the same seed."""
+    """`count` different conversations, a function of the seed."""
     return [
         Script(number, tuple(_steps(Random(f"{seed} {number}"), number))) for number in range(count)
     ]
@@ -77,7 +80,7 @@ def _steps(rng: Random, number: int) -> list[Step]:
 
 
 def _fork(rng: Random, turns: int) -> list[Step]:
-    """A fork at the end of the conversation or, as often, at its first turn, and what is said there."""
+    """A fork at the end of the conversation or, as often, at its first turn, and turns in it."""
     at = rng.choice((None, 1))
     child = [
         _turn(rng, 1, [_user(_chatter(rng, rng.randrange(6, 15)))]),
@@ -86,8 +89,8 @@ def _fork(rng: Random, turns: int) -> list[Step]:
     return [Step("fork", 0, {"turn": at, "turns": at or turns, "as": 1}), *child]
 
 
-def _pause(rng: Random, who: int, call: str) -> list[Step]:
-    """A call of a tool, what it says, and the turn after it."""
+def _pause(rng: Random, session: int, call: str) -> list[Step]:
+    """A tool call, its result, and the turn after it."""
     name = rng.choice(_NAMES)
     thing = rng.choice(_THINGS)
     function = {"name": "look_up", "arguments": json.dumps({"name": name, "thing": thing})}
@@ -98,21 +101,23 @@ def _pause(rng: Random, who: int, call: str) -> list[Step]:
     }
     found = f"{name}'s {thing} has number {rng.randrange(1000, 10000)}."
     kind = rng.choice(("tool_call.completed", "tool_call.completed", "tool_call.failed"))
-    events = [Step("event", who, {"type": kind, "call_id": call, "result": found})]
+    events = [Step("event", session, {"event_type": kind, "call_id": call, "result": found})]
     if rng.random() < 0.5:
-        events.insert(0, Step("event", who, {"type": "tool_call.started", "call_id": call}))
+        events.insert(
+            0, Step("event", session, {"event_type": "tool_call.started", "call_id": call})
+        )
     asking = Step(
         "turn",
-        who,
+        session,
         {"messages": [_user(_question(rng)), asks], "generate": False, "wait_for_repairs": True},
     )
-    return [asking, *events, _turn(rng, who, [])]
+    return [asking, *events, _turn(rng, session, [])]
 
 
-def _turn(rng: Random, who: int, messages: list[Json]) -> Step:
+def _turn(rng: Random, session: int, messages: list[Json]) -> Step:
     sampling = {"max_tokens": rng.randrange(8, 25), "stop": ["<tool_call>"]}
-    body = {"messages": messages, "sampling": sampling, "wait_for_repairs": True}
-    return Step("turn", who, body, stream=rng.random() < 0.3)
+    body = {"messages": messages, **sampling, "wait_for_repairs": True}
+    return Step("turn", session, body, stream=rng.random() < 0.3)
 
 
 def _user(text: str) -> Json:
@@ -124,11 +129,11 @@ def _question(rng: Random) -> str:
 
 
 def _chatter(rng: Random, sentences: int) -> str:
-    """About 14 tokens a sentence of what people tell an assistant."""
-    told = [
-        rng.choice(_TELLINGS).format(
+    """Sentences of about 14 tokens each, as users write them."""
+    lines = [
+        rng.choice(_LINES).format(
             name=rng.choice(_NAMES), thing=rng.choice(_THINGS), code=rng.randrange(1000, 10000)
         )
         for _ in range(sentences)
     ]
-    return " ".join(told)
+    return " ".join(lines)

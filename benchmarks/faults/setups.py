@@ -1,4 +1,4 @@
-"""The two set-ups: everything in one process, and a cluster of processes on one Redis."""
+"""Set-ups under faults: everything in one process, or a cluster of processes on one Redis."""
 
 import json
 import shutil
@@ -20,46 +20,47 @@ from kvrecall.app.settings import Settings
 from reference import MODEL_PATH
 
 DISK_BYTES = 192 << 20
+# Six pages of the reference model: all but the newest rows are read from files or Redis.
 RAM_BYTES = 2 << 20
-"""Six pages of the reference model: what was not just said is read from files or Redis."""
 LIMITS = ("--slots", "2", "--budget", "256", "--block", "64")
 
 
 @dataclass
 class Setup:
-    """Processes that serve together, and what lies between them."""
+    """Processes that serve together, and the proxies between them.
+
+    `data` has a folder for each worker. `catalog` are the settings of the gateways' catalog.
+    """
 
     kind: str
     folder: Path
     data: Path
-    """Where each process that computes has a folder of its own."""
     model: str
     disk: Disk
-    computing: list[ServerProcess]
+    workers: list[ServerProcess]
     gateways: list[ServerProcess]
     urls: list[str]
     catalog: Settings
-    """The settings under which the catalog of the gateways is opened."""
     redis: RedisProcess | None = None
     to_workers: list[Proxy] = field(default_factory=list)
     to_redis: list[Proxy] = field(default_factory=list)
 
     @property
     def servers(self) -> list[ServerProcess]:
-        """Every process of ours, those first that others need."""
+        """All kvrecall processes, workers before gateways."""
         return [
-            *self.computing,
-            *(gateway for gateway in self.gateways if gateway not in self.computing),
+            *self.workers,
+            *(gateway for gateway in self.gateways if gateway not in self.workers),
         ]
 
     @property
     def pages(self) -> list[Path]:
-        """The folders of segment files."""
-        return [self.data / server.name / "pages" for server in self.computing]
+        """Folders of segment files, one for each worker."""
+        return [self.data / server.name / "pages" for server in self.workers]
 
     @property
     def ids(self) -> list[int]:
-        """The ids of all processes of ours that run."""
+        """Ids of all running kvrecall processes."""
         return [
             server.running.pid
             for server in self.servers
@@ -67,14 +68,14 @@ class Setup:
         ]
 
     def start(self) -> None:
-        """Start everything."""
+        """Start everything: Redis, workers, gateways. Raises ServerNotReady, TimeoutError."""
         if self.redis is not None:
             self.redis.start()
-        start_all(self.computing)
-        start_all([gateway for gateway in self.gateways if gateway not in self.computing])
+        start_all(self.workers)
+        start_all([gateway for gateway in self.gateways if gateway not in self.workers])
 
     def stop(self) -> list[str]:
-        """Stop everything in good order; returns who did not end with 0."""
+        """Stop all kvrecall processes in order; returns a text for each nonzero exit code."""
         failed = []
         for server in reversed(self.servers):
             server.send(SIGCONT)
@@ -83,7 +84,7 @@ class Setup:
         return failed
 
     def close(self) -> None:
-        """End whatever is left, and let go of the disk."""
+        """Kill all processes that still run, close the proxies and release the disk."""
         for server in self.servers:
             server.kill()
         if self.redis is not None:
@@ -93,7 +94,10 @@ class Setup:
         self.disk.close()
 
     def metrics(self, url: str) -> dict[str, float]:
-        """The metrics of a gateway by name, over all labels; by tier as `name tier`. Empty where it does not answer."""
+        """Metrics of a gateway by name, summed over labels; those of a tier as `name tier`.
+
+        Empty if it does not answer.
+        """
         with suppress(httpx.HTTPError):
             page = httpx.get(f"{url}/metrics", timeout=30.0).raise_for_status().text
             found: dict[str, float] = {}
@@ -106,13 +110,13 @@ class Setup:
 
 
 def start_all(servers: Sequence[ServerProcess]) -> None:
-    """Start servers side by side. Raises ServerNotReady."""
+    """Start servers in parallel. Raises ServerNotReady."""
     with ThreadPoolExecutor(max(1, len(servers))) as pool:
         list(pool.map(ServerProcess.start, servers))
 
 
 def endless_model(folder: Path) -> Path:
-    """The reference model, to which its end of turn means nothing: its answers are as long as they may be."""
+    """A copy of the reference model without end of turn: its answers have the maximum length."""
     model = folder / "endless"
     if model.exists():
         return model
@@ -126,12 +130,15 @@ def endless_model(folder: Path) -> Path:
 
 
 def embedded(folder: Path, model: Path) -> Setup:
-    """One `kvrecall serve`: catalog on SQLite, rows in memory and files, all on a disk that may become full."""
+    """One `kvrecall serve` with a SQLite catalog, and all files on one disk that may fill up."""
     return _embedded(folder, folder / "disk", new_disk(folder / "disk", DISK_BYTES), model)
 
 
 def embedded_apart(folder: Path, model: Path) -> Setup:
-    """One `kvrecall serve` with the rows' files on a disk of their own: when it is full, turns are taken still."""
+    """One `kvrecall serve` with the rows' files on a disk of their own.
+
+    When that is full, turns are still accepted.
+    """
     disk = new_disk(folder / "disk", DISK_BYTES)
     for path in (folder / "disk" / "pages", folder / "data" / "serve"):
         path.mkdir(parents=True)
@@ -154,9 +161,9 @@ def _embedded(folder: Path, data: Path, disk: Disk, model: Path) -> Setup:
 
 
 def cluster(folder: Path, model: Path) -> Setup:
-    """Two workers and two gateways on one Redis, which has catalog and rows; a proxy on every way between them.
+    """Two workers and two gateways on one Redis with catalog and rows, and proxies between them.
 
-    Redis is not on the disk that fills up: with `appendfsync always` it ends itself when it cannot write.
+    Redis is not on the disk that fills up: with `appendfsync always` it exits when it cannot write.
     """
     disk = new_disk(folder / "disk", DISK_BYTES)
     redis = RedisProcess(folder / "redis")
@@ -172,10 +179,10 @@ def cluster(folder: Path, model: Path) -> Setup:
 
 
 def _add_worker(setup: Setup, name: str, model: Path) -> None:
-    """A worker that gateways find in Redis, under the address of a proxy to it."""
+    """A worker that is registered in Redis under the address of a proxy to it."""
     port = free_port()
     setup.to_workers.append(Proxy(port))
-    redis = _way_to_redis(setup)
+    redis = _redis_url(setup)
     arguments = ["--listen", f"127.0.0.1:{port}", "--data", str(setup.data / name), *LIMITS]
     environment = {
         "KVRECALL_MODEL": str(model),
@@ -185,19 +192,19 @@ def _add_worker(setup: Setup, name: str, model: Path) -> None:
         "KVRECALL_SERVER__NAME": name,
         "KVRECALL_SERVER__ADVERTISE": f"127.0.0.1:{setup.to_workers[-1].port}",
     }
-    setup.computing.append(ServerProcess(name, "worker", arguments, environment, setup.folder))
+    setup.workers.append(ServerProcess(name, "worker", arguments, environment, setup.folder))
 
 
 def _add_gateway(setup: Setup, name: str) -> None:
     port = free_port()
     arguments = ["--host", "127.0.0.1", "--port", str(port), "--data", str(setup.folder / name)]
-    environment = {"KVRECALL_CATALOG_URL": _way_to_redis(setup)}
+    environment = {"KVRECALL_CATALOG_URL": _redis_url(setup)}
     setup.gateways.append(ServerProcess(name, "gateway", arguments, environment, setup.folder))
     setup.urls.append(f"http://127.0.0.1:{port}")
 
 
-def _way_to_redis(setup: Setup) -> str:
-    """A URL of Redis through a proxy of its own."""
+def _redis_url(setup: Setup) -> str:
+    """URL of Redis through a new proxy."""
     assert setup.redis is not None, "a cluster has one"
     setup.to_redis.append(Proxy(setup.redis.port))
     return f"redis://127.0.0.1:{setup.to_redis[-1].port}"

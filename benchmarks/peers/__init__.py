@@ -1,1 +1,1 @@
-"""What other libraries keep on the same input: fixtures that our methods are compared with."""
+"""Rows that other libraries keep on the same input: fixtures for comparison with our methods."""

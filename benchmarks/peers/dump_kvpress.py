@@ -1,6 +1,7 @@
-"""Which rows kvpress keeps: runs in an environment with kvpress, of which kvrecall's own knows nothing.
+"""Rows that kvpress keeps; runs in an environment with kvpress, apart from kvrecall's own.
 
-`python dump_kvpress.py MODEL < request.json > kept.json`; `make_fixtures.py` makes the environment, asks and stores.
+`python dump_kvpress.py MODEL < request.json > kept.json`; `make_fixtures.py` makes the environment,
+runs this and stores the answer.
 """
 
 import json
@@ -14,8 +15,9 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, DynamicCache
 
+# Relative distance from the threshold within which a score may fall on either side: releases of
+# transformers round differently.
 NEAR = 1e-5
-"""Scores closer to the cut than this, relatively, may fall on either side: two releases of transformers round apart."""
 
 
 def main() -> None:
@@ -31,14 +33,14 @@ def main() -> None:
 def dump(
     model_path: str, inputs: list[list[int]], case: dict[str, Any]
 ) -> list[list[dict[str, str]]]:
-    """Per layer and head the rows that the case's press keeps, and those whose score is next to the cut."""
+    """Rows that the case's press keeps, and rows near the threshold, per layer and head."""
     press = build(case["press"])
     attention = "eager" if case["press"]["name"] == "ObservedAttentionPress" else "sdpa"
     model = AutoModelForCausalLM.from_pretrained(
         model_path, dtype=torch.float32, attn_implementation=attention
     )
     token_ids = torch.tensor([inputs[case["input"]]])
-    scores = watch_scores(press)
+    scores = record_scores(press)
     full: Any = DynamicCache()
     kept: Any = DynamicCache()
     with torch.no_grad():
@@ -47,9 +49,11 @@ def dump(
             model.model(input_ids=token_ids, past_key_values=kept)
     layers = []
     for layer, module in enumerate(model.model.layers):
-        mask = mask_of(full.layers[layer].keys[0], kept.layers[layer].keys[0], module.self_attn)
+        mask = get_kept_mask(
+            full.layers[layer].keys[0], kept.layers[layer].keys[0], module.self_attn
+        )
         pooled = getattr(module.self_attn, "masked_key_indices", None) is not None
-        near = near_the_cut(per_chunk(scores[layer], case["press"]), mask, pooled)
+        near = near_threshold(per_chunk(scores[layer], case["press"]), mask, pooled)
         layers.append(
             [
                 {"kept": ranges(row), "near": ranges(close)}
@@ -60,7 +64,7 @@ def dump(
 
 
 def build(described: dict[str, Any]) -> Any:
-    """A press from its class's name and arguments; one of the arguments may be a press."""
+    """Build a press from its class name and arguments, one of which may be a press."""
     arguments = {
         name: build(value) if isinstance(value, dict) else value
         for name, value in described["arguments"].items()
@@ -68,32 +72,38 @@ def build(described: dict[str, Any]) -> Any:
     return getattr(import_module("kvpress"), described["name"])(**arguments)
 
 
-def watch_scores(press: Any) -> dict[int, Tensor]:
-    """Note what the press, or the one inside it, scores: float32 `[n_kv_heads, n]` by layer, once it has run."""
+def record_scores(press: Any) -> dict[int, Tensor]:
+    """Record the scores of the press, or of the one inside it: float32 `[n_kv_heads, n]` by layer.
+
+    The result is filled when the press has run.
+    """
     found: dict[int, Tensor] = {}
     if hasattr(press, "compress_post"):
         after = press.compress_post
 
-        def note_all(model: Any) -> None:
+        def record_all(model: Any) -> None:
             after(model)
             found.update({layer: scores[0].clone() for layer, scores in enumerate(press.score_val)})
 
-        press.compress_post = note_all
+        press.compress_post = record_all
         return found
     inner = getattr(press, "press", press)
     score = inner.score
 
-    def note(module: Any, *arguments: Any) -> Tensor:
+    def record(module: Any, *arguments: Any) -> Tensor:
         scores: Tensor = score(module, *arguments)
         found[module.layer_idx] = scores[0].clone()
         return scores
 
-    inner.score = note
+    inner.score = record
     return found
 
 
-def mask_of(full: Tensor, kept: Tensor, module: Any) -> Tensor:
-    """bool `[n_kv_heads, n]`: rows that are still there. Uneven heads are marked in the module, the others are cut."""
+def get_kept_mask(full: Tensor, kept: Tensor, module: Any) -> Tensor:
+    """Mask of the rows that are kept, bool `[n_kv_heads, n]`.
+
+    Rows of uneven heads are masked in the module; of other heads they are removed from the cache.
+    """
     if (masked := getattr(module, "masked_key_indices", None)) is not None:
         mask = torch.ones(full.shape[:2], dtype=torch.bool)
         mask[masked[1].cpu(), masked[2].cpu()] = False
@@ -104,15 +114,15 @@ def mask_of(full: Tensor, kept: Tensor, module: Any) -> Tensor:
 
 
 def per_chunk(scores: Tensor, press: dict[str, Any]) -> Tensor:
-    """A chunk's score for each of its rows, where the press keeps chunks, else the scores."""
+    """Score of each row's chunk if the press keeps chunks, else the row's own score."""
     if press["name"] != "ChunkKVPress":
         return scores
     chunks = torch.split(scores.sum(0, keepdim=True), press["arguments"]["chunk_length"], dim=1)
     return torch.cat([chunk.mean().expand_as(chunk) for chunk in chunks], dim=1).expand_as(scores)
 
 
-def near_the_cut(scores: Tensor, kept: Tensor, pooled: bool) -> Tensor:
-    """bool `[n_kv_heads, n]`: rows next to both the lowest score that is kept and the highest that is not."""
+def near_threshold(scores: Tensor, kept: Tensor, pooled: bool) -> Tensor:
+    """Mask of rows near both the lowest kept score and the highest other, bool `[heads, n]`."""
     dims = (0, 1) if pooled else (1,)
     lowest = scores.masked_fill(~kept, torch.inf).amin(dims, keepdim=True)
     highest = scores.masked_fill(kept, -torch.inf).amax(dims, keepdim=True)
@@ -121,20 +131,20 @@ def near_the_cut(scores: Tensor, kept: Tensor, pooled: bool) -> Tensor:
 
 
 def ranges(mask: Tensor) -> str:
-    """True places in short: "0-3,7"."""
+    """Indices of true values as text such as "0-3,7"."""
     return ",".join(
         str(a) if a == b else f"{a}-{b}" for a, b in runs(mask.nonzero().flatten().tolist())
     )
 
 
-def runs(places: Iterable[int]) -> list[tuple[int, int]]:
+def runs(indices: Iterable[int]) -> list[tuple[int, int]]:
     """Ascending numbers as (first, last) of each run."""
     found: list[tuple[int, int]] = []
-    for place in places:
-        if found and found[-1][1] == place - 1:
-            found[-1] = (found[-1][0], place)
+    for index in indices:
+        if found and found[-1][1] == index - 1:
+            found[-1] = (found[-1][0], index)
         else:
-            found.append((place, place))
+            found.append((index, index))
     return found
 
 

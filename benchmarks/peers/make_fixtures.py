@@ -1,7 +1,8 @@
-"""Ask kvpress which rows it keeps and store the answer for the tests: `python -m benchmarks.peers.make_fixtures`.
+"""Fixtures of the rows that kvpress keeps: `python -m benchmarks.peers.make_fixtures`.
 
-It makes an environment of its own with kvpress (which needs another transformers than kvrecall), runs
-`dump_kvpress.py` in it on the packaged model, and writes `tests/benchmarks/fixtures/kvpress.json`.
+It makes an environment of its own with kvpress (which needs another transformers than kvrecall),
+runs `dump_kvpress.py` in it on the packaged model, and writes
+`tests/benchmarks/fixtures/kvpress.json`.
 """
 
 import argparse
@@ -21,12 +22,12 @@ from reference.conversation import generate
 
 HERE = Path(__file__).parent
 FIXTURE = HERE.parents[1] / "tests" / "benchmarks" / "fixtures" / "kvpress.json"
+# Seed of a held-out conversation, number of its tokens, and rows per head that are kept.
 INPUTS = ((7001, 256, 96), (7002, 400, 128), (7003, 597, 192))
-"""Seed of a held-out conversation, tokens of it, and rows per head that are kept."""
 
 
 def main() -> None:
-    """Make the environment if it is not there, ask, write."""
+    """Make the environment if it does not exist, run kvpress, write the fixture."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--environment", type=Path, default=HERE / ".venv")
     arguments = parser.parse_args()
@@ -35,20 +36,23 @@ def main() -> None:
     cases = [
         case
         for index, (_, tokens, budget) in enumerate(INPUTS)
-        for case in cases_of(index, tokens, budget)
+        for case in build_cases(index, tokens, budget)
     ]
     command = [str(python), str(HERE / "dump_kvpress.py"), str(MODEL_PATH)]
-    asked = json.dumps({"inputs": inputs, "cases": cases})
-    told = json.loads(
-        subprocess.run(command, input=asked, stdout=subprocess.PIPE, text=True, check=True).stdout
+    request = json.dumps({"inputs": inputs, "cases": cases})
+    answer = json.loads(
+        subprocess.run(command, input=request, stdout=subprocess.PIPE, text=True, check=True).stdout
     )
-    for case, layers in zip(cases, told["kept"], strict=True):
+    for case, layers in zip(cases, answer["kept"], strict=True):
         case["layers"] = layers
-    write({"versions": told["versions"], "inputs": inputs, "cases": cases})
+    write({"versions": answer["versions"], "inputs": inputs, "cases": cases})
 
 
 def environment(path: Path) -> Path:
-    """Its Python, with kvpress; installed if the folder is not there. torch first, at our version."""
+    """Python of the environment with kvpress, installed if the folder does not exist.
+
+    torch comes first, in our version.
+    """
     python = path / "bin" / "python"
     if not python.exists():
         venv.create(path, with_pip=True)
@@ -72,8 +76,11 @@ def token_ids(seed: int, tokens: int) -> list[int]:
     return ids
 
 
-def cases_of(index: int, tokens: int, budget: int) -> list[dict[str, Any]]:
-    """Per method: its settings, and the press that does the same on input `index`, down to `budget` rows a head."""
+def build_cases(index: int, tokens: int, budget: int) -> list[dict[str, Any]]:
+    """Settings of each method and the equivalent press, for one input and budget.
+
+    `index` is the number of the input, `tokens` its length, `budget` the rows per head.
+    """
     ratio = 1 - (budget + 0.5) / tokens  # presses truncate the rows they keep
     snapkv = press("SnapKVPress", compression_ratio=ratio, window_size=32, kernel_size=5)
     tail = 20 + tokens % 10
@@ -95,7 +102,7 @@ def cases_of(index: int, tokens: int, budget: int) -> list[dict[str, Any]]:
         ("pyramidkv", {**pooled, "window": 2}, press("PyramidKVPress", **pyramid)),
         ("adakv", {**pooled, "floor": 0.2}, press("AdaKVPress", press=snapkv, alpha_safeguard=0.2)),
         ("keydiff", {}, press("KeyDiffPress", compression_ratio=ratio)),
-        # Of KVzip's rows the part that goes is truncated, not the part that stays.
+        # KVzip truncates the number of rows that it removes, not of those that it keeps.
         (
             "kvzip",
             {},
@@ -116,20 +123,23 @@ def cases_of(index: int, tokens: int, budget: int) -> list[dict[str, Any]]:
 
 
 def press(name: str, **arguments: Any) -> dict[str, Any]:
-    """A press as `dump_kvpress.build` reads it."""
+    """Description of a press for `dump_kvpress.build`."""
     return {"name": name, "arguments": arguments}
 
 
 def write(fixture: dict[str, Any]) -> None:
-    """A line per input and case, so that a change can be read."""
+    """Write the fixture with a line per input and case, for readable diffs."""
     FIXTURE.parent.mkdir(parents=True, exist_ok=True)
-    lines = [f'"versions": {json.dumps(fixture["versions"])}', listed("inputs", fixture["inputs"])]
-    FIXTURE.write_text("{" + ",\n".join([*lines, listed("cases", fixture["cases"])]) + "}\n")
+    lines = [
+        f'"versions": {json.dumps(fixture["versions"])}',
+        to_json_lines("inputs", fixture["inputs"]),
+    ]
+    FIXTURE.write_text("{" + ",\n".join([*lines, to_json_lines("cases", fixture["cases"])]) + "}\n")
     print(f"{FIXTURE.stat().st_size // 1000} kB in {FIXTURE}", file=sys.stderr)
 
 
-def listed(name: str, items: Sequence[Any]) -> str:
-    """A list in JSON, an item a line."""
+def to_json_lines(name: str, items: Sequence[Any]) -> str:
+    """A list in JSON with one item a line."""
     return (
         f'"{name}": [\n'
         + ",\n".join(json.dumps(item, separators=(",", ":")) for item in items)

@@ -1,1 +1,1 @@
-"""The suites, one file or folder each."""
+"""The quality suites, one file or folder each."""

@@ -1,8 +1,9 @@
 """Suite fidelity: recorded conversations under every method and budget, beside the full cache.
 
-Each turn is said in a session with the full cache and, at each budget, in one of the method's; what counts is how far
-the next-token distributions over the recorded replies lie apart. A session of a method that has episodes builds them as
-the service would, at moments that follow from the conversation alone, and matches each turn with the user's words.
+Each turn is appended to a session with the full cache and, at each budget, to one of the method.
+The measure is the distance between their next-token distributions over the recorded replies. A
+session of a method with episodes builds them as the service would, at moments that follow from the
+conversation alone, and matches each turn with the user's words.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from evals import episodes, harness
-from evals.configs import FULL, Arm, arm_of, rows_of
+from evals.configs import FULL, RunConfig, budget_rows, parse_config
 from evals.errors import BadDataFile
 from evals.harness import Message, Session, Setup
 from evals.suite import Record, Suite
-from evals.summary import grouped, mean_row
+from evals.summary import group_by, mean_row
 from kvrecall.domain.episodes import rebuild_due
 from kvrecall.domain.utterances import query_text
 from kvrecall.protocol.convert import chat_to_wire, message_from_wire
@@ -25,13 +26,16 @@ from kvrecall.reporting.results import Row
 from workers.model.tokenizer import ChatTokenizer
 
 BUDGETS = ("128", "256", "512", "1024")
-_TOKENS_AROUND = 24
-"""At most so many tokens of the template stand around a message's own."""
+# An upper bound on the template's tokens around a message's own.
+_TEMPLATE_TOKENS = 24
 
 
 @dataclass(frozen=True)
 class Replay:
-    """The first `tokens` tokens of one recording under one arm, at all budgets. `data` is what its source is called."""
+    """The first `tokens` tokens of one recording under one configuration, at all budgets.
+
+    `data` is the name of the recording's source.
+    """
 
     setup: Setup
     budgets: tuple[str, ...]
@@ -42,25 +46,30 @@ class Replay:
 
     @property
     def label(self) -> str:
-        """For the progress bar."""
-        return f"{self.setup.arm.name}, {self.data} {self.recording + 1}"
+        """Short text for the progress bar."""
+        return f"{self.setup.config.name}, {self.data} {self.recording + 1}"
 
 
 def suite(
     setup: Setup,
-    arms: Sequence[Arm],
+    configs: Sequence[RunConfig],
     budgets: Sequence[str],
     sources: Sequence[Path],
     limit: int | None,
     tokens: int,
 ) -> Suite[Replay]:
-    """Every arm on the first `limit` recordings of each source: a file, or a folder of files. Raises BadDataFile."""
+    """Every configuration on the first `limit` recordings of each source, a file or a folder.
+
+    Raises BadDataFile.
+    """
     units = [
-        Replay(replace(setup, arm=arm), tuple(budgets), source.stem, str(path), number, tokens)
+        Replay(
+            replace(setup, config=config), tuple(budgets), source.stem, str(path), number, tokens
+        )
         for source in sources
-        for path, number in recordings_of(source)[:limit]
-        for arm in arms
-        if arm.evicts
+        for path, number in list_recordings(source)[:limit]
+        for config in configs
+        if config.evicts
     ]
     return Suite(
         "fidelity",
@@ -72,8 +81,8 @@ def suite(
     )
 
 
-def recordings_of(source: Path) -> list[tuple[Path, int]]:
-    """Every recording as its file and its number in there. Raises BadDataFile, BadReplayFile."""
+def list_recordings(source: Path) -> list[tuple[Path, int]]:
+    """Every recording as its file and its number in the file. Raises BadDataFile, BadReplayFile."""
     files = sorted(source.glob("*.json*")) if source.is_dir() else [source]
     if not files:
         raise BadDataFile(f"{source} has no JSON file in it")
@@ -81,53 +90,57 @@ def recordings_of(source: Path) -> list[tuple[Path, int]]:
 
 
 def run(unit: Replay) -> list[Record]:
-    """Say the recording, turn by turn, in all sessions. Raises `workers.errors`."""
+    """Append the recording turn by turn to all sessions. Raises `workers.errors`."""
     setup = unit.setup
-    found = harness.loaded(setup.model)
+    loaded = harness.load(setup.model)
     recording = read_recordings(Path(unit.path))[unit.recording]
-    tokens = min(unit.tokens, found.model.max_context)
-    turns = turns_within(recording.messages, found.tokenizer, tokens)
-    budgets = {budget: rows_of(budget, tokens) for budget in unit.budgets}
-    with harness.worker_of(setup, max(tokens, *budgets.values()), slots=1 + len(budgets)) as worker:
-        whole = Session(worker, harness.spec_of(replace(setup, arm=arm_of(FULL)), tokens, FULL))
-        kept = {
-            name: _Kept(unit, Session(worker, harness.spec_of(setup, rows, name)))
+    tokens = min(unit.tokens, loaded.model.max_context)
+    turns = fit_turns(recording.messages, loaded.tokenizer, tokens)
+    budgets = {budget: budget_rows(budget, tokens) for budget in unit.budgets}
+    slot_rows = max(tokens, *budgets.values())
+    with harness.open_worker(setup, slot_rows, slots=1 + len(budgets)) as worker:
+        full_setup = replace(setup, config=parse_config(FULL))
+        full = Session(worker, harness.build_spec(full_setup, tokens, FULL))
+        compressed = {
+            name: _BudgetedSession(unit, Session(worker, harness.build_spec(setup, rows, name)))
             for name, rows in budgets.items()
         }
         records = list[Record]()
         for number, turn in enumerate(turns):
-            whole.say(turn, keep_distribution=turn[-1]["role"] == "assistant")
-            for budget, each in kept.items():
-                records += each.say(turn, budget, number, recording.name)
+            full.append(turn, keep_distribution=turn[-1]["role"] == "assistant")
+            for budget, each in compressed.items():
+                records += each.append(turn, budget, number, recording.name)
     return records
 
 
 @dataclass
-class _Kept:
-    """A session under a budget, and its episodes."""
+class _BudgetedSession:
+    """A session under a budget with its episodes."""
 
     unit: Replay
     session: Session
-    built: episodes.Built | None = None
+    built: episodes.BuiltEpisodes | None = None
     segments: int = 0
 
-    def say(
+    def append(
         self, turn: Sequence[Message], budget: str, number: int, recording: str
     ) -> Iterator[Record]:
-        """Say a turn; a record of how far its reply lies from the full cache's, where it has one."""
-        answered = turn[-1]["role"] == "assistant"
-        chosen = episodes.matched(self.built, _words_of_user(turn))
-        done = self.session.say(
-            turn, compare_with=FULL if answered else "", episode=chosen.episode if chosen else None
+        """Append a turn; yields a record on its distance from the full cache if it has a reply."""
+        has_reply = turn[-1]["role"] == "assistant"
+        matched = episodes.match_text(self.built, _user_text(turn))
+        done = self.session.append(
+            turn,
+            compare_with=FULL if has_reply else "",
+            episode=matched.episode if matched else None,
         )
         self._build_if_due()
-        if not answered:
+        if not has_reply:
             return
         yield {
             "data": self.unit.data,
             "recording": recording,
             "turn": number,
-            "arm": self.unit.setup.arm.name,
+            "arm": self.unit.setup.config.name,
             "budget": budget,
             "rows": self.session.spec.budget,
             "length": done.memory.length,
@@ -139,9 +152,9 @@ class _Kept:
 
     def _build_if_due(self) -> None:
         setup = self.unit.setup
-        if setup.arm.build == "none":
+        if setup.config.build == "none":
             return
-        settings = replace(setup.episodes, build=setup.arm.build)
+        settings = replace(setup.episodes, build=setup.config.build)
         segments = len(self.session.utterances) // settings.segment_utterances
         length = self.session.memory.length
         budget = self.session.spec.budget
@@ -152,19 +165,22 @@ class _Kept:
             self.segments = segments
 
 
-def _words_of_user(turn: Sequence[Message]) -> str:
+def _user_text(turn: Sequence[Message]) -> str:
     return query_text([message_from_wire(chat_to_wire(dict(message))) for message in turn])
 
 
-def turns_within(
+def fit_turns(
     messages: Sequence[Message], tokenizer: ChatTokenizer, tokens: int
 ) -> list[list[Message]]:
-    """The conversation as turns that each end in an assistant's message, as many as surely fit into `tokens` tokens."""
+    """The first turns of a conversation that are certain to fit into `tokens` tokens.
+
+    Each turn ends in an assistant's message.
+    """
     turns: list[list[Message]] = [[]]
     size = 0
     for message in messages:
         calls = str(message.get("tool_calls") or "")
-        size += len(tokenizer.encode(f"{message['content']}{calls}")) + _TOKENS_AROUND
+        size += len(tokenizer.encode(f"{message['content']}{calls}")) + _TEMPLATE_TOKENS
         if size > tokens:
             return turns[:-1]
         turns[-1].append(message)
@@ -176,15 +192,15 @@ def turns_within(
 def result_rows(records: Sequence[Record], seed: int) -> list[Row]:
     """Means over the turns of all recordings of a source, by method and budget."""
     rows: list[Row] = []
-    for (data, arm, budget), found in grouped(records, "data", "arm", "budget").items():
-        told: Mapping[str, Any] = {
-            "method": arm,
+    for (data, config, budget), group in group_by(records, "data", "arm", "budget").items():
+        columns: Mapping[str, Any] = {
+            "method": config,
             "k": 0,
-            "budget": found[0]["rows"],
+            "budget": group[0]["rows"],
             "share": budget,
-            "active_rows": max(each["active_rows"] for each in found),
-            "tokens_heard": sum(each["heard"] for each in found),
+            "active_rows": max(each["active_rows"] for each in group),
+            "tokens_heard": sum(each["heard"] for each in group),
         }
-        rows += mean_row(f"{data}: mean KL, nats", [each["kl"] for each in found], seed, **told)
-        rows += mean_row(f"{data}: top-1 agreement", [each["top1"] for each in found], seed, **told)
+        for name, key in (("mean KL, nats", "kl"), ("top-1 agreement", "top1")):
+            rows += mean_row(f"{data}: {name}", [each[key] for each in group], seed, **columns)
     return rows

@@ -1,1 +1,1 @@
-"""Prometheus metrics."""
+"""Prometheus metrics of the service and its workers."""

@@ -1,4 +1,4 @@
-"""The Prometheus page: a registry per application, fed by what the services tell and what the worker counts."""
+"""Prometheus metrics of the service: one registry per application, fed by service events."""
 
 from collections.abc import Mapping
 
@@ -26,21 +26,23 @@ from kvrecall.domain.reports import EpisodeReport, MemoryReport, RepairReport, T
 from kvrecall.protocol.v1 import worker_pb2 as wire
 from services.admission import Admission
 
+# Counters of repairs, by the report's field: the metric's name and help text.
 REPAIR_COUNTS = {
-    "candidates": ("repair_candidates", "Evicted tokens that repairs could have chosen."),
-    "scored_rows": ("repair_scored_rows", "Evicted tokens that repairs scored."),
-    "promoted": ("promoted_rows", "Tokens that repairs brought back."),
-    "demoted": ("demoted_rows", "Rows per KV head that left the active set for those that came."),
-    "bytes_read": ("repair_read_bytes", "Bytes of stored rows that repairs read while scoring."),
-    "truncated": ("repairs_cut", "Repairs that a deadline or a turn ended."),
+    "candidates": ("repair_candidates", "Evicted tokens that were candidates of repairs."),
+    "scored_rows": ("repair_scored_rows", "Evicted tokens scored by repairs."),
+    "promoted": ("promoted_rows", "Tokens promoted by repairs."),
+    "demoted": ("demoted_rows", "Rows per KV head demoted in exchange."),
+    "bytes_read": ("repair_read_bytes", "Bytes of stored rows read by repairs for scoring."),
+    "truncated": ("repairs_cut", "Repairs stopped early by a deadline or a turn."),
 }
-"""Counters of repairs, by the report's field: the metric's name and what it says."""
+HTTP_METHODS = ("GET", "POST", "DELETE", "HEAD", "OPTIONS", "PUT", "PATCH")
+# Histogram buckets: fractions, and seconds.
 SHARES = (0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99, 1.0)
 SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 
 
 class Metrics:
-    """Everything on the metrics page."""
+    """Metrics of the service, and the registry of the metrics page."""
 
     content_type = CONTENT_TYPE_LATEST
 
@@ -48,9 +50,9 @@ class Metrics:
         self._registry = registry = CollectorRegistry()
         self._workers = WorkerCounters()
         registry.register(self._workers)
-        self._held: dict[str, MemoryReport] = {}
+        self._memory: dict[str, MemoryReport] = {}
         self._requests = Counter(
-            "kvrecall_http_requests", "Requests answered.", ["method", "status"], registry=registry
+            "kvrecall_http_requests", "HTTP requests.", ["method", "status"], registry=registry
         )
         self._turns = Counter(
             "kvrecall_turns", "Turns committed.", ["finish_reason"], registry=registry
@@ -73,7 +75,7 @@ class Metrics:
         )
         self._quotas = Counter(
             "kvrecall_quota_refusals",
-            "Requests refused as their tenant holds as much as it may.",
+            "Requests refused because the tenant's quota was reached.",
             registry=registry,
         )
         self._add_moves()
@@ -82,11 +84,11 @@ class Metrics:
         self._add_gauges(admission)
 
     def _add_moves(self) -> None:
-        """What it costs that workers come and go."""
+        """Add metrics of failover, moves and rebuilds."""
         registry = self._registry
         self._retries = Counter(
             "kvrecall_turn_retries",
-            "Turns run again in another worker.",
+            "Turns retried in another worker.",
             ["code"],
             registry=registry,
         )
@@ -95,13 +97,13 @@ class Metrics:
         )
         self._rebuilds = Histogram(
             "kvrecall_rebuild_seconds",
-            "Time of computing lost pages again.",
+            "Time of recomputing missing pages.",
             buckets=SECONDS,
             registry=registry,
         )
 
     def _add_repairs(self) -> None:
-        """What repairs looked at, what they moved, and whether they ended in time."""
+        """Add metrics of repairs: rows scanned and moved, failures, completion within the pause."""
         registry = self._registry
         self._repairs = Histogram(
             "kvrecall_repair_seconds",
@@ -112,7 +114,7 @@ class Metrics:
         )
         self._repair_shares = Histogram(
             "kvrecall_repair_share_scanned",
-            "Share of the candidates scored.",
+            "Fraction of the candidates scored.",
             buckets=SHARES,
             registry=registry,
         )
@@ -122,32 +124,32 @@ class Metrics:
         }
         self._repair_failures = Counter(
             "kvrecall_repair_failures",
-            "Repairs that could not be run.",
+            "Repairs that failed.",
             ["code"],
             registry=registry,
         )
         self._repairs_ended = Counter(
             "kvrecall_repairs_between_turns",
-            "Repairs by what came first: their end, or a turn.",
+            "Repairs by which came first: their end, or a turn.",
             ["first"],
             registry=registry,
         )
-        self._repairs_left_out = Counter(
+        self._repairs_skipped = Counter(
             "kvrecall_repairs_left_out",
-            "Repairs that were due and not begun when a turn came.",
+            "Pending repairs that had not started when a turn arrived.",
             registry=registry,
         )
         self._timed_out = Counter(
             "kvrecall_pauses_timed_out",
-            "Pauses that were ended because nothing was heard of a call.",
+            "Pauses ended by the timeout of a tool call.",
             registry=registry,
         )
 
     def _add_episodes(self) -> None:
-        """What happens to sessions' episodes."""
+        """Add metrics of episodes: matches, switches, builds, failures."""
         registry = self._registry
         self._matches = Counter(
-            "kvrecall_episode_matches", "Turns matched with an episode.", registry=registry
+            "kvrecall_episode_matches", "Turns routed to an episode.", registry=registry
         )
         self._switches = Counter(
             "kvrecall_episode_switches",
@@ -155,10 +157,10 @@ class Metrics:
             registry=registry,
         )
         self._moved_rows = Counter(
-            "kvrecall_episode_moved_rows", "Rows that switches loaded.", registry=registry
+            "kvrecall_episode_moved_rows", "Rows loaded by switches.", registry=registry
         )
         self._moved_bytes = Counter(
-            "kvrecall_episode_moved_bytes", "Bytes of these rows.", registry=registry
+            "kvrecall_episode_moved_bytes", "Bytes loaded by switches.", registry=registry
         )
         self._builds = Histogram(
             "kvrecall_episode_build_seconds",
@@ -168,58 +170,46 @@ class Metrics:
         )
         self._episode_failures = Counter(
             "kvrecall_episode_failures",
-            "What could not be done for episodes.",
+            "Failed steps of episode routing and maintenance.",
             ["step", "code"],
             registry=registry,
         )
 
     def _add_gauges(self, admission: Admission) -> None:
-        """Values that are asked for at each scrape."""
-        active = Gauge(
-            "kvrecall_active_rows",
-            "Active rows of all sessions' largest layers.",
-            registry=self._registry,
-        )
-        active.set_function(lambda: sum(held.active_rows for held in self._held.values()))
-        bytes_held = Gauge(
-            "kvrecall_active_bytes",
-            "Bytes of active rows of all sessions.",
-            registry=self._registry,
-        )
-        bytes_held.set_function(lambda: sum(held.active_bytes for held in self._held.values()))
-        evicted = Gauge(
-            "kvrecall_evicted_rows",
-            "Tokens with an evicted row, all sessions.",
-            registry=self._registry,
-        )
-        evicted.set_function(lambda: sum(held.evicted_rows for held in self._held.values()))
+        """Add gauges that are read at each scrape."""
+        self._add_memory_gauge("active_rows", "Active rows of the largest layer")
+        self._add_memory_gauge("active_bytes", "Bytes of active rows")
+        self._add_memory_gauge("evicted_rows", "Tokens with an evicted row")
         running = Gauge(
-            "kvrecall_turns_running", "Turns that hold a place.", registry=self._registry
+            "kvrecall_turns_running", "Turns admitted and running.", registry=self._registry
         )
         running.set_function(lambda: admission.running)
         waiting = Gauge(
-            "kvrecall_turns_waiting", "Turns that wait for a place.", registry=self._registry
+            "kvrecall_turns_waiting", "Turns waiting for admission.", registry=self._registry
         )
         waiting.set_function(lambda: admission.waiting)
 
-    def count_request(self, method: str, status: int) -> None:
-        """Note an answered request; methods that HTTP does not know are counted together."""
-        known = (
-            method
-            if method in ("GET", "POST", "DELETE", "HEAD", "OPTIONS", "PUT", "PATCH")
-            else "other"
+    def _add_memory_gauge(self, field: str, text: str) -> None:
+        """Add the sum of a memory report's field over all sessions."""
+        gauge = Gauge(
+            f"kvrecall_{field}", f"{text}, summed over sessions.", registry=self._registry
         )
-        self._requests.labels(known, str(status)).inc()
+        gauge.set_function(lambda: sum(getattr(memory, field) for memory in self._memory.values()))
 
-    def observe(self, observation: ServiceEvent) -> None:
-        """Note what the services tell."""
-        match observation:
+    def count_request(self, method: str, status: int) -> None:
+        """Count a request; unknown HTTP methods are counted together as `other`."""
+        label = method if method in HTTP_METHODS else "other"
+        self._requests.labels(label, str(status)).inc()
+
+    def observe(self, event: ServiceEvent) -> None:
+        """Count an event of the service."""
+        match event:
             case TurnFinished(outcome):
                 self._count_turn(outcome)
             case TurnFailed(_, code):
                 self._failures.labels(code).inc()
             case RepairFinished(session, report, memory):
-                self._held[session] = memory
+                self._memory[session] = memory
                 self._count_repair(report)
                 self._repairs_ended.labels("end" if report.in_pause else "turn").inc()
             case PauseTimedOut():
@@ -231,7 +221,7 @@ class Metrics:
             case EpisodesFailed(step=step, code=code):
                 self._episode_failures.labels(step, code).inc()
             case SessionDeleted(session):
-                self._held.pop(session, None)
+                self._memory.pop(session, None)
             case SessionForked(at=at, seconds=seconds):
                 self._forks.labels(at).observe(seconds)
             case TurnRetried(code=code):
@@ -244,13 +234,13 @@ class Metrics:
                 self._quotas.inc()
 
     def _count_turn(self, outcome: TurnOutcome) -> None:
-        self._held[outcome.session] = outcome.memory
+        self._memory[outcome.session] = outcome.memory
         self._turns.labels(outcome.finish_reason).inc()
         self._tokens.labels("prompt").inc(outcome.prompt_tokens)
         self._tokens.labels("output").inc(outcome.output_tokens)
         for phase, seconds in outcome.seconds.items():
             self._phases.labels(phase).observe(seconds)
-        self._repairs_left_out.inc(outcome.repairs_skipped)
+        self._repairs_skipped.inc(outcome.repairs_skipped)
         if outcome.own_repair is not None:
             self._count_repair(outcome.own_repair)
         if outcome.episode is not None:
@@ -270,6 +260,6 @@ class Metrics:
             counter.labels(report.trigger).inc(getattr(report, name))
 
     def render(self, stats: Mapping[str, wire.WorkerStats]) -> bytes:
-        """The page, with the counters of now of the workers that answer, by name."""
-        self._workers.show(stats)
+        """Render the metrics page with the current counters of the reachable workers, by name."""
+        self._workers.update(stats)
         return generate_latest(self._registry)

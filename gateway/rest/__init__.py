@@ -1,1 +1,1 @@
-"""The REST API."""
+"""REST API: router, routes and schemas."""

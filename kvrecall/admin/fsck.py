@@ -1,4 +1,4 @@
-"""What the catalog says there should be, against the pages that there are: pure, in words an operator reads."""
+"""Comparison of the catalog with the stored pages: pure functions, findings as text for operators."""
 
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -6,18 +6,21 @@ from itertools import groupby
 
 from kvrecall.domain.session import SharedPages
 from kvstore.format.page import PageKey, PageLayout
-from kvstore.fsck import FoundPage, PagesReport
+from kvstore.fsck import PagesReport, StoredPage
 
 REBUILT = "computed again from the turn log at the session's next use"
-NOT_REBUILT = "lost: its turn log is not whole"
-DROPPED = "left over; dropped at the next start"
-EXPIRES = "left over; expires in Redis as nobody uses it"
-CUT = "cut off at the next start; nothing of it was acknowledged"
+NOT_REBUILT = "lost: its turn log is incomplete"
+DELETED = "orphaned; deleted at the next start"
+EXPIRES = "orphaned; expires in Redis, where it is not used"
+TRUNCATED = "truncated at the next start; nothing of it was acknowledged"
 
 
 @dataclass(frozen=True)
 class Finding:
-    """Something found: where, what, and what will become of it. What is no `problem` is how a crash leaves things."""
+    """A finding: where, what, and its consequence.
+
+    Not a `problem`: a state that a crash may leave and that the next start resolves.
+    """
 
     where: str
     what: str
@@ -27,9 +30,9 @@ class Finding:
 
 @dataclass(frozen=True)
 class KnownSession:
-    """What the catalog says of a session: `length` rows are committed, `logged` tokens stand in its turns.
+    """A session in the catalog: `length` rows committed, `logged` tokens in its turn log.
 
-    `said` tokens should: those with rows and those that are still to be computed.
+    `expected` is the number of tokens that the log should have: those with rows and those pending.
     """
 
     id: str
@@ -37,53 +40,56 @@ class KnownSession:
     length: int
     shared: tuple[SharedPages, ...]
     logged: int
-    said: int
+    expected: int
 
     @property
     def log_is_whole(self) -> bool:
-        """Whether every row can be computed again."""
-        return self.logged == self.said
+        """True if every row can be computed again from the turn log."""
+        return self.logged == self.expected
 
     def owner(self, index: int) -> str:
-        """Who wrote a page of the session."""
+        """The session that wrote a page: an ancestor for shared pages, else this session."""
         return next((each.owner for each in self.shared if index < each.pages), self.id)
 
     @property
     def shared_pages(self) -> int:
-        """How many pages, from the first on, others wrote."""
+        """Number of leading pages that other sessions wrote."""
         return max((each.pages for each in self.shared), default=0)
 
 
 @dataclass(frozen=True)
 class Stored:
-    """The pages of all tiers together: of each the newest version counts, and it is whole if one tier has it so."""
+    """The pages of all tiers together.
 
-    pages: Mapping[PageKey, Sequence[FoundPage]]
+    The newest version of a page counts; it is intact if one tier has an intact copy of it.
+    """
+
+    pages: Mapping[PageKey, Sequence[StoredPage]]
     page_tokens: int
+    # Pages in tiers of a single worker, which deletes pages there that the catalog does not know.
     own: Container[PageKey] = frozenset()
-    """Pages in tiers that only one worker uses: it drops there what the catalog does not know."""
 
     def only_shared(self, key: PageKey) -> bool:
-        """Whether a page lies only where other workers may use it too."""
+        """True if a page is only in tiers that other workers share."""
         return key not in self.own
 
     def missing(self, key: PageKey, tokens: int) -> str:
-        """Why the first `tokens` rows of a page cannot be read; empty if they can."""
+        """The reason why the first `tokens` rows of a page cannot be read; empty if they can."""
         found = self.pages.get(key, ())
         if not found:
             return "missing"
         newest = max(page.header.sequence for page in found)
-        counted = [page for page in found if page.header.sequence == newest]
-        whole = [page for page in counted if not page.damage]
-        if not whole:
-            return f"unreadable: {counted[0].damage}"
-        valid = whole[0].header.valid_tokens
+        current = [page for page in found if page.header.sequence == newest]
+        intact = [page for page in current if not page.damage]
+        if not intact:
+            return f"unreadable: {current[0].damage}"
+        valid = intact[0].header.valid_tokens
         return "" if valid >= tokens else f"with {valid} of {tokens} rows"
 
 
-def stored(reports: Sequence[PagesReport]) -> Stored:
-    """The pages of all tiers."""
-    pages: dict[PageKey, list[FoundPage]] = {}
+def merge_reports(reports: Sequence[PagesReport]) -> Stored:
+    """Merge the reports of all tiers."""
+    pages: dict[PageKey, list[StoredPage]] = {}
     for report in reports:
         for key, page in report.pages.items():
             pages.setdefault(key, []).append(page)
@@ -93,9 +99,11 @@ def stored(reports: Sequence[PagesReport]) -> Stored:
 
 
 def tier_findings(report: PagesReport) -> Iterator[Finding]:
-    """What is wrong with a tier by itself."""
-    if report.wrong_books:
-        yield Finding(report.tier, report.wrong_books, "pages that are not found are " + REBUILT)
+    """Findings within one tier."""
+    if report.accounting_error:
+        yield Finding(
+            report.tier, report.accounting_error, "pages that are not found are " + REBUILT
+        )
     for segment in report.segments:
         if segment.damaged:
             what = (
@@ -104,25 +112,26 @@ def tier_findings(report: PagesReport) -> Iterator[Finding]:
             yield Finding(
                 segment.name,
                 what,
-                "pages written before it are taken for out of date and " + REBUILT,
+                "pages written before it count as outdated and are " + REBUILT,
             )
         if segment.corrupt:
             what = _count(segment.corrupt, "damaged record") + " that no longer counted"
-            yield Finding(
-                segment.name, what, "nobody reads it; it goes with its file", problem=False
-            )
+            yield Finding(segment.name, what, "not read; deleted with its file", problem=False)
         if segment.torn_bytes:
             yield Finding(
-                segment.name, f"{segment.torn_bytes} bytes at its end are torn", CUT, problem=False
+                segment.name,
+                f"{segment.torn_bytes} bytes at its end are torn",
+                TRUNCATED,
+                problem=False,
             )
 
 
 def session_findings(session: KnownSession, found: Stored) -> Iterator[Finding]:
-    """Pages of a session that are not there in full, and a turn log that does not add up."""
+    """Missing or incomplete pages of a session, and a turn log of the wrong length."""
     where = f"session {session.id}"
     if not session.log_is_whole:
-        what = f"its turns have {session.logged} tokens, its state says {session.said}"
-        yield Finding(where, what, "put back a copy of the catalog: it is the truth")
+        what = f"its turn log has {session.logged} tokens, its state {session.expected}"
+        yield Finding(where, what, "restore a backup of the catalog: it is authoritative")
     for reason, indices in _by_reason(_missing(session, found)):
         yield Finding(
             where, f"{_pages(indices)} {reason}", REBUILT if session.log_is_whole else NOT_REBUILT
@@ -134,32 +143,37 @@ def session_findings(session: KnownSession, found: Stored) -> Iterator[Finding]:
     ]
     if later:
         what = f"{_pages(later)} of a later epoch than the catalog's {session.epoch}: it is older than the pages"
-        yield Finding(where, what, "do not serve: put back the catalog that belongs to these pages")
+        yield Finding(where, what, "do not serve: restore the catalog that belongs to these pages")
 
 
-def leftover_findings(
-    sessions: Sequence[KnownSession], kept: Sequence[SharedPages], found: Stored
+def orphan_findings(
+    sessions: Sequence[KnownSession], retained: Sequence[SharedPages], found: Stored
 ) -> list[Finding]:
-    """Pages beyond what was committed, and pages that belong to no session."""
+    """Uncommitted pages behind a session's end, and pages of no session."""
     lengths = {session.id: _page_count(session, found) for session in sessions}
     findings = []
-    for owner, keys in groupby(leftovers(sessions, kept, found), key=lambda key: key.session):
+    for owner, keys in groupby(
+        orphaned_pages(sessions, retained, found), key=lambda key: key.session
+    ):
         indices = [key.index for key in keys]
         if owner in lengths:
-            what = f"{_pages(indices)} written, never committed"
-            findings.append(Finding(f"session {owner}", what, CUT, problem=False))
+            what = f"{_pages(indices)} written but not committed"
+            findings.append(Finding(f"session {owner}", what, TRUNCATED, problem=False))
         else:
-            then = EXPIRES if found.only_shared(PageKey(owner, indices[0])) else DROPPED
+            then = EXPIRES if found.only_shared(PageKey(owner, indices[0])) else DELETED
             findings.append(Finding(f"owner {owner}", f"{_pages(indices)} of no session", then))
     return findings
 
 
-def leftovers(
-    sessions: Sequence[KnownSession], kept: Sequence[SharedPages], found: Stored
+def orphaned_pages(
+    sessions: Sequence[KnownSession], retained: Sequence[SharedPages], found: Stored
 ) -> list[PageKey]:
-    """Stored pages that nobody needs: behind a session's end, or of none that is there, but for what others share."""
+    """Stored pages that no session uses, sorted by key.
+
+    They lie behind a session's end or belong to no session, and no fork shares them.
+    """
     needed = {session.id: _page_count(session, found) for session in sessions}
-    for each in (*kept, *(shared for session in sessions for shared in session.shared)):
+    for each in (*retained, *(shared for session in sessions for shared in session.shared)):
         needed[each.owner] = max(needed.get(each.owner, 0), each.pages)
     return sorted(key for key in found.pages if key.index >= needed.get(key.session, 0))
 
@@ -191,23 +205,21 @@ def _by_reason(reasons: Iterator[tuple[int, str]]) -> list[tuple[str, list[int]]
 
 
 def _pages(indices: Sequence[int]) -> str:
-    """Page 3, or pages 3 to 5 and 7."""
+    """Text of page numbers: `page 3`, `pages 3 to 5, 7`."""
     runs: list[list[int]] = []
     for index in sorted(indices):
         if runs and runs[-1][-1] == index - 1:
             runs[-1][1:] = [index]
         else:
             runs.append([index])
-    told = [str(run[0]) if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in runs]
-    some = (
-        ", ".join(told)
-        if len(told) < _MOST_RUNS
-        else f"{', '.join(told[:_MOST_RUNS])} and more, {len(indices)} in all"
-    )
-    return f"page {some}" if len(indices) == 1 else f"pages {some}"
+    texts = [str(run[0]) if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in runs]
+    listed = ", ".join(texts[:_MAX_RUNS])
+    if len(texts) >= _MAX_RUNS:
+        listed += f" and more, {len(indices)} in all"
+    return f"page {listed}" if len(indices) == 1 else f"pages {listed}"
 
 
-_MOST_RUNS = 6
+_MAX_RUNS = 6
 
 
 def _count(number: int, one: str, several: str = "") -> str:

@@ -1,4 +1,4 @@
-"""What a service that does not run keeps: its catalog, its pages, how its rows are stored."""
+"""Access to the data of a stopped service: catalog, durable tiers, page layout."""
 
 import secrets
 from collections.abc import AsyncIterator, Iterator
@@ -10,7 +10,7 @@ import torch
 from kvrecall.app.catalog import open_catalog
 from kvrecall.app.errors import CannotServe
 from kvrecall.app.settings import Settings
-from kvrecall.app.wiring import durable_tiers, layout_of
+from kvrecall.app.wiring import durable_tiers, page_layout
 from kvrecall.domain.errors import ServiceError
 from kvstore.errors import KvStoreError
 from kvstore.format.page import PageLayout
@@ -23,28 +23,28 @@ _CLAIM_SECONDS = 600.0
 
 
 def catalog_file(settings: Settings) -> Path:
-    """Where the catalog lies that only one process uses."""
+    """Path of the SQLite catalog."""
     return settings.data / "catalog.sqlite3"
 
 
 def pages_folder(settings: Settings) -> Path:
-    """Where the files of the rows lie."""
+    """Folder of the NVMe tier's segment files."""
     return settings.data / "pages"
 
 
 def has_catalog(settings: Settings) -> bool:
-    """Whether there is a catalog to open; opening one that is not there would make it."""
+    """True if a catalog exists; opening a missing one would create it."""
     return settings.catalog_url is not None or catalog_file(settings).exists()
 
 
 def has_pages(settings: Settings) -> bool:
-    """Whether there is a folder of pages; opening one that is not there would make it."""
+    """True if a folder of pages exists; opening a missing one would create it."""
     return pages_folder(settings).is_dir()
 
 
 @asynccontextmanager
-async def opened_catalog(settings: Settings) -> AsyncIterator[Catalog]:
-    """The catalog. Raises CannotServe."""
+async def open_stopped_catalog(settings: Settings) -> AsyncIterator[Catalog]:
+    """The catalog, closed at the end. Raises CannotServe, also for service errors within."""
     catalog = await open_catalog(settings)
     try:
         yield catalog
@@ -56,18 +56,21 @@ async def opened_catalog(settings: Settings) -> AsyncIterator[Catalog]:
 
 @asynccontextmanager
 async def claimed(catalog: Catalog, session: str) -> AsyncIterator[None]:
-    """Nobody else works on the session meanwhile. Raises UnknownSession, SessionBusy."""
+    """Hold the session's lease meanwhile. Raises UnknownSession, SessionBusy."""
     holder = f"stopped-{secrets.token_hex(8)}"
-    await catalog.claim(session, holder, _CLAIM_SECONDS)
+    await catalog.leases.claim(session, holder, _CLAIM_SECONDS)
     try:
         yield
     finally:
-        await catalog.release(session, holder)
+        await catalog.leases.release(session, holder)
 
 
 @contextmanager
-def opened_tiers(settings: Settings, layout: PageLayout) -> Iterator[list[Tier]]:
-    """The tiers below memory, the truth last. Raises CannotServe, also for what happens to them within."""
+def open_tiers(settings: Settings, layout: PageLayout) -> Iterator[list[Tier]]:
+    """The durable tiers, fastest first, closed at the end; the last one is authoritative.
+
+    Raises CannotServe, also for storage errors within.
+    """
     tiers: list[Tier] = []
     try:
         tiers = durable_tiers(layout, settings.data, settings.store)
@@ -79,10 +82,10 @@ def opened_tiers(settings: Settings, layout: PageLayout) -> Iterator[list[Tier]]
             tier.close()
 
 
-def layout_in(settings: Settings) -> PageLayout:
-    """The shape and origin of the rows of the model that is served. Raises CannotServe."""
+def load_layout(settings: Settings) -> PageLayout:
+    """The page layout of the configured model, which is loaded on the CPU. Raises CannotServe."""
     dtype = getattr(torch, settings.dtype) if settings.dtype else None
     try:
-        return layout_of(load_model(settings.model, dtype=dtype, device="cpu"))
+        return page_layout(load_model(settings.model, dtype=dtype, device="cpu"))
     except ModelRefused as error:
         raise CannotServe(f"model refused: {error}") from error

@@ -1,8 +1,8 @@
-"""The layer profile of the model that is served: loaded from the data directory, or measured on a text and kept there.
+"""The layer profile of the served model: loaded from the data directory, or measured and saved there.
 
-The reference model reads a conversation of its own language, since it knows no other. Any other model reads
-`calibration.txt`, a conversation in plain English written for this purpose, or a text that an operator names: which
-text it is matters little, since sensitivity belongs to the model (EpiCache, section 3.2).
+The reference model is measured on a conversation in its own generated language, any other model on
+`calibration.txt`, a conversation in plain English, or on an operator's text. The choice of the text
+matters little, since sensitivity is a property of the model (EpiCache, section 3.2).
 """
 
 import time
@@ -26,23 +26,24 @@ PACKAGED = "calibration.txt"
 
 @dataclass(frozen=True)
 class CalibrationText:
-    """A conversation to measure on, and what it is called."""
+    """A conversation to measure on, and its name in the profile."""
 
     name: str
     messages: list[ChatMessage]
 
 
 def profile_path(data: Path, model: LoadedModel) -> Path:
-    """Where the model's profile is kept."""
+    """The file of the model's profile, named by the fingerprint of its weights."""
     return data / "profiles" / f"{model.fingerprint}.json"
 
 
 def known_profile(
     model: LoadedModel, tokenizer: ChatTokenizer, data: Path, name: str
 ) -> Profile | None:
-    """The model's profile; measured and kept, once, where there is none. `name` is the model's path or hub name.
+    """The model's profile; measured and saved if there is none. `name`: the model's path or hub name.
 
-    None for a model whose context is too short to measure in. Raises ProfileRefused for another model's file.
+    None for a model whose context is too short to measure in. Raises ProfileRefused for a file of
+    another model.
     """
     path = profile_path(data, model)
     if path.exists():
@@ -55,40 +56,43 @@ def known_profile(
         return None
     log.info("measuring the layers' sensitivity, once for this model", model=name)
     started = time.perf_counter()
-    found = measured(model, tokenizer, name, packaged_text(name))
-    profile.save(found, path)
-    log.info("layer profile kept", path=str(path), seconds=round(time.perf_counter() - started, 1))
-    return found
+    measured = measure(model, tokenizer, name, packaged_text(name))
+    profile.save(measured, path)
+    log.info("layer profile saved", path=str(path), seconds=round(time.perf_counter() - started, 1))
+    return measured
 
 
-def measured(
+def measure(
     model: LoadedModel,
     tokenizer: ChatTokenizer,
     name: str,
     text: CalibrationText,
     tokens: int = profile.TOKENS,
 ) -> Profile:
-    """Measure on the first `tokens` tokens of a text. Raises ProfileRefused."""
+    """Measure the layers' sensitivity on the first `tokens` tokens of a text. Raises ProfileRefused."""
     token_ids = [
-        token for said in tokenizer.prompt([], text.messages, [], False) for token in said.token_ids
+        token for part in tokenizer.prompt([], text.messages, [], False) for token in part.token_ids
     ]
     shown = "the reference model" if _is_reference(name) else name
     return profile.measure(model, token_ids[:tokens], name=shown, text=text.name)
 
 
 def packaged_text(name: str, tokens: int = profile.TOKENS) -> CalibrationText:
-    """What a model is measured on where nobody says: its own language for the reference, English for others."""
+    """The default text: a generated conversation for the reference model, English for others."""
     if _is_reference(name):
         # A conversation comes out a little longer or shorter than asked for.
         conversation = generate(SEED, tokens + 512, split="train")
         return CalibrationText(f"a generated conversation, seed {SEED}", conversation.messages())
     return CalibrationText(
-        PACKAGED, _turns(files("kvrecall.cli").joinpath(PACKAGED).read_text(encoding="utf-8"))
+        PACKAGED, _turns(files("kvrecall.app").joinpath(PACKAGED).read_text(encoding="utf-8"))
     )
 
 
-def text_of(path: Path) -> CalibrationText:
-    """A text of the user's own: paragraphs are said in turn by user and assistant. Raises BadCalibrationText."""
+def read_text(path: Path) -> CalibrationText:
+    """An operator's text, in UTF-8; its paragraphs become messages of user and assistant in turn.
+
+    Raises BadCalibrationText.
+    """
     try:
         messages = _turns(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
@@ -105,7 +109,8 @@ def _turns(text: str) -> list[ChatMessage]:
         if paragraph.strip()
     ]
     return [
-        {"role": ("user", "assistant")[i % 2], "content": said} for i, said in enumerate(paragraphs)
+        {"role": ("user", "assistant")[i % 2], "content": paragraph}
+        for i, paragraph in enumerate(paragraphs)
     ]
 
 

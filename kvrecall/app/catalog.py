@@ -1,4 +1,6 @@
-"""The catalog of a process that takes requests."""
+"""The catalog of a process that serves, and its upgrade."""
+
+import structlog
 
 from kvrecall.app.errors import CannotServe
 from kvrecall.app.redis import redis_client
@@ -8,13 +10,45 @@ from kvstore.errors import TierSettingsError
 from services.catalog.base import Catalog
 from services.catalog.redis.catalog import RedisCatalog
 from services.catalog.sqlite.catalog import SqliteCatalog
+from services.catalog.versions import CatalogUpgrade
+
+_log = structlog.get_logger("kvrecall.catalog")
 
 
 async def open_catalog(settings: Settings) -> Catalog:
-    """The catalog at `settings.catalog_url`, else the one under `settings.data`; made if there is none.
+    """Open the catalog at `settings.catalog_url`, else the file under `settings.data`.
+
+    A missing catalog is created, one of an older version upgraded, which is logged. Raises
+    CannotServe.
+    """
+    catalog = await _open(settings)
+    upgrade = catalog.upgrade
+    if upgrade.upgraded:
+        _log.info(
+            "catalog upgraded",
+            catalog=upgrade.location,
+            found=upgrade.found,
+            version=upgrade.version,
+            backup=None if upgrade.backup is None else str(upgrade.backup),
+        )
+    return catalog
+
+
+async def upgrade_catalog(settings: Settings) -> tuple[CatalogUpgrade, int]:
+    """Upgrade the catalog; return what was done and the number of its sessions.
 
     Raises CannotServe.
     """
+    catalog = await _open(settings)
+    try:
+        return catalog.upgrade, len(await catalog.sessions.get_ids())
+    except CatalogError as error:
+        raise CannotServe(error.message) from error
+    finally:
+        await catalog.close()
+
+
+async def _open(settings: Settings) -> SqliteCatalog | RedisCatalog:
     try:
         if settings.catalog_url is None:
             return await SqliteCatalog.open(

@@ -1,26 +1,26 @@
-"""What can go wrong on the command line. The message is one line that says what to do."""
+"""Errors of the command line. Each message is one line that says what to do."""
 
 
 class CliError(Exception):
-    """Base of all errors of this package; the command ends with `exit_code`."""
+    """Base of the expected errors of a command, which then ends with `exit_code`."""
 
     exit_code = 2
 
 
 class BadResultFile(CliError):
-    """A file is not in the form of design section 9."""
+    """A file is not a result file (`kvrecall.reporting.results`)."""
 
 
 class BadReplayFile(CliError):
-    """A file is in none of the forms that replay reads, or breaks its form."""
+    """A file is in no format that replay reads, or is malformed."""
 
 
 class BadCalibrationText(CliError):
-    """A text to measure the layers on cannot be read, or is too short."""
+    """A calibration text cannot be read or is too short."""
 
 
 class ServerNotReady(CliError):
-    """A server that was started, or that was named, does not answer."""
+    """A started or named server does not answer."""
 
 
 class CannotServe(CliError):
@@ -28,11 +28,11 @@ class CannotServe(CliError):
 
 
 class BadSessionFile(CliError):
-    """A file is no exported session, or is damaged, or cannot be imported here."""
+    """A file is not an exported session, is damaged, or does not fit this data directory."""
 
 
 class CannotCheck(CliError):
-    """What is to be checked is in use, or cannot be read at all."""
+    """The data to check is in use or cannot be read at all."""
 
 
 class BoundExceeded(CliError):

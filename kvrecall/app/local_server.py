@@ -1,4 +1,4 @@
-"""A real server for a command that has none: a process of its own, on a free port, ended with the command."""
+"""A server process for a command that has none: on a free port, ended with the command."""
 
 import subprocess
 import sys
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from kvrecall.app.errors import ServerNotReady
 from kvrecall.app.run import LISTENING
-from kvrecall.client.client import KvrecallClient
+from kvrecall.client import KvrecallClient
 
 START_SECONDS = 900.0
 STOP_SECONDS = 45.0
@@ -20,7 +20,7 @@ PROGRAM = ("-m", "kvrecall.cli")
 
 @dataclass(frozen=True)
 class ServerNeeds:
-    """What the server must be able to do; None leaves a value to the settings."""
+    """Requirements on a started server; None leaves a value to the settings."""
 
     model: str | None = None
     slots: int | None = None
@@ -29,7 +29,7 @@ class ServerNeeds:
     data: Path | None = None
 
     def arguments(self) -> list[str]:
-        """The options of `kvrecall serve`."""
+        """Command-line options for `kvrecall serve`."""
         options = {
             "--model": self.model,
             "--slots": self.slots,
@@ -47,16 +47,16 @@ class ServerNeeds:
 
 @contextmanager
 def server_at(url: str | None, needs: ServerNeeds) -> Iterator[str]:
-    """The address of a ready server: the named one, or one that lives as long as the context.
+    """The address of a ready server: the one at `url`, or one that runs as long as the context.
 
-    Without `needs.data` the started server keeps its sessions in a folder that is deleted with it.
+    Without `needs.data` the started server has a temporary data directory.
     Raises ServerNotReady.
     """
     if url is not None:
         with KvrecallClient(url) as client:
             if not client.ready():
                 raise ServerNotReady(
-                    f"no kvrecall is ready at {url}; start one with: kvrecall serve"
+                    f"no kvrecall service is ready at {url}; start one with: kvrecall serve"
                 )
         yield url
         return
@@ -99,17 +99,16 @@ def launch(
     program: Sequence[str] = PROGRAM,
     environment: Mapping[str, str] | None = None,
 ) -> tuple["subprocess.Popen[bytes]", str]:
-    """Start `kvrecall serve`, or another command that listens, and wait until it does.
+    """Start `kvrecall serve`, or another serving command, and wait until it listens.
 
-    Returns the process, which is the caller's to end, and its address. `program` is how the interpreter is told what
-    to run, `environment` what the process gets instead of this one's.
-
-    Its log is appended to the file `log`. Raises ServerNotReady.
+    Returns the process, which the caller must end, and its address. `program` are the interpreter's
+    arguments before the command; `environment` replaces this process's. The log is appended to
+    the file `log`. Raises ServerNotReady.
     """
     started = [sys.executable, *program, command, "--until-input-ends", *arguments]
     pipe = subprocess.PIPE
     with log.open("ab") as errors:
-        # A session of its own keeps Ctrl-C from it; its input ends with this process, however that ends.
+        # A process session of its own keeps Ctrl-C from it; its input ends with this process.
         process = subprocess.Popen(
             started, stdin=pipe, stdout=pipe, stderr=errors, start_new_session=True, env=environment
         )
@@ -122,9 +121,9 @@ def launch(
 
 
 def _address(process: "subprocess.Popen[bytes]", log: Path) -> str:
-    """Read the server's output up to the line that says where it listens."""
-    late = threading.Timer(START_SECONDS, process.kill)
-    late.start()
+    """Read the server's output up to the line with its address. Raises ServerNotReady."""
+    timer = threading.Timer(START_SECONDS, process.kill)
+    timer.start()
     try:
         assert process.stdout is not None, "the process was started with a pipe"
         for line in process.stdout:
@@ -132,7 +131,7 @@ def _address(process: "subprocess.Popen[bytes]", log: Path) -> str:
             if text.startswith(LISTENING):
                 return text.removeprefix(LISTENING)
     finally:
-        late.cancel()
+        timer.cancel()
     raise ServerNotReady(f"the server did not start: {_last_line(log)}")
 
 
@@ -142,4 +141,4 @@ def _last_line(log: Path) -> str:
         for line in log.read_text(encoding="utf-8", errors="replace").splitlines()
         if line.strip()
     ]
-    return lines[-1] if lines else "it said nothing"
+    return lines[-1] if lines else "its log is empty"

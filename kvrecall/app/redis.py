@@ -1,4 +1,4 @@
-"""Connections to Redis for whatever is no tier, from the same URLs."""
+"""Redis clients for the catalog and the registry, from the same URLs as the Redis tier's."""
 
 from typing import Any
 
@@ -8,14 +8,14 @@ from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import Sentinel
 from redis.backoff import NoBackoff
 
-from kvstore.tiers.redis.client import RedisAddress, parse_address
+from kvstore.tiers.redis.address import RedisAddress, parse_address
 
 
 def redis_client(url: str, timeout_seconds: float = 5.0) -> Redis | RedisCluster:
-    """A client of what `url` names (forms: `parse_address`), which answers with bytes and connects when it is used.
+    """A client of one server, a sentinel-monitored primary or a cluster (see `parse_address`).
 
-    It tries nothing again by itself: its users know what may be done twice. Raises TierSettingsError for a URL that
-    cannot be read.
+    It connects at the first command, returns bytes, and retries nothing: its callers know which
+    commands may run twice. Raises TierSettingsError for a malformed URL.
     """
     address = parse_address(url)
     common: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""Run a process that serves: logs, signals, the HTTP server."""
+"""Serving processes: logs, signals, the HTTP server."""
 
 import logging
 import os
@@ -20,20 +20,20 @@ if TYPE_CHECKING:
 
 LISTENING = "kvrecall is listening on "
 TEST_INSTRUMENT = (
-    "The packaged reference model is a test instrument and a demo, trained on generated conversations. It is no "
-    "assistant; --model takes any Hugging Face causal LM."
+    "The packaged reference model is a test instrument, trained on generated conversations. "
+    "It is not an assistant; --model takes any Hugging Face causal LM."
 )
 
 
 def set_up_process(settings: Settings, until_input_ends: bool) -> None:
-    """What a process that serves needs before anything else."""
+    """Configure logs; with `until_input_ends`, end the process when its standard input ends."""
     set_up_logs(settings.log)
     if until_input_ends:
         threading.Thread(target=_end_with_input, daemon=True).start()
 
 
-def say_what_is_served(settings: Settings, console: Console) -> None:
-    """Whoever starts the reference model is told what it is."""
+def warn_about_reference_model(settings: Settings, console: Console) -> None:
+    """Print a warning if the reference model is served."""
     if settings.is_reference_model:
         console.print(TEST_INSTRUMENT, style="yellow", soft_wrap=True)
 
@@ -41,7 +41,7 @@ def say_what_is_served(settings: Settings, console: Console) -> None:
 async def run_service(
     settings: Settings, console: Console, build: "Callable[[], Awaitable[SessionService]]"
 ) -> None:
-    """Serve what `build` makes over HTTP until a signal ends it. Raises CannotServe."""
+    """Serve the service that `build` creates over HTTP until SIGTERM or SIGINT. Raises CannotServe."""
     # The web framework takes long to import: other commands do without.
     import uvicorn
 
@@ -51,7 +51,7 @@ async def run_service(
         service = await build()
 
         class Server(uvicorn.Server):
-            """Says where it listens once it does."""
+            """Prints its address once it listens."""
 
             async def startup(self, sockets: list[socket.socket] | None = None) -> None:
                 await super().startup(sockets)
@@ -65,7 +65,7 @@ async def run_service(
             timeout_graceful_shutdown=int(settings.service.drain_seconds),
         )
         server = Server(config)
-        # uvicorn ends on these signals in good order, then raises them again for whoever handled them before.
+        # uvicorn shuts down on these signals, then raises them again for the previous handlers.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: None)
         await server.serve(sockets=[listener])
@@ -74,7 +74,7 @@ async def run_service(
 
 
 def set_up_logs(form: LogFormat) -> None:
-    """structlog and the libraries' own warnings, on standard error."""
+    """Log to standard error: structlog's events and the libraries' warnings."""
     logging.basicConfig(
         level=logging.WARNING, stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s"
     )
@@ -90,13 +90,13 @@ def set_up_logs(form: LogFormat) -> None:
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
-        # Looked up at each use: whoever replaces the stream, as a test does, may close the one of now.
+        # sys.stderr is looked up at each use: a test that replaces the stream may close this one.
         logger_factory=lambda *_: structlog.PrintLogger(sys.stderr),
     )
 
 
 def _end_with_input() -> None:
-    """For a server that another command started: it ends when that one does, be it killed."""
+    """Send SIGTERM to this process when its input ends, also when its parent was killed."""
     while os.read(sys.stdin.fileno(), 4096):
         pass
     os.kill(os.getpid(), signal.SIGTERM)
@@ -115,7 +115,7 @@ def _listener(host: str, port: int) -> socket.socket:
         raise CannotServe(
             f"cannot listen on {host} port {port}: {error.strerror}; choose another --port"
         ) from error
-    # Its connections inherit this. asyncio sets it only where a socket names its protocol, which this one does not;
-    # the second half of an answer would wait for the client to acknowledge the first, 40 ms.
+    # Inherited by its connections. asyncio sets it only for sockets that name their protocol, unlike
+    # this one; the second part of a response would wait 40 ms for the client's delayed ACK.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listener

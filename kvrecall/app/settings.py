@@ -1,4 +1,4 @@
-"""Everything an operator may choose, from the environment (KVRECALL_...) and the command line; passed as a value."""
+"""Settings of all processes, from the command line and the environment (KVRECALL_...)."""
 
 from pathlib import Path
 from typing import Literal
@@ -14,17 +14,17 @@ from services.cluster.settings import WireSettings
 from workers.engine.settings import WorkerSettings
 from workers.rpc.settings import ServerSettings
 
+# Defaults of a session's options.
 DEFAULTS = ServiceLimits()
-"""What a session gets that names nothing."""
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 LogFormat = Literal["console", "json"]
 
 
 class Settings(BaseSettings):
-    """The packages' settings and what joins them.
+    """Settings of the process and, nested, of its parts.
 
-    `KVRECALL_PORT=9000`, and for a nested value `KVRECALL_WORKER__BLOCK_TOKENS=256`.
+    In the environment: `KVRECALL_PORT=9000`, and of a part `KVRECALL_WORKER__BLOCK_TOKENS=256`.
     """
 
     model_config = SettingsConfigDict(
@@ -37,22 +37,25 @@ class Settings(BaseSettings):
 
     model: str = Field(default=str(MODEL_PATH), description="Path or hub name of a causal LM.")
     dtype: Dtype | None = Field(
-        default=None, description="The weights' type; the checkpoint's own when not given."
+        default=None, description="Dtype of the weights. Unset: the checkpoint's own."
     )
     data: Path = Field(
-        default=Path("kvrecall-data"), description="Where sessions and their rows are kept."
+        default=Path("kvrecall-data"), description="Data directory: catalog, pages and profiles."
     )
     catalog_url: SecretStr | None = Field(
         default=None,
-        description="Redis that several gateways share as their catalog, in the forms of KVRECALL_STORE__REDIS_URL and "
-        "under the same namespace. Unset: a file in the data directory, of one process.",
+        description="Redis with the catalog that several gateways share; URL as in "
+        "KVRECALL_STORE__REDIS_URL, in the same namespace. Unset: a file in the data directory, "
+        "of one process.",
     )
     ram_bytes: int = Field(
-        default=1 << 30, ge=1 << 20, description="Bytes of rows kept in memory beside the files."
+        default=1 << 30, ge=1 << 20, description="Size of the RAM tier, in bytes."
     )
-    host: str = "127.0.0.1"
-    port: int = Field(default=8420, ge=0, le=65535, description="0: any free port.")
-    log: LogFormat = "console"
+    host: str = Field(default="127.0.0.1", description="Address that the HTTP API listens on.")
+    port: int = Field(
+        default=8420, ge=0, le=65535, description="Port of the HTTP API; 0: any free one."
+    )
+    log: LogFormat = Field(default="console", description="Log format on standard error.")
     store: StoreSettings = StoreSettings()
     worker: WorkerSettings = WorkerSettings()
     service: ServiceLimits = ServiceLimits()
@@ -62,5 +65,5 @@ class Settings(BaseSettings):
 
     @property
     def is_reference_model(self) -> bool:
-        """Whether the packaged model is served."""
+        """True if the packaged reference model is served."""
         return Path(self.model) == MODEL_PATH

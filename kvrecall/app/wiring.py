@@ -1,13 +1,14 @@
-"""Put the parts together: model, tokenizer, tiers, store, engine, scheduler; catalog and service on top."""
+"""Construction of a worker: model, tokenizer, tiers, row store, engine, scheduler.
+
+Imports nothing of the services, so that a worker's process needs no libraries of the gateway.
+"""
 
 from pathlib import Path
 
 import torch
 
 from kvrecall.app.calibration import known_profile
-from kvrecall.app.catalog import open_catalog
 from kvrecall.app.errors import CannotServe
-from kvrecall.app.local_worker import LocalWorkerClient
 from kvrecall.app.settings import Settings
 from kvstore.errors import (
     DirectoryLockedError,
@@ -23,7 +24,6 @@ from kvstore.tiers.base import Tier
 from kvstore.tiers.nvme.tier import NvmeTier
 from kvstore.tiers.ram import RamTier
 from kvstore.tiers.redis.tier import RedisTier
-from services.service import SessionService
 from workers.engine.engine import Engine, Parts
 from workers.engine.settings import WorkerSettings
 from workers.errors import ModelRefused, ProfileRefused
@@ -33,25 +33,14 @@ from workers.model.tokenizer import load_tokenizer
 from workers.rpc.service import WorkerService
 from workers.scheduler.scheduler import Scheduler
 
+# Rows in memory and in files, stored uncompressed.
 TIERS = StoreSettings()
-"""Rows in memory and in files, as they are."""
-
-
-async def build_service(settings: Settings) -> SessionService:
-    """The whole service of one process: catalog and rows under `settings.data`. Raises CannotServe."""
-    worker = LocalWorkerClient(build_worker(settings))
-    try:
-        catalog = await open_catalog(settings)
-    except CannotServe:
-        await worker.close()
-        raise
-    return SessionService(worker, catalog, settings.service)
 
 
 def build_worker(settings: Settings) -> WorkerService:
-    """What `build_calls` makes of an operator's settings. Raises CannotServe."""
+    """The worker service that an operator's settings describe. Raises CannotServe."""
     try:
-        return build_calls(
+        return build_worker_service(
             settings.model,
             settings.data,
             settings.worker,
@@ -64,10 +53,10 @@ def build_worker(settings: Settings) -> WorkerService:
     except ProfileRefused as error:
         raise CannotServe(str(error)) from error
     except (KvStoreError, OSError) as error:
-        raise CannotServe(_why_not(settings.data, error)) from error
+        raise CannotServe(_describe_store_error(settings.data, error)) from error
 
 
-def build_calls(
+def build_worker_service(
     model: str | Path,
     data: Path,
     settings: WorkerSettings,
@@ -76,10 +65,10 @@ def build_calls(
     dtype: str | None = None,
     tiers: StoreSettings = TIERS,
 ) -> WorkerService:
-    """A worker's calls, its rows under `data`/pages, its model's layer profile under `data`/profiles.
+    """The worker service of a model: rows under `data`/pages, layer profile under `data`/profiles.
 
-    Raises ModelRefused, ProfileRefused, and kvstore errors when the directory is in use or holds another model's
-    pages.
+    `ram_bytes` is the size of the RAM tier. Raises ModelRefused, ProfileRefused, and kvstore errors
+    when the directory is in use or holds another model's pages.
     """
     loaded = load_model(model, dtype=getattr(torch, dtype) if dtype else None)
     tokenizer = load_tokenizer(model, loaded.eos_token_ids)
@@ -94,14 +83,14 @@ def build_calls(
 def build_store(
     model: LoadedModel, data: Path, ram_bytes: int, tiers: StoreSettings = TIERS
 ) -> RowStore:
-    """The row store of a model: RAM first, then `durable_tiers`."""
-    layout = layout_of(model)
-    kept: list[Tier] = [RamTier(ram_bytes), *durable_tiers(layout, data, tiers)]
-    return RowStore(layout, kept, summary_limit=tiers.summary_bytes, codecs=tiers.codecs)
+    """The row store of a model: a RAM tier of `ram_bytes`, then `durable_tiers`."""
+    layout = page_layout(model)
+    stack: list[Tier] = [RamTier(ram_bytes), *durable_tiers(layout, data, tiers)]
+    return RowStore(layout, stack, summary_limit=tiers.summary_bytes, codecs=tiers.codecs)
 
 
-def layout_of(model: LoadedModel) -> PageLayout:
-    """How the rows of a model are stored."""
+def page_layout(model: LoadedModel) -> PageLayout:
+    """The page layout of a model's rows: shape, dtype, fingerprint of the weights."""
     shape = model.shape
     return PageLayout(
         n_layers=shape.n_layers,
@@ -113,28 +102,35 @@ def layout_of(model: LoadedModel) -> PageLayout:
 
 
 def durable_tiers(layout: PageLayout, data: Path, tiers: StoreSettings = TIERS) -> list[Tier]:
-    """Files under `data`/pages, then Redis if there is one: the last is the truth."""
-    files = NvmeTier(
-        data / "pages", limit_bytes=tiers.nvme_bytes, reserve_bytes=tiers.nvme_reserve_bytes
-    )
-    kept: list[Tier] = [files]
-    if tiers.redis_url:
-        url = tiers.redis_url.get_secret_value()
-        ttl = tiers.redis_ttl_seconds
-        limit = tiers.redis_bytes
-        kept.append(
-            RedisTier(
-                url, layout, namespace=tiers.redis_namespace, ttl_seconds=ttl, limit_bytes=limit
-            )
+    """The tiers below RAM, fastest first: files under `data`/pages, then Redis if it is configured.
+
+    The last tier is authoritative. Raises TierSettingsError, TierError, DirectoryLockedError.
+    """
+    stack: list[Tier] = [
+        NvmeTier(
+            data / "pages", limit_bytes=tiers.nvme_bytes, reserve_bytes=tiers.nvme_reserve_bytes
         )
-    return kept
+    ]
+    if tiers.redis_url:
+        stack.append(_redis_tier(layout, tiers, tiers.redis_url.get_secret_value()))
+    return stack
 
 
-def _why_not(data: Path, error: Exception) -> str:
+def _redis_tier(layout: PageLayout, tiers: StoreSettings, url: str) -> RedisTier:
+    return RedisTier(
+        url,
+        layout,
+        namespace=tiers.redis_namespace,
+        ttl_seconds=tiers.redis_ttl_seconds,
+        limit_bytes=tiers.redis_bytes,
+    )
+
+
+def _describe_store_error(data: Path, error: Exception) -> str:
     if isinstance(error, DirectoryLockedError):
         return f"data directory {data} is in use by another kvrecall; stop that one or choose another with --data"
     if isinstance(error, ForeignPageError):
         return f"data directory {data} holds another model's rows; choose another with --data"
     if isinstance(error, (TierError, TierSettingsError)):
-        return f"rows cannot be kept: {error}"
+        return f"rows cannot be stored: {error}"
     return f"data directory {data} cannot be used: {error}"

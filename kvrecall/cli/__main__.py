@@ -1,5 +1,23 @@
-"""`python -m kvrecall.cli`: the command line without its script."""
+"""Entry point of the `kvrecall` script and of `python -m kvrecall.cli`."""
 
-from kvrecall.cli import app
+import sys
 
-app()
+from kvrecall.cli.extras import MissingLibraries, require_extra
+
+
+def main() -> None:
+    """Run the command line; exit with 2 where the command's extra is not installed."""
+    command = next((word for word in sys.argv[1:] if not word.startswith("-")), None)
+    try:
+        require_extra(command)
+    except MissingLibraries as error:
+        print(error, file=sys.stderr)
+        sys.exit(2)
+    # Imported after the check: the commands need typer, which the base install does not have.
+    from kvrecall.cli.commands import app
+
+    app()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,4 +1,4 @@
-"""`kvrecall export` and `kvrecall import`: a session as one file, out of one data directory and into another."""
+"""`kvrecall export` and `kvrecall import`: a session as one file (.kvs), between data directories."""
 
 import asyncio
 from pathlib import Path
@@ -9,113 +9,131 @@ from rich.console import Console
 
 from kvrecall.app.errors import CannotServe
 from kvrecall.app.settings import Settings
-from kvrecall.cli.options import given
+from kvrecall.cli.options import Data, Model, build_settings
 from kvrecall.reporting.units import readable_bytes
 
 if TYPE_CHECKING:
-    from kvrecall.admin.archive.pages import Moved
+    from kvrecall.admin.archive.pages import PagesMoved
     from services.catalog.base import Catalog
 
-Data = Annotated[Path | None, typer.Option(help="The data directory. Default: ./kvrecall-data.")]
-Model = Annotated[
-    str | None, typer.Option(help="The model that is served there. Default: the reference.")
+Session = Annotated[str, typer.Argument(help="Id of the session.")]
+Target = Annotated[Path, typer.Argument(help="File to write.")]
+Source = Annotated[Path, typer.Argument(help="File that `kvrecall export` wrote.")]
+NewId = Annotated[
+    str | None, typer.Option("--as", help="Id of the new session. Default: the file's.")
 ]
 WithoutPages = Annotated[
     bool,
     typer.Option(
-        "--without-pages", help="Leave the rows out: they are computed again when they are needed."
+        "--without-pages", help="Leave out the rows; they are computed again when needed."
     ),
 ]
 
 
 def export_command(
-    session: Annotated[str, typer.Argument(help="The session's id.")],
-    file: Annotated[Path, typer.Argument(help="The file to write.")],
+    session: Session,
+    file: Target,
     data: Data = None,
     model: Model = None,
     without_pages: WithoutPages = False,
 ) -> None:
-    """Write a session to one file: what was said, its state, and its rows."""
-    settings = Settings(**given({"data": data, "model": model}))
-    moved = asyncio.run(_exported(settings, session, file, with_pages=not without_pages))
-    told = "no rows" if without_pages else _told(moved)
-    Console().print(f"{session} written to {file}: {told}", highlight=False, soft_wrap=True)
+    """Write a session to one file: its messages, its state and its rows.
+
+    The service that uses the data directory must be stopped.
+    """
+    settings = build_settings(data=data, model=model)
+    moved = asyncio.run(_export(settings, session, file, with_pages=not without_pages))
+    summary = "no rows" if without_pages else _describe(moved)
+    Console().print(f"{session} written to {file}: {summary}", highlight=False, soft_wrap=True)
 
 
 def import_command(
-    file: Annotated[Path, typer.Argument(help="A file that export has written.")],
+    file: Source,
     data: Data = None,
     model: Model = None,
-    name: Annotated[str | None, typer.Option("--as", help="Another id than the file's.")] = None,
+    name: NewId = None,
     without_pages: WithoutPages = False,
 ) -> None:
-    """Add the session of a file; nothing is changed unless the file is whole and of the same model."""
-    settings = Settings(**given({"data": data, "model": model}))
-    session, moved = asyncio.run(_imported(settings, file, name, with_pages=not without_pages))
+    """Add the session of a file to a data directory.
+
+    The file is checked first: nothing changes if it is damaged or of another model.
+    """
+    settings = build_settings(data=data, model=model)
+    session, moved = asyncio.run(_import(settings, file, name, with_pages=not without_pages))
     Console().print(
-        f"{session} added to {settings.data}: {_told(moved)}", highlight=False, soft_wrap=True
+        f"{session} added to {settings.data}: {_describe(moved)}", highlight=False, soft_wrap=True
     )
 
 
-async def _exported(settings: Settings, session: str, file: Path, *, with_pages: bool) -> "Moved":
-    """Raises CannotServe, BadSessionFile."""
-    from kvrecall.admin.archive.format import writing
-    from kvrecall.admin.archive.pages import Moved, header_record, page_count, page_records
-    from kvrecall.admin.archive.records import dumped, records_of
-    from kvrecall.admin.offline import claimed, has_catalog, layout_in, opened_catalog, opened_tiers
+async def _export(
+    settings: Settings, session: str, file: Path, *, with_pages: bool
+) -> "PagesMoved":
+    """Write the file and return the counts of its pages. Raises CannotServe, BadSessionFile."""
+    from kvrecall.admin.archive.format import write_archive
+    from kvrecall.admin.archive.pages import PagesMoved, build_header, count_pages, read_pages
+    from kvrecall.admin.archive.records import dump_session, to_records
+    from kvrecall.admin.offline import (
+        claimed,
+        has_catalog,
+        load_layout,
+        open_stopped_catalog,
+        open_tiers,
+    )
 
     if not has_catalog(settings):
         raise CannotServe(f"{settings.data} holds no catalog; name a data directory with --data")
-    layout = layout_in(settings)
-    with opened_tiers(settings, layout) as tiers:
-        async with opened_catalog(settings) as catalog, claimed(catalog, session):
-            dump = await dumped(catalog, session)
-        moved = Moved(lost=page_count(dump, layout))
-        with writing(file) as writer:
-            writer.add(header_record(session, layout, settings.model, has_pages=with_pages))
-            for record in records_of(dump):
+    layout = load_layout(settings)
+    with open_tiers(settings, layout) as tiers:
+        async with open_stopped_catalog(settings) as catalog, claimed(catalog, session):
+            dump = await dump_session(catalog, session)
+        moved = PagesMoved(missing=count_pages(dump, layout))
+        with write_archive(file) as writer:
+            writer.add(build_header(session, layout, settings.model, has_pages=with_pages))
+            for record in to_records(dump):
                 writer.add(record)
-            for record in page_records(dump, tiers, layout) if with_pages else ():
+            for record in read_pages(dump, tiers, layout) if with_pages else ():
                 writer.add(record)
                 moved = moved.with_pages([record.data])
     return moved
 
 
-async def _imported(
+async def _import(
     settings: Settings, file: Path, name: str | None, *, with_pages: bool
-) -> "tuple[str, Moved]":
-    """Raises CannotServe, BadSessionFile."""
-    from kvrecall.admin.archive.pages import checked, pages_put
-    from kvrecall.admin.archive.records import dump_of
-    from kvrecall.admin.offline import layout_in, opened_catalog, opened_tiers
+) -> "tuple[str, PagesMoved]":
+    """Add the session; return its id and the counts of its pages. Raises CannotServe, BadSessionFile."""
+    from kvrecall.admin.archive.pages import check_archive, put_pages
+    from kvrecall.admin.archive.records import from_records
+    from kvrecall.admin.offline import load_layout, open_stopped_catalog, open_tiers
 
-    layout = layout_in(settings)
-    found = checked(file, layout)
-    dump = dump_of(found.records, name or found.header.session)
-    with opened_tiers(settings, layout) as tiers:
-        async with opened_catalog(settings) as catalog:
+    layout = load_layout(settings)
+    found = check_archive(file, layout)
+    dump = from_records(found.records, name or found.header.session)
+    with open_tiers(settings, layout) as tiers:
+        async with open_stopped_catalog(settings) as catalog:
             await _require_new(catalog, dump.session.id)
-            with pages_put(file, dump, tiers[-1], layout, wanted=with_pages) as moved:
-                await catalog.restore(dump)
+            with put_pages(file, dump, tiers[-1], layout, wanted=with_pages) as moved:
+                await catalog.sessions.restore(dump)
     return dump.session.id, moved
 
 
 async def _require_new(catalog: "Catalog", session: str) -> None:
-    """Raises CannotServe when there is a session of that id."""
+    """Check that no session has that id. Raises CannotServe."""
     from kvrecall.domain.errors import UnknownSession
 
     try:
-        await catalog.session(session)
+        await catalog.sessions.get(session)
     except UnknownSession:
         return
-    raise CannotServe(f"there is a session {session} already; give the file's another id with --as")
+    raise CannotServe(
+        f"session {session} exists already; import the file under another id with --as"
+    )
 
 
-def _told(moved: "Moved") -> str:
+def _describe(moved: "PagesMoved") -> str:
     rows = f"{moved.pages:,} pages, {readable_bytes(moved.bytes)}"
     lost = (
-        f"; {moved.lost} pages are missing and are computed again when they are needed"
-        if moved.lost
+        f"; {moved.missing} pages are missing and are computed again when they are needed"
+        if moved.missing
         else ""
     )
     return rows + lost

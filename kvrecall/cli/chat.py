@@ -1,12 +1,11 @@
-"""`kvrecall chat`: talk to a session in the terminal, and see after every turn what it holds."""
+"""`kvrecall chat`: a session in the terminal, with its memory after every turn."""
 
 import json
 import time
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -16,47 +15,56 @@ from kvrecall.app.errors import CliError
 from kvrecall.app.local_server import ServerNeeds, server_at
 from kvrecall.app.run import TEST_INSTRUMENT
 from kvrecall.app.settings import DEFAULTS, Settings
-from kvrecall.client.client import KvrecallClient, KvrecallError, StreamEvent
+from kvrecall.cli.options import Budget, Method, RepairRows, ServedModel, Url
+from kvrecall.client import (
+    KvrecallClient,
+    KvrecallError,
+    PastRepair,
+    PendingCall,
+    Repair,
+    SessionHandle,
+    TextDelta,
+    ToolCall,
+    ToolCallEvent,
+    Turn,
+    TurnCompleted,
+    TurnEpisode,
+    TurnMemory,
+)
 from kvrecall.reporting.units import readable_bytes
 from reference import MODEL_PATH
 from reference.conversation import SYSTEM_LINES
 from reference.tools import TOOLS
 
 Messages = list[dict[str, Any]]
-Call = Mapping[str, Any]
 SHOW_REPAIRS = "/repairs"
 REPAIRS_SHOWN = 3
 
 
 def chat_command(
-    url: Annotated[
-        str | None, typer.Option(help="A running server. Without it one is started for this chat.")
-    ] = None,
-    model: Annotated[
-        str | None, typer.Option(help="The model of a server that is started.")
-    ] = None,
+    url: Url = None,
+    model: ServedModel = None,
     session: Annotated[
-        str | None, typer.Option(help="Go on with this session of the server.")
+        str | None, typer.Option(help="Continue this session of the server. Default: a new one.")
     ] = None,
-    budget: Annotated[
-        int, typer.Option(min=1, help="Active rows of the session.")
-    ] = DEFAULTS.default_budget,
-    repair_rows: Annotated[
-        int, typer.Option(min=0, help="Rows of the budget kept for repair.")
-    ] = DEFAULTS.default_repair_rows,
-    method: Annotated[str, typer.Option(help="Eviction method.")] = DEFAULTS.default_method,
-    system: Annotated[str | None, typer.Option(help="The system message.")] = None,
-    tools: Annotated[Path | None, typer.Option(help="JSON list of OpenAI-style tools.")] = None,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")] = 256,
+    budget: Budget = DEFAULTS.default_budget,
+    repair_rows: RepairRows = DEFAULTS.default_repair_rows,
+    method: Method = DEFAULTS.default_method,
+    system: Annotated[str | None, typer.Option(help="System message of a new session.")] = None,
+    tools: Annotated[
+        Path | None, typer.Option(help="JSON file with a list of OpenAI-style tools.")
+    ] = None,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Token limit of a reply.")] = 256,
 ) -> None:
-    """Chat with a model in a session. Asked for a tool, you type its result: the session repairs itself meanwhile.
+    """Chat with a model in a session under a budget.
 
-    /repairs shows what the last repairs looked for, and the text that they brought back.
+    When the model calls a tool, type its result; repair runs meanwhile. /repairs shows the last
+    repairs: their signals and the text whose rows were promoted.
     """
     console = Console()
     needs = ServerNeeds(model=model, max_budget=max(budget, Settings().worker.max_budget))
     with server_at(url, needs) as address, KvrecallClient(address) as client:
-        reference = client.worker()["model"] == str(MODEL_PATH)
+        reference = client.worker().model == str(MODEL_PATH)
         if reference:
             console.print(TEST_INSTRUMENT, style="yellow", soft_wrap=True)
         opening: Messages = []
@@ -67,25 +75,28 @@ def chat_command(
                 repair_on=["tool_call", "tool_result", "last_output", "turn"],
                 method=method,
                 tools=_tools(tools, reference),
-            )["id"]
+            ).id
             lines = system or (SYSTEM_LINES[0] if reference else "You are a helpful assistant.")
             opening = [{"role": "system", "content": lines}]
-        told = f"session {session}; {SHOW_REPAIRS} shows what came back; an empty line or Ctrl-D ends the chat"
-        console.print(told, style="dim", highlight=False)
-        Talk(client, console, session, {"max_tokens": max_tokens}).run(opening)
+        console.print(
+            f"session {session}; {SHOW_REPAIRS} shows the last repairs; "
+            "an empty line or Ctrl-D ends the chat",
+            style="dim",
+            highlight=False,
+        )
+        Talk(client.attach(session), console, max_tokens).run(opening)
 
 
 @dataclass(frozen=True)
 class Talk:
-    """One chat: what is typed goes in, what is said is shown."""
+    """One chat: typed messages are appended, replies are printed as they are generated."""
 
-    client: KvrecallClient
+    session: SessionHandle
     console: Console
-    session: str
-    sampling: Mapping[str, Any]
+    max_tokens: int
 
     def run(self, opening: Messages) -> None:
-        """Go on where the session stands; then read and answer until the input ends."""
+        """Complete pending tool calls, then read and send messages until the input ends."""
         try:
             self._follow(self._outstanding())
             while line := self._read("[bold cyan]you[/]  "):
@@ -97,14 +108,17 @@ class Talk:
             self.console.print()
 
     def _answer(self, opening: Messages, line: str) -> Messages:
-        """One message and all that follows from it; returns what has still to be said before the next."""
+        """Send one message and complete the tool calls that follow.
+
+        Returns the messages to put before the next one: `opening` if this turn failed, else none.
+        """
         try:
             calls = self._turn([*opening, {"role": "user", "content": line}])
             opening = []
             self._follow(calls)
         except KeyboardInterrupt:
             self.console.print(
-                "\n(the turn was cancelled; nothing of it is remembered)", style="yellow"
+                "\n(the turn was cancelled; the session is unchanged)", style="yellow"
             )
         except KvrecallError as error:
             if not error.status:  # the service is gone
@@ -112,114 +126,112 @@ class Talk:
             self.console.print(str(error), style="red", highlight=False, soft_wrap=True)
         return opening
 
-    def _follow(self, calls: Sequence[Call]) -> None:
-        """Let the user answer tool calls until the model stops asking."""
+    def _follow(self, calls: Sequence[ToolCall | PendingCall]) -> None:
+        """Ask for the results of tool calls until a turn ends without any."""
         while calls:
             self._answer_calls(calls)
             calls = self._turn([])
 
-    def _outstanding(self) -> list[Call]:
-        pending = self.client.get(self.session)["pending_calls"]
-        return [
-            {"id": call["id"], "function": call} for call in pending if call["status"] == "pending"
-        ]
+    def _outstanding(self) -> list[PendingCall]:
+        return [call for call in self.session.get().pending_calls if call.status == "pending"]
 
-    def _turn(self, messages: Messages) -> Sequence[Call]:
-        """One turn, shown as it comes; returns the tool calls that it ends on."""
+    def _turn(self, messages: Messages) -> Sequence[ToolCall]:
+        """Run one turn and print it as it streams; returns the tool calls that it ends on."""
         started = time.perf_counter()
-        calls: list[Call] = []
+        calls: list[ToolCall] = []
         self.console.print("[bold green]model[/] ", end="")
-        events = self.client.turn_stream(self.session, messages, sampling=self.sampling)
         # Closed at Ctrl-C, a stream cancels its turn.
-        with closing(cast("Generator[StreamEvent]", events)) as stream:
+        with self.session.stream(messages, max_tokens=self.max_tokens) as stream:
             for event in stream:
-                if event.event == "token":
-                    self.console.print(
-                        event.data["text"], end="", markup=False, highlight=False, soft_wrap=True
-                    )
-                elif event.event == "tool_call":
-                    calls.append(event.data)
-                elif event.event == "done":
-                    self.console.print()
-                    self._show_memory(event.data, time.perf_counter() - started)
+                match event:
+                    case TextDelta(text):
+                        self.console.print(
+                            text, end="", markup=False, highlight=False, soft_wrap=True
+                        )
+                    case ToolCallEvent(call):
+                        calls.append(call)
+                    case TurnCompleted(turn):
+                        self.console.print()
+                        self._show_memory(turn, time.perf_counter() - started)
         return calls
 
-    def _answer_calls(self, calls: Sequence[Call]) -> None:
-        """Ask the user for each tool's result. The early repair, on the call's arguments, runs while they type."""
+    def _answer_calls(self, calls: Sequence[ToolCall | PendingCall]) -> None:
+        """Ask the user for each result; the repair on the call's arguments runs while they type."""
         for call in calls:
-            function = call["function"]
+            function = call.function if isinstance(call, ToolCall) else call
             self.console.print(
-                f"[bold magenta]tool[/]  {function['name']}({function['arguments']})",
+                f"[bold magenta]tool[/]  {function.name}({function.arguments})",
                 highlight=False,
                 soft_wrap=True,
             )
-            self.client.event(self.session, "tool_call.started", call["id"])
-            result = self._read("      its result: ")
-            kind = "tool_call.completed" if result else "tool_call.failed"
-            self.client.event(self.session, kind, call["id"], result=result or "there is no result")
+            self.session.tool_started(call.id)
+            if result := self._read("      its result: "):
+                self.session.tool_result(call.id, result)
+            else:
+                self.session.tool_failed(call.id, "there is no result")
 
-    def _show_memory(self, turn: Mapping[str, Any], seconds: float) -> None:
-        lines = [memory_line(turn, seconds)]
-        if turn["memory"]["repairs"]:
-            lines.append(repairs_line(turn["memory"]))
+    def _show_memory(self, turn: Turn, seconds: float) -> None:
+        lines = [memory_line(turn.memory, turn.episode, seconds)]
+        if turn.memory.repairs:
+            lines.append(repairs_line(turn.memory))
         for line in lines:
             self.console.print(f"      {line}", style="dim", highlight=False, soft_wrap=True)
 
     def _show_repairs(self) -> None:
-        """The last repairs, the oldest of them first: what each looked for, and the passages that came back."""
-        told = self.client.repairs(self.session, limit=REPAIRS_SHOWN)["repairs"]
-        if not told:
-            self.console.print("      nothing was repaired yet", style="dim")
-        for repair in reversed(told):
+        """Print the last repairs, oldest first: signals and promoted passages."""
+        repairs = self.session.repairs(limit=REPAIRS_SHOWN)
+        if not repairs:
+            self.console.print("      no repair yet", style="dim")
+        for repair in reversed(repairs):
             self.console.print(repair_text(repair), soft_wrap=True)
 
     def _read(self, prompt: str) -> str:
-        """A line without the space around it. Raises EOFError at the end of the input and at Ctrl-C."""
+        """Read a line and strip it. Raises EOFError at the end of the input and at Ctrl-C."""
         try:
             return self.console.input(prompt).strip()
         except KeyboardInterrupt:
             raise EOFError from None
 
 
-def memory_line(turn: Mapping[str, Any], seconds: float) -> str:
-    """What a session holds after a turn, and how long that took, in one line."""
-    memory = turn["memory"]
+def memory_line(memory: TurnMemory, episode: TurnEpisode | None, seconds: float) -> str:
+    """One line about a session's memory after a turn, and the turn's seconds."""
     shown = [
-        f"{memory['length']} rows: {memory['active_rows']} active of {memory['budget']}",
-        f"{memory['evicted_rows']} evicted",
-        f"{readable_bytes(memory['active_bytes'])} active",
-        f"{readable_bytes(max(memory['tier_bytes'].values(), default=0))} stored",
+        f"{memory.length} rows: {memory.active_rows} active of {memory.budget}",
+        f"{memory.evicted_rows} evicted",
+        f"{readable_bytes(memory.active_bytes)} active",
+        f"{readable_bytes(max(memory.tier_bytes.values(), default=0))} stored",
         f"{seconds:.2f} s",
     ]
-    if turn.get("episode") is not None:
-        shown.append(_episode_text(turn["episode"]))
+    if episode is not None:
+        shown.append(_episode_text(episode))
     return " · ".join(shown)
 
 
-def repairs_line(memory: Mapping[str, Any]) -> str:
-    """The repairs since the turn before, in one line: on which signal, what moved, how long, how far they came."""
-    shown = [_repair_words(repair) for repair in memory["repairs"]]
-    if skipped := memory["repair"]["skipped"]:
-        shown.append(f"{skipped} left out")
+def repairs_line(memory: TurnMemory) -> str:
+    """One line about the repairs since the previous turn.
+
+    Of each: trigger, rows promoted and demoted, milliseconds, share of the evicted rows scanned.
+    """
+    shown = [_repair_line(repair) for repair in memory.repairs]
+    if skipped := memory.repair.skipped:
+        shown.append(f"{skipped} skipped")
     return "repaired on " + " · ".join(shown)
 
 
-def _repair_words(repair: Mapping[str, Any]) -> str:
-    moved = f"{repair['promoted']} promoted, {repair['demoted']} demoted"
-    scanned = f"{repair['share_scanned']:.0%} scanned" + (
-        ", truncated" if repair["truncated"] else ""
-    )
-    return f"{repair['trigger']}: {moved}, {repair['seconds'] * 1000:.0f} ms, {scanned}"
+def _repair_line(repair: Repair) -> str:
+    moved = f"{repair.promoted} promoted, {repair.demoted} demoted"
+    scanned = f"{repair.share_scanned:.0%} scanned" + (", truncated" if repair.truncated else "")
+    return f"{repair.trigger}: {moved}, {repair.seconds * 1000:.0f} ms, {scanned}"
 
 
-def repair_text(repair: Mapping[str, Any]) -> Text:
-    """One repair of the past: its signal, and each passage with what came back set off from the text around it."""
-    text = Text(f"      for turn {repair['turn']}, {_repair_words(repair)}\n", style="dim")
-    text.append(f"      looked for: {_one_line(repair['signal'])}", style="magenta")
-    for passage in repair["passages"]:
-        text.append(f"\n      {passage['start']:>7}  …{_one_line(passage['before'])}")
-        text.append(_one_line(passage["promoted"]), style="bold green not dim")
-        text.append(f"{_one_line(passage['after'])}…")
+def repair_text(repair: PastRepair) -> Text:
+    """One past repair: its signal, and its passages with the promoted text highlighted."""
+    text = Text(f"      for turn {repair.turn}, {_repair_line(repair)}\n", style="dim")
+    text.append(f"      signal: {_one_line(repair.signal)}", style="magenta")
+    for passage in repair.passages:
+        text.append(f"\n      {passage.start:>7}  …{_one_line(passage.before)}")
+        text.append(_one_line(passage.promoted), style="bold green not dim")
+        text.append(f"{_one_line(passage.after)}…")
     return text
 
 
@@ -227,9 +239,9 @@ def _one_line(text: str) -> str:
     return text.replace("\n", "↵")
 
 
-def _episode_text(episode: Mapping[str, Any]) -> str:
-    moved = f"{episode['rows_moved']} rows moved, {readable_bytes(episode['bytes_moved'])}"
-    return f"episode {episode['episode']}" + (f" ({moved})" if episode["switched"] else "")
+def _episode_text(episode: TurnEpisode) -> str:
+    moved = f"{episode.rows_moved} rows moved, {readable_bytes(episode.bytes_moved)}"
+    return f"episode {episode.episode}" + (f" ({moved})" if episode.switched else "")
 
 
 def _tools(path: Path | None, reference: bool) -> list[Any]:
@@ -238,7 +250,7 @@ def _tools(path: Path | None, reference: bool) -> list[Any]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise CliError(f"{path} is no JSON list of tools: {error}") from error
+        raise CliError(f"{path} is not a JSON list of tools: {error}") from error
     if not isinstance(found, list):
-        raise CliError(f"{path} is no JSON list of tools")
+        raise CliError(f"{path} is not a JSON list of tools")
     return found

@@ -1,4 +1,4 @@
-"""`kvrecall eval`: the quality suites."""
+"""`kvrecall eval`: quality suites."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -7,15 +7,15 @@ import typer
 from rich.console import Console
 
 from kvrecall.app.run import TEST_INSTRUMENT
-from kvrecall.reporting.eval_tables import tables_of
-from kvrecall.reporting.results import Results, results_of
+from kvrecall.reporting.eval_tables import build_tables
+from kvrecall.reporting.results import Results, build_results
 from reference import MODEL_PATH
 
 if TYPE_CHECKING:
     from evals.harness import Setup
     from evals.suite import Suite
 
-# Each command imports its suite itself: torch takes seconds, which a look at --help should not cost.
+# Each command imports its suite itself: torch takes seconds to import, which --help does without.
 
 REFERENCE = "reference"
 MODEL_NAME = "kvrecall reference model"
@@ -24,41 +24,41 @@ MQ_NIAH_SEED = 9100
 
 Json = Annotated[
     Path,
-    typer.Option("--json", help="The result file; a journal and a picture are kept beside it."),
+    typer.Option("--json", help="Result file to write, with a journal and a plot beside it."),
 ]
 Model = Annotated[
     str, typer.Option(help="Causal LM, by path or hub name; `reference`: the packaged one.")
 ]
 Processes = Annotated[
-    int, typer.Option(min=1, help="Units of work at once; the numbers do not depend on it.")
+    int, typer.Option(min=1, help="Parallel processes; results do not depend on it.")
 ]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of the first conversation.")]
 Fresh = Annotated[
-    bool, typer.Option("--fresh", help="Run everything again, whatever the journal has.")
+    bool, typer.Option("--fresh", help="Discard the journal and run everything again.")
 ]
 Methods = Annotated[
     list[str] | None,
     typer.Option(
-        help='METHOD[+one_pass|+per_episode|+none][@uniform|@pyramid|@sensitivity][{"setting":value}], several with '
-        "spaces between or the option repeated. Default: all."
+        help="METHOD[+one_pass|+per_episode|+none][@uniform|@pyramid|@sensitivity]"
+        '[{"setting":value}]; several: separated by spaces, or repeat the option. Default: all.'
     ),
 ]
 Budgets = Annotated[
     list[str] | None,
-    typer.Option(help="Rows per head, or shares of the history (1/8), several as --methods."),
+    typer.Option(help="Rows per head, or shares of the history (1/8); several as in --methods."),
 ]
 Codecs = Annotated[
     list[str] | None,
     typer.Option(
         "--codec",
-        help='How rows are stored: raw, int8, or "raw int8" to compare them. Default: raw.',
+        help='Codec of stored rows: raw, int8, or "raw int8" to compare. Default: raw.',
     ),
 ]
 Block = Annotated[int, typer.Option(min=1, help="Tokens prefilled in one step.")]
-Episodes = Annotated[str, typer.Option(help="Episodes of a conversation: a number, or auto.")]
+Episodes = Annotated[str, typer.Option(help="Episodes per conversation: a number, or auto.")]
 
 eval_app = typer.Typer(
-    help="Quality suites: what is still known under every method and budget.", no_args_is_help=True
+    help="Quality suites: answer accuracy and fidelity by method and budget.", no_args_is_help=True
 )
 
 
@@ -66,12 +66,12 @@ eval_app = typer.Typer(
 def longconv_command(
     json: Json,
     model: Model = REFERENCE,
-    conversations: Annotated[int, typer.Option("--limit", min=1, help="Conversations.")] = 8,
-    tokens: Annotated[int, typer.Option(min=1, help="Length of a conversation.")] = 4096,
-    topics: Annotated[int, typer.Option(min=2, max=12, help="Topics of a conversation.")] = 8,
-    questions: Annotated[
-        int, typer.Option(min=1, max=42, help="Questions of a conversation.")
-    ] = 32,
+    conversations: Annotated[
+        int, typer.Option("--limit", min=1, help="Number of conversations.")
+    ] = 8,
+    tokens: Annotated[int, typer.Option(min=1, help="Length of a conversation, in tokens.")] = 4096,
+    topics: Annotated[int, typer.Option(min=2, max=12, help="Topics per conversation.")] = 8,
+    questions: Annotated[int, typer.Option(min=1, max=42, help="Questions per conversation.")] = 32,
     methods: Methods = None,
     budgets: Budgets = None,
     episodes: Episodes = "4",
@@ -81,16 +81,16 @@ def longconv_command(
     processes: Processes = 2,
     fresh: Fresh = False,
 ) -> None:
-    """Questions on early, middle and late facts of conversations on several topics; accuracy against budget."""
-    from evals.codecs import codecs_of
-    from evals.configs import arms_of
+    """Accuracy on early, middle and late facts of multi-topic conversations, by budget."""
+    from evals.codecs import parse_codecs
+    from evals.configs import parse_configs
     from evals.suites.longconv import suite as longconv
 
     first = longconv.LongConv(_setup(model, "", seed, block, episodes), tokens, topics, questions)
     chosen = _words(budgets) or list(longconv.BUDGETS)
-    kept = codecs_of(_words(codecs))
+    kept = parse_codecs(_words(codecs))
     _run(
-        longconv.suite(first, arms_of(_words(methods)), chosen, conversations, kept),
+        longconv.suite(first, parse_configs(_words(methods)), chosen, conversations, kept),
         json,
         processes,
         fresh,
@@ -101,14 +101,13 @@ def longconv_command(
 def passkey_command(
     json: Json,
     model: Model = REFERENCE,
-    conversations: Annotated[
-        int, typer.Option("--limit", min=1, help="Histories of each length.")
-    ] = 4,
+    conversations: Annotated[int, typer.Option("--limit", min=1, help="Histories per length.")] = 4,
     lengths: Annotated[
-        list[int] | None, typer.Option(min=1, help="Tokens of a history; repeat for several.")
+        list[int] | None, typer.Option(min=1, help="Length of a history, in tokens; repeatable.")
     ] = None,
     depths: Annotated[
-        list[float] | None, typer.Option(min=0, max=1, help="Places of the fact, 0 to 1.")
+        list[float] | None,
+        typer.Option(min=0, max=1, help="Depth of the passkey, 0 to 1; repeatable."),
     ] = None,
     methods: Methods = None,
     budget: Annotated[str, typer.Option(help="Rows per head.")] = "256",
@@ -118,14 +117,14 @@ def passkey_command(
     processes: Processes = 2,
     fresh: Fresh = False,
 ) -> None:
-    """One fact among small talk, by its depth and the history's length; a heat map per method."""
-    from evals.configs import arms_of
+    """Accuracy on one fact in filler text by depth and length; a heat map per method."""
+    from evals.configs import parse_configs
     from evals.suites import passkey
 
     setup = _setup(model, budget, seed, block, episodes)
     places = (lengths or passkey.LENGTHS, depths or passkey.DEPTHS)
     _run(
-        passkey.suite(setup, arms_of(_words(methods)), conversations, *places),
+        passkey.suite(setup, parse_configs(_words(methods)), conversations, *places),
         json,
         processes,
         fresh,
@@ -136,13 +135,13 @@ def passkey_command(
 def fidelity_command(
     data: Annotated[
         list[Path],
-        typer.Option(help="LoCoMo's folder, tau-bench's file; see replay. Repeat for more."),
+        typer.Option(help="LoCoMo folder or tau-bench file, as for replay; repeatable."),
     ],
     json: Json,
     model: Model = REFERENCE,
-    limit: Annotated[int, typer.Option(min=0, help="Recordings of each source; 0: all.")] = 2,
+    limit: Annotated[int, typer.Option(min=0, help="Recordings per source; 0: all.")] = 2,
     tokens: Annotated[
-        int, typer.Option(min=1, help="Of a recording, as far as the context goes.")
+        int, typer.Option(min=1, help="Tokens per recording, at most the model's context.")
     ] = 6144,
     methods: Methods = None,
     budgets: Budgets = None,
@@ -152,36 +151,40 @@ def fidelity_command(
     processes: Processes = 2,
     fresh: Fresh = False,
 ) -> None:
-    """Recorded conversations under every method and budget: how far each turn is from the full cache."""
-    from evals.configs import arms_of
+    """Divergence from the full cache on recorded conversations, by method and budget."""
+    from evals.configs import parse_configs
     from evals.suites import fidelity
 
     setup = _setup(model, "", seed, block, episodes)
     chosen = _words(budgets) or list(fidelity.BUDGETS)
-    suite = fidelity.suite(setup, arms_of(_words(methods)), chosen, data, limit or None, tokens)
+    suite = fidelity.suite(
+        setup, parse_configs(_words(methods)), chosen, data, limit or None, tokens
+    )
     _run(suite, json, processes, fresh)
 
 
 @eval_app.command("locomo")
 def locomo_command(
-    data: Annotated[Path, typer.Option(help="LoCoMo's folder, or one file of it.")],
+    data: Annotated[Path, typer.Option(help="LoCoMo folder, or one file of it.")],
     json: Json,
     model: Annotated[
         str | None,
-        typer.Option(help="Let this model answer as well: path, hub name or `reference`."),
+        typer.Option(help="Also score answers of this model: path, hub name or `reference`."),
     ] = None,
-    limit: Annotated[int, typer.Option(min=0, help="Conversations; 0: all.")] = 0,
+    limit: Annotated[int, typer.Option(min=0, help="Number of conversations; 0: all.")] = 0,
     counts: Annotated[
-        list[int] | None, typer.Option(min=1, help="Episodes. Default: 2 to 16.")
+        list[int] | None,
+        typer.Option(min=1, help="Number of episodes; repeatable. Default: 2 to 16."),
     ] = None,
     widths: Annotated[
-        list[int] | None, typer.Option(min=1, help="Lines of a segment. Default: 2, 4, 8.")
+        list[int] | None,
+        typer.Option(min=1, help="Utterances per segment; repeatable. Default: 2, 4, 8."),
     ] = None,
     questions: Annotated[
-        int, typer.Option(min=1, help="Answered of a conversation, at most.")
+        int, typer.Option(min=1, help="Answered questions per conversation, at most.")
     ] = 50,
     tokens: Annotated[
-        int, typer.Option(min=1, help="Of a conversation, as far as the context goes.")
+        int, typer.Option(min=1, help="Tokens per conversation, at most the model's context.")
     ] = 1 << 20,
     methods: Methods = None,
     budgets: Budgets = None,
@@ -191,8 +194,8 @@ def locomo_command(
     processes: Processes = 2,
     fresh: Fresh = False,
 ) -> None:
-    """Real conversations: whether the matched episode holds a question's evidence; F1 of a model's answers."""
-    from evals.configs import arms_of
+    """Share of a question's evidence in the matched episode, and F1 of a model's answers (LoCoMo)."""
+    from evals.configs import parse_configs
     from evals.suites.locomo import answers as locomo_answers
     from evals.suites.locomo import matching as locomo_matching
     from evals.suites.locomo import suite as locomo
@@ -203,7 +206,9 @@ def locomo_command(
             _setup(model, "", seed, block, episodes), "", questions, tokens
         )
         chosen = _words(budgets) or list(locomo_answers.BUDGETS)
-        answers = locomo.answering(first, data, limit or None, arms_of(_words(methods)), chosen)
+        answers = locomo.answering_units(
+            first, data, limit or None, parse_configs(_words(methods)), chosen
+        )
     tried = (counts or locomo_matching.COUNTS, widths or locomo_matching.WIDTHS)
     _run(locomo.suite(data, limit or None, seed, *tried, answers), json, processes, fresh)
 
@@ -214,24 +219,24 @@ def mq_niah_command(
     suite: Annotated[
         list[str] | None,
         typer.Option(
-            help="2q, 4q, 6q, 8q, of these several with spaces between; or revisit, policies, anytime."
+            help="2q, 4q, 6q, 8q (several: separated by spaces), revisit, policies or anytime."
         ),
     ] = None,
     model: Model = REFERENCE,
     cases: Annotated[
-        int, typer.Option("--limit", min=1, help="Cases: examples, each under its partitions.")
+        int, typer.Option("--limit", min=1, help="Examples, each under all its partitions.")
     ] = 24,
     tokens: Annotated[
-        int, typer.Option(min=0, help="Of a context; 0: 2,000, of anytime 6,000.")
+        int, typer.Option(min=0, help="Tokens per context; 0: 2,000, for anytime 6,000.")
     ] = 0,
-    distractors: Annotated[int, typer.Option(min=0, help="Facts that nobody asks for.")] = 8,
+    distractors: Annotated[int, typer.Option(min=0, help="Facts that no question asks for.")] = 8,
     ks: Annotated[
-        list[int] | None, typer.Option("--k", min=1, help="Restore budgets; repeat for several.")
+        list[int] | None, typer.Option("--k", min=1, help="Restore budget K, in rows; repeatable.")
     ] = None,
     base: Annotated[
         str,
         typer.Option(
-            help="Base budget: a share of the context (1/8) or rows. Default: each suite's."
+            help="Base budget: a share of the context (1/8) or rows. Default: the suite's."
         ),
     ] = "",
     codecs: Codecs = None,
@@ -239,31 +244,31 @@ def mq_niah_command(
     processes: Processes = 2,
     fresh: Fresh = False,
 ) -> None:
-    """Facts that the second turn asks for, after the cache was compressed for the first: repair and its controls."""
-    from evals.codecs import codecs_of
+    """Repair and its controls on facts that a later turn asks for (MQ-NIAH, RepairKV)."""
+    from evals.codecs import parse_codecs
     from evals.suites.mq_niah import variants as mq_niah_suites
     from evals.suites.mq_niah.case import Protocol
 
     protocol = Protocol(_path_of(model), 0, base, tokens, distractors)
     names = tuple(_words(suite) or ["4q"])
-    kept = codecs_of(_words(codecs))
-    chosen = mq_niah_suites.Chosen(names, tuple(ks or ()), seed, cases, kept)
-    _run(mq_niah_suites.suite_of(protocol, chosen), json, processes, fresh)
+    kept = parse_codecs(_words(codecs))
+    chosen = mq_niah_suites.SuiteRequest(names, tuple(ks or ()), seed, cases, kept)
+    _run(mq_niah_suites.build_suite(protocol, chosen), json, processes, fresh)
 
 
 @eval_app.command("repository")
 def repository_command(
     json: Json,
     model: Model = REFERENCE,
-    cases: Annotated[int, typer.Option("--limit", min=1, help="Call sites.")] = 48,
+    cases: Annotated[int, typer.Option("--limit", min=1, help="Number of call sites.")] = 48,
     tokens: Annotated[
-        int, typer.Option(min=0, help="Of a context; 0: 32,768, or half of what the model reads.")
+        int, typer.Option(min=0, help="Tokens per context; 0: 32,768, or half the model's context.")
     ] = 0,
     seed: Seed = MQ_NIAH_SEED,
     processes: Processes = 2,
     fresh: Fresh = False,
 ) -> None:
-    """A name that was taken out of a place in Python's standard library, and an event that describes the place."""
+    """Repair for call sites in Python's standard library, with an event that describes the site."""
     from evals.suites.repository import suite as repository
 
     path = _path_of(model)
@@ -276,19 +281,21 @@ def repository_command(
 
 
 def _setup(model: str, budget: str, seed: int, block: int, episodes: str) -> "Setup":
-    """What the units of a suite have in common; the suite puts its own arms in the place of the full cache."""
-    from evals.configs import FULL, arm_of
+    """The base set-up of a suite's runs, which the suite copies with its own configurations."""
+    from evals.configs import FULL, parse_config
     from evals.harness import Setup
     from kvrecall.domain.session_settings import EpisodeSettings
 
     if episodes != "auto" and not (episodes.isdecimal() and int(episodes)):
         raise typer.BadParameter(f"{episodes!r} is neither a number of episodes nor auto")
     count: Any = episodes if episodes == "auto" else int(episodes)
-    return Setup(_path_of(model), arm_of(FULL), budget, seed, block, EpisodeSettings(count=count))
+    return Setup(
+        _path_of(model), parse_config(FULL), budget, seed, block, EpisodeSettings(count=count)
+    )
 
 
 def _run(suite: "Suite[Any]", out: Path, processes: int, fresh: bool) -> None:
-    """Run what the journal does not have, write the result file and its picture, show the table."""
+    """Run what the journal lacks, write the result file and its plot, print the tables."""
     from evals.runner import run
 
     console = Console()
@@ -299,7 +306,7 @@ def _run(suite: "Suite[Any]", out: Path, processes: int, fresh: bool) -> None:
     if fresh:
         journal.unlink(missing_ok=True)
     rows = suite.rows(run(suite, journal, console, processes))
-    results = results_of(
+    results = build_results(
         suite.name, suite.seed, MODEL_NAME if is_reference else Path(suite.model).name, rows
     )
     results.write(out)
@@ -308,15 +315,15 @@ def _run(suite: "Suite[Any]", out: Path, processes: int, fresh: bool) -> None:
 
 def _show(console: Console, results: Results, out: Path) -> None:
     # matplotlib takes a second to import.
-    from kvrecall.reporting.eval_plots import figure_of
+    from kvrecall.reporting.eval_plots import build_figure
     from kvrecall.reporting.figures import png
 
-    for table in tables_of(results):
+    for table in build_tables(results):
         console.print(table)
-    picture = out.with_suffix(".png")
-    if figure := figure_of(results):
-        png(figure, picture)
-    for written in (out, picture) if figure else (out,):
+    plot = out.with_suffix(".png")
+    if figure := build_figure(results):
+        png(figure, plot)
+    for written in (out, plot) if figure else (out,):
         console.print(f"written: {written}", highlight=False, soft_wrap=True)
 
 
@@ -325,5 +332,5 @@ def _path_of(model: str) -> str:
 
 
 def _words(options: list[str] | None) -> list[str]:
-    """Each option's words: several may stand in one."""
+    """The words of all options: one option may have several, separated by spaces."""
     return [word for option in options or () for word in option.split()]

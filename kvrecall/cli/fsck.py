@@ -1,12 +1,11 @@
-"""`kvrecall fsck`: whether a data directory holds what its catalog says, and what will become of what is wrong."""
+"""`kvrecall fsck`: consistency check of a data directory against its catalog."""
 
 import asyncio
 import re
 import sqlite3
 from collections.abc import Sequence
 from contextlib import closing
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich import box
@@ -15,7 +14,7 @@ from rich.table import Table
 
 from kvrecall.app.errors import CannotCheck, CannotServe
 from kvrecall.app.settings import Settings
-from kvrecall.cli.options import given
+from kvrecall.cli.options import Data, Model, build_settings
 from kvrecall.reporting.units import readable_bytes
 
 if TYPE_CHECKING:
@@ -28,52 +27,48 @@ FOUND_PROBLEMS = 1
 
 
 def fsck_command(
-    data: Annotated[
-        Path | None, typer.Option(help="The data directory. Default: ./kvrecall-data.")
-    ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(help="Whose rows are meant, where they lie in Redis. Default: the reference."),
-    ] = None,
+    data: Data = None,
+    model: Model = None,
     repair: Annotated[
-        bool, typer.Option("--repair", help="Drop pages that belong to no session.")
+        bool, typer.Option("--repair", help="Delete orphaned pages: pages of no session.")
     ] = False,
 ) -> None:
-    """Check a data directory that no process uses: segment files, catalog, and the two against each other.
+    """Check segment files and catalog of a data directory, and compare them with each other.
 
-    Ends with 0 when all is well, 1 when problems were found, 2 when it could not be checked. What lies in Redis is
-    checked as well, where the environment names one (KVRECALL_CATALOG_URL, KVRECALL_STORE__REDIS_URL).
+    The service must be stopped. Exit codes: 0 clean, 1 problems found, 2 not checkable. A catalog
+    and a tier in Redis are checked too if the environment names them (KVRECALL_CATALOG_URL,
+    KVRECALL_STORE__REDIS_URL); --model then selects the rows in Redis.
     """
     from kvrecall.admin.offline import has_catalog, has_pages
 
-    settings = Settings(**given({"data": data, "model": model}))
+    settings = build_settings(data=data, model=model)
     console = Console()
     if not has_catalog(settings) and not has_pages(settings) and settings.store.redis_url is None:
         raise CannotCheck(
-            f"{settings.data} holds neither a catalog nor pages; name a data directory with --data"
+            f"{settings.data} has neither a catalog nor pages; name a data directory with --data"
         )
-    problems = asyncio.run(_checked(settings, console, repair))
+    problems = asyncio.run(_check(settings, console, repair))
     raise typer.Exit(FOUND_PROBLEMS if problems else 0)
 
 
-async def _checked(settings: Settings, console: Console, repair: bool) -> int:
-    """Say what was found; returns how many problems there are. Raises CannotCheck."""
-    from kvrecall.admin.fsck import stored, tier_findings
+async def _check(settings: Settings, console: Console, repair: bool) -> int:
+    """Print the findings; returns the number of problems. Raises CannotCheck."""
+    from kvrecall.admin.fsck import merge_reports, tier_findings
 
     findings = _catalog_findings(settings)
     reports = _pages(settings)
-    pages = stored(reports)
+    pages = merge_reports(reports)
     for report in reports:
         findings += tier_findings(report)
     known = await _known(settings)
     if known is not None:
-        findings += _compared(*known, pages)
+        findings += _compare(*known, pages)
         if repair:
-            findings += _dropped(settings, *known, pages)
-    _tell(console, reports, findings)
+            findings += _delete_orphans(settings, *known, pages)
+    _print_findings(console, reports, findings)
     problems = sum(finding.problem for finding in findings)
     sessions = (
-        "no catalog, so pages were checked by themselves"
+        "no catalog, so only the pages were checked"
         if known is None
         else f"{len(known[0])} sessions"
     )
@@ -86,7 +81,10 @@ async def _checked(settings: Settings, console: Console, repair: bool) -> int:
 
 
 def _catalog_findings(settings: Settings) -> "list[Finding]":
-    """What SQLite itself says of the catalog's file. Raises CannotCheck for a file that is none."""
+    """SQLite's own integrity check of the catalog file.
+
+    Raises CannotCheck for a file that is no database.
+    """
     from kvrecall.admin.fsck import Finding
     from kvrecall.admin.offline import catalog_file
 
@@ -95,25 +93,28 @@ def _catalog_findings(settings: Settings) -> "list[Finding]":
         return []
     try:
         with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as connection:
-            wrong = [str(row[0]) for row in connection.execute("PRAGMA integrity_check")]
-            wrong = [
-                each for each in wrong if each != "ok" and not _is_false_alarm(connection, each)
+            reports = [str(row[0]) for row in connection.execute("PRAGMA integrity_check")]
+            problems = [
+                each for each in reports if each != "ok" and not _is_false_alarm(connection, each)
             ]
-            wrong += [
+            problems += [
                 f"a row of {row[0]} refers to nothing"
                 for row in connection.execute("PRAGMA foreign_key_check")
             ]
     except sqlite3.DatabaseError as error:
         raise CannotCheck(
-            f"the catalog {path} cannot be read: {error}; put back a copy of it"
+            f"the catalog {path} cannot be read: {error}; restore a backup of it"
         ) from error
-    then = "put back a copy of the catalog: it is the truth, pages are not"
-    return [Finding(path.name, each, then) for each in dict.fromkeys(wrong)]
+    then = "restore a backup of the catalog: it is authoritative, pages are not"
+    return [Finding(path.name, each, then) for each in dict.fromkeys(problems)]
 
 
-def _is_false_alarm(connection: sqlite3.Connection, wrong: str) -> bool:
-    """SQLite before 3.41 looks for NULL in the wrong column of a table that is ordered by its primary key."""
-    found = re.fullmatch(r"NULL value in (\w+)\.(\w+)", wrong)
+def _is_false_alarm(connection: sqlite3.Connection, report: str) -> bool:
+    """A report of a NULL value that is not there.
+
+    SQLite before 3.41 looks in the wrong column of a table that is ordered by its primary key.
+    """
+    found = re.fullmatch(r"NULL value in (\w+)\.(\w+)", report)
     if found is None:
         return False
     (nulls,) = connection.execute(
@@ -123,10 +124,13 @@ def _is_false_alarm(connection: sqlite3.Connection, wrong: str) -> bool:
 
 
 def _pages(settings: Settings) -> "list[PagesReport]":
-    """The tiers, fastest first. Raises CannotCheck when a process uses the directory, or a tier does not answer."""
-    from kvrecall.admin.offline import has_pages, layout_in, pages_folder
+    """Reports on the durable tiers, fastest first.
+
+    Raises CannotCheck when a process uses the directory or a tier does not answer.
+    """
+    from kvrecall.admin.offline import has_pages, load_layout, pages_folder
     from kvstore.errors import KvStoreError
-    from kvstore.fsck import check_directory, check_tier, unused
+    from kvstore.fsck import check_directory, check_tier, locked_directory
     from kvstore.tiers.redis.tier import RedisTier
 
     reports = list["PagesReport"]()
@@ -134,12 +138,12 @@ def _pages(settings: Settings) -> "list[PagesReport]":
     store = settings.store
     try:
         if has_pages(settings):
-            with unused(folder):
+            with locked_directory(folder):
                 reports.append(check_directory(folder))
         if store.redis_url:
             tier = RedisTier(
                 store.redis_url.get_secret_value(),
-                layout_in(settings),
+                load_layout(settings),
                 namespace=store.redis_namespace,
             )
             with closing(tier):
@@ -150,17 +154,18 @@ def _pages(settings: Settings) -> "list[PagesReport]":
 
 
 async def _known(settings: Settings) -> "tuple[list[KnownSession], list[SharedPages]] | None":
-    """What the catalog says: its sessions, and what is kept of deleted ones; None where there is no catalog here."""
-    from kvrecall.admin.offline import has_catalog, opened_catalog
+    """The catalog's sessions and the retained pages of deleted ones; None without a catalog."""
+    from kvrecall.admin.offline import has_catalog, open_stopped_catalog
 
     if not has_catalog(settings):
         return None
     try:
-        async with opened_catalog(settings) as catalog:
+        async with open_stopped_catalog(settings) as catalog:
             sessions = [
-                await _known_session(catalog, session) for session in await catalog.session_ids()
+                await _known_session(catalog, session)
+                for session in await catalog.sessions.get_ids()
             ]
-            return sessions, await catalog.kept_pages()
+            return sessions, await catalog.page_refs.get_retained()
     except CannotServe as error:
         raise CannotCheck(str(error)) from error
 
@@ -169,59 +174,63 @@ async def _known_session(catalog: "Catalog", id: str) -> "KnownSession":
     from kvrecall.admin.fsck import KnownSession
     from kvrecall.protocol.v1 import worker_pb2 as wire
 
-    session = await catalog.session(id)
-    state = wire.SessionState.FromString(await catalog.worker_state(id))
-    logged = len(await catalog.token_ids(id))
+    session = await catalog.sessions.get(id)
+    state = wire.SessionState.FromString(await catalog.sessions.get_worker_state(id))
+    logged = len(await catalog.turns.get_token_ids(id))
     return KnownSession(
         id, session.epoch, state.length, session.shared, logged, state.length + len(state.pending)
     )
 
 
-def _compared(
-    sessions: "list[KnownSession]", kept: "list[SharedPages]", pages: "Stored"
+def _compare(
+    sessions: "list[KnownSession]", retained: "list[SharedPages]", pages: "Stored"
 ) -> "list[Finding]":
-    from kvrecall.admin.fsck import leftover_findings, session_findings
+    from kvrecall.admin.fsck import orphan_findings, session_findings
 
     findings = [finding for session in sessions for finding in session_findings(session, pages)]
-    return [*findings, *leftover_findings(sessions, kept, pages)]
+    return [*findings, *orphan_findings(sessions, retained, pages)]
 
 
-def _dropped(
-    settings: Settings, sessions: "list[KnownSession]", kept: "list[SharedPages]", pages: "Stored"
+def _delete_orphans(
+    settings: Settings,
+    sessions: "list[KnownSession]",
+    retained: "list[SharedPages]",
+    pages: "Stored",
 ) -> "list[Finding]":
-    """Delete pages that belong to no session, in every tier. Raises CannotCheck."""
-    from kvrecall.admin.fsck import Finding, leftovers
-    from kvrecall.admin.offline import layout_in, opened_tiers
+    """Delete the pages of no session from every durable tier. Raises CannotCheck."""
+    from kvrecall.admin.fsck import Finding, orphaned_pages
+    from kvrecall.admin.offline import load_layout, open_tiers
 
     known = {session.id for session in sessions}
-    keys = [key for key in leftovers(sessions, kept, pages) if key.session not in known]
+    orphans = orphaned_pages(sessions, retained, pages)
+    keys = [key for key in orphans if key.session not in known]
     if not keys:
         return []
     try:
-        with opened_tiers(settings, layout_in(settings)) as tiers:
+        with open_tiers(settings, load_layout(settings)) as tiers:
             for tier in tiers:
                 tier.delete(keys)
                 tier.flush()
     except CannotServe as error:
         raise CannotCheck(str(error)) from error
-    return [Finding("--repair", f"{len(keys)} pages of no session", "dropped now", problem=False)]
+    return [Finding("--repair", f"{len(keys)} pages of no session", "deleted now", problem=False)]
 
 
-def _tell(
+def _print_findings(
     console: Console, reports: "Sequence[PagesReport]", findings: "Sequence[Finding]"
 ) -> None:
     for report in reports:
         if report.segments:
-            console.print(_segments(report))
+            console.print(_segments_table(report))
     if findings:
-        table = _table("where", "what", "what will become of it")
+        table = _table("where", "finding", "consequence")
         for finding in sorted(findings, key=lambda each: not each.problem):
             style = "" if finding.problem else "dim"
             table.add_row(finding.where, finding.what, finding.then, style=style)
         console.print(table)
 
 
-def _segments(report: "PagesReport") -> Table:
+def _segments_table(report: "PagesReport") -> Table:
     table = _table("file", "bytes", "pages", "dead bytes", "damaged", "torn bytes")
     for each in report.segments:
         numbers = (each.pages, each.dead_bytes, each.damaged + each.corrupt, each.torn_bytes)
@@ -234,8 +243,8 @@ def _table(*head: str) -> Table:
 
 
 def _summary(sessions: str, reports: "Sequence[PagesReport]", problems: int, notes: int) -> str:
-    held = "; ".join(
+    tiers = "; ".join(
         f"{each.tier}: {len(each.pages):,} pages, {readable_bytes(each.bytes)}" for each in reports
     )
-    found: Any = "clean" if not problems else f"{problems} problem{'s' if problems > 1 else ''}"
-    return f"{sessions}; {held or 'no pages'}: {found}" + (f", {notes} to note" if notes else "")
+    result = "clean" if not problems else f"{problems} problem{'s' if problems > 1 else ''}"
+    return f"{sessions}; {tiers or 'no pages'}: {result}" + (f", {notes} to note" if notes else "")

@@ -1,56 +1,65 @@
-"""`kvrecall gateway`: the front door and the services in one process, which computes nothing itself."""
+"""`kvrecall gateway`: HTTP API and services in a process without a model; workers compute."""
 
 import asyncio
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
 from kvrecall.app.errors import CannotServe
 from kvrecall.app.run import run_service, set_up_process
-from kvrecall.app.settings import LogFormat, Settings
-from kvrecall.cli.options import given
+from kvrecall.app.settings import Settings
+from kvrecall.cli.options import (
+    Data,
+    Host,
+    Log,
+    Port,
+    TlsCert,
+    TlsKey,
+    UntilInputEnds,
+    build_settings,
+)
 
 if TYPE_CHECKING:
     from services.cluster.registry import Registry
     from services.service import SessionService
 
+Worker = Annotated[
+    str | None,
+    typer.Option(
+        help="HOST:PORT of the workers, separated by commas. "
+        "Default: those registered in the catalog's Redis, or 127.0.0.1:8421."
+    ),
+]
+TlsCa = Annotated[
+    Path | None,
+    typer.Option(help="CA certificates, PEM, for the workers' certificates. Default: no TLS."),
+]
+
 
 def gateway_command(
-    worker: Annotated[
-        str | None,
-        typer.Option(
-            help="HOST:PORT of workers, with commas. Default: those in the catalog's Redis, or 127.0.0.1:8421."
-        ),
-    ] = None,
-    data: Annotated[
-        Path | None, typer.Option(help="Where the catalog is kept. Default: ./kvrecall-data.")
-    ] = None,
-    host: Annotated[
-        str | None, typer.Option(help="Address to listen on. Default: 127.0.0.1.")
-    ] = None,
-    port: Annotated[
-        int | None, typer.Option(min=0, max=65535, help="0: any free port. Default: 8420.")
-    ] = None,
-    tls_ca: Annotated[
-        Path | None, typer.Option(help="Who has signed the worker's certificate. Unset: no TLS.")
-    ] = None,
-    tls_cert: Annotated[
-        Path | None, typer.Option(help="This gateway's certificate, if workers ask for one.")
-    ] = None,
-    tls_key: Annotated[
-        Path | None, typer.Option(help="Private key of the certificate, PEM.")
-    ] = None,
-    log: Annotated[
-        LogFormat | None, typer.Option(help="console or json, on standard error.")
-    ] = None,
-    until_input_ends: Annotated[bool, typer.Option("--until-input-ends", hidden=True)] = False,
+    worker: Worker = None,
+    data: Data = None,
+    host: Host = None,
+    port: Port = None,
+    tls_ca: TlsCa = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    log: Log = None,
+    until_input_ends: UntilInputEnds = False,
 ) -> None:
-    """Serve sessions over HTTP that workers compute; every setting can also come from the environment."""
-    way = {"worker": worker, "tls_ca": tls_ca, "tls_cert": tls_cert, "tls_key": tls_key}
-    chosen: dict[str, Any] = {"data": data, "host": host, "port": port, "log": log}
-    settings = Settings(**given({**chosen, "wire": given(way)}))
+    """Serve sessions over HTTP with workers in other processes.
+
+    Every setting can also be set in the environment (KVRECALL_...).
+    """
+    settings = build_settings(
+        data=data,
+        host=host,
+        port=port,
+        log=log,
+        wire={"worker": worker, "tls_ca": tls_ca, "tls_cert": tls_cert, "tls_key": tls_key},
+    )
     set_up_process(settings, until_input_ends)
 
     async def build() -> "SessionService":
@@ -60,15 +69,15 @@ def gateway_command(
 
 
 async def _build_service(settings: Settings) -> "SessionService":
-    """The service of the workers that there are, one at least. Raises CannotServe."""
-    # Imported here, as everything that only a server needs.
+    """The session service over a pool of workers, at least one of them ready. Raises CannotServe."""
+    # Imported here, like everything that only a server needs.
     from kvrecall.app.catalog import open_catalog
     from kvrecall.domain.errors import WorkerLost
     from services.cluster.pool import WorkerPool
     from services.service import SessionService
 
     try:
-        fleet = await WorkerPool.start(_registry(settings), settings.wire)
+        pool = await WorkerPool.start(_build_registry(settings), settings.wire)
     except OSError as error:
         raise CannotServe(f"a certificate cannot be read: {error}") from error
     except WorkerLost as error:
@@ -76,15 +85,15 @@ async def _build_service(settings: Settings) -> "SessionService":
     try:
         catalog = await open_catalog(settings)
     except CannotServe:
-        await fleet.close()
+        await pool.close()
         raise
-    service = SessionService(fleet, catalog, settings.service)
-    fleet.on_join(service.worker_joined)
+    service = SessionService(pool, catalog, settings.service)
+    pool.on_join(service.worker_joined)
     return service
 
 
-def _registry(settings: Settings) -> "Registry":
-    """Where workers are looked for: at the addresses that were given, or in the catalog's Redis. Raises CannotServe."""
+def _build_registry(settings: Settings) -> "Registry":
+    """The registry of workers: the given addresses, or the catalog's Redis. Raises CannotServe."""
     from kvrecall.app.redis import redis_client
     from kvstore.errors import TierSettingsError
     from services.cluster.registry import RedisRegistry, StaticRegistry

@@ -1,4 +1,4 @@
-"""`kvrecall methods`: every eviction method with its settings, and those of repair."""
+"""`kvrecall methods`: eviction methods and repair, with their settings."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
@@ -11,40 +11,43 @@ from rich.text import Text
 
 
 def methods_command() -> None:
-    """List the eviction methods that a session can choose, how it can be repaired, and the settings of each."""
+    """List the eviction methods and the settings of each, and the settings of repair."""
     # torch takes seconds to import: other commands do without.
     from workers.methods import METHODS, describe, describe_repair
 
-    table = Table("method", "what it keeps, and its settings", box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table("method", "rows it keeps, and its settings", box=box.SIMPLE_HEAD, pad_edge=False)
     for name, method in METHODS.items():
-        found = describe(name)
-        lines = [f"layer budgets: {method.layer_budgets}", *settings(found.settings_schema)]
-        table.add_row(name, _about(found.summary, lines))
+        description = describe(name)
+        lines = [
+            f"layer budgets: {method.layer_budgets}",
+            *format_settings(description.settings_schema),
+        ]
+        table.add_row(name, _text(description.summary, lines))
     repair = describe_repair()
     repairs = Table(
-        "repair", "what it brings back, and its settings", box=box.SIMPLE_HEAD, pad_edge=False
+        "repair", "rows it promotes, and its settings", box=box.SIMPLE_HEAD, pad_edge=False
     )
-    repairs.add_row(repair.name, _about(repair.summary, settings(repair.settings_schema)))
+    repairs.add_row(repair.name, _text(repair.summary, format_settings(repair.settings_schema)))
     console = Console()
     console.print(table)
     console.print(
-        'A session chooses one with "method" and "method_settings"; its budget is split over the layers as the method '
-        'has it, or as "layer_budgets" says.',
+        'A session selects one with "method" and "method_settings"; "layer_budgets" overrides the '
+        "method's split of the budget over the layers.",
         highlight=False,
     )
     console.print(repairs)
-    console.print('A session changes them with "repair_settings".', highlight=False)
+    console.print('A session sets them with "repair_settings".', highlight=False)
 
 
-def _about(summary: str, lines: Iterable[str]) -> Text:
-    about = Text(summary)
+def _text(summary: str, lines: Iterable[str]) -> Text:
+    text = Text(summary)
     for line in lines:
-        about.append(f"\n  {line}", style="dim")
-    return about
+        text.append(f"\n  {line}", style="dim")
+    return text
 
 
-def settings(schema: str) -> Iterator[str]:
-    """Each setting of a method's JSON schema as `name = default` with what it may be."""
+def format_settings(schema: str) -> Iterator[str]:
+    """Lines `name = default (range)` for the settings in a method's JSON schema."""
     for name, about in json.loads(schema).get("properties", {}).items():
         default = json.dumps(about.get("default"))
         yield " ".join([f"{name} = {default}", *_range(about)])

@@ -1,8 +1,8 @@
-"""`kvrecall profile-layers`: measure how much eviction moves each layer's keys, and show what budgets follow."""
+"""`kvrecall profile-layers`: sensitivity of each layer to eviction, and the budgets it gives."""
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich import box
@@ -11,34 +11,31 @@ from rich.table import Table
 
 from kvrecall.app.errors import BadCalibrationText, CannotServe
 from kvrecall.app.settings import DEFAULTS, Settings
+from kvrecall.cli.options import Data, Dtype, Model, build_settings
 
 if TYPE_CHECKING:
     from workers.model.layer_sensitivity import Profile
 
 
 def profile_layers_command(
-    model: Annotated[
-        str | None, typer.Option(help="Causal LM, by path or hub name. Default: the reference.")
-    ] = None,
-    data: Annotated[
-        Path | None, typer.Option(help="The service's data. Default: ./kvrecall-data.")
-    ] = None,
+    model: Model = None,
+    data: Data = None,
     text: Annotated[
-        Path | None, typer.Option(help="Text to read. Default: one that comes with kvrecall.")
+        Path | None, typer.Option(help="Calibration text. Default: a packaged one.")
     ] = None,
     tokens: Annotated[
-        int, typer.Option(min=1, help="Tokens to read, up to the model's context.")
+        int, typer.Option(min=1, help="Tokens of the text, at most the model's context.")
     ] = 2048,
     budget: Annotated[
-        int, typer.Option(min=1, help="Mean rows of a layer, to show a split of.")
-    ] = (DEFAULTS.default_budget),
-    dtype: Annotated[
-        str | None, typer.Option(help="float32, bfloat16 or float16. Default: the model's.")
-    ] = None,
+        int, typer.Option(min=1, help="Budget whose split over the layers is shown, in mean rows.")
+    ] = DEFAULTS.default_budget,
+    dtype: Dtype = None,
 ) -> None:
-    """Measure the layers' sensitivity (EpiCache, section 3.2) and keep it for the service."""
-    chosen: dict[str, Any] = {"model": model, "data": data, "dtype": dtype}
-    settings = Settings(**{name: value for name, value in chosen.items() if value is not None})
+    """Measure the layers' sensitivity to eviction (EpiCache, section 3.2).
+
+    The profile is written to the data directory, where the service reads it.
+    """
+    settings = build_settings(model=model, data=data, dtype=dtype)
     console = Console()
     profile, path, splits = _profile(settings, text, tokens, budget)
     console.print(_heading(profile), highlight=False, soft_wrap=True)
@@ -52,7 +49,11 @@ def profile_layers_command(
 def _profile(
     settings: Settings, text: Path | None, tokens: int, budget: int
 ) -> tuple["Profile", Path, Mapping[str, tuple[int, ...]]]:
-    """Measure and keep; the profile, its file, and how a budget would be split by it and without it."""
+    """Measure and write the profile.
+
+    Returns it, its file, and the rows of each layer under every way to split `budget`.
+    Raises CannotServe, BadCalibrationText.
+    """
     # torch and transformers take seconds to import: other commands do without.
     import torch
 
@@ -64,29 +65,31 @@ def _profile(
     from workers.model.tokenizer import load_tokenizer
     from workers.primitives.budgets import get_alpha, split_budget
 
-    said = calibration.text_of(text) if text else calibration.packaged_text(settings.model, tokens)
+    calibration_text = (
+        calibration.read_text(text) if text else calibration.packaged_text(settings.model, tokens)
+    )
     try:
         model = load_model(
             settings.model, dtype=getattr(torch, settings.dtype) if settings.dtype else None
         )
         tokenizer = load_tokenizer(settings.model, model.eos_token_ids)
-        found = calibration.measured(model, tokenizer, settings.model, said, tokens)
+        measured = calibration.measure(model, tokenizer, settings.model, calibration_text, tokens)
     except ModelRefused as error:
         raise CannotServe(f"model refused: {error}") from error
     except ProfileRefused as error:
         raise BadCalibrationText(str(error)) from error
     path = calibration.profile_path(settings.data, model)
-    profile.save(found, path)
+    profile.save(measured, path)
     ways: tuple[LayerBudgets, ...] = ("uniform", "pyramid", "sensitivity")
     floor = min(budget, settings.worker.min_budget)
     alpha = get_alpha(model.module.config.model_type)
     n_layers = model.shape.n_layers
     return (
-        found,
+        measured,
         path,
         {
             how: split_budget(
-                budget, n_layers, how, floor=floor, weights=found.sensitivity, alpha=alpha
+                budget, n_layers, how, floor=floor, weights=measured.sensitivity, alpha=alpha
             )
             for how in ways
         },
@@ -121,6 +124,6 @@ def _table(profile: "Profile", splits: Mapping[str, tuple[int, ...]], budget: in
 def _draw(profile: "Profile", splits: Mapping[str, tuple[int, ...]], path: Path) -> None:
     # matplotlib takes a second to import.
     from kvrecall.reporting.figures import png
-    from kvrecall.reporting.layer_plots import layers_plot
+    from kvrecall.reporting.report_plots import layer_figure
 
-    png(layers_plot(profile.sensitivity, splits), path)
+    png(layer_figure(profile.sensitivity, splits), path)

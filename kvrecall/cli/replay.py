@@ -1,4 +1,4 @@
-"""`kvrecall replay`: recorded conversations through the running service."""
+"""`kvrecall replay`: recorded conversations through a running service."""
 
 from collections.abc import Sequence
 from enum import StrEnum
@@ -18,19 +18,20 @@ from rich.progress import (
 
 from kvrecall.app.local_server import ServerNeeds, server_at
 from kvrecall.app.settings import DEFAULTS
-from kvrecall.client.client import KvrecallClient
+from kvrecall.cli.options import Budget, Method, RepairRows, ServedModel, Url
+from kvrecall.client import KvrecallClient
 from kvrecall.domain.session_settings import RepairTrigger
 from kvrecall.replay.formats import read_recordings
-from kvrecall.replay.playing import Replayed, SessionOptions, play
+from kvrecall.replay.playback import ReplayResult, SessionOptions, replay
 from kvrecall.replay.recording import Recording
 from kvrecall.replay.summary import conversations_table, notes, result_rows, tiers_line, turns_table
-from kvrecall.reporting.results import results_of
+from kvrecall.reporting.results import build_results
 
 FULL_ROWS = 16384
 
 
 class Twin(StrEnum):
-    """What the budgeted session may be compared with."""
+    """Sessions that the budgeted one can be compared with."""
 
     FULL = "full"
 
@@ -40,32 +41,31 @@ def replay_command(
         Path,
         typer.Argument(help="LoCoMo or tau-bench file, or JSON lines of OpenAI-style messages."),
     ],
-    url: Annotated[
-        str | None, typer.Option(help="A running server. Without it one is started.")
-    ] = None,
-    model: Annotated[
-        str | None, typer.Option(help="The model of a server that is started.")
-    ] = None,
-    budget: Annotated[
-        int, typer.Option(min=1, help="Active rows of a session.")
-    ] = DEFAULTS.default_budget,
-    method: Annotated[str, typer.Option(help="Eviction method.")] = DEFAULTS.default_method,
-    repair_rows: Annotated[
-        int, typer.Option(min=0, help="Rows of the budget kept for repair.")
-    ] = DEFAULTS.default_repair_rows,
+    url: Url = None,
+    model: ServedModel = None,
+    budget: Budget = DEFAULTS.default_budget,
+    method: Method = DEFAULTS.default_method,
+    repair_rows: RepairRows = DEFAULTS.default_repair_rows,
     repair_on: Annotated[
-        list[RepairTrigger] | None, typer.Option(help="Repeat for several. Default: the pauses.")
+        list[RepairTrigger] | None,
+        typer.Option(help="Repair trigger; repeatable. Default: tool_call and tool_result."),
     ] = None,
     compare: Annotated[
-        Twin | None, typer.Option(help="Compare each turn with a session of this method.")
+        Twin | None,
+        typer.Option(help="Compare each turn's next-token distributions with this method's."),
     ] = None,
     full_rows: Annotated[
-        int, typer.Option(min=1, help="Rows a full cache may grow to.")
+        int, typer.Option(min=1, help="Largest size of a full cache, in rows.")
     ] = FULL_ROWS,
-    limit: Annotated[int | None, typer.Option(min=1, help="Only the first conversations.")] = None,
-    json: Annotated[Path | None, typer.Option(help="Write the result file here.")] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Number of conversations. Default: all.")
+    ] = None,
+    json: Annotated[Path | None, typer.Option(help="Result file to write.")] = None,
 ) -> None:
-    """Replay recorded conversations under a budget: tool calls are real pauses, recorded replies are remembered."""
+    """Replay recorded conversations under a budget.
+
+    Tool calls become pauses with repair; recorded replies are appended without generating.
+    """
     console = Console()
     triggers = repair_on or [RepairTrigger.TOOL_CALL, RepairTrigger.TOOL_RESULT]
     evicts = method != Twin.FULL
@@ -77,7 +77,7 @@ def replay_command(
     )
     show(console, replayed)
     if json is not None:
-        results_of("replay", 0, served, result_rows(replayed, options)).write(json)
+        build_results("replay", 0, served, result_rows(replayed, options)).write(json)
         console.print(f"wrote {json}", highlight=False, soft_wrap=True)
 
 
@@ -90,8 +90,8 @@ def replay_file(
     model: str | None,
     full_rows: int,
     limit: int | None,
-) -> tuple[list[Replayed], str]:
-    """Replay a file's first `limit` conversations; returns them and the model's name.
+) -> tuple[list[ReplayResult], str]:
+    """Replay the first `limit` conversations of a file; returns them and the model's name.
 
     Raises BadReplayFile, ServerNotReady, KvrecallError.
     """
@@ -101,7 +101,7 @@ def replay_file(
     needs = ServerNeeds(model=model, slots=2 if options.compare else 1, max_budget=rows)
     with server_at(url, needs) as address, KvrecallClient(address) as client:
         replayed = _replay_all(client, recordings, options, console)
-        return replayed, Path(client.worker()["model"]).name
+        return replayed, Path(client.worker().model).name
 
 
 def _replay_all(
@@ -109,8 +109,8 @@ def _replay_all(
     recordings: Sequence[Recording],
     options: SessionOptions,
     console: Console,
-) -> list[Replayed]:
-    """Replay the recordings one after the other, with a progress bar."""
+) -> list[ReplayResult]:
+    """Replay recordings one after the other, with a progress bar."""
     columns = (
         TextColumn("{task.description:<28.28}"),
         BarColumn(),
@@ -123,14 +123,14 @@ def _replay_all(
         task = progress.add_task("", total=len(recordings))
         for recording in recordings:
             progress.update(task, description=recording.name)
-            replayed.append(play(client, recording, options))
+            replayed.append(replay(client, recording, options))
             progress.advance(task)
         progress.update(task, description="replayed")
     return replayed
 
 
-def show(console: Console, replayed: Sequence[Replayed]) -> None:
-    """The tables: by turn for one conversation, by conversation for more; then what was split or cut."""
+def show(console: Console, replayed: Sequence[ReplayResult]) -> None:
+    """Print the results: a table by turn or by conversation, tier sizes, notes on split text."""
     console.print(turns_table(replayed[0]) if len(replayed) == 1 else conversations_table(replayed))
     console.print(tiers_line(replayed), highlight=False)
     for note in notes(replayed):

@@ -1,71 +1,66 @@
-"""`kvrecall serve`: the whole service in one process."""
+"""`kvrecall serve`: HTTP API, services and worker in one process."""
 
 import asyncio
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING
 
-import typer
 from rich.console import Console
 
-from kvrecall.app.run import run_service, say_what_is_served, set_up_process
-from kvrecall.app.settings import LogFormat, Settings
-from kvrecall.cli.options import given
+from kvrecall.app.run import run_service, set_up_process, warn_about_reference_model
+from kvrecall.cli.options import (
+    Block,
+    Data,
+    Dtype,
+    Host,
+    Log,
+    MaxBudget,
+    Model,
+    Port,
+    Ram,
+    Slots,
+    UntilInputEnds,
+    build_settings,
+    mebibytes,
+)
 
 if TYPE_CHECKING:
     from services.service import SessionService
 
 
 def serve_command(
-    model: Annotated[
-        str | None, typer.Option(help="Causal LM, by path or hub name. Default: the reference.")
-    ] = None,
-    data: Annotated[
-        Path | None, typer.Option(help="Where sessions are kept. Default: ./kvrecall-data.")
-    ] = None,
-    slots: Annotated[
-        int | None, typer.Option(min=1, help="Sessions whose active rows are in memory.")
-    ] = None,
-    budget: Annotated[
-        int | None, typer.Option(min=1, help="Largest budget of a session, in rows.")
-    ] = None,
-    block: Annotated[int | None, typer.Option(min=1, help="Tokens prefilled in one step.")] = None,
-    ram: Annotated[
-        int | None, typer.Option(min=1, help="MiB of rows in memory beside the files.")
-    ] = None,
-    dtype: Annotated[
-        str | None, typer.Option(help="float32, bfloat16 or float16. Default: the model's.")
-    ] = None,
-    host: Annotated[
-        str | None, typer.Option(help="Address to listen on. Default: 127.0.0.1.")
-    ] = None,
-    port: Annotated[
-        int | None, typer.Option(min=0, max=65535, help="0: any free port. Default: 8420.")
-    ] = None,
-    log: Annotated[
-        LogFormat | None, typer.Option(help="console or json, on standard error.")
-    ] = None,
-    until_input_ends: Annotated[bool, typer.Option("--until-input-ends", hidden=True)] = False,
+    model: Model = None,
+    data: Data = None,
+    slots: Slots = None,
+    budget: MaxBudget = None,
+    block: Block = None,
+    ram: Ram = None,
+    dtype: Dtype = None,
+    host: Host = None,
+    port: Port = None,
+    log: Log = None,
+    until_input_ends: UntilInputEnds = False,
 ) -> None:
-    """Serve sessions over HTTP; every setting can also come from the environment (KVRECALL_...)."""
-    worker = {"slots": slots, "max_budget": budget, "block_tokens": block}
-    chosen: dict[str, Any] = {
-        "model": model,
-        "data": data,
-        "dtype": dtype,
-        "host": host,
-        "port": port,
-        "log": log,
-    }
-    if ram is not None:
-        chosen["ram_bytes"] = ram << 20
-    settings = Settings(**given({**chosen, "worker": given(worker)}))
+    """Serve sessions over HTTP in one process.
+
+    Every setting can also be set in the environment (KVRECALL_...).
+    """
+    settings = build_settings(
+        model=model,
+        data=data,
+        dtype=dtype,
+        ram_bytes=mebibytes(ram),
+        host=host,
+        port=port,
+        log=log,
+        worker={"slots": slots, "max_budget": budget, "block_tokens": block},
+    )
     set_up_process(settings, until_input_ends)
     console = Console()
 
     async def build() -> "SessionService":
-        from kvrecall.app.wiring import build_service  # with torch, which takes seconds to import
+        # torch takes seconds to import: other commands do without.
+        from kvrecall.app.local_service import build_service
 
-        say_what_is_served(settings, console)
+        warn_about_reference_model(settings, console)
         return await build_service(settings)
 
     asyncio.run(run_service(settings, console, build))

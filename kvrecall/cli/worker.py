@@ -1,86 +1,95 @@
-"""`kvrecall worker`: one process that computes, for a gateway in another one."""
+"""`kvrecall worker`: a process that computes for gateways in other processes."""
 
 import asyncio
 import signal
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
 from kvrecall.app.errors import CannotServe
-from kvrecall.app.run import LISTENING, say_what_is_served, set_up_process
-from kvrecall.app.settings import LogFormat, Settings
-from kvrecall.cli.options import given
+from kvrecall.app.run import LISTENING, set_up_process, warn_about_reference_model
+from kvrecall.app.settings import Settings
+from kvrecall.cli.options import (
+    Block,
+    Data,
+    Dtype,
+    Log,
+    MaxBudget,
+    Model,
+    Ram,
+    Slots,
+    TlsCert,
+    TlsKey,
+    UntilInputEnds,
+    build_settings,
+    mebibytes,
+)
 
 if TYPE_CHECKING:
     from workers.rpc.registration import Registration
     from workers.rpc.service import WorkerService
 
+Listen = Annotated[
+    str | None,
+    typer.Option(help="HOST:PORT to listen on; port 0: any free one. Default: 127.0.0.1:8421."),
+]
+Name = Annotated[
+    str | None, typer.Option(help="Name of the worker in the cluster. Default: its address.")
+]
+Advertise = Annotated[
+    str | None, typer.Option(help="HOST:PORT at which gateways reach it. Default: --listen.")
+]
+TlsClientCa = Annotated[
+    Path | None,
+    typer.Option(help="CA certificates, PEM, for client certificates. Default: not required."),
+]
+
 
 def worker_command(
-    listen: Annotated[
-        str | None, typer.Option(help="HOST:PORT; port 0: any free one. Default: 127.0.0.1:8421.")
-    ] = None,
-    name: Annotated[
-        str | None, typer.Option(help="What gateways call it. Default: its address.")
-    ] = None,
-    advertise: Annotated[
-        str | None, typer.Option(help="HOST:PORT where gateways reach it, if not --listen.")
-    ] = None,
-    model: Annotated[
-        str | None, typer.Option(help="Causal LM, by path or hub name. Default: the reference.")
-    ] = None,
-    data: Annotated[
-        Path | None, typer.Option(help="Where rows are kept. Default: ./kvrecall-data.")
-    ] = None,
-    slots: Annotated[
-        int | None, typer.Option(min=1, help="Sessions whose active rows are in memory.")
-    ] = None,
-    budget: Annotated[
-        int | None, typer.Option(min=1, help="Largest budget of a session, in rows.")
-    ] = None,
-    block: Annotated[int | None, typer.Option(min=1, help="Tokens prefilled in one step.")] = None,
-    ram: Annotated[
-        int | None, typer.Option(min=1, help="MiB of rows in memory beside the files.")
-    ] = None,
-    dtype: Annotated[
-        str | None, typer.Option(help="float32, bfloat16 or float16. Default: the model's.")
-    ] = None,
-    tls_cert: Annotated[
-        Path | None, typer.Option(help="Certificate chain, PEM. Without it: no TLS.")
-    ] = None,
-    tls_key: Annotated[
-        Path | None, typer.Option(help="Private key of the certificate, PEM.")
-    ] = None,
-    tls_client_ca: Annotated[
-        Path | None, typer.Option(help="Who must have signed a gateway's certificate.")
-    ] = None,
-    log: Annotated[
-        LogFormat | None, typer.Option(help="console or json, on standard error.")
-    ] = None,
-    until_input_ends: Annotated[bool, typer.Option("--until-input-ends", hidden=True)] = False,
+    listen: Listen = None,
+    name: Name = None,
+    advertise: Advertise = None,
+    model: Model = None,
+    data: Data = None,
+    slots: Slots = None,
+    budget: MaxBudget = None,
+    block: Block = None,
+    ram: Ram = None,
+    dtype: Dtype = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    tls_client_ca: TlsClientCa = None,
+    log: Log = None,
+    until_input_ends: UntilInputEnds = False,
 ) -> None:
-    """Compute for a gateway, over gRPC; every setting can also come from the environment (KVRECALL_...)."""
-    worker = {"slots": slots, "max_budget": budget, "block_tokens": block}
-    server = {
-        "listen": listen,
-        "name": name,
-        "advertise": advertise,
-        "tls_cert": tls_cert,
-        "tls_key": tls_key,
-    }
-    server |= {"tls_client_ca": tls_client_ca}
-    chosen: dict[str, Any] = {"model": model, "data": data, "dtype": dtype, "log": log}
-    if ram is not None:
-        chosen["ram_bytes"] = ram << 20
-    settings = Settings(**given({**chosen, "worker": given(worker), "server": given(server)}))
+    """Run a worker: the model, its cache and the row store, over gRPC.
+
+    Every setting can also be set in the environment (KVRECALL_...).
+    """
+    settings = build_settings(
+        model=model,
+        data=data,
+        dtype=dtype,
+        ram_bytes=mebibytes(ram),
+        log=log,
+        worker={"slots": slots, "max_budget": budget, "block_tokens": block},
+        server={
+            "listen": listen,
+            "name": name,
+            "advertise": advertise,
+            "tls_cert": tls_cert,
+            "tls_key": tls_key,
+            "tls_client_ca": tls_client_ca,
+        },
+    )
     set_up_process(settings, until_input_ends)
     asyncio.run(_run_worker(settings, Console()))
 
 
 async def _run_worker(settings: Settings, console: Console) -> None:
-    """Answer calls until a signal ends it, then drain. Raises CannotServe."""
+    """Serve calls until SIGTERM or SIGINT, then drain. Raises CannotServe."""
     # torch takes seconds to import: other commands do without.
     from kvrecall.app.wiring import build_worker
     from workers.errors import CannotListen
@@ -90,29 +99,38 @@ async def _run_worker(settings: Settings, console: Console) -> None:
         server = WorkerServer(settings.server)
     except CannotListen as error:
         raise CannotServe(str(error)) from error
-    say_what_is_served(settings, console)
-    calls = build_worker(settings)
-    ended = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, ended.set)
-    registration = _registration(settings, server.address, calls)
-    await server.start(calls)
+    warn_about_reference_model(settings, console)
+    service = build_worker(settings)
+    stopped = _stop_event()
+    registration = _build_registration(settings, server.address, service)
+    await server.start(service)
     if registration is not None:
         await registration.start()
     console.print(f"{LISTENING}{server.address}", soft_wrap=True, highlight=False)
-    await ended.wait()
+    await stopped.wait()
     if registration is not None:
         await registration.drain()
     await server.stop()
     if registration is not None:
         await registration.stop()
-    await calls.close()
+    await service.close()
 
 
-def _registration(
-    settings: Settings, address: str, calls: "WorkerService"
+def _stop_event() -> asyncio.Event:
+    """An event that SIGTERM and SIGINT set."""
+    stopped = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+    return stopped
+
+
+def _build_registration(
+    settings: Settings, address: str, service: "WorkerService"
 ) -> "Registration | None":
-    """How the worker announces itself, where gateways look for workers in Redis. Raises CannotServe."""
+    """The worker's record in Redis, by which gateways find it; None without a shared catalog.
+
+    Raises CannotServe.
+    """
     from kvrecall.app.redis import redis_client
     from kvstore.errors import TierSettingsError
     from workers.rpc.registration import Registration
@@ -127,5 +145,5 @@ def _registration(
         raise CannotServe(str(error)) from error
     namespace = settings.store.redis_namespace
     return Registration(
-        client, namespace, name, lambda draining: calls.record(name, address, draining=draining)
+        client, namespace, name, lambda draining: service.record(name, address, draining=draining)
     )

@@ -1,13 +1,13 @@
-"""What the service says of a turn, in one number."""
+"""Time to first token, from a turn's seconds by phase."""
 
 from collections.abc import Mapping
 
-_BEFORE_A_TOKEN = ("waiting", "queued", "repair", "prefill", "first_token")
+_PHASES_BEFORE_FIRST_TOKEN = ("waiting", "queued", "repair", "prefill", "first_token")
 
 
 def seconds_to_first_token(seconds: Mapping[str, float]) -> float:
-    """From a turn's arrival to its first token, given its seconds by phase.
+    """Sum the phases from a turn's arrival to its first token, in seconds.
 
-    Of a turn that only remembers a recorded reply: to the moment at which the model could have begun to answer.
+    For a turn that appends a recorded reply: up to the point at which generation could have begun.
     """
-    return sum(seconds.get(phase, 0.0) for phase in _BEFORE_A_TOKEN)
+    return sum(seconds.get(phase, 0.0) for phase in _PHASES_BEFORE_FIRST_TOKEN)

@@ -1,1 +1,1 @@
-"""The demo's configurations, report and table."""
+"""The demo: a generated conversation in several configurations, its summary and report."""

@@ -1,124 +1,127 @@
-"""The demo's report: one HTML page."""
+"""The demo's report as one HTML page."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-from kvrecall.demo.arms import ArmRun, Question
+from kvrecall.client import Worker
 from kvrecall.demo.plots import active_rows_plot, answers_plot, repairs_plot
-from kvrecall.demo.summary import ArmSummary
-from kvrecall.demo.table import measures
+from kvrecall.demo.run import DemoRun, Question
+from kvrecall.demo.summary import ConfigSummary, measures
 from kvrecall.reporting.html import Page
 from kvrecall.reporting.results import Results
 
-MOST_EXAMPLES = 8
+MAX_EXAMPLES = 8
 
 
 def demo_page(
-    runs: Sequence[ArmRun],
-    summaries: Sequence[ArmSummary],
-    worker: Mapping[str, Any],
+    runs: Sequence[DemoRun],
+    summaries: Sequence[ConfigSummary],
+    worker: Worker,
     results: Results,
 ) -> Page:
-    """The page for the runs of all arms."""
-    page = Page("kvrecall demo: a conversation that does not fit, remembered")
+    """The report on the runs of all configurations; `worker` is the served model's description."""
+    page = Page("kvrecall demo: a conversation longer than its budget")
     full = summaries[0]
     repaired = summaries[-1]
-    budgeted = [summary for summary in summaries if summary.arm.has_budget]
+    budgeted = [summary for summary in summaries if summary.config.has_budget]
     page.paragraph(_headline(full, budgeted), "lead")
     page.paragraph(_caveat(summaries), "note")
     page.table(
-        ["", *(summary.arm.name for summary in summaries)],
+        ["", *(summary.config.name for summary in summaries)],
         [
             [name.strip(), *(cell(summary) for summary in summaries)]
             for name, cell in measures(summaries)
         ],
     )
     page.paragraph(
-        "Exact answers: share of n questions and its 95% bootstrap interval. Seconds are medians.",
+        "Exact answers: share of n questions, with its 95% bootstrap interval. Seconds are medians.",
         "note",
     )
-    _plots(page, runs, worker, repaired.arm.budget)
+    _plots(page, runs, worker, repaired.config.budget)
     _examples(page, runs)
-    _how(page, worker, results)
+    _setup(page, worker, results)
     return page
 
 
-def _headline(full: ArmSummary, budgeted: Sequence[ArmSummary]) -> str:
+def _headline(full: ConfigSummary, budgeted: Sequence[ConfigSummary]) -> str:
     alone = budgeted[0]
     repaired = budgeted[-1]
     return (
-        f"{full.tokens:,} tokens were said, and the full cache ended with all of them in memory. Under a budget of "
-        f"{repaired.arm.budget} rows no layer ever held more than {max(s.peak_rows for s in budgeted)}. The model "
-        f"then gave {_share(alone)} of its answers exactly, {_share(repaired)} when evicted rows were brought back "
-        f"in tool pauses and at turns; with the full cache it gave {_share(full)}."
+        f"The conversation has {full.tokens:,} tokens; the full cache kept all of their rows active. "
+        f"Under a budget of {repaired.config.budget} rows no layer ever held more than "
+        f"{max(s.peak_rows for s in budgeted)}. With the budget alone {_share(alone)} of the answers "
+        f"were exact, with repair in tool pauses and turns {_share(repaired)}, with the full cache "
+        f"{_share(full)}."
     )
 
 
-def _share(summary: ArmSummary) -> str:
+def _share(summary: ConfigSummary) -> str:
     estimate = summary.exact["all"]
     return "none" if estimate is None else f"{estimate.mean:.0%}"
 
 
-def _caveat(summaries: Sequence[ArmSummary]) -> str:
-    reserve = max(summary.arm.repair_rows for summary in summaries)
+def _caveat(summaries: Sequence[ConfigSummary]) -> str:
+    reserve = max(summary.config.repair_rows for summary in summaries)
     return (
-        f"All budgeted arms may hold the same number of active rows: the {reserve} rows that a repair may bring back "
-        "are part of the budget. Questions are answered by the model, greedily, and its answers stay in the "
-        "conversation; all other replies are remembered as the generator wrote them, so that every arm hears the "
-        "same. The names and values were never seen in training. An answer counts when it gives exactly the value "
-        "asked for; one after a tool only if the model itself asked for the tool."
+        "All configurations with a budget have the same number of active rows: the "
+        f"{reserve} rows reserved for repair are part of the budget. The model answers the questions "
+        "greedily, and its answers stay in the conversation; all other replies are appended as the "
+        "generator wrote them, so that they are equal in every configuration. Names and values were "
+        "not in the training data. An answer counts if it gives exactly the value asked for; an "
+        "answer that needs a tool counts only if the model called the tool."
     )
 
 
-def _plots(page: Page, runs: Sequence[ArmRun], worker: Mapping[str, Any], budget: int) -> None:
+def _plots(page: Page, runs: Sequence[DemoRun], worker: Worker, budget: int) -> None:
     first = [run for run in runs if run.seed == runs[0].seed]
-    names = list(dict.fromkeys(run.arm.name for run in runs))
-    page.heading("Active rows: flat under a budget, growing without")
+    names = list(dict.fromkeys(run.config.name for run in runs))
+    page.heading("Active rows: bounded under a budget, growing without")
     page.plot(
-        active_rows_plot(first, budget + worker["block_tokens"]),
+        active_rows_plot(first, budget + worker.block_tokens),
         "active rows over the conversation",
     )
     page.heading("Answers by the age of the fact")
     page.plot(
-        answers_plot([(name, [run for run in runs if run.arm.name == name]) for name in names]),
-        "right and wrong answers by the age of the fact, for every arm",
+        answers_plot([(name, [run for run in runs if run.config.name == name]) for name in names]),
+        "correct and wrong answers by the age of the fact, for every configuration",
     )
     page.heading("Repair time per pause")
     page.paragraph(
-        "A repair begins when the model asks for the tool, with the call as its signal, and once more when the "
-        "result is there. It runs while the conversation waits anyway; here each turn lets the repairs before it end, "
-        "so that the answers say what repair finds.",
+        "A repair starts when the model calls a tool, with the call as its signal, and again when "
+        "the result arrives. It runs while the session waits anyway. Here each turn waits for the "
+        "repairs before it, so that the answers show the effect of complete repairs.",
     )
-    page.plot(repairs_plot([run for run in first if run.arm.repair_rows]), "repair time per pause")
+    page.plot(
+        repairs_plot([run for run in first if run.config.repair_rows]), "repair time per pause"
+    )
 
 
-def _examples(page: Page, runs: Sequence[ArmRun]) -> None:
-    """Questions that only the repaired session answered."""
-    alone = _arm_questions(runs, "budget alone")
-    repaired = _arm_questions(runs, runs[-1].arm.name)
+def _examples(page: Page, runs: Sequence[DemoRun]) -> None:
+    """Table of questions that were answered with repair and not without."""
+    alone = _questions(runs, "budget alone")
+    repaired = _questions(runs, runs[-1].config.name)
     pairs = zip(alone, repaired, strict=True)
-    saved = [(before, after) for before, after in pairs if after.right and not before.right]
+    saved = [(before, after) for before, after in pairs if after.correct and not before.correct]
     if not saved:
         return
-    page.heading("Facts that repair brought back")
+    page.heading("Facts that repair promoted")
     page.paragraph(
-        f"{len(saved)} questions were answered with repair and not without; the oldest facts among them:"
+        f"{len(saved)} questions were answered exactly with repair and not without it; those with the oldest facts:"
     )
-    oldest = sorted(saved, key=lambda pair: -pair[1].age)[:MOST_EXAMPLES]
+    oldest = sorted(saved, key=lambda pair: -pair[1].age)[:MAX_EXAMPLES]
     page.table(
-        ["question", "said, tokens ago", "without repair", "with repair"],
-        [[after.asked, f"{after.age:,}", before.reply, after.reply] for before, after in oldest],
+        ["question", "age, tokens", "without repair", "with repair"],
+        [[after.text, f"{after.age:,}", before.reply, after.reply] for before, after in oldest],
         words=True,
     )
 
 
-def _arm_questions(runs: Sequence[ArmRun], name: str) -> list[Question]:
-    return [question for run in runs if run.arm.name == name for question in run.questions]
+def _questions(runs: Sequence[DemoRun], name: str) -> list[Question]:
+    return [question for run in runs if run.config.name == name for question in run.questions]
 
 
-def _how(page: Page, worker: Mapping[str, Any], results: Results) -> None:
-    page.heading("How this was measured")
-    shape = f"{worker['layers']} layers, {worker['kv_heads']} KV heads of {worker['head_dim']}"
+def _setup(page: Page, worker: Worker, results: Results) -> None:
+    page.heading("Set-up")
+    shape = f"{worker.layers} layers, {worker.kv_heads} KV heads of {worker.head_dim}"
     page.table(
         ["", ""],
         [
@@ -126,7 +129,7 @@ def _how(page: Page, worker: Mapping[str, Any], results: Results) -> None:
             ["machine", ", ".join(f"{name}: {value}" for name, value in results.machine.items())],
             ["versions", ", ".join(f"{name} {value}" for name, value in results.versions.items())],
             ["seed", str(results.seed)],
-            ["block", f"{worker['block_tokens']} tokens prefilled in one step"],
+            ["block", f"{worker.block_tokens} tokens prefilled in one step"],
         ],
         words=True,
     )

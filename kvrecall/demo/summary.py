@@ -1,24 +1,35 @@
-"""What the arms' runs come to: the table's numbers and the result file's rows."""
+"""Results of the demo: summaries by configuration, the terminal's table, rows of the result file."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 
+from rich import box
+from rich.table import Table
+
 from kvrecall.app.errors import BoundExceeded
-from kvrecall.demo.arms import AFTER_TOOL, PLAIN, Arm, ArmRun, Question, TurnPoint
+from kvrecall.demo.configs import DemoConfig
+from kvrecall.demo.run import AFTER_TOOL, PLAIN, DemoRun, Question, TurnPoint
 from kvrecall.reporting.results import Estimate, Row, bootstrap, quality_row, speed_row
+from kvrecall.reporting.units import readable_bytes
 
 KINDS = (PLAIN, AFTER_TOOL)
+# Upper bounds of the age groups, in tokens.
 AGE_BOUNDS = (128, 256, 512, 1024, 2048, 4096, 8192)
+
+Cell = Callable[["ConfigSummary"], str]
 
 
 @dataclass(frozen=True)
-class ArmSummary:
-    """One column of the table. Bytes and rows are the largest over its conversations."""
+class ConfigSummary:
+    """Results of one configuration; rows, bytes and tokens are maxima over its conversations.
 
-    arm: Arm
+    `exact` is the share of exact answers by kind of question, and of `all`; seconds are medians.
+    """
+
+    config: DemoConfig
     exact: Mapping[str, Estimate | None]
-    """By kind of question, and `all`."""
     peak_rows: int
     peak_bytes: int
     tokens: int
@@ -29,114 +40,115 @@ class ArmSummary:
     pauses: int
 
 
-def summarise(runs: Sequence[ArmRun], seed: int) -> list[ArmSummary]:
-    """One summary per arm, in the arms' order."""
-    arms = list(dict.fromkeys(run.arm for run in runs))
-    return [_summary(arm, [run for run in runs if run.arm == arm], seed) for arm in arms]
+def summarise(runs: Sequence[DemoRun], seed: int) -> list[ConfigSummary]:
+    """One summary per configuration, in the order of the runs. `seed` is the bootstrap's."""
+    configs = list(dict.fromkeys(run.config for run in runs))
+    return [
+        _summary(config, [run for run in runs if run.config == config], seed) for config in configs
+    ]
 
 
-def _summary(arm: Arm, runs: Sequence[ArmRun], seed: int) -> ArmSummary:
+def _summary(config: DemoConfig, runs: Sequence[DemoRun], seed: int) -> ConfigSummary:
     asked = [question for run in runs for question in run.questions]
     turns = [turn for run in runs for turn in run.turns]
-    answered = [turn for turn in turns if turn.answered]
-    return ArmSummary(
-        arm=arm,
+    generated = [turn for turn in turns if turn.generated]
+    return ConfigSummary(
+        config=config,
         exact={
-            "all": exact(asked, seed),
-            **{kind: exact(of_kind(asked, kind), seed) for kind in KINDS},
+            "all": _exact_share(asked, seed),
+            **{
+                kind: _exact_share([each for each in asked if each.kind == kind], seed)
+                for kind in KINDS
+            },
         },
         peak_rows=max(run.peak_rows for run in runs),
         peak_bytes=max(run.peak_bytes for run in runs),
         tokens=max(run.turns[-1].length for run in runs),
-        answer_seconds=_median(turn.seconds for turn in answered),
-        first_token_seconds=_median(turn.first_token for turn in answered),
+        answer_seconds=_median(turn.seconds for turn in generated),
+        first_token_seconds=_median(turn.first_token for turn in generated),
         promoted=sum(turn.promoted for turn in turns),
         repairs=sum(len(turn.repairs) for turn in turns),
         pauses=sum(run.pauses for run in runs),
     )
 
 
-def exact(questions: Sequence[Question], seed: int) -> Estimate | None:
-    """The share of right answers."""
-    return bootstrap([float(question.right) for question in questions], seed)
+def _exact_share(questions: Sequence[Question], seed: int) -> Estimate | None:
+    return bootstrap([float(question.correct) for question in questions], seed)
 
 
-def of_kind(questions: Iterable[Question], kind: str) -> list[Question]:
-    """The questions of one kind."""
-    return [question for question in questions if question.kind == kind]
-
-
-def by_age(questions: Iterable[Question]) -> list[tuple[str, int, int]]:
-    """Right and wrong answers by the fact's age in tokens, youngest first; `<256` means 128 to 255."""
-    found = []
+def count_by_age(questions: Iterable[Question]) -> list[tuple[str, int, int]]:
+    """Correct and wrong replies by the fact's age in tokens, youngest first; `<256` is 128 to 255."""
+    counts = []
     asked = list(questions)
     lower = 0
     for upper in (*AGE_BOUNDS, 1 << 40):
         group = [question for question in asked if lower <= question.age < upper]
         label = f"{lower:,}+" if upper == 1 << 40 else f"<{upper:,}"
-        right = sum(question.right for question in group)
-        found.append((label, right, len(group) - right))
+        correct = sum(question.correct for question in group)
+        counts.append((label, correct, len(group) - correct))
         lower = upper
-    return found
+    return counts
 
 
 def pause_seconds(turns: Iterable[TurnPoint], trigger: str) -> list[tuple[int, float]]:
-    """Repair seconds of each pause for one trigger, at the session's length in tokens."""
+    """Pairs of session length in tokens and repair seconds, of each pause and one trigger."""
     return [
         (
             turn.length,
-            sum(repair["seconds"] for repair in turn.repairs if repair["trigger"] == trigger),
+            sum(repair.seconds for repair in turn.repairs if repair.trigger == trigger),
         )
         for turn in turns
         if turn.after_pause
     ]
 
 
-def check_bound(runs: Iterable[ArmRun]) -> None:
-    """Raise BoundExceeded when a layer of a budgeted session ever held more than its budget and a block."""
+def check_bound(runs: Iterable[DemoRun]) -> None:
+    """Check that no layer ever held more rows than its budget and a block. Raises BoundExceeded."""
     for run in runs:
-        if not run.arm.has_budget:
+        if not run.config.has_budget:
             continue
-        pairs = zip(run.memory["layer_peak_rows"], run.memory["layer_bound_rows"], strict=True)
+        memory = run.final_memory
+        pairs = zip(memory.layer_peak_rows, memory.layer_bound_rows, strict=True)
         for layer, (peak, bound) in enumerate(pairs):
             if peak > bound:
                 raise BoundExceeded(
-                    f"arm {run.arm.name!r}: layer {layer} held {peak} rows; its budget and a block are {bound}"
+                    f"configuration {run.config.name!r}: layer {layer} held {peak} rows; "
+                    f"its budget and a block are {bound}"
                 )
 
 
-def result_rows(runs: Sequence[ArmRun], seed: int) -> list[Row]:
-    """The result file's rows: quality by arm, kind and age, speed by arm."""
-    return [row for summary in summarise(runs, seed) for row in _rows_of(summary, runs, seed)]
+def result_rows(runs: Sequence[DemoRun], seed: int) -> list[Row]:
+    """Rows of the result file: quality by configuration, kind and age, speed by configuration."""
+    return [row for summary in summarise(runs, seed) for row in _config_rows(summary, runs, seed)]
 
 
-def _rows_of(summary: ArmSummary, runs: Sequence[ArmRun], seed: int) -> list[Row]:
-    arm = summary.arm
-    own = [run for run in runs if run.arm == arm]
+def _config_rows(summary: ConfigSummary, runs: Sequence[DemoRun], seed: int) -> list[Row]:
+    config = summary.config
+    own = [run for run in runs if run.config == config]
     asked = [question for run in own for question in run.questions]
-    common = {"method": arm.method, "k": arm.repair_rows, "active_rows": summary.peak_rows}
-    if arm.has_budget:
-        common["budget"] = arm.budget
+    common = {"method": config.method, "k": config.repair_rows, "active_rows": summary.peak_rows}
+    if config.has_budget:
+        common["budget"] = config.budget
     rows = [
-        quality_row(f"{arm.name}: {kind}", estimate, **common)
+        quality_row(f"{config.name}: {kind}", estimate, **common)
         for kind, estimate in summary.exact.items()
         if estimate is not None
     ]
-    for label, right, wrong in by_age(asked):
-        estimate = bootstrap([1.0] * right + [0.0] * wrong, seed)
+    for label, correct, wrong in count_by_age(asked):
+        estimate = bootstrap([1.0] * correct + [0.0] * wrong, seed)
         if estimate is not None:
-            rows.append(quality_row(f"{arm.name}: age {label}", estimate, **common))
+            rows.append(quality_row(f"{config.name}: age {label}", estimate, **common))
     return rows + _speed_rows(summary, own)
 
 
-def _speed_rows(summary: ArmSummary, runs: Sequence[ArmRun]) -> list[Row]:
+def _speed_rows(summary: ConfigSummary, runs: Sequence[DemoRun]) -> list[Row]:
     measures: list[tuple[str, str, Callable[[TurnPoint], float], Callable[[TurnPoint], bool]]] = [
-        ("answer", "seconds", lambda turn: turn.seconds, lambda turn: turn.answered),
+        ("answer", "seconds", lambda turn: turn.seconds, lambda turn: turn.generated),
         (
             "time to first token",
             "seconds",
             lambda turn: turn.first_token,
-            lambda turn: turn.answered,
+            lambda turn: turn.generated,
         ),
         (
             "repair per pause",
@@ -151,16 +163,72 @@ def _speed_rows(summary: ArmSummary, runs: Sequence[ArmRun]) -> list[Row]:
         for metric, unit, value, counts in measures
     ]
     return [
-        speed_row(summary.arm.name, metric, unit, values)
+        speed_row(summary.config.name, metric, unit, values)
         for metric, unit, values in found
         if values
     ]
 
 
 def _repair_seconds(turn: TurnPoint) -> float:
-    return sum(float(repair["seconds"]) for repair in turn.repairs)
+    return sum(repair.seconds for repair in turn.repairs)
 
 
 def _median(values: Iterable[float]) -> float:
     found = list(values)
     return median(found) if found else 0.0
+
+
+def measures(summaries: Sequence[ConfigSummary]) -> list[tuple[str, Cell]]:
+    """Lines of the table: a label, and a function from a summary to the cell's text."""
+    lines: list[tuple[str, Cell]] = [
+        (f"{label}, n={_question_count(summaries, kind)}", partial(_exact_cell, kind))
+        for label, kind in (
+            ("exact answers", "all"),
+            ("  plain", PLAIN),
+            ("  after a tool", AFTER_TOOL),
+        )
+    ]
+    return [
+        *lines,
+        ("peak active rows", lambda each: f"{each.peak_rows:,}"),
+        ("peak active bytes", lambda each: readable_bytes(each.peak_bytes)),
+        ("seconds per answer", lambda each: f"{each.answer_seconds:.3f}"),
+        ("  to first token", lambda each: f"{each.first_token_seconds:.3f}"),
+        ("tool pauses", lambda each: f"{each.pauses}"),
+        ("repairs", lambda each: f"{each.repairs}"),
+        ("rows promoted", lambda each: f"{each.promoted:,}"),
+    ]
+
+
+def summary_table(summaries: Sequence[ConfigSummary], title: str) -> Table:
+    """A table with one column per configuration and one line per measure."""
+    table = Table(
+        title=title,
+        title_justify="left",
+        caption_justify="left",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+    )
+    table.caption = "exact answers: share of n, its 95% bootstrap interval; seconds: medians"
+    table.add_column("", no_wrap=True)
+    for summary in summaries:
+        table.add_column(summary.config.name, justify="right", width=12)
+    for name, cell in measures(summaries):
+        table.add_row(name, *(cell(summary) for summary in summaries))
+    return table
+
+
+def _exact_cell(kind: str, summary: ConfigSummary) -> str:
+    """A share above its interval."""
+    estimate = summary.exact[kind]
+    return (
+        "no questions"
+        if estimate is None
+        else f"{estimate.mean:.2f}\n{estimate.low:.2f}-{estimate.high:.2f}"
+    )
+
+
+def _question_count(summaries: Sequence[ConfigSummary], kind: str) -> int:
+    """Number of questions of a kind, which is equal in all configurations."""
+    estimate = summaries[0].exact[kind]
+    return 0 if estimate is None else estimate.n

@@ -43,20 +43,20 @@ class Segment:
 
     @property
     def text(self) -> str:
-        """What is embedded."""
+        """The text that is embedded."""
         return "\n".join(utterance.text for utterance in self.utterances)
 
     @property
     def transcript(self) -> str:
-        """What is said and by whom, for people."""
+        """The utterances with their sides, for people to read."""
         return "\n".join(f"{utterance.side}: {utterance.text}" for utterance in self.utterances)
 
 
 @dataclass(frozen=True, eq=False)
 class Clusters:
-    """Which episode each segment belongs to, and the episodes' centroids: float32 `[E, dimensions]`, eq. 6.
+    """The episode of each segment, and the episodes' centroids: float32 `[E, dimensions]` (eq. 6).
 
-    Episodes are numbered in the order in which the conversation comes to them; none is empty.
+    Episodes are numbered by their first appearance in the conversation; none is empty.
     """
 
     labels: tuple[int, ...]
@@ -69,11 +69,11 @@ class Clusters:
 
 @dataclass(frozen=True)
 class EpisodePlan:
-    """What an episode is built from, in the log's own tokens.
+    """The input of an episode's build, in the log's own tokens.
 
     `medoid` is the segment nearest to the centroid, as a transcript. `patched_prompt` are the token ids of the
-    segments nearest to it, in time order; `spans` all segments of the conversation as far as they have rows: start,
-    stop, and nearness to the episode, 1 for its own and less for the others.
+    segments nearest to it, in time order; `spans` all segments that have rows: start, stop, and similarity to
+    the episode, 1 for its own and less for the others.
     """
 
     medoid: str
@@ -133,9 +133,9 @@ def plan_episodes(
     medoid_utterances: int,
     length: int,
 ) -> list[EpisodePlan]:
-    """What each episode is built from. `token_ids` is the whole log, of which the first `length` tokens have rows.
+    """Plan the build of each episode. `token_ids` is the whole log, whose first `length` tokens have rows.
 
-    A patched prompt is made of so many of the segments nearest to the centroid as `medoid_utterances` takes.
+    A patched prompt holds as many of the segments nearest to the centroid as `medoid_utterances` allows.
     """
     plans = []
     for episode in range(len(clusters.centroids)):
@@ -158,9 +158,9 @@ def plan_episodes(
 
 
 def nearness(vectors: Vectors, clusters: Clusters, episode: int) -> Vectors:
-    """How near each segment is to an episode: 1 for its own, for the others their rank by cosine, 0 to under 1.
+    """Similarity of each segment to an episode: 1 for its own, the rank by cosine (0 to under 1) for others.
 
-    Ranks, since what cosines mean differs from encoder to encoder. float32 `[segments]`.
+    Ranks, since the scale of cosines differs between encoders. Returns float32 `[segments]`.
     """
     cosines = cosine(clusters.centroids[episode], vectors)
     own = np.array([label == episode for label in clusters.labels])
@@ -197,10 +197,11 @@ def assign(
 def rebuild_due(
     settings: EpisodeSettings, *, segments: int, built: int, length: int, budget: int
 ) -> bool:
-    """Whether episodes should be built now, from `segments` segments; the last build had `built` (0: there was none).
+    """Return whether episodes are due to be built from `segments` segments.
 
-    The first time once the session is longer than its budget and has two segments per episode; then whenever it has
-    grown by the share `rebuild_growth`.
+    `built` is the number of segments at the last build (0: none). The first build is due once the session is
+    longer than its budget and has two segments per episode; the next whenever it has grown by the share
+    `rebuild_growth`.
     """
     if built:
         return segments >= built * (1 + settings.rebuild_growth)

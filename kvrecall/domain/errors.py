@@ -1,4 +1,4 @@
-"""What can go wrong in the domain. `code` is stable and part of the public contract; the message is for people."""
+"""The exceptions of the service. `code` is stable and public; the message is for people."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -63,13 +63,13 @@ class UnknownModel(InvalidRequest):
 
 
 class EmptyTurn(InvalidRequest):
-    """The turn brings no message, and no tool result is waiting to be said."""
+    """The turn has no message, and no tool result waits to be appended."""
 
     code = ErrorCode.EMPTY_TURN
 
 
 class ToolResultWithoutCall(InvalidRequest):
-    """A tool message answers a call that nobody made, or that has its result already."""
+    """A tool message answers a call that does not exist or already has its result."""
 
     code = ErrorCode.TOOL_RESULT_WITHOUT_CALL
 
@@ -138,7 +138,7 @@ class UnknownCall(ServiceError):
 
 
 class UnknownEpisode(ServiceError):
-    """The session has no episode of that id: it was built anew meanwhile."""
+    """The session has no episode of that id; it was rebuilt since."""
 
     code = ErrorCode.UNKNOWN_EPISODE
 
@@ -161,13 +161,13 @@ class EmbeddingRefused(ServiceError):
 
 
 class SessionBusy(ServiceError):
-    """Somebody writes the session now, and the request did not ask to wait (or waited long enough)."""
+    """Another request writes the session, and this one did not ask to wait, or waited too long."""
 
     code = ErrorCode.SESSION_BUSY
 
 
 class IllegalTransition(ServiceError):
-    """An event that the session's state does not allow: an invariant of ours is broken."""
+    """An event that the session's state does not allow: a broken invariant of the service."""
 
     code = ErrorCode.ILLEGAL_TRANSITION
 
@@ -227,10 +227,10 @@ FIELD_OF_REFUSAL: Mapping[ErrorCode, str] = MappingProxyType(
 
 
 class WorkerRefused(ServiceError):
-    """The worker cannot serve the request as it stands, and has changed nothing; its code says why.
+    """The worker cannot serve the request as it stands, and has changed nothing; the code gives the reason.
 
-    Where the code tells which field of the request is at fault, `details` names it: only the worker can count tokens,
-    but its client meets the same problem as for what is checked before.
+    When the code identifies a field of the request, `details` names it: only the worker can count tokens, but a
+    client sees the same problem as for fields that are checked earlier.
     """
 
     def __init__(self, code: ErrorCode, message: str) -> None:
@@ -240,7 +240,7 @@ class WorkerRefused(ServiceError):
 
 
 class RegistryError(ServiceError):
-    """Which workers there are cannot be learned now."""
+    """The list of workers cannot be read now."""
 
     code = ErrorCode.REGISTRY_ERROR
 

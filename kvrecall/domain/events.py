@@ -1,4 +1,4 @@
-"""What the service tells whoever watches it: values, sent to plain functions."""
+"""Events of the service and the bus that publishes them to observers."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -44,7 +44,7 @@ class RepairFailed:
 
 @dataclass(frozen=True)
 class PauseTimedOut:
-    """A session waited too long for these tool calls: the next turn tells the model that they failed."""
+    """These tool calls timed out: the next turn presents them to the model as failed."""
 
     session: str
     calls: tuple[str, ...]
@@ -77,7 +77,7 @@ class EpisodesFailed:
 
 @dataclass(frozen=True)
 class PagesRebuilt:
-    """A session had lost `pages`, which its worker computed again from what was said."""
+    """A worker rebuilt a session's `pages` missing pages from the turn log."""
 
     session: str
     worker: str
@@ -87,7 +87,7 @@ class PagesRebuilt:
 
 @dataclass(frozen=True)
 class TurnRetried:
-    """A turn's worker was lost before the commit, and the turn is run again in another one."""
+    """A turn's worker was lost before the commit; the turn is retried on another one."""
 
     session: str
     worker: str
@@ -97,7 +97,7 @@ class TurnRetried:
 
 @dataclass(frozen=True)
 class SessionMoved:
-    """A session went on in another worker because somebody asked for it."""
+    """A session was moved to another worker on request."""
 
     session: str
     left: str
@@ -107,7 +107,7 @@ class SessionMoved:
 
 @dataclass(frozen=True)
 class SessionDeleted:
-    """A session is gone."""
+    """A session was deleted."""
 
     session: str
 
@@ -124,7 +124,7 @@ class SessionForked:
 
 @dataclass(frozen=True)
 class QuotaReached:
-    """A tenant was refused a session, a fork or a turn: its sessions hold as much as they may."""
+    """A session, fork or turn was refused because the tenant's quota is reached."""
 
     tenant: str
 
@@ -148,16 +148,16 @@ Observer = Callable[[ServiceEvent], None]
 
 
 class EventBus:
-    """Everyone who watches. An observer must neither block nor raise."""
+    """Publishes events to observers. An observer must neither block nor raise."""
 
     def __init__(self) -> None:
         self._observers: list[Observer] = []
 
     def add(self, observer: Observer) -> None:
-        """Tell `observer` of everything from now on."""
+        """Call `observer` with every event from now on."""
         self._observers.append(observer)
 
-    def publish(self, observation: ServiceEvent) -> None:
-        """Pass an observation on."""
+    def publish(self, event: ServiceEvent) -> None:
+        """Call every observer with the event."""
         for observer in self._observers:
-            observer(observation)
+            observer(event)

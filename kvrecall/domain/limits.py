@@ -1,4 +1,4 @@
-"""The limits and defaults of the service: one frozen value, passed as an argument."""
+"""Limits and defaults of the service: one frozen value, passed as an argument."""
 
 from typing import Self
 
@@ -6,31 +6,35 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 
 class ServiceLimits(BaseModel):
-    """Everything about the service that an operator may choose."""
+    """Limits and defaults that an operator may choose."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     default_budget: int = Field(
-        default=256, ge=1, description="Active rows per KV head where none are named."
+        default=256, ge=1, description="Active rows per KV head of a session that names no budget."
     )
     default_repair_rows: int = Field(
         default=64, ge=0, description="Rows of the budget kept free for promotion."
     )
     default_method: str = Field(
-        default="snapkv", description="Eviction method where none is named."
+        default="snapkv", description="Eviction method of a session that names none."
     )
     default_max_tokens: int = Field(
-        default=256, ge=1, description="Tokens a turn may generate when it does not say."
+        default=256, ge=1, description="Tokens that a turn may generate when it sets no max_tokens."
     )
-    max_output_tokens: int = Field(
-        default=4096, ge=1, description="The most tokens that one turn may ask for."
+    max_output_tokens: int = Field(default=4096, ge=1, description="Largest max_tokens of a turn.")
+    max_turn_messages: int = Field(
+        default=512, ge=1, description="Largest number of messages in one turn."
     )
-    max_turn_messages: int = Field(default=512, ge=1, description="Messages in one turn.")
     max_turn_bytes: int = Field(
-        default=1 << 20, ge=1, description="UTF-8 bytes of all messages of one turn together."
+        default=1 << 20,
+        ge=1,
+        description="Largest size of all messages of one turn together, in UTF-8 bytes.",
     )
     max_result_bytes: int = Field(
-        default=1 << 20, ge=1, description="UTF-8 bytes of one tool result with its deltas."
+        default=1 << 20,
+        ge=1,
+        description="Largest size of one tool result with its deltas, in UTF-8 bytes.",
     )
     delta_signal_bytes: int = Field(
         default=256,
@@ -40,46 +44,50 @@ class ServiceLimits(BaseModel):
     pause_seconds: float = Field(
         default=3600.0,
         gt=0,
-        description="A tool call that nothing is heard of for so long is given up.",
+        description="Timeout of a tool call, in seconds without an event.",
     )
-    max_running_turns: int = Field(
-        default=16, ge=1, description="Turns handed to the worker at once."
-    )
+    max_running_turns: int = Field(default=16, ge=1, description="Turns that run concurrently.")
     max_waiting_turns: int = Field(
-        default=64, ge=0, description="Turns that may wait for a place among the running."
+        default=64, ge=0, description="Turns that may queue for a running slot."
     )
     max_waiting_writers: int = Field(
-        default=8, ge=0, description="Requests that may wait for one session."
+        default=8, ge=0, description="Requests that may queue for one session."
     )
     queue_seconds: float = Field(
-        default=30.0, gt=0, description="The longest wait for a place or for a session."
+        default=30.0,
+        gt=0,
+        description="Longest wait for a running slot or for a session, in seconds.",
     )
     claim_seconds: float = Field(
         default=3.0,
         gt=0,
-        description="A process that is not heard of for so long works on a session no more.",
+        description="Lease duration, in seconds. A lease that is not renewed for this long expires.",
     )
     result_delay_seconds: float = Field(
         default=0.02,
         ge=0,
-        description="From a tool's result to the repair on it: a turn may follow at once.",
+        description="Delay between a tool's result and the repair on it, in seconds: a turn may follow immediately.",
     )
     match_seconds: float = Field(
-        default=10.0, gt=0, description="The longest that a turn waits for its episode."
+        default=10.0,
+        gt=0,
+        description="Longest time that a turn waits for its episode match, in seconds.",
     )
     retry_after_seconds: float = Field(
-        default=1.0, gt=0, description="Told to a client that was turned away."
+        default=1.0, gt=0, description="Retry-After of a refused request, in seconds."
     )
     drain_seconds: float = Field(
-        default=30.0, gt=0, description="How long a stop waits for running turns."
+        default=30.0,
+        gt=0,
+        description="Longest time that shutdown waits for running turns, in seconds.",
     )
     tenant_tokens: int | None = Field(
         default=None,
         ge=1,
-        description="Tokens that one tenant's sessions may hold together; unset: any number.",
+        description="Token quota of one tenant over all its sessions; unset: unlimited.",
     )
     idempotency_records: int = Field(
-        default=10_000, ge=1, description="Idempotency keys that are remembered."
+        default=10_000, ge=1, description="Idempotency records that are kept."
     )
 
     @model_validator(mode="after")

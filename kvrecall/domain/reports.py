@@ -36,7 +36,7 @@ class RepairReport:
 
 @dataclass(frozen=True)
 class MemoryReport:
-    """What a session holds. Rows are counted per layer: `active_rows` and its like are the largest layer's."""
+    """A session's rows and bytes. Rows are counted per layer: `active_rows` and its like are the largest layer's."""
 
     length: int = 0
     budget: int = 0
@@ -55,7 +55,10 @@ class MemoryReport:
 
 @dataclass(frozen=True)
 class Fidelity:
-    """How close a session's next-token distribution was to another's, over recorded assistant tokens."""
+    """Divergence of a session's next-token distributions from another's, over recorded assistant tokens.
+
+    `kl_mean` is in nats, `top1_agreement` a share of tokens.
+    """
 
     tokens: int
     kl_mean: float
@@ -64,7 +67,7 @@ class Fidelity:
 
 @dataclass(frozen=True)
 class EpisodeReport:
-    """Which episode a turn was matched with, by what cosine, and what making it active moved.
+    """The episode that a turn matched, the cosine of the match, and the rows moved by the switch.
 
     A turn that stays in its episode moves nothing. Rows are counted over all layers and KV heads.
     """
@@ -80,11 +83,11 @@ class EpisodeReport:
 
 @dataclass(frozen=True)
 class TurnOutcome:
-    """What a turn came to. It exists only once the turn is committed, and is stored with it.
+    """The result of a committed turn; it is stored with the turn.
 
-    `repairs` are those since the turn before; `own_repair` is the last of them if the turn ran it itself.
-    `repairs_skipped` counts those that were due and not begun when the turn came. `durable`: the session's rows
-    survive their worker; where they do not, they are computed again from the turn log if they are lost.
+    `repairs` are those since the previous turn; `own_repair` is the last of them when the turn ran it itself.
+    `repairs_skipped` counts those that were due but not started. `durable`: the session's rows survive their
+    worker; otherwise they are rebuilt from the turn log if they are lost. `seconds` are by phase.
     """
 
     session: str

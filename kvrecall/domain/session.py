@@ -19,11 +19,13 @@ class SharedPages:
 
 @dataclass(frozen=True)
 class Session:
-    """A session as it was last committed. `calls` are those whose results are not said yet, in call order.
+    """A session as it was last committed.
 
-    `repairs` are those since the last turn. `output_due` counts the tokens of the last answer, until a repair has
-    used it as its signal; none if the answer ended on calls. `shared` are the pages of others that it begins with.
-    `worker` had its rows when somebody took it over last, as `epoch` is that one's.
+    - `calls`: tool calls whose results are not yet appended, in call order.
+    - `repairs`: those since the last turn.
+    - `output_due`: tokens of the last answer until a repair has used it as its signal; 0 if it ended on calls.
+    - `shared`: the pages of other sessions that it begins with.
+    - `worker`: the worker that had its rows at the last takeover, whose epoch is `epoch`.
     """
 
     id: str
@@ -41,7 +43,7 @@ class Session:
 
     @property
     def committed_state(self) -> SessionState:
-        """The state when nobody works on the session."""
+        """The state between turns: paused while tool calls are pending, else idle."""
         return SessionState.PAUSED if self.calls else SessionState.IDLE
 
     @property
@@ -52,9 +54,9 @@ class Session:
 
 @dataclass(frozen=True)
 class Turn:
-    """A committed turn: what came in, which tokens it appended to the session, what came out.
+    """A committed turn: its messages, the tokens that it appended, and its outcome.
 
-    `utterance_tokens` counts the tokens that each side said, in turns, the answer last; they add up to all of them.
+    `utterance_tokens` counts the tokens of each side in turn, the answer last; they add up to all of them.
     """
 
     session: str

@@ -7,10 +7,10 @@ from typing import Literal
 
 
 class RepairTrigger(StrEnum):
-    """What a repair is conditioned on: its signal.
+    """The signal that a repair is conditioned on.
 
-    A call's name and arguments, a tool's output so far, tool results, the answer that was said last, or the messages
-    of a turn, before they are prefilled.
+    A call's name and arguments, a tool's output so far, tool results, the last generated answer, or the messages
+    of a turn before they are prefilled.
     """
 
     TOOL_CALL = "tool_call"
@@ -35,10 +35,10 @@ EpisodeBuild = Literal["one_pass", "per_episode"]
 
 @dataclass(frozen=True)
 class EpisodeSettings:
-    """How a session's episodes are made: segments of so many utterances, clustered into `count` episodes.
+    """Settings of a session's episodes: segments of so many utterances, clustered into `count` episodes.
 
     A patched prompt takes about `medoid_utterances`. `one_pass` scores the stored rows for all episodes together;
-    `per_episode` prefills the whole log once for each (EpiCache's own way). Episodes are built again when the
+    `per_episode` prefills the whole log once for each (EpiCache's own way). Episodes are rebuilt when the
     conversation has grown by the share `rebuild_growth`.
     """
 
@@ -51,7 +51,7 @@ class EpisodeSettings:
 
 @dataclass(frozen=True)
 class ForkOrigin:
-    """Where a session began: at the end of turn `turn` of `session`, which may be gone since."""
+    """The fork point: the end of turn `turn` of `session`, which may be deleted since."""
 
     session: str
     turn: int
@@ -59,11 +59,13 @@ class ForkOrigin:
 
 @dataclass(frozen=True)
 class SessionSettings:
-    """What is fixed when a session is created. `method_settings`, `repair_settings` and each tool are JSON objects.
+    """Settings that are fixed at creation. `method_settings`, `repair_settings` and each tool are JSON objects.
 
-    Without `episodes` there are none; without `layer_budgets` the method's own way of splitting is taken, without
-    `repair_scan` the worker's. `repair_seconds` is the most that one repair may take; None: as long as it needs.
-    `tenant` is whose session it is: rows are shared, and counted, within a tenant. `forked_from` is set for a fork.
+    - `episodes`: None disables them.
+    - `layer_budgets`, `repair_scan`: None takes the method's and the worker's default.
+    - `repair_seconds`: deadline of one repair; None: none.
+    - `tenant`: the owner; rows are shared and counted within a tenant.
+    - `forked_from`: the fork point of a fork.
     """
 
     budget: int
@@ -83,5 +85,5 @@ class SessionSettings:
     forked_from: ForkOrigin | None = None
 
     def repairs_on(self, trigger: RepairTrigger) -> bool:
-        """Whether the session repairs on `trigger`: asked for, and with rows to promote into."""
+        """Return whether the session repairs on `trigger`: it is enabled, and there are rows to promote into."""
         return self.repair_rows > 0 and trigger in self.repair_on

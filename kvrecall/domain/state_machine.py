@@ -8,7 +8,7 @@ from kvrecall.domain.errors import IllegalTransition
 
 
 class SessionState(StrEnum):
-    """Where a session is in its turn. `idle` and `paused` are at rest; only these are ever stored."""
+    """States of a session. Only `idle` and `paused` are ever stored."""
 
     IDLE = "idle"
     PREFILLING = "prefilling"
@@ -18,7 +18,7 @@ class SessionState(StrEnum):
 
 
 class SessionEvent(StrEnum):
-    """What moves a session from one state to another."""
+    """Events that move a session from one state to another."""
 
     TURN_STARTED = "turn_started"
     TOKEN_GENERATED = "token_generated"

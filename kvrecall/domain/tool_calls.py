@@ -9,7 +9,7 @@ from kvrecall.domain.messages import Message, ToolCall
 
 
 class CallStatus(StrEnum):
-    """What has become of a tool call."""
+    """Status of a tool call."""
 
     PENDING = "pending"
     COMPLETED = "completed"
@@ -19,14 +19,15 @@ class CallStatus(StrEnum):
 
 @dataclass(frozen=True)
 class PendingCall:
-    """A tool call that a turn made, until a later turn says its result.
+    """A tool call, pending until a later turn appends its result.
 
-    `arguments` is what the client really runs, where it told so; `pieces` is the tool's output so far, by index.
-    `batch` numbers the arrivals of results within the pause from 1 (0: no result yet): it is what makes the order
-    of repairs the same after a crash. `call_signal` is the text of the last repair on the call; a repair on output is
-    due up to character `delta_due`, and was done up to `delta_repaired`. `last_event_at` is when the
-    call was made or last reported on, in seconds since the epoch. `consumed_in_turn` is the
-    turn that put the result into the conversation.
+    - `arguments`: those that the client really runs, if it reported any; `pieces`: the output so far, by index.
+    - `batch`: number of the arrival of results within the pause, from 1 (0: no result yet); it makes the order of
+      repairs the same after a crash.
+    - `call_signal`: text of the last repair on the call.
+    - `delta_due`, `delta_repaired`: a repair on output is due up to the one character, done up to the other.
+    - `last_event_at`: time of the call or of its last event, in seconds since the epoch.
+    - `consumed_in_turn`: the turn that appended the result.
     """
 
     turn: int
@@ -52,11 +53,11 @@ class PendingCall:
 
     @property
     def partial(self) -> str:
-        """The tool's output so far: the pieces from the first one up to the first that is missing."""
+        """The tool's output so far: the pieces up to the first missing one."""
         whole = takewhile(self.pieces.__contains__, count())
         return "".join(self.pieces[index] for index in whole)
 
     def result_message(self) -> Message:
-        """The tool message that says this call's result."""
+        """Build the tool message of this call's result."""
         assert self.result is not None, "a call without a result has no message"
         return Message("tool", self.result, tool_call_id=self.call.id, name=self.call.name)

@@ -1,4 +1,4 @@
-"""What a client reports of a tool call while a session is paused, and what it makes of the call. Pure."""
+"""Tool events that a client reports during a pause, and their effect on the call. Pure."""
 
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -53,7 +53,7 @@ class EventReceipt:
 
 
 def is_late(call: PendingCall, event: ToolEvent) -> bool:
-    """Whether the call is past what the report tells. Another result than the one it has is refused all the same."""
+    """Return whether the call is past the event. A conflicting result is refused all the same."""
     if event.type in (ToolEventType.STARTED, ToolEventType.DELTA):
         return call.result is not None
     return call.consumed_in_turn is not None
@@ -62,7 +62,7 @@ def is_late(call: PendingCall, event: ToolEvent) -> bool:
 def apply_event(
     session: Session, call: PendingCall, event: ToolEvent, settings: ServiceLimits
 ) -> PendingCall:
-    """The call after the report; the same object when the report changes nothing.
+    """Return the call after the event; the same object when the event changes nothing.
 
     Raises ResultConflict when the call has another result or piece, or timed out; LimitExceeded when the text is too
     long; InvalidRequest for arguments that are no JSON object.
@@ -72,7 +72,7 @@ def apply_event(
             _check_size("arguments", len((event.arguments or "").encode()), settings)
             return call if is_late(call, event) else _with_start(call, event.arguments)
         case ToolEventType.DELTA:
-            # A piece counts for a byte at least, so that no number of empty ones is without a limit.
+            # A piece counts as at least one byte, so that the number of empty ones is bounded too.
             held = sum(max(1, len(piece.encode())) for piece in call.pieces.values())
             _check_size("delta", held + len(event.text.encode()), settings)
             return (
@@ -89,8 +89,8 @@ def apply_event(
 
 
 def timed_out(call: PendingCall, seconds: float) -> PendingCall:
-    """The call, given up: what the model reads in place of its result says so. No repair is conditioned on that."""
-    text = f"no result: nothing was heard of this tool call for {seconds:g} seconds, and it was given up"
+    """Time the call out: the model reads that as its result. No repair is conditioned on it."""
+    text = f"no result: this tool call timed out after {seconds:g} seconds without an event"
     return replace(call, status=CallStatus.TIMED_OUT, result=text)
 
 
@@ -106,14 +106,14 @@ def _with_start(call: PendingCall, arguments: str | None) -> PendingCall:
     started = call if call.started else replace(call, started=True)
     if arguments is None:
         return started
-    told = json_object(arguments)
-    if told is None:
+    reported = json_object(arguments)
+    if reported is None:
         raise InvalidRequest(
             "arguments", "the arguments of a tool call are the JSON text of an object"
         )
     return (
         started
-        if told == json_object(call.running.arguments)
+        if reported == json_object(call.running.arguments)
         else replace(started, arguments=arguments)
     )
 

@@ -1,4 +1,4 @@
-"""What a turn will do, worked out from the request and the committed session before anything is changed. Pure."""
+"""Planning of a turn from the request and the committed session, before anything is changed. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,10 +24,11 @@ ROLES = ("system", "user", "assistant", "tool")
 
 @dataclass(frozen=True)
 class TurnRequest:
-    """A turn as the client asks for it. A `seed` of None follows from the session's seed and the turn's number.
+    """A turn as the client requests it.
 
-    `repair`: repair on this turn's messages before they are prefilled; None: as the session does on turns.
-    `wait_for_repairs`: let the repairs that are due end first, in place of taking what they have found so far.
+    - `seed`: None derives it from the session's seed and the turn's number.
+    - `repair`: repair on this turn's messages before they are prefilled; None: as the session's settings say.
+    - `wait_for_repairs`: let due repairs finish first instead of taking what they have found so far.
     """
 
     messages: tuple[Message, ...]
@@ -43,10 +44,10 @@ class TurnRequest:
 
 @dataclass(frozen=True)
 class TurnPlan:
-    """What the worker is asked, and what of it is known beforehand.
+    """The worker's task in a turn.
 
-    `messages` begin with the results of the pause before, in call order. `inline_results` are the
-    results that the turn itself brings, by call id. `asks` are recorded tool calls that the turn ends on.
+    `messages` begin with the results of the pause before, in call order. `inline_results` are the results that
+    the turn itself brings, by call id. `asks` are recorded tool calls that the turn ends on.
     """
 
     number: int
@@ -63,9 +64,7 @@ def plan_turn(session: Session, request: TurnRequest, settings: ServiceLimits) -
     sampling = request.sampling or Sampling(settings.default_max_tokens)
     if not 1 <= sampling.max_tokens <= settings.max_output_tokens:
         limit = settings.max_output_tokens
-        raise LimitExceeded(
-            "sampling.max_tokens", f"max_tokens must be between 1 and {limit}", limit
-        )
+        raise LimitExceeded("max_tokens", f"max_tokens must be between 1 and {limit}", limit)
     answers = _leading_results(request.messages)
     calls, inline_results = _answered(session.calls, answers)
     asks = _walk(request.messages[len(answers) :], len(answers), request.generate)
@@ -100,7 +99,7 @@ def _repairs(session: Session, request: TurnRequest) -> bool:
 
 
 def check_messages(messages: Sequence[Message], settings: ServiceLimits) -> None:
-    """What holds for messages whatever the session is. Raises TurnTooLong, InvalidRequest."""
+    """Check messages independently of any session. Raises TurnTooLong, InvalidRequest."""
     if len(messages) > settings.max_turn_messages:
         limit = settings.max_turn_messages
         raise TurnTooLong(

@@ -12,7 +12,7 @@ from kvrecall.protocol.v1 import worker_pb2 as wire
 
 
 def message_to_wire(message: Message) -> wire.Message:
-    """The message as a worker reads it."""
+    """Convert a message for a worker."""
     return wire.Message(
         role=message.role,
         content=message.content,
@@ -23,7 +23,7 @@ def message_to_wire(message: Message) -> wire.Message:
 
 
 def message_from_wire(message: wire.Message) -> Message:
-    """The message that a worker gave."""
+    """Convert a worker's message."""
     return Message(
         role=message.role,
         content=message.content,
@@ -34,17 +34,17 @@ def message_from_wire(message: wire.Message) -> Message:
 
 
 def call_to_wire(call: ToolCall) -> wire.ToolCall:
-    """The tool call as a worker reads it."""
+    """Convert a tool call for a worker."""
     return wire.ToolCall(id=call.id, name=call.name, arguments=call.arguments)
 
 
 def call_from_wire(call: wire.ToolCall) -> ToolCall:
-    """The tool call that a worker parsed."""
+    """Convert a tool call that a worker parsed."""
     return ToolCall(id=call.id, name=call.name, arguments=call.arguments)
 
 
 def sampling_to_wire(sampling: Sampling) -> wire.Sampling:
-    """The sampling parameters as a worker reads them."""
+    """Convert sampling parameters for a worker."""
     return wire.Sampling(
         max_tokens=sampling.max_tokens,
         temperature=sampling.temperature,
@@ -142,7 +142,7 @@ def session_spec_to_wire(session: Session, epoch: int) -> wire.SessionSpec:
 
 
 def repair_from_wire(report: wire.RepairReport, in_pause: bool = False) -> RepairReport:
-    """The worker's report of one repair."""
+    """Convert a worker's report of one repair."""
     return RepairReport(
         trigger=report.trigger,
         signal_tokens=report.signal_tokens,
@@ -159,7 +159,7 @@ def repair_from_wire(report: wire.RepairReport, in_pause: bool = False) -> Repai
 
 
 def episode_from_wire(episode: str, similarity: float, done: wire.TurnDone) -> EpisodeReport:
-    """The episode's part of the report of a turn that was matched with `episode`."""
+    """Build the report of a turn that matched `episode`."""
     if not done.HasField("switched"):
         return EpisodeReport(episode, similarity)
     moved = done.switched
@@ -175,7 +175,7 @@ def episode_from_wire(episode: str, similarity: float, done: wire.TurnDone) -> E
 
 
 def memory_from_wire(report: wire.MemoryReport) -> MemoryReport:
-    """The worker's report of what a session holds."""
+    """Convert a worker's report of a session's memory."""
     return MemoryReport(
         length=report.length,
         budget=report.budget,
@@ -194,14 +194,14 @@ def memory_from_wire(report: wire.MemoryReport) -> MemoryReport:
 
 
 def fidelity_from_wire(done: wire.TurnDone) -> Fidelity | None:
-    """The divergence that the turn asked for, if it did."""
+    """Convert the divergence that the turn asked for; None if it asked for none."""
     if not done.HasField("fidelity"):
         return None
     return Fidelity(done.fidelity.tokens, done.fidelity.kl_mean, done.fidelity.top1_agreement)
 
 
 def worker_info_from_wire(info: wire.WorkerInfo) -> WorkerInfo:
-    """A worker's model, shape and limits."""
+    """Convert a worker's description."""
     return WorkerInfo(
         model=info.model,
         fingerprint=info.fingerprint,
@@ -221,7 +221,7 @@ def worker_info_from_wire(info: wire.WorkerInfo) -> WorkerInfo:
 
 
 def method_info_from_wire(method: wire.MethodInfo) -> MethodInfo:
-    """An eviction method, or repair, with the JSON schema of its settings."""
+    """Convert the description of an eviction method, or of repair."""
     return MethodInfo(method.name, method.summary, method.settings_schema, method.episodes)
 
 

@@ -1,6 +1,6 @@
 """Recorded conversations from files: LoCoMo, tau-bench, and OpenAI-style messages as JSON lines.
 
-The form is told from the content, not from the file's name.
+The format is detected from the content, not from the file's name.
 """
 
 import json
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from kvrecall.app.errors import BadReplayFile
-from kvrecall.replay.locomo import spoken_in
+from kvrecall.replay.locomo import to_messages
 from kvrecall.replay.recording import Message, Recording
 
 _ROLES = {
@@ -19,7 +19,7 @@ _ROLES = {
     "assistant": "assistant",
     "tool": "tool",
 }
-FORMS = "a LoCoMo file, a tau-bench file of runs, or JSON lines of OpenAI-style messages"
+FORMATS = "a LoCoMo file, a tau-bench file of runs, or JSON lines of OpenAI-style messages"
 
 
 def read_recordings(path: Path) -> list[Recording]:
@@ -32,10 +32,10 @@ def read_recordings(path: Path) -> list[Recording]:
         content = json.loads(text)
     except json.JSONDecodeError:
         content = _json_lines(path, text)
-    found = _recordings(path, content)
-    if not found:
+    recordings = _recordings(path, content)
+    if not recordings:
         raise BadReplayFile(f"{path} has no conversation in it")
-    return found
+    return recordings
 
 
 def _json_lines(path: Path, text: str) -> list[Any]:
@@ -46,7 +46,7 @@ def _json_lines(path: Path, text: str) -> list[Any]:
                 lines.append(json.loads(line))
             except json.JSONDecodeError as error:
                 raise BadReplayFile(
-                    f"{path} line {number} is no JSON: {error}; replay reads {FORMS}"
+                    f"{path} line {number} is not JSON: {error}; replay reads {FORMATS}"
                 ) from error
     return lines
 
@@ -54,7 +54,7 @@ def _json_lines(path: Path, text: str) -> list[Any]:
 def _recordings(path: Path, content: Any) -> list[Recording]:
     entries = content if isinstance(content, list) else [content]
     if not all(isinstance(entry, dict) for entry in entries):
-        raise BadReplayFile(f"{path} holds something else than JSON objects; replay reads {FORMS}")
+        raise BadReplayFile(f"{path} has entries that are not JSON objects; replay reads {FORMATS}")
     if all("conversation" in entry for entry in entries):
         return [_locomo(path, entry) for entry in entries]
     if all("traj" in entry for entry in entries):
@@ -63,20 +63,20 @@ def _recordings(path: Path, content: Any) -> list[Recording]:
         return [_with_messages(path, index, entry) for index, entry in enumerate(entries)]
     if entries and all("role" in entry for entry in entries):
         return [Recording(path.stem, _messages(path.name, entries))]
-    raise BadReplayFile(f"{path} is none of what replay reads: {FORMS}")
+    raise BadReplayFile(f"{path} is in no format that replay reads: {FORMATS}")
 
 
 def _locomo(path: Path, entry: Mapping[str, Any]) -> Recording:
     conversation = entry["conversation"]
     if not isinstance(conversation, dict) or "speaker_a" not in conversation:
-        raise BadReplayFile(f"{path}: conversation has no speaker_a; replay reads {FORMS}")
+        raise BadReplayFile(f"{path}: conversation has no speaker_a; replay reads {FORMATS}")
     first = conversation["speaker_a"]
     second = conversation.get("speaker_b", "")
     messages: list[Message] = [
         {"role": "system", "content": f"A conversation of {first} and {second}."}
     ]
     messages += [
-        {"role": spoken.role, "content": spoken.content} for spoken in spoken_in(conversation)
+        {"role": message.role, "content": message.content} for message in to_messages(conversation)
     ]
     return Recording(str(entry.get("sample_id", path.stem)), tuple(messages))
 
@@ -94,26 +94,29 @@ def _with_messages(path: Path, index: int, entry: Mapping[str, Any]) -> Recordin
 
 
 def _messages(where: str, entries: Any) -> tuple[Message, ...]:
-    """Messages in the form of the service's API; tool results must answer a call that was made."""
+    """Messages as the HTTP API takes them; a tool result must have a preceding call.
+
+    Raises BadReplayFile.
+    """
     if not isinstance(entries, list) or not entries:
         raise BadReplayFile(f"{where}: a conversation is a list of messages")
     called: set[str] = set()
-    found = []
+    messages = []
     for index, entry in enumerate(entries):
         message = _message(f"{where}, message {index + 1}", entry)
         called |= {call["id"] for call in message.get("tool_calls", ())}
         if message["role"] == "tool" and message["tool_call_id"] not in called:
             raise BadReplayFile(
-                f"{where}, message {index + 1}: no call {message['tool_call_id']!r} came before"
+                f"{where}, message {index + 1}: it has no preceding call {message['tool_call_id']!r}"
             )
-        found.append(message)
-    return tuple(found)
+        messages.append(message)
+    return tuple(messages)
 
 
 def _message(where: str, entry: Any) -> Message:
     role = _ROLES.get(entry.get("role", "")) if isinstance(entry, dict) else None
     if role is None:
-        raise BadReplayFile(f"{where}: its role is none of {', '.join(_ROLES)}")
+        raise BadReplayFile(f"{where}: its role is not one of {', '.join(_ROLES)}")
     message: dict[str, Any] = {"role": role, "content": _text(entry.get("content"))}
     if role == "tool":
         message["tool_call_id"] = str(entry.get("tool_call_id", ""))
@@ -139,19 +142,19 @@ def _call(where: str, call: Any) -> dict[str, Any]:
     }
 
 
-def _arguments(given: Any) -> str:
-    """The JSON text of an object, which the service asks for; a recorded model may have written anything."""
-    if not isinstance(given, str):
-        return json.dumps(given if isinstance(given, dict) else {}, ensure_ascii=False)
+def _arguments(recorded: Any) -> str:
+    """Arguments as the JSON text of an object; a recorded model may have written anything."""
+    if not isinstance(recorded, str):
+        return json.dumps(recorded if isinstance(recorded, dict) else {}, ensure_ascii=False)
     try:
-        well_formed = isinstance(json.loads(given), dict)
+        well_formed = isinstance(json.loads(recorded), dict)
     except json.JSONDecodeError:
         well_formed = False
-    return given if well_formed else json.dumps({"text": given}, ensure_ascii=False)
+    return recorded if well_formed else json.dumps({"text": recorded}, ensure_ascii=False)
 
 
 def _text(content: Any) -> str:
-    """A message's text; of a content in parts, the text parts."""
+    """Text of a message's content; of content parts, the text parts joined by line ends."""
     if content is None:
         return ""
     if isinstance(content, str):

@@ -1,4 +1,4 @@
-"""LoCoMo's form: sessions of lines, each with an id that questions name as their evidence. Pure."""
+"""LoCoMo's format: sessions of lines, whose ids are the evidence of questions. Pure."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,7 +11,7 @@ _SESSION = re.compile(r"session_(\d+)")
 
 @dataclass(frozen=True)
 class Line:
-    """What one of the two says at a time. `session` is its session's number, `date` when that was."""
+    """One line of a speaker, in session number `session`, held on `date`."""
 
     id: str
     speaker: str
@@ -21,16 +21,16 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Spoken:
-    """A message of the conversation, with the ids of the lines that it holds."""
+class LocomoMessage:
+    """A message of a conversation, with the ids of its lines."""
 
     role: str
     content: str
     lines: tuple[str, ...] = ()
 
 
-def lines_of(conversation: Mapping[str, Any]) -> list[Line]:
-    """All lines in the order of the sessions."""
+def read_lines(conversation: Mapping[str, Any]) -> list[Line]:
+    """All lines, in the order of the sessions."""
     numbers = sorted(int(match[1]) for key in conversation if (match := _SESSION.fullmatch(key)))
     return [
         Line(
@@ -45,24 +45,27 @@ def lines_of(conversation: Mapping[str, Any]) -> list[Line]:
     ]
 
 
-def spoken_in(conversation: Mapping[str, Any]) -> list[Spoken]:
-    """FaultClient A is the user, B the assistant; each session's date leads the user's first words in it."""
+def to_messages(conversation: Mapping[str, Any]) -> list[LocomoMessage]:
+    """Messages of a conversation: speaker A is the user, B the assistant.
+
+    The date of a session precedes the user's first text in it.
+    """
     user = conversation["speaker_a"]
-    sessions = groupby(lines_of(conversation), key=lambda line: line.session)
-    return [spoken for _, lines in sessions for spoken in _session(list(lines), user)]
+    sessions = groupby(read_lines(conversation), key=lambda line: line.session)
+    return [message for _, lines in sessions for message in _session_messages(list(lines), user)]
 
 
-def _session(lines: Sequence[Line], user: str) -> Iterator[Spoken]:
+def _session_messages(lines: Sequence[Line], user: str) -> Iterator[LocomoMessage]:
     context = f"({lines[0].date}) " if lines[0].date else ""
-    for speaker, said in groupby(lines, key=lambda line: line.speaker):
-        run = list(said)
+    for speaker, group in groupby(lines, key=lambda line: line.speaker):
+        run = list(group)
         text = " ".join(line.text for line in run)
         if speaker != user and context:
-            yield Spoken("user", context.strip())
+            yield LocomoMessage("user", context.strip())
         if speaker == user:
             text = context + text
         context = ""
-        yield Spoken(
+        yield LocomoMessage(
             "user" if speaker == user else "assistant", text, tuple(line.id for line in run)
         )
 

@@ -1,4 +1,4 @@
-"""A recorded conversation, cut into what is said, what is asked of tools, and what they returned. Pure values."""
+"""A recorded conversation as steps: turns with their messages, and pauses with tool results. Pure."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ Message = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Recording:
-    """One conversation as OpenAI-style messages: the system's first, then turns of user, assistant and tools."""
+    """One conversation as OpenAI-style messages; a system message comes first."""
 
     name: str
     messages: tuple[Message, ...]
@@ -18,64 +18,64 @@ class Recording:
 
 
 @dataclass(frozen=True)
-class Say:
-    """A turn: new messages up to and including the assistant's, where there is one."""
+class TurnStep:
+    """A turn: its new messages, up to and including the assistant's if there is one."""
 
     messages: tuple[Message, ...]
 
     @property
     def has_reply(self) -> bool:
-        """Whether an assistant's recorded words are among them."""
+        """True if the messages end with a recorded reply."""
         return bool(self.messages[-1]["role"] == "assistant")
 
 
 @dataclass(frozen=True)
-class Results:
-    """A pause: what the tools that were just called returned, by call id; None where nothing was recorded."""
+class PauseStep:
+    """A pause: the results of the previous turn's tool calls, by call id; None: not recorded."""
 
-    of_calls: tuple[tuple[str, str | None], ...]
+    results: tuple[tuple[str, str | None], ...]
 
 
-Step = Say | Results
+Step = TurnStep | PauseStep
 
 
 @dataclass(frozen=True)
 class Exchange:
-    """All steps from one user's message to the next: where a conversation may be cut."""
+    """The steps from one user message to the next; a conversation can be split between exchanges."""
 
     steps: tuple[Step, ...]
 
 
-def exchanges_of(recording: Recording) -> list[Exchange]:
-    """The recording as exchanges of steps; the system message leads the first."""
+def split_exchanges(recording: Recording) -> list[Exchange]:
+    """Split a recording into exchanges; the system message is in the first one."""
     groups: list[list[Message]] = [[]]
     for message in recording.messages:
-        spoken = any(each["role"] != "system" for each in groups[-1])
-        if message["role"] == "user" and spoken and groups[-1][-1]["role"] != "user":
+        has_messages = any(each["role"] != "system" for each in groups[-1])
+        if message["role"] == "user" and has_messages and groups[-1][-1]["role"] != "user":
             groups.append([])
         groups[-1].append(message)
     return [Exchange(tuple(_steps(group))) for group in groups if group]
 
 
 def _steps(messages: Sequence[Message]) -> Iterator[Step]:
-    waiting: list[Message] = []
-    results: dict[str, list[str]] = {}  # a call's id may come back within an exchange
+    pending: list[Message] = []
+    results: dict[str, list[str]] = {}  # an id may be used by several calls of an exchange
     for message in messages:
         if message["role"] == "tool":
             results.setdefault(message["tool_call_id"], []).append(message["content"])
     for message in messages:
         if message["role"] == "tool":
             continue
-        waiting.append(message)
+        pending.append(message)
         if message["role"] != "assistant":
             continue
-        yield Say(tuple(waiting))
-        waiting = []
+        yield TurnStep(tuple(pending))
+        pending = []
         calls = message.get("tool_calls") or ()
         if calls:
-            yield Results(tuple((call["id"], _next(results.get(call["id"]))) for call in calls))
-    if waiting:
-        yield Say(tuple(waiting))
+            yield PauseStep(tuple((call["id"], _next(results.get(call["id"]))) for call in calls))
+    if pending:
+        yield TurnStep(tuple(pending))
 
 
 def _next(texts: list[str] | None) -> str | None:

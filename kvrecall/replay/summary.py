@@ -1,4 +1,4 @@
-"""What a replay comes to: tables in the terminal, rows in the result file."""
+"""Results of a replay: tables in the terminal, rows of the result file."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import median
@@ -7,23 +7,23 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
-from kvrecall.replay.playing import Replayed, ReplayedTurn, SessionOptions
+from kvrecall.replay.playback import ReplayedTurn, ReplayResult, SessionOptions
 from kvrecall.reporting.results import Row, bootstrap, quality_row, speed_row
 from kvrecall.reporting.units import readable_bytes
 
-MOST_LINES = 24
+MAX_LINES = 24
 Value = Callable[[ReplayedTurn], float | None]
 
 
-def conversation_lines(replayed: Sequence[Replayed]) -> tuple[list[str], list[list[str]]]:
-    """Head and lines of the table by conversation: as many as a screen holds, and one for all."""
+def conversation_lines(replayed: Sequence[ReplayResult]) -> tuple[list[str], list[list[str]]]:
+    """Head and lines of the table by conversation: at most `MAX_LINES`, then one for all."""
     lines = [
         [each.name, str(len(each.turns)), f"{_tokens(each.turns):,}", *_cells(each.turns)]
         for each in replayed
     ]
-    if len(replayed) > MOST_LINES:
-        lines[MOST_LINES:] = [
-            [f"and {len(replayed) - MOST_LINES} more", *[""] * (2 + len(_MEASURES))]
+    if len(replayed) > MAX_LINES:
+        lines[MAX_LINES:] = [
+            [f"and {len(replayed) - MAX_LINES} more", *[""] * (2 + len(_MEASURES))]
         ]
     every = [turn for each in replayed for turn in each.turns]
     tokens = sum(_tokens(each.turns) for each in replayed)
@@ -33,7 +33,7 @@ def conversation_lines(replayed: Sequence[Replayed]) -> tuple[list[str], list[li
     ]
 
 
-def conversations_table(replayed: Sequence[Replayed]) -> Table:
+def conversations_table(replayed: Sequence[ReplayResult]) -> Table:
     """One line per conversation, and one for all."""
     head, lines = conversation_lines(replayed)
     table = _table(f"{len(replayed)} conversations", head)
@@ -44,7 +44,7 @@ def conversations_table(replayed: Sequence[Replayed]) -> Table:
     return table
 
 
-def turns_table(replayed: Replayed) -> Table:
+def turns_table(replayed: ReplayResult) -> Table:
     """One line per turn."""
     table = _table(replayed.name, ["turn", "tokens", *_MEASURES])
     for turn in replayed.turns:
@@ -55,34 +55,34 @@ def turns_table(replayed: Replayed) -> Table:
     return table
 
 
-def tiers_line(replayed: Sequence[Replayed]) -> str:
-    """The most bytes that each tier ever held."""
-    most: dict[str, int] = {}
+def tiers_line(replayed: Sequence[ReplayResult]) -> str:
+    """One line with the peak bytes of each tier."""
+    peaks: dict[str, int] = {}
     for turn in (turn for each in replayed for turn in each.turns):
         for tier, size in turn.tier_bytes.items():
-            most[tier] = max(size, most.get(tier, 0))
-    return "most bytes in a tier: " + ", ".join(
-        f"{tier} {readable_bytes(size)}" for tier, size in most.items()
+            peaks[tier] = max(size, peaks.get(tier, 0))
+    return "peak bytes by tier: " + ", ".join(
+        f"{tier} {readable_bytes(size)}" for tier, size in peaks.items()
     )
 
 
-def notes(replayed: Iterable[Replayed]) -> list[str]:
-    """What was split or cut, for the reader to know."""
-    found = []
+def notes(replayed: Iterable[ReplayResult]) -> list[str]:
+    """One line for each conversation that was split or truncated."""
+    lines = []
     for each in replayed:
         if each.parts > 1:
-            found.append(
+            lines.append(
                 f"{each.name}: longer than the model's context, replayed as {each.parts} sessions"
             )
-        if each.cut_characters:
-            found.append(
-                f"{each.name}: {each.cut_characters:,} characters cut that no context could hold"
+        if each.truncated_characters:
+            lines.append(
+                f"{each.name}: {each.truncated_characters:,} characters truncated that do not fit the context"
             )
-    return found
+    return lines
 
 
-def result_rows(replayed: Sequence[Replayed], options: SessionOptions) -> list[Row]:
-    """The result file's rows: means over turns, medians of seconds, then every turn."""
+def result_rows(replayed: Sequence[ReplayResult], options: SessionOptions) -> list[Row]:
+    """Rows of the result file: means over turns, medians of seconds, then every turn."""
     turns = [turn for each in replayed for turn in each.turns]
     common = {"method": options.method, "k": options.repair_rows, "budget": options.budget}
     return [
@@ -129,8 +129,8 @@ def _table(title: str, head: Sequence[str]) -> Table:
         pad_edge=False,
     )
     table.caption = (
-        "active, evicted: most rows; KiB: most active bytes; first s: median seconds to the first token;\n"
-        "KL (nats) and top-1: the next-token distribution over recorded replies against the full cache's"
+        "active, evicted: peak rows; KiB: peak active bytes; first s: median seconds to the first token;\n"
+        "KL (nats) and top-1: next-token distributions over recorded replies against the full cache"
     )
     for index, name in enumerate(head):
         table.add_column(
@@ -157,10 +157,10 @@ def _cells(turns: Sequence[ReplayedTurn]) -> list[str]:
 
 
 def _mean(turns: Iterable[ReplayedTurn], value: Value) -> str:
-    """Over the tokens that were heard."""
-    weighed = [(turn.heard, found) for turn in turns if (found := value(turn)) is not None]
-    tokens = sum(heard for heard, _ in weighed)
-    return f"{sum(heard * found for heard, found in weighed) / tokens:.3f}" if tokens else "-"
+    """Mean over the compared tokens."""
+    weighted = [(turn.compared_tokens, mean) for turn in turns if (mean := value(turn)) is not None]
+    tokens = sum(count for count, _ in weighted)
+    return f"{sum(count * mean for count, mean in weighted) / tokens:.3f}" if tokens else "-"
 
 
 def _kl(turn: ReplayedTurn) -> float | None:
@@ -172,7 +172,7 @@ def _agreement(turn: ReplayedTurn) -> float | None:
 
 
 def _tokens(turns: Sequence[ReplayedTurn]) -> int:
-    """Tokens of all parts."""
+    """Sum of the parts' final lengths."""
     longest: dict[int, int] = {}
     for turn in turns:
         longest[turn.part] = max(turn.length, longest.get(turn.part, 0))

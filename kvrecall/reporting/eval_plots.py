@@ -1,4 +1,4 @@
-"""The suites' pictures."""
+"""Figures of the suites on eviction methods and episodes, and the choice of a suite's figure."""
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
@@ -20,8 +20,8 @@ _NOT_DRAWN = ("fact in the matched episode",)
 _MARKERS = "osv^D<>pPX*h"
 
 
-def figure_of(results: Results) -> Figure | None:
-    """The picture of a suite's results; None where there is nothing to draw, or another command made the file."""
+def build_figure(results: Results) -> Figure | None:
+    """The figure of a suite's results; None without quality rows or for files of other commands."""
     draw = FIGURES.get(results.suite) or eval_repair_plots.FIGURES.get(results.suite)
     paired = results.suite in eval_repair_plots.FIGURES
     quality = [row for row in results.results if "mean" in row and (paired or "against" not in row)]
@@ -32,7 +32,10 @@ def figure_of(results: Results) -> Figure | None:
 
 
 def budget_figure(rows: Sequence[Row]) -> Figure:
-    """A panel per condition: mean against budget, a line per method, the full cache across (EpiCache, Figure 5)."""
+    """Mean against budget by method, a panel for each condition (EpiCache, Figure 5).
+
+    The full cache is a horizontal line.
+    """
     conditions = [
         each for each in dict.fromkeys(row["condition"] for row in rows) if each not in _NOT_DRAWN
     ]
@@ -45,14 +48,14 @@ def budget_figure(rows: Sequence[Row]) -> Figure:
         axes.set_ylim(bottom=0)
     handles: dict[str, Any] = {}
     for axes in panels:
-        found, labels = axes.get_legend_handles_labels()
-        handles |= dict(zip(labels, found, strict=True))
+        lines, labels = axes.get_legend_handles_labels()
+        handles |= dict(zip(labels, lines, strict=True))
     figure.legend(handles.values(), handles.keys(), loc="outside right upper", fontsize=8)
     return figure
 
 
 def _lines(axes: Axes, rows: Sequence[Row]) -> None:
-    methods = list(dict.fromkeys(row["method"] for row in rows if _plain(row) != FULL))
+    methods = list(dict.fromkeys(row["method"] for row in rows if _method(row) != FULL))
     plain = list(dict.fromkeys(method.removesuffix(_INT8) for method in methods))
     for method in methods:
         own = sorted(
@@ -66,7 +69,7 @@ def _lines(axes: Axes, rows: Sequence[Row]) -> None:
         style = _style(method, plain.index(method.removesuffix(_INT8)))
         axes.errorbar([row["budget"] for row in own], means, yerr=spread, label=method, **style)
     for row in rows:
-        if _plain(row) == FULL:
+        if _method(row) == FULL:
             label = f"full cache{row['method'].removeprefix(FULL)}"
             axes.axhline(
                 row["mean"],
@@ -78,7 +81,7 @@ def _lines(axes: Axes, rows: Sequence[Row]) -> None:
 
 
 def _style(method: str, index: int) -> dict[str, Any]:
-    """Of a method's line; with int8 rows it has the same colour and is dotted."""
+    """Style of a method's line; with int8 rows it has the same colour and is dotted."""
     ours = method.startswith(_OURS)
     dashes = "--" if "+per_episode" in method else "-"
     return {
@@ -92,23 +95,25 @@ def _style(method: str, index: int) -> dict[str, Any]:
     }
 
 
-def _plain(row: Row) -> str:
-    """A row's method, however its rows were stored."""
+def _method(row: Row) -> str:
+    """A row's method without the codec of its stored rows."""
     return str(row["method"]).removesuffix(_INT8)
 
 
 def heat_map(rows: Sequence[Row]) -> Figure:
-    """A panel per method: accuracy by the history's length, across, and the passkey's depth, down."""
-    placed = [row for row in rows if "depth" in row]
-    methods = list(dict.fromkeys(row["method"] for row in placed))
-    lengths = sorted({row["tokens"] for row in placed})
-    depths = sorted({row["depth"] for row in placed})
+    """Accuracy by length (columns) and passkey depth (lines), a panel for each method."""
+    with_depth = [row for row in rows if "depth" in row]
+    methods = list(dict.fromkeys(row["method"] for row in with_depth))
+    lengths = sorted({row["tokens"] for row in with_depth})
+    depths = sorted({row["depth"] for row in with_depth})
     figure, panels = _panels(
         len(methods), 1.2 + 0.5 * len(lengths), 1.1 + 0.3 * len(depths), columns=4
     )
     for axes, method in zip(panels, methods, strict=False):
         means = {
-            (row["depth"], row["tokens"]): row["mean"] for row in placed if row["method"] == method
+            (row["depth"], row["tokens"]): row["mean"]
+            for row in with_depth
+            if row["method"] == method
         }
         cells = [
             [means.get((depth, length), float("nan")) for length in lengths] for depth in depths
@@ -120,14 +125,14 @@ def heat_map(rows: Sequence[Row]) -> Figure:
         )
         axes.set_yticks(range(len(depths)), [f"{100 * depth:.0f}%" for depth in depths], fontsize=7)
         axes.grid(visible=False)
-    figure.colorbar(image, ax=panels, label="answered", shrink=0.6, location="right")
+    figure.colorbar(image, ax=panels, label="accuracy", shrink=0.6, location="right")
     figure.supxlabel("tokens of the history", fontsize=9)
     figure.supylabel("depth of the passkey", fontsize=9)
     return figure
 
 
 def episodes_figure(rows: Sequence[Row]) -> Figure:
-    """A panel per width of a segment: evidence in the matched episode against the number of episodes."""
+    """Share of evidence in the matched episode by number of episodes, a panel for each segment width."""
     matched = [row for row in rows if row["condition"] == _SHARE_HELD]
     widths = sorted({row["segment_utterances"] for row in matched})
     figure, panels = _panels(len(widths), 3.4, 3.4, columns=len(widths))
@@ -181,6 +186,7 @@ def _panels(count: int, width: float, height: float, columns: int = 2) -> tuple[
     return figure, panels[:count]
 
 
+# The figure of each suite, by its name in the result file.
 FIGURES: Mapping[str, Callable[[Sequence[Row]], Figure]] = MappingProxyType(
     {
         "longconv": budget_figure,
@@ -189,4 +195,3 @@ FIGURES: Mapping[str, Callable[[Sequence[Row]], Figure]] = MappingProxyType(
         "locomo": episodes_figure,
     }
 )
-"""The picture of each suite, by its name in the result file."""

@@ -1,4 +1,4 @@
-"""The pictures of MQ-NIAH and of the call sites, in the shape of RepairKV's figures."""
+"""Figures of the suites on repair (MQ-NIAH, call sites), after RepairKV's figures."""
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
@@ -40,7 +40,10 @@ _STYLES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 
 
 def frontier_figure(rows: Sequence[Row]) -> Figure:
-    """Figure 2 where there are several numbers of needles, then for each all conditions, partitions (7), spans (8)."""
+    """Conditions, partitions (RepairKV, Figure 7) and spans (Figure 8) by number of needles.
+
+    For several numbers of needles, Figure 2 comes first.
+    """
     scores = _scores(rows)
     counts = sorted({row["needles"] for row in scores})
     several = len(counts) > 1
@@ -81,38 +84,38 @@ def _figure2(axes: Axes, scores: Sequence[Row], counts: Sequence[int]) -> None:
                     f" {needles}q", (own[-1]["k"], own[-1]["mean"]), fontsize=8, color=colour
                 )
     axes.set_title("solid: RepairKV, dashed: ours, dotted: matched", fontsize=9, loc="left")
-    _of_k(axes)
+    _label_axes(axes)
 
 
 def _conditions(axes: Axes, scores: Sequence[Row]) -> None:
     for condition in dict.fromkeys(row["of"] for row in scores):
         own = _line(scores, condition)
         style = _style(condition)
-        places = [row["k"] for row in own]
+        positions = [row["k"] for row in own]
         if own[0]["k"] == 0:
             axes.axhline(own[0]["mean"], label=condition, **style)
             continue
-        axes.plot(places, [row["mean"] for row in own], label=condition, ms=4, **style)
+        axes.plot(positions, [row["mean"] for row in own], label=condition, ms=4, **style)
         if condition in _WITH_INTERVAL:
             low = [row["ci_low"] for row in own]
             high = [row["ci_high"] for row in own]
-            axes.fill_between(places, low, high, color=style["color"], alpha=0.12, lw=0)
-    _of_k(axes)
+            axes.fill_between(positions, low, high, color=style["color"], alpha=0.12, lw=0)
+    _label_axes(axes)
 
 
 def _style(condition: str) -> Mapping[str, Any]:
-    """A condition's; with int8 rows the same in dashes."""
+    """Style of a condition; with int8 rows it has the same colour and is dashed."""
     plain = condition.removesuffix(_INT8)
     return _STYLES[plain] if plain == condition else {**_STYLES[plain], "ls": "--", "alpha": 0.7}
 
 
 _INT8 = ", int8"
+# The intervals of all conditions would hide the lines; file and table have them.
 _WITH_INTERVAL = (MATCHED, REPAIR, OURS)
-"""All conditions' intervals together hide the lines; the file and the table have them."""
 
 
 def _partitions(axes: Axes, rows: Sequence[Row]) -> None:
-    """A line per partition from matched no-repair to the repair; ours beside it (Figure 7)."""
+    """A line for each partition from matched no-repair to repair, and ours (Figure 7)."""
     names = list(dict.fromkeys(row["partition"] for row in rows))
     found = {(row["partition"], row["of"]): row["mean"] for row in rows}
     for at, name in enumerate(names):
@@ -143,36 +146,36 @@ def _partitions(axes: Axes, rows: Sequence[Row]) -> None:
 
 
 def _spans(axes: Axes, rows: Sequence[Row]) -> None:
-    """Which share of the asked needles' keys and values came back (Figure 8)."""
+    """Share of the asked needles' rows that were promoted (Figure 8)."""
     for condition in (MATCHED, *_CONTROLS, REPAIR, OURS, SWAP):
         own = _line(rows, condition)
         if own:
             axes.plot(
                 [row["k"] for row in own], [row["mean"] for row in own], ms=4, **_STYLES[condition]
             )
-    axes.set_title("answer spans brought back", fontsize=10, loc="left")
-    axes.set_xlabel("K, rows brought back")
+    axes.set_title("answer spans promoted", fontsize=10, loc="left")
+    axes.set_xlabel("K, rows promoted")
     axes.set_ylim(-0.03, 1.03)
 
 
 def revisit_figure(rows: Sequence[Row]) -> Figure:
-    """A group of bars per turn, one bar per condition (Figure 3)."""
-    placed = [row for row in _scores(rows) if "turn" in row]
-    turns = sorted({row["turn"] for row in placed})
-    conditions = [each for each in dict.fromkeys(row["of"] for row in placed) if each != FULL]
+    """A group of bars for each turn, one bar for each condition (Figure 3)."""
+    by_turn = [row for row in _scores(rows) if "turn" in row]
+    turns = sorted({row["turn"] for row in by_turn})
+    conditions = [each for each in dict.fromkeys(row["of"] for row in by_turn) if each != FULL]
     figure = Figure(figsize=(11, 4), layout="constrained")
     axes = figure.subplots()
     width = 0.84 / len(conditions)
     for index, condition in enumerate(conditions):
-        own = {row["turn"]: row for row in placed if row["of"] == condition}
-        places = [at + (index - len(conditions) / 2 + 0.5) * width for at in range(len(turns))]
+        own = {row["turn"]: row for row in by_turn if row["of"] == condition}
+        positions = [at + (index - len(conditions) / 2 + 0.5) * width for at in range(len(turns))]
         means = [own[turn]["mean"] for turn in turns]
         below = [own[turn]["mean"] - own[turn]["ci_low"] for turn in turns]
         above = [own[turn]["ci_high"] - own[turn]["mean"] for turn in turns]
         style = _STYLES[condition]
         hatch = "//" if style.get("ls") == "--" else None
         axes.bar(
-            places,
+            positions,
             means,
             width * 0.92,
             color=style["color"],
@@ -181,7 +184,7 @@ def revisit_figure(rows: Sequence[Row]) -> Figure:
             edgecolor="white",
         )
         axes.errorbar(
-            places,
+            positions,
             means,
             yerr=(below, above),
             fmt="none",
@@ -193,13 +196,16 @@ def revisit_figure(rows: Sequence[Row]) -> Figure:
     axes.set_ylabel("score")
     axes.set_ylim(0, 1.05)
     axes.grid(visible=False, axis="x")
-    axes.set_title(f"revisited needles, K = {placed[0]['k']}", fontsize=10, loc="left")
+    axes.set_title(f"revisited needles, K = {by_turn[0]['k']}", fontsize=10, loc="left")
     figure.legend(loc="outside right upper", fontsize=8)
     return figure
 
 
 def policies_figure(rows: Sequence[Row]) -> Figure:
-    """A panel per first stage: gains over its own matched no-repair, the controls as a band (Figure 4)."""
+    """Gains over matched no-repair, a panel for each first stage (Figure 4).
+
+    The controls are a band.
+    """
     gains = [row for row in rows if "against" in row]
     names = list(dict.fromkeys((row["needles"], row["method"]) for row in gains))
     figure, panels = _grid(1, len(names), 3.3, 3.4)
@@ -208,24 +214,28 @@ def policies_figure(rows: Sequence[Row]) -> Figure:
         controls = [_line(own, condition) for condition in _CONTROLS[:2]]
         if all(controls):
             ends = [sorted(row["mean"] for row in pair) for pair in zip(*controls, strict=True)]
-            places = [row["k"] for row in controls[0]]
+            positions = [row["k"] for row in controls[0]]
             axes.fill_between(
-                places,
+                positions,
                 [e[0] for e in ends],
                 [e[-1] for e in ends],
                 color="#c4cad4",
                 label="controls",
             )
         for condition in (REPAIR, OURS):
-            found = _line(own, condition)
-            low = [row["ci_low"] for row in found]
-            high = [row["ci_high"] for row in found]
-            places = [row["k"] for row in found]
+            line = _line(own, condition)
+            low = [row["ci_low"] for row in line]
+            high = [row["ci_high"] for row in line]
+            positions = [row["k"] for row in line]
             axes.plot(
-                places, [row["mean"] for row in found], ms=4, label=condition, **_STYLES[condition]
+                positions,
+                [row["mean"] for row in line],
+                ms=4,
+                label=condition,
+                **_STYLES[condition],
             )
             axes.fill_between(
-                places, low, high, color=_STYLES[condition]["color"], alpha=0.12, lw=0
+                positions, low, high, color=_STYLES[condition]["color"], alpha=0.12, lw=0
             )
         axes.axhline(0, color=_GREY, lw=0.8)
         axes.set_title(f"{method}, {needles}q", fontsize=10, loc="left")
@@ -237,7 +247,10 @@ def policies_figure(rows: Sequence[Row]) -> Figure:
 
 
 def anytime_figure(rows: Sequence[Row]) -> Figure:
-    """A panel per operator: score against the share of the evicted tokens that was scored; then the same time."""
+    """Score by share of the evicted tokens scored, a panel for each operator.
+
+    The last panel compares the operators in equal time.
+    """
     stopped = [row for row in rows if "stopped_at" in row]
     operators = list(dict.fromkeys(row["of"] for row in stopped))
     figure, panels = _grid(1, len(operators) + 1, 4.4, 3.5)
@@ -245,10 +258,10 @@ def anytime_figure(rows: Sequence[Row]) -> Figure:
         for index, scan in enumerate(dict.fromkeys(row["scan"] for row in stopped)):
             own = [row for row in stopped if (row["of"], row["scan"]) == (operator, scan)]
             own = sorted(own, key=lambda row: float(row["stopped_at"]))
-            places = [row["scanned"] for row in own]
+            positions = [row["scanned"] for row in own]
             means = [row["mean"] for row in own]
             axes.plot(
-                places,
+                positions,
                 means,
                 label=scan,
                 color=COLOURS[1 + index % 3],
@@ -257,7 +270,7 @@ def anytime_figure(rows: Sequence[Row]) -> Figure:
             )
             low = [row["ci_low"] for row in own]
             high = [row["ci_high"] for row in own]
-            axes.fill_between(places, low, high, color=COLOURS[1 + index % 3], alpha=0.1, lw=0)
+            axes.fill_between(positions, low, high, color=COLOURS[1 + index % 3], alpha=0.1, lw=0)
         axes.set_title(operator, fontsize=10, loc="left")
         axes.set_xlabel("share of the evicted tokens scored")
         axes.set_ylim(0, 1.05)
@@ -272,7 +285,7 @@ _MARKERS = "ovs"
 
 
 def repository_figure(rows: Sequence[Row]) -> Figure:
-    """Exact recovery at each K, and where what came back stands (Figure 6, left)."""
+    """Exact recovery at the largest K, and the position of promoted rows (Figure 6, left)."""
     scores = _scores(rows)
     largest = max(row["k"] for row in scores)
     figure, panels = _grid(1, 3, 4.6, 4.0)
@@ -314,8 +327,8 @@ def _line(rows: Sequence[Row], condition: str, needles: int | None = None) -> li
     return sorted(own, key=lambda row: int(row["k"]))
 
 
-def _of_k(axes: Axes) -> None:
-    axes.set_xlabel("K, rows brought back")
+def _label_axes(axes: Axes) -> None:
+    axes.set_xlabel("K, rows promoted")
     axes.set_ylabel("score")
     axes.set_ylim(-0.03, 1.05)
 
@@ -328,8 +341,8 @@ def _grid(lines: int, columns: int, width: float, height: float) -> tuple[Figure
 def _legend(panels: Any) -> tuple[list[Any], list[str]]:
     handles: dict[str, Any] = {}
     for axes in panels:
-        found, labels = axes.get_legend_handles_labels()
-        handles |= dict(zip(labels, found, strict=True))
+        lines, labels = axes.get_legend_handles_labels()
+        handles |= dict(zip(labels, lines, strict=True))
     return list(handles.values()), list(handles)
 
 

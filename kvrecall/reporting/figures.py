@@ -1,4 +1,4 @@
-"""How plots look: one style, as SVG text in the reports' pages, or as a PNG file."""
+"""Style of all plots; output as SVG text for HTML pages or as a PNG file."""
 
 import io
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ STYLE: Any = {
 
 @contextmanager
 def drawing(width: float, height: float) -> Iterator[tuple[Figure, Axes]]:
-    """A figure with one set of axes, in the reports' style; inches."""
+    """A figure with one set of axes in the common style; width and height in inches."""
     with rc_context(STYLE):
         figure = Figure(figsize=(width, height), layout="constrained")
         yield figure, figure.subplots()

@@ -32,25 +32,25 @@ code { font: 13px/1.5 ui-monospace, "DejaVu Sans Mono", monospace; background: #
 
 @dataclass
 class Page:
-    """A page under construction, in the order in which its parts are added. Text given is escaped."""
+    """A page whose parts appear in the order of the calls; text is escaped."""
 
     title: str
     parts: list[str] = field(default_factory=list)
 
     def heading(self, text: str) -> None:
-        """A section's heading."""
+        """Add a section heading."""
         self.parts.append(f"<h2>{escape(text)}</h2>")
 
     def paragraph(self, text: str, kind: str = "") -> None:
-        """A paragraph; kind is empty, `lead` or `note`."""
+        """Add a paragraph; `kind` is empty, `lead` or `note`."""
         self.parts.append(f'<p class="{kind}">{escape(text)}</p>')
 
     def code(self, text: str) -> None:
-        """A line to copy."""
+        """Add a line of code."""
         self.parts.append(f"<p><code>{escape(text)}</code></p>")
 
     def plot(self, svg: str, description: str) -> None:
-        """A plot, given as SVG."""
+        """Add a plot, given as SVG text."""
         data = b64encode(svg.encode()).decode()
         self.parts.append(
             f'<img alt="{escape(description)}" src="data:image/svg+xml;base64,{data}">'
@@ -59,7 +59,7 @@ class Page:
     def table(
         self, head: Sequence[str], lines: Sequence[Sequence[str]], *, words: bool = False
     ) -> None:
-        """A table; with `words` all columns are text, not numbers."""
+        """Add a table; with `words` all columns are left-aligned text, not numbers."""
         cells = "".join(f"<th>{escape(cell)}</th>" for cell in head)
         rows = "".join(
             "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in line) + "</tr>"
@@ -69,7 +69,7 @@ class Page:
         self.parts.append(f'<div class="scroll"><table{kind}><tr>{cells}</tr>{rows}</table></div>')
 
     def write(self, path: Path) -> None:
-        """Write the file, its folder as well."""
+        """Write the page to a file; creates its folder."""
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(
             f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(self.title)}</title>'

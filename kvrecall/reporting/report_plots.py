@@ -1,8 +1,12 @@
-"""Plots of result rows, as SVG text."""
+"""Plots of result rows, as SVG text, and the figure of a layer profile."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from kvrecall.reporting.figures import COLOURS, drawing, svg
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from kvrecall.reporting.figures import COLOURS, STYLE, drawing, svg
 from kvrecall.reporting.results import Row
 
 BLUE = COLOURS[2]
@@ -10,8 +14,8 @@ GREEN = COLOURS[3]
 
 
 def quality_plot(rows: Sequence[Row]) -> str:
-    """Means as points with their intervals, one line per row."""
-    labels = _unlike([_label(row) for row in rows])
+    """Means as points with their intervals, one line for each row."""
+    labels = _distinct([_label(row) for row in rows])
     with drawing(9.4, 0.8 + 0.3 * len(rows)) as (figure, axes):
         means = [row["mean"] for row in rows]
         below = [row["mean"] - row.get("ci_low", row["mean"]) for row in rows]
@@ -24,8 +28,8 @@ def quality_plot(rows: Sequence[Row]) -> str:
 
 
 def speed_plot(rows: Sequence[Row]) -> str:
-    """Medians as bars, the ratio written beside them; all rows have one metric."""
-    labels = _unlike([str(row["condition"]) for row in rows])
+    """Medians as bars, labelled with ratios; all rows have the same metric."""
+    labels = _distinct([str(row["condition"]) for row in rows])
     with drawing(9.4, 0.9 + 0.34 * len(rows)) as (figure, axes):
         bars = axes.barh(labels, [row["median"] for row in rows], color=GREEN, height=0.66)
         ratios = [
@@ -40,7 +44,7 @@ def speed_plot(rows: Sequence[Row]) -> str:
 
 
 def divergence_plot(rows: Sequence[Row]) -> str:
-    """Mean KL of each turn over the length of its conversation."""
+    """Mean KL divergence of each turn, in nats, over the length of the conversation."""
     with drawing(9.4, 3.2) as (figure, axes):
         axes.plot(
             [row["length"] for row in rows],
@@ -49,11 +53,38 @@ def divergence_plot(rows: Sequence[Row]) -> str:
             color=BLUE,
             alpha=0.5,
         )
-        axes.set_xlabel("tokens said")
+        axes.set_xlabel("tokens in the session")
         axes.set_ylabel("KL of a turn, nats")
         axes.set_xlim(left=0)
         axes.set_ylim(bottom=0)
         return svg(figure)
+
+
+def layer_figure(sensitivity: Sequence[float], splits: Mapping[str, Sequence[int]]) -> Figure:
+    """Bars of each layer's sensitivity, and of its rows under each way to split a budget."""
+    layers = range(len(sensitivity))
+    with rc_context(STYLE):
+        figure = Figure(figsize=(max(9.4, 0.5 * len(layers)), 3.6), layout="constrained")
+        left, right = figure.subplots(1, 2, width_ratios=(2, 3))
+        left.bar(layers, sensitivity, color=COLOURS[1], width=0.72)
+        left.set_title("sensitivity of the keys to eviction", fontsize=10, loc="left")
+        left.set_ylabel("1 - mean cosine")
+        width = 0.8 / len(splits)
+        for index, (name, rows) in enumerate(splits.items()):
+            positions = [layer + (index - (len(splits) - 1) / 2) * width for layer in layers]
+            right.bar(positions, rows, color=COLOURS[(0, 2, 1)[index % 3]], width=width, label=name)
+        right.set_title("rows per head, equal sums", fontsize=10, loc="left")
+        figure.legend(
+            *right.get_legend_handles_labels(),
+            fontsize=9,
+            loc="outside upper right",
+            ncols=len(splits),
+        )
+        for axes in (left, right):
+            axes.set_xlabel("layer")
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+            axes.grid(visible=False, axis="x")
+        return figure
 
 
 def _label(row: Row) -> str:
@@ -61,11 +92,11 @@ def _label(row: Row) -> str:
     return f"{row['condition']}{method}"
 
 
-def _unlike(labels: Sequence[str]) -> list[str]:
-    """Equal labels would share a line: later ones are told apart by trailing spaces."""
+def _distinct(labels: Sequence[str]) -> list[str]:
+    """Labels made distinct by trailing spaces: equal ones would share a line of the plot."""
     seen: dict[str, int] = {}
-    told = []
+    distinct = []
     for label in labels:
-        told.append(label + " " * seen.get(label, 0))
+        distinct.append(label + " " * seen.get(label, 0))
         seen[label] = seen.get(label, 0) + 1
-    return told
+    return distinct

@@ -1,4 +1,4 @@
-"""The result file that every measurement writes (design section 9), and the interval that stands beside a mean."""
+"""The result file of every measurement (design section 9), and bootstrap intervals of means."""
 
 import json
 import os
@@ -16,15 +16,15 @@ import numpy as np
 from kvrecall.app.errors import BadResultFile
 
 Row = Mapping[str, Any]
-_PARTS = ("kvrecall", "torch", "transformers", "numpy")
+_DISTRIBUTIONS = ("kvrecall", "torch", "transformers", "numpy")
 
 
 @dataclass(frozen=True)
 class Results:
-    """What was measured, with everything needed to measure it again.
+    """Results of a measurement, with all that is needed to repeat it.
 
-    A quality row has condition, method, budget, mean, ci_low, ci_high, n; a speed row has condition, metric, unit,
-    median, p95, n, ratio_to, ratio. Keys that do not apply are absent.
+    A quality row has condition, method, budget, mean, ci_low, ci_high, n; a speed row has
+    condition, metric, unit, median, p95, n, ratio_to, ratio. Keys that do not apply are absent.
     """
 
     suite: str
@@ -36,41 +36,41 @@ class Results:
     results: Sequence[Row]
 
     def to_json(self) -> str:
-        """The file's text."""
+        """The file's content, JSON with a final newline."""
         return (
             json.dumps(vars(self) | {"results": list(self.results)}, indent=1, ensure_ascii=False)
             + "\n"
         )
 
     def write(self, path: Path) -> None:
-        """Write the file, its folder as well."""
+        """Write the file; creates its folder."""
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(self.to_json(), encoding="utf-8")
 
 
-def results_of(suite: str, seed: int, model: str, rows: Sequence[Row]) -> Results:
-    """Results of this process: its command line, library versions and machine."""
+def build_results(suite: str, seed: int, model: str, rows: Sequence[Row]) -> Results:
+    """Results with this process's command line, library versions and machine."""
     return Results(suite, command_line(sys.argv), seed, versions(), machine(), model, rows)
 
 
 def read_results(path: Path) -> Results:
     """Read a result file. Raises BadResultFile."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise BadResultFile(f"{path} cannot be read as JSON: {error}") from error
     names = list(Results.__dataclass_fields__)
-    if not isinstance(found, dict) or not all(name in found for name in names):
-        raise BadResultFile(f"{path} is no result file: it needs the keys {', '.join(names)}")
-    if not isinstance(found["results"], list) or not all(
-        isinstance(row, dict) for row in found["results"]
+    if not isinstance(content, dict) or not all(name in content for name in names):
+        raise BadResultFile(f"{path} is not a result file: it needs the keys {', '.join(names)}")
+    if not isinstance(content["results"], list) or not all(
+        isinstance(row, dict) for row in content["results"]
     ):
-        raise BadResultFile(f"{path} is no result file: its results are not a list of objects")
-    return Results(**{name: found[name] for name in names})
+        raise BadResultFile(f"{path} is not a result file: its results are not a list of objects")
+    return Results(**{name: content[name] for name in names})
 
 
 def command_line(arguments: Sequence[str]) -> str:
-    """A command line without the folders of the machine it ran on."""
+    """A command line as text, without absolute paths of the machine."""
     program, *rest = arguments
     name = Path(program).name
     folder = Path(program).parent
@@ -83,22 +83,22 @@ def command_line(arguments: Sequence[str]) -> str:
 
 
 def versions() -> dict[str, str]:
-    """What the numbers depend on."""
-    return {"python": platform.python_version(), **{name: version(name) for name in _PARTS}}
+    """Versions of Python and of the libraries that the results depend on."""
+    return {"python": platform.python_version(), **{name: version(name) for name in _DISTRIBUTIONS}}
 
 
 def machine() -> dict[str, Any]:
-    """The processor and the accelerator; no host name."""
-    import torch  # a second's import, for a result file only
+    """Processor, cores, threads and GPU of this machine, without its host name."""
+    import torch  # takes a second: only result files need it
 
-    found: dict[str, Any] = {
+    description: dict[str, Any] = {
         "cpu": _cpu_name(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
     }
     if torch.cuda.is_available():
-        found["gpu"] = torch.cuda.get_device_name()
-    return found
+        description["gpu"] = torch.cuda.get_device_name()
+    return description
 
 
 def _cpu_name() -> str:
@@ -124,7 +124,7 @@ class Estimate:
 
 
 def bootstrap(values: Sequence[float], seed: int = 0, draws: int = 4000) -> Estimate | None:
-    """The mean of `values` and the interval that 95% of resampled means fall into; None for no values."""
+    """Mean and 95% percentile bootstrap interval of `draws` resampled means; None for no values."""
     if not values:
         return None
     sample = np.asarray(values, dtype=np.float64)
@@ -134,7 +134,7 @@ def bootstrap(values: Sequence[float], seed: int = 0, draws: int = 4000) -> Esti
 
 
 def quality_row(condition: str, estimate: Estimate, **common: Any) -> Row:
-    """A result row of a mean with its interval; `common` are its other keys (method, k, budget, ...)."""
+    """A quality row; `common` are its other keys (method, k, budget, ...)."""
     interval = {"mean": estimate.mean, "ci_low": estimate.low, "ci_high": estimate.high}
     return {
         "condition": condition,
@@ -147,7 +147,7 @@ def quality_row(condition: str, estimate: Estimate, **common: Any) -> Row:
 def speed_row(
     condition: str, metric: str, unit: str, values: Sequence[float], **common: Any
 ) -> Row:
-    """A result row of the median and the 95th percentile of at least one value."""
+    """A speed row: median and 95th percentile of at least one value."""
     median, p95 = np.percentile(np.asarray(values, dtype=np.float64), [50, 95])
     spread = {"median": round(float(median), 6), "p95": round(float(p95), 6), "n": len(values)}
     return {"condition": condition, "metric": metric, "unit": unit, **spread, **common}

@@ -1,8 +1,8 @@
-"""Numbers as people read them."""
+"""Numbers as text."""
 
 
 def readable_bytes(count: float) -> str:
-    """Bytes in the largest unit that leaves a whole part."""
+    """A number of bytes in the largest unit in which it is at least 1: `3.0 MiB`."""
     for unit in ("B", "KiB", "MiB"):
         if count < 1024:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"

@@ -1,1 +1,1 @@
-"""The page format: layout, codec, page tables, key summaries."""
+"""Page format: header, codec, page table and key summaries."""

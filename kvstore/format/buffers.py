@@ -1,7 +1,7 @@
-"""New memory for rows: tensors whose first touch is cheap.
+"""Allocation of memory for rows.
 
-numpy asks the kernel for large pages, torch does not: for rows of megabytes, the first touch of small pages costs more
-than the copy itself.
+numpy asks the kernel for huge pages, torch does not. For rows of megabytes the page faults of small
+pages cost more than the copy itself, so tensors are allocated through numpy.
 """
 
 from collections.abc import Sequence
@@ -12,10 +12,10 @@ from torch import Tensor
 
 
 def empty_rows(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """A tensor with anything in it."""
+    """Allocate an uninitialised tensor."""
     return torch.from_numpy(np.empty(shape, dtype=f"i{dtype.itemsize}")).view(dtype)
 
 
 def zero_rows(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """A tensor of zeros."""
+    """Allocate a tensor of zeros."""
     return torch.from_numpy(np.zeros(shape, dtype=f"i{dtype.itemsize}")).view(dtype)

@@ -1,8 +1,9 @@
-"""Rows to bytes and back: as they are, or in eight bits per number.
+"""Page codecs: rows as raw numbers, or quantised to eight bits per number.
 
-INT8 is asymmetric quantisation along the axes of KIVI (Liu et al. 2024, section 3.2): keys have outlier channels, so
-their scale belongs to a channel; values have none, so theirs belongs to a token. Encoding twice costs twice: rows that
-were decoded from INT8 are kept as RAW or by their bytes, never encoded again as if they were exact.
+INT8 is asymmetric quantisation along the axes of KIVI (Liu et al. 2024, section 3.2): keys have
+outlier channels, so they are quantised per channel; values have none, so they are quantised per
+token. The quantisation error adds up when rows are encoded twice: rows decoded from INT8 are stored
+as RAW or by their encoded bytes, never encoded again.
 """
 
 from collections.abc import Sequence
@@ -20,35 +21,37 @@ from kvstore.format.page import (
     PageHeader,
     PageKey,
     PageLayout,
-    page_header,
+    build_header,
     require_layout,
     seal_in_place,
 )
 
 _STEPS = 255
+# The smallest normal bfloat16: avoids division by zero and steps that a processor flushes to zero.
 _SMALLEST_STEP = 2.0**-126
-"""The smallest normal step: no division by zero, and no step that a processor may flush to zero."""
 
 
 class Codec(IntEnum):
-    """How a payload holds its rows `[n_layers, 2, n_kv_heads, tokens, head_dim]`; numbers are little-endian."""
+    """Encoding of payload rows `[n_layers, 2, n_kv_heads, tokens, head_dim]`, little-endian."""
 
     RAW = 0
-    """The numbers as they are, in that order."""
+    """The numbers in their own dtype, in that order."""
 
     INT8 = 1
-    """A code 0..255 per number, which stands for `zero + code * step`.
+    """A code 0..255 per number, decoded as `zero + code * step`.
 
-    A key's zero and step belong to its layer, KV head and channel over the page's tokens, a value's to its layer, KV
-    head and token over the channels. A zero is the smallest number of its group in the rows' dtype, a step bfloat16,
-    rounded up. So a group of equal numbers comes back exactly, any other number with an error of at most half a step
-    (1/510 of its group's range, a step's rounding of 1/128 at most) and the rounding of the rows' dtype. The product
-    is exact in float32, so every machine decodes the same bits.
+    Keys share a zero and a step per layer, KV head and channel over the page's tokens; values share
+    them per layer, KV head and token over the channels. A zero is the smallest number of its group
+    in the rows' dtype; a step is bfloat16, rounded up. So a group of equal numbers is decoded
+    exactly, and any other number with an error of at most half a step (1/510 of its group's range,
+    plus the step's rounding of at most 1/128) and the rounding of the rows' dtype. The product is
+    exact in float32, so every machine decodes the same bits.
 
-    In order: zeros of keys `[n_layers, n_kv_heads, head_dim]`, zeros of values `[n_layers, n_kv_heads, tokens]`, steps
-    of keys, steps of values, codes of keys `[n_layers, n_kv_heads, tokens, head_dim]`, codes of values. At 64 tokens a
-    page takes of RAW's bytes in bfloat16 or float16 0.547, 0.531 and 0.523 for a head_dim of 32, 64 and 128; in
-    float32 0.285, 0.273 and 0.268.
+    Payload in order: zeros of keys `[n_layers, n_kv_heads, head_dim]`, zeros of values
+    `[n_layers, n_kv_heads, tokens]`, steps of keys, steps of values, codes of keys
+    `[n_layers, n_kv_heads, tokens, head_dim]`, codes of values. A page of 64 tokens takes 0.547,
+    0.531 and 0.523 of RAW's bytes in bfloat16 or float16 with a head_dim of 32, 64 and 128; in
+    float32 it takes 0.285, 0.273 and 0.268.
     """
 
 
@@ -58,50 +61,54 @@ _CODECS = frozenset(Codec)
 def encode_page(
     layout: PageLayout, key: PageKey, sequence: int, rows: Tensor, codec: Codec = Codec.RAW
 ) -> memoryview:
-    """Rows `[n_layers, 2, n_kv_heads, t, head_dim]` (t up to a page) as a sealed page in memory of its own.
+    """Encode rows `[n_layers, 2, n_kv_heads, t, head_dim]` as a sealed page, t up to a page.
 
-    Rows that INT8 cannot hold (one is not finite, or a group's range goes beyond the dtype) stay RAW: the header says
-    so.
+    The page has its own memory. Rows that INT8 cannot represent (a number is not finite, or a
+    group's range exceeds the dtype) are encoded as RAW; the header names the codec that was used.
     """
-    parts = _quantised(rows) if codec is Codec.INT8 else None
+    parts = _quantise(rows) if codec is Codec.INT8 else None
     if parts is None:
         parts = [rows]
         codec = Codec.RAW
     tokens = rows.shape[3]
-    header = page_header(layout, key, sequence, tokens, payload_bytes(layout, tokens, codec), codec)
+    header = build_header(
+        layout, key, sequence, tokens, payload_bytes(layout, tokens, codec), codec
+    )
     record = np.empty(header.record_bytes, dtype=np.uint8).data
-    _fill(record[HEADER_BYTES:], parts)
+    _write_tensors(record[HEADER_BYTES:], parts)
     seal_in_place(header, record)
     return record
 
 
 def decode_page(layout: PageLayout, header: PageHeader, blob: Blob) -> Tensor:
-    """The rows of a page, `[n_layers, 2, n_kv_heads, valid_tokens, head_dim]`; do not write into them.
+    """Decode a page into read-only rows `[n_layers, 2, n_kv_heads, valid_tokens, head_dim]`.
 
-    The tensor may share memory with `blob`. Raises ForeignPageError for a page of another layout and
-    PageFormatError for an unknown codec or a payload whose size does not match its header.
+    The tensor may share memory with `blob`. Raises ForeignPageError for a page of another layout,
+    and PageFormatError for an unknown codec or a payload whose size does not match its header.
     """
     require_layout(header, layout)
     if header.codec not in _CODECS:
         raise PageFormatError(
-            f"unknown page codec {header.codec}; this kvrecall reads {[c.name for c in Codec]}"
+            f"found a page with codec {header.codec}, but this kvrecall reads "
+            f"{[f'{codec.name} ({codec.value})' for codec in Codec]}; use the kvrecall that wrote "
+            "it, or store pages elsewhere"
         )
     expected = payload_bytes(layout, header.valid_tokens, Codec(header.codec))
     if header.payload_bytes != expected or len(blob) != header.record_bytes:
         raise PageFormatError(
-            f"a page of {header.valid_tokens} tokens has a payload of {expected} bytes, "
-            f"found {len(blob) - HEADER_BYTES}"
+            f"a page of {header.valid_tokens} tokens must have a payload of {expected} bytes, "
+            f"got {len(blob) - HEADER_BYTES}; its rows must be computed again"
         )
-    # torch takes only writable memory without a warning; tiers hand out such memory where they can.
+    # torch warns about read-only memory; tiers return writable memory where they can.
     buffer = bytearray(blob) if memoryview(blob).readonly else blob
     if header.codec == Codec.INT8:
-        return _restored(layout, header.valid_tokens, buffer)
+        return _dequantise(layout, header.valid_tokens, buffer)
     flat = torch.frombuffer(buffer, dtype=layout.dtype, offset=HEADER_BYTES)
     return flat.view(layout.rows_shape(header.valid_tokens))
 
 
 def payload_bytes(layout: PageLayout, tokens: int, codec: Codec) -> int:
-    """Bytes of the payload of a page of `tokens` tokens."""
+    """Size in bytes of the payload of a page of `tokens` tokens."""
     if codec is Codec.RAW:
         return tokens * layout.token_bytes
     heads = layout.n_layers * layout.n_kv_heads
@@ -112,21 +119,24 @@ def payload_bytes(layout: PageLayout, tokens: int, codec: Codec) -> int:
     )
 
 
-def _quantised(rows: Tensor) -> list[Tensor] | None:
-    """The parts of INT8's payload, None when the rows do not fit it."""
-    sides = [_quantised_along(rows[:, 0], 2), _quantised_along(rows[:, 1], 3)]
+def _quantise(rows: Tensor) -> list[Tensor] | None:
+    """Quantise rows into the parts of an INT8 payload; None when INT8 cannot represent them."""
+    sides = [_quantise_along(rows[:, 0], 2), _quantise_along(rows[:, 1], 3)]
     parts = [side for side in sides if side is not None]
     if len(parts) < len(sides):
         return None
     return [part[i] for i in range(3) for part in parts]
 
 
-def _quantised_along(numbers: Tensor, axis: int) -> tuple[Tensor, Tensor, Tensor] | None:
-    """Zeros, steps and codes of `[n_layers, n_kv_heads, tokens, head_dim]`, one zero and step for all of `axis`."""
+def _quantise_along(numbers: Tensor, axis: int) -> tuple[Tensor, Tensor, Tensor] | None:
+    """Quantise `[n_layers, n_kv_heads, tokens, head_dim]` into zeros, steps and codes.
+
+    All numbers along `axis` share one zero and one step.
+    """
     zero = numbers.amin(axis, keepdim=True)
     highest = numbers.amax(axis, keepdim=True)
-    # In float64, where neither the difference nor a 255th of it can vanish or overflow.
-    step = _rounded_up(
+    # In float64 neither the difference nor a 255th of it underflows or overflows.
+    step = _round_up(
         ((highest.double() - zero.double()) / _STEPS).float().clamp_min(_SMALLEST_STEP)
     )
     widest = highest.float() - zero.float()
@@ -137,8 +147,8 @@ def _quantised_along(numbers: Tensor, axis: int) -> tuple[Tensor, Tensor, Tensor
     return zero, step, codes.to(torch.uint8)
 
 
-def _rounded_up(steps: Tensor) -> Tensor:
-    """Positive float32 to bfloat16, never to less: with a smaller step the code of the largest number is over 255."""
+def _round_up(steps: Tensor) -> Tensor:
+    """Round positive float32 up to bfloat16: a smaller step would need codes over 255."""
     return (
         (steps.view(torch.int32) + 0xFFFF)
         .bitwise_and_(~0xFFFF)
@@ -147,35 +157,34 @@ def _rounded_up(steps: Tensor) -> Tensor:
     )
 
 
-def _restored(layout: PageLayout, tokens: int, buffer: Blob) -> Tensor:
+def _dequantise(layout: PageLayout, tokens: int, buffer: Blob) -> Tensor:
     heads = (layout.n_layers, layout.n_kv_heads)
     shapes = [(*heads, 1, layout.head_dim), (*heads, tokens, 1)]
-    zeros, offset = _tensors(buffer, HEADER_BYTES, layout.dtype, shapes)
-    steps, offset = _tensors(buffer, offset, torch.bfloat16, shapes)
-    codes, _ = _tensors(buffer, offset, torch.uint8, [(*heads, tokens, layout.head_dim)] * 2)
+    zeros, offset = _read_tensors(buffer, HEADER_BYTES, layout.dtype, shapes)
+    steps, offset = _read_tensors(buffer, offset, torch.bfloat16, shapes)
+    codes, _ = _read_tensors(buffer, offset, torch.uint8, [(*heads, tokens, layout.head_dim)] * 2)
     rows = empty_rows(layout.rows_shape(tokens), layout.dtype)
     for side in (0, 1):
         rows[:, side] = codes[side].float().mul_(steps[side].float()).add_(zeros[side].float())
     return rows
 
 
-def _tensors(
+def _read_tensors(
     buffer: Blob, offset: int, dtype: torch.dtype, shapes: Sequence[tuple[int, ...]]
 ) -> tuple[list[Tensor], int]:
-    """Tensors of these shapes, one after the other from `offset` on, and where they end."""
-    found = []
+    """Read consecutive tensors of these shapes from `offset`; also return the end offset."""
+    tensors = []
     for shape in shapes:
         size = torch.Size(shape).numel()
-        found.append(torch.frombuffer(buffer, dtype=dtype, offset=offset, count=size).view(shape))
+        tensors.append(torch.frombuffer(buffer, dtype=dtype, offset=offset, count=size).view(shape))
         offset += size * dtype.itemsize
-    return found, offset
+    return tensors, offset
 
 
-def _fill(payload: memoryview, parts: Sequence[Tensor]) -> None:
-    """Put tensors one after the other into a payload that they fill."""
+def _write_tensors(payload: memoryview, parts: Sequence[Tensor]) -> None:
+    """Write tensors into a payload of their total size, one after the other."""
     offset = 0
     for part in parts:
-        torch.frombuffer(payload, dtype=part.dtype, offset=offset, count=part.numel()).view(
-            part.shape
-        ).copy_(part)
+        flat = torch.frombuffer(payload, dtype=part.dtype, offset=offset, count=part.numel())
+        flat.view(part.shape).copy_(part)
         offset += part.nbytes

@@ -1,8 +1,12 @@
-"""A page: the rows of up to 64 consecutive tokens, all layers and KV heads, and the header that describes it.
+"""Page format: the rows of up to 64 consecutive tokens, all layers and KV heads, with a header.
 
-A page as bytes is a header of `HEADER_BYTES` followed by its payload. Integers and numbers are little-endian.
-The header's own checksum covers the header, so that headers can be trusted without reading payloads; the
-page's checksum covers header and payload.
+A page is stored as a header of `HEADER_BYTES` followed by its payload. All numbers are
+little-endian. The header checksum covers the header alone, so headers can be verified without
+their payloads. The page checksum covers header and payload.
+
+Every format version keeps the magic in bytes 0..3, the version (uint16) in bytes 4..5 and the
+header checksum over bytes 0..187 in bytes 188..191. So every program recognises an intact page of
+a later version and refuses it (`PageVersionError`) instead of treating it as damaged.
 """
 
 import struct
@@ -16,7 +20,13 @@ import google_crc32c
 import numpy as np
 import torch
 
-from kvstore.errors import CorruptPageError, ForeignPageError, PageFormatError, RowShapeError
+from kvstore.errors import (
+    CorruptPageError,
+    ForeignPageError,
+    PageFormatError,
+    PageVersionError,
+    RowShapeError,
+)
 
 MAGIC = b"KVRP"
 VERSION = 1
@@ -28,25 +38,31 @@ DTYPE_CODES = {torch.float32: 1, torch.bfloat16: 2, torch.float16: 3}
 _FIELDS = struct.Struct("<4sHBB16s7H2xIIQ128s")
 _CHECKSUM = struct.Struct("<I")
 _SEQUENCE = struct.Struct("<Q")
-_SEQUENCE_AT = _FIELDS.size - SESSION_BYTES - _SEQUENCE.size
-_PAGE_CHECKSUM_AT = HEADER_BYTES - 8
-_HEADER_CHECKSUM_AT = HEADER_BYTES - 4
+_SEQUENCE_OFFSET = _FIELDS.size - SESSION_BYTES - _SEQUENCE.size
+_PAGE_CHECKSUM_OFFSET = HEADER_BYTES - 8
+_HEADER_CHECKSUM_OFFSET = HEADER_BYTES - 4
 
 Blob = bytes | bytearray | memoryview
-"""A page as bytes: header and payload. Treated as immutable once it was handed to a tier."""
+"""A page as bytes, header and payload; immutable once it was put into a tier."""
 
 
 class RecordKind(IntEnum):
-    """What a header announces. Only pages have a payload; the other two are records of a tier's log."""
+    """Kind of a record. Only pages have a payload; the others belong to the log of an NVMe tier."""
 
     PAGE = 0
     TOMBSTONE = 1
     SYNC = 2
 
 
+_KIND_CODES = frozenset(int(kind) for kind in RecordKind)
+
+
 @dataclass(frozen=True, order=True, slots=True)
 class PageKey:
-    """Names a page: the session's id and the page's index in it (its first token is `index * page_tokens`)."""
+    """Identifies a page: the id of the session that wrote it and its index in that session.
+
+    The page begins at token `index * page_tokens`.
+    """
 
     session: str
     index: int
@@ -54,9 +70,11 @@ class PageKey:
 
 @dataclass(frozen=True)
 class PageLayout:
-    """Shape, dtype and origin of the rows in one store. Rows of two layouts never mix.
+    """Shape, dtype and model of the rows in one store; rows of two layouts never mix.
 
     `fingerprint` identifies the model (weights and position encoding) that computed the rows.
+    Raises RowShapeError for a size outside 1..65535 or a dtype other than float32, bfloat16 and
+    float16.
     """
 
     n_layers: int
@@ -75,7 +93,7 @@ class PageLayout:
 
     @property
     def token_bytes(self) -> int:
-        """Bytes of one token's rows: keys and values of all layers and KV heads."""
+        """Bytes of one token's keys and values in all layers and KV heads."""
         return self.n_layers * 2 * self.n_kv_heads * self.head_dim * self.dtype.itemsize
 
     @property
@@ -85,21 +103,24 @@ class PageLayout:
 
     @cached_property
     def fingerprint_hash(self) -> bytes:
-        """16 bytes that stand for the fingerprint in headers."""
+        """Hash of the fingerprint as headers store it, 16 bytes."""
         return blake2b(self.fingerprint.encode(), digest_size=16).digest()
 
     def rows_shape(self, tokens: int) -> tuple[int, int, int, int, int]:
-        """Shape of the rows of `tokens` tokens; index 0 of the second axis is keys, 1 is values."""
+        """Shape of the rows of `tokens` tokens; on the second axis 0 is keys and 1 is values."""
         return (self.n_layers, 2, self.n_kv_heads, tokens, self.head_dim)
 
 
 @dataclass(frozen=True)
 class PageHeader:
-    """What a page says about itself."""
+    """Decoded header of a page or of a log record.
+
+    `sequence` is the page's version: the writer's epoch, then a count (`first_sequence`). Of two
+    copies of a page the one with the larger sequence number is newer.
+    """
 
     key: PageKey
     sequence: int
-    """Of two copies of one page the larger one is the newer: the writer's epoch, then a count (`first_sequence`)."""
     valid_tokens: int
     payload_bytes: int
     fingerprint_hash: bytes = bytes(16)
@@ -113,21 +134,21 @@ class PageHeader:
 
     @property
     def epoch(self) -> int:
-        """Under which the page was written."""
+        """Epoch of the writer."""
         return self.sequence >> EPOCH_SHIFT
 
     @property
     def record_bytes(self) -> int:
-        """Bytes of header and payload together."""
+        """Bytes of header and payload."""
         return HEADER_BYTES + self.payload_bytes
 
 
 def first_sequence(epoch: int) -> int:
-    """The lowest sequence number of pages that are written under `epoch`: later epochs' are all larger."""
+    """Lowest sequence number under `epoch`; those of later epochs are all larger."""
     return epoch << EPOCH_SHIFT
 
 
-def page_header(
+def build_header(
     layout: PageLayout,
     key: PageKey,
     sequence: int,
@@ -135,7 +156,7 @@ def page_header(
     payload_bytes: int,
     codec: int,
 ) -> PageHeader:
-    """Describe a payload: the encoded rows of the first `valid_tokens` tokens of page `key`."""
+    """Build the header of page `key`, whose payload has the rows of `valid_tokens` tokens."""
     return PageHeader(
         key=key,
         sequence=sequence,
@@ -151,8 +172,11 @@ def page_header(
     )
 
 
-def session_name_bytes(session: str) -> bytes:
-    """The session's id as a header stores it. Raises RowShapeError when it is empty or over 128 UTF-8 bytes."""
+def encode_session_id(session: str) -> bytes:
+    """Encode a session id for a header.
+
+    Raises RowShapeError when it is empty or longer than 128 bytes of UTF-8.
+    """
     name = session.encode()
     if not 0 < len(name) <= SESSION_BYTES:
         raise RowShapeError(
@@ -162,18 +186,18 @@ def session_name_bytes(session: str) -> bytes:
 
 
 def seal(header: PageHeader, payload: Blob = b"") -> bytes:
-    """Header, both checksums and payload as one record."""
-    return _sealed_header(header, payload) + payload
+    """Join header, both checksums and payload into one record."""
+    return _build_sealed_header(header, payload) + payload
 
 
 def seal_in_place(header: PageHeader, record: memoryview) -> None:
-    """Write header and checksums before the payload, which is in its place in `record` already."""
-    record[:HEADER_BYTES] = _sealed_header(header, record[HEADER_BYTES:])
+    """Write header and checksums into `record`, which already has the payload behind them."""
+    record[:HEADER_BYTES] = _build_sealed_header(header, record[HEADER_BYTES:])
 
 
-def _sealed_header(header: PageHeader, payload: Blob) -> bytes:
-    # A sync marker belongs to no session, so it is the one record whose name may be empty.
-    name = b"" if header.kind is RecordKind.SYNC else session_name_bytes(header.key.session)
+def _build_sealed_header(header: PageHeader, payload: Blob) -> bytes:
+    # A sync marker belongs to no session: only its session id may be empty.
+    session = b"" if header.kind is RecordKind.SYNC else encode_session_id(header.key.session)
     fields = _FIELDS.pack(
         MAGIC,
         VERSION,
@@ -186,18 +210,18 @@ def _sealed_header(header: PageHeader, payload: Blob) -> bytes:
         header.head_dim,
         header.page_tokens,
         header.valid_tokens,
-        len(name),
+        len(session),
         header.key.index,
         header.payload_bytes,
         header.sequence,
-        name,
+        session,
     )
     summed = fields + _CHECKSUM.pack(_checksum(fields, payload))
     return summed + _CHECKSUM.pack(google_crc32c.value(summed))
 
 
 def _checksum(fields: bytes, payload: Blob) -> int:
-    # The checksum's library takes memory that may change only as an array.
+    # google_crc32c accepts writable memory only as an array.
     checksum: int = google_crc32c.extend(
         google_crc32c.value(fields), np.frombuffer(payload, dtype=np.uint8)
     )
@@ -205,41 +229,44 @@ def _checksum(fields: bytes, payload: Blob) -> int:
 
 
 def parse_header(blob: Blob, offset: int = 0) -> PageHeader:
-    """Read the header at `offset`.
+    """Parse and verify the header at `offset`.
 
-    Raises PageFormatError when there is none of this version, CorruptPageError when its checksum does not hold.
+    Raises PageFormatError when there is no header, CorruptPageError when its checksum does not
+    match, and PageVersionError when it is intact but of another format version.
     """
     raw = bytes(blob[offset : offset + HEADER_BYTES])
     if len(raw) < HEADER_BYTES or not raw.startswith(MAGIC):
         raise PageFormatError(
-            f"no page header: expected {HEADER_BYTES} bytes that start with {MAGIC!r}"
+            f"no page header: expected {HEADER_BYTES} bytes that start with {MAGIC!r}, "
+            f"got {len(raw)} bytes that start with {raw[: len(MAGIC)]!r}"
         )
     if (
-        google_crc32c.value(raw[:_HEADER_CHECKSUM_AT])
-        != _CHECKSUM.unpack_from(raw, _HEADER_CHECKSUM_AT)[0]
+        google_crc32c.value(raw[:_HEADER_CHECKSUM_OFFSET])
+        != _CHECKSUM.unpack_from(raw, _HEADER_CHECKSUM_OFFSET)[0]
     ):
         raise CorruptPageError(
-            "the checksum of a page header does not hold; its rows must be computed again"
+            "the checksum of a page header does not match; its rows must be computed again"
         )
     fields = _FIELDS.unpack_from(raw)
     if fields[1] != VERSION:
-        raise PageFormatError(
-            f"page format version {fields[1]}, but this kvrecall reads version {VERSION}"
+        raise PageVersionError(
+            f"found a page of format version {fields[1]}, but this kvrecall reads version "
+            f"{VERSION}; use a kvrecall that reads version {fields[1]}, or store pages elsewhere"
         )
-    return _header_from(fields)
+    return _to_header(fields)
 
 
-def sequence_of(record: Blob) -> int:
-    """The sequence number of a page that was just sealed or verified, without a look at anything else."""
-    sequence: int = _SEQUENCE.unpack_from(record, _SEQUENCE_AT)[0]
+def read_sequence(record: Blob) -> int:
+    """Read the sequence number of a page that was sealed or verified before; nothing is checked."""
+    sequence: int = _SEQUENCE.unpack_from(record, _SEQUENCE_OFFSET)[0]
     return sequence
 
 
-def _header_from(fields: tuple[Any, ...]) -> PageHeader:
+def _to_header(fields: tuple[Any, ...]) -> PageHeader:
     (
         _,
         _,
-        kind,
+        kind_code,
         codec,
         fingerprint_hash,
         dtype_code,
@@ -248,15 +275,19 @@ def _header_from(fields: tuple[Any, ...]) -> PageHeader:
         head_dim,
         page_tokens,
         valid_tokens,
-        name_bytes,
+        session_bytes,
         index,
         payload_bytes,
         sequence,
-        name,
+        session,
     ) = fields
-    session = name[:name_bytes].decode()
+    if kind_code not in _KIND_CODES:
+        raise PageVersionError(
+            f"found a record of kind {kind_code}, but this kvrecall reads kinds "
+            f"{sorted(_KIND_CODES)}; use the kvrecall that wrote it, or store pages elsewhere"
+        )
     return PageHeader(
-        PageKey(session, index),
+        PageKey(session[:session_bytes].decode(), index),
         sequence,
         valid_tokens,
         payload_bytes,
@@ -267,12 +298,12 @@ def _header_from(fields: tuple[Any, ...]) -> PageHeader:
         page_tokens,
         dtype_code,
         codec,
-        RecordKind(kind),
+        RecordKind(kind_code),
     )
 
 
 def verify_checksum(record: Blob, key: PageKey) -> None:
-    """Raise CorruptPageError unless the record is the page's and its checksum over header and payload holds."""
+    """Raise CorruptPageError unless `record` is page `key` and its page checksum matches."""
     check = RecordCheck()
     check.add(memoryview(record))
     check.require(key)
@@ -281,43 +312,45 @@ def verify_checksum(record: Blob, key: PageKey) -> None:
 class RecordCheck:
     """Verifies a record piece by piece, while each piece is still in the processor's cache.
 
-    The first piece holds the whole header, if the record does.
+    The first piece must contain the whole header; a record shorter than a header never passes.
     """
 
     def __init__(self) -> None:
-        self._found: int | None = None
+        self._computed: int | None = None
         self._expected = 0
-        self._named: tuple[int, int, bytes] | None = None
+        self._identity: tuple[int, int, bytes] | None = None
 
     def add(self, piece: memoryview) -> None:
-        """Take the next piece."""
-        if self._found is not None:
-            self._found = google_crc32c.extend(self._found, np.frombuffer(piece, dtype=np.uint8))
+        """Add the next piece of the record to the checksum."""
+        if self._computed is not None:
+            self._computed = google_crc32c.extend(
+                self._computed, np.frombuffer(piece, dtype=np.uint8)
+            )
         elif len(piece) >= HEADER_BYTES:
-            *_, name_bytes, index, _, sequence, name = _FIELDS.unpack_from(piece)
-            self._named = (index, sequence, name[:name_bytes])
-            self._expected = _CHECKSUM.unpack_from(piece, _PAGE_CHECKSUM_AT)[0]
-            self._found = _checksum(bytes(piece[:_PAGE_CHECKSUM_AT]), piece[HEADER_BYTES:])
+            *_, session_bytes, index, _, sequence, session = _FIELDS.unpack_from(piece)
+            self._identity = (index, sequence, session[:session_bytes])
+            self._expected = _CHECKSUM.unpack_from(piece, _PAGE_CHECKSUM_OFFSET)[0]
+            self._computed = _checksum(bytes(piece[:_PAGE_CHECKSUM_OFFSET]), piece[HEADER_BYTES:])
 
     def require(self, key: PageKey, sequence: int | None = None) -> None:
-        """Raise CorruptPageError unless all of the page's record was there, in the version of `sequence` if given."""
+        """Raise CorruptPageError unless the pieces were the whole of page `key`.
+
+        With `sequence` the page must have that sequence number too.
+        """
         page = f"page {key.index} of session {key.session!r}"
-        if self._found is None or self._named is None or self._found != self._expected:
+        if self._identity is None or self._computed != self._expected:
             raise CorruptPageError(
-                f"{page}: the checksum does not hold; its rows must be computed again"
+                f"{page}: the checksum does not match; its rows must be computed again"
             )
-        if self._named != (
-            key.index,
-            self._named[1] if sequence is None else sequence,
-            key.session.encode(),
-        ):
+        expected_sequence = self._identity[1] if sequence is None else sequence
+        if self._identity != (key.index, expected_sequence, key.session.encode()):
             raise CorruptPageError(
-                f"{page}: another record lies in its place; its rows must be computed again"
+                f"{page}: another record is stored at its location; its rows must be computed again"
             )
 
 
 def require_layout(header: PageHeader, layout: PageLayout) -> None:
-    """Raise ForeignPageError unless the page was written under `layout`: same model, shape and dtype."""
+    """Raise ForeignPageError unless the page has the model, shape and dtype of `layout`."""
     expected = (
         layout.fingerprint_hash,
         layout.n_layers,
@@ -336,6 +369,7 @@ def require_layout(header: PageHeader, layout: PageLayout) -> None:
     )
     if found != expected:
         raise ForeignPageError(
-            f"page {header.key.index} of session {header.key.session!r} was written for another model or layout "
-            f"(found {found}, expected {expected}); give each model a directory of its own"
+            f"page {header.key.index} of session {header.key.session!r} was written for another "
+            f"model or layout (found {found}, expected {expected}); give each model its own "
+            "directory"
         )

@@ -1,18 +1,22 @@
-"""Which page of which session holds each page of a session's rows, and in which version.
+"""Page table of a session: the key and the version of each of its pages.
 
-A fork begins with pages that others wrote: they are named by whoever wrote them, so they are stored once.
+A fork begins with pages that other sessions wrote. These are stored once, under the session that
+wrote them.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvstore.errors import LostPageError, RowRangeError
+from kvstore.errors import MissingPageError, RowRangeError
 from kvstore.format.page import PageHeader, PageKey, PageLayout
 
 
 @dataclass(frozen=True)
 class SharedPages:
-    """The pages before index `pages` are those that `owner` wrote, but for what an entry before this one covers."""
+    """Reference to the pages before index `pages` that `owner` wrote.
+
+    In a sequence of entries, pages that an earlier entry covers belong to that entry's owner.
+    """
 
     owner: str
     pages: int
@@ -20,24 +24,29 @@ class SharedPages:
 
 @dataclass(frozen=True)
 class ExpectedPage:
-    """A page in the one version that may be read.
+    """A page in the only version that may be read.
 
-    `shared`: another session wrote it. Its rows never change, so a later version, which somebody restored, is as good.
+    `shared`: another session wrote the page. Its rows never change, so a later version, which was
+    restored, has the same rows.
     """
 
     key: PageKey
     sequence: int
     shared: bool = False
 
-    def is_met_by(self, header: PageHeader, layout: PageLayout) -> bool:
-        """Whether a stored page is this one."""
+    def matches(self, header: PageHeader, layout: PageLayout) -> bool:
+        """Return whether a stored page with this header may be read as the expected one."""
         if self.shared:
             return header.sequence >= self.sequence and header.valid_tokens == layout.page_tokens
         return header.sequence == self.sequence
 
 
 class PageTable:
-    """The pages of one session that were handed over to be stored, in order; it wrote those that it does not share."""
+    """Versions of the pages of one session that were submitted to be stored, in order.
+
+    The session wrote every page that is not in `shared`. A page whose version is unknown is
+    missing.
+    """
 
     def __init__(
         self, session: str, shared: Sequence[SharedPages] = (), sequences: Sequence[int | None] = ()
@@ -51,68 +60,68 @@ class PageTable:
 
     @property
     def shared_pages(self) -> int:
-        """How many pages, from the first on, others wrote."""
+        """Number of leading pages that other sessions wrote."""
         return max((entry.pages for entry in self.shared), default=0)
 
     @property
     def owners(self) -> set[str]:
-        """The session and those whose pages it shares."""
+        """The session and the sessions whose pages it shares."""
         return {self.session} | {entry.owner for entry in self.shared}
 
     def key(self, index: int) -> PageKey:
-        """What the page is stored as, whether it is there or not."""
+        """Key under which the page is stored, whether it exists or not."""
         return PageKey(
             next((entry.owner for entry in self.shared if index < entry.pages), self.session), index
         )
 
     def sequence(self, index: int) -> int | None:
-        """The version that counts; None when it is not known, so the page is lost."""
+        """Sequence number of the version that may be read; None when the page is missing."""
         return self._sequences[index]
 
     def expected(self, index: int) -> ExpectedPage:
-        """The page as it may be read. Raises LostPageError when its version is not known."""
+        """Key and version of a page. Raises MissingPageError when its version is unknown."""
         key = self.key(index)
         sequence = self._sequences[index]
         if sequence is None:
-            raise LostPageError(
+            raise MissingPageError(
                 f"page {index} of session {self.session!r} was not found; its rows must be "
                 "computed again"
             )
         return ExpectedPage(key, sequence, shared=index < self.shared_pages)
 
-    def lost(self) -> list[int]:
-        """The pages whose version is not known."""
+    def missing(self) -> list[int]:
+        """Indices of the pages whose version is unknown."""
         return [index for index, sequence in enumerate(self._sequences) if sequence is None]
 
     def own_keys(self, first: int = 0) -> list[PageKey]:
-        """The session's own pages from index `first` on."""
+        """Keys of the session's own pages from index `first` on."""
         return [
             PageKey(self.session, index)
             for index in range(max(first, self.shared_pages), len(self))
         ]
 
     def append(self, sequence: int | None) -> None:
-        """The page after the last."""
+        """Add the next page; None when it is missing."""
         self._sequences.append(sequence)
 
     def put(self, index: int, sequence: int) -> None:
-        """A page was handed over anew, or the one after the last."""
+        """Set the version of a page, or add the page after the last one."""
         self._sequences[index : index + 1] = [sequence]
 
-    def lose(self, index: int) -> None:
-        """The page turned out not to be readable, in whatever version."""
+    def mark_missing(self, index: int) -> None:
+        """Record that no version of the page can be read."""
         self._sequences[index] = None
 
-    def cut(self, pages: int) -> list[PageKey]:
-        """Keep the first `pages`; returns the others, which are the session's own.
+    def truncate(self, pages: int) -> list[PageKey]:
+        """Keep the first `pages` pages and return the keys of the removed ones.
 
-        Raises RowRangeError when some of them are shared: others' pages are never cut.
+        Raises RowRangeError when shared pages would be removed.
         """
         if pages < self.shared_pages:
             raise RowRangeError(
                 f"session {self.session!r} shares its first {self.shared_pages} pages; "
-                f"it cannot be cut to {pages}"
+                f"it cannot be truncated to {pages} pages"
             )
-        gone = self.own_keys(pages)
+        removed = self.own_keys(pages)
         del self._sequences[pages:]
-        return gone
+        return removed

@@ -1,6 +1,7 @@
-"""Bounds on the keys of a page, kept in memory: enough to tell most rows from each other without reading the page.
+"""Page summaries: bounds on the keys of a page, kept in memory.
 
-A summary is an index: it is made from a page, never the other way round, and may be missing at any time.
+They separate most rows by their attention scores without reading the page. A summary is an index:
+it is derived from a page and may be absent at any time.
 """
 
 from collections.abc import Sequence
@@ -15,75 +16,82 @@ from kvstore.format.page import PageKey
 from kvstore.format.page_table import ExpectedPage
 
 Bits = Literal[4, 8, 12]
-"""Of a code: how finely a page's box is divided in every channel."""
+"""Bits of a code: a page's bounding box has `2 ** bits` bins in every channel."""
 
+# Another processor may round a midpoint differently, by a unit or two in the last place of the
+# largest value of the box.
 _ROUNDING = 2.0**-22
-"""Another processor may round a middle otherwise, by a unit in the last place or two of the box's largest value."""
 
 
 @dataclass(frozen=True, eq=False)
 class PageSummary:
-    """The box of a page's keys in every layer, KV head and channel, and for every key the cell in which it lies.
+    """Bounding box of a page's keys per layer, KV head and channel, and the bin of every key in it.
 
-    lowest, cell, reach: float32 `[n_layers, n_kv_heads, head_dim]`: where the box begins, how wide one of its
-    `2 ** bits` cells is, and how far at most a key of this page is from the middle of its cell (measured; half a cell
-    and rounding). high: uint8 `[n_layers, n_kv_heads, tokens, head_dim]`, the codes' upper eight bits; low: uint8
-    `[n_layers, n_kv_heads, tokens, (head_dim + 1) // 2]`, the lower four, of the first half of the channels and of the
-    second in one byte. Codes of 8 bits have no `low`, codes of 4 bits no `high`.
+    Attributes:
+        lowest: Lower bound of the box, float32 `[n_layers, n_kv_heads, head_dim]`.
+        bin_width: Width of one of its `2 ** bits` bins, float32, same shape.
+        max_error: Largest distance of a key of this page from the midpoint of its bin (measured;
+            half a bin plus rounding), float32, same shape.
+        high: Upper eight bits of the codes, uint8 `[n_layers, n_kv_heads, tokens, head_dim]`; None
+            for codes of 4 bits.
+        low: Lower four bits of the codes, uint8 `[n_layers, n_kv_heads, tokens,
+            (head_dim + 1) // 2]`, of a channel of the first half and one of the second half in one
+            byte; None for codes of 8 bits.
     """
 
     lowest: Tensor
-    cell: Tensor
-    reach: Tensor
+    bin_width: Tensor
+    max_error: Tensor
     high: Tensor | None
     low: Tensor | None
 
     @property
     def highest(self) -> Tensor:
-        """Where the box ends, as `lowest`, but for rounding."""
-        return self.lowest + self.cell * (
+        """Upper bound of the box up to rounding, float32, same shape as `lowest`."""
+        return self.lowest + self.bin_width * (
             1 << (0 if self.high is None else 8) + (0 if self.low is None else 4)
         )
 
     @property
     def bytes(self) -> int:
-        """Bytes in memory."""
-        parts = (self.lowest, self.cell, self.reach, self.high, self.low)
+        """Size in memory in bytes."""
+        parts = (self.lowest, self.bin_width, self.max_error, self.high, self.low)
         return sum(part.nbytes for part in parts if part is not None)
 
 
 def summarise(keys: Tensor, bits: Bits) -> PageSummary | None:
-    """The summary of keys `[n_layers, n_kv_heads, tokens, head_dim]`; None when a key is not finite."""
+    """Summarise keys `[n_layers, n_kv_heads, tokens, head_dim]`; None when a key is not finite."""
     keys = keys.float()
     lowest = keys.amin(2, keepdim=True)
     highest = keys.amax(2, keepdim=True)
-    cell = (highest - lowest) / (1 << bits)
-    if not bool(cell.isfinite().all()):
+    bin_width = (highest - lowest) / (1 << bits)
+    if not bool(bin_width.isfinite().all()):
         return None
-    # A box without width has one cell; any code would do.
-    codes = ((keys - lowest) / torch.where(cell > 0, cell, 1.0)).floor_().clamp_(0, (1 << bits) - 1)
-    middles = middles_of(codes, lowest, cell)
+    # A box of width zero has one bin, for which every code is right.
+    divisor = torch.where(bin_width > 0, bin_width, 1.0)
+    codes = ((keys - lowest) / divisor).floor_().clamp_(0, (1 << bits) - 1)
     largest = torch.maximum(lowest.abs(), highest.abs())
-    reach = (keys - middles).abs_().amax(2, keepdim=True) + largest * _ROUNDING
-    high, low = _pack(codes.to(torch.int16), bits)
-    return PageSummary(lowest.squeeze(2), cell.squeeze(2), reach.squeeze(2), high, low)
+    error = (keys - get_midpoints(codes, lowest, bin_width)).abs_()
+    max_error = error.amax(2, keepdim=True) + largest * _ROUNDING
+    high, low = _pack_codes(codes.to(torch.int16), bits)
+    return PageSummary(lowest.squeeze(2), bin_width.squeeze(2), max_error.squeeze(2), high, low)
 
 
-def middles_of(codes: Tensor, lowest: Tensor, cell: Tensor) -> Tensor:
-    """The middles of cells, float32; all float32 of shapes that fit each other."""
-    return (codes + 0.5).mul_(cell).add_(lowest)
+def get_midpoints(codes: Tensor, lowest: Tensor, bin_width: Tensor) -> Tensor:
+    """Midpoints of bins, float32; the arguments are float32 of shapes that broadcast."""
+    return (codes + 0.5).mul_(bin_width).add_(lowest)
 
 
-def unpacked(high: Tensor | None, low: Tensor | None, head_dim: int) -> Tensor:
-    """Codes as `PageSummary` packs them, on whatever device: float32 `[..., tokens, head_dim]`."""
+def unpack_codes(high: Tensor | None, low: Tensor | None, head_dim: int) -> Tensor:
+    """Unpack the codes of a `PageSummary`, on any device, to float32 `[..., tokens, head_dim]`."""
     if low is None:
-        assert high is not None, "a code has an upper or a lower part"
+        assert high is not None, "a summary has upper or lower bits of its codes"
         return high.float()
     fine = torch.cat([low & 15, low >> 4], dim=-1)[..., :head_dim].float()
     return fine if high is None else fine.add_(high, alpha=16)
 
 
-def _pack(codes: Tensor, bits: Bits) -> tuple[Tensor | None, Tensor | None]:
+def _pack_codes(codes: Tensor, bits: Bits) -> tuple[Tensor | None, Tensor | None]:
     if bits == 8:
         return codes.to(torch.uint8), None
     fine = codes & 15
@@ -94,7 +102,7 @@ def _pack(codes: Tensor, bits: Bits) -> tuple[Tensor | None, Tensor | None]:
 
 
 class PageSummaries:
-    """The summaries of a store's pages, at most `limit_bytes` of them; pages that come later then have none.
+    """Summaries of a store's pages, at most `limit_bytes` bytes; later pages then have none.
 
     Safe to call from several threads.
     """
@@ -102,28 +110,29 @@ class PageSummaries:
     def __init__(self, limit_bytes: int, bits: Bits) -> None:
         self._limit_bytes = limit_bytes
         self._bits: Bits = bits
-        self._held: dict[PageKey, tuple[int, PageSummary]] = {}
+        self._summaries: dict[PageKey, tuple[int, PageSummary]] = {}
         self._bytes = 0
         self._lock = Lock()
 
     @property
     def bytes(self) -> int:
-        """Bytes of all summaries."""
+        """Size of all summaries in bytes."""
         return self._bytes
 
-    def of(self, page: ExpectedPage) -> PageSummary | None:
-        """The summary of this version of the page, if there is one."""
-        sequence, summary = self._held.get(page.key, (0, None))
+    def get(self, page: ExpectedPage) -> PageSummary | None:
+        """Summary of this version of the page, if there is one."""
+        sequence, summary = self._summaries.get(page.key, (0, None))
         return summary if sequence == page.sequence else None
 
-    def make(self, page: ExpectedPage, keys: Tensor) -> None:
-        """Summarise a version of a page, `[n_layers, n_kv_heads, tokens, head_dim]`, instead of an older one.
+    def add(self, page: ExpectedPage, keys: Tensor) -> None:
+        """Summarise the keys `[n_layers, n_kv_heads, tokens, head_dim]` of a version of a page.
 
-        It is left out when there is one, or no room.
+        Replaces the summary of an older version. Does nothing when this version or a newer one has
+        a summary, or when the limit is reached.
         """
-        if self._held.get(page.key, (-1, None))[0] >= page.sequence:
+        if self._summaries.get(page.key, (-1, None))[0] >= page.sequence:
             return
-        self.forget([page.key])
+        self.discard([page.key])
         if self._bytes >= self._limit_bytes:
             return
         summary = summarise(keys, self._bits)
@@ -131,15 +140,15 @@ class PageSummaries:
             if (
                 summary is None
                 or self._bytes + summary.bytes > self._limit_bytes
-                or page.key in self._held
+                or page.key in self._summaries
             ):
                 return
-            self._held[page.key] = page.sequence, summary
+            self._summaries[page.key] = page.sequence, summary
             self._bytes += summary.bytes
 
-    def forget(self, keys: Sequence[PageKey]) -> None:
-        """Drop the summaries of pages that were deleted or are written anew."""
+    def discard(self, keys: Sequence[PageKey]) -> None:
+        """Remove the summaries of pages that were deleted or are written again."""
         with self._lock:
             for key in keys:
-                _, summary = self._held.pop(key, (0, None))
+                _, summary = self._summaries.pop(key, (0, None))
                 self._bytes -= summary.bytes if summary else 0

@@ -1,1 +1,1 @@
-"""The tiers as one: placement, write-through, epochs, metering."""
+"""The tiers of a store as one hierarchy: placement, write-through, epochs and counters."""

@@ -1,4 +1,4 @@
-"""Under which epoch this process writes each session, and which sessions others have taken over."""
+"""Writer epochs: the epoch under which this process writes each session, and lost sessions."""
 
 from threading import Lock
 
@@ -6,31 +6,33 @@ from kvstore.errors import StaleWriterError
 
 
 class WriterEpochs:
-    """What was written under an earlier epoch and is still on its way goes under the one that holds now: the session
-    is still this process's. Safe to use from several threads.
+    """Current epoch of each session, and the sessions that other writers took over.
+
+    Tasks that were submitted under an earlier epoch and are still queued run under the current
+    one, because the session still belongs to this process. Safe to call from several threads.
     """
 
     def __init__(self) -> None:
-        self._now: dict[str, int] = {}
+        self._current: dict[str, int] = {}
         self._stale: dict[str, int] = {}
         self._lock = Lock()
 
-    def take(self, session: str, epoch: int) -> None:
-        """The session is written under `epoch` from now on."""
-        self._now[session] = epoch
+    def begin(self, session: str, epoch: int) -> None:
+        """Write the session under `epoch` from now on."""
+        self._current[session] = epoch
 
-    def now(self, session: str, epoch: int | None) -> int | None:
-        """Under which epoch something goes that was handed over under `epoch`."""
-        known = self._now.get(session)
+    def current(self, session: str, epoch: int | None) -> int | None:
+        """Epoch under which a task that was submitted under `epoch` runs now."""
+        known = self._current.get(session)
         return epoch if known is None else max(known, epoch or 0)
 
-    def note_stale(self, session: str, epoch: int) -> None:
-        """Another writer has taken the session over since `epoch`."""
+    def mark_stale(self, session: str, epoch: int) -> None:
+        """Record that another writer has taken the session over since `epoch`."""
         with self._lock:
             self._stale[session] = max(epoch, self._stale.get(session, epoch))
 
     def is_stale(self, session: str, epoch: int) -> bool:
-        """Whether another writer has taken the session over since `epoch`."""
+        """Return whether another writer has taken the session over since `epoch`."""
         return self._stale.get(session, -1) >= epoch
 
     def require_writable(self, session: str, epoch: int) -> None:
@@ -41,6 +43,6 @@ class WriterEpochs:
             )
 
     def forget(self, session: str) -> None:
-        """The session is gone, and nothing of it on its way."""
-        self._now.pop(session, None)
+        """Remove a session that was deleted and has no queued tasks."""
+        self._current.pop(session, None)
         self._stale.pop(session, None)

@@ -1,27 +1,99 @@
-"""The tiers of a store, each by its depth: calls are counted, timed and go under the writer's epoch."""
+"""The tiers of a store by depth: calls are counted, timed and run under the writer's epoch."""
 
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from threading import Lock
+from time import perf_counter
+from typing import Literal
 
-from kvstore.errors import TierError, TierFailedError
+from kvstore.errors import KvStoreError, StaleWriterError, TierError, TierFailedError
 from kvstore.format.page import Blob, PageHeader, PageKey
 from kvstore.hierarchy.epochs import WriterEpochs
-from kvstore.hierarchy.tier_counters import TierCounters, TierMeter
 from kvstore.tiers.base import Tier
 
 
-class MeteredTiers:
-    """`all` tiers, fastest first: depth 0 is the fastest, `bottom` the lowest, which decides which pages there are.
+@dataclass(frozen=True)
+class TierCounters:
+    """Activity of one tier since the store was opened.
 
-    A lowest tier that failed is not written to until it was seen to answer again: the writes of all sessions stand in
-    one queue, and must not wait for it one after the other.
+    Attributes:
+        hits: Pages that were found.
+        misses: Pages that were not found.
+        read_bytes: Bytes of the pages that were read.
+        written_bytes: Bytes of the pages that were written.
+        refused_pages: Copies of pages that the tier did not accept.
+        errors: Calls that failed.
+        reads: Read calls.
+        writes: Write calls, deletions included.
+        read_seconds: Total duration of the read calls.
+        write_seconds: Total duration of the write calls.
+    """
+
+    hits: int = 0
+    misses: int = 0
+    read_bytes: int = 0
+    written_bytes: int = 0
+    refused_pages: int = 0
+    errors: int = 0
+    reads: int = 0
+    writes: int = 0
+    read_seconds: float = 0.0
+    write_seconds: float = 0.0
+
+
+class TierMeter:
+    """Updates one tier's counters. Safe to call from several threads."""
+
+    def __init__(self) -> None:
+        self._counters = TierCounters()
+        self._lock = Lock()
+
+    @property
+    def counters(self) -> TierCounters:
+        """Current values."""
+        return self._counters
+
+    def count(self, **amounts: float) -> None:
+        """Add to counters, by their names."""
+        with self._lock:
+            sums = {
+                name: getattr(self._counters, name) + amount for name, amount in amounts.items()
+            }
+            self._counters = replace(self._counters, **sums)
+
+    @contextmanager
+    def timed(self, kind: Literal["read", "write"]) -> Iterator[None]:
+        """Count a call, its duration and its failure."""
+        started = perf_counter()
+        errors = 0
+        try:
+            yield
+        except StaleWriterError:
+            raise  # A refused stale write is not a failure of the tier.
+        except KvStoreError:
+            errors = 1
+            raise
+        finally:
+            self.count(
+                **{f"{kind}s": 1, f"{kind}_seconds": perf_counter() - started, "errors": errors}
+            )
+
+
+class MeteredTiers:
+    """All tiers of a store, fastest first: depth 0 is the fastest, `bottom` the lowest.
+
+    The lowest tier is authoritative for which pages exist. After it failed, it is not written to
+    until a probe succeeds: the writes of all sessions share one queue, and each would otherwise
+    wait for a timeout in turn.
+
+    Raises ValueError unless there is a tier and all names differ.
     """
 
     def __init__(self, tiers: Sequence[Tier], epochs: WriterEpochs) -> None:
-        if not tiers or len({tier.name for tier in tiers}) != len(tiers):
-            raise ValueError(
-                f"a store needs tiers with names of their own, got {[tier.name for tier in tiers]}"
-            )
+        names = [tier.name for tier in tiers]
+        if not tiers or len(set(names)) != len(names):
+            raise ValueError(f"a store needs at least one tier and unique names, got {names}")
         self.all = tuple(tiers)
         self.bottom = len(tiers) - 1
         self._meters = [TierMeter() for _ in tiers]
@@ -30,33 +102,33 @@ class MeteredTiers:
 
     @property
     def lowest(self) -> Tier:
-        """The tier that decides which pages there are."""
+        """The lowest tier, which is authoritative for which pages exist."""
         return self.all[-1]
 
     @property
     def memory(self) -> Tier | None:
-        """The fastest tier, if it is memory above another one."""
+        """The fastest tier if it is memory above another tier, else None."""
         return None if self.all[0].durable or self.bottom == 0 else self.all[0]
 
     def get(self, depth: int, keys: Sequence[PageKey]) -> list[Blob | None]:
-        """What a tier has of some pages. Raises what it fails with, PageError."""
+        """Pages of one tier, None where it has none. Raises the tier's error or a PageError."""
         with self._meters[depth].timed("read"):
             return self.all[depth].get(keys)
 
     def stored(self, depth: int, session: str) -> dict[int, PageHeader]:
-        """The headers of a session's pages, by index. Raises what the tier fails with."""
+        """Headers of a session's pages in one tier, by index. Raises the tier's error."""
         with self._meters[depth].timed("read"):
             return {header.key.index: header for header in self.all[depth].stored(session)}
 
     def put(
         self, depth: int, key: PageKey, blob: Blob, epoch: int | None, *, backed: bool = False
     ) -> None:
-        """Put a page that was handed over under `epoch`. Raises what the tier fails with, StaleWriterError."""
+        """Put a page that was submitted under `epoch`. Raises the tier's error."""
         self._require_up(depth)
         try:
             with self._meters[depth].timed("write"):
                 self.all[depth].put(
-                    [(key, blob)], backed=backed, epoch=self._epochs.now(key.session, epoch)
+                    [(key, blob)], backed=backed, epoch=self._epochs.current(key.session, epoch)
                 )
         except TierFailedError as error:
             if depth == self.bottom:
@@ -65,53 +137,56 @@ class MeteredTiers:
         self._meters[depth].count(written_bytes=len(blob))
 
     def delete(self, depth: int, keys: Sequence[PageKey], epoch: int | None = None) -> None:
-        """Delete pages that were to go under `epoch`. Raises as `put`."""
+        """Delete pages under the `epoch` of the deletion's submission. Raises as `put`."""
         self._require_up(depth)
         for session in {key.session for key in keys}:
-            of_session = [key for key in keys if key.session == session]
+            session_keys = [key for key in keys if key.session == session]
             with self._meters[depth].timed("write"):
-                self.all[depth].delete(of_session, epoch=self._epochs.now(session, epoch))
+                self.all[depth].delete(session_keys, epoch=self._epochs.current(session, epoch))
 
     def fence(self, session: str, epoch: int) -> None:
-        """Be the session's writer in every shared tier. Raises StaleWriterError and what a tier failed with."""
-        self._epochs.take(session, epoch)
+        """Fence the session under `epoch` in every shared tier.
+
+        Raises StaleWriterError when a later epoch has fenced it, or the tier's error.
+        """
+        self._epochs.begin(session, epoch)
         for depth, tier in enumerate(self.all):
             if tier.shared:
                 with self._meters[depth].timed("write"):
                     tier.fence(session, epoch)
 
-    def count(self, depth: int, **more: int) -> None:
+    def count(self, depth: int, **amounts: int) -> None:
         """Add to a tier's counters, by their names."""
-        self._meters[depth].count(**more)
+        self._meters[depth].count(**amounts)
 
     def probe(self) -> None:
-        """See whether a lowest tier that failed answers again."""
+        """Check whether a failed lowest tier answers again."""
         if self._down is None:
             return
         with suppress(TierError):
             self.lowest.contains([PageKey("probe", 0)])
             self._down = None
 
-    def try_again(self) -> None:
-        """Write to the lowest tier again, whether it was seen to answer or not."""
+    def clear_failure(self) -> None:
+        """Write to the lowest tier again without a probe."""
         self._down = None
 
     def counters(self) -> dict[str, TierCounters]:
-        """What each tier did, by the tier's name."""
+        """Counters of each tier, by its name."""
         return {
             tier.name: meter.counters for tier, meter in zip(self.all, self._meters, strict=True)
         }
 
     def used_bytes(self) -> dict[str, int]:
-        """Bytes of the pages that each tier holds, by the tier's name."""
+        """Bytes of the pages in each tier, by its name."""
         return {tier.name: tier.used_bytes for tier in self.all}
 
     def limit_bytes(self) -> dict[str, int | None]:
-        """The most bytes that each tier takes, by the tier's name."""
+        """Byte limit of each tier, by its name; None without a limit."""
         return {tier.name: tier.limit_bytes for tier in self.all}
 
     def check(self) -> None:
-        """Check every tier's books."""
+        """Check the accounting of every tier. Raises InvariantError."""
         for tier in self.all:
             tier.check()
 

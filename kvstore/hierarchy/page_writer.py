@@ -1,8 +1,8 @@
-"""The thread that brings pages to the tiers, so that no caller waits for a disk unless it asks to.
+"""Writer thread: brings pages to the tiers, so that callers do not wait for a disk.
 
-Pages on their way stay readable here until the tiers have them. What every tier refuses is kept and tried again;
-nothing that was handed over is lost while the process lives, unless another writer has taken the session over: then its
-pages are dropped here, and whoever goes on writing it is told.
+Queued pages stay readable here until the tiers have them. Refused tasks are kept and tried again;
+no submitted page is lost while the process lives, unless another writer takes the session over.
+Then its queued pages are discarded, and the next write or flush raises StaleWriterError.
 """
 
 from collections import deque
@@ -20,17 +20,21 @@ from kvstore.hierarchy.epochs import WriterEpochs
 
 @dataclass(frozen=True, eq=False)
 class QueuedPage:
-    """A page on its way. Its rows `[n_layers, 2, n_kv_heads, t, head_dim]` are contiguous and never change.
+    """A page that is submitted to be written.
 
-    blob: what they were decoded from, where encoding changed them; None where the rows say everything. epoch: under
-    which it is written. cut: the version before has rows that must not be read again.
+    Attributes:
+        page: Key and version of the page.
+        rows: Rows `[n_layers, 2, n_kv_heads, t, head_dim]`, contiguous, never changed.
+        blob: The encoded page when encoding changed the rows, else None.
+        epoch: Epoch under which the page is written.
+        truncates: Whether an earlier version has rows that must not be read again.
     """
 
     page: ExpectedPage
     rows: Tensor
     blob: Blob | None
     epoch: int
-    cut: bool = False
+    truncates: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +46,7 @@ class _Deletion:
 
 @dataclass(frozen=True, eq=False)
 class _Barrier:
-    """Bring what the tiers owe of `sessions` (None: of all) where it belongs, then say so."""
+    """Flushes the pending pages of `sessions` (None: of all), then sets `reached`."""
 
     sessions: Collection[str] | None
     reached: Event = field(default_factory=Event)
@@ -58,33 +62,39 @@ class _Refused:
 
     @property
     def session(self) -> str:
-        return _session(self.task)
+        return _get_session(self.task)
 
 
 @dataclass(frozen=True)
-class Work:
-    """What the writer's thread calls.
+class WriterCallbacks:
+    """Operations of the writer thread.
 
-    `settle` brings what is owed of some sessions, or all, where it belongs, and returns those that another writer has
-    taken over. `refused` is called when something has to be tried again.
+    Attributes:
+        write: Write a page to the tiers.
+        delete: Delete pages under an epoch from the tiers.
+        flush_pending: Move the pending pages of some sessions, or of all, to the lowest tier;
+            returns the sessions that another writer took over.
+        on_refused: Called when a task has to be tried again.
     """
 
     write: Callable[[QueuedPage], None]
     delete: Callable[[Sequence[PageKey], int | None], None]
-    settle: Callable[[Collection[str] | None], list[str]]
-    refused: Callable[[], None]
+    flush_pending: Callable[[Collection[str] | None], list[str]]
+    on_refused: Callable[[], None]
 
 
 class PageWriter:
-    """Writes pages and deletes them in the order they were handed over, in one thread of its own."""
+    """Writes and deletes pages in the order of submission, in a thread of its own."""
 
-    def __init__(self, work: Work, epochs: WriterEpochs, backlog_pages: int) -> None:
-        self._work = work
+    def __init__(
+        self, callbacks: WriterCallbacks, epochs: WriterEpochs, backlog_pages: int
+    ) -> None:
+        self._callbacks = callbacks
         self._epochs = epochs
         self._backlog_pages = backlog_pages
         self._changed = Condition()
         self._tasks: deque[_Task] = deque()
-        self._pending: dict[PageKey, QueuedPage] = {}
+        self._queued: dict[PageKey, QueuedPage] = {}
         self._refused: list[_Refused] = []
         self._current: _Task | None = None
         self._closed = False
@@ -92,48 +102,52 @@ class PageWriter:
         self._thread.start()
 
     def wait_for_room(self) -> None:
-        """Return when the backlog is below its bound. Raises a tier's error if it is full of refused pages."""
+        """Wait until the backlog is below its limit.
+
+        Raises a tier's error when the backlog is full and pages were refused, StoreClosedError
+        after `close`.
+        """
         with self._changed:
-            while len(self._pending) >= self._backlog_pages:
+            while len(self._queued) >= self._backlog_pages:
                 self._require_open()
                 if self._refused:
                     raise self._refused[0].error
                 self._changed.wait()
 
-    def submit(self, pending: QueuedPage) -> None:
-        """Hand a page over; it replaces an earlier version that is still on its way."""
+    def submit(self, queued: QueuedPage) -> None:
+        """Queue a page; it replaces an earlier version that is still queued."""
         with self._changed:
             self._require_open()
-            self._forget_refused_deletion(pending.page.key)
-            self._pending[pending.page.key] = pending
-            self._tasks.append(pending)
+            self._cancel_refused_deletion(queued.page.key)
+            self._queued[queued.page.key] = queued
+            self._tasks.append(queued)
             self._changed.notify_all()
 
-    def discard(self, keys: Sequence[PageKey], epoch: int | None) -> None:
-        """Stop pages of one session that are on their way and delete them from the tiers."""
+    def delete(self, keys: Sequence[PageKey], epoch: int | None) -> None:
+        """Discard queued pages of one session and delete these pages from the tiers."""
         if not keys:
             return
         with self._changed:
             self._require_open()
             for key in keys:
-                self._pending.pop(key, None)
+                self._queued.pop(key, None)
             self._tasks.append(_Deletion(keys[0].session, tuple(keys), epoch))
             self._changed.notify_all()
 
-    def forget(self, session: str) -> None:
-        """Stop a session's pages that are on their way; what the tiers have stays."""
+    def discard(self, session: str) -> None:
+        """Discard a session's queued pages; pages in the tiers stay."""
         with self._changed:
-            self._drop_pages(session, None)
+            self._discard_pages(session, None)
             self._changed.notify_all()
 
-    def pending(self, key: PageKey) -> QueuedPage | None:
-        """The page if it is still on its way. None means that the tiers have it (or it was discarded)."""
-        return self._pending.get(key)
+    def get_queued(self, key: PageKey) -> QueuedPage | None:
+        """The page while it is queued; None once the tiers have it or it was discarded."""
+        return self._queued.get(key)
 
     def drain(self, sessions: Collection[str] | None = None) -> list[KvStoreError]:
-        """Return when everything handed over so far was done, and what was refused before was tried once more.
+        """Wait until all tasks submitted so far are done and refused ones were tried once more.
 
-        Returns why something of these sessions (or any) was refused again.
+        Returns the errors of tasks of these sessions (None: of all) that were refused again.
         """
         barrier = _Barrier(sessions)
         with self._changed:
@@ -150,23 +164,23 @@ class PageWriter:
                 if sessions is None or refused.session in sessions
             ]
 
-    def refuses(self, sessions: Collection[str] | None = None) -> bool:
-        """Whether something of these sessions, or any, was refused and waits to be tried again."""
+    def has_refused(self, sessions: Collection[str] | None = None) -> bool:
+        """Return whether a task of these sessions, or of any, was refused and waits for a retry."""
         with self._changed:
             return any(sessions is None or refused.session in sessions for refused in self._refused)
 
-    def is_busy_with(self, session: str) -> bool:
-        """Whether something of the session is on its way, or refused."""
+    def has_tasks(self, session: str) -> bool:
+        """Return whether a task of the session is queued, running or refused."""
         with self._changed:
             tasks = [*self._tasks, *(refused.task for refused in self._refused), self._current]
             return any(
-                not isinstance(task, _Barrier) and _session(task) == session
+                not isinstance(task, _Barrier) and _get_session(task) == session
                 for task in tasks
                 if task
             )
 
     def close(self) -> None:
-        """Finish what was handed over and stop the thread."""
+        """Finish all tasks and stop the thread."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -175,7 +189,7 @@ class PageWriter:
     def _run(self) -> None:
         while (task := self._next_task()) is not None:
             if isinstance(task, _Barrier):
-                self._settle(task)
+                self._flush_pending(task)
             else:
                 self._attempt(task)
 
@@ -189,61 +203,61 @@ class PageWriter:
             self._current = self._tasks.popleft()
             return self._current
 
-    def _settle(self, barrier: _Barrier) -> None:
+    def _flush_pending(self, barrier: _Barrier) -> None:
         try:
-            for session in self._work.settle(barrier.sessions):
-                self._give_up(session, None)
-        except (
-            Exception
-        ):  # The thread must live. What is owed stays owed, and whoever flushes sees that it is.
-            self._work.refused()
+            for session in self._callbacks.flush_pending(barrier.sessions):
+                self._discard_stale(session, None)
+        except Exception:
+            # The thread must survive. The pages stay pending, so a flush reports them.
+            self._callbacks.on_refused()
         finally:
             barrier.reached.set()
 
     def _attempt(self, task: QueuedPage | _Deletion) -> None:
         try:
             if isinstance(task, _Deletion):
-                self._work.delete(task.keys, task.epoch)
-            elif self._pending.get(task.page.key) is task:
-                self._work.write(task)
+                self._callbacks.delete(task.keys, task.epoch)
+            elif self._queued.get(task.page.key) is task:
+                self._callbacks.write(task)
         except StaleWriterError:
-            self._give_up(_session(task), task.epoch)
+            self._discard_stale(_get_session(task), task.epoch)
         except KvStoreError as error:
             self._keep_refused(task, error)
-        except Exception as error:  # The thread must live, and whoever flushes must hear of it.
+        except Exception as error:
+            # The thread must survive, and a flush must report the error.
             failure = TierFailedError(f"writing pages failed: {error!r}")
             failure.__cause__ = error
             self._keep_refused(task, failure)
         else:
             self._finish(task)
 
-    def _give_up(self, session: str, epoch: int | None) -> None:
-        """Another writer has taken the session over: what is on its way is dropped."""
-        epoch = self._epochs.now(session, epoch) or 0
-        self._epochs.note_stale(session, epoch)
+    def _discard_stale(self, session: str, epoch: int | None) -> None:
+        """Discard the queued pages of a session that another writer took over."""
+        epoch = self._epochs.current(session, epoch) or 0
+        self._epochs.mark_stale(session, epoch)
         with self._changed:
-            self._drop_pages(session, epoch)
+            self._discard_pages(session, epoch)
             self._changed.notify_all()
 
     def _finish(self, task: QueuedPage | _Deletion) -> None:
         with self._changed:
-            if isinstance(task, QueuedPage) and self._pending.get(task.page.key) is task:
-                del self._pending[task.page.key]
+            if isinstance(task, QueuedPage) and self._queued.get(task.page.key) is task:
+                del self._queued[task.page.key]
             self._changed.notify_all()
 
     def _keep_refused(self, task: QueuedPage | _Deletion, error: KvStoreError) -> None:
         with self._changed:
             if isinstance(task, _Deletion):
-                # A page handed over since then replaces the old one; deleting later would take the new one.
+                # A later deletion would remove the pages that were submitted since then.
                 task = replace(
-                    task, keys=tuple(key for key in task.keys if key not in self._pending)
+                    task, keys=tuple(key for key in task.keys if key not in self._queued)
                 )
             self._refused.append(_Refused(task, error))
             self._changed.notify_all()
-        self._work.refused()
+        self._callbacks.on_refused()
 
-    def _forget_refused_deletion(self, key: PageKey) -> None:
-        """The page is replaced, so deleting what it replaces would be late: it would take the new one."""
+    def _cancel_refused_deletion(self, key: PageKey) -> None:
+        """Remove a page from refused deletions: a retry would delete its replacement."""
         for i, refused in enumerate(self._refused):
             if isinstance(refused.task, _Deletion) and key in refused.task.keys:
                 task = replace(
@@ -251,19 +265,19 @@ class PageWriter:
                 )
                 self._refused[i] = replace(refused, task=task)
 
-    def _drop_pages(self, session: str, epoch: int | None) -> None:
-        """Forget pages of a session that are on their way, those written under `epoch` or before if it is given."""
-        dropped = [
+    def _discard_pages(self, session: str, epoch: int | None) -> None:
+        """Discard queued pages of a session; with `epoch`, those of that epoch or earlier."""
+        discarded = [
             key
-            for key, pending in self._pending.items()
-            if key.session == session and (epoch is None or pending.epoch <= epoch)
+            for key, queued in self._queued.items()
+            if key.session == session and (epoch is None or queued.epoch <= epoch)
         ]
-        for key in dropped:
-            del self._pending[key]
+        for key in discarded:
+            del self._queued[key]
         self._refused = [
             refused
             for refused in self._refused
-            if isinstance(refused.task, _Deletion) or refused.task.page.key in self._pending
+            if isinstance(refused.task, _Deletion) or refused.task.page.key in self._queued
         ]
 
     def _require_open(self) -> None:
@@ -271,5 +285,5 @@ class PageWriter:
             raise StoreClosedError("the row store is closed")
 
 
-def _session(task: QueuedPage | _Deletion) -> str:
+def _get_session(task: QueuedPage | _Deletion) -> str:
     return task.page.key.session if isinstance(task, QueuedPage) else task.session

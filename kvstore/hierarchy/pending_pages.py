@@ -1,4 +1,4 @@
-"""Pages that the lowest tier did not take when they were written: where they are meanwhile."""
+"""Pages that are not yet flushed to the lowest tier, and the tier that holds each meanwhile."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -10,7 +10,10 @@ from kvstore.format.page_table import ExpectedPage
 
 @dataclass(frozen=True)
 class PendingPage:
-    """A page that the lowest tier is to get yet. `depth`: of the tier that has it; `epoch`: its writer's."""
+    """A page that is not yet in the lowest tier.
+
+    `depth` and `durable` describe the tier that holds it, `epoch` is the epoch of its writer.
+    """
 
     page: ExpectedPage
     depth: int
@@ -19,39 +22,39 @@ class PendingPage:
 
 
 class PendingPages:
-    """What the lowest tier is to get yet. Safe to use from several threads."""
+    """All pages that are not yet flushed to the lowest tier. Safe to call from several threads."""
 
     def __init__(self) -> None:
-        self._owed: dict[PageKey, PendingPage] = {}
+        self._pages: dict[PageKey, PendingPage] = {}
         self._lock = Lock()
 
     def __len__(self) -> int:
-        return len(self._owed)
+        return len(self._pages)
 
     def __contains__(self, key: PageKey) -> bool:
-        return key in self._owed
+        return key in self._pages
 
-    def add(self, owed: PendingPage) -> None:
-        """The lowest tier did not take a page; it replaces an earlier version."""
+    def add(self, pending: PendingPage) -> None:
+        """Record a page; replaces an earlier version of it."""
         with self._lock:
-            self._owed[owed.page.key] = owed
+            self._pages[pending.page.key] = pending
 
     def discard(self, keys: Sequence[PageKey]) -> None:
-        """These pages are owed no more: the lowest tier has them, or nobody wants them."""
+        """Remove pages that the lowest tier has, or that are no longer needed."""
         with self._lock:
             for key in keys:
-                self._owed.pop(key, None)
+                self._pages.pop(key, None)
 
-    def depth(self, key: PageKey, otherwise: int) -> int:
-        """Where a page is that is owed; `otherwise` if it is not."""
-        owed = self._owed.get(key)
-        return otherwise if owed is None else owed.depth
+    def get_depth(self, key: PageKey, default: int) -> int:
+        """Depth of the tier that holds a pending page; `default` when the page is not pending."""
+        pending = self._pages.get(key)
+        return default if pending is None else pending.depth
 
-    def of(self, sessions: Collection[str] | None = None) -> list[PendingPage]:
-        """What is owed of some sessions' pages, or of all."""
+    def select(self, sessions: Collection[str] | None = None) -> list[PendingPage]:
+        """Pending pages of some sessions, or of all."""
         with self._lock:
             return [
-                owed
-                for key, owed in self._owed.items()
+                pending
+                for key, pending in self._pages.items()
                 if sessions is None or key.session in sessions
             ]

@@ -1,10 +1,11 @@
-"""Where pages are put: in the lowest tier and, as copies, in those above it.
+"""Placement of pages: in the lowest tier and, as copies, in the tiers above it.
 
-A page's rows are the same in every tier. The lowest tier's codec decides how exact they are, once, when the page is
-finished; a tier above may hold the decoded rows as RAW (read faster) or the encoded page. What was decoded from INT8 is
-never encoded as INT8 again.
+A page has the same rows in every tier. The codec of the lowest tier decides once, when the page is
+finished, how exact they are; a tier above holds the decoded rows as RAW (faster to read) or the
+encoded page. Rows decoded from INT8 are never encoded as INT8 again.
 
-What the lowest tier does not take goes to the next durable one, or into memory as the last resort, and is owed to it.
+A page that the lowest tier refuses goes to the next durable tier, or into memory as the last
+resort, and stays pending until the lowest tier has it.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -22,10 +23,11 @@ from kvstore.tiers.base import Tier
 
 
 class PagePlacement:
-    """Encodes pages, puts them into tiers and deletes them. One thread at a time writes and deletes.
+    """Encodes pages, puts them into tiers and deletes them; one thread at a time may write.
 
-    `codecs`: one per tier. None may be less exact than the one below it, or what a reader gets would depend on the
-    tier; raises TierSettingsError then. `on_owed` is called when a page did not get where it belongs.
+    `codecs` has one entry per tier, none less exact than the one below it: otherwise the rows
+    would depend on the tier that is read. Raises TierSettingsError when this is violated.
+    `on_pending` is called when a page could not be put into the lowest tier.
     """
 
     def __init__(
@@ -33,21 +35,21 @@ class PagePlacement:
         layout: PageLayout,
         tiers: MeteredTiers,
         codecs: Sequence[Codec],
-        on_owed: Callable[[], None],
+        on_pending: Callable[[], None],
     ) -> None:
         _require_order(tiers.all, codecs)
         self._layout = layout
         self._tiers = tiers
         self._codecs = tuple(codecs)
-        self._places = _places(tiers.all)
-        self._owed = PendingPages()
-        self._on_owed = on_owed
+        self._write_order = _get_write_order(tiers.all)
+        self._pending = PendingPages()
+        self._on_pending = on_pending
 
-    def settled(self, page: ExpectedPage, rows: Tensor) -> tuple[Tensor, Blob | None]:
-        """The rows as every reader of the page shall get them, and the page if encoding changed them.
+    def encode(self, page: ExpectedPage, rows: Tensor) -> tuple[Tensor, Blob | None]:
+        """Encode a page for the lowest tier and return its rows as every reader gets them.
 
-        Only a finished page is changed: an unfinished one will be read to be finished, and its rows must not be
-        quantised twice.
+        The blob is None when encoding does not change the rows. Only a finished page is quantised:
+        an unfinished one will be read and finished, which would quantise its rows twice.
         """
         if self._codecs[-1] is Codec.RAW or rows.shape[3] < self._layout.page_tokens:
             return rows, None
@@ -61,110 +63,117 @@ class PagePlacement:
         blob: Blob | None = None,
         *,
         epoch: int | None = None,
-        cut: bool = False,
+        truncates: bool = False,
     ) -> None:
-        """Put what `settled` made of a page into the lowest tier that takes it and those above.
+        """Put a page into the lowest tier that accepts it, and copies into the tiers above.
 
-        `cut`: versions before it may have rows that must not be read again, so no tier below may keep such a one.
-        Raises StaleWriterError, and the lowest tier's error when none takes the page or a cut version stays.
+        `rows` and `blob` are results of `encode`. With `truncates`, earlier versions may have rows
+        that must not be read again, so versions with more rows are deleted from lower tiers.
+        Raises StaleWriterError, or the lowest tier's error when no tier accepts the page or such a
+        version cannot be deleted.
         """
         blob = blob or encode_page(self._layout, page.key, page.sequence, rows)
-        depth = self._put_somewhere(page.key, blob, epoch, self._places)
-        self._note_place(page, depth, epoch)
-        self.keep_above(depth, [(page.key, blob, rows)])
-        if cut:
+        depth = self._put_first(page.key, blob, epoch, self._write_order)
+        self._record_depth(page, depth, epoch)
+        self.copy_above(depth, [(page.key, blob, rows)])
+        if truncates:
             for below in range(depth + 1, self._tiers.bottom + 1):
-                if self._has_more(below, page.key, rows.shape[3]):
+                if self._has_more_rows(below, page.key, rows.shape[3]):
                     self._tiers.delete(below, [page.key], epoch)
 
-    def keep_above(self, depth: int, pages: Iterable[tuple[PageKey, Blob, Tensor]]) -> None:
-        """Copies of pages of the tier at `depth`, with their rows, for the tiers above it: each gets its own form."""
+    def copy_above(self, depth: int, pages: Iterable[tuple[PageKey, Blob, Tensor]]) -> None:
+        """Copy pages of the tier at `depth`, with their rows, into the tiers above it.
+
+        Each tier gets the form of its codec. Refused copies are only counted.
+        """
         if depth == 0:
             return
         for key, blob, rows in pages:
-            exact = self._as_raw(blob, rows) if Codec.RAW in self._codecs[:depth] else blob
+            raw = self._to_raw(blob, rows) if Codec.RAW in self._codecs[:depth] else blob
             for above in range(depth):
-                self._keep_copy(above, key, exact if self._codecs[above] is Codec.RAW else blob)
+                self._put_copy(above, key, raw if self._codecs[above] is Codec.RAW else blob)
 
     def delete(self, keys: Sequence[PageKey], epoch: int | None = None) -> None:
-        """Forget pages in every tier. Raises the first error when some tier failed; the others have done it."""
-        self._owed.discard(keys)
+        """Delete pages from every tier. Raises the first error after all tiers were tried."""
+        self._pending.discard(keys)
         self._delete_from(range(self._tiers.bottom, -1, -1), keys, epoch)
 
-    def forget_copies(self, keys: Sequence[PageKey]) -> None:
-        """Drop pages from the tiers above the lowest, but for those that it is still to get."""
+    def delete_copies(self, keys: Sequence[PageKey]) -> None:
+        """Delete pages from the tiers above the lowest, except pending ones."""
         self._delete_from(
-            range(self._tiers.bottom), [key for key in keys if key not in self._owed], None
+            range(self._tiers.bottom), [key for key in keys if key not in self._pending], None
         )
 
     def flush(self, sessions: Collection[str]) -> bool:
-        """Whether all that these sessions' pages are in is durable now."""
-        owed = self._owed.of(sessions)
+        """Flush the tiers that hold these sessions' pages; return whether all are durable."""
+        pending = self._pending.select(sessions)
         try:
-            for depth in {self._tiers.bottom} | {one.depth for one in owed}:
+            for depth in {self._tiers.bottom} | {page.depth for page in pending}:
                 self._tiers.all[depth].flush()
         except TierError:
             return False
-        return self._tiers.lowest.durable and all(one.durable for one in owed)
+        return self._tiers.lowest.durable and all(page.durable for page in pending)
 
-    # What is owed
+    # Pending pages
 
-    def owe(self, headers: Mapping[int, PageHeader], depth: int) -> None:
-        """The tier at `depth` has versions that the lowest one did not get before an earlier process ended."""
+    def add_pending(self, headers: Mapping[int, PageHeader], depth: int) -> None:
+        """Record versions in the tier at `depth` that an earlier process did not flush below."""
+        durable = self._tiers.all[depth].durable
         for header in headers.values():
             page = ExpectedPage(header.key, header.sequence)
-            self._owed.add(PendingPage(page, depth, self._tiers.all[depth].durable, header.epoch))
+            self._pending.add(PendingPage(page, depth, durable, header.epoch))
         if headers:
-            self._on_owed()
+            self._on_pending()
 
-    def settle_owed(self, sessions: Collection[str] | None = None) -> list[str]:
-        """Bring owed pages, of some sessions or all, where they belong.
+    def flush_pending(self, sessions: Collection[str] | None = None) -> list[str]:
+        """Move the pending pages of some sessions, or of all, to the lowest tier.
 
-        Returns sessions that another writer has taken over; what they owed is dropped.
+        Returns the sessions that another writer took over; their pending pages are discarded.
         """
         stale = []
-        for owed in self._owed.of(sessions):
+        for pending in self._pending.select(sessions):
             try:
-                self._bring(owed)
+                self._move_down(pending)
             except StaleWriterError:
-                self._owed.discard([owed.page.key])
+                self._pending.discard([pending.page.key])
                 with suppress(TierError):
-                    self._tiers.all[owed.depth].delete([owed.page.key])
-                stale.append(owed.page.key.session)
+                    self._tiers.all[pending.depth].delete([pending.page.key])
+                stale.append(pending.page.key.session)
             except TierError:
                 continue
-            except PageError:  # nobody can read it either
-                self._owed.discard([owed.page.key])
+            except PageError:  # The page is unreadable, so there is nothing to move.
+                self._pending.discard([pending.page.key])
         return stale
 
-    def forget_owed(self, session: str) -> None:
-        """What is owed of the session's pages will not be brought to the lowest tier any more."""
-        self._owed.discard([owed.page.key for owed in self._owed.of([session])])
+    def discard_pending(self, session: str) -> None:
+        """Stop moving the session's pending pages to the lowest tier."""
+        self._pending.discard([pending.page.key for pending in self._pending.select([session])])
 
-    def owes(self, sessions: Collection[str] | None = None) -> bool:
-        """Whether pages, of some sessions or any, are not where they belong."""
-        return bool(self._owed.of(sessions))
+    def has_pending(self, sessions: Collection[str] | None = None) -> bool:
+        """Return whether pages of some sessions, or of any, are not in the lowest tier yet."""
+        return bool(self._pending.select(sessions))
 
-    def depth_of(self, key: PageKey) -> int:
-        """The tier that has to keep a page: the lowest, or the one that has it until that takes it."""
-        return self._owed.depth(key, self._tiers.bottom)
+    def get_depth(self, key: PageKey) -> int:
+        """Depth of the tier that must hold a page: the lowest, or its own while it is pending."""
+        return self._pending.get_depth(key, self._tiers.bottom)
 
-    def owed_keys(self) -> set[PageKey]:
-        """The pages that the lowest tier is to get yet."""
-        return {owed.page.key for owed in self._owed.of()}
+    def pending_keys(self) -> set[PageKey]:
+        """Keys of all pending pages."""
+        return {pending.page.key for pending in self._pending.select()}
 
-    def undurable(self, sessions: Collection[str] | None = None) -> bool:
-        """Whether pages, of some sessions or any, are held in memory alone though a tier below should have them."""
-        return any(not owed.durable for owed in self._owed.of(sessions))
+    def has_undurable(self, sessions: Collection[str] | None = None) -> bool:
+        """Return whether pages of some sessions, or of any, are held in memory alone."""
+        return any(not pending.durable for pending in self._pending.select(sessions))
 
-    # Inside
+    # Internals
 
-    def _put_somewhere(
-        self, key: PageKey, blob: Blob, epoch: int | None, places: Sequence[int]
-    ) -> int:
-        """Put a page into the first of `places` that takes it, which is returned. Raises the first refusal."""
+    def _put_first(self, key: PageKey, blob: Blob, epoch: int | None, depths: Sequence[int]) -> int:
+        """Put a page into the first of `depths` that accepts it; return that depth.
+
+        Raises the first refusal.
+        """
         refusal: TierError | None = None
-        for depth in places:
+        for depth in depths:
             try:
                 self._tiers.put(depth, key, blob, epoch)
             except StaleWriterError:
@@ -173,30 +182,30 @@ class PagePlacement:
                 refusal = refusal or error
             else:
                 return depth
-        assert refusal is not None, "there is at least one place"
+        assert refusal is not None, "there is at least one tier to write to"
         raise refusal
 
-    def _note_place(self, page: ExpectedPage, depth: int, epoch: int | None) -> None:
+    def _record_depth(self, page: ExpectedPage, depth: int, epoch: int | None) -> None:
         if depth == self._tiers.bottom:
-            self._owed.discard([page.key])
+            self._pending.discard([page.key])
         else:
-            self._owed.add(PendingPage(page, depth, self._tiers.all[depth].durable, epoch))
-            self._on_owed()
+            self._pending.add(PendingPage(page, depth, self._tiers.all[depth].durable, epoch))
+            self._on_pending()
 
-    def _bring(self, owed: PendingPage) -> None:
-        key = owed.page.key
-        blob = self._tiers.all[owed.depth].get([key])[0]
-        if blob is None or parse_header(blob).sequence != owed.page.sequence:
-            self._owed.discard([key])
+    def _move_down(self, pending: PendingPage) -> None:
+        key = pending.page.key
+        blob = self._tiers.all[pending.depth].get([key])[0]
+        if blob is None or parse_header(blob).sequence != pending.page.sequence:
+            self._pending.discard([key])
             return
-        better = self._places[: self._places.index(owed.depth)]
-        depth = self._put_somewhere(key, blob, owed.epoch, better)
-        self._note_place(owed.page, depth, owed.epoch)
-        if not owed.durable:  # memory may give it up now
-            self._tiers.put(owed.depth, key, blob, owed.epoch, backed=True)
+        preferred = self._write_order[: self._write_order.index(pending.depth)]
+        depth = self._put_first(key, blob, pending.epoch, preferred)
+        self._record_depth(pending.page, depth, pending.epoch)
+        if not pending.durable:  # Memory may drop the page from now on.
+            self._tiers.put(pending.depth, key, blob, pending.epoch, backed=True)
 
-    def _has_more(self, depth: int, key: PageKey, tokens: int) -> bool:
-        """Whether a tier's version of a page may have more rows than `tokens`. Raises a tier's error."""
+    def _has_more_rows(self, depth: int, key: PageKey, tokens: int) -> bool:
+        """Return whether a tier's version of a page may have more than `tokens` tokens."""
         try:
             blob = self._tiers.all[depth].get([key])[0]
         except PageError:
@@ -215,24 +224,24 @@ class PagePlacement:
         if failure is not None:
             raise failure
 
-    def _keep_copy(self, depth: int, key: PageKey, blob: Blob) -> None:
+    def _put_copy(self, depth: int, key: PageKey, blob: Blob) -> None:
         try:
             self._tiers.put(depth, key, blob, None, backed=True)
         except TierError:
-            # The tier below has the page. An older copy up here would only take room.
+            # The tier below has the page. An older copy up here would only occupy memory.
             self._tiers.count(depth, refused_pages=1)
             with suppress(TierError):
                 self._tiers.all[depth].delete([key])
 
-    def _as_raw(self, blob: Blob, rows: Tensor) -> Blob:
+    def _to_raw(self, blob: Blob, rows: Tensor) -> Blob:
         header = parse_header(blob)
         if header.codec == Codec.RAW:
             return blob
         return encode_page(self._layout, header.key, header.sequence, rows)
 
 
-def _places(tiers: Sequence[Tier]) -> tuple[int, ...]:
-    """Where a page goes, by preference: the lowest tier, the durable ones above it from below, then memory."""
+def _get_write_order(tiers: Sequence[Tier]) -> tuple[int, ...]:
+    """Depths by preference: the lowest, the durable ones above it from below, then memory."""
     bottom = len(tiers) - 1
     above = range(bottom - 1, -1, -1)
     return (
@@ -246,6 +255,6 @@ def _require_order(tiers: Sequence[Tier], codecs: Sequence[Codec]) -> None:
     names = [f"{tier.name}: {codec.name}" for tier, codec in zip(tiers, codecs, strict=True)]
     if list(codecs) != sorted(codecs):
         raise TierSettingsError(
-            f"no tier may keep rows less exactly than the one below it, got {', '.join(names)}; "
-            "give the lowest tier INT8 too"
+            f"no tier may store rows less exactly than the tier below it, got {', '.join(names)}; "
+            "set INT8 in the lowest tier too"
         )

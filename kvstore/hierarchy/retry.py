@@ -1,14 +1,17 @@
-"""The thread that tries again what tiers refused, at growing intervals."""
+"""Background thread that retries what tiers refused, at growing intervals."""
 
 from collections.abc import Callable
 from threading import Event, Lock, Thread
 
-_FIRST_PAUSE_SECONDS = 0.25
-_LONGEST_PAUSE_SECONDS = 15.0
+_FIRST_DELAY_SECONDS = 0.25
+_MAX_DELAY_SECONDS = 15.0
 
 
 class BackoffRetry:
-    """Calls `attempt` from `wake` on until it returns True, which says that nothing is left to do."""
+    """Calls `attempt` after each `wake` until it returns True, which means nothing is left to do.
+
+    The thread starts at the first `wake`.
+    """
 
     def __init__(self, attempt: Callable[[], bool]) -> None:
         self._attempt = attempt
@@ -18,15 +21,15 @@ class BackoffRetry:
         self._lock = Lock()
 
     def wake(self) -> None:
-        """Something was refused."""
+        """Start retrying, because something was refused."""
         with self._lock:
             if self._thread is None and not self._closing.is_set():
-                self._thread = Thread(target=self._run, name="kvstore-retrying", daemon=True)
+                self._thread = Thread(target=self._run, name="kvstore-retry", daemon=True)
                 self._thread.start()
         self._woken.set()
 
     def close(self) -> None:
-        """Stop, after an attempt that is under way. May be called twice."""
+        """Stop after the attempt that is running. May be called twice."""
         with self._lock:
             self._closing.set()
         self._woken.set()
@@ -37,8 +40,8 @@ class BackoffRetry:
         while True:
             self._woken.wait()
             self._woken.clear()
-            pause = _FIRST_PAUSE_SECONDS
-            while not self._closing.wait(pause) and not self._attempt():
-                pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+            delay = _FIRST_DELAY_SECONDS
+            while not self._closing.wait(delay) and not self._attempt():
+                delay = min(2 * delay, _MAX_DELAY_SECONDS)
             if self._closing.is_set():
                 return

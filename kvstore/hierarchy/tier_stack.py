@@ -1,6 +1,7 @@
-"""The tiers of one store as a whole: written from the lowest up (`placement`), read from the fastest down.
+"""All tiers of a store: written from the lowest up (`placement`), read from the fastest down.
 
-A page is read by the codec in its header, whatever is configured now: one that was written as RAW stays exact.
+A page is decoded by the codec in its header, independent of the configured one: a page that was
+written as RAW stays exact.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -8,7 +9,13 @@ from contextlib import suppress
 
 from torch import Tensor
 
-from kvstore.errors import KvStoreError, LostPageError, PageError, TierError, TierSettingsError
+from kvstore.errors import (
+    KvStoreError,
+    MissingPageError,
+    PageError,
+    TierError,
+    TierSettingsError,
+)
 from kvstore.format.codec import Codec, decode_page
 from kvstore.format.page import Blob, PageHeader, PageKey, PageLayout, parse_header, require_layout
 from kvstore.format.page_table import ExpectedPage
@@ -21,10 +28,10 @@ _Page = tuple[PageHeader, Blob]
 
 
 class TierStack:
-    """Reads pages from `tiers`, given fastest first, and says what these hold. Safe to call from several threads.
+    """Reads pages from `tiers`, fastest first, and lists their contents.
 
-    `codecs`: one per tier, RAW for all when not given; they and `on_owed` belong to the placement. Raises
-    TierSettingsError, and closes the tiers then.
+    Safe to call from several threads. `codecs` has one entry per tier, RAW for all by default; see
+    `PagePlacement` for `codecs` and `on_pending`. Raises TierSettingsError after closing the tiers.
     """
 
     def __init__(
@@ -33,67 +40,69 @@ class TierStack:
         tiers: Sequence[Tier],
         codecs: Sequence[Codec] | None,
         epochs: WriterEpochs,
-        on_owed: Callable[[], None],
+        on_pending: Callable[[], None],
     ) -> None:
         self._layout = layout
         self.tiers = MeteredTiers(tiers, epochs)
         try:
             self.placement = PagePlacement(
-                layout, self.tiers, codecs or [Codec.RAW] * len(tiers), on_owed
+                layout, self.tiers, codecs or [Codec.RAW] * len(tiers), on_pending
             )
         except TierSettingsError:
             self.tiers.close()
             raise
 
     def read(self, pages: Sequence[ExpectedPage], *, promote: bool = True) -> list[Tensor]:
-        """The rows of the pages, in their order, each from the fastest tier that has the expected version.
+        """Read the rows of pages, each from the fastest tier that has the expected version.
 
-        What came from a lower tier is put into the ones above it, if `promote`. Raises for a page that no tier has:
-        the lowest tier's TierError if it did not answer, a PageError of a copy that cannot be used, LostPageError.
+        Returns tensors `[n_layers, 2, n_kv_heads, valid_tokens, head_dim]` in the order of `pages`.
+        With `promote`, pages from a lower tier are copied into the tiers above it. Raises for a
+        page that no tier can give: the lowest tier's TierError when it did not answer, the
+        PageError of an unusable copy, else MissingPageError.
         """
-        found: dict[PageKey, Tensor] = {}
+        rows: dict[PageKey, Tensor] = {}
         failures: dict[PageKey, KvStoreError] = {}
         missing = list(pages)
         for depth in range(len(self.tiers.all)):
             read, failed = self._read_from(depth, missing)
             failures |= failed
-            found |= {key: decode_page(self._layout, *page) for key, page in read.items()}
+            rows |= {key: decode_page(self._layout, *page) for key, page in read.items()}
             if promote:
-                self.placement.keep_above(
-                    depth, [(key, blob, found[key]) for key, (_, blob) in read.items()]
+                self.placement.copy_above(
+                    depth, [(key, blob, rows[key]) for key, (_, blob) in read.items()]
                 )
-            missing = [page for page in missing if page.key not in found]
+            missing = [page for page in missing if page.key not in rows]
             if not missing:
                 break
         for page in missing:
-            lost = LostPageError(f"no tier holds {page}; its rows must be computed again")
-            raise failures.get(page.key, lost)
-        return [found[page.key] for page in pages]
+            absent = MissingPageError(f"no tier holds {page}; its rows must be computed again")
+            raise failures.get(page.key, absent)
+        return [rows[page.key] for page in pages]
 
-    def verified(self, page: ExpectedPage) -> tuple[Tensor, bool]:
-        """The rows of a page and whether the tier that has to keep it gave them, not a copy above it.
+    def read_verified(self, page: ExpectedPage) -> tuple[Tensor, bool]:
+        """Read a page; also return whether the tier that must hold it has it, not only a copy.
 
-        Raises as `read`, and that tier's error if it did not answer.
+        Raises as `read`, and the error of that tier when it did not answer.
         """
-        found, failed = self._read_from(self.placement.depth_of(page.key), [page])
-        if page.key in found:
-            return decode_page(self._layout, *found[page.key]), True
+        read, failed = self._read_from(self.placement.get_depth(page.key), [page])
+        if page.key in read:
+            return decode_page(self._layout, *read[page.key]), True
         if isinstance(error := failed.get(page.key), TierError):
             raise error
         return self.read([page], promote=False)[0], False
 
-    def bring_up(self, pages: Sequence[ExpectedPage]) -> None:
-        """Put pages into the tiers above the one that has them, as far as they are to be had."""
+    def promote(self, pages: Sequence[ExpectedPage]) -> None:
+        """Copy pages into the tiers above the one that holds them; skips unreadable pages."""
         for page in pages:
             with suppress(PageError):
                 self.read([page])
 
     def headers(self, session: str, epoch: int | None = None) -> dict[int, PageHeader]:
-        """The newest version of each of a session's pages, by index, in the lowest and all durable tiers.
+        """Newest versions of a session's pages in the lowest and all durable tiers, by index.
 
-        Where others write the lowest tier too, pages that only this process has count only if nobody else can have
-        written the session since: then the next epoch after theirs is `epoch`, the one it is opened under. Raises the
-        lowest tier's error, ForeignPageError.
+        When the lowest tier is shared, pages that only this process has count only when no other
+        process can have written the session since, that is when `epoch`, under which it is being
+        opened, directly follows theirs. Raises the lowest tier's error, ForeignPageError.
         """
         newest = self._stored(self.tiers.bottom, session)
         for depth, tier in enumerate(self.tiers.all[:-1]):
@@ -108,16 +117,16 @@ class TierStack:
                         for index, header in above.items()
                         if index not in newest or newest[index].sequence < header.sequence
                     }
-                    self.placement.owe(newer, depth)
+                    self.placement.add_pending(newer, depth)
                     newest |= newer
         return newest
 
     def stored_keys(
         self, session: str, *, above: bool = False, must_answer: bool = True
     ) -> set[PageKey]:
-        """The session's pages in all tiers, or in those above the lowest.
+        """Keys of the session's pages in all tiers, or with `above` in those above the lowest.
 
-        Raises what a tier failed with if it `must_answer`; else its pages are left out.
+        Raises a tier's error with `must_answer`; without it, the pages of that tier are left out.
         """
         keys: set[PageKey] = set()
         for tier in self.tiers.all[:-1] if above else self.tiers.all:
@@ -129,14 +138,17 @@ class TierStack:
         return keys
 
     def newest_sequence(self, key: PageKey) -> int:
-        """The largest number of any version of a page that a tier holds; -1 when none does. Raises a tier's error."""
+        """Largest sequence number of a page in any tier; -1 when none has it.
+
+        Raises a tier's error.
+        """
         headers = (header for tier in self.tiers.all for header in tier.stored(key.session))
         return max((header.sequence for header in headers if header.key == key), default=-1)
 
     def all_headers(self) -> Iterator[PageHeader]:
-        """Headers of the durable tiers that only this process writes, and of the lowest if it is none that others do.
+        """Headers in the unshared tiers that are durable or lowest.
 
-        Raises ForeignPageError, what a tier failed with.
+        Raises ForeignPageError, or a tier's error.
         """
         for tier in self.tiers.all:
             if not tier.shared and (tier.durable or tier is self.tiers.lowest):
@@ -151,7 +163,7 @@ class TierStack:
         return headers
 
     def _require_ours(self, header: PageHeader) -> None:
-        """Raise ForeignPageError for another layout's page; one without tokens is a page whose header broke."""
+        """Raise ForeignPageError for another layout's page; no tokens means a broken header."""
         if header.valid_tokens:
             require_layout(header, self._layout)
 
@@ -160,9 +172,9 @@ class TierStack:
         depth: int,
         pages: Sequence[ExpectedPage],
     ) -> tuple[dict[PageKey, _Page], dict[PageKey, KvStoreError]]:
-        """What a tier has of some pages, and why those are not to be had that it should have."""
+        """Read pages from one tier; also return the errors of pages that it should have."""
         try:
-            found = self._expected(pages, self.tiers.get(depth, [page.key for page in pages]))
+            read = self._match_expected(pages, self.tiers.get(depth, [page.key for page in pages]))
         except PageError as error:
             return (
                 self._read_one_by_one(depth, pages)
@@ -170,43 +182,43 @@ class TierStack:
                 else ({}, {pages[0].key: error})
             )
         except TierError as error:
-            # A copy above the lowest tier is a convenience, unless it is the only one.
-            only_here = self.placement.owed_keys()
+            # A copy above the lowest tier is optional, unless it is the only one.
+            only_here = self.placement.pending_keys()
             return {}, {
                 page.key: error
                 for page in pages
                 if depth == self.tiers.bottom or page.key in only_here
             }
-        read_bytes = sum(len(blob) for _, blob in found.values())
+        read_bytes = sum(len(blob) for _, blob in read.values())
         self.tiers.count(
-            depth, hits=len(found), misses=len(pages) - len(found), read_bytes=read_bytes
+            depth, hits=len(read), misses=len(pages) - len(read), read_bytes=read_bytes
         )
-        return found, {}
+        return read, {}
 
     def _read_one_by_one(
         self,
         depth: int,
         pages: Sequence[ExpectedPage],
     ) -> tuple[dict[PageKey, _Page], dict[PageKey, KvStoreError]]:
-        found: dict[PageKey, _Page] = {}
+        pages_read: dict[PageKey, _Page] = {}
         failures: dict[PageKey, KvStoreError] = {}
         for page in pages:
-            one, failed = self._read_from(depth, [page])
-            found |= one
+            read, failed = self._read_from(depth, [page])
+            pages_read |= read
             failures |= failed
-        return found, failures
+        return pages_read, failures
 
-    def _expected(
+    def _match_expected(
         self, pages: Sequence[ExpectedPage], blobs: Sequence[Blob | None]
     ) -> dict[PageKey, _Page]:
-        """Of what a tier gave, the versions that may be read."""
-        given = [
+        """Parse the blobs of a tier and keep the expected versions."""
+        parsed = [
             (page, parse_header(blob), blob)
             for page, blob in zip(pages, blobs, strict=True)
             if blob is not None
         ]
         return {
             page.key: (header, blob)
-            for page, header, blob in given
-            if page.is_met_by(header, self._layout)
+            for page, header, blob in parsed
+            if page.matches(header, self._layout)
         }

@@ -1,4 +1,4 @@
-"""From memory to durable: the page writer, what it does with a page, and trying again what the tiers refused."""
+"""Write-through from memory to durable tiers: the page writer, its callbacks and the retries."""
 
 from collections.abc import Collection, Sequence
 
@@ -6,15 +6,16 @@ from kvstore.errors import TierFailedError
 from kvstore.format.page import PageKey, PageLayout
 from kvstore.format.summaries import PageSummaries
 from kvstore.hierarchy.epochs import WriterEpochs
-from kvstore.hierarchy.page_writer import PageWriter, QueuedPage, Work
+from kvstore.hierarchy.page_writer import PageWriter, QueuedPage, WriterCallbacks
 from kvstore.hierarchy.retry import BackoffRetry
 from kvstore.hierarchy.tier_stack import TierStack
 
 
 class WriteThrough:
-    """Owns the writer's thread, which alone writes to the tiers of `stack`, and the thread that tries again.
+    """Owns the writer thread, the only thread that writes to the tiers, and the retry thread.
 
-    `retrying` is `BackoffRetry` of this object's `retry`: the tiers, which are there before this, wake it too.
+    `retry` must call this object's `retry_refused`. It is created before, because the tier stack
+    wakes it too.
     """
 
     def __init__(
@@ -23,58 +24,66 @@ class WriteThrough:
         stack: TierStack,
         summaries: PageSummaries,
         epochs: WriterEpochs,
-        retrying: BackoffRetry,
+        retry: BackoffRetry,
         backlog_pages: int,
     ) -> None:
         self._layout = layout
         self._stack = stack
         self._summaries = summaries
-        self._retrying = retrying
-        work = Work(self._write, self._delete, stack.placement.settle_owed, retrying.wake)
-        self.writer = PageWriter(work, epochs, backlog_pages)
+        self._retry = retry
+        callbacks = WriterCallbacks(
+            write=self._write,
+            delete=self._delete,
+            flush_pending=stack.placement.flush_pending,
+            on_refused=retry.wake,
+        )
+        self.writer = PageWriter(callbacks, epochs, backlog_pages)
 
     def flush(self, sessions: Collection[str]) -> bool:
-        """Whether all pages of these sessions that were handed over are durable now."""
+        """Write the submitted pages of these sessions; return whether all of them are durable."""
         refused = self.writer.drain(sessions)
-        if refused or self._stack.placement.undurable(sessions):
-            self._stack.tiers.try_again()
+        if refused or self._stack.placement.has_undurable(sessions):
+            self._stack.tiers.clear_failure()
             refused = self.writer.drain(sessions)
         return self._stack.placement.flush(sessions) and not refused
 
     def finish(self) -> None:
-        """Return when nothing is on its way. Raises a tier's error when none takes what has to be written."""
-        self._stack.tiers.try_again()
+        """Wait until every task is done. Raises a tier's error when no tier accepts a page."""
+        self._stack.tiers.clear_failure()
         for error in self.writer.drain():
             raise error
 
-    def retry(self) -> bool:
-        """Try again what was refused; whether nothing is left."""
+    def retry_refused(self) -> bool:
+        """Retry what was refused; return whether nothing is left to retry."""
         self._stack.tiers.probe()
         self.writer.drain()
-        return not self.writer.refuses() and not self._stack.placement.owes()
+        return not self.writer.has_refused() and not self._stack.placement.has_pending()
 
     def close(self) -> None:
-        """Stop both threads, then close the tiers, whatever the last flush says.
+        """Stop both threads, then close the tiers, even when the last flush fails.
 
-        Raises a tier's error when rows are in no tier that outlives the process though one should have them.
+        Raises a tier's error when rows are in no durable tier though the store has one.
         """
-        self._retrying.close()
+        self._retry.close()
         try:
             self.finish()
             self._stack.tiers.lowest.flush()
-            if self._stack.placement.undurable():
-                raise TierFailedError("rows that no durable tier took end with the process")
+            if self._stack.placement.has_undurable():
+                raise TierFailedError(
+                    "some rows were refused by every durable tier and end with the process; "
+                    "they are computed again at the session's next use"
+                )
         finally:
             self.writer.close()
             self._stack.tiers.close()
 
-    def _write(self, pending: QueuedPage) -> None:
+    def _write(self, queued: QueuedPage) -> None:
         self._stack.placement.write(
-            pending.page, pending.rows, pending.blob, epoch=pending.epoch, cut=pending.cut
+            queued.page, queued.rows, queued.blob, epoch=queued.epoch, truncates=queued.truncates
         )
-        if pending.rows.shape[3] == self._layout.page_tokens:
-            self._summaries.make(pending.page, pending.rows[:, 0])
+        if queued.rows.shape[3] == self._layout.page_tokens:
+            self._summaries.add(queued.page, queued.rows[:, 0])
 
     def _delete(self, keys: Sequence[PageKey], epoch: int | None) -> None:
-        self._summaries.forget(keys)
+        self._summaries.discard(keys)
         self._stack.placement.delete(keys, epoch)

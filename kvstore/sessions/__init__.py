@@ -1,1 +1,1 @@
-"""One session's rows: open, read, append, gather, delete."""
+"""Sessions of the row store: open, read, append, gather and delete."""

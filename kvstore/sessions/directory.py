@@ -1,28 +1,28 @@
-"""The sessions of a store: those in memory, those that only the tiers have, and what is kept of those that are gone."""
+"""Directory of a store's sessions: in memory, only in the tiers, or deleted with retained pages."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Lock
 
 from kvstore.errors import StoreClosedError
-from kvstore.format.page import session_name_bytes
+from kvstore.format.page import encode_session_id
 from kvstore.format.page_table import PageTable
 from kvstore.sessions.state import StoredSession
 
 
 class SessionDirectory:
-    """Finds and makes sessions. Safe to call from several threads.
+    """Looks up and creates sessions. Safe to call from several threads.
 
-    `stored` are the sessions that an earlier process left in tiers that only this one writes; `recover` finds out what
-    one of them has.
+    `stored` are sessions that an earlier process left in tiers that only this process writes;
+    `recover` loads what the tiers have of one of them.
     """
 
     def __init__(self, stored: set[str], recover: Callable[[StoredSession], None]) -> None:
         self._recover = recover
         self._sessions: dict[str, StoredSession] = {}
-        self._left = set(stored)
-        self._left_by_others = set(stored)
-        self._kept: dict[str, int] = {}
+        self._unopened = set(stored)
+        self._unclaimed = set(stored)
+        self._retained_pages: dict[str, int] = {}
         self._lock = Lock()
         self._closed = False
 
@@ -30,80 +30,80 @@ class SessionDirectory:
     def locked(
         self, session: str, *, create: bool = False, recover: bool = True
     ) -> Iterator[StoredSession]:
-        """The session's state with its lock held. Unless it shall be made, a session that is not there is empty.
+        """Lock the session and yield its state; an unknown session is empty unless created.
 
-        Without `recover` nothing is read of one that only the tiers have. Raises StoreClosedError, and what a tier
-        failed with.
+        Without `recover` nothing is read of a session that only the tiers have. Raises
+        StoreClosedError, or a tier's error.
         """
         while True:
             state = self._find(session, create)
             with state.lock:
-                # Between finding a session and locking it another thread may have dropped it.
-                if not state.dropped:
-                    if recover and state.left and not state.known:
+                # Another thread may have removed the session before it was locked.
+                if not state.removed:
+                    if recover and state.unopened and not state.loaded:
                         self._recover(state)
                     yield state
                     return
 
-    def in_memory(self, session: str) -> StoredSession | None:
-        """The session, if all that is known of it is here."""
+    def get_loaded(self, session: str) -> StoredSession | None:
+        """The session if its state in memory is complete, else None."""
         state = self._sessions.get(session)
-        return state if state is not None and state.known else None
+        return state if state is not None and state.loaded else None
 
-    def versions(self, session: str, page_tokens: int) -> dict[int, tuple[int, int]] | None:
-        """Of a session in memory each page's sequence number and tokens, by index; None if it is not."""
-        state = self.in_memory(session)
+    def get_versions(self, session: str, page_tokens: int) -> dict[int, tuple[int, int]] | None:
+        """Sequence number and token count of each page, by index; None when it is not loaded."""
+        state = self.get_loaded(session)
         if state is None:
             return None
         with state.lock:
-            numbers = [(index, state.table.sequence(index)) for index in range(len(state.table))]
+            sequences = [(index, state.table.sequence(index)) for index in range(len(state.table))]
             return {
-                i: (number, state.filled(i, page_tokens))
-                for i, number in numbers
-                if number is not None
+                index: (sequence, state.valid_tokens(index, page_tokens))
+                for index, sequence in sequences
+                if sequence is not None
             }
 
-    def remove(self, state: StoredSession, *, keep_pages: int = 0, left: bool = False) -> None:
-        """Forget a session whose lock is held, but that its first pages are kept, or that it is left in the tiers."""
-        state.dropped = True
+    def remove(self, state: StoredSession, *, keep_pages: int = 0, unopened: bool = False) -> None:
+        """Remove a locked session; its first pages may be retained, or all be left unopened."""
+        state.removed = True
         with self._lock:
             if self._sessions.get(state.name) is state:
                 del self._sessions[state.name]
-            self._left.discard(state.name)
-            self._left_by_others.discard(state.name)
-            if left:
-                self._left.add(state.name)
+            self._unopened.discard(state.name)
+            self._unclaimed.discard(state.name)
+            if unopened:
+                self._unopened.add(state.name)
             if keep_pages:
-                self._kept[state.name] = keep_pages
-            elif not left:
-                self._kept.pop(state.name, None)
+                self._retained_pages[state.name] = keep_pages
+            elif not unopened:
+                self._retained_pages.pop(state.name, None)
 
     def names(self) -> list[str]:
-        """Of the sessions that are in memory or were left, sorted."""
+        """Ids of the sessions that are in memory or unopened in the tiers, sorted."""
         with self._lock:
-            return sorted(self._sessions.keys() | self._left)
+            return sorted(self._sessions.keys() | self._unopened)
 
     def states(self) -> list[StoredSession]:
-        """The sessions in memory."""
+        """States of the sessions in memory."""
         with self._lock:
             return list(self._sessions.values())
 
-    def left_by_others(self) -> list[str]:
-        """Sessions that an earlier process left and nobody has opened or appended to since, sorted."""
+    def unclaimed(self) -> list[str]:
+        """Sessions of an earlier process that were not opened or appended to since, sorted."""
         with self._lock:
-            return sorted(self._left_by_others)
+            return sorted(self._unclaimed)
 
-    def is_left(self, session: str) -> bool:
-        """Whether the tiers may hold whatever they hold of the session, since nobody has opened it yet."""
+    def is_unopened(self, session: str) -> bool:
+        """Return whether the tiers may hold unknown pages of a session that was not opened yet."""
         state = self._sessions.get(session)
-        return session in self._left or (state is not None and state.left)
+        return session in self._unopened or (state is not None and state.unopened)
 
-    def kept_pages(self, session: str) -> int:
-        """How many first pages of a session that is gone are kept for others."""
-        return self._kept.get(session, 0)
+    def retained_pages(self, session: str) -> int:
+        """Number of leading pages of a deleted session that are retained for its forks."""
+        return self._retained_pages.get(session, 0)
 
     def close(self) -> bool:
-        """Refuse every call from now on; False if that was so already."""
+        """Refuse every later call; return False when the directory was closed already."""
         with self._lock:
             was_closed = self._closed
             self._closed = True
@@ -114,14 +114,14 @@ class SessionDirectory:
             if self._closed:
                 raise StoreClosedError("the row store is closed")
             if create:
-                self._left_by_others.discard(session)
+                self._unclaimed.discard(session)
             state = self._sessions.get(session)
             if state is None:
-                left = session in self._left
-                state = StoredSession(session, PageTable(session), left=left)
+                unopened = session in self._unopened
+                state = StoredSession(session, PageTable(session), unopened=unopened)
                 if create:
-                    session_name_bytes(session)
-                if create or left:
+                    encode_session_id(session)
+                if create or unopened:
                     self._sessions[session] = state
-                    self._left.discard(session)
+                    self._unopened.discard(session)
             return state

@@ -1,4 +1,4 @@
-"""Rows out of pages by token position: pure functions over a reader of pages, each page read once."""
+"""Gathering of rows by token position: pure functions that read each page once."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -13,14 +13,16 @@ from kvstore.format.buffers import empty_rows, zero_rows
 from kvstore.format.page import PageLayout
 
 PageReader = Callable[[Sequence[int]], Iterator[Tensor]]
-"""Page indices -> their rows `[n_layers, 2, n_kv_heads, v, head_dim]`, contiguous, in the order asked for."""
+"""Maps page indices to contiguous rows `[n_layers, 2, n_kv_heads, v, head_dim]`, in order."""
 
 
 @dataclass(frozen=True, eq=False)
 class ReadKeys:
-    """Keys of some pages, per page `[n_layers, n_kv_heads, t, head_dim]`, not to be written into.
+    """Keys of some pages.
 
-    bytes_read: of the pages, keys and values, that tiers had to deliver.
+    Attributes:
+        keys: Per page `[n_layers, n_kv_heads, t, head_dim]`, read-only.
+        bytes_read: Bytes of the pages, keys and values, that were read from tiers.
     """
 
     keys: list[Tensor]
@@ -28,14 +30,18 @@ class ReadKeys:
 
 
 def gather_tokens(layout: PageLayout, positions: Tensor, length: int, read: PageReader) -> Tensor:
-    """Positions int64 `[m]` -> rows `[n_layers, 2, n_kv_heads, m, head_dim]`, the same tokens everywhere."""
+    """Gather positions int64 `[m]` as rows `[n_layers, 2, n_kv_heads, m, head_dim]`.
+
+    Raises RowShapeError for positions of another dtype or shape, RowRangeError for a position
+    outside 0..length-1.
+    """
     _require_positions(positions, 1)
     _require_range(positions, 0, length)
     rows = empty_rows(layout.rows_shape(positions.numel()), layout.dtype)
-    touched, members = _by_page(positions, layout.page_tokens)
-    for index, member, page in zip(touched, members, read(touched), strict=True):
+    pages, members = _group_by_page(positions, layout.page_tokens)
+    for index, member, page in zip(pages, members, read(pages), strict=True):
         offsets = positions[member] - index * layout.page_tokens
-        for target, source, count in _runs(member.tolist(), offsets.tolist()):
+        for target, source, count in _get_runs(member.tolist(), offsets.tolist()):
             rows.narrow(3, target, count).copy_(page.narrow(3, source, count))
     return rows
 
@@ -47,9 +53,10 @@ def gather_selection(
     read: PageReader,
     layers: Sequence[int],
 ) -> list[tuple[Tensor, Tensor]]:
-    """For each of `layers` its selection int64 `[n_kv_heads, m_l]` -> keys and values `[n_kv_heads, m_l, head_dim]`.
+    """Gather int64 `[n_kv_heads, m_l]` of each layer as keys, values `[n_kv_heads, m_l, head_dim]`.
 
-    Every head has rows of its own; position -1 means no row and leaves zeros. Every page is read once.
+    Every KV head has its own positions; position -1 means no row and yields zeros. Raises as
+    `gather_tokens`.
     """
     for positions in selection:
         _require_positions(positions, 2, layout.n_kv_heads)
@@ -61,53 +68,62 @@ def gather_selection(
         return _split(layout, selection, keys, values)
     positions = flat[targets]
     lanes = _key_lanes(layout, selection, layers)[targets]
-    touched, members = _by_page(positions, layout.page_tokens)
-    into_keys = _whole_rows(keys)
-    into_values = _whole_rows(values)
-    for index, member, page in zip(touched, members, read(touched), strict=True):
-        page_rows = _whole_rows(page)
+    pages, members = _group_by_page(positions, layout.page_tokens)
+    key_rows = _view_as_rows(keys)
+    value_rows = _view_as_rows(values)
+    for index, member, page in zip(pages, members, read(pages), strict=True):
+        page_rows = _view_as_rows(page)
         stride = page.shape[3]
         sources = lanes[member] * stride + positions[member] - index * layout.page_tokens
         into = targets[member].numpy()
-        into_keys[into] = page_rows[sources.numpy()]
-        into_values[into] = page_rows[sources.numpy() + layout.n_kv_heads * stride]
+        key_rows[into] = page_rows[sources.numpy()]
+        value_rows[into] = page_rows[sources.numpy() + layout.n_kv_heads * stride]
     return _split(layout, selection, keys, values)
 
 
-def _runs(targets: Sequence[int], sources: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-    """Pairs of indices as stretches in which both go up by one: where each begins, and how long it is.
+def split_by_page(start: int, stop: int, page_tokens: int) -> Iterator[tuple[int, int]]:
+    """Split positions start..stop-1 at page boundaries: (begin, end) of each piece."""
+    for first in range(start - start % page_tokens, stop if start < stop else 0, page_tokens):
+        yield max(start, first), min(stop, first + page_tokens)
 
-    Tokens mostly lie side by side; copying them so took a thirtieth of the time that torch takes for an index each.
+
+def _get_runs(targets: Sequence[int], sources: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+    """Split pairs of indices into runs in which both increase by one: (target, source, count).
+
+    Tokens are mostly contiguous. Copying runs took a thirtieth of the time of indexing in torch.
     """
     begin = 0
     for end in range(1, len(targets) + 1):
-        goes_on = end < len(targets) and (
+        continues = end < len(targets) and (
             targets[end] - targets[begin] == sources[end] - sources[begin] == end - begin
         )
-        if not goes_on:
+        if not continues:
             yield targets[begin], sources[begin], end - begin
             begin = end
 
 
-def _whole_rows(rows: Tensor) -> NDArray[np.void]:
-    """Contiguous rows `[..., head_dim]` as `[n]`, each one thing: copied as bytes, where torch copies each number."""
+def _view_as_rows(rows: Tensor) -> NDArray[np.void]:
+    """View contiguous rows `[..., head_dim]` as `[n]` opaque items, which numpy copies as bytes."""
     flat = rows.view(-1, rows.shape[-1]).view(torch.uint8)
     return flat.numpy().view(f"V{flat.shape[1]}")[:, 0]
 
 
-def _by_page(positions: Tensor, page_tokens: int) -> tuple[list[int], list[Tensor]]:
-    """The pages that positions lie in, ascending, and for each the indices of its positions."""
-    pages = positions // page_tokens
-    order = torch.argsort(pages, stable=True)
-    touched, counts = torch.unique_consecutive(pages[order], return_counts=True)
+def _group_by_page(positions: Tensor, page_tokens: int) -> tuple[list[int], list[Tensor]]:
+    """Pages of the positions, ascending, and per page the indices of its positions."""
+    page_of_position = positions // page_tokens
+    order = torch.argsort(page_of_position, stable=True)
+    pages, counts = torch.unique_consecutive(page_of_position[order], return_counts=True)
     ends = torch.cumsum(counts, 0)
-    return touched.tolist(), [
+    return pages.tolist(), [
         order[begin:end] for begin, end in zip((ends - counts).tolist(), ends.tolist(), strict=True)
     ]
 
 
 def _key_lanes(layout: PageLayout, selection: Sequence[Tensor], layers: Sequence[int]) -> Tensor:
-    """For every flattened position which run of token rows in a page holds its key (values: n_kv_heads further)."""
+    """Per flattened position the index `(layer, 0, head)` of its key lane in a page.
+
+    A lane is the rows of all tokens of one KV head; the value lane is `n_kv_heads` lanes further.
+    """
     heads = torch.arange(layout.n_kv_heads)
     return torch.cat(
         [
@@ -120,7 +136,7 @@ def _key_lanes(layout: PageLayout, selection: Sequence[Tensor], layers: Sequence
 def _split(
     layout: PageLayout, selection: Sequence[Tensor], keys: Tensor, values: Tensor
 ) -> list[tuple[Tensor, Tensor]]:
-    """Flattened keys and values back into one pair per selection."""
+    """Split flattened keys and values into one pair per layer."""
     pairs = []
     begin = 0
     for positions in selection:
@@ -136,7 +152,7 @@ def _require_positions(positions: Tensor, dimensions: int, first: int | None = N
     if not fits or (first is not None and positions.shape[0] != first):
         raise RowShapeError(
             f"positions must be int64 with {dimensions} axes"
-            + (f", the first of {first} KV heads" if first is not None else "")
+            + (f", the first of size {first} (KV heads)" if first is not None else "")
             + f"; got {positions.dtype} {list(positions.shape)}"
         )
 
@@ -144,6 +160,6 @@ def _require_positions(positions: Tensor, dimensions: int, first: int | None = N
 def _require_range(positions: Tensor, lowest: int, length: int) -> None:
     if positions.numel() and (int(positions.min()) < lowest or int(positions.max()) >= length):
         raise RowRangeError(
-            f"positions {int(positions.min())}..{int(positions.max())} asked for, "
-            f"the session has rows 0..{length - 1}"
+            f"positions must lie in {lowest}..{length - 1}, "
+            f"got {int(positions.min())}..{int(positions.max())}"
         )

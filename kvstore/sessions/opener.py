@@ -1,48 +1,45 @@
-"""Making a session be what was committed of it: from memory where nobody else can have written it, else from the tiers.
+"""Opening of sessions: restore exactly the committed rows, from memory or from the tiers.
 
-What the tiers hold beyond the committed rows was never committed, and must be gone from there before anything else is
-written: whoever opens the session after this process takes the newest version of every page for right.
+When no other process can have written a session since, it is restored from memory. Rows that the
+tiers hold beyond the committed ones were never acknowledged. They are deleted before anything else
+is written: the next process that opens the session takes the newest version of every page as valid.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 from kvstore.errors import PageError, RowRangeError, StaleWriterError, TierFailedError
-from kvstore.format.page import PageHeader, PageKey, PageLayout
+from kvstore.format.page import PageHeader, PageKey
 from kvstore.format.page_table import PageTable, SharedPages
-from kvstore.hierarchy.epochs import WriterEpochs
-from kvstore.hierarchy.page_writer import PageWriter
 from kvstore.hierarchy.tier_stack import TierStack
+from kvstore.sessions.context import StoreContext
 from kvstore.sessions.state import SequenceNumbers, StoredSession
 from kvstore.sessions.writer import RowWriter
 
 Versions = Mapping[int, tuple[int, int]]
-"""Of a session's pages, by index: the sequence number of the version that counts, and how many tokens it has."""
+"""Sequence number and token count of the valid version of each page of a session, by index."""
 
 
 class SessionOpener:
-    """Opens sessions, whose locks the caller holds.
+    """Opens sessions whose locks the caller holds.
 
-    `versions_here(owner)` is what this process knows of another session's pages, None where it does not have it open.
+    `get_local_versions(owner)` returns the page versions of another session, None when this process
+    has not loaded it.
     """
 
     def __init__(
         self,
-        layout: PageLayout,
-        stack: TierStack,
-        writer: PageWriter,
+        context: StoreContext,
         rows: RowWriter,
-        numbers: SequenceNumbers,
-        epochs: WriterEpochs,
-        versions_here: Callable[[str], Versions | None],
+        get_local_versions: Callable[[str], Versions | None],
     ) -> None:
-        self._layout = layout
-        self._stack = stack
-        self._writer = writer
+        self._layout = context.layout
+        self._stack = context.stack
+        self._writer = context.writer
+        self._epochs = context.epochs
+        self._numbers = context.numbers
         self._rows = rows
-        self._numbers = numbers
-        self._epochs = epochs
-        self._versions_here = versions_here
+        self._get_local_versions = get_local_versions
 
     def open(
         self,
@@ -50,37 +47,61 @@ class SessionOpener:
         epoch: int,
         length: int,
         shared: Sequence[SharedPages],
-        of_owners: Mapping[str, Versions] | None = None,
+        owner_versions: Mapping[str, Versions] | None = None,
     ) -> None:
-        """Let the session have exactly `length` rows and be written under `epoch`.
+        """Restore exactly `length` rows of the session and write it under `epoch` from now on.
 
-        `of_owners`: what is known of the pages that it shares; looked up where it is not given. Raises
-        StaleWriterError, RowRangeError, and a tier's error where it must answer and does not; then the session has to
-        be opened again.
+        `owner_versions` are known versions of the shared pages; others are looked up. Raises
+        StaleWriterError, RowRangeError, or the error of a tier that must answer and does not; then
+        the session must be opened again.
         """
         table = PageTable(state.name, shared)
         if length < table.shared_pages * self._layout.page_tokens:
             raise RowRangeError(
                 f"session {state.name!r} shares {table.shared_pages} pages of "
-                f"{self._layout.page_tokens} tokens, so it cannot have {length}"
+                f"{self._layout.page_tokens} tokens, so it cannot have {length} tokens"
             )
         if epoch < state.epoch:
             raise StaleWriterError(
-                f"session {state.name!r} is written under epoch {state.epoch}; {epoch} is over"
+                f"session {state.name!r} is written under epoch {state.epoch}; "
+                f"epoch {epoch} has ended"
             )
         if self._is_intact(state, epoch, length, table):
             self._reopen(state, epoch, length)
         else:
-            self._settle(state, epoch)
-            state.known = False
-            self._rebuild(state, epoch, length, table, of_owners)
-        state.known = True
-        state.left = False
-        if state.cut_due:
-            self._finish_cut(state)
+            self._drain(state, epoch)
+            state.loaded = False
+            self._load(state, epoch, length, table, owner_versions)
+        state.loaded = True
+        state.unopened = False
+        if state.truncation_pending:
+            self._finish_truncation(state)
+
+    def get_fork_versions(
+        self, parent: StoredSession, table: PageTable, length: int
+    ) -> dict[str, Versions]:
+        """Versions of the pages that a fork of `parent` with this table shares, by their owners.
+
+        Raises RowRangeError when the parent has fewer than `length` rows or the shared pages have
+        more, MissingPageError when a shared page is missing.
+        """
+        page_tokens = self._layout.page_tokens
+        if not table.shared_pages * page_tokens <= length <= parent.length:
+            raise RowRangeError(
+                f"cannot fork {length} tokens with {table.shared_pages} shared pages of "
+                f"{page_tokens}: parent {parent.name!r} has {parent.length} tokens"
+            )
+        versions: dict[str, dict[int, tuple[int, int]]] = {}
+        for index in range(table.shared_pages):
+            page = parent.table.expected(index)
+            versions.setdefault(page.key.session, {})[index] = (page.sequence, page_tokens)
+        return dict(versions)
 
     def recover(self, state: StoredSession) -> None:
-        """Let a session of an earlier process have the rows that its pages show, where only this one writes them."""
+        """Load an unopened session with the contiguous rows that its stored pages have.
+
+        Only for tiers that no other process writes. Raises a tier's error, ForeignPageError.
+        """
         headers = self._stack.headers(state.name)
         sequences = list[int]()
         length = 0
@@ -92,25 +113,25 @@ class SessionOpener:
         state.epoch = max((header.epoch for header in headers.values()), default=0)
         state.table = PageTable(state.name, sequences=sequences)
         state.length = length
-        state.known = True
+        state.loaded = True
 
     def _is_intact(self, state: StoredSession, epoch: int, length: int, table: PageTable) -> bool:
-        """Whether memory has the rows: nobody else can have written the session between two successive epochs."""
+        """Return whether memory has the rows; no process writes between two successive epochs."""
         pages = -(-length // self._layout.page_tokens)
         return (
-            state.known
-            and (epoch - state.epoch <= 1 or self._has_what_tiers_lack(state))
+            state.loaded
+            and (epoch - state.epoch <= 1 or self._has_unwritten_rows(state))
             and not self._epochs.is_stale(state.name, state.epoch)
             and state.table.shared == table.shared
             and length <= state.length
-            and not any(index < pages for index in state.table.lost())
+            and not any(index < pages for index in state.table.missing())
         )
 
-    def _has_what_tiers_lack(self, state: StoredSession) -> bool:
-        """Whether rows are in memory alone, where no other process can have written newer ones."""
+    def _has_unwritten_rows(self, state: StoredSession) -> bool:
+        """Return whether rows are in memory alone and cannot be superseded by another process."""
         if self._stack.tiers.lowest.shared:
             return False
-        return self._writer.is_busy_with(state.name) or self._stack.placement.undurable(
+        return self._writer.has_tasks(state.name) or self._stack.placement.has_undurable(
             [state.name]
         )
 
@@ -118,94 +139,111 @@ class SessionOpener:
         try:
             self._stack.tiers.fence(state.name, epoch)
         except StaleWriterError:
-            self._epochs.note_stale(state.name, state.epoch)
-            state.known = False
+            self._epochs.mark_stale(state.name, state.epoch)
+            state.loaded = False
             raise
 
-    def _settle(self, state: StoredSession, epoch: int) -> None:
-        """Let nothing of the session be on its way; what others may have superseded is not written any more."""
-        if self._stack.tiers.lowest.shared and not (state.known and epoch - state.epoch <= 1):
-            self._writer.forget(state.name)
-            self._stack.placement.forget_owed(state.name)
-        if self._writer.is_busy_with(state.name):
+    def _drain(self, state: StoredSession, epoch: int) -> None:
+        """Finish or discard the session's queued tasks; superseded pages are not written."""
+        if self._stack.tiers.lowest.shared and not (state.loaded and epoch - state.epoch <= 1):
+            self._writer.discard(state.name)
+            self._stack.placement.discard_pending(state.name)
+        if self._writer.has_tasks(state.name):
             self._writer.drain([state.name])
-            self._writer.forget(state.name)
+            self._writer.discard(state.name)
 
     def _reopen(self, state: StoredSession, epoch: int, length: int) -> None:
-        """Go on from memory."""
+        """Continue from memory."""
         with suppress(TierFailedError):
-            # Who wrote last writes on: if a tier does not answer now, the pages carry the epoch there.
+            # If a tier does not answer now, the pages themselves carry the epoch there later.
             self._fence(state, epoch)
         state.epoch = epoch
         page_tokens = self._layout.page_tokens
-        state.cut_due |= len(state.table) > length // page_tokens and length < state.length
+        state.truncation_pending |= (
+            len(state.table) > length // page_tokens and length < state.length
+        )
         self._rows.truncate(state, length)
 
-    def _rebuild(
+    def _load(
         self,
         state: StoredSession,
         epoch: int,
         length: int,
         table: PageTable,
-        of_owners: Mapping[str, Versions] | None,
+        owner_versions: Mapping[str, Versions] | None,
     ) -> None:
-        """Take what the tiers have."""
+        """Load the session from the tiers."""
         self._fence(state, epoch)
         headers = self._stack.headers(state.name, epoch)
-        versions: dict[str, Versions] = {state.name: _versions_of(headers)}
+        versions: dict[str, Versions] = {state.name: _get_versions(headers)}
         for owner in table.owners - {state.name}:
-            versions[owner] = (of_owners or {}).get(owner) or self._versions(owner)
+            versions[owner] = (owner_versions or {}).get(owner) or self._find_versions(owner)
         for header in headers.values():
-            self._numbers.seen(header.sequence)
+            self._numbers.advance_past(header.sequence)
         state.epoch = epoch
         state.length = length
         state.tail = None
         state.unflushed = False
-        self._fill(table, versions, length)
+        self._fill_table(table, versions, length)
         state.table = table
-        self._cut_stored(state, headers)
+        self._truncate_stored(state, headers)
 
-    def _versions(self, owner: str) -> Versions:
-        """Of another session's pages: from memory where only this process writes, else from where all do."""
-        here = None if self._stack.tiers.lowest.shared else self._versions_here(owner)
-        if here is not None:
-            return here
-        return _versions_of(self._stack.headers(owner))
+    def _find_versions(self, owner: str) -> Versions:
+        """Versions of another session: from memory when only this process writes, else stored."""
+        shared = self._stack.tiers.lowest.shared
+        local = None if shared else self._get_local_versions(owner)
+        if local is not None:
+            return local
+        return _get_versions(self._stack.headers(owner))
 
-    def _fill(self, table: PageTable, versions: Mapping[str, Versions], length: int) -> None:
+    def _fill_table(self, table: PageTable, versions: Mapping[str, Versions], length: int) -> None:
         page_tokens = self._layout.page_tokens
         for index in range(-(-length // page_tokens)):
             sequence, tokens = versions[table.key(index).session].get(index, (None, 0))
-            whole = tokens >= min(page_tokens, length - index * page_tokens)
-            table.append(sequence if whole else None)
+            is_complete = tokens >= min(page_tokens, length - index * page_tokens)
+            table.append(sequence if is_complete else None)
 
-    def _cut_stored(self, state: StoredSession, headers: Mapping[int, PageHeader]) -> None:
-        """Delete what is stored beyond the session's rows, and have its last page written anew if it has too many."""
+    def _truncate_stored(self, state: StoredSession, headers: Mapping[int, PageHeader]) -> None:
+        """Delete stored pages beyond the session's rows; mark a last page with too many rows."""
         own = range(state.table.shared_pages, len(state.table))
         stored = {PageKey(state.name, index) for index in headers} | self._stack.stored_keys(
             state.name, above=True
         )
         beyond = sorted(key for key in stored if key.index not in own)
-        self._writer.discard(beyond, state.epoch)
+        self._writer.delete(beyond, state.epoch)
         index, valid = divmod(state.length, self._layout.page_tokens)
         state.unflushed = bool(valid) and index in headers and headers[index].valid_tokens > valid
-        state.cut_due = bool(beyond) or state.unflushed
+        state.truncation_pending = bool(beyond) or state.unflushed
 
-    def _finish_cut(self, state: StoredSession) -> None:
-        """Return when no tier has the rows that were cut. Raises what kept one from it."""
+    def _finish_truncation(self, state: StoredSession) -> None:
+        """Wait until no tier has truncated rows. Raises the error that prevented it."""
         try:
-            self._rows.hand_over_unfinished_page(state, cut=True)
-        except PageError:  # it cannot be read, and must not be read later by chance
+            self._rows.submit_unfinished_page(state, truncates=True)
+        except PageError:
+            # The page is unreadable now, and must not become readable later by chance.
             index = state.length // self._layout.page_tokens
-            self._writer.discard([state.table.key(index)], state.epoch)
-            state.table.lose(index)
+            self._writer.delete([state.table.key(index)], state.epoch)
+            state.table.mark_missing(index)
             state.unflushed = False
-        self._stack.tiers.try_again()
+        self._stack.tiers.clear_failure()
         for error in self._writer.drain([state.name]):
             raise error
         self._epochs.require_writable(state.name, state.epoch)
-        state.cut_due = False
+        state.truncation_pending = False
 
 
-def _versions_of(headers: Mapping[int, PageHeader]) -> Versions:
+def find_stored_sessions(stack: TierStack, numbers: SequenceNumbers) -> set[str]:
+    """Find the sessions that an earlier process left in unshared tiers.
+
+    Makes later sequence numbers larger than those of their pages. Raises ForeignPageError, or a
+    tier's error.
+    """
+    sessions = set()
+    for header in stack.all_headers():
+        numbers.advance_past(header.sequence)
+        sessions.add(header.key.session)
+    return sessions
+
+
+def _get_versions(headers: Mapping[int, PageHeader]) -> Versions:
     return {index: (header.sequence, header.valid_tokens) for index, header in headers.items()}

@@ -1,35 +1,36 @@
-"""The thread that brings pages into memory before they are asked for."""
+"""Prefetch thread: brings pages into memory before they are read."""
 
 from contextlib import suppress
 from threading import Condition, Thread
 
 from kvstore.errors import KvStoreError
-from kvstore.format.page import PageLayout
-from kvstore.hierarchy.tier_stack import TierStack
+from kvstore.sessions.context import StoreContext
 from kvstore.sessions.directory import SessionDirectory
 
 
 class Prefetcher:
-    """Fetches the pages of sessions that were asked for, one after the other; one that waits already waits once."""
+    """Prefetches the pages of requested sessions, one session at a time.
 
-    def __init__(self, layout: PageLayout, stack: TierStack, sessions: SessionDirectory) -> None:
-        self._layout = layout
-        self._stack = stack
+    A session that is requested again while it waits is fetched once.
+    """
+
+    def __init__(self, context: StoreContext, sessions: SessionDirectory) -> None:
+        self._context = context
         self._sessions = sessions
         self._waiting: dict[str, None] = {}
         self._changed = Condition()
         self._closed = False
-        self._thread = Thread(target=self._run, name="kvstore-prefetching", daemon=True)
+        self._thread = Thread(target=self._run, name="kvstore-prefetch", daemon=True)
         self._thread.start()
 
-    def ask(self, session: str) -> None:
-        """Fetch a session's pages when those asked for before are done."""
+    def request(self, session: str) -> None:
+        """Queue a session to prefetch its pages."""
         with self._changed:
             self._waiting[session] = None
             self._changed.notify()
 
     def close(self) -> None:
-        """Stop, after the session that is under way. May be called twice."""
+        """Stop after the session that is being fetched. May be called twice."""
         with self._changed:
             self._closed = True
             self._changed.notify()
@@ -40,23 +41,24 @@ class Prefetcher:
             self._fetch(session)
 
     def _fetch(self, session: str) -> None:
-        """The session's last pages, as far as they take half of the memory tier; as it is only a help, it may fail."""
-        memory = self._stack.tiers.memory
-        state = self._sessions.in_memory(session)
+        """Fetch a session's last pages, up to half of the memory tier; store errors are ignored."""
+        stack = self._context.stack
+        memory = stack.tiers.memory
+        state = self._sessions.get_loaded(session)
         if memory is None or memory.limit_bytes is None or state is None:
             return
         with suppress(KvStoreError):
             with state.lock:
-                lost = set(state.table.lost())
+                missing = set(state.table.missing())
                 pages = [
                     state.table.expected(index)
                     for index in range(len(state.table))
-                    if index not in lost
+                    if index not in missing
                 ]
-            hot = pages[::-1][: memory.limit_bytes // 2 // self._layout.page_bytes]
-            held = memory.contains([page.key for page in hot])
-            self._stack.bring_up(
-                [page for page, is_held in zip(hot, held, strict=True) if not is_held]
+            hot = pages[::-1][: memory.limit_bytes // 2 // self._context.layout.page_bytes]
+            resident = memory.contains([page.key for page in hot])
+            stack.promote(
+                [page for page, is_there in zip(hot, resident, strict=True) if not is_there]
             )
 
     def _next(self) -> str | None:

@@ -1,1 +1,1 @@
-"""Places that keep pages: fastest first, the lowest one durable."""
+"""Storage tiers: host memory, local files and Redis."""

@@ -1,4 +1,4 @@
-"""One stretch of memory for pages: a page is copied in once, and whoever reads it reads it where it lies."""
+"""Allocation of page memory from one preallocated block, with automatic release."""
 
 import weakref
 from bisect import bisect
@@ -13,104 +13,112 @@ from numpy.typing import NDArray
 from kvstore.errors import TierSettingsError
 
 ALIGNMENT = 64
-"""Bytes: of a cache line, and of the widest number that a processor loads at once."""
+"""Bytes of a cache line, and of the widest vector load."""
 
 Buffer = NDArray[np.uint8]
 
 
 class Arena:
-    """Lends parts of `limit_bytes` bytes, which are touched only when they are first lent, the lowest first.
+    """First-fit allocator over `limit_bytes` bytes, lowest addresses first.
 
-    Memory that was lent before costs nothing to lend again; the first touch of new memory costs more than the copy
-    (numpy asks the kernel for large pages, or it would cost far more).
+    Memory is touched only when it is first allocated. Reused memory costs nothing; the first touch
+    of new memory costs more than the copy, and far more without the huge pages that numpy requests.
 
-    A part comes back by itself when its array, and everything that refers to it (memoryviews and their slices, tensors
-    made of those), is gone. So a page can be dropped while it is read. Calls must take turns; parts may come back in
-    any thread at any time. `pinned`: so that a GPU can copy to and from there on its own, if there is one.
+    An allocation is freed when its array and everything that refers to it (memoryviews, slices,
+    tensors on them) is gone, so a page may be dropped while it is read. Calls must be serialised by
+    the caller; allocations may be freed in any thread at any time. `pinned` memory lets a GPU, if
+    there is one, copy from and to it directly.
 
-    Raises TierSettingsError when there is not so much memory.
+    Raises TierSettingsError when the memory cannot be allocated.
     """
 
     def __init__(self, limit_bytes: int, *, pinned: bool = False) -> None:
         size = -(-limit_bytes // ALIGNMENT) * ALIGNMENT
         try:
             self._memory = (
-                _pinned(size)
+                _allocate_pinned(size)
                 if pinned and torch.cuda.is_available()
                 else np.empty(size, dtype=np.uint8)
             )
         except (RuntimeError, MemoryError, ValueError) as error:
             raise TierSettingsError(
-                f"{limit_bytes} bytes of memory for pages cannot be had: {error}"
+                f"cannot allocate {limit_bytes} bytes of memory for pages: {error}; lower the limit"
             ) from error
-        self._begins = [0] if size else []
-        self._sizes = {0: size} if size else {}
-        # A part may come back while the books are being changed, even in the same thread: it waits here.
-        self._returned: deque[tuple[int, int]] = deque()
-        self._lent: dict[int, weakref.ref[Buffer]] = {}
+        self._free_offsets = [0] if size else []
+        self._free_sizes = {0: size} if size else {}
+        # An allocation may be freed during a change of the free list, even in the same thread,
+        # so freed stretches are queued here.
+        self._freed: deque[tuple[int, int]] = deque()
+        self._allocated: dict[int, weakref.ref[Buffer]] = {}
 
     @property
     def free_bytes(self) -> int:
-        """Bytes that are not lent."""
-        self._take_back()
-        return sum(self._sizes.values())
+        """Bytes that are not allocated."""
+        self._collect_freed()
+        return sum(self._free_sizes.values())
 
-    def lend(self, size: int) -> Buffer | None:
-        """A part of `size` bytes with whatever is in it, uint8 `[size]`; None when no free stretch is as long."""
-        self._take_back()
-        wanted = max(1, -(-size // ALIGNMENT)) * ALIGNMENT
-        begin = next((begin for begin in self._begins if self._sizes[begin] >= wanted), None)
+    def allocate(self, size: int) -> Buffer | None:
+        """Allocate an uninitialised uint8 `[size]`; None when no free stretch is long enough."""
+        self._collect_freed()
+        aligned = max(1, -(-size // ALIGNMENT)) * ALIGNMENT
+        fitting = (begin for begin in self._free_offsets if self._free_sizes[begin] >= aligned)
+        begin = next(fitting, None)
         if begin is None:
             return None
-        free = self._sizes.pop(begin)
-        at = bisect(self._begins, begin) - 1
-        if free == wanted:
-            del self._begins[at]
+        free = self._free_sizes.pop(begin)
+        index = bisect(self._free_offsets, begin) - 1
+        if free == aligned:
+            del self._free_offsets[index]
         else:
-            self._begins[at] = begin + wanted
-            self._sizes[begin + wanted] = free - wanted
+            self._free_offsets[index] = begin + aligned
+            self._free_sizes[begin + aligned] = free - aligned
         part = self._memory[begin : begin + size]
-        self._lent[begin] = weakref.ref(part, partial(_hand_back, self._returned, (begin, wanted)))
+        on_free = partial(_queue_freed, self._freed, (begin, aligned))
+        self._allocated[begin] = weakref.ref(part, on_free)
         return part
 
-    def _take_back(self) -> None:
-        while self._returned:
-            begin, size = self._returned.popleft()
-            del self._lent[begin]
+    def _collect_freed(self) -> None:
+        while self._freed:
+            begin, size = self._freed.popleft()
+            del self._allocated[begin]
             self._merge(begin, size)
 
     def _merge(self, begin: int, size: int) -> None:
-        """Free a stretch, as one with the free ones beside it."""
-        at = bisect(self._begins, begin)
-        if at < len(self._begins) and self._begins[at] == begin + size:
-            size += self._sizes.pop(self._begins.pop(at))
-        if at and self._begins[at - 1] + self._sizes[self._begins[at - 1]] == begin:
-            self._sizes[self._begins[at - 1]] += size
+        """Add a stretch to the free list, merged with its free neighbours."""
+        index = bisect(self._free_offsets, begin)
+        if index < len(self._free_offsets) and self._free_offsets[index] == begin + size:
+            size += self._free_sizes.pop(self._free_offsets.pop(index))
+        previous = self._free_offsets[index - 1] if index else None
+        if previous is not None and previous + self._free_sizes[previous] == begin:
+            self._free_sizes[previous] += size
         else:
-            self._begins.insert(at, begin)
-            self._sizes[begin] = size
+            self._free_offsets.insert(index, begin)
+            self._free_sizes[begin] = size
 
 
-class Buffers:
-    """Memory for pages on their way out of a tier: of an arena while it has any, else new. Safe for several threads."""
+class BufferPool:
+    """Buffers for pages that a tier reads: from an arena while it has room, else new memory.
+
+    Safe to call from several threads.
+    """
 
     def __init__(self, limit_bytes: int) -> None:
         self._arena = Arena(limit_bytes)
         self._lock = Lock()
 
-    def lend(self, size: int) -> memoryview:
-        """`size` bytes with whatever is in them; they come back when nothing refers to them any more."""
+    def allocate(self, size: int) -> memoryview:
+        """Allocate `size` uninitialised bytes, freed when nothing refers to them any more."""
         with self._lock:
-            part = self._arena.lend(size)
+            part = self._arena.allocate(size)
         return (np.empty(size, dtype=np.uint8) if part is None else part).data
 
 
-def _pinned(size: int) -> Buffer:
+def _allocate_pinned(size: int) -> Buffer:
     memory: Buffer = torch.empty(size, dtype=torch.uint8, pin_memory=True).numpy()
     return memory
 
 
-def _hand_back(
-    returned: deque[tuple[int, int]], part: tuple[int, int], _: "weakref.ref[Buffer]"
+def _queue_freed(
+    freed: deque[tuple[int, int]], part: tuple[int, int], _: "weakref.ref[Buffer]"
 ) -> None:
-    returned.append(part)
+    freed.append(part)

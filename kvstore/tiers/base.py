@@ -1,4 +1,4 @@
-"""What every tier offers. Pages go in and come out as bytes; every call takes a batch."""
+"""Interface of all tiers. Pages are bytes; every call takes a batch."""
 
 from collections.abc import Iterator, Sequence
 from typing import Protocol
@@ -6,14 +6,14 @@ from typing import Protocol
 from kvstore.format.page import Blob, PageHeader, PageKey
 
 UNFENCED = (1 << 21) - 1
-"""An epoch that every fence lets through: for a page that is put back as it was, for whoever shares it. Epochs of
-sessions are lower, so that a sequence number stays below 2 ** 53."""
+"""Epoch that passes every fence: for a page that is restored unchanged for the sessions that share
+it. Epochs of sessions are lower, so that sequence numbers stay below 2 ** 53."""
 
 
 class Tier(Protocol):
-    """A place that keeps pages. Safe to call from several threads.
+    """Storage for pages. Safe to call from several threads.
 
-    Calls raise TierFullError or TierFailedError (what the tier acknowledged before still stands) and
+    Calls raise TierFullError or TierFailedError (acknowledged pages are still stored), and
     StoreClosedError after `close`.
     """
 
@@ -24,12 +24,17 @@ class Tier(Protocol):
 
     @property
     def durable(self) -> bool:
-        """Whether what was put and flushed outlives the process."""
+        """True when pages that were put and flushed outlive the process."""
         ...
 
     @property
     def shared(self) -> bool:
-        """Whether other processes may write to the tier too."""
+        """True when other processes may write to the tier too."""
+        ...
+
+    @property
+    def limit_bytes(self) -> int | None:
+        """Maximum bytes that the tier accepts; None when only its device limits it."""
         ...
 
     @property
@@ -37,23 +42,18 @@ class Tier(Protocol):
         """Bytes of the pages that the tier holds, headers included."""
         ...
 
-    @property
-    def limit_bytes(self) -> int | None:
-        """The most bytes that the tier takes; None: as many as there is room for."""
-        ...
-
     def fence(self, session: str, epoch: int) -> None:
-        """From now on refuse whoever writes or deletes pages of the session under an earlier epoch.
+        """Refuse writes and deletions of the session under earlier epochs from now on.
 
-        Raises StaleWriterError when a later one has fenced it already. Only a shared tier has anything to do.
+        Raises StaleWriterError when a later epoch has fenced it. Unshared tiers do nothing.
         """
         ...
 
     def get(self, keys: Sequence[PageKey]) -> list[Blob | None]:
-        """The pages in the order of `keys`, None where the tier has none.
+        """Return pages in the order of `keys`, None where the tier has none.
 
-        A page that left this process's memory meanwhile comes back only if its checksum holds; otherwise the
-        call raises CorruptPageError.
+        Raises CorruptPageError when the checksum of a page that left this process's memory does
+        not match.
         """
         ...
 
@@ -64,37 +64,38 @@ class Tier(Protocol):
         backed: bool = False,
         epoch: int | None = None,
     ) -> None:
-        """Keep sealed pages; each replaces what its key held with a lower or equal sequence number.
+        """Store sealed pages; each replaces a version with a lower or equal sequence number.
 
-        `backed` says that a lower tier holds the same pages: this tier may then drop them when it needs room.
-        Raises TierFullError when there is no room and nothing that may be dropped, StaleWriterError when the session
-        was fenced under a later epoch than `epoch`; where that is not given, than those of the pages' sequence numbers.
+        `backed`: a lower tier holds the same pages, so this tier may drop them to make room.
+        Raises TierFullError when there is neither room nor a page that may be dropped, and
+        StaleWriterError when the session was fenced under a later epoch than `epoch` (by default,
+        than those of the pages' sequence numbers).
         """
         ...
 
     def contains(self, keys: Sequence[PageKey]) -> list[bool]:
-        """For each key whether `get` would find it."""
+        """Return whether the tier has each page."""
         ...
 
     def delete(self, keys: Sequence[PageKey], *, epoch: int | None = None) -> None:
-        """Forget pages, for good: they do not come back after a restart. Unknown keys are ignored.
+        """Delete pages permanently, also across restarts. Unknown keys are ignored.
 
-        Raises StaleWriterError when a session was fenced under a later epoch than `epoch`, where it is given.
+        Raises StaleWriterError when `epoch` is given and a session was fenced under a later one.
         """
         ...
 
     def stored(self, session: str | None = None) -> Iterator[PageHeader]:
-        """The header of every page the tier holds, or of those of one session."""
+        """Return the headers of all stored pages, or of those of one session."""
         ...
 
     def flush(self) -> None:
-        """Return when everything put before is as durable as this tier can make it."""
+        """Wait until everything put before is as durable as this tier can make it."""
         ...
 
     def check(self) -> None:
-        """Raise InvariantError when the tier's books disagree with what it holds."""
+        """Raise InvariantError when the tier's accounting disagrees with its contents."""
         ...
 
     def close(self) -> None:
-        """Release what the tier holds open. May be called twice."""
+        """Release the tier's resources. May be called twice."""
         ...

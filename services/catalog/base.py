@@ -1,390 +1,277 @@
-"""What sessions exist and what was said in them. A commit to the catalog is the acknowledgement."""
+"""The catalog's interface: one small protocol per aggregate, over one durable store.
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+A commit to the catalog is the acknowledgement: what a method has returned from survives a crash of
+the process and of the machine. Each write is one transaction, across aggregates where a commit
+changes several. Writes to a session carry the writer's epoch and raise StaleEpoch once another
+process has taken the session over. Methods that name a session raise UnknownSession; all raise
+CatalogError when the storage fails. A write that is given an idempotency record stores it in the
+same transaction.
+"""
+
 from typing import Protocol
 
-from kvrecall.domain.messages import ToolCall
-from kvrecall.domain.repairs import DueRepair
-from kvrecall.domain.reports import MemoryReport, RepairReport
 from kvrecall.domain.session import Session, SharedPages, Turn
 from kvrecall.domain.tool_calls import PendingCall
-
-
-@dataclass(frozen=True)
-class IdempotencyKey:
-    """A client's key for one write: `scope` is the call it was sent to, `fingerprint` stands for the body.
-
-    `session` is the one that the call names; empty where it makes one.
-    """
-
-    scope: str
-    key: str
-    fingerprint: str
-    session: str = ""
-
-
-@dataclass(frozen=True)
-class Lease:
-    """Who writes a session: the epoch of whoever took it over last, and the worker that had it then."""
-
-    epoch: int
-    worker: str
-
-
-@dataclass(frozen=True)
-class OrphanedPages:
-    """Pages that nobody needs any more: those of `session` but for its first `keep_pages`, which others share."""
-
-    session: str
-    keep_pages: int
-
-
-@dataclass(frozen=True)
-class KnownPrefix:
-    """A session's first tokens, whose rows a session alike in tenant, settings and first words may share."""
-
-    owner: str
-    token_ids: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class ForkCommit:
-    """A new session that begins as `parent` was at the end of turn `turns`.
-
-    The parent's turns up to there are copied, and the calls that turn ended on; at its last turn also what is known of
-    calls and episodes since, and which repairs were run. `worker_state` is the child's.
-    """
-
-    session: Session
-    parent: str
-    turns: int
-    worker_state: bytes
-
-
-@dataclass(frozen=True)
-class IdempotencyRecord:
-    """An answer, as JSON text, that is given again to a request with the same key and body."""
-
-    key: IdempotencyKey
-    answer: str
-
-
-@dataclass(frozen=True)
-class RepairDetails:
-    """What is kept of a repair beside its report: its signal as text, and the positions that it brought back."""
-
-    signal: str = ""
-    positions: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True)
-class RepairRecord:
-    """A repair of the past: `turn` is the one it was run for, `at` when it was committed (seconds since the epoch)."""
-
-    number: int
-    turn: int
-    at: float
-    report: RepairReport
-    details: RepairDetails
-
-
-REPAIRS_KEPT = 32
-"""Repairs that are remembered of a session, the last ones."""
-
-
-@dataclass(frozen=True)
-class TurnCommit:
-    """Everything that a turn changes.
-
-    `calls` are the tool calls it ended on; `inline_results` are the results, by call id, that the turn
-    itself brought for calls of the pause before. `matched` is the episode it was matched with, `active`
-    the one whose rows are active now; empty: none. `repaired` belongs to the turn's own repair,
-    if its outcome has one. A first turn also says what pages the session `shared` since, and
-    which `prefix` others may share of it, under the `digest` of what it follows from.
-    """
-
-    turn: Turn
-    worker_state: bytes
-    calls: tuple[ToolCall, ...] = ()
-    inline_results: Mapping[str, str] = field(default_factory=dict)
-    matched: str = ""
-    active: str = ""
-    repaired: RepairDetails = RepairDetails()
-    shared: tuple[SharedPages, ...] | None = None
-    prefix: KnownPrefix | None = None
-    digest: str = ""
-
-
-@dataclass(frozen=True)
-class RepairCommit:
-    """What a repair changed. Without a `worker_state` it was refused or given up: it is done, and nothing moved."""
-
-    repair: DueRepair
-    worker_state: bytes | None = None
-    report: RepairReport | None = None
-    memory: MemoryReport | None = None
-    details: RepairDetails = RepairDetails()
-
-
-@dataclass(frozen=True)
-class SegmentRecord:
-    """A segment that was embedded: tokens `start` .. `stop - 1`, its vector as little-endian float32.
-
-    Segments are numbered from 0 in time order. `label` is the number of its episode; -1 before there are episodes.
-    """
-
-    number: int
-    start: int
-    stop: int
-    vector: bytes
-    label: int = -1
-
-
-@dataclass(frozen=True)
-class EpisodeRecord:
-    """What an episode is to the service. `centroid` is little-endian float32, the mean of its segments' vectors.
-
-    `medoid` is the transcript of the segment nearest to it. `matched` counts the turns that were matched with it
-    since it was built.
-    """
-
-    id: str
-    centroid: bytes
-    segments: int
-    tokens: int
-    medoid: str
-    matched: int = 0
-
-
-@dataclass(frozen=True)
-class EpisodeSet:
-    """What is known of a session's episodes; as it stands here, before its first segment.
-
-    `segments` were embedded so far, `built_segments` when the episodes were built last (0: never), in `builds`
-    builds. The next segment begins at token `next_token`, after utterance `last_utterance` of turn `last_turn`.
-    `dimensions` are those of the vectors. `active` is the episode whose rows are active, perhaps of an earlier build.
-    """
-
-    segments: int = 0
-    built_segments: int = 0
-    builds: int = 0
-    next_token: int = 0
-    last_turn: int = 1
-    last_utterance: int = -1
-    dimensions: int = 0
-    active: str = ""
-    episodes: tuple[EpisodeRecord, ...] = ()
-
-
-@dataclass(frozen=True)
-class SegmentsCommit:
-    """Newly embedded segments, with the set as it is with them: its counts, the episodes' centroids and sizes."""
-
-    segments: tuple[SegmentRecord, ...]
-    found: EpisodeSet
-
-
-@dataclass(frozen=True)
-class BuildCommit:
-    """Newly built episodes, which replace those before: the set with them, and the labels of all segments.
-
-    `built` are the serialised wire.Episodes, in the set's order.
-    """
-
-    found: EpisodeSet
-    built: tuple[bytes, ...]
-    labels: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class SessionDump:
-    """Everything that is known of a session, to be put into another catalog; it shares no pages.
-
-    `calls` are all tool calls, `repairs` the remembered ones, the oldest first, `built` the serialised wire.Episodes
-    in the set's order.
-    """
-
-    session: Session
-    worker_state: bytes
-    turns: tuple[Turn, ...]
-    calls: tuple[PendingCall, ...] = ()
-    repairs: tuple[RepairRecord, ...] = ()
-    episodes: EpisodeSet = EpisodeSet()
-    segments: tuple[SegmentRecord, ...] = ()
-    built: tuple[bytes, ...] = ()
-
-
-@dataclass(frozen=True)
-class SessionPage:
-    """Some sessions, newest first, and the cursor of the rest."""
-
-    sessions: tuple[Session, ...]
-    next_cursor: str | None
-
-
-class Catalog(Protocol):
-    """Durable: what a method has returned from survives a crash of the process and of the machine.
-
-    Each write is one transaction. Writes to a session carry the epoch and raise `StaleEpoch` when another process
-    took the session over; methods that name a session raise `UnknownSession`; all raise `CatalogError` when the
-    storage fails. A write remembers its answer, where one is given, in the same transaction.
-    """
+from services.catalog.records import (
+    BuildCommit,
+    EpisodeSet,
+    ForkCommit,
+    IdempotencyKey,
+    IdempotencyRecord,
+    KnownPrefix,
+    Lease,
+    OrphanedPages,
+    RepairCommit,
+    RepairRecord,
+    SegmentRecord,
+    SegmentsCommit,
+    SessionDump,
+    SessionPage,
+    TurnCommit,
+)
+
+
+class Sessions(Protocol):
+    """Sessions, from their creation to their deletion."""
 
     async def create(
-        self, session: Session, worker_state: bytes, answer: IdempotencyRecord | None
+        self, session: Session, worker_state: bytes, record: IdempotencyRecord | None
     ) -> None:
-        """Add a session, whose lease begins with its own `epoch` and `worker`."""
+        """Add a session, whose lease starts with its own `epoch` and `worker`."""
         ...
 
-    async def session(self, session: str) -> Session:
-        """The session as it was last committed."""
+    async def get(self, session_id: str) -> Session:
+        """Return the session as last committed. Raises UnknownSession."""
         ...
 
-    async def worker_state(self, session: str) -> bytes:
-        """The serialised wire.SessionState that was committed last."""
+    async def get_worker_state(self, session_id: str) -> bytes:
+        """Return the serialized pb.SessionState committed last. Raises UnknownSession."""
         ...
 
-    async def page(self, limit: int, cursor: str | None, tenant: str = "") -> SessionPage:
-        """Up to `limit` sessions of a tenant. Raises InvalidRequest when the cursor is not one of ours."""
-        ...
+    async def get_page(self, limit: int, cursor: str | None, tenant: str = "") -> SessionPage:
+        """Return up to `limit` sessions of a tenant, newest first.
 
-    async def session_ids(self) -> list[str]:
-        """Every session there is."""
-        ...
-
-    async def turns(self, session: str, after: int, limit: int) -> list[Turn]:
-        """Up to `limit` turns with numbers over `after`, in order."""
-        ...
-
-    async def token_ids(self, session: str) -> tuple[int, ...]:
-        """Every token that the session's turns appended, in order. Raises UnknownSession."""
-        ...
-
-    async def repairs(self, session: str, limit: int) -> list[RepairRecord]:
-        """Up to `limit` of the last `REPAIRS_KEPT` repairs, the newest first. Raises UnknownSession."""
-        ...
-
-    async def claim(self, session: str, holder: str, seconds: float) -> Lease:
-        """Be the one process that works on the session, for so many seconds; claimed again, it lasts on from now.
-
-        Raises SessionBusy while another holder's claim lasts. It keeps others from starting in vain; that nobody
-        writes who was taken over from is the epoch's doing, and depends on no clock.
+        Raises InvalidRequest when the cursor is not one of this service.
         """
         ...
 
-    async def release(self, session: str, holder: str) -> None:
-        """Give a claim back. Nothing happens to another holder's."""
+    async def get_ids(self) -> list[str]:
+        """Return the ids of all sessions, oldest first."""
         ...
 
-    async def take_over(self, session: str, worker: str) -> int:
-        """Become the session's writer, with its rows in `worker`: the new epoch, larger than any before."""
+    async def get_tenant_tokens(self, tenant: str) -> int:
+        """Return the number of tokens in the tenant's sessions; shared rows count per session."""
         ...
 
-    async def fork(self, commit: ForkCommit, answer: IdempotencyRecord | None) -> None:
-        """Add a session that begins as another was, with an `epoch` and `worker` of its own.
+    async def fork(self, commit: ForkCommit, record: IdempotencyRecord | None) -> None:
+        """Add a session that starts from another, with an `epoch` and `worker` of its own.
 
-        Raises UnknownSession, also when pages that it shares are no more, and UnknownTurn. Its `shared` pages are
-        counted before it is there, so a crash leaves none uncounted.
+        Raises UnknownSession, also when pages that it shares are gone, and UnknownTurn. Its
+        `shared` pages are referenced before the session exists: a crash leaves none unreferenced.
         """
         ...
 
     async def restore(self, dump: SessionDump) -> None:
-        """Add a session as it was somewhere else. Raises CatalogError when there is one of that id."""
+        """Add a session from another catalog. Raises CatalogError when its id is taken."""
         ...
 
-    async def share(self, session: str, shared: SharedPages) -> bool:
-        """Count `session` among those that use another's first pages; False when that one is no more.
+    async def delete(
+        self, session_id: str, record: IdempotencyRecord | None
+    ) -> list[OrphanedPages]:
+        """Delete the session and return the pages orphaned by it, its own first.
 
-        To be called before they are used. What a first turn then commits as `shared` replaces it.
+        Pages that `PageRefs.get_orphaned` returns as well may follow. Raises UnknownSession.
         """
         ...
 
-    async def prefix(self, digest: str) -> KnownPrefix | None:
-        """What a session with this digest said first, if one is there."""
+
+class Leases(Protocol):
+    """The right to work on a session: short claims, and epochs that fence off former writers."""
+
+    async def claim(self, session_id: str, holder: str, seconds: float) -> Lease:
+        """Claim the session for `seconds` from now, or extend the holder's own claim.
+
+        Raises SessionBusy while another holder's claim lasts. A claim only spares others useless
+        work: safety is the epoch's job and depends on no clock.
+        """
         ...
 
-    async def kept_pages(self) -> list[SharedPages]:
-        """Deleted sessions of which pages are still shared, with how many from the first on."""
+    async def release(self, session_id: str, holder: str) -> None:
+        """Release a claim; another holder's claim is left alone."""
         ...
 
-    async def tenant_tokens(self, tenant: str) -> int:
-        """Tokens whose rows the tenant's sessions hold, shared ones counted once per session."""
+    async def take_over(self, session_id: str, worker: str) -> int:
+        """Become the session's writer, with its rows in `worker`; return the new, higher epoch."""
         ...
 
-    async def commit_turn(
-        self, commit: TurnCommit, epoch: int, answer: IdempotencyRecord | None
+
+class Turns(Protocol):
+    """The turn log of each session."""
+
+    async def commit(
+        self, commit: TurnCommit, epoch: int, record: IdempotencyRecord | None
     ) -> None:
-        """Append a turn, replace the worker's state, count the matched episode, and end or begin a pause."""
+        """Append a turn with everything it changes, in one transaction.
+
+        It replaces the worker state, counts the matched episode, consumes the results of the pause
+        before it and begins a pause if the turn ended on tool calls.
+        """
         ...
 
-    async def commit_repair(self, session: str, commit: RepairCommit, epoch: int) -> None:
-        """Replace the worker's state and mark the repair as done."""
+    async def get_after(self, session_id: str, number: int, limit: int) -> list[Turn]:
+        """Return up to `limit` turns that follow turn `number`, in order."""
         ...
 
-    async def call(self, session: str, call: str) -> PendingCall:
-        """The newest call of that id, its result said or not. Raises UnknownCall."""
+    async def get_token_ids(self, session_id: str) -> tuple[int, ...]:
+        """Return all tokens that the session's turns appended. Raises UnknownSession."""
         ...
 
-    async def commit_call(
-        self, session: str, call: PendingCall, epoch: int, answer: IdempotencyRecord | None
+
+class ToolCalls(Protocol):
+    """The tool calls that turns ended on, and what clients report of them."""
+
+    async def get(self, session_id: str, call_id: str) -> PendingCall:
+        """Return the newest call of that id, consumed or not. Raises UnknownCall."""
+        ...
+
+    async def commit(
+        self, session_id: str, call: PendingCall, epoch: int, record: IdempotencyRecord | None
     ) -> None:
-        """Keep what the client reported of a call: its start, its output so far, status, result, batch; and when.
+        """Store the reported state of a call: start, output so far, status, result and batch.
 
-        Which of the call's repairs are done is left alone: a repair may be running meanwhile.
+        The call's repair progress is left alone: a repair may be running meanwhile.
         """
         ...
 
-    async def silent(self, since: float) -> list[str]:
-        """The sessions that wait for a call of which nothing was heard after `since` (seconds since the epoch)."""
+    async def get_idle_sessions(self, since: float) -> list[str]:
+        """Return the sessions with a pending call without an event after `since` (Unix seconds)."""
         ...
 
-    async def episodes(self, session: str) -> EpisodeSet:
-        """What there is of the session's episodes but for their rows. Raises UnknownSession."""
+
+class Repairs(Protocol):
+    """Repairs that were run, and which ones are still due."""
+
+    async def commit(self, session_id: str, commit: RepairCommit, epoch: int) -> None:
+        """Replace the worker state and mark the repair as done."""
         ...
 
-    async def segments(self, session: str) -> list[SegmentRecord]:
-        """Every embedded segment, in time order."""
-        ...
+    async def get_latest(self, session_id: str, limit: int) -> list[RepairRecord]:
+        """Return up to `limit` of the last REPAIRS_RETAINED repairs, newest first.
 
-    async def built_episode(self, session: str, episode: str) -> bytes:
-        """The serialised wire.Episode, with its rows. Raises UnknownEpisode."""
-        ...
-
-    async def commit_segments(self, session: str, commit: SegmentsCommit, epoch: int) -> None:
-        """Add segments. How often episodes were matched, and which is active, is left as turns committed it."""
-        ...
-
-    async def commit_build(self, session: str, commit: BuildCommit, epoch: int) -> None:
-        """Replace the episodes. Which one is active is left as turns committed it."""
-        ...
-
-    async def forget_episodes(self, session: str, epoch: int) -> None:
-        """Drop segments and episodes, so that they are made anew."""
-        ...
-
-    async def delete(self, session: str, answer: IdempotencyRecord | None) -> list[OrphanedPages]:
-        """Forget the session, all its turns and episodes, and what it shared: the pages that nobody needs now.
-
-        Its own come first. Some of those that `leftovers` gives may come after it.
+        Raises UnknownSession.
         """
         ...
 
-    async def leftovers(self) -> list[OrphanedPages]:
-        """The pages of deleted sessions that nobody needs, as far as they were not `dropped`."""
+
+class Episodes(Protocol):
+    """Segments and episodes of each session."""
+
+    async def get(self, session_id: str) -> EpisodeSet:
+        """Return the session's episodes without their rows. Raises UnknownSession."""
         ...
 
-    async def dropped(self, leftover: OrphanedPages) -> None:
-        """The workers have let go of these pages."""
+    async def get_segments(self, session_id: str) -> list[SegmentRecord]:
+        """Return all embedded segments, in time order."""
         ...
 
-    async def recall(self, key: IdempotencyKey) -> str | None:
-        """The answer that was given under this key. Raises IdempotencyConflict for another body.
+    async def get_built(self, session_id: str, episode_id: str) -> bytes:
+        """Return a serialized pb.Episode, with its rows. Raises UnknownEpisode."""
+        ...
 
-        None as well where the request made a session that is no more.
+    async def commit_segments(self, session_id: str, commit: SegmentsCommit, epoch: int) -> None:
+        """Add segments. Match counts and the active episode stay as turns committed them."""
+        ...
+
+    async def commit_build(self, session_id: str, commit: BuildCommit, epoch: int) -> None:
+        """Replace the episodes. The active episode stays as turns committed it."""
+        ...
+
+    async def clear(self, session_id: str, epoch: int) -> None:
+        """Delete segments and episodes, to be computed again under new ids."""
+        ...
+
+
+class PageRefs(Protocol):
+    """References of sessions to pages that other sessions wrote, and pages without references."""
+
+    async def reserve(self, session_id: str, shared: SharedPages) -> bool:
+        """Reference another session's first pages before use; False if those pages are gone.
+
+        The `shared` pages of the session's first committed turn replace the reservation.
         """
+        ...
+
+    async def get_prefix(self, digest: str) -> KnownPrefix | None:
+        """Return the prefix offered under this digest, if its owner still exists."""
+        ...
+
+    async def get_retained(self) -> list[SharedPages]:
+        """Return the deleted sessions whose pages are still referenced, with how many pages."""
+        ...
+
+    async def get_orphaned(self) -> list[OrphanedPages]:
+        """Return the orphaned pages that are not confirmed as deleted yet."""
+        ...
+
+    async def confirm_deleted(self, orphaned: OrphanedPages) -> None:
+        """Note that the workers have deleted these pages."""
+        ...
+
+
+class Idempotency(Protocol):
+    """Responses to requests that carried an idempotency key."""
+
+    async def get(self, key: IdempotencyKey) -> str | None:
+        """Return the stored response. Raises IdempotencyConflict when the body differs.
+
+        Returns None as well if the request created a session that no longer exists.
+        """
+        ...
+
+
+class Catalog(Protocol):
+    """Durable state of all sessions."""
+
+    @property
+    def sessions(self) -> Sessions:
+        """Sessions, from their creation to their deletion."""
+        ...
+
+    @property
+    def leases(self) -> Leases:
+        """Claims and epochs."""
+        ...
+
+    @property
+    def turns(self) -> Turns:
+        """The turn logs."""
+        ...
+
+    @property
+    def tool_calls(self) -> ToolCalls:
+        """Tool calls of turns."""
+        ...
+
+    @property
+    def repairs(self) -> Repairs:
+        """Repairs that were run."""
+        ...
+
+    @property
+    def episodes(self) -> Episodes:
+        """Segments and episodes."""
+        ...
+
+    @property
+    def page_refs(self) -> PageRefs:
+        """References to shared pages."""
+        ...
+
+    @property
+    def idempotency(self) -> Idempotency:
+        """Stored responses by idempotency key."""
         ...
 
     async def close(self) -> None:
-        """Finish running writes and let go of the storage."""
+        """Finish running writes and close the storage."""
         ...

@@ -1,4 +1,4 @@
-"""Who works on a session now, within one process."""
+"""Claims on sessions within one process."""
 
 import time
 from dataclasses import dataclass
@@ -13,32 +13,35 @@ class _Claim:
 
 
 class Claims:
-    """Claims of sessions, each until a time of this process's own clock."""
+    """Claims by session, each with a deadline on this process's monotonic clock."""
 
     def __init__(self) -> None:
         self._claims: dict[str, _Claim] = {}
 
-    def take(self, session: str, holder: str, seconds: float) -> None:
-        """Claim a session, or have a claim last on. Raises SessionBusy while another holder's lasts."""
+    def acquire(self, session_id: str, holder: str, seconds: float) -> None:
+        """Claim a session, or extend the holder's claim, for `seconds` from now.
+
+        Raises SessionBusy while another holder's claim lasts.
+        """
         now = time.monotonic()
-        claim = self._claims.get(session)
+        claim = self._claims.get(session_id)
         if claim is not None and claim.holder != holder and now < claim.until:
-            raise busy(session, claim.holder)
-        self._claims[session] = _Claim(holder, now + seconds)
+            raise build_session_busy(session_id, claim.holder)
+        self._claims[session_id] = _Claim(holder, now + seconds)
 
-    def give_back(self, session: str, holder: str) -> None:
+    def release(self, session_id: str, holder: str) -> None:
         """End the holder's claim, if it has one."""
-        claim = self._claims.get(session)
+        claim = self._claims.get(session_id)
         if claim is not None and claim.holder == holder:
-            del self._claims[session]
+            del self._claims[session_id]
 
-    def forget(self, session: str) -> None:
-        """End whatever claim there is."""
-        self._claims.pop(session, None)
+    def discard(self, session_id: str) -> None:
+        """End any claim on the session."""
+        self._claims.pop(session_id, None)
 
 
-def busy(session: str, holder: str) -> SessionBusy:
-    """What is told to whoever comes second."""
+def build_session_busy(session_id: str, holder: str) -> SessionBusy:
+    """Build the error for a session that another holder has claimed."""
     return SessionBusy(
-        f"session {session!r} is being worked on by {holder}; try again when its turn is over"
+        f"session {session_id!r} is being worked on by {holder}; try again when its turn is over"
     )

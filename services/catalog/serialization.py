@@ -1,4 +1,4 @@
-"""How both catalogs write the domain's values: as JSON, as packed tokens; and where a list of sessions goes on."""
+"""Encodings that all catalogs share: values as JSON, packed tokens, cursors of session lists."""
 
 import array
 import base64
@@ -22,43 +22,42 @@ REPAIR = TypeAdapter(RepairReport)
 PIECES = TypeAdapter(dict[int, str])
 
 
-def token_bytes(token_ids: tuple[int, ...]) -> bytes:
-    """Token ids as little-endian uint32."""
+def encode_tokens(token_ids: tuple[int, ...]) -> bytes:
+    """Encode token ids as little-endian uint32."""
     values = array.array("I", token_ids)
     if sys.byteorder == "big":
         values.byteswap()
     return values.tobytes()
 
 
-def token_values(data: bytes) -> tuple[int, ...]:
-    """Token ids from little-endian uint32."""
+def decode_tokens(data: bytes) -> tuple[int, ...]:
+    """Decode token ids from little-endian uint32."""
     values = array.array("I", data)
     if sys.byteorder == "big":
         values.byteswap()
     return tuple(values)
 
 
-def cursor_text(session: Session) -> str:
-    """An opaque cursor that stands behind `session`."""
+def encode_cursor(session: Session) -> str:
+    """Encode the position right after `session` in a list, as opaque text."""
     return base64.urlsafe_b64encode(json.dumps([session.created_at, session.id]).encode()).decode()
 
 
-def cursor_value(cursor: str) -> tuple[float, str]:
-    """Where a cursor stands. Raises InvalidRequest when it is not one of ours."""
+def decode_cursor(cursor: str) -> tuple[float, str]:
+    """Decode a cursor into a creation time and a session id. Raises InvalidRequest."""
     try:
-        created, session = json.loads(
+        created, session_id = json.loads(
             base64.b64decode(cursor.encode(), altchars=b"-_", validate=True)
         )
     except (binascii.Error, ValueError, TypeError, RecursionError) as error:
-        raise InvalidRequest(
-            "cursor", "not a cursor of this service; leave it out to start from the newest"
-        ) from error
-    if (
-        isinstance(created, bool)
-        or not isinstance(created, int | float)
-        or not isinstance(session, str)
-    ):
-        raise InvalidRequest(
-            "cursor", "not a cursor of this service; leave it out to start from the newest"
-        )
-    return float(created), session
+        raise _build_invalid_cursor() from error
+    is_time = isinstance(created, int | float) and not isinstance(created, bool)
+    if not is_time or not isinstance(session_id, str):
+        raise _build_invalid_cursor()
+    return float(created), session_id
+
+
+def _build_invalid_cursor() -> InvalidRequest:
+    return InvalidRequest(
+        "cursor", "not a cursor of this service; leave it out to start from the newest"
+    )

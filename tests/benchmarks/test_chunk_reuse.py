@@ -1,4 +1,4 @@
-"""What layer-wise index reuse saves: the benchmark, on a few blocks."""
+"""The benchmark of layer-wise index reuse, on a few blocks."""
 
 import pytest
 
@@ -26,10 +26,8 @@ def test_layers_that_reuse_an_index_are_not_scored(
     model: LoadedModel, tokenizer: ChatTokenizer
 ) -> None:
     spent = evictions(model, tokenizer, PLAN)
-    assert [len(each.evicting) for each in spent.values()] == [
-        2,
-        2,
-    ]  # the first two blocks are within the budget
+    # The first two blocks are within the budget.
+    assert [len(each.evicting) for each in spent.values()] == [2, 2]
     assert {reuse: each.scored_layers for reuse, each in spent.items()} == {1: 2 * 5, 2: 2 * 3}
     for each in spent.values():
         assert all(

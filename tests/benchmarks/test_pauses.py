@@ -1,8 +1,8 @@
-"""What the measurement of pauses makes of what it has seen."""
+"""Rows of the benchmark of pauses, from given measurements."""
 
 import pytest
 
-from benchmarks.pauses import NO_REPAIR, REPAIR, Plan, Side, rows_of
+from benchmarks.pauses import NO_REPAIR, REPAIR, Plan, Side, build_rows
 
 PLAN = Plan(1, 100, 2, 64, 16, "snapkv", 0.2, 2.0, 0.5)
 
@@ -20,10 +20,12 @@ def rows() -> dict:
         repaired("tool_result", False),
     ]
     off = Side(NO_REPAIR, "b", [0.2, 0.2, 0.3], [0.1, 0.1, 0.2])
-    return {(row["condition"], row.get("metric")): row for row in rows_of((on, off), PLAN)}
+    return {(row["condition"], row.get("metric")): row for row in build_rows((on, off), PLAN)}
 
 
-def test_repairs_that_were_cut_or_never_begun_count_against_their_pauses(rows: dict) -> None:
+def test_repairs_that_were_stopped_early_or_not_started_count_against_their_pauses(
+    rows: dict,
+) -> None:
     assert rows["repairs that ended in their pause: all", None]["mean"] == 0.5
     assert rows["repairs that ended in their pause: tool_call", None]["mean"] == 1.0
     assert rows["repairs that ended in their pause: tool_result", None]["mean"] == 0.5

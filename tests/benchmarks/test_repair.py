@@ -1,17 +1,17 @@
-"""The benchmark of repairs measures what it says, on keys that are the same every time."""
+"""The benchmark of repairs, on reproducible synthetic keys."""
 
 from pathlib import Path
 
 import pytest
 import torch
 
-from benchmarks.repair import PLAIN, Plan, doubled, exponent, main, measured, stored
-from benchmarks.repair_keys import SINKS, MadeUp
+from benchmarks.repair import PLAIN, Plan, double, exponent, main, measure, open_bench
+from benchmarks.repair_keys import SINKS, SyntheticKeys
 from kvrecall.reporting.results import read_results
 from workers.cache.active_cache import KVShape
 from workers.methods.repairkv import RepairKV
 
-KEYS = MadeUp(
+KEYS = SyntheticKeys(
     KVShape(n_layers=4, n_heads=8, n_kv_heads=4, head_dim=32),
     torch.bfloat16,
     seed=3,
@@ -23,46 +23,46 @@ def joined(tokens: int) -> torch.Tensor:
     return torch.cat(list(KEYS.keys(tokens)), dim=2)
 
 
-def test_made_up_keys_do_not_depend_on_how_many_there_are() -> None:
+def test_synthetic_keys_do_not_depend_on_their_number() -> None:
     keys = joined(2500)
     assert keys.shape == (4, 4, 2500, 32)
     assert torch.equal(joined(1100), keys[:, :, :1100])
     assert not torch.equal(
-        keys, torch.cat(list(MadeUp(KEYS.shape, KEYS.dtype, seed=4).keys(2500)), dim=2)
+        keys, torch.cat(list(SyntheticKeys(KEYS.shape, KEYS.dtype, seed=4).keys(2500)), dim=2)
     )
 
 
-def test_sinks_draw_much_of_the_attention_and_needles_some() -> None:
-    with stored(KEYS, 4096, 8) as bench:
+def test_sinks_get_much_of_the_attention_and_needles_some() -> None:
+    with open_bench(KEYS, 4096, 8) as bench:
         scores = bench.plain().scores
     assert scores[:SINKS].sum() > 0.3
     needles = torch.tensor(
-        [place + token for place in range(700, 4000, 1500) for token in range(6)]
+        [start + token for start in range(700, 4000, 1500) for token in range(6)]
     )
     assert scores[needles].mean() > 2 * scores[SINKS:].mean()
 
 
-def test_every_way_finds_the_same_and_only_some_read() -> None:
-    with stored(KEYS, 4096, 12) as bench:
+def test_every_scan_selects_the_same_and_reads_its_share() -> None:
+    with open_bench(KEYS, 4096, 12) as bench:
         operator = RepairKV()
         plain = bench.repair(bench.plain, operator, 12)
-        exact = bench.repair(lambda: bench.scanned("exact", operator, 12), operator, 12)
-        bounded = bench.repair(lambda: bench.scanned("bounded", operator, 12), operator, 12)
-        summary = bench.repair(lambda: bench.scanned("summary", operator, 12), operator, 12)
+        exact = bench.repair(lambda: bench.scan("exact", operator, 12), operator, 12)
+        bounded = bench.repair(lambda: bench.scan("bounded", operator, 12), operator, 12)
+        summary = bench.repair(lambda: bench.scan("summary", operator, 12), operator, 12)
         assert torch.allclose(
-            bench.plain().scores, bench.scanned("exact", operator, 12).scores, atol=1e-6
+            bench.plain().scores, bench.scan("exact", operator, 12).scores, atol=1e-6
         )
-        everything = bench.candidate_bytes
+        candidate_bytes = bench.candidate_bytes
     assert plain.chosen.tolist() == exact.chosen.tolist() == bounded.chosen.tolist()
     assert len(plain.chosen) == 12
     assert plain.bytes_read == summary.bytes_read == 0
-    assert 1.9 * everything < exact.bytes_read < 2.1 * everything
-    assert bounded.bytes_read < everything
+    assert 1.9 * candidate_bytes < exact.bytes_read < 2.1 * candidate_bytes
+    assert bounded.bytes_read < candidate_bytes
     assert exact.seconds["total"] == sum(exact.seconds[part] for part in ("scan", "select", "move"))
 
 
 def test_rows_have_every_part_and_a_growth() -> None:
-    rows = list(measured(KEYS, Plan(promoted=12, repeats=1, bits=8), [256, 512], 0, KEYS))
+    rows = list(measure(KEYS, Plan(promoted=12, repeats=1, bits=8), [256, 512], 0, KEYS))
     parts = {(row["condition"], row["metric"]) for row in rows}
     for method in (PLAIN, "exact", "bounded", "summary"):
         for metric in ("scan", "select", "move", "total"):
@@ -76,7 +76,7 @@ def test_rows_have_every_part_and_a_growth() -> None:
 
 
 def test_sizes_double_and_growth_is_the_slope() -> None:
-    assert list(doubled(4096, 20_000)) == [4096, 8192, 16_384]
+    assert list(double(4096, 20_000)) == [4096, 8192, 16_384]
     assert exponent({n: 3e-6 * n**1.25 for n in (4096, 8192, 65_536)}) == pytest.approx(1.25)
 
 

@@ -24,7 +24,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from kvrecall.app.local_server import ServerNeeds, launch
-from kvrecall.client.client import KvrecallClient
+from kvrecall.client import KvrecallClient
 from reference import MODEL_PATH
 
 DEADLINE_SECONDS = 300.0
@@ -235,7 +235,7 @@ class Cluster(Door):
 
     def owner(self, session: str) -> Process:
         """The worker that has a session."""
-        return self.of_name[self.own.get(session)["worker"]]
+        return self.of_name[self.own.get_session(session).worker]
 
     def back(self) -> None:
         """Start the workers again that were ended, and return when all gateways know both."""
@@ -296,7 +296,7 @@ def until(holds: Callable[[], bool], what: str) -> None:
 
 def is_idle(client: KvrecallClient, session: str) -> bool:
     """Whether nothing goes on in a session."""
-    return client.get(session)["state"] == "idle"
+    return client.get_session(session).state == "idle"
 
 
 @pytest.fixture(scope="session")
@@ -403,9 +403,7 @@ def new_session(client: KvrecallClient) -> Callable[..., str]:
     """Open a session of the shared server: small, greedy, with room for repair."""
 
     def make(**settings: Any) -> str:
-        return client.create_session(**{"budget": 128, "repair_rows": 32, "seed": 7, **settings})[
-            "id"
-        ]
+        return client.create_session(**{"budget": 128, "repair_rows": 32, "seed": 7, **settings}).id
 
     return make
 

@@ -1,11 +1,12 @@
-"""Bad input gets its 4xx, a problem document that names the field and the limit, and changes nothing."""
+"""Bad input: a 4xx problem that names the field and the limit, and no change."""
 
 import json
-from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
+
+from kvrecall.client import TextDelta, TurnCompleted
 
 Json = dict[str, Any]
 ANSWER = {"role": "tool", "content": "12", "tool_call_id": "c1"}
@@ -14,7 +15,7 @@ HELLO = {"messages": [{"role": "user", "content": "Hello."}]}
 
 @dataclass(frozen=True)
 class Fault:
-    """A request that cannot be served, and what its problem says. `{idle}` and `{paused}` stand for sessions."""
+    """Bad request and its expected problem; `{idle}` and `{paused}` in a path are sessions."""
 
     name: str
     path: str
@@ -39,22 +40,22 @@ def text(content: str) -> Json:
 IDLE = "/v1/sessions/{idle}/turns"
 PAUSED = "/v1/sessions/{paused}/turns"
 NEW = "/v1/sessions"
-NOBODY = "/v1/sessions/s_0"
+UNKNOWN = "/v1/sessions/s_0"
 LONG = "hello " * 17_000
 HUGE = "x" * (1_100_000)
 FAULTS = [
-    Fault("unknown session, turn", f"{NOBODY}/turns", HELLO, 404, "unknown_session", ("s_0",)),
+    Fault("unknown session, turn", f"{UNKNOWN}/turns", HELLO, 404, "unknown_session", ("s_0",)),
     Fault(
         "unknown session, event",
-        f"{NOBODY}/events",
+        f"{UNKNOWN}/events",
         {"type": "tool_call.started", "call_id": "c"},
         404,
         "unknown_session",
     ),
     Fault(
-        "unknown session, memory", f"{NOBODY}/memory", None, 404, "unknown_session", method="GET"
+        "unknown session, memory", f"{UNKNOWN}/memory", None, 404, "unknown_session", method="GET"
     ),
-    Fault("unknown session, delete", NOBODY, None, 404, "unknown_session", method="DELETE"),
+    Fault("unknown session, delete", UNKNOWN, None, 404, "unknown_session", method="DELETE"),
     Fault("turn over the context", IDLE, text(LONG), 413, "turn_too_long", ("16384",), "messages"),
     Fault(
         "turn of too many bytes",
@@ -209,20 +210,20 @@ FAULTS = [
     Fault(
         "negative max_tokens",
         IDLE,
-        {**HELLO, "sampling": {"max_tokens": -1}},
+        {**HELLO, "max_tokens": -1},
         422,
         "invalid_request",
         ("1",),
-        "sampling.max_tokens",
+        "max_tokens",
     ),
     Fault(
         "too many max_tokens",
         IDLE,
-        {**HELLO, "sampling": {"max_tokens": 2001}},
+        {**HELLO, "max_tokens": 2001},
         422,
         "limit_exceeded",
         ("2000",),
-        "sampling.max_tokens",
+        "max_tokens",
         2000,
     ),
     Fault("malformed JSON", IDLE, b'{"messages": [', 400, "malformed_json", ("JSON",), "body"),
@@ -251,36 +252,36 @@ FAULTS = [
 
 @pytest.fixture(scope="module")
 def sessions(server, say) -> dict[str, str]:
-    """One session that was told something, one in a pause, one that never evicts."""
+    """Create three sessions: one idle, one paused, one that never evicts."""
     client = server.own
     made = {
-        name: client.create_session(budget=128, repair_rows=32, seed=1)["id"]
+        name: client.create_session(budget=128, repair_rows=32, seed=1).id
         for name in ("idle", "paused")
     }
-    made["full"] = client.create_session(method="full", budget=256)["id"]
+    made["full"] = client.create_session(method="full", budget=256).id
     for session in made.values():
         client.turn(session, [say.user(say.chatter(5, 5))], generate=False)
     client.turn(made["paused"], [say.asks("c1", name="Ada")], generate=False)
 
-    def repaired() -> bool:  # it is paused before the early repair, too
+    def repaired() -> bool:  # the session is paused before the early repair, too
         return (
-            client.memory(made["paused"])["promoted_rows"] > 0
-            and client.get(made["paused"])["state"] == "paused"
+            client.memory(made["paused"]).promoted_rows > 0
+            and client.get_session(made["paused"]).state == "paused"
         )
 
     say.until(repaired, "the end of the early repair")
     return made
 
 
-def everything(client, sessions: dict[str, str]) -> list[Json]:
-    """All that can be seen of the service's sessions, but for who has a slot: that may change with any request."""
-    held = [client.memory(session) | {"in_slot": None} for session in sessions.values()]
-    return [client.list(200), *held]
+def snapshot(client, sessions: dict[str, str]) -> list[Any]:
+    """Read all sessions and their memory, without `in_slot`, which any request may change."""
+    memory = [replace(client.memory(session), in_slot=False) for session in sessions.values()]
+    return [client.list_sessions(200), *memory]
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
-def test_it_is_a_problem_and_changes_nothing(server, client, sessions, fault: Fault) -> None:
-    before = everything(client, sessions)
+def test_bad_input_is_a_problem_and_changes_nothing(server, client, sessions, fault: Fault) -> None:
+    before = snapshot(client, sessions)
     content = fault.body if isinstance(fault.body, bytes | None) else json.dumps(fault.body)
     headers = {"Content-Type": fault.content_type}
     answer = server.http.request(
@@ -294,18 +295,16 @@ def test_it_is_a_problem_and_changes_nothing(server, client, sessions, fault: Fa
     assert all(words in problem["detail"] for words in fault.says), problem["detail"]
     assert problem.get("field", "") == (fault.field or problem.get("field", ""))
     assert fault.limit is None or problem["limit"] == fault.limit
-    assert everything(client, sessions) == before
+    assert snapshot(client, sessions) == before
 
 
-def test_a_second_turn_meanwhile_is_refused_and_the_first_goes_on(
+def test_a_concurrent_turn_is_rejected_and_the_first_continues(
     server, client, new_session, say
 ) -> None:
     session = new_session()
-    with closing(
-        client.turn_stream(session, [say.user("Go on.")], sampling={"max_tokens": 200})
-    ) as events:
-        assert next(events).event == "token"
+    with client.stream(session, "Go on.", max_tokens=200) as events:
+        assert isinstance(next(events), TextDelta)
         answer = server.http.post(f"/v1/sessions/{session}/turns", json=HELLO)
         assert (answer.status_code, answer.json()["code"]) == (409, "session_busy")
-        assert [event.event for event in events][-1] == "done"
-    assert client.get(session)["turns"] == 1
+        assert isinstance(list(events)[-1], TurnCompleted)
+    assert client.get_session(session).turns == 1

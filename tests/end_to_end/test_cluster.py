@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import redis
 
-from kvrecall.client.client import KvrecallClient
+from kvrecall.client import KvrecallClient, TextDelta, Turn, TurnCompleted, TurnStream
 
 Json = dict[str, Any]
 SETTINGS: Json = {
@@ -44,7 +44,8 @@ def whole(cluster: Any) -> Iterator[None]:
 
 @pytest.fixture
 def client(cluster: Any) -> KvrecallClient:
-    return cluster.own
+    own: KvrecallClient = cluster.own
+    return own
 
 
 @pytest.fixture(scope="module")
@@ -54,13 +55,12 @@ def other_client(cluster: Any) -> Iterator[KvrecallClient]:
         yield other
 
 
-def substance(turn: Json) -> Json:
+def substance(turn: Turn) -> Json:
     """What a turn came to, without ids and times."""
-    memory = turn["memory"]
     return {
-        "message": turn["message"],
-        "usage": turn["usage"],
-        "rows": {name: memory[name] for name in ROWS},
+        "message": turn.message,
+        "usage": turn.usage,
+        "rows": {name: getattr(turn.memory, name) for name in ROWS},
     }
 
 
@@ -69,13 +69,11 @@ def begin(client: KvrecallClient, say: Any) -> Callable[[int], str]:
     """begin(seed): a session of two turns, the words of which follow from the seed; rows of it are evicted."""
 
     def start(seed: int) -> str:
-        session = client.create_session(**SETTINGS)["id"]
+        session = client.create_session(**SETTINGS).id
         for part in (0, 1):
-            turn = client.turn(
-                session, [say.user(say.chatter(100 * seed + part, 20))], sampling=GREEDY
-            )
-            assert turn["durable"]
-        assert turn["memory"]["evicted_rows"]
+            turn = client.turn(session, [say.user(say.chatter(100 * seed + part, 20))], **GREEDY)
+            assert turn.durable
+        assert turn.memory.evicted_rows
         return session
 
     return start
@@ -87,19 +85,17 @@ def ask(say: Any) -> Callable[[KvrecallClient, str], Json]:
 
     def turn(client: KvrecallClient, session: str) -> Json:
         return substance(
-            client.turn(session, [say.user("What is the code of Ada's locker?")], sampling=GREEDY)
+            client.turn(session, [say.user("What is the code of Ada's locker?")], **GREEDY)
         )
 
     return turn
 
 
-def heard(stream: Iterator[Any]) -> tuple[str, Json]:
+def heard(stream: TurnStream) -> tuple[str, Turn]:
     """The rest of a stream: its text and its turn."""
-    events = list(stream)
-    assert events[-1].event == "done", events[-1].data
-    return "".join(event.data["text"] for event in events if event.event == "token"), events[
-        -1
-    ].data
+    *events, last = stream
+    assert isinstance(last, TurnCompleted), last
+    return "".join(event.text for event in events if isinstance(event, TextDelta)), last.turn
 
 
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGSTOP])
@@ -108,11 +104,12 @@ def test_a_turn_whose_worker_dies_is_told_to_its_end_by_another(
 ) -> None:
     session = begin(1)
     twin = begin(1)
-    long = {"max_tokens": 150, "stop": ["<tool_call>"]}
-    expected = client.turn(twin, [say.user("Go on.")], sampling=long)
+    long: Json = {"max_tokens": 150, "stop": ["<tool_call>"]}
+    expected = client.turn(twin, [say.user("Go on.")], **long)
     owner = cluster.owner(session)
-    stream = client.turn_stream(session, [say.user("Go on.")], sampling=long)
-    told = "".join(next(stream).data["text"] for _ in range(5))
+    stream = client.stream(session, [say.user("Go on.")], **long)
+    pieces = [next(stream) for _ in range(5)]
+    told = "".join(piece.text for piece in pieces if isinstance(piece, TextDelta))
     process = owner.running
     if end is signal.SIGKILL:
         owner.end(end)
@@ -122,7 +119,7 @@ def test_a_turn_whose_worker_dies_is_told_to_its_end_by_another(
         rest, done = heard(stream)
     finally:
         process.send_signal(signal.SIGCONT)
-    assert told + rest == expected["message"]["content"]
+    assert told + rest == expected.text
     assert substance(done) == substance(expected)
     assert cluster.owner(session) is not owner
     assert ask(client, session) == ask(client, twin)
@@ -161,21 +158,21 @@ def test_a_worker_that_drains_ends_its_turn_and_its_sessions_go_elsewhere(
 ) -> None:
     session = begin(4)
     twin = begin(4)
-    long = {"max_tokens": 150, "stop": ["<tool_call>"]}
-    expected = client.turn(twin, [say.user("Go on.")], sampling=long)
+    long: Json = {"max_tokens": 150, "stop": ["<tool_call>"]}
+    expected = client.turn(twin, [say.user("Go on.")], **long)
     owner = cluster.owner(session)
-    name = client.get(session)["worker"]
-    stream = client.turn_stream(session, [say.user("Go on.")], sampling=long)
-    assert next(stream).event == "token"
+    name = client.get_session(session).worker
+    stream = client.stream(session, [say.user("Go on.")], **long)
+    assert isinstance(next(stream), TextDelta)
     codes: list[int] = []
     ending = threading.Thread(target=lambda: codes.append(owner.end(signal.SIGTERM)))
     ending.start()
     _, done = heard(stream)
     ending.join()
     assert (codes, substance(done)) == ([0], substance(expected))
-    assert client.get(session)["worker"] == name
+    assert client.get_session(session).worker == name
     assert ask(client, session) == ask(client, twin)
-    assert client.get(session)["worker"] != name
+    assert client.get_session(session).worker != name
 
 
 def test_a_session_moves_and_nothing_is_computed_again(
@@ -183,15 +180,12 @@ def test_a_session_moves_and_nothing_is_computed_again(
 ) -> None:
     session = begin(5)
     twin = begin(5)
-    before = client.get(session)
-    moved = cluster.http.post(f"/v1/sessions/{session}/move", json={}).raise_for_status().json()
-    assert moved["worker"] != before["worker"]
-    assert moved["length"] == before["length"]
+    before = client.get_session(session)
+    moved = client.move(session)
+    assert moved.worker != before.worker
+    assert moved.length == before.length
     assert ask(client, session) == ask(client, twin)
-    back = cluster.http.post(
-        f"/v1/sessions/{session}/move", json={"worker": before["worker"]}
-    ).raise_for_status()
-    assert back.json()["worker"] == before["worker"]
+    assert client.move(session, before.worker).worker == before.worker
     assert ask(client, session) == ask(client, twin)
     assert cluster.metric("kvrecall_rebuilt_pages_total") == 0
 
@@ -216,7 +210,7 @@ def test_two_gateways_take_turns_in_a_session(
             twin, "tool_call.completed", call_id="c1", result="Ada's locker has number 4821."
         )
         told = [
-            substance(at.turn(each, [], sampling=GREEDY, wait_for_repairs=True))
+            substance(at.turn(each, [], **GREEDY, wait_for_repairs=True))
             for at, each in ((who, session), (client, twin))
         ]
         assert told[0] == told[1]
@@ -234,8 +228,8 @@ def test_a_gateway_that_dies_in_a_turn_leaves_the_session_to_the_other(
     session = begin(7)
     twin = begin(7)
     with KvrecallClient(cluster.gateways[1].address, timeout_seconds=300.0) as dying:
-        stream = dying.turn_stream(session, [say.user("Go on.")], sampling={"max_tokens": 3000})
-        assert next(stream).event == "token"
+        stream = dying.stream(session, [say.user("Go on.")], max_tokens=3000)
+        assert isinstance(next(stream), TextDelta)
         cluster.gateways[1].end(signal.SIGKILL)
     assert ask(client, session) == ask(client, twin)
     cluster.gateways[1].start()
@@ -273,11 +267,11 @@ def test_workers_say_what_they_have_to_do(cluster: Any, client: KvrecallClient) 
 def test_what_is_deleted_is_dropped_everywhere(
     cluster: Any, client: KvrecallClient, begin: Any
 ) -> None:
-    for session in [each["id"] for each in client.list(200)["sessions"]]:
-        client.delete(session)
+    for session in [each.id for each in client.list_sessions(200).sessions]:
+        client.delete_session(session)
     session = begin(9)
     cluster.http.post(f"/v1/sessions/{session}/move", json={}).raise_for_status()
     assert cluster.metric("kvrecall_tier_bytes") > 0
-    client.delete(session)
+    client.delete_session(session)
     assert cluster.metric("kvrecall_tier_bytes") == 0
     assert cluster.metric("kvrecall_worker_sessions") == 0

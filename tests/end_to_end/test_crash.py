@@ -6,12 +6,12 @@ moment in each test; whatever is said after the restart must be what the first s
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import pytest
 
-from kvrecall.client.client import KvrecallClient, KvrecallError
+from kvrecall.client import KvrecallClient, KvrecallError, TextDelta
 
 Json = dict[str, Any]
 SETTINGS = {
@@ -39,16 +39,16 @@ def steps(say) -> list[Json]:
         say.asks("c1", name="Ada", thing="locker"),
     ]
     return [
-        {"messages": opening, "sampling": GREEDY},
-        {"messages": [say.user(say.chatter(2, 25))], "sampling": GREEDY},
+        {"messages": opening, **GREEDY},
+        {"messages": [say.user(say.chatter(2, 25))], **GREEDY},
         {"messages": asking, "generate": False},
         {
             "event": "tool_call.completed",
             "call_id": "c1",
             "result": "Ada's locker has number 4821.",
         },
-        {"messages": [], "sampling": GREEDY, "wait_for_repairs": True},
-        {"messages": [say.user("And what is the code of Ben's garage?")], "sampling": GREEDY},
+        {"messages": [], **GREEDY, "wait_for_repairs": True},
+        {"messages": [say.user("And what is the code of Ben's garage?")], **GREEDY},
     ]
 
 
@@ -70,8 +70,8 @@ class Walk:
         step = dict(self.steps[number])
         key = f"step-{number}"
         if kind := step.pop("event", None):
-            return self.client.event(self.session, kind, key=key, **step)
-        return self.client.turn(self.session, key=key, **step)
+            return asdict(self.client.event(self.session, kind, key=key, **step))
+        return asdict(self.client.turn(self.session, key=key, **step))
 
     def until(self, end: int) -> "Walk":
         """Take all steps up to `end`."""
@@ -80,7 +80,7 @@ class Walk:
 
     def state(self) -> Json:
         """The session as its client sees it, but for when something last happened to it: a repair may, unasked."""
-        return self.client.get(self.session) | {"updated_at": None}
+        return asdict(self.client.get_session(self.session)) | {"updated_at": None}
 
     def repeats_its_answers(self) -> bool:
         """Whether each step that was acknowledged is told again as it was, and nothing is added by asking."""
@@ -101,7 +101,7 @@ def begin(steps) -> Callable[..., Walk]:
     """Start the conversation in a new session of a server."""
 
     def start(server, end: int = 0) -> Walk:
-        session = server.own.create_session(**SETTINGS)["id"]
+        session = server.own.create_session(**SETTINGS).id
         return Walk(server, steps, session, []).until(end)
 
     return start
@@ -180,10 +180,8 @@ def test_between_and_in_the_middle_of_turns(victim, begin, undisturbed, say) -> 
         lambda: victim.metric("kvrecall_tier_bytes", tier="nvme") > stored + 300_000,
         "a part of the prefill",
     )
-    stream = victim.own.turn_stream(
-        speaking.session, [say.user("Go on.")], sampling={"max_tokens": 400}, key="broken"
-    )
-    assert [next(stream).event for _ in range(3)] == ["token"] * 3
+    stream = victim.own.stream(speaking.session, [say.user("Go on.")], max_tokens=400, key="broken")
+    assert [type(next(stream)) for _ in range(3)] == [TextDelta] * 3
     assert [walk.state()["state"] for walk in (resting, reading, speaking)] == [
         "idle",
         "prefilling",
@@ -233,7 +231,7 @@ def after_the_repair(walk: Walk, say) -> None:
 
 
 def promoted(walk: Walk) -> int:
-    return walk.client.memory(walk.session)["promoted_rows"]
+    return walk.client.memory(walk.session).promoted_rows
 
 
 @pytest.mark.parametrize("moment", [at_once, in_the_repair, after_the_repair])

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from kvrecall.client import TurnEpisode
+
 TOPICS = {
     "garden": (
         "Anna plants roses and tulips in the garden.",
@@ -48,30 +50,30 @@ def session(own_server: Server, say: SimpleNamespace) -> str:
     )
     for number in range(12):
         client.turn(
-            created["id"], recorded(("garden", "train")[number // 3 % 2], number), generate=False
+            created.id, recorded(("garden", "train")[number // 3 % 2], number), generate=False
         )
-    say.until(lambda: bool(client.episodes(created["id"])["episodes"]), "a set of episodes")
-    return str(created["id"])
+    say.until(lambda: bool(client.episodes(created.id).episodes), "a set of episodes")
+    return created.id
 
 
-def ask(server: Server, session: str, text: str) -> dict[str, Any]:
-    """A turn about something: what it tells of its episode."""
+def ask(server: Server, session: str, text: str) -> TurnEpisode:
+    """Send a turn about a topic and return its episode."""
     turn = server.own.turn(session, [{"role": "user", "content": text}])
     memory = server.own.memory(session)
-    pairs = zip(memory["layer_peak_rows"], memory["layer_bound_rows"], strict=True)
+    pairs = zip(memory.layer_peak_rows, memory.layer_bound_rows, strict=True)
     assert all(peak <= bound for peak, bound in pairs)
-    assert turn["memory"]["active_rows"] > 0
-    found: dict[str, Any] = turn["episode"]
-    return found
+    assert turn.memory.active_rows > 0
+    assert turn.episode is not None
+    return turn.episode
 
 
 def test_each_topic_is_an_episode(own_server: Server, session: str) -> None:
     found = own_server.own.episodes(session)
-    garden, train = found["episodes"]
-    assert (found["segments"], garden["segments"], train["segments"]) == (12, 6, 6)
-    assert "garden" in garden["medoid"]
-    assert "train" in train["medoid"]
-    assert garden["tokens"] + train["tokens"] == own_server.own.memory(session)["length"]
+    garden, train = found.episodes
+    assert (found.segments, garden.segments, train.segments) == (12, 6, 6)
+    assert "garden" in garden.medoid
+    assert "train" in train.medoid
+    assert garden.tokens + train.tokens == own_server.own.memory(session).length
 
 
 def test_a_turn_switches_only_when_it_is_about_something_else(
@@ -82,36 +84,36 @@ def test_a_turn_switches_only_when_it_is_about_something_else(
     first = ask(own_server, session, "What about the train ticket and the station?")
     again = ask(own_server, session, "Which platform does the train leave from?")
     other = ask(own_server, session, "Which seeds are in the garden soil?")
-    garden, train = (episode["id"] for episode in client.episodes(session)["episodes"])
-    assert [told["episode"] for told in (first, again, other)] == [train, train, garden]
-    assert [told["switched"] for told in (first, again, other)] == [True, False, True]
-    assert (again["rows_moved"], again["bytes_moved"]) == (0, 0)
+    garden, train = (episode.id for episode in client.episodes(session).episodes)
+    assert [told.episode for told in (first, again, other)] == [train, train, garden]
+    assert [told.switched for told in (first, again, other)] == [True, False, True]
+    assert (again.rows_moved, again.bytes_moved) == (0, 0)
     worker = client.worker()
-    row = first["bytes_moved"] // first["rows_moved"]
-    assert row % (2 * worker["head_dim"]) == 0
-    held = 64 * worker["layers"] * worker["kv_heads"]
-    assert 0 < first["rows_moved"] <= held
-    assert other["bytes_moved"] == row * other["rows_moved"] > 0
+    row = first.bytes_moved // first.rows_moved
+    assert row % (2 * worker.head_dim) == 0
+    held = 64 * worker.layers * worker.kv_heads
+    assert 0 < first.rows_moved <= held
+    assert other.bytes_moved == row * other.rows_moved > 0
     assert (
         own_server.metric("kvrecall_episode_moved_bytes_total") - moved
-        == first["bytes_moved"] + other["bytes_moved"]
+        == first.bytes_moved + other.bytes_moved
     )
     matched = {
-        episode["id"]: (episode["matched"], episode["active"])
-        for episode in client.episodes(session)["episodes"]
+        episode.id: (episode.matched, episode.active)
+        for episode in client.episodes(session).episodes
     }
     assert matched == {garden: (1, True), train: (2, False)}
 
 
 def test_episodes_outlive_the_process(own_server: Server, session: str) -> None:
     before = own_server.own.episodes(session)
-    active = next(episode["id"] for episode in before["episodes"] if episode["active"])
+    active = next(episode.id for episode in before.episodes if episode.active)
     own_server.kill()
     own_server.start()
     assert own_server.own.episodes(session) == before
     stayed = ask(own_server, session, "The roses in the garden, and the seeds?")
-    assert (stayed["episode"], stayed["switched"]) == (active, False)
-    assert ask(own_server, session, "Ben's train ticket?")["switched"]
+    assert (stayed.episode, stayed.switched) == (active, False)
+    assert ask(own_server, session, "Ben's train ticket?").switched
 
 
 def test_a_build_by_prefill_comes_to_episodes_as_well(
@@ -125,11 +127,11 @@ def test_a_build_by_prefill_comes_to_episodes_as_well(
         method="epicache",
         method_settings={"rank": "attention"},
         episodes=episodes,
-    )["id"]
+    ).id
     for number in range(8):
         client.turn(session, recorded(("garden", "train")[number % 2], number), generate=False)
-    say.until(lambda: bool(client.episodes(session)["episodes"]), "a set of episodes")
+    say.until(lambda: bool(client.episodes(session).episodes), "a set of episodes")
     told = ask(own_server, session, "What about the train ticket and the station?")
-    assert told["switched"]
-    assert "train" in client.episodes(session)["episodes"][1]["medoid"]
-    assert told["episode"] == client.episodes(session)["episodes"][1]["id"]
+    assert told.switched
+    assert "train" in client.episodes(session).episodes[1].medoid
+    assert told.episode == client.episodes(session).episodes[1].id

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kvrecall.client.client import KvrecallClient, KvrecallError
+from kvrecall.client import ForkOrigin, KvrecallClient, KvrecallError
 
 Json = dict[str, Any]
 SETTINGS: Json = {"budget": 128, "repair_rows": 32, "seed": 7}
@@ -35,18 +35,16 @@ def told(
     client: KvrecallClient, say: Any, first: int = 0, turns: int = TOLD, session: str = ""
 ) -> str:
     """A session in which so many turns were said and answered; each is longer than the budget."""
-    session = session or client.create_session(**SETTINGS)["id"]
+    session = session or client.create_session(**SETTINGS).id
     for seed in range(first, first + turns):
-        client.turn(session, [say.user(say.chatter(seed, 14))], sampling=GREEDY)
+        client.turn(session, [say.user(say.chatter(seed, 14))], **GREEDY)
     return session
 
 
-def ask(client: KvrecallClient, session: str, say: Any) -> list[str | None]:
+def ask(client: KvrecallClient, session: str, say: Any) -> list[str]:
     """What is answered to a question, and to one more."""
-    turns = [
-        client.turn(session, [say.user(text)], sampling=GREEDY) for text in (QUESTION, "And Ben's?")
-    ]
-    return [turn["message"]["content"] for turn in turns]
+    turns = [client.turn(session, [say.user(text)], **GREEDY) for text in (QUESTION, "And Ben's?")]
+    return [turn.text for turn in turns]
 
 
 def stored(server: Any) -> float:
@@ -60,14 +58,14 @@ def test_a_fork_answers_as_its_parent_and_as_a_session_of_its_own(
 ) -> None:
     parent = told(client, say)
     separate = told(client, say)
-    child = client.fork(parent)["id"]
-    grandchild = client.fork(child)["id"]
+    child = client.fork(parent).id
+    grandchild = client.fork(child).id
     expected = ask(client, separate, say)
     assert [ask(client, session, say) for session in (grandchild, child, parent)] == [expected] * 3
     of_child = client.memory(child)
     of_separate = client.memory(separate)
     for name in ("length", "active_rows", "evicted_rows", "promoted_rows"):
-        assert of_child[name] == of_separate[name]
+        assert getattr(of_child, name) == getattr(of_separate, name)
 
 
 def test_a_fork_at_an_earlier_turn_answers_as_if_nothing_had_been_said_since(
@@ -76,21 +74,21 @@ def test_a_fork_at_an_earlier_turn_answers_as_if_nothing_had_been_said_since(
     parent = told(client, say)
     separate = told(client, say, turns=2)
     child = client.fork(parent, 2)
-    assert (child["turns"], child["forked_from"]) == (2, {"session": parent, "turn": 2})
-    assert child["length"] == client.get(separate)["length"]
-    told(client, say, 7, 1, child["id"])
+    assert (child.turns, child.forked_from) == (2, ForkOrigin(parent, 2))
+    assert child.length == client.get_session(separate).length
+    told(client, say, 7, 1, child.id)
     told(client, say, 7, 1, separate)
-    assert ask(client, client.fork(child["id"])["id"], say) == ask(client, separate, say)
-    assert client.get(parent)["turns"] == TOLD
+    assert ask(client, client.fork(child.id).id, say) == ask(client, separate, say)
+    assert client.get_session(parent).turns == TOLD
 
 
 def test_a_fork_outlives_its_parent(client: KvrecallClient, say: Any) -> None:
     parent = told(client, say)
     separate = told(client, say)
-    child = client.fork(parent)["id"]
-    client.delete(parent)
+    child = client.fork(parent).id
+    client.delete_session(parent)
     with pytest.raises(KvrecallError, match="unknown_session"):
-        client.get(parent)
+        client.get_session(parent)
     assert ask(client, child, say) == ask(client, separate, say)
 
 
@@ -99,12 +97,12 @@ def test_a_fork_where_a_tool_was_asked_for_goes_on_with_another_result(
 ) -> None:
     session = told(client, say, turns=1)
     client.turn(session, [say.user("Look it up."), say.asks("c1", what="locker")], generate=False)
-    child = client.fork(session)["id"]
-    assert client.get(child)["state"] in ("paused", "repairing")
+    child = client.fork(session).id
+    assert client.get_session(child).state in ("paused", "repairing")
     client.event(child, "tool_call.completed", "c1", result="The code is 4711.")
     client.event(session, "tool_call.completed", "c1", result="There is none.")
-    assert client.turn(child, [], sampling=GREEDY)["turn"] == 3
-    (heard,) = [call["id"] for call in client.get(session)["pending_calls"]]
+    assert client.turn(child, [], **GREEDY).turn == 3
+    (heard,) = [call.id for call in client.get_session(session).pending_calls]
     assert heard == "c1"
 
 
@@ -114,11 +112,11 @@ def test_a_fork_takes_no_more_room_than_its_last_page(
     nothing = stored(server)
     parent = told(client, say)
     before = stored(server)
-    pages = -(-client.get(parent)["length"] // PAGE)
-    children = [client.fork(parent)["id"] for _ in range(5)]
+    pages = -(-client.get_session(parent).length // PAGE)
+    children = [client.fork(parent).id for _ in range(5)]
     assert 0 < (stored(server) - before) / len(children) <= (before - nothing) / pages
     for child in children:
-        client.delete(child)
+        client.delete_session(child)
     assert stored(server) == before
 
 
@@ -131,8 +129,8 @@ def test_equal_first_words_of_a_tenant_are_stored_once(server: Any, tenant: Any,
     def begin(client: KvrecallClient, name: str) -> tuple[float, str]:
         """The bytes that a session adds, and its id."""
         before = stored(server)
-        session = client.create_session(budget=256, repair_rows=0, seed=7, tools=tools)["id"]
-        client.turn(session, [system, say.user(f"My name is {name}.")], sampling=GREEDY)
+        session = client.create_session(budget=256, repair_rows=0, seed=7, tools=tools).id
+        client.turn(session, [system, say.user(f"My name is {name}.")], **GREEDY)
         return stored(server) - before, session
 
     ann = tenant("ann")
@@ -145,10 +143,10 @@ def test_equal_first_words_of_a_tenant_are_stored_once(server: Any, tenant: Any,
     assert ask(ann, sharing, say) == ask(ben, alone, say)
     of_sharing = ann.memory(sharing)
     of_alone = ben.memory(alone)
-    assert of_sharing["length"] == of_alone["length"]
-    assert of_sharing["active_rows"] == of_alone["active_rows"]
+    assert of_sharing.length == of_alone.length
+    assert of_sharing.active_rows == of_alone.active_rows
     with pytest.raises(KvrecallError, match="unknown_session"):
-        ben.get(sharing)
+        ben.get_session(sharing)
 
 
 def test_who_shares_first_words_outlives_who_said_them(server: Any, tenant: Any, say: Any) -> None:
@@ -157,18 +155,18 @@ def test_who_shares_first_words_outlives_who_said_them(server: Any, tenant: Any,
     before = stored(server)
 
     def begin() -> str:
-        session = client.create_session(**SETTINGS)["id"]
-        client.turn(session, [system, say.user("Hello.")], sampling=GREEDY)
+        session = client.create_session(**SETTINGS).id
+        client.turn(session, [system, say.user("Hello.")], **GREEDY)
         return session
 
     first = begin()
     second = begin()
     third = begin()
-    client.delete(first)
+    client.delete_session(first)
     expected = ask(client, second, say)
     assert ask(client, third, say) == expected
-    client.delete(second)
-    client.delete(third)
+    client.delete_session(second)
+    client.delete_session(third)
     assert stored(server) == before
 
 
@@ -182,21 +180,21 @@ def test_after_kills_among_forks_and_deletions_nothing_is_left(
     expected = ask(server.own, separate, say)
     for _ in range(2):
         kill_among_forks(server, parent, say)
-    sessions = [view["id"] for view in server.own.list(200)["sessions"]]
+    sessions = [view.id for view in server.own.list_sessions(200).sessions]
     forks = [session for session in sessions if session not in (parent, separate)]
     assert len(forks) >= 6
-    server.own.delete(parent)
+    server.own.delete_session(parent)
     server.kill()
     server.start()
     assert ask(server.own, forks[-1], say) == expected
     for session in (*forks, separate):
-        server.own.delete(session)
+        server.own.delete_session(session)
     assert server.metric("kvrecall_tier_bytes") == 0
     server.kill()
     server.start()
     assert server.metric("kvrecall_tier_bytes") == 0
     say.until(lambda: on_disk(server) < 1 << 16, "the end of the files")
-    assert server.own.list()["sessions"] == []
+    assert server.own.list_sessions().sessions == ()
 
 
 def on_disk(server: Any) -> int:
@@ -206,13 +204,13 @@ def on_disk(server: Any) -> int:
 
 def kill_among_forks(server: Any, parent: str, say: Any) -> None:
     """Kill the server while a session is forked again and again, and start it again."""
-    known = len(server.own.list(200)["sessions"])
+    known = len(server.own.list_sessions(200).sessions)
     ended: list[str] = []
     forking = threading.Thread(
         target=lambda: ended.append(fork_and_delete(server.client(), parent))
     )
     forking.start()
-    say.until(lambda: len(server.own.list(200)["sessions"]) > known + 3, "forks")
+    say.until(lambda: len(server.own.list_sessions(200).sessions) > known + 3, "forks")
     server.kill()
     forking.join()
     assert ended == ["connection_failed"]
@@ -223,9 +221,9 @@ def fork_and_delete(client: KvrecallClient, parent: str) -> str:
     """Fork a session, here and there at an earlier turn, and delete every third fork, until an error ends it."""
     for number in count():
         try:
-            child = client.fork(parent, 2 if number % 4 == 3 else None)["id"]
+            child = client.fork(parent, 2 if number % 4 == 3 else None).id
             if number % 3 == 1:
-                client.delete(child)
+                client.delete_session(child)
         except KvrecallError as error:
             return error.code
     raise AssertionError("counting does not end")

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import trustme
 
-from kvrecall.client.client import KvrecallClient, KvrecallError
+from kvrecall.client import KvrecallClient, KvrecallError, TextDelta, Turn, TurnCompleted
 
 Json = dict[str, Any]
 END_SECONDS = 300.0
@@ -124,34 +124,32 @@ def steps(say: Any) -> list[Json]:
         say.asks("c1", name="Ada", thing="locker"),
     ]
     return [
-        {"messages": [say.user(say.chatter(51, 30))], "sampling": GREEDY},
-        {"messages": [say.user(say.chatter(52, 25))], "sampling": GREEDY},
+        {"messages": [say.user(say.chatter(51, 30))], **GREEDY},
+        {"messages": [say.user(say.chatter(52, 25))], **GREEDY},
         {"messages": asking, "generate": False},
         {
             "event": "tool_call.completed",
             "call_id": "c1",
             "result": "Ada's locker has number 4821.",
         },
-        {"messages": [], "sampling": GREEDY, "wait_for_repairs": True},
-        {"messages": [say.user("And what is the code of Ben's garage?")], "sampling": GREEDY},
+        {"messages": [], **GREEDY, "wait_for_repairs": True},
+        {"messages": [say.user("And what is the code of Ben's garage?")], **GREEDY},
     ]
 
 
-def substance(turn: Json) -> Json:
+def substance(turn: Turn) -> Json:
     """What a turn came to, without ids, times, and bytes of the process's life."""
-    memory = turn["memory"]
-    repairs = [
-        (each["trigger"], each["signal_tokens"], each["promoted"]) for each in memory["repairs"]
-    ]
-    rows = {name: memory[name] for name in ROWS}
-    return {"message": turn["message"], "usage": turn["usage"], "rows": rows, "repairs": repairs}
+    memory = turn.memory
+    repairs = [(each.trigger, each.signal_tokens, each.promoted) for each in memory.repairs]
+    rows = {name: getattr(memory, name) for name in ROWS}
+    return {"message": turn.message, "usage": turn.usage, "rows": rows, "repairs": repairs}
 
 
 def converse(
     client: KvrecallClient, steps: list[Json], before: Mapping[int, Callable[[str], None]]
 ) -> list[Json]:
     """Take all steps in a new session, and do at some what is to be done before."""
-    session = client.create_session(**SETTINGS)["id"]
+    session = client.create_session(**SETTINGS).id
     told = []
     for number, step in enumerate(steps):
         before.get(number, lambda _: None)(session)
@@ -188,11 +186,9 @@ def test_a_killed_worker_costs_the_turn_that_ran_and_nothing_else(
     pair: Pair, steps: list[Json], undisturbed: list[Json], say: Any
 ) -> None:
     def in_a_turn(session: str) -> None:
-        before = pair.client.get(session)
-        stream = pair.client.turn_stream(
-            session, [say.user("Go on.")], sampling={"max_tokens": 2000}, key="broken"
-        )
-        assert [next(stream).event for _ in range(3)] == ["token"] * 3
+        before = pair.client.get_session(session)
+        stream = pair.client.stream(session, [say.user("Go on.")], max_tokens=2000, key="broken")
+        assert [type(next(stream)) for _ in range(3)] == [TextDelta] * 3
         pair.worker.end(signal.SIGKILL)
         with pytest.raises(KvrecallError) as lost:
             list(stream)
@@ -202,10 +198,10 @@ def test_a_killed_worker_costs_the_turn_that_ran_and_nothing_else(
             pair.client.turn(session, [say.user("Hello?")])
         assert (refused.value.status, refused.value.code) == (503, "worker_lost")
         pair.back(say)
-        assert pair.client.get(session) == before
+        assert pair.client.get_session(session) == before
 
     def in_the_pause(session: str) -> None:
-        say.until(lambda: pair.client.memory(session)["promoted_rows"] > 0, "the early repair")
+        say.until(lambda: pair.client.memory(session).promoted_rows > 0, "the early repair")
         pair.restart_worker(say)
 
     def at_rest(_: str) -> None:
@@ -215,31 +211,32 @@ def test_a_killed_worker_costs_the_turn_that_ran_and_nothing_else(
 
 
 def test_a_worker_that_is_asked_to_end_lets_a_turn_end_first(pair: Pair, say: Any) -> None:
-    session = pair.client.create_session(**SETTINGS)["id"]
-    stream = pair.client.turn_stream(session, [say.user("Go on.")], sampling={"max_tokens": 200})
-    assert next(stream).event == "token"
+    session = pair.client.create_session(**SETTINGS).id
+    stream = pair.client.stream(session, [say.user("Go on.")], max_tokens=200)
+    assert isinstance(next(stream), TextDelta)
     assert pair.worker.end(signal.SIGTERM) == 0
     done = list(stream)[-1]
-    assert (done.event, done.data["usage"]["output_tokens"]) == ("done", 200)
+    assert isinstance(done, TurnCompleted)
+    assert done.turn.usage.output_tokens == 200
     pair.back(say)
-    found = pair.client.get(session)
-    assert (found["turns"], found["length"]) == (1, done.data["memory"]["length"])
-    assert pair.client.turn(session, [say.user("Hello.")], generate=False)["turn"] == 2
+    found = pair.client.get_session(session)
+    assert (found.turns, found.length) == (1, done.turn.memory.length)
+    assert pair.client.turn(session, [say.user("Hello.")], generate=False).turn == 2
 
 
 def test_what_a_killed_gateway_had_not_committed_never_happened(pair: Pair, say: Any) -> None:
-    session = pair.client.create_session(**SETTINGS)["id"]
+    session = pair.client.create_session(**SETTINGS).id
     pair.client.turn(session, [say.user(say.chatter(53, 10))], generate=False)
-    before = pair.client.get(session)
-    stream = pair.client.turn_stream(session, [say.user("Go on.")], sampling={"max_tokens": 4000})
-    assert next(stream).event == "token"
+    before = pair.client.get_session(session)
+    stream = pair.client.stream(session, [say.user("Go on.")], max_tokens=4000)
+    assert isinstance(next(stream), TextDelta)
     pair.gateway.end(signal.SIGKILL)
     with pytest.raises(KvrecallError):
         list(stream)
     pair.gateway.start()
     with KvrecallClient(pair.gateway.address, timeout_seconds=END_SECONDS) as client:
-        assert client.get(session) == before
-        assert client.turn(session, [say.user("Hello.")], generate=False)["turn"] == 2
+        assert client.get_session(session) == before
+        assert client.turn(session, [say.user("Hello.")], generate=False).turn == 2
 
 
 def test_a_gateway_imports_no_torch(pair: Pair) -> None:

@@ -6,19 +6,19 @@ def test_active_rows_are_flat_and_evicted_rows_grow(client, new_session, say) ->
     held = []
     for turn in range(6):
         messages = [say.user(say.chatter(100 + turn, 40))]
-        told = client.turn(session, messages, sampling={"max_tokens": 6, "stop": ["<tool_call>"]})
+        told = client.turn(session, messages, max_tokens=6, stop=["<tool_call>"])
         held.append(client.memory(session))
-        assert told["memory"]["length"] == held[-1]["length"]
-    assert held[-1]["length"] > 3000
+        assert told.memory.length == held[-1].length
+    assert held[-1].length > 3000
     for memory in held:
-        assert memory["peak_rows"] <= memory["bound_rows"] == 128 + 64
-        assert memory["active_rows"] == 128 - 32
-        assert max(memory["layer_active_rows"]) == memory["active_rows"]
+        assert memory.peak_rows <= memory.bound_rows == 128 + 64
+        assert memory.active_rows == 128 - 32
+        assert max(memory.layer_active_rows) == memory.active_rows
         # Every head holds sinks and window; what a token lost in one head counts as evicted.
-        assert memory["length"] - 96 <= memory["evicted_rows"] <= memory["length"] - 36
-    evicted = [memory["evicted_rows"] for memory in held]
+        assert memory.length - 96 <= memory.evicted_rows <= memory.length - 36
+    evicted = [memory.evicted_rows for memory in held]
     assert evicted == sorted(set(evicted))
-    assert held[-1]["active_bytes"] == held[0]["active_bytes"]
+    assert held[-1].active_bytes == held[0].active_bytes
 
 
 def test_a_repair_fills_its_reserve_and_the_end_of_the_turn_empties_it(
@@ -27,16 +27,16 @@ def test_a_repair_fills_its_reserve_and_the_end_of_the_turn_empties_it(
     session = new_session(budget=128, repair_rows=32)
     client.turn(session, [say.user(say.chatter(9, 30))], generate=False)
     client.turn(session, [say.asks("c1", name="Ada", thing="locker")], generate=False)
-    say.until(lambda: client.memory(session)["promoted_rows"] == 32, "the early repair")
+    say.until(lambda: client.memory(session).promoted_rows == 32, "the early repair")
     memory = client.memory(session)
-    assert 96 < memory["active_rows"] <= 128
+    assert 96 < memory.active_rows <= 128
     client.event(session, "tool_call.completed", "c1", result="Number 4821.")
     sampling = {"max_tokens": 6, "stop": ["<tool_call>"]}
-    answer = client.turn(session, [], wait_for_repairs=True, sampling=sampling)
-    assert [repair["trigger"] for repair in answer["memory"]["repairs"]] == [
+    answer = client.turn(session, [], wait_for_repairs=True, **sampling)
+    assert [repair.trigger for repair in answer.memory.repairs] == [
         "tool_call",
         "tool_result",
     ]
-    assert answer["memory"]["promoted_rows"] == 0
-    assert answer["memory"]["active_rows"] == 96
-    assert answer["memory"]["peak_rows"] <= answer["memory"]["bound_rows"]
+    assert answer.memory.promoted_rows == 0
+    assert answer.memory.active_rows == 96
+    assert answer.memory.peak_rows <= answer.memory.bound_rows

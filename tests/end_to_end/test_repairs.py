@@ -8,6 +8,7 @@ import json
 import socket
 import threading
 from collections.abc import AsyncIterator, Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -15,8 +16,8 @@ from urllib.parse import urlsplit
 import psutil
 import pytest
 
+from kvrecall.app.local_service import build_service
 from kvrecall.app.settings import Settings
-from kvrecall.app.wiring import build_service
 from kvrecall.domain.messages import Message, Sampling, ToolCall
 from kvrecall.domain.session_settings import RepairTrigger
 from kvrecall.domain.turn_request import TurnRequest
@@ -25,7 +26,7 @@ from services.service import CreateSession, SessionService
 Json = dict[str, Any]
 CALLS = 30
 SETTINGS: Json = {"budget": 128, "repair_rows": 32, "repair_on": ["tool_call"], "seed": 5}
-LAST: Json = {"wait_for_repairs": True, "sampling": {"max_tokens": 12, "stop": ["<tool_call>"]}}
+LAST: Json = {"wait_for_repairs": True, "max_tokens": 12, "stop": ["<tool_call>"]}
 GAUGES = (
     "slots_in_use",
     "worker_sessions",
@@ -47,7 +48,7 @@ def pause(say) -> Callable[..., str]:
     """A session that was told much and waits for many tools; its early repairs have begun, or will at once."""
 
     def begin(client) -> str:
-        session = client.create_session(**SETTINGS)["id"]
+        session = client.create_session(**SETTINGS).id
         client.turn(session, [say.user(say.chatter(41, 60))], generate=False)
         asking = {"role": "assistant", "tool_calls": [look_up(number) for number in range(CALLS)]}
         client.turn(session, [asking], generate=False)
@@ -61,7 +62,7 @@ def answered(client, session: str) -> Json:
     results = [
         {"role": "tool", "content": f"Number {n}.", "tool_call_id": f"c{n}"} for n in range(CALLS)
     ]
-    told = client.turn(session, results, **LAST)
+    told = asdict(client.turn(session, results, **LAST))
     memory = {
         name: value
         for name, value in told["memory"].items()
@@ -77,13 +78,13 @@ def answered(client, session: str) -> Json:
 
 def repaired(client, session: str) -> int:
     """How many repairs of the session are committed."""
-    return sum(1 for _ in client.repairs(session, limit=32)["repairs"])
+    return len(client.repairs(session, limit=32))
 
 
 def in_the_middle(client, session: str, say) -> None:
     """Wait until some of the pause's repairs are done and another one runs."""
     say.until(lambda: repaired(client, session) > 2, "the first repairs")
-    say.until(lambda: client.get(session)["state"] == "repairing", "a repair")
+    say.until(lambda: client.get_session(session).state == "repairing", "a repair")
 
 
 def left(server) -> Json:
@@ -114,7 +115,7 @@ def undisturbed(repairing, pause) -> Json:
     """What a session answers that nobody disturbed."""
     session = pause(repairing.own)
     told = answered(repairing.own, session)
-    repairing.own.delete(session)
+    repairing.own.delete_session(session)
     assert len(told["memory"]["repairs"]) == CALLS
     assert all(repair["promoted"] for repair in told["memory"]["repairs"]), (
         "nothing was ever promoted"
@@ -145,7 +146,7 @@ def test_a_crash(repairing, nothing, undisturbed, pause, say) -> None:
     repairing.start()
     assert 2 < repaired(repairing.own, session) < CALLS
     assert answered(repairing.own, session) == undisturbed
-    repairing.own.delete(session)
+    repairing.own.delete_session(session)
     assert {**left(repairing), "threads": None} == {**nothing, "threads": None}
 
 
@@ -160,16 +161,16 @@ def test_a_turn_that_goes_away(repairing, nothing, undisturbed, pause, say) -> N
         assert repaired(repairing.own, session) < CALLS
     say.until(lambda: repairing.metric("kvrecall_turns_running") == 0, "the turn's end")
     say.until(lambda: repaired(repairing.own, session) == CALLS, "the repairs after the turn")
-    assert repairing.own.get(session)["turns"] == 2
+    assert repairing.own.get_session(session).turns == 2
     assert answered(repairing.own, session) == undisturbed
-    repairing.own.delete(session)
+    repairing.own.delete_session(session)
     assert left(repairing) == nothing
 
 
 def test_a_deletion(repairing, nothing, pause, say) -> None:
     session = pause(repairing.own)
     in_the_middle(repairing.own, session, say)
-    repairing.own.delete(session)
+    repairing.own.delete_session(session)
     assert left(repairing) == nothing
 
 

@@ -3,7 +3,7 @@
 import threading
 from typing import Any
 
-from kvrecall.client.client import KvrecallError
+from kvrecall.client import KvrecallError, TextDelta, TurnCompleted
 
 
 def in_background(request) -> tuple[threading.Thread, list[Any]]:
@@ -25,33 +25,34 @@ def test_a_running_turn_ends_and_the_next_server_knows_it(new_server, say) -> No
     server = new_server(KVRECALL_SERVICE__DRAIN_SECONDS="300")
     server.start()
     client = server.client()
-    session = client.create_session(budget=128, seed=3)["id"]
-    events = client.turn_stream(session, [say.user("Go on.")], sampling={"max_tokens": 400})
-    assert next(events).event == "token"
+    session = client.create_session(budget=128, seed=3).id
+    events = client.stream(session, [say.user("Go on.")], max_tokens=400)
+    assert isinstance(next(events), TextDelta)
     thread, told = in_background(lambda: list(events))
     assert server.stop() == 0
     thread.join()
     done = told[0][-1]
-    assert (done.event, done.data["turn"], done.data["usage"]["output_tokens"]) == ("done", 1, 400)
+    assert isinstance(done, TurnCompleted)
+    assert (done.turn.turn, done.turn.usage.output_tokens) == (1, 400)
     server.start()
-    found = server.own.get(session)
-    assert (found["turns"], found["length"]) == (1, done.data["memory"]["length"])
+    found = server.own.get_session(session)
+    assert (found.turns, found.length) == (1, done.turn.memory.length)
 
 
 def test_a_turn_that_takes_too_long_is_rolled_back(new_server, say) -> None:
     server = new_server(KVRECALL_SERVICE__DRAIN_SECONDS="1")
     server.start()
     client = server.client()
-    session = client.create_session(budget=128, seed=3)["id"]
+    session = client.create_session(budget=128, seed=3).id
     client.turn(session, [say.user(say.chatter(31, 10))], generate=False)
-    before = client.get(session)
+    before = client.get_session(session)
     messages = [say.user(say.chatter(32, 10))]
     sampling = {"max_tokens": 4096}
-    thread, outcome = in_background(lambda: client.turn(session, messages, sampling=sampling))
-    say.until(lambda: server.own.get(session)["state"] == "decoding", "the answer")
+    thread, outcome = in_background(lambda: client.turn(session, messages, **sampling))
+    say.until(lambda: server.own.get_session(session).state == "decoding", "the answer")
     assert server.stop() == 0
     thread.join()
     assert isinstance(outcome[0], KvrecallError)
     server.start()
-    assert server.own.get(session) == before
-    assert server.own.turn(session, [say.user("Hello.")], generate=False)["turn"] == 2
+    assert server.own.get_session(session) == before
+    assert server.own.turn(session, [say.user("Hello.")], generate=False).turn == 2

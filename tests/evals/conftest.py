@@ -1,4 +1,4 @@
-"""Small settings of real parts: the packaged model, short histories, and a suite that is nothing but units to run."""
+"""Small settings of real parts: the packaged model, short histories, a suite of trivial units."""
 
 import json
 from collections.abc import Callable
@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from evals.configs import arm_of
+from evals.configs import parse_config
 from evals.harness import Setup
 from evals.suite import Suite
 from kvrecall.domain.session_settings import EpisodeSettings
 from reference import MODEL_PATH
 
+# A suite's module, written to a folder from which a runner's processes can import it, unlike a
+# test.
 LIGHT = '''
 import time
 from dataclasses import dataclass
@@ -23,7 +25,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Square:
-    """Its number squared; every run leaves a line in the file, and one number may be told to break."""
+    """Its number squared; every run appends a line to the file, and one number may raise."""
 
     number: int
     seconds: float
@@ -47,12 +49,11 @@ def run(unit):
 def rows(records):
     return list(records)
 '''
-"""A suite's module, written where the processes of a runner can import it: test modules cannot be."""
 
 
 @pytest.fixture
 def squares(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Suite[Any]]:
-    """A suite of numbers to be squared. The units that ran are listed in `tmp_path`/ran.txt, a line each."""
+    """A suite of numbers to square. `tmp_path`/ran.txt lists the units that ran, a line each."""
     folder = tmp_path / "modules"
     folder.mkdir()
     name = f"light_{tmp_path.name}".replace("-", "_")
@@ -74,26 +75,26 @@ def squares(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Su
 
 @pytest.fixture
 def ran(tmp_path: Path) -> Callable[[], list[int]]:
-    """The numbers of the units that ran so far, in any order."""
+    """The numbers of the units that ran so far, ascending."""
     return lambda: sorted(int(line) for line in (tmp_path / "ran.txt").read_text().split())
 
 
 @pytest.fixture
 def silent() -> Console:
-    """A console that nobody sees."""
+    """A console without output."""
     return Console(quiet=True)
 
 
 @pytest.fixture
-def setup_of() -> Callable[..., Setup]:
-    """A setup of the packaged model, by an arm's text and a budget."""
+def make_setup() -> Callable[..., Setup]:
+    """Factory of setups of the packaged model, by a configuration's text and a budget."""
 
     def make(
-        arm: str, budget: str = "1/4", seed: int = 11, block_tokens: int = 64, episodes: int = 2
+        config: str, budget: str = "1/4", seed: int = 11, block_tokens: int = 64, episodes: int = 2
     ) -> Setup:
         return Setup(
             str(MODEL_PATH),
-            arm_of(arm),
+            parse_config(config),
             budget,
             seed,
             block_tokens,
@@ -104,8 +105,8 @@ def setup_of() -> Callable[..., Setup]:
 
 
 @pytest.fixture
-def timeless() -> Callable[[Any], Any]:
-    """Records without their seconds: what must come out the same again."""
+def without_seconds() -> Callable[[Any], Any]:
+    """Records without their seconds: the reproducible part."""
 
     def strip(value: Any) -> Any:
         if isinstance(value, dict):
@@ -132,8 +133,12 @@ def locomo_file(tmp_path: Path) -> Path:
     ]
     sessions = {
         f"session_{number}": [
-            {"speaker": ("Ada", "Bo")[at % 2], "dia_id": f"D{number}:{at + 1}", "text": text}
-            for at, text in enumerate(texts)
+            {
+                "speaker": ("Ada", "Bo")[index % 2],
+                "dia_id": f"D{number}:{index + 1}",
+                "text": text,
+            }
+            for index, text in enumerate(texts)
         ]
         for number, texts in ((1, garden), (2, music))
     }

@@ -1,4 +1,4 @@
-"""Raw and int8 rows side by side: what comes back from the store, what it costs, what it takes."""
+"""Raw and int8 rows compared: rows read back from the store, accuracy, bytes."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from evals import harness
-from evals.codecs import INT8, RAW, codecs_of, page_shares
+from evals.codecs import INT8, RAW, page_shares, parse_codecs
 from evals.conditions import BASE, FULL, MATCHED, SPREAD
-from evals.configs import arms_of
+from evals.configs import parse_configs
 from evals.errors import BadCodec
 from evals.harness import Session, Setup
 from evals.suite import Record
@@ -20,9 +20,9 @@ from evals.suites.longconv.suite import LongConv
 from evals.suites.mq_niah import variants as mq_niah_suites
 from evals.suites.mq_niah.case import Protocol
 from evals.suites.mq_niah.rows import result_rows
-from evals.suites.mq_niah.suite import CODED, Frontier, run
-from kvrecall.reporting.eval_plots import figure_of
-from kvrecall.reporting.eval_tables import tables_of
+from evals.suites.mq_niah.suite import CODEC_CONDITIONS, Frontier, run
+from kvrecall.reporting.eval_plots import build_figure
+from kvrecall.reporting.eval_tables import build_tables
 from kvrecall.reporting.figures import svg
 from kvrecall.reporting.results import Results
 from kvstore.format.codec import Codec
@@ -30,7 +30,7 @@ from kvstore.format.page import PageLayout, parse_header
 from kvstore.tiers.nvme.tier import NvmeTier
 from reference import MODEL_PATH
 
-SetupOf = Callable[..., Setup]
+MakeSetup = Callable[..., Setup]
 QUESTIONS = 4
 
 
@@ -38,43 +38,44 @@ def small(setup: Setup) -> LongConv:
     return LongConv(setup, tokens=400, topics=2, questions=QUESTIONS)
 
 
-def answered(session: Session) -> list[list[int]]:
-    told = generate_topics(5, 400, 2, QUESTIONS)
-    return [list(session.ask(question.messages(), 24).token_ids) for question in told.questions]
+def ask_all(session: Session) -> list[list[int]]:
+    """Token ids of the answers to all questions."""
+    questions = generate_topics(5, 400, 2, QUESTIONS).questions
+    return [list(session.ask(question.messages(), 24).token_ids) for question in questions]
 
 
-@pytest.mark.parametrize("arm", ["keydiff", "h2o", "epicache"])
+@pytest.mark.parametrize("config", ["keydiff", "h2o", "epicache"])
 def test_reading_raw_rows_back_before_every_turn_changes_no_token(
-    setup_of: SetupOf, arm: str, monkeypatch: pytest.MonkeyPatch
+    make_setup: MakeSetup, config: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     history = generate_topics(5, 400, 2, QUESTIONS).messages()
-    with harness.remembered(setup_of(arm, "96"), history) as kept:
-        ours = answered(kept)
-        selection = kept.state.selection
-    monkeypatch.setattr(Session, "__init__", _always_swapped(Session.__init__))
-    with harness.remembered(setup_of(arm, "96"), history) as read_back:
-        assert read_back.swapped
-        assert read_back.state.selection == selection
-        assert answered(read_back) == ours
+    with harness.open_session(make_setup(config, "96"), history) as session:
+        answers = ask_all(session)
+        selection = session.state.selection
+    monkeypatch.setattr(Session, "__init__", _always_reload(Session.__init__))
+    with harness.open_session(make_setup(config, "96"), history) as reloaded:
+        assert reloaded.reload_every_turn
+        assert reloaded.state.selection == selection
+        assert ask_all(reloaded) == answers
 
 
-def _always_swapped(plain: Callable[..., None]) -> Callable[..., None]:
-    def make(self: Session, *parts: Any, swapped: bool) -> None:
-        plain(self, *parts, swapped=True)
+def _always_reload(plain: Callable[..., None]) -> Callable[..., None]:
+    def make(self: Session, *parts: Any, reload_every_turn: bool) -> None:
+        plain(self, *parts, reload_every_turn=True)
 
     return make
 
 
-def test_what_is_active_in_a_session_with_int8_pages_has_been_through_them(
-    setup_of: SetupOf,
+def test_active_rows_of_a_session_with_int8_pages_were_decoded_from_them(
+    make_setup: MakeSetup,
 ) -> None:
-    told = generate_topics(5, 400, 2, QUESTIONS)
+    conversation = generate_topics(5, 400, 2, QUESTIONS)
     first_keys = {}
     for codec in (RAW, INT8):
-        with harness.remembered(
-            replace(setup_of("full", "1/1"), codec=codec), told.messages()
+        with harness.open_session(
+            replace(make_setup("full", "1/1"), codec=codec), conversation.messages()
         ) as session:
-            session.ask(told.questions[0].messages(), 1)
+            session.ask(conversation.questions[0].messages(), 1)
             engine = session.scheduler.engine
             slot = engine.sessions["asked"].slot
             assert slot is not None
@@ -88,7 +89,7 @@ def test_what_is_active_in_a_session_with_int8_pages_has_been_through_them(
 
 
 def test_only_finished_pages_of_an_int8_store_are_int8(
-    setup_of: SetupOf, monkeypatch: pytest.MonkeyPatch
+    make_setup: MakeSetup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written: list[tuple[int, int]] = []
     put = NvmeTier.put
@@ -101,13 +102,17 @@ def test_only_finished_pages_of_an_int8_store_are_int8(
         put(self, pages, **options)
 
     monkeypatch.setattr(NvmeTier, "put", noting)
-    longconv.run(small(replace(setup_of("snapkv", "1/4"), codec=INT8)))
+    longconv.run(small(replace(make_setup("snapkv", "1/4"), codec=INT8)))
     assert {codec for tokens, codec in written if tokens == 64} == {Codec.INT8}
     assert {codec for tokens, codec in written if tokens < 64} == {Codec.RAW}
 
 
-def test_longconv_compares_the_same_questions_and_says_what_int8_takes(setup_of: SetupOf) -> None:
-    suite = longconv.suite(small(setup_of("full")), arms_of(["keydiff"]), ["1/4"], 1, (RAW, INT8))
+def test_longconv_compares_the_same_questions_and_reports_the_bytes_of_int8(
+    make_setup: MakeSetup,
+) -> None:
+    suite = longconv.suite(
+        small(make_setup("full")), parse_configs(["keydiff"]), ["1/4"], 1, (RAW, INT8)
+    )
     assert len(suite.units) == 2 * 2
     rows = suite.rows([record for unit in suite.units for record in longconv.run(unit)])
     cost = {row["method"]: row for row in rows if row.get("measure") == "int8 minus raw"}
@@ -125,11 +130,13 @@ def test_longconv_compares_the_same_questions_and_says_what_int8_takes(setup_of:
         if row.get("metric") == "bytes of a token's stored rows"
     }
     assert stored[INT8]["ratio"] < 0.4  # float32 rows, and an unfinished page
-    assert svg_of("longconv", rows).startswith("<svg")
+    assert draw_svg("longconv", rows).startswith("<svg")
 
 
-def test_one_codec_alone_is_compared_with_nothing(setup_of: SetupOf) -> None:
-    suite = longconv.suite(small(setup_of("full")), arms_of(["keydiff"]), ["1/4"], 1, (INT8,))
+def test_one_codec_alone_has_no_comparison(make_setup: MakeSetup) -> None:
+    suite = longconv.suite(
+        small(make_setup("full")), parse_configs(["keydiff"]), ["1/4"], 1, (INT8,)
+    )
     rows = suite.rows([record for unit in suite.units for record in longconv.run(unit)])
     assert not [row for row in rows if row.get("measure") == "int8 minus raw"]
     assert not [row for row in rows if "bytes" in str(row.get("metric"))]
@@ -149,42 +156,43 @@ def test_mq_niah_compares_each_condition_with_itself() -> None:
         record["active_rows"] for record in records if record.get("condition") in (MATCHED, SPREAD)
     }
     assert len(rows_held) == 1
-    assert svg_of("mq-niah", rows).startswith("<svg")
+    assert draw_svg("mq-niah", rows).startswith("<svg")
 
 
-def svg_of(suite: str, rows: Any) -> str:
-    """The picture; its tables are made on the way."""
+def draw_svg(suite: str, rows: Any) -> str:
+    """The suite's figure as SVG; its tables are built as well."""
     results = Results(suite, "", 5, {}, {}, "model", rows)
-    assert tables_of(results)
-    figure = figure_of(results)
+    assert build_tables(results)
+    figure = build_figure(results)
     assert figure is not None
     return svg(figure)
 
 
-def test_a_suite_of_two_codecs_has_the_conditions_that_stored_rows_matter_to() -> None:
-    chosen = mq_niah_suites.Chosen(("4q",), (8,), 7, 2, (RAW, INT8))
-    units = mq_niah_suites.suite_of(Protocol("none", 0, "", 0), chosen).units
+def test_a_suite_of_two_codecs_has_the_conditions_of_a_codec_comparison() -> None:
+    chosen = mq_niah_suites.SuiteRequest(("4q",), (8,), 7, 2, (RAW, INT8))
+    units = mq_niah_suites.build_suite(Protocol("none", 0, "", 0), chosen).units
     assert [(unit.protocol.codec, unit.conditions) for unit in units] == 2 * [
-        (RAW, CODED),
-        (INT8, CODED),
+        (RAW, CODEC_CONDITIONS),
+        (INT8, CODEC_CONDITIONS),
     ]
     assert [unit.partition for unit in units[::2]] == [unit.partition for unit in units[1::2]]
 
 
-def test_codecs_that_there_are_not_and_suites_that_compare_none_are_refused() -> None:
-    assert codecs_of([]) == (RAW,)
-    assert codecs_of(["int8", "raw", "int8"]) == (INT8, RAW)
+def test_unknown_codecs_and_suites_that_take_one_codec_are_refused() -> None:
+    assert parse_codecs([]) == (RAW,)
+    assert parse_codecs(["int8", "raw", "int8"]) == (INT8, RAW)
     with pytest.raises(BadCodec, match="int4"):
-        codecs_of(["int4"])
+        parse_codecs(["int4"])
     with pytest.raises(BadCodec, match="takes one codec"):
-        mq_niah_suites.suite_of(
-            Protocol("none", 0, "", 0), mq_niah_suites.Chosen(("revisit",), (), 7, 2, (RAW, INT8))
+        mq_niah_suites.build_suite(
+            Protocol("none", 0, "", 0),
+            mq_niah_suites.SuiteRequest(("revisit",), (), 7, 2, (RAW, INT8)),
         )
 
 
 def test_bytes_of_int8_pages_by_dtype() -> None:
-    shape = harness.loaded(str(MODEL_PATH)).model
-    sizes = (shape.shape.n_layers, shape.shape.n_kv_heads, shape.shape.head_dim)
-    shares = page_shares(PageLayout(*sizes, dtype=shape.dtype, fingerprint="a"))
+    model = harness.load(str(MODEL_PATH)).model
+    sizes = (model.shape.n_layers, model.shape.n_kv_heads, model.shape.head_dim)
+    shares = page_shares(PageLayout(*sizes, dtype=model.dtype, fingerprint="a"))
     assert 0.25 < shares["float32"] < 0.3
     assert 0.5 < shares["bfloat16"] <= 0.55

@@ -1,15 +1,15 @@
-"""What may be compared, and how it is written."""
+"""Run configurations and budgets, parsed from text."""
 
 import pytest
 
-from evals.configs import arm_of, arms_of, rows_of
-from evals.errors import BadArm, BadBudget
+from evals.configs import budget_rows, parse_config, parse_configs
+from evals.errors import BadBudget, BadConfig
 from workers import methods
 
 
-def test_a_name_alone_is_the_method_in_its_own_way() -> None:
-    arm = arm_of("snapkv")
-    assert (arm.name, arm.method, arm.build, arm.layer_budgets, arm.settings) == (
+def test_a_name_alone_is_the_method_with_its_defaults() -> None:
+    config = parse_config("snapkv")
+    assert (config.name, config.method, config.build, config.layer_budgets, config.settings) == (
         "snapkv",
         "snapkv",
         "none",
@@ -18,26 +18,29 @@ def test_a_name_alone_is_the_method_in_its_own_way() -> None:
     )
 
 
-def test_a_method_with_episodes_has_them_in_one_pass_unless_told_otherwise() -> None:
-    assert (arm_of("epicache").name, arm_of("epicache").build) == ("epicache+one_pass", "one_pass")
-    assert arm_of("epicache+per_episode").build == "per_episode"
-    assert not arm_of("epicache+none").has_episodes
+def test_a_method_with_episodes_has_them_in_one_pass_unless_another_build_is_named() -> None:
+    assert (parse_config("epicache").name, parse_config("epicache").build) == (
+        "epicache+one_pass",
+        "one_pass",
+    )
+    assert parse_config("epicache+per_episode").build == "per_episode"
+    assert not parse_config("epicache+none").has_episodes
 
 
 def test_budgets_over_layers_and_settings_follow_the_name() -> None:
-    arm = arm_of('snapkv@pyramid{"window": 16, "pool": 5}')
-    assert (arm.method, arm.layer_budgets, arm.settings) == (
+    config = parse_config('snapkv@pyramid{"window": 16, "pool": 5}')
+    assert (config.method, config.layer_budgets, config.settings) == (
         "snapkv",
         "pyramid",
         '{"window": 16, "pool": 5}',
     )
-    assert arm.name == 'snapkv@pyramid{"window": 16, "pool": 5}'
+    assert config.name == 'snapkv@pyramid{"window": 16, "pool": 5}'
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
-        ("snap-kv", "no arm"),
+        ("snap-kv", "no run configuration"),
         ("nothing", "no method 'nothing'"),
         ('snapkv{"windows": 3}', "windows"),
         ("snapkv+one_pass", "'one_pass' is no way to build the episodes of snapkv"),
@@ -45,24 +48,24 @@ def test_budgets_over_layers_and_settings_follow_the_name() -> None:
         ("snapkv@evenly", "uniform, pyramid, sensitivity"),
     ],
 )
-def test_what_is_off_is_told(text: str, told: str) -> None:
-    with pytest.raises(BadArm, match=told):
-        arm_of(text)
+def test_an_invalid_configuration_is_refused_with_the_reason(text: str, message: str) -> None:
+    with pytest.raises(BadConfig, match=message):
+        parse_config(text)
 
 
-def test_for_no_name_there_is_every_method_that_evicts_and_both_ways_to_build() -> None:
-    names = [arm.name for arm in arms_of(())]
-    assert {arm_of(name).method for name in names} == set(methods.METHODS) - {"full"}
+def test_no_names_stand_for_every_method_that_evicts_with_both_ways_to_build() -> None:
+    names = [config.name for config in parse_configs(())]
+    assert {parse_config(name).method for name in names} == set(methods.METHODS) - {"full"}
     assert {"epicache+one_pass", "epicache+per_episode"} <= set(names)
     assert len(names) == len(set(names))
 
 
 def test_a_budget_is_a_share_or_a_number_of_rows() -> None:
-    assert rows_of("1/8", 1000) == 125
-    assert rows_of("256", 1000) == 256
+    assert budget_rows("1/8", 1000) == 125
+    assert budget_rows("256", 1000) == 256
 
 
 @pytest.mark.parametrize("budget", ["", "2/3", "1/0", "-4", "half", "0", "1/2000"])
-def test_what_is_no_budget_is_refused(budget: str) -> None:
+def test_an_invalid_budget_is_refused(budget: str) -> None:
     with pytest.raises(BadBudget):
-        rows_of(budget, 1000)
+        budget_rows(budget, 1000)

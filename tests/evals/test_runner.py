@@ -1,4 +1,4 @@
-"""Units in processes of their own: in order, once, and whatever happens to them."""
+"""Units in processes of their own: in order, once, and resumed after failures and kills."""
 
 import json
 import os
@@ -32,7 +32,7 @@ def test_records_come_in_the_units_order_however_long_each_takes(
     assert [record["square"] for record in found] == [9, 1, 4]
 
 
-def test_what_the_journal_has_is_not_run_again(
+def test_units_in_the_journal_are_not_run_again(
     squares: Squares, silent: Console, tmp_path: Path, ran: Ran
 ) -> None:
     journal = tmp_path / "j.jsonl"
@@ -41,7 +41,7 @@ def test_what_the_journal_has_is_not_run_again(
     assert ran() == [1, 2, 3]
 
 
-def test_a_unit_that_breaks_is_named_and_what_was_done_before_stays(
+def test_a_unit_that_fails_is_named_and_earlier_records_stay(
     squares: Squares, silent: Console, tmp_path: Path, ran: Ran
 ) -> None:
     journal = tmp_path / "j.jsonl"
@@ -51,7 +51,7 @@ def test_a_unit_that_breaks_is_named_and_what_was_done_before_stays(
     assert ran() == [1, 2, 5]
 
 
-def test_a_killed_runner_goes_on_where_it_was_and_leaves_no_process(
+def test_a_killed_runner_resumes_and_leaves_no_process(
     squares: Squares, silent: Console, tmp_path: Path, ran: Ran
 ) -> None:
     journal = tmp_path / "j.jsonl"
@@ -66,8 +66,10 @@ from evals.runner import run
 from evals.suite import Suite
 import {module.__name__} as light
 if __name__ == "__main__":
-    units = tuple(light.Square(n, s, {str(tmp_path / "ran.txt")!r}) for n, s in ((1, 0.0), (2, 60.0), (3, 60.0)))
-    run(Suite("squares", 0, "none", units, light.run, light.rows), Path({str(journal)!r}), Console(quiet=True), 2)
+    seconds = ((1, 0.0), (2, 60.0), (3, 60.0))
+    units = tuple(light.Square(n, s, {str(tmp_path / "ran.txt")!r}) for n, s in seconds)
+    suite = Suite("squares", 0, "none", units, light.run, light.rows)
+    run(suite, Path({str(journal)!r}), Console(quiet=True), 2)
 """
     path = tmp_path / "runs.py"
     path.write_text(script)

@@ -1,40 +1,46 @@
-"""Summaries against numbers worked out by hand."""
+"""ChunkSummaries against numbers worked out by hand."""
 
 from typing import Any
 
 import pytest
 
 from evals.suites.longconv.rows import prefill_seconds, result_rows
-from evals.summary import difference_row, grouped, mean_row, values_of
+from evals.summary import difference_row, group_by, mean_row, values_by_key
 
 
 def question(
-    arm: str, budget: str, number: int, right: float, place: str = "early", **more: float
+    config: str, budget: str, number: int, right: float, place: str = "early", **more: float
 ) -> dict[str, object]:
-    told = {
+    columns = {
         "kind": "question",
         "codec": "raw",
-        "arm": arm,
+        "arm": config,
         "budget": budget,
         "seed": 1,
         "question": number,
         "place": place,
     }
-    return {**told, "right": right, "seconds": 0.5, **more}
+    return {**columns, "right": right, "seconds": 0.5, **more}
 
 
-def history(arm: str, budget: str, rows: int, way: str = "none", **seconds: float) -> Any:
-    sizes = {"episodes": 4, "index_bytes": 12, "copy_bytes": 1200} if way != "none" else {}
-    told = {
+def history(config: str, budget: str, rows: int, episodes: str = "none", **seconds: float) -> Any:
+    sizes = {"episodes": 4, "index_bytes": 12, "copy_bytes": 1200} if episodes != "none" else {}
+    columns = {
         "kind": "history",
         "codec": "raw",
-        "arm": arm,
+        "arm": config,
         "budget": budget,
         "seed": 1,
         "rows": rows,
         **sizes,
     }
-    return {**told, "active_rows": rows, "stored_bytes": 640, "build": way, "seconds": seconds}
+    return {
+        **columns,
+        "active_rows": rows,
+        "stored_bytes": 640,
+        "build": episodes,
+        "seconds": seconds,
+    }
 
 
 def test_a_mean_row_has_the_mean_and_an_interval_around_it() -> None:
@@ -58,13 +64,13 @@ def test_equal_differences_leave_no_width_however_the_questions_differ() -> None
     assert (row["ci_low"], row["mean"], row["ci_high"]) == (0.25, 0.25, 0.25)
 
 
-def test_records_are_grouped_in_the_order_they_come() -> None:
+def test_records_are_grouped_in_order() -> None:
     records = [{"a": 2, "v": 1.0}, {"a": 1, "v": 2.0}, {"a": 2, "v": 3.0}]
-    assert list(grouped(records, "a")) == [(2,), (1,)]
-    assert values_of(records[:2], lambda each: each["v"], "a") == {(2,): 1.0, (1,): 2.0}
+    assert list(group_by(records, "a")) == [(2,), (1,)]
+    assert values_by_key(records[:2], lambda each: each["v"], "a") == {(2,): 1.0, (1,): 2.0}
 
 
-def test_longconv_counts_answers_by_arm_budget_and_place() -> None:
+def test_longconv_counts_answers_by_config_budget_and_place() -> None:
     records = [
         history("snapkv", "1/4", 100, prefill=2.0),
         question("snapkv", "1/4", 0, 1.0),
@@ -82,9 +88,7 @@ def test_longconv_counts_answers_by_arm_budget_and_place() -> None:
     ) == (100, "1/4", 100.0)
 
 
-def test_longconv_compares_episodes_with_all_others_at_the_same_budget_and_with_the_full_cache() -> (
-    None
-):
+def test_longconv_compares_episodes_with_others_at_the_same_budget_and_the_full_cache() -> None:
     episodic = {"episode": 0, "held": 1.0, "rows_moved": 30, "rows_kept": 70}
     records = [
         history("full", "1/1", 400, prefill=1.0),
@@ -131,7 +135,7 @@ def test_longconv_compares_episodes_with_all_others_at_the_same_budget_and_with_
     assert speed[f"{one}, 1/4", "rows moved by a switch"]["median"] == 0.3
 
 
-def test_epicaches_own_build_is_not_charged_for_a_prefill_it_does_not_need() -> None:
+def test_epicaches_own_build_does_not_count_a_prefill_it_does_not_need() -> None:
     assert prefill_seconds(history("e", "1/4", 1, "one_pass", prefill=2.0, build=0.5)) == 2.5
     assert prefill_seconds(history("e", "1/4", 1, "per_episode", prefill=2.0, build=8.0)) == 8.0
     assert prefill_seconds(history("s", "1/4", 1, "none", prefill=2.0)) == 2.0

@@ -1,4 +1,4 @@
-"""A process under our clock has the wall time that the file says, whenever it says so; nothing else changes."""
+"""A process under a shifted clock has the file's shift at every moment, and no other change."""
 
 import subprocess
 import sys
@@ -16,13 +16,13 @@ clock.follow(Path(sys.argv[1]))
 assert time.monotonic is monotonic
 from grpc.aio import _utils
 for line in sys.stdin:
-    off = [time.time() - true_time(), (time.time_ns() - true_time_ns()) / 1e9]
-    off.append(_utils._timeout_to_deadline(0) - true_time())
-    print(*(round(each / 60) for each in off), flush=True)
+    shifts = [time.time() - true_time(), (time.time_ns() - true_time_ns()) / 1e9]
+    shifts.append(_utils._timeout_to_deadline(0) - true_time())
+    print(*(round(each / 60) for each in shifts), flush=True)
 """
 
 
-def test_the_clock_jumps_while_the_process_runs_and_deadlines_of_calls_do_not(
+def test_the_clock_jumps_in_a_running_process_and_deadlines_of_calls_do_not(
     tmp_path: Path,
 ) -> None:
     file = tmp_path / "clock"
@@ -43,13 +43,13 @@ def test_the_clock_jumps_while_the_process_runs_and_deadlines_of_calls_do_not(
     assert process.returncode == 0
 
 
-def test_a_command_runs_under_the_clock_as_it_does_without(tmp_path: Path) -> None:
+def test_a_command_runs_under_a_shifted_clock_as_without(tmp_path: Path) -> None:
     clock.set_offset(tmp_path / "clock", HOUR)
     program = [sys.executable, *clock.PROGRAM, str(tmp_path / "clock")]
-    said = subprocess.run(
+    output = subprocess.run(
         [*program, "gateway", "--help"], capture_output=True, text=True, check=True
     ).stdout
     plain = [sys.executable, "-m", "kvrecall.cli", "gateway", "--help"]
     expected = subprocess.run(plain, capture_output=True, text=True, check=True).stdout
     assert "kvrecall" in expected or "Usage" in expected
-    assert said.splitlines()[3:] == expected.splitlines()[3:]
+    assert output.splitlines()[3:] == expected.splitlines()[3:]

@@ -1,4 +1,4 @@
-"""A full disk refuses writes as the kernel does, and takes them again when it is freed."""
+"""A full disk refuses writes with the kernel's errors, and accepts them when it is freed."""
 
 import errno
 import os
@@ -26,7 +26,7 @@ for line in sys.stdin:
 
 @pytest.fixture(params=["best", "fallback"])
 def disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Disk]:
-    """The disk that this machine can have, and the one that every machine can."""
+    """The best kind of disk on this machine, and the fallback of every machine."""
     made = (
         new_disk(tmp_path / "disk", 8 << 20)
         if request.param == "best"
@@ -58,7 +58,7 @@ def test_a_full_disk_refuses_and_a_freed_one_does_not(disk: Disk, tmp_path: Path
         process.stdin.close()
 
 
-def test_a_process_that_has_ended_is_no_hindrance(tmp_path: Path) -> None:
+def test_a_process_that_has_ended_is_skipped(tmp_path: Path) -> None:
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
     disk = FileSizeLimit(tmp_path)

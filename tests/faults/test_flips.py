@@ -1,4 +1,4 @@
-"""Flipped bits hit pages and headers, and nothing else."""
+"""Bit flips hit pages and headers alone."""
 
 from pathlib import Path
 from random import Random
@@ -6,7 +6,7 @@ from random import Random
 import pytest
 import torch
 
-from benchmarks.faults.flips import flip_in_files, turn_bit
+from benchmarks.faults.flips import flip_bit, flip_in_files
 from kvstore.errors import CorruptPageError, PageError
 from kvstore.format.codec import encode_page
 from kvstore.format.page import HEADER_BYTES, PageKey, PageLayout, parse_header, verify_checksum
@@ -32,13 +32,13 @@ def folder(tmp_path: Path) -> Path:
 
 
 def changed_bits(before: bytes, after: bytes) -> list[int]:
-    """The offsets of bytes that differ, each as often as bits differ in it."""
+    """Offsets of the bytes that differ, one for each different bit."""
     assert len(before) == len(after)
     pairs = enumerate(zip(before, after, strict=True))
     return [offset for offset, (old, new) in pairs for _ in range((old ^ new).bit_count())]
 
 
-def segment_of(folder: Path) -> Path:
+def get_segment(folder: Path) -> Path:
     (segment,) = folder.glob("segment-*.kv")
     return segment
 
@@ -49,13 +49,11 @@ def read_record(data: bytes, start: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_one_bit_of_a_payload_flips_and_its_page_is_known_to_be_lost(
-    folder: Path, seed: int
-) -> None:
-    before = segment_of(folder).read_bytes()
+def test_one_flipped_bit_of_a_payload_makes_its_page_corrupt(folder: Path, seed: int) -> None:
+    before = get_segment(folder).read_bytes()
     flip = flip_in_files(folder, "payload", Random(seed))
     assert flip is not None
-    assert changed_bits(before, segment_of(folder).read_bytes()) == [flip.offset]
+    assert changed_bits(before, get_segment(folder).read_bytes()) == [flip.offset]
     lost = 0
     tier = NvmeTier(folder)
     for index in range(PAGES):
@@ -68,11 +66,11 @@ def test_one_bit_of_a_payload_flips_and_its_page_is_known_to_be_lost(
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_one_bit_of_a_header_flips_and_the_header_does_not_hold(folder: Path, seed: int) -> None:
-    before = segment_of(folder).read_bytes()
+def test_one_flipped_bit_of_a_header_makes_it_invalid(folder: Path, seed: int) -> None:
+    before = get_segment(folder).read_bytes()
     flip = flip_in_files(folder, "header", Random(seed))
     assert flip is not None
-    after = segment_of(folder).read_bytes()
+    after = get_segment(folder).read_bytes()
     assert changed_bits(before, after) == [flip.offset]
     start = before.rfind(b"KVRP", 0, flip.offset + 1)
     assert flip.offset - start < HEADER_BYTES
@@ -80,13 +78,13 @@ def test_one_bit_of_a_header_flips_and_the_header_does_not_hold(folder: Path, se
         read_record(after, start)
 
 
-def test_there_is_nothing_to_flip_in_an_empty_folder(tmp_path: Path) -> None:
+def test_an_empty_folder_has_no_bit_to_flip(tmp_path: Path) -> None:
     assert flip_in_files(tmp_path, "payload", Random(0)) is None
 
 
-def test_a_bit_turned_twice_is_as_before(folder: Path) -> None:
-    segment = segment_of(folder)
+def test_a_bit_flipped_twice_is_as_before(folder: Path) -> None:
+    segment = get_segment(folder)
     before = segment.read_bytes()
     for _ in range(2):
-        turn_bit(segment, 100, 3)
+        flip_bit(segment, 100, 3)
     assert segment.read_bytes() == before

@@ -1,4 +1,4 @@
-"""The proxy carries what it is given, and breaks as it is told."""
+"""The proxy forwards data unchanged, and breaks, stalls and delays connections."""
 
 import socket
 import threading
@@ -13,7 +13,7 @@ PATIENCE_SECONDS = 20.0
 
 @pytest.fixture
 def echo() -> Iterator[int]:
-    """The port of a server that says again whatever it hears."""
+    """The port of a server that echoes all data."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def answer(connection: socket.socket) -> None:
@@ -39,7 +39,7 @@ def echo() -> Iterator[int]:
 
 @pytest.fixture
 def proxy(echo: int) -> Iterator[Proxy]:
-    """A proxy to the server."""
+    """A proxy to the echo server."""
     made = Proxy(echo)
     yield made
     made.close()
@@ -49,8 +49,8 @@ def connect(proxy: Proxy) -> socket.socket:
     return socket.create_connection(("127.0.0.1", proxy.port), PATIENCE_SECONDS)
 
 
-def echoed(connection: socket.socket, data: bytes) -> bytes:
-    """What comes back for `data`, as long as it should be."""
+def echo_back(connection: socket.socket, data: bytes) -> bytes:
+    """The echo of `data`, up to its length."""
     connection.sendall(data)
     found = b""
     while len(found) < len(data) and (more := connection.recv(65536)):
@@ -58,9 +58,9 @@ def echoed(connection: socket.socket, data: bytes) -> bytes:
     return found
 
 
-def speak_until_it_breaks(proxy: Proxy) -> None:
+def send_until_it_breaks(proxy: Proxy) -> None:
     with connect(proxy) as connection:
-        while echoed(connection, b"hello"):
+        while echo_back(connection, b"hello"):
             pass
         raise ConnectionError("the connection was closed")
 
@@ -68,52 +68,52 @@ def speak_until_it_breaks(proxy: Proxy) -> None:
 def test_data_goes_both_ways_unchanged(proxy: Proxy) -> None:
     data = bytes(range(256)) * 400
     with connect(proxy) as one, connect(proxy) as other:
-        assert echoed(one, data) == data
-        assert echoed(other, data[::-1]) == data[::-1]
+        assert echo_back(one, data) == data
+        assert echo_back(other, data[::-1]) == data[::-1]
 
 
-def test_a_cut_resets_the_connections_of_now_and_no_later_ones(proxy: Proxy) -> None:
+def test_a_cut_resets_open_connections_and_no_later_ones(proxy: Proxy) -> None:
     with connect(proxy) as before:
-        assert echoed(before, b"hello") == b"hello"
+        assert echo_back(before, b"hello") == b"hello"
         proxy.cut()
         with pytest.raises(ConnectionResetError):
-            echoed(before, b"hello")
+            echo_back(before, b"hello")
     with connect(proxy) as after:
-        assert echoed(after, b"hello") == b"hello"
+        assert echo_back(after, b"hello") == b"hello"
 
 
 def test_a_refusing_proxy_breaks_each_connection_until_it_is_healed(proxy: Proxy) -> None:
     proxy.refuse()
     with pytest.raises(ConnectionError):
-        speak_until_it_breaks(proxy)
+        send_until_it_breaks(proxy)
     proxy.heal()
     with connect(proxy) as healed:
-        assert echoed(healed, b"hello") == b"hello"
+        assert echo_back(healed, b"hello") == b"hello"
 
 
-def test_what_is_held_comes_when_the_proxy_is_healed(proxy: Proxy) -> None:
+def test_stalled_data_arrives_when_the_proxy_is_healed(proxy: Proxy) -> None:
     with connect(proxy) as connection:
-        assert echoed(connection, b"hello") == b"hello"
-        proxy.hold()
-        connection.sendall(b"held")
+        assert echo_back(connection, b"hello") == b"hello"
+        proxy.stall()
+        connection.sendall(b"stalled")
         connection.settimeout(0.2)
         with pytest.raises(TimeoutError):
             connection.recv(10)
         proxy.heal()
         connection.settimeout(PATIENCE_SECONDS)
-        assert connection.recv(10) == b"held"
+        assert connection.recv(10) == b"stalled"
 
 
 def test_a_slow_proxy_loses_nothing(proxy: Proxy) -> None:
-    proxy.slow(0.02)
+    proxy.delay(0.02)
     with connect(proxy) as connection:
-        assert echoed(connection, bytes(200_000)) == bytes(200_000)
+        assert echo_back(connection, bytes(200_000)) == bytes(200_000)
 
 
-def test_a_target_that_is_not_there_is_a_broken_connection(proxy: Proxy) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as nobody:
-        port = nobody.getsockname()[1]
-    lonely = Proxy(port)
+def test_a_missing_target_is_a_broken_connection(proxy: Proxy) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    without_target = Proxy(port)
     with pytest.raises(ConnectionError):
-        speak_until_it_breaks(lonely)
-    lonely.close()
+        send_until_it_breaks(without_target)
+    without_target.close()

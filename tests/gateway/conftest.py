@@ -1,4 +1,4 @@
-"""The application over a scripted worker: called in process, or served on a port of this machine."""
+"""Application over a stub worker: called in process, or served on a local port."""
 
 import asyncio
 import contextlib
@@ -26,10 +26,10 @@ from services.catalog.sqlite.catalog import SqliteCatalog
 from services.service import SessionService
 
 
-def _doubles() -> ModuleType:
-    """The services' test doubles: test folders are no packages, so they are loaded by path."""
+def _load_stubs() -> ModuleType:
+    """Load the stubs of the services' tests by path; test folders are no packages."""
     path = Path(__file__).parents[1] / "services" / "conftest.py"
-    spec = importlib.util.spec_from_file_location("services_doubles", path)
+    spec = importlib.util.spec_from_file_location("services_stubs", path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -38,8 +38,8 @@ def _doubles() -> ModuleType:
 
 
 @dataclass
-class Front:
-    """An application with what is behind it."""
+class Api:
+    """Application with its service, worker and catalog."""
 
     app: FastAPI
     service: SessionService
@@ -48,13 +48,14 @@ class Front:
     http: httpx.AsyncClient
 
     async def session(self, **body: object) -> str:
-        """A new session."""
+        """Create a session and return its id."""
         answer = await self.http.post("/v1/sessions", json={"budget": 64, "seed": 1, **body})
         assert answer.status_code == 201, answer.text
-        return answer.json()["id"]
+        session: str = answer.json()["id"]
+        return session
 
-    async def say(self, session: str, text: str = "hello", **body: object) -> httpx.Response:
-        """One turn of the user."""
+    async def turn(self, session: str, text: str = "hello", **body: object) -> httpx.Response:
+        """Send a turn with one user message."""
         messages = [{"role": "user", "content": text}]
         return await self.http.post(
             f"/v1/sessions/{session}/turns", json={"messages": messages, **body}
@@ -63,7 +64,7 @@ class Front:
 
 @pytest.fixture(autouse=True, scope="session")
 def plain_logs() -> None:
-    """Tracebacks without the values of variables, which take rich seconds to print."""
+    """Configure tracebacks without variables, which rich takes seconds to print."""
     renderer = structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
     bound = structlog.make_filtering_bound_logger(logging.WARNING)
     structlog.configure(
@@ -86,20 +87,20 @@ def gateway_settings() -> GatewaySettings:
 @pytest.fixture
 async def assembled(
     tmp_path: Path, service_settings: ServiceLimits, gateway_settings: GatewaySettings
-) -> AsyncIterator[Front]:
-    """Everything but a way in."""
-    worker = _doubles().StubWorker()
+) -> AsyncIterator[Api]:
+    """Application that is not started or served yet."""
+    worker = _load_stubs().StubWorker()
     catalog = await SqliteCatalog.open(tmp_path / "catalog.db")
     service = SessionService(worker, catalog, service_settings)
     app = create_app(service, gateway_settings)
-    yield Front(app, service, worker, catalog, httpx.AsyncClient())
+    yield Api(app, service, worker, catalog, httpx.AsyncClient())
     for gate in worker.gates.values():
         gate.set()
 
 
 @pytest.fixture
-async def front(assembled: Front) -> AsyncIterator[Front]:
-    """The application called in process."""
+async def api(assembled: Api) -> AsyncIterator[Api]:
+    """Application called in process."""
     async with assembled.app.router.lifespan_context(assembled.app):
         transport = httpx.ASGITransport(assembled.app)
         async with httpx.AsyncClient(
@@ -109,8 +110,8 @@ async def front(assembled: Front) -> AsyncIterator[Front]:
 
 
 @pytest.fixture
-async def served(assembled: Front) -> AsyncIterator[Front]:
-    """The application on a port, in this event loop."""
+async def served(assembled: Api) -> AsyncIterator[Api]:
+    """Application on a port, in this event loop."""
     with _free_socket() as bound:
         server = uvicorn.Server(uvicorn.Config(assembled.app, log_config=None, lifespan="on"))
         serving = asyncio.create_task(server.serve(sockets=[bound]))
@@ -128,7 +129,7 @@ async def served(assembled: Front) -> AsyncIterator[Front]:
 
 @pytest.fixture(scope="module")
 def live_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The application on a port, in a thread: for callers that block."""
+    """Application on a port, in a thread: for blocking callers."""
     ready = threading.Event()
     servers = []
     with _free_socket() as bound:
@@ -136,7 +137,7 @@ def live_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         async def serve() -> None:
             catalog = await SqliteCatalog.open(tmp_path_factory.mktemp("live") / "catalog.db")
             service = SessionService(
-                _doubles().StubWorker(), catalog, ServiceLimits(drain_seconds=5)
+                _load_stubs().StubWorker(), catalog, ServiceLimits(drain_seconds=5)
             )
             app = create_app(service, GatewaySettings())
             servers.append(uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="on")))
@@ -160,8 +161,8 @@ def _free_socket() -> Iterator[socket.socket]:
 
 
 @pytest.fixture
-def events_of() -> Callable[[str], list[tuple[str, Any]]]:
-    """The events in the text of a stream: names and data."""
+def parse_events() -> Callable[[str], list[tuple[str, Any]]]:
+    """Parse the text of a stream into event names and data."""
 
     def parse(text: str) -> list[tuple[str, Any]]:
         assert text.endswith("\n\n")

@@ -1,6 +1,7 @@
-"""Bad input and failures: a problem with a stable type, the field and the limit, and nothing changed."""
+"""Bad input and failures: a problem with a stable type, the field and the limit; no change."""
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import grpc
 import pytest
@@ -15,11 +16,11 @@ EVENTS = "/v1/sessions/{session}/events"
 CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 
 
-def check_problem(answer, status: int, code: str) -> dict:
-    """The members of an answer that is the expected problem."""
+def check_problem(answer: Any, status: int, code: str) -> dict[str, Any]:
+    """Assert that a response is the expected problem; return its members."""
     assert answer.status_code == status, answer.text
     assert answer.headers["content-type"] == "application/problem+json"
-    members = answer.json()
+    members: dict[str, Any] = answer.json()
     assert (members["status"], members["code"]) == (status, code), members
     assert members["type"] == f"urn:kvrecall:problem:{code.replace('_', '-')}"
     assert members["title"]
@@ -142,25 +143,41 @@ BAD_BODIES = [
     ),
     (
         TURNS,
-        {"messages": [USER], "sampling": {"max_tokens": 101}},
+        {"messages": [USER], "max_tokens": 101},
         422,
         "limit_exceeded",
-        {"limit": 100},
-    ),
-    (TURNS, {"messages": [USER], "sampling": {"temperature": -1}}, 422, "invalid_request", {}),
-    (
-        TURNS,
-        {"messages": [USER], "sampling": {"stop": [""]}},
-        422,
-        "invalid_request",
-        {"field": "sampling.stop[0]"},
+        {"field": "max_tokens", "limit": 100},
     ),
     (
         TURNS,
-        {"messages": [USER], "fidelity": {"against": "x"}},
+        {"messages": [USER], "temperature": -1},
         422,
         "invalid_request",
-        {"field": "fidelity.against"},
+        {"field": "temperature"},
+    ),
+    (
+        TURNS,
+        {"messages": [USER], "stop": [""]},
+        422,
+        "invalid_request",
+        {"field": "stop[0]"},
+    ),
+    (
+        TURNS,
+        {"messages": [USER], "logprobs": {"compare_with": "x"}},
+        422,
+        "invalid_request",
+        {"field": "logprobs.compare_with"},
+    ),
+    # Names of earlier versions.
+    (TURNS, {"messages": [USER], "sampling": {}}, 422, "invalid_request", {"field": "sampling"}),
+    (TURNS, {"messages": [USER], "fidelity": {}}, 422, "invalid_request", {"field": "fidelity"}),
+    (
+        TURNS,
+        {"messages": [USER], "logprobs": {"keep": True}},
+        422,
+        "invalid_request",
+        {"field": "logprobs.keep"},
     ),
     (
         TURNS,
@@ -191,19 +208,19 @@ BAD_BODIES = [
 
 @pytest.mark.parametrize(("path", "body", "status", "code", "members"), BAD_BODIES)
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_bad_body_is_refused_and_changes_nothing(
-    front, path, body, status, code, members, stream
+async def test_a_bad_body_is_rejected_and_changes_nothing(
+    api: Any, path: Any, body: Any, status: Any, code: Any, members: Any, stream: Any
 ) -> None:
     if stream and path == TURNS:
         body = {**body, "stream": True}
-    session = await front.session()
-    before = await front.catalog.session(session)
-    answer = await front.http.post(path.format(session=session), json=body)
-    told = check_problem(answer, status, code)
-    assert members.items() <= told.items()
-    assert await front.catalog.session(session) == before
-    assert await front.catalog.session_ids() == [session]
-    assert set(front.worker.sessions) == {session}
+    session = await api.session()
+    before = await api.catalog.sessions.get(session)
+    answer = await api.http.post(path.format(session=session), json=body)
+    problem = check_problem(answer, status, code)
+    assert members.items() <= problem.items()
+    assert await api.catalog.sessions.get(session) == before
+    assert await api.catalog.sessions.get_ids() == [session]
+    assert set(api.worker.sessions) == {session}
 
 
 @pytest.mark.parametrize(
@@ -218,8 +235,8 @@ async def test_a_bad_body_is_refused_and_changes_nothing(
         b"nul",
     ],
 )
-async def test_what_is_no_json_in_utf8_is_refused(front, content: bytes) -> None:
-    answer = await front.http.post(
+async def test_a_body_that_is_no_json_in_utf8_is_rejected(api: Any, content: bytes) -> None:
+    answer = await api.http.post(
         "/v1/sessions", content=content, headers={"Content-Type": "application/json"}
     )
     assert answer.status_code in (400, 422)
@@ -228,25 +245,25 @@ async def test_what_is_no_json_in_utf8_is_refused(front, content: bytes) -> None
         answer.status_code,
         "malformed_json" if answer.status_code == 400 else "invalid_request",
     )
-    assert await front.catalog.session_ids() == []
+    assert await api.catalog.sessions.get_ids() == []
 
 
-async def test_an_oversize_body_is_refused_whether_or_not_it_says_its_size(front) -> None:
-    async def parts():
+async def test_an_oversize_body_is_rejected_with_and_without_a_content_length(api: Any) -> None:
+    async def parts() -> AsyncIterator[bytes]:
         for _ in range(100):
             yield b"x" * 1000
 
     for content in (b"x" * 10_001, parts()):
         members = check_problem(
-            await front.http.post("/v1/sessions", content=content), 413, "body_too_large"
+            await api.http.post("/v1/sessions", content=content), 413, "body_too_large"
         )
         assert members["limit"] == 10_000
 
 
-async def test_a_body_that_is_not_json_by_its_type_is_refused(front) -> None:
+async def test_a_body_of_another_content_type_is_rejected(api: Any) -> None:
     headers = {"Content-Type": "text/plain"}
     check_problem(
-        await front.http.post("/v1/sessions", content=b"hi", headers=headers),
+        await api.http.post("/v1/sessions", content=b"hi", headers=headers),
         422,
         "invalid_request",
     )
@@ -266,39 +283,39 @@ async def test_a_body_that_is_not_json_by_its_type_is_refused(front) -> None:
         ("GET", "/v1/sessions?cursor=nonsense", 422, "invalid_request"),
     ],
 )
-async def test_a_bad_request_line_is_refused(
-    front, method: str, path: str, status: int, code: str
+async def test_a_bad_request_line_is_rejected(
+    api: Any, method: str, path: str, status: int, code: str
 ) -> None:
-    check_problem(await front.http.request(method, path), status, code)
+    check_problem(await api.http.request(method, path), status, code)
 
 
-async def test_unknown_sessions_are_unknown_to_writes(front) -> None:
-    check_problem(await front.say("nobody"), 404, "unknown_session")
-    check_problem(await front.say("nobody", stream=True), 404, "unknown_session")
+async def test_unknown_sessions_are_unknown_to_writes(api: Any) -> None:
+    check_problem(await api.turn("unknown"), 404, "unknown_session")
+    check_problem(await api.turn("unknown", stream=True), 404, "unknown_session")
     event = {"type": "tool_call.started", "call_id": "c1"}
     check_problem(
-        await front.http.post("/v1/sessions/nobody/events", json=event), 404, "unknown_session"
+        await api.http.post("/v1/sessions/unknown/events", json=event), 404, "unknown_session"
     )
 
 
-async def test_a_wrong_method_is_told_the_right_ones(front) -> None:
-    assert (await front.http.put("/v1/sessions")).headers["allow"]
+async def test_a_wrong_method_gets_the_allowed_ones(api: Any) -> None:
+    assert (await api.http.put("/v1/sessions")).headers["allow"]
 
 
 @pytest.mark.parametrize("key", ["", "x" * 256])
-async def test_an_idempotency_key_has_bounds(front, key: str) -> None:
-    answer = await front.http.post("/v1/sessions", json={}, headers={"Idempotency-Key": key})
+async def test_an_idempotency_key_has_bounds(api: Any, key: str) -> None:
+    answer = await api.http.post("/v1/sessions", json={}, headers={"Idempotency-Key": key})
     check_problem(answer, 422, "invalid_request")
 
 
-async def test_another_result_for_the_same_call_is_a_conflict(front) -> None:
-    session = await front.session()
-    front.worker.script = [[wire.ToolCall(id="c1", name="f", arguments="{}")]]
-    await front.say(session)
+async def test_another_result_for_the_same_call_is_a_conflict(api: Any) -> None:
+    session = await api.session()
+    api.worker.script = [[wire.ToolCall(id="c1", name="f", arguments="{}")]]
+    await api.turn(session)
     url = EVENTS.format(session=session)
     event = {"type": "tool_call.completed", "call_id": "c1", "result": "a"}
-    assert (await front.http.post(url, json=event)).status_code == 200
-    check_problem(await front.http.post(url, json={**event, "result": "b"}), 409, "result_conflict")
+    assert (await api.http.post(url, json=event)).status_code == 200
+    check_problem(await api.http.post(url, json={**event, "result": "b"}), 409, "result_conflict")
 
 
 @pytest.mark.parametrize(
@@ -312,12 +329,12 @@ async def test_another_result_for_the_same_call_is_a_conflict(front) -> None:
         (RuntimeError("secret"), 500, "internal_error"),
     ],
 )
-async def test_what_the_worker_raises_is_told_as_a_problem(
-    front, events_of: Callable, fault: Exception, status: int, code: str
+async def test_an_error_of_the_worker_becomes_a_problem(
+    api: Any, parse_events: Callable[[str], Any], fault: Exception, status: int, code: str
 ) -> None:
-    session = await front.session()
-    front.worker.faults["turn"] = fault
-    answer = await front.say(session)
+    session = await api.session()
+    api.worker.faults["turn"] = fault
+    answer = await api.turn(session)
     members = check_problem(answer, status, code)
     assert "secret" not in members["detail"]
     if status in (429, 503):
@@ -325,13 +342,13 @@ async def test_what_the_worker_raises_is_told_as_a_problem(
             "3" if getattr(fault, "retry_after_seconds", 1) > 2 else "1"
         )
 
-    front.worker.faults["token"] = fault
-    streamed = await front.say(session, stream=True)
+    api.worker.faults["token"] = fault
+    streamed = await api.turn(session, stream=True)
     assert streamed.status_code == 200
-    (name, members) = events_of(streamed.text)[-1]
+    (name, members) = parse_events(streamed.text)[-1]
     assert (name, members["status"], members["code"]) == ("error", status, code)
-    assert (await front.catalog.session(session)).turns == 0
-    assert (await front.say(session)).json()["turn"] == 1
+    assert (await api.catalog.sessions.get(session)).turns == 0
+    assert (await api.turn(session)).json()["turn"] == 1
 
 
 def test_every_domain_error_has_a_status() -> None:

@@ -1,6 +1,7 @@
-"""The metrics page says what happened."""
+"""Metrics page: every event of the service is counted."""
 
 import asyncio
+from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -9,9 +10,9 @@ from kvrecall.domain.errors import WorkerLost, WorkerRefused
 from kvrecall.protocol.v1 import worker_pb2 as wire
 
 
-async def scrape(front) -> dict[tuple[str, ...], float]:
-    """Every sample of the page by its name and label values."""
-    page = await front.http.get("/metrics")
+async def scrape(api: Any) -> dict[tuple[str, ...], float]:
+    """Return every sample of the page by its name and label values."""
+    page = await api.http.get("/metrics")
     assert page.status_code == 200
     assert page.headers["content-type"].startswith("text/plain")
     families = text_string_to_metric_families(page.text)
@@ -22,14 +23,14 @@ async def scrape(front) -> dict[tuple[str, ...], float]:
     }
 
 
-async def test_turns_phases_and_rows_are_counted(front) -> None:
-    one = await front.session()
-    other = await front.session(budget=16)
-    front.worker.script = ["a b", "c " * 30]
-    await front.say(one)
-    await front.say(other)
-    await front.say(one, generate=False)
-    samples = await scrape(front)
+async def test_turns_phases_and_rows_are_counted(api: Any) -> None:
+    one = await api.session()
+    other = await api.session(budget=16)
+    api.worker.script = ["a b", "c " * 30]
+    await api.turn(one)
+    await api.turn(other)
+    await api.turn(one, generate=False)
+    samples = await scrape(api)
     assert samples["kvrecall_turns_total", "stop"] == 2
     assert samples["kvrecall_turns_total", "appended"] == 1
     assert samples["kvrecall_tokens_total", "prompt"] == 6
@@ -42,14 +43,14 @@ async def test_turns_phases_and_rows_are_counted(front) -> None:
     assert samples["kvrecall_http_requests_total", "POST", "200"] == 3
 
 
-async def test_repairs_and_promotions_are_counted(front) -> None:
-    session = await front.session()
-    front.worker.script = [[wire.ToolCall(id="c1", name="f", arguments="{}")]]
-    await front.say(session)
+async def test_repairs_and_promotions_are_counted(api: Any) -> None:
+    session = await api.session()
+    api.worker.script = [[wire.ToolCall(id="c1", name="f", arguments="{}")]]
+    await api.turn(session)
     event = {"type": "tool_call.completed", "call_id": "c1", "result": "a"}
-    await front.http.post(f"/v1/sessions/{session}/events", json=event)
-    await front.http.post(f"/v1/sessions/{session}/turns", json={"wait_for_repairs": True})
-    samples = await scrape(front)
+    await api.http.post(f"/v1/sessions/{session}/events", json=event)
+    await api.http.post(f"/v1/sessions/{session}/turns", json={"wait_for_repairs": True})
+    samples = await scrape(api)
     assert samples["kvrecall_repair_seconds_sum", "tool_call"] == 0.5
     assert samples["kvrecall_repair_seconds_count", "tool_result"] == 1
     for name, value in (
@@ -64,23 +65,23 @@ async def test_repairs_and_promotions_are_counted(front) -> None:
     assert samples["kvrecall_repair_share_scanned_count",] == 2
 
 
-async def test_repairs_that_end_in_their_pause_and_those_that_a_turn_ends_are_counted_apart(
-    front,
+async def test_repairs_ended_in_their_pause_or_by_a_turn_are_counted_separately(
+    api: Any,
 ) -> None:
-    session = await front.session()
-    front.worker.script = [[wire.ToolCall(id="c1", name="f", arguments="{}")]]
-    await front.say(session)
-    await rested(session)
-    front.worker.gates["repair"] = asyncio.Event()
-    front.worker.reached["repair"].clear()
+    session = await api.session()
+    api.worker.script = [[wire.ToolCall(id="c1", name="f", arguments="{}")]]
+    await api.turn(session)
+    await wait_until_idle(session)
+    api.worker.gates["repair"] = asyncio.Event()
+    api.worker.reached["repair"].clear()
     for result in (
         {"type": "tool_call.delta", "delta": "a" * 300},
         {"type": "tool_call.completed", "result": "a"},
     ):
-        await front.http.post(f"/v1/sessions/{session}/events", json={"call_id": "c1", **result})
-        await front.worker.reached["repair"].wait()
-    await front.http.post(f"/v1/sessions/{session}/turns", json={})
-    samples = await scrape(front)
+        await api.http.post(f"/v1/sessions/{session}/events", json={"call_id": "c1", **result})
+        await api.worker.reached["repair"].wait()
+    await api.http.post(f"/v1/sessions/{session}/turns", json={})
+    samples = await scrape(api)
     assert samples["kvrecall_repairs_between_turns_total", "end"] == 1
     assert samples["kvrecall_repairs_between_turns_total", "turn"] == 1
     assert samples["kvrecall_repairs_left_out_total",] == 1
@@ -88,29 +89,29 @@ async def test_repairs_that_end_in_their_pause_and_those_that_a_turn_ends_are_co
     assert samples["kvrecall_repair_share_scanned_sum",] == 1.5
 
 
-async def test_pauses_that_time_out_are_counted(front) -> None:
-    session = await front.session()
-    front.worker.script = [[wire.ToolCall(id="c1", name="f", arguments="{}")]]
-    await front.say(session)
-    front.service._pause_limit._seconds = 0.0
-    await front.service._pause_limit.sweep()
-    assert (await scrape(front))["kvrecall_pauses_timed_out_total",] == 1
-    shown = (await front.http.get(f"/v1/sessions/{session}")).json()
+async def test_pauses_that_time_out_are_counted(api: Any) -> None:
+    session = await api.session()
+    api.worker.script = [[wire.ToolCall(id="c1", name="f", arguments="{}")]]
+    await api.turn(session)
+    api.service._pause_limit._seconds = 0.0
+    await api.service._pause_limit.sweep()
+    assert (await scrape(api))["kvrecall_pauses_timed_out_total",] == 1
+    shown = (await api.http.get(f"/v1/sessions/{session}")).json()
     assert [call["status"] for call in shown["pending_calls"]] == ["timed_out"]
 
 
-async def test_switches_and_what_they_move_are_counted(front) -> None:
+async def test_episode_switches_and_their_rows_are_counted(api: Any) -> None:
     settings = {"count": 2, "segment_utterances": 2, "medoid_utterances": 2, "rebuild_growth": 9}
-    session = await front.session(method="epicache", budget=16, repair_rows=0, episodes=settings)
+    session = await api.session(method="epicache", budget=16, repair_rows=0, episodes=settings)
     for text in ("kettle leaves cup", "station rails ticket") * 3:
-        front.worker.script = [text]
-        await front.say(session, text)
-        await rested(session)
-    await front.say(session, "station rails")
-    await rested(session)
-    front.worker.faults["embed"] = WorkerLost("gone")
-    await front.say(session, "kettle")
-    samples = await scrape(front)
+        api.worker.script = [text]
+        await api.turn(session, text)
+        await wait_until_idle(session)
+    await api.turn(session, "station rails")
+    await wait_until_idle(session)
+    api.worker.faults["embed"] = WorkerLost("gone")
+    await api.turn(session, "kettle")
+    samples = await scrape(api)
     assert samples["kvrecall_episode_matches_total",] == 3
     assert samples["kvrecall_episode_switches_total",] == 2
     assert samples["kvrecall_episode_moved_rows_total",] == 40
@@ -120,40 +121,40 @@ async def test_switches_and_what_they_move_are_counted(front) -> None:
     assert samples["kvrecall_turn_phase_seconds_count", "match"] == 3
 
 
-async def rested(session: str) -> None:
-    """Wait until nothing is done in a session in the background."""
+async def wait_until_idle(session: str) -> None:
+    """Wait for the background tasks of a session."""
     for task in asyncio.all_tasks():
-        if task.get_name() == f"rest of {session}":
+        if task.get_name() == f"background {session}":
             await task
 
 
-async def test_failures_are_counted_by_their_code(front) -> None:
-    session = await front.session()
-    front.worker.faults["turn"] = WorkerLost("gone")
-    await front.say(session)
-    front.worker.script = [[wire.ToolCall(id="c1", name="f", arguments="{}")]]
-    front.worker.faults["repair"] = WorkerLost("gone")
-    await front.say(session)
+async def test_failures_are_counted_by_their_code(api: Any) -> None:
+    session = await api.session()
+    api.worker.faults["turn"] = WorkerLost("gone")
+    await api.turn(session)
+    api.worker.script = [[wire.ToolCall(id="c1", name="f", arguments="{}")]]
+    api.worker.faults["repair"] = WorkerLost("gone")
+    await api.turn(session)
     await asyncio.wait(
-        [task for task in asyncio.all_tasks() if task.get_name().startswith("rest of")]
+        [task for task in asyncio.all_tasks() if task.get_name().startswith("background ")]
         or [asyncio.create_task(asyncio.sleep(0))]
     )
-    samples = await scrape(front)
+    samples = await scrape(api)
     assert samples["kvrecall_turn_failures_total", "worker_lost"] == 1
     assert samples["kvrecall_repair_failures_total", "worker_lost"] == 1
 
 
-async def test_a_deleted_session_is_no_longer_counted(front) -> None:
-    session = await front.session()
-    await front.say(session)
-    await front.http.delete(f"/v1/sessions/{session}")
-    assert (await scrape(front))["kvrecall_active_rows",] == 0
+async def test_a_deleted_session_is_no_longer_counted(api: Any) -> None:
+    session = await api.session()
+    await api.turn(session)
+    await api.http.delete(f"/v1/sessions/{session}")
+    assert (await scrape(api))["kvrecall_active_rows",] == 0
 
 
-async def test_each_worker_says_what_it_holds_and_what_its_tiers_did(front) -> None:
-    front.worker.names = ["one", "two"]
-    await front.session()
-    samples = await scrape(front)
+async def test_each_worker_reports_its_slots_and_tiers(api: Any) -> None:
+    api.worker.names = ["one", "two"]
+    await api.session()
+    samples = await scrape(api)
     for worker in ("one", "two"):
         assert samples["kvrecall_worker_up", worker] == 1
         assert samples["kvrecall_slots_in_use", worker] == 1
@@ -176,29 +177,29 @@ async def test_each_worker_says_what_it_holds_and_what_its_tiers_did(front) -> N
         assert samples["kvrecall_tier_write_seconds_total", "nvme", worker] == 0.5
 
 
-async def test_of_a_worker_that_is_away_the_page_says_just_that(front) -> None:
-    front.worker.names = ["one", "two"]
-    await scrape(front)
-    front.worker.names = ["one"]
-    samples = await scrape(front)
+async def test_an_unreachable_worker_is_reported_as_down_only(api: Any) -> None:
+    api.worker.names = ["one", "two"]
+    await scrape(api)
+    api.worker.names = ["one"]
+    samples = await scrape(api)
     assert (samples["kvrecall_worker_up", "one"], samples["kvrecall_worker_up", "two"]) == (1, 0)
     assert ("kvrecall_slots_in_use", "two") not in samples
-    front.worker.faults["stats"] = WorkerLost("gone")
-    samples = await scrape(front)
+    api.worker.faults["stats"] = WorkerLost("gone")
+    samples = await scrape(api)
     assert (samples["kvrecall_worker_up", "one"], samples["kvrecall_worker_up", "two"]) == (0, 0)
 
 
-async def test_what_it_costs_that_workers_come_and_go_is_counted(front) -> None:
-    front.worker.names = ["one", "two"]
-    session = await front.session()
-    front.worker.faults["done"] = WorkerLost("gone")
-    await front.say(session)
-    moved = await front.http.post(f"/v1/sessions/{session}/move", json={"worker": "one"})
+async def test_retries_moves_and_rebuilds_are_counted(api: Any) -> None:
+    api.worker.names = ["one", "two"]
+    session = await api.session()
+    api.worker.faults["done"] = WorkerLost("gone")
+    await api.turn(session)
+    moved = await api.http.post(f"/v1/sessions/{session}/move", json={"worker": "one"})
     assert moved.json()["worker"] == "one"
-    front.worker.sessions.clear()
-    front.worker.faults["open"] = WorkerRefused(ErrorCode.ROWS_MISSING, "a page is gone")
-    await front.say(session)
-    samples = await scrape(front)
+    api.worker.sessions.clear()
+    api.worker.faults["open"] = WorkerRefused(ErrorCode.ROWS_MISSING, "a page is gone")
+    await api.turn(session)
+    samples = await scrape(api)
     assert samples["kvrecall_turn_retries_total", "worker_lost"] == 1
     assert samples["kvrecall_move_seconds_count",] == 1
     assert samples["kvrecall_rebuild_seconds_sum",] == 0.5

@@ -1,4 +1,4 @@
-"""Whatever fits or does not fit the description, the service answers as described and never with a 5xx."""
+"""Fuzzing by the OpenAPI description: responses conform to it and are never a 5xx."""
 
 from typing import Any
 
@@ -33,7 +33,7 @@ WITH_INPUT = [
     for method, path in OPERATIONS
     if method != "GET" or path in ("/v1/sessions", "/v1/sessions/{session}/repairs")
 ]
-# Which budgets, methods, models and cursors are accepted depends on the worker and on what was said before.
+# Valid budgets, methods, models and cursors depend on the worker and the session.
 UNDESCRIBED = [positive_data_acceptance]
 quick = settings(
     max_examples=40,
@@ -49,9 +49,9 @@ def description(live_url: str) -> Any:
     return schemathesis.openapi.from_url(f"{live_url}/openapi.json")
 
 
-def session_for(live_url: str) -> str:
-    """A session that has been told something and waits for a tool's result."""
-    session = httpx.post(f"{live_url}/v1/sessions", json={}).json()["id"]
+def create_paused_session(live_url: str) -> str:
+    """Create a session that waits for a tool's result."""
+    session: str = httpx.post(f"{live_url}/v1/sessions", json={}).json()["id"]
     call = {"id": "0", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "tool_calls": [call]}]
     body = {"messages": messages, "generate": False}
@@ -59,7 +59,7 @@ def session_for(live_url: str) -> str:
     return session
 
 
-def test_these_are_all_operations(description: Any) -> None:
+def test_the_description_lists_all_operations(description: Any) -> None:
     described = [result.ok() for result in description.get_all_operations()]
     assert sorted((operation.method.upper(), operation.path) for operation in described) == sorted(
         OPERATIONS
@@ -71,7 +71,7 @@ def test_these_are_all_operations(description: Any) -> None:
     [(*operation, GenerationMode.POSITIVE) for operation in OPERATIONS]
     + [(*operation, GenerationMode.NEGATIVE) for operation in WITH_INPUT],
 )
-def test_every_answer_is_as_described(
+def test_every_response_conforms(
     description: Any, method: str, path: str, mode: GenerationMode
 ) -> None:
     @quick
@@ -89,7 +89,7 @@ def test_every_answer_is_as_described(
 def test_an_existing_session_survives_every_write(
     live_url: str, description: Any, path: str, mode: GenerationMode
 ) -> None:
-    session = session_for(live_url)
+    session = create_paused_session(live_url)
 
     @quick
     @given(description[path]["POST"].as_strategy(generation_mode=mode))

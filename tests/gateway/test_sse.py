@@ -1,6 +1,7 @@
-"""Turns over a real connection: what a client sees meanwhile, and what happens when it leaves."""
+"""Streamed turns over a real connection: order of events, heartbeats, disconnects."""
 
 import asyncio
+from typing import Any
 
 import httpx
 import pytest
@@ -8,14 +9,14 @@ import pytest
 from gateway.settings import GatewaySettings
 
 
-async def wait_until(condition) -> None:
-    """Poll, as the server knows of a closed connection only when it looks."""
+async def wait_until(condition: Any) -> None:
+    """Poll a condition: the server notices a closed connection only when it reads."""
     async with asyncio.timeout(10):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
 
-async def test_tokens_arrive_while_the_turn_still_runs(served) -> None:
+async def test_tokens_arrive_while_the_turn_still_runs(served: Any) -> None:
     session = await served.session()
     served.worker.script = ["one two"]
     body = {"messages": [{"role": "user", "content": "hi"}], "stream": True}
@@ -29,9 +30,9 @@ async def test_tokens_arrive_while_the_turn_still_runs(served) -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_a_client_that_leaves_cancels_its_turn(served, stream: bool) -> None:
+async def test_a_disconnected_client_cancels_its_turn(served: Any, stream: bool) -> None:
     session = await served.session()
-    before = await served.catalog.session(session)
+    before = await served.catalog.sessions.get(session)
     served.worker.gates["token"] = asyncio.Event()
     body = {"messages": [{"role": "user", "content": "hi"}], "stream": stream}
     url = f"{served.http.base_url}/v1/sessions/{session}/turns"
@@ -41,34 +42,34 @@ async def test_a_client_that_leaves_cancels_its_turn(served, stream: bool) -> No
         asking.cancel()
         await asyncio.wait({asking})
     await wait_until(lambda: served.worker.open_turns == 0)
-    assert await served.catalog.session(session) == before
+    assert await served.catalog.sessions.get(session) == before
     served.worker.gates.clear()
-    assert (await served.say(session, queue=True)).json()["turn"] == 1
+    assert (await served.turn(session, queue=True)).json()["turn"] == 1
 
 
-async def test_a_second_turn_meanwhile_is_busy_unless_it_queues(served) -> None:
+async def test_a_concurrent_turn_is_busy_unless_it_queues(served: Any) -> None:
     session = await served.session()
     served.worker.gates["token"] = asyncio.Event()
-    first = asyncio.create_task(served.say(session))
+    first = asyncio.create_task(served.turn(session))
     await served.worker.reached["token"].wait()
-    busy = await served.say(session)
+    busy = await served.turn(session)
     assert (busy.status_code, busy.json()["code"]) == (409, "session_busy")
     assert (await served.http.delete(f"/v1/sessions/{session}")).status_code == 409
     assert (await served.http.get(f"/v1/sessions/{session}")).json()["state"] == "prefilling"
-    queued = asyncio.create_task(served.say(session, queue=True))
+    queued = asyncio.create_task(served.turn(session, queue=True))
     await asyncio.sleep(0.05)
     served.worker.gates["token"].set()
     assert ((await first).json()["turn"], (await queued).json()["turn"]) == (1, 2)
 
 
 class TestHeartbeat:
-    """A server that comments on silence at once."""
+    """Heartbeats of a server with a short interval."""
 
     @pytest.fixture
     def gateway_settings(self) -> GatewaySettings:
         return GatewaySettings(heartbeat_seconds=0.01)
 
-    async def test_silence_is_filled_with_comments(self, served) -> None:
+    async def test_heartbeats_are_sent_while_the_turn_waits(self, served: Any) -> None:
         session = await served.session()
         served.worker.gates["token"] = asyncio.Event()
         body = {"messages": [{"role": "user", "content": "hi"}], "stream": True}

@@ -9,8 +9,8 @@ import pytest
 from typer.testing import CliRunner
 
 from kvrecall.app.local_server import ServerNeeds, server_at
-from kvrecall.cli import app
-from kvrecall.client.client import KvrecallClient
+from kvrecall.cli.commands import app
+from kvrecall.client import KvrecallClient
 
 SERVER_ROWS = 768
 """Rows that a full cache may grow to in the tests' server, beside a block."""

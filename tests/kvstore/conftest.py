@@ -1,4 +1,4 @@
-"""Small layouts, rows that say where they come from, and tiers that can be held up or made to fail."""
+"""Small layouts, reproducible rows, and tiers that can be blocked or made to fail."""
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -31,7 +31,7 @@ def layout() -> PageLayout:
 
 @pytest.fixture
 def make_rows(layout: PageLayout) -> Callable[..., Tensor]:
-    """make_rows(tokens, seed): random rows, the same for the same seed."""
+    """Factory `make_rows(tokens, seed)`: random rows, the same for the same seed."""
 
     def make(tokens: int, seed: int = 0) -> Tensor:
         return torch.randn(layout.rows_shape(tokens), generator=torch.Generator().manual_seed(seed))
@@ -43,7 +43,7 @@ def make_rows(layout: PageLayout) -> Callable[..., Tensor]:
 def make_page(
     layout: PageLayout, make_rows: Callable[..., Tensor]
 ) -> Callable[..., tuple[PageKey, bytes]]:
-    """make_page(index, sequence, session, tokens): a key and its sealed page."""
+    """Factory `make_page(index, sequence, session, tokens)`: a key and its sealed page."""
 
     def make(
         index: int, sequence: int = 1, session: str = "s", tokens: int = 8
@@ -58,7 +58,7 @@ def make_page(
 
 @pytest.fixture
 def open_store(layout: PageLayout, tmp_path: Path) -> Iterator[Callable[..., RowStore]]:
-    """open_store(ram_pages, **nvme settings): a store over RAM and NVMe, closed at the end of the test."""
+    """Factory `open_store(ram_pages, **nvme settings)`: a store over RAM and NVMe files."""
     opened: list[RowStore] = []
 
     def open_one(
@@ -77,10 +77,10 @@ def open_store(layout: PageLayout, tmp_path: Path) -> Iterator[Callable[..., Row
         store.close()
 
 
-class HeldTier:
+class BlockedTier:
     """A RAM tier whose writes wait for `release`, and fail while `failing` is set."""
 
-    name = "held"
+    name = "blocked"
     durable = True
     shared = False
     limit_bytes = None
@@ -136,6 +136,6 @@ class HeldTier:
 
 
 @pytest.fixture
-def held_tier() -> HeldTier:
-    """A tier that stands still until its `release` is set."""
-    return HeldTier()
+def blocked_tier() -> BlockedTier:
+    """A tier whose writes wait until its `release` is set."""
+    return BlockedTier()

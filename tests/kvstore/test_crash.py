@@ -1,4 +1,4 @@
-"""A process that is killed in the middle of writing loses nothing that was acknowledged."""
+"""A process that is killed while it writes loses no acknowledged row."""
 
 import signal
 import subprocess
@@ -18,7 +18,7 @@ LAYOUT = PageLayout(
     n_layers=2, n_kv_heads=2, head_dim=16, dtype=torch.float32, fingerprint="model A"
 )
 
-# Row values name their session and position, so that a row found in the wrong place shows.
+# Row values encode session and position, so that a misplaced row is detected.
 WRITER = """
 import sys, itertools, torch
 from pathlib import Path
@@ -47,7 +47,7 @@ for turn in itertools.count():
 def write_and_kill(
     directory: Path, committed: dict[str, int], acknowledgements: int
 ) -> dict[str, int]:
-    """Let a child write until it acknowledged so many turns, kill it, and return the acknowledged lengths."""
+    """Kill a writing child after so many turns; return the acknowledged lengths."""
     arguments = [f"{session}={length}" for session, length in committed.items()]
     child = subprocess.Popen(
         [sys.executable, "-c", WRITER, str(directory), *arguments],
@@ -70,19 +70,17 @@ def write_and_kill(
 
 
 @pytest.mark.parametrize("rounds", [(3, 8, 25)])
-def test_every_acknowledged_row_is_there_after_kill_9(
-    tmp_path: Path, rounds: tuple[int, ...]
-) -> None:
+def test_every_acknowledged_row_survives_kill_9(tmp_path: Path, rounds: tuple[int, ...]) -> None:
     committed: dict[str, int] = {}
     for acknowledgements in rounds:
         committed = write_and_kill(tmp_path / "rows", committed, acknowledgements)
         store = RowStore(LAYOUT, [RamTier(8 * LAYOUT.page_bytes), NvmeTier(tmp_path / "rows")])
         for session, length in committed.items():
             store.truncate(session, length)
-            wanted = (torch.arange(length) * 2.0 + int(session)).view(1, 1, 1, -1, 1)
+            expected = (torch.arange(length) * 2.0 + int(session)).view(1, 1, 1, -1, 1)
             assert torch.equal(
                 store.gather(session, torch.arange(length)),
-                wanted.expand(LAYOUT.rows_shape(length)),
+                expected.expand(LAYOUT.rows_shape(length)),
             )
         store.check()
         store.close()

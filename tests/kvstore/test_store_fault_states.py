@@ -1,11 +1,10 @@
-"""Random turns, forks, deletions, losses and failures: what is read is right, or it is said to be lost."""
+"""Random turns, forks, deletions and failures: rows are right or reported as missing."""
 
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import torch
 from hypothesis import settings
@@ -30,27 +29,18 @@ RAM_PAGES = 4
 WHICH = st.integers(0, 99)
 
 
-class FaultyTier:
-    """Another tier, but for a time nothing can be done with it, or nothing written to it."""
+class FaultyTier(NvmeTier):
+    """Files that refuse all calls or all writes, but, as Redis, keep what they acknowledged."""
 
-    durable = True
-    shared = False
-    limit_bytes = None
-
-    def __init__(self, inner: Tier) -> None:
-        self.inner = inner
-        self.name = inner.name
-        self.fails = ""
-
-    @property
-    def used_bytes(self) -> int:
-        return self.inner.used_bytes
+    fails = ""
 
     def fence(self, session: str, epoch: int) -> None:
-        self._write(lambda: self.inner.fence(session, epoch))
+        self._require_writable()
+        super().fence(session, epoch)
 
     def get(self, keys: Sequence[PageKey]) -> list[Blob | None]:
-        return self._read(lambda: self.inner.get(keys))
+        self._require_readable()
+        return super().get(keys)
 
     def put(
         self,
@@ -59,35 +49,28 @@ class FaultyTier:
         backed: bool = False,
         epoch: int | None = None,
     ) -> None:
-        self._write(lambda: self.inner.put(pages, backed=backed, epoch=epoch))
+        self._require_writable()
+        super().put(pages, backed=backed, epoch=epoch)
 
     def contains(self, keys: Sequence[PageKey]) -> list[bool]:
-        return self._read(lambda: self.inner.contains(keys))
+        self._require_readable()
+        return super().contains(keys)
 
     def delete(self, keys: Sequence[PageKey], *, epoch: int | None = None) -> None:
-        self._write(lambda: self.inner.delete(keys, epoch=epoch))
+        self._require_writable()
+        super().delete(keys, epoch=epoch)
 
     def stored(self, session: str | None = None) -> Iterator[PageHeader]:
-        return self._read(lambda: self.inner.stored(session))
+        self._require_readable()
+        return super().stored(session)
 
-    def flush(self) -> None:
-        self.inner.flush()  # as with Redis: what it took is safe
-
-    def check(self) -> None:
-        self.inner.check()
-
-    def close(self) -> None:
-        self.inner.close()
-
-    def _read(self, call: Callable[[], Any]) -> Any:
+    def _require_readable(self) -> None:
         if self.fails == "all":
             raise TierFailedError("the device does not answer")
-        return call()
 
-    def _write(self, call: Callable[[], Any]) -> None:
+    def _require_writable(self) -> None:
         if self.fails:
-            raise TierFailedError("the device takes nothing")
-        call()
+            raise TierFailedError("the device accepts nothing")
 
 
 def listing(directory: Path) -> dict[str, int]:
@@ -99,7 +82,7 @@ def listing(directory: Path) -> dict[str, int]:
 
 
 def snapshot(source: Path, target: Path) -> None:
-    """Copy a directory as it is at one moment, though a thread may be tidying it."""
+    """Copy a directory at one moment, although a thread may be compacting it."""
     while True:
         before = listing(source)
         with suppress(shutil.Error):
@@ -110,17 +93,19 @@ def snapshot(source: Path, target: Path) -> None:
 
 
 def tear(directory: Path, share: float) -> None:
-    """Cut the newest segment somewhere behind its last sync marker, as a crash of the machine may."""
+    """Truncate the newest segment behind its last sync marker, as a crash of the machine may."""
     newest = SegmentFile(max(directory.glob("segment-*.kv")), 0)
     synced = max(
         (r.end for r in scan_segment(newest).records if r.header.kind is RecordKind.SYNC), default=0
     )
-    newest.cut(synced + int(share * (newest.end - synced)))
+    newest.truncate(synced + int(share * (newest.end - synced)))
 
 
 class FaultMachine(RuleBasedStateMachine):
-    """Plays the worker and the catalog. `rows` is what every session said, `committed` how many rows of it, `safe` how
-    many of these were told to be durable; `unopened` sessions were refused when they were last opened.
+    """Acts as the worker and the catalog.
+
+    `rows` are the appended rows per session, `committed` their committed length and `safe` the
+    length that was reported as durable; sessions in `unopened` could not be opened.
     """
 
     files_above: bool
@@ -140,19 +125,18 @@ class FaultMachine(RuleBasedStateMachine):
         self.random = torch.Generator().manual_seed(0)
         self.open_store()
 
-    # What there is
+    # State
 
     def directories(self) -> list[Path]:
         names = ["above", "lowest"] if self.files_above else ["lowest"]
         return [self.root / f"{self.generation}-{name}" for name in names]
 
     def open_store(self) -> None:
-        files = [
-            NvmeTier(path, segment_bytes=5 * LAYOUT.page_bytes, name=path.name)
-            for path in self.directories()
-        ]
-        self.faulty = FaultyTier(files[-1])
-        self.tiers: list[Tier] = [RamTier(RAM_PAGES * LAYOUT.page_bytes), *files[:-1], self.faulty]
+        *above, lowest = self.directories()
+        size = 5 * LAYOUT.page_bytes
+        files = [NvmeTier(path, segment_bytes=size, name=path.name) for path in above]
+        self.faulty = FaultyTier(lowest, segment_bytes=size, name=lowest.name)
+        self.tiers: list[Tier] = [RamTier(RAM_PAGES * LAYOUT.page_bytes), *files, self.faulty]
         self.store = RowStore(LAYOUT, self.tiers, read_batch_pages=2)
 
     def usable(self) -> list[str]:
@@ -165,26 +149,24 @@ class FaultMachine(RuleBasedStateMachine):
         return PAGE * max((entry.pages for entry in self.shared[session]), default=0)
 
     def others_share(self, owner: str) -> int:
-        """How many pages of `owner` living sessions begin with."""
-        lineages = [
-            PageTable(name, shared) for name, shared in self.shared.items() if name != owner
-        ]
+        """Number of leading pages of `owner` that other sessions share."""
+        tables = [PageTable(name, shared) for name, shared in self.shared.items() if name != owner]
         shared = [
             index
-            for table in lineages
+            for table in tables
             for index in range(table.shared_pages)
             if table.key(index).session == owner
         ]
         return max((index + 1 for index in shared), default=0)
 
-    def kept(self) -> list[SharedPages]:
+    def retained(self) -> list[SharedPages]:
         return [
             SharedPages(owner, pages)
             for owner in sorted(self.deleted)
             if (pages := self.others_share(owner))
         ]
 
-    # What a worker does
+    # Operations of a worker
 
     @precondition(lambda self: len(self.rows) < 5)
     @rule()
@@ -206,7 +188,7 @@ class FaultMachine(RuleBasedStateMachine):
         rows = torch.randn(LAYOUT.rows_shape(tokens), generator=self.random)
         try:
             self.store.append(name, rows)
-        except TierError:  # the unfinished page could not be read
+        except TierError:  # The unfinished page could not be read.
             assert self.faulty.fails
             return
         self.rows[name] = torch.cat([self.rows[name], rows], 3)
@@ -220,7 +202,7 @@ class FaultMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.rows)
     @rule(which=WHICH, later=st.integers(1, 2))
     def open_again(self, which: int, later: int) -> None:
-        """What was not committed is gone then."""
+        """Reopening discards the uncommitted rows."""
         self.reopen(self.pick(which, sorted(self.rows)), later)
 
     @precondition(lambda self: self.usable() and len(self.rows) < 5)
@@ -236,7 +218,7 @@ class FaultMachine(RuleBasedStateMachine):
         except TierError:
             assert self.faulty.fails
             with suppress(TierError):
-                self.store.drop(child)
+                self.store.delete(child)
             return
         self.rows[child], self.shared[child] = self.rows[parent][:, :, :, :length], shared
         self.committed[child], self.safe[child] = length, 0
@@ -248,43 +230,43 @@ class FaultMachine(RuleBasedStateMachine):
     def delete(self, which: int) -> None:
         name = self.pick(which, sorted(self.rows))
         try:
-            self.store.drop(name, keep_pages=self.others_share(name))
+            self.store.delete(name, keep_pages=self.others_share(name))
         except TierError:
             assert self.faulty.fails
             return
         owners = {entry.owner for entry in self.shared[name]}
-        for books in (self.rows, self.committed, self.safe, self.shared, self.epochs):
-            del books[name]
+        for state in (self.rows, self.committed, self.safe, self.shared, self.epochs):
+            del state[name]
         self.unopened.discard(name)
         self.deleted.add(name)
         for owner in owners & self.deleted:
             with suppress(TierError):
-                self.store.drop(owner, keep_pages=self.others_share(owner))
+                self.store.delete(owner, keep_pages=self.others_share(owner))
 
     @precondition(lambda self: self.usable())
     @rule(which=WHICH, seed=st.integers(0, 999))
     def read(self, which: int, seed: int) -> None:
         name = self.pick(which, self.usable())
-        held = self.rows[name]
-        if held.shape[3]:
+        expected = self.rows[name]
+        if expected.shape[3]:
             positions = torch.randint(
-                held.shape[3], (5,), generator=torch.Generator().manual_seed(seed)
+                expected.shape[3], (5,), generator=torch.Generator().manual_seed(seed)
             )
             try:
-                assert torch.equal(self.store.gather(name, positions), held[:, :, :, positions])
+                assert torch.equal(self.store.gather(name, positions), expected[:, :, :, positions])
             except TierFailedError:
                 assert self.faulty.fails == "all"
 
     @precondition(lambda self: self.usable())
     @rule(which=WHICH)
-    def fetch_and_scan(self, which: int) -> None:
+    def prefetch_and_scan(self, which: int) -> None:
         name = self.pick(which, self.usable())
         self.store.prefetch(name)
         with suppress(TierFailedError):
             pieces = [keys for _, keys in self.store.scan_keys(name)]
             assert not pieces or torch.equal(torch.cat(pieces, 2), self.rows[name][:, 0])
 
-    # What goes wrong
+    # Failures
 
     @rule(fails=st.sampled_from(["", "", "writes", "all"]))
     def fail(self, fails: str) -> None:
@@ -292,8 +274,8 @@ class FaultMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.usable() and not self.faulty.fails)
     @rule(which=WHICH, page=WHICH)
-    def lose_a_page(self, which: int, page: int) -> None:
-        """It vanishes everywhere; who shares it misses it too, and gets it back when one restores it."""
+    def delete_a_page(self, which: int, page: int) -> None:
+        """It is missing for all sessions that share it, until one restores it."""
         self.store.check()
         name = self.pick(which, self.usable())
         table = PageTable(name, self.shared[name])
@@ -310,22 +292,22 @@ class FaultMachine(RuleBasedStateMachine):
             and PageTable(other, self.shared[other]).key(index) == table.key(index)
         ]
         for other in sharing:
-            assert self.store.lost_pages(other) == [index]
+            assert self.store.repair_pages(other) == [index]
         self.store.restore(name, index, self.rows[name][:, :, :, PAGE * index : PAGE * (index + 1)])
         assert self.store.flush(name)
         for other in sharing:
-            assert self.store.lost_pages(other) == []
+            assert self.store.repair_pages(other) == []
 
     @rule(torn=st.floats(0, 1), crash=st.booleans())
     def start_again(self, torn: float, crash: bool) -> None:
-        """Kill the process, or close it; whatever was told to be durable is there."""
+        """Kill or close the process; rows that were reported as durable are there."""
         if not crash:
             self.faulty.fails = ""
             self.store.close()
             self.open_store()
         else:
             self.crash(torn)
-        self.store.retain(self.rows, self.kept())
+        self.store.retain_only(self.rows, self.retained())
         for name in sorted(self.rows):
             self.reopen(name, 1)
             self.rebuild(name, 0 if not crash else self.safe[name])
@@ -342,7 +324,7 @@ class FaultMachine(RuleBasedStateMachine):
             self.store.close()
         self.open_store()
 
-    # Inside
+    # Helpers
 
     def new_name(self) -> str:
         self.names += 1
@@ -361,25 +343,25 @@ class FaultMachine(RuleBasedStateMachine):
         self.rows[name] = self.rows[name][:, :, :, :length]
 
     def rebuild(self, name: str, safe: int) -> None:
-        """Pages with rows that were not durable may be lost; all others are there."""
-        lost = self.store.lost_pages(name)
-        assert all((index + 1) * PAGE > safe for index in lost)
+        """Only pages with rows that were not durable may be missing; restore them."""
+        missing = self.store.repair_pages(name)
+        assert all((index + 1) * PAGE > safe for index in missing)
         for index in self.store.missing_pages(name):
-            assert index in lost
-        for index in lost:
+            assert index in missing
+        for index in missing:
             self.store.restore(
                 name, index, self.rows[name][:, :, :, PAGE * index : PAGE * (index + 1)]
             )
-        assert self.store.lost_pages(name) == []
-        assert torch.equal(self.everything(name), self.rows[name])
+        assert self.store.repair_pages(name) == []
+        assert torch.equal(self.read_all(name), self.rows[name])
         assert self.store.flush(name)
         self.safe[name] = self.committed[name]
 
-    def everything(self, name: str) -> Tensor:
+    def read_all(self, name: str) -> Tensor:
         return self.store.gather(name, torch.arange(self.rows[name].shape[3]))
 
     @invariant()
-    def lengths_hold(self) -> None:
+    def lengths_match(self) -> None:
         assert {n: self.store.length(n) for n in self.usable()} == {
             n: self.rows[n].shape[3] for n in self.usable()
         }
@@ -390,12 +372,12 @@ class FaultMachine(RuleBasedStateMachine):
         for name in sorted(self.rows):
             if name in self.unopened:
                 self.reopen(name, 1)
-            assert self.store.lost_pages(name) == []
+            assert self.store.repair_pages(name) == []
             assert self.store.flush(name)
-            assert torch.equal(self.everything(name), self.rows[name])
+            assert torch.equal(self.read_all(name), self.rows[name])
         self.store.check()
         for name in [*self.rows, *self.deleted]:
-            self.store.drop(name)
+            self.store.delete(name)
         assert set(self.store.usage().values()) == {0}
         assert self.store.summary_bytes() == 0
         self.store.close()

@@ -1,4 +1,4 @@
-"""A row store whose truth is in Redis: another process opens it and finds every session."""
+"""A row store whose lowest tier is Redis: other processes open its sessions."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kvstore.errors import LostPageError, StaleWriterError
+from kvstore.errors import MissingPageError, StaleWriterError
 from kvstore.format.codec import Codec
 from kvstore.format.page import PageKey, PageLayout
 from kvstore.format.page_table import SharedPages
@@ -26,9 +26,9 @@ OpenStore = Callable[..., RowStore]
 def open_store(
     request: pytest.FixtureRequest, layout: PageLayout, tmp_path: Path
 ) -> Iterator[OpenStore]:
-    """open_store(nvme, codec): RAM with room for two pages, files if `nvme` is given, Redis; as one process has them.
+    """Factory `open_store(nvme, codec)`: the store of one process: RAM for two pages, files, Redis.
 
-    `nvme` names the process's directory.
+    `nvme` names the process's directory; without it there are no files.
     """
     url = request.getfixturevalue(request.param)
     namespace = uuid4().hex
@@ -49,8 +49,8 @@ def open_store(
         store.close()
 
 
-def vanish(store: RowStore, keys: list[PageKey]) -> None:
-    """Delete pages behind the stores' backs."""
+def delete_from_lowest(store: RowStore, keys: list[PageKey]) -> None:
+    """Delete pages from the lowest tier without the stores."""
     store._stack.tiers.lowest.delete(keys)
 
 
@@ -58,12 +58,12 @@ def nvme(store: RowStore) -> Tier:
     return store._stack.tiers.all[1]
 
 
-def everything(store: RowStore, session: str) -> Tensor:
+def read_all(store: RowStore, session: str) -> Tensor:
     return store.gather(session, torch.arange(store.length(session)))
 
 
 @pytest.mark.parametrize("nvme", [None, "rows"])
-def test_sessions_are_found_again(
+def test_sessions_are_reopened_after_a_restart(
     open_store: OpenStore, make_rows: MakeRows, nvme: str | None
 ) -> None:
     rows = {
@@ -74,36 +74,36 @@ def test_sessions_are_found_again(
     for session, new in rows.items():
         store.open(session, epoch=1, length=0)
         store.append(session, new)
-    assert all(torch.equal(everything(store, session), new) for session, new in rows.items())
+    assert all(torch.equal(read_all(store, session), new) for session, new in rows.items())
     store.truncate("a", 30)
     store.append("a", rows["a"][:, :, :, 30:])
-    store.drop("b")
+    store.delete("b")
     store.check()
     store.close()
     again = open_store(nvme)
     for session in ("a", "tenant/ü}"):
         again.open(session, epoch=2, length=rows[session].shape[3])
         assert again.missing_pages(session) == []
-        assert torch.equal(everything(again, session), rows[session])
+        assert torch.equal(read_all(again, session), rows[session])
     with pytest.raises(StaleWriterError):
         again.open("b", epoch=2, length=0)
     again.append("a", make_rows(7, seed=1))
     again.check()
     for session in again.sessions():
-        again.drop(session)
+        again.delete(session)
     assert set(again.usage().values()) == {0}
 
 
-def test_another_worker_reads_what_was_flushed(open_store: OpenStore, make_rows: MakeRows) -> None:
+def test_another_worker_reads_flushed_rows(open_store: OpenStore, make_rows: MakeRows) -> None:
     rows = make_rows(29)
     one = open_store("one")
     one.append("a", rows)
     assert one.flush("a")
     other = open_store("other")
     other.open("a", epoch=1, length=29)
-    assert torch.equal(everything(other, "a"), rows)
+    assert torch.equal(read_all(other, "a"), rows)
     assert other.counters()["redis"].hits == 4
-    assert torch.equal(everything(other, "a"), rows)
+    assert torch.equal(read_all(other, "a"), rows)
     assert other.counters()["redis"].hits == 4
 
 
@@ -113,16 +113,16 @@ def test_int8_pages_are_the_same_in_another_worker(
     rows = make_rows(29)
     one = open_store("one", Codec.INT8)
     one.append("a", rows)
-    kept = everything(one, "a")
+    decoded = read_all(one, "a")
     one.flush("a")
     other = open_store("other", Codec.INT8)
     other.open("a", epoch=1, length=29)
-    assert torch.equal(everything(other, "a"), kept)
-    assert not torch.equal(kept, rows)
-    assert torch.equal(kept[:, :, :, 24:], rows[:, :, :, 24:])
+    assert torch.equal(read_all(other, "a"), decoded)
+    assert not torch.equal(decoded, rows)
+    assert torch.equal(decoded[:, :, :, 24:], rows[:, :, :, 24:])
 
 
-def test_a_worker_that_lost_the_session_may_drop_it_for_good(
+def test_a_worker_that_lost_a_session_may_delete_it(
     open_store: OpenStore, make_rows: MakeRows
 ) -> None:
     rows = make_rows(29)
@@ -136,15 +136,15 @@ def test_a_worker_that_lost_the_session_may_drop_it_for_good(
     assert other.flush("a")
     with pytest.raises(StaleWriterError):
         one.open("a", epoch=1, length=29)
-    one.drop("a")
+    one.delete("a")
     other.append("a", rows)
     with pytest.raises(StaleWriterError):
         other.flush("a")
     third = open_store("third")
-    assert third.usage()["redis"] == 0, "what was on its way at the deletion does not come back"
+    assert third.usage()["redis"] == 0, "pages that were queued at the deletion are not written"
 
 
-def test_a_worker_that_lost_the_session_hears_of_it_and_harms_nothing(
+def test_a_worker_that_lost_a_session_is_refused_and_changes_nothing(
     open_store: OpenStore, make_rows: MakeRows
 ) -> None:
     rows = make_rows(29)
@@ -154,7 +154,7 @@ def test_a_worker_that_lost_the_session_hears_of_it_and_harms_nothing(
     one.open("a", epoch=1, length=0)
     one.append("a", rows)
     assert one.flush("a")
-    one.append("a", others)  # a turn that will not be committed
+    one.append("a", others)  # A turn that will not be committed.
     other.open("a", epoch=2, length=29)
     other.append("a", rows[:, :, :, :9])
     assert other.flush("a")
@@ -168,16 +168,16 @@ def test_a_worker_that_lost_the_session_hears_of_it_and_harms_nothing(
         one.open("a", epoch=1, length=29)
     one.open("b", epoch=1, length=0)
     one.append("b", rows)
-    assert one.flush("b"), "other sessions are none of this"
-    wanted = torch.cat([rows, rows[:, :, :, :9]], 3)
-    assert torch.equal(everything(other, "a"), wanted)
+    assert one.flush("b"), "other sessions are not affected"
+    expected = torch.cat([rows, rows[:, :, :, :9]], 3)
+    assert torch.equal(read_all(other, "a"), expected)
     other.check()
     one.open("a", epoch=3, length=38)
-    assert torch.equal(everything(one, "a"), wanted)
+    assert torch.equal(read_all(one, "a"), expected)
     one.check()
 
 
-def test_rows_that_were_not_committed_are_nowhere_once_another_worker_opens_the_session(
+def test_uncommitted_rows_are_deleted_when_another_worker_opens_the_session(
     open_store: OpenStore, make_rows: MakeRows
 ) -> None:
     rows = make_rows(60)
@@ -191,10 +191,10 @@ def test_rows_that_were_not_committed_are_nowhere_once_another_worker_opens_the_
     assert third.missing_pages("a") == [3, 4, 5, 6, 7]
     assert torch.equal(third.gather("a", torch.arange(24)), rows[:, :, :, :24])
     one.open("a", epoch=4, length=60)
-    assert one.missing_pages("a") == [3, 4, 5, 6, 7], "what it has of its own is not what counts"
+    assert one.missing_pages("a") == [3, 4, 5, 6, 7], "its own copies are not valid"
 
 
-def test_a_fork_is_read_by_another_worker_and_its_parent_goes_on(
+def test_a_fork_is_read_by_another_worker_and_its_parent_continues(
     open_store: OpenStore, make_rows: MakeRows
 ) -> None:
     rows = make_rows(29)
@@ -211,15 +211,15 @@ def test_a_fork_is_read_by_another_worker_and_its_parent_goes_on(
     assert one.flush("a")
     one.check()
     other.open("b", epoch=2, length=49, shared=[SharedPages("a", 3)])
-    assert torch.equal(everything(other, "b"), torch.cat([rows, more], 3))
+    assert torch.equal(read_all(other, "b"), torch.cat([rows, more], 3))
     other.check()
-    one.drop("a", keep_pages=3)
+    one.delete("a", keep_pages=3)
     other.prefetch("b")
-    assert torch.equal(everything(other, "b"), torch.cat([rows, more], 3))
-    assert other.lost_pages("b") == []
+    assert torch.equal(read_all(other, "b"), torch.cat([rows, more], 3))
+    assert other.repair_pages("b") == []
 
 
-def test_a_shared_page_that_vanished_comes_back_for_all_whoever_writes_its_owner(
+def test_a_restored_shared_page_is_restored_for_all_sessions(
     open_store: OpenStore, make_rows: MakeRows
 ) -> None:
     rows = make_rows(29)
@@ -230,20 +230,20 @@ def test_a_shared_page_that_vanished_comes_back_for_all_whoever_writes_its_owner
     one.fork("a", "b", epoch=1, length=24, shared=[SharedPages("a", 3)])
     assert one.flush("a")
     one.open("a", epoch=8, length=29)
-    vanish(other, [PageKey("a", 1)])
+    delete_from_lowest(other, [PageKey("a", 1)])
     other.open("b", epoch=2, length=24, shared=[SharedPages("a", 3)])
     assert other.missing_pages("b") == [1]
-    with pytest.raises(LostPageError):
-        everything(other, "b")
+    with pytest.raises(MissingPageError):
+        read_all(other, "b")
     other.restore("b", 1, rows[:, :, :, 8:16])
     assert other.flush("b")
-    assert torch.equal(everything(other, "b"), rows[:, :, :, :24])
+    assert torch.equal(read_all(other, "b"), rows[:, :, :, :24])
     third = open_store()
     third.open("a", epoch=9, length=29)
-    assert torch.equal(everything(third, "a"), rows)
+    assert torch.equal(read_all(third, "a"), rows)
 
 
-def test_a_released_session_leaves_nothing_above_what_is_shared(
+def test_a_released_session_leaves_no_copies_above_the_shared_tier(
     open_store: OpenStore, make_rows: MakeRows
 ) -> None:
     rows = make_rows(29)
@@ -254,10 +254,10 @@ def test_a_released_session_leaves_nothing_above_what_is_shared(
     one.release("a")
     assert (one.sessions(), one.usage()["ram"], one.usage()["nvme"]) == ([], 0, 0)
     other.open("a", epoch=2, length=29)
-    assert torch.equal(everything(other, "a"), rows)
+    assert torch.equal(read_all(other, "a"), rows)
 
 
-def test_only_this_processs_files_are_cleared_of_unknown_sessions(
+def test_retain_only_clears_only_the_unshared_files(
     open_store: OpenStore, make_rows: MakeRows
 ) -> None:
     store = open_store("one")
@@ -267,7 +267,7 @@ def test_only_this_processs_files_are_cleared_of_unknown_sessions(
     store.close()
     again = open_store("one")
     other = open_store()
-    assert again.retain(["a"], [SharedPages("c", 1)]) == ["b", "c"]
+    assert again.retain_only(["a"], [SharedPages("c", 1)]) == ["b", "c"]
     assert sorted((h.key.session, h.key.index) for h in nvme(again).stored()) == [
         ("a", 0),
         ("a", 1),

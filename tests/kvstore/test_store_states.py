@@ -1,4 +1,4 @@
-"""Random operations on a row store over small tiers, told next to a plain dict of tensors."""
+"""Random operations on a row store over small tiers, compared with a dict of tensors."""
 
 import shutil
 import tempfile
@@ -24,7 +24,7 @@ SESSIONS = st.sampled_from(["a", "b", "c"])
 
 
 class RowStoreMachine(RuleBasedStateMachine):
-    """`rows` is what every session must hold. (Crashes: `test_store_fault_states.py`.)"""
+    """`rows` are the expected rows per session. `test_store_fault_states.py` has crashes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,18 +37,18 @@ class RowStoreMachine(RuleBasedStateMachine):
         nvme = NvmeTier(self.directory, segment_bytes=SEGMENT_PAGES * LAYOUT.page_bytes)
         return RowStore(LAYOUT, [RamTier(RAM_PAGES * LAYOUT.page_bytes), nvme], read_batch_pages=2)
 
-    def held(self, session: str) -> Tensor:
+    def get_rows(self, session: str) -> Tensor:
         return self.rows.get(session, torch.empty(LAYOUT.rows_shape(0)))
 
     @rule(session=SESSIONS, tokens=st.integers(0, 11))
     def append(self, session: str, tokens: int) -> None:
         rows = torch.randn(LAYOUT.rows_shape(tokens), generator=self.random)
-        self.rows[session] = torch.cat([self.held(session), rows], 3)
+        self.rows[session] = torch.cat([self.get_rows(session), rows], 3)
         assert self.store.append(session, rows) == self.rows[session].shape[3]
 
     @rule(session=SESSIONS, share=st.floats(0, 1))
     def truncate(self, session: str, share: float) -> None:
-        length = int(share * self.held(session).shape[3])
+        length = int(share * self.get_rows(session).shape[3])
         self.store.truncate(session, length)
         if session in self.rows:
             self.rows[session] = self.rows[session][:, :, :, :length]
@@ -59,17 +59,17 @@ class RowStoreMachine(RuleBasedStateMachine):
 
     @rule(session=SESSIONS)
     def drop(self, session: str) -> None:
-        self.store.drop(session)
+        self.store.delete(session)
         self.rows.pop(session, None)
 
     @rule(session=SESSIONS, seed=st.integers(0, 999), rows=st.integers(0, 9))
     def gather(self, session: str, seed: int, rows: int) -> None:
-        held = self.held(session)
-        if held.shape[3]:
+        expected = self.get_rows(session)
+        if expected.shape[3]:
             positions = torch.randint(
-                held.shape[3], (rows,), generator=torch.Generator().manual_seed(seed)
+                expected.shape[3], (rows,), generator=torch.Generator().manual_seed(seed)
             )
-            assert torch.equal(self.store.gather(session, positions), held[:, :, :, positions])
+            assert torch.equal(self.store.gather(session, positions), expected[:, :, :, positions])
 
     @rule(
         session=SESSIONS,
@@ -77,35 +77,35 @@ class RowStoreMachine(RuleBasedStateMachine):
         sizes=st.tuples(st.integers(0, 6), st.integers(0, 6)),
     )
     def gather_selection(self, session: str, seed: int, sizes: tuple[int, int]) -> None:
-        held = self.held(session)
+        expected = self.get_rows(session)
         generator = torch.Generator().manual_seed(seed)
         selection = [
-            torch.randint(-1, held.shape[3], (2, size), generator=generator) for size in sizes
+            torch.randint(-1, expected.shape[3], (2, size), generator=generator) for size in sizes
         ]
         gathered = self.store.gather_selection(session, selection)
-        padded = torch.cat([held, torch.zeros(LAYOUT.rows_shape(1))], 3)
+        padded = torch.cat([expected, torch.zeros(LAYOUT.rows_shape(1))], 3)
         for layer, positions in enumerate(selection):
             for side in (0, 1):
-                wanted = [padded[layer, side, head][positions[head]] for head in range(2)]
-                assert torch.equal(gathered[layer][side], torch.stack(wanted))
+                expected = [padded[layer, side, head][positions[head]] for head in range(2)]
+                assert torch.equal(gathered[layer][side], torch.stack(expected))
 
     @rule(session=SESSIONS)
     def scan(self, session: str) -> None:
         pieces = [keys for _, keys in self.store.scan_keys(session)]
         if pieces:
-            assert torch.equal(torch.cat(pieces, 2), self.held(session)[:, 0])
+            assert torch.equal(torch.cat(pieces, 2), self.get_rows(session)[:, 0])
 
     @rule(session=SESSIONS, backwards=st.booleans())
     def read_keys(self, session: str, backwards: bool) -> None:
-        held = self.held(session)[:, 0]
+        expected = self.get_rows(session)[:, 0]
         size = LAYOUT.page_tokens
-        pages = list(range(-(-held.shape[2] // size)))[:: -1 if backwards else 1]
+        pages = list(range(-(-expected.shape[2] // size)))[:: -1 if backwards else 1]
         for index, keys in zip(pages, self.store.read_keys(session, pages).keys, strict=True):
-            assert torch.equal(keys, held[:, :, index * size : (index + 1) * size])
+            assert torch.equal(keys, expected[:, :, index * size : (index + 1) * size])
         for index, summary in zip(pages, self.store.summaries(session, pages), strict=True):
             if summary is not None:
                 assert torch.equal(
-                    summary.lowest, held[:, :, index * size : (index + 1) * size].amin(2)
+                    summary.lowest, expected[:, :, index * size : (index + 1) * size].amin(2)
                 )
 
     @precondition(lambda self: self.rows)
@@ -118,7 +118,7 @@ class RowStoreMachine(RuleBasedStateMachine):
     @invariant()
     def lengths_and_limits_hold(self) -> None:
         assert {name: self.store.length(name) for name in "abc"} == {
-            n: self.held(n).shape[3] for n in "abc"
+            n: self.get_rows(n).shape[3] for n in "abc"
         }
         assert self.store.usage()["ram"] <= RAM_PAGES * LAYOUT.page_bytes
 
@@ -128,7 +128,7 @@ class RowStoreMachine(RuleBasedStateMachine):
         for name, rows in self.rows.items():
             assert torch.equal(self.store.gather(name, torch.arange(rows.shape[3])), rows)
         for name in self.store.sessions():
-            self.store.drop(name)
+            self.store.delete(name)
         assert self.store.usage() == {"ram": 0, "nvme": 0}
         assert self.store.summary_bytes() == 0
         assert len(list(self.directory.glob("segment-*.kv"))) == 1

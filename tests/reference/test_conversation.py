@@ -1,4 +1,4 @@
-"""Generated conversations: deterministic, honest about their answers, split by names and values."""
+"""Generated conversations: deterministic, with consistent answers, split by names and values."""
 
 import json
 import re
@@ -8,20 +8,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reference.conversation import Conversation, generate
-from reference.words import split_of
+from reference.words import get_split
 
 
 def stated_values(conversation: Conversation) -> set[str]:
     return {exchange.answer for exchange in conversation.exchanges if exchange.answer is not None}
 
 
-def name_in(reply: str) -> str:
+def parse_name(reply: str) -> str:
     return re.fullmatch(r"The \w+ list says (\w+) .+", reply).group(1)
 
 
 def asked_names(conversation: Conversation) -> set[str]:
     return {
-        name_in(exchange.reply)
+        parse_name(exchange.reply)
         for exchange in conversation.exchanges
         if exchange.answer is not None
     }
@@ -42,13 +42,13 @@ def test_another_seed_is_another_conversation() -> None:
 def test_names_and_values_stay_in_their_split(seed: int) -> None:
     for split in ("train", "held_out"):
         conversation = generate(seed, 2000, split=split)
-        assert {split_of(name) for name in asked_names(conversation)} == {split}
-        assert {split_of(value) for value in stated_values(conversation)} == {split}
+        assert {get_split(name) for name in asked_names(conversation)} == {split}
+        assert {get_split(value) for value in stated_values(conversation)} == {split}
 
 
 @given(seed=st.integers(0, 10**9))
 @settings(max_examples=15, deadline=None)
-def test_every_question_points_at_the_latest_statement_of_its_fact(seed: int) -> None:
+def test_every_question_refers_to_the_latest_statement_of_its_fact(seed: int) -> None:
     conversation = generate(seed, 4000)
     for index, exchange in enumerate(conversation.exchanges):
         if exchange.fact_exchange is None:
@@ -64,7 +64,7 @@ def test_every_question_points_at_the_latest_statement_of_its_fact(seed: int) ->
 
 @given(seed=st.integers(0, 10**9))
 @settings(max_examples=15, deadline=None)
-def test_a_tool_exchange_learns_the_name_only_from_the_result(seed: int) -> None:
+def test_only_the_result_of_a_tool_exchange_has_the_name(seed: int) -> None:
     conversation = generate(seed, 3000)
     offered = {tool["function"]["name"] for tool in conversation.tools}
     for exchange in conversation.exchanges:
@@ -73,7 +73,7 @@ def test_a_tool_exchange_learns_the_name_only_from_the_result(seed: int) -> None
         (name,) = json.loads(exchange.tool_result).values()
         assert exchange.tool_call.name in offered
         assert name not in exchange.user
-        assert name_in(exchange.reply) == name
+        assert parse_name(exchange.reply) == name
 
 
 def test_a_long_conversation_asks_over_a_hundred_times_at_all_ages() -> None:
@@ -96,7 +96,7 @@ def test_the_number_of_facts_can_be_set(n_facts: int) -> None:
     assert sum(exchange.kind == "fact" for exchange in conversation.exchanges) == n_facts
 
 
-def test_a_reply_with_another_value_or_more_text_is_not_exact() -> None:
+def test_a_reply_with_another_value_or_more_text_is_wrong() -> None:
     exchange = next(each for each in generate(3, 1000).exchanges if each.answer is not None)
     assert exchange.is_answered_by(exchange.reply)
     assert not exchange.is_answered_by(exchange.reply[:-2] + ".")

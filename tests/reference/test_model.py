@@ -6,7 +6,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from reference import MODEL_PATH
 from reference.conversation import generate
-from reference.evaluate import FullCacheReader, Outcome, conversation_outcomes, parsed_call
+from reference.evaluate import FullCacheReader, Outcome, conversation_outcomes, parse_call
 
 
 @pytest.fixture(scope="module")
@@ -35,15 +35,16 @@ def test_it_answers_held_out_questions(outcomes: list[Outcome]) -> None:
 def test_it_calls_the_right_tool_with_the_right_arguments(outcomes: list[Outcome]) -> None:
     calls = [outcome for outcome in outcomes if outcome.kind == "tool call"]
     assert len(calls) >= 8
-    assert all(parsed_call(outcome.reply) is not None for outcome in calls)
+    assert all(parse_call(outcome.reply) is not None for outcome in calls)
     assert sum(outcome.right for outcome in calls) >= 0.9 * len(calls)
 
 
-def test_reading_on_from_the_cache_answers_as_reading_from_the_start(
+def test_answers_from_the_cache_equal_answers_from_the_start(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
 ) -> None:
     parts = (
-        "<|user|>Please note that the extension list says Darna K4821.<|end|><|assistant|>Noted.<|end|>",
+        "<|user|>Please note that the extension list says Darna K4821.<|end|>"
+        "<|assistant|>Noted.<|end|>",
         "<|user|>What is Darna's extension?<|end|><|assistant|>",
     )
     reader = FullCacheReader(model, tokenizer)
@@ -53,10 +54,12 @@ def test_reading_on_from_the_cache_answers_as_reading_from_the_start(
     reader.answer()
     reader.feed("Noted.<|end|>" + parts[1])
     ids = torch.tensor([reader.ids])
-    afresh = model.generate(
+    uncached = model.generate(
         ids, attention_mask=torch.ones_like(ids), max_new_tokens=32, do_sample=False
     )
-    assert reader.answer() == tokenizer.decode(afresh[0, ids.shape[1] :], skip_special_tokens=True)
+    assert reader.answer() == tokenizer.decode(
+        uncached[0, ids.shape[1] :], skip_special_tokens=True
+    )
     assert reader.answer() == "The extension list says Darna K4821."
 
 
@@ -71,4 +74,4 @@ def test_reading_on_from_the_cache_answers_as_reading_from_the_start(
     ],
 )
 def test_a_malformed_call_is_no_call(reply: str) -> None:
-    assert parsed_call(reply) is None
+    assert parse_call(reply) is None

@@ -13,7 +13,7 @@ from reference.data import encode_conversation
 SPECIAL = ("<|", "|>", "tool_call>")
 
 
-def rendered(
+def render(
     tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, Any]], **settings: Any
 ) -> str:
     return str(tokenizer.apply_chat_template(messages, tokenize=False, **settings))
@@ -58,17 +58,17 @@ def test_rendering_fewer_messages_gives_a_prefix(
 ) -> None:
     conversation = generate(seed, 600)
     messages = conversation.messages()
-    whole = rendered(tokenizer, messages, tools=conversation.tools)
+    whole = render(tokenizer, messages, tools=conversation.tools)
     for count in range(1, len(messages)):
-        assert whole.startswith(rendered(tokenizer, messages[:count], tools=conversation.tools))
+        assert whole.startswith(render(tokenizer, messages[:count], tools=conversation.tools))
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_training_sees_the_ids_that_the_template_renders(
+def test_training_uses_the_ids_that_the_template_renders(
     tokenizer: PreTrainedTokenizerBase, seed: int
 ) -> None:
     conversation = generate(seed, 1500, split="train")
-    text = rendered(tokenizer, conversation.messages(), tools=conversation.tools or None)
+    text = render(tokenizer, conversation.messages(), tools=conversation.tools or None)
     row = encode_conversation(conversation, tokenizer, limit=10**9)
     assert row.ids == tokenizer.encode(text, add_special_tokens=False)
     answers = [
@@ -86,14 +86,14 @@ def test_arguments_may_be_text_or_a_dict(tokenizer: PreTrainedTokenizerBase) -> 
             }
         ]
 
-    assert rendered(tokenizer, message({"a": 1})) == rendered(tokenizer, message('{"a": 1}'))
+    assert render(tokenizer, message({"a": 1})) == render(tokenizer, message('{"a": 1}'))
 
 
 def test_the_generation_prompt_opens_the_assistants_message(
     tokenizer: PreTrainedTokenizerBase,
 ) -> None:
     messages = [{"role": "user", "content": "Hello."}]
-    whole = rendered(tokenizer, messages, add_generation_prompt=True)
+    whole = render(tokenizer, messages, add_generation_prompt=True)
     assert whole == "<|user|>Hello.<|end|><|assistant|>"
 
 
@@ -123,5 +123,5 @@ def test_messages_of_real_clients_render(
         {"name": "h", "parameters": {"properties": {"x": {}, "y": {}}}},
     ]
     for offered in (None, [], tools):
-        assert rendered(tokenizer, [message], tools=offered).endswith("<|end|>")
-    assert rendered(tokenizer, [message], tools=tools).count("f(), g(), h(x, y).") == 1
+        assert render(tokenizer, [message], tools=offered).endswith("<|end|>")
+    assert render(tokenizer, [message], tools=tools).count("f(), g(), h(x, y).") == 1

@@ -444,7 +444,7 @@ class Harness:
     async def crash(self) -> None:
         """Lose the process: the worker's memory, running repairs, everything but the file."""
         for task in asyncio.all_tasks() - {asyncio.current_task()}:
-            if task.get_name().startswith(("rest of", "episodes of")):
+            if task.get_name().startswith(("background ", "episodes ")):
                 task.cancel()
                 await asyncio.wait({task})
         await self.catalog.close()
@@ -468,11 +468,13 @@ class Harness:
 
     async def selection(self, session: str) -> bytes:
         """The committed selection."""
-        return wire.SessionState.FromString(await self.catalog.worker_state(session)).selection
+        return wire.SessionState.FromString(
+            await self.catalog.sessions.get_worker_state(session)
+        ).selection
 
-    async def resolve_settings(self, session: str) -> None:
+    async def wait_until_idle(self, session: str) -> None:
         """Wait until no background work of the session runs."""
-        tasks = [task for task in asyncio.all_tasks() if task.get_name() == f"rest of {session}"]
+        tasks = [task for task in asyncio.all_tasks() if task.get_name() == f"background {session}"]
         for task in tasks:
             await task
 

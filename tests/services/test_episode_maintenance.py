@@ -31,7 +31,7 @@ def chat(harness) -> Chat:
             harness.worker.script = [text]
             await harness.say(session, Message("user", text))
             if wait:
-                await harness.resolve_settings(session)
+                await harness.wait_until_idle(session)
 
     return say
 
@@ -51,7 +51,7 @@ def told(harness) -> list:
 
 
 async def labels(harness, session: str) -> list[int]:
-    return [segment.label for segment in await harness.catalog.segments(session)]
+    return [segment.label for segment in await harness.catalog.episodes.get_segments(session)]
 
 
 async def building(harness, chat: Chat, session: str) -> None:
@@ -66,10 +66,10 @@ async def test_episodes_are_built_once_there_is_enough_to_build_them_from(
     harness, chat: Chat, session: str
 ) -> None:
     await chat(session, TEA, TRAINS, TEA)
-    assert (await harness.catalog.episodes(session)).segments == 3
+    assert (await harness.catalog.episodes.get(session)).segments == 3
     assert harness.worker.builds == []
     await chat(session, TRAINS)
-    found = await harness.catalog.episodes(session)
+    found = await harness.catalog.episodes.get(session)
     assert (found.segments, found.built_segments, found.builds, found.active) == (4, 4, 1, "")
     assert [(each.id, each.segments, each.tokens) for each in found.episodes] == [
         ("1-1", 2, 22),
@@ -77,7 +77,7 @@ async def test_episodes_are_built_once_there_is_enough_to_build_them_from(
     ]
     assert found.episodes[0].medoid == f"user: {TEA}\nassistant: {TEA}"
     assert await labels(harness, session) == [0, 1, 0, 1]
-    built = wire.Episode.FromString(await harness.catalog.built_episode(session, "1-2"))
+    built = wire.Episode.FromString(await harness.catalog.episodes.get_built(session, "1-2"))
     assert (built.id, built.rows, built.length) == ("1-2", b"rows of 1-2", 44)
 
 
@@ -86,7 +86,11 @@ async def test_a_build_is_asked_for_in_the_logs_own_tokens(
 ) -> None:
     await chat(session, TEA, TRAINS, TEA, TRAINS)
     (request,) = harness.worker.builds
-    log = [token for turn in await harness.catalog.turns(session, 0, 9) for token in turn.token_ids]
+    log = [
+        token
+        for turn in await harness.catalog.turns.get_after(session, 0, 9)
+        for token in turn.token_ids
+    ]
     first, second = request.plans
     assert list(first.patched_prompt) == log[0:11]
     assert list(second.patched_prompt) == log[11:22]
@@ -99,7 +103,11 @@ async def test_the_papers_own_build_gets_the_whole_log(harness, chat: Chat) -> N
     settings = EpisodeSettings(2, 2, 2, "per_episode")
     session = await harness.session(method="epicache", budget=16, repair_rows=0, episodes=settings)
     await chat(session, TEA, TRAINS, TEA, TRAINS)
-    log = [token for turn in await harness.catalog.turns(session, 0, 9) for token in turn.token_ids]
+    log = [
+        token
+        for turn in await harness.catalog.turns.get_after(session, 0, 9)
+        for token in turn.token_ids
+    ]
     assert list(harness.worker.builds[0].token_ids) == log
 
 
@@ -121,7 +129,7 @@ async def test_new_segments_join_the_nearest_episode_until_it_is_time_to_build_a
     harness, chat: Chat, session: str
 ) -> None:
     await chat(session, TEA, TRAINS, TEA, TRAINS, TRAINS)
-    found = await harness.catalog.episodes(session)
+    found = await harness.catalog.episodes.get(session)
     assert (found.segments, found.built_segments) == (5, 4)
     assert [(each.id, each.segments, each.tokens) for each in found.episodes] == [
         ("1-1", 2, 22),
@@ -129,7 +137,7 @@ async def test_new_segments_join_the_nearest_episode_until_it_is_time_to_build_a
     ]
     assert await labels(harness, session) == [0, 1, 0, 1, 1]
     await chat(session, TEA)
-    found = await harness.catalog.episodes(session)
+    found = await harness.catalog.episodes.get(session)
     assert [(each.id, each.segments) for each in found.episodes] == [("2-1", 3), ("2-2", 3)]
     assert found.built_segments == 6
 
@@ -137,11 +145,14 @@ async def test_new_segments_join_the_nearest_episode_until_it_is_time_to_build_a
 async def test_every_segment_is_embedded_once_and_few_at_a_time(harness, session: str) -> None:
     said = [Message(("user", "assistant")[n % 2], f"word{n} {TEA}") for n in range(200)]
     await harness.say(session, *said, generate=False)
-    await harness.resolve_settings(session)
+    await harness.wait_until_idle(session)
     assert [len(texts) for texts in harness.worker.embedded] == [32, 32, 32, 4]
     texts = [text for batch in harness.worker.embedded for text in batch]
     assert texts == [f"{said[n].content}\n{said[n + 1].content}" for n in range(0, 200, 2)]
-    spans = [(segment.start, segment.stop) for segment in await harness.catalog.segments(session)]
+    spans = [
+        (segment.start, segment.stop)
+        for segment in await harness.catalog.episodes.get_segments(session)
+    ]
     assert spans == [(14 * n, 14 * n + 14) for n in range(100)]
 
 
@@ -151,7 +162,7 @@ async def test_utterances_that_are_no_whole_segment_yet_wait_for_the_next(harnes
     for text in ("a", "b", "c", "d", "e"):
         harness.worker.script = [text.upper()]
         await harness.say(session, Message("user", text))
-        await harness.resolve_settings(session)
+        await harness.wait_until_idle(session)
     assert [text for batch in harness.worker.embedded for text in batch] == [
         "a\nA\nb",
         "B\nc\nC",
@@ -165,9 +176,9 @@ async def test_a_turn_breaks_a_build_off_and_it_is_done_later(
     await building(harness, chat, session)
     await asyncio.wait_for(harness.say(session, Message("user", TEA)), 5)
     harness.worker.gates["build"].set()
-    await harness.resolve_settings(session)
+    await harness.wait_until_idle(session)
     assert len(harness.worker.builds) == 1
-    assert (await harness.catalog.episodes(session)).built_segments == 5
+    assert (await harness.catalog.episodes.get(session)).built_segments == 5
 
 
 async def test_a_turn_that_fails_leaves_a_build_to_be_done_as_well(
@@ -178,8 +189,8 @@ async def test_a_turn_that_fails_leaves_a_build_to_be_done_as_well(
     with pytest.raises(WorkerLost):
         await harness.say(session, Message("user", TEA))
     harness.worker.gates["build"].set()
-    await harness.resolve_settings(session)
-    assert (await harness.catalog.episodes(session)).built_segments == 4
+    await harness.wait_until_idle(session)
+    assert (await harness.catalog.episodes.get(session)).built_segments == 4
 
 
 async def test_nothing_is_cared_for_while_a_turn_waits_for_another(
@@ -192,9 +203,9 @@ async def test_nothing_is_cared_for_while_a_turn_waits_for_another(
     ]
     for stream in streams:
         _ = [progress async for progress in stream]
-    await harness.resolve_settings(session)
+    await harness.wait_until_idle(session)
     assert len(harness.worker.builds) == 1
-    assert (await harness.catalog.episodes(session)).segments == 6
+    assert (await harness.catalog.episodes.get(session)).segments == 6
 
 
 async def test_a_repair_breaks_a_build_off_and_comes_first(
@@ -214,7 +225,7 @@ async def test_a_repair_breaks_a_build_off_and_comes_first(
     assert harness.worker.call_log[-1] == "tool_result: tool rain"
     assert harness.worker.builds == []
     harness.worker.gates["build"].set()
-    await harness.resolve_settings(session)
+    await harness.wait_until_idle(session)
     assert len(harness.worker.builds) == 1
 
 
@@ -227,10 +238,10 @@ async def test_reports_that_call_for_no_repair_let_a_build_go_on(
     harness.worker.script = [[call("c1", "Bern")]]
     await harness.say(session, Message("user", TRAINS))
     await harness.worker.reached["build"].wait()
-    (held,) = [task for task in asyncio.all_tasks() if task.get_name() == f"episodes of {session}"]
+    (held,) = [task for task in asyncio.all_tasks() if task.get_name() == f"episodes {session}"]
     await harness.service.event(session, ToolEvent(ToolEventType.DELTA, "c1", "ra"))
     harness.worker.gates["build"].set()
-    await harness.resolve_settings(session)
+    await harness.wait_until_idle(session)
     assert not held.cancelled()
     assert len(harness.worker.builds) == 1
 
@@ -239,12 +250,12 @@ async def test_after_a_crash_it_goes_on_from_what_was_committed(
     harness, chat: Chat, session: str
 ) -> None:
     await building(harness, chat, session)
-    before = await harness.catalog.segments(session)
+    before = await harness.catalog.episodes.get_segments(session)
     await harness.crash()
-    assert await harness.catalog.segments(session) == before
+    assert await harness.catalog.episodes.get_segments(session) == before
     await chat(session, TEA)
     assert len(harness.worker.embedded) == 1
-    assert (await harness.catalog.episodes(session)).built_segments == 5
+    assert (await harness.catalog.episodes.get(session)).built_segments == 5
 
 
 async def test_a_build_that_fails_is_told_and_tried_again_after_the_next_turn(
@@ -276,7 +287,7 @@ async def test_segments_that_cannot_be_embedded_wait_for_the_next_turn(
     await chat(session, TEA)
     assert told[0][-1] == EpisodesFailed(session, "segment", "embedder_refused", "no such encoder")
     await chat(session, TRAINS)
-    assert (await harness.catalog.episodes(session)).segments == 2
+    assert (await harness.catalog.episodes.get(session)).segments == 2
 
 
 async def test_another_encoder_makes_all_vectors_anew(
@@ -285,7 +296,7 @@ async def test_another_encoder_makes_all_vectors_anew(
     await chat(session, TEA, TRAINS, TEA, TRAINS)
     harness.worker.dimensions = 8
     await chat(session, TEA)
-    found = await harness.catalog.episodes(session)
+    found = await harness.catalog.episodes.get(session)
     assert (found.segments, found.built_segments, found.dimensions) == (5, 5, 8)
     assert {episode.id for episode in found.episodes} == {"2-1", "2-2"}
     (failure,) = [each for each in told[0] if isinstance(each, EpisodesFailed)]
@@ -305,7 +316,7 @@ async def test_episodes_of_another_build_than_was_asked_for_are_refused(
     harness.worker.build_episodes = forgets_one
     await chat(session, TEA, TRAINS, TEA, TRAINS)
     assert told[0][-1].step == "build"
-    assert (await harness.catalog.episodes(session)).episodes == ()
+    assert (await harness.catalog.episodes.get(session)).episodes == ()
 
 
 async def test_a_deleted_session_and_a_stop_take_the_build_with_them(

@@ -14,7 +14,7 @@ from kvrecall.domain.reports import EpisodeReport
 from kvrecall.domain.session_settings import EpisodeSettings
 from kvrecall.domain.turn_request import TurnRequest
 from kvrecall.protocol.v1 import worker_pb2 as wire
-from services.catalog.base import IdempotencyKey
+from services.catalog.records import IdempotencyKey
 from services.service import CreateSession
 
 TEA = "kettle leaves brew steep cup"
@@ -29,7 +29,7 @@ async def session(harness) -> str:
     for text in (TEA, TEA, TRAINS, TRAINS):
         harness.worker.script = [text]
         await harness.say(session, Message("user", text))
-        await harness.resolve_settings(session)
+        await harness.wait_until_idle(session)
     harness.worker.embedded.clear()
     return session
 
@@ -37,7 +37,7 @@ async def session(harness) -> str:
 async def about(harness, session: str, text: str, **options: object) -> EpisodeReport | None:
     """A turn about a text: what it tells of its episode."""
     outcome = await harness.say(session, Message("user", text), **options)
-    await harness.resolve_settings(session)
+    await harness.wait_until_idle(session)
     return outcome.episode
 
 
@@ -48,7 +48,7 @@ async def test_a_turn_switches_to_the_episode_it_is_about(harness, session: str)
     )
     assert 0.2 < found.similarity < 1
     (sent,) = harness.worker.switches
-    assert sent == wire.Episode.FromString(await harness.catalog.built_episode(session, "1-2"))
+    assert sent == wire.Episode.FromString(await harness.catalog.episodes.get_built(session, "1-2"))
     assert (sent.id, sent.rows, len(sent.patched_prompt)) == ("1-2", b"rows of 1-2", 11)
 
 
@@ -64,7 +64,7 @@ async def test_a_turn_that_stays_in_its_episode_moves_nothing(harness, session: 
     back = await about(harness, session, TEA)
     assert (back.episode, back.switched) == ("1-1", True)
     assert [episode.id for episode in harness.worker.switches] == ["1-2", "1-1"]
-    found = await harness.catalog.episodes(session)
+    found = await harness.catalog.episodes.get(session)
     assert [episode.matched for episode in found.episodes] == [1, 2]
     assert found.active == "1-1"
 
@@ -75,7 +75,7 @@ async def test_a_turn_that_was_not_committed_is_not_counted_and_switches_again(
     harness.worker.faults["done"] = WorkerLost("gone")
     with pytest.raises(WorkerLost):
         await about(harness, session, TRAINS)
-    found = await harness.catalog.episodes(session)
+    found = await harness.catalog.episodes.get(session)
     assert ([episode.matched for episode in found.episodes], found.active) == ([0, 0], "")
     again = await about(harness, session, TRAINS)
     assert again.switched
@@ -100,7 +100,10 @@ async def test_the_answer_to_a_repeated_turn_tells_the_same_episode(harness, ses
         )
     assert told[0] == told[1]
     assert told[0].switched
-    assert [each.matched for each in (await harness.catalog.episodes(session)).episodes] == [0, 1]
+    assert [each.matched for each in (await harness.catalog.episodes.get(session)).episodes] == [
+        0,
+        1,
+    ]
 
 
 async def test_time_for_matching_is_told_as_a_phase_of_its_own(harness, session: str) -> None:
@@ -160,7 +163,7 @@ async def test_an_episode_that_the_worker_cannot_use_is_left_out(harness, sessio
     found = await about(harness, session, TRAINS)
     assert (found.episode, found.switched) == ("1-2", False)
     assert told[0] == EpisodesFailed(session, "switch", "bad_episode", "rows of another session")
-    assert (await harness.catalog.episodes(session)).active == ""
+    assert (await harness.catalog.episodes.get(session)).active == ""
 
 
 async def test_other_refusals_of_a_turn_with_an_episode_are_the_turns_own(

@@ -63,7 +63,7 @@ async def test_a_turn_goes_on_in_another_worker(
         "three",
     ]
     assert [retried.worker for retried in of_kind(heard, TurnRetried)] == ["one"]
-    assert (await harness.catalog.session(session)).worker == "two"
+    assert (await harness.catalog.sessions.get(session)).worker == "two"
     harness.worker.script = ["one two three"]
     await harness.say(twin, HELLO)
     assert await harness.selection(session) == await harness.selection(twin)
@@ -107,10 +107,10 @@ async def test_a_worker_that_answers_otherwise_fails_the_turn_and_changes_nothin
     session = await harness.session()
     harness.worker.script = ["one two", "one three"]
     harness.worker.faults["done"] = WorkerLost("gone")
-    before = await harness.catalog.session(session)
-    with pytest.raises(WorkerLost, match="answered otherwise"):
+    before = await harness.catalog.sessions.get(session)
+    with pytest.raises(WorkerLost, match="a different answer"):
         await harness.say(session, HELLO)
-    found = await harness.catalog.session(session)
+    found = await harness.catalog.sessions.get(session)
     assert (found.turns, found.memory) == (before.turns, before.memory)
     assert (await harness.say(session, HELLO)).turn == 1
 
@@ -121,7 +121,7 @@ async def test_calls_that_were_made_are_told_once(harness, heard: list, call: Ca
     harness.worker.faults["done"] = WorkerLost("gone")
     outcome = await harness.say(session, HELLO)
     assert [each.id for each in outcome.message.tool_calls] == ["c1"]
-    await harness.resolve_settings(session)
+    await harness.wait_until_idle(session)
 
 
 async def test_a_turn_is_not_tried_for_ever(harness, heard: list) -> None:
@@ -151,7 +151,7 @@ async def test_what_another_worker_would_refuse_as_well_is_refused(harness, hear
 async def test_a_new_session_is_opened_in_another_worker(harness, heard: list) -> None:
     harness.worker.faults["open"] = WorkerLost("gone")
     session = await harness.session()
-    assert (await harness.catalog.session(session)).worker == "two"
+    assert (await harness.catalog.sessions.get(session)).worker == "two"
 
 
 async def test_a_session_leaves_a_worker_that_drains_with_its_next_turn(
@@ -162,7 +162,7 @@ async def test_a_session_leaves_a_worker_that_drains_with_its_next_turn(
     harness.worker.draining.add("one")
     harness.worker.sessions.clear()
     await harness.say(session, HELLO)
-    assert (await harness.catalog.session(session)).worker == "two"
+    assert (await harness.catalog.sessions.get(session)).worker == "two"
 
 
 async def test_every_opening_has_an_epoch_of_its_own(harness, heard: list) -> None:
@@ -181,7 +181,7 @@ async def test_a_repair_whose_worker_is_lost_stays_due(
     harness.worker.script = [[call("c1", "Bern")]]
     harness.worker.faults["repair"] = WorkerLost("gone")
     await harness.say(session, HELLO)
-    await harness.resolve_settings(session)
+    await harness.wait_until_idle(session)
     assert [failed.final for failed in of_kind(heard, RepairFailed)] == [False]
     outcome = await harness.say(
         session, Message("tool", "sun", tool_call_id="c1"), wait_for_repairs=True
@@ -201,7 +201,7 @@ async def test_lost_pages_are_computed_again_from_the_log(harness, heard: list, 
     harness.worker.faults[where] = WorkerRefused(ErrorCode.ROWS_MISSING, "page 3 is not whole")
     await harness.say(session, HELLO)
     (request,) = harness.worker.rebuilds
-    said = await harness.catalog.token_ids(twin)
+    said = await harness.catalog.turns.get_token_ids(twin)
     assert [token for turn in request.turns for token in turn.token_ids] == list(said)
     assert of_kind(heard, PagesRebuilt) == [PagesRebuilt(session, "one", 2, 0.5)]
     await harness.say(twin, HELLO)
@@ -236,13 +236,13 @@ async def test_lost_pages_are_computed_again_for_a_repair_and_for_a_build(
     for _ in range(4):
         await harness.say(session, Message("user", "kettle leaves brew steep cup"))
     harness.worker.faults["build"] = WorkerRefused(ErrorCode.ROWS_MISSING, "a page is gone")
-    await harness.resolve_settings(session)
-    assert (await harness.catalog.episodes(session)).builds == 1
+    await harness.wait_until_idle(session)
+    assert (await harness.catalog.episodes.get(session)).builds == 1
     paused = await harness.session()
     harness.worker.script = [[call("c1", "Bern")]]
     harness.worker.faults["repair"] = WorkerRefused(ErrorCode.ROWS_MISSING, "a page is gone")
     await harness.say(paused, HELLO)
-    await harness.resolve_settings(paused)
+    await harness.wait_until_idle(paused)
     assert [rebuilt.session for rebuilt in of_kind(heard, PagesRebuilt)] == [session, paused]
     assert not of_kind(heard, RepairFailed)
 
@@ -267,7 +267,9 @@ async def test_a_turn_says_whether_its_rows_survive_the_worker(harness) -> None:
     assert (await harness.say(session, HELLO)).durable
     harness.worker.durable = False
     assert not (await harness.say(session, HELLO)).durable
-    assert [turn.outcome.durable for turn in await harness.catalog.turns(session, 0, 10)] == [
+    assert [
+        turn.outcome.durable for turn in await harness.catalog.turns.get_after(session, 0, 10)
+    ] == [
         True,
         False,
     ]
@@ -278,7 +280,7 @@ async def test_a_session_moves_as_it_was_committed(harness, heard: list) -> None
     twin = await harness.session()
     for each in (session, twin):
         await harness.say(each, HELLO)
-    before = await harness.catalog.session(session)
+    before = await harness.catalog.sessions.get(session)
     moved = await harness.service.move(session, "two")
     assert (moved.worker, moved.epoch) == ("two", before.epoch + 1)
     assert harness.worker.released == [(session, moved.epoch)]
@@ -328,4 +330,4 @@ async def test_a_move_that_fails_leaves_the_session_usable(harness, heard: list)
     with pytest.raises(WorkerLost):
         await harness.service.move(session, "two")
     assert (await harness.say(session, HELLO)).turn == 2
-    assert (await harness.catalog.session(session)).worker == "one"
+    assert (await harness.catalog.sessions.get(session)).worker == "one"

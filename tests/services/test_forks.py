@@ -19,8 +19,8 @@ from kvrecall.domain.session_settings import ForkOrigin
 from kvrecall.domain.state_machine import SessionState
 from kvrecall.domain.turn_request import TurnRequest
 from kvrecall.protocol.v1 import worker_pb2 as wire
-from services.catalog.base import IdempotencyKey
-from services.forks import NewFork
+from services.catalog.records import IdempotencyKey
+from services.forks import ForkRequest
 
 HELLO = Message("user", "hello there")
 LONG = Message("user", "one two three four five six seven eight nine")
@@ -36,12 +36,12 @@ async def spoken(harness, turns: int = 2) -> str:
 
 
 async def fork(harness, session: str, turn: int | None = None, **asked: object) -> str:
-    return (await harness.service.fork(session, NewFork(turn, **asked))).id
+    return (await harness.service.fork(session, ForkRequest(turn, **asked))).id
 
 
 async def test_a_fork_begins_as_its_parent_stands_and_both_go_on_by_themselves(harness) -> None:
     parent = await spoken(harness)
-    child = await harness.service.fork(parent, NewFork())
+    child = await harness.service.fork(parent, ForkRequest())
     assert (child.turns, child.memory.length, child.settings.forked_from) == (
         2,
         22,
@@ -68,20 +68,22 @@ async def test_a_fork_begins_as_its_parent_stands_and_both_go_on_by_themselves(h
 async def test_a_fork_has_its_parents_settings_and_metadata_of_its_own(harness) -> None:
     parent = await harness.session(metadata={"name": "first"}, seed=7, method="full")
     await harness.say(parent, HELLO)
-    named = await harness.service.fork(parent, NewFork(metadata={"name": "second"}))
+    named = await harness.service.fork(parent, ForkRequest(metadata={"name": "second"}))
     assert (named.settings.metadata, named.settings.seed, named.settings.method) == (
         {"name": "second"},
         7,
         "full",
     )
-    assert (await harness.service.fork(parent, NewFork())).settings.metadata == {"name": "first"}
+    assert (await harness.service.fork(parent, ForkRequest())).settings.metadata == {
+        "name": "first"
+    }
 
 
 async def test_a_fork_at_an_earlier_turn_is_said_again(harness) -> None:
     parent = await spoken(harness, 1)
     then = await harness.selection(parent)
     await harness.say(parent, HELLO)
-    child = await harness.service.fork(parent, NewFork(1))
+    child = await harness.service.fork(parent, ForkRequest(1))
     assert harness.worker.call_log[-1] == "fork 1"
     assert (child.turns, child.memory.length, child.shared) == (1, 11, (SharedPages(parent, 2),))
     assert await harness.selection(child.id) == then
@@ -128,9 +130,9 @@ async def test_a_fork_where_a_tool_was_asked_for_may_be_told_another_result(harn
     parent = await harness.session()
     harness.worker.script = [[call("c1", "Bern")]]
     await harness.say(parent, HELLO)
-    await harness.resolve_settings(parent)
+    await harness.wait_until_idle(parent)
     await harness.say(parent, Message("tool", "sunny", tool_call_id="c1"))
-    child = await harness.service.fork(parent, NewFork(1))
+    child = await harness.service.fork(parent, ForkRequest(1))
     assert child.committed_state is SessionState.PAUSED
     assert [pending.call.id for pending in (await harness.service.get(child.id))[0].calls] == ["c1"]
     await harness.say(child.id, Message("tool", "rain", tool_call_id="c1"))
@@ -142,13 +144,13 @@ async def test_a_fork_of_a_paused_session_waits_for_the_same_calls(harness, call
     parent = await harness.session()
     harness.worker.script = [[call("c1", "Bern"), call("c2", "Basel")]]
     await harness.say(parent, HELLO)
-    await harness.resolve_settings(parent)
-    child = await harness.service.fork(parent, NewFork())
+    await harness.wait_until_idle(parent)
+    child = await harness.service.fork(parent, ForkRequest())
     assert [pending.call.id for pending in child.calls] == ["c1", "c2"]
     assert (await harness.service.get(child.id))[1] is SessionState.PAUSED
-    assert [record.report.trigger for record in await harness.catalog.repairs(child.id, 9)] == [
-        "tool_call"
-    ] * 2
+    assert [
+        record.report.trigger for record in await harness.catalog.repairs.get_latest(child.id, 9)
+    ] == ["tool_call"] * 2
 
 
 async def test_a_repair_that_runs_ends_with_what_it_has_found_and_the_fork_has_it(
@@ -168,16 +170,16 @@ async def test_a_repair_that_runs_ends_with_what_it_has_found_and_the_fork_has_i
 async def test_there_is_no_fork_at_a_turn_that_was_not_said(harness, turn: int) -> None:
     session = await spoken(harness)
     with pytest.raises(UnknownTurn) as caught:
-        await harness.service.fork(session, NewFork(turn))
+        await harness.service.fork(session, ForkRequest(turn))
     assert caught.value.details == {"session": session, "turn": turn}
     assert harness.worker.call_log == ["open 0"]
 
 
 async def test_a_session_that_said_nothing_is_not_forked(harness) -> None:
     with pytest.raises(UnknownTurn):
-        await harness.service.fork(await harness.session(), NewFork())
+        await harness.service.fork(await harness.session(), ForkRequest())
     with pytest.raises(UnknownSession):
-        await harness.service.fork("s_none", NewFork())
+        await harness.service.fork("s_none", ForkRequest())
 
 
 async def test_a_session_in_the_middle_of_a_turn_is_not_forked_unless_asked_to_wait(
@@ -189,8 +191,8 @@ async def test_a_session_in_the_middle_of_a_turn_is_not_forked_unless_asked_to_w
     stream = harness.service.turn(session, TurnRequest((HELLO,), sampling=Sampling(50)))
     await harness.worker.reached["token"].wait()
     with pytest.raises(SessionBusy):
-        await harness.service.fork(session, NewFork())
-    waiting = asyncio.create_task(harness.service.fork(session, NewFork(queue=True)))
+        await harness.service.fork(session, ForkRequest())
+    waiting = asyncio.create_task(harness.service.fork(session, ForkRequest(queue=True)))
     await asyncio.sleep(0)
     harness.worker.gates["token"].set()
     assert (await waiting).turns == 3
@@ -199,17 +201,17 @@ async def test_a_session_in_the_middle_of_a_turn_is_not_forked_unless_asked_to_w
 
 async def test_a_fork_that_cannot_be_committed_leaves_nothing_behind(harness) -> None:
     session = await spoken(harness)
-    commit = harness.catalog.fork
+    commit = harness.catalog.sessions.fork
 
     async def full_disk(*args: object) -> None:
         raise CatalogError("no space left")
 
-    harness.catalog.fork = full_disk
+    harness.catalog.sessions.fork = full_disk
     with pytest.raises(CatalogError):
-        await harness.service.fork(session, NewFork())
+        await harness.service.fork(session, ForkRequest())
     harness.catalog.fork = commit
     assert list(harness.worker.sessions) == [session]
-    assert await harness.catalog.session_ids() == [session]
+    assert await harness.catalog.sessions.get_ids() == [session]
     await harness.service.delete(session)
     assert harness.worker.dropped[-1] == (session, 0)
 
@@ -218,20 +220,20 @@ async def test_a_fork_that_the_worker_breaks_at_changes_nothing(harness) -> None
     session = await spoken(harness)
     harness.worker.faults["fork"] = WorkerLost("gone")
     with pytest.raises(WorkerLost):
-        await harness.service.fork(session, NewFork())
-    assert await harness.catalog.session_ids() == [session]
-    assert (await harness.service.fork(session, NewFork())).turns == 2
+        await harness.service.fork(session, ForkRequest())
+    assert await harness.catalog.sessions.get_ids() == [session]
+    assert (await harness.service.fork(session, ForkRequest())).turns == 2
 
 
 async def test_a_repeated_fork_is_made_once(harness) -> None:
     session = await spoken(harness)
-    first = await harness.service.fork(session, NewFork(), KEY)
+    first = await harness.service.fork(session, ForkRequest(), KEY)
     await harness.say(session, HELLO)
-    assert await harness.service.fork(session, NewFork(), KEY) == first
-    assert len(await harness.catalog.session_ids()) == 2
+    assert await harness.service.fork(session, ForkRequest(), KEY) == first
+    assert len(await harness.catalog.sessions.get_ids()) == 2
     with pytest.raises(IdempotencyConflict):
         await harness.service.fork(
-            session, NewFork(), IdempotencyKey("fork", "key", "another body")
+            session, ForkRequest(), IdempotencyKey("fork", "key", "another body")
         )
 
 

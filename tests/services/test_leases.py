@@ -32,7 +32,7 @@ async def catalog(tmp_path: Path) -> AsyncIterator[SqliteCatalog]:
     """A catalog with one session, of epoch 1 and in worker one."""
     catalog = await SqliteCatalog.open(tmp_path / "catalog.db")
     settings = SessionSettings(budget=64, repair_rows=0, method="snapkv")
-    await catalog.create(
+    await catalog.sessions.create(
         Session("s", 1, settings, 0.0, 0.0, 0, MemoryReport(), worker="one"), b"", None
     )
     yield catalog
@@ -88,7 +88,7 @@ async def test_who_waits_has_the_claim_when_it_is_given_back(catalog: SqliteCata
 
 
 async def test_a_claim_of_a_process_that_is_gone_ends_by_itself(catalog: SqliteCatalog) -> None:
-    await catalog.claim("s", "a process that is gone", 0.05)
+    await catalog.leases.claim("s", "a process that is gone", 0.05)
     async with Leases(catalog, QUICK).held(Claim("s"), patience=QUICK.claim_seconds):
         pass
 
@@ -120,7 +120,7 @@ async def test_who_was_taken_over_from_cannot_take_over_in_the_middle_of_its_wor
     claim = Claim("s")
     async with one.held(claim):
         await one.take_over(claim, "one")
-        await catalog.take_over("s", "two")
+        await catalog.leases.take_over("s", "two")
         with pytest.raises(StaleEpoch):
             await one.take_over(claim, "one")
 
@@ -132,7 +132,7 @@ async def test_work_whose_claim_was_lost_ends(catalog: SqliteCatalog) -> None:
     async def work() -> None:
         async with leases.held(claim):
             await leases.take_over(claim, "one")
-            await catalog.take_over(
+            await catalog.leases.take_over(
                 "s", "two"
             )  # as if this process had been stopped, and another one had gone on
             await asyncio.Event().wait()
@@ -158,7 +158,7 @@ async def test_cancelled_work_is_cancelled_and_gives_its_claim_back(catalog: Sql
     working.cancel()
     with pytest.raises(asyncio.CancelledError):
         await working
-    await catalog.claim("s", "another", 1.0)
+    await catalog.leases.claim("s", "another", 1.0)
 
 
 @pytest.fixture
@@ -167,8 +167,8 @@ async def others(harness) -> AsyncIterator[SessionService]:
     service = SessionService(harness.worker, harness.catalog, QUICK)
     await service.start()
     yield service
-    await service._pause_limit.stop()
-    await service._resting.stop()
+    await service._timeouts.stop()
+    await service._background.stop()
 
 
 async def said(service: SessionService, session: str, **options: object):
@@ -218,14 +218,14 @@ async def test_a_gateway_that_was_stopped_in_a_turn_cannot_commit_it(
     harness.worker.reached["token"].clear()
     first = harness.service.turn(session, TurnRequest((HELLO,)))
     await harness.worker.reached["token"].wait()
-    harness.service._sessions.known(session).claim.renewing.cancel()
+    harness.service._sessions.find(session).claim.renewing.cancel()
     held = harness.worker.gates
     harness.worker.gates = {}
     assert (await said(others, session, queue=True)).turn == 2
     held["token"].set()
     with pytest.raises(StaleEpoch):
         await ended(first)
-    assert [turn.number for turn in await harness.catalog.turns(session, 0, 10)] == [1, 2]
+    assert [turn.number for turn in await harness.catalog.turns.get_after(session, 0, 10)] == [1, 2]
     assert (await harness.say(session, HELLO)).turn == 3
 
 

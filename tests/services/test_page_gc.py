@@ -7,6 +7,7 @@ import pytest
 from kvrecall.domain.codes import ErrorCode
 from kvrecall.domain.errors import UnknownSession, WorkerLost, WorkerRefused
 from kvrecall.domain.messages import Message
+from services.context import ServiceContext
 from services.page_gc import PageCollector
 
 HELLO = Message("user", "one two three four five")
@@ -25,10 +26,12 @@ async def test_a_deletion_stands_though_the_worker_cannot_be_told_and_it_is_told
     with pytest.raises(UnknownSession):
         await harness.service.get(session)
     assert harness.worker.dropped == []
-    leftovers = PageCollector(harness.catalog, harness.worker)
-    await leftovers.sweep()
+    collector = PageCollector(
+        ServiceContext.create(harness.catalog, harness.worker, harness.settings)
+    )
+    await collector.sweep()
     assert harness.worker.dropped == [(session, 0)]
-    await leftovers.sweep()
+    await collector.sweep()
     assert harness.worker.dropped == [(session, 0)], "once is enough"
 
 
@@ -36,19 +39,21 @@ async def test_one_that_cannot_be_dropped_stands_in_no_other_s_way(harness) -> N
     sessions = [await harness.session() for _ in range(2)]
     for session in sessions:
         await harness.say(session, HELLO)
-        await harness.catalog.delete(session, None)
+        await harness.catalog.sessions.delete(session, None)
     harness.worker.faults["delete"] = WorkerLost("gone")
-    leftovers = PageCollector(harness.catalog, harness.worker)
-    await leftovers.sweep()
+    collector = PageCollector(
+        ServiceContext.create(harness.catalog, harness.worker, harness.settings)
+    )
+    await collector.sweep()
     assert len(harness.worker.dropped) == 1
-    await leftovers.sweep()
+    await collector.sweep()
     assert sorted(harness.worker.dropped) == sorted((session, 0) for session in sessions)
 
 
 async def test_a_process_that_starts_drops_what_one_that_was_killed_did_not(harness) -> None:
     session = await harness.session()
     await harness.say(session, HELLO)
-    await harness.catalog.delete(session, None)  # as far as it came
+    await harness.catalog.sessions.delete(session, None)  # as far as it came
     await harness.crash()
     for _ in range(1000):
         if harness.worker.dropped:

@@ -11,8 +11,8 @@ from kvrecall.domain.reports import MemoryReport
 from kvrecall.domain.session import Session, SharedPages
 from kvrecall.domain.session_settings import RepairTrigger, SessionSettings
 from kvrecall.protocol.v1 import worker_pb2 as wire
-from services.forks import NewFork
-from services.prefix_sharing import digest_of
+from services.forks import ForkRequest
+from services.prefix_sharing import prefix_digest
 
 SYSTEM = Message("system", "you help people with everything they want")
 ANN = Message("user", "my name is ann")
@@ -26,7 +26,7 @@ INFO = wire.WorkerInfo(fingerprint="f00d", block_tokens=32, page_tokens=4)
 def digest(
     leading: tuple[Message, ...] = (SYSTEM,), info: wire.WorkerInfo = INFO, **settings: object
 ) -> str:
-    return digest_of(replace(SESSION, settings=replace(SETTINGS, **settings)), leading, info)
+    return prefix_digest(replace(SESSION, settings=replace(SETTINGS, **settings)), leading, info)
 
 
 async def begun(harness, *messages: Message, **settings: object) -> str:
@@ -141,7 +141,7 @@ async def test_a_fork_of_a_session_that_shares_names_both_owners(harness) -> Non
     first = await begun(harness, SYSTEM, ANN)
     second = await begun(harness, SYSTEM, BEN)
     await harness.say(second, ANN)
-    child = await harness.service.fork(second, NewFork())
+    child = await harness.service.fork(second, ForkRequest())
     assert child.shared == (SharedPages(first, 3), SharedPages(second, 5))
     await harness.service.delete(first)
     await harness.service.delete(second)

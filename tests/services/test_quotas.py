@@ -6,7 +6,7 @@ from kvrecall.domain.errors import InvalidRequest, QuotaExceeded, UnknownSession
 from kvrecall.domain.events import QuotaReached, TurnFailed
 from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.messages import Message
-from services.forks import NewFork
+from services.forks import ForkRequest
 
 HELLO = Message("user", "hello there")
 
@@ -36,7 +36,7 @@ async def test_a_turn_is_not_compared_with_another_tenants_session(harness) -> N
     own = await harness.session(tenant="ann")
     with pytest.raises(InvalidRequest) as caught:
         await harness.say(own, HELLO, compare_with=others)
-    assert caught.value.details["field"] == "fidelity.against"
+    assert caught.value.details["field"] == "logprobs.compare_with"
     assert (
         await harness.say(own, HELLO, compare_with=await harness.session(tenant="ann"))
     ).fidelity is not None
@@ -45,7 +45,7 @@ async def test_a_turn_is_not_compared_with_another_tenants_session(harness) -> N
 async def test_a_fork_is_its_parents_tenants(harness) -> None:
     session = await harness.session(tenant="ann")
     await harness.say(session, HELLO)
-    assert (await harness.service.fork(session, NewFork())).settings.tenant == "ann"
+    assert (await harness.service.fork(session, ForkRequest())).settings.tenant == "ann"
 
 
 class TestQuota:
@@ -68,12 +68,12 @@ class TestQuota:
     async def test_a_fork_counts_as_what_it_holds(self, harness) -> None:
         session = await harness.session(tenant="ann")
         await harness.say(session, HELLO)
-        child = await harness.service.fork(session, NewFork())
-        assert await harness.catalog.tenant_tokens("ann") == 8
+        child = await harness.service.fork(session, ForkRequest())
+        assert await harness.catalog.sessions.get_tenant_tokens("ann") == 8
         with pytest.raises(QuotaExceeded):
-            await harness.service.fork(session, NewFork())
+            await harness.service.fork(session, ForkRequest())
         await harness.service.delete(child.id)
-        await harness.service.fork(session, NewFork())
+        await harness.service.fork(session, ForkRequest())
 
     async def test_one_tenants_quota_is_not_anothers(self, harness) -> None:
         session = await harness.session(tenant="ann")

@@ -7,7 +7,7 @@ import pytest
 from kvrecall.domain.errors import UnknownSession
 from kvrecall.domain.messages import Message
 from services.repair_history import runs
-from services.repair_runner import MOST_SIGNAL_CHARACTERS
+from services.repair_runner import MAX_SIGNAL_CHARACTERS
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ async def test_repairs_are_told_newest_first_with_their_signals_and_passages(
     session = await harness.session()
     harness.worker.script = [[call("c1", "Bern")]]
     await harness.say(session, Message("user", "one two three four"))
-    await harness.resolve_settings(session)
+    await harness.wait_until_idle(session)
     await harness.say(session, Message("tool", "rain", tool_call_id="c1"), repair=True)
     own, early = await harness.service.repairs(session, 10)
     assert (early.record.turn, early.record.report.trigger, early.record.details.signal) == (
@@ -52,9 +52,9 @@ async def test_repairs_are_told_newest_first_with_their_signals_and_passages(
 
 async def test_a_long_signal_is_cut(harness, call: Callable) -> None:
     session = await harness.session()
-    await harness.say(session, Message("user", "x" * 2 * MOST_SIGNAL_CHARACTERS), repair=True)
+    await harness.say(session, Message("user", "x" * 2 * MAX_SIGNAL_CHARACTERS), repair=True)
     (told,) = await harness.service.repairs(session, 10)
-    assert len(told.record.details.signal) == MOST_SIGNAL_CHARACTERS
+    assert len(told.record.details.signal) == MAX_SIGNAL_CHARACTERS
 
 
 async def test_without_repairs_nothing_is_told(harness) -> None:

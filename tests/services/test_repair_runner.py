@@ -27,7 +27,7 @@ from kvrecall.domain.tool_calls import CallStatus
 from kvrecall.domain.tool_events import ToolEvent, ToolEventType
 from kvrecall.domain.turn_request import TurnRequest
 from kvrecall.protocol.v1 import worker_pb2 as wire
-from services.catalog.base import IdempotencyKey
+from services.catalog.records import IdempotencyKey
 from services.turn_stream import ToolCallEmitted
 
 HELLO = Message("user", "hello")
@@ -60,7 +60,7 @@ async def paused(harness, call: Callable) -> str:
 
 
 async def test_a_call_starts_a_repair_by_itself(harness, paused: str) -> None:
-    await harness.resolve_settings(paused)
+    await harness.wait_until_idle(paused)
     assert repairs(harness) == [EARLY]
     session, state = await harness.service.get(paused)
     assert state is SessionState.PAUSED
@@ -75,7 +75,7 @@ async def test_the_turn_is_acknowledged_before_the_repair_ends(harness, call: Ca
     await harness.worker.reached["repair"].wait()
     assert (await harness.service.get(session))[1] is SessionState.REPAIRING
     harness.worker.gates["repair"].set()
-    await harness.resolve_settings(session)
+    await harness.wait_until_idle(session)
     assert (await harness.service.get(session))[1] is SessionState.PAUSED
 
 
@@ -88,7 +88,7 @@ async def test_a_result_starts_a_second_repair_after_the_early_one(harness, call
     assert (receipt.status, receipt.outstanding) == (CallStatus.COMPLETED, ())
     assert repairs(harness) == [EARLY]
     harness.worker.gates["repair"].set()
-    await harness.resolve_settings(session)
+    await harness.wait_until_idle(session)
     assert repairs(harness) == [EARLY, "tool_result: tool rain"]
 
 
@@ -109,7 +109,7 @@ async def test_a_turn_that_asks_to_waits_for_the_repairs_and_reports_them(
         ("tool_result", False),
     ]
     assert (outcome.own_repair, outcome.repairs_skipped) == (None, 0)
-    (_, said) = await harness.catalog.turns(session, 0, 10)
+    (_, said) = await harness.catalog.turns.get_after(session, 0, 10)
     assert said.messages == (Message("tool", "rain", tool_call_id="c1", name="weather"),)
     assert (await harness.service.get(session))[1] is SessionState.IDLE
 
@@ -132,8 +132,8 @@ async def test_another_turn_takes_what_the_repair_has_found_so_far_and_leaves_ou
     )
     assert outcome.repairs_skipped == 1
     assert repairs(harness) == [EARLY]
-    await harness.resolve_settings(session)
-    assert due_repairs(await harness.catalog.session(session)) == []
+    await harness.wait_until_idle(session)
+    assert due_repairs(await harness.catalog.sessions.get(session)) == []
 
 
 class TestPatient:
@@ -146,7 +146,7 @@ class TestPatient:
     async def test_a_turn_that_follows_its_result_at_once_finds_no_repair_in_its_way(
         self, harness, paused: str
     ) -> None:
-        await harness.resolve_settings(paused)
+        await harness.wait_until_idle(paused)
         await harness.service.event(paused, completed("c1", "rain"))
         outcome = await harness.say(paused)
         assert repairs(harness) == [EARLY]
@@ -158,7 +158,7 @@ async def test_a_repair_that_was_not_begun_is_not_begun_for_a_turn(harness, call
     session = await harness.session()
     harness.worker.faults["repair"] = WorkerLost("gone")
     await pause(harness, session, call("c1", "Bern"))
-    await harness.resolve_settings(session)
+    await harness.wait_until_idle(session)
     outcome = await harness.say(session, Message("tool", "rain", tool_call_id="c1"))
     assert (outcome.repairs, outcome.repairs_skipped) == ((), 1)
     assert repairs(harness) == []
@@ -185,10 +185,10 @@ async def test_after_a_turn_that_came_to_nothing_what_is_due_goes_on(
     with pytest.raises(ServiceError):
         await turn
     harness.worker.gates["repair"].set()
-    await harness.resolve_settings(session)
+    await harness.wait_until_idle(session)
     assert repairs(harness) == [EARLY, "tool_result: tool rain"]
     assert (await harness.service.get(session))[1] is SessionState.PAUSED
-    assert due_repairs(await harness.catalog.session(session)) == []
+    assert due_repairs(await harness.catalog.sessions.get(session)) == []
 
 
 async def test_a_turn_that_goes_away_while_a_repair_ends_for_it_lets_the_others_run(
@@ -213,7 +213,7 @@ async def test_a_turn_that_goes_away_while_a_repair_ends_for_it_lets_the_others_
     with pytest.raises(ServiceError):
         await turn
     harness.worker.gates["repair"].set()
-    await harness.resolve_settings(session)
+    await harness.wait_until_idle(session)
     assert repairs(harness) == [EARLY, "tool_result: tool rain"]
 
 
@@ -232,7 +232,7 @@ async def test_a_worker_that_cannot_be_hurried_does_not_fail_the_turn(
 
 
 async def test_a_repair_that_ends_before_a_turn_comes_says_so(harness, paused: str) -> None:
-    await harness.resolve_settings(paused)
+    await harness.wait_until_idle(paused)
     outcome = await harness.say(paused, Message("tool", "rain", tool_call_id="c1"), repair=True)
     assert [(repair.trigger, repair.in_pause) for repair in outcome.repairs] == [
         ("tool_call", True),
@@ -243,12 +243,12 @@ async def test_a_repair_that_ends_before_a_turn_comes_says_so(harness, paused: s
 async def test_a_result_within_the_turn_repairs_on_its_path_only_if_the_turn_asks(
     harness, paused: str
 ) -> None:
-    await harness.resolve_settings(paused)
+    await harness.wait_until_idle(paused)
     outcome = await harness.say(paused, Message("tool", "rain", tool_call_id="c1"))
     assert [repair.trigger for repair in outcome.repairs] == ["tool_call"]
-    assert (await harness.catalog.call(paused, "c1")).result == "rain"
+    assert (await harness.catalog.tool_calls.get(paused, "c1")).result == "rain"
     await pause(harness, paused, wire.ToolCall(id="c2", name="weather", arguments="{}"))
-    await harness.resolve_settings(paused)
+    await harness.wait_until_idle(paused)
     outcome = await harness.say(paused, Message("tool", "sun", tool_call_id="c2"), repair=True)
     assert [repair.trigger for repair in outcome.repairs] == ["tool_call", "turn"]
 
@@ -256,7 +256,7 @@ async def test_a_result_within_the_turn_repairs_on_its_path_only_if_the_turn_ask
 async def test_a_session_s_deadline_holds_for_each_of_its_repairs(harness, call: Callable) -> None:
     session = await harness.session(repair_seconds=0.25)
     await pause(harness, session, call("c1", "Bern"))
-    await harness.resolve_settings(session)
+    await harness.wait_until_idle(session)
     await harness.say(session, Message("tool", "rain", tool_call_id="c1"), repair=True)
     assert harness.worker.deadlines == [0.25, 0.25]
 
@@ -278,12 +278,12 @@ async def test_the_last_answer_is_a_signal_in_the_idle_time_before_the_next_turn
     await harness.worker.reached["repair"].wait()
     assert (await harness.service.get(session))[1] is SessionState.REPAIRING
     harness.worker.gates["repair"].set()
-    await harness.resolve_settings(session)
+    await harness.wait_until_idle(session)
     assert repairs(harness) == ["last_output: the key hangs there"]
     assert (await harness.service.get(session))[1] is SessionState.IDLE
     outcome = await harness.say(session, HELLO)
     assert [repair.trigger for repair in outcome.repairs] == ["last_output"]
-    await harness.resolve_settings(session)
+    await harness.wait_until_idle(session)
     assert repairs(harness)[1:] == ["last_output: yes"]
 
 
@@ -291,7 +291,7 @@ async def test_nothing_was_said_so_nothing_is_a_signal(harness, call: Callable) 
     session = await harness.session(repair_on=frozenset({RepairTrigger.LAST_OUTPUT}))
     await harness.say(session, HELLO, generate=False)
     await pause(harness, session, call("c1", "Bern"))
-    await harness.resolve_settings(session)
+    await harness.wait_until_idle(session)
     assert repairs(harness) == []
 
 
@@ -309,8 +309,8 @@ async def test_a_last_answer_that_was_not_repaired_on_is_repaired_on_after_a_cra
 
 
 async def test_a_cancelled_turn_leaves_the_pause_as_it_was(harness, paused: str) -> None:
-    await harness.resolve_settings(paused)
-    before = await harness.catalog.session(paused)
+    await harness.wait_until_idle(paused)
+    before = await harness.catalog.sessions.get(paused)
     harness.worker.gates["token"] = asyncio.Event()
     turn = asyncio.create_task(harness.say(paused, Message("tool", "rain", tool_call_id="c1")))
     await harness.worker.reached["token"].wait()
@@ -318,7 +318,7 @@ async def test_a_cancelled_turn_leaves_the_pause_as_it_was(harness, paused: str)
     running.cancel()
     with pytest.raises(ServiceError):
         await turn
-    assert await harness.catalog.session(paused) == before
+    assert await harness.catalog.sessions.get(paused) == before
     assert (await harness.service.get(paused))[1] is SessionState.PAUSED
 
 
@@ -327,7 +327,7 @@ async def test_each_arrival_repairs_with_all_results_so_far(harness, call: Calla
     await pause(harness, session, call("c1", "Bern"), call("c2", "Rome"))
     await harness.service.event(session, completed("c2", "sun"))
     await harness.service.event(session, ToolEvent(ToolEventType.FAILED, "c1", "no such city"))
-    await harness.resolve_settings(session)
+    await harness.wait_until_idle(session)
     assert repairs(harness) == [
         EARLY,
         'tool_call: weather {"city": "Rome"}',
@@ -351,7 +351,7 @@ async def test_recorded_calls_pause_as_if_the_model_had_asked(harness) -> None:
     session = await harness.session()
     recorded = Message("assistant", tool_calls=(ToolCall("c1", "weather", '{"city": "Bern"}'),))
     outcome = await harness.say(session, HELLO, recorded, generate=False)
-    await harness.resolve_settings(session)
+    await harness.wait_until_idle(session)
     assert outcome.finish_reason == "appended"
     assert repairs(harness) == [EARLY]
     assert (await harness.service.get(session))[1] is SessionState.PAUSED
@@ -387,7 +387,7 @@ async def conversation(harness, call: Callable, crashes: set[int], amid_repair: 
     )
     for number, step in enumerate(steps):
         if number in crashes and amid_repair:
-            await harness.resolve_settings(session)
+            await harness.wait_until_idle(session)
             harness.worker.gates["repair"] = asyncio.Event()
             harness.worker.reached["repair"].clear()
         await step()
@@ -412,13 +412,13 @@ async def test_a_repair_whose_commit_fails_is_run_again_from_what_was_committed(
     harness, call: Callable
 ) -> None:
     undisturbed = await conversation(harness, call, set(), amid_repair=False)
-    commit = harness.catalog.commit_repair
+    commit = harness.catalog.repairs.commit
 
     async def fails_once(*args: object) -> None:
-        harness.catalog.commit_repair = commit
+        harness.catalog.repairs.commit = commit
         raise CatalogError("no space left")
 
-    harness.catalog.commit_repair = fails_once
+    harness.catalog.repairs.commit = fails_once
     assert await conversation(harness, call, set(), amid_repair=False) == undisturbed
 
 
@@ -427,7 +427,7 @@ async def test_reports_are_told_to_observers(harness, call: Callable) -> None:
     harness.service.observe(heard.append)
     session = await harness.session()
     await pause(harness, session, call("c1", "Bern"))
-    await harness.resolve_settings(session)
+    await harness.wait_until_idle(session)
     (finished,) = [observation for observation in heard if isinstance(observation, RepairFinished)]
     assert (finished.session, finished.report.trigger, finished.report.promoted) == (
         session,
@@ -444,7 +444,7 @@ async def test_a_repair_that_fails_stays_due_and_a_turn_that_waits_runs_it(
     session = await harness.session()
     harness.worker.faults["repair"] = WorkerLost("gone")
     await pause(harness, session, call("c1", "Bern"))
-    await harness.resolve_settings(session)
+    await harness.wait_until_idle(session)
     assert RepairFailed(session, "tool_call", "worker_lost", "gone", final=False) in heard
     outcome = await harness.say(session, Message("tool", "rain", tool_call_id="c1"), **WAITING)
     assert [repair.trigger for repair in outcome.repairs] == ["tool_call"]
@@ -453,7 +453,7 @@ async def test_a_repair_that_fails_stays_due_and_a_turn_that_waits_runs_it(
 
 
 async def test_a_repair_that_always_breaks_is_given_up_for_the_turn(harness, paused: str) -> None:
-    await harness.resolve_settings(paused)
+    await harness.wait_until_idle(paused)
     repairing = harness.worker.repair
     broken = []
 
@@ -463,7 +463,7 @@ async def test_a_repair_that_always_breaks_is_given_up_for_the_turn(harness, pau
 
     harness.worker.repair = breaks
     await harness.service.event(paused, completed("c1", "rain"))
-    await harness.resolve_settings(paused)
+    await harness.wait_until_idle(paused)
     outcome = await harness.say(paused, **WAITING)
     assert [repair.trigger for repair in outcome.repairs] == ["tool_call"]
     assert (
@@ -473,7 +473,7 @@ async def test_a_repair_that_always_breaks_is_given_up_for_the_turn(harness, pau
 
 
 async def test_no_repair_is_given_up_while_the_worker_is_gone(harness, paused: str) -> None:
-    await harness.resolve_settings(paused)
+    await harness.wait_until_idle(paused)
     repairing = harness.worker.repair
     opening = harness.worker.open
 
@@ -496,7 +496,7 @@ async def test_a_signal_that_is_refused_is_not_tried_again(harness, call: Callab
         ErrorCode.TURN_TOO_LONG, "the signal is longer than a block"
     )
     await pause(harness, session, call("c1", "Bern"))
-    await harness.resolve_settings(session)
+    await harness.wait_until_idle(session)
     outcome = await harness.say(session, Message("tool", "rain", tool_call_id="c1"), **WAITING)
     assert (outcome.repairs, outcome.repairs_skipped) == ((), 0)
     assert repairs(harness) == []
@@ -505,7 +505,7 @@ async def test_a_signal_that_is_refused_is_not_tried_again(harness, call: Callab
 async def test_reports_of_a_call_are_idempotent(harness, paused: str) -> None:
     first = await harness.service.event(paused, completed("c1", "rain"))
     assert await harness.service.event(paused, completed("c1", "rain")) == first
-    await harness.resolve_settings(paused)
+    await harness.wait_until_idle(paused)
     assert repairs(harness) == [EARLY, "tool_result: tool rain"]
     for other in (completed("c1", "sun"), ToolEvent(ToolEventType.FAILED, "c1", "rain")):
         with pytest.raises(ResultConflict):
@@ -521,9 +521,9 @@ async def test_a_call_may_be_announced_and_report_partial_output(harness, paused
     for text in ("light ", "rain"):
         receipt = await harness.service.event(paused, ToolEvent(ToolEventType.DELTA, "c1", text))
     assert (receipt.status, receipt.outstanding) == (CallStatus.PENDING, ("c1",))
-    stored = await harness.catalog.call(paused, "c1")
+    stored = await harness.catalog.tool_calls.get(paused, "c1")
     assert (stored.started, stored.partial, stored.result) == (True, "light rain", None)
-    await harness.resolve_settings(paused)
+    await harness.wait_until_idle(paused)
     assert repairs(harness) == [EARLY]
 
 
@@ -531,7 +531,7 @@ async def test_a_delta_with_a_key_is_appended_once(harness, paused: str) -> None
     key = IdempotencyKey("event", "k", "body")
     for _ in range(2):
         await harness.service.event(paused, ToolEvent(ToolEventType.DELTA, "c1", "rain "), key)
-    assert (await harness.catalog.call(paused, "c1")).partial == "rain "
+    assert (await harness.catalog.tool_calls.get(paused, "c1")).partial == "rain "
 
 
 async def test_reports_of_what_is_unknown_or_too_long_are_refused(harness, paused: str) -> None:
@@ -541,7 +541,7 @@ async def test_reports_of_what_is_unknown_or_too_long_are_refused(harness, pause
         await harness.service.event("nobody", completed("c1", "rain"))
     with pytest.raises(LimitExceeded):
         await harness.service.event(paused, completed("c1", "x" * (1 << 21)))
-    assert (await harness.catalog.call(paused, "c1")).result is None
+    assert (await harness.catalog.tool_calls.get(paused, "c1")).result is None
 
 
 async def test_a_result_that_comes_before_the_commit_of_its_call_waits_for_it(
@@ -562,7 +562,7 @@ async def test_a_deleted_session_takes_its_repair_with_it(harness, call: Callabl
     await pause(harness, session, call("c1", "Bern"))
     await harness.worker.reached["repair"].wait()
     await harness.service.delete(session)
-    assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("rest of")]
+    assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("background ")]
     assert session not in harness.worker.sessions
     with pytest.raises(UnknownSession):
         await harness.service.get(session)

@@ -26,7 +26,7 @@ async def test_a_turn_opens_the_session_again(harness) -> None:
     twin = await harness.session()
     for each in (session, twin):
         await harness.say(each, HELLO)
-    length = (await harness.catalog.session(session)).memory.length
+    length = (await harness.catalog.sessions.get(session)).memory.length
     restart(harness)
     outcome = await harness.say(session, HELLO)
     assert harness.worker.call_log == [f"open {length}"]
@@ -38,7 +38,7 @@ async def test_a_turn_opens_the_session_again(harness) -> None:
 async def test_what_a_reopened_turn_leaves_is_rolled_back_if_it_fails(harness) -> None:
     session = await harness.session()
     await harness.say(session, HELLO)
-    before = await harness.catalog.session(session)
+    before = await harness.catalog.sessions.get(session)
     restart(harness)
     harness.worker.faults["token"] = WorkerRefused(ErrorCode.STORAGE_FAILED, "the disk is full")
     with pytest.raises(WorkerRefused):
@@ -68,23 +68,23 @@ async def test_a_repair_opens_the_session_again(harness, call: Callable) -> None
     harness.worker.script = [[call("c1", "Bern")]]
     outcome = await harness.say(session, HELLO)
     restart(harness)  # before the repair that the turn has just begun comes to the worker
-    await harness.resolve_settings(session)
+    await harness.wait_until_idle(session)
     assert harness.worker.call_log == [
         f"open {outcome.memory.length}",
         'tool_call: weather {"city": "Bern"}',
     ]
     assert failed == []
-    assert (await harness.catalog.session(session)).memory.promoted_rows == 2
+    assert (await harness.catalog.sessions.get(session)).memory.promoted_rows == 2
 
 
 async def test_a_build_of_episodes_opens_the_session_again(harness) -> None:
     session = await harness.session(method="epicache", budget=16, repair_rows=0, episodes=EPISODES)
     for _ in range(3):
         await harness.say(session, LONG)
-        await harness.resolve_settings(session)
+        await harness.wait_until_idle(session)
     await harness.say(session, LONG)
-    length = (await harness.catalog.session(session)).memory.length
+    length = (await harness.catalog.sessions.get(session)).memory.length
     restart(harness)
-    await harness.resolve_settings(session)
+    await harness.wait_until_idle(session)
     assert harness.worker.call_log == [f"open {length}"]
-    assert (await harness.catalog.episodes(session)).builds == 1
+    assert (await harness.catalog.episodes.get(session)).builds == 1

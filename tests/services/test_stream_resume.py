@@ -1,4 +1,4 @@
-"""An answer that is said again is told from where it broke off, or not at all."""
+"""An answer that is generated again reaches the reader once, or the stream fails."""
 
 import pytest
 from hypothesis import given
@@ -7,67 +7,77 @@ from hypothesis import strategies as st
 from kvrecall.domain.errors import WorkerLost
 from kvrecall.domain.messages import ToolCall
 from services.stream_resume import StreamResumer
+from services.turn_stream import TextDelta, ToolCallEmitted, TurnProgress
 
 CALL = ToolCall("call_1_0", "weather", '{"city": "Bern"}')
 
 
+def text_of(published: list[TurnProgress]) -> str:
+    return "".join(item.text for item in published if isinstance(item, TextDelta))
+
+
 @given(st.lists(st.text(min_size=1, max_size=4), max_size=8), st.integers(0, 8), st.data())
-def test_the_reader_hears_every_answer_once_however_it_is_cut(
-    pieces: list[str], heard: int, data: st.DataObject
+def test_the_reader_gets_every_answer_once_wherever_it_was_interrupted(
+    pieces: list[str], sent: int, data: st.DataObject
 ) -> None:
-    told = ""
-    retelling = StreamResumer()
+    published: list[TurnProgress] = []
+    resumer = StreamResumer(published.append)
     answer = "".join(pieces)
-    retelling.begin()
-    for piece in pieces[:heard]:
-        told += retelling.text(piece) or ""
-    retelling.begin()
+    resumer.begin()
+    for piece in pieces[:sent]:
+        resumer.text(piece)
+    resumer.begin()
     rest = answer
     while rest:
         size = data.draw(st.integers(1, len(rest)))
-        told += retelling.text(rest[:size]) or ""
+        resumer.text(rest[:size])
         rest = rest[size:]
-    retelling.end()
-    assert told == answer
+    resumer.end()
+    assert text_of(published) == answer
+    assert all(item.text for item in published if isinstance(item, TextDelta))
 
 
-def test_another_answer_is_not_told() -> None:
-    retelling = StreamResumer()
-    retelling.begin()
-    retelling.text("one two")
-    retelling.begin()
-    assert retelling.text("one ") is None
-    with pytest.raises(WorkerLost, match="answered otherwise"):
-        retelling.text("three")
-    assert retelling.differs
+def test_a_divergent_answer_is_not_published() -> None:
+    published: list[TurnProgress] = []
+    resumer = StreamResumer(published.append)
+    resumer.begin()
+    resumer.text("one two")
+    resumer.begin()
+    resumer.text("one ")
+    with pytest.raises(WorkerLost, match="a different answer"):
+        resumer.text("three")
+    assert resumer.diverged
+    assert text_of(published) == "one two"
 
 
-def test_an_answer_that_ends_before_what_was_told_is_another_one() -> None:
-    retelling = StreamResumer()
-    retelling.begin()
-    retelling.text("one two")
-    retelling.begin()
-    retelling.text("one")
+def test_an_answer_that_ends_before_the_sent_prefix_diverges() -> None:
+    resumer = StreamResumer(lambda _: None)
+    resumer.begin()
+    resumer.text("one two")
+    resumer.begin()
+    resumer.text("one")
     with pytest.raises(WorkerLost):
-        retelling.end()
+        resumer.end()
 
 
-def test_calls_are_told_once_and_must_be_the_same() -> None:
-    retelling = StreamResumer()
-    retelling.begin()
-    assert retelling.call(CALL)
-    retelling.begin()
-    assert not retelling.call(CALL)
-    retelling.end()
-    retelling.begin()
+def test_calls_are_published_once_and_must_be_the_same() -> None:
+    published: list[TurnProgress] = []
+    resumer = StreamResumer(published.append)
+    resumer.begin()
+    resumer.call(CALL)
+    resumer.begin()
+    resumer.call(CALL)
+    resumer.end()
+    assert published == [ToolCallEmitted(CALL)]
+    resumer.begin()
     with pytest.raises(WorkerLost):
-        retelling.call(ToolCall("call_1_0", "weather", '{"city": "Rome"}'))
+        resumer.call(ToolCall("call_1_0", "weather", '{"city": "Rome"}'))
 
 
-def test_calls_that_are_not_made_again_were_another_answer() -> None:
-    retelling = StreamResumer()
-    retelling.begin()
-    retelling.call(CALL)
-    retelling.begin()
+def test_calls_that_are_missing_from_the_retry_diverge() -> None:
+    resumer = StreamResumer(lambda _: None)
+    resumer.begin()
+    resumer.call(CALL)
+    resumer.begin()
     with pytest.raises(WorkerLost):
-        retelling.end()
+        resumer.end()

@@ -13,7 +13,7 @@ from kvrecall.domain.tool_calls import CallStatus
 from kvrecall.domain.tool_events import ToolEvent, ToolEventType
 
 HELLO = Message("user", "hello")
-GIVEN_UP = "no result: nothing was heard of this tool call for 0.2 seconds, and it was given up"
+GIVEN_UP = "no result: this tool call timed out after 0.2 seconds without an event"
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ async def paused(harness, *calls) -> str:
 async def given_up(harness, session: str, call: str = "c1") -> None:
     """Wait until the service has given the call up."""
     for _ in range(1000):
-        if (await harness.catalog.call(session, call)).status is CallStatus.TIMED_OUT:
+        if (await harness.catalog.tool_calls.get(session, call)).status is CallStatus.TIMED_OUT:
             return
         await asyncio.sleep(0.01)
     pytest.fail(f"{call} was not given up")
@@ -54,7 +54,7 @@ async def test_a_call_that_nothing_is_heard_of_fails_and_the_model_is_told_so(
     found, _ = await harness.service.get(session)
     assert [each.status for each in found.calls] == [CallStatus.TIMED_OUT, CallStatus.COMPLETED]
     await harness.say(session)
-    (_, said) = await harness.catalog.turns(session, 0, 10)
+    (_, said) = await harness.catalog.turns.get_after(session, 0, 10)
     assert [message.content for message in said.messages] == [GIVEN_UP, "sun"]
 
 
@@ -72,7 +72,7 @@ async def test_its_result_comes_too_late_and_is_told_why(harness, call: Callable
 async def test_no_repair_is_conditioned_on_a_failure_of_ours(harness, call: Callable) -> None:
     session = await paused(harness, call("c1", "Bern"), call("c2", "Rome"))
     await given_up(harness, session, "c2")
-    await harness.resolve_settings(session)
+    await harness.wait_until_idle(session)
     assert [said.partition(":")[0] for said in harness.worker.call_log[1:]] == [
         "tool_call",
         "tool_call",
@@ -84,7 +84,7 @@ async def test_a_tool_that_still_reports_is_not_given_up(harness, call: Callable
     for _ in range(10):
         await harness.service.event(session, ToolEvent(ToolEventType.DELTA, "c1", "."))
         await asyncio.sleep(0.05)
-    assert (await harness.catalog.call(session, "c1")).status is CallStatus.PENDING
+    assert (await harness.catalog.tool_calls.get(session, "c1")).status is CallStatus.PENDING
 
 
 async def test_a_restart_goes_by_the_time_at_which_the_pause_began(harness, call: Callable) -> None:
@@ -94,4 +94,4 @@ async def test_a_restart_goes_by_the_time_at_which_the_pause_began(harness, call
     await harness.start()
     await given_up(harness, session)
     await harness.say(session)
-    assert (await harness.catalog.session(session)).turns == 2
+    assert (await harness.catalog.sessions.get(session)).turns == 2

@@ -45,7 +45,7 @@ async def paused(harness, call: Callable) -> str:
     session = await harness.session()
     harness.worker.script = [[call("c1", "Bern")]]
     await harness.say(session, Message("user", "hello"))
-    await harness.resolve_settings(session)
+    await harness.wait_until_idle(session)
     return session
 
 
@@ -55,7 +55,7 @@ def report(harness, paused: str) -> Callable:
 
     async def send(event: ToolEvent) -> EventReceipt:
         receipt = await harness.service.event(paused, event)
-        await harness.resolve_settings(paused)
+        await harness.wait_until_idle(paused)
         return receipt
 
     return send
@@ -86,7 +86,7 @@ async def test_arguments_that_come_while_the_first_repair_runs_are_repaired_on_a
     await harness.worker.reached["repair"].wait()
     await harness.service.event(session, started('{"city":"Rome"}'))
     harness.worker.gates["repair"].set()
-    await harness.resolve_settings(session)
+    await harness.wait_until_idle(session)
     assert repairs(harness) == [CALL, 'tool_call: weather {"city":"Rome"}']
 
 
@@ -116,7 +116,7 @@ async def test_an_output_that_waits_for_its_repair_is_skipped_once_the_result_is
     await harness.service.event(session, delta("a long output"))
     await harness.service.event(session, completed("a long output"))
     harness.worker.gates["repair"].set()
-    await harness.resolve_settings(session)
+    await harness.wait_until_idle(session)
     assert repairs(harness) == [CALL, "tool_result: tool a long output"]
 
 
@@ -130,7 +130,7 @@ async def test_pieces_are_joined_in_their_order_whatever_order_they_come_in(
         await harness.say(session, Message("user", "hello"))
         for event in (*order, order[0]):
             await harness.service.event(session, event)
-        assert (await harness.catalog.call(session, "c1")).partial == "in any order"
+        assert (await harness.catalog.tool_calls.get(session, "c1")).partial == "in any order"
 
 
 async def test_what_comes_after_a_missing_piece_is_held_back(
@@ -138,7 +138,7 @@ async def test_what_comes_after_a_missing_piece_is_held_back(
 ) -> None:
     await report(delta("first", 0))
     await report(delta("third, and much of it", 2))
-    assert (await harness.catalog.call(paused, "c1")).partial == "first"
+    assert (await harness.catalog.tool_calls.get(paused, "c1")).partial == "first"
     assert repairs(harness) == [CALL]
     await report(delta("second", 1))
     assert repairs(harness)[1:] == ["tool_delta: firstsecondthird, and much of it"]
@@ -155,7 +155,7 @@ async def test_pieces_without_an_index_come_after_what_is_there(
 ) -> None:
     for event in (delta("a"), delta("a"), delta("b", 2), delta("c")):
         await report(event)
-    assert (await harness.catalog.call(paused, "c1")).partial == "aabc"
+    assert (await harness.catalog.tool_calls.get(paused, "c1")).partial == "aabc"
 
 
 async def test_no_number_of_pieces_is_over_the_limit(report: Callable) -> None:
@@ -171,11 +171,11 @@ async def test_a_result_without_a_start_is_a_result_and_what_comes_after_it_is_l
 ) -> None:
     receipt = await report(completed("rain"))
     assert (receipt.status, receipt.late) == (CallStatus.COMPLETED, False)
-    before = await harness.catalog.call(paused, "c1")
+    before = await harness.catalog.tool_calls.get(paused, "c1")
     for event in (started(), started('{"city": "Rome"}'), delta("ra", 0), delta("ra")):
         receipt = await report(event)
         assert (receipt.status, receipt.late) == (CallStatus.COMPLETED, True)
-    assert await harness.catalog.call(paused, "c1") == before
+    assert await harness.catalog.tool_calls.get(paused, "c1") == before
     assert repairs(harness) == [CALL, "tool_result: tool rain"]
 
 
@@ -183,9 +183,9 @@ async def test_after_the_turn_that_said_it_a_result_is_late_and_another_one_a_co
     harness, paused: str, report: Callable
 ) -> None:
     await harness.say(paused, Message("tool", "rain", tool_call_id="c1"))
-    before = await harness.catalog.session(paused)
+    before = await harness.catalog.sessions.get(paused)
     for event in (started(), delta("ra"), completed("rain")):
         assert (await report(event)).late
     with pytest.raises(ResultConflict):
         await report(completed("sun"))
-    assert await harness.catalog.session(paused) == before
+    assert await harness.catalog.sessions.get(paused) == before

@@ -21,11 +21,12 @@ from kvrecall.domain.errors import (
 from kvrecall.domain.events import RepairFailed, RepairFinished, TurnFailed, TurnFinished
 from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.messages import Message, Sampling, ToolCall
+from kvrecall.domain.session import Session
 from kvrecall.domain.session_settings import RepairTrigger
 from kvrecall.domain.state_machine import SessionState
 from kvrecall.domain.turn_request import TurnRequest
 from kvrecall.protocol.v1 import worker_pb2 as wire
-from services.catalog.base import IdempotencyKey
+from services.catalog.records import IdempotencyKey
 from services.service import CreateSession, SessionService
 from services.turn_stream import TextDelta, ToolCallEmitted, TurnEnded, TurnStarted, TurnStream
 
@@ -56,7 +57,7 @@ async def test_a_turn_is_told_in_order_and_is_committed_when_it_ends(harness) ->
     told = [progress async for progress in begin(harness.service, session)]
     assert told[:3] == [TurnStarted(session, 1), TextDelta("one "), TextDelta("two ")]
     assert isinstance(told[3], TurnEnded)
-    (turn,) = await harness.catalog.turns(session, 0, 10)
+    (turn,) = await harness.catalog.turns.get_after(session, 0, 10)
     assert turn.outcome == told[3].outcome
     assert turn.messages == (HELLO,)
     assert len(turn.token_ids) == 5
@@ -112,11 +113,11 @@ async def test_unlike_sessions_do_not_wait_for_each_other(harness) -> None:
 async def test_a_cancelled_turn_changes_nothing(harness) -> None:
     session = await harness.session()
     await harness.say(session, HELLO)
-    before = await harness.catalog.session(session)
+    before = await harness.catalog.sessions.get(session)
     selection = await harness.selection(session)
     stream = await held_turn(harness, session)
     await stream.aclose()
-    assert await harness.catalog.session(session) == before
+    assert await harness.catalog.sessions.get(session) == before
     assert harness.worker.open_turns == 0
     assert (await harness.service.get(session))[1] is SessionState.IDLE
     harness.worker.gates.clear()
@@ -145,11 +146,11 @@ async def test_a_turn_that_fails_changes_nothing_and_the_next_one_works(
 ) -> None:
     session = await harness.session()
     await harness.say(session, HELLO)
-    before = await harness.catalog.session(session)
+    before = await harness.catalog.sessions.get(session)
     harness.worker.faults[where] = fault
     with pytest.raises(type(fault)):
         await harness.say(session, HELLO)
-    assert await harness.catalog.session(session) == before
+    assert await harness.catalog.sessions.get(session) == before
     assert (await harness.say(session, HELLO)).memory.length == before.memory.length + 4
 
 
@@ -179,7 +180,7 @@ async def test_a_worker_that_is_lost_after_its_answer_was_committed_is_not_misse
 
     harness.worker.turn = lost
     assert (await harness.say(session, HELLO)).turn == 1
-    assert [turn.number for turn in await harness.catalog.turns(session, 0, 10)] == [1]
+    assert [turn.number for turn in await harness.catalog.turns.get_after(session, 0, 10)] == [1]
 
 
 async def test_a_repair_that_begins_before_the_answer_s_stream_is_closed_is_left_alone(
@@ -204,7 +205,7 @@ async def test_a_repair_that_begins_before_the_answer_s_stream_is_closed_is_left
     await harness.say(session, HELLO)
     assert (await harness.service.get(session))[1] is SessionState.REPAIRING
     worker.gates["repair"].set()
-    await harness.resolve_settings(session)
+    await harness.wait_until_idle(session)
     assert (await harness.service.get(session))[1] is SessionState.PAUSED
     assert [type(event) for event in heard if isinstance(event, RepairFailed | RepairFinished)] == [
         RepairFinished
@@ -213,15 +214,15 @@ async def test_a_repair_that_begins_before_the_answer_s_stream_is_closed_is_left
 
 async def test_a_turn_whose_commit_fails_is_rolled_back(harness) -> None:
     session = await harness.session()
-    commit = harness.catalog.commit_turn
+    commit = harness.catalog.turns.commit
 
     async def full_disk(*args: object) -> None:
         raise CatalogError("no space left")
 
-    harness.catalog.commit_turn = full_disk
+    harness.catalog.turns.commit = full_disk
     with pytest.raises(CatalogError):
         await harness.say(session, HELLO)
-    harness.catalog.commit_turn = commit
+    harness.catalog.turns.commit = commit
     assert (await harness.service.get(session))[1] is SessionState.IDLE
     assert (await harness.say(session, HELLO)).memory.length == 4
     assert harness.worker.call_log == ["open 0", "open 0"]
@@ -250,7 +251,7 @@ async def test_the_same_key_gives_the_same_answer_without_a_second_turn(harness)
     first = [progress async for progress in harness.service.turn(session, request, key)]
     again = [progress async for progress in harness.service.turn(session, request, key)]
     assert again == [first[0], TextDelta("one two"), first[-1]]
-    assert (await harness.catalog.session(session)).turns == 1
+    assert (await harness.catalog.sessions.get(session)).turns == 1
     with pytest.raises(IdempotencyConflict):
         await anext(harness.service.turn(session, request, IdempotencyKey("turn", "k", "other")))
 
@@ -273,7 +274,7 @@ async def test_a_turn_is_refused_before_anything_runs(harness) -> None:
         await harness.say("nobody", HELLO)
     with pytest.raises(InvalidRequest) as caught:
         await harness.say(session, HELLO, compare_with="nobody")
-    assert caught.value.details["field"] == "fidelity.against"
+    assert caught.value.details["field"] == "logprobs.compare_with"
     asks = Message("assistant", tool_calls=(ToolCall("c", "look", "{}"),))
     with pytest.raises(CallsOutstanding):
         await harness.say(session, asks)
@@ -392,4 +393,33 @@ class TestImpatient:
             [progress async for progress in stream]
         assert harness.worker.open_turns == 0
         await harness.start()
-        assert (await harness.catalog.session(session)).turns == 0
+        assert (await harness.catalog.sessions.get(session)).turns == 0
+
+
+@pytest.mark.parametrize("cold", [False, True])
+async def test_a_turn_reads_its_session_from_the_catalog_at_most_twice(
+    harness, monkeypatch: pytest.MonkeyPatch, cold: bool
+) -> None:
+    session = await harness.session()
+    await harness.say(session, HELLO)
+    if cold:
+        await harness.crash()
+    reads: list[str] = []
+    read = harness.catalog.sessions.get
+
+    async def counted(id: str) -> Session:
+        reads.append(id)
+        return await read(id)
+
+    monkeypatch.setattr(harness.catalog.sessions, "get", counted)
+    stream = harness.service.turn(session, TurnRequest((HELLO,)), tenant="")
+    assert isinstance([progress async for progress in stream][-1], TurnEnded)
+    assert reads == [session, session]
+
+
+async def test_another_tenants_turn_is_refused_as_for_an_unknown_session(harness) -> None:
+    session = await harness.session(tenant="ann")
+    with pytest.raises(UnknownSession):
+        async for _ in harness.service.turn(session, TurnRequest((HELLO,)), tenant="ben"):
+            pass
+    assert harness.worker.call_log == ["open 0"]

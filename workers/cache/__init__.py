@@ -1,1 +1,1 @@
-"""The active rows on the device."""
+"""Active rows on the device: slots, each the working set of one session."""

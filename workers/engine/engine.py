@@ -9,7 +9,8 @@ from torch import Tensor
 
 from kvrecall.protocol.v1 import worker_pb2 as wire
 from kvstore.store import RowStore
-from workers.cache.active_cache import ActiveCache, ForwardStep
+from workers.cache.active_cache import ActiveCache
+from workers.cache.forward_step import ForwardStep
 from workers.engine import memory_report
 from workers.engine.accumulation import accumulate
 from workers.engine.eviction import evict, over_budget
@@ -158,7 +159,7 @@ class Engine:
         """Delete a session: slot and rows, but for the first `keep_pages` pages."""
         if session := self.sessions.pop(name, None):
             self.discard(session)
-        return self.store_io.submit(lambda: self.store.drop(name, keep_pages=keep_pages))
+        return self.store_io.submit(lambda: self.store.delete(name, keep_pages=keep_pages))
 
     def release(self, name: str, epoch: int) -> "Future[None]":
         """Release a session that moved to another worker.
@@ -352,7 +353,8 @@ class Engine:
         self, residents: Sequence[ResidentSession], tokens: int, observe: int
     ) -> ForwardStep:
         starts = torch.tensor([resident.session.length for resident in residents])
-        return self.cache.begin_step(
+        return ForwardStep(
+            self.cache,
             [resident.slot for resident in residents],
             starts[:, None] + torch.arange(tokens),
             min(observe, tokens),

@@ -27,7 +27,7 @@ from workers.generation.steps import Steps, wait_for_writes
 from workers.methods import LayerRows
 from workers.model.tokenizer import Segment
 from workers.primitives.observation import Observed
-from workers.repair.key_chunks import stored_keys
+from workers.repair.key_chunks import read_key_chunks
 
 _KEY_BYTES = 1 << 28  # of stored keys in memory at a time
 _SHORTLIST = 4  # rows of the shortlist, in budgets
@@ -115,7 +115,7 @@ def _score_stored(
         layers = slice(first, first + layers_at_once)
         pages = list[Tensor]()
         with map_store_errors():
-            for _, keys in stored_keys(engine.store, session.name, n, engine.model.device):
+            for _, keys in read_key_chunks(engine.store, session.name, n, engine.model.device):
                 pages.append(keys if layers_at_once >= shape.n_layers else keys[layers].clone())
                 yield
         for layer, keys in enumerate(torch.cat(pages, dim=2), first):

@@ -7,7 +7,8 @@ from kvrecall.domain.messages import Sampling
 from workers.engine.session import WorkerSession
 from workers.generation.sampling import Sampler
 from workers.generation.steps import NextLogits
-from workers.model.tokenizer import ChatTokenizer, TextStream
+from workers.model.text_stream import TextStream
+from workers.model.tokenizer import ChatTokenizer
 
 
 @dataclass(frozen=True)

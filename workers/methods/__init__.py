@@ -1,4 +1,4 @@
-"""Eviction methods by name, and the repair. A new method is a file beside this and a line in `METHODS`."""
+"""Eviction methods and the repair, by name; a new method is one file and one line in `_ALL`."""
 
 import json
 from collections.abc import Mapping
@@ -61,55 +61,59 @@ __all__ = [
     "describe_repair",
 ]
 
+# Fastest while keys are in memory; "bounded" reads less from a disk or a network.
 DEFAULT_SCAN: RepairScan = "exact"
-"""The quickest where keys are read from memory; `bounded` reads less where they come from a disk or a network."""
+
 _T = TypeVar("_T")
 
 
 def build(name: str, settings: str = "{}") -> Method:
-    """Make a method from its name and its settings, a JSON object as text.
+    """Build a method from its name and its settings, a JSON object as text.
 
-    Raises UnknownMethod, or BadSettings naming the setting that is off.
+    Raises UnknownMethod, or BadSettings naming the invalid setting.
     """
     if name not in METHODS:
         raise UnknownMethod(f"there is no method {name!r}; the methods are {', '.join(METHODS)}")
-    return _validated(METHODS[name], settings, f"method_settings of {name}")
+    return _validate(METHODS[name], settings, f"method_settings of {name}")
 
 
 def build_repair(settings: str, scan: str) -> tuple[RepairKV, RepairScan]:
-    """The repair of a session from its settings, a JSON object as text, and its scan; empty: the defaults.
+    """Build a session's repair from its settings, a JSON object as text, and its scan.
 
-    Raises BadSettings naming the setting that is off.
+    Empty strings select the defaults. Raises BadSettings naming the invalid setting.
     """
     known: tuple[RepairScan, ...] = get_args(RepairScan)
     chosen = next((each for each in known if each == (scan or DEFAULT_SCAN)), None)
     if chosen is None:
         raise BadSettings(f"there is no repair_scan {scan!r}; there are {', '.join(known)}")
-    return _validated(RepairKV, settings, "repair_settings"), chosen
+    return _validate(RepairKV, settings, "repair_settings"), chosen
 
 
 def describe(name: str) -> wire.MethodInfo:
-    """A method's name, the first line of its docstring, the JSON schema of its settings, whether it uses episodes."""
+    """Describe a method: name, summary, JSON schema of its settings, use of episodes.
+
+    The summary is the first line of the method's docstring.
+    """
     method = METHODS[name]
-    return _described(name, method, method.has_episodes)
+    return _describe(name, method, method.has_episodes)
 
 
 def describe_repair() -> wire.MethodInfo:
-    """The same of the repair."""
-    return _described("repairkv", RepairKV, False)
+    """Describe the repair, as `describe` does for methods."""
+    return _describe("repairkv", RepairKV, False)
 
 
-def _validated(kind: type[_T], settings: str, what: str) -> _T:
+def _validate(kind: type[_T], settings: str, label: str) -> _T:
     try:
-        found: _T = TypeAdapter(kind).validate_json(settings or "{}")
+        validated: _T = TypeAdapter(kind).validate_json(settings or "{}")
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(str(part) for part in first["loc"]) or "the settings"
-        raise BadSettings(f"{what}: {field}: {first['msg']}") from error
-    return found
+        raise BadSettings(f"{label}: {field}: {first['msg']}") from error
+    return validated
 
 
-def _described(name: str, kind: type[Any], episodes: bool) -> wire.MethodInfo:
+def _describe(name: str, kind: type[Any], episodes: bool) -> wire.MethodInfo:
     summary = (kind.__doc__ or "").strip().split("\n")[0]
     schema = json.dumps(TypeAdapter(kind).json_schema())
     return wire.MethodInfo(name=name, summary=summary, settings_schema=schema, episodes=episodes)

@@ -12,18 +12,23 @@ from workers.primitives.selection import newest_first, top_over_heads
 
 @dataclass(frozen=True)
 class AdaKV(SnapKV):
-    """SnapKV's scores, the best of all heads of a layer together, no head under its `floor` share of the budget.
+    """SnapKV's scores, selected over all heads of a layer with a minimum share for each head.
 
-    Source: Feng et al., "Ada-KV: Optimizing KV Cache Eviction by Adaptive Budget Allocation" (2024), section 3.
-    The floor is the rows that each head gets first, as in kvpress; the authors mix the uneven split with an even
-    one, `alpha * uneven + (1 - alpha) * even`, which keeps other rows at the border. Uneven heads free memory here.
+    Source: Feng et al., "Ada-KV: Optimizing KV Cache Eviction by Adaptive Budget Allocation"
+    (2024), section 3.
+
+    Deviations: each head first gets its `floor` share of the budget, as in kvpress; the authors mix
+    the uneven split with an even one, `alpha * uneven + (1 - alpha) * even`, which selects other
+    rows at the margin. Here uneven heads free memory.
     """
 
-    floor: Annotated[float, Field(ge=0, le=1)] = 0.2
+    floor: Annotated[
+        float, Field(ge=0, le=1, description="Share of the budget that every head gets first.")
+    ] = 0.2
 
     name: ClassVar[str] = "adakv"
 
     def select(self, scores: Tensor, positions: Tensor, budget: int) -> Tensor:
-        """The window in every head, each head's floor, then the best of all heads."""
+        """Select the window in every head, each head's floor, then the best of all heads."""
         scores = newest_first(scores, positions, min(self.window, budget // 2))
         return top_over_heads(scores, positions, budget, int(budget * self.floor))

@@ -1,4 +1,4 @@
-"""What an eviction method is: an observation, a score and a selection. One page; the methods stand beside it."""
+"""The eviction-method interface: observe queries, score rows, select rows within a budget."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -14,13 +14,21 @@ from workers.primitives.selection import top_over_heads, top_per_head
 
 @dataclass(frozen=True)
 class LayerRows:
-    """One layer of one session at the moment of eviction, with what was observed.
+    """One layer of one session at the moment of eviction, with the observed queries.
 
-    keys, values `[n_kv_heads, n, head_dim]`; positions int32 `[n_kv_heads, n]` (`EMPTY`: no row); queries
-    `[n_heads, t, head_dim]` of the observed tokens at query_positions int32 `[t]`, t may be 0. `accumulated`
-    float32 `[n_kv_heads, n]`: what earlier observations added up to, 0 for methods that do not accumulate.
-    `end` is the position after the newest row. `seed` differs from eviction to eviction, `layer` from layer to layer.
-    `beside`: what the observed tokens of a patched prompt see beside the rows, see `Observed`; None: nothing.
+    Attributes:
+        layer: Index of the layer.
+        keys: Keys after RoPE, `[n_kv_heads, n, head_dim]`.
+        values: Values, `[n_kv_heads, n, head_dim]`.
+        positions: True token positions, int32 `[n_kv_heads, n]`; `EMPTY` where there is no row.
+        queries: Post-RoPE queries of the observed tokens, `[n_heads, t, head_dim]`; t may be 0.
+        query_positions: Positions of the observed tokens, int32 `[t]`.
+        accumulated: Sum over earlier observations, float32 `[n_kv_heads, n]`; 0 for methods that
+            do not accumulate.
+        end: Position after the newest row.
+        seed: Random seed that differs between evictions; combine it with `layer`.
+        extra_logsumexp: Log-sum-exp of the logits of keys outside the cache that the queries also
+            attend to, float32 `[n_heads, t]` (see `Observed`); None if there are none.
     """
 
     layer: int
@@ -36,11 +44,15 @@ class LayerRows:
 
 
 class Method(ABC):
-    """A frozen dataclass of settings. The engine observes, protects rows and holds the budget; the method only ranks.
+    """Base class of eviction methods; a subclass is a frozen dataclass of settings.
 
-    `name` is what a session asks for. `evicts = False` keeps every row. `layer_budgets` is how the budget is split
-    over the layers where the session does not say; `has_episodes`: whether a session may have a selection for each of
-    its topics.
+    The engine observes queries, protects rows and enforces the budget; a method only ranks rows.
+
+    Attributes:
+        name: The method's name in the API.
+        evicts: False if every row is kept.
+        has_episodes: True if a session may have one selection per episode of the conversation.
+        layer_budgets: Default split of the budget over the layers.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")
@@ -51,44 +63,51 @@ class Method(ABC):
 
     @property
     def observation(self) -> Observation:
-        """Which queries to score with; by default none."""
+        """Queries that rows are scored with; none by default."""
         return Observation()
 
     @property
     def shares_layers(self) -> int:
-        """Layers that share one selection; 1: each has its own."""
+        """Number of consecutive layers that share one selection; 1 if each layer has its own."""
         return 1
 
     @property
     def pool_heads(self) -> bool:
-        """Whether the heads of a layer share its rows by score, unevenly; without it each has the same."""
+        """True if the heads of a layer share its rows by score, unevenly; else evenly."""
         return False
 
     @property
     def whole_tokens(self) -> bool:
-        """Whether a token's rows in all layers and heads are ranked as one, by the mean of their ranks."""
+        """True if a token's rows are ranked together, by their mean rank over layers and heads."""
         return False
 
     @property
     def topic(self) -> float:
-        """What it is worth, beside a rank of 0 to 1, that a token's segment is near the active episode; 0: nothing."""
+        """Weight of a segment's similarity to the active episode, added to a rank of 0 to 1."""
         return 0.0
 
     @property
     def compares_rows(self) -> bool:
-        """Whether a row's score depends on which others there are, beyond a softmax: it changes as others leave."""
+        """True if a row's score depends on the other rows by more than the softmax."""
         return False
 
     @abstractmethod
     def scores(self, rows: LayerRows) -> Tensor:
-        """Score every row, higher is kept longer: float32 `[n_kv_heads, n]`."""
+        """Score every row; higher scores are kept longer. Returns float32 `[n_kv_heads, n]`."""
 
     def select(self, scores: Tensor, positions: Tensor, budget: int) -> Tensor:
-        """Choose at most `budget * n_kv_heads` rows; by default the best of each head, or of all if it pools them.
+        """Choose at most `budget * n_kv_heads` rows; by default the best of each head.
 
-        scores float32 `[n_kv_heads, n]`, infinite where a row is protected; positions int32 `[n_kv_heads, n]`.
-        Returns places int64 `[n_kv_heads, m]`, ascending, -1 for none at a head's end.
+        With `pool_heads` the best of all heads are chosen together.
+
+        Args:
+            scores: float32 `[n_kv_heads, n]`, infinite where a row is protected.
+            positions: int32 `[n_kv_heads, n]`.
+            budget: Rows per KV head, on average.
+
+        Returns:
+            Indices of the kept rows, int64 `[n_kv_heads, m]`, ascending; -1 pads shorter heads.
         """
-        # Whole tokens score the same in all heads: pooled, the first head would take them all.
+        # A whole token has the same score in all heads: pooled, the first head would get all rows.
         select = top_over_heads if self.pool_heads and not self.whole_tokens else top_per_head
         return select(scores, positions, budget)

@@ -1,4 +1,4 @@
-"""ChunkKV: consecutive tokens live and die together."""
+"""ChunkKV: chunks of consecutive tokens are kept or evicted whole."""
 
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
@@ -14,18 +14,27 @@ from workers.primitives.selection import newest_first, whole_chunks
 
 @dataclass(frozen=True)
 class ChunkKV(Method):
-    """Attention of the turn's last `window` tokens, summed over chunks of `chunk` tokens, which stay or go whole.
+    """Attention of the turn's last `window` tokens, summed over chunks that are kept whole.
 
-    Source: Liu et al., "ChunkKV: Semantic-Preserving KV Cache Compression for Efficient Long-Context LLM Inference"
-    (2025), Algorithms 1 and 2. Chunks begin at multiples of `chunk` in the text, every head of a layer keeps the
-    same ones, and `reuse` consecutive layers the same as the first of them. The window's rows stay, in at most half
-    of the budget. kvpress scores a chunk by its mean, which differs for the last, shorter one.
+    Source: Liu et al., "ChunkKV: Semantic-Preserving KV Cache Compression for Efficient
+    Long-Context LLM Inference" (2025), Algorithms 1 and 2.
+
+    Chunks begin at multiples of `chunk` in the text. All heads of a layer keep the same chunks, and
+    `reuse` consecutive layers keep those of the first of them. The window's rows are kept, in at
+    most half of the budget. Deviation of kvpress: it scores a chunk by its mean, which differs for
+    the last, shorter chunk; see `aggregate`.
     """
 
-    window: Annotated[int, Field(ge=1, le=256)] = 32
-    chunk: Annotated[int, Field(ge=1, le=256)] = 10
-    reuse: Annotated[int, Field(ge=1, le=64)] = 2
-    aggregate: Literal["sum", "mean"] = "sum"
+    window: Annotated[
+        int, Field(ge=1, le=256, description="Number of last tokens whose queries are observed.")
+    ] = 32
+    chunk: Annotated[int, Field(ge=1, le=256, description="Tokens per chunk.")] = 10
+    reuse: Annotated[
+        int, Field(ge=1, le=64, description="Consecutive layers that share one selection.")
+    ] = 2
+    aggregate: Annotated[
+        Literal["sum", "mean"], Field(description="Reduction of the scores within a chunk.")
+    ] = "sum"
 
     name: ClassVar[str] = "chunkkv"
 
@@ -40,7 +49,7 @@ class ChunkKV(Method):
         return self.reuse
 
     def scores(self, rows: LayerRows) -> Tensor:
-        """What a row's chunk is attended to, over all heads."""
+        """Attention to a row's chunk, over all heads."""
         scores = attention_scores(
             rows.queries,
             rows.keys,
@@ -55,6 +64,6 @@ class ChunkKV(Method):
         )
 
     def select(self, scores: Tensor, positions: Tensor, budget: int) -> Tensor:
-        """The window, then whole chunks."""
+        """Select the window, then whole chunks."""
         scores = newest_first(scores, positions, min(self.window, budget // 2))
         return whole_chunks(scores, positions, budget, self.chunk)

@@ -1,4 +1,4 @@
-"""EpiCache: what belongs to the active episode."""
+"""EpiCache: one selection per episode of the conversation."""
 
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
@@ -14,27 +14,52 @@ from workers.primitives.scoring import Reduction, attention_scores, cosine_to_me
 
 @dataclass(frozen=True)
 class EpiCache(Method):
-    """One selection per episode of the conversation: rows of its own topic, and of these the most unlike the others.
+    """Rows of the active episode's topic; among them the keys least similar to the others.
 
-    Source: Kim et al., "EpiCache: Episodic KV Cache Management for Long Conversational Question Answering" (2025):
-    episodes, section 3.1; layer budgets by sensitivity, section 3.2. The defaults are what `kvrecall eval longconv`
-    found best on the reference model: `rank="key_difference"` (KeyDiff's score), averaged over layers and heads as
-    ranks (`whole_tokens`), plus `topic` times how near the token's segment is to the episode. The paper's own way is
-    `rank="attention"`, `whole_tokens=false`, `topic=0`: the attention that the episode's medoid segments pay, max over
-    their tokens and over a KV head's group (eq. 3), after `prompt` as in the authors' code, or that of the last
-    `window` tokens before there are episodes; a layer's budget is then shared between its heads by score.
+    Source: Kim et al., "EpiCache: Episodic KV Cache Management for Long Conversational Question
+    Answering" (2025): episodes in section 3.1, layer budgets by sensitivity in section 3.2.
+
+    Deviations: the defaults are the best configuration of `kvrecall eval longconv` on the reference
+    model: KeyDiff's score, averaged as ranks over layers and heads, plus `topic` times the
+    similarity of the token's segment to the episode. The paper's configuration is
+    `rank="attention"`, `whole_tokens=false`, `topic=0`: the attention from the episode's medoid
+    segments (the patched prompt, section 2.3), max over their tokens and over a KV head's group
+    (eq. 3), with `prompt` in front as in the authors' code; a layer's budget is then shared between
+    its heads by score. Before there are episodes, the last `window` tokens are observed instead.
     """
 
-    rank: Literal["attention", "key_difference"] = "key_difference"
-    whole_tokens: bool = True
-    topic: Annotated[float, Field(ge=0, le=100)] = 1.0
-    window: Annotated[int, Field(ge=1, le=256)] = 64
-    prompt: Annotated[str, Field(max_length=2000)] = (
-        "Extract the essential information of this conversation."
-    )
-    reduce: Reduction = "max"
-    pool_heads: bool = True
-    pool: Annotated[int, Field(ge=1, le=63)] = 1
+    rank: Annotated[
+        Literal["attention", "key_difference"],
+        Field(description="Score of a row: attention (the paper's), or KeyDiff's score."),
+    ] = "key_difference"
+    whole_tokens: Annotated[
+        bool, Field(description="Rank a token by the mean of its ranks over layers and heads.")
+    ] = True
+    topic: Annotated[
+        float,
+        Field(ge=0, le=100, description="Weight of a segment's similarity to the active episode."),
+    ] = 1.0
+    window: Annotated[
+        int,
+        Field(
+            ge=1,
+            le=256,
+            description="Number of last tokens that are observed while there is no episode.",
+        ),
+    ] = 64
+    prompt: Annotated[
+        str,
+        Field(max_length=2000, description="Instruction in front of the medoid segments."),
+    ] = "Extract the essential information of this conversation."
+    reduce: Annotated[
+        Reduction, Field(description="Reduction of attention over tokens and over a head's group.")
+    ] = "max"
+    pool_heads: Annotated[
+        bool, Field(description="Share a layer's budget between its heads by score.")
+    ] = True
+    pool: Annotated[
+        int, Field(ge=1, le=63, description="Width of the pooling of attention; 1 is none.")
+    ] = 1
 
     name: ClassVar[str] = "epicache"
     has_episodes: ClassVar[bool] = True
@@ -42,18 +67,18 @@ class EpiCache(Method):
 
     @property
     def observation(self) -> Observation:
-        """The episode's patched prompt, or the window; nothing where attention is not asked."""
+        """The episode's patched prompt, or the window; nothing unless `rank` is attention."""
         if self.rank == "key_difference":
             return Observation()
         return Observation(window=self.window, prompt=self.prompt, episode=True)
 
     @property
     def compares_rows(self) -> bool:
-        """Keys are compared with their mean."""
+        """True for `key_difference`: keys are compared with their mean."""
         return self.rank == "key_difference"
 
     def scores(self, rows: LayerRows) -> Tensor:
-        """The rank's score, attention smoothed over neighbours where `pool` says so."""
+        """KeyDiff's score, or attention pooled over `pool` neighbours."""
         if self.rank == "key_difference":
             return -cosine_to_mean(rows.keys, rows.positions)
         by = self.reduce

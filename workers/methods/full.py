@@ -1,4 +1,4 @@
-"""Full cache: nothing leaves."""
+"""Full cache: no row is evicted."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -12,15 +12,18 @@ from workers.primitives.selection import top_per_head
 
 @dataclass(frozen=True)
 class Full(Method):
-    """Keep every row. The ceiling that every other method is compared with; a session ends where its slot ends."""
+    """Every row; the upper bound in comparisons.
+
+    A session ends when its slot is full.
+    """
 
     name: ClassVar[str] = "full"
     evicts: ClassVar[bool] = False
 
     def scores(self, rows: LayerRows) -> Tensor:
-        """Every row is worth the same."""
+        """The same score for every row."""
         return torch.zeros_like(rows.positions, dtype=torch.float32)
 
     def select(self, scores: Tensor, positions: Tensor, budget: int) -> Tensor:
-        """All of them."""
+        """Select all rows."""
         return top_per_head(scores, positions, positions.shape[1])

@@ -1,4 +1,4 @@
-"""Key norm: short keys."""
+"""Key norm: keys of small norm."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -11,15 +11,18 @@ from workers.methods.base import LayerRows, Method
 
 @dataclass(frozen=True)
 class KNorm(Method):
-    """Minus the length of a key: short keys draw attention.
+    """Negative L2 norm of a key: keys of small norm attract attention.
 
-    Source: Devoto et al., "A Simple and Effective L2 Norm-Based Strategy for KV Cache Compression" (2024), section
-    3. The paper leaves the first two layers whole; here every layer has its budget, as in kvpress.
+    Source: Devoto et al., "A Simple and Effective L2 Norm-Based Strategy for KV Cache Compression"
+    (2024), section 3.
+
+    Deviations: the paper does not compress the first two layers; here every layer has its budget,
+    as in kvpress.
     """
 
     name: ClassVar[str] = "knorm"
 
     def scores(self, rows: LayerRows) -> Tensor:
-        """Minus the Euclidean norm, in float32."""
+        """Negative Euclidean norm, in float32."""
         lengths: Tensor = torch.linalg.vector_norm(rows.keys.float(), dim=-1)
         return -lengths

@@ -10,10 +10,10 @@ from workers.methods.base import LayerRows, Method
 
 @dataclass(frozen=True)
 class Oldest(Method):
-    """The rows that came first: what a session holds once it is full, it never gives up for anything new."""
+    """The oldest rows: once the session is full, only new rows are evicted; a baseline."""
 
     name: ClassVar[str] = "oldest"
 
     def scores(self, rows: LayerRows) -> Tensor:
-        """The earlier the better."""
+        """Higher scores for earlier positions."""
         return -rows.positions.float()

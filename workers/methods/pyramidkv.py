@@ -9,11 +9,12 @@ from workers.methods.snapkv import SnapKV
 
 @dataclass(frozen=True)
 class PyramidKV(SnapKV):
-    """SnapKV's scores under a budget that falls linearly with depth: lower layers look at more of the text.
+    """SnapKV's scores under a budget that falls linearly with depth.
 
-    Source: Cai et al., "PyramidKV: Dynamic KV Cache Compression based on Pyramidal Information Funneling" (2024),
-    section 3.2; `workers.primitives.budgets.split` draws the line. kvpress has the same one, but falls back
-    to equal layers where the deepest would get fewer rows than the window.
+    Source: Cai et al., "PyramidKV: Dynamic KV Cache Compression based on Pyramidal Information
+    Funneling" (2024), section 3.2: lower layers attend to more of the text. The budgets are those
+    of `workers.primitives.budgets.split_budget`. kvpress draws the same line, but uses equal layers
+    where the deepest one would get fewer rows than the window.
     """
 
     name: ClassVar[str] = "pyramidkv"

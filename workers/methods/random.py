@@ -1,4 +1,4 @@
-"""Random: the floor that a method must beat."""
+"""Random: the lower bound in comparisons."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -11,11 +11,14 @@ from workers.methods.base import LayerRows, Method
 
 @dataclass(frozen=True)
 class Random(Method):
-    """Uniformly random rows per head, the same ones whenever the session's seed and history are the same."""
+    """Uniformly random rows per head; the lower bound in comparisons.
+
+    The rows are reproducible from the session's seed and history.
+    """
 
     name: ClassVar[str] = "random"
 
     def scores(self, rows: LayerRows) -> Tensor:
-        """Random numbers, drawn on the CPU so that a seed means the same on every device."""
+        """Random numbers, drawn on the CPU so that a seed gives the same ones on every device."""
         generator = torch.Generator().manual_seed((rows.seed * 1_000_003 + rows.layer) % 2**63)
         return torch.rand(rows.positions.shape, generator=generator).to(rows.positions.device)

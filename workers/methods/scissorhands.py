@@ -1,4 +1,4 @@
-"""Scissorhands: rows that keep being attended to."""
+"""Scissorhands: rows that are attended to persistently."""
 
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
@@ -13,20 +13,25 @@ from workers.primitives.selection import newest_first, top_per_head
 
 @dataclass(frozen=True)
 class Scissorhands(Method):
-    """The share of the queries so far that gave a row more than an even share of attention, and the last rows.
+    """Share of the queries that gave a row more than uniform attention, and the most recent rows.
 
-    Source: Liu et al., "Scissorhands: Exploiting the Persistence of Importance Hypothesis for LLM KV Cache
-    Compression at Test Time" (2023), section 4.1, Algorithm 2. The paper counts misses over the last 400 queries;
-    here every query since the row came counts, as a share, so that rows of different ages compare.
+    Source: Liu et al., "Scissorhands: Exploiting the Persistence of Importance Hypothesis for LLM
+    KV Cache Compression at Test Time" (2023), section 4.1, Algorithm 2.
+
+    Deviations: the paper counts misses over the last 400 queries; here every query since the row
+    was appended counts, as a share, so that rows of different ages compare. The most recent rows
+    take at most half of the budget.
     """
 
-    recent: Annotated[int, Field(ge=0, le=4096)] = 10
+    recent: Annotated[
+        int, Field(ge=0, le=4096, description="Most recent rows that are always kept.")
+    ] = 10
 
     name: ClassVar[str] = "scissorhands"
 
     @property
     def observation(self) -> Observation:
-        """Every query, its hits added up with the rows."""
+        """Every query; its hits are accumulated with the rows."""
         return Observation(accumulate="hits")
 
     def scores(self, rows: LayerRows) -> Tensor:
@@ -34,6 +39,6 @@ class Scissorhands(Method):
         return rows.accumulated.float() / (rows.end - rows.positions).clamp(min=1)
 
     def select(self, scores: Tensor, positions: Tensor, budget: int) -> Tensor:
-        """The last rows, in at most half of the budget, then the best per head."""
+        """Select the most recent rows, then the best of each head."""
         scores = newest_first(scores, positions, min(self.recent, budget // 2))
         return top_per_head(scores, positions, budget)

@@ -1,4 +1,4 @@
-"""SnapKV: what the last tokens attend to."""
+"""SnapKV: attention of an observation window."""
 
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
@@ -14,18 +14,27 @@ from workers.primitives.selection import newest_first, top_per_head
 
 @dataclass(frozen=True)
 class SnapKV(Method):
-    """Attention of the turn's last `window` tokens, mean over them and over a KV head's group, max-pooled.
+    """Mean attention of the turn's last `window` tokens, pooled along the sequence.
 
-    Source: Li et al., "SnapKV: LLM Knows What You are Looking for Before Generation" (2024), section 4. The window
-    itself is kept, in at most half of the budget, and is not pooled. Selection is per KV head. `group="max"` takes
-    EpiCache's reduction (eq. 3) over the query heads instead of the mean. The authors' code pools each query head
-    before the mean, ours the mean; with `pooling="mean"` that is the same. kvpress has window 64, mean, width 5.
+    Source: Li et al., "SnapKV: LLM Knows What You are Looking for Before Generation" (2024),
+    section 4. Selection is per KV head. The window is kept, in at most half of the budget, and is
+    not pooled.
+
+    Deviations: the authors' code pools each query head before the mean over a KV head's group, ours
+    pools the mean; with `pooling="mean"` both are the same. `group="max"` is EpiCache's reduction
+    (eq. 3). kvpress has window 64, mean pooling, width 5.
     """
 
-    window: Annotated[int, Field(ge=1, le=256)] = 32
-    pool: Annotated[int, Field(ge=1, le=63)] = 7
-    pooling: Reduction = "max"
-    group: Reduction = "mean"
+    window: Annotated[
+        int, Field(ge=1, le=256, description="Number of last tokens whose queries are observed.")
+    ] = 32
+    pool: Annotated[
+        int, Field(ge=1, le=63, description="Width of the pooling, in rows; 1 is none.")
+    ] = 7
+    pooling: Annotated[Reduction, Field(description="Kind of pooling along the sequence.")] = "max"
+    group: Annotated[
+        Reduction, Field(description="Reduction over the query heads of a KV head.")
+    ] = "mean"
 
     name: ClassVar[str] = "snapkv"
 
@@ -35,7 +44,7 @@ class SnapKV(Method):
         return Observation(window=self.window)
 
     def scores(self, rows: LayerRows) -> Tensor:
-        """Pooled attention; without an observed token every row scores the same."""
+        """Pooled attention; without an observed token every row has the same score."""
         scores = attention_scores(
             rows.queries,
             rows.keys,
@@ -48,6 +57,6 @@ class SnapKV(Method):
         return smooth_before(scores, rows.positions, first, self.pool, self.pooling)
 
     def select(self, scores: Tensor, positions: Tensor, budget: int) -> Tensor:
-        """The window, then the best per head."""
+        """Select the window, then the best of each head."""
         scores = newest_first(scores, positions, min(self.window, budget // 2))
         return top_per_head(scores, positions, budget)

@@ -14,23 +14,28 @@ from workers.primitives.selection import top_per_head
 
 @dataclass(frozen=True)
 class StreamingLLM(Method):
-    """Position alone: the first `sinks` tokens and, in what the budget leaves, the newest.
+    """The first `sinks` tokens and the newest rows, by position alone.
 
-    Source: Xiao et al., "Efficient Streaming Language Models with Attention Sinks" (2023), section 3.2; true
-    positions are kept here where the paper renumbers them inside the cache. The sinks take at most half the budget.
+    Source: Xiao et al., "Efficient Streaming Language Models with Attention Sinks" (2023),
+    section 3.2.
+
+    Deviations: rows keep their true positions; the paper renumbers them inside the cache. The sinks
+    take at most half of the budget.
     """
 
-    sinks: Annotated[int, Field(ge=0, le=4096)] = 4
+    sinks: Annotated[
+        int, Field(ge=0, le=4096, description="First tokens that are always kept.")
+    ] = 4
 
     name: ClassVar[str] = "streaming_llm"
 
     def scores(self, rows: LayerRows) -> Tensor:
-        """The later the better, sinks first of all."""
+        """Higher scores for later positions; sinks above all."""
         return recency(rows.positions, self.sinks)
 
     def select(self, scores: Tensor, positions: Tensor, budget: int) -> Tensor:
-        """The best per head."""
+        """Select the best of each head, with sinks in at most half of the budget."""
         if self.sinks > budget // 2:
-            # What the engine protects has an infinite score, and keeps it.
+            # Rows that the engine protects have an infinite score, and keep it.
             scores = torch.where(scores.isposinf(), scores, recency(positions, budget // 2))
         return top_per_head(scores, positions, budget)

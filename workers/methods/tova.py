@@ -1,4 +1,4 @@
-"""TOVA: what the very last token attends to."""
+"""TOVA: attention of the last token."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -13,10 +13,12 @@ from workers.primitives.selection import newest_first, top_per_head
 
 @dataclass(frozen=True)
 class TOVA(Method):
-    """Attention of the last token, mean over all heads of a layer, so that every head keeps the same tokens.
+    """Attention of the last token, mean over all heads, so that every head keeps the same tokens.
 
-    Source: Oren et al., "Transformers are Multi-State RNNs" (2024), section 3.2. The paper drops a row at every
-    token; here rows leave when a block is over. The last token itself stays, as in kvpress.
+    Source: Oren et al., "Transformers are Multi-State RNNs" (2024), section 3.2.
+
+    Deviations: the paper evicts a row at every token; here rows are evicted at the end of a block.
+    The last token is kept, as in kvpress.
     """
 
     name: ClassVar[str] = "tova"
@@ -27,7 +29,7 @@ class TOVA(Method):
         return Observation(window=1)
 
     def scores(self, rows: LayerRows) -> Tensor:
-        """Its attention; without one every row scores the same."""
+        """Attention of the last token; without one every row has the same score."""
         scores = attention_scores(
             rows.queries,
             rows.keys,
@@ -39,5 +41,5 @@ class TOVA(Method):
         return over_heads(scores, rows.positions, rows.end) / scores.shape[0]
 
     def select(self, scores: Tensor, positions: Tensor, budget: int) -> Tensor:
-        """The last token, then the best."""
+        """Select the last token, then the best of each head."""
         return top_per_head(newest_first(scores, positions, 1), positions, budget)

@@ -1,21 +1,23 @@
-"""The function that transformers calls for attention: active rows only, queries observed on the way."""
+"""The attention function for transformers: attends to active rows only, and records queries."""
 
 from typing import cast
 
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from workers.cache.active_cache import ForwardStep
+from workers.cache.forward_step import ForwardStep
 from workers.errors import ModelRefused
 
+# The attention implementation's name in `AttentionInterface`. No mask is built for it: visibility
+# follows from positions.
 NAME = "kvrecall"
-"""The attention implementation's name in `AttentionInterface`; no mask is built for it: positions decide."""
 
-_UNMET = ("sliding_window", "softcap", "s_aux", "position_bias", "head_mask")
+# Features of attention that are refused, since they are not computed here.
+_UNSUPPORTED = ("sliding_window", "softcap", "s_aux", "position_bias", "head_mask")
 
 
 def register() -> None:
-    """Make `attn_implementation="kvrecall"` known to transformers. Harmless when repeated."""
+    """Register `attn_implementation="kvrecall"` with transformers; may be called repeatedly."""
     AttentionInterface.register(NAME, active_attention)
 
 
@@ -33,14 +35,18 @@ def active_attention(
 ) -> tuple[Tensor, None]:
     """Attention of new tokens over the active rows of their slots.
 
-    query `[B, n_heads, t, head_dim]`; key, value `[B, n_kv_heads, n, head_dim]` as `ForwardStep.update` returned them.
-    A query sees the rows whose true position is not after its own, which hides other slots' tails, the future and
-    empty places alike. Returns `[B, t, n_heads, head_dim]`. Raises ModelRefused when the model asks for more than
-    that (a soft cap, learned sinks, a window): leaving it out would change what the model says.
+    query: `[B, n_heads, t, head_dim]`; key, value: `[B, n_kv_heads, n, head_dim]`, as
+    `ForwardStep.update` returned them. A query sees the rows whose true position is not after its
+    own; this masks the ends of shorter heads, the future and empty indices alike. Returns
+    `[B, t, n_heads, head_dim]`.
+
+    Raises ModelRefused if the model requires more than that (a soft cap, learned sinks, a window):
+    leaving it out would change the model's output.
     """
-    if unmet := [name for name in _UNMET if extras.get(name) is not None]:
+    if unsupported := [name for name in _UNSUPPORTED if extras.get(name) is not None]:
         raise ModelRefused(
-            f"the model's attention wants {', '.join(unmet)}, which kvrecall does not compute"
+            f"the model's attention requires {', '.join(unsupported)}, which kvrecall does not "
+            "compute"
         )
     step.record(query)
     batch, n_heads, tokens, head_dim = query.shape
@@ -50,7 +56,7 @@ def active_attention(
     visible = positions[:, :, None, :] <= step.query_positions[:, None, :, None]
     if tokens > 1:
         visible = visible[:, :, None].expand(-1, -1, group, -1, -1).flatten(2, 3)
-    # The query heads of a group share their KV head's rows: as more queries of one head, no row is repeated.
+    # The query heads of a group become queries of their KV head, so that no row is repeated.
     grouped = query.reshape(batch, n_kv_heads, group * tokens, head_dim)
     out = nn.functional.scaled_dot_product_attention(
         grouped, key, value, attn_mask=visible, scale=scaling

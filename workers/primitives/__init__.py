@@ -1,1 +1,1 @@
-"""Pure tensor functions that methods are made of: observe, score, select, split a budget."""
+"""Pure tensor functions that methods are built from: observe, score, select, split a budget."""

@@ -1,65 +1,76 @@
-"""How a session's budget is split over the layers: whole rows, no layer under a floor, the sum kept exactly."""
+"""The split of a session's budget over the layers, in whole rows, with a floor for each layer."""
 
+import math
 from collections.abc import Sequence
-from math import floor as whole
-from math import gcd
 
 from kvrecall.domain.session_settings import LayerBudgets
 from workers.errors import BadSettings
 
+# Exponent of the sensitivity (EpiCache eq. 10), as its authors set it for Llama and for Qwen.
 ALPHA = 1.1
-"""How sharply sensitivity weighs (EpiCache eq. 10), as its authors set it for Llama."""
 ALPHA_QWEN = 1.3
-"""As its authors set it for Qwen."""
-PYRAMID_BETA = 20.0
-"""PyramidKV's deepest layer has 1/20 of the mean budget."""
-MIN_SHARE = 0.75
-"""The least part of the mean budget that sensitivity leaves to a layer; EpiCache's authors' code has a quarter.
 
-The first layer's keys cannot deviate, whatever is evicted, so it always gets the least; with a quarter EpiCache falls
-behind an even split on the reference model (evals/README.md, "What was tried").
-"""
+# PyramidKV's deepest layer has 1/20 of the mean budget.
+PYRAMID_BETA = 20.0
+
+# Minimum share of the mean budget that "sensitivity" leaves to a layer; 0.25 in EpiCache's authors'
+# code. The first layer's keys cannot deviate, whatever is evicted, so it always gets the minimum;
+# with a quarter EpiCache falls behind an even split on the reference model (evals/README.md, "What
+# was tried").
+MIN_SHARE = 0.75
 
 
 def split_budget(
     rows: int,
     n_layers: int,
-    how: LayerBudgets,
+    split: LayerBudgets,
     *,
     floor: int,
     weights: Sequence[float] | None = None,
     alpha: float = ALPHA,
 ) -> tuple[int, ...]:
-    """Rows per KV head of each layer; they sum to `rows * n_layers` exactly.
+    """Split a budget over the layers; the rows sum to `rows * n_layers` exactly.
 
-    rows: the mean over the layers, at least `floor`, which every layer gets. weights: each layer's sensitivity
-    `s_l`, 0 or more, only for "sensitivity", where no layer gets under three quarters of the mean either: the first
-    layer's keys do not depend on attention, so its sensitivity is always 0. What falls short of the floor is
-    filled up at the cost of the other layers, in proportion to their shares.
+    Layers that would fall short of their floor get it at the cost of the others, in proportion to
+    their shares.
 
-    Source: EpiCache, eq. 10, for "sensitivity"; Cai et al., "PyramidKV" (2024), section 3.2, for "pyramid".
-    Raises BadSettings: `rows` is under `floor`, or "sensitivity" without a profile of this model.
+    Source: EpiCache, eq. 10, for "sensitivity"; Cai et al., "PyramidKV" (2024), section 3.2, for
+    "pyramid".
+
+    Args:
+        rows: Rows per KV head, mean over the layers.
+        n_layers: Number of layers.
+        split: Kind of split.
+        floor: Minimum rows per KV head of every layer.
+        weights: Each layer's sensitivity `s_l`, 0 or more; only for "sensitivity", which also
+            leaves every layer at least `MIN_SHARE` of the mean.
+        alpha: Exponent of the sensitivity.
+
+    Returns:
+        Rows per KV head of each layer.
+
+    Raises:
+        BadSettings: `rows` is under `floor`, or "sensitivity" without a profile of this model.
     """
     if rows < floor:
         raise BadSettings(
             f"a budget of {rows} rows is under the {floor} rows that every layer keeps"
         )
-    if how == "uniform":
+    if split == "uniform":
         return (rows,) * n_layers
-    if how == "pyramid":
-        return _apportion(pyramid(n_layers), rows * n_layers, floor)
+    if split == "pyramid":
+        return _apportion(pyramid_weights(n_layers), rows * n_layers, floor)
     if weights is None or len(weights) != n_layers:
         raise BadSettings(
-            "layer budgets by sensitivity need a profile of the model's layers, and this worker has none: "
-            "run `kvrecall profile-layers`, or ask for uniform or pyramid"
+            "layer budgets by sensitivity need a profile of the model's layers, and this worker "
+            "has none: run `kvrecall profile-layers`, or ask for uniform or pyramid"
         )
-    return _apportion(
-        _sharpened(weights, alpha), rows * n_layers, max(floor, int(rows * MIN_SHARE))
-    )
+    least = max(floor, int(rows * MIN_SHARE))
+    return _apportion(_sharpen(weights, alpha), rows * n_layers, least)
 
 
-def pyramid(n_layers: int) -> list[float]:
-    """Each layer's part of the mean budget: a line that falls from `2 - 1/beta` to `1/beta`."""
+def pyramid_weights(n_layers: int) -> list[float]:
+    """Each layer's share of the mean budget: a line that falls from `2 - 1/beta` to `1/beta`."""
     last = 1 / PYRAMID_BETA
     first = 2 - last
     steps = max(1, n_layers - 1)
@@ -67,15 +78,16 @@ def pyramid(n_layers: int) -> list[float]:
 
 
 def get_alpha(model_type: str) -> float:
-    """The paper's alpha for a family of models, by its Hugging Face `model_type`."""
+    """Look up the paper's alpha for a family of models, by its Hugging Face `model_type`."""
     return ALPHA_QWEN if model_type.startswith("qwen") else ALPHA
 
 
 def share_within_groups(layer_rows: Sequence[int], group: int, *, floor: int) -> tuple[int, ...]:
-    """The same rows for `group` consecutive layers, which share one selection: the group's mean, in whole rows.
+    """Give `group` consecutive layers, which share one selection, the same number of rows.
 
-    The last group may be smaller. The sum stays what it was, a multiple of the number of layers as `split` makes
-    it, and no layer falls under `floor`.
+    Each group gets its mean, in whole rows; the last group may be smaller. The sum stays the same
+    (a multiple of the number of layers, as `split_budget` returns it), and no layer falls under
+    `floor`.
     """
     total = sum(layer_rows)
     n_layers = len(layer_rows)
@@ -85,22 +97,26 @@ def share_within_groups(layer_rows: Sequence[int], group: int, *, floor: int) ->
     if group >= n_layers:
         return (total // n_layers,) * n_layers
     odd = n_layers % group
-    last_rows = _rows_of_last(layer_rows[n_layers - odd :], total // n_layers, group) if odd else 0
+    last = layer_rows[n_layers - odd :]
+    last_rows = _last_group_rows(last, total // n_layers, group) if odd else 0
     means = [
         sum(layer_rows[start : start + group]) / group for start in range(0, n_layers - odd, group)
     ]
-    of_groups = _apportion(means, (total - odd * last_rows) // group, floor)
-    return (*(rows for rows in of_groups for _ in range(group)), *(last_rows,) * odd)
+    group_rows = _apportion(means, (total - odd * last_rows) // group, floor)
+    return (*(rows for rows in group_rows for _ in range(group)), *(last_rows,) * odd)
 
 
-def _rows_of_last(last: Sequence[int], mean: int, group: int) -> int:
-    """Rows of each layer of a smaller last group: near its mean, such that the others' sum divides by `group`."""
-    step = group // gcd(group, len(last))
+def _last_group_rows(last: Sequence[int], mean: int, group: int) -> int:
+    """Rows of each layer of a smaller last group.
+
+    They are near the group's mean, such that the sum of the other layers is divisible by `group`.
+    """
+    step = group // math.gcd(group, len(last))
     return mean + step * int((sum(last) / len(last) - mean) / step)
 
 
-def _sharpened(weights: Sequence[float], alpha: float) -> list[float]:
-    """`s_l ** alpha`, of the largest; all the same if no layer is sensitive."""
+def _sharpen(weights: Sequence[float], alpha: float) -> list[float]:
+    """`s_l ** alpha` relative to the largest; uniform if no layer is sensitive."""
     largest = max(weights)
     if largest <= 0:
         return [1.0] * len(weights)
@@ -108,27 +124,29 @@ def _sharpened(weights: Sequence[float], alpha: float) -> list[float]:
 
 
 def _apportion(weights: Sequence[float], total: int, floor: int) -> tuple[int, ...]:
-    """`total` whole rows by weight, largest remainders first, lower layers first among equals; none under `floor`."""
-    shares = _filled(weights, total, floor)
-    rows = [whole(share) for share in shares]
+    """Apportion `total` whole rows by weight, by largest remainder; no layer is under `floor`.
+
+    Of equal remainders the lower layer's goes first.
+    """
+    shares = _fill_to_floor(weights, total, floor)
+    rows = [math.floor(share) for share in shares]
     by_remainder = sorted(range(len(rows)), key=lambda layer: rows[layer] - shares[layer])
     for layer in by_remainder[: total - sum(rows)]:
         rows[layer] += 1
     return tuple(rows)
 
 
-def _filled(weights: Sequence[float], total: int, floor: int) -> list[float]:
+def _fill_to_floor(weights: Sequence[float], total: int, floor: int) -> list[float]:
     """Shares `max(floor, t * weight)`, with the t that makes them sum to `total`."""
     above = [layer for layer, weight in enumerate(weights) if weight > 0]
     while above:
-        scale = (total - floor * (len(weights) - len(above))) / sum(
-            weights[layer] for layer in above
-        )
-        still = [layer for layer in above if scale * weights[layer] >= floor]
-        if len(still) == len(above):
+        left = total - floor * (len(weights) - len(above))
+        scale = left / sum(weights[layer] for layer in above)
+        still_above = [layer for layer in above if scale * weights[layer] >= floor]
+        if len(still_above) == len(above):
             shares = [float(floor)] * len(weights)
             for layer in above:
                 shares[layer] = scale * weights[layer]
             return shares
-        above = still
+        above = still_above
     return [total / len(weights)] * len(weights)

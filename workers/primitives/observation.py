@@ -1,4 +1,4 @@
-"""Which queries rows are scored with."""
+"""Observed queries: the choice of the tokens, and the queries of those tokens."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,15 +10,18 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Observation:
-    """Which queries a method scores with: a value, so that the engine need not know the method.
+    """The queries that a method scores with, as a value that the engine can act on.
 
-    - `window`: the turn's last so many tokens, prefilled or decoded.
-    - `prompt`: a text that is run over the active rows after the block, scored with and forgotten (EpiCache 2.3).
-    - `repeats_block`: the block's own tokens follow the prompt (KVzip).
-    - `episode`: the active episode's medoid segments follow the prompt; without an episode the window is observed.
-    - `accumulate`: every query is observed, and each row's sum over all of them is kept with the row: of its
-      "attention", mean over the group (H2O), or of the "hits", queries that gave it more than an even share
-      (Scissorhands).
+    Attributes:
+        window: Number of the turn's last tokens, prefilled or decoded.
+        prompt: Text that is run over the active rows after the block, scored with and dropped (the
+            patched prompt of EpiCache, section 2.3).
+        repeats_block: True if the block's own tokens follow the prompt (KVzip).
+        episode: True if the active episode's medoid segments follow the prompt; without an episode
+            the window is observed.
+        accumulate: Observe every query, and keep each row's sum over all of them with the row: of
+            its "attention", mean over the group (H2O), or of the "hits", queries that gave it more
+            than uniform attention (Scissorhands).
     """
 
     window: int = 0
@@ -29,35 +32,46 @@ class Observation:
 
     @property
     def uses_patched_prompt(self) -> bool:
-        """Whether a prompt may be run over the active rows: places for it are then kept free."""
+        """True if a prompt may be run over the active rows, so that rows are reserved for it."""
         return bool(self.prompt or self.repeats_block or self.episode)
 
     def patched_prompts(
-        self, instruction: Sequence[int], block: Sequence[int], episode: Sequence[int], most: int
+        self, instruction: Sequence[int], block: Sequence[int], episode: Sequence[int], limit: int
     ) -> list[list[int]]:
-        """What to run over the active rows before an eviction, each for itself, `most` tokens each; none: the window.
+        """Build the prompts to run over the active rows before an eviction, each on its own.
 
-        instruction: token ids of `prompt`; block: those said since the last eviction; episode: those of the active
-        episode's medoid segments. A block that is too long is repeated in pieces, each after the instruction; of an
-        episode that is too long the last tokens count.
+        A block that is too long is repeated in pieces, each after the instruction; of an episode
+        that is too long the last tokens are used.
+
+        Args:
+            instruction: Token ids of `prompt`.
+            block: Token ids appended since the last eviction.
+            episode: Token ids of the active episode's medoid segments.
+            limit: Maximum number of tokens of a prompt.
+
+        Returns:
+            Token ids per prompt; an empty list if the window is observed.
         """
         if not self.uses_patched_prompt or (self.episode and not episode):
             return []
-        asked = list(instruction[:most])
-        room = most - len(asked)
+        head = list(instruction[:limit])
+        room = limit - len(head)
         if self.repeats_block and room and block:
-            return [[*asked, *block[start : start + room]] for start in range(0, len(block), room)]
+            return [[*head, *block[start : start + room]] for start in range(0, len(block), room)]
         if self.episode and room:
-            return [[*asked, *episode[-room:]]]
-        return [asked] if asked else []
+            return [[*head, *episode[-room:]]]
+        return [head] if head else []
 
 
 @dataclass(frozen=True)
 class Observed:
-    """Post-RoPE queries of some tokens: per layer `[n_heads, t, head_dim]`; their positions, int32 `[t]`.
+    """Post-RoPE queries of some tokens.
 
-    beside: what each query sees beside the rows, per layer `causal_logsumexp`, float32 `[n_heads, t]`: its prompt's own keys,
-    which were forgotten. None for tokens that were said: their keys are rows.
+    Attributes:
+        queries: Per layer `[n_heads, t, head_dim]`.
+        positions: Positions of the tokens, int32 `[t]`.
+        extra_logsumexp: Per layer `causal_logsumexp` of a dropped prompt's own keys, float32
+            `[n_heads, t]`; empty for appended tokens, whose keys are rows.
     """
 
     queries: tuple[Tensor, ...]
@@ -66,50 +80,53 @@ class Observed:
 
     @property
     def tokens(self) -> int:
-        """How many tokens were observed."""
+        """Number of observed tokens."""
         return int(self.positions.shape[0])
 
     @classmethod
     def concatenate(cls, parts: "Sequence[Observed]") -> "Observed":
-        """Several observations as one."""
+        """Concatenate observations along the tokens."""
         queries = zip(*(part.queries for part in parts), strict=True)
         extra = zip(*(part.extra_logsumexp for part in parts), strict=True)
         return cls(
-            tuple(torch.cat(of_layer, dim=1) for of_layer in queries),
+            tuple(torch.cat(layer, dim=1) for layer in queries),
             torch.cat([part.positions for part in parts]),
-            tuple(torch.cat(of_layer, dim=1) for of_layer in extra),
+            tuple(torch.cat(layer, dim=1) for layer in extra),
         )
 
 
 def causal_logsumexp(queries: Tensor, keys: Tensor) -> Tensor:
-    """How much softmax weight a prompt's queries have for the prompt's own keys, each for those up to its own.
+    """Log-sum-exp of the causal attention logits of a prompt over its own keys.
 
-    queries `[n_heads, t, head_dim]`, keys `[n_kv_heads, t, head_dim]`, of the same tokens. Returns the logarithm of
-    the sum of the exponentials of the logits, float32 `[n_heads, t]`. Head by head: t may be a whole block.
+    queries `[n_heads, t, head_dim]` and keys `[n_kv_heads, t, head_dim]` belong to the same tokens.
+    Returns float32 `[n_heads, t]`. It is computed head by head, since t may be a whole block.
     """
     tokens, head_dim = keys.shape[1:]
-    later = torch.ones(tokens, tokens, dtype=torch.bool, device=keys.device).triu(1)
-    masses = []
-    for of_group, of_head in zip(queries.float().chunk(len(keys)), keys.float(), strict=True):
-        logits = (of_group @ of_head.T) * head_dim**-0.5
-        masses.append(logits.masked_fill(later, -torch.inf).logsumexp(-1))
-    return torch.cat(masses)
+    future = torch.ones(tokens, tokens, dtype=torch.bool, device=keys.device).triu(1)
+    parts = []
+    for group_queries, head_keys in zip(
+        queries.float().chunk(len(keys)), keys.float(), strict=True
+    ):
+        logits = (group_queries @ head_keys.T) * head_dim**-0.5
+        parts.append(logits.masked_fill(future, -torch.inf).logsumexp(-1))
+    return torch.cat(parts)
 
 
 class RecentQueries:
-    """The queries of a turn's last `width` tokens, prefilled or decoded, as eviction methods observe them.
+    """Queries of a turn's last `width` tokens, prefilled or decoded, for the observation window.
 
-    It starts empty in every turn: what is evicted then depends on the turn alone, so a session that was resumed
-    after a crash evicts what it would have evicted.
+    It is empty at the start of every turn: an eviction then depends on the turn alone, and a
+    session resumed after a crash evicts the same rows.
     """
 
     def __init__(self, width: int) -> None:
+        """Start empty; a width of 0 keeps nothing."""
         self.width = width
         self._queries: tuple[Tensor, ...] = ()
         self._positions = torch.empty(0, dtype=torch.int32)
 
     def push(self, queries: list[Tensor], positions: Tensor) -> None:
-        """Add the newest tokens: per layer `[n_heads, t, head_dim]`, positions `[t]`."""
+        """Add the newest tokens: per layer `[n_heads, t, head_dim]`, positions int32 `[t]`."""
         if not self.width:
             return
         if self._queries:
@@ -121,10 +138,10 @@ class RecentQueries:
         self._positions = positions[-self.width :]
 
     def clear(self) -> None:
-        """Forget, at the start of a turn."""
+        """Drop all queries, at the start of a turn."""
         self._queries = ()
         self._positions = self._positions[:0]
 
     def observed(self) -> Observed:
-        """What is held now; no layers and no tokens before the turn's first."""
+        """The current window; no layers and no tokens before the turn's first."""
         return Observed(self._queries, self._positions)

@@ -1,4 +1,8 @@
-"""Scores of rows: pure functions of queries, keys and positions. Higher is worth more."""
+"""Scores of rows: pure functions of queries, keys and positions; higher scores are kept longer.
+
+Unless stated otherwise, positions are int `[n_kv_heads, n]`, `EMPTY` where there is no row, and
+scores are float32 `[n_kv_heads, n]`.
+"""
 
 from collections.abc import Iterator, Sequence
 from typing import Literal
@@ -8,11 +12,11 @@ from torch import Tensor
 
 from workers.cache.active_cache import EMPTY
 
+# Reduction of several attention weights to one score.
 Reduction = Literal["max", "mean"]
-"""How many weights become one score."""
 
-_WEIGHTS_AT_ONCE = 1 << 25
-"""Attention weights held at a time: 128 MiB of them."""
+# Attention weights in memory at a time: 128 MiB.
+_MAX_WEIGHTS = 1 << 25
 
 
 def attention(
@@ -22,12 +26,18 @@ def attention(
     query_positions: Tensor,
     extra_logsumexp: Tensor | None = None,
 ) -> Tensor:
-    """Attention of observed queries over a layer's rows: the softmax over every key that the query may see.
+    """Attention of observed queries over a layer's rows: the softmax over every visible key.
 
-    queries `[n_heads, t, head_dim]`, keys `[n_kv_heads, n, head_dim]`, key_positions int `[n_kv_heads, n]`,
-    query_positions int `[t]`. extra_logsumexp: float32 `[n_heads, t]`, the logarithm of the weight of keys that are no rows
-    (`observation.causal_logsumexp`), which takes its part of the softmax. Returns float32 `[n_kv_heads, group, t, n]`, zero
-    where a key is after its query.
+    Args:
+        queries: `[n_heads, t, head_dim]`.
+        keys: `[n_kv_heads, n, head_dim]`.
+        key_positions: int `[n_kv_heads, n]`.
+        query_positions: int `[t]`.
+        extra_logsumexp: Log-sum-exp of the logits of keys that are not rows, float32
+            `[n_heads, t]` (`observation.causal_logsumexp`); they take their part of the softmax.
+
+    Returns:
+        Weights, float32 `[n_kv_heads, group, t, n]`; zero where a key is after its query.
     """
     n_heads, tokens, head_dim = queries.shape
     n_kv_heads = keys.shape[0]
@@ -49,14 +59,17 @@ def attention_in_chunks(
     query_positions: Tensor,
     extra_logsumexp: Tensor | None = None,
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """`attention` of some of the queries at a time, with their positions: many queries take no more memory than few."""
+    """Compute `attention` for a chunk of the queries at a time, in bounded memory.
+
+    Yields the chunk's query positions, int `[c]`, and its weights.
+    """
     n_heads, count, _ = queries.shape
-    piece = max(1, _WEIGHTS_AT_ONCE // max(1, n_heads * keys.shape[1]))
-    for start in range(0, count, piece):
-        part = slice(start, start + piece)
-        own = None if extra_logsumexp is None else extra_logsumexp[:, part]
-        at = query_positions[part]
-        yield at, attention(queries[:, part], keys, key_positions, at, own)
+    size = max(1, _MAX_WEIGHTS // max(1, n_heads * keys.shape[1]))
+    for start in range(0, count, size):
+        chunk = slice(start, start + size)
+        extra = None if extra_logsumexp is None else extra_logsumexp[:, chunk]
+        positions = query_positions[chunk]
+        yield positions, attention(queries[:, chunk], keys, key_positions, positions, extra)
 
 
 def attention_scores(
@@ -69,16 +82,16 @@ def attention_scores(
     tokens: Reduction = "max",
     group: Reduction = "max",
 ) -> Tensor:
-    """How much observed queries attend to each row: `attention`, reduced over the tokens, then over the group.
+    """Reduce `attention` over the observed tokens, then over a KV head's group.
 
-    Shapes as in `attention`; t may be 0, then every row has the score 0. Returns float32 `[n_kv_heads, n]`.
-    EpiCache eq. 3 takes max over both; SnapKV takes the mean over its window.
+    Arguments as in `attention`; t may be 0, then every row has the score 0. Returns float32
+    `[n_kv_heads, n]`. EpiCache, eq. 3, takes the max over both; SnapKV the mean over its window.
     """
     n_heads, count, _ = queries.shape
     n_kv_heads, n = key_positions.shape
-    reduced = torch.zeros(n_kv_heads, n_heads // n_kv_heads, n, device=keys.device)
     if not count or not n:
         return torch.zeros(n_kv_heads, n, device=keys.device)
+    reduced = torch.zeros(n_kv_heads, n_heads // n_kv_heads, n, device=keys.device)
     for _, weights in attention_in_chunks(
         queries, keys, key_positions, query_positions, extra_logsumexp
     ):
@@ -89,9 +102,9 @@ def attention_scores(
 
 
 def smooth(scores: Tensor, width: int, pooling: Reduction = "max") -> Tensor:
-    """Pool `[n_kv_heads, n]` along the sequence, so that a row's neighbours live with it (SnapKV, section 4).
+    """Pool scores along the sequence, so that a row's neighbours are kept with it.
 
-    Scores are 0 or more; past the ends there are zeros.
+    Scores are 0 or more; zeros are padded at both ends. Source: SnapKV, section 4.
     """
     if width <= 1 or not scores.numel():
         return scores
@@ -103,45 +116,47 @@ def smooth(scores: Tensor, width: int, pooling: Reduction = "max") -> Tensor:
 def smooth_before(
     scores: Tensor, positions: Tensor, first: int, width: int, pooling: Reduction = "max"
 ) -> Tensor:
-    """`smooth` for the rows before position `first` alone; what later rows score is neither spread nor changed.
+    """Apply `smooth` to the rows before position `first` only; later rows are left out of it.
 
-    The observation window attends to itself most of all, and its neighbours are not to live by that (SnapKV).
-    scores float32, positions int, both `[n_kv_heads, n]`.
+    The observation window attends to itself most; its neighbours must not profit from that
+    (SnapKV).
     """
     before = positions < first
     return torch.where(before, smooth(scores.masked_fill(~before, 0.0), width, pooling), scores)
 
 
 def recency(positions: Tensor, sinks: int) -> Tensor:
-    """Score by position alone: the first `sinks` tokens over all, then the later the better (StreamingLLM).
+    """Score by position alone: the first `sinks` tokens highest, then the later the higher.
 
-    positions: int `[n_kv_heads, n]`, `EMPTY` where there is no row. Returns float32 `[n_kv_heads, n]`.
+    Source: StreamingLLM, section 3.2.
     """
     return torch.where(positions < sinks, torch.finfo(torch.float32).max, positions.float())
 
 
 def over_heads(scores: Tensor, positions: Tensor, end: int) -> Tensor:
-    """Give every head the sum of all heads' scores of a token; a head that does not hold it adds nothing.
+    """Give every head the sum of all heads' scores of a token.
 
-    scores float32, positions int, both `[n_kv_heads, n]`; `end` is after the last position. The same shape again.
+    Heads that do not hold the token add nothing. `end` is the position after the last one.
     """
     totals = _by_position(scores, positions, end).sum(0)
-    return totals[_places(positions, end)]
+    return totals[_clamp(positions, end)]
 
 
 def over_chunks(
     scores: Tensor, positions: Tensor, end: int, chunk: int, *, mean: bool = False
 ) -> Tensor:
-    """Give every row what its chunk scores in its head: the sum over the held tokens `i * chunk .. (i+1) * chunk - 1`.
+    """Give every row the score of its chunk: the sum over the head's rows of the chunk's tokens.
 
-    With `mean`, the mean over them, which does not put a short chunk at a disadvantage. Shapes as in `over_heads`;
-    rows of one chunk get exactly the same score (ChunkKV, Algorithm 1).
+    Chunk i is the tokens `i * chunk .. (i+1) * chunk - 1`. With `mean` it is the mean over its rows,
+    which does not penalise a short chunk. Rows of one chunk get exactly the same score.
+
+    Source: ChunkKV, Algorithm 1.
     """
     n_chunks = -(-end // chunk)
 
     def total(values: Tensor) -> Tensor:
-        laid = _by_position(values, positions, n_chunks * chunk)[:, :-1]
-        return laid.reshape(len(laid), n_chunks, chunk).sum(-1)
+        by_position = _by_position(values, positions, n_chunks * chunk)[:, :-1]
+        return by_position.reshape(len(by_position), n_chunks, chunk).sum(-1)
 
     totals = total(scores)
     if mean:
@@ -150,61 +165,61 @@ def over_chunks(
 
 
 def cosine_to_mean(keys: Tensor, positions: Tensor) -> Tensor:
-    """Cosine of each key to the mean of the head's keys at unit length: float32 `[n_kv_heads, n]` (KeyDiff, section 3).
+    """Cosine of each key, `[n_kv_heads, n, head_dim]`, to the mean direction of its head's keys.
 
-    keys `[n_kv_heads, n, head_dim]`, positions int `[n_kv_heads, n]`; rows that are not there do not count.
+    Source: KeyDiff, section 3.
     """
     directions = torch.nn.functional.normalize(keys.float(), dim=-1)
-    held = (positions != EMPTY)[..., None]
-    mean = torch.where(held, directions, 0.0).sum(1, keepdim=True) / held.sum(
-        1, keepdim=True
-    ).clamp(min=1)
+    resident = (positions != EMPTY)[..., None]
+    count = resident.sum(1, keepdim=True).clamp(min=1)
+    mean = torch.where(resident, directions, 0.0).sum(1, keepdim=True) / count
     cosine: Tensor = torch.nn.functional.cosine_similarity(directions, mean, dim=-1)
     return cosine
 
 
 def row_ranks(scores: Tensor, positions: Tensor) -> Tensor:
-    """Each row's place in its head's order of scores, 0 for the lowest to 1 for the highest; ties: the earlier first.
+    """Rank of each row among its head's scores: 0 for the lowest to 1 for the highest.
 
-    scores float32, positions int, both `[n_kv_heads, n]`; rows that are not there get 0. The same shape again.
+    Of equal scores the earlier row ranks higher; absent rows get 0. Returns float32
+    `[n_kv_heads, n]`.
     """
-    held = positions != EMPTY
-    order = scores.masked_fill(~held, -torch.inf).flip(1).argsort(dim=1, stable=True)
-    places = torch.empty_like(order).scatter_(
-        1, order, torch.arange(order.shape[1], device=order.device).expand_as(order)
-    )
-    above_missing = places.flip(1) - (~held).sum(1, keepdim=True)
-    return torch.where(held, above_missing / (held.sum(1, keepdim=True) - 1).clamp(min=1), 0.0)
+    resident = positions != EMPTY
+    order = scores.masked_fill(~resident, -torch.inf).flip(1).argsort(dim=1, stable=True)
+    indices = torch.arange(order.shape[1], device=order.device).expand_as(order)
+    ranks = torch.empty_like(order).scatter_(1, order, indices).flip(1)
+    above_absent = ranks - (~resident).sum(1, keepdim=True)
+    highest = (resident.sum(1, keepdim=True) - 1).clamp(min=1)
+    return torch.where(resident, above_absent / highest, 0.0)
 
 
 def token_means(scores: Sequence[Tensor], positions: Sequence[Tensor], end: int) -> Tensor:
-    """Each token's mean over all layers and heads that hold it: float32 `[end]`, 0 for a token that none holds.
+    """Mean of each token's scores over all layers and heads that hold it: float32 `[end]`.
 
-    scores float32, positions int, per layer `[n_kv_heads, n]`.
+    scores and positions per layer; a token without any row gets 0.
     """
     total = torch.zeros(end + 1, device=scores[0].device)
     count = torch.zeros_like(total)
-    for score, held in zip(scores, positions, strict=True):
-        places = _places(held, end).flatten()
-        total.index_add_(0, places, score.flatten().float())
-        count.index_add_(0, places, torch.ones_like(places, dtype=torch.float32))
+    for layer_scores, layer_positions in zip(scores, positions, strict=True):
+        tokens = _clamp(layer_positions, end).flatten()
+        total.index_add_(0, tokens, layer_scores.flatten().float())
+        count.index_add_(0, tokens, torch.ones_like(tokens, dtype=torch.float32))
     return (total / count.clamp(min=1))[:end]
 
 
 def gather_token_values(values: Tensor, positions: Tensor) -> Tensor:
-    """Values of tokens, `[end]`, for the rows at `positions` int `[n_kv_heads, n]`; where no row is, any."""
+    """Gather per-token values, `[end]`, for the rows at `positions`; arbitrary for absent rows."""
     return values[positions.clamp(max=len(values) - 1).long()]
 
 
 def _by_position(scores: Tensor, positions: Tensor, end: int) -> Tensor:
-    """Scores laid out by token: float32 `[n_kv_heads, end + 1]`, 0 where a head holds nothing; the last is waste."""
-    laid = torch.zeros(positions.shape[0], end + 1, device=scores.device)
-    laid.scatter_(1, _places(positions, end), scores)
-    laid[:, end] = 0
-    return laid
+    """Scores by token: float32 `[n_kv_heads, end + 1]`, 0 for absent rows; the last is unused."""
+    by_position = torch.zeros(positions.shape[0], end + 1, device=scores.device)
+    by_position.scatter_(1, _clamp(positions, end), scores)
+    by_position[:, end] = 0
+    return by_position
 
 
-def _places(positions: Tensor, end: int) -> Tensor:
+def _clamp(positions: Tensor, end: int) -> Tensor:
     return positions.clamp(max=end).long()
 
 

@@ -1,4 +1,12 @@
-"""Scores to indices, under a budget."""
+"""Selection of rows and tokens by score, under a budget.
+
+Row functions take scores, float `[n_kv_heads, n]`, and positions, int `[n_kv_heads, n]`, ascending
+per head and `EMPTY` where there is no row. They return indices of rows, int64 `[n_kv_heads, m]`,
+ascending, with -1 at the end of a head with fewer rows. Token functions take vectors `[length]`.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -6,81 +14,104 @@ from torch import Tensor
 from workers.cache.active_cache import EMPTY
 
 
-def top_per_head(scores: Tensor, positions: Tensor, rows: int) -> Tensor:
-    """The `rows` best rows of each KV head, in the order of their positions.
+@dataclass(frozen=True)
+class DecayWindow:
+    """The neighbours of an anchor that share in its score, and the decay per token of distance.
 
-    scores float `[n_kv_heads, n]`, positions int `[n_kv_heads, n]` (`EMPTY`: no row). Ties go to the earlier row.
-    Returns places int64 `[n_kv_heads, min(rows, n)]` ascending, -1 at the end of a head with fewer rows.
+    Attributes:
+        before: Tokens in front of the anchor.
+        after: Tokens behind the anchor.
+        decay_before: Factor per token in front of the anchor, 0 to under 1.
+        decay_after: Factor per token behind the anchor, 0 to under 1.
     """
-    held = positions != EMPTY
-    best = _ranked(scores, held)[:, :rows]
+
+    before: int
+    after: int
+    decay_before: float
+    decay_after: float
+
+    def offsets(self) -> Iterator[tuple[int, float]]:
+        """Offsets from the anchor, itself excluded, with the decay at each."""
+        for distance in range(1, self.after + 1):
+            yield distance, self.decay_after**distance
+        for distance in range(1, self.before + 1):
+            yield -distance, self.decay_before**distance
+
+
+def top_per_head(scores: Tensor, positions: Tensor, rows: int) -> Tensor:
+    """Select the `rows` best rows of each KV head; ties go to the earlier row."""
+    resident = positions != EMPTY
+    best = _rank(scores, resident)[:, :rows]
     width = scores.shape[1]
-    best = torch.where(held.gather(1, best), best, width).sort(dim=1).values
+    best = torch.where(resident.gather(1, best), best, width).sort(dim=1).values
     return torch.where(best < width, best, -1)
 
 
 def top_over_heads(scores: Tensor, positions: Tensor, rows: int, floor: int = 0) -> Tensor:
-    """The `rows * n_kv_heads` best rows of all KV heads together; each head's `floor` best go before the others.
+    """Select the `rows * n_kv_heads` best rows of all KV heads together.
 
-    Shapes as in `top_per_head`, but a head may get more than `rows`. Rows with an infinite score go before all;
-    ties go to the lower head, then to the earlier row. Source: AdaKV (Feng et al., 2024), section 3.
+    Rows with an infinite score come first, then each head's `floor` best, then the others; ties go
+    to the lower head, then to the earlier row. A head may get more than `rows`.
+
+    Source: AdaKV (Feng et al., 2024), section 3.
     """
     heads, n = scores.shape
-    held = positions != EMPTY
+    resident = positions != EMPTY
     ranks = torch.empty_like(positions, dtype=torch.int64)
     ranks.scatter_(
-        1, _ranked(scores, held), torch.arange(n, device=scores.device).expand(heads, -1)
+        1, _rank(scores, resident), torch.arange(n, device=scores.device).expand(heads, -1)
     )
-    tier = (ranks < floor).int().masked_fill(scores.isposinf(), 2).masked_fill(~held, -1).flatten()
+    priority = (ranks < floor).int().masked_fill(scores.isposinf(), 2)
+    priority = priority.masked_fill(~resident, -1).flatten()
     order = scores.flatten().sort(descending=True, stable=True).indices
-    order = order[tier[order].sort(descending=True, stable=True).indices]
+    order = order[priority[order].sort(descending=True, stable=True).indices]
     chosen = torch.zeros(heads * n, dtype=torch.bool, device=scores.device)
     chosen[order[: rows * heads]] = True
-    return mask_to_indices(chosen.view(heads, n) & held)
+    return mask_to_indices(chosen.view(heads, n) & resident)
 
 
 def whole_chunks(scores: Tensor, positions: Tensor, rows: int, chunk: int) -> Tensor:
-    """The best chunks of each KV head that fit into `rows`, none of them in part (ChunkKV, Algorithm 1).
+    """Select the best chunks of each KV head that fit into `rows` completely.
 
-    Shapes as in `top_per_head`. A chunk is the held rows at positions `i * chunk .. (i+1) * chunk - 1` that have
-    the same score: protected rows and the window have others and are kept on their own. Chunks are taken in the
-    order of their scores, ties the earlier first, up to the first that does not fit; `rows` under a chunk are
-    filled with a part of the best one.
+    A chunk is the resident rows at positions `i * chunk .. (i+1) * chunk - 1` with equal scores;
+    protected rows and the window have other scores and are kept on their own. Chunks are taken in
+    the order of their scores, the earlier of equal ones first, up to the first that does not fit.
+    If `rows` is smaller than a chunk, a part of the best one is taken.
+
+    Source: ChunkKV (Liu et al., 2025), Algorithm 1.
     """
-    held = positions != EMPTY
-    order = _ranked(scores, held)
-    chosen = torch.zeros_like(held).scatter_(1, order[:, :rows], True) & held
+    resident = positions != EMPTY
+    order = _rank(scores, resident)
+    chosen = torch.zeros_like(resident).scatter_(1, order[:, :rows], True) & resident
     if chunk <= rows < scores.shape[1]:
         first_out = order[:, rows : rows + 1]
-        torn = positions // chunk == positions.gather(1, first_out) // chunk
-        torn &= (scores == scores.gather(1, first_out)) & ~scores.isposinf()
-        chosen &= ~torn
+        split_chunk = positions // chunk == positions.gather(1, first_out) // chunk
+        split_chunk &= (scores == scores.gather(1, first_out)) & ~scores.isposinf()
+        chosen &= ~split_chunk
     return mask_to_indices(chosen)
 
 
 def newest_first(scores: Tensor, positions: Tensor, rows: int) -> Tensor:
-    """Scores in which each head's `rows` newest rows rank before all others, the newest first.
+    """Raise each head's `rows` newest rows above all others, the newest highest.
 
-    Shapes as in `top_per_head`. Infinite scores stay above.
+    Infinite scores stay above. Returns scores of the same shape.
     """
-    held = positions != EMPTY
-    places = torch.arange(scores.shape[1], device=scores.device)
-    newest = held & (places >= held.sum(1, keepdim=True) - rows) & ~scores.isposinf()
-    best = (
-        scores.masked_fill(~held | scores.isposinf(), 0.0).amax()
-        if scores.numel()
-        else scores.sum()
-    )
-    return torch.where(newest, best.clamp(min=0) + 1 + places, scores)
+    resident = positions != EMPTY
+    indices = torch.arange(scores.shape[1], device=scores.device)
+    newest = resident & (indices >= resident.sum(1, keepdim=True) - rows) & ~scores.isposinf()
+    finite = scores.masked_fill(~resident | scores.isposinf(), 0.0)
+    best = finite.amax() if finite.numel() else finite.sum()
+    return torch.where(newest, best.clamp(min=0) + 1 + indices, scores)
 
 
 def protected(
     positions: Tensor, *, sinks: int, recent: int, turn_start: int, turn_rows: int, end: int
 ) -> Tensor:
-    """Rows that no score may evict: sinks, the recent window and the newest `turn_rows` of the current turn.
+    """Mask of rows that must not be evicted: bool `[n_kv_heads, n]`.
 
-    positions int `[n_kv_heads, n]`; `end` is the position after the newest row. The turn's share is capped so that
-    a turn longer than the budget still leaves room for what was said before. Returns bool `[n_kv_heads, n]`.
+    These are the first `sinks` rows, the last `recent` rows, and the newest `turn_rows` rows of the
+    current turn. The turn's share is limited so that a turn longer than the budget leaves room for
+    earlier rows. `end` is the position after the newest row.
     """
     current = positions >= max(turn_start, end - turn_rows)
     return (positions < sinks) | (positions >= end - recent) | current
@@ -89,102 +120,89 @@ def protected(
 def bursts(
     scores: Tensor, candidates: Tensor, tie_break: Tensor, count: int, *, before: int, after: int
 ) -> Tensor:
-    """RepairKV's selection (section 3): the best rows as anchors, each with its neighbours, exactly `count` rows.
+    """Select the best tokens as anchors, each with its neighbours, `count` tokens in total.
 
-    scores, tie_break: float `[n]` per token; candidates: bool `[n]`, the tokens that may be chosen. Anchors come by
-    score, then `tie_break`, then the lower position; a burst is the candidates in `anchor-before .. anchor+after`.
-    The last burst is cut to what is left: its anchor, then what follows the anchor, then what precedes it. Fewer
-    than `count` rows come back only when there are fewer candidates. Returns int64 positions, ascending.
+    scores, tie_break: float `[length]`; candidates: bool `[length]`, the tokens that may be
+    selected. Anchors come by score, then `tie_break`, then the lower position; a burst is the
+    candidates in `anchor-before .. anchor+after`. The last burst is truncated: its anchor first,
+    then the tokens behind it, then those in front of it. Fewer than `count` tokens are returned
+    only if there are fewer candidates. Returns int64 positions, ascending.
+
+    Source: RepairKV, section 3.
     """
-    chosen: dict[int, None] = {}
-
-    def is_free(position: int) -> bool:
-        return (
-            0 <= position < len(candidates)
-            and bool(candidates[position])
-            and position not in chosen
-        )
-
-    # Of twice as many as are wanted at most one half is in the bursts of the other.
+    n = len(candidates)
+    available = candidates.clone()
+    chosen: list[int] = []
+    # At most half of twice as many anchors as wanted lie in the bursts of the other half.
     for anchor in best_tokens(scores, candidates, tie_break, 2 * count).tolist():
         if len(chosen) >= count:
             break
-        if not is_free(anchor):
+        if not available[anchor]:
             continue
-        around = [
-            anchor,
-            *range(anchor + 1, anchor + after + 1),
-            *range(anchor - 1, anchor - before - 1, -1),
-        ]
-        burst = [position for position in around if is_free(position)]
-        chosen.update(dict.fromkeys(burst[: count - len(chosen)]))
+        behind = range(anchor + 1, min(anchor + after + 1, n))
+        in_front = range(anchor - 1, max(anchor - before - 1, -1), -1)
+        burst = torch.tensor([anchor, *behind, *in_front], device=candidates.device)
+        burst = burst[available[burst]][: count - len(chosen)]
+        chosen += burst.tolist()
+        available[burst] = False
     return torch.tensor(sorted(chosen), dtype=torch.int64)
 
 
-def spread(
-    scores: Tensor, before: int, after: int, fade_before: float, fade_after: float
-) -> Tensor:
-    """What tokens are worth for being near high scores: `max over p of scores_p * fade(i - p)`, float `[..., n]`.
+def diffuse_scores(scores: Tensor, window: DecayWindow) -> Tensor:
+    """Spread each score to neighbouring tokens: `max over p of scores_p * decay(i - p)`.
 
-    `fade(d)` is `fade_after ** d` for a token up to `after` behind the anchor, `fade_before ** -d` up to `before` ahead
-    of it, 1 for the anchor itself, else 0. Scores are 0 or more.
+    scores: float `[..., n]`, 0 or more. `decay` is 1 for the anchor itself and 0 outside `window`.
+    Returns a tensor of the same shape.
     """
-    worth = scores.clone()
+    utility = scores.clone()
     n = scores.shape[-1]
-    for distance, fade in fades(before, after, fade_before, fade_after):
-        if abs(distance) >= n:
+    for offset, decay in window.offsets():
+        if abs(offset) >= n:
             continue
-        if distance > 0:
-            worth[..., distance:] = torch.maximum(
-                worth[..., distance:], scores[..., :-distance] * fade
-            )
-        else:
-            worth[..., :distance] = torch.maximum(
-                worth[..., :distance], scores[..., -distance:] * fade
-            )
-    return worth
-
-
-def fades(
-    before: int, after: int, fade_before: float, fade_after: float
-) -> list[tuple[int, float]]:
-    """The distances from an anchor that share in its score, with the share; the anchor itself is not among them."""
-    behind = [(distance, fade_after**distance) for distance in range(1, after + 1)]
-    return behind + [(-distance, fade_before**distance) for distance in range(1, before + 1)]
+        targets = slice(offset, None) if offset > 0 else slice(None, offset)
+        anchors = slice(None, -offset) if offset > 0 else slice(-offset, None)
+        utility[..., targets] = torch.maximum(utility[..., targets], scores[..., anchors] * decay)
+    return utility
 
 
 def best_tokens(scores: Tensor, candidates: Tensor, tie_break: Tensor, count: int) -> Tensor:
-    """The `count` best candidates, best first: by score, then `tie_break`, then the lower position; int64.
+    """Select the `count` best candidates: int64 positions, best first.
 
-    scores, tie_break: float `[n]`; candidates: bool `[n]`.
+    scores, tie_break: float `[n]`; candidates: bool `[n]`. Ties go by `tie_break`, then to the
+    lower position.
     """
     order = candidates.nonzero().flatten()
+    if not count:
+        return order[:0]
     if count < len(order):
-        # Sorting a million tokens by three keys for the best hundred would take longer than finding these.
-        order = (
-            order[scores[order] >= scores[order].topk(count).values.min()] if count else order[:0]
-        )
+        # A top-k first: sorting a million tokens by three keys for the best hundred is slower.
+        threshold = scores[order].topk(count).values.min()
+        order = order[scores[order] >= threshold]
     order = order[tie_break[order].sort(descending=True, stable=True).indices]
     order = order[scores[order].sort(descending=True, stable=True).indices]
     return order[:count]
 
 
-def _ranked(scores: Tensor, held: Tensor) -> Tensor:
-    """Places of each head's rows, best first, ties the earlier first; rows that are not there last."""
-    return scores.masked_fill(~held, -torch.inf).sort(dim=1, descending=True, stable=True).indices
-
-
-def mask_to_indices(chosen: Tensor) -> Tensor:
-    """bool `[n_kv_heads, n]` as places: int64 `[n_kv_heads, m]` ascending, -1 at a shorter head's end."""
-    n = chosen.shape[1]
-    places = torch.where(chosen, torch.arange(n, device=chosen.device), n).sort(dim=1).values
-    places = places[:, : int(chosen.sum(1).max()) if chosen.numel() else 0]
-    return torch.where(places < n, places, -1)
+def mask_to_indices(mask: Tensor) -> Tensor:
+    """Convert a mask, bool `[n_kv_heads, n]`, to indices, int64 `[n_kv_heads, m]`, -1 for none."""
+    n = mask.shape[1]
+    indices = torch.where(mask, torch.arange(n, device=mask.device), n).sort(dim=1).values
+    indices = indices[:, : int(mask.sum(1).max()) if mask.numel() else 0]
+    return torch.where(indices < n, indices, -1)
 
 
 def position_mask(positions: Tensor, length: int) -> Tensor:
-    """Positions `[n_kv_heads, m]`, negative or `EMPTY` for none, as bool `[n_kv_heads, length]`."""
-    # One column more takes what is no position, and is cut off.
-    marked = torch.zeros(positions.shape[0], length + 1, dtype=torch.bool, device=positions.device)
-    where = torch.where(positions < 0, length, positions.clamp(max=length)).long()
-    return marked.scatter_(1, where, True)[:, :length]
+    """Convert positions `[n_kv_heads, m]` to a mask, bool `[n_kv_heads, length]`.
+
+    Negative and `EMPTY` positions are ignored.
+    """
+    # One extra column takes the ignored positions, and is dropped.
+    mask = torch.zeros(positions.shape[0], length + 1, dtype=torch.bool, device=positions.device)
+    columns = torch.where(positions < 0, length, positions.clamp(max=length)).long()
+    return mask.scatter_(1, columns, True)[:, :length]
+
+
+def _rank(scores: Tensor, resident: Tensor) -> Tensor:
+    """Indices of each head's rows, best first, ties the earlier first; absent rows last."""
+    masked = scores.masked_fill(~resident, -torch.inf)
+    return masked.sort(dim=1, descending=True, stable=True).indices

@@ -1,4 +1,4 @@
-"""A session's stored keys, chunk by chunk: memory does not grow with the session."""
+"""Chunks of a session's stored keys: memory does not grow with the session."""
 
 from collections.abc import Iterator
 
@@ -7,28 +7,29 @@ from torch import Tensor
 
 from kvstore.store import RowStore
 
+# Tokens whose keys are on the device at once: enough to be worth a transfer and a multiplication.
 CHUNK_ROWS = 1024
-"""Tokens whose keys are on the device at once: enough to be worth a transfer and a multiplication."""
 
 
-def stored_keys(
+def read_key_chunks(
     store: RowStore, name: str, length: int, device: torch.device
 ) -> Iterator[tuple[int, Tensor]]:
-    """The session's first `length` keys in order: (first position, `[n_layers, n_kv_heads, rows, head_dim]`).
+    """Read the session's first `length` keys in order, in chunks of about `CHUNK_ROWS` tokens.
 
-    Pages are joined into chunks of `CHUNK_ROWS`. Raises what the store raises.
+    Yields the chunk's first position and its keys, `[n_layers, n_kv_heads, rows, head_dim]`. Raises
+    the errors of the store.
     """
     first = 0
-    held = list[Tensor]()
+    pages = list[Tensor]()
     rows = 0
     for start, keys in store.scan_keys(name, 0, length):
-        if not held:
+        if not pages:
             first = start
-        held.append(keys)
+        pages.append(keys)
         rows += keys.shape[2]
         if rows >= CHUNK_ROWS:
-            yield first, torch.cat(held, dim=2).to(device)
-            held = []
+            yield first, torch.cat(pages, dim=2).to(device)
+            pages = []
             rows = 0
-    if held:
-        yield first, torch.cat(held, dim=2).to(device)
+    if pages:
+        yield first, torch.cat(pages, dim=2).to(device)

@@ -117,7 +117,7 @@ class Scheduler:
         """Delete the rows of sessions that were stored before the start and that are not named."""
         kept = shared_pages(request.shared)
         return self.engine.store_io.submit(
-            lambda: self.engine.store.retain(list(request.sessions), kept)
+            lambda: self.engine.store.retain_only(list(request.sessions), kept)
         )
 
     def memory(self, name: str) -> "Future[wire.MemoryReport]":

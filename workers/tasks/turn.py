@@ -16,7 +16,8 @@ from workers.generation.prefill import PrefillResult, prefill
 from workers.generation.sampling import require_valid
 from workers.generation.steps import NextLogits, Steps, Stopwatch, wait_for_writes
 from workers.generation.utterances import utterance_tokens
-from workers.model.tokenizer import ChatMessage, Segment, keep_recent, parse_tool_calls
+from workers.model.tokenizer import ChatMessage, Segment, keep_recent
+from workers.model.tool_calls import parse_tool_calls
 from workers.repair.repair import build_deadline, run_repair
 from workers.tasks.prefix import skip_tokens, take_prefix
 

@@ -1,7 +1,8 @@
-"""Answers to LoCoMo's questions by any model, under a method and a budget: F1 over words, by category.
+"""Answers of any model to LoCoMo's questions, under a method and a budget: F1 by category.
 
-F1 as in LoCoMo's own evaluation, without its stemming: lower case, no punctuation and no articles; the parts of a
-multi-hop answer count each with the best part of the reply; of an open-domain answer what stands before a semicolon.
+F1 as in LoCoMo's own evaluation, without its stemming: lower case, no punctuation and no articles.
+Each part of a multi-hop answer counts with the best part of the reply; an open-domain answer counts
+up to its first semicolon.
 """
 
 import re
@@ -15,22 +16,23 @@ from evals import episodes, harness
 from evals.configs import FULL
 from evals.harness import Message, Session, Setup
 from evals.suite import Record
-from evals.suites.locomo.data import CATEGORIES, Asked, Conversation, read
-from evals.summary import grouped, mean, mean_row, of_kind
+from evals.suites.locomo.data import CATEGORIES, Conversation, Question, read_conversation
+from evals.summary import group_by, mean, mean_row, select_kind
 from kvrecall.reporting.results import Row, speed_row
 from workers.model.tokenizer import ChatTokenizer
 
 BUDGETS = ("1/16", "1/8", "1/4")
 ALL = "all questions"
-_TOKENS_AROUND = 24
-_ASK = "Answer in a few words, as they were said: {question}"
+# An upper bound on the template's tokens around a message's own.
+_TEMPLATE_TOKENS = 24
+_PROMPT = "Answer in a few words, as they were said: {question}"
 _NOT_A_WORD = re.compile(r"[^\w\s]")
 _ARTICLES = {"a", "an", "the", "and"}
 
 
 @dataclass(frozen=True)
 class Answering:
-    """At most `questions` questions of one file, after at most its first `tokens` tokens, under one arm and budget."""
+    """At most `questions` questions about at most the first `tokens` tokens of one file."""
 
     setup: Setup
     path: str
@@ -39,37 +41,39 @@ class Answering:
 
     @property
     def label(self) -> str:
-        """For the progress bar."""
-        return f"{self.setup.arm.name} {self.setup.budget}, {Path(self.path).stem}"
+        """Short text for the progress bar."""
+        return f"{self.setup.config.name} {self.setup.budget}, {Path(self.path).stem}"
 
 
 def run(unit: Answering) -> list[Record]:
-    """Say the history, as far as the context holds it, and ask what it answers. Raises `workers.errors`."""
+    """Append the history, as far as the context holds it, and ask the questions that it answers.
+
+    Raises `workers.errors`.
+    """
     setup = unit.setup
-    told = read(Path(unit.path))
-    found = harness.loaded(setup.model)
-    most = min(unit.tokens, found.model.max_context - harness.ROOM_FOR_A_TURN)
-    messages, heard = history_within(told, found.tokenizer, most)
-    with harness.remembered(setup, messages) as session:
-        built = episodes.built_for(setup, session)
-        asked = spread(
-            [question for question in told.questions if question.evidence <= heard], unit.questions
-        )
-        return [_answered(unit, session, question, built) for question in asked]
+    conversation = read_conversation(Path(unit.path))
+    loaded = harness.load(setup.model)
+    limit = min(unit.tokens, loaded.model.max_context - harness.TURN_TOKENS)
+    messages, lines = fit_history(conversation, loaded.tokenizer, limit)
+    with harness.open_session(setup, messages) as session:
+        built = episodes.build_for(setup, session)
+        answerable = [each for each in conversation.questions if each.evidence <= lines]
+        questions = sample_evenly(answerable, unit.questions)
+        return [_ask(unit, session, question, built) for question in questions]
 
 
-def _answered(
-    unit: Answering, session: Session, question: Asked, built: episodes.Built | None
+def _ask(
+    unit: Answering, session: Session, question: Question, built: episodes.BuiltEpisodes | None
 ) -> Record:
-    chosen = episodes.matched(built, question.text)
-    said = [{"role": "user", "content": _ASK.format(question=question.text)}]
-    done = session.ask(said, harness.MOST_REPLY_TOKENS, chosen.episode if chosen else None)
+    matched = episodes.match_text(built, question.text)
+    messages = [{"role": "user", "content": _PROMPT.format(question=question.text)}]
+    done = session.ask(messages, harness.MAX_REPLY_TOKENS, matched.episode if matched else None)
     return {
         "kind": "answer",
         "conversation": Path(unit.path).stem,
         "asked": question.text,
         "category": question.category,
-        "arm": unit.setup.arm.name,
+        "arm": unit.setup.config.name,
         "budget": unit.setup.budget,
         "rows": session.spec.budget,
         "length": session.memory.length,
@@ -81,18 +85,18 @@ def _answered(
     }
 
 
-def history_within(
-    told: Conversation, tokenizer: ChatTokenizer, tokens: int
+def fit_history(
+    conversation: Conversation, tokenizer: ChatTokenizer, tokens: int
 ) -> tuple[list[Message], frozenset[str]]:
-    """The first messages that surely fit into `tokens` tokens, and the ids of the lines that they hold."""
-    first, second = told.speakers
+    """The first messages that surely fit into `tokens` tokens, and the ids of their lines."""
+    first, second = conversation.speakers
     messages: list[Message] = [
         {"role": "system", "content": f"A conversation of {first} and {second}."}
     ]
-    size = _TOKENS_AROUND + len(tokenizer.encode(messages[0]["content"]))
+    size = _TEMPLATE_TOKENS + len(tokenizer.encode(messages[0]["content"]))
     lines = set[str]()
-    for spoken in told.spoken:
-        size += len(tokenizer.encode(spoken.content)) + _TOKENS_AROUND
+    for spoken in conversation.spoken:
+        size += len(tokenizer.encode(spoken.content)) + _TEMPLATE_TOKENS
         if size > tokens:
             break
         messages.append({"role": spoken.role, "content": spoken.content})
@@ -100,14 +104,14 @@ def history_within(
     return messages, frozenset(lines)
 
 
-def spread(questions: Sequence[Asked], most: int) -> list[Asked]:
-    """At most so many of the questions, evenly over the file."""
-    step = max(1.0, len(questions) / most)
-    return [questions[int(step * index)] for index in range(min(most, len(questions)))]
+def sample_evenly(questions: Sequence[Question], limit: int) -> list[Question]:
+    """At most `limit` of the questions, evenly over the file."""
+    step = max(1.0, len(questions) / limit)
+    return [questions[int(step * index)] for index in range(min(limit, len(questions)))]
 
 
-def f1(reply: str, question: Asked) -> float:
-    """The words that reply and answer share, 0 to 1."""
+def f1(reply: str, question: Question) -> float:
+    """F1 of a reply's words against the answer's, 0 to 1."""
     answer = question.answer
     if question.category == CATEGORIES[1]:
         parts = reply.split(",")
@@ -131,17 +135,17 @@ def _words(text: str) -> list[str]:
 def result_rows(records: Sequence[Record], seed: int) -> list[Row]:
     """F1 over all questions and by category, for every method and budget; then seconds."""
     rows: list[Row] = []
-    answers = of_kind(records, "answer")
-    for (arm, budget), found in grouped(answers, "arm", "budget").items():
-        common: dict[str, Any] = {"method": arm, "k": 0, "share": budget}
-        common["active_rows"] = round(mean(each["active_rows"] for each in found), 1)
-        if arm != FULL:
-            common["budget"] = round(mean(each["rows"] for each in found))
-        rows += mean_row(f"F1, {ALL}", [each["f1"] for each in found], seed, **common)
+    groups = group_by(select_kind(records, "answer"), "arm", "budget")
+    for (config, budget), group in groups.items():
+        common: dict[str, Any] = {"method": config, "k": 0, "share": budget}
+        common["active_rows"] = round(mean(each["active_rows"] for each in group), 1)
+        if config != FULL:
+            common["budget"] = round(mean(each["rows"] for each in group))
+        rows += mean_row(f"F1, {ALL}", [each["f1"] for each in group], seed, **common)
         for category in CATEGORIES.values():
-            values = [each["f1"] for each in found if each["category"] == category]
+            values = [each["f1"] for each in group if each["category"] == category]
             rows += mean_row(f"F1, {category}", values, seed, **common)
-    for (arm, budget), found in grouped(answers, "arm", "budget").items():
-        spent = {each["conversation"]: each["seconds"]["prefill"] for each in found}
-        rows.append(speed_row(f"{arm}, {budget}", "prefill", "seconds", list(spent.values())))
+    for (config, budget), group in groups.items():
+        spent = {each["conversation"]: each["seconds"]["prefill"] for each in group}
+        rows.append(speed_row(f"{config}, {budget}", "prefill", "seconds", list(spent.values())))
     return rows

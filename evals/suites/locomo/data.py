@@ -1,4 +1,4 @@
-"""LoCoMo's files as the suite reads them: lines, messages that know their lines, questions with their evidence."""
+"""LoCoMo files as the suite reads them: lines, messages, and questions with their evidence."""
 
 import json
 import re
@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from evals.errors import BadDataFile
-from kvrecall.replay.locomo import Line, Spoken, lines_of, spoken_in
+from kvrecall.replay.locomo import Line, LocomoMessage, read_lines, to_messages
 
+# The fifth category, adversarial, is left out as in EpiCache, A.1: it rewards a model that forgot.
 CATEGORIES = {1: "multi-hop", 2: "temporal", 3: "open-domain", 4: "single-hop"}
-"""The fifth, adversarial, is left out as in EpiCache, A.1: it rewards a model that has forgotten."""
 _LINE_ID = re.compile(r"D\d+:\d+")
 
 
 @dataclass(frozen=True)
-class Asked:
-    """A question of the file, its answer, and the ids of the lines that hold it."""
+class Question:
+    """A question of the file, its answer, and the ids of the lines with its evidence."""
 
     text: str
     answer: str
@@ -27,35 +27,37 @@ class Asked:
 
 @dataclass(frozen=True)
 class Conversation:
-    """One file."""
+    """The conversation of one file with its questions."""
 
     name: str
     speakers: tuple[str, str]
     lines: tuple[Line, ...]
-    spoken: tuple[Spoken, ...]
-    questions: tuple[Asked, ...]
+    spoken: tuple[LocomoMessage, ...]
+    questions: tuple[Question, ...]
 
 
-def read(path: Path) -> Conversation:
-    """The conversation of a file. A question without a line of it as evidence is left out. Raises BadDataFile."""
+def read_conversation(path: Path) -> Conversation:
+    """Read a file, without questions whose evidence is not in it. Raises BadDataFile."""
     try:
         entry = json.loads(path.read_text(encoding="utf-8"))
-        told = entry["conversation"]
-        lines = tuple(lines_of(told))
+        conversation = entry["conversation"]
+        lines = tuple(read_lines(conversation))
         known = {line.id for line in lines}
-        asked = [_asked(each, known) for each in entry["qa"] if each["category"] in CATEGORIES]
+        questions = [
+            _question(each, known) for each in entry["qa"] if each["category"] in CATEGORIES
+        ]
         return Conversation(
             name=path.stem,
-            speakers=(told["speaker_a"], told["speaker_b"]),
+            speakers=(conversation["speaker_a"], conversation["speaker_b"]),
             lines=lines,
-            spoken=tuple(spoken_in(told)),
-            questions=tuple(each for each in asked if each.evidence),
+            spoken=tuple(to_messages(conversation)),
+            questions=tuple(each for each in questions if each.evidence),
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise BadDataFile(f"{path} is no LoCoMo file: {error!r}") from error
 
 
-def files_of(source: Path) -> list[Path]:
+def list_files(source: Path) -> list[Path]:
     """The files of a folder, or the one file. Raises BadDataFile."""
     files = sorted(source.glob("*.json")) if source.is_dir() else [source]
     if not files:
@@ -63,10 +65,10 @@ def files_of(source: Path) -> list[Path]:
     return files
 
 
-def _asked(question: Mapping[str, Any], known: set[str]) -> Asked:
+def _question(entry: Mapping[str, Any], known: set[str]) -> Question:
     # Some evidence is written as "D8:6; D9:17" in one text.
-    evidence = {each for text in question["evidence"] for each in _LINE_ID.findall(text)}
-    category = CATEGORIES[question["category"]]
-    return Asked(
-        str(question["question"]), str(question["answer"]), category, frozenset(evidence & known)
+    evidence = {each for text in entry["evidence"] for each in _LINE_ID.findall(text)}
+    category = CATEGORIES[entry["category"]]
+    return Question(
+        str(entry["question"]), str(entry["answer"]), category, frozenset(evidence & known)
     )

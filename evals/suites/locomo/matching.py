@@ -1,9 +1,10 @@
-"""How often the episode that a question is matched with holds the question's evidence: real text, the real encoder.
+"""Share of a question's evidence in the episode matched with it: real text, the real encoder.
 
-No language model takes part. Segments, clusters and matching are the service's (`kvrecall/domain/episodes.py`). Beside
-them stand what an episode of the matched one's size would hold if its segments were drawn at random, and random
-clusters: episodes of the same sizes with shuffled members, whose centroids are made and matched like the
-real ones. These are not pure chance, since even a random cluster's centroid leans towards its own members.
+No language model takes part. Segments, clusters and matching are the service's
+(`kvrecall/domain/episodes.py`). For comparison there are the expected share if the segments of an
+episode of the matched one's size were drawn at random, and random clusters: episodes of the same
+sizes with shuffled members, whose centroids are made and matched like the real ones. These are not
+pure chance, since even a random cluster's centroid leans towards its own members.
 """
 
 from collections.abc import Sequence
@@ -13,10 +14,10 @@ from pathlib import Path
 
 import numpy as np
 
-from evals.episodes import embedded
+from evals.episodes import embed
 from evals.suite import Record
-from evals.suites.locomo.data import Asked, Conversation, read
-from evals.summary import Key, difference_row, grouped, mean, mean_row
+from evals.suites.locomo.data import Conversation, Question, read_conversation
+from evals.summary import Key, difference_row, group_by, mean, mean_row
 from kvrecall.domain.episodes import Clusters, Segment, Vectors, cluster, match, segments_of
 from kvrecall.domain.utterances import Utterance
 from kvrecall.reporting.results import Row
@@ -33,7 +34,7 @@ _SHUFFLES = 20
 
 @dataclass(frozen=True)
 class Matching:
-    """All questions of one file, with segments of `width` lines, for every number of episodes in `counts`."""
+    """All questions of one file, with segments of `width` lines, for every number of episodes."""
 
     path: str
     width: int
@@ -42,13 +43,13 @@ class Matching:
 
     @property
     def label(self) -> str:
-        """For the progress bar."""
+        """Short text for the progress bar."""
         return f"{Path(self.path).stem}, segments of {self.width}"
 
 
 @dataclass(frozen=True)
-class _Held:
-    """How much of a question's evidence an episode holds, 0 to 1, whether it is all, and what chance would give."""
+class _Evidence:
+    """Share of a question's evidence in an episode, 0 to 1, whether all of it, and by chance."""
 
     share: float
     whole: float
@@ -57,30 +58,31 @@ class _Held:
 
 
 def run(unit: Matching) -> list[Record]:
-    """A record per question: lists over `counts`."""
-    told = read(Path(unit.path))
-    segments = segments_of(_utterances(told), unit.width, partial=True)
-    vectors = embedded([segment.text for segment in segments])
-    queries = embedded([question.text for question in told.questions])
-    places = [_places(question, told, segments) for question in told.questions]
+    """One record per question, with lists over `counts`."""
+    conversation = read_conversation(Path(unit.path))
+    segments = segments_of(_to_utterances(conversation), unit.width, partial=True)
+    vectors = embed([segment.text for segment in segments])
+    queries = embed([question.text for question in conversation.questions])
     clusters = [cluster(vectors, count, unit.seed) for count in unit.counts]
-    shuffles = [_shuffled(vectors, found, unit.seed) for found in clusters]
+    shuffles = [_shuffle(vectors, each, unit.seed) for each in clusters]
     records = list[Record]()
-    for number, (query, evidence) in enumerate(zip(queries, places, strict=True)):
-        held = [_held(query, evidence, found) for found in clusters]
-        at_random = [[_held(query, evidence, found) for found in each] for each in shuffles]
+    for number, question in enumerate(conversation.questions):
+        evidence = _evidence_segments(question, conversation, segments)
+        query = queries[number]
+        matched = [_measure(query, evidence, each) for each in clusters]
+        at_random = [[_measure(query, evidence, each) for each in draws] for draws in shuffles]
         records.append(
             {
                 "kind": "matching",
-                "conversation": told.name,
+                "conversation": conversation.name,
                 "question": number,
-                "category": told.questions[number].category,
+                "category": question.category,
                 "segment_utterances": unit.width,
                 "episodes": list(unit.counts),
-                "share": [each.share for each in held],
-                "whole": [each.whole for each in held],
-                "chance_share": [each.chance_share for each in held],
-                "chance_whole": [each.chance_whole for each in held],
+                "share": [each.share for each in matched],
+                "whole": [each.whole for each in matched],
+                "chance_share": [each.chance_share for each in matched],
+                "chance_whole": [each.chance_whole for each in matched],
                 "random_share": [mean(each.share for each in draws) for draws in at_random],
                 "random_whole": [mean(each.whole for each in draws) for draws in at_random],
             }
@@ -88,31 +90,33 @@ def run(unit: Matching) -> list[Record]:
     return records
 
 
-def _utterances(told: Conversation) -> list[Utterance]:
-    """Each line as an utterance; its place among the lines stands for its tokens."""
-    user = told.speakers[0]
+def _to_utterances(conversation: Conversation) -> list[Utterance]:
+    """Each line as an utterance; its index among the lines stands for its tokens."""
+    user = conversation.speakers[0]
     return [
         Utterance(
             "user" if line.speaker == user else "assistant",
             f"{line.speaker}: {line.text}",
-            at,
-            at + 1,
+            index,
+            index + 1,
         )
-        for at, line in enumerate(told.lines)
+        for index, line in enumerate(conversation.lines)
     ]
 
 
-def _places(question: Asked, told: Conversation, segments: Sequence[Segment]) -> list[int]:
-    """The segment of each line of a question's evidence."""
-    of_line = {
-        told.lines[at].id: n
-        for n, segment in enumerate(segments)
-        for at in range(segment.start, segment.stop)
+def _evidence_segments(
+    question: Question, conversation: Conversation, segments: Sequence[Segment]
+) -> list[int]:
+    """Index of the segment of each line of a question's evidence."""
+    segment_by_line = {
+        conversation.lines[index].id: number
+        for number, segment in enumerate(segments)
+        for index in range(segment.start, segment.stop)
     }
-    return [of_line[line] for line in sorted(question.evidence)]
+    return [segment_by_line[line] for line in sorted(question.evidence)]
 
 
-def _shuffled(vectors: Vectors, clusters: Clusters, seed: int) -> list[Clusters]:
+def _shuffle(vectors: Vectors, clusters: Clusters, seed: int) -> list[Clusters]:
     """Episodes of the same sizes, their members drawn at random."""
     rng = np.random.default_rng(seed)
     draws = [rng.permutation(np.asarray(clusters.labels)) for _ in range(_SHUFFLES)]
@@ -126,12 +130,12 @@ def _shuffled(vectors: Vectors, clusters: Clusters, seed: int) -> list[Clusters]
     ]
 
 
-def _held(query: Vectors, evidence: Sequence[int], clusters: Clusters) -> _Held:
+def _measure(query: Vectors, evidence: Sequence[int], clusters: Clusters) -> _Evidence:
     episode = match(query, clusters.centroids).episode
     size = clusters.labels.count(episode)
     segments = len(clusters.labels)
     inside = [clusters.labels[segment] == episode for segment in evidence]
-    return _Held(
+    return _Evidence(
         share=mean(inside),
         whole=float(all(inside)),
         chance_share=size / segments,
@@ -140,28 +144,39 @@ def _held(query: Vectors, evidence: Sequence[int], clusters: Clusters) -> _Held:
 
 
 def chance_of_all(wanted: int, size: int, segments: int) -> float:
-    """How likely `size` of `segments` segments, drawn at random, have `wanted` given ones among them."""
+    """Probability that `size` of `segments` segments, drawn at random, include `wanted` of them."""
     return comb(segments - wanted, size - wanted) / comb(segments, size) if wanted <= size else 0.0
 
 
 def result_rows(records: Sequence[Record], seed: int) -> list[Row]:
-    """By width and number of episodes: the share and the whole of the evidence, and how far above chance they are."""
+    """Share and whole of the evidence by width and number of episodes, and how far above chance."""
     rows: list[Row] = []
-    for (width,), found in grouped(records, "segment_utterances").items():
-        for place, count in enumerate(found[0]["episodes"]):
-            told = {"segment_utterances": width, "episodes": count}
+    for (width,), group in group_by(records, "segment_utterances").items():
+        for index, count in enumerate(group[0]["episodes"]):
+            columns = {"segment_utterances": width, "episodes": count}
             for condition, name in ((SHARE, "share"), (WHOLE, "whole")):
-                ours = _values(found, name, place)
-                rows += mean_row(condition, list(ours.values()), seed, method=MATCHED, **told)
-                for method, other in ((RANDOM, f"random_{name}"), (EXPECTED, f"chance_{name}")):
-                    theirs = _values(found, other, place)
-                    rows += mean_row(condition, list(theirs.values()), seed, method=method, **told)
-                    above = {"method": MATCHED, "against": method, **told}
-                    rows += difference_row(
-                        f"{condition}: above {method}", ours, theirs, seed, **above
-                    )
+                rows += _rows_above_chance(condition, name, group, index, seed, columns)
     return rows
 
 
-def _values(records: Sequence[Record], name: str, place: int) -> dict[Key, float]:
-    return {(each["conversation"], each["question"]): each[name][place] for each in records}
+def _rows_above_chance(
+    condition: str,
+    name: str,
+    records: Sequence[Record],
+    index: int,
+    seed: int,
+    columns: dict[str, int],
+) -> list[Row]:
+    """One measure at one number of episodes: the matched episode, chance, and the differences."""
+    ours = _values(records, name, index)
+    rows = mean_row(condition, list(ours.values()), seed, method=MATCHED, **columns)
+    for method, key in ((RANDOM, f"random_{name}"), (EXPECTED, f"chance_{name}")):
+        theirs = _values(records, key, index)
+        rows += mean_row(condition, list(theirs.values()), seed, method=method, **columns)
+        above = {"method": MATCHED, "against": method, **columns}
+        rows += difference_row(f"{condition}: above {method}", ours, theirs, seed, **above)
+    return rows
+
+
+def _values(records: Sequence[Record], name: str, index: int) -> dict[Key, float]:
+    return {(each["conversation"], each["question"]): each[name][index] for each in records}

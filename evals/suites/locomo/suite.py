@@ -1,18 +1,18 @@
-"""Suite locomo: real conversations. Whether episodes hold the evidence, and, where a model is given, its answers."""
+"""Suite locomo: evidence in the matched episode and, if a model is given, the model's answers."""
 
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from evals.configs import FULL, Arm, arm_of
+from evals.configs import FULL, RunConfig, parse_config
 from evals.suite import Record, Suite
 from evals.suites.locomo import answers as locomo_answers
 from evals.suites.locomo import matching as locomo_matching
 from evals.suites.locomo.answers import Answering
-from evals.suites.locomo.data import files_of
+from evals.suites.locomo.data import list_files
 from evals.suites.locomo.matching import Matching
-from evals.summary import of_kind
+from evals.summary import select_kind
 from kvrecall.reporting.results import Row
 
 NO_MODEL = "none, the sentence encoder alone"
@@ -26,8 +26,8 @@ def suite(
     widths: Sequence[int],
     answers: Sequence[Answering],
 ) -> Suite[Matching | Answering]:
-    """Matching on the first `limit` files, and the answers that `answering` lists. Raises BadDataFile."""
-    files = files_of(source)[:limit]
+    """Matching on the first `limit` files, and the given answering units. Raises BadDataFile."""
+    files = list_files(source)[:limit]
     matching = [
         Matching(str(path), width, tuple(counts), seed) for path in files for width in widths
     ]
@@ -35,27 +35,34 @@ def suite(
     return Suite("locomo", seed, model, (*matching, *answers), run, partial(result_rows, seed=seed))
 
 
-def answering(
-    first: Answering, source: Path, limit: int | None, arms: Sequence[Arm], budgets: Sequence[str]
+def answering_units(
+    first: Answering,
+    source: Path,
+    limit: int | None,
+    configs: Sequence[RunConfig],
+    budgets: Sequence[str],
 ) -> list[Answering]:
-    """Every arm at every budget, and the full cache once, on the first `limit` files. Raises BadDataFile."""
+    """The full cache once and every configuration at every budget, on the first `limit` files.
+
+    Raises BadDataFile.
+    """
     return [
         replace(first, path=str(path), setup=setup)
-        for path in files_of(source)[:limit]
+        for path in list_files(source)[:limit]
         for setup in (
-            replace(first.setup, arm=arm_of(FULL), budget="1/1"),
+            replace(first.setup, config=parse_config(FULL), budget="1/1"),
             *(
-                replace(first.setup, arm=arm, budget=each)
+                replace(first.setup, config=config, budget=each)
                 for each in budgets
-                for arm in arms
-                if arm.evicts
+                for config in configs
+                if config.evicts
             ),
         )
     ]
 
 
 def run(unit: Matching | Answering) -> list[Record]:
-    """Whichever it is."""
+    """Run a unit of either kind. Raises BadDataFile, `workers.errors`."""
     match unit:
         case Matching():
             return locomo_matching.run(unit)
@@ -64,6 +71,6 @@ def run(unit: Matching | Answering) -> list[Record]:
 
 
 def result_rows(records: Sequence[Record], seed: int) -> list[Row]:
-    """The rows of both parts."""
-    matched = locomo_matching.result_rows(of_kind(records, "matching"), seed)
-    return [*matched, *locomo_answers.result_rows(of_kind(records, "answer"), seed)]
+    """Rows of matching, then rows of answers."""
+    rows = locomo_matching.result_rows(select_kind(records, "matching"), seed)
+    return [*rows, *locomo_answers.result_rows(select_kind(records, "answer"), seed)]

@@ -1,1 +1,1 @@
-"""Suite longconv: questions about long conversations of several topics."""
+"""Suite longconv: questions about facts of long conversations on several topics."""

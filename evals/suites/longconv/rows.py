@@ -1,4 +1,4 @@
-"""What longconv comes to: accuracy by arm, budget and place, paired differences, and what episodes cost."""
+"""Result rows of longconv: accuracy by configuration and budget, differences, and costs."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -6,44 +6,50 @@ from typing import Any
 from evals.codecs import byte_rows, cost_rows, rows_by_codec
 from evals.configs import FULL
 from evals.suite import Record
-from evals.summary import Key, difference_row, grouped, mean, mean_row, of_kind, values_of
+from evals.suites.longconv.conversations import PLACES
+from evals.summary import (
+    Key,
+    difference_row,
+    group_by,
+    mean,
+    mean_row,
+    select_kind,
+    values_by_key,
+)
 from kvrecall.reporting.results import Row, speed_row
 
-PLACES = ("early", "middle", "late")
 _ONE_PASS = "+one_pass"
 _PER_EPISODE = "+per_episode"
 
 
 def result_rows(records: Sequence[Record], seed: int) -> list[Row]:
-    """The rows of each codec's sessions, then what int8 costs and takes, where there are both."""
-    rows = rows_by_codec(records, lambda own: _rows(own, seed), "method")
-    histories = of_kind(records, "history")
-    known = grouped(histories, "arm", "budget")
-    asked = of_kind(records, "question")
-    common = {key: _common(key, found) for key, found in known.items()}
+    """Rows of each codec's sessions, then cost and bytes of int8 if both codecs are there."""
+    rows = rows_by_codec(records, lambda group: _rows(group, seed), "method")
+    histories = select_kind(records, "history")
+    common = {
+        key: _common(key, group) for key, group in group_by(histories, "arm", "budget").items()
+    }
     rows += cost_rows(
-        asked,
+        select_kind(records, "question"),
         ("arm", "budget"),
         ("seed", "question"),
-        lambda one: common[one["arm"], one["budget"]],
+        lambda record: common[record["arm"], record["budget"]],
         seed,
     )
     return [*rows, *byte_rows(histories)]
 
 
 def _rows(records: Sequence[Record], seed: int) -> list[Row]:
-    """Quality rows, which the same seed gives again, then speed rows."""
-    questions = of_kind(records, "question")
-    histories = of_kind(records, "history")
-    asked = grouped(questions, "arm", "budget")
-    kept = grouped(histories, "arm", "budget")
-    common = {key: _common(key, found) for key, found in kept.items()}
+    """Quality rows, which the same seed reproduces, then speed rows."""
+    questions = group_by(select_kind(records, "question"), "arm", "budget")
+    histories = group_by(select_kind(records, "history"), "arm", "budget")
+    common = {key: _common(key, group) for key, group in histories.items()}
     rows: list[Row] = []
-    for key, found in asked.items():
-        rows += _accuracy(found, common[key], seed)
-    rows += _differences(asked, common, seed)
-    for key, found in kept.items():
-        rows += _costs(key, found, asked[key], kept)
+    for key, group in questions.items():
+        rows += _accuracy(group, common[key], seed)
+    rows += _differences(questions, common, seed)
+    for key, group in histories.items():
+        rows += _costs(key, group, questions[key], histories)
     return rows
 
 
@@ -57,62 +63,69 @@ def _common(key: Key, histories: Sequence[Record]) -> dict[str, Any]:
     }
 
 
-def _accuracy(asked: Sequence[Record], common: Mapping[str, Any], seed: int) -> list[Row]:
-    rows = mean_row("all facts", [each["right"] for each in asked], seed, **common)
+def _accuracy(questions: Sequence[Record], common: Mapping[str, Any], seed: int) -> list[Row]:
+    rows = mean_row("all facts", [each["right"] for each in questions], seed, **common)
     for place in PLACES:
         rows += mean_row(
             f"{place} facts",
-            [each["right"] for each in asked if each["place"] == place],
+            [each["right"] for each in questions if each["place"] == place],
             seed,
             **common,
         )
-    held = [each["held"] for each in asked if "held" in each]
+    held = [each["held"] for each in questions if "held" in each]
     rows += mean_row("fact in the matched episode", held, seed, **common)
     for condition, inside in (
         ("facts in the matched episode", 1.0),
         ("facts outside the matched episode", 0.0),
     ):
-        right = [each["right"] for each in asked if each.get("held") == inside]
+        right = [each["right"] for each in questions if each.get("held") == inside]
         rows += mean_row(condition, right, seed, **common)
     return rows
 
 
 def _differences(
-    asked: Mapping[Key, Sequence[Record]], common: Mapping[Key, Any], seed: int
+    questions: Mapping[Key, Sequence[Record]], common: Mapping[Key, Any], seed: int
 ) -> Iterator[Row]:
-    """Every arm with episodes against every other at the same budget, and against the full cache."""
+    """Every configuration with episodes against the others at its budget and the full cache."""
     right = {
-        key: values_of(found, lambda each: each["right"], "seed", "question")
-        for key, found in asked.items()
+        key: values_by_key(group, lambda each: each["right"], "seed", "question")
+        for key, group in questions.items()
     }
-    for (arm, budget), ours in right.items():
-        if not any("episode" in each for each in asked[arm, budget]):
+    for (config, budget), ours in right.items():
+        if not any("episode" in each for each in questions[config, budget]):
             continue
         for (other, its_budget), theirs in right.items():
-            if other != arm and (its_budget == budget or other == FULL):
-                told = {**common[arm, budget], "against": other}
-                yield from difference_row(f"{arm} minus {other}", ours, theirs, seed, **told)
+            if other != config and (its_budget == budget or other == FULL):
+                columns = {**common[config, budget], "against": other}
+                yield from difference_row(f"{config} minus {other}", ours, theirs, seed, **columns)
 
 
 def _costs(
     key: Key,
     histories: Sequence[Record],
-    asked: Sequence[Record],
-    kept: Mapping[Key, Sequence[Record]],
+    questions: Sequence[Record],
+    all_histories: Mapping[Key, Sequence[Record]],
 ) -> Iterator[Row]:
+    """Seconds of answers and of prefill and build; one pass also as a ratio to E passes."""
     name = f"{key[0]}, {key[1]}"
-    yield speed_row(name, "answer", "seconds", [each["seconds"] for each in asked])
+    yield speed_row(name, "answer", "seconds", [each["seconds"] for each in questions])
     spent = [prefill_seconds(each) for each in histories]
     against: dict[str, Any] = {}
     rival = (key[0].replace(_ONE_PASS, _PER_EPISODE), key[1])
-    if rival != key and rival in kept:
-        whole = sum(prefill_seconds(each) for each in kept[rival])
-        against = {"ratio_to": rival[0], "ratio": round(sum(spent) / whole, 4)}
+    if rival != key and rival in all_histories:
+        rival_seconds = sum(prefill_seconds(each) for each in all_histories[rival])
+        against = {"ratio_to": rival[0], "ratio": round(sum(spent) / rival_seconds, 4)}
     yield speed_row(name, "prefill and build", "seconds", spent, **against)
     if against:
-        yield from _like_for_like(name, histories, kept[rival], rival[0])
-    if "index_bytes" not in histories[0]:
-        return
+        yield from _like_for_like(name, histories, all_histories[rival], rival[0])
+    if "index_bytes" in histories[0]:
+        yield from _episode_costs(name, histories, questions)
+
+
+def _episode_costs(
+    name: str, histories: Sequence[Record], questions: Sequence[Record]
+) -> Iterator[Row]:
+    """Bytes of the index, seconds of clustering, and share of rows that an episode switch moves."""
     copies = sum(each["copy_bytes"] for each in histories)
     ratio = round(sum(each["index_bytes"] for each in histories) / copies, 5)
     sizes = [each["index_bytes"] for each in histories]
@@ -122,17 +135,17 @@ def _costs(
     yield speed_row(
         name, "clustering", "seconds", [each["seconds"]["clustering"] for each in histories]
     )
-    moved = [each["rows_moved"] / (each["rows_moved"] + each["rows_kept"]) for each in asked]
+    moved = [each["rows_moved"] / (each["rows_moved"] + each["rows_kept"]) for each in questions]
     yield speed_row(name, "rows moved by a switch", "share", moved)
 
 
 def _like_for_like(
     name: str, histories: Sequence[Record], rivals: Sequence[Record], rival: str
 ) -> Iterator[Row]:
-    """The same comparison with prefills of one kind: the history in one go, as each of the E passes does it.
+    """The same comparison with one kind of prefill: the history at once, as in each of E passes.
 
-    A session's own prefill comes turn by turn, each written through and committed; a pass of EpiCache's build is
-    neither.
+    A session's own prefill comes turn by turn, each written through and committed; a pass of
+    EpiCache's build is neither.
     """
     passes = [each["seconds"]["build"] for each in rivals]
     builds = [each["seconds"]["build"] for each in histories]
@@ -149,9 +162,10 @@ def _like_for_like(
 
 
 def prefill_seconds(history: Record) -> float:
-    """Seconds until questions can be asked: one prefill and the build on it, or the E prefills of EpiCache's own build.
+    """Seconds until questions can be asked.
 
-    These do not need the session's own prefill before them, so it is not counted there.
+    That is one prefill and the build on it, or the E prefills of EpiCache's own build, which do not
+    need the session's own prefill before them.
     """
     seconds = history["seconds"]
     if history["build"] == "per_episode":

@@ -1,8 +1,9 @@
-"""Suite longconv: questions on early, middle and late facts of conversations whose topics come and go.
+"""Suite longconv: questions on facts of conversations whose topics come and go.
 
-Accuracy by method and budget, with the full cache as the ceiling: the shape of EpiCache's Figure 5. Every arm hears the
-same conversations and the same questions, each asked from the state after the whole history, at the same budget:
-active rows per head, averaged over layers. Repair is off.
+Accuracy by method and budget, with the full cache as the upper bound: the form of EpiCache's Figure
+5. Every configuration has the same conversations and the same questions, each asked from the state
+after the whole history, at the same budget: active rows per head, averaged over layers. Repair is
+off.
 """
 
 import re
@@ -13,8 +14,8 @@ from functools import partial
 from typing import Any
 
 from evals import episodes, harness
-from evals.codecs import RAW, stored_of
-from evals.configs import FULL, Arm, arm_of
+from evals.codecs import RAW, storage_columns
+from evals.configs import FULL, RunConfig, parse_config
 from evals.harness import Session, Setup
 from evals.suite import Record, Suite
 from evals.suites.longconv.conversations import Question, generate_topics
@@ -28,7 +29,7 @@ BUDGETS = ("1/16", "1/8", "1/6", "1/4")
 
 @dataclass(frozen=True)
 class LongConv:
-    """One conversation under one arm and budget, with all its questions."""
+    """One conversation under one configuration and budget, with all its questions."""
 
     setup: Setup
     tokens: int
@@ -37,35 +38,34 @@ class LongConv:
 
     @property
     def label(self) -> str:
-        """For the progress bar."""
-        return (
-            f"{self.setup.arm.name} {self.setup.budget} {self.setup.codec}, seed {self.setup.seed}"
-        )
+        """Short text for the progress bar."""
+        setup = self.setup
+        return f"{setup.config.name} {setup.budget} {setup.codec}, seed {setup.seed}"
 
 
 def suite(
     first: LongConv,
-    arms: Sequence[Arm],
+    configs: Sequence[RunConfig],
     budgets: Sequence[str],
     conversations: int,
     codecs: Sequence[CodecName] = (RAW,),
 ) -> Suite[LongConv]:
-    """All arms at all budgets, and the full cache once, on so many conversations from the first unit's seed on.
+    """All configurations at all budgets, and the full cache once, under each codec.
 
-    With several codecs all of it under each of them.
+    Seeds of the `conversations` conversations begin at that of `first`.
     """
     setup = first.setup
     units = []
     for seed in range(setup.seed, setup.seed + conversations):
-        kept = [replace(setup, seed=seed, arm=arm_of(FULL), budget="1/1")]
-        kept += [
-            replace(setup, seed=seed, arm=arm, budget=budget)
+        setups = [replace(setup, seed=seed, config=parse_config(FULL), budget="1/1")]
+        setups += [
+            replace(setup, seed=seed, config=config, budget=budget)
             for budget in budgets
-            for arm in arms
-            if arm.evicts
+            for config in configs
+            if config.evicts
         ]
         units += [
-            replace(first, setup=replace(each, codec=codec)) for each in kept for codec in codecs
+            replace(first, setup=replace(each, codec=codec)) for each in setups for codec in codecs
         ]
     return Suite(
         "longconv",
@@ -78,21 +78,24 @@ def suite(
 
 
 def run(unit: LongConv) -> list[Record]:
-    """Say the conversation, build its episodes where the arm has any, ask everything. Raises `workers.errors`."""
-    said = generate_topics(unit.setup.seed, unit.tokens, unit.topics, unit.questions)
-    with harness.remembered(unit.setup, said.messages()) as session:
-        built = episodes.built_for(unit.setup, session)
-        history = _history(unit, session, built)
+    """Append the conversation, build its episodes if the configuration has any, ask all questions.
+
+    Raises BadBudget, `workers.errors`.
+    """
+    conversation = generate_topics(unit.setup.seed, unit.tokens, unit.topics, unit.questions)
+    with harness.open_session(unit.setup, conversation.messages()) as session:
+        built = episodes.build_for(unit.setup, session)
+        history = _history_record(unit, session, built)
+        questions = enumerate(conversation.questions)
         return [
             history,
-            *(
-                _asked(unit, session, number, question, built)
-                for number, question in enumerate(said.questions)
-            ),
+            *(_ask(unit, session, number, question, built) for number, question in questions),
         ]
 
 
-def _history(unit: LongConv, session: Session, built: episodes.Built | None) -> Record:
+def _history_record(
+    unit: LongConv, session: Session, built: episodes.BuiltEpisodes | None
+) -> Record:
     seconds = {"prefill": session.seconds}
     episodic = {}
     if built is not None:
@@ -105,26 +108,30 @@ def _history(unit: LongConv, session: Session, built: episodes.Built | None) -> 
     return {
         "kind": "history",
         **_identity(unit),
-        "build": unit.setup.arm.build,
+        "build": unit.setup.config.build,
         "rows": session.spec.budget,
         "length": session.memory.length,
         "active_rows": round(harness.active_rows(session), 2),
         "peak_rows": max(session.memory.peak_rows),
-        **stored_of(session.scheduler.engine.store, session.memory.length),
+        **storage_columns(session.scheduler.engine.store, session.memory.length),
         **episodic,
         "seconds": seconds,
     }
 
 
-def _asked(
-    unit: LongConv, session: Session, number: int, question: Question, built: episodes.Built | None
+def _ask(
+    unit: LongConv,
+    session: Session,
+    number: int,
+    question: Question,
+    built: episodes.BuiltEpisodes | None,
 ) -> Record:
     session.restore()
     started = time.perf_counter()
-    # The whole turn is matched, as in the authors' code: what leads to a question tells its topic.
-    chosen = episodes.matched(built, _said_in(question))
+    # The whole turn is matched, as in the authors' code: the lead of a question names its topic.
+    matched = episodes.match_text(built, _query_text(question))
     done = session.ask(
-        question.messages(), harness.MOST_REPLY_TOKENS, chosen.episode if chosen else None
+        question.messages(), harness.MAX_REPLY_TOKENS, matched.episode if matched else None
     )
     seconds = time.perf_counter() - started
     record = {
@@ -137,32 +144,41 @@ def _asked(
         "right": float(question.is_answered_by(done.message.content)),
         "seconds": seconds,
     }
-    if chosen is None:
+    if matched is None:
         return record
     return {
         **record,
-        "episode": chosen.number,
-        "held": float(_holds(chosen.members, session, question)),
+        "episode": matched.number,
+        "held": float(_states_answer(matched.members, session, question)),
         "rows_moved": done.switched.rows_moved,
         "rows_kept": done.switched.rows_kept,
     }
 
 
-def _said_in(question: Question) -> str:
+def _query_text(question: Question) -> str:
     return query_text(
         [Message(message["role"], message["content"]) for message in question.messages()]
     )
 
 
-def _holds(members: Sequence[tuple[int, int]], session: Session, question: Question) -> bool:
-    """Whether an episode's own segments hold the fact that a question asks for."""
+def _states_answer(
+    members: Sequence[tuple[int, int]], session: Session, question: Question
+) -> bool:
+    """True if an episode's own segments state the fact that a question asks for."""
     value = re.compile(rf"\b{re.escape(question.answer)}\b")
     fact = next(
-        said for said in session.utterances if said.side == "user" and value.search(said.text)
+        utterance
+        for utterance in session.utterances
+        if utterance.side == "user" and value.search(utterance.text)
     )
     return any(start <= fact.start and fact.stop <= stop for start, stop in members)
 
 
 def _identity(unit: LongConv) -> dict[str, Any]:
     setup = unit.setup
-    return {"arm": setup.arm.name, "budget": setup.budget, "seed": setup.seed, "codec": setup.codec}
+    return {
+        "arm": setup.config.name,
+        "budget": setup.budget,
+        "seed": setup.seed,
+        "codec": setup.codec,
+    }

@@ -1,22 +1,17 @@
-"""Suite mq-niah anytime: what a repair is worth that was stopped early (RepairKV, appendix C, and beyond it).
+"""Suite mq-niah anytime: the quality of a repair that was stopped early (RepairKV, appendix C).
 
-Two questions. What share of the evicted tokens must be scored until the answers are right, for each way to scan? And
-what do selectors that choose otherwise reach in the time that the repair took? The first is stopped after so many
-looks at the clock, which is the same on every machine; the second by the clock itself, so its numbers are this
-machine's.
+Two questions. Which share of the evicted tokens must be scored until the answers are right, for
+each kind of scan? And which accuracy do other selectors reach in the time that the repair took? The
+first is stopped after a number of checks of the time limit, which is the same on every machine; the
+second by the clock itself, so its numbers depend on the machine.
 """
 
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count, product
 from typing import Any
 
-import torch
-from torch import Tensor
-
-from evals import selectors
 from evals.conditions import (
     CONDITIONS,
     MATCHED,
@@ -26,34 +21,32 @@ from evals.conditions import (
     REPAIR,
     SPREAD,
     SUMMARY,
-    Before,
-    Held,
+    BaselineState,
+    ConditionResult,
 )
 from evals.replay_session import Operator
-from evals.selectors import Summaries
 from evals.suite import Record, Suite
-from evals.suites.mq_niah.case import Case, Protocol, begun
-from evals.suites.mq_niah.rows import common
-from evals.suites.mq_niah.suite import cases_of
-from evals.summary import grouped, mean, mean_row, of_kind
+from evals.suites.mq_niah.case import Case, Protocol, open_case
+from evals.suites.mq_niah.rows import GROUP_KEYS, common_columns, right_values
+from evals.suites.mq_niah.suite import list_cases, protocol_columns
+from evals.suites.mq_niah.timed import TimedResult, refresh_in_time, summary_in_time
+from evals.summary import group_by, mean, mean_row, select_kind
 from kvrecall.reporting.results import Row, speed_row
-from workers.primitives.observation import Observed
 
 K = 48
 NEEDLES = 4
 BASE = "1/16"
+# Longer than the other suites' contexts: a scan checks the time limit after a number of pages.
 TOKENS = 6000
-"""Longer than the other suites' contexts: a scan looks at the clock after so many pages."""
+# Scanned shares are rounded to eighths.
 STEPS = 8
-"""Shares scanned are told apart by eighths."""
 SCANS = ("exact", "bounded", "summary")
-_GROUP = ("needles", "policy", "condition", "k")
 _OPERATORS = {REPAIR: PUBLISHED, SPREAD: OURS}
 
 
 @dataclass(frozen=True)
 class Anytime:
-    """One example and partition: every scan stopped ever later, and other selectors in the repair's time."""
+    """One example and partition: scans stopped ever later, other selectors in the same time."""
 
     protocol: Protocol
     seed: int
@@ -62,15 +55,16 @@ class Anytime:
 
     @property
     def label(self) -> str:
-        """For the progress bar."""
+        """Short text for the progress bar."""
         return f"anytime {self.partition}, seed {self.seed}"
 
 
 def suite(protocol: Protocol, k: int, seed: int, cases: int) -> Suite[Anytime]:
-    """So many cases from the examples from `seed` on."""
-    made = replace(protocol, needles=NEEDLES, base=protocol.base or BASE)
+    """`cases` cases of the examples from `seed` on."""
+    sized = replace(protocol, needles=NEEDLES, base=protocol.base or BASE)
     units = tuple(
-        Anytime(made, one, partition, k) for one, partition in cases_of(NEEDLES, seed, cases)
+        Anytime(sized, case_seed, partition, k)
+        for case_seed, partition in list_cases(NEEDLES, seed, cases)
     )
     return Suite(
         "mq-niah anytime", seed, protocol.model, units, run, partial(result_rows, seed=seed)
@@ -78,180 +72,123 @@ def suite(protocol: Protocol, k: int, seed: int, cases: int) -> Suite[Anytime]:
 
 
 def run(unit: Anytime) -> list[Record]:
-    """Raises BadExample, BadBudget, `workers.errors`."""
-    told = {
-        "needles": unit.protocol.needles,
-        "policy": unit.protocol.policy,
-        "base": unit.protocol.base,
+    """Measure every stopped scan, then other selectors in the same time.
+
+    Raises BadExample, BadBudget, `workers.errors`.
+    """
+    identity = {
+        **protocol_columns(unit.protocol),
         "k": unit.k,
+        "seed": unit.seed,
+        "partition": unit.partition,
     }
-    identity = {**told, "seed": unit.seed, "partition": unit.partition}
-    with begun(unit.protocol, unit.seed, unit.partition) as case:
-        ready = case.before()
-        records = list(_stopped(case, ready, unit, identity))
-        records += _time_matched(case, ready, unit.k, identity)
+    with open_case(unit.protocol, unit.seed, unit.partition) as case:
+        baseline = case.build_baseline()
+        records = list(_stopped_scans(case, baseline, unit.k, identity))
+        records += _time_matched(case, baseline, unit.k, identity)
     return records
 
 
-def _stopped(
-    case: Case, ready: Before, unit: Anytime, identity: dict[str, Any]
+def _stopped_scans(
+    case: Case, baseline: BaselineState, k: int, identity: dict[str, Any]
 ) -> Iterator[Record]:
-    """Each operator and scan, stopped at every look at the clock that finds more scored than the last one asked at."""
+    """Each operator and scan, stopped at ever later checks of the time limit.
+
+    A stop counts only if it has scored more eighths of the candidates than the last one that
+    counts.
+    """
     for (name, operator), scan in product(_OPERATORS.items(), SCANS):
         last = -1.0
-        for held in _ever_later(ready, Operator(operator.settings, scan), unit.k):
-            assert held.report is not None, "the worker reports its repairs"
-            scanned = held.report.scored_rows / max(1, held.report.candidates)
+        for result in _stop_later_and_later(baseline, Operator(operator.settings, scan), k):
+            report = result.report
+            assert report is not None, "the worker reports its repairs"
+            scanned = report.scored_rows / max(1, report.candidates)
             share = round(scanned * STEPS) / STEPS
-            if share == last and held.report.truncated:
+            if share == last and report.truncated:
                 continue
             last = share
-            told = {
+            yield {
                 "kind": "stopped",
                 **identity,
                 "condition": name,
                 "scan": scan,
                 "stopped_at": share,
-            }
-            told |= {
-                "complete": not held.report.truncated,
+                "complete": not report.truncated,
                 "scanned": scanned,
-                "bytes_read": held.report.bytes_read,
+                "bytes_read": report.bytes_read,
+                **case.measure(baseline, result),
+                "seconds": report.seconds,
             }
-            yield {**told, **case.told_of(ready, held), "seconds": held.report.seconds}
 
 
-def _ever_later(ready: Before, operator: Operator, k: int) -> Iterator[Held]:
-    """The worker's repair, told to end at its first look at the clock, its second, and so on until it is done."""
-    for most in count():
-        held = _run(ready, operator, k, most)
-        yield held
-        if held.report is not None and not held.report.truncated:
+def _stop_later_and_later(
+    baseline: BaselineState, operator: Operator, k: int
+) -> Iterator[ConditionResult]:
+    """The worker's repair, stopped at its first check of the time limit, its second, and so on."""
+    for checks in count():
+        result = _repair_with_checks(baseline, operator, k, checks)
+        yield result
+        if result.report is not None and not result.report.truncated:
             return
 
 
-def _run(ready: Before, operator: Operator, k: int, most: int) -> Held:
-    looks = count(1)
-    result = ready.cache.replayed.repaired(
-        ready.state, k, operator, [ready.signal], lambda: next(looks) > most
+def _repair_with_checks(
+    baseline: BaselineState, operator: Operator, k: int, checks: int
+) -> ConditionResult:
+    """The worker's repair, stopped at the check after `checks` checks of the time limit."""
+    numbers = count(1)
+    result = baseline.cache.session.repair(
+        baseline.state, k, operator, [baseline.signal], lambda: next(numbers) > checks
     )
-    return Held(result.state, len(ready.base) + k, result.report)
+    return ConditionResult(result.state, len(baseline.base) + k, result.report)
 
 
-def _time_matched(case: Case, ready: Before, k: int, identity: dict[str, Any]) -> Iterator[Record]:
-    """Matched no-repair and the repairs, then Refresh and page summary with no more time than ours took."""
+def _time_matched(
+    case: Case, baseline: BaselineState, k: int, identity: dict[str, Any]
+) -> Iterator[Record]:
+    """Matched no-repair and the repairs, then Refresh and page summary in as much time as ours."""
     allowed = 0.0
     for name in (MATCHED, REPAIR, SPREAD):
-        held = CONDITIONS[name](ready, k)
-        allowed = held.report.seconds if held.report else 0.0
-        yield {**identity, **_told(case, ready, _Timed(held, 1.0, allowed)), "condition": name}
-    for name, choose in ((REFRESH, _refresh_in_time), (SUMMARY, _summary_in_time)):
-        yield {
-            **identity,
-            **_told(case, ready, choose(ready, k, allowed)),
-            "condition": f"{name}, in ours' time",
-        }
+        result = CONDITIONS[name](baseline, k)
+        allowed = result.repair_seconds
+        timed = TimedResult(result, 1.0, allowed)
+        yield {**identity, **_measure(case, baseline, timed), "condition": name}
+    for name, select in ((REFRESH, refresh_in_time), (SUMMARY, summary_in_time)):
+        timed = select(baseline, k, allowed)
+        condition = f"{name}, in ours' time"
+        yield {**identity, **_measure(case, baseline, timed), "condition": condition}
 
 
-@dataclass(frozen=True)
-class _Timed:
-    """What was chosen, the share of the evicted tokens that was scored for it, and how long that took."""
-
-    held: Held
-    scanned: float
-    seconds: float
-
-
-def _told(case: Case, ready: Before, timed: _Timed) -> dict[str, Any]:
+def _measure(case: Case, baseline: BaselineState, timed: TimedResult) -> dict[str, Any]:
     return {
         "kind": "timed",
         "scanned": timed.scanned,
         "seconds": timed.seconds,
-        **case.told_of(ready, timed.held),
+        **case.measure(baseline, timed.result),
     }
-
-
-class _Clock:
-    """Whether as many seconds have passed as it allows."""
-
-    def __init__(self, allowed: float) -> None:
-        self._allowed = allowed
-        self._started = time.perf_counter()
-
-    def spent(self) -> float:
-        return time.perf_counter() - self._started
-
-    def late(self) -> bool:
-        return self.spent() >= self._allowed
-
-
-def _refresh_in_time(ready: Before, k: int, seconds: float) -> _Timed:
-    """Refresh that stops scoring evicted tokens, the earliest first, when the time is up."""
-    cache = ready.cache
-    keys = ready.cache.replayed.keys()
-    clock = _Clock(seconds)
-    observed = cache.replayed.observed(ready.state, [ready.signal])
-    scores, seen = _scored(ready, observed, keys, ready.candidates, clock)
-    known = torch.cat([seen, ready.base])
-    chosen = selectors.best_bursts(
-        scores, known[~cache.kept[known]], cache.scores, len(ready.base) + k - int(cache.kept.sum())
-    )
-    spent = clock.spent()
-    state = cache.holding(torch.cat([cache.kept.nonzero().flatten(), chosen]))
-    return _Timed(Held(state, len(ready.base) + k), len(seen) / len(ready.candidates), spent)
-
-
-def _summary_in_time(ready: Before, k: int, seconds: float) -> _Timed:
-    """Chunks in the order of their summaries, each read whole, until the time is up."""
-    cache = ready.cache
-    keys = ready.cache.replayed.keys()
-    summaries = Summaries(keys, cache.context)
-    clock = _Clock(seconds)
-    observed = cache.replayed.observed(ready.state, [ready.signal])
-    chunk_of = ready.candidates // selectors.CHUNK
-    order = torch.cat([ready.candidates[chunk_of == chunk] for chunk in summaries.ranked(observed)])
-    scores, seen = _scored(ready, observed, keys, order, clock)
-    chosen = selectors.best_bursts(scores, seen.sort().values, cache.scores, k)
-    return _Timed(ready.with_tokens(chosen), len(seen) / len(ready.candidates), clock.spent())
-
-
-def _scored(
-    ready: Before, observed: Observed, keys: Sequence[Tensor], order: Tensor, clock: _Clock
-) -> tuple[Tensor, Tensor]:
-    active = torch.cat([ready.base, ready.cache.after])
-    scores, seen = selectors.scores_in_time(
-        observed, keys, active, order, ready.cache.sinks, clock.late
-    )
-    return scores[: ready.cache.context], seen
 
 
 def result_rows(records: Sequence[Record], seed: int) -> list[Row]:
     """Scores by scan and share, then those of selectors in the same time, then seconds."""
-    stopped = of_kind(records, "stopped")
-    timed = of_kind(records, "timed")
+    stopped = select_kind(records, "stopped")
     rows: list[Row] = []
-    for (*key, scan, share), found in grouped(stopped, *_GROUP, "scan", "stopped_at").items():
-        read = round(mean(each["bytes_read"] for each in found))
-        told = {**_common(key, found), "scan": scan, "stopped_at": share, "bytes_read": read}
-        rows += mean_row(f"{key[2]}, {scan}, {share:.0%} scored", _right(found), seed, **told)
-    for (*key,), found in grouped(timed, *_GROUP).items():
-        rows += mean_row(key[2], _right(found), seed, **_common(key, found))
-    whole = [each for each in stopped if each["complete"]]
-    for (condition, scan), found in grouped(whole, "condition", "scan").items():
-        rows.append(
-            speed_row(
-                f"{condition}, {scan}", "repair", "seconds", [each["seconds"] for each in found]
-            )
-        )
+    by_share = group_by(stopped, *GROUP_KEYS, "scan", "stopped_at")
+    for (*key, scan, share), group in by_share.items():
+        read = round(mean(each["bytes_read"] for each in group))
+        columns = {**_columns(key, group), "scan": scan, "stopped_at": share, "bytes_read": read}
+        condition = f"{key[2]}, {scan}, {share:.0%} scored"
+        rows += mean_row(condition, right_values(group), seed, **columns)
+    for (*key,), group in group_by(select_kind(records, "timed"), *GROUP_KEYS).items():
+        rows += mean_row(key[2], right_values(group), seed, **_columns(key, group))
+    complete = [each for each in stopped if each["complete"]]
+    for (condition, scan), group in group_by(complete, "condition", "scan").items():
+        seconds = [each["seconds"] for each in group]
+        rows.append(speed_row(f"{condition}, {scan}", "repair", "seconds", seconds))
     return rows
 
 
-def _common(key: Sequence[Any], found: Sequence[Record]) -> dict[str, Any]:
+def _columns(key: Sequence[Any], group: Sequence[Record]) -> dict[str, Any]:
     return {
-        **common(tuple(key), found),
-        "scanned": round(mean(each["scanned"] for each in found), 4),
+        **common_columns(tuple(key), group),
+        "scanned": round(mean(each["scanned"] for each in group), 4),
     }
-
-
-def _right(found: Sequence[Record]) -> list[float]:
-    return [each["right"] for each in found]

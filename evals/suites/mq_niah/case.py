@@ -1,8 +1,9 @@
-"""One case of MQ-NIAH: an example and a partition of its needles, compressed after the first turn (RepairKV 3.2).
+"""One case of MQ-NIAH: an example and a partition of its needles, compressed after the first turn.
 
-The reference model answers one question at a time, so the paper's prompt with all of a turn's questions becomes as
-many exchanges: the first turn's are said one after the other and stay, the second turn's are each asked from the same
-cache. What a repair sees of the second turn is one message with all its questions.
+RepairKV 3.2. The reference model answers one question at a time, so the paper's prompt with all of
+a turn's questions becomes as many exchanges: those of the first turn are appended one after the
+other and stay, those of the second turn are each asked from the same cache. The repair signal of
+the second turn is one message with all its questions.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,33 +17,35 @@ from torch import Tensor
 
 from evals import harness
 from evals.codecs import RAW
-from evals.compressed import Compressed
-from evals.conditions import Before, Held, before
-from evals.configs import rows_of
+from evals.compressed import CompressedContext
+from evals.conditions import BaselineState, ConditionResult, build_baseline
+from evals.configs import budget_rows
 from evals.harness import Message
-from evals.replay_session import Replayed, replaying
-from evals.spans import spans_of
+from evals.replay_session import ReplaySession, open_replay_session
+from evals.spans import find_spans
 from evals.suites.mq_niah.examples import (
     Example,
     Needle,
-    example,
-    other_question,
-    question_of,
-    turns_of,
+    build_donor_question,
+    build_example,
+    build_question,
+    parse_partition,
 )
-from kvrecall.protocol.v1 import worker_pb2 as wire
+from kvrecall.protocol.v1 import worker_pb2 as pb
 from kvstore.settings import CodecName
 from workers.primitives.observation import Observed
 
 BLOCK_TOKENS = 256
-_ROOM_FOR_AN_EXCHANGE = 80
+# Tokens of a question with its reply, at most.
+_EXCHANGE_TOKENS = 80
 
 
 @dataclass(frozen=True)
 class Protocol:
-    """What an example is made of and how it is compressed. `base`: a share of the context (1/8), or rows.
+    """Sizes of an example and its compression.
 
-    `policy`: the method of the first stage, by its name in `workers.methods`. `codec`: of stored rows.
+    `base` is a share of the context (1/8), or rows. `policy` is the method of the first stage, by
+    its name in `workers.methods`. `codec` is that of stored rows.
     """
 
     model: str
@@ -56,46 +59,53 @@ class Protocol:
 
 @dataclass
 class Case:
-    """Between two turns that ask for `first` and for `second`. `spans`: where the needles stand, by their names."""
+    """A compressed example between the turns that ask for the needles `first` and `second`.
 
-    cache: Compressed
+    `spans` are the positions of each needle's key and value, by its name.
+    """
+
+    cache: CompressedContext
     example: Example
     first: tuple[Needle, ...]
     second: tuple[Needle, ...]
     donor: Message
     spans: dict[str, tuple[int, ...]]
 
-    def before(self) -> Before:
-        """Before the second turn, its questions all in one message."""
+    def build_baseline(self) -> BaselineState:
+        """The base cache before the second turn, with that turn's signals."""
         people = "".join(needle.name for needle in self.second)
-        return before(
+        return build_baseline(
             self.cache,
-            question_of(self.second),
-            question_of(self.first),
+            build_question(self.second),
+            build_question(self.first),
             self.donor,
             f"random:{people}",
         )
 
-    def told_of(self, ready: Before, held: Held) -> dict[str, Any]:
-        """What a condition comes to: its rows, its answers, and how much of what is asked for it holds and brought."""
-        tokens = self.cache.held_of_context(held.state)
-        brought = tokens[~torch.isin(tokens, ready.base)]
-        right = self.share_right(held.state, self.second)
+    def measure(self, baseline: BaselineState, result: ConditionResult) -> dict[str, Any]:
+        """Record columns of a condition: rows, answers, and shares of the needles' spans.
+
+        `held` is the share of the second turn's spans that is active, `overlap` the share that is
+        active beyond the base cache.
+        """
+        tokens = self.cache.active_context(result.state)
+        added = tokens[~torch.isin(tokens, baseline.base)]
+        right = self.share_right(result.state, self.second)
         return {
             "context": self.cache.context,
-            "budget": held.budget,
-            "active_rows": self.cache.rows_of(held.state, held.budget),
+            "budget": result.budget,
+            "active_rows": self.cache.count_rows(result.state, result.budget),
             "right": right,
             "exact": float(right == 1.0),
             "held": self.overlap(tokens, self.second),
-            "overlap": self.overlap(brought, self.second),
+            "overlap": self.overlap(added, self.second),
         }
 
-    def share_right(self, state: wire.SessionState, needles: Sequence[Needle]) -> float:
-        """The share of needles that are answered right, each asked from this state."""
+    def share_right(self, state: pb.SessionState, needles: Sequence[Needle]) -> float:
+        """Share of needles with the right answer, each asked from this state."""
         replies = [
-            self.cache.replayed.ask(
-                state, [{"role": "user", "content": needle.question}], harness.MOST_REPLY_TOKENS
+            self.cache.session.ask(
+                state, [{"role": "user", "content": needle.question}], harness.MAX_REPLY_TOKENS
             )
             for needle in needles
         ]
@@ -105,48 +115,56 @@ class Case:
         return right / len(needles)
 
     def overlap(self, tokens: Tensor, needles: Sequence[Needle]) -> float:
-        """Which share of the needles' keys and values some tokens hold."""
-        wanted = torch.tensor([at for needle in needles for at in self.spans[needle.name]])
-        return float(torch.isin(wanted, tokens).float().mean())
+        """Share of the needles' keys and values that is among `tokens`, int64 positions."""
+        positions = [position for needle in needles for position in self.spans[needle.name]]
+        return float(torch.isin(torch.tensor(positions), tokens).float().mean())
 
 
 @contextmanager
-def begun(protocol: Protocol, seed: int, partition: str) -> Iterator[Case]:
-    """Say the context, answer the first turn from the full cache, score. Raises BadExample, BadBudget."""
-    tokenizer = harness.loaded(protocol.model).tokenizer
-    length_of = partial(harness.tokens_of, tokenizer)
-    made = example(seed, protocol.needles, protocol.distractors, protocol.tokens, length_of)
-    asked_first, asked_second = turns_of(partition)
-    rows = length_of(made.context) + _ROOM_FOR_AN_EXCHANGE * (5 * protocol.needles + 2)
-    with replaying(
+def open_case(protocol: Protocol, seed: int, partition: str) -> Iterator[Case]:
+    """Append the context, answer the first turn from the full cache, compute first-stage scores.
+
+    Raises BadExample, BadBudget, `workers.errors`.
+    """
+    tokenizer = harness.load(protocol.model).tokenizer
+    count_tokens = partial(harness.count_tokens, tokenizer)
+    example = build_example(
+        seed, protocol.needles, protocol.distractors, protocol.tokens, count_tokens
+    )
+    first, second = parse_partition(partition)
+    rows = count_tokens(example.context) + _EXCHANGE_TOKENS * (5 * protocol.needles + 2)
+    with open_replay_session(
         protocol.model,
         protocol.policy,
         seed,
         rows=rows,
         block_tokens=BLOCK_TOKENS,
         codec=protocol.codec,
-    ) as replayed:
-        said = replayed.say(made.context)
-        context = replayed.state.length
-        observed = answered(replayed, made.asked(asked_first))
+    ) as session:
+        token_ids = session.append(example.context)
+        context = session.state.length
+        observed = ask_needles(session, example.get_needles(first))
+        spans = {needle.name: needle.span for needle in example.needles}
         yield Case(
-            cache=Compressed(
-                replayed=replayed,
+            cache=CompressedContext(
+                session=session,
                 context=context,
-                tail=context,
-                base_rows=rows_of(protocol.base, context),
-                scores=replayed.first_stage(observed, context),
+                turn_start=context,
+                base_rows=budget_rows(protocol.base, context),
+                scores=session.first_stage_scores(observed, context),
             ),
-            example=made,
-            first=made.asked(asked_first),
-            second=made.asked(asked_second),
-            donor=other_question(seed, made, asked_second, protocol.distractors, protocol.tokens),
-            spans=spans_of(tokenizer, said, {needle.name: needle.span for needle in made.needles}),
+            example=example,
+            first=example.get_needles(first),
+            second=example.get_needles(second),
+            donor=build_donor_question(
+                seed, example, second, protocol.distractors, protocol.tokens
+            ),
+            spans=find_spans(tokenizer, token_ids, spans),
         )
 
 
-def answered(replayed: Replayed, needles: Sequence[Needle]) -> Observed:
-    """Ask for needles from the full cache, one after the other; returns the queries of all replies together."""
+def ask_needles(session: ReplaySession, needles: Sequence[Needle]) -> Observed:
+    """Ask for needles from the full cache, one after the other; returns queries of all replies."""
     return Observed.concatenate(
-        [replayed.reply(needle.question, harness.MOST_REPLY_TOKENS).observed for needle in needles]
+        [session.reply(needle.question, harness.MAX_REPLY_TOKENS).observed for needle in needles]
     )

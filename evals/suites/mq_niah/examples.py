@@ -1,6 +1,7 @@
-"""Examples of MQ-NIAH in the reference model's language: facts to be asked for among others and small talk.
+"""Examples of MQ-NIAH in the reference model's language: needles among distractors and small talk.
 
-RepairKV 4.1 and appendix B. A needle is a fact that some question asks for; a distractor is one that none does.
+RepairKV 4.1 and appendix B. A needle is a fact that some question asks for; a distractor is a fact
+that no question asks for.
 """
 
 import random
@@ -11,20 +12,23 @@ from types import MappingProxyType
 
 from evals.errors import BadExample
 from evals.harness import Message
-from evals.suites.longconv.conversations import unlike_value
+from evals.suites.longconv.conversations import draw_distinct_value
 from reference.chat import TOPICS, small_talk
 from reference.conversation import (
     CLAUSE,
-    MOST_FACTS,
+    MAX_FACTS,
     NOTED,
     QUESTIONS,
     STATEMENTS,
     SYSTEM_LINES,
-    gives,
-    sentence,
+    capitalize,
+    ends_in,
 )
-from reference.words import ATTRIBUTES, names_for
+from reference.words import ATTRIBUTES, draw_names
 
+# Needles of the first and of the second turn, counted from the context's beginning (appendix B).
+# The second turn never asks for the latest ones: of 6 and 8 needles the two latest, else the
+# latest.
 PARTITIONS: Mapping[int, tuple[str, ...]] = MappingProxyType(
     {
         2: ("2→1",),
@@ -33,17 +37,15 @@ PARTITIONS: Mapping[int, tuple[str, ...]] = MappingProxyType(
         8: ("5678→1234", "1678→2345", "2678→1345", "3678→1245", "4678→1235"),
     }
 )
-"""Which needles the first and the second turn ask for, counted from the context's beginning (appendix B).
-
-The second turn never asks for the latest ones: of 6 and 8 needles the two latest, else the latest.
-"""
 _TOPICS = 4
 _CHATS_ON_A_TOPIC = 5
+# Distance of the seeds of donors from those of examples.
+_DONOR_SEEDS = 1_000_000
 
 
 @dataclass(frozen=True)
 class Needle:
-    """A fact that is asked for. `span`: the words of its statement that a repair should bring back."""
+    """A fact that is asked for."""
 
     name: str
     attribute: str
@@ -52,132 +54,140 @@ class Needle:
 
     @property
     def span(self) -> str:
-        """Key and value, as they stand in the statement."""
+        """Key and value as in the statement: the words that a repair should bring back."""
         return f"{self.name} {self.value}"
 
     def is_answered_by(self, reply: str) -> bool:
-        """Whether a reply ends in exactly the value asked for."""
-        return gives(reply, self.value)
+        """True if a reply ends in exactly the expected value."""
+        return ends_in(reply, self.value)
 
 
 @dataclass(frozen=True)
 class Example:
-    """A context, and its needles in the order in which it states them. `people`: all that it states facts of."""
+    """A context and its needles in the order of their statements.
+
+    `people` are the names of all facts, distractors included.
+    """
 
     context: tuple[Message, ...]
     needles: tuple[Needle, ...]
     people: frozenset[str]
 
-    def asked(self, numbers: Sequence[int]) -> tuple[Needle, ...]:
-        """The needles of these numbers, the first is 1."""
+    def get_needles(self, numbers: Sequence[int]) -> tuple[Needle, ...]:
+        """Needles of these numbers, counted from 1."""
         return tuple(self.needles[number - 1] for number in numbers)
 
 
-def turns_of(partition: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The needles' numbers that the first and the second turn of a partition ask for."""
+def parse_partition(partition: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Numbers of the needles that the first and the second turn of a partition ask for."""
     first, second = (tuple(map(int, side)) for side in partition.split("→"))
     return first, second
 
 
-def question_of(needles: Sequence[Needle]) -> Message:
-    """All their questions as one message of the user's: what is known of a turn before it is said."""
+def build_question(needles: Sequence[Needle]) -> Message:
+    """One user message with all questions for these needles: the repair signal of a turn."""
     return {"role": "user", "content": " ".join(needle.question for needle in needles)}
 
 
-def example(
+def build_example(
     seed: int,
     needles: int,
     distractors: int,
     tokens: int,
-    length_of: Callable[[Sequence[Message]], int],
+    count_tokens: Callable[[Sequence[Message]], int],
 ) -> Example:
-    """A context of about `tokens` tokens, as `length_of` counts those of messages; a function of its arguments.
+    """A context of about `tokens` tokens, a function of the arguments.
 
-    Raises BadExample where so many facts do not fit in.
+    `count_tokens` counts the tokens of messages. Raises BadExample if the facts do not fit.
     """
     facts = needles + distractors
-    if facts > MOST_FACTS:
+    if facts > MAX_FACTS:
         raise BadExample(
-            f"{needles} needles and {distractors} distractors: the language has {MOST_FACTS} people"
+            f"{needles} needles and {distractors} distractors: the language has {MAX_FACTS} people"
         )
     rng = random.Random(f"mq-niah:{seed}:{needles}:{distractors}:{tokens}")
-    found, statements = _facts(rng, facts)
+    drawn, statements = _draw_facts(rng, facts)
     system: Message = {"role": "system", "content": rng.choice(SYSTEM_LINES)}
-    room = tokens - length_of(
-        [system, *(message for exchange in statements for message in exchange)]
-    )
-    chats = _chats(rng, room, length_of)
+    room = tokens - count_tokens([system, *_flatten(statements)])
+    chats = _draw_chats(rng, room, count_tokens)
     if len(chats) < facts:
         raise BadExample(
             f"{tokens} tokens have no room for {facts} facts among small talk; allow more tokens"
         )
-    said = _among(rng, chats, statements)
-    asked = sorted(rng.sample(range(facts), needles))
+    exchanges = _interleave(rng, chats, statements)
+    indices = sorted(rng.sample(range(facts), needles))
     return Example(
-        context=(system, *(message for exchange in said for message in exchange)),
-        needles=tuple(found[at] for at in asked),
-        people=frozenset(fact.name for fact in found),
+        context=(system, *_flatten(exchanges)),
+        needles=tuple(drawn[index] for index in indices),
+        people=frozenset(fact.name for fact in drawn),
     )
 
 
-def other_question(
-    seed: int, one: Example, numbers: Sequence[int], distractors: int, tokens: int
+def build_donor_question(
+    seed: int, example: Example, numbers: Sequence[int], distractors: int, tokens: int
 ) -> Message:
-    """What the next example would ask whose second turn is about nobody of this one: the donor of WrongQ-K."""
+    """Question of another example about people that are not in `example`: the donor of WrongQ-K."""
 
-    def short(messages: Sequence[Message]) -> int:
+    def estimate_tokens(messages: Sequence[Message]) -> int:
         return sum(len(str(message["content"])) // 3 for message in messages)
 
-    for donor in count(seed + 1_000_000):
-        asked = example(donor, len(one.needles), distractors, tokens, short).asked(numbers)
-        if not any(needle.name in one.people for needle in asked):
-            return question_of(asked)
+    for donor_seed in count(seed + _DONOR_SEEDS):
+        donor = build_example(
+            donor_seed, len(example.needles), distractors, tokens, estimate_tokens
+        )
+        needles = donor.get_needles(numbers)
+        if not any(needle.name in example.people for needle in needles):
+            return build_question(needles)
     raise AssertionError("some example is about other people")
 
 
-def _facts(rng: random.Random, facts: int) -> tuple[list[Needle], list[list[Message]]]:
-    """Facts about as many people, no value beginning like another, each with the exchange that states it."""
-    names = names_for(rng, "held_out")
-    begun = set[str]()
-    found = list[Needle]()
+def _draw_facts(rng: random.Random, facts: int) -> tuple[list[Needle], list[list[Message]]]:
+    """Facts about as many people, with distinct values, each with the exchange that states it."""
+    names = draw_names(rng, "held_out")
+    first_pieces = set[str]()
+    drawn = list[Needle]()
     statements = list[list[Message]]()
     for name in names[:facts]:
         attribute = rng.choice(sorted(ATTRIBUTES))
-        value = unlike_value(rng, attribute, begun)
+        value = draw_distinct_value(rng, attribute, first_pieces)
         clause = CLAUSE.format(name=name, attribute=attribute, value=value)
-        statements.append(
-            _exchange(sentence(rng.choice(STATEMENTS).format(clause=clause)), rng.choice(NOTED))
-        )
+        statement = capitalize(rng.choice(STATEMENTS).format(clause=clause))
+        statements.append(_exchange(statement, rng.choice(NOTED)))
         question = rng.choice(QUESTIONS).format(name=name, attribute=attribute)
-        found.append(Needle(name, attribute, value, question))
-    return found, statements
+        drawn.append(Needle(name, attribute, value, question))
+    return drawn, statements
 
 
-def _chats(
-    rng: random.Random, tokens: int, length_of: Callable[[Sequence[Message]], int]
+def _draw_chats(
+    rng: random.Random, tokens: int, count_tokens: Callable[[Sequence[Message]], int]
 ) -> list[list[Message]]:
     topics = rng.sample(sorted(TOPICS), _TOPICS)
-    said = list[str]()
+    sentences = list[str]()
     chats = list[list[Message]]()
     while tokens > 0:
         topic = topics[len(chats) // _CHATS_ON_A_TOPIC % _TOPICS]
-        chats.append(_exchange(*small_talk(rng, topic, said)))
-        tokens -= length_of(chats[-1])
+        chats.append(_exchange(*small_talk(rng, topic, sentences)))
+        tokens -= count_tokens(chats[-1])
     return chats
 
 
-def _among(
+def _interleave(
     rng: random.Random, chats: Sequence[list[Message]], statements: Sequence[list[Message]]
 ) -> list[list[Message]]:
-    """Statements in their order at random places among small talk, at least one exchange of it before each."""
-    before = dict(
+    """Statements in order at random points of small talk, each after some exchange of it."""
+    statement_after = dict(
         zip(sorted(rng.sample(range(len(chats)), len(statements))), statements, strict=True)
     )
-    said = list[list[Message]]()
-    for at, chat in enumerate(chats):
-        said.append(chat)
-        said += [before[at]] if at in before else []
-    return said
+    exchanges = list[list[Message]]()
+    for index, chat in enumerate(chats):
+        exchanges.append(chat)
+        if index in statement_after:
+            exchanges.append(statement_after[index])
+    return exchanges
+
+
+def _flatten(exchanges: Sequence[list[Message]]) -> list[Message]:
+    return [message for exchange in exchanges for message in exchange]
 
 
 def _exchange(user: str, reply: str) -> list[Message]:

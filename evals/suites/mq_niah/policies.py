@@ -1,6 +1,7 @@
-"""Suite mq-niah policies: the same repair after other first stages (RepairKV 5.4, Figure 4, Table 3).
+"""Suite mq-niah policies: the same repair after other first stages (RepairKV 5.4, Figure 4).
 
-The methods of `workers.methods` score as they do in a session; whole tokens are kept by the mean over layers and heads.
+The methods of `workers.methods` score as in a session; whole tokens are kept by the mean over
+layers and heads.
 """
 
 from collections.abc import Sequence
@@ -11,22 +12,25 @@ from evals.conditions import BASE, FULL, MATCHED, OLDEST, RANDOM, REPAIR, SPREAD
 from evals.suite import Suite
 from evals.suites.mq_niah.case import Protocol
 from evals.suites.mq_niah.rows import result_rows
-from evals.suites.mq_niah.suite import BASE_OF, Frontier, cases_of, run
+from evals.suites.mq_niah.suite import BASE_BUDGETS, Frontier, list_cases, run
 
 POLICIES = ("snapkv", "h2o", "streaming_llm", "scissorhands")
+# The first stage that is keyed to the first turn's replies.
 KEYED = "snapkv"
 STRESSED = "scissorhands"
 STRESSED_NEEDLES = 6
 STRESSED_KS = (48, 64, 80, 96, 128)
+# Base budget of first stages that are not keyed: even of so many rows they hardly keep a needle
+# whole.
 UNKEYED_BASE = "1/2"
-"""Of first stages that are not keyed to the first turn's replies: even of so much they hardly keep a needle whole."""
 CONDITIONS = (FULL, BASE, MATCHED, RANDOM, OLDEST, REPAIR, SPREAD)
+_NEEDLES = 4
 
 
 def suite(protocol: Protocol, ks: Sequence[int], seed: int, cases: int) -> Suite[Frontier]:
     """Every policy with four needles; the stress test with six (Table 3)."""
-    wanted = [(policy, 4, tuple(ks)) for policy in POLICIES]
-    wanted.append((STRESSED, STRESSED_NEEDLES, tuple(k for k in STRESSED_KS if k in ks)))
+    runs = [(policy, _NEEDLES, tuple(ks)) for policy in POLICIES]
+    runs.append((STRESSED, STRESSED_NEEDLES, tuple(k for k in STRESSED_KS if k in ks)))
     units = [
         Frontier(
             replace(
@@ -35,14 +39,14 @@ def suite(protocol: Protocol, ks: Sequence[int], seed: int, cases: int) -> Suite
                 needles=needles,
                 base=protocol.base or _base(policy, needles),
             ),
-            one,
+            case_seed,
             partition,
-            own,
+            policy_ks,
             CONDITIONS,
         )
-        for policy, needles, own in wanted
-        if own
-        for one, partition in cases_of(needles, seed, cases)
+        for policy, needles, policy_ks in runs
+        if policy_ks
+        for case_seed, partition in list_cases(needles, seed, cases)
     ]
     return Suite(
         "mq-niah policies", seed, protocol.model, tuple(units), run, partial(result_rows, seed=seed)
@@ -50,4 +54,4 @@ def suite(protocol: Protocol, ks: Sequence[int], seed: int, cases: int) -> Suite
 
 
 def _base(policy: str, needles: int) -> str:
-    return BASE_OF[needles] if policy == KEYED else UNKEYED_BASE
+    return BASE_BUDGETS[needles] if policy == KEYED else UNKEYED_BASE

@@ -1,4 +1,4 @@
-"""Which of MQ-NIAH's suites a name means, with what it is run by default."""
+"""Suites of MQ-NIAH by name, with their default sizes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -7,10 +7,8 @@ from typing import Any
 from evals.codecs import RAW
 from evals.errors import BadCodec, BadSuite
 from evals.suite import Suite
-from evals.suites.mq_niah import anytime as mq_niah_anytime
-from evals.suites.mq_niah import policies as mq_niah_policies
-from evals.suites.mq_niah import revisit as mq_niah_revisit
-from evals.suites.mq_niah import suite as mq_niah
+from evals.suites.mq_niah import anytime, policies, revisit
+from evals.suites.mq_niah import suite as frontier
 from evals.suites.mq_niah.case import Protocol
 from kvstore.settings import CodecName
 
@@ -20,10 +18,11 @@ ALONE = ("revisit", "policies", "anytime")
 
 
 @dataclass(frozen=True)
-class Chosen:
-    """What is asked for. `names`: of FRONTIERS any, or one of ALONE; no `ks`: the suite's own.
+class SuiteRequest:
+    """A request for suites by name.
 
-    `codecs`: of stored rows; several are compared in FRONTIERS.
+    `names` are any of FRONTIERS, or one of ALONE. Empty `ks` stand for the suite's own. `codecs`
+    are those of stored rows; several are compared in FRONTIERS.
     """
 
     names: tuple[str, ...]
@@ -33,45 +32,45 @@ class Chosen:
     codecs: tuple[CodecName, ...] = (RAW,)
 
 
-def suite_of(protocol: Protocol, chosen: Chosen) -> Suite[Any]:
-    """The suite, ready to run; the protocol's 0 tokens and empty base stand for the suite's own.
+def build_suite(protocol: Protocol, request: SuiteRequest) -> Suite[Any]:
+    """The requested suite, ready to run.
 
-    Raises BadSuite, BadCodec.
+    0 tokens and an empty base of the protocol stand for the suite's own. Raises BadSuite, BadCodec.
     """
-    if all(name in FRONTIERS for name in chosen.names):
-        counts = [FRONTIERS[name] for name in chosen.names]
-        bases = {count: protocol.base or mq_niah.BASE_OF[count] for count in counts}
-        made = _of_length(protocol, TOKENS)
-        ks = chosen.ks or mq_niah.KS
-        return mq_niah.suite(made, counts, ks, chosen.seed, chosen.cases, bases, chosen.codecs)
-    if len(chosen.names) != 1 or chosen.names[0] not in ALONE:
+    if all(name in FRONTIERS for name in request.names):
+        counts = [FRONTIERS[name] for name in request.names]
+        bases = {count: protocol.base or frontier.BASE_BUDGETS[count] for count in counts}
+        sized = _with_tokens(protocol, TOKENS)
+        ks = request.ks or frontier.KS
+        return frontier.suite(sized, counts, ks, request.seed, request.cases, bases, request.codecs)
+    if len(request.names) != 1 or request.names[0] not in ALONE:
         known = f"{', '.join(FRONTIERS)} (any of them together), {', '.join(ALONE)} (each alone)"
-        raise BadSuite(f"{' '.join(chosen.names)!r} is no suite of mq-niah; there are {known}")
-    if len(chosen.codecs) > 1:
+        raise BadSuite(f"{' '.join(request.names)!r} is no suite of mq-niah; there are {known}")
+    if len(request.codecs) > 1:
         raise BadCodec(
-            f"{chosen.names[0]} takes one codec; several are compared in {', '.join(FRONTIERS)}"
+            f"{request.names[0]} takes one codec; several are compared in {', '.join(FRONTIERS)}"
         )
-    return _alone(chosen.names[0], replace(protocol, codec=chosen.codecs[0]), chosen)
+    return _build_alone(request.names[0], replace(protocol, codec=request.codecs[0]), request)
 
 
-def _alone(name: str, protocol: Protocol, chosen: Chosen) -> Suite[Any]:
-    seed = chosen.seed
-    cases = chosen.cases
+def _build_alone(name: str, protocol: Protocol, request: SuiteRequest) -> Suite[Any]:
+    seed = request.seed
+    cases = request.cases
     if name == "policies":
-        made = _of_length(protocol, TOKENS)
-        return mq_niah_policies.suite(made, chosen.ks or mq_niah.KS, seed, cases)
+        sized = _with_tokens(protocol, TOKENS)
+        return policies.suite(sized, request.ks or frontier.KS, seed, cases)
     if name == "revisit":
-        made = _of_length(protocol, TOKENS)
-        return mq_niah_revisit.suite(made, _one(chosen.ks, mq_niah_revisit.K), seed, cases)
-    made = _of_length(protocol, mq_niah_anytime.TOKENS)
-    return mq_niah_anytime.suite(made, _one(chosen.ks, mq_niah_anytime.K), seed, cases)
+        sized = _with_tokens(protocol, TOKENS)
+        return revisit.suite(sized, _single_k(request.ks, revisit.K), seed, cases)
+    sized = _with_tokens(protocol, anytime.TOKENS)
+    return anytime.suite(sized, _single_k(request.ks, anytime.K), seed, cases)
 
 
-def _one(ks: Sequence[int], usual: int) -> int:
+def _single_k(ks: Sequence[int], default: int) -> int:
     if len(ks) > 1:
         raise BadSuite("revisit and anytime take one K")
-    return ks[0] if ks else usual
+    return ks[0] if ks else default
 
 
-def _of_length(protocol: Protocol, tokens: int) -> Protocol:
+def _with_tokens(protocol: Protocol, tokens: int) -> Protocol:
     return replace(protocol, tokens=protocol.tokens or tokens)

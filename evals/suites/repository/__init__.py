@@ -1,1 +1,1 @@
-"""Suite repository: names removed from call sites."""
+"""Suite repository: function names removed from call sites of Python's standard library."""

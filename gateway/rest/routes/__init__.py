@@ -1,1 +1,1 @@
-"""REST endpoints."""
+"""Routes of the REST API, by subject."""

@@ -1,166 +1,130 @@
-"""REST: sessions, their turns, the events of their tool calls, their memory."""
+"""Routes of sessions: create, list, get, delete, fork, move; memory, repairs and episodes."""
 
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Annotated
 
-from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi import APIRouter, Query, Request, Response
 
-from gateway.errors import problems
-from gateway.idempotency import Key, key_of
-from gateway.middleware import CLIENT_GONE
-from gateway.rest.routes.forks import add_forks
+from gateway.errors import problem_responses
+from gateway.idempotency import Key, get_idempotency_key
+from gateway.rest.schemas.episodes import EpisodesView
+from gateway.rest.schemas.memory import MemoryView
 from gateway.rest.schemas.repairs import RepairsView
-from gateway.rest.schemas.requests import CreateSessionBody, EventBody, MoveBody, TurnBody
-from gateway.rest.schemas.views import (
-    EpisodesView,
-    EventView,
-    MemoryView,
+from gateway.rest.schemas.sessions import (
+    CreateSessionBody,
+    ForkBody,
+    MoveBody,
     SessionPageView,
     SessionView,
-    TurnView,
 )
-from gateway.rest.schemas.workers import MethodsView, WorkerLoadView, WorkersView, WorkerView
-from gateway.settings import GatewaySettings
-from gateway.sse import ClientGone, EventStream, outcome_of, while_connected
-from gateway.tenants import Tenant, own_session
-from services.catalog.base import REPAIRS_KEPT
+from gateway.tenants import Tenant
+from services.catalog.records import REPAIRS_RETAINED
 from services.service import SessionService
-from services.turn_stream import TurnStream
-
-STREAM_CONTENT = {
-    "description": "The turn, or its events.",
-    "content": {"text/event-stream": {"schema": {"type": "string"}}},
-}
 
 
-def sessions_router(service: SessionService, settings: GatewaySettings) -> APIRouter:
-    """The routes under /v1."""
-    tenant = [Depends(own_session(service))]
-    router = APIRouter(
-        prefix="/v1", responses=problems(400, 413, 422, 500, 503), dependencies=tenant
+def add_session_routes(router: APIRouter, service: SessionService) -> None:
+    """Add all routes of sessions."""
+    _add_writes(router, service)
+    _add_fork_and_move(router, service)
+    _add_reads(router, service)
+    _add_reports(router, service)
+
+
+def _add_writes(router: APIRouter, service: SessionService) -> None:
+    @router.post(
+        "/sessions", status_code=201, responses=problem_responses(409, 429), tags=["sessions"]
     )
-    _add_sessions(router, service)
-    add_forks(router, service)
-    _add_turns(router, service, settings)
-    _add_events(router, service)
-    _add_worker(router, service)
-    return router
-
-
-def _add_sessions(router: APIRouter, service: SessionService) -> None:
-    @router.post("/sessions", status_code=201, responses=problems(409, 429), tags=["sessions"])
     async def create_session(
         request: Request, body: CreateSessionBody, key: Key = None, tenant: Tenant = ""
     ) -> SessionView:
-        """Open a session; the server chooses its id."""
+        """Create a session; the service assigns its id."""
         session = await service.create(
-            replace(body.value(), tenant=tenant), key_of(request, key, body)
+            replace(body.to_domain(), tenant=tenant), get_idempotency_key(request, key, body)
         )
-        return SessionView.of(session, session.committed_state, service.info.model)
+        return SessionView.from_domain(session, session.committed_state, service.info.model)
 
+    @router.delete(
+        "/sessions/{session}",
+        status_code=204,
+        responses=problem_responses(404, 409, 429),
+        tags=["sessions"],
+    )
+    async def delete_session(request: Request, session: str, key: Key = None) -> Response:
+        """Delete a session with its conversation and its stored rows."""
+        await service.delete(session, get_idempotency_key(request, key))
+        return Response(status_code=204)
+
+
+def _add_fork_and_move(router: APIRouter, service: SessionService) -> None:
+    @router.post(
+        "/sessions/{session}/fork",
+        status_code=201,
+        responses=problem_responses(404, 409, 429),
+        tags=["sessions"],
+    )
+    async def fork_session(
+        request: Request, session: str, body: ForkBody = ForkBody(), key: Key = None
+    ) -> SessionView:
+        """Create a session that continues this one from the end of a turn; both stay independent.
+
+        The fork has the same settings, seed included: the same messages get the same replies. It
+        shares the stored rows; a fork at the last turn computes nothing.
+        """
+        fork = await service.fork(
+            session, body.to_domain(), get_idempotency_key(request, key, body)
+        )
+        return SessionView.from_domain(fork, fork.committed_state, service.info.model)
+
+    @router.post(
+        "/sessions/{session}/move", responses=problem_responses(404, 409, 429), tags=["sessions"]
+    )
+    async def move_session(session: str, body: MoveBody = MoveBody()) -> SessionView:
+        """Move a session to another worker; its rows are loaded there, nothing is recomputed."""
+        moved = await service.move(session, body.worker)
+        return SessionView.from_domain(moved, moved.committed_state, service.info.model)
+
+
+def _add_reads(router: APIRouter, service: SessionService) -> None:
     @router.get("/sessions", tags=["sessions"])
     async def list_sessions(
-        limit: Annotated[int, Query(ge=1, le=200)] = 50,
-        cursor: Annotated[str | None, Query(max_length=512)] = None,
+        limit: Annotated[int, Query(ge=1, le=200, description="Sessions in one page.")] = 50,
+        cursor: Annotated[
+            str | None, Query(max_length=512, description="`next_cursor` of the previous page.")
+        ] = None,
         tenant: Tenant = "",
     ) -> SessionPageView:
         """List sessions, newest first."""
         page, states = await service.page(limit, cursor, tenant)
-        pairs = zip(page.sessions, states, strict=True)
-        views = [SessionView.of(session, state, service.info.model) for session, state in pairs]
+        views = [
+            SessionView.from_domain(session, state, service.info.model)
+            for session, state in zip(page.sessions, states, strict=True)
+        ]
         return SessionPageView(sessions=views, next_cursor=page.next_cursor)
 
-    @router.get("/sessions/{session}", responses=problems(404), tags=["sessions"])
+    @router.get("/sessions/{session}", responses=problem_responses(404), tags=["sessions"])
     async def get_session(session: str) -> SessionView:
-        """A session: its settings, and where it stands."""
-        found, state = await service.get(session)
-        return SessionView.of(found, state, service.info.model)
+        """Get a session: its settings, its state, the number of turns and tokens."""
+        committed, state = await service.get(session)
+        return SessionView.from_domain(committed, state, service.info.model)
 
-    @router.delete(
-        "/sessions/{session}", status_code=204, responses=problems(404, 409, 429), tags=["sessions"]
-    )
-    async def delete_session(request: Request, session: str, key: Key = None) -> Response:
-        """Forget a session and everything said in it."""
-        await service.delete(session, key_of(request, key))
-        return Response(status_code=204)
 
-    @router.post("/sessions/{session}/move", responses=problems(404, 409, 429), tags=["sessions"])
-    async def move_session(session: str, body: MoveBody = MoveBody()) -> SessionView:
-        """Have a session go on in another worker, as it was committed last; nothing of it is computed again."""
-        moved = await service.move(session, body.worker)
-        return SessionView.of(moved, moved.committed_state, service.info.model)
-
-    @router.get("/sessions/{session}/memory", responses=problems(404), tags=["sessions"])
+def _add_reports(router: APIRouter, service: SessionService) -> None:
+    @router.get("/sessions/{session}/memory", responses=problem_responses(404), tags=["sessions"])
     async def session_memory(session: str) -> MemoryView:
-        """What a session holds: rows per layer, bytes per tier."""
-        return MemoryView.of(session, await service.memory(session))
+        """Get the memory of a session: rows per layer, bytes per tier."""
+        return MemoryView.from_domain(session, await service.memory(session))
 
-    @router.get("/sessions/{session}/repairs", responses=problems(404), tags=["sessions"])
+    @router.get("/sessions/{session}/repairs", responses=problem_responses(404), tags=["sessions"])
     async def session_repairs(
-        session: str, limit: Annotated[int, Query(ge=1, le=REPAIRS_KEPT)] = 10
+        session: str,
+        limit: Annotated[
+            int, Query(ge=1, le=REPAIRS_RETAINED, description="Repairs to return.")
+        ] = 10,
     ) -> RepairsView:
-        """A session's last repairs, newest first: what they looked for, and the text around what they brought back."""
-        return RepairsView.of(session, await service.repairs(session, limit))
+        """List the last repairs of a session, newest first: signals and promoted passages."""
+        return RepairsView.from_domain(session, await service.repairs(session, limit))
 
-    @router.get("/sessions/{session}/episodes", responses=problems(404), tags=["sessions"])
+    @router.get("/sessions/{session}/episodes", responses=problem_responses(404), tags=["sessions"])
     async def session_episodes(session: str) -> EpisodesView:
-        """A session's episodes: size, medoid, how often a turn was about each."""
-        return EpisodesView.of(*await service.episodes(session))
-
-
-def _add_turns(router: APIRouter, service: SessionService, settings: GatewaySettings) -> None:
-    @router.post(
-        "/sessions/{session}/turns",
-        response_model=TurnView,
-        responses={200: STREAM_CONTENT, **problems(404, 409, 429)},
-        tags=["turns"],
-    )
-    async def send_turn(request: Request, session: str, body: TurnBody, key: Key = None) -> Any:
-        """Say what is new, and have it answered or only remembered."""
-        stream = service.turn(session, body.value(service.settings), key_of(request, key, body))
-        try:
-            if body.stream:
-                return await _started(request, stream, settings)
-            return TurnView.of(await while_connected(request, outcome_of(stream)))
-        except ClientGone:
-            return Response(status_code=CLIENT_GONE)
-        finally:
-            if not body.stream:
-                await stream.aclose()
-
-
-async def _started(request: Request, stream: TurnStream, settings: GatewaySettings) -> EventStream:
-    """Wait until the turn is accepted, so that a refusal is an answer with its own status and no stream."""
-    try:
-        await while_connected(request, stream.__anext__())
-    except BaseException:
-        await stream.aclose()
-        raise
-    return EventStream(stream, settings.heartbeat_seconds)
-
-
-def _add_events(router: APIRouter, service: SessionService) -> None:
-    @router.post("/sessions/{session}/events", responses=problems(404, 409, 429), tags=["events"])
-    async def send_event(
-        request: Request, session: str, body: EventBody, key: Key = None
-    ) -> EventView:
-        """Report on a tool call: started, a piece of its output, its result, its failure."""
-        return EventView.of(await service.event(session, body.value(), key_of(request, key, body)))
-
-
-def _add_worker(router: APIRouter, service: SessionService) -> None:
-    @router.get("/methods", tags=["worker"])
-    async def list_methods() -> MethodsView:
-        """The eviction methods a session may be created with, and how it may be repaired."""
-        return MethodsView.of(service.info)
-
-    @router.get("/workers", tags=["worker"])
-    async def list_workers() -> WorkersView:
-        """The workers that can be reached, with what each has to do."""
-        records = sorted(await service.workers(), key=lambda record: record.name)
-        return WorkersView(workers=[WorkerLoadView.model_validate(record) for record in records])
-
-    @router.get("/worker", tags=["worker"])
-    async def get_worker() -> WorkerView:
-        """The model that is served, and the limits that follow from it."""
-        return WorkerView.model_validate(service.info)
+        """List the episodes of a session: size, medoid, number of matched turns."""
+        return EpisodesView.from_domain(*await service.episodes(session))

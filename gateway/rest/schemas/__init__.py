@@ -1,1 +1,1 @@
-"""Request and response bodies of the REST API."""
+"""Request and response bodies of the REST API, by subject, with their domain conversion."""

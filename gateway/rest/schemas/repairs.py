@@ -1,24 +1,20 @@
-"""What goes out over HTTP about repairs: in a turn's memory, and looking back."""
+"""Repairs: in a turn's memory, and the repair history of a session."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Any
 
-from pydantic import BaseModel, ConfigDict
-
+from gateway.rest.schemas.base import View
 from kvrecall.domain.reports import RepairReport
 from services.repair_history import RepairHistoryEntry
 
 
-class RepairView(BaseModel):
-    """One repair. Times in seconds, rows as tokens.
+class RepairView(View):
+    """Repair: its signal, the rows scored, promoted and demoted. Times in seconds, rows in tokens.
 
-    `scored_rows` of `candidates` evicted tokens were scored, the share `share_scanned`: fewer when the
-    others could not have been selected, or when a deadline or a new turn `truncated` the repair.
+    `scored_rows` of `candidates` evicted tokens were scored, the fraction `share_scanned`: fewer
+    when bounds excluded the others, or when a deadline or a new turn `truncated` the repair.
     `demoted` rows left the active set in exchange. `in_pause`: it ended before the next turn.
     """
-
-    model_config = ConfigDict(frozen=True, from_attributes=True)
 
     trigger: str
     signal_tokens: int
@@ -34,13 +30,12 @@ class RepairView(BaseModel):
     in_pause: bool
 
 
-class RepairTotalsView(BaseModel):
-    """All repairs since the turn before, together: how many, on which signals, what they did.
+class RepairTotalsView(View):
+    """Totals over the repairs since the previous turn, and their signals.
 
-    `truncated` of them were ended by a deadline or by the turn; `skipped` were due but not started.
+    `truncated` counts those stopped by a deadline or by the turn, `skipped` those that were pending
+    and not started.
     """
-
-    model_config = ConfigDict(frozen=True)
 
     repairs: int
     signals: list[str]
@@ -52,8 +47,8 @@ class RepairTotalsView(BaseModel):
     skipped: int
 
     @classmethod
-    def of(cls, repairs: Sequence[RepairReport], skipped: int) -> "RepairTotalsView":
-        """The sums."""
+    def from_domain(cls, repairs: Sequence[RepairReport], skipped: int) -> "RepairTotalsView":
+        """Sum up the repairs since the previous turn."""
         return cls(
             repairs=len(repairs),
             signals=list(dict.fromkeys(repair.trigger for repair in repairs)),
@@ -66,10 +61,8 @@ class RepairTotalsView(BaseModel):
         )
 
 
-class PassageView(BaseModel):
-    """Tokens `start` to `stop` - 1 of the session, which a repair brought back, with the text around them."""
-
-    model_config = ConfigDict(frozen=True, from_attributes=True)
+class PassageView(View):
+    """Promoted tokens `start` to `stop` - 1 of the session, with the text around them."""
 
     start: int
     stop: int
@@ -79,7 +72,7 @@ class PassageView(BaseModel):
 
 
 class PastRepairView(RepairView):
-    """A repair of the past: the turn it was run for, when, on which signal, and what it brought back."""
+    """Repair of the history: the turn it was run for, its time, its signal, the promoted text."""
 
     number: int
     turn: int
@@ -87,28 +80,29 @@ class PastRepairView(RepairView):
     signal: str
     passages: list[PassageView]
 
+    @classmethod
+    def from_domain(cls, entry: RepairHistoryEntry) -> "PastRepairView":
+        """Convert from an entry of the repair history."""
+        record = entry.record
+        return cls(
+            **RepairView.model_validate(record.report).model_dump(),
+            number=record.number,
+            turn=record.turn,
+            at=datetime.fromtimestamp(record.at, UTC),
+            signal=record.details.signal,
+            passages=[PassageView.model_validate(passage) for passage in entry.passages],
+        )
 
-class RepairsView(BaseModel):
-    """A session's last repairs, the newest first."""
 
-    model_config = ConfigDict(frozen=True)
+class RepairsView(View):
+    """Last repairs of a session, newest first."""
 
     session: str
     repairs: list[PastRepairView]
 
     @classmethod
-    def of(cls, session: str, told: Sequence[RepairHistoryEntry]) -> "RepairsView":
-        """The view of what was told."""
-        return cls(session=session, repairs=[PastRepairView(**_past(each)) for each in told])
-
-
-def _past(told: RepairHistoryEntry) -> dict[str, Any]:
-    record = told.record
-    report = RepairView.model_validate(record.report).model_dump()
-    return report | {
-        "number": record.number,
-        "turn": record.turn,
-        "at": datetime.fromtimestamp(record.at, UTC),
-        "signal": record.details.signal,
-        "passages": [PassageView.model_validate(passage) for passage in told.passages],
-    }
+    def from_domain(cls, session: str, entries: Sequence[RepairHistoryEntry]) -> "RepairsView":
+        """Convert from a session's repair history."""
+        return cls(
+            session=session, repairs=[PastRepairView.from_domain(entry) for entry in entries]
+        )

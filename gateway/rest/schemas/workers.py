@@ -1,44 +1,46 @@
-"""What goes out over HTTP of the workers: what they serve, what they can do, what they have to do."""
+"""Workers: the served model and its limits, the methods, and the load of each worker."""
 
 import json
 from typing import Any
 
-from gateway.rest.schemas.views import View
+from gateway.rest.schemas.base import View
 from kvrecall.domain.worker_info import MethodInfo, WorkerInfo
 
 
 class MethodView(View):
-    """A way to evict, or to repair, and the JSON schema of its settings."""
+    """Eviction method or repair, with the JSON schema of its settings."""
 
     name: str
     summary: str
     settings_schema: dict[str, Any]
 
     @classmethod
-    def of(cls, known: MethodInfo) -> "MethodView":
-        """The view of what a worker describes."""
+    def from_domain(cls, method: MethodInfo) -> "MethodView":
+        """Convert from the domain value."""
         return cls(
-            name=known.name,
-            summary=known.summary,
-            settings_schema=json.loads(known.settings_schema or "{}"),
+            name=method.name,
+            summary=method.summary,
+            settings_schema=json.loads(method.settings_schema or "{}"),
         )
 
 
 class MethodsView(View):
-    """The eviction methods a session may be created with, and what its `repair_settings` are."""
+    """Eviction methods that a session may use, and the repair with its `repair_settings`."""
 
     methods: list[MethodView]
     repair: MethodView | None
 
     @classmethod
-    def of(cls, info: WorkerInfo) -> "MethodsView":
-        """The view of a worker's methods."""
-        repair = None if info.repair is None else MethodView.of(info.repair)
-        return cls(methods=[MethodView.of(known) for known in info.methods], repair=repair)
+    def from_domain(cls, info: WorkerInfo) -> "MethodsView":
+        """Convert from a worker's description."""
+        repair = None if info.repair is None else MethodView.from_domain(info.repair)
+        return cls(
+            methods=[MethodView.from_domain(method) for method in info.methods], repair=repair
+        )
 
 
 class WorkerView(View):
-    """The model that is served, and the limits that follow from it."""
+    """Served model and its limits. Budgets in rows, `block_tokens` and `max_context` in tokens."""
 
     model: str
     fingerprint: str
@@ -53,7 +55,7 @@ class WorkerView(View):
 
 
 class WorkerLoadView(View):
-    """A worker that can be reached, and what it has to do. One that is `draining` takes no session any more."""
+    """Reachable worker and its load. A `draining` worker accepts no new sessions."""
 
     name: str
     address: str
@@ -65,6 +67,6 @@ class WorkerLoadView(View):
 
 
 class WorkersView(View):
-    """The workers that can be reached."""
+    """Reachable workers."""
 
     workers: list[WorkerLoadView]

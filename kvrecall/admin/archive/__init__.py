@@ -1,1 +1,1 @@
-"""A session as one file: its format, its pages and its catalog records."""
+"""The session archive (.kvs): one session as one file, with its catalog records and its pages."""

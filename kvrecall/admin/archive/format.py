@@ -1,8 +1,10 @@
-"""A session as one file: records behind a magic number and a version, and a checksum over all of it at the end.
+"""The file format of a session archive.
 
-A record is its kind (1 byte), the lengths of its two parts (4 and 8 bytes, little-endian), a JSON value and bytes.
-The first record is the header, the last one has the checksum (BLAKE2b, 32 bytes) of everything before it. Nothing
-follows it. A file is written under another name and renamed when it is whole and on the disk.
+A file begins with a magic number and a format version (2 bytes, little-endian); records follow. A
+record is its kind (1 byte), the lengths of its two parts (4 and 8 bytes, little-endian), a JSON value
+and bytes. The first record is the header, the last one has the checksum (BLAKE2b, 32 bytes) of
+everything before it, and nothing follows it. A file is written under a temporary name and renamed
+once it is whole and on the disk.
 """
 
 import json
@@ -10,48 +12,27 @@ import os
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from enum import IntEnum
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
+from kvrecall.admin.archive.record import Record, RecordKind
+from kvrecall.admin.archive.upgrade import upgrade_record
 from kvrecall.app.errors import BadSessionFile
 
 MAGIC = b"kvrecall session"
-VERSION = 1
+
+# The format version that this program writes.
+VERSION = 2
+# The oldest version that it reads: that of kvrecall 0.1.0.
+OLDEST_VERSION = 1
 
 _VERSION = struct.Struct("<H")
 _HEAD = struct.Struct("<BIQ")
 _DIGEST_BYTES = 32
 
 
-class RecordKind(IntEnum):
-    """What a record holds."""
-
-    HEADER = 1
-    SESSION = 2
-    STATE = 3
-    TURN = 4
-    CALL = 5
-    REPAIR = 6
-    EPISODES = 7
-    EPISODE = 8
-    SEGMENT = 9
-    PAGE = 10
-    END = 255
-
-
-@dataclass(frozen=True)
-class Record:
-    """A JSON value and bytes that belong to it."""
-
-    kind: RecordKind
-    value: Any = None
-    data: bytes = b""
-
-
-class SessionWriter:
+class ArchiveWriter:
     """Appends records to a file, and its checksum at the end."""
 
     def __init__(self, file: BinaryIO) -> None:
@@ -66,7 +47,7 @@ class SessionWriter:
         self._write(record.data)
 
     def end(self) -> None:
-        """Append the checksum: the file is whole."""
+        """Append the checksum, which completes the file."""
         self.add(Record(RecordKind.END, data=self._digest.digest()))
 
     def _write(self, data: bytes) -> None:
@@ -75,12 +56,15 @@ class SessionWriter:
 
 
 @contextmanager
-def writing(path: Path) -> Iterator[SessionWriter]:
-    """Write a file that is there only if all went well. Raises BadSessionFile when it cannot be written."""
+def write_archive(path: Path) -> Iterator[ArchiveWriter]:
+    """Write a file that appears only if the body succeeds.
+
+    Raises BadSessionFile when it cannot be written.
+    """
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         with part.open("xb") as file:
-            writer = SessionWriter(file)
+            writer = ArchiveWriter(file)
             yield writer
             writer.end()
             file.flush()
@@ -94,50 +78,63 @@ def writing(path: Path) -> Iterator[SessionWriter]:
             part.unlink(missing_ok=True)
 
 
-def reading(path: Path) -> Iterator[Record]:
-    """The records but for the last, one at a time.
+def read_records(path: Path) -> Iterator[Record]:
+    """Read the records, one at a time, without the last; those of older formats are upgraded.
 
-    Raises BadSessionFile at the first that cannot be read, and at the end when the checksum does not hold: only what
-    was read to its end is what was written.
+    Raises BadSessionFile at the first record that cannot be read, and at the end when the checksum
+    does not match: only a file that was read to its end is known to be intact.
     """
     try:
         with path.open("rb") as file:
-            yield from _records(path, file, path.stat().st_size)
+            version = _read_version(path, file)
+            for record in _read_raw_records(path, file, path.stat().st_size):
+                yield upgrade_record(record, version)
     except OSError as error:
         raise BadSessionFile(f"{path} cannot be read: {error.strerror or error}") from error
 
 
-def _records(path: Path, file: BinaryIO, size: int) -> Iterator[Record]:
-    digest = blake2b(digest_size=_DIGEST_BYTES)
-    begin = file.read(len(MAGIC) + _VERSION.size)
-    if not begin.startswith(MAGIC) or len(begin) < len(MAGIC) + _VERSION.size:
-        raise BadSessionFile(f"{path} is no exported session: it does not begin as one")
-    (version,) = _VERSION.unpack_from(begin, len(MAGIC))
-    if version != VERSION:
-        raise BadSessionFile(f"{path} has version {version}, this kvrecall reads version {VERSION}")
-    digest.update(begin)
+def _read_version(path: Path, file: BinaryIO) -> int:
+    start = file.read(len(MAGIC) + _VERSION.size)
+    if not start.startswith(MAGIC) or len(start) < len(MAGIC) + _VERSION.size:
+        raise BadSessionFile(
+            f"{path} is no session archive: it does not begin as one; "
+            "give a file that `kvrecall export` has written"
+        )
+    version = int(_VERSION.unpack_from(start, len(MAGIC))[0])
+    if not OLDEST_VERSION <= version <= VERSION:
+        raise BadSessionFile(
+            f"{path} has format version {version}; this kvrecall reads versions {OLDEST_VERSION} to "
+            f"{VERSION}. Import it with the kvrecall that wrote it or a newer one"
+        )
+    return version
+
+
+def _read_raw_records(path: Path, file: BinaryIO, size: int) -> Iterator[Record]:
+    """Read the records as they are stored. The file is positioned after magic and version."""
+    file.seek(0)
+    digest = blake2b(file.read(len(MAGIC) + _VERSION.size), digest_size=_DIGEST_BYTES)
     while True:
         expected = digest.digest()
-        record, raw = _record(path, file, size)
+        record, raw = _read_record(path, file, size)
         if record.kind is RecordKind.END:
             if record.data != expected or file.read(1):
-                raise BadSessionFile(f"{path} is damaged: its checksum does not hold")
+                raise BadSessionFile(f"{path} is damaged: its checksum does not match")
             return
         digest.update(raw)
         digest.update(record.data)
         yield record
 
 
-def _record(path: Path, file: BinaryIO, size: int) -> tuple[Record, bytes]:
-    """The next record, and its bytes but for its data."""
+def _read_record(path: Path, file: BinaryIO, size: int) -> tuple[Record, bytes]:
+    """Return the next record, and its bytes without its data."""
     head = file.read(_HEAD.size)
     if len(head) < _HEAD.size:
-        raise BadSessionFile(f"{path} is cut off after {file.tell()} bytes")
+        raise BadSessionFile(f"{path} is truncated after {file.tell()} bytes")
     kind, value_bytes, data_bytes = _HEAD.unpack(head)
-    # Lengths are looked at before memory is asked for: a damaged one may say anything.
+    # Lengths are checked before memory is allocated: a damaged one may be any number.
     if file.tell() + value_bytes + data_bytes > size:
         raise BadSessionFile(
-            f"{path} is damaged or cut off: a record goes on beyond its {size} bytes"
+            f"{path} is damaged or truncated: a record extends beyond its {size} bytes"
         )
     value = file.read(value_bytes)
     data = file.read(data_bytes)

@@ -1,4 +1,4 @@
-"""The pages of a session file: out of the tiers of one data directory, and into those of another."""
+"""The pages of a session archive: read from the tiers of one data directory, put into another's."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -7,7 +7,8 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from kvrecall.admin.archive.format import Record, RecordKind, reading
+from kvrecall.admin.archive.format import read_records
+from kvrecall.admin.archive.record import Record, RecordKind
 from kvrecall.admin.archive.records import HEADER, FileHeader, Origin
 from kvrecall.app.errors import BadSessionFile
 from kvrecall.protocol.v1 import worker_pb2 as wire
@@ -25,36 +26,36 @@ from kvstore.format.page import (
     verify_checksum,
 )
 from kvstore.tiers.base import Tier
-from services.catalog.base import SessionDump
+from services.catalog.records import SessionDump
 
 _BATCH_PAGES = 16
 
 
 @dataclass(frozen=True)
-class Moved:
-    """What went over: pages, their bytes, and how many the session has beside them."""
+class PagesMoved:
+    """Counts of a transfer: pages, their bytes, and pages of the session that are `missing`."""
 
     pages: int = 0
     bytes: int = 0
-    lost: int = 0
+    missing: int = 0
 
-    def with_pages(self, blobs: Sequence[Blob]) -> "Moved":
-        """With some that were lost before."""
+    def with_pages(self, blobs: Sequence[Blob]) -> "PagesMoved":
+        """Return the counts after some missing pages were moved."""
         count = len(blobs)
         size = sum(len(blob) for blob in blobs)
-        return Moved(self.pages + count, self.bytes + size, self.lost - count)
+        return PagesMoved(self.pages + count, self.bytes + size, self.missing - count)
 
 
 @dataclass(frozen=True)
-class Checked:
-    """A file that was read to its end: what it says first, and its records but for the pages."""
+class CheckedArchive:
+    """A file that was read to its end: its header, and its records without the pages."""
 
     header: FileHeader
     records: tuple[Record, ...]
 
 
-def origin_of(layout: PageLayout) -> Origin:
-    """What a file says of the model and layout of its rows."""
+def get_origin(layout: PageLayout) -> Origin:
+    """Return the model and layout of rows, as an archive has them."""
     return Origin(
         fingerprint=layout.fingerprint_hash.hex(),
         n_layers=layout.n_layers,
@@ -65,59 +66,61 @@ def origin_of(layout: PageLayout) -> Origin:
     )
 
 
-def header_record(session: str, layout: PageLayout, model: str, *, has_pages: bool) -> Record:
-    """The first record of a file."""
-    header = FileHeader(session, Path(model).name, origin_of(layout), has_pages)
+def build_header(session_id: str, layout: PageLayout, model: str, *, has_pages: bool) -> Record:
+    """Build the first record of a file."""
+    header = FileHeader(session_id, Path(model).name, get_origin(layout), has_pages)
     return Record(RecordKind.HEADER, HEADER.dump_python(header, mode="json"))
 
 
-def page_count(dump: SessionDump, layout: PageLayout) -> int:
-    """How many pages the committed rows of a session take."""
-    return -(-_length(dump) // layout.page_tokens)
+def count_pages(dump: SessionDump, layout: PageLayout) -> int:
+    """Return how many pages the committed rows of a session take."""
+    return -(-_get_length(dump) // layout.page_tokens)
 
 
-def page_records(dump: SessionDump, tiers: Sequence[Tier], layout: PageLayout) -> Iterator[Record]:
-    """The pages of a session that can be read, its own and shared ones, each from the fastest tier that has it whole.
+def read_pages(dump: SessionDump, tiers: Sequence[Tier], layout: PageLayout) -> Iterator[Record]:
+    """Read the pages of a session, its own and shared ones, as records.
 
+    Each comes from the fastest tier that has all its tokens; pages that no tier has are skipped.
     Raises TierFailedError when a tier does not answer.
     """
-    length = _length(dump)
-    for index in range(page_count(dump, layout)):
+    length = _get_length(dump)
+    for index in range(count_pages(dump, layout)):
         tokens = min(layout.page_tokens, length - index * layout.page_tokens)
-        blob = _newest(tiers, PageKey(_owner(dump, index), index))
+        blob = _read_newest(tiers, PageKey(_get_owner(dump, index), index))
         if blob is not None and parse_header(blob).valid_tokens >= tokens:
             yield Record(RecordKind.PAGE, index, bytes(blob))
 
 
-def checked(file: Path, layout: PageLayout) -> Checked:
-    """Read a whole file: every record, every page's own checksum, and that all is of this model and layout.
+def check_archive(file: Path, layout: PageLayout) -> CheckedArchive:
+    """Read a whole file and check every record, every page's checksum, model and layout.
 
     Raises BadSessionFile.
     """
-    records = reading(file)
-    header = _header(file, next(records, None), layout)
-    kept = []
+    records = read_records(file)
+    header = _read_header(file, next(records, None), layout)
+    others = []
     for record in records:
         if record.kind is RecordKind.PAGE:
             _check_page(file, record, layout)
         else:
-            kept.append(record)
-    return Checked(header, tuple(kept))
+            others.append(record)
+    return CheckedArchive(header, tuple(others))
 
 
 @contextmanager
-def pages_put(
+def put_pages(
     file: Path, dump: SessionDump, tier: Tier, layout: PageLayout, *, wanted: bool
-) -> Iterator[Moved]:
-    """Put a file's pages into a tier, under the session's own name and epoch; they go again if the body fails.
+) -> Iterator[PagesMoved]:
+    """Put a file's pages into a tier, under the session's own id and epoch.
 
-    Raises BadSessionFile, and what the tier refuses with.
+    They are deleted again if the body fails. Without `wanted` no page is put. Raises BadSessionFile,
+    and the tier's errors.
     """
-    moved = Moved(lost=page_count(dump, layout))
+    moved = PagesMoved(missing=count_pages(dump, layout))
     keys = list[PageKey]()
     try:
-        for batch in _batches(file) if wanted else ():
-            pages = [_as_own(record, dump) for record in batch]
+        for batch in _read_batches(file) if wanted else ():
+            pages = [_reseal(record, dump) for record in batch]
             keys += [key for key, _ in pages]
             tier.put(pages)
             moved = moved.with_pages([blob for _, blob in pages])
@@ -130,20 +133,21 @@ def pages_put(
         raise
 
 
-def _header(file: Path, record: Record | None, layout: PageLayout) -> FileHeader:
-    """Raises BadSessionFile unless the file's session belongs to this model and layout."""
+def _read_header(file: Path, record: Record | None, layout: PageLayout) -> FileHeader:
+    """Read the header. Raises BadSessionFile unless the session is of this model and layout."""
     if record is None or record.kind is not RecordKind.HEADER:
-        raise BadSessionFile(f"{file} does not say what it is")
+        raise BadSessionFile(f"{file} has no header; export the session again")
     try:
         header = HEADER.validate_python(record.value)
     except ValidationError as error:
         raise BadSessionFile(
-            f"{file} says what it is in a way that this kvrecall does not know: {error}"
+            f"{file} has a header that this kvrecall does not know: {error}; "
+            "import it with the kvrecall that wrote it"
         ) from error
-    if header.origin != origin_of(layout):
+    if header.origin != get_origin(layout):
         raise BadSessionFile(
             f"{file} is a session of another model ({header.model}) or of rows of another shape or "
-            f"type: {header.origin}, here {origin_of(layout)}"
+            f"type: {header.origin}, here {get_origin(layout)}; name its model with --model"
         )
     return header
 
@@ -157,22 +161,22 @@ def _check_page(file: Path, record: Record, layout: PageLayout) -> None:
         raise BadSessionFile(f"{file}: {error}") from error
     if header.key.index != record.value or header.record_bytes != len(record.data):
         raise BadSessionFile(
-            f"{file}: page {header.key.index} stands in the place of page {record.value}"
+            f"{file} is damaged: page {header.key.index} stands in the place of page {record.value}"
         )
 
 
-def _newest(tiers: Sequence[Tier], key: PageKey) -> Blob | None:
-    """The newest version of a page that any tier can give; a tier whose copy is damaged has none."""
-    found: list[Blob] = []
+def _read_newest(tiers: Sequence[Tier], key: PageKey) -> Blob | None:
+    """Return the newest version of a page in any tier; a damaged copy counts as none."""
+    blobs: list[Blob] = []
     for tier in tiers:
         with suppress(PageError):
-            found += [blob for blob in tier.get([key]) if blob is not None]
-    return max(found, key=lambda blob: parse_header(blob).sequence, default=None)
+            blobs += [blob for blob in tier.get([key]) if blob is not None]
+    return max(blobs, key=lambda blob: parse_header(blob).sequence, default=None)
 
 
-def _batches(file: Path) -> Iterator[list[Record]]:
+def _read_batches(file: Path) -> Iterator[list[Record]]:
     batch: list[Record] = []
-    for record in reading(file):
+    for record in read_records(file):
         if record.kind is RecordKind.PAGE:
             batch.append(record)
         if len(batch) == _BATCH_PAGES:
@@ -181,17 +185,17 @@ def _batches(file: Path) -> Iterator[list[Record]]:
     yield batch
 
 
-def _as_own(record: Record, dump: SessionDump) -> tuple[PageKey, bytes]:
-    """The page as if the session had written it, whoever did: the same payload under another header."""
+def _reseal(record: Record, dump: SessionDump) -> tuple[PageKey, bytes]:
+    """Return the page as if the session itself had written it: the payload under another header."""
     key = PageKey(dump.session.id, int(record.value))
     sequence = first_sequence(dump.session.epoch) + key.index
     header = replace(parse_header(record.data), key=key, sequence=sequence)
     return key, seal(header, record.data[HEADER_BYTES:])
 
 
-def _owner(dump: SessionDump, index: int) -> str:
+def _get_owner(dump: SessionDump, index: int) -> str:
     return next((each.owner for each in dump.session.shared if index < each.pages), dump.session.id)
 
 
-def _length(dump: SessionDump) -> int:
+def _get_length(dump: SessionDump) -> int:
     return int(wire.SessionState.FromString(dump.worker_state).length)

@@ -1,4 +1,4 @@
-"""What a catalog knows of a session, as records of a session file, and back."""
+"""What a catalog stores of a session, as records of a session archive, and back."""
 
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import suppress
@@ -7,31 +7,31 @@ from importlib.metadata import version
 
 from pydantic import TypeAdapter, ValidationError
 
-from kvrecall.admin.archive.format import Record, RecordKind
+from kvrecall.admin.archive.record import Record, RecordKind
 from kvrecall.app.errors import BadSessionFile
 from kvrecall.domain.errors import UnknownCall
 from kvrecall.domain.messages import ToolCall
 from kvrecall.domain.session import Session, Turn
 from kvrecall.domain.tool_calls import PendingCall
-from services.catalog.base import (
-    REPAIRS_KEPT,
-    Catalog,
+from services.catalog.base import Catalog
+from services.catalog.records import (
+    REPAIRS_RETAINED,
     EpisodeRecord,
     EpisodeSet,
     RepairRecord,
     SegmentRecord,
     SessionDump,
 )
-from services.catalog.serialization import token_bytes, token_values
+from services.catalog.serialization import decode_tokens, encode_tokens
 
 _TURNS_AT_ONCE = 64
 
 
 @dataclass(frozen=True)
 class Origin:
-    """The model and layout that a session's tokens and rows belong to: they are of use to no other.
+    """The model and layout that a session's tokens and rows belong to; no other can use them.
 
-    `fingerprint` is the hash of the model's fingerprint that page headers carry, in hexadecimal digits.
+    `fingerprint` is the hash of the model's fingerprint in page headers, in hexadecimal digits.
     """
 
     fingerprint: str
@@ -44,7 +44,10 @@ class Origin:
 
 @dataclass(frozen=True)
 class FileHeader:
-    """What a session file says first. `model` is a name, for people; `kvrecall` the version that wrote the file."""
+    """The header of an archive.
+
+    `model` is a name for people, `kvrecall` the version of the program that wrote the file.
+    """
 
     session: str
     model: str
@@ -62,79 +65,84 @@ EPISODES = TypeAdapter(EpisodeSet)
 EPISODE = TypeAdapter(EpisodeRecord)
 SEGMENT = TypeAdapter(SegmentRecord)
 
+# Kinds of which a file has exactly one record.
+_SINGLE = (RecordKind.SESSION, RecordKind.STATE, RecordKind.EPISODES)
 
-async def dumped(catalog: Catalog, session: str) -> SessionDump:
-    """Everything that the catalog knows of a session. Raises UnknownSession, CatalogError."""
-    found = await catalog.session(session)
-    turns = [turn async for turn in _turns(catalog, session)]
-    episodes = await catalog.episodes(session)
+
+async def dump_session(catalog: Catalog, session_id: str) -> SessionDump:
+    """Read all that the catalog stores of a session. Raises UnknownSession, CatalogError."""
+    session = await catalog.sessions.get(session_id)
+    turns = [turn async for turn in _read_turns(catalog, session_id)]
+    repairs = await catalog.repairs.get_latest(session_id, REPAIRS_RETAINED)
+    episodes = await catalog.episodes.get(session_id)
+    built = [
+        await catalog.episodes.get_built(session_id, episode.id) for episode in episodes.episodes
+    ]
     return SessionDump(
-        session=found,
-        worker_state=await catalog.worker_state(session),
+        session=session,
+        worker_state=await catalog.sessions.get_worker_state(session_id),
         turns=tuple(turns),
-        calls=await _calls(catalog, found, turns),
-        repairs=tuple(reversed(await catalog.repairs(session, REPAIRS_KEPT))),
+        calls=await _read_calls(catalog, session, turns),
+        repairs=tuple(reversed(repairs)),
         episodes=episodes,
-        segments=tuple(await catalog.segments(session)),
-        built=tuple(
-            [await catalog.built_episode(session, episode.id) for episode in episodes.episodes]
-        ),
+        segments=tuple(await catalog.episodes.get_segments(session_id)),
+        built=tuple(built),
     )
 
 
-async def _turns(catalog: Catalog, session: str) -> AsyncIterator[Turn]:
+async def _read_turns(catalog: Catalog, session_id: str) -> AsyncIterator[Turn]:
     last = 0
-    while some := await catalog.turns(session, last, _TURNS_AT_ONCE):
-        for turn in some:
+    while turns := await catalog.turns.get_after(session_id, last, _TURNS_AT_ONCE):
+        for turn in turns:
             yield turn
-        last = some[-1].number
+        last = turns[-1].number
 
 
-async def _calls(
+async def _read_calls(
     catalog: Catalog, session: Session, turns: Iterable[Turn]
 ) -> tuple[PendingCall, ...]:
-    """The session's calls: of several with one id the newest, which is the only one that anybody can ask for."""
-    found = {(call.turn, call.position): call for call in session.calls}
-    for id in {call.id for turn in turns for call in _made_in(turn)}:
+    """Read the session's calls: of several with one id the newest, the only one that is readable."""
+    calls = {(call.turn, call.position): call for call in session.calls}
+    for call_id in {call.id for turn in turns for call in _get_tool_calls(turn)}:
         with suppress(UnknownCall):  # one that was recorded, with its result, within a turn
-            call = await catalog.call(session.id, id)
-            found.setdefault((call.turn, call.position), call)
-    return tuple(found[at] for at in sorted(found))
+            call = await catalog.tool_calls.get(session.id, call_id)
+            calls.setdefault((call.turn, call.position), call)
+    return tuple(calls[at] for at in sorted(calls))
 
 
-def _made_in(turn: Turn) -> Iterator[ToolCall]:
-    said = turn.outcome.message
-    for message in (*turn.messages, *([] if said is None else [said])):
+def _get_tool_calls(turn: Turn) -> Iterator[ToolCall]:
+    reply = turn.outcome.message
+    for message in (*turn.messages, *([] if reply is None else [reply])):
         yield from message.tool_calls
 
 
-def records_of(dump: SessionDump) -> Iterator[Record]:
-    """The records of a session but for its pages."""
+def to_records(dump: SessionDump) -> Iterator[Record]:
+    """Convert a session to records, without its pages."""
     yield Record(RecordKind.SESSION, SESSION.dump_python(dump.session, mode="json"))
     yield Record(RecordKind.STATE, data=dump.worker_state)
     for turn in dump.turns:
         value = TURN.dump_python(replace(turn, token_ids=()), mode="json")
-        yield Record(RecordKind.TURN, value, token_bytes(turn.token_ids))
+        yield Record(RecordKind.TURN, value, encode_tokens(turn.token_ids))
     for call in dump.calls:
         yield Record(RecordKind.CALL, CALL.dump_python(call, mode="json"))
     for repair in dump.repairs:
         yield Record(RecordKind.REPAIR, REPAIR.dump_python(repair, mode="json"))
-    yield Record(
-        RecordKind.EPISODES, EPISODES.dump_python(replace(dump.episodes, episodes=()), mode="json")
-    )
+    yield from _to_episode_records(dump)
+
+
+def _to_episode_records(dump: SessionDump) -> Iterator[Record]:
+    episodes = EPISODES.dump_python(replace(dump.episodes, episodes=()), mode="json")
+    yield Record(RecordKind.EPISODES, episodes)
     for episode, built in zip(dump.episodes.episodes, dump.built, strict=True):
         value = EPISODE.dump_python(replace(episode, centroid=b""), mode="json")
         yield Record(RecordKind.EPISODE, [value, len(episode.centroid)], episode.centroid + built)
     for segment in dump.segments:
-        yield Record(
-            RecordKind.SEGMENT,
-            SEGMENT.dump_python(replace(segment, vector=b""), mode="json"),
-            segment.vector,
-        )
+        value = SEGMENT.dump_python(replace(segment, vector=b""), mode="json")
+        yield Record(RecordKind.SEGMENT, value, segment.vector)
 
 
-def dump_of(records: Iterable[Record], session: str) -> SessionDump:
-    """The session of its records, under the id `session`, and at an epoch that nobody had.
+def from_records(records: Iterable[Record], session_id: str) -> SessionDump:
+    """Convert from records, under the id `session_id` and a new epoch.
 
     Raises BadSessionFile for a value of another form.
     """
@@ -142,43 +150,51 @@ def dump_of(records: Iterable[Record], session: str) -> SessionDump:
     for record in records:
         by_kind.setdefault(record.kind, []).append(record)
     try:
-        return _dump(by_kind, session)
+        return _build_dump(by_kind, session_id)
     except (ValidationError, ValueError, TypeError, LookupError) as error:
         raise BadSessionFile(
-            f"the file has a value that this kvrecall does not know: {error}"
+            f"the file has a value that this kvrecall does not know: {error}; "
+            "import it with the kvrecall that wrote it"
         ) from error
 
 
-def _dump(found: dict[RecordKind, list[Record]], session: str) -> SessionDump:
-    (kept,), (state,), (counts,) = (found[kind] for kind in _ONCE)
-    known = SESSION.validate_python(kept.value)
-    episodes = list[EpisodeRecord]()
-    built = list[bytes]()
-    for record in found.get(RecordKind.EPISODE, ()):
-        value, size = record.value
-        episodes.append(replace(EPISODE.validate_python(value), centroid=record.data[:size]))
-        built.append(record.data[size:])
+def _build_dump(by_kind: dict[RecordKind, list[Record]], session_id: str) -> SessionDump:
+    (stored,), (state,), (episode_set,) = (by_kind[kind] for kind in _SINGLE)
+    session = SESSION.validate_python(stored.value)
+    episodes, built = _build_episodes(by_kind.get(RecordKind.EPISODE, ()))
+    calls = by_kind.get(RecordKind.CALL, ())
+    repairs = by_kind.get(RecordKind.REPAIR, ())
     return SessionDump(
-        session=replace(known, id=session, epoch=known.epoch + 1, worker="", shared=()),
+        session=replace(session, id=session_id, epoch=session.epoch + 1, worker="", shared=()),
         worker_state=state.data,
-        turns=tuple(_turn(each, session) for each in found.get(RecordKind.TURN, ())),
-        calls=tuple(CALL.validate_python(each.value) for each in found.get(RecordKind.CALL, ())),
-        repairs=tuple(
-            REPAIR.validate_python(each.value) for each in found.get(RecordKind.REPAIR, ())
-        ),
-        episodes=replace(EPISODES.validate_python(counts.value), episodes=tuple(episodes)),
+        turns=tuple(_build_turn(each, session_id) for each in by_kind.get(RecordKind.TURN, ())),
+        calls=tuple(CALL.validate_python(each.value) for each in calls),
+        repairs=tuple(REPAIR.validate_python(each.value) for each in repairs),
+        episodes=replace(EPISODES.validate_python(episode_set.value), episodes=episodes),
         segments=tuple(
             replace(SEGMENT.validate_python(each.value), vector=each.data)
-            for each in found.get(RecordKind.SEGMENT, ())
+            for each in by_kind.get(RecordKind.SEGMENT, ())
         ),
-        built=tuple(built),
+        built=built,
     )
 
 
-_ONCE = (RecordKind.SESSION, RecordKind.STATE, RecordKind.EPISODES)
+def _build_episodes(
+    records: Iterable[Record],
+) -> tuple[tuple[EpisodeRecord, ...], tuple[bytes, ...]]:
+    """Return the episodes, and their serialized pb.Episode messages."""
+    episodes = list[EpisodeRecord]()
+    built = list[bytes]()
+    for record in records:
+        value, centroid_bytes = record.value
+        centroid = record.data[:centroid_bytes]
+        episodes.append(replace(EPISODE.validate_python(value), centroid=centroid))
+        built.append(record.data[centroid_bytes:])
+    return tuple(episodes), tuple(built)
 
 
-def _turn(record: Record, session: str) -> Turn:
+def _build_turn(record: Record, session_id: str) -> Turn:
     turn = TURN.validate_python(record.value)
-    outcome = replace(turn.outcome, session=session)
-    return replace(turn, session=session, outcome=outcome, token_ids=token_values(record.data))
+    outcome = replace(turn.outcome, session=session_id)
+    token_ids = decode_tokens(record.data)
+    return replace(turn, session=session_id, outcome=outcome, token_ids=token_ids)

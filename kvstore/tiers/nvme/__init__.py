@@ -1,1 +1,1 @@
-"""Pages in append-only segment files."""
+"""Tier of append-only segment files on a local file system."""

@@ -1,7 +1,7 @@
-"""One append-only file of records, and how it is read back after a crash.
+"""One append-only file of records, and its recovery after a crash.
 
-A record is a header and, for a page, its payload. Records follow each other without gaps. A sync marker says
-up to where, by its sequence number, everything had reached the disk when the marker was written.
+A record is a header and, for a page, its payload. Records are contiguous. The sequence number of a
+sync marker is the file offset up to which everything was on the disk when it was written.
 """
 
 import errno
@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from kvstore.errors import PageError, TierFailedError, TierFullError
+from kvstore.errors import PageError, PageVersionError, TierFailedError, TierFullError
 from kvstore.format.page import (
     HEADER_BYTES,
     MAGIC,
@@ -30,20 +30,20 @@ _SEARCH_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class Record:
-    """A record's header and where in its segment it begins."""
+    """Header of a record and its offset in the segment."""
 
     offset: int
     header: PageHeader
 
     @property
     def end(self) -> int:
-        """Where the next record begins."""
+        """Offset of the next record."""
         return self.offset + self.header.record_bytes
 
 
 @dataclass(frozen=True)
 class SegmentScan:
-    """What a segment holds: its readable records, the offsets of stretches that cannot be read, its good end."""
+    """Readable records of a segment, offsets of unreadable stretches, end of the last record."""
 
     records: tuple[Record, ...]
     damaged: tuple[int, ...]
@@ -51,31 +51,37 @@ class SegmentScan:
 
 
 @contextmanager
-def reported(path: Path) -> Iterator[None]:
-    """Turn an OSError into TierFullError (no space, quota) or TierFailedError, naming the file."""
+def map_os_errors(path: Path) -> Iterator[None]:
+    """Raise TierFullError (no space, quota) or TierFailedError for an OSError at `path`."""
     try:
         yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise TierFullError(f"no space left for {path}: free some or drop sessions") from error
+            raise TierFullError(
+                f"no space left for {path}: free some or delete sessions"
+            ) from error
         raise TierFailedError(f"{path}: {error.strerror or error}") from error
 
 
 class SegmentFile:
-    """An open segment file, closed when nobody refers to it. Its tier serialises all calls but `read` and `sync`."""
+    """An open segment file, closed when nothing refers to it.
+
+    The tier serialises all calls except `read`, `read_into` and `sync`. Every call raises
+    TierFullError or TierFailedError.
+    """
 
     def __init__(self, path: Path, number: int) -> None:
         self.path = path
         self.number = number
-        with reported(path):
+        with map_os_errors(path):
             self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             weakref.finalize(self, os.close, self._descriptor)
             self.end = os.fstat(self._descriptor).st_size
 
     def append(self, record: Blob) -> int:
-        """Write a record at the end and return its offset. A write that fails leaves the end where it was."""
+        """Write a record at the end and return its offset; a failed write keeps the end."""
         offset = self.end
-        with reported(self.path):
+        with map_os_errors(self.path):
             written = 0
             while written < len(record):
                 written += os.pwrite(
@@ -85,13 +91,13 @@ class SegmentFile:
         return offset
 
     def read(self, offset: int, size: int) -> memoryview:
-        """Up to `size` bytes from `offset`, in memory of their own; fewer at the end of the file."""
+        """Read up to `size` bytes from `offset` into new memory; fewer at the end of the file."""
         return self.read_into(np.empty(size, dtype=np.uint8).data, offset)
 
     def read_into(self, record: memoryview, offset: int) -> memoryview:
-        """Fill `record` from `offset`; returns what was filled, less than all at the end of the file."""
+        """Read into `record` from `offset`; return the part that was filled."""
         read = 0
-        with reported(self.path):
+        with map_os_errors(self.path):
             while read < len(record) and (
                 more := os.preadv(self._descriptor, [record[read:]], offset + read)
             ):
@@ -99,26 +105,30 @@ class SegmentFile:
         return record[:read]
 
     def sync(self) -> None:
-        """Return when everything written is on the disk."""
-        with reported(self.path):
+        """Wait until everything written is on the disk."""
+        with map_os_errors(self.path):
             os.fsync(self._descriptor)
 
-    def cut(self, end: int) -> None:
-        """Forget everything from `end` on."""
-        with reported(self.path):
+    def truncate(self, end: int) -> None:
+        """Remove everything from offset `end` on."""
+        with map_os_errors(self.path):
             os.ftruncate(self._descriptor, end)
         self.end = end
 
 
 def scan_segment(segment: SegmentFile) -> SegmentScan:
-    """Read a segment's headers, in order; where one is unreadable, go on at the next header that is readable."""
+    """Read a segment's headers in order; after an unreadable one continue at the next readable.
+
+    Raises PageVersionError for an intact header of another format version: truncating or
+    overwriting the file would lose pages of another kvrecall.
+    """
     records: list[Record] = []
     damaged: list[int] = []
     offset = 0
     while offset < segment.end:
-        record = _record_at(segment, offset)
+        record = _read_record(segment, offset)
         if record is None:
-            following = _next_record(segment, offset + 1)
+            following = _find_next_record(segment, offset + 1)
             if following is None:
                 break
             damaged.append(offset)
@@ -129,16 +139,21 @@ def scan_segment(segment: SegmentFile) -> SegmentScan:
 
 
 def without_torn_tail(segment: SegmentFile, scan: SegmentScan) -> SegmentScan:
-    """The scan of a segment that was being written, cut where its writing was torn.
+    """Return the scan of the newest segment without its torn tail.
 
-    Only records after the last sync marker can be torn: nobody was told that they are safe. The first of
-    them that is unreadable ends the segment; one before the marker is damage, and stays.
+    Only records after the last sync marker can be torn; they were never acknowledged. The first
+    unreadable one of them ends the segment. An unreadable record before the marker is damage, and
+    stays.
     """
     synced = max(
         (r.header.sequence for r in scan.records if r.header.kind is RecordKind.SYNC), default=0
     )
     torn = [offset for offset in scan.damaged if offset >= synced]
-    torn += [r.offset for r in scan.records if r.offset >= synced and not _is_whole(segment, r)]
+    torn += [
+        record.offset
+        for record in scan.records
+        if record.offset >= synced and not is_record_intact(segment, record)
+    ]
     end = min(torn, default=scan.end)
     return SegmentScan(
         tuple(record for record in scan.records if record.end <= end),
@@ -147,32 +162,35 @@ def without_torn_tail(segment: SegmentFile, scan: SegmentScan) -> SegmentScan:
     )
 
 
-def _record_at(segment: SegmentFile, offset: int) -> Record | None:
-    try:
-        record = Record(offset, parse_header(segment.read(offset, HEADER_BYTES)))
-    except PageError:
-        return None
-    return record if record.end <= segment.end else None
-
-
-def _next_record(segment: SegmentFile, offset: int) -> Record | None:
-    while offset < segment.end:
-        # The pieces overlap by the magic's length, so that one on a boundary is found too.
-        piece = bytes(segment.read(offset, _SEARCH_BYTES + len(MAGIC) - 1))
-        found = piece.find(MAGIC)
-        if found < 0:
-            offset += _SEARCH_BYTES
-            continue
-        record = _record_at(segment, offset + found)
-        if record is not None:
-            return record
-        offset += found + 1
-    return None
-
-
-def _is_whole(segment: SegmentFile, record: Record) -> bool:
+def is_record_intact(segment: SegmentFile, record: Record) -> bool:
+    """Return whether the checksum over header and payload of a record matches."""
     try:
         verify_checksum(segment.read(record.offset, record.header.record_bytes), record.header.key)
     except PageError:
         return False
     return True
+
+
+def _read_record(segment: SegmentFile, offset: int) -> Record | None:
+    try:
+        record = Record(offset, parse_header(segment.read(offset, HEADER_BYTES)))
+    except PageVersionError as error:
+        raise PageVersionError(f"{segment.path} at byte {offset}: {error}") from error
+    except PageError:
+        return None
+    return record if record.end <= segment.end else None
+
+
+def _find_next_record(segment: SegmentFile, offset: int) -> Record | None:
+    while offset < segment.end:
+        # The pieces overlap by the length of the magic, so that one on a boundary is found too.
+        piece = bytes(segment.read(offset, _SEARCH_BYTES + len(MAGIC) - 1))
+        found = piece.find(MAGIC)
+        if found < 0:
+            offset += _SEARCH_BYTES
+            continue
+        record = _read_record(segment, offset + found)
+        if record is not None:
+            return record
+        offset += found + 1
+    return None

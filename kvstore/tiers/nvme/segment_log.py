@@ -1,8 +1,9 @@
-"""A directory of segment files as one log: records are appended to the newest, and whole segments leave.
+"""Log of segment files in a directory: records are appended to the newest, whole files removed.
 
-The index of what counts lives in memory and is rebuilt from the segments' headers at start. A segment in which nothing
-counts any more is unlinked, once what superseded its records is on the disk. Records that count in a segment of mostly
-dead ones can be written again at the end of the log (`moves`), which kills the rest of that segment too.
+The index of valid records is in memory and is rebuilt from the headers at the start. A segment
+without valid records is unlinked once the records that superseded its own are on the disk. The
+valid records of a mostly dead segment can be moved to the end of the log (`move_records`), so that
+the segment is unlinked too.
 """
 
 import fcntl
@@ -30,26 +31,27 @@ from kvstore.format.page import (
     RecordCheck,
     RecordKind,
     parse_header,
+    read_sequence,
     seal,
-    sequence_of,
 )
-from kvstore.tiers.nvme.index import LogIndex, PagePlace
+from kvstore.tiers.nvme.index import LogIndex, RecordLocation
 from kvstore.tiers.nvme.segment import (
     SegmentFile,
     SegmentScan,
-    reported,
+    map_os_errors,
     scan_segment,
     without_torn_tail,
 )
 
 _SYNC_KEY = PageKey("", 0)
-Located = tuple[PagePlace, SegmentFile]
+Located = tuple[RecordLocation, SegmentFile]
 
 
 class SegmentLog:
-    """The records of one tier called `name`. Safe to call from several threads; no call holds others up for long.
+    """Records of the tier called `name`. Safe to call from several threads; no call blocks long.
 
-    Raises DirectoryLockedError when another process owns the directory.
+    Raises DirectoryLockedError when another process owns the directory, and PageVersionError when
+    it has records of another format version.
     """
 
     def __init__(self, directory: Path, segment_bytes: int, name: str) -> None:
@@ -60,12 +62,12 @@ class SegmentLog:
         self._syncing = Lock()
         self._index = LogIndex()
         self._segments: dict[int, SegmentFile] = {}
-        self._stuck: set[int] = set()
+        self._unmovable: set[int] = set()
         self._unsynced = False
         self._failure: KvStoreError | None = None
-        with reported(directory):
+        with map_os_errors(directory):
             directory.mkdir(parents=True, exist_ok=True)
-        self._lock_descriptor = _own(directory)
+        self._lock_descriptor = _lock_directory(directory)
         try:
             self._open_segments()
         except BaseException:
@@ -74,103 +76,111 @@ class SegmentLog:
 
     @property
     def used_bytes(self) -> int:
-        """Bytes of the pages that count."""
+        """Bytes of the valid pages, headers included."""
         return self._index.used_bytes
 
     @property
     def file_bytes(self) -> int:
-        """Bytes of the segment files, records that no longer count included."""
+        """Bytes of the segment files, dead records included."""
         with self._lock:
             return sum(segment.end for segment in self._segments.values())
 
     def locate(self, keys: Sequence[PageKey]) -> list[Located | None]:
-        """Where pages lie; a file stays readable for whoever has it. Raises CorruptPageError for one in doubt."""
+        """Locate pages; the returned files stay readable after they were unlinked.
+
+        Raises CorruptPageError for a page that an unreadable record may have superseded.
+        """
         with self._lock:
             self._require_open()
-            places = [self._index.pages.get(key) for key in keys]
-            for key, place in zip(keys, places, strict=True):
-                if place is not None and self._index.is_suspect(place):
+            locations = [self._index.pages.get(key) for key in keys]
+            for key, location in zip(keys, locations, strict=True):
+                if location is not None and self._index.is_suspect(location):
                     raise CorruptPageError(
-                        f"page {key.index} of session {key.session!r} may be out of date: a record written after it "
-                        f"in {self._directory} cannot be read any more; its rows must be computed again"
+                        f"page {key.index} of session {key.session!r} may be out of date: a later "
+                        f"record in {self._directory} is unreadable; its rows must be computed "
+                        "again"
                     )
             return [
-                None if place is None else (place, self._segments[place.segment])
-                for place in places
+                None if location is None else (location, self._segments[location.segment])
+                for location in locations
             ]
 
     def headers(self, session: str | None) -> list[PageHeader]:
-        """The headers of all pages, or of those of one session."""
+        """Return the headers of all pages, or of those of one session."""
         with self._lock:
             self._require_open()
             located = [
-                (key, place, self._segments[place.segment])
-                for key, place in self._index.places(session)
+                (key, location, self._segments[location.segment])
+                for key, location in self._index.locations(session)
             ]
-        return [_header_at(key, place, segment) for key, place, segment in located]
+        return [_read_header(key, location, segment) for key, location, segment in located]
 
     def contains(self, keys: Sequence[PageKey]) -> list[bool]:
-        """For each key whether the log has the page."""
+        """Return whether the log has each page."""
         with self._lock:
             return [key in self._index.pages for key in keys]
 
     def append_page(self, key: PageKey, record: Blob) -> None:
-        """Write a page at the end."""
-        sequence = sequence_of(record)
+        """Append a page."""
+        sequence = read_sequence(record)
         with self._lock:
             self._require_usable()
             self._index.add_page(key, self._append(record, sequence))
 
     def append_tombstones(self, keys: Sequence[PageKey]) -> bool:
-        """Write that pages are no more, and return whether there were any. They are on the disk after `flush`."""
+        """Delete pages by tombstones; return whether the log had any of them.
+
+        The tombstones are on the disk after `flush`.
+        """
         with self._lock:
             self._require_usable()
             known = [key for key in keys if key in self._index.pages]
             for key in known:
-                self._bury(key, self._index.pages[key].sequence)
+                self._append_tombstone(key, self._index.pages[key].sequence)
             if known:
-                self._roll_unneeded()
+                self._roll_if_dead()
             return bool(known)
 
     def flush(self) -> None:
-        """Return when every record written before is on the disk, and nothing is left of segments that may go."""
+        """Wait until all records are on the disk, and unlink all removable segments."""
         with self._syncing:
             while self._sync():
                 pass
 
-    def worth_moving(self, dead_share: float, room: int) -> int | None:
-        """The oldest segment of which at least that share no longer counts, and no more than `room` bytes do.
+    def find_compactable(self, dead_share: float, room: int) -> int | None:
+        """Number of the oldest segment with at least that share dead and at most `room` bytes live.
 
-        The newest is none of them.
+        The newest segment is never chosen.
         """
         with self._lock:
             self._require_usable()
             for number in sorted(self._segments)[:-1]:
                 end = self._segments[number].end
                 needed = self._index.needed_bytes(number)
-                worth = end - needed >= dead_share * end and needed <= room
-                if worth and self._index.may_move(number) and number not in self._stuck:
+                is_worthwhile = end - needed >= dead_share * end and needed <= room
+                if is_worthwhile and self._index.may_move(number) and number not in self._unmovable:
                     return number
         return None
 
-    def moves(self, number: int) -> Iterator[int]:
-        """Write what counts in a segment again, a record at a time (its bytes), and unlink the segment at last.
+    def move_records(self, number: int) -> Iterator[int]:
+        """Move a segment's valid records to the end of the log, then unlink the segment.
 
-        A record that cannot be read stays, and its segment with it. Whatever is interrupted leaves two copies.
+        Yields the bytes of each moved record. An unreadable record stays, and so does its segment.
+        An interruption leaves two copies, which is harmless.
         """
-        for key in self._index_of(number):
+        for key in self._live_keys(number):
             yield self._move(key, number)
         with self._lock:
             self._require_usable()
             for key in self._index.tombstones_in(number):
-                self._bury(key, 0)
+                self._append_tombstone(key, 0)
         self.flush()
         with self._lock:
             if number in self._segments:
-                self._stuck.add(number)
+                self._unmovable.add(number)
 
-    def seal_newest(self, dead_share: float) -> bool:
-        """Go on in a new segment if at least that share of the newest no longer counts, so that it can be moved."""
+    def roll_newest(self, dead_share: float) -> bool:
+        """Start a new segment if at least that share of the newest is dead, so it can be moved."""
         with self._lock:
             self._require_usable()
             newest = self._segments[max(self._segments)]
@@ -181,20 +191,20 @@ class SegmentLog:
             return True
 
     def check(self) -> None:
-        """Raise InvariantError when the books disagree with the files."""
+        """Raise InvariantError when the index disagrees with the files."""
         with self._lock:
             self._index.check()
-            for key, place in self._index.pages.items():
+            for key, location in self._index.pages.items():
                 if (
-                    place.segment not in self._segments
-                    or place.offset + place.size > self._segments[place.segment].end
+                    location.segment not in self._segments
+                    or location.offset + location.size > self._segments[location.segment].end
                 ):
                     raise InvariantError(
-                        f"tier {self._name}: page {key} lies outside the segment files: {place}"
+                        f"tier {self._name}: page {key} lies outside the segment files: {location}"
                     )
 
     def close(self) -> None:
-        """Let go of files and directory; the records stay on the disk. May be called twice."""
+        """Release files and directory; the records stay on the disk. May be called twice."""
         with self._lock:
             self._segments.clear()
             self._failure = StoreClosedError(f"tier {self._name} is closed")
@@ -202,90 +212,90 @@ class SegmentLog:
                 os.close(self._lock_descriptor)
                 self._lock_descriptor = -1
 
-    def _append(self, record: Blob, sequence: int) -> PagePlace:
+    def _append(self, record: Blob, sequence: int) -> RecordLocation:
         segment = self._segments[max(self._segments)]
         if segment.end and segment.end + len(record) > self._segment_bytes:
             segment = self._roll()
         offset = segment.append(record)
         self._unsynced = True
-        return PagePlace(segment.number, offset, len(record), sequence)
+        return RecordLocation(segment.number, offset, len(record), sequence)
 
-    def _bury(self, key: PageKey, sequence: int) -> None:
-        place = self._append(
+    def _append_tombstone(self, key: PageKey, sequence: int) -> None:
+        location = self._append(
             seal(PageHeader(key, sequence, 0, 0, kind=RecordKind.TOMBSTONE)), sequence
         )
-        self._index.add_tombstone(key, place.segment)
+        self._index.add_tombstone(key, location.segment)
 
-    def _index_of(self, number: int) -> list[PageKey]:
+    def _live_keys(self, number: int) -> list[PageKey]:
         with self._lock:
             return sorted(
                 self._index.pages_in(number), key=lambda key: self._index.pages[key].offset
             )
 
     def _move(self, key: PageKey, number: int) -> int:
-        """Copy a page to the end of the log, if it is still in the segment; return the bytes written."""
+        """Copy a page to the end of the log if it is still in the segment; return its bytes."""
         with self._lock:
-            place = self._index.pages.get(key)
+            location = self._index.pages.get(key)
             segment = self._segments.get(number)
-        if place is None or segment is None or place.segment != number:
+        if location is None or segment is None or location.segment != number:
             return 0
-        record = segment.read(place.offset, place.size)
+        record = segment.read(location.offset, location.size)
         check = RecordCheck()
         check.add(record)
         try:
-            check.require(key, place.sequence)
+            check.require(key, location.sequence)
         except PageError:
             return 0
         with self._lock:
             self._require_usable()
-            # What was written or deleted meanwhile is newer than this copy would be.
-            if self._index.pages.get(key) != place:
+            # A concurrent write or deletion is newer than this copy.
+            if self._index.pages.get(key) != location:
                 return 0
-            self._index.add_page(key, self._append(record, place.sequence))
-        return place.size
+            self._index.add_page(key, self._append(record, location.sequence))
+        return location.size
 
     def _roll(self) -> SegmentFile:
         newest = self._segments[max(self._segments)]
-        # Readers take only the newest segment for possibly torn, so an older one must be on the disk as a whole.
-        newest.cut(newest.end)
+        # Recovery expects a torn tail only in the newest segment; older ones must be on the disk.
+        newest.truncate(newest.end)
         self._fsync(newest)
         return self._open_segment(newest.number + 1)
 
-    def _roll_unneeded(self) -> None:
-        """Go on in a new segment if nothing in the newest counts, so that it can be unlinked."""
+    def _roll_if_dead(self) -> None:
+        """Start a new segment if the newest has no valid record, so that it can be unlinked."""
         newest = self._segments[max(self._segments)]
         if newest.end and any(True for _ in self._index.removable([newest.number])):
             self._roll()
 
     def _sync(self) -> bool:
-        """Bring to the disk what was written, while others may write; then unlink what may go, if there is any."""
+        """Sync while others may write, then unlink removable segments; return whether any were."""
         with self._lock:
             self._require_usable()
             newest = self._segments[max(self._segments)]
             end = newest.end
             unsynced = self._unsynced
             self._unsynced = False
-            # What superseded their records is written by now, so it is on the disk in a moment.
+            # The records that superseded theirs are written, and on the disk after the sync below.
             removable = list(self._index.removable(sorted(self._segments)[:-1]))
         if unsynced:
             self._fsync(newest)
         with self._lock:
             self._require_usable()
             if unsynced and newest.number == max(self._segments):
-                # The marker is only a help to the next start, so a full disk may refuse it.
+                # The marker only speeds up recovery, so a full disk may refuse it.
                 with suppress(TierFullError):
                     newest.append(seal(PageHeader(_SYNC_KEY, end, 0, 0, kind=RecordKind.SYNC)))
             for number in removable:
                 self._unlink(number)
-            if removable:  # tombstones of pages that were in these are needed no more
-                self._roll_unneeded()
+            if removable:  # Tombstones of pages in these segments are not needed any more.
+                self._roll_if_dead()
         return bool(removable)
 
     def _fsync(self, segment: SegmentFile) -> None:
         try:
             segment.sync()
         except KvStoreError as error:
-            # After a failed fsync the kernel may call the lost pages clean: a second try would prove nothing.
+            # After a failed fsync the kernel may mark lost pages as clean: a retry proves nothing.
             self._failure = TierFailedError(
                 f"tier {self._name}: a sync failed ({error}); restart to recover"
             )
@@ -293,11 +303,11 @@ class SegmentLog:
 
     def _unlink(self, number: int) -> None:
         path = self._segments.pop(number).path
-        with reported(path):
+        with map_os_errors(path):
             path.unlink()
         _sync_directory(self._directory)
-        self._index.forget(number)
-        self._stuck.discard(number)
+        self._index.remove_segment(number)
+        self._unmovable.discard(number)
 
     def _open_segments(self) -> None:
         numbers = sorted(
@@ -308,7 +318,7 @@ class SegmentLog:
             scan = scan_segment(segment)
             if number == numbers[-1]:
                 scan = without_torn_tail(segment, scan)
-                segment.cut(scan.end)
+                segment.truncate(scan.end)
             elif scan.end < segment.end:
                 self._index.add_damage(number, scan.end)
             self._index_records(number, scan)
@@ -327,8 +337,10 @@ class SegmentLog:
         for record in scan.records:
             header = record.header
             if header.kind is RecordKind.PAGE:
-                place = PagePlace(number, record.offset, header.record_bytes, header.sequence)
-                self._index.add_page(header.key, place)
+                location = RecordLocation(
+                    number, record.offset, header.record_bytes, header.sequence
+                )
+                self._index.add_page(header.key, location)
             elif header.kind is RecordKind.TOMBSTONE:
                 self._index.add_tombstone(header.key, number)
 
@@ -341,21 +353,21 @@ class SegmentLog:
             raise self._failure
 
 
-def _own(directory: Path) -> int:
-    with reported(directory):
+def _lock_directory(directory: Path) -> int:
+    with map_os_errors(directory):
         descriptor = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         os.close(descriptor)
         raise DirectoryLockedError(
-            f"{directory} belongs to another process; stop it, or give this one a directory of its own"
+            f"{directory} is used by another process; stop it, or use another directory"
         ) from error
     return descriptor
 
 
 def _sync_directory(directory: Path) -> None:
-    with reported(directory):
+    with map_os_errors(directory):
         descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
         try:
             os.fsync(descriptor)
@@ -363,12 +375,12 @@ def _sync_directory(directory: Path) -> None:
             os.close(descriptor)
 
 
-def _header_at(key: PageKey, place: PagePlace, segment: SegmentFile) -> PageHeader:
-    """A page's header; where it cannot be read any more, one that has none of the page's tokens: they are lost."""
+def _read_header(key: PageKey, location: RecordLocation, segment: SegmentFile) -> PageHeader:
+    """Read a page's header; an unreadable one becomes a header without tokens."""
     try:
-        header = parse_header(segment.read(place.offset, HEADER_BYTES))
+        header = parse_header(segment.read(location.offset, HEADER_BYTES))
     except PageError:
         return PageHeader(
-            key, place.sequence, valid_tokens=0, payload_bytes=place.size - HEADER_BYTES
+            key, location.sequence, valid_tokens=0, payload_bytes=location.size - HEADER_BYTES
         )
     return header

@@ -1,7 +1,8 @@
-"""Pages in append-only segment files of one directory.
+"""Tier of append-only segment files in one directory.
 
-Every page is one write at the end of the newest segment and one read from where it lies. Deleting appends a tombstone.
-A thread of the tier's own moves what still counts out of segments of mostly dead records, so that these can go.
+A page is written at the end of the newest segment in one write, and read in place. Deleting appends
+a tombstone. A background thread compacts mostly dead segments: it moves their valid records to the
+end of the log and unlinks them.
 """
 
 import os
@@ -12,32 +13,46 @@ from threading import Event, Lock, Thread
 
 from kvstore.errors import StoreClosedError, TierError, TierFullError
 from kvstore.format.page import Blob, PageHeader, PageKey, RecordCheck
-from kvstore.tiers.arena import Buffers
-from kvstore.tiers.nvme.segment import reported
+from kvstore.tiers.arena import BufferPool
+from kvstore.tiers.nvme.segment import map_os_errors
 from kvstore.tiers.nvme.segment_log import Located, SegmentLog
 
 SEGMENT_BYTES = 64 << 20
 RESERVE_BYTES = 64 << 20
-_SMALL_SHARE = 8
 DEAD_SHARE = 0.5
-"""Of a segment, from which on the rest is moved: then moving writes no byte more than it frees."""
-_DEAD_SHARE_WHEN_FULL = 0.2
-_PIECE_BYTES = 1 << 20
-"""Read at a time, so that the checksum finds it in the processor's cache."""
+"""Dead share of a segment from which it is compacted: moving then writes no more than it frees."""
 
+# The default reserve is at most 1/8 of the file system.
+_RESERVE_FRACTION = 8
+_DEAD_SHARE_WHEN_FULL = 0.2
+# Pages are read in pieces, so that the checksum finds each in the processor's cache.
+_PIECE_BYTES = 1 << 20
+# Memory that pages are read into is reused, which costs less than new memory.
 _BUFFER_BYTES = 1 << 27
-"""Of memory that pages are read into, again and again: it costs less than new memory."""
 
 
 class NvmeTier:
     """A durable Tier on a local file system. One process at a time owns the directory.
 
-    `limit_bytes` bounds the files' bytes, records that no longer count included; tombstones, and moving at most a
-    segment's records out of it, may exceed it. Pages leave `reserve_bytes` of the file system free, by default
-    `RESERVE_BYTES` but an eighth of a small one: for the catalog that may lie there too, for tombstones and, half of
-    it, for moving, so that a full disk can be emptied by deleting sessions. With `compact_in_background` False records
-    are moved only when there is no room. Raises DirectoryLockedError when the directory has an owner.
+    Args:
+        directory: Directory of the segment files; created if necessary.
+        segment_bytes: Size at which a new segment file is started.
+        limit_bytes: Maximum size of all files, dead records included. Tombstones and the move of
+            one segment's records may exceed it.
+        reserve_bytes: Bytes of the file system that pages leave free, by default `RESERVE_BYTES`
+            or an eighth of a small file system: for a catalog on the same disk, for tombstones and
+            (half of it) for compaction, so that deleting sessions can empty a full disk.
+        name: Name of the tier for metrics.
+        compact_in_background: Whether a thread compacts segments; otherwise records are moved only
+            when there is no room.
+
+    Raises:
+        DirectoryLockedError: Another process uses the directory.
+        PageVersionError: The directory has records of another format version.
     """
+
+    durable = True
+    shared = False
 
     def __init__(
         self,
@@ -49,12 +64,12 @@ class NvmeTier:
         name: str = "nvme",
         compact_in_background: bool = True,
     ) -> None:
+        self.name = name
+        self.limit_bytes = limit_bytes
         self._directory = directory
-        self._limit_bytes = limit_bytes
         self._reserve_bytes = reserve_bytes
-        self._name = name
         self._log = SegmentLog(directory, segment_bytes, name)
-        self._buffers = Buffers(_BUFFER_BYTES)
+        self._buffers = BufferPool(_BUFFER_BYTES)
         self._writing = Lock()
         self._changed = Event()
         self._closing = Event()
@@ -67,39 +82,24 @@ class NvmeTier:
             self._compaction.start()
 
     @property
-    def name(self) -> str:
-        return self._name
-
-    @property
-    def durable(self) -> bool:
-        return True
-
-    @property
-    def shared(self) -> bool:
-        return False
-
-    @property
     def used_bytes(self) -> int:
+        """Bytes of the valid pages, headers included."""
         return self._log.used_bytes
 
     @property
-    def limit_bytes(self) -> int | None:
-        return self._limit_bytes
-
-    @property
     def file_bytes(self) -> int:
-        """Bytes of the segment files, records that no longer count included."""
+        """Bytes of the segment files, dead records included."""
         return self._log.file_bytes
 
     def fence(self, session: str, epoch: int) -> None:
-        """Nobody else can write here: the directory has one owner."""
+        """Do nothing: only the process that owns the directory can write here."""
 
     def get(self, keys: Sequence[PageKey]) -> list[Blob | None]:
-        located = self._log.locate(keys)
-        # One after the other: reading several at once, or asking the kernel to read ahead, was slower from a disk.
+        """Read and verify pages, None where there is none. Raises CorruptPageError."""
+        # Sequential: parallel reads and kernel read-ahead were both slower from a disk.
         return [
-            None if at is None else self._read(key, at)
-            for key, at in zip(keys, located, strict=True)
+            None if located is None else self._read(key, located)
+            for key, located in zip(keys, self._log.locate(keys), strict=True)
         ]
 
     def put(
@@ -109,90 +109,101 @@ class NvmeTier:
         backed: bool = False,
         epoch: int | None = None,
     ) -> None:
+        """Append pages to the log, compacting a segment first when there is no room."""
         with self._writing:
             for key, blob in pages:
                 self._make_room(len(blob))
                 self._log.append_page(key, blob)
 
     def contains(self, keys: Sequence[PageKey]) -> list[bool]:
+        """Return whether the log has each page."""
         return self._log.contains(keys)
 
     def delete(self, keys: Sequence[PageKey], *, epoch: int | None = None) -> None:
+        """Append tombstones and sync them; unknown keys are ignored."""
         if self._log.append_tombstones(keys):
             self.flush()
 
     def stored(self, session: str | None = None) -> Iterator[PageHeader]:
+        """Return the headers of all pages, or of those of one session; broken ones lack tokens."""
         return iter(self._log.headers(session))
 
     def flush(self) -> None:
+        """Wait until every page and tombstone is on the disk; wakes the compaction."""
         self._log.flush()
         self._changed.set()
 
     def compact(self, dead_share: float = DEAD_SHARE) -> Iterator[int]:
-        """Move records out of segments of which so much is dead, one at each step, which is its bytes."""
-        while (number := self._log.worth_moving(dead_share, self._room_to_move())) is not None:
-            yield from self._log.moves(number)
+        """Compact segments with at least that dead share; yields the bytes of each moved record."""
+        while (number := self._find_compactable(dead_share)) is not None:
+            yield from self._log.move_records(number)
 
     def check(self) -> None:
+        """Raise InvariantError when the index disagrees with the files."""
         self._log.check()
 
     def close(self) -> None:
+        """Stop the compaction and release the directory. May be called twice."""
         self._closing.set()
         self._changed.set()
         if self._compaction is not None:
             self._compaction.join()
         self._log.close()
 
-    def _read(self, key: PageKey, at: Located) -> memoryview:
-        """A page, verified while it is read. Raises CorruptPageError."""
-        place, segment = at
-        record = self._buffers.lend(place.size)
+    def _read(self, key: PageKey, located: Located) -> memoryview:
+        """Read a page and verify it piece by piece. Raises CorruptPageError."""
+        location, segment = located
+        record = self._buffers.allocate(location.size)
         check = RecordCheck()
-        for first in range(0, place.size, _PIECE_BYTES):
-            check.add(segment.read_into(record[first : first + _PIECE_BYTES], place.offset + first))
-        check.require(key, place.sequence)
+        for first in range(0, location.size, _PIECE_BYTES):
+            piece = record[first : first + _PIECE_BYTES]
+            check.add(segment.read_into(piece, location.offset + first))
+        check.require(key, location.sequence)
         return record
 
-    def _make_room(self, wanted: int) -> None:
-        """Raise TierFullError unless limit and disk leave so many bytes, if need be after a compaction."""
-        while (why := self._no_room_for(wanted)) is not None:
-            never = self._limit_bytes is not None and self.used_bytes + wanted > self._limit_bytes
-            if never or not self._compact_now():
-                raise TierFullError(f"tier {self._name}: {wanted} bytes do not fit, {why}")
+    def _make_room(self, needed: int) -> None:
+        """Raise TierFullError unless limit and disk allow `needed` bytes, after compaction."""
+        while (shortage := self._describe_shortage(needed)) is not None:
+            hopeless = self.limit_bytes is not None and self.used_bytes + needed > self.limit_bytes
+            if hopeless or not self._compact_now():
+                raise TierFullError(f"tier {self.name}: {needed} bytes do not fit, {shortage}")
 
-    def _no_room_for(self, wanted: int) -> str | None:
-        """Why so many bytes do not fit now; None if they do."""
-        if self._limit_bytes is not None and self.file_bytes + wanted > self._limit_bytes:
+    def _describe_shortage(self, needed: int) -> str | None:
+        """Describe why `needed` bytes do not fit now; None when they do."""
+        if self.limit_bytes is not None and self.file_bytes + needed > self.limit_bytes:
             return (
-                f"{self.file_bytes} of {self._limit_bytes} in use; raise its limit or drop sessions"
+                f"{self.file_bytes} of {self.limit_bytes} in use; "
+                "raise its limit or delete sessions"
             )
-        free, reserve = self._free_and_reserve()
-        if free - wanted < reserve:
-            return f"{free} are free on the disk, {reserve} of them kept for other needs; free some or drop sessions"
+        free, reserve = self._get_free_and_reserve()
+        if free - needed < reserve:
+            return (
+                f"{free} are free on the disk, {reserve} of them reserved; "
+                "free some or delete sessions"
+            )
         return None
 
-    def _free_and_reserve(self) -> tuple[int, int]:
-        """Bytes of the file system that are free, and that pages leave free. Raises TierFailedError."""
-        with reported(self._directory):
+    def _get_free_and_reserve(self) -> tuple[int, int]:
+        """Free bytes of the file system, and the bytes that pages leave free."""
+        with map_os_errors(self._directory):
             disk = os.statvfs(self._directory)
-        small = disk.f_blocks * disk.f_frsize // _SMALL_SHARE
-        reserve = min(RESERVE_BYTES, small) if self._reserve_bytes is None else self._reserve_bytes
+        share = disk.f_blocks * disk.f_frsize // _RESERVE_FRACTION
+        reserve = min(RESERVE_BYTES, share) if self._reserve_bytes is None else self._reserve_bytes
         return disk.f_bavail * disk.f_frsize, reserve
 
-    def _room_to_move(self) -> int:
-        """Bytes that may be written again to empty a segment."""
-        free, reserve = self._free_and_reserve()
-        return free - reserve // 2
+    def _find_compactable(self, dead_share: float) -> int | None:
+        """Number of a segment to compact whose valid records fit on the disk a second time."""
+        free, reserve = self._get_free_and_reserve()
+        return self._log.find_compactable(dead_share, free - reserve // 2)
 
     def _compact_now(self) -> bool:
-        """Empty one segment without rest; whether that freed anything."""
+        """Compact one segment without pauses; return whether that freed anything."""
         before = self.file_bytes
-        room = self._room_to_move()
-        number = self._log.worth_moving(_DEAD_SHARE_WHEN_FULL, room)
-        if number is None and self._log.seal_newest(_DEAD_SHARE_WHEN_FULL):
-            number = self._log.worth_moving(_DEAD_SHARE_WHEN_FULL, room)
+        number = self._find_compactable(_DEAD_SHARE_WHEN_FULL)
+        if number is None and self._log.roll_newest(_DEAD_SHARE_WHEN_FULL):
+            number = self._find_compactable(_DEAD_SHARE_WHEN_FULL)
         if number is not None:
-            for _ in self._log.moves(number):
+            for _ in self._log.move_records(number):
                 pass
         return self.file_bytes < before
 
@@ -200,13 +211,13 @@ class NvmeTier:
         while self._changed.wait() and not self._closing.is_set():
             self._changed.clear()
             try:
-                self._compact_gently()
+                self._compact_throttled()
             except (TierError, StoreClosedError):
-                # No room, or the tier has failed: whoever writes to it hears of that. Later there may be room.
+                # No room yet, or the tier failed; the next write raises it.
                 continue
 
-    def _compact_gently(self) -> None:
-        """Compact, resting after each record for as long as it took."""
+    def _compact_throttled(self) -> None:
+        """Compact, pausing after each record for as long as its move took."""
         began = time.monotonic()
         for _ in self.compact():
             if self._closing.wait(time.monotonic() - began):

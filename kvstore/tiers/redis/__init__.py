@@ -1,1 +1,1 @@
-"""Pages in Redis."""
+"""Tier in a Redis that several workers share."""

@@ -1,7 +1,8 @@
-"""One Redis, be it a single server, a primary that sentinels name, or a cluster: calls that are tried again.
+"""Synchronous client of one Redis (server, sentinels or cluster) with retries.
 
-The client is redis-py's synchronous one: callers are threads that wait for the answer anyway, and pages of megabytes
-would be handed to an event loop and back for nothing. The catalog, which lives in an event loop, uses asyncio's.
+The client is redis-py's synchronous one: callers are threads that wait for the reply anyway, and
+passing pages of megabytes through an event loop would only add work. The catalog, which runs in an
+event loop, uses redis-py's asyncio client.
 """
 
 import random
@@ -9,9 +10,8 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar, get_args
-from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from redis import Redis, RedisCluster
 from redis.backoff import NoBackoff
@@ -31,37 +31,25 @@ from redis.exceptions import (
 from redis.retry import Retry
 from redis.sentinel import Sentinel
 
-from kvstore.errors import (
-    KvStoreError,
-    StaleWriterError,
-    TierFailedError,
-    TierFullError,
-    TierSettingsError,
-)
-from kvstore.tiers.redis.zero_copy import Command, batched
+from kvstore.errors import KvStoreError, StaleWriterError, TierFailedError, TierFullError
+from kvstore.tiers.redis.address import RedisAddress
+from kvstore.tiers.redis.zero_copy import Command, run_batch
 
 T = TypeVar("T")
-_Scheme = Literal[
-    "redis",
-    "rediss",
-    "unix",
-    "redis+sentinel",
-    "rediss+sentinel",
-    "redis+cluster",
-    "rediss+cluster",
-]
 
 _ATTEMPTS = 4
-_FIRST_PAUSE_SECONDS = 0.05
-_LONGEST_PAUSE_SECONDS = 0.5
-_REST_SECONDS = 1.0
-"""So long after a call that came to nothing others fail at once: each write of a queue must not wait in its turn."""
+_FIRST_DELAY_SECONDS = 0.05
+_MAX_DELAY_SECONDS = 0.5
+# After a failed call others fail at once for this long, so that the writes of a queue do not each
+# wait for a timeout.
+_COOLDOWN_SECONDS = 1.0
 
 _ONLINE_REPLICA = re.compile(rb"^slave\d+:.*\bstate=online\b", re.MULTILINE)
 _HISTORY = re.compile(rb"^master_replid:\w+", re.MULTILINE)
 _READ_BYTES = 1 << 18
 _FAILURES = (RedisError, RedisClusterException, OSError)
-_PASSING = (
+# Errors that may be gone at the next attempt: restarts, failovers, slots that move.
+_TRANSIENT = (
     ConnectionError,
     TimeoutError,
     ReadOnlyError,
@@ -71,97 +59,27 @@ _PASSING = (
     RedisClusterException,
     OSError,
 )
-"""What may be gone at the next attempt: restarts, failovers, slots that move."""
 
 
 class HistoryChangedError(ConnectionError):
-    """Another server answers, or the same one after a restart: it may not have what was written a moment ago."""
-
-
-@dataclass(frozen=True)
-class RedisAddress:
-    """What a URL says. Its text names the server and never a password."""
-
-    scheme: _Scheme
-    hosts: tuple[tuple[str, int], ...]
-    path: str
-    username: str | None = field(repr=False)
-    password: str | None = field(repr=False)
-    sentinel_password: str | None = field(repr=False)
-    url: str = field(repr=False)
-
-    def __str__(self) -> str:
-        return (
-            f"{self.scheme}://{','.join(f'{host}:{port}' for host, port in self.hosts)}{self.path}"
-        )
+    """Another primary answers, or the same one after a restart; it may lack recent writes."""
 
 
 @dataclass(frozen=True)
 class _Topology:
-    """Which server has a key, and what to do when it turned out to be the wrong one."""
+    """Connections: the client of a key's server, a refresh after errors, and the shutdown."""
 
-    client_of: Callable[[str], Redis]
+    get_client: Callable[[str], Redis]
     refresh: Callable[[], None]
     close: Callable[[], None]
-
-
-def parse_address(url: str) -> RedisAddress:
-    """`redis[s]://[user:password@]host[:port][/database]`, `unix://path`, `redis[s]+sentinel://host:port,.../service`
-    with `?sentinel_password=` where the sentinels want one, or `redis[s]+cluster://host:port,...`.
-
-    Raises TierSettingsError, which never repeats the URL: it may hold a password.
-    """
-    try:
-        address = _address(url, urlsplit(url))
-    except ValueError:
-        address = None
-    if address is None:
-        raise TierSettingsError(
-            f"this Redis URL cannot be read: expected {', '.join(get_args(_Scheme))} followed by ://, host:port "
-            "(several with commas) and, for sentinels, /service; percent-encode what is special in a user or password"
-        )
-    return address
-
-
-def _address(url: str, parts: SplitResult) -> RedisAddress | None:
-    scheme = next((known for known in get_args(_Scheme) if known == parts.scheme), None)
-    userinfo, _, hosts = parts.netloc.rpartition("@")
-    needs_service = parts.scheme.endswith("+sentinel")
-    # What is not percent-encoded in a password may end up in any later part.
-    if "@" in parts.path + parts.query or "#" in url:
-        return None
-    if (
-        scheme is None
-        or (needs_service and not parts.path.strip("/"))
-        or (scheme != "unix" and not hosts)
-    ):
-        return None
-    username, _, password = userinfo.partition(":")
-    port = 26379 if needs_service else 6379
-    return RedisAddress(
-        scheme=scheme,
-        hosts=tuple(_host(host, port) for host in hosts.split(",") if host),
-        path=parts.path,
-        username=unquote(username) or None,
-        password=unquote(password) or None,
-        sentinel_password=parse_qs(parts.query).get("sentinel_password", [None])[0],
-        url=url,
-    )
-
-
-def _host(text: str, default_port: int) -> tuple[str, int]:
-    parts = urlsplit(f"//{text}")
-    if not parts.hostname:
-        raise ValueError("no host")
-    return parts.hostname, parts.port or default_port
 
 
 class RedisServer:
     """Runs operations on the server that has a key. Safe to call from several threads.
 
-    Every call ends within about `timeout_seconds` per attempt. Raises TierFullError when Redis has no memory left,
-    StaleWriterError when a script refused with `STALE`, and TierFailedError for everything else that fails, also when
-    it cannot be reached at the start.
+    Each attempt takes about `timeout_seconds` at most. Raises TierFullError when Redis is out of
+    memory, StaleWriterError when a script replied `STALE`, and TierFailedError for every other
+    failure, a refused first connection included.
     """
 
     def __init__(self, address: RedisAddress, timeout_seconds: float) -> None:
@@ -175,101 +93,105 @@ class RedisServer:
         return str(self._address)
 
     def run(self, key: str, operation: Callable[[Redis], T]) -> T:
-        """The operation's result on the server that has `key`; it may run several times, so it must bear that."""
-        return self._attempt(lambda topology: operation(topology.client_of(key)))
+        """Run an operation on the server that has `key`; it is repeated after transient errors."""
+        return self._run_with_retries(lambda topology: operation(topology.get_client(key)))
 
-    def pipelined(self, keys: Sequence[str], command_of: Callable[[str], Command]) -> list[Any]:
-        """One command for each key, all at once, each to the server that has the key: replies in order of `keys`."""
-        return self._attempt(lambda topology: _spread(topology, keys, command_of)) if keys else []
+    def run_pipelined(
+        self, keys: Sequence[str], build_command: Callable[[str], Command]
+    ) -> list[Any]:
+        """Run one command per key, pipelined per server; return the replies in order of `keys`."""
+        if not keys:
+            return []
+        return self._run_with_retries(lambda topology: _run_per_key(topology, keys, build_command))
 
     def close(self) -> None:
         """Close all connections."""
         if self._topology is not None:
             self._topology.close()
 
-    def _attempt(self, operation: Callable[[_Topology], T]) -> T:
-        if self._failure is not None and time.monotonic() - self._failed_at < _REST_SECONDS:
+    def _run_with_retries(self, operation: Callable[[_Topology], T]) -> T:
+        if self._failure is not None and time.monotonic() - self._failed_at < _COOLDOWN_SECONDS:
             raise TierFailedError(self._failure)
         for attempt in range(_ATTEMPTS):
             try:
                 if self._topology is None:
-                    self._topology = _connected(self._address, self._timeout_seconds)
+                    self._topology = _connect(self._address, self._timeout_seconds)
                 result = operation(self._topology)
             except _FAILURES as error:
-                passing = _may_pass(error)
-                if attempt + 1 < _ATTEMPTS and passing:
-                    self._pause(attempt)
+                is_transient = _is_transient(error)
+                if attempt + 1 < _ATTEMPTS and is_transient:
+                    self._back_off(attempt)
                     continue
-                raise self._given_up(error, passing) from error
+                raise self._to_store_error(error, is_transient) from error
             self._failure = None
             return result
         raise AssertionError("the last attempt returns or raises")
 
-    def _pause(self, attempt: int) -> None:
-        # The whole pause is chance: clients that lost the same server must not come back at the same moment.
-        time.sleep(
-            random.uniform(0, min(_LONGEST_PAUSE_SECONDS, _FIRST_PAUSE_SECONDS * 2**attempt))
-        )
+    def _back_off(self, attempt: int) -> None:
+        # Full jitter: clients that lost the same server must not come back at the same moment.
+        delay = min(_MAX_DELAY_SECONDS, _FIRST_DELAY_SECONDS * 2**attempt)
+        time.sleep(random.uniform(0, delay))
         if self._topology is not None:
             with suppress(*_FAILURES):
                 self._topology.refresh()
 
-    def _given_up(self, error: Exception, passing: bool) -> KvStoreError:
+    def _to_store_error(self, error: Exception, is_transient: bool) -> KvStoreError:
         if isinstance(error, OutOfMemoryError) or "OOM command not allowed" in str(error):
             return TierFullError(
-                f"{self} has no memory left for pages; raise its limit (maxmemory) or drop sessions"
+                f"{self} has no memory left for pages; raise its limit (maxmemory) or delete "
+                "sessions"
             )
         if str(error).startswith("STALE"):
             return StaleWriterError(f"{self} refused {str(error).removeprefix('STALE ')}")
-        said = f"{self} failed: {error}"
-        if passing:
-            self._failure = said
+        message = f"{self} failed: {error}"
+        if is_transient:
+            self._failure = message
             self._failed_at = time.monotonic()
-        return TierFailedError(said)
+        return TierFailedError(message)
 
 
-def _may_pass(error: Exception) -> bool:
-    # A script says in its own words that a primary has become a replica.
-    return (isinstance(error, _PASSING) or "-READONLY" in str(error)) and not isinstance(
-        error, AuthenticationError
-    )
+def run_replicated(client: Redis, commands: Sequence[Command], timeout_seconds: float) -> list[Any]:
+    """Run writes as `run_batch`; if the server has replicas, wait until one has the writes.
 
-
-def replicated(client: Redis, commands: Sequence[Command], timeout_seconds: float) -> list[Any]:
-    """As `batched`, and where the server has replicas, return only once one of them has what was written.
-
-    Raises HistoryChangedError when another primary took over in between: it may lack the writes. Raises TimeoutError
-    when no replica answers in time.
+    Raises HistoryChangedError when another primary took over in between, which may lack the
+    writes, and TimeoutError when no replica confirms them in time.
     """
-    info, *replies = batched(client, [("INFO", "replication"), *commands])
+    info, *replies = run_batch(client, [("INFO", "replication"), *commands])
     if not _ONLINE_REPLICA.search(info):
         return replies
-    # WAIT waits for what the server had written when this connection's last command, INFO, ran.
-    after, copies = batched(
+    # WAIT covers what the server had written when this connection's last command, INFO, ran.
+    info_after, confirmed = run_batch(
         client, [("INFO", "replication"), ("WAIT", 1, int(timeout_seconds * 1000))]
     )
-    if _HISTORY.findall(after) != _HISTORY.findall(info):
+    if _HISTORY.findall(info_after) != _HISTORY.findall(info):
         raise HistoryChangedError("the primary changed during a write")
-    if not copies:
+    if not confirmed:
         raise TimeoutError(f"no replica confirmed a write within {timeout_seconds} s")
     return replies
 
 
-def _spread(
-    topology: _Topology, keys: Sequence[str], command_of: Callable[[str], Command]
+def _is_transient(error: Exception) -> bool:
+    # An error inside a script, for example of a demoted primary, arrives as text.
+    return (isinstance(error, _TRANSIENT) or "-READONLY" in str(error)) and not isinstance(
+        error, AuthenticationError
+    )
+
+
+def _run_per_key(
+    topology: _Topology, keys: Sequence[str], build_command: Callable[[str], Command]
 ) -> list[Any]:
-    clients = [topology.client_of(key) for key in keys]
+    clients = [topology.get_client(key) for key in keys]
     replies = dict[str, Any]()
     for client in {id(client): client for client in clients}.values():
-        mine = [key for key, owner in zip(keys, clients, strict=True) if owner is client]
-        replies |= zip(mine, batched(client, map(command_of, mine)), strict=True)
+        own_keys = [key for key, owner in zip(keys, clients, strict=True) if owner is client]
+        replies |= zip(own_keys, run_batch(client, map(build_command, own_keys)), strict=True)
     return [replies[key] for key in keys]
 
 
-def _connected(address: RedisAddress, timeout_seconds: float) -> _Topology:
-    """Connections with no retries of their own: there is one place that tries again."""
+def _connect(address: RedisAddress, timeout_seconds: float) -> _Topology:
+    """Create connections without retries of their own: only RedisServer retries."""
     common: dict[str, Any] = {
-        "socket_timeout": 2 * timeout_seconds,  # WAIT alone may take one
+        "socket_timeout": 2 * timeout_seconds,  # WAIT alone may take one timeout.
         "socket_connect_timeout": timeout_seconds,
         "socket_read_size": _READ_BYTES,
         "protocol": 2,
@@ -282,28 +204,29 @@ def _connected(address: RedisAddress, timeout_seconds: float) -> _Topology:
     if address.scheme.startswith("rediss"):
         common["ssl"] = True
     if address.scheme.endswith("+sentinel"):
-        return _behind_sentinels(address, common)
+        return _connect_sentinels(address, common)
     nodes = [ClusterNode(host, port) for host, port in address.hosts]
     cluster = RedisCluster(startup_nodes=nodes, **common)
     return _Topology(
-        client_of=lambda key: cluster.get_redis_connection(cluster.get_node_from_key(key)),
+        get_client=lambda key: cluster.get_redis_connection(cluster.get_node_from_key(key)),
         refresh=lambda: cluster.nodes_manager.initialize(),
         close=lambda: cluster.close(),
     )
 
 
-def _behind_sentinels(address: RedisAddress, common: dict[str, Any]) -> _Topology:
-    own = {"username": None, "password": address.sentinel_password}
-    sentinel = Sentinel(list(address.hosts), sentinel_kwargs=common | own, **common)
+def _connect_sentinels(address: RedisAddress, common: dict[str, Any]) -> _Topology:
+    credentials = {"username": None, "password": address.sentinel_password}
+    sentinel = Sentinel(list(address.hosts), sentinel_kwargs=common | credentials, **common)
     client = sentinel.master_for(address.path.strip("/"))
+
+    def refresh() -> None:
+        # The primary may have been replaced: new connections ask the sentinels again. Connections
+        # in use stay, because other threads read from them.
+        client.connection_pool.disconnect(inuse_connections=False)
 
     def close() -> None:
         client.close()
-        for one in sentinel.sentinels:
-            one.close()
+        for each in sentinel.sentinels:
+            each.close()
 
-    # Whoever does not answer may have been replaced: the next connection asks the sentinels again.
-    # Not those in use: other threads are reading from them.
-    return _Topology(
-        lambda _: client, lambda: client.connection_pool.disconnect(inuse_connections=False), close
-    )
+    return _Topology(lambda _: client, refresh, close)

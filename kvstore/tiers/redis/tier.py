@@ -1,33 +1,39 @@
-"""Pages in Redis, which several workers share: one server, a primary behind sentinels, or a cluster.
+"""Tier in a Redis that several workers share: one server, a primary with sentinels, or a cluster.
 
-All keys of a session have one hash tag, so a session lies in one slot and its books change in one script; sessions
-spread over a cluster. A page is first stored under a name of its own and renamed into place together with its entry in
-the session's index (`redis_scripts.py`), so no reader meets half a page or a page without an entry. Everything of a
-session lives for `ttl_seconds` after it was last written or read: its keys expire together, with the sum of its bytes.
+All keys of a session have one hash tag, so a session is in one slot and its index changes in one
+script; sessions spread over a cluster. A page is first staged under a temporary key, then renamed
+into place together with its entry in the session's index (`scripts/commit.lua`), so no reader sees
+half a page or a page without an entry. A session expires `ttl_seconds` after its last write or
+read: index, pages and the sum of their bytes together.
 
-Durable means: `put` returns when the primary has the pages and, where it has replicas, one of these has them too. That
-outlives the loss of one server. Whether a restart of all of them is survived is their configuration: `appendonly yes`
-keeps what was written through kill -9, `appendfsync always` through a loss of power, `min-replicas-to-write 1` stops a
-primary that is cut off from taking writes, and `maxmemory-policy noeviction` keeps pages until they expire.
+Durable means: `put` returns when the primary has the pages and, where it has replicas, one of these
+has them too. That survives the loss of one server. What survives a restart of all servers is their
+configuration: `appendonly yes` survives kill -9, `appendfsync always` a loss of power,
+`min-replicas-to-write 1` stops an isolated primary from accepting writes, and `maxmemory-policy
+noeviction` keeps pages until they expire.
 """
 
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import partial
-from hashlib import blake2b
 from itertools import count
 from threading import Lock
 from typing import Any
-from urllib.parse import quote
 from uuid import uuid4
 
 from redis import Redis
 
-from kvstore.errors import InvariantError, StoreClosedError, TierError, TierFullError
+from kvstore.errors import (
+    InvariantError,
+    KvStoreError,
+    StoreClosedError,
+    TierError,
+    TierFullError,
+    TierSettingsError,
+)
 from kvstore.format.page import (
     HEADER_BYTES,
-    VERSION,
     Blob,
     PageHeader,
     PageKey,
@@ -35,38 +41,52 @@ from kvstore.format.page import (
     parse_header,
     verify_checksum,
 )
-from kvstore.tiers.arena import Buffers
-from kvstore.tiers.redis import scripts as redis_scripts
-from kvstore.tiers.redis.client import RedisServer, parse_address, replicated
-from kvstore.tiers.redis.zero_copy import Command, large_values
+from kvstore.tiers.arena import BufferPool
+from kvstore.tiers.redis import scripts
+from kvstore.tiers.redis.address import parse_address
+from kvstore.tiers.redis.batches import ParsedPage, group_by_session, split_into_batches
+from kvstore.tiers.redis.client import RedisServer, run_replicated
+from kvstore.tiers.redis.keys import KEY_FORMAT, RedisKeys
+from kvstore.tiers.redis.zero_copy import Command, get_large_values
 
 BATCH_BYTES = 1 << 20
-"""No call is much larger, but for a page that is: Redis serves others in between, and buffers this large are used again
-(with 4 MB and more, where each is new memory, it took two to ten times as long)."""
+"""Maximum bytes of the pages in one call, except for a larger page. Redis serves other clients in
+between and reuses buffers of this size; calls of 4 MB and more took two to ten times as long."""
 
+# Memory that pages are received into is reused, which costs less than new memory.
 _BUFFER_BYTES = 1 << 27
-"""Of memory that pages are received into, again and again: it costs less than new memory."""
-
 _TTL_SECONDS = 14 * 24 * 3600
 _STAGED_MILLISECONDS = 60_000
 _BATCH_PAGES = 1000
 _TOUCH_SECONDS = 600.0
-_UNLISTED_SECONDS = 3600
+_UNREGISTER_SECONDS = 3600
+# Life of the fence of a session without pages. Connections of late writers end long before.
 _FENCE_MILLISECONDS = 3600_000
-"""How long a session without pages is fenced: whoever is late by more has long lost its connections."""
-
 _COUNT_SECONDS = 5.0
-
-_Page = tuple[PageKey, PageHeader, Blob]
 
 
 class RedisTier:
-    """A Tier on the Redis at `url` (forms: `parse_address`). Stores of another model or layout share it unseen.
+    """A Tier on the Redis at `url`; stores of other models or layouts share it unseen.
 
-    `namespace` keeps deployments apart. `limit_bytes` bounds the pages of the namespace and model; it is compared with
-    a count a few seconds old, so several writers may exceed it a little. Raises TierSettingsError for a URL that
-    cannot be read and TierFailedError when Redis does not answer. Its messages never hold the URL's password.
+    Error messages never contain the URL's password.
+
+    Args:
+        url: Address of the server in a form of `parse_address`.
+        layout: Shape, dtype and fingerprint of the rows.
+        namespace: Prefix of all keys, which separates deployments.
+        ttl_seconds: Seconds after its last read or write until a session expires.
+        limit_bytes: Maximum bytes of the pages of this namespace and layout. It is compared with a
+            count that is a few seconds old, so several writers may exceed it a little.
+        timeout_seconds: Timeout of one attempt of a call.
+        name: Name of the tier for metrics.
+
+    Raises:
+        TierSettingsError: The URL is malformed, or a newer kvrecall wrote the namespace.
+        TierFailedError: Redis does not answer.
     """
+
+    durable = True
+    shared = True
 
     def __init__(
         self,
@@ -79,62 +99,51 @@ class RedisTier:
         timeout_seconds: float = 5.0,
         name: str = "redis",
     ) -> None:
+        self.name = name
+        self.limit_bytes = limit_bytes
         self._server = RedisServer(parse_address(url), timeout_seconds)
         self._timeout_seconds = timeout_seconds
-        self._prefix = f"{quote(namespace, safe='')}:{VERSION}:{_layout_hash(layout)}"
-        self._ttl = int(1000 * ttl_seconds)
+        self._keys = RedisKeys.build(namespace, layout)
+        self._ttl_milliseconds = int(1000 * ttl_seconds)
         self._touch_seconds = min(_TOUCH_SECONDS, ttl_seconds / 8)
-        self._limit_bytes = limit_bytes
         self._get_pages = max(1, BATCH_BYTES // layout.page_bytes)
-        self._name = name
-        self._writer = uuid4().hex
-        self._written = count()
-        self._buffers = Buffers(_BUFFER_BYTES)
+        self._writer_id = uuid4().hex
+        self._staged_numbers = count()
+        self._buffers = BufferPool(_BUFFER_BYTES)
         self._lock = Lock()
         self._touched: dict[str, float] = {}
         self._used_bytes = 0
         self._counted_at = float("-inf")
         self._closed = False
         try:
+            self._has_marker = self._check_format(namespace)
             self._count_used_bytes()
-        except TierError:
+        except KvStoreError:
             self.close()
             raise
 
     @property
-    def name(self) -> str:
-        return self._name
-
-    @property
-    def durable(self) -> bool:
-        return True
-
-    @property
-    def shared(self) -> bool:
-        return True
-
-    @property
-    def limit_bytes(self) -> int | None:
-        return self._limit_bytes
-
-    @property
     def used_bytes(self) -> int:
-        """Bytes of the pages of all workers, headers included; as last known while Redis does not answer."""
+        """Bytes of the pages of all workers, headers included; the last count if Redis is down."""
         try:
             return self._count_used_bytes()
         except (TierError, StoreClosedError):
             return self._used_bytes
 
     def fence(self, session: str, epoch: int) -> None:
+        """Refuse writes and deletions under earlier epochs. Raises StaleWriterError."""
         self._require_open()
-        index = self._index(session)
-        self._write(index, ("EVAL", redis_scripts.FENCE, 1, index, epoch, self._ttl))
+        index = self._keys.index(session)
+        self._execute_replicated(
+            index, ("EVAL", scripts.FENCE, 1, index, epoch, self._ttl_milliseconds)
+        )
 
     def get(self, keys: Sequence[PageKey]) -> list[Blob | None]:
+        """Read and verify pages, None where there is none. Raises CorruptPageError."""
         self._require_open()
         found: dict[PageKey, Blob] = {}
-        for session, asked in _by_session(keys):
-            found |= self._get_some(session, asked)
+        for session, session_keys in group_by_session(keys):
+            found |= self._get_session_pages(session, session_keys)
             self._touch(session)
         return [found.get(key) for key in keys]
 
@@ -145,65 +154,71 @@ class RedisTier:
         backed: bool = False,
         epoch: int | None = None,
     ) -> None:
+        """Store pages on the primary and, if it has any, on a replica."""
         self._require_open()
-        for session, batch in _batches([(key, parse_header(blob), blob) for key, blob in pages]):
+        parsed = [(key, parse_header(blob), blob) for key, blob in pages]
+        for session, batch in split_into_batches(parsed, BATCH_BYTES):
             self._require_room(sum(len(blob) for _, _, blob in batch))
             if session not in self._touched:
-                self._list(session)
-            self._grow(
-                self._server.run(
-                    self._index(session), partial(self._put_some, pages=batch, epoch=epoch)
-                )
+                self._register(session)
+            grown = self._server.run(
+                self._keys.index(session), partial(self._put_batch, pages=batch, epoch=epoch)
             )
+            self._add_used_bytes(grown)
             self._touch(session)
 
     def contains(self, keys: Sequence[PageKey]) -> list[bool]:
+        """Return whether Redis has each page."""
         self._require_open()
-        found = []
+        replies = []
         for first in range(0, len(keys), _BATCH_PAGES):
-            names = [self._page(key) for key in keys[first : first + _BATCH_PAGES]]
-            found += self._server.pipelined(names, lambda name: ("EXISTS", name))
-        return [bool(exists) for exists in found]
+            names = [self._keys.page(key) for key in keys[first : first + _BATCH_PAGES]]
+            replies += self._server.run_pipelined(names, lambda name: ("EXISTS", name))
+        return [bool(reply) for reply in replies]
 
     def delete(self, keys: Sequence[PageKey], *, epoch: int | None = None) -> None:
+        """Delete pages; unknown keys are ignored. Raises StaleWriterError."""
         self._require_open()
-        for session, asked in _by_session(keys):
-            self._remove(session, asked, "all", epoch)
+        for session, session_keys in group_by_session(keys):
+            self._remove(session, session_keys, "all", epoch)
             self._touched.pop(session, None)
 
     def stored(self, session: str | None = None) -> Iterator[PageHeader]:
+        """Return the headers of all pages, or of those of one session."""
         self._require_open()
         headers: list[PageHeader] = []
-        for name in self._sessions() if session is None else [session]:
-            raw, lost = self._call(redis_scripts.HEADERS, name)
+        for name in self._list_sessions() if session is None else [session]:
+            raw, lost = self._run_script(scripts.HEADERS, name)
             headers += [parse_header(header) for header in raw]
             if lost:
                 self._remove(name, [PageKey(name, int(number)) for number in lost], "lost")
         return iter(headers)
 
     def flush(self) -> None:
-        """Nothing is left to wait for: `put` and `delete` return when primary and replica have done it."""
+        """Do nothing: `put` and `delete` return when primary and replica have completed them."""
         self._require_open()
 
     def check(self) -> None:
+        """Raise InvariantError when a session's index disagrees with its pages."""
         self._require_open()
-        for session in self._sessions():
-            if wrong := self._call(redis_scripts.AUDIT, session):
-                said = "; ".join(text.decode() for text in wrong[:3])
+        for session in self._list_sessions():
+            if discrepancies := self._run_script(scripts.AUDIT, session):
+                details = "; ".join(text.decode() for text in discrepancies[:3])
                 raise InvariantError(
-                    f"tier {self._name}: session {session!r}: {said}; does Redis evict pages? "
-                    "Its maxmemory-policy should be noeviction"
+                    f"tier {self.name}: session {session!r}: {details}; if Redis evicts pages, "
+                    "set its maxmemory-policy to noeviction"
                 )
 
     def close(self) -> None:
+        """Close all connections. May be called twice."""
         self._closed = True
         self._server.close()
 
-    def _get_some(self, session: str, keys: Sequence[PageKey]) -> dict[PageKey, Blob]:
-        names = list(map(self._page, keys))
+    def _get_session_pages(self, session: str, keys: Sequence[PageKey]) -> dict[PageKey, Blob]:
+        names = [self._keys.page(key) for key in keys]
         blobs = self._server.run(
-            self._index(session),
-            lambda client: large_values(client, names, self._buffers.lend, self._get_pages),
+            self._keys.index(session),
+            lambda client: get_large_values(client, names, self._buffers.allocate, self._get_pages),
         )
         found: dict[PageKey, Blob] = {
             key: blob for key, blob in zip(keys, blobs, strict=True) if blob is not None
@@ -211,22 +226,22 @@ class RedisTier:
         for key, blob in found.items():
             verify_checksum(blob, key)
         if lost := [key for key in keys if key not in found]:
-            with suppress(TierError):  # the books can wait, the reader cannot
+            with suppress(TierError):  # The index can be corrected later; the read is urgent.
                 self._remove(session, lost, "lost")
         return found
 
-    def _put_some(self, client: Redis, pages: Sequence[_Page], epoch: int | None) -> int:
-        """Store pages of one session and return by how many bytes it grew."""
-        index = self._index(pages[0][0].session)
-        staged = [f"{index}:put:{self._writer}:{next(self._written)}" for _ in pages]
+    def _put_batch(self, client: Redis, pages: Sequence[ParsedPage], epoch: int | None) -> int:
+        """Store pages of one session; return the bytes by which it grew."""
+        index = self._keys.index(pages[0][0].session)
+        staged = [f"{index}:put:{self._writer_id}:{next(self._staged_numbers)}" for _ in pages]
         stage: list[Command] = [
             ("SET", name, memoryview(blob), "PX", _STAGED_MILLISECONDS)
             for name, (_, _, blob) in zip(staged, pages, strict=True)
         ]
         names = [
             name
-            for pair in zip([self._page(key) for key, _, _ in pages], staged, strict=True)
-            for name in pair
+            for (key, _, _), staged_name in zip(pages, staged, strict=True)
+            for name in (self._keys.page(key), staged_name)
         ]
         entries = [
             part
@@ -235,150 +250,129 @@ class RedisTier:
         ]
         commit: Command = (
             "EVAL",
-            redis_scripts.COMMIT,
+            scripts.COMMIT,
             1 + len(names),
             index,
             *names,
-            self._ttl,
-            _or_empty(epoch),
+            self._ttl_milliseconds,
+            _to_epoch_argument(epoch),
             *entries,
         )
-        return int(replicated(client, [*stage, commit], self._timeout_seconds)[-1])
+        return int(run_replicated(client, [*stage, commit], self._timeout_seconds)[-1])
 
     def _remove(
         self, session: str, keys: Sequence[PageKey], which: str, epoch: int | None = None
     ) -> None:
-        index = self._index(session)
+        index = self._keys.index(session)
         for first in range(0, len(keys), _BATCH_PAGES):
-            some = keys[first : first + _BATCH_PAGES]
+            batch = keys[first : first + _BATCH_PAGES]
             command: Command = (
                 "EVAL",
-                redis_scripts.DELETE,
-                1 + len(some),
+                scripts.DELETE,
+                1 + len(batch),
                 index,
-                *map(self._page, some),
+                *map(self._keys.page, batch),
                 which,
-                _or_empty(epoch),
+                _to_epoch_argument(epoch),
                 _FENCE_MILLISECONDS,
-                *(key.index for key in some),
+                *(key.index for key in batch),
             )
-            self._grow(-int(self._write(index, command)))
+            self._add_used_bytes(-int(self._execute_replicated(index, command)))
 
     def _touch(self, session: str) -> None:
-        """Have a session live on, now and then. That it did not work is no reason not to read."""
+        """Restart a session's time to live at intervals; an error must not fail the read."""
         if time.monotonic() - self._touched.get(session, float("-inf")) < self._touch_seconds:
             return
         with suppress(TierError):
-            if self._call(redis_scripts.TOUCH, session, self._ttl):
-                self._list(session)
+            if self._run_script(scripts.TOUCH, session, self._ttl_milliseconds):
+                self._register(session)
                 self._touched[session] = time.monotonic()
 
-    def _list(self, session: str) -> None:
-        """Name a session among those that have pages: before it has any, so that none is ever overlooked."""
-        listing = self._listing
-        self._write(listing, ("EVAL", redis_scripts.LIST, 1, listing, session, self._ttl))
+    def _check_format(self, namespace: str) -> bool:
+        """Return whether the namespace has the format marker.
 
-    def _sessions(self) -> list[str]:
-        names: list[bytes] = self._ask(self._listing, "ZRANGE", self._listing, 0, -1)
+        Raises TierSettingsError for another format.
+        """
+        marker = self._execute(self._keys.format, "GET", self._keys.format)
+        if marker is not None and marker != str(KEY_FORMAT).encode():
+            raise TierSettingsError(
+                f"namespace {namespace!r} of {self._server} has key format "
+                f"{marker.decode(errors='replace')}, but this kvrecall reads format {KEY_FORMAT}; "
+                "use the kvrecall that wrote it, or choose another namespace"
+            )
+        return marker is not None
+
+    def _register(self, session: str) -> None:
+        """Add a session to the set of sessions, before its first page so that none is missed."""
+        if not self._has_marker:
+            self._execute_replicated(
+                self._keys.format, ("SET", self._keys.format, KEY_FORMAT, "NX")
+            )
+            self._has_marker = True
+        sessions = self._keys.sessions
+        self._execute_replicated(
+            sessions, ("EVAL", scripts.REGISTER, 1, sessions, session, self._ttl_milliseconds)
+        )
+
+    def _list_sessions(self) -> list[str]:
+        sessions = self._keys.sessions
+        names: list[bytes] = self._execute(sessions, "ZRANGE", sessions, 0, -1)
         return [name.decode() for name in names]
 
     def _count_used_bytes(self) -> int:
-        """Sum over the sessions, forgetting the names of those that ended long ago."""
+        """Sum the bytes of all sessions, and unregister sessions that ended long ago."""
         self._require_open()
-        sessions = self._sessions()
-        sums = self._server.pipelined(
-            [self._index(session) for session in sessions], lambda k: ("HGET", k, "bytes")
+        names = self._list_sessions()
+        sums = self._server.run_pipelined(
+            [self._keys.index(name) for name in names], lambda index: ("HGET", index, "bytes")
         )
         total = sum(int(used or 0) for used in sums)
         with self._lock:
             self._used_bytes = total
             self._counted_at = time.monotonic()
-        ended = [session for session, used in zip(sessions, sums, strict=True) if used is None]
-        if ended:
-            self._ask(
-                self._listing,
-                "EVAL",
-                redis_scripts.UNLIST,
-                1,
-                self._listing,
-                _UNLISTED_SECONDS,
-                *ended,
+        if ended := [name for name, used in zip(names, sums, strict=True) if used is None]:
+            sessions = self._keys.sessions
+            self._execute(
+                sessions, "EVAL", scripts.UNREGISTER, 1, sessions, _UNREGISTER_SECONDS, *ended
             )
         return total
 
-    def _require_room(self, wanted: int) -> None:
-        if self._limit_bytes is None:
+    def _require_room(self, needed: int) -> None:
+        if self.limit_bytes is None:
             return
-        recent = time.monotonic() - self._counted_at < _COUNT_SECONDS
-        used = self._used_bytes if recent else self._count_used_bytes()
-        if (
-            used + wanted > self._limit_bytes
-            and self._count_used_bytes() + wanted > self._limit_bytes
-        ):
+        is_recent = time.monotonic() - self._counted_at < _COUNT_SECONDS
+        used = self._used_bytes if is_recent else self._count_used_bytes()
+        if used + needed <= self.limit_bytes:
+            return
+        if self._count_used_bytes() + needed > self.limit_bytes:
             raise TierFullError(
-                f"tier {self._name}: {wanted} bytes do not fit, {self._used_bytes} of "
-                f"{self._limit_bytes} are in use; raise its limit or drop sessions"
+                f"tier {self.name}: {needed} bytes do not fit, {self._used_bytes} of "
+                f"{self.limit_bytes} are in use; raise its limit or delete sessions"
             )
 
-    def _grow(self, by: int) -> None:
+    def _add_used_bytes(self, amount: int) -> None:
         with self._lock:
-            self._used_bytes += by
+            self._used_bytes += amount
 
-    def _call(self, script: str, session: str, *arguments: str | int) -> Any:
-        index = self._index(session)
-        return self._ask(index, "EVAL", script, 1, index, *arguments)
+    def _run_script(self, script: str, session: str, *arguments: str | int) -> Any:
+        index = self._keys.index(session)
+        return self._execute(index, "EVAL", script, 1, index, *arguments)
 
-    def _ask(self, key: str, *command: str | int) -> Any:
-        """The reply to a command that is run where `key` is."""
+    def _execute(self, key: str, *command: str | int) -> Any:
+        """Run a command on the server that has `key`."""
         return self._server.run(key, lambda client: client.execute_command(*command))
 
-    def _write(self, key: str, command: Command) -> Any:
-        """As `_ask`, for a change: it returns when a replica has it, if there is one."""
+    def _execute_replicated(self, key: str, command: Command) -> Any:
+        """Run a write on the server that has `key`; returns when a replica, if any, has it."""
         return self._server.run(
-            key, lambda client: replicated(client, [command], self._timeout_seconds)
+            key, lambda client: run_replicated(client, [command], self._timeout_seconds)
         )[-1]
-
-    @property
-    def _listing(self) -> str:
-        return f"{self._prefix}:sessions"
-
-    def _index(self, session: str) -> str:
-        # Quoted: a brace in a session's name would end the hash tag.
-        return f"{self._prefix}:{{{quote(session, safe='')}}}"
-
-    def _page(self, key: PageKey) -> str:
-        return f"{self._index(key.session)}:{key.index}"
 
     def _require_open(self) -> None:
         if self._closed:
-            raise StoreClosedError(f"tier {self._name} is closed")
+            raise StoreClosedError(f"tier {self.name} is closed")
 
 
-def _or_empty(epoch: int | None) -> int | str:
-    """An epoch as scripts take it."""
+def _to_epoch_argument(epoch: int | None) -> int | str:
+    """Encode an optional epoch as scripts expect it: empty for none."""
     return "" if epoch is None else epoch
-
-
-def _layout_hash(layout: PageLayout) -> str:
-    """Stands for model, shape and dtype in the keys' names."""
-    return blake2b(repr(layout).encode(), digest_size=12).hexdigest()
-
-
-def _by_session(keys: Sequence[PageKey]) -> list[tuple[str, list[PageKey]]]:
-    by_session: dict[str, list[PageKey]] = {}
-    for key in keys:
-        by_session.setdefault(key.session, []).append(key)
-    return list(by_session.items())
-
-
-def _batches(pages: Sequence[_Page]) -> Iterator[tuple[str, list[_Page]]]:
-    """Pages of one session each, in their order, at most `BATCH_BYTES` of them unless one page is larger."""
-    by_session: dict[str, list[_Page]] = {}
-    for page in pages:
-        session = page[0].session
-        batch = by_session.setdefault(session, [])
-        if batch and sum(len(blob) for _, _, blob in batch) + len(page[2]) > BATCH_BYTES:
-            yield session, batch
-            batch = by_session[session] = []
-        batch.append(page)
-    yield from by_session.items()

@@ -1,7 +1,8 @@
-"""Large values to and from Redis without copies: redis-py's connections, with their payloads past its buffers.
+"""Zero-copy transfer of large values over redis-py's connections, bypassing its buffers.
 
-redis-py joins a command's parts and cuts replies out of a growing buffer; for pages of megabytes each of these copies,
-into new memory, takes as long as the network. Here payloads are sent from where they lie and received where they stay.
+redis-py joins the parts of a command and slices replies out of a growing buffer. For pages of
+megabytes each of these copies into new memory takes as long as the network. Here payloads are sent
+in place and received into their final memory.
 """
 
 import socket
@@ -18,54 +19,53 @@ _LARGE_BYTES = 1 << 14
 _LINE_BYTES = 1 << 12
 
 
-def batched(client: Redis, commands: Iterable[Command]) -> list[Any]:
-    """Commands in one round trip, in order, on one connection: replies as the server sends them.
+def run_batch(client: Redis, commands: Iterable[Command]) -> list[Any]:
+    """Send commands in one round trip on one connection; return the raw replies in order.
 
-    Raises the first error among them.
+    Raises the first error among the replies.
     """
     commands = list(commands)
     with _connection(client) as connection:
-        connection.send_packed_command(_packed(commands))
-        replies = [_reply(connection) for _ in commands]
+        connection.send_packed_command(_pack(commands))
+        replies = [_read_reply(connection) for _ in commands]
     for reply in replies:
         if isinstance(reply, Exception):
             raise reply
     return replies
 
 
-def large_values(
-    client: Redis, names: Sequence[str], lend: Callable[[int], memoryview], at_once: int
+def get_large_values(
+    client: Redis, names: Sequence[str], allocate: Callable[[int], memoryview], batch: int
 ) -> list[memoryview | None]:
-    """What `MGET` returns, received into memory that `lend` gives for so many bytes.
+    """Run `MGET`, receiving each value into memory from `allocate(bytes)`; None for no value.
 
-    Asks for `at_once` values with each command, and for the next ones while the last are on their way.
+    Requests `batch` values per command, and the next batch before the previous one is received.
     """
-    commands: list[Command] = [
-        ("MGET", *names[i : i + at_once]) for i in range(0, len(names), at_once)
-    ]
+    commands: list[Command] = [("MGET", *names[i : i + batch]) for i in range(0, len(names), batch)]
     values: list[memoryview | None] = []
     with _connection(client) as connection:
-        connection.send_packed_command(_packed(commands[:1]))
-        # redis-py reads nothing ahead: all that comes now are the replies.
+        connection.send_packed_command(_pack(commands[:1]))
+        # redis-py reads nothing ahead, so the socket has these replies only.
         replies = _Replies(connection._get_socket())
-        for coming in (*commands[1:], None):
-            if coming is not None:
-                connection.send_packed_command(_packed([coming]))
-            line = replies.line()
+        for following in (*commands[1:], None):
+            if following is not None:
+                connection.send_packed_command(_pack([following]))
+            line = replies.read_line()
             if line.startswith(b"-"):
                 raise connection._parser.parse_error(line[1:].decode(errors="replace"))
-            values += [replies.value(lend) for _ in range(replies.count(line, b"*"))]
+            values += [replies.read_value(allocate) for _ in range(_parse_count(line, b"*"))]
     return values
 
 
 class _Replies:
-    """Reads a reply from a socket; a line at a time, but values in one go."""
+    """Reads replies from a socket: lines through a buffer, values into their own memory."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
         self._ahead = b""
 
-    def line(self) -> bytes:
+    def read_line(self) -> bytes:
+        """Read a line without its end. Raises ConnectionError when the connection is closed."""
         while (end := self._ahead.find(b"\r\n")) < 0:
             if not (more := self._socket.recv(_LINE_BYTES)):
                 raise ConnectionError("the server closed the connection")
@@ -74,31 +74,34 @@ class _Replies:
         self._ahead = self._ahead[end + 2 :]
         return line
 
-    def count(self, line: bytes, kind: bytes) -> int:
-        if not line.startswith(kind):
-            raise InvalidResponse(f"expected a reply that starts with {kind!r}, got {line[:20]!r}")
-        return int(line[1:])
-
-    def value(self, lend: Callable[[int], memoryview]) -> memoryview | None:
-        size = self.count(self.line(), b"$")
+    def read_value(self, allocate: Callable[[int], memoryview]) -> memoryview | None:
+        """Read a bulk string into memory from `allocate`; None for a null reply."""
+        size = _parse_count(self.read_line(), b"$")
         if size < 0:
             return None
-        value = lend(size)
-        known = min(size, len(self._ahead))
-        value[:known], self._ahead = self._ahead[:known], self._ahead[known:]
-        rest = value[known:]
-        while rest:
-            if not (read := self._socket.recv_into(rest)):
+        value = allocate(size)
+        buffered = min(size, len(self._ahead))
+        value[:buffered] = self._ahead[:buffered]
+        self._ahead = self._ahead[buffered:]
+        remaining = value[buffered:]
+        while remaining:
+            if not (read := self._socket.recv_into(remaining)):
                 raise ConnectionError("the server closed the connection")
-            rest = rest[read:]
-        if self.line():
-            raise InvalidResponse("a value is longer than the server said")
+            remaining = remaining[read:]
+        if self.read_line():
+            raise InvalidResponse(f"a value is longer than the {size} bytes that it was sent with")
         return value
+
+
+def _parse_count(line: bytes, kind: bytes) -> int:
+    if not line.startswith(kind):
+        raise InvalidResponse(f"expected a reply that starts with {kind!r}, got {line[:20]!r}")
+    return int(line[1:])
 
 
 @contextmanager
 def _connection(client: Redis) -> Iterator[Any]:
-    """A connection of the client's pool. If anything goes wrong it is closed: its replies may still be on their way."""
+    """Take a connection from the client's pool; an error closes it, as replies may be pending."""
     pool = client.connection_pool
     connection = pool.get_connection()
     try:
@@ -110,15 +113,15 @@ def _connection(client: Redis) -> Iterator[Any]:
         pool.release(connection)
 
 
-def _reply(connection: Any) -> Any:
+def _read_reply(connection: Any) -> Any:
     try:
         return connection.read_response()
     except ResponseError as error:
         return error
 
 
-def _packed(commands: Sequence[Command]) -> list[bytes | memoryview]:
-    """Commands as they are sent, large parts by themselves."""
+def _pack(commands: Sequence[Command]) -> list[bytes | memoryview]:
+    """Encode commands for sending; large parts stay separate pieces without a copy."""
     pieces: list[bytes | memoryview] = []
     small: list[bytes] = []
     for command in commands:

@@ -1,12 +1,12 @@
-"""One Redis, be it a single server, a primary behind sentinels or a cluster: calls that are tried again.
+"""Commands to Redis with retries: one server, a primary behind sentinels, or a cluster.
 
-A call is tried again after whatever may pass: a cut connection, a failover, a slot that moved. So whatever is asked
-for must bear to be done twice; the scripts see to that.
+A command is retried after every failure that may pass: a cut connection, a failover, a slot that
+moved. So each command must be safe to run twice; the scripts see to that.
 """
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -32,10 +32,11 @@ Argument = str | bytes | int | float
 Command = tuple[Argument, ...]
 Client = Redis | RedisCluster
 
-_FIRST_PAUSE_SECONDS = 0.02
-_LONGEST_PAUSE_SECONDS = 0.5
+_FIRST_DELAY_SECONDS = 0.02
+_LONGEST_DELAY_SECONDS = 0.5
+_SCAN_COUNT = 1000
 _FAILURES = (RedisError, RedisClusterException, OSError)
-_PASSING = (
+_TRANSIENT = (
     ConnectionError,
     TimeoutError,
     ReadOnlyError,
@@ -46,18 +47,19 @@ _PASSING = (
     RedisClusterException,
     OSError,
 )
-_PASSING_WORDS = ("READONLY", "NOREPLICAS", "UNBLOCKED", "MASTERDOWN")
-"""Of replies that have no class of their own, or come out of a script."""
+# Transient replies that have no class of their own, or come from within a script.
+_TRANSIENT_WORDS = ("READONLY", "NOREPLICAS", "UNBLOCKED", "MASTERDOWN")
 
 
 class HistoryChangedError(ConnectionError):
-    """Another server answers, or the same one after a restart: it may not have what was written a moment ago."""
+    """Another server answers, or the same one after a restart: it may lack the latest writes."""
 
 
 class CatalogRedis:
-    """Commands to the server that has a key, tried again for up to `patience_seconds`.
+    """Commands to the server that has a key, retried for up to `patience_seconds`.
 
-    `timeout_seconds` is the longest that a replica may take to confirm a write. All methods raise CatalogError.
+    `timeout_seconds` limits the wait for a replica to confirm a write. All methods raise
+    CatalogError.
     """
 
     def __init__(self, client: Client, timeout_seconds: float, patience_seconds: float) -> None:
@@ -65,32 +67,55 @@ class CatalogRedis:
         self._timeout_seconds = timeout_seconds
         self._patience_seconds = patience_seconds
 
-    async def ask(self, key: str, *command: Argument) -> Any:
-        """The reply to a command that is run where `key` is."""
+    async def read(self, key: str, *command: Argument) -> Any:
+        """Run a command on the server that has `key` and return its reply."""
 
-        async def asked() -> Any:
-            return (await _exchange(await self._server_of(key), [command]))[0]
+        async def run() -> Any:
+            return (await _exchange(await self._get_server(key), [command]))[0]
 
-        return await self._retried(asked)
+        return await self._retry(run)
 
-    async def ask_each(self, commands: Sequence[tuple[str, Command]]) -> list[Any]:
-        """The replies to commands, each run where its key is, in the order of `commands`."""
-        return await self._retried(lambda: self._spread(commands)) if commands else []
+    async def read_each(self, commands: Sequence[tuple[str, Command]]) -> list[Any]:
+        """Run commands, each on the server of its key; return the replies in order."""
+        return await self._retry(lambda: self._run_each(commands)) if commands else []
 
     async def write(self, key: str, *command: Argument) -> Any:
-        """As `ask`, for a change: where the server has replicas it returns once one of them has it."""
+        """Run a command that changes something.
 
-        async def written() -> Any:
-            return await self._replicated(await self._server_of(key), command)
+        If the server has replicas, this returns once one of them has the change.
+        """
 
-        return await self._retried(written)
+        async def run() -> Any:
+            return await self._run_replicated(await self._get_server(key), command)
+
+        return await self._retry(run)
+
+    async def scan(self, prefix: str) -> AsyncIterator[str]:
+        """Iterate over the keys that begin with `prefix`, on all primaries; some may repeat."""
+        escaped = "".join(f"\\{letter}" if letter in "*?[]\\" else letter for letter in prefix)
+        for server in await self._retry(self._get_servers):
+            cursor = 0
+            while True:
+                cursor, names = await self._scan_on(server, cursor, f"{escaped}*")
+                for name in names:
+                    yield name
+                if cursor == 0:
+                    break
+
+    async def _scan_on(
+        self, server: Redis | ClusterNode, cursor: int, pattern: str
+    ) -> tuple[int, list[str]]:
+        """Return the next cursor, and the keys found up to there."""
+        command: Command = ("SCAN", cursor, "MATCH", pattern, "COUNT", _SCAN_COUNT)
+        ((after, names),) = await self._retry(lambda: _exchange(server, [command]))
+        return int(after), [name.decode() for name in names]
 
     async def close(self) -> None:
         """Close all connections."""
         with suppress(*_FAILURES):
             await self._client.aclose()
 
-    async def _replicated(self, server: Redis | ClusterNode, command: Command) -> Any:
+    async def _run_replicated(self, server: Redis | ClusterNode, command: Command) -> Any:
         info, reply = await _exchange(server, [("INFO", "replication"), command])
         if not any(
             isinstance(value, dict) and value.get("state") == "online" for value in info.values()
@@ -105,24 +130,29 @@ class CatalogRedis:
             raise TimeoutError(f"no replica confirmed a write within {self._timeout_seconds} s")
         return reply
 
-    async def _spread(self, commands: Sequence[tuple[str, Command]]) -> list[Any]:
-        servers = [await self._server_of(key) for key, _ in commands]
+    async def _run_each(self, commands: Sequence[tuple[str, Command]]) -> list[Any]:
+        servers = [await self._get_server(key) for key, _ in commands]
         replies: list[Any] = [None] * len(commands)
 
-        async def ask(server: Redis | ClusterNode) -> None:
-            mine = [place for place, owner in enumerate(servers) if owner is server]
-            for place, reply in zip(
-                mine, await _exchange(server, [commands[n][1] for n in mine]), strict=True
-            ):
-                replies[place] = reply
+        async def run(server: Redis | ClusterNode) -> None:
+            indices = [index for index, owner in enumerate(servers) if owner is server]
+            some = await _exchange(server, [commands[index][1] for index in indices])
+            for index, reply in zip(indices, some, strict=True):
+                replies[index] = reply
 
-        asked = map(ask, {id(server): server for server in servers}.values())
-        for failure in await asyncio.gather(*asked, return_exceptions=True):
+        runs = map(run, {id(server): server for server in servers}.values())
+        for failure in await asyncio.gather(*runs, return_exceptions=True):
             if failure is not None:
                 raise failure
         return replies
 
-    async def _server_of(self, key: str) -> Redis | ClusterNode:
+    async def _get_servers(self) -> list[Redis | ClusterNode]:
+        if isinstance(self._client, Redis):
+            return [self._client]
+        await self._client.initialize()
+        return list(self._client.get_primaries())
+
+    async def _get_server(self, key: str) -> Redis | ClusterNode:
         if isinstance(self._client, Redis):
             return self._client
         await self._client.initialize()
@@ -131,22 +161,22 @@ class CatalogRedis:
             raise RedisClusterException(f"no server has the slot of {key}")
         return node
 
-    async def _retried(self, operation: Callable[[], Awaitable[T]]) -> T:
+    async def _retry(self, operation: Callable[[], Awaitable[T]]) -> T:
         clock = asyncio.get_running_loop().time
         last = clock() + self._patience_seconds
-        pause = _FIRST_PAUSE_SECONDS
+        delay = _FIRST_DELAY_SECONDS
         while True:
             try:
-                return await _cancellable(operation)
+                return await _run_cancellable(operation)
             except _FAILURES as error:
-                if not _may_pass(error) or clock() + pause > last:
+                if not _is_transient(error) or clock() + delay > last:
                     raise CatalogError(f"the catalog's Redis failed: {error}") from error
-            await asyncio.sleep(pause * random.uniform(0.5, 1.0))
-            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
-            await self._look_again()
+            await asyncio.sleep(delay * random.uniform(0.5, 1.0))
+            delay = min(2 * delay, _LONGEST_DELAY_SECONDS)
+            await self._rediscover()
 
-    async def _look_again(self) -> None:
-        """Whoever does not answer may have been replaced: look where the servers are now."""
+    async def _rediscover(self) -> None:
+        """Find the servers again: one that fails may have been replaced."""
         with suppress(*_FAILURES):
             if isinstance(self._client, RedisCluster):
                 await self._client.nodes_manager.initialize()
@@ -155,8 +185,11 @@ class CatalogRedis:
                 await self._client.connection_pool.disconnect(inuse_connections=False)
 
 
-async def _cancellable(operation: Callable[[], Awaitable[T]]) -> T:
-    """Run it so that a cancellation is not lost: asyncio.wait_for, in the client, drops one before Python 3.12."""
+async def _run_cancellable(operation: Callable[[], Awaitable[T]]) -> T:
+    """Run an operation so that a cancellation is not lost.
+
+    asyncio.wait_for, which the client uses, drops a cancellation before Python 3.12.
+    """
     task = asyncio.current_task()
     before = task.cancelling() if task is not None else 0
     result = await operation()
@@ -165,15 +198,20 @@ async def _cancellable(operation: Callable[[], Awaitable[T]]) -> T:
     return result
 
 
-def _may_pass(error: Exception) -> bool:
-    passing = isinstance(error, _PASSING) or any(word in str(error) for word in _PASSING_WORDS)
-    return passing and not isinstance(error, AuthenticationError)
+def _is_transient(error: Exception) -> bool:
+    transient = isinstance(error, _TRANSIENT) or any(
+        word in str(error) for word in _TRANSIENT_WORDS
+    )
+    return transient and not isinstance(error, AuthenticationError)
 
 
 async def _exchange(server: Redis | ClusterNode, commands: Sequence[Command]) -> list[Any]:
-    """Commands in one round trip, in order, on one connection. Raises the first error among the replies."""
+    """Run commands in one round trip, in order, on one connection.
+
+    Raises the first error among the replies.
+    """
     if isinstance(server, ClusterNode):
-        sent = [PipelineCommand(place, *command) for place, command in enumerate(commands)]
+        sent = [PipelineCommand(index, *command) for index, command in enumerate(commands)]
         await server.execute_pipeline(sent)
         replies = [each.result for each in sent]
     else:

@@ -1,4 +1,4 @@
-"""What a commit changes in Redis: conditions and ready-made commands on the keys of one session, for one script."""
+"""Commits to one session: conditions and ready-made commands on its keys, for one script."""
 
 import time
 from collections.abc import Iterable, Mapping
@@ -9,8 +9,8 @@ from kvrecall.domain.reports import MemoryReport, RepairReport
 from kvrecall.domain.session import Session, SharedPages
 from kvrecall.domain.session_settings import RepairTrigger
 from kvrecall.domain.tool_calls import PendingCall
-from services.catalog.base import (
-    REPAIRS_KEPT,
+from services.catalog.records import (
+    REPAIRS_RETAINED,
     BuildCommit,
     RepairCommit,
     RepairDetails,
@@ -18,192 +18,214 @@ from services.catalog.base import (
     SegmentsCommit,
     TurnCommit,
 )
-from services.catalog.redis import mapping as rows
+from services.catalog.redis import mapping
 from services.catalog.redis.client import Argument
 from services.catalog.redis.keys import (
-    ANSWER,
     BUILT,
     CALLS,
+    EPISODE_SET,
     EPISODES,
     LABELS,
     META,
     OWNERS,
+    RECORD,
     REPAIRS,
     SEGMENTS,
-    SET,
     TOKENS,
     TURNS,
 )
 from services.catalog.serialization import MEMORY
 
-_MOST_WORDS = 2000
-"""Of one command: what Lua takes at once is bounded."""
+# The most words of one command: Lua's `unpack` is limited.
+_MAX_WORDS = 2000
 
 
 @dataclass
 class RedisCommit:
-    """Collected one by one. A place is that of a key in `redis_keys`. `at` is when they were made."""
+    """A commit that is built step by step. Indices are those of keys.py; `at` is its Unix time."""
 
     at: float = field(default_factory=time.time)
     conditions: list[Argument] = field(default_factory=list)
     commands: list[Argument] = field(default_factory=list)
 
-    def expect(self, place: int, name: str, value: str) -> Self:
-        """Only if a field has this value (empty: is not there); without a name, only if the key is not there."""
-        self.conditions += [place + 1, name, value]
+    def expect(self, index: int, name: str, value: str) -> Self:
+        """Require a field to have this value (empty: be absent).
+
+        Without a field name, require the key to be absent.
+        """
+        self.conditions += [index + 1, name, value]
         return self
 
-    def run(self, command: str, place: int, *words: Argument) -> Self:
-        """A command whose first word is the key."""
-        self.commands += [2 + len(words), command, place + 1, *words]
+    def run(self, command: str, index: int, *words: Argument) -> Self:
+        """Add a command whose first word is a key."""
+        self.commands += [2 + len(words), command, index + 1, *words]
         return self
 
-    def put(self, place: int, fields: Mapping[str, Argument]) -> Self:
+    def put(self, index: int, fields: Mapping[str, Argument]) -> Self:
         """Set fields of a hash."""
-        return self._in_parts("HSET", place, [word for item in fields.items() for word in item])
+        return self._run_in_parts("HSET", index, [word for item in fields.items() for word in item])
 
-    def push(self, place: int, entries: Iterable[Argument]) -> Self:
+    def push(self, index: int, entries: Iterable[Argument]) -> Self:
         """Append to a list."""
-        return self._in_parts("RPUSH", place, list(entries))
+        return self._run_in_parts("RPUSH", index, list(entries))
 
-    def arguments(self) -> list[Argument]:
-        """As the script APPLY takes them."""
+    def store_record(self, text: str, milliseconds: int) -> Self:
+        """Store an idempotency record that does not exist yet."""
+        return self.expect(RECORD, "", "").run("SET", RECORD, text, "PX", milliseconds)
+
+    def to_arguments(self) -> list[Argument]:
+        """Return conditions and commands as APPLY_COMMIT takes them."""
         return [len(self.conditions) // 3, *self.conditions, *self.commands]
 
-    def _in_parts(self, command: str, place: int, words: list[Argument]) -> Self:
-        for first in range(0, len(words), _MOST_WORDS):
-            self.run(command, place, *words[first : first + _MOST_WORDS])
+    def _run_in_parts(self, command: str, index: int, words: list[Argument]) -> Self:
+        for first in range(0, len(words), _MAX_WORDS):
+            self.run(command, index, *words[first : first + _MAX_WORDS])
         return self
 
 
-def remembering(changes: RedisCommit, answer: str, milliseconds: int) -> RedisCommit:
-    """The same with an answer, which nobody has given yet."""
-    return changes.expect(ANSWER, "", "").run("SET", ANSWER, answer, "PX", milliseconds)
+def build_create(session: Session, worker_state: bytes) -> RedisCommit:
+    """Build the commit of a new session, with the owners of the pages it references."""
+    commit = RedisCommit().put(META, mapping.to_session_fields(session, worker_state))
+    return commit.put(OWNERS, _to_owner_fields(session.shared))
 
 
-def created(session: Session, worker_state: bytes) -> RedisCommit:
-    """A new session, which is counted wherever it shares."""
-    changes = RedisCommit().put(META, rows.session_fields(session, worker_state))
-    return changes.put(OWNERS, _pages(session.shared))
+def build_turn(turn_commit: TurnCommit) -> RedisCommit:
+    """Build the commit of everything that a turn changes of its session."""
+    turn = turn_commit.turn
+    commit = RedisCommit().expect(META, "turns", str(turn.number - 1))
+    entry, tokens = mapping.to_turn_entries(turn)
+    commit.push(TURNS, [entry]).push(TOKENS, [tokens])
+    commit.put(META, _to_turn_fields(turn_commit, commit.at))
+    commit.put(EPISODE_SET, {"active": turn_commit.active})
+    if turn_commit.matched:
+        commit.run("HINCRBY", EPISODES, f"matched:{turn_commit.matched}", 1)
+    _put_calls(commit, turn_commit)
+    if turn.outcome.own_repair is not None:
+        _add_repair(commit, turn.number, turn.outcome.own_repair, turn_commit.repaired)
+    if turn_commit.shared is not None:
+        commit.put(META, {"shared": mapping.SHARED.dump_json(turn_commit.shared)})
+        commit.put(OWNERS, _to_owner_fields(turn_commit.shared))
+    if turn_commit.prefix is not None:
+        commit.put(META, {"digest": turn_commit.digest})
+    return commit
 
 
-def turn_committed(commit: TurnCommit) -> RedisCommit:
-    """Everything that a turn changes of its session."""
-    turn = commit.turn
-    outcome = commit.turn.outcome
-    entry, tokens = rows.turn_entries(turn)
-    changes = RedisCommit()
-    changes.expect(META, "turns", str(turn.number - 1))
-    changes.push(TURNS, [entry]).push(TOKENS, [tokens])
-    changes.put(
-        META,
-        _memory(outcome.memory)
-        | {
-            "turns": turn.number,
-            "updated_at": repr(changes.at),
-            "output_due": 0 if commit.calls else outcome.output_tokens,
-            "state": commit.worker_state,
-            "calls": len(commit.calls),
-            "recent": 0,
-        },
+def build_repair(repair_commit: RepairCommit, turns: int, open_calls: int) -> RedisCommit:
+    """Build the commit of a repair after that many turns, with so many calls open."""
+    commit = RedisCommit().expect(META, "turns", str(turns))
+    _mark_done(commit, repair_commit, turns, open_calls)
+    if repair_commit.worker_state is not None:
+        commit.put(META, {"state": repair_commit.worker_state})
+    if repair_commit.memory is not None:
+        commit.put(META, _to_memory_fields(repair_commit.memory))
+    if repair_commit.report is not None:
+        _add_repair(commit, turns + 1, repair_commit.report, repair_commit.details)
+        commit.run("HINCRBY", META, "recent", 1)
+    return commit
+
+
+def build_call_report(call: PendingCall) -> RedisCommit:
+    """Build the commit of a client's report on a call."""
+    return RedisCommit().put(
+        CALLS, mapping.to_reported_fields(replace(call, last_event_at=time.time()))
     )
-    changes.put(SET, {"active": commit.active})
-    if commit.matched:
-        changes.run("HINCRBY", EPISODES, f"matched:{commit.matched}", 1)
-    changes.put(
-        CALLS,
-        {
-            f"{turn.number - 1}:said:{call}": result
-            for call, result in commit.inline_results.items()
-        },
+
+
+def build_segments(segments_commit: SegmentsCommit) -> RedisCommit:
+    """Build the commit of new segments; centroid and size of their episodes change too."""
+    commit = RedisCommit()
+    segments = segments_commit.segments
+    for segment in segments:
+        commit.expect(SEGMENTS, str(segment.number), "")
+    commit.put(SEGMENTS, {str(each.number): mapping.to_segment_entry(each) for each in segments})
+    commit.put(LABELS, {str(each.number): each.label for each in segments})
+    for episode in segments_commit.episode_set.episodes:
+        commit.put(EPISODES, mapping.to_grown_episode_fields(episode))
+    return commit.put(EPISODE_SET, mapping.to_set_fields(segments_commit.episode_set))
+
+
+def build_episodes(build_commit: BuildCommit) -> RedisCommit:
+    """Build the commit that replaces all episodes."""
+    commit = RedisCommit().run("DEL", EPISODES).run("DEL", BUILT)
+    episodes = build_commit.episode_set.episodes
+    for episode, built in zip(episodes, build_commit.built, strict=True):
+        commit.put(EPISODES, mapping.to_episode_fields(episode)).put(BUILT, {episode.id: built})
+    labels = {str(number): label for number, label in enumerate(build_commit.labels)}
+    commit.put(LABELS, labels).put(EPISODE_SET, {"ids": mapping.encode_ids(episodes)})
+    return commit.put(EPISODE_SET, mapping.to_set_fields(build_commit.episode_set))
+
+
+def build_clear_episodes() -> RedisCommit:
+    """Build the commit that deletes episodes and segments.
+
+    The active episode and the count of builds stay.
+    """
+    commit = RedisCommit()
+    for index in (EPISODES, BUILT, SEGMENTS, LABELS):
+        commit.run("DEL", index)
+    commit.run("HSETNX", EPISODE_SET, "builds", 0).run("HDEL", EPISODE_SET, "ids")
+    return commit.put(EPISODE_SET, mapping.CLEARED_FIELDS)
+
+
+def build_take_over(worker: str) -> RedisCommit:
+    """Build the commit that starts a new epoch."""
+    return RedisCommit().run("HINCRBY", META, "epoch", 1).put(META, {"worker": worker})
+
+
+def _to_turn_fields(turn_commit: TurnCommit, at: float) -> dict[str, Argument]:
+    outcome = turn_commit.turn.outcome
+    return _to_memory_fields(outcome.memory) | {
+        "turns": turn_commit.turn.number,
+        "updated_at": repr(at),
+        "output_due": 0 if turn_commit.calls else outcome.output_tokens,
+        "state": turn_commit.worker_state,
+        "calls": len(turn_commit.calls),
+        "recent": 0,
+    }
+
+
+def _put_calls(commit: RedisCommit, turn_commit: TurnCommit) -> None:
+    """Put the results that a turn brought for the pause before, and the calls it ended on."""
+    number = turn_commit.turn.number
+    results = turn_commit.inline_results
+    commit.put(
+        CALLS, {f"{number - 1}:inline:{call_id}": result for call_id, result in results.items()}
     )
     made = [
-        PendingCall(turn.number, place, call, last_event_at=changes.at)
-        for place, call in enumerate(commit.calls)
+        PendingCall(number, position, call, last_event_at=commit.at)
+        for position, call in enumerate(turn_commit.calls)
     ]
-    changes.put(CALLS, rows.new_call_fields(made))
-    if outcome.own_repair is not None:
-        _add_repair(changes, turn.number, outcome.own_repair, commit.repaired)
-    if commit.shared is not None:
-        changes.put(META, {"shared": rows.SHARED.dump_json(commit.shared)}).put(
-            OWNERS, _pages(commit.shared)
-        )
-    if commit.prefix is not None:
-        changes.put(META, {"digest": commit.digest})
-    return changes
+    commit.put(CALLS, mapping.to_call_fields(made))
 
 
-def repair_committed(commit: RepairCommit, turns: int, calls: int) -> RedisCommit:
-    """What a repair after that many turns changed, while so many calls are open."""
-    changes = RedisCommit().expect(META, "turns", str(turns))
-    repair = commit.repair
+def _mark_done(
+    commit: RedisCommit, repair_commit: RepairCommit, turns: int, open_calls: int
+) -> None:
+    repair = repair_commit.repair
     if repair.trigger is RepairTrigger.LAST_OUTPUT:
-        changes.put(META, {"output_due": 0})
-    elif calls:
+        commit.put(META, {"output_due": 0})
+    elif open_calls:
         at = f"{turns}:{repair.position}"
         done: dict[str, tuple[str, Argument]] = {
             RepairTrigger.TOOL_CALL: (f"{at}:signal", repair.text),
             RepairTrigger.TOOL_DELTA: (f"{at}:delta", repair.reach),
             RepairTrigger.TOOL_RESULT: (f"{turns}:repaired:{repair.batch}", 1),
         }
-        changes.run("HSET", CALLS, *done[repair.trigger])
-    if commit.worker_state is not None:
-        changes.put(META, {"state": commit.worker_state})
-    if commit.memory is not None:
-        changes.put(META, _memory(commit.memory))
-    if commit.report is not None:
-        _add_repair(changes, turns + 1, commit.report, commit.details)
-        changes.run("HINCRBY", META, "recent", 1)
-    return changes
-
-
-def call_reported(call: PendingCall) -> RedisCommit:
-    """The client told something new of a call."""
-    return RedisCommit().put(CALLS, rows.call_fields(replace(call, last_event_at=time.time())))
-
-
-def segments_added(commit: SegmentsCommit) -> RedisCommit:
-    """New segments; the episodes they were assigned to have grown."""
-    changes = RedisCommit()
-    for segment in commit.segments:
-        changes.expect(SEGMENTS, str(segment.number), "")
-    changes.put(SEGMENTS, {str(each.number): rows.segment_entry(each) for each in commit.segments})
-    changes.put(LABELS, {str(each.number): each.label for each in commit.segments})
-    for episode in commit.found.episodes:
-        changes.put(EPISODES, rows.episode_fields(episode))
-    return changes.put(SET, rows.set_fields(commit.found))
-
-
-def episodes_built(commit: BuildCommit) -> RedisCommit:
-    """New episodes in the place of those before."""
-    changes = RedisCommit().run("DEL", EPISODES).run("DEL", BUILT)
-    for episode, built in zip(commit.found.episodes, commit.built, strict=True):
-        changes.put(EPISODES, rows.built_fields(episode)).put(BUILT, {episode.id: built})
-    changes.put(LABELS, {str(number): label for number, label in enumerate(commit.labels)})
-    changes.put(SET, {"ids": rows.ids_text(commit.found.episodes)})
-    return changes.put(SET, rows.set_fields(commit.found))
-
-
-def episodes_forgotten() -> RedisCommit:
-    """No episode and no segment; which was active and how many builds there were is left."""
-    changes = RedisCommit()
-    for place in (EPISODES, BUILT, SEGMENTS, LABELS):
-        changes.run("DEL", place)
-    changes.run("HSETNX", SET, "builds", 0).run("HDEL", SET, "ids")
-    return changes.put(SET, rows.FORGOTTEN_FIELDS)
+        commit.run("HSET", CALLS, *done[repair.trigger])
 
 
 def _add_repair(
-    changes: RedisCommit, turn: int, report: RepairReport, details: RepairDetails
+    commit: RedisCommit, turn: int, report: RepairReport, details: RepairDetails
 ) -> None:
     record = RepairRecord(0, turn, time.time(), report, details)
-    changes.push(REPAIRS, [rows.RECORD.dump_json(record)]).run("LTRIM", REPAIRS, -REPAIRS_KEPT, -1)
-    changes.run("HINCRBY", META, "repairs", 1)
+    commit.push(REPAIRS, [mapping.RECORD.dump_json(record)])
+    commit.run("LTRIM", REPAIRS, -REPAIRS_RETAINED, -1)
+    commit.run("HINCRBY", META, "repairs", 1)
 
 
-def _memory(memory: MemoryReport) -> dict[str, Argument]:
+def _to_memory_fields(memory: MemoryReport) -> dict[str, Argument]:
     return {"memory": MEMORY.dump_json(memory), "length": memory.length}
 
 
-def _pages(shared: Iterable[SharedPages]) -> dict[str, int]:
+def _to_owner_fields(shared: Iterable[SharedPages]) -> dict[str, int]:
     return {each.owner: each.pages for each in shared}

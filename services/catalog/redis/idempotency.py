@@ -1,62 +1,63 @@
-"""Answers that are given again, in the Redis catalog; each for a day."""
+"""Responses by idempotency key in the Redis catalog; each expires after a day."""
 
 import json
 
 from kvrecall.domain.errors import CatalogError, IdempotencyConflict
-from services.catalog.base import IdempotencyKey, IdempotencyRecord
+from services.catalog.records import IdempotencyKey, IdempotencyRecord
 from services.catalog.redis import scripts
 from services.catalog.redis.client import CatalogRedis
 from services.catalog.redis.keys import Keys
 
 
 class RedisIdempotency:
-    """Answers of requests that make a session, and reading of all.
+    """Responses to requests.
 
-    Those of other requests are written by the commit itself, in the session's slot.
+    Records of requests that create a session are written here, all others by the commit itself in
+    the session's slot.
     """
 
     MILLISECONDS = 24 * 3600 * 1000
 
-    def __init__(self, link: CatalogRedis, keys: Keys) -> None:
-        self._link = link
+    def __init__(self, redis: CatalogRedis, keys: Keys) -> None:
+        self._redis = redis
         self._keys = keys
 
     @staticmethod
-    def text(answer: IdempotencyRecord, made: str) -> str:
-        """How an answer is kept; `made` is the session that its request made (empty: none)."""
-        return json.dumps([made, answer.key.fingerprint, answer.answer])
+    def encode(record: IdempotencyRecord, created: str) -> str:
+        """Encode a record; `created` is the session that its request created (empty: none)."""
+        return json.dumps([created, record.key.fingerprint, record.response])
 
-    async def promise(self, answer: IdempotencyRecord | None, made: str) -> None:
-        """Remember the answer of a request before it makes the session, without which the answer does not count.
+    async def reserve(self, record: IdempotencyRecord | None, created: str) -> None:
+        """Store a record before its request creates a session; it is invalid without the session.
 
-        Raises CatalogError when there is one that counts.
+        Raises CatalogError when there is a valid record under the key.
         """
-        if answer is None:
+        if record is None:
             return
-        name = self._keys.answer(answer.key)
-        text = self.text(answer, made)
-        found = await self._replace(name, text, "")
-        if found != text and not await self._counts(found):
-            found = await self._replace(name, text, found)
+        name = self._keys.get_record(record.key)
+        text = self.encode(record, created)
+        found = await self._set_if_equal(name, text, "")
+        if found != text and not await self._is_valid(found):
+            found = await self._set_if_equal(name, text, found)
         if found != text:
             raise CatalogError("the request was answered already; ask for its answer")
 
-    async def recall(self, key: IdempotencyKey) -> str | None:
-        """See `Catalog.recall`."""
-        name = self._keys.answer(key)
-        found: bytes | None = await self._link.ask(name, "GET", name)
-        if found is None or not await self._counts(found.decode()):
+    async def get(self, key: IdempotencyKey) -> str | None:
+        """Return the stored response. Raises IdempotencyConflict when the body differs."""
+        name = self._keys.get_record(key)
+        found: bytes | None = await self._redis.read(name, "GET", name)
+        if found is None or not await self._is_valid(found.decode()):
             return None
-        _, fingerprint, answer = json.loads(found)
+        _, fingerprint, response = json.loads(found)
         if fingerprint != key.fingerprint:
             raise IdempotencyConflict(key.key)
-        return str(answer)
+        return str(response)
 
-    async def _counts(self, text: str) -> bool:
-        made = json.loads(text)[0]
-        meta = self._keys.meta(made)
-        return not made or bool(await self._link.ask(meta, "EXISTS", meta))
+    async def _is_valid(self, text: str) -> bool:
+        created = json.loads(text)[0]
+        meta = self._keys.get_meta(created)
+        return not created or bool(await self._redis.read(meta, "EXISTS", meta))
 
-    async def _replace(self, name: str, text: str, old: str) -> str:
-        call = ("EVAL", scripts.REPLACE_IF, 1, name, text, old, self.MILLISECONDS)
-        return bytes(await self._link.write(name, *call)).decode()
+    async def _set_if_equal(self, name: str, text: str, old: str) -> str:
+        call = ("EVAL", scripts.SET_IF_EQUAL, 1, name, text, old, self.MILLISECONDS)
+        return bytes(await self._redis.write(name, *call)).decode()

@@ -1,11 +1,25 @@
-"""What the catalog's keys in Redis are called. All keys of a session have one hash tag: they lie in one slot."""
+"""Names of the catalog's keys in Redis.
+
+All keys of a session have one hash tag and so lie in one slot of a cluster.
+"""
 
 from dataclasses import dataclass
 from hashlib import blake2b
 from urllib.parse import quote
 
-from services.catalog.base import IdempotencyKey
+from services.catalog.records import IdempotencyKey
 
+# A session's keys, by their index among the KEYS that its scripts are given.
+#   META        hash of the session's own values
+#   COMMITS     list of the last commits
+#   TURNS       list, one entry per turn
+#   TOKENS      list, one entry per turn
+#   CALLS       hash of tool calls
+#   REPAIRS     list
+#   EPISODE_SET, SEGMENTS, LABELS, EPISODES, BUILT    hashes of the session's episodes
+#   OWNERS      hash of the sessions whose pages this one may reference
+#   SHARERS     hash of the sessions that reference this one's pages
+#   TOMBSTONE   hash of what is left to do after the deletion; with SHARERS it outlives the session
 (
     META,
     COMMITS,
@@ -13,26 +27,19 @@ from services.catalog.base import IdempotencyKey
     TOKENS,
     CALLS,
     REPAIRS,
-    SET,
+    EPISODE_SET,
     SEGMENTS,
     LABELS,
     EPISODES,
     BUILT,
     OWNERS,
     SHARERS,
-    GONE,
+    TOMBSTONE,
 ) = range(14)
-"""A session's keys, by their place among those that every script of the session is given.
+# The index of an idempotency record that is stored in the session's slot.
+RECORD = 14
 
-META is a hash of the session's own values, COMMITS the list of the last commits, TURNS and TOKENS have one entry per
-turn, CALLS is a hash of tool calls, REPAIRS a list. SET, SEGMENTS, LABELS, EPISODES and BUILT are hashes of its
-episodes. OWNERS says where the session may be counted as one that shares, SHARERS who shares its own pages; with GONE,
-which says what is still to be done after its deletion, they outlive it.
-"""
-ANSWER = 14
-"""The place of an answer that is remembered with a session."""
-
-_NAMES = (
+_SUFFIXES = (
     "",
     ":commits",
     ":turns",
@@ -52,68 +59,73 @@ _NAMES = (
 
 @dataclass(frozen=True)
 class Keys:
-    """The names, each beginning with `namespace`, which keeps deployments apart."""
+    """Key names; each begins with `namespace`, which separates deployments."""
 
     namespace: str
 
-    def session(self, session: str) -> list[str]:
-        """All keys of a session, by the places above."""
-        meta = self.meta(session)
-        return [meta + name for name in _NAMES]
+    def get_session_keys(self, session_id: str) -> list[str]:
+        """Return all keys of a session, by the indices above."""
+        meta = self.get_meta(session_id)
+        return [meta + suffix for suffix in _SUFFIXES]
 
-    def meta(self, session: str) -> str:
-        """The key that a session has as long as it exists."""
+    def get_meta(self, session_id: str) -> str:
+        """Return the key that a session has as long as it exists."""
         # Quoted: a brace in a session's name would end the hash tag.
-        return f"{self.namespace}:{{{quote(session, safe='')}}}"
+        return f"{self.namespace}:{{{quote(session_id, safe='')}}}"
 
-    def claim(self, session: str) -> str:
-        """Who works on a session, in its slot."""
-        return f"{self.meta(session)}:claim"
+    def get_claim(self, session_id: str) -> str:
+        """Return the key of the claim on a session, in its slot."""
+        return f"{self.get_meta(session_id)}:claim"
 
-    def answer(self, key: IdempotencyKey) -> str:
-        """An answer; in the slot of the session that its request names, if it names one."""
+    def get_record(self, key: IdempotencyKey) -> str:
+        """Return the key of an idempotency record.
+
+        It lies in the slot of the session that the request names, if it names one.
+        """
         digest = blake2b(
             f"{len(key.scope)} {key.scope}{key.key}".encode(), digest_size=20
         ).hexdigest()
-        return (
-            f"{self.meta(key.session)}:answer:{digest}"
-            if key.session
-            else f"{self.namespace}:answer:{digest}"
-        )
+        prefix = self.get_meta(key.session) if key.session else self.namespace
+        return f"{prefix}:answer:{digest}"
 
-    def sessions(self, tenant: str) -> str:
-        """A tenant's sessions, by age."""
+    def get_sessions(self, tenant: str) -> str:
+        """Return the key of a tenant's sessions by creation time."""
         return f"{self.namespace}:sessions:{quote(tenant, safe='')}"
 
-    def lengths(self, tenant: str) -> str:
-        """How many tokens each of a tenant's sessions has."""
+    def get_lengths(self, tenant: str) -> str:
+        """Return the key of the tokens in each of a tenant's sessions."""
         return f"{self.namespace}:lengths:{quote(tenant, safe='')}"
 
-    def prefix(self, digest: str) -> str:
-        """What a session with this digest said first."""
+    def get_prefix(self, digest: str) -> str:
+        """Return the key of the prefix offered under a digest."""
         return f"{self.namespace}:prefix:{quote(digest, safe='')}"
 
     @property
     def tenants(self) -> str:
-        """Every tenant that ever had a session."""
+        """Key of the set of all tenants that ever had a session."""
         return f"{self.namespace}:tenants"
 
     @property
     def waiting(self) -> str:
-        """Pauses, by a time before which nothing was heard of them."""
+        """Key of the pauses, by a time before which they had no event."""
         return f"{self.namespace}:waiting"
 
     @property
     def deleted(self) -> str:
-        """Deleted sessions of which there is still something to do or to keep."""
+        """Key of the deleted sessions with a tombstone."""
         return f"{self.namespace}:deleted"
 
     @property
-    def leftovers(self) -> str:
-        """Deleted sessions of which the workers may have pages that nobody needs."""
-        return f"{self.namespace}:leftovers"
+    def orphaned(self) -> str:
+        """Key of the deleted sessions whose orphaned pages the workers may still hold."""
+        return f"{self.namespace}:orphaned"
 
     @property
     def version(self) -> str:
-        """Which version of these names and values is used."""
+        """Key of the schema version, or of the migration that is running."""
         return f"{self.namespace}:version"
+
+    @property
+    def migration_lock(self) -> str:
+        """Key of the lock of the process that migrates the namespace."""
+        return f"{self.namespace}:migration-lock"

@@ -10,8 +10,8 @@ from pydantic import TypeAdapter
 
 from kvrecall.domain.session import Session, SharedPages, Turn
 from kvrecall.domain.tool_calls import CallStatus, PendingCall
-from services.catalog.base import EpisodeRecord, EpisodeSet, RepairRecord, SegmentRecord
-from services.catalog.serialization import MEMORY, SETTINGS, token_bytes, token_values
+from services.catalog.records import EpisodeRecord, EpisodeSet, RepairRecord, SegmentRecord
+from services.catalog.serialization import MEMORY, SETTINGS, decode_tokens, encode_tokens
 
 SHARED = TypeAdapter(tuple[SharedPages, ...])
 CALL = TypeAdapter(PendingCall)
@@ -19,7 +19,11 @@ RECORD = TypeAdapter(RepairRecord)
 TURN = TypeAdapter(Turn)
 
 Parts = Sequence[bytes | None]
+Fields = dict[str, str | bytes | int]
 
+# The fields of META that READ_SESSION is asked for. META also has `state`, the worker's, `length`,
+# `tenant` and `digest`, and three counts: open `calls`, `repairs` ever, and `recent` ones, which ran
+# since the last turn.
 SESSION_FIELDS = (
     "epoch",
     "settings",
@@ -31,19 +35,37 @@ SESSION_FIELDS = (
     "shared",
     "worker",
 )
-"""What is read of META; it also has `state`, the worker's, `length`, `tenant` and `digest`, and three counts: `calls`
-that are open, `repairs` ever, and `recent` ones since the last turn."""
 
 _COUNTS = ("segments", "built_segments", "next_token", "last_turn", "last_utterance", "dimensions")
 _SEGMENT = struct.Struct("<qq")
 
+# Fields of EPISODE_SET before the first segment. The count of builds is not reset: no id is ever
+# used twice.
+CLEARED_FIELDS: Mapping[str, int] = {name: getattr(EpisodeSet(), name) for name in _COUNTS}
 
-FORGOTTEN_FIELDS: Mapping[str, int] = {name: getattr(EpisodeSet(), name) for name in _COUNTS}
-"""Fields of SET as they are before the first segment. The count of builds stays: no id is ever given twice."""
+
+@dataclass(frozen=True)
+class PageRef:
+    """An entry of SHARERS: `session` references `pages` pages, noted at server time `since`."""
+
+    session: str
+    entry: bytes
+
+    @property
+    def pages(self) -> int:
+        """Number of the owner's pages that are referenced, from the first on."""
+        return int(self.entry.split()[0])
+
+    @property
+    def since(self) -> int:
+        """The owner's server's Unix seconds when the reference was noted."""
+        return int(self.entry.split()[1])
 
 
-def session_fields(session: Session, worker_state: bytes) -> dict[str, str | bytes | int | float]:
-    """META of a new session; its open calls and repairs are none."""
+def to_session_fields(
+    session: Session, worker_state: bytes
+) -> dict[str, str | bytes | int | float]:
+    """Build META of a new session, which has no open calls and no repairs."""
     return {
         "epoch": session.epoch,
         "settings": SETTINGS.dump_json(session.settings),
@@ -64,211 +86,206 @@ def session_fields(session: Session, worker_state: bytes) -> dict[str, str | byt
     }
 
 
-def session_value(
-    id: str, values: Parts, calls: Sequence[Parts], repairs: Sequence[bytes]
+def from_session_parts(
+    session_id: str, values: Parts, calls: Sequence[Parts], repairs: Sequence[bytes]
 ) -> Session:
-    """The session of what the script SESSION returns for `SESSION_FIELDS`."""
-    epoch, settings, created_at, updated_at, turns, memory, output_due, shared, worker = map(
-        told, values
-    )
-    number = int(turns)
+    """Convert from the reply of READ_SESSION for `SESSION_FIELDS`."""
+    fields = dict(zip(SESSION_FIELDS, map(_require, values), strict=True))
     return Session(
-        id=id,
-        epoch=int(epoch),
-        settings=SETTINGS.validate_json(settings),
-        created_at=float(created_at),
-        updated_at=float(updated_at),
-        turns=number,
-        memory=MEMORY.validate_json(memory),
-        calls=tuple(call_value(parts) for parts in calls),
+        id=session_id,
+        epoch=int(fields["epoch"]),
+        settings=SETTINGS.validate_json(fields["settings"]),
+        created_at=float(fields["created_at"]),
+        updated_at=float(fields["updated_at"]),
+        turns=int(fields["turns"]),
+        memory=MEMORY.validate_json(fields["memory"]),
+        calls=tuple(from_call_parts(parts) for parts in calls),
         repairs=tuple(RECORD.validate_json(entry).report for entry in repairs),
-        output_due=int(output_due),
-        shared=SHARED.validate_json(shared),
-        worker=worker.decode(),
+        output_due=int(fields["output_due"]),
+        shared=SHARED.validate_json(fields["shared"]),
+        worker=fields["worker"].decode(),
     )
 
 
-def turn_entries(turn: Turn) -> tuple[bytes, bytes]:
-    """The entries of TURNS and TOKENS."""
-    return TURN.dump_json(replace(turn, token_ids=())), token_bytes(turn.token_ids)
+def to_turn_entries(turn: Turn) -> tuple[bytes, bytes]:
+    """Build the entries of TURNS and TOKENS."""
+    return TURN.dump_json(replace(turn, token_ids=())), encode_tokens(turn.token_ids)
 
 
-def turn_values(session: str, entries: Sequence[bytes], tokens: Sequence[bytes]) -> list[Turn]:
-    """Turns of their entries; some may be copies of another session's."""
+def from_turn_entries(
+    session_id: str, entries: Sequence[bytes], tokens: Sequence[bytes]
+) -> list[Turn]:
+    """Convert from entries of TURNS and TOKENS; some may be copies of another session's."""
     return [
-        replace(TURN.validate_json(entry), session=session, token_ids=token_values(ids))
+        replace(TURN.validate_json(entry), session=session_id, token_ids=decode_tokens(ids))
         for entry, ids in zip(entries, tokens, strict=True)
     ]
 
 
-def call_fields(call: PendingCall) -> dict[str, str | bytes | int]:
-    """What a client can tell of a call, as fields of CALLS; what repairs have done is left out."""
+def to_reported_fields(call: PendingCall) -> Fields:
+    """Build the fields of CALLS that a client's report changes, without repair progress."""
     at = f"{call.turn}:{call.position}"
     return {at: CALL.dump_json(call), f"{at}:batch": call.batch}
 
 
-def new_call_fields(calls: Iterable[PendingCall]) -> dict[str, str | bytes | int]:
-    """Fields of CALLS for calls that were just made."""
-    fields: dict[str, str | bytes | int] = {}
+def to_call_fields(calls: Iterable[PendingCall]) -> Fields:
+    """Build the fields of CALLS for new calls."""
+    fields: Fields = {}
     for call in calls:
-        fields |= call_fields(call) | {f"@{call.call.id}": f"{call.turn}:{call.position}"}
+        fields |= to_reported_fields(call) | {f"@{call.call.id}": f"{call.turn}:{call.position}"}
     return fields
 
 
-def restored_call_fields(call: PendingCall) -> dict[str, str | bytes | int]:
-    """All fields of CALLS for a call as it was in another catalog."""
+def to_restored_call_fields(call: PendingCall) -> Fields:
+    """Build all fields of CALLS for a call of another catalog."""
     at = f"{call.turn}:{call.position}"
-    fields = new_call_fields([call]) | {
+    fields = to_call_fields([call]) | {
         f"{at}:signal": call.call_signal,
         f"{at}:delta": call.delta_repaired,
     }
     return fields | ({f"{call.turn}:repaired:{call.batch}": 1} if call.result_repaired else {})
 
 
-def call_value(parts: Parts) -> PendingCall:
-    """The call of its own field, of the fields signal and delta, and of whether its result was repaired on."""
+def from_call_parts(parts: Parts) -> PendingCall:
+    """Convert from the call's own field, signal, delta, and its batch's repaired flag."""
     call, signal, delta, repaired = parts
     return replace(
-        CALL.validate_json(told(call)),
+        CALL.validate_json(_require(call)),
         call_signal=(signal or b"").decode(),
         delta_repaired=int(delta or 0),
         result_repaired=repaired is not None,
     )
 
 
-def said_value(call: PendingCall, result: bytes | None, turns: int) -> PendingCall:
-    """A call after that many turns: the turn that follows its own says its result."""
+def consume_call(call: PendingCall, result: bytes | None, turns: int) -> PendingCall:
+    """Return a call as it is after that many turns: the turn after its own consumes its result."""
     if result is not None:
         call = replace(call, status=CallStatus.COMPLETED, result=result.decode())
     return replace(call, consumed_in_turn=call.turn + 1) if call.turn < turns else call
 
 
-def copied_calls(
+def copy_calls(
     fields: Mapping[str, bytes], turns: int, calls: Sequence[PendingCall] | None
-) -> dict[str, str | bytes | int]:
-    """CALLS of a fork at the end of turn `turns`: with that turn's own as they are, or as in `calls`."""
+) -> Fields:
+    """Build CALLS of a fork at the end of turn `turns`.
+
+    The calls of that turn itself are copied as they are (None), or replaced by `calls`.
+    """
     last = turns if calls is None else turns - 1
-    kept: dict[str, str | bytes | int] = {}
+    copied: Fields = {}
     for name, value in fields.items():
         turn, colon, _ = name.partition(":")
         if colon and turn.isdigit() and int(turn) <= last:
-            kept[name] = value
+            copied[name] = value
     made = [
         CALL.validate_json(value)
         for name, value in fields.items()
-        if name in kept and _is_call(name)
+        if name in copied and is_call_field(name)
     ]
     for call in sorted(made, key=lambda call: (call.turn, -call.position)):
-        kept[f"@{call.call.id}"] = f"{call.turn}:{call.position}"
-    return kept | new_call_fields(calls or ())
+        copied[f"@{call.call.id}"] = f"{call.turn}:{call.position}"
+    return copied | to_call_fields(calls or ())
 
 
-def calls_of_turn(fields: Mapping[str, bytes], turn: int) -> list[PendingCall]:
-    """The calls that a turn ended on, from CALLS."""
-    found = [CALL.validate_json(value) for name, value in fields.items() if _is_call(name)]
-    return sorted((call for call in found if call.turn == turn), key=lambda call: call.position)
+def get_calls_of_turn(fields: Mapping[str, bytes], turn: int) -> list[PendingCall]:
+    """Return the calls in CALLS that a turn ended on, in call order."""
+    calls = [CALL.validate_json(value) for name, value in fields.items() if is_call_field(name)]
+    return sorted((call for call in calls if call.turn == turn), key=lambda call: call.position)
 
 
-def _is_call(name: str) -> bool:
+def is_call_field(name: str) -> bool:
     """Whether a field of CALLS is a call itself: `<turn>:<position>`."""
     return re.fullmatch(r"\d+:\d+", name) is not None
 
 
-def repair_values(entries: Sequence[bytes], last: int) -> list[RepairRecord]:
-    """The records of REPAIRS, the newest first, the last of which has number `last`."""
-    newest_first = reversed(entries)
+def from_repair_entries(entries: Sequence[bytes], last: int) -> list[RepairRecord]:
+    """Convert from REPAIRS, newest first; the last entry has number `last`."""
     return [
-        replace(RECORD.validate_json(entry), number=last - n)
-        for n, entry in enumerate(newest_first)
+        replace(RECORD.validate_json(entry), number=last - age)
+        for age, entry in enumerate(reversed(entries))
     ]
 
 
-def segment_entry(segment: SegmentRecord) -> bytes:
-    """A field of SEGMENTS; the label is one of LABELS."""
+def to_segment_entry(segment: SegmentRecord) -> bytes:
+    """Build a field of SEGMENTS; the label is a field of LABELS."""
     return _SEGMENT.pack(segment.start, segment.stop) + segment.vector
 
 
-def segment_values(
+def from_segment_entries(
     segments: Mapping[str, bytes], labels: Mapping[str, bytes]
 ) -> list[SegmentRecord]:
-    """All segments, in time order."""
-    found = [_segment(number, entry, labels[number]) for number, entry in segments.items()]
-    return sorted(found, key=lambda segment: segment.number)
+    """Convert from SEGMENTS and LABELS, in time order."""
+    records = [
+        _from_segment_entry(number, entry, labels[number]) for number, entry in segments.items()
+    ]
+    return sorted(records, key=lambda segment: segment.number)
 
 
-def _segment(number: str, entry: bytes, label: bytes) -> SegmentRecord:
+def _from_segment_entry(number: str, entry: bytes, label: bytes) -> SegmentRecord:
     start, stop = _SEGMENT.unpack_from(entry)
     return SegmentRecord(int(number), start, stop, entry[_SEGMENT.size :], int(label))
 
 
-def set_fields(found: EpisodeSet) -> dict[str, int]:
-    """Fields of SET that the care of episodes writes; `active` is written by turns, `ids` by builds."""
-    return {name: getattr(found, name) for name in (*_COUNTS, "builds")}
+def to_set_fields(episode_set: EpisodeSet) -> dict[str, int]:
+    """Build the fields of EPISODE_SET that maintenance writes.
+
+    Turns write `active`, builds write `ids`.
+    """
+    return {name: getattr(episode_set, name) for name in (*_COUNTS, "builds")}
 
 
-def ids_text(episodes: Iterable[EpisodeRecord]) -> str:
-    """The field `ids` of SET: which episodes there are, in their order."""
+def encode_ids(episodes: Iterable[EpisodeRecord]) -> str:
+    """Encode the field `ids` of EPISODE_SET: the episodes' ids in their order."""
     return json.dumps([episode.id for episode in episodes])
 
 
-def episode_fields(episode: EpisodeRecord) -> dict[str, str | bytes]:
-    """Fields of EPISODES that new segments change."""
+def to_grown_episode_fields(episode: EpisodeRecord) -> dict[str, str | bytes]:
+    """Build the fields of EPISODES that new segments change."""
     return {
         f"size:{episode.id}": json.dumps([episode.segments, episode.tokens]),
         f"centroid:{episode.id}": episode.centroid,
     }
 
 
-def built_fields(episode: EpisodeRecord) -> dict[str, str | bytes | int]:
-    """All fields of EPISODES for a newly built one."""
-    fields: dict[str, str | bytes | int] = {**episode_fields(episode)}
+def to_episode_fields(episode: EpisodeRecord) -> Fields:
+    """Build all fields of EPISODES for a newly built episode."""
+    fields: Fields = {**to_grown_episode_fields(episode)}
     return fields | {
         f"medoid:{episode.id}": episode.medoid,
         f"matched:{episode.id}": episode.matched,
     }
 
 
-def set_value(fields: Mapping[str, bytes], episodes: Mapping[str, bytes]) -> EpisodeSet:
-    """The set of SET and EPISODES."""
-    active = fields.get("active", b"").decode()
+def from_set_fields(fields: Mapping[str, bytes], episodes: Mapping[str, bytes]) -> EpisodeSet:
+    """Convert from EPISODE_SET and EPISODES."""
     if "builds" not in fields:
         return EpisodeSet()
     counts = {name: int(fields[name]) for name in (*_COUNTS, "builds")}
     ids: list[str] = json.loads(fields.get("ids", b"[]"))
-    return EpisodeSet(**counts, active=active, episodes=tuple(_episode(id, episodes) for id in ids))
+    return EpisodeSet(
+        **counts,
+        active=fields.get("active", b"").decode(),
+        episodes=tuple(_from_episode_fields(id, episodes) for id in ids),
+    )
 
 
-def _episode(id: str, fields: Mapping[str, bytes]) -> EpisodeRecord:
+def _from_episode_fields(id: str, fields: Mapping[str, bytes]) -> EpisodeRecord:
     segments, tokens = json.loads(fields[f"size:{id}"])
-    medoid = fields[f"medoid:{id}"].decode()
-    matched = int(fields[f"matched:{id}"])
-    return EpisodeRecord(id, fields[f"centroid:{id}"], segments, tokens, medoid, matched)
+    return EpisodeRecord(
+        id=id,
+        centroid=fields[f"centroid:{id}"],
+        segments=segments,
+        tokens=tokens,
+        medoid=fields[f"medoid:{id}"].decode(),
+        matched=int(fields[f"matched:{id}"]),
+    )
 
 
-def mapping(flat: Sequence[bytes]) -> dict[str, bytes]:
-    """A hash as Redis lists it."""
+def to_hash(flat: Sequence[bytes]) -> dict[str, bytes]:
+    """Convert from a hash as a script returns it: names and values in turn."""
     return {name.decode(): value for name, value in zip(flat[::2], flat[1::2], strict=True)}
 
 
-def told(value: bytes | None) -> bytes:
-    """A value that must be there."""
-    assert value is not None, "a script wrote only part of a session"
+def _require(value: bytes | None) -> bytes:
+    assert value is not None, "a script writes all fields of a session"
     return value
-
-
-@dataclass(frozen=True)
-class Share:
-    """What SHARERS says of one session: so many pages since a time, in the owner's server's seconds."""
-
-    session: str
-    entry: bytes
-
-    @property
-    def pages(self) -> int:
-        """How many of the owner's pages it uses, from the first on."""
-        return int(self.entry.split()[0])
-
-    @property
-    def since(self) -> int:
-        """When it was counted."""
-        return int(self.entry.split()[1])

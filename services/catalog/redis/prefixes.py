@@ -1,68 +1,67 @@
-"""What sessions said first, in the Redis catalog: one entry per digest, which counts as long as its owner is there."""
+"""Offered prefixes in the Redis catalog: one per digest, valid as long as its owner exists."""
 
 from contextlib import suppress
 from urllib.parse import quote, unquote
 
 from kvrecall.domain.errors import CatalogError
-from services.catalog.base import KnownPrefix
+from services.catalog.records import KnownPrefix
 from services.catalog.redis import scripts
 from services.catalog.redis.client import CatalogRedis
 from services.catalog.redis.keys import Keys
-from services.catalog.redis.sessions import RedisSessions
-from services.catalog.serialization import token_bytes, token_values
+from services.catalog.redis.slot import SessionSlots
+from services.catalog.serialization import decode_tokens, encode_tokens
 
 
 class RedisPrefixes:
-    """Raises CatalogError."""
+    """Prefixes by digest. Raises CatalogError."""
 
-    def __init__(self, link: CatalogRedis, keys: Keys, sessions: RedisSessions) -> None:
-        self._link = link
+    def __init__(self, redis: CatalogRedis, keys: Keys, slots: SessionSlots) -> None:
+        self._redis = redis
         self._keys = keys
-        self._sessions = sessions
+        self._slots = slots
 
-    async def read(self, digest: str) -> KnownPrefix | None:
-        """What a session with this digest said first, if it is there."""
-        found = await self._found(digest)
-        if found is None:
+    async def get(self, digest: str) -> KnownPrefix | None:
+        """Return the prefix offered under this digest; one whose owner is gone is deleted."""
+        entry = await self._read(digest)
+        if entry is None:
             return None
-        prefix = _value(found)
-        if not (await self._sessions.exist([prefix.owner]))[0]:
-            await self._drop(digest, found)
+        prefix = _decode(entry)
+        if not (await self._slots.exist([prefix.owner]))[0]:
+            await self._delete_if_equal(digest, entry)
             return None
         return prefix
 
     async def offer(self, digest: str, prefix: KnownPrefix) -> None:
-        """Let others share a session's first tokens, unless they share another's already.
+        """Offer a session's first tokens, unless another session has offered some already.
 
-        The commit that says so stands, even if this comes to nothing.
+        The commit of the session's turn stands even if this fails.
         """
         with suppress(CatalogError):
-            if await self.read(digest) is None:
-                name = self._keys.prefix(digest)
-                await self._link.write(
-                    name, "EVAL", scripts.REPLACE_IF, 1, name, _entry(prefix), "", ""
-                )
+            if await self.get(digest) is None:
+                name = self._keys.get_prefix(digest)
+                call = ("EVAL", scripts.SET_IF_EQUAL, 1, name, _encode(prefix), "", "")
+                await self._redis.write(name, *call)
 
-    async def drop(self, digest: str, owner: str) -> None:
-        """Forget what a deleted session said."""
-        found = await self._found(digest) if digest else None
-        if found is not None and _value(found).owner == owner:
-            await self._drop(digest, found)
+    async def delete(self, digest: str, owner: str) -> None:
+        """Delete the prefix of a deleted session, if it offered the one under this digest."""
+        entry = await self._read(digest) if digest else None
+        if entry is not None and _decode(entry).owner == owner:
+            await self._delete_if_equal(digest, entry)
 
-    async def _found(self, digest: str) -> bytes | None:
-        name = self._keys.prefix(digest)
-        found: bytes | None = await self._link.ask(name, "GET", name)
-        return found
+    async def _read(self, digest: str) -> bytes | None:
+        name = self._keys.get_prefix(digest)
+        entry: bytes | None = await self._redis.read(name, "GET", name)
+        return entry
 
-    async def _drop(self, digest: str, found: bytes) -> None:
-        name = self._keys.prefix(digest)
-        await self._link.write(name, "EVAL", scripts.DROP_IF, 1, name, found)
-
-
-def _entry(prefix: KnownPrefix) -> bytes:
-    return quote(prefix.owner).encode() + b"\n" + token_bytes(prefix.token_ids)
+    async def _delete_if_equal(self, digest: str, entry: bytes) -> None:
+        name = self._keys.get_prefix(digest)
+        await self._redis.write(name, "EVAL", scripts.DELETE_IF_EQUAL, 1, name, entry)
 
 
-def _value(entry: bytes) -> KnownPrefix:
+def _encode(prefix: KnownPrefix) -> bytes:
+    return quote(prefix.owner).encode() + b"\n" + encode_tokens(prefix.token_ids)
+
+
+def _decode(entry: bytes) -> KnownPrefix:
     owner, _, tokens = entry.partition(b"\n")
-    return KnownPrefix(unquote(owner.decode()), token_values(tokens))
+    return KnownPrefix(unquote(owner.decode()), decode_tokens(tokens))

@@ -1,69 +1,84 @@
-"""A session that comes from another catalog, in the SQLite catalog: everything of it in one transaction."""
+"""Sessions that start as copies in the SQLite catalog: forks, and sessions from elsewhere.
+
+Each function runs in the caller's transaction.
+"""
 
 from dataclasses import replace
 
 import aiosqlite
 
-from kvrecall.domain.errors import CatalogError
-from kvrecall.domain.tool_calls import PendingCall
-from services.catalog.base import BuildCommit, EpisodeSet, SegmentsCommit, SessionDump
-from services.catalog.sqlite import episodes, sessions
-from services.catalog.sqlite import mapping as rows
-from services.catalog.sqlite.statements import one
+from kvrecall.domain.errors import CatalogError, UnknownSession, UnknownTurn
+from services.catalog.records import (
+    BuildCommit,
+    EpisodeSet,
+    ForkCommit,
+    SegmentsCommit,
+    SessionDump,
+)
+from services.catalog.sqlite import episodes, mapping, page_refs, session_rows, tool_calls
+from services.catalog.sqlite.queries import fetch_all, fetch_one, insert
+
+# Tables of what a session has learned since its earlier turns.
+_TABLES_AT_LAST_TURN = ("repairs", "episode_sets", "segments", "episodes", "built_episodes")
+
+
+async def fork(db: aiosqlite.Connection, commit: ForkCommit) -> None:
+    """Add the child, copying rows within the database. Raises UnknownSession, UnknownTurn."""
+    parent = commit.parent
+    child = commit.session.id
+    turns = commit.turns
+    query = "SELECT turns FROM sessions WHERE id = :parent"
+    row = await fetch_one(db, query, {"parent": parent})
+    if row is None:
+        raise UnknownSession(parent)
+    if not 0 <= turns <= row["turns"]:
+        raise UnknownTurn(parent, turns)
+    await page_refs.require_pages(db, commit.session.shared)
+    await session_rows.add_session(db, commit.session, commit.worker_state)
+    await _copy(db, "turns", commit, "number <= :turns")
+    await _copy(db, "tool_calls", commit, "turn < :turns")
+    if turns < row["turns"]:
+        await tool_calls.copy_pause(db, parent, child, turns)
+        return
+    await _copy(db, "tool_calls", commit, "turn = :turns")
+    for table in _TABLES_AT_LAST_TURN:
+        await _copy(db, table, commit, "true")
+
+
+async def _copy(db: aiosqlite.Connection, table: str, commit: ForkCommit, where: str) -> None:
+    """Copy rows of a table with a column `session` from the parent to the child."""
+    query = "SELECT name FROM pragma_table_info(:table) WHERE name <> 'session'"
+    columns = ", ".join(row["name"] for row in await fetch_all(db, query, {"table": table}))
+    await db.execute(
+        f"INSERT INTO {table} (session, {columns}) SELECT :child, {columns} FROM {table}"
+        f" WHERE session = :parent AND {where}",
+        {"child": commit.session.id, "parent": commit.parent, "turns": commit.turns},
+    )
 
 
 async def restore(db: aiosqlite.Connection, dump: SessionDump) -> None:
-    """Add the session, within a transaction of the caller. Raises CatalogError."""
-    id = dump.session.id
-    if await one(db, "SELECT 1 FROM sessions WHERE id = ?", (id,)) is not None:
-        raise CatalogError(f"there is a session {id!r} already")
-    # Its rows are stored already: what an earlier session of that id left must not be dropped with them.
-    await db.execute("DELETE FROM leftovers WHERE owner = ?", (id,))
-    await sessions.add(db, dump.session, dump.worker_state)
-    await db.executemany(
-        "INSERT INTO turns VALUES (?, ?, ?, ?, ?, ?)", [rows.turn_row(turn) for turn in dump.turns]
-    )
-    await db.executemany(
-        f"INSERT INTO calls VALUES ({', '.join('?' * 18)})",
-        [_call_row(id, call) for call in dump.calls],
-    )
-    await db.executemany(
-        "INSERT INTO repairs VALUES (?, ?, ?, ?, ?, ?, ?)",
-        [
-            (id, each.number, each.turn, each.at, *rows.repair_columns(each.report, each.details))
-            for each in dump.repairs
-        ],
-    )
-    await _restore_episodes(db, dump)
+    """Add a session from another catalog. Raises CatalogError when its id is taken."""
+    session_id = dump.session.id
+    query = "SELECT 1 FROM sessions WHERE id = :session"
+    if await fetch_one(db, query, {"session": session_id}) is not None:
+        raise CatalogError(f"there is a session {session_id!r} already")
+    # The restored rows are stored already: they must not be deleted as orphans of an earlier
+    # session of that id.
+    await page_refs.clear_orphaned(db, session_id)
+    await session_rows.add_session(db, dump.session, dump.worker_state)
+    await insert(db, "turns", [mapping.to_turn_row(turn) for turn in dump.turns])
+    await tool_calls.add_calls(db, session_id, dump.calls)
+    repairs = [mapping.to_repair_row(session_id, record) for record in dump.repairs]
+    await insert(db, "repairs", repairs)
+    if dump.episodes != EpisodeSet():
+        await _restore_episodes(db, dump)
 
 
 async def _restore_episodes(db: aiosqlite.Connection, dump: SessionDump) -> None:
-    id = dump.session.id
-    found = dump.episodes
-    if found == EpisodeSet():
-        return
-    await episodes.add_segments(db, id, SegmentsCommit(dump.segments, replace(found, episodes=())))
+    session_id = dump.session.id
+    without_episodes = replace(dump.episodes, episodes=())
+    await episodes.add_segments(db, session_id, SegmentsCommit(dump.segments, without_episodes))
     labels = tuple(segment.label for segment in dump.segments)
-    await episodes.replace_episodes(db, id, BuildCommit(found, dump.built, labels))
-    await episodes.count_match(db, id, "", found.active)
-
-
-def _call_row(session: str, call: PendingCall) -> tuple[object, ...]:
-    """The columns of `calls`, in order."""
-    made = (session, call.turn, call.position, call.call.id, call.call.name, call.call.arguments)
-    told = (
-        call.status.value,
-        call.result,
-        call.started,
-        call.arguments,
-        rows.pieces_text(call),
-        call.last_event_at,
-    )
-    repaired = (
-        call.batch,
-        call.call_signal,
-        call.delta_due,
-        call.delta_repaired,
-        call.result_repaired,
-    )
-    return (*made, *told, *repaired, call.consumed_in_turn)
+    build = BuildCommit(dump.episodes, dump.built, labels)
+    await episodes.replace_episodes(db, session_id, build)
+    await episodes.count_match(db, session_id, "", dump.episodes.active)

@@ -1,70 +1,117 @@
-"""The file of the SQLite catalog: made, or checked to be one of this version."""
+"""The connection to the SQLite catalog's file, and transactions on it."""
 
 import asyncio
 import sqlite3
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import TypeVar
 
 import aiosqlite
 
-from kvrecall.domain.errors import CatalogError, CatalogVersion
-from services.catalog.sqlite.schema import APPLICATION_ID, PRAGMAS, SCHEMA_VERSION, TABLES
-from services.catalog.sqlite.statements import one
+from kvrecall.domain.errors import CatalogError
+from services.cancellation import run_to_completion
+from services.catalog.sqlite.migrate import migrate
+from services.catalog.sqlite.queries import fence
+from services.catalog.sqlite.schema import PRAGMAS
+from services.catalog.versions import CatalogUpgrade
+
+T = TypeVar("T")
+Query = Callable[[aiosqlite.Connection], Awaitable[T]]
+
+# The longest wait for a lock of another process: first while that one may migrate the file.
+_MIGRATION_WAIT_MILLISECONDS = 600_000
+_WAIT_MILLISECONDS = 5_000
 
 
-async def open_file(path: Path) -> aiosqlite.Connection:
-    """A connection to the catalog at `path`, which is made if there is none.
+class Database:
+    """One connection. Statements of different transactions are never interleaved."""
 
-    Raises CatalogVersion for a file of another version, CatalogError when it cannot be opened or is no catalog.
+    def __init__(self, connection: aiosqlite.Connection) -> None:
+        self._connection = connection
+        self._lock = asyncio.Lock()
+
+    async def close(self) -> None:
+        """Finish the running transaction and close the file."""
+        async with self._lock:
+            await self._connection.close()
+
+    async def read(self, query: Query[T]) -> T:
+        """Run a query that changes nothing. Raises CatalogError."""
+        async with self._lock:
+            try:
+                return await query(self._connection)
+            except (sqlite3.Error, ValueError) as error:
+                raise CatalogError(f"the catalog could not be read: {error}") from error
+
+    async def write(self, change: Query[T]) -> T:
+        """Run a change as one transaction, which a cancellation does not interrupt.
+
+        Raises CatalogError, after which nothing is changed.
+        """
+
+        async def run() -> T:
+            async with self._transaction() as connection:
+                return await change(connection)
+
+        return await run_to_completion(run())
+
+    async def write_fenced(self, session_id: str, epoch: int, change: Query[T]) -> T:
+        """Run a change of a session under its epoch. Raises UnknownSession, StaleEpoch."""
+
+        async def run(connection: aiosqlite.Connection) -> T:
+            await fence(connection, session_id, epoch)
+            return await change(connection)
+
+        return await self.write(run)
+
+    @asynccontextmanager
+    async def _transaction(self) -> AsyncIterator[aiosqlite.Connection]:
+        async with self._lock:
+            try:
+                await self._connection.execute("BEGIN IMMEDIATE")
+                yield self._connection
+                await self._connection.execute("COMMIT")
+            except (sqlite3.Error, ValueError) as error:
+                raise CatalogError(f"the catalog could not be written: {error}") from error
+            finally:
+                if self._connection.in_transaction:
+                    await self._connection.execute("ROLLBACK")
+
+
+async def open_database(path: Path) -> tuple[Database, CatalogUpgrade]:
+    """Open, create or migrate the catalog's file.
+
+    Raises CatalogVersion for a version that cannot be read, CatalogError when the file cannot be
+    opened or is no catalog.
     """
     try:
-        await asyncio.to_thread(_check_place, path)
+        await asyncio.to_thread(_prepare_path, path)
         connection = await aiosqlite.connect(path, isolation_level=None)
     except (OSError, sqlite3.Error) as error:
         raise CatalogError(f"the catalog {path} cannot be opened: {error}") from error
     try:
-        await _prepare(connection, path)
+        upgrade = await _prepare(connection, path)
+    except (OSError, sqlite3.Error, ValueError) as error:
+        await connection.close()
+        raise CatalogError(f"the catalog {path} cannot be opened: {error}") from error
     except BaseException:
         await connection.close()
         raise
-    return connection
+    return Database(connection), upgrade
 
 
-def _check_place(path: Path) -> None:
+def _prepare_path(path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.is_dir():
         raise IsADirectoryError(f"{path} is a directory; name a file in it")
 
 
-async def _prepare(connection: aiosqlite.Connection, path: Path) -> None:
+async def _prepare(connection: aiosqlite.Connection, path: Path) -> CatalogUpgrade:
     connection.row_factory = sqlite3.Row
-    try:
-        for pragma in PRAGMAS:
-            await connection.execute(pragma)
-        await connection.execute("BEGIN IMMEDIATE")
-        await _create_or_check(connection, path)
-        await connection.execute("COMMIT")
-    except sqlite3.Error as error:
-        raise CatalogError(f"the catalog {path} cannot be opened: {error}") from error
-
-
-async def _create_or_check(connection: aiosqlite.Connection, path: Path) -> None:
-    version = await one(connection, "PRAGMA user_version", ())
-    application = await one(connection, "PRAGMA application_id", ())
-    tables = await one(connection, "SELECT count(*) AS n FROM sqlite_master", ())
-    assert version is not None
-    assert application is not None
-    assert tables is not None
-    if tables["n"] == 0:
-        for statement in TABLES.split(";"):
-            await connection.execute(statement)
-        await connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-        await connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-    elif application["application_id"] != APPLICATION_ID:
-        raise CatalogError(
-            f"{path} is a database of another program; give the catalog a file of its own"
-        )
-    elif version["user_version"] != SCHEMA_VERSION:
-        raise CatalogVersion(
-            f"{path} has catalog version {version['user_version']}, this kvrecall reads version {SCHEMA_VERSION}; "
-            "run the kvrecall that wrote it, or start with another data directory"
-        )
+    await connection.execute(f"PRAGMA busy_timeout={_MIGRATION_WAIT_MILLISECONDS}")
+    for pragma in PRAGMAS:
+        await connection.execute(pragma)
+    upgrade = await migrate(connection, path)
+    await connection.execute(f"PRAGMA busy_timeout={_WAIT_MILLISECONDS}")
+    return upgrade

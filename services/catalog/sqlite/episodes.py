@@ -1,99 +1,145 @@
-"""A session's segments and episodes in the SQLite catalog. Each function runs within a transaction of its caller."""
+"""Segments and episodes in the SQLite catalog. The functions run in the caller's transaction."""
 
 import aiosqlite
 
 from kvrecall.domain.errors import UnknownEpisode
-from services.catalog.base import BuildCommit, EpisodeSet, SegmentRecord, SegmentsCommit
-from services.catalog.sqlite import mapping as rows
-from services.catalog.sqlite.statements import every, one
+from services.catalog.records import BuildCommit, EpisodeSet, SegmentRecord, SegmentsCommit
+from services.catalog.sqlite import mapping
+from services.catalog.sqlite.database import Database
+from services.catalog.sqlite.queries import (
+    build_insert,
+    fetch_all,
+    fetch_one,
+    insert,
+    require_session,
+)
 
 
-async def read_set(db: aiosqlite.Connection, session: str) -> EpisodeSet:
-    """The session's episodes, none if nothing was embedded yet."""
-    row = await one(db, "SELECT * FROM episode_sets WHERE session = ?", (session,))
-    if row is None:
-        return EpisodeSet()
-    found = await every(db, "SELECT * FROM episodes WHERE session = ? ORDER BY number", (session,))
-    return rows.episode_set_value(row, tuple(rows.episode_value(episode) for episode in found))
+class SqliteEpisodes:
+    """Segments and episodes of each session."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def get(self, session_id: str) -> EpisodeSet:
+        """Return the session's episodes without their rows. Raises UnknownSession."""
+
+        async def read(db: aiosqlite.Connection) -> EpisodeSet:
+            await require_session(db, session_id)
+            return await _read_set(db, session_id)
+
+        return await self._database.read(read)
+
+    async def get_segments(self, session_id: str) -> list[SegmentRecord]:
+        """Return all embedded segments, in time order."""
+        query = "SELECT * FROM segments WHERE session = :session ORDER BY number"
+        rows = await self._database.read(lambda db: fetch_all(db, query, {"session": session_id}))
+        return [mapping.from_segment_row(row) for row in rows]
+
+    async def get_built(self, session_id: str, episode_id: str) -> bytes:
+        """Return a serialized pb.Episode. Raises UnknownEpisode."""
+        query = "SELECT built FROM built_episodes WHERE session = :session AND episode = :episode"
+        values = {"session": session_id, "episode": episode_id}
+        row = await self._database.read(lambda db: fetch_one(db, query, values))
+        if row is None:
+            raise UnknownEpisode(session_id, episode_id)
+        return bytes(row["built"])
+
+    async def commit_segments(self, session_id: str, commit: SegmentsCommit, epoch: int) -> None:
+        """Add segments. Raises UnknownSession, StaleEpoch."""
+        await self._database.write_fenced(
+            session_id, epoch, lambda db: add_segments(db, session_id, commit)
+        )
+
+    async def commit_build(self, session_id: str, commit: BuildCommit, epoch: int) -> None:
+        """Replace the episodes. Raises UnknownSession, StaleEpoch."""
+        await self._database.write_fenced(
+            session_id, epoch, lambda db: replace_episodes(db, session_id, commit)
+        )
+
+    async def clear(self, session_id: str, epoch: int) -> None:
+        """Delete segments and episodes. Raises UnknownSession, StaleEpoch."""
+        await self._database.write_fenced(session_id, epoch, lambda db: _clear(db, session_id))
 
 
-async def read_segments(db: aiosqlite.Connection, session: str) -> list[SegmentRecord]:
-    """Every segment, in time order."""
-    found = await every(db, "SELECT * FROM segments WHERE session = ? ORDER BY number", (session,))
-    return [rows.segment_value(row) for row in found]
-
-
-async def read_built(db: aiosqlite.Connection, session: str, episode: str) -> bytes:
-    """An episode as the worker built it. Raises UnknownEpisode."""
-    row = await one(
-        db, "SELECT built FROM built_episodes WHERE session = ? AND episode = ?", (session, episode)
-    )
-    if row is None:
-        raise UnknownEpisode(session, episode)
-    return bytes(row["built"])
-
-
-async def add_segments(db: aiosqlite.Connection, session: str, commit: SegmentsCommit) -> None:
-    """Add segments; the episodes they were assigned to have grown."""
+async def add_segments(db: aiosqlite.Connection, session_id: str, commit: SegmentsCommit) -> None:
+    """Add segments, and store centroid and size of the episodes they were assigned to."""
+    rows = [mapping.to_segment_row(session_id, segment) for segment in commit.segments]
+    await insert(db, "segments", rows)
     await db.executemany(
-        "INSERT INTO segments VALUES (?, ?, ?, ?, ?, ?)",
-        [rows.segment_row(session, segment) for segment in commit.segments],
-    )
-    await db.executemany(
-        "UPDATE episodes SET centroid = ?, segments = ?, tokens = ? WHERE session = ? AND id = ?",
+        "UPDATE episodes SET centroid = :centroid, segments = :segments, tokens = :tokens"
+        " WHERE session = :session AND id = :id",
         [
-            (each.centroid, each.segments, each.tokens, session, each.id)
-            for each in commit.found.episodes
+            mapping.to_episode_row(session_id, number, episode)
+            for number, episode in enumerate(commit.episode_set.episodes)
         ],
     )
-    await _write_set(db, session, commit.found)
+    await _write_set(db, session_id, commit.episode_set)
 
 
-async def replace_episodes(db: aiosqlite.Connection, session: str, commit: BuildCommit) -> None:
-    """Put newly built episodes in the place of those before."""
-    await _drop_episodes(db, session)
-    episodes = commit.found.episodes
+async def replace_episodes(db: aiosqlite.Connection, session_id: str, commit: BuildCommit) -> None:
+    """Replace all episodes by newly built ones, and relabel the segments."""
+    await _delete_episodes(db, session_id)
+    episodes = commit.episode_set.episodes
+    rows = [
+        mapping.to_episode_row(session_id, number, episode)
+        for number, episode in enumerate(episodes)
+    ]
+    await insert(db, "episodes", rows)
+    built = [
+        {"session": session_id, "episode": episode.id, "built": data}
+        for episode, data in zip(episodes, commit.built, strict=True)
+    ]
+    await insert(db, "built_episodes", built)
     await db.executemany(
-        "INSERT INTO episodes VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-        [rows.episode_row(session, number, episode) for number, episode in enumerate(episodes)],
+        "UPDATE segments SET label = :label WHERE session = :session AND number = :number",
+        [
+            {"label": label, "session": session_id, "number": number}
+            for number, label in enumerate(commit.labels)
+        ],
     )
-    await db.executemany(
-        "INSERT INTO built_episodes VALUES (?, ?, ?)",
-        [(session, episode.id, data) for episode, data in zip(episodes, commit.built, strict=True)],
-    )
-    await db.executemany(
-        "UPDATE segments SET label = ? WHERE session = ? AND number = ?",
-        [(label, session, number) for number, label in enumerate(commit.labels)],
-    )
-    await _write_set(db, session, commit.found)
+    await _write_set(db, session_id, commit.episode_set)
 
 
-async def forget(db: aiosqlite.Connection, session: str) -> None:
-    """Drop everything but which episode is active, and the builds so far: no id is ever given twice."""
-    builds = (await read_set(db, session)).builds
-    await _drop_episodes(db, session)
-    await db.execute("DELETE FROM segments WHERE session = ?", (session,))
-    await _write_set(db, session, EpisodeSet(builds=builds))
-
-
-async def count_match(db: aiosqlite.Connection, session: str, matched: str, active: str) -> None:
-    """A turn was matched with an episode, and left one active."""
-    await db.execute("UPDATE episode_sets SET active = ? WHERE session = ?", (active, session))
+async def count_match(db: aiosqlite.Connection, session_id: str, matched: str, active: str) -> None:
+    """Count a turn for the episode it was matched with, and store the active episode."""
     await db.execute(
-        "UPDATE episodes SET matched = matched + 1 WHERE session = ? AND id = ?", (session, matched)
+        "UPDATE episode_sets SET active = :active WHERE session = :session",
+        {"active": active, "session": session_id},
     )
-
-
-async def _drop_episodes(db: aiosqlite.Connection, session: str) -> None:
-    await db.execute("DELETE FROM built_episodes WHERE session = ?", (session,))
-    await db.execute("DELETE FROM episodes WHERE session = ?", (session,))
-
-
-async def _write_set(db: aiosqlite.Connection, session: str, found: EpisodeSet) -> None:
-    names = rows.EPISODE_SET_COLUMNS
-    changes = ", ".join(f"{name} = excluded.{name}" for name in names)
     await db.execute(
-        f"INSERT INTO episode_sets (session, active, {', '.join(names)}) VALUES (?, '', {', '.join('?' * len(names))})"
-        f" ON CONFLICT (session) DO UPDATE SET {changes}",
-        (session, *rows.episode_set_row(found)),
+        "UPDATE episodes SET matched = matched + 1 WHERE session = :session AND id = :matched",
+        {"session": session_id, "matched": matched},
     )
+
+
+async def _read_set(db: aiosqlite.Connection, session_id: str) -> EpisodeSet:
+    values = {"session": session_id}
+    row = await fetch_one(db, "SELECT * FROM episode_sets WHERE session = :session", values)
+    if row is None:
+        return EpisodeSet()
+    query = "SELECT * FROM episodes WHERE session = :session ORDER BY number"
+    episodes = await fetch_all(db, query, values)
+    return mapping.from_episode_set_row(row, tuple(map(mapping.from_episode_row, episodes)))
+
+
+async def _write_set(db: aiosqlite.Connection, session_id: str, episode_set: EpisodeSet) -> None:
+    row = mapping.to_episode_set_row(session_id, episode_set)
+    changes = ", ".join(f"{name} = excluded.{name}" for name in mapping.EPISODE_SET_COLUMNS)
+    await db.execute(
+        f"{build_insert('episode_sets', row)} ON CONFLICT (session) DO UPDATE SET {changes}", row
+    )
+
+
+async def _clear(db: aiosqlite.Connection, session_id: str) -> None:
+    """Delete segments and episodes; the count of builds stays, so that no id is used twice."""
+    builds = (await _read_set(db, session_id)).builds
+    await _delete_episodes(db, session_id)
+    await db.execute("DELETE FROM segments WHERE session = :session", {"session": session_id})
+    await _write_set(db, session_id, EpisodeSet(builds=builds))
+
+
+async def _delete_episodes(db: aiosqlite.Connection, session_id: str) -> None:
+    values = {"session": session_id}
+    await db.execute("DELETE FROM built_episodes WHERE session = :session", values)
+    await db.execute("DELETE FROM episodes WHERE session = :session", values)

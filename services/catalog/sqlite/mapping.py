@@ -1,4 +1,4 @@
-"""The domain's values as rows of the SQLite catalog, and back."""
+"""The domain's values as rows of the SQLite catalog, by column name, and back."""
 
 import sqlite3
 
@@ -6,7 +6,7 @@ from kvrecall.domain.messages import ToolCall
 from kvrecall.domain.reports import RepairReport
 from kvrecall.domain.session import Session, SharedPages, Turn
 from kvrecall.domain.tool_calls import CallStatus, PendingCall
-from services.catalog.base import (
+from services.catalog.records import (
     EpisodeRecord,
     EpisodeSet,
     RepairDetails,
@@ -20,10 +20,12 @@ from services.catalog.serialization import (
     PIECES,
     REPAIR,
     SETTINGS,
-    token_bytes,
-    token_values,
+    decode_tokens,
+    encode_tokens,
 )
+from services.catalog.sqlite.queries import Row
 
+# The columns of `episode_sets` that episode maintenance writes; turns write `active`.
 EPISODE_SET_COLUMNS = (
     "segments",
     "built_segments",
@@ -33,35 +35,32 @@ EPISODE_SET_COLUMNS = (
     "last_utterance",
     "dimensions",
 )
-"""The columns of `episode_sets` that the care of episodes writes; `active` is written by turns."""
 
 
-def session_row(session: Session) -> tuple[object, ...]:
-    """The columns of `sessions`, in order."""
-    settings = SETTINGS.dump_json(session.settings).decode()
-    memory = MEMORY.dump_json(session.memory).decode()
-    return (
-        session.id,
-        session.epoch,
-        settings,
-        session.created_at,
-        session.updated_at,
-        session.turns,
-        memory,
-        session.output_due,
-        session.worker,
-        session.settings.tenant,
-        session.memory.length,
-    )
+def to_session_row(session: Session) -> Row:
+    """Convert to a row of `sessions`."""
+    return {
+        "id": session.id,
+        "epoch": session.epoch,
+        "settings": SETTINGS.dump_json(session.settings).decode(),
+        "created_at": session.created_at,
+        "updated_at": session.updated_at,
+        "turns": session.turns,
+        "memory": MEMORY.dump_json(session.memory).decode(),
+        "output_due": session.output_due,
+        "worker": session.worker,
+        "tenant": session.settings.tenant,
+        "length": session.memory.length,
+    }
 
 
-def session_value(
+def from_session_row(
     row: sqlite3.Row,
     calls: tuple[PendingCall, ...],
     repairs: tuple[RepairReport, ...],
     shared: tuple[SharedPages, ...],
 ) -> Session:
-    """The session of a row, with what hangs on it."""
+    """Convert from a row of `sessions` and the values of other tables."""
     return Session(
         id=row["id"],
         epoch=row["epoch"],
@@ -78,28 +77,56 @@ def session_value(
     )
 
 
-def turn_row(turn: Turn) -> tuple[object, ...]:
-    """The columns of `turns`, in order."""
-    messages = MESSAGES.dump_json(turn.messages).decode()
-    outcome = OUTCOME.dump_json(turn.outcome).decode()
-    said = token_bytes(turn.utterance_tokens)
-    return (turn.session, turn.number, messages, token_bytes(turn.token_ids), outcome, said)
+def to_turn_row(turn: Turn) -> Row:
+    """Convert to a row of `turns`."""
+    return {
+        "session": turn.session,
+        "number": turn.number,
+        "messages": MESSAGES.dump_json(turn.messages).decode(),
+        "token_ids": encode_tokens(turn.token_ids),
+        "outcome": OUTCOME.dump_json(turn.outcome).decode(),
+        "utterance_tokens": encode_tokens(turn.utterance_tokens),
+    }
 
 
-def turn_value(row: sqlite3.Row) -> Turn:
-    """The turn of a row."""
+def from_turn_row(row: sqlite3.Row) -> Turn:
+    """Convert from a row of `turns`."""
     return Turn(
         session=row["session"],
         number=row["number"],
         messages=MESSAGES.validate_json(row["messages"]),
-        token_ids=token_values(row["token_ids"]),
+        token_ids=decode_tokens(row["token_ids"]),
         outcome=OUTCOME.validate_json(row["outcome"]),
-        utterance_tokens=token_values(row["utterance_tokens"]),
+        utterance_tokens=decode_tokens(row["utterance_tokens"]),
     )
 
 
-def call_value(row: sqlite3.Row) -> PendingCall:
-    """The tool call of a row."""
+def to_call_row(session_id: str, call: PendingCall) -> Row:
+    """Convert to a row of `tool_calls`."""
+    return {
+        "session": session_id,
+        "turn": call.turn,
+        "position": call.position,
+        "id": call.call.id,
+        "name": call.call.name,
+        "arguments": call.call.arguments,
+        "status": call.status.value,
+        "result": call.result,
+        "started": call.started,
+        "running": call.arguments,
+        "pieces": encode_pieces(call),
+        "last_event_at": call.last_event_at,
+        "batch": call.batch,
+        "call_signal": call.call_signal,
+        "delta_due": call.delta_due,
+        "delta_repaired": call.delta_repaired,
+        "result_repaired": call.result_repaired,
+        "consumed_in_turn": call.consumed_in_turn,
+    }
+
+
+def from_call_row(row: sqlite3.Row) -> PendingCall:
+    """Convert from a row of `tool_calls`."""
     return PendingCall(
         turn=row["turn"],
         position=row["position"],
@@ -115,36 +142,55 @@ def call_value(row: sqlite3.Row) -> PendingCall:
         delta_due=row["delta_due"],
         delta_repaired=row["delta_repaired"],
         result_repaired=bool(row["result_repaired"]),
-        consumed_in_turn=row["said"],
+        consumed_in_turn=row["consumed_in_turn"],
     )
 
 
-def pieces_text(call: PendingCall) -> str:
-    """The column `pieces` of a call."""
+def encode_pieces(call: PendingCall) -> str:
+    """Encode the column `pieces` of a call."""
     return PIECES.dump_json(dict(call.pieces)).decode()
 
 
-def repair_columns(report: RepairReport, details: RepairDetails) -> tuple[str, str, bytes]:
-    """The columns report, signal and positions of `repairs`."""
-    return REPAIR.dump_json(report).decode(), details.signal, token_bytes(details.positions)
+def to_repair_row(session_id: str, record: RepairRecord) -> Row:
+    """Convert to a row of `repairs`."""
+    return {
+        "session": session_id,
+        "number": record.number,
+        "turn": record.turn,
+        "at": record.at,
+        "report": REPAIR.dump_json(record.report).decode(),
+        "signal": record.details.signal,
+        "positions": encode_tokens(record.details.positions),
+    }
 
 
-def repair_value(row: sqlite3.Row) -> RepairRecord:
-    """The repair of a row."""
-    details = RepairDetails(row["signal"], token_values(row["positions"]))
+def from_repair_row(row: sqlite3.Row) -> RepairRecord:
+    """Convert from a row of `repairs`."""
     return RepairRecord(
-        row["number"], row["turn"], row["at"], REPAIR.validate_json(row["report"]), details
+        number=row["number"],
+        turn=row["turn"],
+        at=row["at"],
+        report=REPAIR.validate_json(row["report"]),
+        details=RepairDetails(row["signal"], decode_tokens(row["positions"])),
     )
 
 
-def episode_row(session: str, number: int, episode: EpisodeRecord) -> tuple[object, ...]:
-    """The columns of `episodes`, in order."""
-    size = (episode.segments, episode.tokens)
-    return (session, number, episode.id, episode.centroid, *size, episode.medoid, episode.matched)
+def to_episode_row(session_id: str, number: int, episode: EpisodeRecord) -> Row:
+    """Convert to a row of `episodes`."""
+    return {
+        "session": session_id,
+        "number": number,
+        "id": episode.id,
+        "centroid": episode.centroid,
+        "segments": episode.segments,
+        "tokens": episode.tokens,
+        "medoid": episode.medoid,
+        "matched": episode.matched,
+    }
 
 
-def episode_value(row: sqlite3.Row) -> EpisodeRecord:
-    """The episode of a row."""
+def from_episode_row(row: sqlite3.Row) -> EpisodeRecord:
+    """Convert from a row of `episodes`."""
     return EpisodeRecord(
         id=row["id"],
         centroid=row["centroid"],
@@ -155,23 +201,31 @@ def episode_value(row: sqlite3.Row) -> EpisodeRecord:
     )
 
 
-def episode_set_value(row: sqlite3.Row, episodes: tuple[EpisodeRecord, ...]) -> EpisodeSet:
-    """The set of a row, with its episodes."""
+def to_episode_set_row(session_id: str, episode_set: EpisodeSet) -> Row:
+    """Convert to a row of `episode_sets` without an active episode."""
+    counts = {name: getattr(episode_set, name) for name in EPISODE_SET_COLUMNS}
+    return {"session": session_id, "active": ""} | counts
+
+
+def from_episode_set_row(row: sqlite3.Row, episodes: tuple[EpisodeRecord, ...]) -> EpisodeSet:
+    """Convert from a row of `episode_sets` and its episodes."""
     return EpisodeSet(
         **{name: row[name] for name in EPISODE_SET_COLUMNS}, active=row["active"], episodes=episodes
     )
 
 
-def episode_set_row(found: EpisodeSet) -> tuple[object, ...]:
-    """The values of `EPISODE_SET_COLUMNS`, in order."""
-    return tuple(getattr(found, name) for name in EPISODE_SET_COLUMNS)
+def to_segment_row(session_id: str, segment: SegmentRecord) -> Row:
+    """Convert to a row of `segments`."""
+    return {
+        "session": session_id,
+        "number": segment.number,
+        "start": segment.start,
+        "stop": segment.stop,
+        "vector": segment.vector,
+        "label": segment.label,
+    }
 
 
-def segment_row(session: str, segment: SegmentRecord) -> tuple[object, ...]:
-    """The columns of `segments`, in order."""
-    return (session, segment.number, segment.start, segment.stop, segment.vector, segment.label)
-
-
-def segment_value(row: sqlite3.Row) -> SegmentRecord:
-    """The segment of a row."""
+def from_segment_row(row: sqlite3.Row) -> SegmentRecord:
+    """Convert from a row of `segments`."""
     return SegmentRecord(row["number"], row["start"], row["stop"], row["vector"], row["label"])

@@ -1,7 +1,7 @@
-"""Whose pages a session uses, in the SQLite catalog. Each function runs within a transaction of its caller.
+"""References to shared pages in the SQLite catalog. The functions run in the caller's transaction.
 
-A session names every owner in its lineage, so what is still used of an owner is one maximum over `shares`, and no
-chain of forks is ever walked.
+A session references every owner in its ancestry, so the number of an owner's pages in use is one
+maximum over `page_refs`, and no chain of forks is ever walked.
 """
 
 import sqlite3
@@ -11,118 +11,173 @@ import aiosqlite
 
 from kvrecall.domain.errors import UnknownSession
 from kvrecall.domain.session import SharedPages
-from services.catalog.base import KnownPrefix, OrphanedPages
-from services.catalog.serialization import token_bytes, token_values
-from services.catalog.sqlite.statements import check_session, every, one
+from services.catalog.records import KnownPrefix, OrphanedPages
+from services.catalog.serialization import decode_tokens, encode_tokens
+from services.catalog.sqlite.database import Database
+from services.catalog.sqlite.queries import (
+    build_insert,
+    fetch_all,
+    fetch_one,
+    fetch_value,
+    insert,
+    require_session,
+)
 
-_PROMISED = -1
-"""The place of pages that a session may come to use."""
+# The column `position` of a reservation.
+_RESERVED = -1
 
 
-async def read_shares(db: aiosqlite.Connection, session: str) -> tuple[SharedPages, ...]:
-    """The pages of others that the session begins with."""
-    query = "SELECT owner, pages FROM shares WHERE session = ? AND place > ? ORDER BY place"
-    return tuple(
-        SharedPages(row["owner"], row["pages"])
-        for row in await every(db, query, (session, _PROMISED))
+class SqlitePageRefs:
+    """References to pages of other sessions, and pages without references."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def reserve(self, session_id: str, shared: SharedPages) -> bool:
+        """Reference pages before use; False if they are gone. Raises UnknownSession."""
+
+        async def change(db: aiosqlite.Connection) -> bool:
+            await require_session(db, session_id)
+            if not await _exist(db, shared):
+                return False
+            await _add_reservation(db, session_id, shared)
+            return True
+
+        return await self._database.write(change)
+
+    async def get_prefix(self, digest: str) -> KnownPrefix | None:
+        """Return the prefix offered under this digest."""
+        query = "SELECT owner, token_ids FROM prefixes WHERE digest = :digest"
+        row = await self._database.read(lambda db: fetch_one(db, query, {"digest": digest}))
+        return None if row is None else KnownPrefix(row["owner"], decode_tokens(row["token_ids"]))
+
+    async def get_retained(self) -> list[SharedPages]:
+        """Return the deleted sessions whose pages are still referenced."""
+        rows = await self._database.read(_read_retained)
+        return [SharedPages(row["owner"], row["used"]) for row in rows if row["used"]]
+
+    async def get_orphaned(self) -> list[OrphanedPages]:
+        """Return the orphaned pages that are not confirmed as deleted yet."""
+        return await self._database.read(_read_orphaned)
+
+    async def confirm_deleted(self, orphaned: OrphanedPages) -> None:
+        """Note that these pages are deleted; a later note that keeps fewer pages stays."""
+
+        async def change(db: aiosqlite.Connection) -> None:
+            await db.execute(
+                "DELETE FROM orphaned_pages WHERE owner = :owner AND keep_pages = :keep_pages",
+                _to_orphaned_row(orphaned),
+            )
+
+        await self._database.write(change)
+
+
+async def read_refs(db: aiosqlite.Connection, session_id: str) -> tuple[SharedPages, ...]:
+    """Read the pages of other sessions that the session starts with, without reservations."""
+    query = (
+        "SELECT owner, pages FROM page_refs WHERE session = :session AND position > :reserved"
+        " ORDER BY position"
     )
+    rows = await fetch_all(db, query, {"session": session_id, "reserved": _RESERVED})
+    return tuple(SharedPages(row["owner"], row["pages"]) for row in rows)
 
 
-async def replace_shares(
-    db: aiosqlite.Connection, session: str, shared: Sequence[SharedPages]
+async def replace_refs(
+    db: aiosqlite.Connection, session_id: str, shared: Sequence[SharedPages]
 ) -> None:
-    """Count just these from now on."""
-    await db.execute("DELETE FROM shares WHERE session = ?", (session,))
-    values = [(session, each.owner, each.pages, place) for place, each in enumerate(shared)]
-    await db.executemany("INSERT INTO shares VALUES (?, ?, ?, ?)", values)
+    """Replace the session's references and reservations."""
+    await db.execute("DELETE FROM page_refs WHERE session = :session", {"session": session_id})
+    rows = [
+        {"session": session_id, "owner": each.owner, "pages": each.pages, "position": position}
+        for position, each in enumerate(shared)
+    ]
+    await insert(db, "page_refs", rows)
 
 
-async def promise(db: aiosqlite.Connection, session: str, shared: SharedPages) -> bool:
-    """Count pages that the session may come to use; False if they are no more. Raises UnknownSession."""
-    await check_session(db, session)
-    if not await _are_there(db, shared):
-        return False
-    await db.execute(
-        "INSERT INTO shares VALUES (?, ?, ?, ?)"
-        " ON CONFLICT (session, owner, place) DO UPDATE SET pages = max(pages, excluded.pages)",
-        (session, shared.owner, shared.pages, _PROMISED),
-    )
-    return True
-
-
-async def check_shared(db: aiosqlite.Connection, shared: Sequence[SharedPages]) -> None:
-    """Raises UnknownSession when the pages of one of them are no more."""
+async def require_pages(db: aiosqlite.Connection, shared: Sequence[SharedPages]) -> None:
+    """Raises UnknownSession when pages of one of the owners are gone."""
     for each in shared:
-        if not await _are_there(db, each):
+        if not await _exist(db, each):
             raise UnknownSession(each.owner)
 
 
 async def add_prefix(db: aiosqlite.Connection, digest: str, prefix: KnownPrefix) -> None:
-    """Let others share a session's first tokens, unless they share another's already."""
-    values = (digest, prefix.owner, token_bytes(prefix.token_ids))
-    await db.execute(
-        "INSERT INTO prefixes VALUES (?, ?, ?) ON CONFLICT (digest) DO NOTHING", values
-    )
+    """Offer a session's first tokens, unless another session has offered some already."""
+    row = {
+        "digest": digest,
+        "owner": prefix.owner,
+        "token_ids": encode_tokens(prefix.token_ids),
+    }
+    await db.execute(f"{build_insert('prefixes', row)} ON CONFLICT (digest) DO NOTHING", row)
 
 
-async def read_prefix(db: aiosqlite.Connection, digest: str) -> KnownPrefix | None:
-    """What a session with this digest said first."""
-    row = await one(db, "SELECT owner, token_ids FROM prefixes WHERE digest = ?", (digest,))
-    return None if row is None else KnownPrefix(row["owner"], token_values(row["token_ids"]))
-
-
-async def read_kept(db: aiosqlite.Connection) -> list[SharedPages]:
-    """Deleted sessions of which pages are still shared."""
-    return [SharedPages(row["owner"], row["used"]) for row in await _kept(db) if row["used"]]
-
-
-async def delete(db: aiosqlite.Connection, session: str) -> list[OrphanedPages]:
-    """Forget a session: its leftover, then all others that there are. Raises UnknownSession."""
-    if await one(db, "DELETE FROM sessions WHERE id = ? RETURNING id", (session,)) is None:
-        raise UnknownSession(session)
-    own = OrphanedPages(session, await _used(db, session))
+async def delete_session(db: aiosqlite.Connection, session_id: str) -> list[OrphanedPages]:
+    """Delete a session; return its orphaned pages, then all others. Raises UnknownSession."""
+    query = "DELETE FROM sessions WHERE id = :session RETURNING id"
+    if await fetch_one(db, query, {"session": session_id}) is None:
+        raise UnknownSession(session_id)
+    own = OrphanedPages(session_id, await _count_used(db, session_id))
     shrunk = [
         OrphanedPages(row["owner"], row["used"])
-        for row in await _kept(db)
+        for row in await _read_retained(db)
         if row["used"] < row["pages"]
     ]
-    changed = [(each.session, each.keep_pages) for each in (own, *shrunk)]
-    await db.executemany("REPLACE INTO kept VALUES (?, ?)", changed)
-    await db.execute("DELETE FROM kept WHERE pages = 0")
-    await db.executemany("REPLACE INTO leftovers VALUES (?, ?)", changed)
-    return [own, *(left for left in await read_leftovers(db) if left != own)]
+    rows = [_to_orphaned_row(each) for each in (own, *shrunk)]
+    await db.executemany(
+        "REPLACE INTO retained_pages (owner, pages) VALUES (:owner, :keep_pages)", rows
+    )
+    await db.execute("DELETE FROM retained_pages WHERE pages = 0")
+    await db.executemany(
+        "REPLACE INTO orphaned_pages (owner, keep_pages) VALUES (:owner, :keep_pages)", rows
+    )
+    return [own, *(each for each in await _read_orphaned(db) if each != own)]
 
 
-async def read_leftovers(db: aiosqlite.Connection) -> list[OrphanedPages]:
-    """What was not dropped yet."""
-    rows = await every(db, "SELECT owner, kept FROM leftovers ORDER BY owner", ())
-    return [OrphanedPages(row["owner"], row["kept"]) for row in rows]
+async def clear_orphaned(db: aiosqlite.Connection, owner: str) -> None:
+    """Drop the note of an owner's orphaned pages."""
+    await db.execute("DELETE FROM orphaned_pages WHERE owner = :owner", {"owner": owner})
 
 
-async def forget_leftover(db: aiosqlite.Connection, left: OrphanedPages) -> None:
-    """It was dropped; a later one, of which fewer pages are kept, stays."""
+async def _add_reservation(db: aiosqlite.Connection, session_id: str, shared: SharedPages) -> None:
+    row = {
+        "session": session_id,
+        "owner": shared.owner,
+        "pages": shared.pages,
+        "position": _RESERVED,
+    }
     await db.execute(
-        "DELETE FROM leftovers WHERE owner = ? AND kept = ?", (left.session, left.keep_pages)
+        f"{build_insert('page_refs', row)} ON CONFLICT (session, owner, position)"
+        " DO UPDATE SET pages = max(pages, excluded.pages)",
+        row,
     )
 
 
-async def _are_there(db: aiosqlite.Connection, shared: SharedPages) -> bool:
-    lives = await one(db, "SELECT 1 FROM sessions WHERE id = ?", (shared.owner,)) is not None
-    return lives or 0 < shared.pages <= await _used(db, shared.owner)
+async def _exist(db: aiosqlite.Connection, shared: SharedPages) -> bool:
+    query = "SELECT 1 FROM sessions WHERE id = :owner"
+    if await fetch_one(db, query, {"owner": shared.owner}) is not None:
+        return True
+    return 0 < shared.pages <= await _count_used(db, shared.owner)
 
 
-async def _used(db: aiosqlite.Connection, owner: str) -> int:
-    row = await one(
-        db, "SELECT coalesce(max(pages), 0) AS used FROM shares WHERE owner = ?", (owner,)
-    )
-    assert row is not None, "an aggregate has one row"
-    return int(row["used"])
+async def _count_used(db: aiosqlite.Connection, owner: str) -> int:
+    query = "SELECT coalesce(max(pages), 0) FROM page_refs WHERE owner = :owner"
+    return await fetch_value(db, query, {"owner": owner})
 
 
-async def _kept(db: aiosqlite.Connection) -> list[sqlite3.Row]:
-    """Columns owner, pages, and how many are `used` now."""
+async def _read_retained(db: aiosqlite.Connection) -> list[sqlite3.Row]:
+    """Read the columns owner, pages, and the number of pages `used` now."""
     query = (
-        "SELECT owner, pages, coalesce((SELECT max(pages) FROM shares WHERE shares.owner = kept.owner), 0) AS used"
-        " FROM kept ORDER BY owner"
+        "SELECT owner, pages, coalesce((SELECT max(page_refs.pages) FROM page_refs"
+        " WHERE page_refs.owner = retained_pages.owner), 0) AS used"
+        " FROM retained_pages ORDER BY owner"
     )
-    return await every(db, query, ())
+    return await fetch_all(db, query)
+
+
+async def _read_orphaned(db: aiosqlite.Connection) -> list[OrphanedPages]:
+    rows = await fetch_all(db, "SELECT owner, keep_pages FROM orphaned_pages ORDER BY owner")
+    return [OrphanedPages(row["owner"], row["keep_pages"]) for row in rows]
+
+
+def _to_orphaned_row(orphaned: OrphanedPages) -> dict[str, object]:
+    return {"owner": orphaned.session, "keep_pages": orphaned.keep_pages}

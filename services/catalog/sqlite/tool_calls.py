@@ -1,143 +1,146 @@
-"""Tool calls and repairs in the SQLite catalog. Each function runs within a transaction of its caller."""
+"""Tool calls in the SQLite catalog. The functions run in the caller's transaction."""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import aiosqlite
 
+from kvrecall.domain.errors import UnknownCall
 from kvrecall.domain.messages import ToolCall
-from kvrecall.domain.reports import RepairReport
 from kvrecall.domain.session import Turn
-from kvrecall.domain.session_settings import RepairTrigger
 from kvrecall.domain.tool_calls import CallStatus, PendingCall
-from services.catalog.base import (
-    REPAIRS_KEPT,
-    RepairCommit,
-    RepairDetails,
-    RepairRecord,
-    TurnCommit,
-)
-from services.catalog.serialization import REPAIR
-from services.catalog.sqlite import mapping as rows
-from services.catalog.sqlite.statements import every, one
+from services.catalog.records import IdempotencyRecord
+from services.catalog.sqlite import mapping
+from services.catalog.sqlite.database import Database
+from services.catalog.sqlite.idempotency import SqliteIdempotency
+from services.catalog.sqlite.queries import fetch_all, fetch_one, insert
+
+_IS_OPEN = "session = :session AND consumed_in_turn IS NULL"
 
 
-async def end_pause(db: aiosqlite.Connection, commit: TurnCommit) -> None:
-    """A turn said the results of all calls that waited for one."""
-    turn = commit.turn
-    for call, result in commit.inline_results.items():
+class SqliteToolCalls:
+    """Tool calls and what clients report of them."""
+
+    def __init__(self, database: Database, idempotency: SqliteIdempotency) -> None:
+        self._database = database
+        self._idempotency = idempotency
+
+    async def get(self, session_id: str, call_id: str) -> PendingCall:
+        """Return the newest call of that id. Raises UnknownCall."""
+        query = (
+            "SELECT * FROM tool_calls WHERE session = :session AND id = :call"
+            " ORDER BY turn DESC, position LIMIT 1"
+        )
+
+        async def read(db: aiosqlite.Connection) -> PendingCall:
+            row = await fetch_one(db, query, {"session": session_id, "call": call_id})
+            if row is None:
+                raise UnknownCall(session_id, call_id)
+            return mapping.from_call_row(row)
+
+        return await self._database.read(read)
+
+    async def commit(
+        self, session_id: str, call: PendingCall, epoch: int, record: IdempotencyRecord | None
+    ) -> None:
+        """Store the reported state of a call. Raises UnknownSession, StaleEpoch."""
+
+        async def change(db: aiosqlite.Connection) -> None:
+            await _write_report(db, session_id, call)
+            await self._idempotency.store(db, record)
+
+        await self._database.write_fenced(session_id, epoch, change)
+
+    async def get_idle_sessions(self, since: float) -> list[str]:
+        """Return the sessions with a pending call without an event after `since`."""
+        query = (
+            "SELECT DISTINCT session FROM tool_calls WHERE status = 'pending'"
+            " AND consumed_in_turn IS NULL AND last_event_at <= :since"
+        )
+        rows = await self._database.read(lambda db: fetch_all(db, query, {"since": since}))
+        return [row["session"] for row in rows]
+
+
+async def read_open(db: aiosqlite.Connection, session_id: str) -> tuple[PendingCall, ...]:
+    """Read the calls whose results no turn has consumed, in call order."""
+    rows = await fetch_all(
+        db,
+        f"SELECT * FROM tool_calls WHERE {_IS_OPEN} ORDER BY turn, position",
+        {"session": session_id},
+    )
+    return tuple(mapping.from_call_row(row) for row in rows)
+
+
+async def end_pause(
+    db: aiosqlite.Connection, turn: Turn, inline_results: Mapping[str, str]
+) -> None:
+    """Mark the open calls as consumed by a turn, which brought some of the results itself."""
+    for call_id, result in inline_results.items():
         await db.execute(
-            "UPDATE calls SET status = ?, result = ? WHERE session = ? AND id = ? AND said IS NULL",
-            (CallStatus.COMPLETED.value, result, turn.session, call),
+            f"UPDATE tool_calls SET status = :status, result = :result WHERE {_IS_OPEN}"
+            " AND id = :call",
+            {
+                "status": CallStatus.COMPLETED.value,
+                "result": result,
+                "session": turn.session,
+                "call": call_id,
+            },
         )
     await db.execute(
-        "UPDATE calls SET said = ? WHERE session = ? AND said IS NULL", (turn.number, turn.session)
+        f"UPDATE tool_calls SET consumed_in_turn = :turn WHERE {_IS_OPEN}",
+        {"turn": turn.number, "session": turn.session},
     )
 
 
 async def begin_pause(db: aiosqlite.Connection, turn: Turn, calls: Iterable[ToolCall]) -> None:
-    """A turn ended on tool calls."""
-    for position, call in enumerate(calls):
-        values = (
-            turn.session,
-            turn.number,
-            position,
-            call.id,
-            call.name,
-            call.arguments,
-            CallStatus.PENDING.value,
-        )
-        await db.execute(
-            "INSERT INTO calls VALUES (?, ?, ?, ?, ?, ?, ?, NULL, 0, '', '{}', ?, 0, '', 0, 0, 0, NULL)",
-            (*values, time.time()),
-        )
+    """Add the calls that a turn ended on."""
+    now = time.time()
+    made = [
+        PendingCall(turn.number, position, call, last_event_at=now)
+        for position, call in enumerate(calls)
+    ]
+    await add_calls(db, turn.session, made)
+
+
+async def add_calls(
+    db: aiosqlite.Connection, session_id: str, calls: Iterable[PendingCall]
+) -> None:
+    """Add calls in the state they are in."""
+    await insert(db, "tool_calls", [mapping.to_call_row(session_id, call) for call in calls])
 
 
 async def copy_pause(db: aiosqlite.Connection, parent: str, child: str, turn: int) -> None:
-    """A session begins with the calls that its parent's turn `turn` ended on, as they were made."""
-    await db.execute(
-        "INSERT INTO calls SELECT ?, turn, position, id, name, arguments, ?, NULL, 0, '', '{}', ?, 0, '', 0, 0, 0, NULL"
-        " FROM calls WHERE session = ? AND turn = ?",
-        (child, CallStatus.PENDING.value, time.time(), parent, turn),
-    )
-
-
-async def write_report(db: aiosqlite.Connection, session: str, call: PendingCall) -> None:
-    """The client told something new of a call."""
-    told = (call.started, call.arguments, rows.pieces_text(call), call.delta_due)
-    await db.execute(
-        "UPDATE calls SET started = ?, running = ?, pieces = ?, delta_due = ?, status = ?, result = ?, batch = ?,"
-        " last_event_at = ? WHERE session = ? AND turn = ? AND position = ?",
-        (
-            *told,
-            call.status.value,
-            call.result,
-            call.batch,
-            time.time(),
-            session,
-            call.turn,
-            call.position,
-        ),
-    )
-
-
-async def silent(db: aiosqlite.Connection, since: float) -> list[str]:
-    """The sessions with a call of which nothing was heard after `since`."""
-    query = "SELECT DISTINCT session FROM calls WHERE status = 'pending' AND said IS NULL AND last_event_at <= ?"
-    return [row["session"] for row in await every(db, query, (since,))]
-
-
-async def mark_repaired(db: aiosqlite.Connection, session: str, commit: RepairCommit) -> None:
-    """A repair is not due any more."""
-    repair = commit.repair
-    if repair.trigger is RepairTrigger.LAST_OUTPUT:
-        await db.execute("UPDATE sessions SET output_due = 0 WHERE id = ?", (session,))
-        return
-    change, where, values = {
-        RepairTrigger.TOOL_CALL: (
-            "call_signal = ?",
-            "position = ?",
-            (repair.text, session, repair.position),
-        ),
-        RepairTrigger.TOOL_DELTA: (
-            "delta_repaired = ?",
-            "position = ?",
-            (repair.reach, session, repair.position),
-        ),
-        RepairTrigger.TOOL_RESULT: ("result_repaired = ?", "batch = ?", (1, session, repair.batch)),
-    }[repair.trigger]
-    await db.execute(
-        f"UPDATE calls SET {change} WHERE session = ? AND said IS NULL AND {where}", values
-    )
-
-
-async def add_repair(
-    db: aiosqlite.Connection, session: str, turn: int, report: RepairReport, details: RepairDetails
-) -> None:
-    """Keep a repair that was run for `turn`, and forget the oldest when there are too many."""
-    told, signal, positions = rows.repair_columns(report, details)
-    row = await one(
+    """Copy the calls that the parent's turn ended on to the child, as they were made."""
+    rows = await fetch_all(
         db,
-        "INSERT INTO repairs SELECT ?, 1 + coalesce(max(number), 0), ?, ?, ?, ?, ? FROM repairs WHERE session = ?"
-        " RETURNING number",
-        (session, turn, time.time(), told, signal, positions, session),
+        "SELECT * FROM tool_calls WHERE session = :parent AND turn = :turn ORDER BY position",
+        {"parent": parent, "turn": turn},
     )
-    assert row is not None, "an INSERT that succeeds returns its row"
-    oldest = row["number"] - REPAIRS_KEPT
-    await db.execute("DELETE FROM repairs WHERE session = ? AND number <= ?", (session, oldest))
+    now = time.time()
+    made = [
+        PendingCall(turn, call.position, call.call, last_event_at=now)
+        for call in map(mapping.from_call_row, rows)
+    ]
+    await add_calls(db, child, made)
 
 
-async def read_repairs(db: aiosqlite.Connection, session: str, limit: int) -> list[RepairRecord]:
-    """The last repairs, the newest first."""
-    query = "SELECT * FROM repairs WHERE session = ? ORDER BY number DESC LIMIT ?"
-    return [rows.repair_value(row) for row in await every(db, query, (session, limit))]
-
-
-async def reports_since(
-    db: aiosqlite.Connection, session: str, turns: int
-) -> tuple[RepairReport, ...]:
-    """The reports of the repairs that were run after that many turns, in the order they were run."""
-    query = "SELECT report FROM repairs WHERE session = ? AND turn > ? ORDER BY number"
-    return tuple(
-        REPAIR.validate_json(row["report"]) for row in await every(db, query, (session, turns))
+async def _write_report(db: aiosqlite.Connection, session_id: str, call: PendingCall) -> None:
+    await db.execute(
+        "UPDATE tool_calls SET started = :started, running = :running, pieces = :pieces,"
+        " delta_due = :delta_due, status = :status, result = :result, batch = :batch,"
+        " last_event_at = :now"
+        " WHERE session = :session AND turn = :turn AND position = :position",
+        {
+            "started": call.started,
+            "running": call.arguments,
+            "pieces": mapping.encode_pieces(call),
+            "delta_due": call.delta_due,
+            "status": call.status.value,
+            "result": call.result,
+            "batch": call.batch,
+            "now": time.time(),
+            "session": session_id,
+            "turn": call.turn,
+            "position": call.position,
+        },
     )

@@ -1,6 +1,6 @@
-"""Each method keeps the rows that kvpress keeps on the same input, where kvpress has the method.
+"""Each method that kvpress has keeps the rows that kvpress keeps on the same input.
 
-`benchmarks/peers/README.md` says what was compared, with which settings, and where the two cannot be equal.
+`benchmarks/peers/README.md` lists the settings, and the cases in which the two cannot be equal.
 """
 
 import json
@@ -23,10 +23,10 @@ from workers.model.loader import LoadedModel, load_model
 from workers.model.tokenizer import load_tokenizer
 
 FIXTURE = json.loads((Path(__file__).parents[1] / "fixtures" / "kvpress.json").read_text())
+# KVzip's prompt before the repeated context in kvpress, under the packaged model's template.
 REPEAT = "\n\nRepeat the previous context exactly.<|end|><|assistant|>"
-"""What kvpress's KVzip says before it repeats the context, under the packaged model's chat template."""
+# Positions per layer and head.
 Rows = list[list[set[int]]]
-"""Per layer and head, positions."""
 
 
 @pytest.fixture(scope="session")
@@ -37,7 +37,7 @@ def model() -> LoadedModel:
 
 @pytest.fixture
 def make_engine(model: LoadedModel) -> Iterator[Callable[..., Engine]]:
-    """make_engine(sinks): an engine that protects no other row and takes every input as one block."""
+    """Factory of engines that protect only `sinks` rows and take every input as one block."""
     made: list[Engine] = []
 
     def make(sinks: int = 0) -> Engine:
@@ -77,9 +77,9 @@ def _theirs(case: dict[str, Any], what: str = "kept") -> Rows:
 def _ours(
     engine: Engine, case: dict[str, Any], budget: int, *, repeat_from: int = 0, **settings: Any
 ) -> Rows:
-    """What a session holds after the input was said in one block and its eviction.
+    """Rows of a session after the input was prefilled in one block and evicted from.
 
-    A method that repeats the block does so from its `repeat_from`th token on.
+    A method that repeats the block does so from token `repeat_from` on.
     """
     spec = wire.SessionSpec(
         session="s",
@@ -112,7 +112,7 @@ def _counts(rows: Rows) -> list[list[int]]:
 
 
 def _assert_same_but_for_ties(ours: Rows, theirs: Rows, near: Rows) -> None:
-    """Equal, but that rows whose scores are the same but for rounding may stand in for each other."""
+    """Assert equal rows, except that rows with equal scores up to rounding are interchangeable."""
     assert _counts(ours) == _counts(theirs)
     for our_heads, their_heads, near_heads in zip(ours, theirs, near, strict=True):
         for our, their, tied in zip(our_heads, their_heads, near_heads, strict=True):
@@ -132,7 +132,7 @@ def test_the_same_rows_are_kept(case: dict[str, Any], make_engine: Callable[...,
 def test_a_pyramid_of_layers_keeps_the_same_rows_but_for_rounding(
     case: dict[str, Any], make_engine: Callable[..., Engine]
 ) -> None:
-    """Ours sums to the budget exactly; theirs rounds every layer for itself, so a layer may have a row more or less."""
+    """Ours sums to the budget exactly; theirs rounds every layer, to at most a row more or less."""
     ours = _ours(make_engine(), case, case["budget"])
     theirs = _theirs(case)
     near = _theirs(case, "near")
@@ -147,6 +147,6 @@ def test_a_pyramid_of_layers_keeps_the_same_rows_but_for_rounding(
 def test_kvzip_keeps_the_same_rows_when_it_repeats_the_same_tokens(
     case: dict[str, Any], make_engine: Callable[..., Engine]
 ) -> None:
-    """kvpress takes the first token for a part of the chat template, and does not repeat it."""
+    """In kvpress the first token counts as part of the chat template and is not repeated."""
     ours = _ours(make_engine(sinks=4), case, case["budget"], repeat_from=1, prompt=REPEAT)
     _assert_same_but_for_ties(ours, _theirs(case), _theirs(case, "near"))

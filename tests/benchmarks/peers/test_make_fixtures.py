@@ -1,4 +1,4 @@
-"""The stored answers belong to the questions that would be asked today, and are read off scores as they should be."""
+"""The stored answers match the present requests, and rows are read off scores correctly."""
 
 import json
 from pathlib import Path
@@ -6,17 +6,19 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.peers.dump_kvpress import near_the_cut, per_chunk, ranges
-from benchmarks.peers.make_fixtures import INPUTS, cases_of, token_ids
+from benchmarks.peers.dump_kvpress import near_threshold, per_chunk, ranges
+from benchmarks.peers.make_fixtures import INPUTS, build_cases, token_ids
 from workers import methods
 
 FIXTURE = json.loads((Path(__file__).parents[1] / "fixtures" / "kvpress.json").read_text())
 
 
-def test_the_fixture_answers_what_would_be_asked_today() -> None:
+def test_the_fixture_answers_the_present_requests() -> None:
     assert FIXTURE["inputs"] == [token_ids(seed, tokens) for seed, tokens, _ in INPUTS]
-    asked = [case for index, (_, *sizes) in enumerate(INPUTS) for case in cases_of(index, *sizes)]
-    assert [{key: case[key] for key in asked[0]} for case in FIXTURE["cases"]] == asked
+    requested = [
+        case for index, (_, *sizes) in enumerate(INPUTS) for case in build_cases(index, *sizes)
+    ]
+    assert [{key: case[key] for key in requested[0]} for case in FIXTURE["cases"]] == requested
     assert set(FIXTURE["versions"]) == {"kvpress", "transformers", "torch"}
 
 
@@ -26,23 +28,23 @@ def test_every_method_that_kvpress_has_is_compared() -> None:
 
 
 @pytest.mark.parametrize(
-    ("held", "text"),
+    ("kept", "text"),
     [([], ""), ([3], "3"), ([0, 1, 2, 5], "0-2,5"), ([1, 2, 4, 5, 7], "1-2,4-5,7")],
 )
-def test_rows_are_written_as_ranges(held: list[int], text: str) -> None:
+def test_rows_are_written_as_ranges(kept: list[int], text: str) -> None:
     mask = torch.zeros(9, dtype=torch.bool)
-    mask[held] = True
+    mask[kept] = True
     assert ranges(mask) == text
 
 
-def test_only_scores_next_to_the_cut_on_both_sides_are_near() -> None:
+def test_only_scores_near_the_threshold_on_both_sides_count() -> None:
     scores = torch.tensor([[3.0, 1, 1 + 1e-6, 1, 0], [5, 4, 3, 2, 1]])
     kept = torch.tensor([[True, True, True, False, False], [True, True, False, False, False]])
-    assert near_the_cut(scores, kept, pooled=False).tolist() == [
+    assert near_threshold(scores, kept, pooled=False).tolist() == [
         [False, True, True, True, False],
         [False] * 5,
     ]
-    assert not near_the_cut(scores, kept, pooled=True).any(), (
+    assert not near_threshold(scores, kept, pooled=True).any(), (
         "over both heads 1 is kept and 3 is not"
     )
 

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from evals import harness
-from evals.configs import arms_of
+from evals.configs import parse_configs
 from evals.errors import BadDataFile
 from evals.harness import Setup
 from evals.suites import fidelity
 from evals.suites.longconv.conversations import generate_topics
 
-SetupOf = Callable[..., Setup]
+MakeSetup = Callable[..., Setup]
 
 
 @pytest.fixture
@@ -38,17 +38,17 @@ def recorded(tmp_path: Path) -> Path:
     return path
 
 
-def replayed(
-    setup: Setup, recorded: Path, budgets: list[str], arm: str, limit: int = 1
+def replay(
+    setup: Setup, recorded: Path, budgets: list[str], config: str, limit: int = 1
 ) -> list[Any]:
-    suite = fidelity.suite(setup, arms_of([arm]), budgets, [recorded], limit, 1200)
+    suite = fidelity.suite(setup, parse_configs([config]), budgets, [recorded], limit, 1200)
     return [record for unit in suite.units for record in suite.run(unit)]
 
 
-def test_under_a_budget_over_the_length_nothing_differs_and_under_a_small_one_it_does(
-    setup_of: SetupOf, recorded: Path
+def test_only_a_budget_below_the_length_changes_distributions(
+    make_setup: MakeSetup, recorded: Path
 ) -> None:
-    found = replayed(setup_of("full"), recorded, ["1200", "64"], "snapkv")
+    found = replay(make_setup("full"), recorded, ["1200", "64"], "snapkv")
     whole = [record["kl"] for record in found if record["budget"] == "1200"]
     small = [record["kl"] for record in found if record["budget"] == "64"]
     assert len(whole) == len(small) > 8
@@ -57,34 +57,32 @@ def test_under_a_budget_over_the_length_nothing_differs_and_under_a_small_one_it
     assert all(record["heard"] > 0 for record in found)
 
 
-def test_a_method_with_episodes_builds_them_on_the_way_the_same_every_time(
-    setup_of: SetupOf, recorded: Path, timeless: Callable[[Any], Any]
+def test_a_method_with_episodes_builds_them_reproducibly(
+    make_setup: MakeSetup, recorded: Path, without_seconds: Callable[[Any], Any]
 ) -> None:
-    first = replayed(setup_of("full"), recorded, ["96"], "epicache@uniform")
-    assert timeless(first) == timeless(
-        replayed(setup_of("full"), recorded, ["96"], "epicache@uniform")
+    first = replay(make_setup("full"), recorded, ["96"], "epicache@uniform")
+    assert without_seconds(first) == without_seconds(
+        replay(make_setup("full"), recorded, ["96"], "epicache@uniform")
     )
-    without = replayed(setup_of("full"), recorded, ["96"], "epicache+none@uniform")
+    without = replay(make_setup("full"), recorded, ["96"], "epicache+none@uniform")
     assert [record["kl"] for record in first] != [record["kl"] for record in without]
 
 
-def test_tool_calls_and_their_results_are_said_as_they_were(
-    setup_of: SetupOf, recorded: Path
-) -> None:
-    found = replayed(setup_of("full"), recorded, ["1200"], "keydiff", limit=2)
+def test_tool_calls_and_their_results_are_appended(make_setup: MakeSetup, recorded: Path) -> None:
+    found = replay(make_setup("full"), recorded, ["1200"], "keydiff", limit=2)
     assert len([record for record in found if record["recording"] == "runs 2"]) == 2
 
 
-def test_a_recording_is_cut_where_the_next_turn_would_not_fit(setup_of: SetupOf) -> None:
-    tokenizer = harness.loaded(setup_of("full").model).tokenizer
+def test_a_recording_is_truncated_before_the_turn_that_does_not_fit(make_setup: MakeSetup) -> None:
+    tokenizer = harness.load(make_setup("full").model).tokenizer
     messages = generate_topics(4, 500, 3, 4).messages()
-    turns = fidelity.turns_within(messages, tokenizer, 300)
-    said = [message for turn in turns for message in turn]
-    assert said == messages[: len(said)]
-    assert 100 < harness.tokens_of(tokenizer, said) <= 300
-    assert fidelity.turns_within(messages, tokenizer, 10) == []
+    turns = fidelity.fit_turns(messages, tokenizer, 300)
+    kept = [message for turn in turns for message in turn]
+    assert kept == messages[: len(kept)]
+    assert 100 < harness.count_tokens(tokenizer, kept) <= 300
+    assert fidelity.fit_turns(messages, tokenizer, 10) == []
 
 
-def test_a_folder_without_files_is_told(tmp_path: Path) -> None:
+def test_a_folder_without_files_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadDataFile, match="no JSON file"):
-        fidelity.recordings_of(tmp_path)
+        fidelity.list_recordings(tmp_path)

@@ -8,25 +8,25 @@ from typing import Any
 import pytest
 
 from evals import harness
-from evals.configs import arms_of
+from evals.configs import parse_configs
 from evals.errors import BadDataFile
 from evals.harness import Setup
 from evals.suites.locomo import answers as locomo_answers
 from evals.suites.locomo import matching as locomo_matching
 from evals.suites.locomo import suite as locomo
-from evals.suites.locomo.answers import Answering, f1, history_within
-from evals.suites.locomo.data import Asked, read
+from evals.suites.locomo.answers import Answering, f1, fit_history
+from evals.suites.locomo.data import Question, read_conversation
 from evals.suites.locomo.matching import Matching, chance_of_all
 
-SetupOf = Callable[..., Setup]
+MakeSetup = Callable[..., Setup]
 
 
-def test_a_file_is_read_with_the_questions_whose_evidence_is_there(locomo_file: Path) -> None:
-    told = read(locomo_file)
-    assert [line.id for line in told.lines] == [
-        f"D{session}:{at}" for session in (1, 2) for at in range(1, 5)
+def test_a_file_is_read_with_the_questions_whose_evidence_is_in_it(locomo_file: Path) -> None:
+    conversation = read_conversation(locomo_file)
+    assert [line.id for line in conversation.lines] == [
+        f"D{session}:{number}" for session in (1, 2) for number in range(1, 5)
     ]
-    assert [(asked.category, asked.evidence) for asked in told.questions] == [
+    assert [(question.category, question.evidence) for question in conversation.questions] == [
         ("single-hop", {"D1:3"}),
         ("multi-hop", {"D2:1", "D2:3"}),
         ("temporal", {"D2:1"}),
@@ -34,14 +34,14 @@ def test_a_file_is_read_with_the_questions_whose_evidence_is_there(locomo_file: 
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"conversation": {}}'])
-def test_a_file_of_something_else_is_told(tmp_path: Path, text: str) -> None:
+def test_a_file_of_another_format_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "other.json"
     path.write_text(text)
     with pytest.raises(BadDataFile, match=r"other\.json is no LoCoMo file"):
-        read(path)
+        read_conversation(path)
 
 
-def test_the_matched_episode_holds_the_evidence_of_a_clear_topic(locomo_file: Path) -> None:
+def test_the_matched_episode_has_the_evidence_of_a_clear_topic(locomo_file: Path) -> None:
     found = locomo_matching.run(Matching(str(locomo_file), 2, (1, 2), 0))
     assert [record["category"] for record in found] == ["single-hop", "multi-hop", "temporal"]
     assert all(record["share"] == [1.0, 1.0] for record in found)
@@ -53,7 +53,7 @@ def test_the_matched_episode_holds_the_evidence_of_a_clear_topic(locomo_file: Pa
 @pytest.mark.parametrize(
     ("wanted", "size", "segments"), [(1, 3, 10), (2, 4, 9), (3, 3, 7), (4, 3, 7)]
 )
-def test_the_chance_to_hold_all_is_what_shuffles_give(
+def test_the_chance_of_all_evidence_agrees_with_shuffles(
     wanted: int, size: int, segments: int
 ) -> None:
     rng = random.Random(0)
@@ -77,37 +77,37 @@ def test_the_chance_to_hold_all_is_what_shuffles_give(
     ],
 )
 def test_f1_by_hand(category: str, answer: str, reply: str, expected: float) -> None:
-    assert f1(reply, Asked("?", answer, category, frozenset())) == pytest.approx(expected)
+    assert f1(reply, Question("?", answer, category, frozenset())) == pytest.approx(expected)
 
 
-def test_a_history_is_cut_to_its_first_messages_and_knows_their_lines(
-    setup_of: SetupOf, locomo_file: Path
+def test_a_history_is_truncated_to_its_first_messages_and_lists_their_lines(
+    make_setup: MakeSetup, locomo_file: Path
 ) -> None:
-    tokenizer = harness.loaded(setup_of("full").model).tokenizer
-    told = read(locomo_file)
-    messages, lines = history_within(told, tokenizer, 10_000)
+    tokenizer = harness.load(make_setup("full").model).tokenizer
+    conversation = read_conversation(locomo_file)
+    messages, lines = fit_history(conversation, tokenizer, 10_000)
     assert [message["role"] for message in messages] == ["system", *["user", "assistant"] * 4]
-    assert lines == {line.id for line in told.lines}
+    assert lines == {line.id for line in conversation.lines}
     assert messages[1]["content"] == "(1 May) I planted tomatoes in the garden."
-    fewer, first = history_within(told, tokenizer, 150)
+    fewer, first = fit_history(conversation, tokenizer, 150)
     assert messages[: len(fewer)] == fewer
     assert 0 < len(first) < len(lines)
 
 
-def test_a_model_is_asked_only_what_it_was_told(setup_of: SetupOf, locomo_file: Path) -> None:
-    first = Answering(setup_of("full", "1/1"), str(locomo_file), 10, 10_000)
+def test_a_model_is_asked_only_about_its_history(make_setup: MakeSetup, locomo_file: Path) -> None:
+    first = Answering(make_setup("full", "1/1"), str(locomo_file), 10, 10_000)
     assert len(locomo_answers.run(first)) == 3
-    cut = Answering(setup_of("full", "1/1"), str(locomo_file), 10, 200)
-    assert [record["category"] for record in locomo_answers.run(cut)] == ["single-hop"]
+    truncated = Answering(make_setup("full", "1/1"), str(locomo_file), 10, 200)
+    assert [record["category"] for record in locomo_answers.run(truncated)] == ["single-hop"]
 
 
 def test_the_suite_matches_all_files_and_answers_only_with_a_model(
-    setup_of: SetupOf, locomo_file: Path, timeless: Callable[[Any], Any]
+    make_setup: MakeSetup, locomo_file: Path, without_seconds: Callable[[Any], Any]
 ) -> None:
     alone = locomo.suite(locomo_file, None, 0, [2], [2, 4], [])
     assert alone.model == locomo.NO_MODEL
-    first = Answering(setup_of("full", ""), "", 10, 10_000)
-    answers = locomo.answering(first, locomo_file, None, arms_of(["snapkv"]), ["48"])
+    first = Answering(make_setup("full", ""), "", 10, 10_000)
+    answers = locomo.answering_units(first, locomo_file, None, parse_configs(["snapkv"]), ["48"])
     both = locomo.suite(locomo_file, None, 0, [2], [2, 4], answers)
     records = [record for unit in both.units for record in both.run(unit)]
     rows = both.rows(records)
@@ -116,12 +116,12 @@ def test_the_suite_matches_all_files_and_answers_only_with_a_model(
         for row in rows
         if row.get("method") == "k-means" and row["condition"] == locomo_matching.SHARE
     ]
-    told = {
+    counts = {
         (row["method"], row["share"]): row["n"]
         for row in rows
         if row["condition"] == "F1, all questions"
     }
-    assert told == {("full", "1/1"): 3, ("snapkv", "48"): 3}
-    assert timeless(records) == timeless(
+    assert counts == {("full", "1/1"): 3, ("snapkv", "48"): 3}
+    assert without_seconds(records) == without_seconds(
         [record for unit in both.units for record in both.run(unit)]
     )

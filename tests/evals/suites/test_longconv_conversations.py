@@ -1,4 +1,6 @@
-"""Conversations on several topics: functions of their seed, whose questions can be answered from one place each."""
+"""Conversations on several topics: functions of their seed, with one answer per question."""
+
+from itertools import groupby
 
 import pytest
 
@@ -10,21 +12,25 @@ def test_the_same_arguments_give_the_same_conversation_and_another_seed_another(
     assert generate_topics(3, 2000) != generate_topics(4, 2000)
 
 
-def test_every_answer_is_said_once_in_an_exchange_of_its_topic() -> None:
-    said = generate_topics(5, 3000, n_topics=6, n_questions=20)
-    assert len(said.questions) == 20
-    assert len(set(said.topics)) == 6
-    for question in said.questions:
-        places = [n for n, (user, _) in enumerate(said.exchanges) if f" {question.answer}" in user]
-        assert len(places) == 1
-        assert said.topics[places[0]] == question.topic
+def test_every_answer_is_stated_once_in_an_exchange_of_its_topic() -> None:
+    conversation = generate_topics(5, 3000, n_topics=6, n_questions=20)
+    assert len(conversation.questions) == 20
+    assert len(set(conversation.topics)) == 6
+    for question in conversation.questions:
+        stating = [
+            number
+            for number, (user, _) in enumerate(conversation.exchanges)
+            if f" {question.answer}" in user
+        ]
+        assert len(stating) == 1
+        assert conversation.topics[stating[0]] == question.topic
         thirds = ("early", "middle", "late")
-        assert question.place == thirds[min(2, 3 * places[0] // len(said.exchanges))]
+        assert question.place == thirds[min(2, 3 * stating[0] // len(conversation.exchanges))]
 
 
-def test_topics_come_in_stretches_and_come_back() -> None:
+def test_topics_come_in_stretches_and_recur() -> None:
     topics = generate_topics(7, 4096).topics
-    stretches = [topic for at, topic in enumerate(topics) if at == 0 or topic != topics[at - 1]]
+    stretches = [topic for topic, _ in groupby(topics)]
     assert sorted(stretches) == sorted([*set(topics)] * 2), (
         "each topic is visited twice, never twice in a row"
     )
@@ -40,14 +46,14 @@ def test_a_question_follows_a_line_on_its_topic() -> None:
     ]
 
 
-def test_only_the_value_itself_answers() -> None:
+def test_only_the_exact_value_is_an_answer() -> None:
     question = generate_topics(1, 1000, n_questions=4).questions[0]
     assert question.is_answered_by(f"The list says so: {question.answer}.")
     assert not question.is_answered_by(f"{question.answer} it is, I think.")
     assert not question.is_answered_by(f"The list says X{question.answer}.")
 
 
-@pytest.mark.parametrize("asked", [{"n_questions": 43}, {"n_topics": 13}])
-def test_more_than_the_language_holds_is_refused(asked: dict[str, int]) -> None:
+@pytest.mark.parametrize("sizes", [{"n_questions": 43}, {"n_topics": 13}])
+def test_more_than_the_language_has_is_refused(sizes: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="at most 42 questions and 12 topics"):
-        generate_topics(0, 4096, **asked)
+        generate_topics(0, 4096, **sizes)

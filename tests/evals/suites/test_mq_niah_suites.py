@@ -18,8 +18,8 @@ from evals.suites.mq_niah.revisit import CARRIED_ON, SCHEDULE, Revisit
 from evals.suites.mq_niah.rows import result_rows
 from evals.suites.mq_niah.suite import Frontier
 from evals.suites.mq_niah.suite import run as run_frontier
-from kvrecall.reporting.eval_plots import figure_of
-from kvrecall.reporting.eval_tables import tables_of
+from kvrecall.reporting.eval_plots import build_figure
+from kvrecall.reporting.eval_tables import build_tables
 from kvrecall.reporting.figures import svg
 from kvrecall.reporting.results import Results, Row
 from reference import MODEL_PATH
@@ -33,7 +33,7 @@ def revisited() -> list[Record]:
     return mq_niah_revisit.run(Revisit(protocol, 5, 16))
 
 
-def test_no_turn_asks_for_what_the_last_one_asked_nor_later_ones_for_the_latest() -> None:
+def test_no_turn_repeats_needles_of_the_last_one_nor_do_later_ones_ask_for_the_latest() -> None:
     assert all(not set(last) & set(numbers) for last, numbers in pairwise(SCHEDULE))
     assert all(not set(numbers) & {7, 8} for numbers in SCHEDULE[1:])
 
@@ -59,22 +59,22 @@ def test_a_swap_that_is_carried_on_never_has_more_rows_than_the_base(
     assert all(carried[turn] <= bound[turn] for turn in bound)
 
 
-def drawn(suite: str, rows: Sequence[Row]) -> str:
-    """The tables' text, after the picture was drawn."""
+def draw(suite: str, rows: Sequence[Row]) -> str:
+    """Text of the suite's tables; its figure is drawn as well."""
     results = Results(suite, "", 5, {}, {}, "model", rows)
-    figure = figure_of(results)
+    figure = build_figure(results)
     assert figure is not None
     assert svg(figure).startswith("<svg")
     console = Console(width=200, record=True, quiet=False, file=io.StringIO())
-    for table in tables_of(results):
+    for table in build_tables(results):
         console.print(table)
     return console.export_text()
 
 
-def test_suites_are_drawn_and_told(revisited: list[Record]) -> None:
-    told = drawn("mq-niah revisit", mq_niah_revisit.result_rows(revisited, 5))
-    assert CARRIED_ON in told
-    assert "across: turn" in told
+def test_suites_are_drawn_and_listed(revisited: list[Record]) -> None:
+    text = draw("mq-niah revisit", mq_niah_revisit.result_rows(revisited, 5))
+    assert CARRIED_ON in text
+    assert "across: turn" in text
     units = mq_niah_policies.suite(SMALL, (8, 48), 5, 1).units
     assert {unit.protocol.policy for unit in units} == set(mq_niah_policies.POLICIES)
     protocols = [SMALL, Protocol(SMALL.model, 4, SMALL.base, SMALL.tokens, 2, "oldest")]
@@ -85,7 +85,7 @@ def test_suites_are_drawn_and_told(revisited: list[Record]) -> None:
             Frontier(protocol, 5, "14→23", (16,), (MATCHED, RANDOM, OLDEST, REPAIR, SPREAD))
         )
     ]
-    assert "oldest" in drawn("mq-niah policies", result_rows(found, 5))
+    assert "oldest" in draw("mq-niah policies", result_rows(found, 5))
 
 
 def test_means_of_a_revisit_count_examples_not_turns(revisited: list[Record]) -> None:
@@ -95,14 +95,14 @@ def test_means_of_a_revisit_count_examples_not_turns(revisited: list[Record]) ->
 
 
 @pytest.mark.parametrize("policy", ["h2o", "streaming_llm", "scissorhands"])
-def test_other_first_stages_keep_their_budget(policy: str) -> None:
+def test_other_first_stages_fill_the_same_budget(policy: str) -> None:
     protocol = Protocol(SMALL.model, 4, SMALL.base, SMALL.tokens, 2, policy)
     found = run_frontier(Frontier(protocol, 5, "14→23", (16,), (MATCHED, SPREAD)))
     assert found[0]["active_rows"] == found[1]["active_rows"]
     assert {each["policy"] for each in found} == {policy}
 
 
-def test_a_repair_that_is_stopped_later_scores_more_until_it_is_done() -> None:
+def test_a_repair_that_is_stopped_later_scores_more_until_it_is_complete() -> None:
     found = mq_niah_anytime.run(Anytime(SMALL, 5, "14→23", 16))
     stopped = [each for each in found if each["kind"] == "stopped"]
     for condition in (REPAIR, SPREAD):
@@ -114,8 +114,8 @@ def test_a_repair_that_is_stopped_later_scores_more_until_it_is_done() -> None:
             assert shares == sorted(shares)
             assert own[-1]["complete"]
             assert own[0]["overlap"] == 0.0
-    told = drawn("mq-niah anytime", mq_niah_anytime.result_rows(found, 5))
-    assert "evicted tokens scored" in told
+    text = draw("mq-niah anytime", mq_niah_anytime.result_rows(found, 5))
+    assert "evicted tokens scored" in text
     timed = [each["condition"] for each in found if each["kind"] == "timed"]
     assert timed == [
         MATCHED,

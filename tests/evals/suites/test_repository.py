@@ -10,9 +10,16 @@ from evals.conditions import FULL, MATCHED, REPAIR
 from evals.errors import BadExample
 from evals.suite import Record
 from evals.suites.repository import suite as repository
-from evals.suites.repository.examples import REDACTED, CallSite, call_site, modules, other_event
-from evals.suites.repository.suite import ANCHOR, COMPARED, CONTROL, GATED, TOOL_FILE, CodeCase
-from kvrecall.reporting.eval_plots import figure_of
+from evals.suites.repository.examples import (
+    REDACTED,
+    CallSite,
+    build_call_site,
+    build_donor_event,
+)
+from evals.suites.repository.modules import load_modules
+from evals.suites.repository.rows import CONTROL, CONTROLS
+from evals.suites.repository.suite import ANCHOR, COMPARED, GATED, TOOL_FILE, CodeCase
+from kvrecall.reporting.eval_plots import build_figure
 from kvrecall.reporting.results import Results
 from reference import MODEL_PATH
 
@@ -26,7 +33,7 @@ def characters(text: str) -> int:
 
 @pytest.fixture(scope="module", params=SEEDS)
 def site(request: pytest.FixtureRequest) -> CallSite:
-    return call_site(request.param, TOKENS, characters)
+    return build_call_site(request.param, TOKENS, characters)
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +41,7 @@ def found() -> list[Record]:
     return repository.run(CodeCase(str(MODEL_PATH), 1, TOKENS, (12, 24)))
 
 
-def test_the_event_shows_the_place_without_the_name(site: CallSite) -> None:
+def test_the_event_shows_the_lines_without_the_name(site: CallSite) -> None:
     assert not re.search(rf"\b{site.answer}\b", f"{site.event} {site.question}")
     assert REDACTED in site.event
     assert f"line {site.call.line}" in site.event
@@ -53,9 +60,9 @@ def test_the_context_has_the_call_and_one_definition_elsewhere(site: CallSite) -
 
 
 def test_the_same_seed_gives_the_same_call_site(site: CallSite) -> None:
-    seed = next(seed for seed in SEEDS if call_site(seed, TOKENS, characters) == site)
-    assert call_site(seed, TOKENS, characters) == site
-    event = other_event(seed, site)
+    seed = next(seed for seed in SEEDS if build_call_site(seed, TOKENS, characters) == site)
+    assert build_call_site(seed, TOKENS, characters) == site
+    event = build_donor_event(seed, site)
     assert REDACTED in event
     assert not any(module.name in event.splitlines()[0] for module in site.modules)
 
@@ -70,17 +77,17 @@ def test_only_the_name_itself_is_an_answer(site: CallSite) -> None:
 
 
 def test_modules_are_those_of_the_running_python() -> None:
-    names = [module.name for module in modules()]
+    names = [module.name for module in load_modules()]
     assert "bisect.py" in names
     assert names == sorted(names)
 
 
 def test_a_context_too_small_for_modules_is_refused() -> None:
     with pytest.raises(BadExample, match="fit into 40 tokens"):
-        call_site(1, 40, characters)
+        build_call_site(1, 40, characters)
 
 
-def test_conditions_have_the_same_rows_and_the_label_finds_the_name(found: list[Record]) -> None:
+def test_conditions_have_the_same_rows_and_the_anchor_finds_the_name(found: list[Record]) -> None:
     for k in (12, 24):
         own = {each["condition"]: each for each in found if each["k"] == k}
         assert set(own) == set(COMPARED) - {FULL, "base"}
@@ -96,10 +103,10 @@ def test_rows_name_the_best_control_and_measure_more_than_answers(found: list[Re
     rows = repository.result_rows(found, 1)
     controls = [row for row in rows if row["condition"] == CONTROL]
     assert [row["k"] for row in controls] == [12, 24]
-    assert all(row["control"] in repository.CONTROLS for row in controls)
+    assert all(row["control"] in CONTROLS for row in controls)
     measures = {row["measure"] for row in rows if "measure" in row}
     assert len(measures) == 3
-    assert figure_of(Results("repository", "", 1, {}, {}, "model", rows)) is not None
+    assert build_figure(Results("repository", "", 1, {}, {}, "model", rows)) is not None
     assert all(row["mean"] < 0 for row in rows if "log-probability" in row.get("measure", ""))
 
 
@@ -108,6 +115,6 @@ def test_k_is_the_papers_share_of_the_context() -> None:
     assert [(unit.seed, unit.ks) for unit in suite.units] == [(3, (24, 48)), (4, (24, 48))]
     assert (
         repository.context_tokens(str(MODEL_PATH))
-        == harness.loaded(str(MODEL_PATH)).model.max_context // 2
+        == harness.load(str(MODEL_PATH)).model.max_context // 2
     )
     assert partial(repository.result_rows, seed=3)([]) == suite.rows([])

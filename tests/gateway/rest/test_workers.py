@@ -1,14 +1,16 @@
-"""Workers over HTTP: which there are, which one has a session, and how it is sent to another."""
+"""REST API of workers: their load, the worker of a session, moves between workers."""
+
+from typing import Any
 
 import pytest
 
 from kvrecall.domain.errors import WorkerLost
 
 
-async def test_workers_and_what_they_have_to_do(front) -> None:
-    front.worker.names = ["two", "one"]
-    front.worker.draining = {"two"}
-    shown = (await front.http.get("/v1/workers")).json()["workers"]
+async def test_workers_are_listed_with_their_load(api: Any) -> None:
+    api.worker.names = ["two", "one"]
+    api.worker.draining = {"two"}
+    shown = (await api.http.get("/v1/workers")).json()["workers"]
     load = {"slots": 4, "free_slots": 3, "queued": 0, "sessions": 1}
     assert shown == [
         {"name": "one", "address": "one:1", "draining": False, **load},
@@ -16,16 +18,16 @@ async def test_workers_and_what_they_have_to_do(front) -> None:
     ]
 
 
-async def test_a_session_says_where_it_is_and_moves(front) -> None:
-    front.worker.names = ["one", "two"]
-    session = await front.session()
-    await front.say(session)
-    assert (await front.http.get(f"/v1/sessions/{session}")).json()["worker"] == "one"
+async def test_a_session_reports_its_worker_and_moves(api: Any) -> None:
+    api.worker.names = ["one", "two"]
+    session = await api.session()
+    await api.turn(session)
+    assert (await api.http.get(f"/v1/sessions/{session}")).json()["worker"] == "one"
     for body, worker in (({}, "two"), ({"worker": "one"}, "one"), ({"worker": None}, "two")):
-        moved = await front.http.post(f"/v1/sessions/{session}/move", json=body)
+        moved = await api.http.post(f"/v1/sessions/{session}/move", json=body)
         assert (moved.status_code, moved.json()["worker"]) == (200, worker)
-        assert (await front.http.get(f"/v1/sessions/{session}")).json() == moved.json()
-    assert (await front.say(session)).json()["turn"] == 2
+        assert (await api.http.get(f"/v1/sessions/{session}")).json() == moved.json()
+    assert (await api.turn(session)).json()["turn"] == 2
 
 
 @pytest.mark.parametrize(
@@ -37,30 +39,42 @@ async def test_a_session_says_where_it_is_and_moves(front) -> None:
         (["one", "two"], 7, 422, "invalid_request"),
     ],
 )
-async def test_a_move_that_cannot_be_is_a_problem(
-    front, names: list[str], worker: object, status: int, code: str
+async def test_an_impossible_move_is_a_problem(
+    api: Any, names: list[str], worker: object, status: int, code: str
 ) -> None:
-    front.worker.names = names
-    session = await front.session()
-    front.worker.draining = {"two"}
-    answer = await front.http.post(f"/v1/sessions/{session}/move", json={"worker": worker})
+    api.worker.names = names
+    session = await api.session()
+    api.worker.draining = {"two"}
+    answer = await api.http.post(f"/v1/sessions/{session}/move", json={"worker": worker})
     assert (answer.status_code, answer.json()["code"]) == (status, code)
     if status == 422:
         assert answer.json()["field"] == "worker"
 
 
-async def test_a_session_that_is_not_there_does_not_move(front) -> None:
-    assert (await front.http.post("/v1/sessions/s_none/move", json={})).status_code == 404
+async def test_an_unknown_session_cannot_be_moved(api: Any) -> None:
+    assert (await api.http.post("/v1/sessions/s_none/move", json={})).status_code == 404
 
 
-async def test_without_a_worker_the_service_is_not_ready(front) -> None:
-    front.worker.faults["stats"] = WorkerLost("no worker answers now")
-    assert (await front.http.get("/readyz")).status_code == 503
-    assert (await front.http.get("/readyz")).status_code == 200
+async def test_without_a_worker_the_service_is_not_ready(api: Any) -> None:
+    api.worker.faults["stats"] = WorkerLost("no worker answers now")
+    assert (await api.http.get("/readyz")).status_code == 503
+    assert (await api.http.get("/readyz")).status_code == 200
 
 
-async def test_a_turn_says_whether_it_is_durable(front) -> None:
-    session = await front.session()
-    assert (await front.say(session)).json()["durable"] is True
-    front.worker.durable = False
-    assert (await front.say(session)).json()["durable"] is False
+async def test_a_turn_reports_its_durability(api: Any) -> None:
+    session = await api.session()
+    assert (await api.turn(session)).json()["durable"] is True
+    api.worker.durable = False
+    assert (await api.turn(session)).json()["durable"] is False
+
+
+async def test_the_worker_and_its_methods_are_described(api: Any) -> None:
+    found = (await api.http.get("/v1/methods")).json()
+    assert [method["name"] for method in found["methods"]] == ["snapkv", "full", "epicache"]
+    assert found["repair"] == {
+        "name": "repairkv",
+        "summary": "bursts around anchors",
+        "settings_schema": {},
+    }
+    worker = (await api.http.get("/v1/worker")).json()
+    assert (worker["model"], worker["min_budget"], worker["max_budget"]) == ("scripted", 16, 1024)

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
+from kvrecall.app.local_service import build_service
 from kvrecall.app.settings import Settings
-from kvrecall.app.wiring import build_service
 from kvrecall.domain.messages import Message, Sampling
 from kvrecall.domain.turn_request import TurnRequest
 from reference import MODEL_PATH
-from services.forks import NewFork
+from services.forks import ForkRequest
 from services.service import CreateSession, SessionService
 from services.turn_stream import TurnEnded
 
@@ -88,11 +88,11 @@ async def _serve(data: Path) -> Served:
         new = CreateSession(budget=128, repair_rows=32, method="snapkv", seed=7, tools=(TOOL,))
         parent = (await service.create(new)).id
         await _talk(service, parent)
-        child = (await service.fork(parent, NewFork())).id
+        child = (await service.fork(parent, ForkRequest())).id
         await _talk(service, child, 1)
         deleted = (await service.create(new)).id
         await _talk(service, deleted)
-        orphan = (await service.fork(deleted, NewFork())).id
+        orphan = (await service.fork(deleted, ForkRequest())).id
         await _talk(service, orphan, 1)
         await service.delete(deleted)
         return Served(data, parent, child, orphan, deleted)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kvrecall.admin.fsck import DROPPED, NOT_REBUILT, REBUILT
+from kvrecall.admin.fsck import DELETED, NOT_REBUILT, REBUILT
 from kvstore.format.page import HEADER_BYTES, PageKey, parse_header, seal
 from kvstore.tiers.nvme.tier import NvmeTier
 
@@ -18,7 +18,7 @@ Command = Callable[..., Any]
 
 @pytest.fixture
 def check(command: Command, served: Any) -> Callable[..., Any]:
-    """Run fsck on the test's directory; its exit code and what it said."""
+    """Run fsck on the test's directory; its exit code and what its output."""
 
     def run(*options: str) -> tuple[int, str]:
         found = command("fsck", "--data", served.data, *options)
@@ -35,7 +35,7 @@ def tier(served: Any) -> Callable[[], NvmeTier]:
 
 
 def places(path: Path) -> dict[PageKey, int]:
-    """Where each page's newest record begins in a segment file."""
+    """Offset of each page's newest record in a segment file, in bytes."""
     raw = path.read_bytes()
     at = 0
     found = {}
@@ -48,7 +48,7 @@ def places(path: Path) -> dict[PageKey, int]:
 
 
 def flip(path: Path, at: int) -> None:
-    """Turn one bit over."""
+    """Flip one bit of a file."""
     with path.open("r+b") as file:
         file.seek(at)
         byte = file.read(1)[0]
@@ -56,14 +56,14 @@ def flip(path: Path, at: int) -> None:
         file.write(bytes([byte ^ 4]))
 
 
-def test_a_directory_as_a_service_has_left_it_is_clean(check: Any) -> None:
-    code, said = check()
+def test_the_directory_of_a_stopped_service_is_clean(check: Any) -> None:
+    code, output = check()
     assert code == 0
-    assert "3 sessions" in said
-    assert ": clean" in said
+    assert "3 sessions" in output
+    assert ": clean" in output
 
 
-def test_nothing_is_changed_by_looking(check: Any, pages_of: Any) -> None:
+def test_a_check_changes_nothing(check: Any, pages_of: Any) -> None:
     before = [path.read_bytes() for path in pages_of()]
     flip(pages_of()[-1], 5)
     flip(pages_of()[-1], 5)
@@ -71,16 +71,16 @@ def test_nothing_is_changed_by_looking(check: Any, pages_of: Any) -> None:
     assert [path.read_bytes() for path in pages_of()] == before
 
 
-def test_a_flipped_bit_in_a_page_is_found_and_said_to_be_rebuilt(
+def test_a_flipped_bit_in_a_page_is_found_and_will_be_rebuilt(
     check: Any, served: Any, pages_of: Any
 ) -> None:
     path = pages_of()[-1]
     flip(path, places(path)[PageKey(served.parent, 0)] + HEADER_BYTES + 99)
-    code, said = check()
+    code, output = check()
     assert code == 1
-    assert f"session {served.parent}" in said
-    assert f"page 0 written by {served.parent} unreadable" in said  # the fork shares it
-    assert REBUILT in said
+    assert f"session {served.parent}" in output
+    assert f"page 0 written by {served.parent} unreadable" in output  # the fork shares it
+    assert REBUILT in output
 
 
 def test_a_flipped_bit_in_a_header_makes_what_is_older_suspect(
@@ -89,56 +89,52 @@ def test_a_flipped_bit_in_a_header_makes_what_is_older_suspect(
     path = pages_of()[-1]
     last = max(places(path).values())
     flip(path, last + 20)
-    code, said = check()
+    code, output = check()
     assert code == 1
-    assert "no record can be read" in said
-    assert "may have replaced it" in said
+    assert "no record can be read" in output
+    assert "may have superseded it" in output
 
 
-def test_a_segment_that_is_gone_takes_its_pages_with_it(
-    check: Any, served: Any, pages_of: Any
-) -> None:
+def test_the_pages_of_a_missing_segment_are_missing(check: Any, served: Any, pages_of: Any) -> None:
     for path in pages_of():
         path.unlink()
-    code, said = check()
+    code, output = check()
     assert code == 1
-    assert f"session {served.child}" in said
-    assert "missing" in said
-    assert REBUILT in said
+    assert f"session {served.child}" in output
+    assert "missing" in output
+    assert REBUILT in output
 
 
-def test_an_end_that_was_torn_is_a_note_and_no_problem(check: Any, pages_of: Any) -> None:
+def test_a_torn_end_is_a_note_and_no_problem(check: Any, pages_of: Any) -> None:
     with pages_of()[-1].open("ab") as file:
         file.write(b"KVRP half a record")
-    code, said = check()
+    code, output = check()
     assert code == 0
-    assert "18 bytes at its end are torn" in said
-    assert "1 to note" in said
+    assert "18 bytes at its end are torn" in output
+    assert "1 to note" in output
 
 
-def test_pages_of_nobody_are_found_and_dropped_when_told_to(
+def test_orphaned_pages_are_found_and_deleted_with_repair(
     check: Any, served: Any, tier: Any
 ) -> None:
     with closing(sqlite3.connect(served.data / "catalog.sqlite3")) as catalog:
         catalog.execute("PRAGMA foreign_keys=ON")
         catalog.execute("DELETE FROM sessions WHERE id = ?", (served.orphan,))
-        catalog.execute("DELETE FROM kept")
+        catalog.execute("DELETE FROM retained_pages")
         catalog.commit()
-    code, said = check()
+    code, output = check()
     assert code == 1
-    assert f"owner {served.orphan}" in said
-    assert f"owner {served.deleted}" in said
-    assert DROPPED in said
-    assert "dropped now" in check("--repair")[1]
-    code, said = check()
-    assert (code, served.orphan in said) == (0, False)
+    assert f"owner {served.orphan}" in output
+    assert f"owner {served.deleted}" in output
+    assert DELETED in output
+    assert "deleted now" in check("--repair")[1]
+    code, output = check()
+    assert (code, served.orphan in output) == (0, False)
     with closing(tier()) as files:
         assert {header.key.session for header in files.stored()} == {served.parent, served.child}
 
 
-def test_pages_that_were_written_and_never_committed_are_a_note(
-    check: Any, served: Any, tier: Any
-) -> None:
+def test_uncommitted_pages_are_a_note(check: Any, served: Any, tier: Any) -> None:
     with closing(tier()) as files:
         newest = max(
             (header for header in files.stored(served.parent)), key=lambda header: header.key.index
@@ -147,12 +143,12 @@ def test_pages_that_were_written_and_never_committed_are_a_note(
         key = PageKey(served.parent, newest.key.index + 1)
         files.put([(key, seal(replace(newest, key=key), bytes(blob)[HEADER_BYTES:]))])
         files.flush()
-    code, said = check()
+    code, output = check()
     assert code == 0
-    assert "written, never committed" in said
+    assert "written but not committed" in output
 
 
-def test_a_turn_log_that_does_not_add_up_means_that_lost_rows_stay_lost(
+def test_rows_lost_with_an_incomplete_turn_log_cannot_be_rebuilt(
     check: Any, served: Any, pages_of: Any
 ) -> None:
     with closing(sqlite3.connect(served.data / "catalog.sqlite3")) as catalog:
@@ -160,22 +156,20 @@ def test_a_turn_log_that_does_not_add_up_means_that_lost_rows_stay_lost(
         catalog.commit()
     for path in pages_of():
         path.unlink()
-    code, said = check()
+    code, output = check()
     assert code == 1
-    assert NOT_REBUILT in said
-    assert REBUILT in said  # of the others
+    assert NOT_REBUILT in output
+    assert REBUILT in output  # of the others
 
 
-def test_a_catalog_that_is_older_than_its_pages_is_not_to_be_served(
-    check: Any, served: Any
-) -> None:
+def test_a_catalog_older_than_its_pages_must_not_be_served(check: Any, served: Any) -> None:
     with closing(sqlite3.connect(served.data / "catalog.sqlite3")) as catalog:
         catalog.execute("UPDATE sessions SET epoch = 0 WHERE id = ?", (served.child,))
         catalog.commit()
-    code, said = check()
+    code, output = check()
     assert code == 1
-    assert "later epoch" in said
-    assert "do not serve" in said
+    assert "later epoch" in output
+    assert "do not serve" in output
 
 
 def test_what_cannot_be_checked_ends_with_2(
@@ -185,36 +179,36 @@ def test_what_cannot_be_checked_ends_with_2(
     assert nothing.exit_code == 2
     assert not (tmp_path / "nothing").exists()
     with closing(NvmeTier(served.data / "pages")):
-        code, said = check()
-    assert (code, "belongs to a process that runs" in said) == (2, True)
+        code, output = check()
+    assert (code, "is used by a running process" in output) == (2, True)
     (served.data / "catalog.sqlite3").write_bytes(
         b"no database at all, but long enough to be looked at" * 40
     )
-    code, said = check()
-    assert (code, "cannot be read" in said) == (2, True)
+    code, output = check()
+    assert (code, "cannot be read" in output) == (2, True)
 
 
 def test_a_catalog_of_another_version_cannot_be_checked(check: Any, served: Any) -> None:
     with closing(sqlite3.connect(served.data / "catalog.sqlite3")) as catalog:
         catalog.execute("PRAGMA user_version = 999")
-    code, said = check()
-    assert (code, "version 999" in said) == (2, True)
+    code, output = check()
+    assert (code, "version 999" in output) == (2, True)
 
 
-def test_a_damaged_catalog_is_said_to_be_the_truth(check: Any, served: Any) -> None:
+def test_a_damaged_catalog_is_reported_with_advice_to_restore_it(check: Any, served: Any) -> None:
     with closing(sqlite3.connect(served.data / "catalog.sqlite3")) as catalog:
         catalog.execute("PRAGMA foreign_keys=OFF")
-        catalog.execute("INSERT INTO worker_states VALUES ('nobody', x'00')")
+        catalog.execute("INSERT INTO worker_states VALUES ('no-such-session', x'00')")
         catalog.commit()
-    code, said = check()
+    code, output = check()
     assert code == 1
-    assert "worker_states refers to nothing" in said
-    assert "put back a copy" in said
+    assert "worker_states refers to nothing" in output
+    assert "restore a backup" in output
 
 
 def test_pages_alone_are_checked_where_a_gateway_has_the_catalog(check: Any, served: Any) -> None:
     for path in served.data.glob("catalog.sqlite3*"):
         path.unlink()
-    code, said = check()
+    code, output = check()
     assert code == 0
-    assert "no catalog" in said
+    assert "no catalog" in output

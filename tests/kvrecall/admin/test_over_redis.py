@@ -1,4 +1,4 @@
-"""fsck, export and import where catalog and rows lie in Redis."""
+"""fsck, export and import with catalog and rows in Redis."""
 
 import asyncio
 import shutil
@@ -12,7 +12,7 @@ import pytest
 from redis import Redis
 
 from kvrecall.admin.fsck import EXPIRES
-from kvrecall.admin.offline import layout_in
+from kvrecall.admin.offline import load_layout
 from kvrecall.app.catalog import open_catalog
 from kvstore.format.page import HEADER_BYTES, PageKey
 from kvstore.tiers.redis.tier import RedisTier
@@ -40,7 +40,7 @@ def session(namespace: str, tmp_path: Path, serve_one: Callable[[Path], str]) ->
 def tier(redis_url: str, namespace: str, tmp_path: Path, settings_of: Any) -> Iterator[RedisTier]:
     """The rows in Redis."""
     with closing(
-        RedisTier(redis_url, layout_in(settings_of(tmp_path / "data")), namespace=namespace)
+        RedisTier(redis_url, load_layout(settings_of(tmp_path / "data")), namespace=namespace)
     ) as opened:
         yield opened
 
@@ -95,12 +95,12 @@ def test_a_session_leaves_one_deployment_and_goes_on_in_another(
     assert asyncio.run(answer(tmp_path / "elsewhere")) == here
 
 
-def test_pages_of_nobody_expire_in_redis_unless_they_are_dropped(
+def test_orphaned_pages_expire_in_redis_unless_they_are_deleted(
     command: Command, session: str, tmp_path: Path, settings_of: Any, tier: RedisTier
 ) -> None:
     async def forget() -> None:
         catalog = await open_catalog(settings_of(tmp_path / "data"))
-        await catalog.delete(session, None)
+        await catalog.sessions.delete(session, None)
         await catalog.close()
 
     asyncio.run(forget())

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvrecall.admin.archive.format import MAGIC, Record, RecordKind, reading, writing
+from kvrecall.admin.archive.format import MAGIC, read_records, write_archive
+from kvrecall.admin.archive.record import Record, RecordKind
 from kvrecall.app.errors import BadSessionFile
 
 values = st.recursive(
@@ -27,7 +28,7 @@ SOME = [
 
 def written(path: Path, some: list[Record]) -> Path:
     """A file with these records."""
-    with writing(path) as writer:
+    with write_archive(path) as writer:
         for record in some:
             writer.add(record)
     return path
@@ -37,7 +38,7 @@ def written(path: Path, some: list[Record]) -> Path:
 @settings(max_examples=60)
 def test_what_was_written_comes_back(some: list[Record]) -> None:
     with TemporaryDirectory() as folder:
-        assert list(reading(written(Path(folder) / "s", some))) == some
+        assert list(read_records(written(Path(folder) / "s", some))) == some
 
 
 @given(st.data())
@@ -50,7 +51,7 @@ def test_a_file_with_any_bit_flipped_is_refused(data: Any) -> None:
         raw[at] ^= 1 << data.draw(st.integers(0, 7))
         path.write_bytes(raw)
         with pytest.raises(BadSessionFile):
-            list(reading(path))
+            list(read_records(path))
 
 
 @given(st.data())
@@ -61,46 +62,46 @@ def test_a_file_that_is_cut_off_or_goes_on_is_refused(data: Any) -> None:
         raw = path.read_bytes()
         path.write_bytes(raw[: data.draw(st.integers(0, len(raw) - 1))])
         with pytest.raises(BadSessionFile):
-            list(reading(path))
+            list(read_records(path))
         path.write_bytes(raw + data.draw(st.binary(min_size=1, max_size=40)))
         with pytest.raises(BadSessionFile, match="damaged"):
-            list(reading(path))
+            list(read_records(path))
 
 
 def test_a_length_that_is_damaged_asks_for_no_memory(tmp_path: Path) -> None:
     path = tmp_path / "s"
     path.write_bytes(MAGIC + b"\x01\x00" + b"\x0a" + b"\xff" * 12)
     with pytest.raises(BadSessionFile, match="beyond its"):
-        list(reading(path))
+        list(read_records(path))
 
 
 def test_a_json_file_and_a_later_version_are_told_apart(tmp_path: Path) -> None:
     path = tmp_path / "s"
     path.write_text(json.dumps({"session": "s_1"}))
-    with pytest.raises(BadSessionFile, match="no exported session"):
-        list(reading(path))
-    path.write_bytes(MAGIC + b"\x02\x00")
-    with pytest.raises(BadSessionFile, match="version 2"):
-        list(reading(path))
+    with pytest.raises(BadSessionFile, match="no session archive"):
+        list(read_records(path))
+    path.write_bytes(MAGIC + b"\x03\x00")
+    with pytest.raises(BadSessionFile, match="version 3"):
+        list(read_records(path))
 
 
 def test_a_writer_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
     path = written(tmp_path / "s", SOME[:1])
 
     def fail() -> None:
-        with writing(path) as writer:
+        with write_archive(path) as writer:
             writer.add(SOME[1])
             raise RuntimeError("no more pages")
 
     with pytest.raises(RuntimeError):
         fail()
-    assert list(reading(path)) == SOME[:1]
+    assert list(read_records(path)) == SOME[:1]
     assert [each.name for each in tmp_path.iterdir()] == ["s"]
 
 
 def test_a_place_that_cannot_be_written_is_said(tmp_path: Path) -> None:
     with (
         pytest.raises(BadSessionFile, match="cannot be written"),
-        writing(tmp_path / "nowhere" / "s"),
+        write_archive(tmp_path / "nowhere" / "s"),
     ):
         pass

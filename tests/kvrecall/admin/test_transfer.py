@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-from kvrecall.admin.archive.format import Record, RecordKind, reading, writing
-from kvrecall.admin.archive.pages import origin_of
-from kvrecall.admin.archive.records import dumped
+from kvrecall.admin.archive.format import read_records, write_archive
+from kvrecall.admin.archive.pages import get_origin
+from kvrecall.admin.archive.record import Record, RecordKind
+from kvrecall.admin.archive.records import dump_session
 from kvrecall.app.catalog import open_catalog
 from kvrecall.domain.errors import UnknownSession
 from kvrecall.domain.messages import Message, Sampling, ToolCall
@@ -23,7 +24,7 @@ from kvrecall.domain.turn_request import TurnRequest
 from kvstore.format.codec import Codec
 from kvstore.format.page import PageLayout, parse_header
 from kvstore.tiers.nvme.tier import NvmeTier
-from services.catalog.base import SessionDump
+from services.catalog.records import SessionDump
 from services.service import CreateSession, SessionService
 
 Command = Callable[..., Any]
@@ -56,7 +57,7 @@ def in_catalog(data: Path, session: str, settings_of: Any) -> SessionDump:
     async def read() -> SessionDump:
         catalog = await open_catalog(settings_of(data))
         try:
-            return await dumped(catalog, session)
+            return await dump_session(catalog, session)
         finally:
             await catalog.close()
 
@@ -194,7 +195,7 @@ def test_int8_pages_stay_what_they_are(
     assert command("export", session, tmp_path / "s.kvs", "--data", data).exit_code == 0
     codes = {
         parse_header(record.data).codec
-        for record in reading(tmp_path / "s.kvs")
+        for record in read_records(tmp_path / "s.kvs")
         if record.kind is RecordKind.PAGE
     }
     assert codes == {Codec.INT8, Codec.RAW}  # the last page is not finished
@@ -229,14 +230,14 @@ def test_a_damaged_file_changes_nothing(
     )
     file.write_bytes(raw[: len(raw) // 2])
     refused = command("import", file, "--data", elsewhere)
-    assert (refused.exit_code, "cut off" in refused.output) == (2, True)
+    assert (refused.exit_code, "truncated" in refused.output) == (2, True)
     assert not elsewhere.exists()
 
 
 def rewritten(file: Path, change: Callable[[Record], Record]) -> None:
     """The file with changed records, whole again."""
-    some = [change(record) for record in reading(file)]
-    with writing(file) as writer:
+    some = [change(record) for record in read_records(file)]
+    with write_archive(file) as writer:
         for record in some:
             writer.add(record)
 
@@ -322,7 +323,7 @@ def test_a_session_that_is_not_there_and_a_directory_in_use_are_refused(
     assert (nowhere.exit_code, (tmp_path / "nowhere").exists()) == (2, False)
     with closing(NvmeTier(served.data / "pages")):
         in_use = command("export", served.parent, tmp_path / "s.kvs", "--data", served.data)
-    assert (in_use.exit_code, "belongs to another process" in in_use.output) == (2, True)
+    assert (in_use.exit_code, "is used by another process" in in_use.output) == (2, True)
     assert not list(tmp_path.glob("*.kvs"))
 
 
@@ -336,7 +337,7 @@ def test_a_layout_is_told_by_all_that_shapes_its_rows() -> None:
     assert (
         len(
             {
-                origin_of(each)
+                get_origin(each)
                 for each in (layout, *(replace(layout, **change) for change in changes))
             }
         )

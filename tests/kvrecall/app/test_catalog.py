@@ -20,7 +20,7 @@ SESSION = Session("s", 1, SessionSettings(64, 8, "snapkv"), 1.0, 1.0, 0, MemoryR
 
 async def test_without_a_url_the_catalog_is_a_file_of_the_data_directory(tmp_path: Path) -> None:
     catalog = await open_catalog(Settings(data=tmp_path))
-    await catalog.create(SESSION, b"", None)
+    await catalog.sessions.create(SESSION, b"", None)
     await catalog.close()
     assert (tmp_path / "catalog.sqlite3").exists()
 
@@ -33,10 +33,10 @@ async def test_processes_with_the_same_url_and_namespace_share_a_catalog(
     one = await open_catalog(settings)
     other = await open_catalog(settings)
     elsewhere = await open_catalog(settings.model_copy(update={"store": StoreSettings()}))
-    await one.create(SESSION, b"", None)
-    assert await other.session("s") == SESSION
-    assert await elsewhere.session_ids() == []
-    await one.delete("s", None)
+    await one.sessions.create(SESSION, b"", None)
+    assert await other.sessions.get("s") == SESSION
+    assert await elsewhere.sessions.get_ids() == []
+    await one.sessions.delete("s", None)
     for catalog in (one, other, elsewhere):
         await catalog.close()
     assert not (tmp_path / "catalog.sqlite3").exists()
@@ -44,8 +44,8 @@ async def test_processes_with_the_same_url_and_namespace_share_a_catalog(
 
 async def test_sentinels_name_the_server(redis_behind_sentinels: tuple[Any, Any, str]) -> None:
     catalog = await open_catalog(Settings(catalog_url=SecretStr(redis_behind_sentinels[2])))
-    await catalog.create(SESSION, b"", None)
-    assert await catalog.session_ids() == ["s"]
+    await catalog.sessions.create(SESSION, b"", None)
+    assert await catalog.sessions.get_ids() == ["s"]
     await catalog.close()
 
 

@@ -64,14 +64,14 @@ def test_tiers_keep_to_the_limits_that_were_said(
         (
             "RAM_CODEC",
             "int8",
-            "no tier may keep rows less exactly than the one below it, got ram: INT8, nvme: RAW",
+            "no tier may store rows less exactly than the tier below it, got ram: INT8, nvme: RAW",
         ),
         ("NVME_CODEC", "int4", "store.nvme_codec"),
         ("REDIS_URL", "redis://:hunt#er2@somewhere", "this Redis URL cannot be read"),
         (
             "REDIS_URL",
             "redis://:hunter2@127.0.0.1:1",
-            "rows cannot be kept: redis://127.0.0.1:1 failed",
+            "rows cannot be stored: redis://127.0.0.1:1 failed",
         ),
     ],
 )

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from kvrecall.app.local_worker import LocalWorkerClient
-from kvrecall.app.wiring import build_calls
+from kvrecall.app.wiring import build_worker_service
 from kvrecall.domain.errors import WorkerLost, WorkerRefused
 from kvrecall.protocol.v1 import worker_pb2 as wire
 from reference import MODEL_PATH
@@ -56,7 +56,7 @@ async def over_grpc(data: Path, **settings: Any) -> AsyncIterator[Worker]:
 
 def calls_at(data: Path, **settings: Any) -> WorkerService:
     """The calls of the packaged model."""
-    return build_calls(
+    return build_worker_service(
         MODEL_PATH, data, WorkerSettings(max_budget=256, **settings), ram_bytes=1 << 24
     )
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from kvrecall.cli.methods import settings
+from kvrecall.cli.methods import format_settings
 from workers.methods import METHODS, describe, describe_repair
 
 
-def test_every_method_is_listed_with_what_it_keeps_and_its_settings(
+def test_every_method_is_listed_with_what_it_keeps_and_its_format_settings(
     command: Callable[..., Any],
 ) -> None:
     found = command("methods")
@@ -24,11 +24,11 @@ def test_every_method_is_listed_with_what_it_keeps_and_its_settings(
             assert f"{field.name} = {json.dumps(field.default)}" in shown
 
 
-def test_repair_is_listed_with_its_settings(command: Callable[..., Any]) -> None:
+def test_repair_is_listed_with_its_format_settings(command: Callable[..., Any]) -> None:
     shown = " ".join(command("methods").output.split())
     repair = describe_repair()
     assert " ".join(repair.summary.split()) in shown
-    listed = list(settings(repair.settings_schema))
+    listed = list(format_settings(repair.settings_schema))
     assert listed
     assert all(line in shown for line in listed)
 
@@ -45,4 +45,4 @@ def test_repair_is_listed_with_its_settings(command: Callable[..., Any]) -> None
 def test_a_setting_is_shown_with_its_default_and_what_it_may_be(
     about: dict[str, Any], shown: str
 ) -> None:
-    assert list(settings(json.dumps({"properties": {"x": about}}))) == [shown]
+    assert list(format_settings(json.dumps({"properties": {"x": about}}))) == [shown]

@@ -10,9 +10,9 @@ import pytest
 import torch
 from structlog.testing import capture_logs
 
-from kvrecall.app.calibration import known_profile, packaged_text, profile_path, text_of
+from kvrecall.app.calibration import known_profile, packaged_text, profile_path, read_text
 from kvrecall.app.errors import BadCalibrationText
-from kvrecall.app.wiring import build_calls
+from kvrecall.app.wiring import build_worker_service
 from kvrecall.cli.profile_layers import profile_layers_command
 from kvrecall.protocol.v1 import worker_pb2 as wire
 from reference import MODEL_PATH
@@ -77,7 +77,7 @@ def test_a_text_that_cannot_serve_is_refused_in_a_line(
 
 def test_a_missing_text_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadCalibrationText, match=r"none\.txt"):
-        text_of(tmp_path / "none.txt")
+        read_text(tmp_path / "none.txt")
 
 
 def test_the_command_reads_as_much_as_a_worker_does() -> None:
@@ -133,7 +133,7 @@ async def test_a_worker_splits_budgets_by_its_models_profile(
     kept = kept.model_copy(update={"sensitivity": (0.0, 0.3, 0.1, 0.1, 0.2)})
     profile.save(kept, profile_path(tmp_path, model))
     settings = WorkerSettings(slots=1, max_budget=128, block_tokens=32)
-    calls = build_calls(MODEL_PATH, tmp_path, settings, ram_bytes=1 << 20)
+    calls = build_worker_service(MODEL_PATH, tmp_path, settings, ram_bytes=1 << 20)
     try:
         spec = wire.SessionSpec(
             session="s", epoch=1, method="knorm", budget=128, layer_budgets="sensitivity"

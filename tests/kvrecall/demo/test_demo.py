@@ -8,22 +8,51 @@ from typing import Any
 import pytest
 
 from kvrecall.app.errors import BoundExceeded
-from kvrecall.demo.arms import Arm, ArmRun, Question, TurnPoint
-from kvrecall.demo.summary import by_age, check_bound, pause_seconds, summarise
+from kvrecall.client import Memory, Repair
+from kvrecall.demo.configs import DemoConfig
+from kvrecall.demo.run import DemoRun, Question, TurnPoint
+from kvrecall.demo.summary import check_bound, count_by_age, pause_seconds, summarise
 
-BUDGETED = Arm("budget alone", "snapkv", 64)
+BUDGETED = DemoConfig("budget alone", "snapkv", 64)
 
 
-def run_with(peaks: list[int], arm: Arm = BUDGETED) -> ArmRun:
-    memory = {
-        "layer_peak_rows": peaks,
-        "layer_bound_rows": [192] * len(peaks),
-        "layer_active_rows": [50] * len(peaks),
-        "active_bytes": 1000 * len(peaks),
-    }
-    turn = TurnPoint(300, 50, 2000, 0.5, 0.1, answered=True, repairs=(), after_pause=False)
-    question = Question("plain", 200, right=True, asked="What?", expected="That.", reply="That.")
-    return ArmRun(arm, 1, [turn], [question], 0, memory)
+def run_with(peaks: list[int], config: DemoConfig = BUDGETED) -> DemoRun:
+    memory = Memory(
+        session="s_1",
+        length=300,
+        budget=64,
+        active_rows=50,
+        peak_rows=max(peaks),
+        bound_rows=192,
+        active_bytes=1000 * len(peaks),
+        evicted_rows=250,
+        promoted_rows=0,
+        tier_bytes={},
+        layer_active_rows=(50,) * len(peaks),
+        layer_peak_rows=tuple(peaks),
+        layer_bound_rows=(192,) * len(peaks),
+        in_slot=True,
+    )
+    turn = TurnPoint(300, 50, 2000, 0.5, 0.1, generated=True, repairs=(), after_pause=False)
+    question = Question("plain", 200, correct=True, text="What?", expected="That.", reply="That.")
+    return DemoRun(config, 1, [turn], [question], 0, memory)
+
+
+def repair(trigger: str, seconds: float, promoted: int) -> Repair:
+    return Repair(
+        trigger=trigger,
+        signal_tokens=8,
+        candidates=100,
+        scored_rows=100,
+        share_scanned=1.0,
+        promoted=promoted,
+        demoted=0,
+        seconds=seconds,
+        truncated=False,
+        hops=1,
+        bytes_read=0,
+        in_pause=True,
+    )
 
 
 def test_the_demo_prints_its_table_and_writes_report_and_results(
@@ -49,11 +78,11 @@ def test_the_demo_prints_its_table_and_writes_report_and_results(
     assert str(tmp_path / "report.html") in found.output
     results = json.loads((tmp_path / "report.json").read_text())
     rows = {row["condition"]: row for row in results["results"] if "mean" in row}
-    arms = ("full cache", "budget alone", "repair in pauses", "repair in pauses and turns")
-    for arm in arms:
-        assert rows[f"{arm}: all"]["n"] == rows["full cache: all"]["n"] > 0
-        assert arm in found.output
-    assert all(rows[f"{arm}: all"]["active_rows"] <= 64 + 128 for arm in arms[1:])
+    names = ("full cache", "budget alone", "repair in pauses", "repair in pauses and turns")
+    for name in names:
+        assert rows[f"{name}: all"]["n"] == rows["full cache: all"]["n"] > 0
+        assert name in found.output
+    assert all(rows[f"{name}: all"]["active_rows"] <= 64 + 128 for name in names[1:])
     assert rows["full cache: all"]["active_rows"] > 64 + 128
     page = (tmp_path / "report.html").read_text()
     assert f"Real input: {real.name}" in page
@@ -65,28 +94,25 @@ def test_a_layer_over_its_bound_fails_loudly() -> None:
     check_bound([run_with([192, 192])])
     with pytest.raises(BoundExceeded, match="layer 1 held 193 rows"):
         check_bound([run_with([192, 193])])
-    check_bound([run_with([5000], Arm("full cache", "full", 64))])
+    check_bound([run_with([5000], DemoConfig("full cache", "full", 64))])
 
 
 def test_answers_are_counted_in_the_age_of_their_fact() -> None:
     questions = [
-        Question("plain", age, right=right, asked="", expected="", reply="")
-        for age, right in ((10, True), (127, False), (128, True), (9000, False))
+        Question("plain", age, correct=correct, text="", expected="", reply="")
+        for age, correct in ((10, True), (127, False), (128, True), (9000, False))
     ]
-    counted = {label: (right, wrong) for label, right, wrong in by_age(iter(questions))}
+    counted = {label: (correct, wrong) for label, correct, wrong in count_by_age(iter(questions))}
     assert counted["<128"] == (1, 1)
     assert counted["<256"] == (1, 0)
     assert counted["8,192+"] == (0, 1)
-    assert sum(right + wrong for right, wrong in counted.values()) == 4
+    assert sum(correct + wrong for correct, wrong in counted.values()) == 4
 
 
-def test_a_pauses_repairs_are_told_apart_by_what_began_them() -> None:
-    repairs = (
-        {"trigger": "tool_call", "seconds": 0.25, "promoted": 3},
-        {"trigger": "tool_result", "seconds": 0.5, "promoted": 4},
-    )
-    paused = TurnPoint(300, 50, 2000, 0.5, 0.1, answered=True, repairs=repairs, after_pause=True)
-    plain = TurnPoint(400, 50, 2000, 0.5, 0.1, answered=True, repairs=(), after_pause=False)
+def test_repairs_of_a_pause_are_separated_by_their_trigger() -> None:
+    repairs = (repair("tool_call", 0.25, 3), repair("tool_result", 0.5, 4))
+    paused = TurnPoint(300, 50, 2000, 0.5, 0.1, generated=True, repairs=repairs, after_pause=True)
+    plain = TurnPoint(400, 50, 2000, 0.5, 0.1, generated=True, repairs=(), after_pause=False)
     assert pause_seconds([paused, plain], "tool_result") == [(300, 0.5)]
     assert paused.promoted == 7
 

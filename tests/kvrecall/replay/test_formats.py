@@ -69,12 +69,12 @@ def test_tau_bench_runs_keep_their_tool_calls_and_results(tmp_path: Path) -> Non
 def test_json_lines_hold_one_message_each_or_one_conversation_each(
     json_lines: Callable[..., Path],
 ) -> None:
-    said = [{"role": "user", "content": "Hi."}, {"role": "assistant", "content": "Hello."}]
-    (one,) = read_recordings(json_lines(*said))
+    messages = [{"role": "user", "content": "Hi."}, {"role": "assistant", "content": "Hello."}]
+    (one,) = read_recordings(json_lines(*messages))
     assert [message["content"] for message in one.messages] == ["Hi.", "Hello."]
     tool = {"type": "function", "function": {"name": "find"}}
     two = read_recordings(
-        json_lines({"messages": said, "tools": [tool]}, {"messages": said, "id": "second"})
+        json_lines({"messages": messages, "tools": [tool]}, {"messages": messages, "id": "second"})
     )
     assert two[0].tools == (tool,)
     assert two[1].name == "second"
@@ -118,15 +118,15 @@ def assistant_with(call: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("lines", "why"),
     [
-        ([{"neither": 1}], "none of what replay reads"),
-        ([[1, 2]], "something else than JSON objects"),
-        ([{"role": "wizard", "content": "x"}], "its role is none of"),
-        ([{"role": "tool", "tool_call_id": "c9", "content": "x"}], "no call 'c9' came before"),
+        ([{"neither": 1}], "in no format that replay reads"),
+        ([[1, 2]], "entries that are not JSON objects"),
+        ([{"role": "wizard", "content": "x"}], "its role is not one of"),
+        ([{"role": "tool", "tool_call_id": "c9", "content": "x"}], "no preceding call 'c9'"),
         ([assistant_with({"function": {}})], "a tool call needs an id"),
         ([], "no conversation"),
     ],
 )
-def test_what_is_in_no_known_form_is_refused_with_the_reason(
+def test_an_unknown_format_is_refused_with_the_reason(
     json_lines: Callable[..., Path], lines: list[Any], why: str
 ) -> None:
     with pytest.raises(BadReplayFile, match=why):
@@ -136,5 +136,5 @@ def test_what_is_in_no_known_form_is_refused_with_the_reason(
 def test_a_broken_line_is_named(tmp_path: Path) -> None:
     path = tmp_path / "broken.jsonl"
     path.write_text('{"role": "user", "content": "a"}\n{"role": \n', encoding="utf-8")
-    with pytest.raises(BadReplayFile, match="line 2 is no JSON"):
+    with pytest.raises(BadReplayFile, match="line 2 is not JSON"):
         read_recordings(path)

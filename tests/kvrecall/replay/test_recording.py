@@ -1,8 +1,8 @@
-"""How a recorded conversation is cut into turns and pauses."""
+"""The split of a recorded conversation into turns and pauses."""
 
 from typing import Any
 
-from kvrecall.replay.recording import Recording, Results, Say, exchanges_of
+from kvrecall.replay.recording import PauseStep, Recording, TurnStep, split_exchanges
 
 SYSTEM = {"role": "system", "content": "Rules."}
 
@@ -23,30 +23,30 @@ def result(call: str, text: str) -> dict[str, Any]:
     return {"role": "tool", "tool_call_id": call, "content": text}
 
 
-def test_a_turn_ends_with_the_assistants_words_and_an_exchange_with_the_next_users() -> None:
+def test_a_turn_ends_with_the_reply_and_an_exchange_before_the_next_user_message() -> None:
     messages = (SYSTEM, user("a"), assistant("b"), user("c"), user("d"), assistant("e"))
-    first, second = exchanges_of(Recording("x", messages))
-    assert first.steps == (Say((SYSTEM, user("a"), assistant("b"))),)
-    assert second.steps == (Say((user("c"), user("d"), assistant("e"))),)
+    first, second = split_exchanges(Recording("x", messages))
+    assert first.steps == (TurnStep((SYSTEM, user("a"), assistant("b"))),)
+    assert second.steps == (TurnStep((user("c"), user("d"), assistant("e"))),)
 
 
 def test_tool_results_are_a_pause_between_two_turns() -> None:
     calling = assistant("", "c1", "c2")
     messages = (user("a"), calling, result("c2", "two"), result("c1", "one"), assistant("b"))
-    (exchange,) = exchanges_of(Recording("x", messages))
+    (exchange,) = split_exchanges(Recording("x", messages))
     assert exchange.steps == (
-        Say((user("a"), calling)),
-        Results((("c1", "one"), ("c2", "two"))),
-        Say((assistant("b"),)),
+        TurnStep((user("a"), calling)),
+        PauseStep((("c1", "one"), ("c2", "two"))),
+        TurnStep((assistant("b"),)),
     )
 
 
-def test_a_call_without_a_recorded_result_is_known_as_such() -> None:
-    (exchange, _) = exchanges_of(Recording("x", (user("a"), assistant("", "c1"), user("b"))))
-    assert exchange.steps[1] == Results((("c1", None),))
+def test_a_call_without_a_recorded_result_has_none() -> None:
+    (exchange, _) = split_exchanges(Recording("x", (user("a"), assistant("", "c1"), user("b"))))
+    assert exchange.steps[1] == PauseStep((("c1", None),))
 
 
-def test_an_id_that_comes_back_gets_its_results_in_order() -> None:
+def test_calls_with_the_same_id_get_their_results_in_order() -> None:
     messages = (
         user("a"),
         assistant("", "c"),
@@ -54,15 +54,15 @@ def test_an_id_that_comes_back_gets_its_results_in_order() -> None:
         assistant("", "c"),
         result("c", "2"),
     )
-    (exchange,) = exchanges_of(Recording("x", messages))
-    assert [step for step in exchange.steps if isinstance(step, Results)] == [
-        Results((("c", "1"),)),
-        Results((("c", "2"),)),
+    (exchange,) = split_exchanges(Recording("x", messages))
+    assert [step for step in exchange.steps if isinstance(step, PauseStep)] == [
+        PauseStep((("c", "1"),)),
+        PauseStep((("c", "2"),)),
     ]
 
 
-def test_words_of_a_user_that_nobody_answered_are_a_turn_without_a_reply() -> None:
-    (exchange,) = exchanges_of(Recording("x", (user("a"),)))
+def test_a_user_message_without_a_reply_is_a_turn_without_a_reply() -> None:
+    (exchange,) = split_exchanges(Recording("x", (user("a"),)))
     (step,) = exchange.steps
-    assert isinstance(step, Say)
+    assert isinstance(step, TurnStep)
     assert not step.has_reply

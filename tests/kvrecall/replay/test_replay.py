@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kvrecall.client.client import KvrecallClient
+from kvrecall.client import KvrecallClient
 
 CALL = {
     "id": "c1",
@@ -40,14 +40,14 @@ def test_with_a_budget_over_the_context_nothing_differs_from_the_full_cache(
     )
     assert found.exit_code == 0, found.output
     rows = turn_rows(out)
-    assert [row["heard"] > 0 for row in rows] == [True, True, True, False]
+    assert [row["compared_tokens"] > 0 for row in rows] == [True, True, True, False]
     assert [row["kl_mean"] for row in rows[:3]] == pytest.approx([0, 0, 0], abs=1e-6)
     assert [row["top1_agreement"] for row in rows[:3]] == [1, 1, 1]
     assert rows[-1]["active_rows"] == rows[-1]["length"]
     assert all(0 < row["first_token"] < row["seconds"] for row in rows)
 
 
-def test_under_a_budget_rows_are_evicted_and_the_pause_brings_some_back(
+def test_under_a_budget_rows_are_evicted_and_promoted_in_the_pause(
     command: Callable[..., Any], server: str, json_lines: Callable[..., Path], tmp_path: Path
 ) -> None:
     out = tmp_path / "out.json"
@@ -63,7 +63,7 @@ def test_under_a_budget_rows_are_evicted_and_the_pause_brings_some_back(
     assert {"nvme", "ram"} <= set(rows[-1]["tier_bytes"])
 
 
-def test_what_outgrows_the_room_goes_on_in_another_session_and_the_output_says_so(
+def test_a_conversation_past_the_context_continues_in_another_session_and_is_noted(
     command: Callable[..., Any],
     server: str,
     json_lines: Callable[..., Path],
@@ -80,7 +80,7 @@ def test_what_outgrows_the_room_goes_on_in_another_session_and_the_output_says_s
         )
         lines.append({"role": "assistant", "content": "That sounds lovely."})
     out = tmp_path / "out.json"
-    sessions_before = client.list()["sessions"]
+    sessions_before = client.list_sessions().sessions
     found = command(
         "replay", json_lines(*lines), "--url", server, "--compare", "full", "--json", out
     )
@@ -90,16 +90,16 @@ def test_what_outgrows_the_room_goes_on_in_another_session_and_the_output_says_s
     parts = max(row["part"] for row in rows)
     assert parts > 1
     assert f"replayed as {parts} sessions" in found.output
-    assert client.list()["sessions"] == sessions_before
+    assert client.list_sessions().sessions == sessions_before
 
 
-def test_a_text_that_no_context_holds_is_cut_and_the_output_says_so(
+def test_a_text_longer_than_the_context_is_truncated_and_noted(
     command: Callable[..., Any], server: str, json_lines: Callable[..., Path]
 ) -> None:
     endless = {"role": "user", "content": "we talked about the garden " * 1500}
     found = command("replay", json_lines(endless), "--url", server, "--method", "full")
     assert found.exit_code == 0, found.output
-    assert "characters cut" in found.output
+    assert "characters truncated" in found.output
 
 
 def test_a_server_that_is_not_there_ends_in_one_line(
@@ -107,5 +107,5 @@ def test_a_server_that_is_not_there_ends_in_one_line(
 ) -> None:
     found = command("replay", json_lines({"messages": WITH_A_TOOL}), "--url", "http://127.0.0.1:9")
     assert found.exit_code == 2
-    assert "no kvrecall is ready" in found.output
+    assert "no kvrecall service is ready" in found.output
     assert "Traceback" not in found.output

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvrecall.app.errors import BadResultFile
-from kvrecall.reporting.results import Results, bootstrap, command_line, read_results, results_of
+from kvrecall.reporting.results import Results, bootstrap, build_results, command_line, read_results
 
 ROWS = [
     {
@@ -62,7 +62,7 @@ def test_a_command_line_is_told_without_the_machines_folders() -> None:
 
 def test_results_survive_their_file(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "results.json"
-    results = results_of("demo", 7, "some model", ROWS)
+    results = build_results("demo", 7, "some model", ROWS)
     results.write(path)
     assert read_results(path) == results
     assert {"torch", "transformers", "python"} <= set(results.versions)

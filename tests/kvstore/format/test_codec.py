@@ -1,4 +1,4 @@
-"""INT8 pages take about half the bytes, and every number comes back within half a step of its group."""
+"""INT8 pages take about half the bytes; every error is at most half a step of its group."""
 
 from dataclasses import replace
 from importlib import resources
@@ -22,30 +22,30 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 KEY = PageKey("s", 0)
 
 
-def through(layout: PageLayout, rows: Tensor, codec: Codec = Codec.INT8) -> Tensor:
-    """What is read of rows that were written."""
+def round_trip(layout: PageLayout, rows: Tensor, codec: Codec = Codec.INT8) -> Tensor:
+    """Encode and decode rows."""
     blob = encode_page(layout, KEY, 1, rows, codec)
     return decode_page(layout, parse_header(blob), blob)
 
 
-def codec_of(layout: PageLayout, rows: Tensor) -> int:
+def get_codec(layout: PageLayout, rows: Tensor) -> int:
     return parse_header(encode_page(layout, KEY, 1, rows, Codec.INT8)).codec
 
 
-def groups(rows: Tensor) -> list[tuple[Tensor, int]]:
+def split_sides(rows: Tensor) -> list[tuple[Tensor, int]]:
     """Keys and values, each with the axis that shares a zero and a step."""
     return [(rows[:, 0].double(), 2), (rows[:, 1].double(), 3)]
 
 
-def half_steps(rows: Tensor, dtype: torch.dtype) -> Tensor:
-    """The largest error allowed to each number: half a step (rounded up to bfloat16) and what the dtype rounds off."""
+def allowed_errors(rows: Tensor, dtype: torch.dtype) -> Tensor:
+    """Largest allowed error per number: half a step (rounded up to bfloat16) and rounding."""
     allowed = []
-    for side, axis in groups(rows):
+    for side, axis in split_sides(rows):
         spread = side.amax(axis, keepdim=True) - side.amin(axis, keepdim=True)
-        # Below its normal numbers a dtype rounds by as much as at the smallest of them.
+        # Subnormal numbers are rounded by as much as the smallest normal number.
         largest = side.abs().amax(axis, keepdim=True).clamp_min(torch.finfo(dtype).smallest_normal)
         rounding = largest * torch.finfo(dtype).eps
-        # A step is a 255th of the range, up to 1/128 more by its own rounding, and no smaller than 2 ** -126.
+        # A step is a 255th of the range, up to 1/128 more by rounding, and at least 2 ** -126.
         step = (spread / 255 * (1 + 2**-7)).clamp_min(2.0**-126) * (spread > 0)
         allowed.append((step / 2 + rounding).expand_as(side))
     return torch.stack(allowed, 1)
@@ -53,7 +53,7 @@ def half_steps(rows: Tensor, dtype: torch.dtype) -> Tensor:
 
 @st.composite
 def pages(draw: st.DrawFn) -> tuple[PageLayout, Tensor]:
-    """Rows of any dtype and length up to a page: scales over many magnitudes, offsets, constant channels and tokens."""
+    """Rows of any dtype and token count: many magnitudes, offsets, constant channels and tokens."""
     layout = replace(LAYOUT, dtype=draw(st.sampled_from(DTYPES)))
     tokens = draw(st.integers(1, layout.page_tokens))
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
@@ -73,22 +73,24 @@ def pages(draw: st.DrawFn) -> tuple[PageLayout, Tensor]:
 
 @given(page=pages())
 @settings(max_examples=300, deadline=None)
-def test_no_number_is_off_by_more_than_half_a_step(page: tuple[PageLayout, Tensor]) -> None:
+def test_no_error_exceeds_half_a_step(page: tuple[PageLayout, Tensor]) -> None:
     layout, rows = page
-    assert codec_of(layout, rows) == Codec.INT8
-    read = through(layout, rows)
+    assert get_codec(layout, rows) == Codec.INT8
+    read = round_trip(layout, rows)
     assert read.dtype == layout.dtype
     assert bool(
-        ((read.double() - rows.double()).abs() <= half_steps(rows, layout.dtype) * (1 + 1e-4)).all()
+        (
+            (read.double() - rows.double()).abs() <= allowed_errors(rows, layout.dtype) * (1 + 1e-4)
+        ).all()
     )
 
 
 @given(page=pages())
 @settings(max_examples=100, deadline=None)
-def test_groups_of_equal_numbers_come_back_exactly(page: tuple[PageLayout, Tensor]) -> None:
+def test_groups_of_equal_numbers_are_decoded_exactly(page: tuple[PageLayout, Tensor]) -> None:
     layout, rows = page
-    read = through(layout, rows)
-    for (side, axis), (found, _) in zip(groups(rows), groups(read), strict=True):
+    read = round_trip(layout, rows)
+    for (side, axis), (found, _) in zip(split_sides(rows), split_sides(read), strict=True):
         constant = (side.amax(axis, keepdim=True) == side.amin(axis, keepdim=True)).expand_as(side)
         assert torch.equal(found[constant], side[constant])
 
@@ -96,25 +98,23 @@ def test_groups_of_equal_numbers_come_back_exactly(page: tuple[PageLayout, Tenso
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
 @pytest.mark.parametrize("side", [0, 1])
-def test_rows_that_are_not_finite_are_kept_as_they_are(
-    dtype: torch.dtype, bad: float, side: int
-) -> None:
+def test_rows_that_are_not_finite_are_stored_raw(dtype: torch.dtype, bad: float, side: int) -> None:
     layout = replace(LAYOUT, dtype=dtype)
     rows = torch.ones(layout.rows_shape(5), dtype=dtype)
     rows[1, side, 0, 3, 2] = bad
-    assert codec_of(layout, rows) == Codec.RAW
-    assert torch.equal(through(layout, rows).nan_to_num(7.0), rows.nan_to_num(7.0))
+    assert get_codec(layout, rows) == Codec.RAW
+    assert torch.equal(round_trip(layout, rows).nan_to_num(7.0), rows.nan_to_num(7.0))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("share", [1.0, 0.999])
-def test_rows_at_the_end_of_the_dtype_never_become_infinite(
+def test_rows_at_the_limit_of_the_dtype_never_become_infinite(
     dtype: torch.dtype, share: float
 ) -> None:
     layout = replace(LAYOUT, dtype=dtype)
     largest = torch.finfo(dtype).max * share
     rows = torch.linspace(-largest / 2, largest / 2, 96, dtype=torch.float64) * 2
-    read = through(layout, rows.to(dtype).repeat(2).view(layout.rows_shape(4)))
+    read = round_trip(layout, rows.to(dtype).repeat(2).view(layout.rows_shape(4)))
     assert bool(read.isfinite().all())
 
 
@@ -150,7 +150,7 @@ def test_a_page_takes_little_more_than_its_codes(
 
 
 @pytest.mark.parametrize("tokens", [1, 5, 8])
-def test_a_payload_that_was_cut_or_is_too_long_is_refused(tokens: int) -> None:
+def test_a_payload_of_a_wrong_length_is_refused(tokens: int) -> None:
     rows = torch.randn(LAYOUT.rows_shape(tokens), generator=torch.Generator().manual_seed(2))
     blob = bytes(encode_page(LAYOUT, KEY, 1, rows, Codec.INT8))
     header = parse_header(blob)
@@ -162,9 +162,9 @@ def test_a_payload_that_was_cut_or_is_too_long_is_refused(tokens: int) -> None:
 
 @pytest.fixture(scope="module")
 def trained_rows() -> Tensor:
-    """Rows of 512 tokens of text as the reference model computes them."""
+    """Rows of 512 tokens of text from the reference model."""
     model = AutoModelForCausalLM.from_pretrained(MODEL_PATH)
-    text = (resources.files("kvrecall.cli") / "calibration.txt").read_text()
+    text = (resources.files("kvrecall.app") / "calibration.txt").read_text()
     ids = AutoTokenizer.from_pretrained(MODEL_PATH)(text, return_tensors="pt").input_ids[:, :512]
     with torch.no_grad():
         layers = model(ids, use_cache=True).past_key_values.layers
@@ -173,16 +173,19 @@ def trained_rows() -> Tensor:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("side", [0, 1], ids=["keys", "values"])
-def test_what_int8_costs_rows_of_a_trained_model(
+def test_the_int8_error_of_rows_of_a_trained_model(
     trained_rows: Tensor, dtype: torch.dtype, side: int
 ) -> None:
-    """Measured in float32: 0.0036 of the keys' and 0.0053 of the values' root mean square; the largest error is 0.0035
-    and 0.0031 of the largest number. bfloat16 adds its rounding: 0.0038 and 0.0056, 0.0036 and 0.0042.
+    """Bounds on the error, relative to the root mean square and to the largest number.
+
+    Measured in float32: 0.0036 (keys) and 0.0053 (values) of the root mean square; the largest
+    error is 0.0035 and 0.0031 of the largest number. bfloat16 adds its rounding: 0.0038 and
+    0.0056, 0.0036 and 0.0042.
     """
     rows = trained_rows.to(dtype)
     n_layers, _, n_kv_heads, _, head_dim = rows.shape
     layout = PageLayout(n_layers, n_kv_heads, head_dim, dtype, "reference")
-    read = torch.cat([through(layout, page.contiguous()) for page in rows.split(64, 3)], 3)
+    read = torch.cat([round_trip(layout, page.contiguous()) for page in rows.split(64, 3)], 3)
     exact = rows[:, side].double()
     error = (read[:, side].double() - exact).abs()
     root_mean_square = float(error.square().mean().sqrt() / exact.square().mean().sqrt())

@@ -1,16 +1,24 @@
-"""Pages say what they are, and anything else is refused."""
+"""Pages describe themselves; damaged, foreign and unknown ones are refused."""
 
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import google_crc32c
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kvstore.errors import ForeignPageError, KvStoreError, PageError, PageFormatError, RowShapeError
+from kvstore.errors import (
+    ForeignPageError,
+    KvStoreError,
+    PageError,
+    PageFormatError,
+    PageVersionError,
+    RowShapeError,
+)
 from kvstore.format.codec import decode_page, encode_page
 from kvstore.format.page import (
     HEADER_BYTES,
@@ -38,7 +46,7 @@ def open_page(blob: bytes, layout: PageLayout = LAYOUT) -> Tensor:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("tokens", [1, 3, 4])
-def test_rows_come_back_bit_by_bit(dtype: torch.dtype, tokens: int) -> None:
+def test_rows_round_trip_bit_by_bit(dtype: torch.dtype, tokens: int) -> None:
     layout = replace(LAYOUT, dtype=dtype)
     rows = torch.randn(layout.rows_shape(tokens), generator=torch.Generator().manual_seed(1)).to(
         dtype
@@ -72,8 +80,29 @@ def test_any_flipped_bit_is_refused(bit: int) -> None:
         open_page(bytes(flipped))
 
 
+@pytest.mark.parametrize("version", [0, 2, 65535])
+def test_an_intact_page_of_another_format_version_is_refused(version: int) -> None:
+    header = bytearray(PAGE[: HEADER_BYTES - 4])
+    header[4:6] = version.to_bytes(2, "little")
+    checksum = google_crc32c.value(bytes(header)).to_bytes(4, "little")
+    with pytest.raises(
+        PageVersionError,
+        match=f"found a page of format version {version}, but this kvrecall reads version 1; "
+        f"use a kvrecall that reads version {version}",
+    ):
+        open_page(bytes(header) + checksum + PAGE[HEADER_BYTES:])
+
+
+def test_an_unknown_kind_of_record_is_refused() -> None:
+    header = bytearray(PAGE[: HEADER_BYTES - 4])
+    header[6] = 9
+    checksum = google_crc32c.value(bytes(header)).to_bytes(4, "little")
+    with pytest.raises(PageVersionError, match="record of kind 9, but this kvrecall reads kinds"):
+        open_page(bytes(header) + checksum + PAGE[HEADER_BYTES:])
+
+
 @given(size=st.integers(0, len(PAGE) - 1))
-def test_a_page_that_was_cut_short_is_refused(size: int) -> None:
+def test_a_truncated_page_is_refused(size: int) -> None:
     with pytest.raises(PageError):
         open_page(PAGE[:size])
 
@@ -100,14 +129,14 @@ def test_an_unknown_codec_is_refused() -> None:
         open_page(seal(header, PAGE[HEADER_BYTES:]))
 
 
-def test_a_payload_of_another_size_than_its_tokens_take_is_refused() -> None:
+def test_a_payload_that_does_not_match_its_tokens_is_refused() -> None:
     header = replace(parse_header(PAGE), valid_tokens=2)
     with pytest.raises(PageFormatError, match="payload"):
         open_page(seal(header, PAGE[HEADER_BYTES:]))
 
 
 @pytest.mark.parametrize("name", ["", "x" * 129, "ü" * 65])
-def test_a_session_name_that_fits_no_header_is_refused(name: str) -> None:
+def test_a_session_id_that_does_not_fit_a_header_is_refused(name: str) -> None:
     with pytest.raises(RowShapeError, match="1 to 128 bytes"):
         seal(PageHeader(PageKey(name, 0), 1, 0, 0, kind=RecordKind.TOMBSTONE))
 

@@ -1,4 +1,4 @@
-"""A summary bounds every key of its page, and is there only as long as the page it was made from."""
+"""A summary bounds every key of its page and is discarded with the page."""
 
 from collections.abc import Callable
 from typing import Any
@@ -16,9 +16,9 @@ from kvstore.format.summaries import (
     Bits,
     PageSummaries,
     PageSummary,
-    middles_of,
+    get_midpoints,
     summarise,
-    unpacked,
+    unpack_codes,
 )
 from kvstore.store import RowStore
 from kvstore.tiers.ram import RamTier
@@ -27,9 +27,9 @@ OpenStore = Callable[..., RowStore]
 MakeRows = Callable[..., Tensor]
 
 
-def middles(summary: PageSummary) -> Tensor:
-    codes = unpacked(summary.high, summary.low, summary.lowest.shape[-1])
-    return middles_of(codes, summary.lowest.unsqueeze(2), summary.cell.unsqueeze(2))
+def midpoints(summary: PageSummary) -> Tensor:
+    codes = unpack_codes(summary.high, summary.low, summary.lowest.shape[-1])
+    return get_midpoints(codes, summary.lowest.unsqueeze(2), summary.bin_width.unsqueeze(2))
 
 
 @settings(deadline=None, max_examples=60)
@@ -48,24 +48,26 @@ def test_box_and_codes_are_true_bounds(
         torch.randn(2, 3, 16, head_dim, generator=torch.Generator().manual_seed(seed)) * scale
         + offset
     )
-    keys[0, 0, :, 0] = offset  # a box without width
+    keys[0, 0, :, 0] = offset  # A box of width zero.
     keys = keys.to(dtype)
     summary = summarise(keys, bits)
     assert summary is not None
     exact = keys.double()
-    assert ((exact - middles(summary).double()).abs() <= summary.reach.unsqueeze(2).double()).all()
+    assert (
+        (exact - midpoints(summary).double()).abs() <= summary.max_error.unsqueeze(2).double()
+    ).all()
     assert (exact >= summary.lowest.unsqueeze(2).double()).all()
     assert torch.equal(summary.lowest, keys.float().amin(2))
     width = keys.float().amax(2) - keys.float().amin(2)
     rounding = keys.float().abs().amax(2) * 1e-6
-    assert (summary.reach <= width / (1 << bits) * 0.51 + rounding).all(), (
-        "no wider than half a cell"
+    assert (summary.max_error <= width / (1 << bits) * 0.51 + rounding).all(), (
+        "no more than half a bin"
     )
     assert torch.allclose(summary.highest, keys.float().amax(2), rtol=1e-5)
 
 
 @pytest.mark.parametrize(("bits", "of_channel"), [(4, 0.5), (8, 1), (12, 1.5)])
-def test_a_code_takes_its_bits(bits: Bits, of_channel: float) -> None:
+def test_codes_take_their_number_of_bits(bits: Bits, of_channel: float) -> None:
     summary = summarise(torch.randn(2, 3, 64, 32), bits)
     assert summary is not None
     assert summary.bytes == 2 * 3 * 32 * (64 * of_channel + 3 * 4)
@@ -81,36 +83,36 @@ def test_summaries_stay_under_their_limit() -> None:
     keys = torch.randn(1, 1, 8, 4)
     one = summarise(keys, 8)
     assert one is not None
-    held = PageSummaries(2 * one.bytes + 1, 8)
+    summaries = PageSummaries(2 * one.bytes + 1, 8)
     pages = [ExpectedPage(PageKey("s", index), index + 1) for index in range(3)]
     for page in pages:
-        held.make(page, keys)
-    assert [held.of(page) is None for page in pages] == [False, False, True]
-    assert held.bytes == 2 * one.bytes
-    held.forget([pages[0].key])
-    held.make(pages[2], keys)
-    assert [held.of(page) is None for page in pages] == [True, False, False]
+        summaries.add(page, keys)
+    assert [summaries.get(page) is None for page in pages] == [False, False, True]
+    assert summaries.bytes == 2 * one.bytes
+    summaries.discard([pages[0].key])
+    summaries.add(pages[2], keys)
+    assert [summaries.get(page) is None for page in pages] == [True, False, False]
 
 
-def test_a_newer_version_takes_the_place_of_an_older_one_and_never_the_other_way() -> None:
-    held = PageSummaries(1 << 20, 8)
+def test_a_newer_version_replaces_an_older_one_and_never_the_reverse() -> None:
+    summaries = PageSummaries(1 << 20, 8)
     key = PageKey("s", 0)
-    held.make(ExpectedPage(key, 5), torch.ones(1, 1, 8, 4))
-    held.make(ExpectedPage(key, 4), torch.zeros(1, 1, 8, 4))
-    assert held.of(ExpectedPage(key, 4)) is None
-    held.make(ExpectedPage(key, 6), 2 * torch.ones(1, 1, 8, 4))
-    assert held.of(ExpectedPage(key, 5)) is None
-    newest = held.of(ExpectedPage(key, 6))
+    summaries.add(ExpectedPage(key, 5), torch.ones(1, 1, 8, 4))
+    summaries.add(ExpectedPage(key, 4), torch.zeros(1, 1, 8, 4))
+    assert summaries.get(ExpectedPage(key, 4)) is None
+    summaries.add(ExpectedPage(key, 6), 2 * torch.ones(1, 1, 8, 4))
+    assert summaries.get(ExpectedPage(key, 5)) is None
+    newest = summaries.get(ExpectedPage(key, 6))
     assert newest is not None
     assert newest.lowest.unique().tolist() == [2]
-    assert held.bytes == newest.bytes
+    assert summaries.bytes == newest.bytes
 
 
 # In the store: pages of 8 tokens.
 
 
-def describes(store: RowStore, rows: Tensor) -> list[bool]:
-    """Which pages of session "a" have a summary; each must be that of the rows."""
+def has_summaries(store: RowStore, rows: Tensor) -> list[bool]:
+    """Return whether each page of session "a" has a summary; each summary must match the rows."""
     pages = range(-(-store.length("a") // 8))
     found = store.summaries("a", pages)
     for index, summary in zip(pages, found, strict=True):
@@ -126,11 +128,13 @@ def test_full_pages_have_a_summary_once_they_are_written(
     rows = make_rows(29)
     store.append("a", rows)
     store.flush("a")
-    assert describes(store, rows) == [True, True, True, False]
+    assert has_summaries(store, rows) == [True, True, True, False]
     assert store.summary_bytes() == sum(s.bytes for s in store.summaries("a", [0, 1, 2]) if s)
 
 
-def test_summaries_go_with_their_pages(open_store: OpenStore, make_rows: MakeRows) -> None:
+def test_summaries_are_discarded_with_their_pages(
+    open_store: OpenStore, make_rows: MakeRows
+) -> None:
     store = open_store()
     rows = make_rows(40)
     other = make_rows(20, seed=5)
@@ -140,19 +144,19 @@ def test_summaries_go_with_their_pages(open_store: OpenStore, make_rows: MakeRow
     store.flush("b")
     of_one = store.summary_bytes() // 10
     store.truncate("a", 20)
-    assert describes(store, rows) == [True, True, False]
+    assert has_summaries(store, rows) == [True, True, False]
     store.append("a", other)
     store.flush("a")
     now = torch.cat([rows[:, :, :, :20], other], 3)
-    assert describes(store, now) == [True] * 5
+    assert has_summaries(store, now) == [True] * 5
     assert store.summary_bytes() == 10 * of_one
-    store.drop("a")
+    store.delete("a")
     assert store.summary_bytes() == 5 * of_one
-    store.drop("b")
+    store.delete("b")
     assert store.summary_bytes() == 0
 
 
-def test_after_a_restart_whoever_reads_a_page_makes_its_summary_again(
+def test_after_a_restart_reading_a_page_summarises_it_again(
     open_store: OpenStore, make_rows: MakeRows
 ) -> None:
     store = open_store()
@@ -160,25 +164,25 @@ def test_after_a_restart_whoever_reads_a_page_makes_its_summary_again(
     store.append("a", rows)
     store.close()
     again = open_store()
-    assert describes(again, rows) == [False] * 4
+    assert has_summaries(again, rows) == [False] * 4
     again.read_keys("a", [2, 3])
-    assert describes(again, rows) == [False, False, True, False]
+    assert has_summaries(again, rows) == [False, False, True, False]
 
 
-def test_without_room_pages_are_without_a_summary_and_readable(
+def test_without_room_pages_have_no_summary_and_stay_readable(
     layout: PageLayout, make_rows: MakeRows
 ) -> None:
     store = RowStore(layout, [RamTier(1 << 20)], summary_limit=0)
     rows = make_rows(24)
     store.append("a", rows)
     store.flush("a")
-    assert describes(store, rows) == [False] * 3
+    assert has_summaries(store, rows) == [False] * 3
     assert torch.equal(torch.cat(store.read_keys("a", [0, 1, 2]).keys, 2), rows[:, 0])
     assert store.summary_bytes() == 0
     store.close()
 
 
-def test_keys_of_chosen_pages_come_in_their_order(
+def test_keys_are_returned_in_the_order_of_the_pages(
     open_store: OpenStore, make_rows: MakeRows
 ) -> None:
     store = open_store()
@@ -188,25 +192,25 @@ def test_keys_of_chosen_pages_come_in_their_order(
     for found, part in zip(keys, [slice(24, 29), slice(0, 8), slice(16, 24)], strict=True):
         assert torch.equal(found, rows[:, 0, :, part])
     store.append("a", rows[:, :, :, :3])
-    assert torch.equal(keys[0], rows[:, 0, :, 24:29]), "what was read does not change"
+    assert torch.equal(keys[0], rows[:, 0, :, 24:29]), "keys that were read do not change"
     with pytest.raises(RowRangeError):
         store.read_keys("a", [4])
     with pytest.raises(RowRangeError):
         store.summaries("a", [-1])
 
 
-def test_only_what_tiers_deliver_counts_as_read(
-    layout: PageLayout, make_rows: MakeRows, held_tier: Any
+def test_only_pages_from_tiers_count_as_read(
+    layout: PageLayout, make_rows: MakeRows, blocked_tier: Any
 ) -> None:
-    store = RowStore(layout, [held_tier])
+    store = RowStore(layout, [blocked_tier])
     rows = make_rows(29)
     store.append("a", rows)
     assert store.read_keys("a", [0, 1, 2, 3]).bytes_read == 0, "all of it is still in memory"
-    held_tier.release.set()
+    blocked_tier.release.set()
     store.flush("a")
-    before = store.counters()["held"].read_bytes
+    before = store.counters()["blocked"].read_bytes
     assert store.read_keys("a", [0, 2, 3]).bytes_read == 2 * layout.page_bytes, (
         "the unfinished page is in memory"
     )
-    assert store.counters()["held"].read_bytes - before == 2 * layout.page_bytes
+    assert store.counters()["blocked"].read_bytes - before == 2 * layout.page_bytes
     store.close()

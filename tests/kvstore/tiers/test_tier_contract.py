@@ -1,4 +1,4 @@
-"""What every tier promises, told of each of them."""
+"""The contract of all tiers."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,7 +21,7 @@ MakePage = Callable[..., tuple[PageKey, bytes]]
 def open_tier(
     request: pytest.FixtureRequest, layout: PageLayout, tmp_path: Path
 ) -> Callable[[int], Tier]:
-    """open_tier(pages): a tier with room for about that many pages."""
+    """Factory `open_tier(pages)`: a tier with room for about that many pages."""
     kind = request.param
     server = request.getfixturevalue(f"{kind}_url") if kind.startswith("redis") else ""
 
@@ -44,7 +44,7 @@ def tier(open_tier: Callable[[int], Tier]) -> Iterator[Tier]:
     opened.close()
 
 
-def test_what_was_put_comes_back_in_the_order_asked_for(tier: Tier, make_page: MakePage) -> None:
+def test_pages_are_returned_in_the_order_of_the_keys(tier: Tier, make_page: MakePage) -> None:
     pages = [make_page(index) for index in range(7)]
     tier.put(pages)
     keys = [key for key, _ in pages]
@@ -52,7 +52,7 @@ def test_what_was_put_comes_back_in_the_order_asked_for(tier: Tier, make_page: M
     assert tier.contains([*keys, PageKey("s", 99)]) == [True] * 7 + [False]
 
 
-def test_what_was_never_put_is_none(tier: Tier, make_page: MakePage) -> None:
+def test_an_unknown_page_is_none(tier: Tier, make_page: MakePage) -> None:
     tier.put([make_page(0)])
     assert tier.get([PageKey("s", 1), PageKey("other", 0)]) == [None, None]
     assert tier.get([]) == []
@@ -68,7 +68,7 @@ def test_the_newer_version_of_a_page_wins_in_either_order(tier: Tier, make_page:
     assert tier.used_bytes == len(new[1])
 
 
-def test_a_deleted_page_is_gone_and_may_come_again(tier: Tier, make_page: MakePage) -> None:
+def test_a_deleted_page_is_gone_and_may_be_put_again(tier: Tier, make_page: MakePage) -> None:
     pages = [make_page(index) for index in range(3)]
     tier.put(pages)
     tier.delete([pages[1][0], PageKey("never", 0)])
@@ -78,7 +78,7 @@ def test_a_deleted_page_is_gone_and_may_come_again(tier: Tier, make_page: MakePa
     assert tier.get([again[0]]) == [again[1]]
 
 
-def test_used_bytes_are_those_of_the_pages_held(tier: Tier, make_page: MakePage) -> None:
+def test_used_bytes_are_those_of_the_stored_pages(tier: Tier, make_page: MakePage) -> None:
     pages = [make_page(index, tokens=index + 1) for index in range(6)]
     tier.put(pages)
     assert tier.used_bytes == sum(len(blob) for _, blob in pages)
@@ -86,7 +86,7 @@ def test_used_bytes_are_those_of_the_pages_held(tier: Tier, make_page: MakePage)
     assert tier.used_bytes == 0
 
 
-def test_stored_names_every_page_once(tier: Tier, make_page: MakePage) -> None:
+def test_stored_lists_every_page_once(tier: Tier, make_page: MakePage) -> None:
     tier.put([make_page(0, 1), make_page(1, 2), make_page(0, 3), make_page(2, 4)])
     tier.delete([PageKey("s", 2)])
     assert sorted((header.key.index, header.sequence) for header in tier.stored()) == [
@@ -95,22 +95,20 @@ def test_stored_names_every_page_once(tier: Tier, make_page: MakePage) -> None:
     ]
 
 
-def test_stored_names_the_pages_of_one_session(tier: Tier, make_page: MakePage) -> None:
+def test_stored_lists_the_pages_of_one_session(tier: Tier, make_page: MakePage) -> None:
     tier.put([make_page(index, session=session) for session in ("a", "b") for index in range(3)])
     tier.delete([PageKey("a", 1)])
     assert sorted(header.key for header in tier.stored("a")) == [PageKey("a", 0), PageKey("a", 2)]
     assert list(tier.stored("never")) == []
 
 
-def test_a_tier_says_what_it_is(tier: Tier, layout: PageLayout) -> None:
-    said = {"ram": (False, False), "nvme": (True, False), "redis": (True, True)}
-    assert (tier.durable, tier.shared) == said[tier.name]
+def test_a_tier_describes_itself(tier: Tier, layout: PageLayout) -> None:
+    expected = {"ram": (False, False), "nvme": (True, False), "redis": (True, True)}
+    assert (tier.durable, tier.shared) == expected[tier.name]
     assert tier.limit_bytes == 100 * layout.page_bytes
 
 
-def test_whoever_writes_under_the_latest_epoch_is_never_refused(
-    tier: Tier, make_page: MakePage
-) -> None:
+def test_a_writer_under_the_latest_epoch_is_never_refused(tier: Tier, make_page: MakePage) -> None:
     for epoch in (1, 1, 3):
         tier.fence("s", epoch)
         page = make_page(0, first_sequence(epoch) + 7)
@@ -120,7 +118,7 @@ def test_whoever_writes_under_the_latest_epoch_is_never_refused(
     assert tier.contains([PageKey("s", 0)]) == [False]
 
 
-def test_a_full_tier_refuses_and_keeps_what_it_has(
+def test_a_full_tier_refuses_and_keeps_its_pages(
     open_tier: Callable[[int], Tier], make_page: MakePage
 ) -> None:
     tier = open_tier(2)
@@ -133,7 +131,7 @@ def test_a_full_tier_refuses_and_keeps_what_it_has(
     tier.close()
 
 
-def test_a_full_tier_takes_pages_again_after_a_delete(
+def test_a_full_tier_accepts_pages_again_after_a_delete(
     open_tier: Callable[[int], Tier], make_page: MakePage
 ) -> None:
     tier = open_tier(3)
@@ -145,7 +143,7 @@ def test_a_full_tier_takes_pages_again_after_a_delete(
     tier.close()
 
 
-def test_a_closed_tier_says_so(open_tier: Callable[[int], Tier], make_page: MakePage) -> None:
+def test_a_closed_tier_refuses_calls(open_tier: Callable[[int], Tier], make_page: MakePage) -> None:
     tier = open_tier(2)
     tier.close()
     tier.close()
@@ -155,8 +153,8 @@ def test_a_closed_tier_says_so(open_tier: Callable[[int], Tier], make_page: Make
         tier.get([PageKey("s", 0)])
 
 
-def test_threads_do_not_disturb_each_other(tier: Tier, make_page: MakePage) -> None:
-    lost: list[PageKey] = []
+def test_threads_do_not_interfere(tier: Tier, make_page: MakePage) -> None:
+    wrong: list[PageKey] = []
     finished: list[str] = []
 
     def work(session: str) -> None:
@@ -164,7 +162,7 @@ def test_threads_do_not_disturb_each_other(tier: Tier, make_page: MakePage) -> N
             key, blob = make_page(index % 5, index + 1, session)
             tier.put([(key, blob)])
             if tier.get([key]) != [blob]:
-                lost.append(key)
+                wrong.append(key)
             if index % 7 == 6:
                 tier.delete([key])
         finished.append(session)
@@ -174,4 +172,4 @@ def test_threads_do_not_disturb_each_other(tier: Tier, make_page: MakePage) -> N
         thread.start()
     for thread in threads:
         thread.join()
-    assert (lost, sorted(finished)) == ([], ["a", "b", "c", "d"])
+    assert (wrong, sorted(finished)) == ([], ["a", "b", "c", "d"])

@@ -11,7 +11,9 @@ from kvrecall.domain.messages import Message, ToolCall
 from kvrecall.domain.reports import Fidelity, MemoryReport, RepairReport, TurnOutcome
 from kvrecall.domain.session import Session, Turn
 from kvrecall.domain.session_settings import SessionSettings
-from services.catalog.base import Catalog, TurnCommit
+from kvrecall.testing import InMemoryCatalog
+from services.catalog.base import Catalog
+from services.catalog.records import TurnCommit
 from services.catalog.redis.catalog import RedisCatalog
 from services.catalog.sqlite.catalog import SqliteCatalog
 
@@ -31,11 +33,14 @@ REPAIR = RepairReport(
 )
 
 
-@pytest.fixture(params=["sqlite", "redis", "cluster"])
+@pytest.fixture(params=["memory", "sqlite", "redis", "cluster"])
 async def catalog(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Catalog]:
-    """An empty catalog of each kind: a file, keys of its own on one Redis server, and on a cluster of six."""
-    if request.param == "sqlite":
-        catalog: Catalog = await SqliteCatalog.open(tmp_path / "catalog.db")
+    """An empty catalog: in memory, in a file, on one Redis server, and on a cluster of six."""
+    catalog: Catalog
+    if request.param == "memory":
+        catalog = InMemoryCatalog()
+    elif request.param == "sqlite":
+        catalog = await SqliteCatalog.open(tmp_path / "catalog.db")
     else:
         url = request.getfixturevalue(
             "redis_url" if request.param == "redis" else "redis_cluster_url"

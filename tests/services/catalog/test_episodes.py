@@ -8,9 +8,9 @@ from kvrecall.domain.errors import CatalogError, StaleEpoch, UnknownEpisode, Unk
 from kvrecall.domain.reports import EpisodeReport, MemoryReport, TurnOutcome
 from kvrecall.domain.session import Session, Turn
 from kvrecall.domain.session_settings import EpisodeSettings, SessionSettings
-from services.catalog.base import (
+from services.catalog.base import Catalog
+from services.catalog.records import (
     BuildCommit,
-    Catalog,
     EpisodeRecord,
     EpisodeSet,
     SegmentRecord,
@@ -35,9 +35,11 @@ async def catalog(catalog: Catalog) -> Catalog:
         settings = SessionSettings(
             64, 8, "epicache", episodes=EpisodeSettings("auto", 3, 6, "per_episode", 0.5)
         )
-        await catalog.create(Session(id, 1, settings, 1.0, 1.0, 0, MemoryReport()), b"", None)
-    await catalog.commit_segments("s", SegmentsCommit(SEGMENTS, EMBEDDED), 1)
-    await catalog.commit_build("s", BUILD, 1)
+        await catalog.sessions.create(
+            Session(id, 1, settings, 1.0, 1.0, 0, MemoryReport()), b"", None
+        )
+    await catalog.episodes.commit_segments("s", SegmentsCommit(SEGMENTS, EMBEDDED), 1)
+    await catalog.episodes.commit_build("s", BUILD, 1)
     return catalog
 
 
@@ -54,92 +56,98 @@ def turn(number: int, matched: str = "", active: str = "") -> TurnCommit:
 async def test_settings_turns_and_episodes_come_back_as_they_were_committed(
     catalog: Catalog,
 ) -> None:
-    assert (await catalog.session("s")).settings.episodes == EpisodeSettings(
+    assert (await catalog.sessions.get("s")).settings.episodes == EpisodeSettings(
         "auto", 3, 6, "per_episode", 0.5
     )
-    assert await catalog.episodes("s") == BUILT
+    assert await catalog.episodes.get("s") == BUILT
     labelled = [
         replace(segment, label=label) for segment, label in zip(SEGMENTS, (0, 0, 1, 0), strict=True)
     ]
-    assert await catalog.segments("s") == labelled
-    assert await catalog.built_episode("s", "1-1") == b"built 1-1"
-    await catalog.commit_turn(turn(1, "1-1", "1-1"), 1, None)
-    assert await catalog.turns("s", 0, 5) == [turn(1, "1-1").turn]
+    assert await catalog.episodes.get_segments("s") == labelled
+    assert await catalog.episodes.get_built("s", "1-1") == b"built 1-1"
+    await catalog.turns.commit(turn(1, "1-1", "1-1"), 1, None)
+    assert await catalog.turns.get_after("s", 0, 5) == [turn(1, "1-1").turn]
 
 
 async def test_a_session_without_a_segment_has_an_empty_set(catalog: Catalog) -> None:
-    assert await catalog.episodes("t") == EpisodeSet()
-    assert await catalog.segments("t") == []
+    assert await catalog.episodes.get("t") == EpisodeSet()
+    assert await catalog.episodes.get_segments("t") == []
     with pytest.raises(UnknownSession):
-        await catalog.episodes("nobody")
+        await catalog.episodes.get("nobody")
 
 
 async def test_turns_count_matches_and_name_the_active_episode(catalog: Catalog) -> None:
-    await catalog.commit_turn(turn(1, "1-2", "1-2"), 1, None)
-    await catalog.commit_turn(turn(2, "1-2", "1-2"), 1, None)
-    await catalog.commit_turn(turn(3, "", "1-2"), 1, None)
-    found = await catalog.episodes("s")
+    await catalog.turns.commit(turn(1, "1-2", "1-2"), 1, None)
+    await catalog.turns.commit(turn(2, "1-2", "1-2"), 1, None)
+    await catalog.turns.commit(turn(3, "", "1-2"), 1, None)
+    found = await catalog.episodes.get("s")
     assert found.active == "1-2"
     assert [episode.matched for episode in found.episodes] == [0, 2]
 
 
 async def test_new_segments_leave_what_turns_have_committed(catalog: Catalog) -> None:
-    await catalog.commit_turn(turn(1, "1-1", "1-1"), 1, None)
+    await catalog.turns.commit(turn(1, "1-1", "1-1"), 1, None)
     grown = replace(EPISODES[1], segments=2, tokens=20, centroid=b"\0" * 8, matched=7)
     found = replace(BUILT, segments=5, next_token=50, active="wrong", episodes=(EPISODES[0], grown))
-    await catalog.commit_segments(
+    await catalog.episodes.commit_segments(
         "s", SegmentsCommit((SegmentRecord(4, 40, 50, b"\0" * 8, 1),), found), 1
     )
-    after = await catalog.episodes("s")
+    after = await catalog.episodes.get("s")
     assert (after.segments, after.next_token, after.active) == (5, 50, "1-1")
     assert after.episodes == (replace(EPISODES[0], matched=1), replace(grown, matched=0))
-    assert [segment.label for segment in await catalog.segments("s")] == [0, 0, 1, 0, 1]
+    assert [segment.label for segment in await catalog.episodes.get_segments("s")] == [
+        0,
+        0,
+        1,
+        0,
+        1,
+    ]
 
 
 async def test_a_build_replaces_episodes_and_rows_but_not_which_is_active(catalog: Catalog) -> None:
-    await catalog.commit_turn(turn(1, "1-1", "1-1"), 1, None)
+    await catalog.turns.commit(turn(1, "1-1", "1-1"), 1, None)
     only = replace(EPISODES[0], id="2-1")
     found = replace(BUILT, builds=2, episodes=(only,))
-    await catalog.commit_build("s", BuildCommit(found, (b"new",), (0, 0, 0, 0)), 1)
-    assert await catalog.episodes("s") == replace(found, active="1-1")
-    assert await catalog.built_episode("s", "2-1") == b"new"
+    await catalog.episodes.commit_build("s", BuildCommit(found, (b"new",), (0, 0, 0, 0)), 1)
+    assert await catalog.episodes.get("s") == replace(found, active="1-1")
+    assert await catalog.episodes.get_built("s", "2-1") == b"new"
     with pytest.raises(UnknownEpisode):
-        await catalog.built_episode("s", "1-1")
+        await catalog.episodes.get_built("s", "1-1")
 
 
 async def test_forgotten_episodes_are_made_anew_under_other_ids(catalog: Catalog) -> None:
-    await catalog.commit_turn(turn(1, "1-1", "1-1"), 1, None)
-    await catalog.forget_episodes("s", 1)
-    assert await catalog.episodes("s") == EpisodeSet(builds=1, active="1-1")
-    assert await catalog.segments("s") == []
+    await catalog.turns.commit(turn(1, "1-1", "1-1"), 1, None)
+    await catalog.episodes.clear("s", 1)
+    assert await catalog.episodes.get("s") == EpisodeSet(builds=1, active="1-1")
+    assert await catalog.episodes.get_segments("s") == []
 
 
 async def test_a_process_that_was_taken_over_from_writes_no_episodes(catalog: Catalog) -> None:
-    await catalog.take_over("s", "w")
+    await catalog.leases.take_over("s", "w")
     for write in (
-        catalog.commit_segments("s", SegmentsCommit((), EMBEDDED), 1),
-        catalog.commit_build("s", BUILD, 1),
-        catalog.forget_episodes("s", 1),
+        catalog.episodes.commit_segments("s", SegmentsCommit((), EMBEDDED), 1),
+        catalog.episodes.commit_build("s", BUILD, 1),
+        catalog.episodes.clear("s", 1),
     ):
         with pytest.raises(StaleEpoch):
             await write
-    assert await catalog.episodes("s") == BUILT
+    assert await catalog.episodes.get("s") == BUILT
 
 
 async def test_a_commit_that_fails_changes_nothing(catalog: Catalog) -> None:
     found = replace(BUILT, segments=9)
     with pytest.raises(CatalogError):  # a segment of that number exists
-        await catalog.commit_segments(
+        await catalog.episodes.commit_segments(
             "s", SegmentsCommit((replace(SEGMENTS[0], number=4), SEGMENTS[0]), found), 1
         )
-    assert await catalog.episodes("s") == BUILT
-    assert len(await catalog.segments("s")) == 4
+    assert await catalog.episodes.get("s") == BUILT
+    assert len(await catalog.episodes.get_segments("s")) == 4
 
 
 async def test_episodes_go_with_their_session(catalog: Catalog) -> None:
-    await catalog.delete("s", None)
+    await catalog.sessions.delete("s", None)
     with pytest.raises(UnknownSession):
-        await catalog.episodes("s")
-    assert await catalog.segments("s") == []
+        await catalog.episodes.get("s")
+    assert await catalog.episodes.get_segments("s") == []
     with pytest.raises(UnknownEpisode):
-        await catalog.built_episode("s", "1-1")
+        await catalog.episodes.get_built("s", "1-1")

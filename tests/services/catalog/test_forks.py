@@ -11,9 +11,9 @@ from kvrecall.domain.repairs import due_repairs
 from kvrecall.domain.reports import MemoryReport, RepairReport
 from kvrecall.domain.session import Session, SharedPages
 from kvrecall.domain.tool_calls import CallStatus, PendingCall
-from services.catalog.base import (
+from services.catalog.base import Catalog
+from services.catalog.records import (
     BuildCommit,
-    Catalog,
     EpisodeRecord,
     EpisodeSet,
     ForkCommit,
@@ -41,26 +41,26 @@ async def parent(
     memory: MemoryReport,
 ) -> Session:
     """Three turns; the second and the last ended on calls. Of the last, one has a result, one repair was run."""
-    await catalog.create(make_session("parent"), b"", None)
-    await catalog.commit_segments(
+    await catalog.sessions.create(make_session("parent"), b"", None)
+    await catalog.episodes.commit_segments(
         "parent", SegmentsCommit(SEGMENTS, replace(BUILT, built_segments=0, episodes=())), 1
     )
-    await catalog.commit_build("parent", BuildCommit(BUILT, (b"built",), (0, 0)), 1)
-    await catalog.commit_turn(make_turn("parent", 1), 1, None)
-    await catalog.commit_turn(make_turn("parent", 2, *calls), 1, None)
+    await catalog.episodes.commit_build("parent", BuildCommit(BUILT, (b"built",), (0, 0)), 1)
+    await catalog.turns.commit(make_turn("parent", 1), 1, None)
+    await catalog.turns.commit(make_turn("parent", 2, *calls), 1, None)
     third = replace(
         make_turn("parent", 3, calls[0]),
         inline_results={"a": "r", "b": "q"},
         matched="1-1",
         active="1-1",
     )
-    await catalog.commit_turn(third, 1, None)
-    due = due_repairs(await catalog.session("parent"))
-    await catalog.commit_repair("parent", RepairCommit(due[0], b"repaired", repair, memory), 1)
-    waiting = (await catalog.session("parent")).calls[0]
+    await catalog.turns.commit(third, 1, None)
+    due = due_repairs(await catalog.sessions.get("parent"))
+    await catalog.repairs.commit("parent", RepairCommit(due[0], b"repaired", repair, memory), 1)
+    waiting = (await catalog.sessions.get("parent")).calls[0]
     result = replace(waiting, status=CallStatus.COMPLETED, result="now", batch=1, pieces={0: "n"})
-    await catalog.commit_call("parent", result, 1, None)
-    return await catalog.session("parent")
+    await catalog.tool_calls.commit("parent", result, 1, None)
+    return await catalog.sessions.get("parent")
 
 
 def child_of(parent: Session, **changes: object) -> Session:
@@ -73,20 +73,24 @@ async def test_a_fork_at_the_last_turn_has_all_that_its_parent_has(
     catalog: Catalog, parent: Session
 ) -> None:
     child = child_of(parent, shared=(SharedPages("parent", 2),))
-    await catalog.fork(ForkCommit(child, "parent", 3, b"child's"), None)
-    assert await catalog.session("child") == child
-    assert await catalog.worker_state("child") == b"child's"
-    turns = [replace(turn, session="child") for turn in await catalog.turns("parent", 0, 9)]
-    assert await catalog.turns("child", 0, 9) == turns
-    assert await catalog.token_ids("child") == await catalog.token_ids("parent")
-    assert await catalog.call("child", "a") == await catalog.call("parent", "a")
-    assert await catalog.call("child", "b") == await catalog.call("parent", "b")
-    assert await catalog.repairs("child", 9) == await catalog.repairs("parent", 9)
-    assert await catalog.episodes("child") == replace(
+    await catalog.sessions.fork(ForkCommit(child, "parent", 3, b"child's"), None)
+    assert await catalog.sessions.get("child") == child
+    assert await catalog.sessions.get_worker_state("child") == b"child's"
+    turns = [
+        replace(turn, session="child") for turn in await catalog.turns.get_after("parent", 0, 9)
+    ]
+    assert await catalog.turns.get_after("child", 0, 9) == turns
+    assert await catalog.turns.get_token_ids("child") == await catalog.turns.get_token_ids("parent")
+    assert await catalog.tool_calls.get("child", "a") == await catalog.tool_calls.get("parent", "a")
+    assert await catalog.tool_calls.get("child", "b") == await catalog.tool_calls.get("parent", "b")
+    assert await catalog.repairs.get_latest("child", 9) == await catalog.repairs.get_latest(
+        "parent", 9
+    )
+    assert await catalog.episodes.get("child") == replace(
         BUILT, episodes=(replace(EPISODE, matched=1),)
     )
-    assert await catalog.segments("child") == list(SEGMENTS)
-    assert await catalog.built_episode("child", "1-1") == b"built"
+    assert await catalog.episodes.get_segments("child") == list(SEGMENTS)
+    assert await catalog.episodes.get_built("child", "1-1") == b"built"
 
 
 async def test_a_fork_at_an_earlier_turn_has_its_calls_as_they_were_made(
@@ -94,79 +98,82 @@ async def test_a_fork_at_an_earlier_turn_has_its_calls_as_they_were_made(
 ) -> None:
     made = tuple(PendingCall(2, place, call) for place, call in enumerate(calls))
     child = child_of(parent, turns=2, calls=made, repairs=(), output_due=0)
-    await catalog.fork(ForkCommit(child, "parent", 2, b""), None)
-    found = await catalog.session("child")
+    await catalog.sessions.fork(ForkCommit(child, "parent", 2, b""), None)
+    found = await catalog.sessions.get("child")
     assert (
         replace(found, calls=tuple(replace(call, last_event_at=0.0) for call in found.calls))
         == child
     )
-    assert [turn.number for turn in await catalog.turns("child", 0, 9)] == [1, 2]
-    assert await catalog.repairs("child", 9) == []
-    assert (await catalog.episodes("child"), await catalog.segments("child")) == (EpisodeSet(), [])
+    assert [turn.number for turn in await catalog.turns.get_after("child", 0, 9)] == [1, 2]
+    assert await catalog.repairs.get_latest("child", 9) == []
+    assert (await catalog.episodes.get("child"), await catalog.episodes.get_segments("child")) == (
+        EpisodeSet(),
+        [],
+    )
     with pytest.raises(UnknownEpisode):
-        await catalog.built_episode("child", "1-1")
-    assert await catalog.call("child", "a") == found.calls[0]
-    assert "child" in await catalog.silent(found.calls[0].last_event_at)
+        await catalog.episodes.get_built("child", "1-1")
+    assert await catalog.tool_calls.get("child", "a") == found.calls[0]
+    assert "child" in await catalog.tool_calls.get_idle_sessions(found.calls[0].last_event_at)
 
 
 async def test_a_fork_at_a_turn_without_calls_waits_for_none(
     catalog: Catalog, parent: Session
 ) -> None:
     child = child_of(parent, turns=1, calls=(), repairs=(), output_due=2)
-    await catalog.fork(ForkCommit(child, "parent", 1, b""), None)
-    assert await catalog.session("child") == child
+    await catalog.sessions.fork(ForkCommit(child, "parent", 1, b""), None)
+    assert await catalog.sessions.get("child") == child
     with pytest.raises(UnknownCall):
-        await catalog.call("child", "a")
+        await catalog.tool_calls.get("child", "a")
 
 
 async def test_parent_and_child_go_their_own_ways(
     catalog: Catalog, parent: Session, make_turn: MakeTurn
 ) -> None:
-    await catalog.fork(ForkCommit(child_of(parent), "parent", 3, b""), None)
-    await catalog.commit_turn(
+    await catalog.sessions.fork(ForkCommit(child_of(parent), "parent", 3, b""), None)
+    await catalog.turns.commit(
         replace(make_turn("child", 4), inline_results={"a": "child"}, matched="1-1"), 1, None
     )
-    assert (await catalog.session("parent")).calls == parent.calls
-    assert (await catalog.call("child", "a")).result == "child"
-    assert (await catalog.call("parent", "a")).result == "now"
-    assert [each.matched for each in (await catalog.episodes("child")).episodes] == [2]
-    assert [each.matched for each in (await catalog.episodes("parent")).episodes] == [1]
-    await catalog.delete("parent", None)
-    assert [turn.number for turn in await catalog.turns("child", 0, 9)] == [1, 2, 3, 4]
-    assert await catalog.built_episode("child", "1-1") == b"built"
+    assert (await catalog.sessions.get("parent")).calls == parent.calls
+    assert (await catalog.tool_calls.get("child", "a")).result == "child"
+    assert (await catalog.tool_calls.get("parent", "a")).result == "now"
+    assert [each.matched for each in (await catalog.episodes.get("child")).episodes] == [2]
+    assert [each.matched for each in (await catalog.episodes.get("parent")).episodes] == [1]
+    await catalog.sessions.delete("parent", None)
+    assert [turn.number for turn in await catalog.turns.get_after("child", 0, 9)] == [1, 2, 3, 4]
+    assert await catalog.episodes.get_built("child", "1-1") == b"built"
 
 
 async def test_an_earlier_fork_goes_on_from_its_turn(
     catalog: Catalog, parent: Session, make_turn: MakeTurn
 ) -> None:
     child = child_of(parent, turns=2, calls=(), repairs=(), output_due=0)
-    await catalog.fork(ForkCommit(child, "parent", 2, b""), None)
-    await catalog.commit_turn(
+    await catalog.sessions.fork(ForkCommit(child, "parent", 2, b""), None)
+    await catalog.turns.commit(
         replace(make_turn("child", 3), inline_results={"a": "x", "b": "y"}), 1, None
     )
-    said = await catalog.call("child", "b")
+    said = await catalog.tool_calls.get("child", "b")
     assert (said.result, said.consumed_in_turn, said.status) == ("y", 3, CallStatus.COMPLETED)
-    assert (await catalog.call("parent", "b")).result == "q"
+    assert (await catalog.tool_calls.get("parent", "b")).result == "q"
 
 
 async def test_what_cannot_be_forked_leaves_nothing(catalog: Catalog, parent: Session) -> None:
     child = child_of(parent, shared=(SharedPages("parent", 1),))
     for turns in (-1, 4):
         with pytest.raises(UnknownTurn):
-            await catalog.fork(ForkCommit(child, "parent", turns, b""), None)
+            await catalog.sessions.fork(ForkCommit(child, "parent", turns, b""), None)
     with pytest.raises(UnknownSession):
-        await catalog.fork(ForkCommit(child, "nobody", 1, b""), None)
-    assert await catalog.session_ids() == ["parent"]
-    assert (await catalog.delete("parent", None))[0].keep_pages == 0
+        await catalog.sessions.fork(ForkCommit(child, "nobody", 1, b""), None)
+    assert await catalog.sessions.get_ids() == ["parent"]
+    assert (await catalog.sessions.delete("parent", None))[0].keep_pages == 0
 
 
 async def test_a_fork_s_answer_is_given_again_as_long_as_the_child_is_there(
     catalog: Catalog, parent: Session
 ) -> None:
     key = IdempotencyKey("POST /sessions/parent/fork", "k", "body", session="parent")
-    await catalog.fork(
+    await catalog.sessions.fork(
         ForkCommit(child_of(parent), "parent", 3, b""), IdempotencyRecord(key, "child")
     )
-    assert await catalog.recall(key) == "child"
-    await catalog.delete("child", None)
-    assert await catalog.recall(key) is None
+    assert await catalog.idempotency.get(key) == "child"
+    await catalog.sessions.delete("child", None)
+    assert await catalog.idempotency.get(key) is None

@@ -7,7 +7,7 @@ import pytest
 
 from kvrecall.domain.errors import WorkerLost
 from kvrecall.domain.messages import Message
-from services.forks import NewFork
+from services.forks import ForkRequest
 
 SYSTEM = Message("system", "you help people with everything they want")
 ALL = 1 << 20
@@ -48,7 +48,7 @@ class Stored:
 
 async def step(harness, rng: random.Random) -> None:
     """Something that clients or fate do."""
-    sessions = await harness.catalog.session_ids()
+    sessions = await harness.catalog.sessions.get_ids()
     chosen = rng.choice(sessions) if sessions else ""
     words = " ".join(rng.choice("abcdef") for _ in range(rng.randrange(1, 12)))
     match rng.choice(["create", "say", "say", "fork", "fork", "delete", "crash", "break"]):
@@ -58,8 +58,10 @@ async def step(harness, rng: random.Random) -> None:
                 await harness.say(session, SYSTEM, Message("user", words))
         case "say" if chosen:
             await harness.say(chosen, Message("user", words))
-        case "fork" if chosen and (turns := (await harness.catalog.session(chosen)).turns):
-            await harness.service.fork(chosen, NewFork(rng.choice([None, rng.randint(1, turns)])))
+        case "fork" if chosen and (turns := (await harness.catalog.sessions.get(chosen)).turns):
+            await harness.service.fork(
+                chosen, ForkRequest(rng.choice([None, rng.randint(1, turns)]))
+            )
         case "delete" if chosen:
             if rng.random() < 0.3:
                 harness.worker.faults["delete"] = WorkerLost("gone")
@@ -85,12 +87,12 @@ async def test_pages_are_kept_as_long_as_they_are_used_and_no_longer(harness, se
             stored.follow(told)
         stored.check(
             [
-                await harness.catalog.session(session)
-                for session in await harness.catalog.session_ids()
+                await harness.catalog.sessions.get(session)
+                for session in await harness.catalog.sessions.get_ids()
             ]
         )
-    for session in [*await harness.catalog.session_ids(), await harness.session()]:
+    for session in [*await harness.catalog.sessions.get_ids(), await harness.session()]:
         await harness.service.delete(session)
     stored.follow(harness.worker)
     assert set(stored.pages.values()) == {0}
-    assert await harness.catalog.kept_pages() == []
+    assert await harness.catalog.page_refs.get_retained() == []

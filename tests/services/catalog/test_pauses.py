@@ -13,7 +13,8 @@ from kvrecall.domain.session import Session
 from kvrecall.domain.session_settings import RepairTrigger
 from kvrecall.domain.state_machine import SessionState
 from kvrecall.domain.tool_calls import CallStatus
-from services.catalog.base import REPAIRS_KEPT, Catalog, RepairCommit, RepairDetails, TurnCommit
+from services.catalog.base import Catalog
+from services.catalog.records import REPAIRS_RETAINED, RepairCommit, RepairDetails, TurnCommit
 
 MakeSession = Callable[..., Session]
 MakeTurn = Callable[..., TurnCommit]
@@ -25,16 +26,16 @@ async def test_a_turn_with_calls_begins_a_pause_and_the_next_turn_ends_it(
     make_turn: MakeTurn,
     calls: tuple[ToolCall, ToolCall],
 ) -> None:
-    await catalog.create(make_session("s"), b"", None)
-    await catalog.commit_turn(make_turn("s", 1, *calls), 1, None)
-    session = await catalog.session("s")
+    await catalog.sessions.create(make_session("s"), b"", None)
+    await catalog.turns.commit(make_turn("s", 1, *calls), 1, None)
+    session = await catalog.sessions.get("s")
     assert session.committed_state is SessionState.PAUSED
     assert [made.call for made in session.outstanding] == list(calls)
-    await catalog.commit_turn(
+    await catalog.turns.commit(
         replace(make_turn("s", 2), inline_results={"a": "r", "b": "q"}), 1, None
     )
-    assert (await catalog.session("s")).calls == ()
-    said = await catalog.call("s", "b")
+    assert (await catalog.sessions.get("s")).calls == ()
+    said = await catalog.tool_calls.get("s", "b")
     assert (said.status, said.result, said.consumed_in_turn) == (CallStatus.COMPLETED, "q", 2)
 
 
@@ -46,20 +47,20 @@ async def test_a_repair_and_a_report_of_the_same_call_do_not_undo_each_other(
     memory: MemoryReport,
     repair: RepairReport,
 ) -> None:
-    await catalog.create(make_session("s"), b"", None)
-    await catalog.commit_turn(make_turn("s", 1, *calls), 1, None)
-    before = await catalog.session("s")
-    await catalog.commit_repair(
+    await catalog.sessions.create(make_session("s"), b"", None)
+    await catalog.turns.commit(make_turn("s", 1, *calls), 1, None)
+    before = await catalog.sessions.get("s")
+    await catalog.repairs.commit(
         "s", RepairCommit(due_repairs(before)[0], b"repaired", repair, memory), 1
     )
     reported = replace(before.calls[0], status=CallStatus.FAILED, result="no", batch=1)
-    await catalog.commit_call("s", reported, 1, None)
-    after = await catalog.session("s")
+    await catalog.tool_calls.commit("s", reported, 1, None)
+    after = await catalog.sessions.get("s")
     signal = reported.call.signal
     assert after.calls[0] == replace(
         reported, call_signal=signal, last_event_at=after.calls[0].last_event_at
     )
-    assert (after.repairs, await catalog.worker_state("s")) == ((repair,), b"repaired")
+    assert (after.repairs, await catalog.sessions.get_worker_state("s")) == ((repair,), b"repaired")
     assert [due.position for due in due_repairs(after)] == [1, -1]
 
 
@@ -69,11 +70,13 @@ async def test_a_repair_that_was_refused_is_done_and_leaves_the_state(
     make_turn: MakeTurn,
     calls: tuple[ToolCall, ToolCall],
 ) -> None:
-    await catalog.create(make_session("s"), b"", None)
-    await catalog.commit_turn(make_turn("s", 1, calls[0]), 1, None)
-    await catalog.commit_repair("s", RepairCommit(due_repairs(await catalog.session("s"))[0]), 1)
-    assert due_repairs(await catalog.session("s")) == []
-    assert await catalog.worker_state("s") == b"state 1"
+    await catalog.sessions.create(make_session("s"), b"", None)
+    await catalog.turns.commit(make_turn("s", 1, calls[0]), 1, None)
+    await catalog.repairs.commit(
+        "s", RepairCommit(due_repairs(await catalog.sessions.get("s"))[0]), 1
+    )
+    assert due_repairs(await catalog.sessions.get("s")) == []
+    assert await catalog.sessions.get_worker_state("s") == b"state 1"
 
 
 async def test_reports_of_repairs_belong_to_the_pause_they_happened_in(
@@ -84,13 +87,13 @@ async def test_reports_of_repairs_belong_to_the_pause_they_happened_in(
     memory: MemoryReport,
     repair: RepairReport,
 ) -> None:
-    await catalog.create(make_session("s"), b"", None)
-    await catalog.commit_turn(make_turn("s", 1, *calls), 1, None)
-    for due in due_repairs(await catalog.session("s")):
-        await catalog.commit_repair("s", RepairCommit(due, b"", repair, memory), 1)
-    assert len((await catalog.session("s")).repairs) == 2
-    await catalog.commit_turn(make_turn("s", 2), 1, None)
-    assert (await catalog.session("s")).repairs == ()
+    await catalog.sessions.create(make_session("s"), b"", None)
+    await catalog.turns.commit(make_turn("s", 1, *calls), 1, None)
+    for due in due_repairs(await catalog.sessions.get("s")):
+        await catalog.repairs.commit("s", RepairCommit(due, b"", repair, memory), 1)
+    assert len((await catalog.sessions.get("s")).repairs) == 2
+    await catalog.turns.commit(make_turn("s", 2), 1, None)
+    assert (await catalog.sessions.get("s")).repairs == ()
 
 
 async def test_a_call_comes_back_as_it_was_reported(
@@ -99,12 +102,12 @@ async def test_a_call_comes_back_as_it_was_reported(
     make_turn: MakeTurn,
     calls: tuple[ToolCall, ToolCall],
 ) -> None:
-    await catalog.create(make_session("s"), b"", None)
-    await catalog.commit_turn(make_turn("s", 1, *calls), 1, None)
-    made = (await catalog.session("s")).calls[1]
+    await catalog.sessions.create(make_session("s"), b"", None)
+    await catalog.turns.commit(make_turn("s", 1, *calls), 1, None)
+    made = (await catalog.sessions.get("s")).calls[1]
     told = replace(made, started=True, arguments='{"n": 3}', pieces={0: "é", 2: "\0"}, delta_due=1)
-    await catalog.commit_call("s", told, 1, None)
-    found = await catalog.call("s", "b")
+    await catalog.tool_calls.commit("s", told, 1, None)
+    found = await catalog.tool_calls.get("s", "b")
     assert found == replace(told, last_event_at=found.last_event_at)
     assert (found.partial, found.running.arguments, found.call) == ("é", '{"n": 3}', calls[1])
     assert found.last_event_at >= made.last_event_at > 0
@@ -118,18 +121,18 @@ async def test_each_kind_of_repair_marks_its_own_signal_as_used(
     memory: MemoryReport,
     repair: RepairReport,
 ) -> None:
-    await catalog.create(make_session("s"), b"", None)
-    await catalog.commit_turn(make_turn("s", 1, *calls), 1, None)
-    grown = replace((await catalog.session("s")).calls[0], pieces={0: "long"}, delta_due=4)
-    await catalog.commit_call("s", grown, 1, None)
+    await catalog.sessions.create(make_session("s"), b"", None)
+    await catalog.turns.commit(make_turn("s", 1, *calls), 1, None)
+    grown = replace((await catalog.sessions.get("s")).calls[0], pieces={0: "long"}, delta_due=4)
+    await catalog.tool_calls.commit("s", grown, 1, None)
     told = replace(
-        (await catalog.session("s")).calls[1], status=CallStatus.COMPLETED, result="r", batch=1
+        (await catalog.sessions.get("s")).calls[1], status=CallStatus.COMPLETED, result="r", batch=1
     )
-    await catalog.commit_call("s", told, 1, None)
+    await catalog.tool_calls.commit("s", told, 1, None)
     seen = []
-    while due := due_repairs(await catalog.session("s")):
+    while due := due_repairs(await catalog.sessions.get("s")):
         seen.append((due[0].trigger, due[0].position))
-        await catalog.commit_repair("s", RepairCommit(due[0], b"", repair, memory), 1)
+        await catalog.repairs.commit("s", RepairCommit(due[0], b"", repair, memory), 1)
     on_call = RepairTrigger.TOOL_CALL
     on_output = RepairTrigger.TOOL_DELTA
     on_result = RepairTrigger.TOOL_RESULT
@@ -144,18 +147,18 @@ async def test_the_last_answer_is_due_until_it_is_repaired_on(
     memory: MemoryReport,
     repair: RepairReport,
 ) -> None:
-    await catalog.create(
+    await catalog.sessions.create(
         make_session("s", repair_on=frozenset({RepairTrigger.LAST_OUTPUT})), b"", None
     )
-    await catalog.commit_turn(make_turn("s", 1), 1, None)
-    (due,) = due_repairs(await catalog.session("s"))
+    await catalog.turns.commit(make_turn("s", 1), 1, None)
+    (due,) = due_repairs(await catalog.sessions.get("s"))
     assert due.output == 2
-    await catalog.commit_repair("s", RepairCommit(due, b"", repair, memory), 1)
-    assert due_repairs(await catalog.session("s")) == []
-    await catalog.commit_turn(make_turn("s", 2), 1, None)
-    assert len(due_repairs(await catalog.session("s"))) == 1
-    await catalog.commit_turn(make_turn("s", 3, *calls), 1, None)
-    assert (await catalog.session("s")).output_due == 0
+    await catalog.repairs.commit("s", RepairCommit(due, b"", repair, memory), 1)
+    assert due_repairs(await catalog.sessions.get("s")) == []
+    await catalog.turns.commit(make_turn("s", 2), 1, None)
+    assert len(due_repairs(await catalog.sessions.get("s"))) == 1
+    await catalog.turns.commit(make_turn("s", 3, *calls), 1, None)
+    assert (await catalog.sessions.get("s")).output_due == 0
 
 
 async def test_the_last_repairs_are_remembered_newest_first_with_what_they_brought_back(
@@ -166,39 +169,39 @@ async def test_the_last_repairs_are_remembered_newest_first_with_what_they_broug
     memory: MemoryReport,
     repair: RepairReport,
 ) -> None:
-    await catalog.create(make_session("s"), b"", None)
-    await catalog.create(make_session("other"), b"", None)
-    await catalog.commit_turn(
+    await catalog.sessions.create(make_session("s"), b"", None)
+    await catalog.sessions.create(make_session("other"), b"", None)
+    await catalog.turns.commit(
         replace(make_turn("s", 1, *calls), repaired=RepairDetails("hello", (1, 2**31))), 1, None
     )
-    (due, *_) = due_repairs(await catalog.session("s"))
-    for number in range(REPAIRS_KEPT):
+    (due, *_) = due_repairs(await catalog.sessions.get("s"))
+    for number in range(REPAIRS_RETAINED):
         details = RepairDetails(f"signal {number}", (number,))
-        await catalog.commit_repair("s", RepairCommit(due, b"", repair, memory, details), 1)
-    found = await catalog.repairs("s", 100)
-    assert [record.number for record in found] == list(range(REPAIRS_KEPT + 1, 1, -1))
-    assert (found[0].turn, found[0].details.signal) == (2, f"signal {REPAIRS_KEPT - 1}")
+        await catalog.repairs.commit("s", RepairCommit(due, b"", repair, memory, details), 1)
+    found = await catalog.repairs.get_latest("s", 100)
+    assert [record.number for record in found] == list(range(REPAIRS_RETAINED + 1, 1, -1))
+    assert (found[0].turn, found[0].details.signal) == (2, f"signal {REPAIRS_RETAINED - 1}")
     assert (found[0].report, found[-1].details.positions) == (repair, (0,))
-    assert await catalog.repairs("s", 2) == found[:2]
-    assert await catalog.repairs("other", 2) == []
+    assert await catalog.repairs.get_latest("s", 2) == found[:2]
+    assert await catalog.repairs.get_latest("other", 2) == []
     with pytest.raises(UnknownSession):
-        await catalog.repairs("x", 2)
+        await catalog.repairs.get_latest("x", 2)
 
 
 async def test_a_turn_s_own_repair_is_remembered_with_that_turn(
     catalog: Catalog, make_session: MakeSession, make_turn: MakeTurn, repair: RepairReport
 ) -> None:
-    await catalog.create(make_session("s"), b"", None)
-    await catalog.commit_turn(
+    await catalog.sessions.create(make_session("s"), b"", None)
+    await catalog.turns.commit(
         replace(make_turn("s", 1), repaired=RepairDetails("hello", (1, 2**31))), 1, None
     )
-    (record,) = await catalog.repairs("s", 9)
+    (record,) = await catalog.repairs.get_latest("s", 9)
     assert (record.turn, record.report, record.details) == (
         1,
         repair,
         RepairDetails("hello", (1, 2**31)),
     )
-    assert (await catalog.session("s")).repairs == ()
+    assert (await catalog.sessions.get("s")).repairs == ()
 
 
 async def test_silent_calls_are_those_that_wait_and_were_not_heard_of(
@@ -208,13 +211,13 @@ async def test_silent_calls_are_those_that_wait_and_were_not_heard_of(
     calls: tuple[ToolCall, ToolCall],
 ) -> None:
     for id in ("s", "answered", "said"):
-        await catalog.create(make_session(id), b"", None)
-        await catalog.commit_turn(make_turn(id, 1, calls[0]), 1, None)
-    call = (await catalog.session("answered")).calls[0]
-    await catalog.commit_call(
+        await catalog.sessions.create(make_session(id), b"", None)
+        await catalog.turns.commit(make_turn(id, 1, calls[0]), 1, None)
+    call = (await catalog.sessions.get("answered")).calls[0]
+    await catalog.tool_calls.commit(
         "answered", replace(call, status=CallStatus.FAILED, result="no", batch=1), 1, None
     )
-    await catalog.commit_turn(replace(make_turn("said", 2), inline_results={"a": "r"}), 1, None)
-    last_event_at = (await catalog.session("s")).calls[0].last_event_at
-    assert await catalog.silent(last_event_at) == ["s"]
-    assert await catalog.silent(last_event_at - 0.001) == []
+    await catalog.turns.commit(replace(make_turn("said", 2), inline_results={"a": "r"}), 1, None)
+    last_event_at = (await catalog.sessions.get("s")).calls[0].last_event_at
+    assert await catalog.tool_calls.get_idle_sessions(last_event_at) == ["s"]
+    assert await catalog.tool_calls.get_idle_sessions(last_event_at - 0.001) == []

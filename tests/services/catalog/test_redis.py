@@ -17,7 +17,7 @@ from kvrecall.domain.messages import ToolCall
 from kvrecall.domain.repairs import due_repairs
 from kvrecall.domain.reports import RepairReport
 from kvrecall.domain.session import Session
-from services.catalog.base import (
+from services.catalog.records import (
     EpisodeSet,
     ForkCommit,
     IdempotencyKey,
@@ -64,7 +64,7 @@ class CuttingProxy:
 
         async def back() -> None:
             while data := await back_reader.read(1 << 16):
-                if self.to_cut and b"EVAL" in asked and b"remembered" in asked:
+                if self.to_cut and b"EVAL" in asked and b"find_result" in asked:
                     self.to_cut -= 1
                     if self.when_cut is not None:
                         await self.when_cut()
@@ -102,31 +102,31 @@ async def test_a_commit_whose_reply_was_lost_is_made_once_and_told_as_made(
         assert proxy.to_cut == 0
         return result
 
-    await cut(catalog.create(make_session("s"), b"", None))
+    await cut(catalog.sessions.create(make_session("s"), b"", None))
     key = IdempotencyKey("turns", "k", "", session="s")
-    await cut(catalog.commit_turn(make_turn("s", 1, *calls), 1, IdempotencyRecord(key, "told")))
-    due = due_repairs(await catalog.session("s"))[0]
-    await cut(catalog.commit_repair("s", RepairCommit(due, b"repaired", repair), 1))
-    await cut(catalog.commit_segments("s", segments, 1))
-    assert await cut(catalog.take_over("s", "w")) == 2
-    session = await catalog.session("s")
-    await cut(catalog.fork(ForkCommit(replace(session, id="child"), "s", 1, b""), None))
+    await cut(catalog.turns.commit(make_turn("s", 1, *calls), 1, IdempotencyRecord(key, "told")))
+    due = due_repairs(await catalog.sessions.get("s"))[0]
+    await cut(catalog.repairs.commit("s", RepairCommit(due, b"repaired", repair), 1))
+    await cut(catalog.episodes.commit_segments("s", segments, 1))
+    assert await cut(catalog.leases.take_over("s", "w")) == 2
+    session = await catalog.sessions.get("s")
+    await cut(catalog.sessions.fork(ForkCommit(replace(session, id="child"), "s", 1, b""), None))
     assert (session.turns, session.epoch, len(session.repairs)) == (1, 2, 1)
-    assert len(await catalog.repairs("s", 9)) == 2
-    assert await catalog.recall(key) == "told"
-    assert await cut(catalog.delete("s", None)) == [OrphanedPages("s", 0)]
-    assert await catalog.session_ids() == ["child"]
+    assert len(await catalog.repairs.get_latest("s", 9)) == 2
+    assert await catalog.idempotency.get(key) == "told"
+    assert await cut(catalog.sessions.delete("s", None)) == [OrphanedPages("s", 0)]
+    assert await catalog.sessions.get_ids() == ["child"]
 
 
 async def test_a_commit_that_is_cut_again_and_again_is_made_once(
     open_catalog: Open, proxy: CuttingProxy, make_session: MakeSession, make_turn: MakeTurn
 ) -> None:
     catalog = await open_catalog(proxy.url)
-    await catalog.create(make_session("s"), b"", None)
+    await catalog.sessions.create(make_session("s"), b"", None)
     proxy.to_cut = 4
-    await catalog.commit_turn(make_turn("s", 1), 1, None)
+    await catalog.turns.commit(make_turn("s", 1), 1, None)
     assert proxy.to_cut == 0
-    assert len(await catalog.turns("s", 0, 9)) == 1
+    assert len(await catalog.turns.get_after("s", 0, 9)) == 1
 
 
 async def test_the_outcome_of_the_first_time_is_told_even_if_somebody_took_over_since(
@@ -139,12 +139,12 @@ async def test_the_outcome_of_the_first_time_is_told_even_if_somebody_took_over_
     namespace = uuid4().hex
     catalog = await open_catalog(proxy.url, namespace)
     other = await open_catalog(redis_url, namespace)
-    await catalog.create(make_session("s"), b"", None)
+    await catalog.sessions.create(make_session("s"), b"", None)
     proxy.to_cut = 1
-    proxy.when_cut = lambda: other.take_over("s", "w")
-    await catalog.commit_turn(make_turn("s", 1), 1, None)
-    assert (await other.session("s")).epoch == 2
-    assert len(await other.turns("s", 0, 9)) == 1
+    proxy.when_cut = lambda: other.leases.take_over("s", "w")
+    await catalog.turns.commit(make_turn("s", 1), 1, None)
+    assert (await other.sessions.get("s")).epoch == 2
+    assert len(await other.turns.get_after("s", 0, 9)) == 1
 
 
 class Talk:
@@ -163,15 +163,15 @@ class Talk:
 
     async def _grow(self, id: str, wanted: int) -> None:
         while self.turns[id] < wanted:
-            await self._catalog.commit_turn(self._make_turn(id, self.turns[id] + 1), 1, None)
+            await self._catalog.turns.commit(self._make_turn(id, self.turns[id] + 1), 1, None)
             self.turns[id] += 1
 
     async def compare(self) -> None:
         """Everything that was acknowledged is there, once."""
         for id, turns in self.turns.items():
-            found = [turn.number for turn in await self._catalog.turns(id, 0, 100_000)]
+            found = [turn.number for turn in await self._catalog.turns.get_after(id, 0, 100_000)]
             assert found == list(range(1, turns + 1))
-            assert await self._catalog.worker_state(id) == b"state %d" % turns
+            assert await self._catalog.sessions.get_worker_state(id) == b"state %d" % turns
 
 
 @pytest.fixture
@@ -181,7 +181,7 @@ def talk_on(make_session: MakeSession, make_turn: MakeTurn) -> TalkOn:
     async def begin(catalog: RedisCatalog) -> Talk:
         talk = Talk(catalog, make_turn)
         for id in talk.turns:
-            await catalog.create(make_session(id), b"", None)
+            await catalog.sessions.create(make_session(id), b"", None)
         await talk.grow(5)
         return talk
 
@@ -243,15 +243,15 @@ async def test_two_gateways_see_the_same_catalog(
 ) -> None:
     namespace = uuid4().hex
     one, other = [await open_catalog(redis_url, namespace) for _ in range(2)]
-    await one.create(make_session("s"), b"", None)
-    assert await other.take_over("s", "w") == 2
-    commits = [catalog.commit_turn(make_turn("s", 1), 2, None) for catalog in (one, other)]
+    await one.sessions.create(make_session("s"), b"", None)
+    assert await other.leases.take_over("s", "w") == 2
+    commits = [catalog.turns.commit(make_turn("s", 1), 2, None) for catalog in (one, other)]
     outcomes = await asyncio.gather(*commits, return_exceptions=True)
     assert sorted(type(outcome).__name__ for outcome in outcomes) == [
         "ChangedMeanwhile",
         "NoneType",
     ]
-    assert len(await one.turns("s", 0, 9)) == 1
+    assert len(await one.turns.get_after("s", 0, 9)) == 1
 
 
 async def test_all_keys_of_a_session_lie_in_one_slot(
@@ -264,9 +264,9 @@ async def test_all_keys_of_a_session_lie_in_one_slot(
 ) -> None:
     namespace = uuid4().hex
     catalog = await open_catalog(redis_url, namespace)
-    await catalog.create(make_session("a {b}:c"), b"", None)
-    await catalog.commit_turn(make_turn("a {b}:c", 1, *calls), 1, None)
-    await catalog.claim("a {b}:c", "one", 60)
+    await catalog.sessions.create(make_session("a {b}:c"), b"", None)
+    await catalog.turns.commit(make_turn("a {b}:c", 1, *calls), 1, None)
+    await catalog.leases.claim("a {b}:c", "one", 60)
     keys = redis_server.client.keys(f"{namespace}:{{*")
     assert len(keys) > 5
     assert {key.split(b"{")[1].split(b"}")[0] for key in keys} == {b"a%20%7Bb%7D%3Ac"}
@@ -284,10 +284,10 @@ async def test_namespaces_do_not_see_each_other(
     open_catalog: Open, redis_url: str, make_session: MakeSession
 ) -> None:
     one, other = [await open_catalog(redis_url) for _ in range(2)]
-    await one.create(make_session("s"), b"", None)
-    assert await other.session_ids() == []
+    await one.sessions.create(make_session("s"), b"", None)
+    assert await other.sessions.get_ids() == []
     with pytest.raises(UnknownSession):
-        await other.session("s")
+        await other.sessions.get("s")
 
 
 async def test_a_server_that_is_not_there_or_wants_a_password_is_an_error_without_the_password(
@@ -311,20 +311,20 @@ async def test_a_server_without_memory_refuses_whole_commits(
 ) -> None:
     server = redis_process("maxmemory-policy noeviction")
     catalog = await open_catalog(server.url)
-    await catalog.create(make_session("s"), b"", None)
-    await catalog.commit_turn(make_turn("s", 1), 1, None)
+    await catalog.sessions.create(make_session("s"), b"", None)
+    await catalog.turns.commit(make_turn("s", 1), 1, None)
     server.client.config_set("maxmemory", 1)
     with pytest.raises(CatalogError):
-        await catalog.commit_turn(make_turn("s", 2), 1, None)
+        await catalog.turns.commit(make_turn("s", 2), 1, None)
     server.client.config_set("maxmemory", 0)
-    assert (await catalog.session("s")).turns == 1
-    await catalog.commit_turn(make_turn("s", 2), 1, None)
+    assert (await catalog.sessions.get("s")).turns == 1
+    await catalog.turns.commit(make_turn("s", 2), 1, None)
 
 
 async def test_whoever_is_cancelled_while_reading_ends(open_catalog: Open, redis_url: str) -> None:
     catalog = await open_catalog(redis_url)
     for steps in range(12):
-        reading = asyncio.create_task(catalog.session_ids())
+        reading = asyncio.create_task(catalog.sessions.get_ids())
         for _ in range(steps):
             await asyncio.sleep(0)
         if reading.cancel():
@@ -341,10 +341,10 @@ async def test_nothing_is_acknowledged_that_no_replica_has(
     primary, replica, _ = redis_behind_sentinels
     namespace = uuid4().hex
     catalog = await open_catalog(primary.url, namespace, timeout_seconds=0.2, patience_seconds=1.0)
-    await catalog.create(make_session("s"), b"", None)
+    await catalog.sessions.create(make_session("s"), b"", None)
     replica.signal(signal.SIGSTOP)
     with pytest.raises(CatalogError, match="no replica confirmed"):
-        await catalog.commit_turn(make_turn("s", 1), 1, None)
+        await catalog.turns.commit(make_turn("s", 1), 1, None)
     replica.signal(signal.SIGCONT)
-    await catalog.take_over("s", "w")
+    await catalog.leases.take_over("s", "w")
     assert replica.client.hget(f"{namespace}:{{s}}", "epoch") == b"2"

@@ -11,7 +11,7 @@ import pytest
 from kvrecall.domain.errors import CatalogError, UnknownSession
 from kvrecall.domain.messages import ToolCall
 from kvrecall.domain.session import Session, SharedPages
-from services.catalog.base import (
+from services.catalog.records import (
     ForkCommit,
     IdempotencyKey,
     IdempotencyRecord,
@@ -37,17 +37,20 @@ async def test_a_deleted_session_leaves_no_key_but_for_a_while(
 ) -> None:
     namespace = uuid4().hex
     catalog = await open_catalog(redis_url, namespace)
-    await catalog.create(make_session("s"), b"", None)
+    await catalog.sessions.create(make_session("s"), b"", None)
     offered = replace(
         make_turn("s", 1, *calls), prefix=KnownPrefix("s", (1,)), digest="d", shared=()
     )
-    await catalog.commit_turn(offered, 1, None)
-    child = replace(await catalog.session("s"), id="t", shared=(SharedPages("s", 1),))
-    await catalog.fork(ForkCommit(child, "s", 1, b""), None)
+    await catalog.turns.commit(offered, 1, None)
+    child = replace(await catalog.sessions.get("s"), id="t", shared=(SharedPages("s", 1),))
+    await catalog.sessions.fork(ForkCommit(child, "s", 1, b""), None)
     for id in ("s", "t"):
-        for left in await catalog.delete(id, None):
-            await catalog.dropped(left)
-    assert (await catalog.leftovers(), await catalog.silent(time.time())) == ([], [])
+        for left in await catalog.sessions.delete(id, None):
+            await catalog.page_refs.confirm_deleted(left)
+    assert (
+        await catalog.page_refs.get_orphaned(),
+        await catalog.tool_calls.get_idle_sessions(time.time()),
+    ) == ([], [])
     client = redis_server.client
     left = [key.decode() for key in client.keys(f"{namespace}:*") if client.ttl(key) == -1]
     assert {key.removeprefix(f"{namespace}:") for key in left} <= {"version", "tenants", "waiting"}
@@ -63,15 +66,15 @@ async def test_a_listing_without_a_session_is_passed_over_and_swept_once_it_is_o
     namespace = uuid4().hex
     catalog = await open_catalog(redis_url, namespace)
     client = redis_server.client
-    await catalog.create(make_session("s", created=5.0), b"", None)
+    await catalog.sessions.create(make_session("s", created=5.0), b"", None)
     now = time.time()
     client.zadd(f"{namespace}:sessions:", {"old": 6.0, "new": now})
     client.zadd(f"{namespace}:waiting", {"1 old": 6.0, "1 new": now})
     client.hset(f"{namespace}:lengths:", "old", 7)
-    assert [session.id for session in (await catalog.page(5, None)).sessions] == ["s"]
-    assert await catalog.session_ids() == ["s"]
-    assert await catalog.silent(now) == []
-    assert await catalog.tenant_tokens("") == 0
+    assert [session.id for session in (await catalog.sessions.get_page(5, None)).sessions] == ["s"]
+    assert await catalog.sessions.get_ids() == ["s"]
+    assert await catalog.tool_calls.get_idle_sessions(now) == []
+    assert await catalog.sessions.get_tenant_tokens("") == 0
     assert client.zrange(f"{namespace}:sessions:", 0, -1) == [b"s", b"new"]
     assert client.zrange(f"{namespace}:waiting", 0, -1) == [b"1 new"]
 
@@ -84,11 +87,11 @@ async def test_a_share_of_a_session_that_was_never_made_counts_for_an_hour(
     client = redis_server.client
     now = client.time()[0]
     for owner, since in (("young", now - HOUR // 2), ("old", now - 2 * HOUR)):
-        await catalog.create(make_session(owner), b"", None)
+        await catalog.sessions.create(make_session(owner), b"", None)
         client.hset(f"{namespace}:{{{owner}}}:sharers", "child", f"3 {since}")
-    assert await catalog.delete("young", None) == [OrphanedPages("young", 3)]
-    assert (await catalog.delete("old", None))[0] == OrphanedPages("old", 0)
-    assert await catalog.kept_pages() == [SharedPages("young", 3)]
+    assert await catalog.sessions.delete("young", None) == [OrphanedPages("young", 3)]
+    assert (await catalog.sessions.delete("old", None))[0] == OrphanedPages("old", 0)
+    assert await catalog.page_refs.get_retained() == [SharedPages("young", 3)]
 
 
 @pytest.fixture
@@ -104,42 +107,48 @@ async def broken_off(
     catalog = await open_catalog(redis_url, namespace)
     client = redis_server.client
     for id in ("s", "other", "owner"):
-        await catalog.create(make_session(id), b"", None)
-    assert await catalog.share("s", SharedPages("owner", 4))
-    await catalog.commit_turn(
+        await catalog.sessions.create(make_session(id), b"", None)
+    assert await catalog.page_refs.reserve("s", SharedPages("owner", 4))
+    await catalog.turns.commit(
         replace(make_turn("s", 1), shared=(SharedPages("owner", 4),)), 1, None
     )
-    assert await catalog.delete("owner", None) == [OrphanedPages("owner", 4)]
-    await catalog.dropped(OrphanedPages("owner", 4))
+    assert await catalog.sessions.delete("owner", None) == [OrphanedPages("owner", 4)]
+    await catalog.page_refs.confirm_deleted(OrphanedPages("owner", 4))
     # As far as a process comes that is killed when the session is gone.
     client.sadd(f"{namespace}:deleted", "s")
     client.hset(f"{namespace}:{{s}}:gone", mapping={"tenant": "", "digest": ""})
     client.delete(f"{namespace}:{{s}}")
     with pytest.raises(UnknownSession):
-        await catalog.session("s")
+        await catalog.sessions.get("s")
     return catalog
 
 
 async def test_a_deletion_that_broke_off_is_brought_to_its_end_by_the_next(
     broken_off: RedisCatalog, make_session: MakeSession
 ) -> None:
-    told = await broken_off.delete("other", None)
+    told = await broken_off.sessions.delete("other", None)
     assert told[0] == OrphanedPages("other", 0)
     assert set(told[1:]) >= {OrphanedPages("s", 0)}
-    await broken_off.create(make_session("another"), b"", None)
-    told += await broken_off.delete("another", None)
+    await broken_off.sessions.create(make_session("another"), b"", None)
+    told += await broken_off.sessions.delete("another", None)
     assert OrphanedPages("owner", 0) in told
-    assert (await broken_off.kept_pages(), await broken_off.tenant_tokens("")) == ([], 0)
+    assert (
+        await broken_off.page_refs.get_retained(),
+        await broken_off.sessions.get_tenant_tokens(""),
+    ) == ([], 0)
 
 
 async def test_a_deletion_that_broke_off_is_brought_to_its_end_by_looking_for_leftovers(
     broken_off: RedisCatalog,
 ) -> None:
-    told = {*await broken_off.leftovers(), *await broken_off.leftovers()}
+    told = {*await broken_off.page_refs.get_orphaned(), *await broken_off.page_refs.get_orphaned()}
     assert told == {OrphanedPages("s", 0), OrphanedPages("owner", 0)}
     for left in told:
-        await broken_off.dropped(left)
-    assert (await broken_off.leftovers(), await broken_off.kept_pages()) == ([], [])
+        await broken_off.page_refs.confirm_deleted(left)
+    assert (
+        await broken_off.page_refs.get_orphaned(),
+        await broken_off.page_refs.get_retained(),
+    ) == ([], [])
 
 
 async def test_an_answer_whose_session_was_never_made_is_not_given(
@@ -148,14 +157,14 @@ async def test_an_answer_whose_session_was_never_made_is_not_given(
     namespace = uuid4().hex
     catalog = await open_catalog(redis_url, namespace)
     key = IdempotencyKey("POST /sessions", "k", "body")
-    await catalog.create(make_session("s"), b"", IdempotencyRecord(key, "first"))
+    await catalog.sessions.create(make_session("s"), b"", IdempotencyRecord(key, "first"))
     redis_server.client.delete(f"{namespace}:{{s}}")
-    assert await catalog.recall(key) is None
-    await catalog.create(make_session("t"), b"", IdempotencyRecord(key, "second"))
-    assert await catalog.recall(key) == "second"
+    assert await catalog.idempotency.get(key) is None
+    await catalog.sessions.create(make_session("t"), b"", IdempotencyRecord(key, "second"))
+    assert await catalog.idempotency.get(key) == "second"
     with pytest.raises(CatalogError, match="answered"):
-        await catalog.create(make_session("u"), b"", IdempotencyRecord(key, "third"))
-    assert await catalog.session_ids() == ["t"]
+        await catalog.sessions.create(make_session("u"), b"", IdempotencyRecord(key, "third"))
+    assert await catalog.sessions.get_ids() == ["t"]
 
 
 async def test_lengths_that_were_not_noted_are_found(
@@ -167,7 +176,7 @@ async def test_lengths_that_were_not_noted_are_found(
 ) -> None:
     namespace = uuid4().hex
     catalog = await open_catalog(redis_url, namespace)
-    await catalog.create(make_session("s"), b"", None)
-    await catalog.commit_turn(make_turn("s", 1), 1, None)
+    await catalog.sessions.create(make_session("s"), b"", None)
+    await catalog.turns.commit(make_turn("s", 1), 1, None)
     redis_server.client.hset(f"{namespace}:lengths:", "s", 3)
-    assert await catalog.tenant_tokens("") == 7
+    assert await catalog.sessions.get_tenant_tokens("") == 7

@@ -21,8 +21,8 @@ from kvrecall.domain.session import Session
 from kvrecall.domain.session_settings import RepairTrigger
 from kvrecall.domain.state_machine import SessionState
 from kvrecall.domain.tool_calls import CallStatus
-from services.catalog.base import (
-    Catalog,
+from services.catalog.base import Catalog
+from services.catalog.records import (
     IdempotencyKey,
     IdempotencyRecord,
     RepairCommit,
@@ -44,38 +44,41 @@ async def test_a_session_comes_back_as_it_was_stored(
         metadata={"user": "é\0"},
         repair_on=frozenset({RepairTrigger.TURN}),
     )
-    await catalog.create(session, b"\0state", None)
-    assert await catalog.session("s") == session
-    assert await catalog.worker_state("s") == b"\0state"
+    await catalog.sessions.create(session, b"\0state", None)
+    assert await catalog.sessions.get("s") == session
+    assert await catalog.sessions.get_worker_state("s") == b"\0state"
 
 
 async def test_a_turn_comes_back_as_it_was_committed(
     catalog: Catalog, make_session: MakeSession, make_turn: MakeTurn, memory: MemoryReport
 ) -> None:
-    await catalog.create(make_session("s"), b"", None)
-    await catalog.commit_turn(make_turn("s", 1), 1, None)
-    await catalog.commit_turn(make_turn("s", 2), 1, None)
-    assert await catalog.turns("s", 0, 10) == [make_turn("s", 1).turn, make_turn("s", 2).turn]
-    assert await catalog.turns("s", 1, 10) == [make_turn("s", 2).turn]
-    session = await catalog.session("s")
+    await catalog.sessions.create(make_session("s"), b"", None)
+    await catalog.turns.commit(make_turn("s", 1), 1, None)
+    await catalog.turns.commit(make_turn("s", 2), 1, None)
+    assert await catalog.turns.get_after("s", 0, 10) == [
+        make_turn("s", 1).turn,
+        make_turn("s", 2).turn,
+    ]
+    assert await catalog.turns.get_after("s", 1, 10) == [make_turn("s", 2).turn]
+    session = await catalog.sessions.get("s")
     assert (session.turns, session.memory, session.committed_state) == (
         2,
         memory,
         SessionState.IDLE,
     )
-    assert await catalog.worker_state("s") == b"state 2"
+    assert await catalog.sessions.get_worker_state("s") == b"state 2"
 
 
 async def test_the_tokens_of_all_turns_come_in_their_order(
     catalog: Catalog, make_session: MakeSession, make_turn: MakeTurn
 ) -> None:
-    await catalog.create(make_session("s"), b"", None)
-    assert await catalog.token_ids("s") == ()
+    await catalog.sessions.create(make_session("s"), b"", None)
+    assert await catalog.turns.get_token_ids("s") == ()
     for number in (1, 2):
-        await catalog.commit_turn(make_turn("s", number), 1, None)
-    assert await catalog.token_ids("s") == (1, 2, 2**32 - 1) * 2
+        await catalog.turns.commit(make_turn("s", number), 1, None)
+    assert await catalog.turns.get_token_ids("s") == (1, 2, 2**32 - 1) * 2
     with pytest.raises(UnknownSession):
-        await catalog.token_ids("x")
+        await catalog.turns.get_token_ids("x")
 
 
 async def test_who_lost_the_session_cannot_write_it(
@@ -84,18 +87,18 @@ async def test_who_lost_the_session_cannot_write_it(
     make_turn: MakeTurn,
     calls: tuple[ToolCall, ToolCall],
 ) -> None:
-    await catalog.create(make_session("s"), b"", None)
-    await catalog.commit_turn(make_turn("s", 1, *calls), 1, None)
-    session = await catalog.session("s")
-    assert await catalog.take_over("s", "w") == 2
+    await catalog.sessions.create(make_session("s"), b"", None)
+    await catalog.turns.commit(make_turn("s", 1, *calls), 1, None)
+    session = await catalog.sessions.get("s")
+    assert await catalog.leases.take_over("s", "w") == 2
     with pytest.raises(StaleEpoch):
-        await catalog.commit_turn(make_turn("s", 2), 1, None)
+        await catalog.turns.commit(make_turn("s", 2), 1, None)
     with pytest.raises(StaleEpoch):
-        await catalog.commit_repair("s", RepairCommit(due_repairs(session)[0], b"x"), 1)
+        await catalog.repairs.commit("s", RepairCommit(due_repairs(session)[0], b"x"), 1)
     with pytest.raises(StaleEpoch):
-        await catalog.commit_call("s", replace(session.calls[0], pieces={0: "x"}), 1, None)
-    assert await catalog.session("s") == replace(session, epoch=2, worker="w")
-    assert await catalog.worker_state("s") == b"state 1"
+        await catalog.tool_calls.commit("s", replace(session.calls[0], pieces={0: "x"}), 1, None)
+    assert await catalog.sessions.get("s") == replace(session, epoch=2, worker="w")
+    assert await catalog.sessions.get_worker_state("s") == b"state 1"
 
 
 async def test_a_commit_that_fails_leaves_nothing_behind(
@@ -104,46 +107,48 @@ async def test_a_commit_that_fails_leaves_nothing_behind(
     make_turn: MakeTurn,
     calls: tuple[ToolCall, ToolCall],
 ) -> None:
-    await catalog.create(make_session("s"), b"", None)
-    await catalog.commit_turn(make_turn("s", 1), 1, None)
+    await catalog.sessions.create(make_session("s"), b"", None)
+    await catalog.turns.commit(make_turn("s", 1), 1, None)
     with pytest.raises(CatalogError):
-        await catalog.commit_turn(make_turn("s", 1, *calls), 1, None)
-    session = await catalog.session("s")
+        await catalog.turns.commit(make_turn("s", 1, *calls), 1, None)
+    session = await catalog.sessions.get("s")
     assert (session.turns, session.calls) == (1, ())
-    await catalog.commit_turn(make_turn("s", 2), 1, None)
+    await catalog.turns.commit(make_turn("s", 2), 1, None)
 
 
 async def test_what_is_unknown_is_said_to_be(
     catalog: Catalog, make_session: MakeSession, make_turn: MakeTurn
 ) -> None:
     for attempt in (
-        catalog.session("x"),
-        catalog.worker_state("x"),
-        catalog.take_over("x", "w"),
-        catalog.delete("x", None),
-        catalog.commit_turn(make_turn("x", 1), 1, None),
+        catalog.sessions.get("x"),
+        catalog.sessions.get_worker_state("x"),
+        catalog.leases.take_over("x", "w"),
+        catalog.sessions.delete("x", None),
+        catalog.turns.commit(make_turn("x", 1), 1, None),
     ):
         with pytest.raises(UnknownSession):
             await attempt
-    await catalog.create(make_session("s"), b"", None)
+    await catalog.sessions.create(make_session("s"), b"", None)
     with pytest.raises(UnknownCall):
-        await catalog.call("s", "x")
+        await catalog.tool_calls.get("s", "x")
 
 
 async def test_pages_show_every_session_once_newest_first(
     catalog: Catalog, make_session: MakeSession
 ) -> None:
     for number in range(7):
-        await catalog.create(make_session(f"s{number}", created=float(number // 2)), b"", None)
+        await catalog.sessions.create(
+            make_session(f"s{number}", created=float(number // 2)), b"", None
+        )
     seen = []
     cursor = None
     while True:
-        page = await catalog.page(3, cursor)
+        page = await catalog.sessions.get_page(3, cursor)
         seen += [session.id for session in page.sessions]
         cursor = page.next_cursor
         if cursor is None:
             break
-        await catalog.create(make_session(f"late{len(seen)}", created=100.0), b"", None)
+        await catalog.sessions.create(make_session(f"late{len(seen)}", created=100.0), b"", None)
     assert seen == ["s6", "s5", "s4", "s3", "s2", "s1", "s0"]
 
 
@@ -152,7 +157,7 @@ async def test_pages_show_every_session_once_newest_first(
 )
 async def test_a_cursor_of_somebody_else_is_refused(catalog: Catalog, cursor: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        await catalog.page(3, cursor)
+        await catalog.sessions.get_page(3, cursor)
     assert caught.value.details["field"] == "cursor"
 
 
@@ -160,12 +165,12 @@ async def test_an_answer_is_given_again_for_the_same_key_and_body_only(
     catalog: Catalog, make_session: MakeSession
 ) -> None:
     key = IdempotencyKey("POST /x", "k", "body")
-    assert await catalog.recall(key) is None
-    await catalog.create(make_session("s"), b"", IdempotencyRecord(key, "answer"))
-    assert await catalog.recall(key) == "answer"
-    assert await catalog.recall(replace(key, scope="POST /y")) is None
+    assert await catalog.idempotency.get(key) is None
+    await catalog.sessions.create(make_session("s"), b"", IdempotencyRecord(key, "answer"))
+    assert await catalog.idempotency.get(key) == "answer"
+    assert await catalog.idempotency.get(replace(key, scope="POST /y")) is None
     with pytest.raises(IdempotencyConflict):
-        await catalog.recall(replace(key, fingerprint="other"))
+        await catalog.idempotency.get(replace(key, fingerprint="other"))
 
 
 async def test_a_cancelled_commit_is_there_whole_or_not_at_all(
@@ -174,19 +179,19 @@ async def test_a_cancelled_commit_is_there_whole_or_not_at_all(
     make_turn: MakeTurn,
     calls: tuple[ToolCall, ToolCall],
 ) -> None:
-    await catalog.create(make_session("s"), b"", None)
+    await catalog.sessions.create(make_session("s"), b"", None)
     for number in range(1, 12):
-        task = asyncio.create_task(catalog.commit_turn(make_turn("s", number, *calls), 1, None))
+        task = asyncio.create_task(catalog.turns.commit(make_turn("s", number, *calls), 1, None))
         for _ in range(number):
             await asyncio.sleep(0)
         task.cancel()
         await asyncio.wait({task})
-        session = await catalog.session("s")
+        session = await catalog.sessions.get("s")
         if session.turns < number:
-            await catalog.commit_turn(make_turn("s", number, *calls), 1, None)
-            session = await catalog.session("s")
+            await catalog.turns.commit(make_turn("s", number, *calls), 1, None)
+            session = await catalog.sessions.get("s")
         assert (session.turns, len(session.calls)) == (number, 2)
-        assert await catalog.worker_state("s") == b"state %d" % number
+        assert await catalog.sessions.get_worker_state("s") == b"state %d" % number
 
 
 async def test_commits_at_the_same_time_are_all_there(
@@ -196,57 +201,62 @@ async def test_commits_at_the_same_time_are_all_there(
     calls: tuple[ToolCall, ToolCall],
 ) -> None:
     ids = [f"s{number}" for number in range(6)]
-    await asyncio.gather(*(catalog.create(make_session(id), b"", None) for id in ids))
+    await asyncio.gather(*(catalog.sessions.create(make_session(id), b"", None) for id in ids))
 
     async def talk(id: str) -> None:
         for number in range(1, 6):
-            await catalog.commit_turn(make_turn(id, number, *calls), 1, None)
-            pending = (await catalog.session(id)).calls
+            await catalog.turns.commit(make_turn(id, number, *calls), 1, None)
+            pending = (await catalog.sessions.get(id)).calls
             reported = [
                 replace(call, status=CallStatus.COMPLETED, result=f"{id} {number}", batch=1)
                 for call in pending
             ]
-            repairs = [RepairCommit(due) for due in due_repairs(await catalog.session(id))]
+            repairs = [RepairCommit(due) for due in due_repairs(await catalog.sessions.get(id))]
             await asyncio.gather(
-                *(catalog.commit_call(id, call, 1, None) for call in reported),
-                *(catalog.commit_repair(id, repair, 1) for repair in repairs),
+                *(catalog.tool_calls.commit(id, call, 1, None) for call in reported),
+                *(catalog.repairs.commit(id, repair, 1) for repair in repairs),
             )
 
     await asyncio.gather(*map(talk, ids))
     for id in ids:
-        session = await catalog.session(id)
-        assert [turn.number for turn in await catalog.turns(id, 0, 9)] == [1, 2, 3, 4, 5]
+        session = await catalog.sessions.get(id)
+        assert [turn.number for turn in await catalog.turns.get_after(id, 0, 9)] == [1, 2, 3, 4, 5]
         assert [call.result for call in session.calls] == [f"{id} 5"] * 2
         assert [call.call_signal for call in session.calls] == [call.signal for call in calls]
-    assert sorted(await catalog.session_ids()) == ids
+    assert sorted(await catalog.sessions.get_ids()) == ids
 
 
 async def test_a_tenant_lists_its_own_sessions_only(
     catalog: Catalog, make_session: MakeSession
 ) -> None:
     for number in range(4):
-        await catalog.create(make_session(f"s{number}", tenant="ab"[number % 2]), b"", None)
-    page = await catalog.page(1, None, "a")
+        await catalog.sessions.create(
+            make_session(f"s{number}", tenant="ab"[number % 2]), b"", None
+        )
+    page = await catalog.sessions.get_page(1, None, "a")
     assert [session.id for session in page.sessions] == ["s2"]
-    rest = await catalog.page(5, page.next_cursor, "a")
+    rest = await catalog.sessions.get_page(5, page.next_cursor, "a")
     assert ([session.id for session in rest.sessions], rest.next_cursor) == (["s0"], None)
-    assert (await catalog.page(5, None)).sessions == ()
-    assert await catalog.session_ids() == ["s0", "s1", "s2", "s3"]
+    assert (await catalog.sessions.get_page(5, None)).sessions == ()
+    assert await catalog.sessions.get_ids() == ["s0", "s1", "s2", "s3"]
 
 
 async def test_the_answer_of_a_turn_comes_with_the_turn(
     catalog: Catalog, make_session: MakeSession, make_turn: MakeTurn
 ) -> None:
-    await catalog.create(make_session("s"), b"", None)
+    await catalog.sessions.create(make_session("s"), b"", None)
     key = IdempotencyKey("POST /sessions/s/turns", "k", "body", session="s")
     with pytest.raises(StaleEpoch):
-        await catalog.commit_turn(make_turn("s", 1), 7, IdempotencyRecord(key, "early"))
-    assert await catalog.recall(key) is None
-    await catalog.commit_turn(make_turn("s", 1), 1, IdempotencyRecord(key, "first"))
-    assert await catalog.recall(key) == "first"
+        await catalog.turns.commit(make_turn("s", 1), 7, IdempotencyRecord(key, "early"))
+    assert await catalog.idempotency.get(key) is None
+    await catalog.turns.commit(make_turn("s", 1), 1, IdempotencyRecord(key, "first"))
+    assert await catalog.idempotency.get(key) == "first"
     with pytest.raises(CatalogError):
-        await catalog.commit_turn(make_turn("s", 2), 1, IdempotencyRecord(key, "second"))
-    assert (await catalog.recall(key), (await catalog.session("s")).turns) == ("first", 1)
+        await catalog.turns.commit(make_turn("s", 2), 1, IdempotencyRecord(key, "second"))
+    assert (await catalog.idempotency.get(key), (await catalog.sessions.get("s")).turns) == (
+        "first",
+        1,
+    )
 
 
 async def test_a_session_from_elsewhere_is_as_it_was_there(
@@ -256,28 +266,30 @@ async def test_a_session_from_elsewhere_is_as_it_was_there(
     calls: tuple[ToolCall, ToolCall],
     repair: RepairReport,
 ) -> None:
-    await catalog.create(make_session("s"), b"", None)
-    await catalog.commit_turn(make_turn("s", 1, *calls), 1, None)
-    await catalog.commit_turn(
+    await catalog.sessions.create(make_session("s"), b"", None)
+    await catalog.turns.commit(make_turn("s", 1, *calls), 1, None)
+    await catalog.turns.commit(
         replace(make_turn("s", 2, calls[0]), inline_results={"a": "r", "b": "q"}), 1, None
     )
-    due = due_repairs(await catalog.session("s"))
-    await catalog.commit_repair("s", RepairCommit(due[0], b"repaired", repair), 1)
-    session = await catalog.session("s")
-    repairs = await catalog.repairs("s", 9)
-    known = [await catalog.call("s", "b"), *session.calls]
-    turns = await catalog.turns("s", 0, 9)
+    due = due_repairs(await catalog.sessions.get("s"))
+    await catalog.repairs.commit("s", RepairCommit(due[0], b"repaired", repair), 1)
+    session = await catalog.sessions.get("s")
+    repairs = await catalog.repairs.get_latest("s", 9)
+    known = [await catalog.tool_calls.get("s", "b"), *session.calls]
+    turns = await catalog.turns.get_after("s", 0, 9)
     dump = SessionDump(session, b"state", tuple(turns), tuple(known), tuple(reversed(repairs)))
     with pytest.raises(CatalogError, match="already"):
-        await catalog.restore(dump)
-    await catalog.delete("s", None)
+        await catalog.sessions.restore(dump)
+    await catalog.sessions.delete("s", None)
     other = replace(session, id="t")
-    await catalog.restore(
+    await catalog.sessions.restore(
         replace(dump, session=other, turns=tuple(replace(turn, session="t") for turn in turns))
     )
-    assert await catalog.session("t") == other
-    assert await catalog.worker_state("t") == b"state"
-    assert await catalog.turns("t", 0, 9) == [replace(turn, session="t") for turn in turns]
-    assert await catalog.repairs("t", 9) == repairs
-    assert [await catalog.call("t", "b"), await catalog.call("t", "a")] == known
-    assert await catalog.tenant_tokens("") == session.memory.length
+    assert await catalog.sessions.get("t") == other
+    assert await catalog.sessions.get_worker_state("t") == b"state"
+    assert await catalog.turns.get_after("t", 0, 9) == [
+        replace(turn, session="t") for turn in turns
+    ]
+    assert await catalog.repairs.get_latest("t", 9) == repairs
+    assert [await catalog.tool_calls.get("t", "b"), await catalog.tool_calls.get("t", "a")] == known
+    assert await catalog.sessions.get_tenant_tokens("") == session.memory.length

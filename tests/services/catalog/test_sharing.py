@@ -7,8 +7,8 @@ import pytest
 
 from kvrecall.domain.errors import UnknownSession
 from kvrecall.domain.session import Session, SharedPages
-from services.catalog.base import (
-    Catalog,
+from services.catalog.base import Catalog
+from services.catalog.records import (
     ForkCommit,
     IdempotencyKey,
     IdempotencyRecord,
@@ -26,9 +26,9 @@ def fork(catalog: Catalog, make_turn: MakeTurn) -> Callable[..., object]:
     """fork(parent, child, *shared): a session that begins with others' pages; `shared` by owner and pages."""
 
     async def make(parent: str, child: str, *shared: tuple[str, int]) -> None:
-        begins = await catalog.session(parent)
+        begins = await catalog.sessions.get(parent)
         lineage = tuple(SharedPages(*each) for each in shared)
-        await catalog.fork(
+        await catalog.sessions.fork(
             ForkCommit(replace(begins, id=child, shared=lineage), parent, begins.turns, b"child"),
             None,
         )
@@ -39,17 +39,17 @@ def fork(catalog: Catalog, make_turn: MakeTurn) -> Callable[..., object]:
 @pytest.fixture
 async def parent(catalog: Catalog, make_session: MakeSession, make_turn: MakeTurn) -> str:
     """A session with two turns."""
-    await catalog.create(make_session("parent"), b"", None)
+    await catalog.sessions.create(make_session("parent"), b"", None)
     for number in (1, 2):
-        await catalog.commit_turn(make_turn("parent", number), 1, None)
+        await catalog.turns.commit(make_turn("parent", number), 1, None)
     return "parent"
 
 
 async def deleted(catalog: Catalog, session: str) -> list[OrphanedPages]:
     """Delete a session, and have the workers let go of what is left."""
-    leftovers = await catalog.delete(session, None)
+    leftovers = await catalog.sessions.delete(session, None)
     for left in leftovers:
-        await catalog.dropped(left)
+        await catalog.page_refs.confirm_deleted(left)
     return leftovers
 
 
@@ -57,27 +57,29 @@ async def test_what_nobody_needs_is_told_until_it_was_dropped(
     catalog: Catalog, parent: str, make_session: MakeSession, fork: Callable[..., object]
 ) -> None:
     await fork(parent, "child", (parent, 5))
-    assert await catalog.leftovers() == []
-    assert await catalog.delete(parent, None) == [OrphanedPages(parent, 5)]
-    assert await catalog.leftovers() == [OrphanedPages(parent, 5)]
-    assert await catalog.delete("child", None) == [
+    assert await catalog.page_refs.get_orphaned() == []
+    assert await catalog.sessions.delete(parent, None) == [OrphanedPages(parent, 5)]
+    assert await catalog.page_refs.get_orphaned() == [OrphanedPages(parent, 5)]
+    assert await catalog.sessions.delete("child", None) == [
         OrphanedPages("child", 0),
         OrphanedPages(parent, 0),
     ]
-    await catalog.dropped(OrphanedPages(parent, 5))  # late: it was told of more since
-    assert sorted(await catalog.leftovers(), key=str) == [
+    await catalog.page_refs.confirm_deleted(
+        OrphanedPages(parent, 5)
+    )  # late: it was told of more since
+    assert sorted(await catalog.page_refs.get_orphaned(), key=str) == [
         OrphanedPages("child", 0),
         OrphanedPages(parent, 0),
     ]
-    await catalog.create(make_session("other"), b"", None)
-    told = await catalog.delete("other", None)
+    await catalog.sessions.create(make_session("other"), b"", None)
+    told = await catalog.sessions.delete("other", None)
     assert (told[0], set(told[1:])) == (
         OrphanedPages("other", 0),
         {OrphanedPages("child", 0), OrphanedPages(parent, 0)},
     )
     for left in told:
-        await catalog.dropped(left)
-    assert await catalog.leftovers() == []
+        await catalog.page_refs.confirm_deleted(left)
+    assert await catalog.page_refs.get_orphaned() == []
 
 
 async def test_a_session_of_an_id_that_was_deleted_before_begins_anew(
@@ -88,18 +90,18 @@ async def test_a_session_of_an_id_that_was_deleted_before_begins_anew(
     fork: Callable[..., object],
 ) -> None:
     assert await deleted(catalog, parent) == [OrphanedPages(parent, 0)]
-    await catalog.create(make_session(parent), b"", None)
-    await catalog.commit_turn(make_turn(parent, 1), 1, None)
+    await catalog.sessions.create(make_session(parent), b"", None)
+    await catalog.turns.commit(make_turn(parent, 1), 1, None)
     await fork(parent, "child", (parent, 3))
     assert await deleted(catalog, parent) == [OrphanedPages(parent, 3)]
-    assert await catalog.kept_pages() == [SharedPages(parent, 3)]
+    assert await catalog.page_refs.get_retained() == [SharedPages(parent, 3)]
 
 
 async def test_a_session_that_nobody_shares_leaves_all_its_pages(
     catalog: Catalog, parent: str
 ) -> None:
     assert await deleted(catalog, parent) == [OrphanedPages(parent, 0)]
-    assert await catalog.kept_pages() == []
+    assert await catalog.page_refs.get_retained() == []
 
 
 async def test_shared_pages_outlive_their_owner_as_far_as_they_are_used(
@@ -107,17 +109,17 @@ async def test_shared_pages_outlive_their_owner_as_far_as_they_are_used(
 ) -> None:
     for child, pages in (("short", 2), ("long", 5), ("middle", 3)):
         await fork(parent, child, (parent, pages))
-    assert (await catalog.session("long")).shared == (SharedPages(parent, 5),)
+    assert (await catalog.sessions.get("long")).shared == (SharedPages(parent, 5),)
     assert await deleted(catalog, parent) == [OrphanedPages(parent, 5)]
-    assert await catalog.kept_pages() == [SharedPages(parent, 5)]
+    assert await catalog.page_refs.get_retained() == [SharedPages(parent, 5)]
     assert await deleted(catalog, "short") == [OrphanedPages("short", 0)]
     assert await deleted(catalog, "long") == [OrphanedPages("long", 0), OrphanedPages(parent, 3)]
-    assert await catalog.kept_pages() == [SharedPages(parent, 3)]
+    assert await catalog.page_refs.get_retained() == [SharedPages(parent, 3)]
     assert await deleted(catalog, "middle") == [
         OrphanedPages("middle", 0),
         OrphanedPages(parent, 0),
     ]
-    assert await catalog.kept_pages() == []
+    assert await catalog.page_refs.get_retained() == []
 
 
 async def test_a_fork_of_a_fork_keeps_every_owner_of_its_pages(
@@ -125,7 +127,7 @@ async def test_a_fork_of_a_fork_keeps_every_owner_of_its_pages(
 ) -> None:
     await fork(parent, "child", (parent, 4))
     await fork("child", "grandchild", (parent, 4), ("child", 6))
-    assert (await catalog.session("grandchild")).shared == (
+    assert (await catalog.sessions.get("grandchild")).shared == (
         SharedPages(parent, 4),
         SharedPages("child", 6),
     )
@@ -141,36 +143,36 @@ async def test_a_fork_of_a_fork_keeps_every_owner_of_its_pages(
 async def test_pages_that_are_gone_are_not_shared(
     catalog: Catalog, parent: str, make_session: MakeSession, fork: Callable[..., object]
 ) -> None:
-    await catalog.create(make_session("s"), b"", None)
-    assert not await catalog.share("s", SharedPages("nobody", 1))
+    await catalog.sessions.create(make_session("s"), b"", None)
+    assert not await catalog.page_refs.reserve("s", SharedPages("nobody", 1))
     await fork(parent, "child", (parent, 4))
-    await catalog.delete(parent, None)
-    assert not await catalog.share("s", SharedPages(parent, 5))
-    assert await catalog.share("s", SharedPages(parent, 4))
+    await catalog.sessions.delete(parent, None)
+    assert not await catalog.page_refs.reserve("s", SharedPages(parent, 5))
+    assert await catalog.page_refs.reserve("s", SharedPages(parent, 4))
     with pytest.raises(UnknownSession):
-        await catalog.share("nobody", SharedPages("s", 1))
+        await catalog.page_refs.reserve("nobody", SharedPages("s", 1))
     with pytest.raises(UnknownSession):
         await fork("child", "other", (parent, 5))
     with pytest.raises(UnknownSession):
-        await catalog.session("other")
+        await catalog.sessions.get("other")
 
 
 async def test_what_may_be_shared_is_counted_until_a_turn_says_what_is(
     catalog: Catalog, parent: str, make_session: MakeSession, make_turn: MakeTurn
 ) -> None:
     for id in ("uses", "does not"):
-        await catalog.create(make_session(id), b"", None)
-        assert await catalog.share(id, SharedPages(parent, 5))
-    assert (await catalog.session("uses")).shared == ()
+        await catalog.sessions.create(make_session(id), b"", None)
+        assert await catalog.page_refs.reserve(id, SharedPages(parent, 5))
+    assert (await catalog.sessions.get("uses")).shared == ()
     assert await deleted(catalog, parent) == [OrphanedPages(parent, 5)]
-    await catalog.commit_turn(
+    await catalog.turns.commit(
         replace(make_turn("uses", 1), shared=(SharedPages(parent, 2),)), 1, None
     )
-    assert (await catalog.session("uses")).shared == (SharedPages(parent, 2),)
-    await catalog.commit_turn(replace(make_turn("does not", 1), shared=()), 1, None)
-    assert await catalog.kept_pages() == [SharedPages(parent, 2)]
-    await catalog.commit_turn(make_turn("uses", 2), 1, None)
-    assert (await catalog.session("uses")).shared == (SharedPages(parent, 2),)
+    assert (await catalog.sessions.get("uses")).shared == (SharedPages(parent, 2),)
+    await catalog.turns.commit(replace(make_turn("does not", 1), shared=()), 1, None)
+    assert await catalog.page_refs.get_retained() == [SharedPages(parent, 2)]
+    await catalog.turns.commit(make_turn("uses", 2), 1, None)
+    assert (await catalog.sessions.get("uses")).shared == (SharedPages(parent, 2),)
     assert await deleted(catalog, "does not") == [
         OrphanedPages("does not", 0),
         OrphanedPages(parent, 2),
@@ -181,48 +183,55 @@ async def test_what_may_be_shared_is_counted_until_a_turn_says_what_is(
 async def test_a_prefix_is_known_as_long_as_its_owner_is_there(
     catalog: Catalog, make_session: MakeSession, make_turn: MakeTurn
 ) -> None:
-    assert await catalog.prefix("digest") is None
+    assert await catalog.page_refs.get_prefix("digest") is None
     for id in ("first", "second", "third"):
-        await catalog.create(make_session(id), b"", None)
+        await catalog.sessions.create(make_session(id), b"", None)
 
     async def offer(id: str) -> None:
         known = KnownPrefix(id, (1, 2**32 - 1))
-        await catalog.commit_turn(replace(make_turn(id, 1), prefix=known, digest="digest"), 1, None)
+        await catalog.turns.commit(
+            replace(make_turn(id, 1), prefix=known, digest="digest"), 1, None
+        )
 
     await offer("first")
     await offer("second")
-    assert await catalog.prefix("digest") == KnownPrefix("first", (1, 2**32 - 1))
-    assert await catalog.prefix("another") is None
-    await catalog.delete("first", None)
-    assert await catalog.prefix("digest") is None
+    assert await catalog.page_refs.get_prefix("digest") == KnownPrefix("first", (1, 2**32 - 1))
+    assert await catalog.page_refs.get_prefix("another") is None
+    await catalog.sessions.delete("first", None)
+    assert await catalog.page_refs.get_prefix("digest") is None
     await offer("third")
-    assert await catalog.prefix("digest") == KnownPrefix("third", (1, 2**32 - 1))
-    await catalog.delete("second", None)
-    assert await catalog.prefix("digest") == KnownPrefix("third", (1, 2**32 - 1))
+    assert await catalog.page_refs.get_prefix("digest") == KnownPrefix("third", (1, 2**32 - 1))
+    await catalog.sessions.delete("second", None)
+    assert await catalog.page_refs.get_prefix("digest") == KnownPrefix("third", (1, 2**32 - 1))
 
 
 async def test_a_tenant_s_tokens_are_those_of_its_sessions(
     catalog: Catalog, make_session: MakeSession, make_turn: MakeTurn, fork: Callable[..., object]
 ) -> None:
     for id, tenant in (("a", "x"), ("b", "x"), ("c", "y"), ("d", "")):
-        await catalog.create(make_session(id, tenant=tenant), b"", None)
+        await catalog.sessions.create(make_session(id, tenant=tenant), b"", None)
     for id in ("a", "b", "c"):
-        await catalog.commit_turn(make_turn(id, 1), 1, None)
+        await catalog.turns.commit(make_turn(id, 1), 1, None)
     await fork("b", "e", ("b", 1))
-    assert [await catalog.tenant_tokens(tenant) for tenant in ("x", "y", "", "z")] == [21, 7, 0, 0]
-    await catalog.delete("a", None)
-    assert [await catalog.tenant_tokens(tenant) for tenant in ("x", "y")] == [14, 7]
+    assert [await catalog.sessions.get_tenant_tokens(tenant) for tenant in ("x", "y", "", "z")] == [
+        21,
+        7,
+        0,
+        0,
+    ]
+    await catalog.sessions.delete("a", None)
+    assert [await catalog.sessions.get_tenant_tokens(tenant) for tenant in ("x", "y")] == [14, 7]
 
 
 async def test_the_answer_of_a_request_that_made_a_session_goes_with_the_session(
     catalog: Catalog, make_session: MakeSession
 ) -> None:
     key = IdempotencyKey("POST /sessions", "k", "body")
-    await catalog.create(make_session("s"), b"", IdempotencyRecord(key, "s"))
-    assert await catalog.recall(key) == "s"
+    await catalog.sessions.create(make_session("s"), b"", IdempotencyRecord(key, "s"))
+    assert await catalog.idempotency.get(key) == "s"
     removal = IdempotencyKey("DELETE /sessions/s", "k", "", session="s")
-    await catalog.delete("s", IdempotencyRecord(removal, "gone"))
-    assert await catalog.recall(key) is None
-    assert await catalog.recall(removal) == "gone"
-    await catalog.create(make_session("t"), b"", IdempotencyRecord(key, "t"))
-    assert await catalog.recall(key) == "t"
+    await catalog.sessions.delete("s", IdempotencyRecord(removal, "gone"))
+    assert await catalog.idempotency.get(key) is None
+    assert await catalog.idempotency.get(removal) == "gone"
+    await catalog.sessions.create(make_session("t"), b"", IdempotencyRecord(key, "t"))
+    assert await catalog.idempotency.get(key) == "t"

@@ -16,7 +16,7 @@ from kvrecall.domain.messages import ToolCall
 from kvrecall.domain.session import (
     Session,
 )
-from services.catalog.base import IdempotencyKey, IdempotencyRecord, TurnCommit
+from services.catalog.records import IdempotencyKey, IdempotencyRecord, TurnCommit
 from services.catalog.sqlite.catalog import SqliteCatalog
 
 MakeSession = Callable[..., Session]
@@ -25,7 +25,7 @@ MakeTurn = Callable[..., TurnCommit]
 
 @pytest.fixture
 async def catalog(tmp_path: Path) -> AsyncIterator[SqliteCatalog]:
-    catalog = await SqliteCatalog.open(tmp_path / "catalog.db", idempotency_records=3)
+    catalog = await SqliteCatalog.open(tmp_path / "catalog.db", max_idempotency_records=3)
     yield catalog
     await catalog.close()
 
@@ -38,12 +38,12 @@ async def test_a_deleted_session_is_gone_with_all_it_had(
     calls: tuple[ToolCall, ToolCall],
 ) -> None:
     for id in ("s", "other"):
-        await catalog.create(make_session(id), b"", None)
-        await catalog.commit_turn(make_turn(id, 1, *calls), 1, None)
-    await catalog.delete("s", None)
-    assert await catalog.session_ids() == ["other"]
+        await catalog.sessions.create(make_session(id), b"", None)
+        await catalog.turns.commit(make_turn(id, 1, *calls), 1, None)
+    await catalog.sessions.delete("s", None)
+    assert await catalog.sessions.get_ids() == ["other"]
     with sqlite3.connect(tmp_path / "catalog.db") as file:
-        for table in ("worker_states", "turns", "calls", "repairs"):
+        for table in ("worker_states", "turns", "tool_calls", "repairs"):
             assert {row[0] for row in file.execute(f"SELECT session FROM {table}")} == {"other"}
 
 
@@ -52,8 +52,10 @@ async def test_answers_are_bounded_and_the_oldest_go_first(
 ) -> None:
     keys = [IdempotencyKey("POST /x", f"k{number}", "body") for number in range(5)]
     for number, key in enumerate(keys):
-        await catalog.create(make_session(f"s{number}"), b"", IdempotencyRecord(key, str(number)))
-    assert [await catalog.recall(key) for key in keys] == [None, None, "2", "3", "4"]
+        await catalog.sessions.create(
+            make_session(f"s{number}"), b"", IdempotencyRecord(key, str(number))
+        )
+    assert [await catalog.idempotency.get(key) for key in keys] == [None, None, "2", "3", "4"]
 
 
 async def test_a_file_of_another_version_is_refused_with_what_to_do(tmp_path: Path) -> None:
@@ -81,7 +83,7 @@ async def test_a_file_of_something_else_is_refused_and_left_alone(tmp_path: Path
 WRITER = """
 import asyncio, sys
 from pathlib import Path
-from services.catalog.base import TurnCommit
+from services.catalog.records import TurnCommit
 from kvrecall.domain.messages import Message, ToolCall
 from kvrecall.domain.reports import MemoryReport, TurnOutcome
 from kvrecall.domain.session import Session, Turn
@@ -91,12 +93,12 @@ from services.catalog.sqlite.catalog import SqliteCatalog
 async def main():
     catalog = await SqliteCatalog.open(Path(sys.argv[1]))
     settings = SessionSettings(64, 8, "snapkv")
-    await catalog.create(Session("s", 1, settings, 0.0, 0.0, 0, MemoryReport()), b"", None)
+    await catalog.sessions.create(Session("s", 1, settings, 0.0, 0.0, 0, MemoryReport()), b"", None)
     calls = tuple(ToolCall(f"c{n}", "look", "{}") for n in range(20))
     for number in range(1, 100_000):
         outcome = TurnOutcome("s", number, Message("assistant", "x" * 5000), "tool_calls", 1, 1, MemoryReport(), (), {})
         turn = Turn("s", number, (Message("user", "y" * 5000),), (number,) * 2000, outcome)
-        await catalog.commit_turn(TurnCommit(turn, str(number).encode() * 1000, calls), 1, None)
+        await catalog.turns.commit(TurnCommit(turn, str(number).encode() * 1000, calls), 1, None)
         print(number, flush=True)
 
 asyncio.run(main())
@@ -119,9 +121,9 @@ async def test_after_a_kill_every_acknowledged_turn_is_there_whole(
     await writer.wait()
 
     catalog = await SqliteCatalog.open(path)
-    session = await catalog.session("s")
-    turns = await catalog.turns("s", 0, 100_000)
-    state = await catalog.worker_state("s")
+    session = await catalog.sessions.get("s")
+    turns = await catalog.turns.get_after("s", 0, 100_000)
+    state = await catalog.sessions.get_worker_state("s")
     await catalog.close()
     assert session.turns in (last, last + 1)
     assert [turn.number for turn in turns] == list(range(1, session.turns + 1))

@@ -1,7 +1,6 @@
 """The active cache against a plain model of it, and a step against the attention it feeds."""
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -10,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from workers.cache.active_cache import EMPTY, ActiveCache, KVShape
+from workers.cache.forward_step import ForwardStep
 
 LAYERS = 2
 KV_HEADS = 2
@@ -18,7 +18,7 @@ SLOTS = 3
 ROWS = (14, 10)
 SHAPE = KVShape(n_layers=LAYERS, n_heads=4, n_kv_heads=KV_HEADS, head_dim=HEAD_DIM)
 Row = tuple[int, float, bool, float]
-"""A row in the plain model: position, what its key is filled with (its value: minus it), promoted, accumulated."""
+"""A row in the plain model: position, key (the value is minus it), promoted, accumulated."""
 
 
 class CacheMachine(RuleBasedStateMachine):
@@ -49,7 +49,7 @@ class CacheMachine(RuleBasedStateMachine):
         spare=st.tuples(st.integers(0, 4), st.integers(0, 4)), shift=st.sampled_from([0, 0, -6, 5])
     )
     def claim(self, spare: tuple[int, int], shift: int) -> None:
-        """Sessions split their slot between the layers as they like."""
+        """Sessions divide their slot between the layers as they need."""
         bound = [ROWS[0] - spare[0] + shift, ROWS[1] - spare[1] - shift]
         slot = self.cache.claim(bound)
         assert slot not in self.rows
@@ -73,7 +73,7 @@ class CacheMachine(RuleBasedStateMachine):
             return
         tokens = data.draw(st.integers(1, room))
         starts = torch.tensor([self.next_position[slot] for slot in slots])
-        step = self.cache.begin_step(slots, starts[:, None] + torch.arange(tokens), observe=1)
+        step = ForwardStep(self.cache, slots, starts[:, None] + torch.arange(tokens), observe=1)
         for layer in range(LAYERS):
             keys = torch.empty(len(slots), KV_HEADS, tokens, HEAD_DIM)
             for index, slot in enumerate(slots):
@@ -112,8 +112,8 @@ class CacheMachine(RuleBasedStateMachine):
             for rows in heads
         ]
         width = max(map(len, kept))
-        places = torch.tensor([row + [-1] * (width - len(row)) for row in kept], dtype=torch.int64)
-        self.cache.keep(slot, layer, places.view(KV_HEADS, width))
+        indices = torch.tensor([row + [-1] * (width - len(row)) for row in kept], dtype=torch.int64)
+        self.cache.keep(slot, layer, indices.view(KV_HEADS, width))
         self.rows[slot][layer] = [
             [rows[i] for i in row] for rows, row in zip(heads, kept, strict=True)
         ]
@@ -152,14 +152,14 @@ class CacheMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.rows)
     @rule(data=st.data())
-    def say_and_trim(self, data: st.DataObject) -> None:
-        """A prompt is said, scored and forgotten."""
+    def append_and_drop(self, data: st.DataObject) -> None:
+        """A prompt is appended, scored and dropped."""
         slot = data.draw(st.sampled_from(sorted(self.rows)))
         tokens = min(3, self._room(slot))
         if tokens < 1:
             return
-        step = self.cache.begin_step(
-            [slot], (self.next_position[slot] + torch.arange(tokens))[None]
+        step = ForwardStep(
+            self.cache, [slot], (self.next_position[slot] + torch.arange(tokens))[None]
         )
         for layer in range(LAYERS):
             step.update(
@@ -233,30 +233,25 @@ TestActiveCache = CacheMachine.TestCase
 TestActiveCache.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
 
 
-def _fill(cache: ActiveCache, slot: int, tokens: int, value: float = 1.0) -> None:
-    step = cache.begin_step([slot], torch.arange(tokens)[None])
-    rows = torch.full((1, cache.shape.n_kv_heads, tokens, cache.shape.head_dim), value)
-    for layer in range(cache.shape.n_layers):
-        step.update(rows, rows, layer)
-
-
 def test_a_layer_over_its_bound_is_an_error_before_anything_is_written(
-    make_cache: Callable[..., ActiveCache],
+    make_cache: Callable[..., ActiveCache], fill: Callable[..., None]
 ) -> None:
     cache = make_cache()
     slot = cache.claim([8, 6])
-    _fill(cache, slot, 6)
+    fill(cache, slot, 6)
     with pytest.raises(AssertionError, match="would hold"):
-        _fill(cache, slot, 2)
+        fill(cache, slot, 2)
     assert cache.longest_heads(slot) == [6, 6]
     with pytest.raises(AssertionError, match="capacity"):
         cache.claim([17, 12])
 
 
-def test_the_peak_counts_what_was_held_at_once(make_cache: Callable[..., ActiveCache]) -> None:
+def test_the_peak_counts_rows_that_were_resident_at_once(
+    make_cache: Callable[..., ActiveCache], fill: Callable[..., None]
+) -> None:
     cache = make_cache()
     slot = cache.claim([16, 12])
-    _fill(cache, slot, 9)
+    fill(cache, slot, 9)
     for layer in range(2):
         cache.keep(slot, layer, torch.tensor([[0, 8], [3, -1]]))
     assert cache.longest_heads(slot) == [2, 2]
@@ -266,36 +261,34 @@ def test_the_peak_counts_what_was_held_at_once(make_cache: Callable[..., ActiveC
     assert cache.peak[:, slot].tolist() == [0, 0], "another session's peak is its own"
 
 
-def test_nothing_of_a_session_is_left_in_its_slot(make_cache: Callable[..., ActiveCache]) -> None:
+def test_a_released_slot_holds_nothing_of_its_session(
+    make_cache: Callable[..., ActiveCache], fill: Callable[..., None]
+) -> None:
     cache = make_cache()
     slot = cache.claim([16, 12])
-    _fill(cache, slot, 12, value=float("nan"))
+    fill(cache, slot, 12, value=float("nan"))
     cache.release(slot)
     assert not bool(cache.pool.keys[slot].any())
     assert not bool(cache.pool.values[slot].any())
     cache.check_integrity()
 
 
-def _keep_uneven(cache: ActiveCache, slot: int, layer: int, few: int) -> None:
-    """The first head keeps `few` of its rows, the second all."""
-    n = cache.longest_heads(slot)[layer]
-    places = torch.arange(n).repeat(2, 1)
-    places[0, few:] = -1
-    cache.keep(slot, layer, places)
-
-
-def test_what_one_head_gives_up_another_may_use(make_cache: Callable[..., ActiveCache]) -> None:
-    """Sixteen rows per head: with two in the first head the second may hold 30, and rows are freed as bytes."""
+def test_rows_that_one_head_frees_can_be_used_by_another(
+    make_cache: Callable[..., ActiveCache],
+    fill: Callable[..., None],
+    keep_uneven: Callable[..., None],
+) -> None:
+    """Sixteen rows per head: with two in the first head the second may hold 30."""
     cache = make_cache(rows=(16, 16))
     slot = cache.claim([16, 16])
-    _fill(cache, slot, 16)
+    fill(cache, slot, 16)
     assert cache.free_rows(slot) == 0
     full = cache.active_bytes(slot)
     for layer in range(2):
-        _keep_uneven(cache, slot, layer, few=2)
+        keep_uneven(cache, slot, layer, few=2)
     assert cache.active_bytes(slot) == full - 2 * 14 * cache.shape.row_bytes(torch.float32)
     assert cache.free_rows(slot) == 7
-    step = cache.begin_step([slot], 16 + torch.arange(7)[None])
+    step = ForwardStep(cache, [slot], 16 + torch.arange(7)[None])
     for layer in range(2):
         seen, _ = step.update(torch.full((1, 2, 7, 4), 2.0), torch.ones(1, 2, 7, 4), layer)
         assert seen.shape == (1, 2, 23, 4)
@@ -305,93 +298,38 @@ def test_what_one_head_gives_up_another_may_use(make_cache: Callable[..., Active
     assert cache.rows_per_head(slot) == [16, 16]
     cache.check_integrity()
     with pytest.raises(AssertionError, match="would hold"):
-        cache.begin_step([slot], 23 + torch.arange(1)[None])
+        ForwardStep(cache, [slot], 23 + torch.arange(1)[None])
 
 
-def test_a_neighbouring_heads_nan_is_not_read(make_cache: Callable[..., ActiveCache]) -> None:
-    """Places that hide behind a shorter head's end are multiplied by 0 in attention."""
-    cache = make_cache(rows=(16, 16))
-    slot = cache.claim([16, 16])
-    _fill(cache, slot, 16)
-    _keep_uneven(cache, slot, 0, few=2)
-    _keep_uneven(cache, slot, 1, few=2)
-    step = cache.begin_step([slot], 16 + torch.arange(3)[None])
-    new = torch.ones(1, 2, 3, 4)
-    new[0, 1] = float("nan")
-    keys, values = step.update(new, new, 0)
-    assert not bool(keys[0, 0].isnan().any())
-    assert not bool(values[0, 0].isnan().any())
-
-
-def test_slots_side_by_side_are_read_without_a_copy(make_cache: Callable[..., ActiveCache]) -> None:
-    """Whatever their bounds, as long as these fit into the slot's own division and the heads' lengths do too."""
-    cache = make_cache(slots=3)
-    slots = [cache.claim(bound) for bound in ([16, 12], [9, 9], [12, 12])]
-    for slot in slots:
-        _fill(cache, slot, 5)
-    _keep_uneven(cache, 1, 0, few=2)
-
-    def shares_memory(order: list[int], layer: int) -> bool:
-        step = cache.begin_step(order, torch.full((len(order), 1), 50))
-        rows = torch.ones(len(order), 2, 1, 4)
-        for index in range(2):
-            seen = step.update(rows, rows, index)
-            if index == layer:
-                lies_in_pool = [tensor.untyped_storage().data_ptr() for tensor in seen] == [
-                    cache.pool.keys.untyped_storage().data_ptr(),
-                    cache.pool.values.untyped_storage().data_ptr(),
-                ]
-        for slot in order:
-            cache.drop_last(slot, 1)
-        return lies_in_pool
-
-    for layer in range(2):
-        assert shares_memory([0, 1, 2], layer)
-        assert shares_memory([1], layer)
-        assert not shares_memory([2, 0], layer)
-    cache.release(1)
-    cache.claim([8, 18])
-    assert shares_memory([0], 1)
-    assert not shares_memory([0, 1], 1), "another split: other places"
-
-
-def test_integrity_notices_rows_out_of_order(make_cache: Callable[..., ActiveCache]) -> None:
+def test_integrity_notices_rows_out_of_order(
+    make_cache: Callable[..., ActiveCache], fill: Callable[..., None]
+) -> None:
     cache = make_cache()
     slot = cache.claim([16, 12])
-    _fill(cache, slot, 4)
+    fill(cache, slot, 4)
     cache.read(slot, 1).positions[0, 1] = 7
     with pytest.raises(AssertionError, match="out of order"):
         cache.check_integrity()
 
 
-def test_integrity_notices_what_an_empty_place_holds(
-    make_cache: Callable[..., ActiveCache],
+def test_integrity_notices_data_at_an_empty_index(
+    make_cache: Callable[..., ActiveCache], fill: Callable[..., None]
 ) -> None:
     for name in ("positions", "promoted", "accumulated"):
         cache = make_cache()
-        _fill(cache, cache.claim([16, 12]), 4)
+        fill(cache, cache.claim([16, 12]), 4)
         getattr(cache.pool, name)[0, 5] = 1
-        with pytest.raises(AssertionError, match="an empty place"):
+        with pytest.raises(AssertionError, match="an empty index"):
             cache.check_integrity()
 
 
-def test_a_step_holds_the_last_queries_only(make_cache: Callable[..., ActiveCache]) -> None:
-    cache = make_cache()
-    slot = cache.claim([16, 12])
-    step = cache.begin_step([slot], torch.arange(6)[None], observe=2)
-    queries: Any = torch.arange(4 * 6 * 4.0).view(1, 4, 6, 4)
-    step.record(queries)
-    assert torch.equal(step.observed[0], queries[:, :, -2:])
-    unobserved = cache.begin_step([slot], torch.arange(6)[None])
-    unobserved.record(queries)
-    assert unobserved.observed == []
-
-
-def test_memory_is_the_same_whatever_is_said(make_cache: Callable[..., ActiveCache]) -> None:
+def test_memory_is_the_same_after_any_appends(
+    make_cache: Callable[..., ActiveCache], fill: Callable[..., None]
+) -> None:
     cache = make_cache()
     where = [tensor.data_ptr() for tensor in cache.pool.tensors()]
     for bound in ([16, 12], [20, 8], [2, 26]):
         slot = cache.claim(bound)
-        _fill(cache, slot, min(bound))
+        fill(cache, slot, min(bound))
         cache.release(slot)
     assert [tensor.data_ptr() for tensor in cache.pool.tensors()] == where

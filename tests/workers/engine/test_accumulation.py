@@ -10,6 +10,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from workers.cache.active_cache import EMPTY, ActiveCache
+from workers.cache.forward_step import ForwardStep
 from workers.engine.accumulation import accumulate, received_weight
 from workers.primitives import scoring
 
@@ -87,13 +88,13 @@ def test_in_heads_of_uneven_length_every_row_gets_its_own(
     cache = make_cache(rows=(16, 16))
     slot = cache.claim([16, 16])
     generator = torch.Generator().manual_seed(1)
-    step = cache.begin_step([slot], torch.arange(16)[None])
+    step = ForwardStep(cache, [slot], torch.arange(16)[None])
     for layer in range(2):
         step.update(*torch.randn(2, 1, 2, 16, 4, generator=generator), layer)
         places = torch.arange(16).repeat(2, 1)
         places[0, 1:] = -1
         cache.keep(slot, layer, places)
-    step = cache.begin_step([slot], 16 + torch.arange(6)[None])
+    step = ForwardStep(cache, [slot], 16 + torch.arange(6)[None])
     for layer in range(2):
         step.update(*torch.randn(2, 1, 2, 6, 4, generator=generator), layer)
     queries = torch.randn(2, 4, 6, 4, generator=generator)

@@ -10,6 +10,7 @@ import torch
 from kvrecall.domain.active_episode import ActiveEpisode
 from workers import methods
 from workers.cache.active_cache import EMPTY, ActiveCache
+from workers.cache.forward_step import ForwardStep
 from workers.engine import eviction
 from workers.engine.session import ResidentSession, SessionConfig, WorkerSession
 from workers.engine.settings import WorkerSettings
@@ -28,7 +29,7 @@ def resident(
     ) -> tuple[ActiveCache, ResidentSession]:
         cache = make_cache(slots=1, rows=(64, 64))
         slot = cache.claim([64, 64])
-        step = cache.begin_step([slot], torch.arange(tokens)[None])
+        step = ForwardStep(cache, [slot], torch.arange(tokens)[None])
         generator = torch.Generator().manual_seed(tokens)
         for layer in range(2):
             step.update(*torch.randn(2, 1, 2, tokens, 4, generator=generator), layer)

@@ -6,6 +6,7 @@ import torch
 
 from workers import methods
 from workers.cache.active_cache import EMPTY, ActiveCache
+from workers.cache.forward_step import ForwardStep
 from workers.engine.selection import Selection
 from workers.engine.session import SessionConfig, WorkerSession
 
@@ -20,7 +21,7 @@ def test_a_selection_of_uneven_heads_survives_as_bytes(
 ) -> None:
     cache = make_cache()
     slot = cache.claim([16, 12])
-    step = cache.begin_step([slot], torch.arange(9)[None])
+    step = ForwardStep(cache, [slot], torch.arange(9)[None])
     for layer in range(2):
         step.update(torch.ones(1, 2, 9, 4), torch.ones(1, 2, 9, 4), layer)
     cache.keep(slot, 0, torch.tensor([[0, 4, 8], [2, -1, -1]]))
@@ -70,7 +71,7 @@ def test_a_selection_keeps_accumulated_scores_when_asked(
 ) -> None:
     cache = make_cache()
     slot = cache.claim([16, 12])
-    step = cache.begin_step([slot], torch.arange(3)[None])
+    step = ForwardStep(cache, [slot], torch.arange(3)[None])
     for layer in range(2):
         step.update(torch.ones(1, 2, 3, 4), torch.ones(1, 2, 3, 4), layer)
         cache.accumulate(slot, layer, torch.tensor([[0.1, 0.2, 0.3], [1.0, 2.0, 3.0]]) + layer)
@@ -86,7 +87,7 @@ def test_a_saved_selection_does_not_change_with_the_slot(
 ) -> None:
     cache = make_cache()
     slot = cache.claim([16, 12])
-    step = cache.begin_step([slot], torch.arange(12)[None])
+    step = ForwardStep(cache, [slot], torch.arange(12)[None])
     for layer in range(2):
         step.update(torch.ones(1, 2, 12, 4), torch.ones(1, 2, 12, 4), layer)
     selection = Selection.from_slot(cache, slot)

@@ -16,7 +16,7 @@ HEAD_DIM = 8
 def draw_rows(
     positions: Sequence[Sequence[int]], seed: int = 0, tokens: int = 5, **changes: Any
 ) -> LayerRows:
-    """Rows at these positions, ascending per KV head, with random keys and the last `tokens` tokens' queries."""
+    """Rows at ascending positions per KV head, random keys, and the last tokens' queries."""
     generator = torch.Generator().manual_seed(seed)
     width = max(map(len, positions))
     end = max((max(head) for head in positions if head), default=0) + 1
@@ -39,7 +39,7 @@ def draw_rows(
 
 @pytest.fixture(scope="session")
 def make_rows() -> Callable[..., LayerRows]:
-    """make_rows(positions, seed, tokens, **fields): see `draw_rows`; fields replace what is drawn."""
+    """make_rows(positions, seed, tokens, **fields): `draw_rows`; fields replace drawn ones."""
     return draw_rows
 
 

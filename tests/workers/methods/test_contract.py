@@ -31,7 +31,7 @@ WHOLE_CHUNKS = ["chunkkv"]
 
 @dataclass(frozen=True)
 class Case:
-    """Rows at the moment of an eviction: positions per head, which of them are protected, what is observed."""
+    """Rows at an eviction: positions per head, protected ones, number of observed tokens."""
 
     positions: list[list[int]]
     protected: list[set[int]]
@@ -42,7 +42,7 @@ class Case:
 
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
-    """Two heads of different lengths, one of them maybe empty, and a budget that holds what is protected."""
+    """Two heads of different lengths, one maybe empty, and a budget for the protected rows."""
     heads = [sorted(draw(st.sets(st.integers(0, 90), max_size=40))) for _ in range(2)]
     assume(any(heads))
     budget = draw(st.integers(1, 45))
@@ -53,25 +53,25 @@ def cases(draw: st.DrawFn) -> Case:
 def _selected(
     method: methods.Method, rows: LayerRows, case: Case
 ) -> tuple[Tensor, list[list[int]]]:
-    """Places as the method returns them, and the positions they stand for, per head."""
+    """Indices as the method returns them, and their positions, per head."""
     scores = method.scores(rows)
-    # A place without a row is after every position: the engine calls it protected, too.
+    # An index without a row is after every position: the engine protects it, too.
     kept = torch.tensor(
         [
             [p in {*free, EMPTY} for p in head]
             for head, free in zip(rows.positions.tolist(), case.protected, strict=True)
         ]
     )
-    places = method.select(scores.masked_fill(kept, torch.inf), rows.positions, case.budget)
+    indices = method.select(scores.masked_fill(kept, torch.inf), rows.positions, case.budget)
     found = [
-        rows.positions[head][of_head[of_head >= 0]].tolist() for head, of_head in enumerate(places)
+        rows.positions[head][of_head[of_head >= 0]].tolist() for head, of_head in enumerate(indices)
     ]
-    return places, found
+    return indices, found
 
 
 @pytest.mark.parametrize("name", list(METHODS))
 @given(case=cases())
-def test_scores_are_finite_and_there_for_every_row(
+def test_every_row_has_a_finite_score(
     name: str, case: Case, make_rows: Callable[..., LayerRows]
 ) -> None:
     rows = make_rows(case.positions, case.seed, case.tokens)
@@ -84,44 +84,44 @@ def test_scores_are_finite_and_there_for_every_row(
 
 @pytest.mark.parametrize("name", list(METHODS))
 @given(case=cases())
-def test_places_are_rows_that_are_there_in_order(
+def test_indices_are_resident_rows_in_order(
     name: str, case: Case, make_rows: Callable[..., LayerRows]
 ) -> None:
     rows = make_rows(case.positions, case.seed, case.tokens)
     method = METHODS[name]
-    places, found = _selected(method, rows, case)
-    assert places.dtype == torch.int64
-    assert places.shape[0] == 2
-    for kept, positions in zip(places.tolist(), found, strict=True):
-        held = [place for place in kept if place >= 0]
-        assert kept == held + [-1] * (len(kept) - len(held)), "what is not a row stands at the end"
-        assert held == sorted(set(held))
+    indices, found = _selected(method, rows, case)
+    assert indices.dtype == torch.int64
+    assert indices.shape[0] == 2
+    for kept, positions in zip(indices.tolist(), found, strict=True):
+        resident = [index for index in kept if index >= 0]
+        assert kept == resident + [-1] * (len(kept) - len(resident)), "-1 only at the end"
+        assert resident == sorted(set(resident))
         assert EMPTY not in positions
-    assert torch.equal(places, _selected(method, rows, case)[0]), (
+    assert torch.equal(indices, _selected(method, rows, case)[0]), (
         "the same rows, the same selection"
     )
 
 
 @pytest.mark.parametrize("name", EVICTING)
 @given(case=cases())
-def test_the_budget_is_held_and_used(
+def test_the_budget_is_respected_and_used(
     name: str, case: Case, make_rows: Callable[..., LayerRows]
 ) -> None:
     rows = make_rows(case.positions, case.seed, case.tokens)
     found = _selected(METHODS[name], rows, case)[1]
     counts = [len(kept) for kept in found]
-    held = [len(head) for head in case.positions]
+    lengths = [len(head) for head in case.positions]
     if name in POOLED:
-        assert sum(counts) == min(2 * case.budget, sum(held))
+        assert sum(counts) == min(2 * case.budget, sum(lengths))
     elif name in WHOLE_CHUNKS:
-        assert all(min(case.budget, n) >= count for count, n in zip(counts, held, strict=True))
+        assert all(min(case.budget, n) >= count for count, n in zip(counts, lengths, strict=True))
     else:
-        assert counts == [min(case.budget, n) for n in held]
+        assert counts == [min(case.budget, n) for n in lengths]
 
 
 @pytest.mark.parametrize("name", EVICTING)
 @given(case=cases())
-def test_what_is_protected_is_kept(
+def test_protected_rows_are_kept(
     name: str, case: Case, make_rows: Callable[..., LayerRows]
 ) -> None:
     rows = make_rows(case.positions, case.seed, case.tokens)
@@ -136,10 +136,10 @@ def test_everything_stays_within_the_budget(
 ) -> None:
     rows = make_rows(case.positions, case.seed, case.tokens)
     method = METHODS[name]
-    places = method.select(
+    indices = method.select(
         method.scores(rows), rows.positions, max(map(len, case.positions)) + more
     )
-    assert (places >= 0).sum(1).tolist() == [len(head) for head in case.positions]
+    assert (indices >= 0).sum(1).tolist() == [len(head) for head in case.positions]
 
 
 @pytest.mark.parametrize("name", list(METHODS))
@@ -154,7 +154,7 @@ def test_a_layer_without_a_row_selects_none(name: str, make_rows: Callable[..., 
 def test_heads_that_hold_the_same_keys_keep_the_same_rows(
     name: str, make_rows: Callable[..., LayerRows]
 ) -> None:
-    """A head's rows depend on its own scores: ties are broken alike in every head."""
+    """A head's rows depend on its own scores; ties are broken in the same way in every head."""
     rows = make_rows([range(60)] * 2, seed=4)
     keys = rows.keys[:1].expand(2, -1, -1)
     queries = rows.queries[:2].repeat(2, 1, 1)
@@ -162,5 +162,5 @@ def test_heads_that_hold_the_same_keys_keep_the_same_rows(
         [range(60)] * 2, keys=keys, queries=queries, accumulated=torch.zeros(2, 60), seed=4
     )
     method = METHODS[name]
-    places = method.select(method.scores(same), same.positions, 25)
-    assert torch.equal(places[0], places[1])
+    indices = method.select(method.scores(same), same.positions, 25)
+    assert torch.equal(indices[0], indices[1])

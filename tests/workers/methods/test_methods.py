@@ -12,7 +12,7 @@ NAMES = list(methods.METHODS)
 
 
 @pytest.mark.parametrize(
-    ("name", "settings", "told"),
+    ("name", "settings", "match"),
     [
         ("snapkv", '{"window": 0}', "window"),
         ("snapkv", '{"pool": 64}', "pool"),
@@ -30,12 +30,12 @@ NAMES = list(methods.METHODS)
         ("full", "{", "settings"),
     ],
 )
-def test_bad_settings_are_named(name: str, settings: str, told: str) -> None:
-    with pytest.raises(BadSettings, match=told):
+def test_bad_settings_are_named(name: str, settings: str, match: str) -> None:
+    with pytest.raises(BadSettings, match=match):
         methods.build(name, settings)
 
 
-def test_an_unknown_method_is_told_which_there_are() -> None:
+def test_an_unknown_method_is_refused_with_the_known_ones() -> None:
     with pytest.raises(UnknownMethod, match=", ".join(NAMES)):
         methods.build("magic")
 
@@ -50,7 +50,7 @@ def test_every_method_describes_itself_and_its_settings(name: str) -> None:
     assert methods.build(name, "") == methods.build(name)
 
 
-def test_no_two_methods_summarise_themselves_alike() -> None:
+def test_summaries_of_methods_differ() -> None:
     assert len({methods.describe(name).summary for name in NAMES}) == len(NAMES)
 
 
@@ -77,7 +77,7 @@ def test_no_two_methods_summarise_themselves_alike() -> None:
         ),
     ],
 )
-def test_what_a_method_observes_follows_from_its_settings(
+def test_the_observation_follows_from_the_settings(
     name: str, settings: str, observation: Observation
 ) -> None:
     assert methods.build(name, settings).observation == observation

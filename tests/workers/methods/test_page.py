@@ -28,7 +28,7 @@ def page() -> str:
 
 @pytest.fixture
 def value_aware(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> type[Method]:
-    """The page's example, put into a file and into the registry as the page says."""
+    """The page's example, in a file and in the registry."""
     file_name, code = re.search(
         r"^`workers/methods/(\w+)\.py`:\n\n```python\n(.*?)```", page, re.M | re.S
     ).groups()
@@ -44,7 +44,7 @@ def value_aware(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> t
     return method
 
 
-def test_every_method_stands_in_the_table_with_its_settings_and_layer_budgets(page: str) -> None:
+def test_every_method_is_in_the_table_with_its_settings_and_layer_budgets(page: str) -> None:
     rows = [
         [cell.strip() for cell in line.strip("|").split("|")]
         for line in page.splitlines()
@@ -95,7 +95,7 @@ def test_the_pages_example_keeps_a_conversation_within_its_budget(
     worker.check()
 
 
-def test_the_pages_example_chooses_otherwise_than_attention_alone(
+def test_the_pages_example_selects_other_rows_than_attention_alone(
     value_aware: type[Method], make_worker: Callable[..., Any], words: Callable[..., str]
 ) -> None:
     worker = make_worker("llama", slots=2, max_budget=64, block_tokens=32)

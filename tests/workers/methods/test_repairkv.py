@@ -1,4 +1,4 @@
-"""What a repair chooses, by hand."""
+"""Selections of a repair, worked out by hand."""
 
 import pytest
 import torch
@@ -10,19 +10,19 @@ NO_TIES = torch.zeros(30)
 
 
 def test_a_strong_anchor_gets_a_wide_burst_and_a_weak_one_a_narrow_one() -> None:
-    """0.9 per token behind the anchor: at 0.3 : 1 the weak one's turn comes after eleven of the strong one's."""
+    """0.9 per token behind the anchor: the weak one (0.3) follows eleven of the strong one's."""
     scores = torch.zeros(30)
     scores[5], scores[28] = 1.0, 0.3
-    everyone = torch.ones(30, dtype=torch.bool)
-    chosen = RepairKV(before=0).choose(RepairKV(before=0).utility(scores), everyone, NO_TIES, 13)
+    all_tokens = torch.ones(30, dtype=torch.bool)
+    chosen = RepairKV(before=0).choose(RepairKV(before=0).utility(scores), all_tokens, NO_TIES, 13)
     assert chosen.tolist() == [*range(5, 17), 28]
 
 
-def test_what_stands_before_an_anchor_fades_faster() -> None:
+def test_scores_decay_faster_in_front_of_an_anchor() -> None:
     scores = torch.zeros(30)
     scores[10] = 1.0
-    everyone = torch.ones(30, dtype=torch.bool)
-    assert RepairKV().choose(RepairKV().utility(scores), everyone, NO_TIES, 7).tolist() == [
+    all_tokens = torch.ones(30, dtype=torch.bool)
+    assert RepairKV().choose(RepairKV().utility(scores), all_tokens, NO_TIES, 7).tolist() == [
         9,
         10,
         11,
@@ -33,7 +33,7 @@ def test_what_stands_before_an_anchor_fades_faster() -> None:
     ]
 
 
-def test_an_active_token_leads_to_its_evicted_neighbours() -> None:
+def test_an_active_token_promotes_its_evicted_neighbours() -> None:
     scores = torch.zeros(30)
     scores[10], scores[25] = 1.0, 0.1
     evicted = torch.ones(30, dtype=torch.bool)
@@ -45,7 +45,7 @@ def test_an_active_token_leads_to_its_evicted_neighbours() -> None:
     ]
     published = RepairKV(select="bursts", before=0, after=1)
     assert published.choose(published.utility(scores), evicted, NO_TIES, 2).tolist() == [25, 26], (
-        "there only evicted tokens lead"
+        "only evicted tokens are anchors there"
     )
 
 
@@ -59,7 +59,7 @@ def test_no_more_tokens_are_chosen_than_there_are() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "scan", "told"),
+    ("settings", "scan", "match"),
     [
         ('{"select": "best"}', "", "repair_settings: select"),
         ('{"before": -1}', "", "repair_settings: before"),
@@ -69,10 +69,8 @@ def test_no_more_tokens_are_chosen_than_there_are() -> None:
         ("", "all", "no repair_scan 'all'; there are exact, bounded, summary"),
     ],
 )
-def test_settings_that_make_no_sense_are_refused_by_name(
-    settings: str, scan: str, told: str
-) -> None:
-    with pytest.raises(BadSettings, match=told):
+def test_invalid_settings_are_refused_by_name(settings: str, scan: str, match: str) -> None:
+    with pytest.raises(BadSettings, match=match):
         build_repair(settings, scan)
 
 

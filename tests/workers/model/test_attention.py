@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from workers.cache.active_cache import EMPTY, ActiveCache
+from workers.cache.forward_step import ForwardStep
 from workers.errors import ModelRefused
 from workers.model.attention import active_attention
 
@@ -20,14 +21,14 @@ def test_a_query_sees_its_own_slots_rows_that_are_not_after_it(
     """Slots of different lengths with uneven heads; the module's own scale."""
     cache = make_cache()
     generator = torch.Generator().manual_seed(6)
-    for slot, said in enumerate((9, 4, 0)):
+    for slot, tokens_before in enumerate((9, 4, 0)):
         assert cache.claim([16, 12]) == slot
-        if said:
-            step = cache.begin_step([slot], torch.arange(said)[None])
-            step.update(*torch.randn(2, 1, 2, said, 4, generator=generator), 0)
+        if tokens_before:
+            step = ForwardStep(cache, [slot], torch.arange(tokens_before)[None])
+            step.update(*torch.randn(2, 1, 2, tokens_before, 4, generator=generator), 0)
     cache.keep(0, 0, torch.tensor([[0, 3, 5, 8], [1, 7, -1, -1]]))
     starts = torch.tensor([{0: 9, 1: 4, 2: 0}[slot] for slot in order])
-    step = cache.begin_step(order, starts[:, None] + torch.arange(tokens), observe=tokens)
+    step = ForwardStep(cache, order, starts[:, None] + torch.arange(tokens), observe=tokens)
     new_keys, new_values = torch.randn(2, len(order), 2, tokens, 4, generator=generator)
     keys, values = step.update(new_keys, new_values, 0)
     module = nn.Module()
@@ -38,18 +39,18 @@ def test_a_query_sees_its_own_slots_rows_that_are_not_after_it(
     assert torch.equal(step.observed[0], queries)
     for index, slot in enumerate(order):
         for head in range(4):
-            held_keys, held_values, held_positions = cache.get_rows(slot, 0)
-            positions = held_positions[head // 2]
+            resident_keys, resident_values, resident_positions = cache.get_rows(slot, 0)
+            positions = resident_positions[head // 2]
             for token in range(tokens):
                 seen = (positions != EMPTY) & (positions <= starts[index] + token)
-                logits = 0.3 * held_keys[head // 2, seen] @ queries[index, head, token]
-                expected = logits.softmax(0) @ held_values[head // 2, seen]
+                logits = 0.3 * resident_keys[head // 2, seen] @ queries[index, head, token]
+                expected = logits.softmax(0) @ resident_values[head // 2, seen]
                 assert torch.allclose(out[index, token, head], expected, atol=1e-5)
 
 
 def test_the_default_scale_is_that_of_the_head(make_cache: Callable[..., ActiveCache]) -> None:
     cache = make_cache()
-    step = cache.begin_step([cache.claim([16, 12])], torch.arange(2)[None])
+    step = ForwardStep(cache, [cache.claim([16, 12])], torch.arange(2)[None])
     keys, values = step.update(*torch.randn(2, 1, 2, 2, 4), 0)
     module = nn.Module()
     module.layer_idx = 0
@@ -62,11 +63,11 @@ def test_the_default_scale_is_that_of_the_head(make_cache: Callable[..., ActiveC
 
 
 @pytest.mark.parametrize("extra", ["sliding_window", "softcap", "s_aux"])
-def test_what_we_do_not_compute_is_refused(
+def test_unsupported_attention_is_refused(
     extra: str, make_cache: Callable[..., ActiveCache]
 ) -> None:
     cache = make_cache()
-    step = cache.begin_step([cache.claim([16, 12])], torch.arange(1)[None])
+    step = ForwardStep(cache, [cache.claim([16, 12])], torch.arange(1)[None])
     rows = torch.ones(1, 2, 1, 4)
     with pytest.raises(ModelRefused, match=extra):
         active_attention(

@@ -1,4 +1,4 @@
-"""The sentence encoder gives unit vectors that tell topics apart, offline, and says clearly when it cannot."""
+"""The sentence encoder returns unit vectors that separate topics, offline, or a clear error."""
 
 import subprocess
 import sys
@@ -35,7 +35,7 @@ def test_every_text_becomes_a_unit_vector(embedder: Embedder) -> None:
     np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
 
 
-def test_texts_on_one_topic_are_nearer_than_texts_on_two(embedder: Embedder) -> None:
+def test_texts_on_one_topic_are_more_similar_than_texts_on_two(embedder: Embedder) -> None:
     wedding, bride, compiler = embedder.embed(TEXTS).result(WAIT)
     assert wedding @ bride > 0.3 > 0.2 > wedding @ compiler
 
@@ -68,7 +68,7 @@ def test_another_model_is_loaded_from_its_directory(embedder: Embedder) -> None:
     other.close()
 
 
-def test_a_model_that_is_not_there_is_refused_with_what_to_do(tmp_path: Path) -> None:
+def test_a_missing_model_is_refused_with_the_next_step(tmp_path: Path) -> None:
     missing = Embedder(str(tmp_path / "nothing"))
     with pytest.raises(EmbedderRefused, match="set `embedder` to a directory or hub name"):
         missing.embed(["text"]).result(WAIT)

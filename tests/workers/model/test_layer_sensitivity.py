@@ -1,4 +1,4 @@
-"""How sensitive a model's layers are to eviction: measured, kept in a file, refused for another model."""
+"""The layer profile: measured, kept in a file, refused for another model."""
 
 import math
 from collections.abc import Callable
@@ -29,7 +29,7 @@ def profile(loaded: Callable[[str], LoadedModel], token_ids: list[int]) -> Profi
 def _masked_keys(
     model: PreTrainedModel, token_ids: list[int], visible: torch.Tensor
 ) -> list[torch.Tensor]:
-    """transformers' own keys per layer, `[n_kv_heads, n, head_dim]`, under a mask of visible pairs `[n, n]`."""
+    """transformers' own keys per layer, `[n_kv_heads, n, head_dim]`, under a mask `[n, n]`."""
     mask = torch.zeros(visible.shape).masked_fill(~visible, torch.finfo(torch.float32).min)
     with torch.inference_mode():
         out = model(torch.tensor([token_ids]), attention_mask=mask[None, None], use_cache=True)
@@ -44,12 +44,12 @@ def test_sensitivity_is_one_minus_the_mean_cosine_of_the_keys_under_the_two_mask
     token_ids: list[int],
 ) -> None:
     found = measure(loaded(family), token_ids, name="small", text="words")
-    places = torch.arange(len(token_ids))
-    causal = places[None] <= places[:, None]
-    block_starts = places // found.block * found.block
-    # What a block's queries find from before: everything, up to the budget; then sinks and the newest.
-    recent = places[None] >= (block_starts - (found.budget - SINKS))[:, None]
-    kept = (places < SINKS)[None] | recent | (block_starts <= found.budget)[:, None]
+    indices = torch.arange(len(token_ids))
+    causal = indices[None] <= indices[:, None]
+    block_starts = indices // found.block * found.block
+    # Rows before a block: all of them up to the budget; then sinks and the most recent.
+    recent = indices[None] >= (block_starts - (found.budget - SINKS))[:, None]
+    kept = (indices < SINKS)[None] | recent | (block_starts <= found.budget)[:, None]
     full = _masked_keys(plain(family), token_ids, causal)
     evicting = _masked_keys(plain(family), token_ids, causal & kept)
     counted = block_starts > found.budget

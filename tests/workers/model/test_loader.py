@@ -16,13 +16,14 @@ from transformers import (
 )
 
 from workers.cache.active_cache import ActiveCache
+from workers.cache.forward_step import ForwardStep
 from workers.errors import ModelRefused
 from workers.model.loader import (
     LoadedModel,
     adopt,
     fingerprint,
     load_model,
-    refuse_unservable,
+    refuse_unsupported,
     row_shape,
 )
 
@@ -83,7 +84,7 @@ def test_a_model_whose_past_is_not_a_row_per_token_is_refused(
 ) -> None:
     config = getattr(transformers, f"{family}Config")(**settings)
     with pytest.raises(ModelRefused, match=reason):
-        refuse_unservable(config)
+        refuse_unsupported(config)
 
 
 @pytest.mark.parametrize(
@@ -121,7 +122,7 @@ def test_what_is_not_a_model_is_refused(tmp_path: Path) -> None:
 
 
 def test_attention_with_more_than_we_compute_is_refused() -> None:
-    """Gemma 2 without its windows still caps its logits; left out, every answer would be a little wrong."""
+    """Gemma 2 without its windows still caps its logits; without the cap answers would differ."""
     config = transformers.Gemma2Config(layer_types=["full_attention"] * 2, head_dim=8, **SMALL)
     with pytest.raises(ModelRefused, match="softcap"):
         adopt(_model(config))
@@ -133,7 +134,7 @@ def test_a_model_that_goes_past_the_attention_interface_is_refused() -> None:
         adopt(_model(config))
 
 
-def test_the_shape_comes_from_the_config() -> None:
+def test_the_shape_is_read_from_the_config() -> None:
     shape = row_shape(
         LlamaConfig(**{**SMALL, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 6})
     )
@@ -180,7 +181,7 @@ def test_end_tokens_come_from_the_generation_config(
 def test_half_precision_is_served_as_it_is(model_path: Callable[[str], Path]) -> None:
     model = load_model(model_path("llama"), dtype=torch.bfloat16)
     cache = ActiveCache(model.shape, 1, [8, 8], model.dtype)
-    step = cache.begin_step([cache.claim([8, 8])], torch.arange(5)[None])
+    step = ForwardStep(cache, [cache.claim([8, 8])], torch.arange(5)[None])
     logits = model.forward(torch.arange(5)[None], step, logits_to_keep=2)
     assert model.dtype == step.rows(0).dtype == torch.bfloat16
     assert logits.dtype == torch.float32

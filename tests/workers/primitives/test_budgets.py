@@ -1,4 +1,4 @@
-"""How a budget is split over the layers."""
+"""The split of a budget over the layers."""
 
 from itertools import pairwise
 
@@ -47,7 +47,7 @@ def test_more_sensitivity_never_costs_a_layer_rows(
 ) -> None:
     layer = data.draw(st.integers(0, len(weights) - 1))
     # From all zeros every layer has the mean, which the one that is sensitive can only pass.
-    more = [weight + 0.5 * (place == layer) for place, weight in enumerate(weights)]
+    more = [weight + 0.5 * (index == layer) for index, weight in enumerate(weights)]
     before = split_budget(floor + extra, len(weights), "sensitivity", floor=floor, weights=weights)
     after = split_budget(floor + extra, len(weights), "sensitivity", floor=floor, weights=more)
     assert after[layer] >= before[layer]
@@ -79,7 +79,7 @@ def test_rows_are_in_proportion_to_sensitivity_to_the_power_of_alpha() -> None:
     )
 
 
-def test_what_the_floor_adds_comes_from_the_other_layers_in_proportion() -> None:
+def test_rows_added_by_the_floor_are_taken_from_the_other_layers_in_proportion() -> None:
     assert split_budget(100, 3, "sensitivity", floor=60, weights=[0.0, 0.1, 0.3], alpha=1.0) == (
         75,
         75,

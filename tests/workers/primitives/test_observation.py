@@ -1,4 +1,4 @@
-"""What the eviction methods get to see of a turn's queries."""
+"""Queries of a turn that eviction methods observe."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -21,25 +21,27 @@ HEAD_DIM = 4
 
 
 @given(st.integers(1, 9), st.lists(st.tuples(st.integers(1, 12), st.integers(0, 5)), max_size=6))
-def test_the_last_tokens_are_held_with_their_positions(
+def test_the_last_tokens_are_kept_with_their_positions(
     width: int, pushes: list[tuple[int, int]]
 ) -> None:
-    """A step observes as much as the widest method of its batch wants, which may be more than this one's width."""
+    """A step observes the widest window of its batch, which may be more than this width."""
     recent = RecentQueries(width)
     everything = (
         torch.arange(LAYERS * HEADS * 80 * HEAD_DIM).float().view(LAYERS, HEADS, 80, HEAD_DIM)
     )
-    said = 0
+    appended = 0
     for tokens, more in pushes:
         observed = min(width + more, tokens)
-        queries = [layer[:, said + tokens - observed : said + tokens] for layer in everything]
-        recent.push(queries, torch.arange(said, said + tokens, dtype=torch.int32))
-        said += tokens
-    held = recent.observed()
-    assert held.positions.tolist() == list(range(max(0, said - width), said))
-    assert held.tokens == min(width, said)
-    for layer, queries in enumerate(held.queries):
-        assert torch.equal(queries, everything[layer, :, max(0, said - width) : said])
+        queries = [
+            layer[:, appended + tokens - observed : appended + tokens] for layer in everything
+        ]
+        recent.push(queries, torch.arange(appended, appended + tokens, dtype=torch.int32))
+        appended += tokens
+    window = recent.observed()
+    assert window.positions.tolist() == list(range(max(0, appended - width), appended))
+    assert window.tokens == min(width, appended)
+    for layer, queries in enumerate(window.queries):
+        assert torch.equal(queries, everything[layer, :, max(0, appended - width) : appended])
 
 
 def test_a_method_that_observes_nothing_holds_nothing() -> None:
@@ -100,7 +102,7 @@ def test_an_episodes_last_tokens_follow_the_instruction() -> None:
 
 @dataclass(frozen=True)
 class Indifferent(StreamingLLM):
-    """Observes what it is told to, notes how many tokens that were, and ranks by position alone."""
+    """Records the number of observed tokens, and ranks by position alone."""
 
     observes: Observation = field(default_factory=Observation)
     seen: list[int] = field(default_factory=list)
@@ -129,9 +131,9 @@ class Indifferent(StreamingLLM):
 def test_observing_leaves_no_trace(
     observes: Observation, make_worker: Callable[..., Any], words: Callable[..., str]
 ) -> None:
-    """While turns are prefilled and decoded, full sets evicted: a session that is observed says and holds the same."""
+    """An observed session generates the same tokens and keeps the same rows as another."""
     states = []
-    said = []
+    appended = []
     plain = Indifferent(observes=Observation(window=observes.window))
     observing = Indifferent(observes=observes)
     for method in (plain, observing):
@@ -144,7 +146,7 @@ def test_observing_leaves_no_trace(
         turns = [worker.turn("s", words(60, seed=turn), max_tokens=70) for turn in range(2)]
         assert worker.memory().length == worker.engine.store.length("s")
         worker.check()
-        said.append([list(turn.token_ids) for turn in turns])
+        appended.append([list(turn.token_ids) for turn in turns])
         states.append(
             (
                 turns[-1].memory.length,
@@ -156,17 +158,17 @@ def test_observing_leaves_no_trace(
             *states[-1],
             torch.cat([tensor.flatten().double() for layer in rows for tensor in layer]),
         )
-    assert said[0] == said[1]
+    assert appended[0] == appended[1]
     assert states[0][:2] == states[1][:2]
     assert torch.equal(states[0][2], states[1][2])
     assert max(plain.seen) <= observes.window
     assert min(observing.seen) > observes.window or observes.accumulate, "before every eviction"
 
 
-def test_in_the_middle_of_an_answer_the_window_is_what_it_was(
+def test_the_window_is_unchanged_by_an_eviction_during_decoding(
     make_worker: Callable[..., Any], words: Callable[..., str]
 ) -> None:
-    """An eviction with a patched prompt, called for between two tokens."""
+    """An eviction with a patched prompt, between two tokens."""
     worker = make_worker(block_tokens=24, recent=8)
     worker.open(method="snapkv", budget=40)
     engine = worker.engine

@@ -1,4 +1,4 @@
-"""Scores against their definitions, written out."""
+"""Scores, compared with their definitions."""
 
 import math
 
@@ -21,7 +21,7 @@ HEAD_DIM = 8
 
 @pytest.fixture
 def rows() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Queries, keys, key positions (one head shorter than the other), query positions among the keys'."""
+    """Queries, keys, key positions (one head shorter), and query positions among the keys'."""
     generator = torch.Generator().manual_seed(3)
     queries = torch.randn(HEADS, TOKENS, HEAD_DIM, generator=generator)
     keys = torch.randn(KV_HEADS, ROWS, HEAD_DIM, generator=generator)
@@ -50,10 +50,10 @@ def test_attention_is_the_softmax_over_the_rows_a_query_may_see(
             assert torch.allclose(weights[kv_head, member, token], expected, atol=1e-6)
 
 
-def test_what_a_query_sees_beside_the_rows_takes_its_part(
+def test_keys_outside_the_cache_take_their_part_of_the_softmax(
     rows: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor],
 ) -> None:
-    """A prompt's own keys among the rows, or as their mass beside them: the same for the other rows."""
+    """A prompt's own keys as rows, or as their log-sum-exp: the same for the other rows."""
     queries, keys, positions, _ = rows
     own = torch.randn(KV_HEADS, TOKENS, HEAD_DIM, generator=torch.Generator().manual_seed(8))
     at = torch.arange(20, 20 + TOKENS, dtype=torch.int32)
@@ -63,13 +63,13 @@ def test_what_a_query_sees_beside_the_rows_takes_its_part(
         torch.cat([positions, at.expand(KV_HEADS, -1)], dim=1),
         at,
     )
-    beside = scoring.attention(queries, keys, positions, at, causal_logsumexp(queries, own))
-    assert torch.allclose(beside, among[..., :ROWS], atol=1e-6)
+    outside = scoring.attention(queries, keys, positions, at, causal_logsumexp(queries, own))
+    assert torch.allclose(outside, among[..., :ROWS], atol=1e-6)
     reduced = scoring.attention_scores(queries, keys, positions, at, causal_logsumexp(queries, own))
-    assert torch.equal(reduced, beside.amax((1, 2)))
+    assert torch.equal(reduced, outside.amax((1, 2)))
 
 
-def test_a_query_that_sees_nothing_gives_nothing() -> None:
+def test_a_query_that_sees_no_row_gives_no_attention() -> None:
     weights = scoring.attention(
         torch.ones(2, 1, 4), torch.ones(1, 3, 4), torch.tensor([[5, 6, EMPTY]]), torch.tensor([2])
     )
@@ -91,7 +91,7 @@ def test_attention_of_half_precision_rows_is_computed_in_full(
 @pytest.mark.parametrize("tokens", ["max", "mean"])
 @pytest.mark.parametrize("group", ["max", "mean"])
 @pytest.mark.parametrize("at_once", [1, 2 * HEADS * ROWS, 1 << 25])
-def test_attention_is_reduced_over_tokens_then_the_group_in_pieces_as_at_once(
+def test_attention_is_reduced_over_tokens_then_the_group_in_chunks_as_at_once(
     rows: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor],
     tokens: Reduction,
     group: Reduction,
@@ -99,14 +99,14 @@ def test_attention_is_reduced_over_tokens_then_the_group_in_pieces_as_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     how = {"max": torch.amax, "mean": torch.mean}
-    whole = how[group](how[tokens](scoring.attention(*rows), 2), 1)
-    monkeypatch.setattr(scoring, "_WEIGHTS_AT_ONCE", at_once)
-    pieces = scoring.attention_scores(*rows, tokens=tokens, group=group)
-    assert pieces.shape == (KV_HEADS, ROWS)
-    assert torch.allclose(pieces, whole, atol=1e-7)
+    expected = how[group](how[tokens](scoring.attention(*rows), 2), 1)
+    monkeypatch.setattr(scoring, "_MAX_WEIGHTS", at_once)
+    chunked = scoring.attention_scores(*rows, tokens=tokens, group=group)
+    assert chunked.shape == (KV_HEADS, ROWS)
+    assert torch.allclose(chunked, expected, atol=1e-7)
 
 
-def test_without_a_query_nothing_is_attended_to(
+def test_without_a_query_every_score_is_zero(
     rows: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor],
 ) -> None:
     queries, keys, positions, query_positions = rows
@@ -131,7 +131,7 @@ def test_smoothing_by_the_mean_counts_zeros_past_the_ends(width: int) -> None:
         assert torch.allclose(smooth[:, row], around.sum(1) / width)
 
 
-def test_smoothing_before_a_position_leaves_what_follows_alone() -> None:
+def test_smoothing_before_a_position_leaves_later_rows_unchanged() -> None:
     positions = torch.tensor([[0, 2, 4, 6, 8], [1, 5, 6, 7, EMPTY]], dtype=torch.int32)
     scores = torch.tensor([[1.0, 2, 3, 9, 5], [1, 7, 2, 3, 4]])
     smooth = scoring.smooth_before(scores, positions, 6, 3)
@@ -150,7 +150,7 @@ def test_heads_and_chunks_are_added_up_by_position() -> None:
     assert mean[1, :3].tolist() == [32, 96, 96]
 
 
-def test_a_key_is_compared_with_the_mean_direction_of_the_rows_that_are_there() -> None:
+def test_a_key_is_compared_with_the_mean_direction_of_the_resident_rows() -> None:
     keys = torch.tensor([[[2.0, 0], [0, 3], [50, 50]], [[1, 0], [1, 0], [-1, 0]]])
     positions = torch.tensor([[0, 1, EMPTY], [0, 1, 2]], dtype=torch.int32)
     cosine = scoring.cosine_to_mean(keys, positions)
@@ -184,7 +184,7 @@ HELD = st.lists(
 
 
 def _laid_out(heads: list[dict[int, float]]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Scores and positions; what is not there has a score that must not count."""
+    """Scores and positions; absent rows have a score that must not count."""
     width = max(map(len, heads))
     scores = [[*(head[p] for p in sorted(head)), *[5.0] * (width - len(head))] for head in heads]
     positions = [[*sorted(head), *[EMPTY] * (width - len(head))] for head in heads]
@@ -210,8 +210,8 @@ def test_a_tokens_mean_is_over_the_layers_and_heads_that_hold_it(
         [scores for scores, _ in laid_out], [positions for _, positions in laid_out], 16
     )
     for position in range(16):
-        held = [head[position] for heads in layers for head in heads if position in head]
-        assert float(means[position]) == pytest.approx(sum(held) / len(held) if held else 0.0)
+        scores = [head[position] for heads in layers for head in heads if position in head]
+        assert float(means[position]) == pytest.approx(sum(scores) / len(scores) if scores else 0.0)
     for scores, positions in laid_out:
         assert scores.shape == scoring.gather_token_values(means, positions).shape
         there = positions != EMPTY

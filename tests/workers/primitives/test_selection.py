@@ -1,4 +1,4 @@
-"""Which rows a score keeps, which are kept whatever the score, and which a repair chooses."""
+"""Selection of rows by score and by protection, and of tokens by a repair."""
 
 from itertools import accumulate
 
@@ -42,10 +42,10 @@ def test_each_head_keeps_its_best_rows_in_order(scores: list[list[float]], rows:
     padded = torch.tensor([row + [9.0] * (width - len(row)) for row in scores]).view(
         len(scores), width
     )
-    places = top_per_head(padded, positions, rows)
-    assert places.shape == (len(scores), min(rows, width))
-    for row, kept in zip(scores, places.tolist(), strict=True):
-        best = sorted(range(len(row)), key=lambda place: (-row[place], place))[:rows]
+    indices = top_per_head(padded, positions, rows)
+    assert indices.shape == (len(scores), min(rows, width))
+    for row, kept in zip(scores, indices.tolist(), strict=True):
+        best = sorted(range(len(row)), key=lambda index: (-row[index], index))[:rows]
         assert kept == sorted(best) + [-1] * (min(rows, width) - len(best))
 
 
@@ -60,11 +60,11 @@ HEADS = st.lists(
     min_size=1,
     max_size=3,
 )
-"""Per head, for each row: its distance to the one before, its score, and whether it is protected."""
+"""Per head, for each row: distance to the previous row, score, and protection."""
 
 
 def _drawn(heads: list[list[tuple[int, float, bool]]]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Scores, infinite where a row is protected, and positions; what is not there has a score that must not count."""
+    """Scores, infinite for protected rows, and positions; absent rows have scores not to count."""
     positions = _positions([list(accumulate(gap for gap, _, _ in head)) for head in heads])
     width = positions.shape[1]
     scores = [
@@ -74,11 +74,11 @@ def _drawn(heads: list[list[tuple[int, float, bool]]]) -> tuple[torch.Tensor, to
     return torch.tensor(scores).view(len(heads), width), positions
 
 
-def _kept(places: torch.Tensor) -> list[list[int]]:
-    """Places per head, after a look at their form: ascending, -1 at the end of all but the longest."""
-    found = [[place for place in head if place >= 0] for head in places.tolist()]
+def _kept(indices: torch.Tensor) -> list[list[int]]:
+    """Indices per head, after a check of their form: ascending, -1 at the end."""
+    found = [[index for index in head if index >= 0] for head in indices.tolist()]
     width = max(map(len, found))
-    assert places.tolist() == [head + [-1] * (width - len(head)) for head in found]
+    assert indices.tolist() == [head + [-1] * (width - len(head)) for head in found]
     assert all(head == sorted(set(head)) for head in found)
     return found
 
@@ -91,13 +91,13 @@ def test_a_layers_rows_go_to_the_best_of_all_heads_above_a_floor(
     found = _kept(top_over_heads(scores, positions, rows, floor))
     ranked = []
     for head, drawn in enumerate(heads):
-        best = sorted(range(len(drawn)), key=lambda place: (-float(scores[head, place]), place))
-        for rank, place in enumerate(best):
-            tier = 2 if drawn[place][2] else int(rank < floor)
-            ranked.append((-tier, -float(scores[head, place]), head, place))
+        best = sorted(range(len(drawn)), key=lambda index: (-float(scores[head, index]), index))
+        for rank, index in enumerate(best):
+            tier = 2 if drawn[index][2] else int(rank < floor)
+            ranked.append((-tier, -float(scores[head, index]), head, index))
     best_of_all = sorted(ranked)[: rows * len(heads)]
     assert found == [
-        sorted(place for *_, of, place in best_of_all if of == head) for head in range(len(heads))
+        sorted(index for *_, of, index in best_of_all if of == head) for head in range(len(heads))
     ]
 
 
@@ -113,10 +113,10 @@ def test_chunks_are_kept_whole_best_first(
     for head, (drawn, found) in enumerate(
         zip(heads, _kept(whole_chunks(scores, positions, rows, chunk)), strict=True)
     ):
-        safe = [place for place, row in enumerate(drawn) if row[2]]
+        safe = [index for index, row in enumerate(drawn) if row[2]]
         members: dict[int, list[int]] = {}
-        for place in set(range(len(drawn))) - set(safe):
-            members.setdefault(int(positions[head, place]) // chunk, []).append(place)
+        for index in set(range(len(drawn))) - set(safe):
+            members.setdefault(int(positions[head, index]) // chunk, []).append(index)
         expected = safe[:rows]
         left = rows - len(safe)
         for number in sorted(members, key=lambda number: (-float(of_chunk[number]), number)):
@@ -137,18 +137,18 @@ def test_the_newest_rows_come_before_all_but_protected_ones(
     for drawn, kept in zip(heads, found, strict=True):
         count = len(drawn)
         tiers = [
-            2 if safe else int(place >= count - newest) for place, (_, _, safe) in enumerate(drawn)
+            2 if safe else int(index >= count - newest) for index, (_, _, safe) in enumerate(drawn)
         ]
         values = [
-            place if tier == 1 else score
-            for place, ((_, score, _), tier) in enumerate(zip(drawn, tiers, strict=True))
+            index if tier == 1 else score
+            for index, ((_, score, _), tier) in enumerate(zip(drawn, tiers, strict=True))
         ]
         best = sorted(range(count), key=lambda i: (-tiers[i], -values[i] if tiers[i] < 2 else 0, i))
         assert kept == sorted(best[:rows])
 
 
-def _trimmed(places: torch.Tensor) -> torch.Tensor:
-    return places[:, : int((places >= 0).sum(1).max())]
+def _trimmed(indices: torch.Tensor) -> torch.Tensor:
+    return indices[:, : int((indices >= 0).sum(1).max())]
 
 
 def test_no_head_is_left_out_of_a_tie() -> None:
@@ -191,8 +191,8 @@ def reference_bursts(
 ) -> list[int]:
     """RepairKV Algorithm 1 with section 3.3's SELECT, step by step.
 
-    Rank the evicted rows; take each as an anchor in turn, and with it the burst of evicted rows around it that are
-    not chosen yet, while the restore budget lasts.
+    Rank the evicted rows; take each as an anchor in turn, and with it the burst of evicted rows
+    around it that are not chosen yet, while the restore budget lasts.
     """
     evicted = {i for i, candidate in enumerate(candidates) if candidate}
     ranked = sorted(evicted, key=lambda i: (-scores[i], -tie[i], i))
@@ -233,27 +233,32 @@ def test_bursts_are_those_of_the_paper(
 
 
 def test_anchors_come_by_score_then_by_eviction_score_then_by_position() -> None:
-    everyone = torch.ones(6, dtype=torch.bool)
+    all_tokens = torch.ones(6, dtype=torch.bool)
     scores = torch.tensor([1.0, 1.0, 2.0, 1.0, 1.0, 0.0])
     tie = torch.tensor([0.1, 0.3, 0.0, 0.3, 0.2, 9.0])
     chosen = [
-        bursts(scores, everyone, tie, count, before=0, after=0).tolist()
+        bursts(scores, all_tokens, tie, count, before=0, after=0).tolist()
         for count in (1, 2, 3, 4, 5)
     ]
     assert chosen == [[2], [1, 2], [1, 2, 3], [1, 2, 3, 4], [0, 1, 2, 3, 4]]
 
 
-def test_the_last_burst_is_cut_to_the_anchor_and_what_follows_it() -> None:
-    everyone = torch.ones(40, dtype=torch.bool)
+def test_the_last_burst_is_truncated_to_the_anchor_and_tokens_behind_it() -> None:
+    all_tokens = torch.ones(40, dtype=torch.bool)
     scores = torch.zeros(40)
     scores[20] = 1
-    assert bursts(scores, everyone, scores, 3, before=2, after=20).tolist() == [20, 21, 22]
-    assert bursts(scores, everyone, scores, 21, before=2, after=20).tolist() == [19, *range(20, 40)]
-    assert bursts(scores, everyone, scores, 22, before=2, after=20).tolist() == list(range(18, 40))
+    assert bursts(scores, all_tokens, scores, 3, before=2, after=20).tolist() == [20, 21, 22]
+    assert bursts(scores, all_tokens, scores, 21, before=2, after=20).tolist() == [
+        19,
+        *range(20, 40),
+    ]
+    assert bursts(scores, all_tokens, scores, 22, before=2, after=20).tolist() == list(
+        range(18, 40)
+    )
 
 
 @pytest.mark.parametrize("none", [-1, EMPTY])
-def test_marks_and_lists_are_each_others_inverse(none: int) -> None:
+def test_masks_and_indices_are_each_others_inverse(none: int) -> None:
     positions = torch.tensor([[0, 3, none], [1, 2, 4], [none, none, none]])
     assert [
         [p for p in head if p >= 0]
@@ -265,6 +270,6 @@ def test_marks_and_lists_are_each_others_inverse(none: int) -> None:
     ]
 
 
-def test_no_marks_make_an_empty_list() -> None:
+def test_an_empty_mask_gives_no_indices() -> None:
     assert mask_to_indices(torch.zeros(2, 5, dtype=torch.bool)).shape == (2, 0)
     assert mask_to_indices(torch.zeros(2, 0, dtype=torch.bool)).shape == (2, 0)

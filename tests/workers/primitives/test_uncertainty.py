@@ -1,4 +1,4 @@
-"""Where no token is doubtful, every score within the bounds leads to the same choice."""
+"""If no token is ambiguous, all scores within the bounds lead to the same selection."""
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ FORMS = [
 
 @st.composite
 def bounded(draw: st.DrawFn) -> tuple[Tensor, Tensor, Tensor, int]:
-    """Bounds on the scores of up to 30 tokens, tight or wide, the candidates among them, and how many are wanted."""
+    """Bounds on the scores of up to 30 tokens, the candidates, and the number to select."""
     n = draw(st.integers(1, 30))
     middle = torch.tensor(draw(st.lists(st.integers(0, 40), min_size=n, max_size=n))) / 10
     slack = torch.tensor(draw(st.lists(st.sampled_from([0.0, 0.01, 0.3]), min_size=n, max_size=n)))
@@ -27,7 +27,7 @@ def bounded(draw: st.DrawFn) -> tuple[Tensor, Tensor, Tensor, int]:
 
 @pytest.mark.parametrize("form", FORMS, ids=["spread", "bursts", "anchors alone"])
 @given(case=bounded(), data=st.data())
-def test_without_a_doubt_the_choice_is_the_same_whatever_the_scores_are(
+def test_without_ambiguous_tokens_all_scores_give_the_same_selection(
     form: RepairKV, case: tuple[Tensor, Tensor, Tensor, int], data: st.DataObject
 ) -> None:
     lower, upper, candidates, count = case
@@ -47,7 +47,7 @@ def test_without_a_doubt_the_choice_is_the_same_whatever_the_scores_are(
 
 @pytest.mark.parametrize("form", FORMS, ids=["spread", "bursts", "anchors alone"])
 @given(case=bounded())
-def test_scores_that_are_known_leave_no_doubt(
+def test_exact_scores_leave_no_token_ambiguous(
     form: RepairKV, case: tuple[Tensor, Tensor, Tensor, int]
 ) -> None:
     lower, _, candidates, count = case
@@ -56,7 +56,7 @@ def test_scores_that_are_known_leave_no_doubt(
 
 @pytest.mark.parametrize("form", FORMS, ids=["spread", "bursts", "anchors alone"])
 @given(case=bounded())
-def test_only_tokens_whose_score_is_not_known_are_doubtful(
+def test_only_tokens_without_an_exact_score_are_ambiguous(
     form: RepairKV, case: tuple[Tensor, Tensor, Tensor, int]
 ) -> None:
     lower, upper, candidates, count = case
@@ -65,18 +65,18 @@ def test_only_tokens_whose_score_is_not_known_are_doubtful(
     )
 
 
-def test_a_rival_that_may_be_better_is_doubtful() -> None:
+def test_a_rival_that_may_be_better_is_ambiguous() -> None:
     lower = torch.tensor([0.1, 0.5, 0.1, 0.1, 0.4])
     upper = torch.tensor([0.1, 0.6, 0.1, 0.1, 0.55])
-    everyone = torch.ones(5, dtype=torch.bool)
+    all_tokens = torch.ones(5, dtype=torch.bool)
     for form in (RepairKV(before=0, after=0), RepairKV(select="bursts", before=0, after=0)):
-        assert form.ambiguous_tokens(lower, upper, everyone, 1).tolist() == [
+        assert form.ambiguous_tokens(lower, upper, all_tokens, 1).tolist() == [
             False,
             True,
             False,
             False,
             True,
         ]
-        assert not form.ambiguous_tokens(lower, upper, everyone, 5).any(), (
+        assert not form.ambiguous_tokens(lower, upper, all_tokens, 5).any(), (
             "all of them are chosen anyway"
         )

@@ -1,4 +1,4 @@
-"""A scan scores every token against a signal; the bounded one reads less and leads to the same choice."""
+"""Scans score tokens against a signal; the bounded one reads less for the same selection."""
 
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
@@ -25,7 +25,7 @@ from workers.engine.settings import WorkerSettings
 from workers.model.loader import LoadedModel
 from workers.model.tokenizer import ChatTokenizer
 from workers.primitives.observation import Observed
-from workers.repair.scan.exact import AmbiguousTokens, ScanResult, scan, scan_by_head
+from workers.repair.scan.exact import FindAmbiguous, ScanResult, scan, scan_by_head
 
 CPU = torch.device("cpu")
 N_LAYERS = 2
@@ -36,7 +36,10 @@ HEAD_DIM = 8
 
 @dataclass(frozen=True)
 class Given:
-    """Stored keys `[n_layers, n_kv_heads, tokens, head_dim]` and queries `[n_layers, n_heads, t, head_dim]`."""
+    """Stored keys and queries.
+
+    keys: `[n_layers, n_kv_heads, tokens, head_dim]`; queries: `[n_layers, n_heads, t, head_dim]`.
+    """
 
     keys: Tensor
     queries: Tensor
@@ -59,7 +62,7 @@ class Given:
 
 @contextmanager
 def stored(keys: Tensor, *, page_tokens: int = 8, **options: Any) -> Iterator[RowStore]:
-    """A store with keys (and no values to speak of) in session "s", all pages written."""
+    """A store with keys (and zeros as values) in session "s", all pages written."""
     n_layers, n_kv_heads, _, head_dim = keys.shape
     layout = PageLayout(n_layers, n_kv_heads, head_dim, keys.dtype, "keys", page_tokens)
     store = RowStore(layout, [RamTier(1 << 30)], **options)
@@ -83,7 +86,7 @@ def scanned(
     of: Given,
     length: int,
     mode: RepairScan,
-    find_ambiguous: AmbiguousTokens | None = None,
+    find_ambiguous: FindAmbiguous | None = None,
     counted: Tensor | None = None,
     stop_requested: Callable[[], bool] = lambda: False,
 ) -> ScanResult:
@@ -102,8 +105,8 @@ def scanned(
     )
 
 
-def best(count: int) -> AmbiguousTokens:
-    """AmbiguousTokens about which tokens have the `count` highest scores, ties to the earlier."""
+def best(count: int) -> FindAmbiguous:
+    """Tokens that may or may not have the `count` highest scores, ties to the earlier."""
 
     def find_ambiguous(lower: Tensor, upper: Tensor) -> Tensor:
         assert (lower <= upper).all()
@@ -124,7 +127,7 @@ def chosen(scores: Tensor, count: int) -> list[int]:
 
 @st.composite
 def inputs(draw: st.DrawFn) -> Given:
-    """Keys in clusters, some of them equal, needles that one query points at, in a type that rows may have."""
+    """Clustered keys, some of them equal, and needles that one query matches."""
     random = torch.Generator().manual_seed(draw(st.integers(0, 10_000)))
     tokens = draw(st.integers(1, 90))
     t = draw(st.integers(1, 5))
@@ -146,7 +149,7 @@ def inputs(draw: st.DrawFn) -> Given:
 @settings(deadline=None, max_examples=60)
 @given(of=inputs(), data=st.data())
 def test_exact_scores_are_those_of_the_definition(of: Given, data: st.DataObject) -> None:
-    """Whatever pages have a summary, whatever counts, and for the first tokens of a session as well as for all."""
+    """For any summaries, any counted rows, and for the first tokens of a session as for all."""
     tokens = of.keys.shape[2]
     length = data.draw(st.integers(1, tokens))
     counted = None
@@ -166,7 +169,7 @@ def test_exact_scores_are_those_of_the_definition(of: Given, data: st.DataObject
 
 @settings(deadline=None, max_examples=150)
 @given(of=inputs(), data=st.data())
-def test_bounded_chooses_what_exact_chooses(of: Given, data: st.DataObject) -> None:
+def test_bounded_leads_to_the_selection_of_exact(of: Given, data: st.DataObject) -> None:
     tokens = of.keys.shape[2]
     count = data.draw(st.integers(1, 12))
     limit = data.draw(st.sampled_from([0, 1500, 1 << 20]))
@@ -187,8 +190,8 @@ def test_bounded_chooses_what_exact_chooses(of: Given, data: st.DataObject) -> N
 
 @settings(deadline=None, max_examples=100)
 @given(of=inputs(), data=st.data())
-def test_bounds_bound_at_every_step(of: Given, data: st.DataObject) -> None:
-    """Nothing satisfies these doubts: they look at one token after the other, and at the bounds each time."""
+def test_bounds_hold_at_every_step(of: Given, data: st.DataObject) -> None:
+    """More tokens are ambiguous at every call, which checks the bounds."""
     tokens = of.keys.shape[2]
     bits = data.draw(st.sampled_from([4, 8, 12]))
     true = of.scores(tokens)
@@ -218,7 +221,7 @@ def called_more_than(times: int) -> Callable[[], bool]:
 def test_a_stopped_scan_reports_the_tokens_it_scored(
     of: Given, mode: RepairScan, counts: bool
 ) -> None:
-    """Hurried at every moment there is: the later, the more is scored; the last is complete."""
+    """Stopped at every possible moment: the later, the more is scored; the last is complete."""
     tokens = of.keys.shape[2]
     counted = torch.ones(*of.keys.shape[:2], tokens, dtype=torch.bool) if counts else None
     with stored(of.keys) as store:
@@ -240,13 +243,13 @@ def test_a_stopped_scan_reports_the_tokens_it_scored(
 @settings(deadline=None, max_examples=30)
 @given(of=inputs())
 def test_heads_scores_add_up_to_their_tokens(of: Given) -> None:
-    """The mean of a head's own scores over all heads is the token's; hurried, what was not reached is not scored."""
+    """Their mean over all heads is the token's; a stopped scan scores only reached tokens."""
     tokens = of.keys.shape[2]
     with stored(of.keys) as store:
         found = finished(
             scan_by_head(store, "s", of.observed, tokens, stop_requested=lambda: False, device=CPU)
         )
-        cut = finished(
+        stopped = finished(
             scan_by_head(store, "s", of.observed, tokens, stop_requested=lambda: True, device=CPU)
         )
     assert found.complete
@@ -254,11 +257,11 @@ def test_heads_scores_add_up_to_their_tokens(of: Given) -> None:
     assert torch.allclose(
         found.scores.mean((0, 1)).double(), of.scores(tokens), rtol=1e-4, atol=1e-7
     )
-    assert not cut.complete
-    assert not cut.scored.any()
+    assert not stopped.complete
+    assert not stopped.scored.any()
 
 
-def test_what_was_scored_first_is_what_the_signal_looks_at(pages_of_noise: Given) -> None:
+def test_the_pages_that_the_signal_attends_to_are_scored_first(pages_of_noise: Given) -> None:
     """40 pages; the needle's page is visited in the first chunk although it is the last but one."""
     of = pages_of_noise
     with stored(of.keys, page_tokens=64) as store:
@@ -270,7 +273,7 @@ def test_what_was_scored_first_is_what_the_signal_looks_at(pages_of_noise: Given
     assert int(found.scores.argmax()) == 2500
 
 
-def test_a_summary_scan_reads_nothing_but_pages_without_a_summary(pages_of_noise: Given) -> None:
+def test_a_summary_scan_reads_only_pages_without_a_summary(pages_of_noise: Given) -> None:
     of = pages_of_noise
     page_bytes = 0
     with stored(of.keys, page_tokens=64) as store:
@@ -287,7 +290,7 @@ def test_a_summary_scan_reads_nothing_but_pages_without_a_summary(pages_of_noise
         assert found.bytes_read == 2 * 40 * page_bytes
 
 
-def test_a_bounded_scan_reads_only_what_is_in_doubt(pages_of_noise: Given) -> None:
+def test_a_bounded_scan_reads_only_pages_of_ambiguous_tokens(pages_of_noise: Given) -> None:
     of = pages_of_noise
     with stored(of.keys, page_tokens=64, summary_bits=8) as store:
         assert scanned(store, of, of.keys.shape[2], "bounded", best(1)).bytes_read == 0
@@ -336,12 +339,14 @@ def test_on_a_models_own_keys_a_bounded_scan_reads_little(
     tokenizer: ChatTokenizer,
     open_store: Callable[..., RowStore],
 ) -> None:
-    """A conversation of about 4,000 tokens, asked one of its questions, over an active set that holds all of it."""
+    """A conversation of about 4,000 tokens, all active, and one of its questions."""
     model = loaded("reference")
     store = open_store(loaded("reference"))
-    said = generate(0, 4000, split="held_out")
+    conversation = generate(0, 4000, split="held_out")
     token_ids = [
-        t for segment in tokenizer.prompt([], said.messages(), [], False) for t in segment.token_ids
+        t
+        for segment in tokenizer.prompt([], conversation.messages(), [], False)
+        for t in segment.token_ids
     ]
     tokens = len(token_ids)
     engine = Engine(
@@ -355,7 +360,7 @@ def test_on_a_models_own_keys_a_bounded_scan_reads_little(
         engine.forward([resident], block[None])
     engine.store_io.flush(session)
     engine.store_io.wait_written(session)
-    question = next(e.user for e in reversed(said.exchanges) if e.kind == "question")
+    question = next(e.user for e in reversed(conversation.exchanges) if e.kind == "question")
     observed = engine.observe(resident, tokenizer.encode(question))
     engine.close()
 
@@ -382,7 +387,7 @@ def test_on_a_models_own_keys_a_bounded_scan_reads_little(
         bounded = run("bounded", count)
         assert chosen(bounded.scores, count) == chosen(exact.scores, count)
         shares.append(bounded.bytes_read / stored_bytes)
-    # Where the last that is chosen and the first that is not score nearly alike, every page has to be read.
+    # If the last selected token and the next one have nearly equal scores, all pages are read.
     assert median(shares) < 0.1, shares
 
 

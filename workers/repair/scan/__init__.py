@@ -1,1 +1,1 @@
-"""Scans of all stored rows against a signal: exact, bounded, by summary."""
+"""Scans of all stored rows against a signal: exact, bounded, or by page summaries."""

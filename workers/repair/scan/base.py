@@ -1,4 +1,4 @@
-"""What every kind of scan has: what it goes over, when it must end, and what it found."""
+"""The input and the result of a scan, shared by its kinds."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,17 +9,20 @@ from torch import Tensor
 from workers.repair.scan.pages import Chunk, Pages
 from workers.repair.scan.softmax import Signal
 
-AmbiguousTokens = Callable[[Tensor, Tensor], Tensor]
-"""Lower and upper bounds on the scores, float32 `[length]` -> bool `[length]`: tokens whose scores must be known
-better before the choice is certain; none: it is."""
+# Lower and upper bounds on the scores, float32 `[length]` -> bool `[length]`: the tokens whose
+# selection is ambiguous under the bounds; none if the selection is certain.
+FindAmbiguous = Callable[[Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True, eq=False)
 class ScanResult:
-    """What a scan found.
+    """The scores that a scan computed.
 
-    scores: float32 `[length]`, on the CPU, 0 where a token was not scored; scored: bool `[length]`; bytes_read: of
-    stored pages, keys and values, as the tiers delivered them; complete: whether it came to its end unhurried.
+    Attributes:
+        scores: float32 `[length]`, on the CPU; 0 where a token was not scored.
+        scored: Tokens that were scored, bool `[length]`.
+        bytes_read: Bytes of stored pages, keys and values, as the tiers delivered them.
+        complete: False if the scan was stopped early.
     """
 
     scores: Tensor
@@ -30,7 +33,16 @@ class ScanResult:
 
 @dataclass(frozen=True, eq=False)
 class Scan:
-    """What is scanned, and with what; `counted` is bool `[n_layers, n_kv_heads, length]` on the device, or None."""
+    """The input of a scan.
+
+    Attributes:
+        pages: The session's pages.
+        signal: The queries to score against.
+        counted: Rows that contribute to a score, bool `[n_layers, n_kv_heads, length]` on the
+            device; None for all.
+        stop_requested: Returns True once the scan must end.
+        device: Device of the computation.
+    """
 
     pages: Pages
     signal: Signal
@@ -39,13 +51,13 @@ class Scan:
     device: torch.device
 
     def zeros(self) -> Tensor:
-        """float32 `[length]` on the device."""
+        """Create a float32 vector `[length]` on the device."""
         return torch.zeros(self.pages.length, device=self.device)
 
-    def counts(self, layer: int, chunk: Chunk) -> Tensor | None:
-        """Which of a chunk's rows count, bool `[n_kv_heads, rows]`; None for all."""
+    def get_counted(self, layer: int, chunk: Chunk) -> Tensor | None:
+        """Rows of a chunk that contribute to a score, bool `[n_kv_heads, rows]`; None for all."""
         return None if self.counted is None else self.counted[layer][:, chunk.positions]
 
     def to_result(self, scores: Tensor, scored: Tensor, complete: bool) -> ScanResult:
-        """The result as it is now."""
+        """Build the result from vectors on the device."""
         return ScanResult(scores.cpu(), scored.cpu(), self.pages.bytes_read, complete)

@@ -1,7 +1,7 @@
-"""The scan that reads only pages on which the choice depends.
+"""The scan that reads only pages that the selection depends on.
 
-Summaries bound every score. Pages of tokens whose scores are in doubt are read, then those that the softmax's
-normalisers are most unsure of, until no doubt is left.
+Summaries bound every score. Pages of tokens whose selection is ambiguous are read, then those that
+contribute most to the gap between the softmax normalisers' bounds, until nothing is ambiguous.
 """
 
 from collections.abc import Callable, Generator, Sequence
@@ -9,206 +9,219 @@ from collections.abc import Callable, Generator, Sequence
 import torch
 from torch import Tensor
 
-from workers.repair.scan.base import AmbiguousTokens, Scan, ScanResult
+from workers.repair.scan.base import FindAmbiguous, Scan, ScanResult
 from workers.repair.scan.bounds import (
     BoundedNormaliser,
-    bounds_of_layer,
-    joined,
-    logits_of,
-    slack,
-    weighty,
+    bound_gap,
+    compute_logits,
+    concatenate,
+    layer_bounds,
+    query_weights,
 )
 from workers.repair.scan.pages import Chunk, ReadChunk
 
-_MOST_HELD = 4096
-"""Tokens in doubt whose keys are held while others are read."""
+# Ambiguous tokens whose keys are held while others are read.
+_MAX_HELD_TOKENS = 4096
 
 
 def bounded(
-    over: Scan,
-    find_ambiguous: AmbiguousTokens,
+    scan: Scan,
+    find_ambiguous: FindAmbiguous,
     exact: Callable[[], Generator[None, None, ScanResult]],
 ) -> Generator[None, None, ScanResult]:
-    """Scores that lead to the same choice as those of `exact`, which takes over where bounds cannot settle it.
+    """Compute scores that lead to the same selection as those of `exact`.
 
-    That is when scores are equal but for rounding. All else is settled by reading every page once at the most, and
-    `exact` reads every page twice.
+    `exact` takes over where bounds do not decide: for scores that are equal except for rounding.
+    Otherwise every page is read at most once, where `exact` reads every page twice.
     """
-    scan = _Bounded(over, find_ambiguous)
-    if not (yield from scan.normalise()) or not (yield from scan.bound()):
-        return over.to_result(scan.scores, scan.scored, False)
-    if not scan.sound():
+    state = _BoundedScan(scan, find_ambiguous)
+    if not (yield from state.normalise()) or not (yield from state.bound()):
+        return scan.to_result(state.scores, state.scored, False)
+    if not state.is_finite():
         return (yield from exact())
-    if (yield from scan.settle()):
-        return over.to_result(scan.middles(), scan.scored, True)
-    if not over.stop_requested():
-        found = yield from exact()
-        if found.complete:
-            return found
-    return over.to_result(scan.middles(), scan.scored, False)
+    if (yield from state.converge()):
+        return scan.to_result(state.midpoints(), state.scored, True)
+    if not scan.stop_requested():
+        result = yield from exact()
+        if result.complete:
+            return result
+    return scan.to_result(state.midpoints(), state.scored, False)
 
 
-class _Bounded:
-    """What is known of the scores: `scores` are the best guess before `lower` and `upper`, float32 `[length]`."""
+class _BoundedScan:
+    """Bounds on the scores, and the pages and keys that were read for them.
 
-    def __init__(self, over: Scan, find_ambiguous: AmbiguousTokens) -> None:
-        self._over = over
+    Attributes:
+        scores: Estimates before there are bounds, float32 `[length]`.
+        scored: Tokens that have an estimate, bool `[length]`.
+    """
+
+    def __init__(self, scan: Scan, find_ambiguous: FindAmbiguous) -> None:
+        self._scan = scan
         self._find_ambiguous = find_ambiguous
-        self._normalisers = [BoundedNormaliser(queries) for queries in over.signal.queries]
-        self.scores = over.zeros()
-        self.scored = over.zeros().bool()
-        self._lower = over.zeros()
-        self._upper = over.zeros()
-        self._read = torch.zeros(over.pages.count, dtype=torch.bool)
-        """Pages whose rows are in the normalisers as they were read."""
-        self._may_read = over.pages.count
-        self._at_once = max(1, min(over.pages.chunk_pages, over.pages.count // 64))
+        self._normalisers = [BoundedNormaliser(queries) for queries in scan.signal.queries]
+        self.scores = scan.zeros()
+        self.scored = scan.zeros().bool()
+        self._lower = scan.zeros()
+        self._upper = scan.zeros()
+        # Pages whose rows are in the normalisers as they were read.
+        self._read = torch.zeros(scan.pages.count, dtype=torch.bool)
+        self._pages_left = scan.pages.count
+        self._pages_at_once = max(1, min(scan.pages.chunk_pages, scan.pages.count // 64))
         self._held: list[ReadChunk] = []
-        self._is_held = over.zeros().bool()
+        self._is_held = scan.zeros().bool()
 
-    def middles(self) -> Tensor:
-        """Scores between the bounds."""
+    def midpoints(self) -> Tensor:
+        """Midpoints between the bounds, float32 `[length]`."""
         return (self._lower + self._upper) / 2
 
     def normalise(self) -> Generator[None, None, bool]:
-        """Bound the normalisers with every page's summary, best first; whether it came to the end."""
-        over = self._over
-        order = yield from over.pages.best_first(over.signal, over.stop_requested)
-        for pages in over.pages.in_chunks(order):
-            if over.stop_requested():
+        """Bound the normalisers by every page's summary, best pages first; False if stopped."""
+        scan = self._scan
+        order = yield from scan.pages.best_first(scan.signal, scan.stop_requested)
+        for pages in scan.pages.in_chunks(order):
+            if scan.stop_requested():
                 return False
-            for chunk in over.pages.coded(pages):
+            for chunk in scan.pages.approximate(pages):
                 for layer, normaliser in enumerate(self._normalisers):
-                    weights = normaliser.add(logits_of(over.signal, layer, chunk))
+                    weights = normaliser.add(compute_logits(scan.signal, layer, chunk))
                     weights /= (normaliser.low * normaliser.high).sqrt()
-                    self.scores[chunk.positions] += over.signal.scores(
-                        weights, over.counts(layer, chunk)
-                    )
+                    counted = scan.get_counted(layer, chunk)
+                    self.scores[chunk.positions] += scan.signal.scores(weights, counted)
                 self.scored[chunk.positions] = True
                 self._read[list(chunk.pages)] = isinstance(chunk, ReadChunk)
             yield None
         return True
 
     def bound(self) -> Generator[None, None, bool]:
-        """Bound every token's score with the normalisers' bounds; whether it came to the end."""
-        over = self._over
-        for pages in over.pages.in_chunks(range(over.pages.count)):
-            if over.stop_requested():
+        """Bound every token's score by the normalisers' bounds; False if stopped."""
+        scan = self._scan
+        for pages in scan.pages.in_chunks(range(scan.pages.count)):
+            if scan.stop_requested():
                 return False
-            for chunk in over.pages.coded(pages):
+            for chunk in scan.pages.approximate(pages):
                 self._lower[chunk.positions], self._upper[chunk.positions] = self._bounds(chunk)
             yield None
         return True
 
-    def sound(self) -> bool:
-        """Whether the summaries bound anything at all; keys of absurd sizes may be too far from their codes."""
-        return all(normaliser.sound() for normaliser in self._normalisers)
+    def is_finite(self) -> bool:
+        """False if the summaries bound nothing: very large keys may be too far from their codes."""
+        return all(normaliser.is_finite() for normaliser in self._normalisers)
 
-    def settle(self) -> Generator[None, None, bool]:
-        """Read until there is no doubt; False when it was hurried, or reading does not help."""
-        unsure: Tensor | None = None
-        while not self._over.stop_requested():
-            doubtful = self._doubtful(self._lower, self._upper)
-            if not bool(doubtful.any()):
+    def converge(self) -> Generator[None, None, bool]:
+        """Read pages until no token is ambiguous.
+
+        Returns False if a stop was requested, or if reading more does not help.
+        """
+        gaps: Tensor | None = None
+        while not self._scan.stop_requested():
+            ambiguous = self._ambiguous()
+            if not bool(ambiguous.any()):
                 return True
-            unheld = doubtful & ~self._is_held
-            if bool(unheld.any()):
-                unsure = None
-                pages = self._pages_of(unheld)
-                if len(pages) > self._may_read or int(doubtful.sum()) > _MOST_HELD:
+            unread = ambiguous & ~self._is_held
+            if bool(unread.any()):
+                gaps = None
+                pages = self._pages_by_upper_bound(unread)
+                if len(pages) > self._pages_left or int(ambiguous.sum()) > _MAX_HELD_TOKENS:
                     return False
             else:
-                if unsure is None:
-                    unsure = yield from self._unsure(doubtful)
-                unsure[self._read] = 0
-                pages = self._unread(unsure)
-            if not pages or self._may_read <= 0:
+                if gaps is None:
+                    gaps = yield from self._page_gaps(ambiguous)
+                gaps[self._read] = 0
+                pages = _pages_by_gap(gaps)
+            if not pages or self._pages_left <= 0:
                 return False
-            self._read_more(pages[: self._at_once], doubtful)
+            self._read_pages(pages[: self._pages_at_once], ambiguous)
             yield None
         return False
 
-    def _doubtful(self, lower: Tensor, upper: Tensor) -> Tensor:
-        return self._find_ambiguous(lower.cpu(), upper.cpu()).to(lower.device)
+    def _ambiguous(self) -> Tensor:
+        ambiguous = self._find_ambiguous(self._lower.cpu(), self._upper.cpu())
+        return ambiguous.to(self._lower.device)
 
     def _bounds(self, chunk: Chunk) -> tuple[Tensor, Tensor]:
-        """Bounds on the scores of a chunk's rows, float32 `[rows]` each."""
-        over = self._over
-        lower = torch.zeros(len(chunk.positions), device=over.device)
+        """Lower and upper bounds on the scores of a chunk's rows, float32 `[rows]` each."""
+        scan = self._scan
+        lower = torch.zeros(len(chunk.positions), device=scan.device)
         upper = torch.zeros_like(lower)
         for layer, normaliser in enumerate(self._normalisers):
-            logits = logits_of(over.signal, layer, chunk)
-            low, high = bounds_of_layer(over.signal, normaliser, logits, over.counts(layer, chunk))
+            logits = compute_logits(scan.signal, layer, chunk)
+            counted = scan.get_counted(layer, chunk)
+            low, high = layer_bounds(scan.signal, normaliser, logits, counted)
             lower += low
             upper += high
         return lower, upper
 
-    def _pages_of(self, tokens: Tensor) -> list[int]:
-        """The pages of some tokens, bool `[length]`, first that of the token which may have the highest score."""
-        places = tokens.nonzero().flatten()
-        order = self._upper[places].argsort(descending=True, stable=True)
-        return list(dict.fromkeys((places[order] // self._over.pages.page_tokens).tolist()))
+    def _pages_by_upper_bound(self, tokens: Tensor) -> list[int]:
+        """The pages of tokens, bool `[length]`, in the order of the tokens' upper bounds."""
+        positions = tokens.nonzero().flatten()
+        order = self._upper[positions].argsort(descending=True, stable=True)
+        pages = positions[order] // self._scan.pages.page_tokens
+        return list(dict.fromkeys(pages.tolist()))
 
-    def _read_more(self, pages: Sequence[int], doubtful: Tensor) -> None:
-        """Read pages, hold the keys of their doubtful tokens, and bound these anew."""
-        over = self._over
-        self._may_read -= len(pages)
-        parts = (
-            [over.pages.read(again)]
-            if (again := [page for page in pages if self._read[page]])
-            else []
-        )
-        fresh = [page for page in pages if not self._read[page]]
-        for known in over.pages.coded(fresh) if fresh else ():
-            if isinstance(known, ReadChunk):  # its summary is gone; the bounds with it stay true
-                parts.append(known)
-                continue
-            parts.append(read := over.pages.read(known.pages))
-            for layer, normaliser in enumerate(self._normalisers):
-                normaliser.replace(
-                    logits_of(over.signal, layer, known), logits_of(over.signal, layer, read)
-                )
+    def _read_pages(self, pages: Sequence[int], ambiguous: Tensor) -> None:
+        """Read pages, hold the keys of their ambiguous tokens, and tighten the bounds of these."""
+        scan = self._scan
+        self._pages_left -= len(pages)
+        again = [page for page in pages if self._read[page]]
+        chunks = [scan.pages.read(again)] if again else []
+        new = [page for page in pages if not self._read[page]]
+        chunks += [self._replace(chunk) for chunk in scan.pages.approximate(new)] if new else []
         self._read[list(pages)] = True
-        self._hold(parts, doubtful)
-        if bool((doubtful & self._is_held).any()):
-            self._narrow(joined(self._held, doubtful))
+        self._hold(chunks, ambiguous)
+        if bool((ambiguous & self._is_held).any()):
+            self._tighten(concatenate(self._held, ambiguous))
 
-    def _hold(self, parts: Sequence[ReadChunk], doubtful: Tensor) -> None:
-        new = joined(parts, doubtful & ~self._is_held)
+    def _replace(self, chunk: Chunk) -> ReadChunk:
+        """Read a chunk's pages, and replace their rows in the normalisers."""
+        if isinstance(chunk, ReadChunk):
+            # The summary was dropped meanwhile; bounds that were computed with it still hold.
+            return chunk
+        scan = self._scan
+        read = scan.pages.read(chunk.pages)
+        for layer, normaliser in enumerate(self._normalisers):
+            normaliser.replace(
+                compute_logits(scan.signal, layer, chunk), compute_logits(scan.signal, layer, read)
+            )
+        return read
+
+    def _hold(self, chunks: Sequence[ReadChunk], ambiguous: Tensor) -> None:
+        new = concatenate(chunks, ambiguous & ~self._is_held)
         if len(new.positions):
             self._held.append(new)
             self._is_held[new.positions] = True
 
-    def _narrow(self, chunk: ReadChunk) -> None:
+    def _tighten(self, chunk: ReadChunk) -> None:
         lower, upper = self._bounds(chunk)
         at = chunk.positions
         self._upper[at] = torch.minimum(self._upper[at], upper)
         self._lower[at] = torch.minimum(torch.maximum(self._lower[at], lower), self._upper[at])
 
-    def _unsure(self, doubtful: Tensor) -> Generator[None, None, Tensor]:
-        """How unsure each unread page makes the normalisers that the doubtful tokens hang on: float32 `[pages]`."""
-        over = self._over
-        held = joined(self._held, doubtful)
-        matters = [
-            weighty(over.signal, normaliser, logits_of(over.signal, layer, held))
+    def _page_gaps(self, ambiguous: Tensor) -> Generator[None, None, Tensor]:
+        """Contribution of each unread page to the gap of the normalisers' bounds.
+
+        Normalisers count as the ambiguous tokens depend on them. Returns float32 `[pages]`.
+        """
+        scan = self._scan
+        held = concatenate(self._held, ambiguous)
+        weights = [
+            query_weights(scan.signal, normaliser, compute_logits(scan.signal, layer, held))
             for layer, normaliser in enumerate(self._normalisers)
         ]
-        unsure = torch.zeros(over.pages.count)
-        for pages in over.pages.in_chunks((~self._read).nonzero().flatten().tolist()):
-            for chunk in over.pages.coded(pages):
-                of_layers = [
-                    slack(normaliser, logits_of(over.signal, layer, chunk), matters[layer])
+        gaps = torch.zeros(scan.pages.count)
+        for pages in scan.pages.in_chunks((~self._read).nonzero().flatten().tolist()):
+            for chunk in scan.pages.approximate(pages):
+                layer_gaps = [
+                    bound_gap(normaliser, compute_logits(scan.signal, layer, chunk), weights[layer])
                     for layer, normaliser in enumerate(self._normalisers)
                 ]
                 if not isinstance(chunk, ReadChunk):
-                    unsure[list(chunk.pages)] = torch.stack(of_layers).sum(0).cpu()
+                    gaps[list(chunk.pages)] = torch.stack(layer_gaps).sum(0).cpu()
             yield None
-        return unsure
+        return gaps
 
-    def _unread(self, unsure: Tensor) -> list[int]:
-        """Pages that would make the normalisers surer, those first that would most."""
-        return [
-            page
-            for page in unsure.argsort(descending=True, stable=True).tolist()
-            if unsure[page] > 0
-        ]
+
+def _pages_by_gap(gaps: Tensor) -> list[int]:
+    """Pages with a gap, float32 `[pages]`, the largest first."""
+    order = gaps.argsort(descending=True, stable=True).tolist()
+    return [page for page in order if gaps[page] > 0]

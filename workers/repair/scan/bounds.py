@@ -1,4 +1,4 @@
-"""Bounds on scores from the summaries of pages, which reading some of the pages makes narrower."""
+"""Bounds on scores from the summaries of pages, tightened by reading some of the pages."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,19 +9,24 @@ from torch import Tensor
 from workers.repair.scan.pages import Chunk, CodedChunk, ReadChunk
 from workers.repair.scan.softmax import Signal
 
+# Rounding of a logit in float32, relative to `sum over channels of |q| * |k|`, in any summation
+# order.
 _ROUNDING = 2.0**-22
-"""Of a logit in float32, relative to `sum over channels of |q| * |k|`, however the product is divided up."""
+
+# Relative rounding of sums and exponentials in float32.
 _SUMMING = 2.0**-16
-"""Of sums and exponentials in float32, relative."""
+
 _TINY = torch.finfo(torch.float32).tiny
 
 
 @dataclass(frozen=True, eq=False)
 class Logits:
-    """A layer's logits of a chunk's rows, which lie in parts of equally many rows, each with its own error.
+    """A layer's logits of a chunk's rows, in parts of equally many rows with a common error.
 
-    values: float32 `[n_kv_heads, group * t, parts, rows of a part]`; error, rounding: `[n_kv_heads, group * t, parts]`:
-    how far at most a value is from the true logit, and from itself when it is computed again.
+    Attributes:
+        values: float32 `[n_kv_heads, group * t, parts, rows of a part]`.
+        error: Largest distance of a value from the true logit, `[n_kv_heads, group * t, parts]`.
+        rounding: Largest distance of a value from itself, computed again; of the same shape.
     """
 
     values: Tensor
@@ -29,18 +34,16 @@ class Logits:
     rounding: Tensor
 
 
-def logits_of(signal: Signal, layer: int, chunk: Chunk) -> Logits:
-    """The logits of rows that were read, one part, or of codes, each page a part."""
+def compute_logits(signal: Signal, layer: int, chunk: Chunk) -> Logits:
+    """Compute the logits of a chunk's rows: one part if it was read, else one part a page."""
     keys = chunk.get_layer(layer)
     queries = signal.queries[layer].abs()
     if isinstance(chunk, CodedChunk):
         lowest = chunk.lowest[layer]
-        cell = chunk.cell[layer]
-        reach = chunk.reach[layer]
         largest = keys.view(*lowest.shape[:2], -1, lowest.shape[-1]).abs().amax(2)
-        largest = torch.maximum(largest + cell, lowest.abs())
+        largest = torch.maximum(largest + chunk.bin_width[layer], lowest.abs())
         rounding = queries @ largest.transpose(1, 2) * _ROUNDING
-        error = queries @ reach.transpose(1, 2) + rounding
+        error = queries @ chunk.max_error[layer].transpose(1, 2) + rounding
     else:
         largest = keys.float().abs().amax(1, keepdim=True)
         error = rounding = queries @ largest.transpose(1, 2) * _ROUNDING
@@ -48,97 +51,104 @@ def logits_of(signal: Signal, layer: int, chunk: Chunk) -> Logits:
 
 
 class BoundedNormaliser:
-    """The softmax's normaliser of one layer between two bounds, for every query.
+    """Bounds on the softmax normaliser of one layer, for every query.
 
-    peak: float32 `[n_kv_heads, group * t, 1]`; low, high: float64 of the same shape, bounds on the sum over all rows of
-    `exp(logit - peak)`.
+    Attributes:
+        peak: Largest logit so far, float32 `[n_kv_heads, group * t, 1]`.
+        low: Lower bound on the sum over all rows of `exp(logit - peak)`, float64 of the same shape.
+        high: Upper bound, as `low`.
     """
 
     def __init__(self, queries: Tensor) -> None:
+        """Start without rows; queries: float32 `[n_kv_heads, group * t, head_dim]`."""
         self.peak = torch.full((*queries.shape[:2], 1), -torch.inf, device=queries.device)
         self.low = torch.zeros_like(self.peak, dtype=torch.float64)
         self.high = torch.zeros_like(self.low)
 
     def add(self, logits: Logits) -> Tensor:
-        """Count rows in; returns `exp(logits - peak)`, `[n_kv_heads, group * t, rows]`."""
+        """Add rows; returns `exp(logits - peak)`, `[n_kv_heads, group * t, rows]`."""
         peak = torch.maximum(self.peak, logits.values.amax((2, 3)).unsqueeze(-1))
         scale = (self.peak - peak).double().exp()
         self.low = self.low * scale
         self.high = self.high * scale
         self.peak = peak
         weights = (logits.values - peak.unsqueeze(-1)).exp_()
-        self._count(weights, logits)
+        self._add_weights(weights, logits)
         return weights.flatten(2)
 
-    def replace(self, known: Logits, read: Logits) -> None:
-        """Count rows as they were read instead of as their summaries know them."""
-        sums = self._sums((known.values - self.peak.unsqueeze(-1)).exp_())
-        # Not a bit more than was added must go from above, not a bit less from below.
-        error = (known.error - 2 * known.rounding).double()
+    def replace(self, approximate: Logits, read: Logits) -> None:
+        """Replace rows that were added from their summaries by the rows as they were read."""
+        sums = self._sum((approximate.values - self.peak.unsqueeze(-1)).exp_())
+        # Subtract at most what was added to `high`, and at least what was added to `low`.
+        error = (approximate.error - 2 * approximate.rounding).double()
         self.low -= ((-error).exp() * sums).sum(-1, keepdim=True) * (1 + _SUMMING)
         self.high -= (error.exp() * sums).sum(-1, keepdim=True) * (1 - _SUMMING)
-        self._count((read.values - self.peak.unsqueeze(-1)).exp_(), read)
+        self._add_weights((read.values - self.peak.unsqueeze(-1)).exp_(), read)
 
-    def middle(self) -> Tensor:
-        """Between the bounds, by their logarithms; with the peak, float32 `[n_kv_heads, group * t, 1]`."""
+    def log_midpoint(self) -> Tensor:
+        """Geometric mean of the bounds, as a logarithm: float32 `[n_kv_heads, group * t, 1]`."""
         return self.peak + (self.low.log() + self.high.log()).div_(2).float()
 
-    def spread(self) -> Tensor:
-        """How far the bounds are from `middle` at most, as a logarithm, float32 `[n_kv_heads, group * t, 1]`."""
+    def log_error(self) -> Tensor:
+        """Distance of the bounds from `log_midpoint`, float32 `[n_kv_heads, group * t, 1]`."""
         return (self.high.log() - self.low.log()).div_(2).float()
 
-    def sound(self) -> bool:
-        """Whether the bounds say anything."""
+    def is_finite(self) -> bool:
+        """True if the bounds are positive and finite, so that they bound anything."""
         return bool((self.low > 0).all()) and bool(self.high.isfinite().all())
 
-    def _count(self, weights: Tensor, logits: Logits) -> None:
-        sums = self._sums(weights)
+    def _add_weights(self, weights: Tensor, logits: Logits) -> None:
+        sums = self._sum(weights)
         error = logits.error.double()
         self.low += ((-error).exp() * sums).sum(-1, keepdim=True)
-        # What is too small for float32 may be large in truth where the error is.
+        # A weight that underflows float32 may be large in truth where the error is.
         self.high += (error.exp() * (sums + weights.shape[-1] * _TINY)).sum(-1, keepdim=True)
 
     @staticmethod
-    def _sums(weights: Tensor) -> Tensor:
+    def _sum(weights: Tensor) -> Tensor:
         return weights.sum(-1).double()
 
 
-def bounds_of_layer(
+def layer_bounds(
     signal: Signal, normaliser: BoundedNormaliser, logits: Logits, counted: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Lower and upper bounds on a layer's part in the scores of rows: float32 `[rows]` each."""
-    weights = (logits.values - normaliser.middle().unsqueeze(-1)).exp_()
-    factor = (logits.error + normaliser.spread()).exp_().unsqueeze(-1)
+    """Lower and upper bounds on a layer's contribution to the scores: float32 `[rows]` each."""
+    weights = (logits.values - normaliser.log_midpoint().unsqueeze(-1)).exp_()
+    factor = (logits.error + normaliser.log_error()).exp_().unsqueeze(-1)
     lower = (weights / factor).flatten(2)
     upper = weights.add_(_TINY).mul_(factor).clamp_(max=1).flatten(2)
-    return signal.scores(lower, counted) * (1 - _SUMMING), signal.scores(upper, counted) * (
-        1 + _SUMMING
-    )
+    low = signal.scores(lower, counted) * (1 - _SUMMING)
+    high = signal.scores(upper, counted) * (1 + _SUMMING)
+    return low, high
 
 
-def weighty(signal: Signal, normaliser: BoundedNormaliser, logits: Logits) -> Tensor:
-    """How much an error of each query's normaliser, in parts of it, changes a score of these rows at most.
+def query_weights(signal: Signal, normaliser: BoundedNormaliser, logits: Logits) -> Tensor:
+    """Largest change of these rows' scores per relative error of each query's normaliser.
 
-    float32 `[n_kv_heads, group * t, 1]`: a query matters where it is the one of its head that attends most to a row.
+    Returns float32 `[n_kv_heads, group * t, 1]`. A query counts where it is the one of its head
+    that attends most to a row.
     """
-    weights = (logits.values - normaliser.middle().unsqueeze(-1)).exp_().flatten(2)
+    weights = (logits.values - normaliser.log_midpoint().unsqueeze(-1)).exp_().flatten(2)
     heads, _, rows = weights.shape
-    of_heads = weights.view(heads, -1, signal.tokens, rows)
-    largest = of_heads * (of_heads == of_heads.amax(2, keepdim=True))
+    by_head = weights.view(heads, -1, signal.tokens, rows)
+    largest = by_head * (by_head == by_head.amax(2, keepdim=True))
     return largest.amax(-1).view(heads, -1, 1)
 
 
-def slack(normaliser: BoundedNormaliser, logits: Logits, matters: Tensor) -> Tensor:
-    """How much of the normalisers' uncertainty comes from each part, weighed by `matters`: float32 `[parts]`."""
-    shares = (logits.values - normaliser.middle().unsqueeze(-1)).exp_().sum(-1)
-    return (shares * (2 * logits.error.sinh()) * matters).sum((0, 1))
+def bound_gap(normaliser: BoundedNormaliser, logits: Logits, query_weights: Tensor) -> Tensor:
+    """Each part's contribution to the gap between the normalisers' bounds: float32 `[parts]`.
+
+    query_weights: see `query_weights`.
+    """
+    shares = (logits.values - normaliser.log_midpoint().unsqueeze(-1)).exp_().sum(-1)
+    return (shares * (2 * logits.error.sinh()) * query_weights).sum((0, 1))
 
 
-def joined(read: Sequence[ReadChunk], tokens: Tensor) -> ReadChunk:
-    """Of chunks that were read only some tokens, bool `[length]`."""
-    kept = [(chunk, tokens[chunk.positions]) for chunk in read]
+def concatenate(chunks: Sequence[ReadChunk], tokens: Tensor) -> ReadChunk:
+    """Concatenate the rows of chunks that belong to `tokens`, bool `[length]`."""
+    selected = [(chunk, tokens[chunk.positions]) for chunk in chunks]
     return ReadChunk(
         (),
-        torch.cat([chunk.positions[inside] for chunk, inside in kept]),
-        torch.cat([chunk.keys[:, :, inside] for chunk, inside in kept], dim=2),
+        torch.cat([chunk.positions[mask] for chunk, mask in selected]),
+        torch.cat([chunk.keys[:, :, mask] for chunk, mask in selected], dim=2),
     )

@@ -1,11 +1,12 @@
-"""Scores of all of a session's tokens against a signal, at whatever moment it has to end.
+"""Scores of all of a session's tokens against a signal, in a scan that can be stopped at any time.
 
-The score of token i is `a_i = mean over layers and query heads of max over signal tokens t of A[t, i]`, A the softmax
-over all rows of the session (RepairKV eq. 3). Pages come one chunk at a time, so memory does not grow with the
-session but for vectors over its tokens.
+The score of token i is `a_i = mean over layers and query heads of max over signal tokens t of
+A[t, i]`, where A is the softmax over all rows of the session (RepairKV eq. 3). Pages arrive in
+chunks, so memory does not grow with the session except for vectors over its tokens.
 """
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -13,12 +14,12 @@ from torch import Tensor
 from kvrecall.domain.session_settings import RepairScan
 from kvstore.store import RowStore
 from workers.primitives.observation import Observed
-from workers.repair.scan.base import AmbiguousTokens, Scan, ScanResult
+from workers.repair.scan.base import FindAmbiguous, Scan, ScanResult
 from workers.repair.scan.bounded import bounded
-from workers.repair.scan.pages import Pages
+from workers.repair.scan.pages import Chunk, Pages
 from workers.repair.scan.softmax import Normaliser, Signal
 
-__all__ = ["AmbiguousTokens", "ScanResult", "scan", "scan_by_head"]
+__all__ = ["FindAmbiguous", "ScanResult", "scan", "scan_by_head"]
 
 
 def scan(
@@ -29,59 +30,76 @@ def scan(
     *,
     mode: RepairScan,
     counted: Tensor | None,
-    find_ambiguous: AmbiguousTokens,
+    find_ambiguous: FindAmbiguous,
     stop_requested: Callable[[], bool],
     device: torch.device,
 ) -> Generator[None, None, ScanResult]:
-    """Score a session's first `length` tokens; yields between chunks, to let others run. Raises what the store raises.
+    """Score a session's first `length` tokens; yields between chunks so that others can run.
 
-    `exact` reads every page twice. `summary` takes the middles of the codes for keys, and reads pages without a summary
-    alone. `bounded` reads pages until no doubt is left, and then gives scores that lead to the same choice as those of
-    `exact`. `counted` says which rows have a part in a score, bool `[n_layers, n_kv_heads, length]` on the device, None
-    for all; the others take their part of the softmax alone. Once it is `hurried` it ends with what it has: scores of
-    the tokens that it has come to, with the normaliser so far.
+    After a stop is requested, the result has the scores of the tokens reached so far, with the
+    normaliser so far. Raises the errors of the store.
+
+    Args:
+        store: The row store.
+        name: The session's name.
+        observed: The signal's queries.
+        length: Number of tokens to score.
+        mode: "exact" reads every page twice. "summary" uses the midpoints of the codes as keys, and
+            reads only pages without a summary. "bounded" reads pages until no token is ambiguous;
+            its scores then lead to the same selection as the exact ones.
+        counted: Rows that contribute to a score, bool `[n_layers, n_kv_heads, length]` on the
+            device; None for all. The others only take part in the softmax.
+        find_ambiguous: Returns the tokens that are ambiguous under bounds; used by "bounded".
+        stop_requested: Returns True once the scan must end.
+        device: Device of the computation.
     """
     pages = Pages(store, name, length, device)
-    over = Scan(
-        pages, Signal(observed, store.layout.n_kv_heads, device), counted, stop_requested, device
-    )
+    signal = Signal(observed, store.layout.n_kv_heads, device)
+    request = Scan(pages, signal, counted, stop_requested, device)
     if not length:
-        return over.to_result(over.zeros(), over.zeros().bool(), True)
+        return request.to_result(request.zeros(), request.zeros().bool(), True)
     if mode == "bounded":
-        return (yield from bounded(over, find_ambiguous, lambda: two_passes(over, coded=False)))
-    return (yield from two_passes(over, coded=mode == "summary"))
+        exact = partial(two_passes, request, approximate=False)
+        return (yield from bounded(request, find_ambiguous, exact))
+    return (yield from two_passes(request, approximate=mode == "summary"))
 
 
-def two_passes(over: Scan, *, coded: bool) -> Generator[None, None, ScanResult]:
-    """All pages best bound first for the normaliser, scored with what it is so far; then all in order, with all of it.
+def two_passes(scan: Scan, *, approximate: bool) -> Generator[None, None, ScanResult]:
+    """Score all pages in two passes: best bound first with the normaliser so far, then in order.
 
-    Hurried in the second pass, the scores of the first stand. The order of the second does not depend on summaries, so
-    that a scan always sums alike.
+    If the second pass is stopped, the scores of the first stand. The order of the second does not
+    depend on summaries, so that the sums of a scan are always the same.
     """
-    normalisers = [Normaliser(queries) for queries in over.signal.queries]
-    scores = over.zeros()
-    scored = over.zeros().bool()
-    order = yield from over.pages.best_first(over.signal, over.stop_requested)
-    for pages in over.pages.in_chunks(order):
-        if over.stop_requested():
-            return over.to_result(scores, scored, False)
-        for chunk in over.pages.coded(pages) if coded else [over.pages.read(pages)]:
+    normalisers = [Normaliser(queries) for queries in scan.signal.queries]
+    scores = scan.zeros()
+    scored = scan.zeros().bool()
+    order = yield from scan.pages.best_first(scan.signal, scan.stop_requested)
+    for pages in scan.pages.in_chunks(order):
+        if scan.stop_requested():
+            return scan.to_result(scores, scored, False)
+        for chunk in _load(scan, pages, approximate):
             for layer, normaliser in enumerate(normalisers):
-                weights = normaliser.add(over.signal.logits(layer, chunk.get_layer(layer)))
+                weights = normaliser.add(scan.signal.logits(layer, chunk.get_layer(layer)))
                 weights /= normaliser.total
-                scores[chunk.positions] += over.signal.scores(weights, over.counts(layer, chunk))
+                counted = scan.get_counted(layer, chunk)
+                scores[chunk.positions] += scan.signal.scores(weights, counted)
             scored[chunk.positions] = True
         yield None
-    final = over.zeros()
-    for pages in over.pages.in_chunks(range(over.pages.count)):
-        if over.stop_requested():
-            return over.to_result(scores, scored, False)
-        for chunk in over.pages.coded(pages) if coded else [over.pages.read(pages)]:
+    final = scan.zeros()
+    for pages in scan.pages.in_chunks(range(scan.pages.count)):
+        if scan.stop_requested():
+            return scan.to_result(scores, scored, False)
+        for chunk in _load(scan, pages, approximate):
             for layer, normaliser in enumerate(normalisers):
-                weights = normaliser.weights(over.signal.logits(layer, chunk.get_layer(layer)))
-                final[chunk.positions] += over.signal.scores(weights, over.counts(layer, chunk))
+                weights = normaliser.weights(scan.signal.logits(layer, chunk.get_layer(layer)))
+                counted = scan.get_counted(layer, chunk)
+                final[chunk.positions] += scan.signal.scores(weights, counted)
         yield None
-    return over.to_result(final, scored, True)
+    return scan.to_result(final, scored, True)
+
+
+def _load(scan: Scan, pages: Sequence[int], approximate: bool) -> Iterator[Chunk]:
+    return scan.pages.approximate(pages) if approximate else iter([scan.pages.read(pages)])
 
 
 def scan_by_head(
@@ -93,10 +111,11 @@ def scan_by_head(
     stop_requested: Callable[[], bool],
     device: torch.device,
 ) -> Generator[None, None, ScanResult]:
-    """`scan` with `exact`, for every layer and KV head on its own: scores float32 `[n_layers, n_kv_heads, length]`.
+    """Scan as `scan` with mode "exact", for every layer and KV head on its own.
 
-    A score is the mean over the head's group of the largest weight over the signal's tokens. Pages come in order; those
-    that the second pass has come to are scored.
+    The scores are float32 `[n_layers, n_kv_heads, length]`: the mean over the head's group of the
+    largest weight over the signal's tokens. Pages are read in order; the tokens that the second
+    pass reached are scored.
     """
     pages = Pages(store, name, length, device)
     signal = Signal(observed, store.layout.n_kv_heads, device)
@@ -114,10 +133,10 @@ def scan_by_head(
         if stop_requested():
             return ScanResult(scores, scored, pages.bytes_read, False)
         chunk = pages.read(indices)
-        where = chunk.positions.cpu()
+        positions = chunk.positions.cpu()
         for layer, normaliser in enumerate(normalisers):
             weights = normaliser.weights(signal.logits(layer, chunk.get_layer(layer)))
-            scores[layer, :, where] = signal.by_head(weights).cpu()
-        scored[where] = True
+            scores[layer, :, positions] = signal.head_scores(weights).cpu()
+        scored[positions] = True
         yield None
     return ScanResult(scores, scored, pages.bytes_read, True)

@@ -1,4 +1,4 @@
-"""The softmax of a signal's queries over rows that come chunk by chunk, in any order."""
+"""Softmax of a signal's queries over rows that arrive in chunks, in any order."""
 
 import torch
 from torch import Tensor
@@ -7,9 +7,15 @@ from workers.primitives.observation import Observed
 
 
 class Signal:
-    """What rows are scored against, per layer: scaled queries float32 `[n_kv_heads, group * t, head_dim]`."""
+    """The queries that rows are scored against.
+
+    Attributes:
+        queries: Scaled queries per layer, float32 `[n_kv_heads, group * t, head_dim]`.
+        tokens: Number of the signal's tokens, t.
+    """
 
     def __init__(self, observed: Observed, n_kv_heads: int, device: torch.device) -> None:
+        """Scale the observed queries and group them by KV head."""
         n_heads, self.tokens, head_dim = observed.queries[0].shape
         self.n_layers = len(observed.queries)
         self.n_heads = n_heads
@@ -20,42 +26,50 @@ class Signal:
         ]
 
     def logits(self, layer: int, keys: Tensor) -> Tensor:
-        """Keys `[n_kv_heads, rows, head_dim]` of a layer -> float32 `[n_kv_heads, group * t, rows]`."""
+        """Logits of a layer's keys `[n_kv_heads, rows, head_dim]`.
+
+        Returns float32 `[n_kv_heads, group * t, rows]`.
+        """
         logits: Tensor = self.queries[layer] @ keys.float().transpose(1, 2)
         return logits
 
     def scores(self, weights: Tensor, counted: Tensor | None) -> Tensor:
-        """A layer's part in the scores of rows: float32 `[rows]`.
+        """A layer's contribution to the scores of rows: float32 `[rows]`.
 
         weights: `[n_kv_heads, group * t, rows]`; counted: bool `[n_kv_heads, rows]`, None for all.
         """
-        best = self._largest(weights).sum(1)
+        best = self._max_over_tokens(weights).sum(1)
         if counted is not None:
             best = best * counted
         return best.sum(0) / (self.n_layers * self.n_heads)
 
-    def by_head(self, weights: Tensor) -> Tensor:
-        """The same for each KV head on its own, the mean over its group: float32 `[n_kv_heads, rows]`."""
-        return self._largest(weights).mean(1)
+    def head_scores(self, weights: Tensor) -> Tensor:
+        """Scores of rows per KV head, mean over its group: float32 `[n_kv_heads, rows]`.
 
-    def _largest(self, weights: Tensor) -> Tensor:
+        weights: `[n_kv_heads, group * t, rows]`.
+        """
+        return self._max_over_tokens(weights).mean(1)
+
+    def _max_over_tokens(self, weights: Tensor) -> Tensor:
         heads, _, rows = weights.shape
         return weights.view(heads, -1, self.tokens, rows).amax(2)
 
 
 class Normaliser:
-    """The softmax's normaliser of one layer, for every query: it grows with every chunk of rows.
+    """Running softmax normaliser of one layer, for every query (online softmax).
 
-    peak: float32 `[n_kv_heads, group * t, 1]`, the largest logit so far; total: float64 of the same shape, the sum of
-    `exp(logit - peak)`.
+    Attributes:
+        peak: Largest logit so far, float32 `[n_kv_heads, group * t, 1]`.
+        total: Sum of `exp(logit - peak)`, float64 of the same shape.
     """
 
     def __init__(self, queries: Tensor) -> None:
+        """Start without rows; queries: float32 `[n_kv_heads, group * t, head_dim]`."""
         self.peak = torch.full((*queries.shape[:2], 1), -torch.inf, device=queries.device)
         self.total = torch.zeros_like(self.peak, dtype=torch.float64)
 
     def add(self, logits: Tensor) -> Tensor:
-        """Count rows in, `[n_kv_heads, group * t, rows]`; returns `exp(logits - peak)`, made in place of them."""
+        """Add rows, `[n_kv_heads, group * t, rows]`; returns `exp(logits - peak)`, in place."""
         peak = torch.maximum(self.peak, logits.amax(-1, keepdim=True))
         self.total *= (self.peak - peak).exp()
         self.peak = peak
@@ -64,5 +78,5 @@ class Normaliser:
         return weights
 
     def weights(self, logits: Tensor) -> Tensor:
-        """The attention that rows get: float32 of the shape of `logits`, made in place of them."""
+        """Compute attention weights, float32 of the shape of `logits`, in place."""
         return logits.sub_(self.peak + self.total.log().float()).exp_()

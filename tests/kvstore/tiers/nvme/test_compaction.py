@@ -1,4 +1,4 @@
-"""Segments of mostly dead records are emptied and go, and no moment of that loses a page or brings one back."""
+"""Compaction unlinks mostly dead segments, and at no moment loses or revives a page."""
 
 import shutil
 import time
@@ -16,13 +16,13 @@ from kvstore.tiers.nvme.segment_log import SegmentLog
 from kvstore.tiers.nvme.tier import NvmeTier
 
 MakePage = Callable[..., tuple[PageKey, bytes]]
-Held = dict[PageKey, bytes]
+Pages = dict[PageKey, bytes]
 PAGES_PER_SEGMENT = 4
 
 
 @pytest.fixture
 def open_tier(layout: PageLayout) -> Iterator[Callable[..., NvmeTier]]:
-    """open_tier(directory, **settings): segments of four pages; moves records only when it is told to."""
+    """Factory `open_tier(directory, **settings)`: segments of four pages."""
     opened: list[NvmeTier] = []
 
     def open_one(
@@ -43,8 +43,8 @@ def open_tier(layout: PageLayout) -> Iterator[Callable[..., NvmeTier]]:
         tier.close()
 
 
-def sealed(key: PageKey, sequence: int) -> bytes:
-    """A page whose payload, of changing length, says which it is."""
+def seal_page(key: PageKey, sequence: int) -> bytes:
+    """A page whose payload identifies it, of a length that depends on its index."""
     payload = bytes([key.index, sequence % 256]) * (300 + 40 * key.index)
     return seal(PageHeader(key, sequence, 8, len(payload)), payload)
 
@@ -59,98 +59,98 @@ def newest(directory: Path) -> Path:
     return max(directory.glob("segment-*.kv"))
 
 
-def holds(tier: NvmeTier, wanted: Held) -> bool:
+def has_exactly(tier: NvmeTier, expected: Pages) -> bool:
     keys = [header.key for header in tier.stored()]
     tier.check()
-    return dict(zip(keys, tier.get(keys), strict=True)) == wanted
+    return dict(zip(keys, tier.get(keys), strict=True)) == expected
 
 
-def fragmented(tier: NvmeTier, make_page: MakePage) -> Held:
-    """Three full segments, of each of which one page counts, and a tombstone of each other page; what is held."""
+def put_fragmented(tier: NvmeTier, make_page: MakePage) -> Pages:
+    """Fill three segments and delete all but one page of each; return the stored pages."""
     pages = [make_page(index) for index in range(3 * PAGES_PER_SEGMENT)]
     tier.put(pages)
     tier.delete([key for key, _ in pages if key.index % PAGES_PER_SEGMENT])
     return {key: blob for key, blob in pages if key.index % PAGES_PER_SEGMENT == 0}
 
 
-def test_what_counts_moves_and_the_rest_is_given_back(
+def test_valid_records_move_and_their_segments_are_unlinked(
     open_tier: Callable[..., NvmeTier], make_page: MakePage, layout: PageLayout, tmp_path: Path
 ) -> None:
     tier = open_tier(tmp_path)
-    held = fragmented(tier, make_page)
+    stored = put_fragmented(tier, make_page)
     assert names(tmp_path)[:3] == [1, 2, 3]
     moved = list(tier.compact())
     assert moved == [layout.page_bytes] * 3
     assert not {1, 2, 3} & set(names(tmp_path))
     assert tier.used_bytes == 3 * layout.page_bytes
     assert tier.file_bytes < tier.used_bytes + 20 * HEADER_BYTES
-    assert holds(tier, held)
+    assert has_exactly(tier, stored)
     tier.close()
-    assert holds(open_tier(tmp_path), held)
+    assert has_exactly(open_tier(tmp_path), stored)
 
 
 @pytest.mark.parametrize("torn_bytes", [0, 1, 100, HEADER_BYTES, 1000])
-def test_a_kill_after_any_step_loses_nothing_and_brings_nothing_back(
+def test_a_kill_after_any_step_loses_and_revives_nothing(
     open_tier: Callable[..., NvmeTier], make_page: MakePage, tmp_path: Path, torn_bytes: int
 ) -> None:
     tier = open_tier(tmp_path / "rows")
-    held = fragmented(tier, make_page)
+    stored = put_fragmented(tier, make_page)
     for step, _ in enumerate(tier.compact()):
         copy = tmp_path / f"copy-{step}"
         shutil.copytree(tmp_path / "rows", copy)
-        # The record that was moved last is not synced yet, so it may be there in part.
+        # The record that was moved last is not synced yet, so it may be torn.
         newest(copy).write_bytes(
             newest(copy).read_bytes()[: newest(copy).stat().st_size - torn_bytes]
         )
         again = open_tier(copy)
-        assert holds(again, held)
+        assert has_exactly(again, stored)
         list(again.compact())
         assert not {1, 2, 3} & set(names(copy))
-        assert holds(again, held)
+        assert has_exactly(again, stored)
         again.put([make_page(1, 9)])
         again.flush()
         again.close()
-        assert holds(open_tier(copy), held | dict([make_page(1, 9)]))
-    assert holds(tier, held)
+        assert has_exactly(open_tier(copy), stored | dict([make_page(1, 9)]))
+    assert has_exactly(tier, stored)
 
 
-def test_a_moved_record_that_was_written_with_holes_gives_way_to_the_first_one(
+def test_a_torn_copy_of_a_moved_record_is_ignored(
     open_tier: Callable[..., NvmeTier], make_page: MakePage, tmp_path: Path
 ) -> None:
     tier = open_tier(tmp_path / "rows")
-    held = fragmented(tier, make_page)
+    stored = put_fragmented(tier, make_page)
     next(tier.compact())
     copy = shutil.copytree(tmp_path / "rows", tmp_path / "copy")
     raw = bytearray(newest(copy).read_bytes())
     raw[-10] ^= 1
     newest(copy).write_bytes(raw)
-    assert holds(open_tier(copy), held)
+    assert has_exactly(open_tier(copy), stored)
 
 
 @pytest.mark.parametrize("change", ["replace", "delete"])
-def test_a_page_that_changes_on_its_way_is_not_brought_back(
+def test_a_page_that_changes_while_it_moves_is_not_reverted(
     open_tier: Callable[..., NvmeTier], make_page: MakePage, tmp_path: Path, change: str
 ) -> None:
     tier = open_tier(tmp_path)
-    held = fragmented(tier, make_page)
+    stored = put_fragmented(tier, make_page)
     moving = tier.compact()
     next(moving)
-    for index in (0, 4, 8):  # the first has been moved, the others have not
+    for index in (0, 4, 8):  # Only the first has been moved.
         key, blob = make_page(index, 7)
         if change == "replace":
             tier.put([(key, blob)])
-            held[key] = blob
+            stored[key] = blob
         else:
             tier.delete([key])
-            del held[key]
+            del stored[key]
     list(moving)
     tier.flush()
-    assert holds(tier, held)
+    assert has_exactly(tier, stored)
     tier.close()
-    assert holds(open_tier(tmp_path), held)
+    assert has_exactly(open_tier(tmp_path), stored)
 
 
-def test_a_reader_keeps_its_segment_until_it_has_read(
+def test_an_unlinked_segment_stays_readable_for_its_readers(
     layout: PageLayout, make_page: MakePage, tmp_path: Path
 ) -> None:
     log = SegmentLog(tmp_path, PAGES_PER_SEGMENT * layout.page_bytes, "log")
@@ -159,19 +159,19 @@ def test_a_reader_keeps_its_segment_until_it_has_read(
         log.append_page(*page)
     (located,) = log.locate([pages[0][0]])
     assert located is not None
-    place, segment = located
-    assert len(list(log.moves(1))) == PAGES_PER_SEGMENT
+    location, segment = located
+    assert len(list(log.move_records(1))) == PAGES_PER_SEGMENT
     assert names(tmp_path) == [2, 3]
-    assert segment.read(place.offset, place.size) == pages[0][1]
+    assert segment.read(location.offset, location.size) == pages[0][1]
     assert log.locate([pages[0][0]]) != [located]
     log.close()
 
 
-def test_a_page_that_rotted_is_not_moved_and_its_segment_stays(
+def test_a_corrupt_page_is_not_moved_and_its_segment_stays(
     open_tier: Callable[..., NvmeTier], make_page: MakePage, tmp_path: Path
 ) -> None:
     tier = open_tier(tmp_path)
-    held = fragmented(tier, make_page)
+    stored = put_fragmented(tier, make_page)
     first = tmp_path / "segment-00000001.kv"
     raw = bytearray(first.read_bytes())
     raw[HEADER_BYTES + 5] ^= 1
@@ -185,14 +185,14 @@ def test_a_page_that_rotted_is_not_moved_and_its_segment_stays(
     tier.put([make_page(0)])
     tier.flush()
     assert 1 not in names(tmp_path)
-    assert holds(tier, held)
+    assert has_exactly(tier, stored)
 
 
-def test_pages_in_doubt_are_not_moved_out_of_it(
+def test_suspect_pages_are_not_moved(
     open_tier: Callable[..., NvmeTier], make_page: MakePage, tmp_path: Path
 ) -> None:
     tier = open_tier(tmp_path)
-    fragmented(tier, make_page)
+    put_fragmented(tier, make_page)
     tier.close()
     third = tmp_path / "segment-00000003.kv"
     raw = bytearray(third.read_bytes())
@@ -204,25 +204,25 @@ def test_pages_in_doubt_are_not_moved_out_of_it(
         again.get([PageKey("s", 0)])
 
 
-def test_a_tier_at_its_limit_empties_segments_before_it_refuses(
+def test_a_tier_at_its_limit_compacts_before_it_refuses(
     open_tier: Callable[..., NvmeTier], make_page: MakePage, layout: PageLayout, tmp_path: Path
 ) -> None:
     tier = open_tier(tmp_path, limit_bytes=7 * layout.page_bytes)
-    held: Held = {}
+    stored: Pages = {}
     for sequence in range(1, 30):
         key, blob = make_page(sequence % 4, sequence)
         tier.put([(key, blob)])
-        held[key] = blob
+        stored[key] = blob
         assert tier.file_bytes <= 8 * layout.page_bytes
-    assert holds(tier, held)
+    assert has_exactly(tier, stored)
 
 
-def test_a_tier_empties_segments_by_itself_while_it_is_used(
+def test_a_tier_compacts_in_the_background_while_it_is_used(
     open_tier: Callable[..., NvmeTier], make_page: MakePage, layout: PageLayout, tmp_path: Path
 ) -> None:
     tier = open_tier(tmp_path, compact_in_background=True)
     wrong: list[PageKey] = []
-    held: Held = {}
+    stored: Pages = {}
 
     def use(session: str) -> None:
         for round_ in range(1, 30):
@@ -230,9 +230,9 @@ def test_a_tier_empties_segments_by_itself_while_it_is_used(
             tier.put([(key, blob)])
             if round_ % 5 == 0:
                 tier.delete([key])
-                held.pop(key, None)
+                stored.pop(key, None)
             else:
-                held[key] = blob
+                stored[key] = blob
                 wrong.extend([key] * (tier.get([key]) != [blob]))
             if round_ % 3 == 0:
                 tier.flush()
@@ -248,9 +248,9 @@ def test_a_tier_empties_segments_by_itself_while_it_is_used(
     while tier.file_bytes > 2 * tier.used_bytes + PAGES_PER_SEGMENT * layout.page_bytes:
         assert time.monotonic() < last, f"{tier.file_bytes} bytes of files for {tier.used_bytes}"
         time.sleep(0.02)
-    assert holds(tier, held)
+    assert has_exactly(tier, stored)
     tier.close()
-    assert holds(open_tier(tmp_path), held)
+    assert has_exactly(open_tier(tmp_path), stored)
 
 
 STEPS = st.lists(
@@ -265,20 +265,20 @@ STEPS = st.lists(
 
 @given(steps=STEPS)
 @settings(max_examples=60, deadline=None)
-def test_a_tier_is_a_dictionary_whatever_is_moved(
+def test_a_tier_behaves_like_a_dictionary_during_compaction(
     steps: list[tuple[str, int]], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     directory = tmp_path_factory.mktemp("rows")
     tier = NvmeTier(directory, segment_bytes=3000, compact_in_background=False)
-    held: Held = {}
+    stored: Pages = {}
     for sequence, (step, index) in enumerate(steps, 1):
         key = PageKey("s", index)
         if step == "put":
-            held[key] = sealed(key, sequence)
-            tier.put([(key, held[key])])
+            stored[key] = seal_page(key, sequence)
+            tier.put([(key, stored[key])])
         elif step == "delete":
             tier.delete([key])
-            held.pop(key, None)
+            stored.pop(key, None)
         elif step == "flush":
             tier.flush()
         elif step == "move":
@@ -286,5 +286,5 @@ def test_a_tier_is_a_dictionary_whatever_is_moved(
         else:
             tier.close()
             tier = NvmeTier(directory, segment_bytes=3000, compact_in_background=False)
-        assert holds(tier, held)
+        assert has_exactly(tier, stored)
     tier.close()

@@ -1,13 +1,20 @@
-"""The NVMe tier survives restarts and torn writes, refuses what rotted, and gives back its disk."""
+"""The NVMe tier survives restarts and torn writes, refuses corrupt pages and frees its disk."""
 
 import os
 import resource
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import google_crc32c
 import pytest
 
-from kvstore.errors import CorruptPageError, DirectoryLockedError, TierFailedError, TierFullError
+from kvstore.errors import (
+    CorruptPageError,
+    DirectoryLockedError,
+    PageVersionError,
+    TierFailedError,
+    TierFullError,
+)
 from kvstore.format.page import HEADER_BYTES, PageKey, PageLayout
 from kvstore.tiers.nvme.tier import NvmeTier
 
@@ -16,7 +23,7 @@ MakePage = Callable[..., tuple[PageKey, bytes]]
 
 @pytest.fixture
 def open_tier(layout: PageLayout, tmp_path: Path) -> Callable[[], NvmeTier]:
-    """A tier of segments of three pages, always over the same directory, that moves nothing by itself."""
+    """Factory `open_tier()`: segments of three pages, without background compaction."""
     return lambda: NvmeTier(
         tmp_path / "rows", segment_bytes=3 * layout.page_bytes, compact_in_background=False
     )
@@ -32,9 +39,7 @@ def flip(path: Path, offset: int) -> None:
     path.write_bytes(raw)
 
 
-def test_pages_are_there_after_a_restart(
-    open_tier: Callable[[], NvmeTier], make_page: MakePage
-) -> None:
+def test_pages_survive_a_restart(open_tier: Callable[[], NvmeTier], make_page: MakePage) -> None:
     tier = open_tier()
     pages = [make_page(index) for index in range(10)]
     tier.put(pages)
@@ -60,7 +65,7 @@ def test_the_newest_version_and_every_delete_survive_a_restart(
     again.close()
 
 
-def test_segments_whose_records_are_all_dead_are_unlinked(
+def test_dead_segments_are_unlinked(
     open_tier: Callable[[], NvmeTier], make_page: MakePage, tmp_path: Path
 ) -> None:
     tier = open_tier()
@@ -77,7 +82,7 @@ def test_segments_whose_records_are_all_dead_are_unlinked(
     tier.close()
 
 
-def test_records_go_with_the_last_segment_that_needed_their_tombstones(
+def test_tombstones_are_removed_with_the_last_segment_that_needed_them(
     open_tier: Callable[[], NvmeTier], make_page: MakePage, tmp_path: Path
 ) -> None:
     tier = open_tier()
@@ -92,7 +97,7 @@ def test_records_go_with_the_last_segment_that_needed_their_tombstones(
     tier.close()
 
 
-def test_a_dead_segment_stays_until_what_superseded_it_is_on_the_disk(
+def test_a_dead_segment_stays_until_its_successors_are_on_the_disk(
     open_tier: Callable[[], NvmeTier], make_page: MakePage, tmp_path: Path
 ) -> None:
     tier = open_tier()
@@ -111,13 +116,11 @@ def test_a_tombstone_outlives_every_older_copy_of_its_page(
     tier = open_tier()
     tier.put(
         [make_page(0, 1), make_page(1, 1), make_page(2, 1)]
-    )  # segment 1: page 0 dies here, page 1 stays
+    )  # Segment 1: page 0 dies, page 1 stays.
     tier.put([make_page(0, 2), make_page(3, 1), make_page(4, 1)])
     tier.delete([PageKey("s", 0)])
     tier.delete([PageKey("s", 3), PageKey("s", 4), PageKey("s", 2)])
-    tier.put(
-        [make_page(index) for index in range(5, 11)]
-    )  # the tombstone's segment is full and sealed now
+    tier.put([make_page(index) for index in range(5, 11)])  # The tombstone's segment is full now.
     tier.delete([PageKey("s", index) for index in range(5, 11)])
     tier.close()
     assert segments(tmp_path)[0].name == "segment-00000001.kv"
@@ -127,7 +130,7 @@ def test_a_tombstone_outlives_every_older_copy_of_its_page(
 
 
 @pytest.mark.parametrize("lost_bytes", [1, 100, 400])
-def test_a_torn_tail_is_cut_off_and_written_over(
+def test_a_torn_tail_is_truncated_and_overwritten(
     open_tier: Callable[[], NvmeTier], make_page: MakePage, tmp_path: Path, lost_bytes: int
 ) -> None:
     tier = open_tier()
@@ -147,7 +150,7 @@ def test_a_torn_tail_is_cut_off_and_written_over(
     third.close()
 
 
-def test_an_unsynced_page_with_holes_gives_way_to_the_synced_one(
+def test_a_torn_unsynced_page_is_replaced_by_the_synced_version(
     open_tier: Callable[[], NvmeTier], make_page: MakePage, tmp_path: Path
 ) -> None:
     tier = open_tier()
@@ -181,7 +184,7 @@ def test_a_flipped_bit_in_a_payload_is_refused_and_others_are_read(
 
 
 @pytest.mark.parametrize("at", range(0, HEADER_BYTES, 13))
-def test_a_flipped_bit_in_a_header_never_brings_back_an_older_version(
+def test_a_flipped_bit_in_a_header_never_revives_an_older_version(
     open_tier: Callable[[], NvmeTier], make_page: MakePage, tmp_path: Path, at: int
 ) -> None:
     tier = open_tier()
@@ -208,7 +211,7 @@ def test_a_bit_that_flips_while_the_tier_is_open_is_refused(
     tier.close()
 
 
-def test_a_page_whose_header_breaks_while_the_tier_is_open_is_known_and_can_be_deleted_and_replaced(
+def test_a_page_with_a_broken_header_can_be_replaced_and_deleted(
     open_tier: Callable[[], NvmeTier], make_page: MakePage, tmp_path: Path
 ) -> None:
     tier = open_tier()
@@ -246,6 +249,29 @@ def test_damage_is_forgotten_with_the_pages_it_may_have_superseded(
     again.close()
 
 
+@pytest.mark.parametrize("index", [0, 2, 5])
+def test_a_directory_of_another_format_version_is_refused_and_not_changed(
+    open_tier: Callable[[], NvmeTier], make_page: MakePage, tmp_path: Path, index: int
+) -> None:
+    tier = open_tier()
+    tier.put([make_page(each) for each in range(6)])
+    tier.flush()
+    tier.close()
+    path = segments(tmp_path)[index // 3]
+    raw = bytearray(path.read_bytes())
+    offset = index % 3 * len(make_page(0)[1])
+    raw[offset + 4] = 2
+    checksum = google_crc32c.value(bytes(raw[offset : offset + HEADER_BYTES - 4]))
+    raw[offset + HEADER_BYTES - 4 : offset + HEADER_BYTES] = checksum.to_bytes(4, "little")
+    path.write_bytes(raw)
+    before = {each.name: each.read_bytes() for each in segments(tmp_path)}
+    with pytest.raises(
+        PageVersionError, match=f"{path} at byte {offset}: found a page of format version 2"
+    ):
+        open_tier()
+    assert {each.name: each.read_bytes() for each in segments(tmp_path)} == before
+
+
 def test_a_directory_has_one_owner(open_tier: Callable[[], NvmeTier], tmp_path: Path) -> None:
     tier = open_tier()
     with pytest.raises(DirectoryLockedError, match=str(tmp_path / "rows")):
@@ -254,7 +280,7 @@ def test_a_directory_has_one_owner(open_tier: Callable[[], NvmeTier], tmp_path: 
     open_tier().close()
 
 
-def test_a_directory_that_cannot_be_made_is_a_typed_error(tmp_path: Path) -> None:
+def test_a_directory_that_cannot_be_created_is_a_typed_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a directory")
     with pytest.raises(TierFailedError, match="file"):
         NvmeTier(tmp_path / "file" / "rows")
@@ -262,13 +288,13 @@ def test_a_directory_that_cannot_be_made_is_a_typed_error(tmp_path: Path) -> Non
 
 @pytest.fixture
 def file_size_limit() -> Iterator[Callable[[int], None]]:
-    """file_size_limit(bytes): until the end of the test the kernel cuts writes off there and refuses more."""
+    """Factory `file_size_limit(bytes)`: the kernel truncates writes there until the test ends."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     yield lambda limit: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
     resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def test_a_write_the_disk_cut_off_leaves_the_tier_as_it_was(
+def test_a_truncated_write_leaves_the_tier_unchanged(
     open_tier: Callable[[], NvmeTier], make_page: MakePage, file_size_limit: Callable[[int], None]
 ) -> None:
     tier = open_tier()
@@ -304,18 +330,16 @@ def test_deleting_is_possible_when_the_tier_is_full(
     tier.close()
 
 
-def test_pages_leave_room_on_the_disk_for_deletions_and_whoever_shares_it(
-    make_page: MakePage, tmp_path: Path
-) -> None:
+def test_pages_leave_the_reserve_of_the_disk_free(make_page: MakePage, tmp_path: Path) -> None:
     tier = NvmeTier(tmp_path / "rows", reserve_bytes=0)
     tier.put([make_page(0), make_page(1)])
     tier.close()
     disk = os.statvfs(tmp_path)
     tier = NvmeTier(tmp_path / "rows", reserve_bytes=disk.f_bavail * disk.f_frsize + (1 << 30))
-    with pytest.raises(TierFullError, match="kept for other needs"):
+    with pytest.raises(TierFullError, match="reserved"):
         tier.put([make_page(2)])
     assert tier.get([PageKey("s", 0)]) == [make_page(0)[1]]
-    assert list(tier.compact(0.0)) == [], "moving would take what is left"
+    assert list(tier.compact(0.0)) == [], "moving records would need the reserve"
     tier.delete([PageKey("s", 0), PageKey("s", 1)])
     assert tier.used_bytes == 0
     tier.check()

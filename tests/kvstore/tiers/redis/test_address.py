@@ -1,9 +1,9 @@
-"""A URL says where Redis is, and nothing that is shown of it holds a password."""
+"""Redis URLs are parsed; neither an address nor an error shows a password."""
 
 import pytest
 
 from kvstore.errors import TierSettingsError
-from kvstore.tiers.redis.client import parse_address
+from kvstore.tiers.redis.address import parse_address
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_users_and_passwords_are_decoded() -> None:
         "redis+cluster://a,:hunter2",
     ],
 )
-def test_a_url_that_cannot_be_read_is_not_repeated(url: str) -> None:
+def test_a_malformed_url_is_not_repeated_in_the_error(url: str) -> None:
     with pytest.raises(
         TierSettingsError, match="this Redis URL cannot be read: expected redis"
     ) as refused:

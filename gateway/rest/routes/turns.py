@@ -1,0 +1,63 @@
+"""Route of turns: append messages, generate a reply, in one response or as a stream."""
+
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from gateway.errors import problem_responses
+from gateway.idempotency import Key, get_idempotency_key
+from gateway.middleware import CLIENT_CLOSED_REQUEST
+from gateway.rest.schemas.turns import TurnBody, TurnView
+from gateway.settings import GatewaySettings
+from gateway.sse import ClientDisconnected, EventStream, read_outcome, run_while_connected
+from gateway.tenants import Tenant
+from services.service import SessionService
+from services.turn_stream import TurnStream
+
+STREAM_CONTENT = {
+    "description": "The committed turn, or the stream of its events.",
+    "content": {"text/event-stream": {"schema": {"type": "string"}}},
+}
+
+
+def add_turn_routes(router: APIRouter, service: SessionService, settings: GatewaySettings) -> None:
+    """Add the route of turns."""
+
+    @router.post(
+        "/sessions/{session}/turns",
+        response_model=TurnView,
+        responses={200: STREAM_CONTENT, **problem_responses(404, 409, 429)},
+        tags=["turns"],
+    )
+    async def send_turn(
+        request: Request, session: str, body: TurnBody, key: Key = None, tenant: Tenant = ""
+    ) -> Any:
+        """Append messages to the session; generate a reply unless `generate` is false."""
+        stream = service.turn(
+            session,
+            body.to_domain(service.limits),
+            get_idempotency_key(request, key, body),
+            tenant,
+        )
+        try:
+            if body.stream:
+                return await _start_stream(request, stream, settings)
+            outcome = await run_while_connected(request, read_outcome(stream))
+            return TurnView.from_domain(outcome)
+        except ClientDisconnected:
+            return Response(status_code=CLIENT_CLOSED_REQUEST)
+        finally:
+            if not body.stream:
+                await stream.aclose()
+
+
+async def _start_stream(
+    request: Request, stream: TurnStream, settings: GatewaySettings
+) -> EventStream:
+    """Wait for the turn to be accepted, so that a refusal has its own status and no stream."""
+    try:
+        await run_while_connected(request, stream.__anext__())
+    except BaseException:
+        await stream.aclose()
+        raise
+    return EventStream(stream, settings.heartbeat_seconds)

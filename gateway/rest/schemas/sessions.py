@@ -1,0 +1,244 @@
+"""Sessions: creating, forking and moving one; its settings and state."""
+
+import json
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+from pydantic import ConfigDict, Field
+
+from gateway.rest.schemas.base import MAX_SEED, Body, JsonObject, MetadataBody, Name, View
+from gateway.rest.schemas.episodes import EpisodesBody, EpisodeSettingsView
+from gateway.rest.schemas.messages import ToolBody
+from kvrecall.domain.session import Session
+from kvrecall.domain.session_request import CreateSession
+from kvrecall.domain.session_settings import (
+    EpisodeSettings,
+    ForkOrigin,
+    LayerBudgets,
+    RepairScan,
+    RepairTrigger,
+)
+from kvrecall.domain.state_machine import SessionState
+from kvrecall.domain.tool_calls import PendingCall
+from services.forks import ForkRequest
+
+
+class CreateSessionBody(Body):
+    """Settings of a new session, fixed for its lifetime. Omitted ones get the service's default."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"budget": 256, "repair_rows": 64, "method": "snapkv"}]}
+    )
+
+    model: Name | None = Field(
+        default=None, description="Expected model; rejected unless the service serves it."
+    )
+    budget: int | None = Field(
+        default=None, ge=1, lt=2**31, description="Active rows per KV head, mean over layers."
+    )
+    repair_rows: int | None = Field(
+        default=None,
+        ge=0,
+        lt=2**31,
+        description="Rows of the budget reserved for repair; 0: no repair.",
+    )
+    repair_on: list[Literal["tool_call", "tool_delta", "tool_result", "last_output", "turn"]] = (
+        Field(
+            default=["tool_call", "tool_delta", "tool_result"],
+            max_length=5,
+            description="Signals that trigger a repair. All but turn run between turns.",
+        )
+    )
+    repair_scan: RepairScan | None = Field(
+        default=None,
+        description="Search for repair candidates among evicted rows; null: the worker's default.",
+    )
+    repair_settings: JsonObject = Field(
+        default={},
+        max_length=64,
+        description="Settings of the repair; their schema is `repair` of GET /v1/methods.",
+    )
+    repair_seconds: float | None = Field(
+        default=None,
+        gt=0,
+        le=3600,
+        description="Time limit of one repair, in seconds; null: no limit.",
+    )
+    method: Name | None = Field(
+        default=None, description="Eviction method; one of GET /v1/methods."
+    )
+    method_settings: JsonObject = Field(
+        default={},
+        max_length=64,
+        description="Settings of the method; their schema is in GET /v1/methods.",
+    )
+    layer_budgets: LayerBudgets | None = Field(
+        default=None,
+        description="Split of the budget over the layers; null: the method's own split.",
+    )
+    episodes: EpisodesBody | None = Field(
+        default=None,
+        description="Episode settings; null: no episodes. Omitted: the default settings with a "
+        "method that supports episodes.",
+    )
+    seed: int | None = Field(
+        default=None, ge=0, le=MAX_SEED, description="Seed of the session; null: random."
+    )
+    tools: list[ToolBody] = Field(
+        default=[], max_length=128, description="Tools that the model may call."
+    )
+    metadata: MetadataBody = Field(
+        default={}, description="Key-value pairs stored with the session."
+    )
+
+    def to_domain(self) -> CreateSession:
+        """Convert to the domain value."""
+        return CreateSession(
+            budget=self.budget,
+            repair_rows=self.repair_rows,
+            repair_on=frozenset(RepairTrigger(trigger) for trigger in self.repair_on),
+            method=self.method,
+            method_settings=json.dumps(self.method_settings, sort_keys=True),
+            seed=self.seed,
+            tools=tuple(
+                json.dumps(tool.model_dump(exclude_unset=True) | {"type": "function"})
+                for tool in self.tools
+            ),
+            metadata=self.metadata,
+            model=self.model,
+            episodes=self._episodes_to_domain(),
+            layer_budgets=self.layer_budgets,
+            repair_scan=self.repair_scan,
+            repair_settings=json.dumps(self.repair_settings, sort_keys=True),
+            repair_seconds=self.repair_seconds,
+        )
+
+    def _episodes_to_domain(self) -> EpisodeSettings | Literal["default"] | None:
+        if "episodes" not in self.model_fields_set:
+            return "default"
+        return None if self.episodes is None else self.episodes.to_domain()
+
+
+class ForkBody(Body):
+    """Fork point, and metadata of the new session."""
+
+    turn: int | None = Field(
+        default=None,
+        ge=0,
+        lt=2**31,
+        description="Fork at the end of this turn; null: the last one.",
+    )
+    metadata: MetadataBody | None = Field(
+        default=None, description="Metadata of the new session; null: a copy of the parent's."
+    )
+    queue: bool = Field(
+        default=False, description="Wait (for a bounded time) while a turn of the session runs."
+    )
+
+    def to_domain(self) -> ForkRequest:
+        """Convert to the domain value."""
+        return ForkRequest(self.turn, self.metadata, self.queue)
+
+
+class MoveBody(Body):
+    """Target worker of a session."""
+
+    worker: Name | None = Field(
+        default=None, description="Name of the worker; null: the best of the others."
+    )
+
+
+class PendingCallView(View):
+    """Tool call whose result has not been appended to the conversation yet."""
+
+    id: str
+    name: str
+    arguments: str
+    status: str
+
+    @classmethod
+    def from_domain(cls, call: PendingCall) -> "PendingCallView":
+        """Convert from the domain value."""
+        return cls(
+            id=call.call.id,
+            name=call.call.name,
+            arguments=call.call.arguments,
+            status=call.status.value,
+        )
+
+
+class ForkOriginView(View):
+    """Fork point: the parent session, and the turn at whose end the fork begins."""
+
+    session: str
+    turn: int
+
+    @classmethod
+    def from_domain(cls, origin: ForkOrigin | None) -> "ForkOriginView | None":
+        """Convert from the domain value; None for a session that is no fork."""
+        return None if origin is None else cls.model_validate(origin)
+
+
+class SessionView(View):
+    """Session: its settings, its state, the number of turns and tokens."""
+
+    id: str
+    state: str
+    model: str
+    worker: str
+    budget: int
+    repair_rows: int
+    repair_on: list[str]
+    repair_scan: str | None
+    repair_settings: dict[str, Any]
+    repair_seconds: float | None
+    method: str
+    method_settings: dict[str, Any]
+    layer_budgets: str | None
+    episodes: EpisodeSettingsView | None
+    seed: int
+    tools: list[dict[str, Any]]
+    metadata: dict[str, str]
+    forked_from: ForkOriginView | None
+    turns: int
+    length: int
+    pending_calls: list[PendingCallView]
+    created_at: datetime
+    updated_at: datetime
+
+    @classmethod
+    def from_domain(cls, session: Session, state: SessionState, model: str) -> "SessionView":
+        """Convert from a session, its current state and the served model."""
+        settings = session.settings
+        return cls(
+            id=session.id,
+            state=state.value,
+            model=model,
+            worker=session.worker,
+            budget=settings.budget,
+            repair_rows=settings.repair_rows,
+            repair_on=sorted(trigger.value for trigger in settings.repair_on),
+            repair_scan=settings.repair_scan,
+            repair_settings=json.loads(settings.repair_settings),
+            repair_seconds=settings.repair_seconds,
+            method=settings.method,
+            method_settings=json.loads(settings.method_settings),
+            layer_budgets=settings.layer_budgets,
+            episodes=EpisodeSettingsView.from_domain(settings.episodes),
+            seed=settings.seed,
+            tools=[json.loads(tool) for tool in settings.tools],
+            metadata=dict(settings.metadata),
+            forked_from=ForkOriginView.from_domain(settings.forked_from),
+            turns=session.turns,
+            length=session.memory.length,
+            pending_calls=[PendingCallView.from_domain(call) for call in session.calls],
+            created_at=datetime.fromtimestamp(session.created_at, UTC),
+            updated_at=datetime.fromtimestamp(session.updated_at, UTC),
+        )
+
+
+class SessionPageView(View):
+    """Page of sessions, newest first. Pass `next_cursor` as `cursor` to get the next page."""
+
+    sessions: list[SessionView]
+    next_cursor: str | None

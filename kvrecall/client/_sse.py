@@ -1,0 +1,62 @@
+"""Parser of the server-sent events of a turn."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from kvrecall.client._parsing import parse
+from kvrecall.client.events import TextDelta, ToolCallEvent, TurnCompleted, TurnEvent
+from kvrecall.client.exceptions import InvalidResponse, build_problem
+from kvrecall.client.models import ToolCall, Turn
+
+
+class EventParser:
+    """Incremental parser: lines in, events out. Comments and unknown events are skipped."""
+
+    def __init__(self) -> None:
+        self._event = ""
+        self._data: list[str] = []
+
+    def feed(self, line: str) -> TurnEvent | None:
+        """Parse one line without its end; return the event that it completes, if any.
+
+        Raises ServiceProblem for an `error` event, InvalidResponse for data that is not JSON.
+        """
+        if line == "":
+            return self._finish_event()
+        name, _, value = line.partition(":")
+        if name == "event":
+            self._event = value.removeprefix(" ")
+        elif name == "data":
+            self._data.append(value.removeprefix(" "))
+        return None
+
+    def _finish_event(self) -> TurnEvent | None:
+        event, text = self._event, "\n".join(self._data)
+        self._event = ""
+        self._data = []
+        return _to_event(event, _decode(text)) if text else None
+
+
+def _decode(text: str) -> Mapping[str, Any]:
+    try:
+        data = json.loads(text)
+    except ValueError as error:
+        raise InvalidResponse(f"expected JSON in an event, got {text:.80}") from error
+    if not isinstance(data, dict):
+        raise InvalidResponse(f"expected a JSON object in an event, got {text:.80}")
+    return data
+
+
+def _to_event(event: str, data: Mapping[str, Any]) -> TurnEvent | None:
+    match event:
+        case "token":
+            return TextDelta(str(data.get("text", "")))
+        case "tool_call":
+            return ToolCallEvent(parse(ToolCall, data))
+        case "done":
+            return TurnCompleted(parse(Turn, data))
+        case "error":
+            raise build_problem(int(data.get("status", 500)), data, "the turn failed")
+        case _:
+            return None

@@ -1,0 +1,393 @@
+"""Frozen models of the REST API's messages and responses, named as the fields on the wire.
+
+Rows are counted per KV head; `_bytes` and `_seconds` fields have the unit of their name. Unknown
+fields of a response are ignored, so that a client works with newer services.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Literal
+
+from kvrecall.client._timing import seconds_to_first_token
+
+JsonObject = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Function:
+    """Function name and arguments (JSON text of an object) of a tool call."""
+
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """Tool call of an assistant message, as in the OpenAI API."""
+
+    id: str
+    function: Function
+    type: Literal["function"] = "function"
+
+    @property
+    def name(self) -> str:
+        """Name of the function."""
+        return self.function.name
+
+    @property
+    def arguments(self) -> JsonObject:
+        """Arguments of the call, decoded. Raises ValueError when they are not JSON."""
+        arguments: JsonObject = json.loads(self.function.arguments)
+        return arguments
+
+    def to_json(self) -> JsonObject:
+        """Convert to the format of the API."""
+        function = {"name": self.function.name, "arguments": self.function.arguments}
+        return {"id": self.id, "type": self.type, "function": function}
+
+
+@dataclass(frozen=True)
+class Message:
+    """Message of a conversation, as in the OpenAI API."""
+
+    role: Literal["system", "user", "assistant", "tool"]
+    content: str | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str | None = None
+    name: str | None = None
+
+    @classmethod
+    def system(cls, content: str) -> "Message":
+        """Build a system message."""
+        return cls("system", content)
+
+    @classmethod
+    def user(cls, content: str) -> "Message":
+        """Build a user message."""
+        return cls("user", content)
+
+    @classmethod
+    def tool(cls, call_id: str, content: str) -> "Message":
+        """Build the result of a tool call, to be sent with the next turn."""
+        return cls("tool", content, tool_call_id=call_id)
+
+    def to_json(self) -> JsonObject:
+        """Convert to the format of the API; absent fields are left out."""
+        message: JsonObject = {"role": self.role, "content": self.content}
+        if self.tool_calls:
+            message["tool_calls"] = [call.to_json() for call in self.tool_calls]
+        optional = {"tool_call_id": self.tool_call_id, "name": self.name}
+        return message | {name: value for name, value in optional.items() if value is not None}
+
+
+@dataclass(frozen=True)
+class PendingCall:
+    """Tool call whose result has not been appended to the conversation yet.
+
+    `status` is pending, completed, failed or timed_out.
+    """
+
+    id: str
+    name: str
+    arguments: str
+    status: str
+
+
+@dataclass(frozen=True)
+class EpisodeSettings:
+    """Episode settings of a session."""
+
+    count: int | Literal["auto"]
+    segment_utterances: int
+    medoid_utterances: int
+    build: str
+    rebuild_growth: float
+
+
+@dataclass(frozen=True)
+class ForkOrigin:
+    """Fork point: the parent session, and the turn at whose end the fork begins."""
+
+    session: str
+    turn: int
+
+
+@dataclass(frozen=True)
+class Session:
+    """Session: its settings, its state, the number of turns and tokens (`length`)."""
+
+    id: str
+    state: str
+    model: str
+    worker: str
+    budget: int
+    repair_rows: int
+    repair_on: tuple[str, ...]
+    repair_scan: str | None
+    repair_settings: JsonObject
+    repair_seconds: float | None
+    method: str
+    method_settings: JsonObject
+    layer_budgets: str | None
+    episodes: EpisodeSettings | None
+    seed: int
+    tools: tuple[JsonObject, ...]
+    metadata: Mapping[str, str]
+    forked_from: ForkOrigin | None
+    turns: int
+    length: int
+    pending_calls: tuple[PendingCall, ...]
+    created_at: datetime
+    updated_at: datetime
+
+
+@dataclass(frozen=True)
+class SessionPage:
+    """Page of sessions, newest first; `next_cursor` is None on the last page."""
+
+    sessions: tuple[Session, ...]
+    next_cursor: str | None
+
+
+@dataclass(frozen=True)
+class Repair:
+    """Repair: of `candidates` evicted tokens `scored_rows` were scored and `promoted` promoted.
+
+    `demoted` rows left the active set in exchange. `truncated`: stopped early by a deadline or a
+    turn. `in_pause`: it ended before the next turn.
+    """
+
+    trigger: str
+    signal_tokens: int
+    candidates: int
+    scored_rows: int
+    share_scanned: float
+    promoted: int
+    demoted: int
+    seconds: float
+    truncated: bool
+    hops: int
+    bytes_read: int
+    in_pause: bool
+
+
+@dataclass(frozen=True)
+class RepairTotals:
+    """Totals over the repairs since the previous turn; `skipped` were pending and not started."""
+
+    repairs: int
+    signals: tuple[str, ...]
+    scored_rows: int
+    promoted: int
+    demoted: int
+    seconds: float
+    truncated: int
+    skipped: int
+
+
+@dataclass(frozen=True)
+class Passage:
+    """Promoted tokens `start` to `stop` - 1 of the session, with the text around them."""
+
+    start: int
+    stop: int
+    before: str
+    promoted: str
+    after: str
+
+
+@dataclass(frozen=True)
+class PastRepair(Repair):
+    """Repair of the history: the turn it was run for, its time, its signal, the promoted text."""
+
+    number: int
+    turn: int
+    at: datetime
+    signal: str
+    passages: tuple[Passage, ...]
+
+
+@dataclass(frozen=True)
+class TurnMemory:
+    """Memory of a session after a turn. Active, peak and bound rows are the largest layer's."""
+
+    length: int
+    budget: int
+    active_rows: int
+    peak_rows: int
+    bound_rows: int
+    active_bytes: int
+    evicted_rows: int
+    promoted_rows: int
+    tier_bytes: Mapping[str, int]
+    repair: RepairTotals
+    repairs: tuple[Repair, ...]
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Current memory of a session; `in_slot`: its active rows are resident in a slot."""
+
+    session: str
+    length: int
+    budget: int
+    active_rows: int
+    peak_rows: int
+    bound_rows: int
+    active_bytes: int
+    evicted_rows: int
+    promoted_rows: int
+    tier_bytes: Mapping[str, int]
+    layer_active_rows: tuple[int, ...]
+    layer_peak_rows: tuple[int, ...]
+    layer_bound_rows: tuple[int, ...]
+    in_slot: bool
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Token counts of a turn."""
+
+    prompt_tokens: int
+    output_tokens: int
+
+
+@dataclass(frozen=True)
+class Fidelity:
+    """Divergence from the compared session: mean KL in nats, share of equal top-1 tokens."""
+
+    tokens: int
+    kl_mean: float
+    top1_agreement: float
+
+
+@dataclass(frozen=True)
+class TurnEpisode:
+    """Episode that a turn was routed to, and the rows moved to make it active."""
+
+    episode: str
+    similarity: float
+    switched: bool
+    rows_moved: int
+    rows_kept: int
+    bytes_moved: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Turn:
+    """Committed turn: number `turn` of the session, the reply, usage, memory, seconds by phase."""
+
+    session: str
+    turn: int
+    message: Message | None
+    finish_reason: str
+    usage: Usage
+    memory: TurnMemory
+    seconds: Mapping[str, float]
+    durable: bool
+    fidelity: Fidelity | None = None
+    episode: TurnEpisode | None = None
+
+    @property
+    def text(self) -> str:
+        """Text of the reply; empty when there is none."""
+        return "" if self.message is None else self.message.content or ""
+
+    @property
+    def tool_calls(self) -> tuple[ToolCall, ...]:
+        """Tool calls of the reply."""
+        return () if self.message is None else self.message.tool_calls
+
+    @property
+    def seconds_to_first_token(self) -> float:
+        """Seconds from the turn's arrival at the service to its first token."""
+        return seconds_to_first_token(self.seconds)
+
+
+@dataclass(frozen=True)
+class EventReceipt:
+    """Durable acknowledgement of an event; `outstanding` are the calls without a result.
+
+    `late`: the event had no effect because the call has its result already.
+    """
+
+    session: str
+    call_id: str
+    type: str
+    status: str
+    state: str
+    outstanding: tuple[str, ...]
+    late: bool
+
+
+@dataclass(frozen=True)
+class Episode:
+    """Episode: its size, the text of its medoid segment, the number of turns routed to it."""
+
+    id: str
+    active: bool
+    segments: int
+    tokens: int
+    medoid: str
+    matched: int
+
+
+@dataclass(frozen=True)
+class Episodes:
+    """Episodes of a session; `settings` is None when it has none."""
+
+    session: str
+    settings: EpisodeSettings | None
+    segments: int
+    built_segments: int
+    builds: int
+    episodes: tuple[Episode, ...]
+
+
+@dataclass(frozen=True)
+class Method:
+    """Eviction method or repair, with the JSON schema of its settings."""
+
+    name: str
+    summary: str
+    settings_schema: JsonObject
+
+
+@dataclass(frozen=True)
+class Methods:
+    """Eviction methods of the service, and the repair with its `repair_settings`."""
+
+    methods: tuple[Method, ...]
+    repair: Method | None
+
+
+@dataclass(frozen=True)
+class Worker:
+    """Served model and its limits. Budgets in rows, `block_tokens`, `max_context` in tokens."""
+
+    model: str
+    fingerprint: str
+    layers: int
+    kv_heads: int
+    head_dim: int
+    slots: int
+    min_budget: int
+    max_budget: int
+    block_tokens: int
+    max_context: int
+
+
+@dataclass(frozen=True)
+class WorkerLoad:
+    """Reachable worker and its load; a `draining` worker accepts no new sessions."""
+
+    name: str
+    address: str
+    slots: int
+    free_slots: int
+    queued: int
+    sessions: int
+    draining: bool

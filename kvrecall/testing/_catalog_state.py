@@ -1,0 +1,180 @@
+"""The state of an InMemoryCatalog: sessions in plain dicts, and rules that span them."""
+
+import time
+from dataclasses import dataclass, field, replace
+
+from kvrecall.domain.errors import (
+    CatalogError,
+    IdempotencyConflict,
+    StaleEpoch,
+    UnknownSession,
+)
+from kvrecall.domain.reports import MemoryReport, RepairReport
+from kvrecall.domain.session import Session, SharedPages, Turn
+from kvrecall.domain.tool_calls import PendingCall
+from services.catalog.records import (
+    REPAIRS_RETAINED,
+    EpisodeSet,
+    IdempotencyKey,
+    IdempotencyRecord,
+    KnownPrefix,
+    OrphanedPages,
+    RepairDetails,
+    RepairRecord,
+    SegmentRecord,
+)
+
+CallPosition = tuple[int, int]
+
+
+@dataclass
+class StoredSession:
+    """A session with all that belongs to it. Calls are by turn and position."""
+
+    session: Session
+    worker_state: bytes
+    turns: list[Turn] = field(default_factory=list)
+    calls: dict[CallPosition, PendingCall] = field(default_factory=dict)
+    repairs: list[RepairRecord] = field(default_factory=list)
+    episodes: EpisodeSet = field(default_factory=EpisodeSet)
+    segments: dict[int, SegmentRecord] = field(default_factory=dict)
+    built: dict[str, bytes] = field(default_factory=dict)
+    refs: tuple[SharedPages, ...] = ()
+    reserved: dict[str, int] = field(default_factory=dict)
+
+    def to_session(self) -> Session:
+        """Return the session as last committed."""
+        turns = self.session.turns
+        return replace(
+            self.session,
+            calls=tuple(self.get_open_calls()),
+            repairs=tuple(record.report for record in self.repairs if record.turn > turns),
+            shared=self.refs,
+        )
+
+    def get_open_calls(self) -> list[PendingCall]:
+        """Return the calls whose results no turn has consumed, in call order."""
+        calls = [self.calls[at] for at in sorted(self.calls)]
+        return [call for call in calls if call.consumed_in_turn is None]
+
+    def put_call(self, call: PendingCall) -> None:
+        """Add or replace a call."""
+        self.calls[call.turn, call.position] = call
+
+    def set_memory(self, memory: MemoryReport) -> None:
+        """Replace the memory report."""
+        self.session = replace(self.session, memory=memory)
+
+    def add_repair(self, turn: int, report: RepairReport, details: RepairDetails) -> None:
+        """Add a repair that ran for `turn`, and drop the oldest beyond REPAIRS_RETAINED."""
+        number = self.repairs[-1].number + 1 if self.repairs else 1
+        self.repairs.append(RepairRecord(number, turn, time.time(), report, details))
+        del self.repairs[:-REPAIRS_RETAINED]
+
+    def count_pages_of(self, owner: str) -> int:
+        """Return how many of an owner's pages the session references or has reserved."""
+        pages = [each.pages for each in self.refs if each.owner == owner]
+        return max([*pages, self.reserved.get(owner, 0)])
+
+
+@dataclass(frozen=True)
+class StoredRecord:
+    """An idempotency record, and the session that its request created (empty: none)."""
+
+    created: str
+    fingerprint: str
+    response: str
+
+
+class CatalogState:
+    """All sessions, and what lies between them."""
+
+    def __init__(self) -> None:
+        self.sessions: dict[str, StoredSession] = {}
+        self.prefixes: dict[str, KnownPrefix] = {}
+        self.retained: dict[str, int] = {}
+        self.orphaned: dict[str, int] = {}
+        self._records: dict[tuple[str, str], StoredRecord] = {}
+
+    def get(self, session_id: str) -> StoredSession:
+        """Return a session. Raises UnknownSession."""
+        if session_id not in self.sessions:
+            raise UnknownSession(session_id)
+        return self.sessions[session_id]
+
+    def get_fenced(self, session_id: str, epoch: int) -> StoredSession:
+        """Return a session to be written under an epoch. Raises UnknownSession, StaleEpoch."""
+        stored = self.get(session_id)
+        current = stored.session.epoch
+        if current != epoch:
+            raise StaleEpoch(
+                f"session {session_id!r} is at epoch {current}, not {epoch}: "
+                "another process took it over"
+            )
+        return stored
+
+    def add(self, stored: StoredSession) -> None:
+        """Add a session. Raises CatalogError when its id is taken."""
+        session_id = stored.session.id
+        if session_id in self.sessions:
+            raise CatalogError(f"there is a session {session_id!r} already")
+        self.sessions[session_id] = stored
+
+    def have_pages(self, shared: SharedPages) -> bool:
+        """Whether an owner's first pages still exist."""
+        if shared.owner in self.sessions:
+            return True
+        return 0 < shared.pages <= self.count_used(shared.owner)
+
+    def count_used(self, owner: str) -> int:
+        """Return how many of an owner's pages any session references."""
+        counts = [stored.count_pages_of(owner) for stored in self.sessions.values()]
+        return max(counts, default=0)
+
+    def delete(self, session_id: str) -> list[OrphanedPages]:
+        """Delete a session; return its orphaned pages, then all others. Raises UnknownSession."""
+        self.get(session_id)
+        del self.sessions[session_id]
+        known = self.prefixes.items()
+        self.prefixes = {digest: prefix for digest, prefix in known if prefix.owner != session_id}
+        own = OrphanedPages(session_id, self.count_used(session_id))
+        changed = [own]
+        for owner, pages in self.retained.items():
+            used = self.count_used(owner)
+            if used < pages:
+                changed.append(OrphanedPages(owner, used))
+        for each in changed:
+            self.retained[each.session] = each.keep_pages
+            self.orphaned[each.session] = each.keep_pages
+        self.retained = {owner: pages for owner, pages in self.retained.items() if pages}
+        return [own, *(each for each in self.get_orphaned() if each != own)]
+
+    def get_orphaned(self) -> list[OrphanedPages]:
+        """Return the orphaned pages that are not confirmed as deleted yet."""
+        return [OrphanedPages(owner, pages) for owner, pages in sorted(self.orphaned.items())]
+
+    def get_record(self, key: IdempotencyKey) -> StoredRecord | None:
+        """Return the valid record under a key, whatever its fingerprint."""
+        record = self._records.get((key.scope, key.key))
+        if record is None or (record.created and record.created not in self.sessions):
+            return None
+        return record
+
+    def get_response(self, key: IdempotencyKey) -> str | None:
+        """Return the stored response. Raises IdempotencyConflict when the body differs."""
+        record = self.get_record(key)
+        if record is not None and record.fingerprint != key.fingerprint:
+            raise IdempotencyConflict(key.key)
+        return None if record is None else record.response
+
+    def require_new_record(self, record: IdempotencyRecord | None) -> None:
+        """Raises CatalogError when there is a valid record under the key."""
+        if record is not None and self.get_record(record.key) is not None:
+            raise CatalogError("the request was answered already; ask for its answer")
+
+    def store_record(self, record: IdempotencyRecord | None, created: str = "") -> None:
+        """Store a response; `created` is the session that the request created."""
+        if record is not None:
+            key = record.key
+            stored = StoredRecord(created, key.fingerprint, record.response)
+            self._records[key.scope, key.key] = stored

@@ -1,0 +1,379 @@
+"""A catalog in the memory of one process, for tests: it keeps all rules and stores nothing."""
+
+import time
+from dataclasses import replace
+
+from kvrecall.domain.errors import (
+    CatalogError,
+    UnknownCall,
+    UnknownEpisode,
+    UnknownSession,
+    UnknownTurn,
+)
+from kvrecall.domain.session import Session, SharedPages, Turn
+from kvrecall.domain.tool_calls import CallStatus, PendingCall
+from kvrecall.testing._catalog_changes import append_turn, build_child, mark_done, pair_built
+from kvrecall.testing._catalog_state import CatalogState, StoredSession
+from services.catalog.claims import Claims
+from services.catalog.records import (
+    BuildCommit,
+    EpisodeSet,
+    ForkCommit,
+    IdempotencyKey,
+    IdempotencyRecord,
+    KnownPrefix,
+    Lease,
+    OrphanedPages,
+    RepairCommit,
+    RepairRecord,
+    SegmentRecord,
+    SegmentsCommit,
+    SessionDump,
+    SessionPage,
+    TurnCommit,
+)
+from services.catalog.serialization import decode_cursor, encode_cursor
+
+
+class InMemoryCatalog:
+    """A `Catalog` in plain dicts. It raises the errors that the durable catalogs raise.
+
+    Several services may share one, as gateways share a Redis. It ends with its process.
+    """
+
+    def __init__(self) -> None:
+        state = CatalogState()
+        claims = Claims()
+        self.sessions = InMemorySessions(state, claims)
+        self.leases = InMemoryLeases(state, claims)
+        self.turns = InMemoryTurns(state)
+        self.tool_calls = InMemoryToolCalls(state)
+        self.repairs = InMemoryRepairs(state)
+        self.episodes = InMemoryEpisodes(state)
+        self.page_refs = InMemoryPageRefs(state)
+        self.idempotency = InMemoryIdempotency(state)
+
+    async def close(self) -> None:
+        """Do nothing: the sessions stay readable."""
+
+
+class InMemorySessions:
+    """Sessions, from their creation to their deletion."""
+
+    def __init__(self, state: CatalogState, claims: Claims) -> None:
+        self._state = state
+        self._claims = claims
+
+    async def create(
+        self, session: Session, worker_state: bytes, record: IdempotencyRecord | None
+    ) -> None:
+        """Add a session. Raises CatalogError when its id is taken."""
+        self._state.require_new_record(record)
+        self._state.add(StoredSession(session, worker_state, refs=session.shared))
+        self._state.store_record(record, created=session.id)
+
+    async def get(self, session_id: str) -> Session:
+        """Return the session as last committed. Raises UnknownSession."""
+        return self._state.get(session_id).to_session()
+
+    async def get_worker_state(self, session_id: str) -> bytes:
+        """Return the serialized pb.SessionState. Raises UnknownSession."""
+        return self._state.get(session_id).worker_state
+
+    async def get_page(self, limit: int, cursor: str | None, tenant: str = "") -> SessionPage:
+        """Return up to `limit` sessions of a tenant, newest first. Raises InvalidRequest."""
+        before = None if cursor is None else decode_cursor(cursor)
+        sessions = [
+            session
+            for session in reversed(self._sort())
+            if session.settings.tenant == tenant
+            and (before is None or (session.created_at, session.id) < before)
+        ]
+        page = tuple(sessions[:limit])
+        return SessionPage(page, encode_cursor(page[-1]) if len(sessions) > limit else None)
+
+    async def get_ids(self) -> list[str]:
+        """Return the ids of all sessions, oldest first."""
+        return [session.id for session in self._sort()]
+
+    async def get_tenant_tokens(self, tenant: str) -> int:
+        """Return the number of tokens in the tenant's sessions."""
+        sessions = [stored.session for stored in self._state.sessions.values()]
+        return sum(each.memory.length for each in sessions if each.settings.tenant == tenant)
+
+    async def fork(self, commit: ForkCommit, record: IdempotencyRecord | None) -> None:
+        """Add a session that starts from another. Raises UnknownSession, UnknownTurn."""
+        parent = self._state.get(commit.parent)
+        if not 0 <= commit.turns <= parent.session.turns:
+            raise UnknownTurn(commit.parent, commit.turns)
+        for shared in commit.session.shared:
+            if not self._state.have_pages(shared):
+                raise UnknownSession(shared.owner)
+        self._state.require_new_record(record)
+        self._state.add(build_child(parent, commit))
+        self._state.store_record(record, created=commit.session.id)
+
+    async def restore(self, dump: SessionDump) -> None:
+        """Add a session from another catalog. Raises CatalogError when its id is taken."""
+        stored = StoredSession(
+            session=dump.session,
+            worker_state=dump.worker_state,
+            turns=list(dump.turns),
+            calls={(call.turn, call.position): call for call in dump.calls},
+            repairs=list(dump.repairs),
+            episodes=dump.episodes,
+            segments={segment.number: segment for segment in dump.segments},
+            built=dict(pair_built(dump.episodes, dump.built)),
+            refs=dump.session.shared,
+        )
+        self._state.add(stored)
+        self._state.orphaned.pop(dump.session.id, None)
+
+    async def delete(
+        self, session_id: str, record: IdempotencyRecord | None
+    ) -> list[OrphanedPages]:
+        """Delete the session and return the orphaned pages. Raises UnknownSession."""
+        self._state.require_new_record(record)
+        orphaned = self._state.delete(session_id)
+        self._state.store_record(record)
+        self._claims.discard(session_id)
+        return orphaned
+
+    def _sort(self) -> list[Session]:
+        sessions = [stored.to_session() for stored in self._state.sessions.values()]
+        return sorted(sessions, key=lambda session: (session.created_at, session.id))
+
+
+class InMemoryLeases:
+    """Claims and epochs."""
+
+    def __init__(self, state: CatalogState, claims: Claims) -> None:
+        self._state = state
+        self._claims = claims
+
+    async def claim(self, session_id: str, holder: str, seconds: float) -> Lease:
+        """Claim the session, or extend the holder's claim. Raises SessionBusy, UnknownSession."""
+        session = self._state.get(session_id).session
+        self._claims.acquire(session_id, holder, seconds)
+        return Lease(session.epoch, session.worker)
+
+    async def release(self, session_id: str, holder: str) -> None:
+        """Release the holder's claim."""
+        self._claims.release(session_id, holder)
+
+    async def take_over(self, session_id: str, worker: str) -> int:
+        """Start a new epoch and return it. Raises UnknownSession."""
+        stored = self._state.get(session_id)
+        epoch = stored.session.epoch + 1
+        stored.session = replace(stored.session, epoch=epoch, worker=worker)
+        return epoch
+
+
+class InMemoryTurns:
+    """The turn log of each session."""
+
+    def __init__(self, state: CatalogState) -> None:
+        self._state = state
+
+    async def commit(
+        self, commit: TurnCommit, epoch: int, record: IdempotencyRecord | None
+    ) -> None:
+        """Append a turn with everything it changes. Raises UnknownSession, StaleEpoch."""
+        turn = commit.turn
+        stored = self._state.get_fenced(turn.session, epoch)
+        if turn.number != stored.session.turns + 1:
+            raise CatalogError(
+                f"turn {turn.number} of session {turn.session!r} cannot follow turn "
+                f"{stored.session.turns}"
+            )
+        self._state.require_new_record(record)
+        append_turn(stored, commit)
+        if commit.prefix is not None:
+            self._state.prefixes.setdefault(commit.digest, commit.prefix)
+        self._state.store_record(record)
+
+    async def get_after(self, session_id: str, number: int, limit: int) -> list[Turn]:
+        """Return up to `limit` turns that follow turn `number`, in order."""
+        stored = self._state.sessions.get(session_id)
+        turns = [] if stored is None else stored.turns
+        return [turn for turn in turns if turn.number > number][:limit]
+
+    async def get_token_ids(self, session_id: str) -> tuple[int, ...]:
+        """Return all tokens that the session's turns appended. Raises UnknownSession."""
+        turns = self._state.get(session_id).turns
+        return tuple(token for turn in turns for token in turn.token_ids)
+
+
+class InMemoryToolCalls:
+    """Tool calls and what clients report of them."""
+
+    def __init__(self, state: CatalogState) -> None:
+        self._state = state
+
+    async def get(self, session_id: str, call_id: str) -> PendingCall:
+        """Return the newest call of that id. Raises UnknownCall."""
+        stored = self._state.sessions.get(session_id)
+        calls = [] if stored is None else list(stored.calls.values())
+        found = [call for call in calls if call.call.id == call_id]
+        if not found:
+            raise UnknownCall(session_id, call_id)
+        return max(found, key=lambda call: (call.turn, -call.position))
+
+    async def commit(
+        self, session_id: str, call: PendingCall, epoch: int, record: IdempotencyRecord | None
+    ) -> None:
+        """Store the reported state of a call. Raises UnknownSession, StaleEpoch."""
+        stored = self._state.get_fenced(session_id, epoch)
+        self._state.require_new_record(record)
+        before = stored.calls.get((call.turn, call.position))
+        if before is not None:
+            reported = replace(
+                call,
+                last_event_at=time.time(),
+                call_signal=before.call_signal,
+                delta_repaired=before.delta_repaired,
+                result_repaired=before.result_repaired,
+                consumed_in_turn=before.consumed_in_turn,
+            )
+            stored.put_call(reported)
+        self._state.store_record(record)
+
+    async def get_idle_sessions(self, since: float) -> list[str]:
+        """Return the sessions with a pending call without an event after `since`."""
+        return [
+            id
+            for id, stored in self._state.sessions.items()
+            if any(
+                call.status is CallStatus.PENDING and call.last_event_at <= since
+                for call in stored.get_open_calls()
+            )
+        ]
+
+
+class InMemoryRepairs:
+    """Repairs that were run, and which ones are still due."""
+
+    def __init__(self, state: CatalogState) -> None:
+        self._state = state
+
+    async def commit(self, session_id: str, commit: RepairCommit, epoch: int) -> None:
+        """Store what a repair changed. Raises UnknownSession, StaleEpoch."""
+        stored = self._state.get_fenced(session_id, epoch)
+        mark_done(stored, commit.repair)
+        if commit.worker_state is not None:
+            stored.worker_state = commit.worker_state
+        if commit.memory is not None:
+            stored.set_memory(commit.memory)
+        if commit.report is not None:
+            stored.add_repair(stored.session.turns + 1, commit.report, commit.details)
+
+    async def get_latest(self, session_id: str, limit: int) -> list[RepairRecord]:
+        """Return up to `limit` retained repairs, newest first. Raises UnknownSession."""
+        return self._state.get(session_id).repairs[::-1][:limit]
+
+
+class InMemoryEpisodes:
+    """Segments and episodes of each session."""
+
+    def __init__(self, state: CatalogState) -> None:
+        self._state = state
+
+    async def get(self, session_id: str) -> EpisodeSet:
+        """Return the session's episodes without their rows. Raises UnknownSession."""
+        return self._state.get(session_id).episodes
+
+    async def get_segments(self, session_id: str) -> list[SegmentRecord]:
+        """Return all embedded segments, in time order."""
+        stored = self._state.sessions.get(session_id)
+        segments = {} if stored is None else stored.segments
+        return [segments[number] for number in sorted(segments)]
+
+    async def get_built(self, session_id: str, episode_id: str) -> bytes:
+        """Return a serialized pb.Episode. Raises UnknownEpisode."""
+        stored = self._state.sessions.get(session_id)
+        if stored is None or episode_id not in stored.built:
+            raise UnknownEpisode(session_id, episode_id)
+        return stored.built[episode_id]
+
+    async def commit_segments(self, session_id: str, commit: SegmentsCommit, epoch: int) -> None:
+        """Add segments. Raises UnknownSession, StaleEpoch, CatalogError for a known number."""
+        stored = self._state.get_fenced(session_id, epoch)
+        new = {segment.number: segment for segment in commit.segments}
+        if len(new) < len(commit.segments) or new.keys() & stored.segments.keys():
+            raise CatalogError(f"session {session_id!r} has a segment of that number already")
+        grown = {episode.id: episode for episode in commit.episode_set.episodes}
+        episodes = tuple(
+            replace(grown.get(episode.id, episode), matched=episode.matched)
+            for episode in stored.episodes.episodes
+        )
+        active = stored.episodes.active
+        stored.segments |= new
+        stored.episodes = replace(commit.episode_set, episodes=episodes, active=active)
+
+    async def commit_build(self, session_id: str, commit: BuildCommit, epoch: int) -> None:
+        """Replace the episodes. Raises UnknownSession, StaleEpoch."""
+        stored = self._state.get_fenced(session_id, epoch)
+        built = dict(pair_built(commit.episode_set, commit.built))
+        labels = dict(enumerate(commit.labels))
+        stored.segments = {
+            number: replace(segment, label=labels.get(number, segment.label))
+            for number, segment in stored.segments.items()
+        }
+        stored.built = built
+        stored.episodes = replace(commit.episode_set, active=stored.episodes.active)
+
+    async def clear(self, session_id: str, epoch: int) -> None:
+        """Delete segments and episodes; the count of builds and the active episode stay."""
+        stored = self._state.get_fenced(session_id, epoch)
+        before = stored.episodes
+        stored.episodes = EpisodeSet(builds=before.builds, active=before.active)
+        stored.segments = {}
+        stored.built = {}
+
+
+class InMemoryPageRefs:
+    """References to pages of other sessions, and pages without references."""
+
+    def __init__(self, state: CatalogState) -> None:
+        self._state = state
+
+    async def reserve(self, session_id: str, shared: SharedPages) -> bool:
+        """Reference pages before use; False if they are gone. Raises UnknownSession."""
+        stored = self._state.get(session_id)
+        if not self._state.have_pages(shared):
+            return False
+        before = stored.reserved.get(shared.owner, 0)
+        stored.reserved[shared.owner] = max(before, shared.pages)
+        return True
+
+    async def get_prefix(self, digest: str) -> KnownPrefix | None:
+        """Return the prefix offered under this digest."""
+        return self._state.prefixes.get(digest)
+
+    async def get_retained(self) -> list[SharedPages]:
+        """Return the deleted sessions whose pages are still referenced."""
+        retained = [
+            SharedPages(owner, self._state.count_used(owner))
+            for owner in sorted(self._state.retained)
+        ]
+        return [each for each in retained if each.pages]
+
+    async def get_orphaned(self) -> list[OrphanedPages]:
+        """Return the orphaned pages that are not confirmed as deleted yet."""
+        return self._state.get_orphaned()
+
+    async def confirm_deleted(self, orphaned: OrphanedPages) -> None:
+        """Note that these pages are deleted; a later note that keeps fewer pages stays."""
+        if self._state.orphaned.get(orphaned.session) == orphaned.keep_pages:
+            del self._state.orphaned[orphaned.session]
+
+
+class InMemoryIdempotency:
+    """Responses to requests."""
+
+    def __init__(self, state: CatalogState) -> None:
+        self._state = state
+
+    async def get(self, key: IdempotencyKey) -> str | None:
+        """Return the stored response. Raises IdempotencyConflict when the body differs."""
+        return self._state.get_response(key)

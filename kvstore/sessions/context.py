@@ -1,0 +1,31 @@
+"""Parts of a store that all of its collaborators use."""
+
+from dataclasses import dataclass
+
+from kvstore.format.page import PageLayout
+from kvstore.format.summaries import PageSummaries
+from kvstore.hierarchy.epochs import WriterEpochs
+from kvstore.hierarchy.page_writer import PageWriter
+from kvstore.hierarchy.tier_stack import TierStack
+from kvstore.sessions.state import SequenceNumbers
+
+
+@dataclass(frozen=True, eq=False)
+class StoreContext:
+    """Shared parts of one row store.
+
+    Attributes:
+        layout: Shape, dtype and fingerprint of the rows.
+        stack: The tiers.
+        writer: Queue and thread that write pages to the tiers.
+        summaries: Key summaries of full pages.
+        epochs: Epochs under which this process writes sessions.
+        numbers: Generator of sequence numbers.
+    """
+
+    layout: PageLayout
+    stack: TierStack
+    writer: PageWriter
+    summaries: PageSummaries
+    epochs: WriterEpochs
+    numbers: SequenceNumbers

@@ -1,0 +1,144 @@
+"""Deletion of sessions in the Redis catalog, and the pages that it orphans.
+
+A deletion spans several slots. It first notes the session as deleted, then deletes it in its slot,
+where a tombstone remains, then cleans up elsewhere. A deletion that breaks off is finished by any
+later deletion or sweep that meets its tombstone.
+"""
+
+from contextlib import suppress
+from secrets import token_hex
+
+from kvrecall.domain.errors import CatalogError, UnknownSession
+from services.catalog.records import IdempotencyRecord, OrphanedPages
+from services.catalog.redis import mapping, scripts
+from services.catalog.redis.client import CatalogRedis, Command
+from services.catalog.redis.idempotency import RedisIdempotency
+from services.catalog.redis.indexes import RedisIndexes
+from services.catalog.redis.keys import META, OWNERS, TOMBSTONE, Keys
+from services.catalog.redis.prefixes import RedisPrefixes
+from services.catalog.redis.refs import OwnerRefs
+from services.catalog.redis.slot import SessionSlots, require_own_slot
+
+# The number of random tombstones that a deletion or a sweep checks for unfinished work.
+_TOMBSTONES_CHECKED = 16
+
+
+class SessionDeletion:
+    """Deletes sessions and finds orphaned pages. Raises UnknownSession, CatalogError."""
+
+    def __init__(
+        self,
+        redis: CatalogRedis,
+        keys: Keys,
+        slots: SessionSlots,
+        indexes: RedisIndexes,
+        prefixes: RedisPrefixes,
+        refs: OwnerRefs,
+    ) -> None:
+        self._redis = redis
+        self._keys = keys
+        self._slots = slots
+        self._indexes = indexes
+        self._prefixes = prefixes
+        self._refs = refs
+
+    async def delete(
+        self, session_id: str, record: IdempotencyRecord | None
+    ) -> list[OrphanedPages]:
+        """Delete a session; return its orphaned pages, then those of earlier deletions."""
+        if not (await self._slots.exist([session_id]))[0]:
+            raise UnknownSession(session_id)
+        # Noted first: what is not finished here is found by another deletion.
+        await self._update(self._keys.deleted, "SADD", session_id)
+        await self._delete_in_slot(session_id, record)
+        with suppress(CatalogError):  # the session is deleted; another deletion cleans up
+            return await self._finish(session_id)
+        return []
+
+    async def get_orphaned(self) -> list[OrphanedPages]:
+        """Return the orphaned pages that are not confirmed as deleted yet.
+
+        A session is noted before it can have some; one without any is removed. A few tombstones are
+        checked too, as a deletion that broke off has noted nothing.
+        """
+        orphaned = []
+        noted = await self._members(self._keys.orphaned, "SMEMBERS")
+        for owner in dict.fromkeys([*noted, *await self._sample_deleted()]):
+            due = await self._check(owner)
+            orphaned += due
+            if owner in noted and not due:
+                await self._update(self._keys.orphaned, "SREM", owner)
+        return orphaned
+
+    async def get_deleted(self) -> list[str]:
+        """Return the deleted sessions with a tombstone."""
+        return await self._members(self._keys.deleted, "SMEMBERS")
+
+    async def _delete_in_slot(self, session_id: str, record: IdempotencyRecord | None) -> None:
+        keys = [*self._keys.get_session_keys(session_id), self._keys.get_claim(session_id)]
+        text = ""
+        if record is not None:
+            require_own_slot(record, session_id)
+            keys.append(self._keys.get_record(record.key))
+            text = RedisIdempotency.encode(record, created="")
+        words: Command = (token_hex(8), RedisIdempotency.MILLISECONDS, text)
+        call: Command = ("EVAL", scripts.DELETE_SESSION, len(keys), *keys, *words)
+        outcome = await self._redis.write(keys[META], *call)
+        if outcome == b"unknown":
+            raise UnknownSession(session_id)
+        if outcome == b"changed":
+            raise CatalogError("the request was answered already; ask for its answer")
+
+    async def _finish(self, session_id: str) -> list[OrphanedPages]:
+        """Clean up after a deletion in other slots; return the pages orphaned by then."""
+        await self._update(self._keys.orphaned, "SADD", session_id)
+        owners = await self._release_refs(session_id)
+        _, retained = await self._reconcile(session_id)
+        orphaned = [OrphanedPages(session_id, retained)]
+        for owner in dict.fromkeys([*owners, *await self._sample_deleted()]):
+            if owner != session_id:
+                orphaned += await self._check(owner)
+        return orphaned
+
+    async def _release_refs(self, session_id: str) -> list[str]:
+        """Remove a deleted session's references and index entries; return the owners."""
+        _, flat, names = await self._slots.read(
+            session_id, ("HGETALL", TOMBSTONE), ("HKEYS", OWNERS)
+        )
+        tombstone = mapping.to_hash(flat)
+        owners = [name.decode() for name in names]
+        if owners:
+            await self._update(self._keys.orphaned, "SADD", *owners)
+        for owner in owners:
+            await self._refs.set(session_id, owner, 0)
+        await self._indexes.remove(session_id, tombstone.get("tenant", b"").decode())
+        await self._prefixes.delete(tombstone.get("digest", b"").decode(), session_id)
+        name = self._keys.get_session_keys(session_id)[OWNERS]
+        await self._redis.write(name, "DEL", name)
+        return owners
+
+    async def _check(self, owner: str) -> list[OrphanedPages]:
+        """Return an owner's orphaned pages, after finishing its deletion if that broke off."""
+        (state,) = await self._refs.read([owner])
+        if state.exists:
+            return []
+        if state.has_tombstone and state.retained is None:
+            await self._release_refs(owner)
+        due, pages = await self._reconcile(owner)
+        return [OrphanedPages(owner, pages)] if due else []
+
+    async def _reconcile(self, owner: str) -> tuple[bool, int]:
+        """Return whether the workers may hold orphaned pages, and how many pages are retained."""
+        outcome, pages = await self._refs.reconcile(owner)
+        if outcome == "same" and pages == 0:
+            await self._update(self._keys.deleted, "SREM", owner)
+        return outcome == "due", pages
+
+    async def _sample_deleted(self) -> list[str]:
+        return await self._members(self._keys.deleted, "SRANDMEMBER", _TOMBSTONES_CHECKED)
+
+    async def _members(self, name: str, command: str, *words: int) -> list[str]:
+        return [owner.decode() for owner in await self._redis.read(name, command, name, *words)]
+
+    async def _update(self, name: str, command: str, *owners: str) -> None:
+        await self._redis.write(name, command, name, *owners)

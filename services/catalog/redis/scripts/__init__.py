@@ -1,0 +1,35 @@
+"""The Lua scripts of the Redis catalog, each run by Redis in one step.
+
+Unless a script's header says otherwise, KEYS are a session's keys in the order of `keys.py`. If
+Redis is out of memory, the first write of a script fails and nothing is changed; after the first
+write a script runs to its end.
+"""
+
+from importlib.resources import files
+
+
+def _load(*names: str) -> str:
+    folder = files("services.catalog.redis.scripts")
+    return "\n".join(folder.joinpath(f"{name}.lua").read_text("utf-8") for name in names)
+
+
+APPLY_COMMIT = _load("commit_log", "apply_commit")
+DELETE_SESSION = _load("commit_log", "delete_session")
+READ_COMMANDS = _load("read_commands")
+READ_SESSION = _load("read_session")
+READ_CALL = _load("read_call")
+READ_SNAPSHOT = _load("read_snapshot")
+CLAIM = _load("claim")
+DELETE_IF_EQUAL = _load("delete_if_equal")
+SET_IF_EQUAL = _load("set_if_equal")
+ADD_REF = _load("add_ref")
+SET_REF = _load("set_ref")
+READ_REFS = _load("read_refs")
+RECONCILE_ORPHANED = _load("reconcile_orphaned")
+CONFIRM_DELETED = _load("confirm_deleted")
+CORRECT_FIELD = _load("correct_field")
+SUM_FIELDS = _load("sum_fields")
+MIGRATE_ENTRIES = _load("migrate_entries")
+MIGRATE_FIELDS = _load("migrate_fields")
+MIGRATE_VALUE = _load("migrate_value")
+EXTEND_LOCK = _load("extend_lock")

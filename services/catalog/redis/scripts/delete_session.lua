@@ -1,0 +1,20 @@
+-- Delete a session. A tombstone (KEYS[14]) keeps what is left to do in other slots.
+-- Needs commit_log.lua.
+--
+-- KEYS: the session's keys, its claim, then the key of an idempotency record if there is one.
+-- ARGV[1]: id of the commit.
+-- ARGV[2]: milliseconds for which the commit and the record are retained.
+-- ARGV[3]: the idempotency record ('': none).
+-- Reply: 'done', 'unknown', or 'changed' if there is a record under that key already.
+if find_result(ARGV[1]) then return 'done' end
+local found = redis.call('HMGET', KEYS[1], 'epoch', 'tenant', 'digest')
+if not found[1] then return 'unknown' end
+if ARGV[3] ~= '' and redis.call('EXISTS', KEYS[16]) == 1 then return 'changed' end
+redis.call('LPUSH', KEYS[2], ARGV[1] .. ' deleted')
+redis.call('PEXPIRE', KEYS[2], ARGV[2])
+redis.call('DEL', KEYS[14])  -- of an earlier session of that id
+redis.call('HSET', KEYS[14], 'tenant', found[2], 'digest', found[3] or '')
+redis.call('DEL', KEYS[1], unpack(KEYS, 3, 11))
+redis.call('DEL', KEYS[15])
+if ARGV[3] ~= '' then redis.call('SET', KEYS[16], ARGV[3], 'PX', ARGV[2]) end
+return 'done'

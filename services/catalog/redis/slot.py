@@ -1,0 +1,123 @@
+"""Access to single sessions in Redis: scripts on the keys of one session, which share a slot."""
+
+from secrets import token_hex
+from typing import Any
+
+from kvrecall.domain.codes import ErrorCode
+from kvrecall.domain.errors import CatalogError, StaleEpoch, UnknownSession
+from kvrecall.domain.session import Session
+from services.catalog.records import IdempotencyRecord
+from services.catalog.redis import mapping, scripts
+from services.catalog.redis.client import Argument, CatalogRedis, Command
+from services.catalog.redis.commits import RedisCommit
+from services.catalog.redis.idempotency import RedisIdempotency
+from services.catalog.redis.keys import META, Keys
+
+# Stands for the epoch of a session that must not exist yet.
+NEW = "new"
+
+
+class ChangedMeanwhile(CatalogError):
+    """A condition of a commit did not hold: another process wrote in between."""
+
+    code = ErrorCode.CHANGED_MEANWHILE
+
+
+class SessionSlots:
+    """Commits and reads, each on one session. Raises UnknownSession, StaleEpoch, CatalogError."""
+
+    def __init__(self, redis: CatalogRedis, keys: Keys) -> None:
+        self._redis = redis
+        self._keys = keys
+
+    async def apply(
+        self,
+        session_id: str,
+        commit: RedisCommit,
+        *,
+        epoch: int | str = "",
+        before: str = "",
+        record: IdempotencyRecord | None = None,
+    ) -> tuple[int, str]:
+        """Apply a commit in one step; return the session's epoch and its tenant.
+
+        `epoch` is the required one (empty: any; NEW: the session must not exist), `before` the last
+        time for the commit, in the server's Unix seconds. A commit carries an id: sent again after
+        a lost reply, it changes nothing.
+        """
+        names = self._keys.get_session_keys(session_id)
+        if record is not None:
+            require_own_slot(record, session_id)
+            names.append(self._keys.get_record(record.key))
+            text = RedisIdempotency.encode(record, created="")
+            commit = commit.store_record(text, RedisIdempotency.MILLISECONDS)
+        header: list[Argument] = [token_hex(8), epoch, before]
+        call = ("EVAL", scripts.APPLY_COMMIT, len(names), *names, *header, *commit.to_arguments())
+        outcome, *details = await self._redis.write(names[META], *call)
+        if outcome == b"done":
+            current, _, tenant = details[0].decode().partition(" ")
+            return int(current), tenant
+        raise _build_refusal(session_id, epoch, outcome.decode(), details)
+
+    async def get_each(self, session_ids: list[str]) -> list[Session | None]:
+        """Return sessions, each as last committed; None in place of one that does not exist."""
+        commands = [
+            self.build_call(scripts.READ_SESSION, session_id, *mapping.SESSION_FIELDS)
+            for session_id in session_ids
+        ]
+        replies = await self._redis.read_each(commands)
+        return [
+            None if reply is None else mapping.from_session_parts(session_id, *reply)
+            for session_id, reply in zip(session_ids, replies, strict=True)
+        ]
+
+    async def exist(self, session_ids: list[str]) -> list[bool]:
+        """Return for each session whether it exists."""
+        names = [self._keys.get_meta(session_id) for session_id in session_ids]
+        replies = await self._redis.read_each([(name, ("EXISTS", name)) for name in names])
+        return [bool(found) for found in replies]
+
+    async def read(self, session_id: str, *commands: tuple[Any, ...]) -> list[Any]:
+        """Run reading commands (name, index of a key, words) on a session at one time.
+
+        Returns whether the session exists, and the reply to each command.
+        """
+        collected = RedisCommit()
+        for name, index, *words in commands:
+            collected.run(name, index, *words)
+        replies: list[Any] = await self.run(scripts.READ_COMMANDS, session_id, *collected.commands)
+        return replies
+
+    async def run(self, script: str, session_id: str, *words: Argument) -> Any:
+        """Run a reading script on a session's keys and return its reply."""
+        key, call = self.build_call(script, session_id, *words)
+        return await self._redis.read(key, *call)
+
+    def build_call(self, script: str, session_id: str, *words: Argument) -> tuple[str, Command]:
+        """Build the call of a script on a session's keys, and the key that says where to run it."""
+        names = self._keys.get_session_keys(session_id)
+        return names[META], ("EVAL", script, len(names), *names, *words)
+
+
+def require_own_slot(record: IdempotencyRecord, session_id: str) -> None:
+    """Check that a record can be stored in one step with a change of the session."""
+    assert record.key.session == session_id, "a record lies with the session its request names"
+
+
+def _build_refusal(
+    session_id: str, epoch: int | str, outcome: str, details: list[bytes]
+) -> Exception:
+    if outcome == "unknown":
+        return UnknownSession(session_id)
+    if outcome == "stale":
+        return StaleEpoch(
+            f"session {session_id!r} is at epoch {int(details[0])}, not {epoch}: "
+            "another process took it over"
+        )
+    if outcome == "changed":
+        return ChangedMeanwhile(
+            f"session {session_id!r} was changed meanwhile, or the request was answered already"
+        )
+    if outcome == "late":
+        return CatalogError(f"session {session_id!r} took too long to be created; try again")
+    return CatalogError(f"there is a session {session_id!r} already")

@@ -1,0 +1,37 @@
+"""Tool calls in the Redis catalog."""
+
+from kvrecall.domain.errors import UnknownCall
+from kvrecall.domain.tool_calls import PendingCall
+from services.cancellation import run_to_completion
+from services.catalog.records import IdempotencyRecord
+from services.catalog.redis import mapping, scripts
+from services.catalog.redis.commits import build_call_report
+from services.catalog.redis.indexes import RedisIndexes
+from services.catalog.redis.slot import SessionSlots
+
+
+class RedisToolCalls:
+    """Tool calls and what clients report of them."""
+
+    def __init__(self, slots: SessionSlots, indexes: RedisIndexes) -> None:
+        self._slots = slots
+        self._indexes = indexes
+
+    async def get(self, session_id: str, call_id: str) -> PendingCall:
+        """Return the newest call of that id. Raises UnknownCall."""
+        reply = await self._slots.run(scripts.READ_CALL, session_id, call_id)
+        if reply is None:
+            raise UnknownCall(session_id, call_id)
+        parts, result, turns = reply
+        return mapping.consume_call(mapping.from_call_parts(parts), result, int(turns))
+
+    async def commit(
+        self, session_id: str, call: PendingCall, epoch: int, record: IdempotencyRecord | None
+    ) -> None:
+        """Store the reported state of a call. Raises UnknownSession, StaleEpoch."""
+        commit = build_call_report(call)
+        await run_to_completion(self._slots.apply(session_id, commit, epoch=epoch, record=record))
+
+    async def get_idle_sessions(self, since: float) -> list[str]:
+        """Return the sessions with a pending call without an event after `since`."""
+        return await self._indexes.get_idle_sessions(since)

@@ -1,0 +1,75 @@
+"""Turns in the Redis catalog."""
+
+import asyncio
+
+from kvrecall.domain.errors import UnknownSession
+from kvrecall.domain.session import Turn
+from services.cancellation import run_to_completion
+from services.catalog.records import IdempotencyRecord, TurnCommit
+from services.catalog.redis import mapping
+from services.catalog.redis.commits import build_turn
+from services.catalog.redis.indexes import RedisIndexes
+from services.catalog.redis.keys import TOKENS, TURNS
+from services.catalog.redis.page_refs import RedisPageRefs
+from services.catalog.redis.prefixes import RedisPrefixes
+from services.catalog.redis.slot import SessionSlots
+from services.catalog.serialization import decode_tokens
+
+
+class RedisTurns:
+    """The turn log of each session."""
+
+    def __init__(
+        self,
+        slots: SessionSlots,
+        indexes: RedisIndexes,
+        page_refs: RedisPageRefs,
+        prefixes: RedisPrefixes,
+    ) -> None:
+        self._slots = slots
+        self._indexes = indexes
+        self._page_refs = page_refs
+        self._prefixes = prefixes
+
+    async def commit(
+        self, commit: TurnCommit, epoch: int, record: IdempotencyRecord | None
+    ) -> None:
+        """Append a turn with everything it changes. Raises UnknownSession, StaleEpoch."""
+        await run_to_completion(self._commit(commit, epoch, record))
+
+    async def get_after(self, session_id: str, number: int, limit: int) -> list[Turn]:
+        """Return up to `limit` turns that follow turn `number`, in order."""
+        if limit < 1:
+            return []
+        first = max(0, number)
+        span = (first, first + limit - 1)
+        _, entries, tokens = await self._slots.read(
+            session_id, ("LRANGE", TURNS, *span), ("LRANGE", TOKENS, *span)
+        )
+        return mapping.from_turn_entries(session_id, entries, tokens)
+
+    async def get_token_ids(self, session_id: str) -> tuple[int, ...]:
+        """Return all tokens that the session's turns appended. Raises UnknownSession."""
+        exists, tokens = await self._slots.read(session_id, ("LRANGE", TOKENS, 0, -1))
+        if not exists:
+            raise UnknownSession(session_id)
+        return decode_tokens(b"".join(tokens))
+
+    async def _commit(
+        self, commit: TurnCommit, epoch: int, record: IdempotencyRecord | None
+    ) -> None:
+        turn = commit.turn
+        changes = build_turn(commit)
+        if commit.calls:
+            await self._indexes.add_pause(turn.session, turn.number, changes.at)
+        for shared in commit.shared or ():
+            await self._page_refs.add_ref(turn.session, shared)
+        _, tenant = await self._slots.apply(turn.session, changes, epoch=epoch, record=record)
+        # The commit stands from here on, whatever becomes of the indexes.
+        length = turn.outcome.memory.length
+        followups = [self._indexes.set_length(turn.session, tenant, length)]
+        if commit.shared is not None:
+            followups.append(self._page_refs.reconcile(turn.session, commit.shared))
+        if commit.prefix is not None:
+            followups.append(self._prefixes.offer(commit.digest, commit.prefix))
+        await asyncio.gather(*followups)

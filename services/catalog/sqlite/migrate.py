@@ -1,0 +1,109 @@
+"""Creation and migration of the SQLite catalog's file, each in one transaction."""
+
+import asyncio
+import json
+import os
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import aiosqlite
+
+from kvrecall.domain.errors import CatalogError
+from services.catalog import renames
+from services.catalog.sqlite.queries import fetch_value
+from services.catalog.sqlite.schema import (
+    APPLICATION_ID,
+    MIGRATIONS,
+    SCHEMA_VERSION,
+    load_migration,
+    load_schema,
+)
+from services.catalog.versions import CatalogUpgrade, build_catalog_version
+
+_FUNCTIONS = (
+    renames.rename_in_outcome,
+    renames.rename_in_repair,
+    renames.rename_in_response,
+)
+
+
+async def migrate(connection: aiosqlite.Connection, path: Path) -> CatalogUpgrade:
+    """Create the tables of a new file, or bring an older file to the current version.
+
+    A file that is migrated is first copied to `get_backup_path`. Everything is one transaction:
+    after a crash the file is as before, and another process that opens it meanwhile waits. Raises
+    CatalogVersion for a version that cannot be read, CatalogError for another program's database.
+    """
+    await connection.execute("BEGIN IMMEDIATE")
+    found = await _read_version(connection, path)
+    backup = None
+    if found is None:
+        await _create(connection)
+    elif found != SCHEMA_VERSION:
+        backup = get_backup_path(path, found)
+        await asyncio.to_thread(_back_up, path, backup)
+        await _run_migrations(connection, found)
+    await connection.execute("COMMIT")
+    return CatalogUpgrade(str(path), found, SCHEMA_VERSION, backup)
+
+
+def get_backup_path(path: Path, version: int) -> Path:
+    """Return the name of the copy that is made before a file of `version` is migrated."""
+    return path.with_name(f"{path.name}.v{version}-backup")
+
+
+async def _read_version(connection: aiosqlite.Connection, path: Path) -> int | None:
+    """Return the file's schema version, None for an empty file."""
+    if await fetch_value(connection, "SELECT count(*) FROM sqlite_master") == 0:
+        return None
+    if await fetch_value(connection, "PRAGMA application_id") != APPLICATION_ID:
+        raise CatalogError(
+            f"{path} is a database of another program; give the catalog a file of its own"
+        )
+    found = await fetch_value(connection, "PRAGMA user_version")
+    if found != SCHEMA_VERSION and found not in MIGRATIONS:
+        raise build_catalog_version(str(path), str(found), SCHEMA_VERSION, min(MIGRATIONS))
+    return found
+
+
+async def _create(connection: aiosqlite.Connection) -> None:
+    for statement in load_schema():
+        await connection.execute(statement)
+    await connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+    await connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+
+
+async def _run_migrations(connection: aiosqlite.Connection, found: int) -> None:
+    for function in _FUNCTIONS:
+        await connection.create_function(
+            function.__name__, 1, _on_text(function), deterministic=True
+        )
+    for version in range(found, SCHEMA_VERSION):
+        for statement in load_migration(version):
+            await connection.execute(statement)
+    await connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+
+
+def _on_text(change: renames.Change) -> Callable[[str], str]:
+    """Turn a change of a JSON value into one of its text."""
+
+    def run(text: str) -> str:
+        return json.dumps(change(json.loads(text)), ensure_ascii=False, separators=(",", ":"))
+
+    return run
+
+
+def _back_up(path: Path, backup: Path) -> None:
+    """Copy the last committed state of a database; the copy appears whole or not at all."""
+    part = backup.with_name(f".{backup.name}.{os.getpid()}.part")
+    part.unlink(missing_ok=True)
+    with closing(sqlite3.connect(path)) as source, closing(sqlite3.connect(part)) as copy:
+        source.backup(copy)
+    part.replace(backup)
+    folder = os.open(backup.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

@@ -1,0 +1,1 @@
+"""Migrations of the SQLite schema, one file per version; `NNNN_name.sql` leads to version NNNN."""

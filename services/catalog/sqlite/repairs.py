@@ -1,0 +1,99 @@
+"""Repairs in the SQLite catalog. The functions run in the caller's transaction."""
+
+import time
+
+import aiosqlite
+
+from kvrecall.domain.repairs import DueRepair
+from kvrecall.domain.reports import RepairReport
+from kvrecall.domain.session_settings import RepairTrigger
+from services.catalog.records import REPAIRS_RETAINED, RepairCommit, RepairDetails, RepairRecord
+from services.catalog.serialization import REPAIR
+from services.catalog.sqlite import mapping, session_rows
+from services.catalog.sqlite.database import Database
+from services.catalog.sqlite.queries import fetch_all, fetch_value, insert, require_session
+
+
+class SqliteRepairs:
+    """Repairs that were run, and which ones are still due."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def commit(self, session_id: str, commit: RepairCommit, epoch: int) -> None:
+        """Store what a repair changed. Raises UnknownSession, StaleEpoch."""
+
+        async def change(db: aiosqlite.Connection) -> None:
+            await _mark_done(db, session_id, commit.repair)
+            if commit.worker_state is not None:
+                await session_rows.replace_worker_state(db, session_id, commit.worker_state)
+            if commit.memory is not None:
+                await session_rows.replace_memory(db, session_id, commit.memory)
+            if commit.report is not None:
+                query = "SELECT turns FROM sessions WHERE id = :session"
+                turns = await fetch_value(db, query, {"session": session_id})
+                await add_record(db, session_id, turns + 1, commit.report, commit.details)
+
+        await self._database.write_fenced(session_id, epoch, change)
+
+    async def get_latest(self, session_id: str, limit: int) -> list[RepairRecord]:
+        """Return up to `limit` retained repairs, newest first. Raises UnknownSession."""
+        query = "SELECT * FROM repairs WHERE session = :session ORDER BY number DESC LIMIT :limit"
+
+        async def read(db: aiosqlite.Connection) -> list[RepairRecord]:
+            await require_session(db, session_id)
+            rows = await fetch_all(db, query, {"session": session_id, "limit": limit})
+            return [mapping.from_repair_row(row) for row in rows]
+
+        return await self._database.read(read)
+
+
+async def add_record(
+    db: aiosqlite.Connection,
+    session_id: str,
+    turn: int,
+    report: RepairReport,
+    details: RepairDetails,
+) -> None:
+    """Add a repair that ran for `turn`, and delete the oldest beyond REPAIRS_RETAINED."""
+    query = "SELECT 1 + coalesce(max(number), 0) FROM repairs WHERE session = :session"
+    number = await fetch_value(db, query, {"session": session_id})
+    record = RepairRecord(number, turn, time.time(), report, details)
+    await insert(db, "repairs", [mapping.to_repair_row(session_id, record)])
+    await db.execute(
+        "DELETE FROM repairs WHERE session = :session AND number <= :last_dropped",
+        {"session": session_id, "last_dropped": number - REPAIRS_RETAINED},
+    )
+
+
+async def read_reports_since(
+    db: aiosqlite.Connection, session_id: str, turns: int
+) -> tuple[RepairReport, ...]:
+    """Read the reports of the repairs after that many turns, in the order they were run."""
+    query = "SELECT report FROM repairs WHERE session = :session AND turn > :turns ORDER BY number"
+    rows = await fetch_all(db, query, {"session": session_id, "turns": turns})
+    return tuple(REPAIR.validate_json(row["report"]) for row in rows)
+
+
+async def _mark_done(db: aiosqlite.Connection, session_id: str, repair: DueRepair) -> None:
+    if repair.trigger is RepairTrigger.LAST_OUTPUT:
+        await db.execute(
+            "UPDATE sessions SET output_due = 0 WHERE id = :session", {"session": session_id}
+        )
+        return
+    change, where = {
+        RepairTrigger.TOOL_CALL: ("call_signal = :text", "position = :position"),
+        RepairTrigger.TOOL_DELTA: ("delta_repaired = :reach", "position = :position"),
+        RepairTrigger.TOOL_RESULT: ("result_repaired = 1", "batch = :batch"),
+    }[repair.trigger]
+    await db.execute(
+        f"UPDATE tool_calls SET {change}"
+        f" WHERE session = :session AND consumed_in_turn IS NULL AND {where}",
+        {
+            "text": repair.text,
+            "reach": repair.reach,
+            "position": repair.position,
+            "batch": repair.batch,
+            "session": session_id,
+        },
+    )

@@ -1,0 +1,153 @@
+-- The current schema of the SQLite catalog (SCHEMA_VERSION in schema.py). A change here needs a
+-- migration beside it, in migrations/.
+
+CREATE TABLE sessions (
+    id TEXT PRIMARY KEY,
+    epoch INTEGER NOT NULL,
+    settings TEXT NOT NULL,
+    created_at REAL NOT NULL,
+    updated_at REAL NOT NULL,
+    turns INTEGER NOT NULL,
+    memory TEXT NOT NULL,
+    output_due INTEGER NOT NULL,
+    worker TEXT NOT NULL,
+    tenant TEXT NOT NULL,
+    length INTEGER NOT NULL
+) STRICT;
+CREATE INDEX sessions_by_age ON sessions (tenant, created_at DESC, id DESC);
+CREATE INDEX sessions_by_tenant ON sessions (tenant, length);
+
+CREATE TABLE worker_states (
+    session TEXT PRIMARY KEY REFERENCES sessions (id) ON DELETE CASCADE,
+    state BLOB NOT NULL
+) STRICT;
+
+CREATE TABLE turns (
+    session TEXT NOT NULL REFERENCES sessions (id) ON DELETE CASCADE,
+    number INTEGER NOT NULL,
+    messages TEXT NOT NULL,
+    token_ids BLOB NOT NULL,
+    outcome TEXT NOT NULL,
+    utterance_tokens BLOB NOT NULL,
+    PRIMARY KEY (session, number)
+) STRICT, WITHOUT ROWID;
+
+-- `arguments` are those the model generated, `running` those the client executes ('': the same).
+CREATE TABLE tool_calls (
+    session TEXT NOT NULL REFERENCES sessions (id) ON DELETE CASCADE,
+    turn INTEGER NOT NULL,
+    position INTEGER NOT NULL,
+    id TEXT NOT NULL,
+    name TEXT NOT NULL,
+    arguments TEXT NOT NULL,
+    status TEXT NOT NULL,
+    result TEXT,
+    started INTEGER NOT NULL,
+    running TEXT NOT NULL,
+    pieces TEXT NOT NULL,
+    last_event_at REAL NOT NULL,
+    batch INTEGER NOT NULL,
+    call_signal TEXT NOT NULL,
+    delta_due INTEGER NOT NULL,
+    delta_repaired INTEGER NOT NULL,
+    result_repaired INTEGER NOT NULL,
+    consumed_in_turn INTEGER,
+    PRIMARY KEY (session, turn, position)
+) STRICT, WITHOUT ROWID;
+CREATE INDEX tool_calls_by_id ON tool_calls (session, id, turn DESC);
+CREATE INDEX tool_calls_by_last_event ON tool_calls (last_event_at)
+WHERE status = 'pending' AND consumed_in_turn IS NULL;
+
+CREATE TABLE repairs (
+    session TEXT NOT NULL REFERENCES sessions (id) ON DELETE CASCADE,
+    number INTEGER NOT NULL,
+    turn INTEGER NOT NULL,
+    at REAL NOT NULL,
+    report TEXT NOT NULL,
+    signal TEXT NOT NULL,
+    positions BLOB NOT NULL,
+    PRIMARY KEY (session, number)
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE episode_sets (
+    session TEXT PRIMARY KEY REFERENCES sessions (id) ON DELETE CASCADE,
+    segments INTEGER NOT NULL,
+    built_segments INTEGER NOT NULL,
+    builds INTEGER NOT NULL,
+    next_token INTEGER NOT NULL,
+    last_turn INTEGER NOT NULL,
+    last_utterance INTEGER NOT NULL,
+    dimensions INTEGER NOT NULL,
+    active TEXT NOT NULL
+) STRICT;
+
+CREATE TABLE segments (
+    session TEXT NOT NULL REFERENCES sessions (id) ON DELETE CASCADE,
+    number INTEGER NOT NULL,
+    start INTEGER NOT NULL,
+    stop INTEGER NOT NULL,
+    vector BLOB NOT NULL,
+    label INTEGER NOT NULL,
+    PRIMARY KEY (session, number)
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE episodes (
+    session TEXT NOT NULL REFERENCES sessions (id) ON DELETE CASCADE,
+    number INTEGER NOT NULL,
+    id TEXT NOT NULL,
+    centroid BLOB NOT NULL,
+    segments INTEGER NOT NULL,
+    tokens INTEGER NOT NULL,
+    medoid TEXT NOT NULL,
+    matched INTEGER NOT NULL,
+    PRIMARY KEY (session, number)
+) STRICT, WITHOUT ROWID;
+
+-- Apart from `episodes`: the rows are large, and only an episode switch reads them.
+CREATE TABLE built_episodes (
+    session TEXT NOT NULL REFERENCES sessions (id) ON DELETE CASCADE,
+    episode TEXT NOT NULL,
+    built BLOB NOT NULL,
+    PRIMARY KEY (session, episode)
+) STRICT;
+
+-- The first `pages` pages of `owner` are referenced by `session`. `position` is the index in the
+-- session's list of owners, -1 for a reservation.
+CREATE TABLE page_refs (
+    session TEXT NOT NULL REFERENCES sessions (id) ON DELETE CASCADE,
+    owner TEXT NOT NULL,
+    pages INTEGER NOT NULL,
+    position INTEGER NOT NULL,
+    PRIMARY KEY (session, owner, position)
+) STRICT, WITHOUT ROWID;
+CREATE INDEX page_refs_by_owner ON page_refs (owner, pages);
+
+-- Deleted sessions, and how many of their pages were still referenced at the last deletion.
+CREATE TABLE retained_pages (
+    owner TEXT PRIMARY KEY,
+    pages INTEGER NOT NULL
+) STRICT;
+
+-- Deleted sessions whose pages after the first `keep_pages` may still be with the workers.
+CREATE TABLE orphaned_pages (
+    owner TEXT PRIMARY KEY,
+    keep_pages INTEGER NOT NULL
+) STRICT;
+
+CREATE TABLE prefixes (
+    digest TEXT PRIMARY KEY,
+    owner TEXT NOT NULL REFERENCES sessions (id) ON DELETE CASCADE,
+    token_ids BLOB NOT NULL
+) STRICT;
+CREATE INDEX prefixes_by_owner ON prefixes (owner);
+
+-- `created` is the session that the request created ('': none).
+CREATE TABLE idempotency_records (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    created TEXT NOT NULL,
+    scope TEXT NOT NULL,
+    key TEXT NOT NULL,
+    fingerprint TEXT NOT NULL,
+    response TEXT NOT NULL,
+    UNIQUE (scope, key)
+) STRICT;

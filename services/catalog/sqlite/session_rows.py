@@ -1,0 +1,36 @@
+"""Rows of `sessions` and `worker_states`. Each function runs in the caller's transaction."""
+
+import aiosqlite
+
+from kvrecall.domain.reports import MemoryReport
+from kvrecall.domain.session import Session
+from services.catalog.serialization import MEMORY
+from services.catalog.sqlite import mapping, page_refs
+from services.catalog.sqlite.queries import insert
+
+
+async def add_session(db: aiosqlite.Connection, session: Session, worker_state: bytes) -> None:
+    """Add a session without turns, with the pages it references."""
+    await insert(db, "sessions", [mapping.to_session_row(session)])
+    await insert(db, "worker_states", [{"session": session.id, "state": worker_state}])
+    await page_refs.replace_refs(db, session.id, session.shared)
+
+
+async def replace_worker_state(db: aiosqlite.Connection, session_id: str, state: bytes) -> None:
+    """Replace the serialized pb.SessionState."""
+    await db.execute(
+        "UPDATE worker_states SET state = :state WHERE session = :session",
+        {"state": state, "session": session_id},
+    )
+
+
+async def replace_memory(db: aiosqlite.Connection, session_id: str, memory: MemoryReport) -> None:
+    """Replace the memory report, and the length in tokens that follows from it."""
+    await db.execute(
+        "UPDATE sessions SET memory = :memory, length = :length WHERE id = :session",
+        {
+            "memory": MEMORY.dump_json(memory).decode(),
+            "length": memory.length,
+            "session": session_id,
+        },
+    )

@@ -1,0 +1,90 @@
+"""Turns in the SQLite catalog."""
+
+import time
+
+import aiosqlite
+
+from kvrecall.domain.session import Turn
+from services.catalog.records import IdempotencyRecord, TurnCommit
+from services.catalog.serialization import decode_tokens
+from services.catalog.sqlite import (
+    episodes,
+    mapping,
+    page_refs,
+    repairs,
+    session_rows,
+    tool_calls,
+)
+from services.catalog.sqlite.database import Database
+from services.catalog.sqlite.idempotency import SqliteIdempotency
+from services.catalog.sqlite.queries import fetch_all, insert, require_session
+
+
+class SqliteTurns:
+    """The turn log of each session."""
+
+    def __init__(self, database: Database, idempotency: SqliteIdempotency) -> None:
+        self._database = database
+        self._idempotency = idempotency
+
+    async def commit(
+        self, commit: TurnCommit, epoch: int, record: IdempotencyRecord | None
+    ) -> None:
+        """Append a turn with everything it changes. Raises UnknownSession, StaleEpoch."""
+
+        async def change(db: aiosqlite.Connection) -> None:
+            await _add_turn(db, commit)
+            await self._idempotency.store(db, record)
+
+        await self._database.write_fenced(commit.turn.session, epoch, change)
+
+    async def get_after(self, session_id: str, number: int, limit: int) -> list[Turn]:
+        """Return up to `limit` turns that follow turn `number`, in order."""
+        query = (
+            "SELECT * FROM turns WHERE session = :session AND number > :number"
+            " ORDER BY number LIMIT :limit"
+        )
+        values = {"session": session_id, "number": number, "limit": limit}
+
+        async def read(db: aiosqlite.Connection) -> list[Turn]:
+            return [mapping.from_turn_row(row) for row in await fetch_all(db, query, values)]
+
+        return await self._database.read(read)
+
+    async def get_token_ids(self, session_id: str) -> tuple[int, ...]:
+        """Return all tokens that the session's turns appended. Raises UnknownSession."""
+        query = "SELECT token_ids FROM turns WHERE session = :session ORDER BY number"
+
+        async def read(db: aiosqlite.Connection) -> tuple[int, ...]:
+            await require_session(db, session_id)
+            rows = await fetch_all(db, query, {"session": session_id})
+            return decode_tokens(b"".join(row["token_ids"] for row in rows))
+
+        return await self._database.read(read)
+
+
+async def _add_turn(db: aiosqlite.Connection, commit: TurnCommit) -> None:
+    turn = commit.turn
+    outcome = turn.outcome
+    await insert(db, "turns", [mapping.to_turn_row(turn)])
+    await db.execute(
+        "UPDATE sessions SET turns = :turns, updated_at = :now, output_due = :output_due"
+        " WHERE id = :session",
+        {
+            "turns": turn.number,
+            "now": time.time(),
+            "output_due": 0 if commit.calls else outcome.output_tokens,
+            "session": turn.session,
+        },
+    )
+    await session_rows.replace_memory(db, turn.session, outcome.memory)
+    await session_rows.replace_worker_state(db, turn.session, commit.worker_state)
+    await episodes.count_match(db, turn.session, commit.matched, commit.active)
+    await tool_calls.end_pause(db, turn, commit.inline_results)
+    await tool_calls.begin_pause(db, turn, commit.calls)
+    if outcome.own_repair is not None:
+        await repairs.add_record(db, turn.session, turn.number, outcome.own_repair, commit.repaired)
+    if commit.shared is not None:
+        await page_refs.replace_refs(db, turn.session, commit.shared)
+    if commit.prefix is not None:
+        await page_refs.add_prefix(db, commit.digest, commit.prefix)

@@ -1,0 +1,39 @@
+"""The collaborators that every part of the service works with."""
+
+from dataclasses import dataclass
+from typing import Self
+
+from kvrecall.domain.events import EventBus
+from kvrecall.domain.limits import ServiceLimits
+from services.admission import Admission
+from services.catalog.base import Catalog
+from services.cluster.worker_client import Worker
+from services.quotas import Quotas
+from services.session_manager import SessionManager
+
+
+@dataclass(frozen=True)
+class ServiceContext:
+    """One catalog, one worker (or a pool of them) and what this process shares between requests."""
+
+    catalog: Catalog
+    worker: Worker
+    events: EventBus
+    limits: ServiceLimits
+    sessions: SessionManager
+    admission: Admission
+    quotas: Quotas
+
+    @classmethod
+    def create(cls, catalog: Catalog, worker: Worker, limits: ServiceLimits) -> Self:
+        """Build the context of one service."""
+        events = EventBus()
+        return cls(
+            catalog=catalog,
+            worker=worker,
+            events=events,
+            limits=limits,
+            sessions=SessionManager(catalog, worker, events, limits),
+            admission=Admission(limits),
+            quotas=Quotas(catalog, events, limits),
+        )

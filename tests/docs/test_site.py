@@ -1,0 +1,81 @@
+"""The documentation: generated pages are current, the site builds, README and changelog hold."""
+
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(*command: str) -> subprocess.CompletedProcess[str]:
+    """Run a command of this interpreter in the project's root."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "NO_MKDOCS_2_WARNING": "1"}
+    return subprocess.run(
+        [sys.executable, *command], cwd=ROOT, env=environment, capture_output=True, text=True
+    )
+
+
+def test_the_generated_pages_are_current() -> None:
+    checked = run("docs/tools/generate.py", "--check")
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+def test_a_page_that_is_not_current_is_named(tmp_path: Path) -> None:
+    code = (
+        "import sys, pathlib; sys.path[:0] = ['docs/tools', '.']; sys.argv = ['x', '--check'];"
+        f"import generate; generate.REFERENCE = pathlib.Path({str(tmp_path)!r}); sys.exit(generate.main())"
+    )
+    checked = run("-c", code)
+    assert checked.returncode == 1
+    assert "docs/reference/openapi.json is not current: run make docs" in checked.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
+    built = run("-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path))
+    assert built.returncode == 0, built.stdout + built.stderr
+    assert (tmp_path / "reference" / "client" / "index.html").exists()
+    assert "KvrecallClient" in (tmp_path / "reference/client/index.html").read_text("utf-8")
+
+
+def test_the_readme_is_short_and_its_links_lead_somewhere() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(text.splitlines()) < 150
+    links = re.findall(r"\]\(([^):#]+)\)", text)
+    assert [link for link in links if not (ROOT / link).exists()] == []
+
+
+def test_the_numbers_of_the_readme_are_those_of_the_benchmarks() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    benchmarks = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+    measured = readme[readme.index("## Measured") :]
+    rows = [line for line in measured.splitlines() if re.match(r"\| \w.*\d", line)]
+    assert len(rows) == 2
+    assert all(row in benchmarks for row in rows)
+
+
+def test_the_changelog_begins_with_the_projects_version() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    versions = re.findall(r"^## (\d+\.\d+\.\d+) - \d{4}-\d{2}-\d{2}$", changelog, re.M)
+    assert versions[0] == project["version"]
+    assert versions == sorted(versions, reverse=True)
+    assert f"version: {project['version']}" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+
+
+def test_every_decision_fits_a_screen_and_is_in_the_index() -> None:
+    folder = ROOT / "docs" / "adr"
+    index = (folder / "index.md").read_text(encoding="utf-8")
+    pages = sorted(folder.glob("0*.md"))
+    assert len(pages) >= 8
+    for page in pages:
+        text = page.read_text(encoding="utf-8")
+        assert page.name in index
+        assert len(text.splitlines()) <= 60
+        headings = re.findall(r"^## (.*)$", text, re.M)
+        assert headings == ["Context", "Decision", "Consequences", "In the code"]
+        for path in re.findall(r"`((?:[\w.-]+/)+[\w.-]*)`", text[text.index("## In the code") :]):
+            assert (ROOT / path).exists(), f"{page.name}: {path}"

@@ -1,0 +1,91 @@
+"""The checks wait for the whole service, and count only the processes of their own set-up."""
+
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from benchmarks.faults.checks import find_leaks_in_service
+from benchmarks.faults.processes import processes_under, until
+from benchmarks.faults.setups import Setup, cluster
+
+GONE = """\
+kvrecall_worker_up{worker="worker-1"} 1.0
+kvrecall_worker_up{worker="worker-2"} 0.0
+kvrecall_tier_bytes{tier="nvme",worker="worker-1"} 0.0
+"""
+BACK = """\
+kvrecall_worker_up{worker="worker-1"} 1.0
+kvrecall_worker_up{worker="worker-2"} 1.0
+kvrecall_tier_bytes{tier="nvme",worker="worker-1"} 0.0
+kvrecall_tier_bytes{tier="nvme",worker="worker-2"} 4096.0
+"""
+RELEASED = BACK.replace("4096.0", "0.0")
+
+
+@dataclass
+class MetricsPages:
+    """Pages that a gateway serves at /metrics, one a request; the last one again and again."""
+
+    pages: list[str]
+    url: str = ""
+    requests: int = 0
+
+    def next(self) -> str:
+        self.requests += 1
+        return self.pages[min(self.requests, len(self.pages)) - 1]
+
+
+@pytest.fixture
+def gateway() -> Iterator[MetricsPages]:
+    """A gateway to which a worker comes back, with pages that it then releases."""
+    served = MetricsPages([GONE, BACK, RELEASED])
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = served.next().encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *arguments: object) -> None:
+            """Log nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        served.url = f"http://127.0.0.1:{server.server_port}"
+        yield served
+        server.shutdown()
+
+
+@pytest.fixture
+def setup(tmp_path: Path) -> Iterator[Setup]:
+    """A cluster of two workers that are not started."""
+    made = cluster(tmp_path / "cluster", tmp_path / "model")
+    yield made
+    made.close()
+
+
+def test_zeros_without_the_counts_of_all_workers_prove_nothing(
+    setup: Setup, gateway: MetricsPages
+) -> None:
+    setup.urls = [gateway.url]
+    assert find_leaks_in_service(setup) == []
+    assert gateway.requests == len(gateway.pages)
+
+
+def test_a_process_of_a_folder_with_a_longer_name_is_not_its_own(tmp_path: Path) -> None:
+    (tmp_path / "round-10").mkdir()
+    script = tmp_path / "round-10" / "wait.py"
+    script.write_text("input()")
+    with subprocess.Popen([sys.executable, str(script)], stdin=subprocess.PIPE) as process:
+        until(lambda: processes_under(tmp_path / "round-10") == [process.pid], "the process runs")
+        assert processes_under(tmp_path / "round-1") == []
+        process.communicate(b"\n")
+    assert processes_under(tmp_path / "round-10") == []

@@ -1,0 +1,59 @@
+"""Sessions of an earlier process are deleted unless retained; released ones can be reopened."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from kvstore.format.page_table import SharedPages
+from kvstore.store import RowStore
+
+OpenStore = Callable[..., RowStore]
+MakeRows = Callable[..., Tensor]
+
+
+def read_all(store: RowStore, session: str) -> Tensor:
+    return store.gather(session, torch.arange(store.length(session)))
+
+
+def write_first_turn(store: RowStore, session: str, rows: Tensor) -> None:
+    """Open a session, append rows and flush them."""
+    store.open(session, epoch=1, length=0)
+    store.append(session, rows)
+    assert store.flush(session)
+
+
+def test_retain_only_deletes_only_sessions_of_an_earlier_process(
+    open_store: OpenStore, make_rows: MakeRows
+) -> None:
+    store = open_store()
+    for session in "abcd":
+        write_first_turn(store, session, make_rows(29))
+    store.close()
+    again = open_store()
+    again.open("d", epoch=2, length=29)
+    again.open("e", epoch=1, length=0)
+    assert again.retain_only(["a"], [SharedPages("b", 2)]) == ["b", "c"]
+    assert again.retain_only(["a"]) == []
+    stored = {
+        (header.key.session, header.key.index) for header in again._stack.tiers.lowest.stored()
+    }
+    assert stored == {(session, index) for session in "ad" for index in range(4)} | {
+        ("b", 0),
+        ("b", 1),
+    }
+    again.check()
+
+
+def test_a_released_session_can_be_reopened_from_unshared_tiers(
+    open_store: OpenStore, make_rows: MakeRows
+) -> None:
+    store = open_store()
+    rows = make_rows(29)
+    store.open("a", epoch=1, length=0)
+    store.append("a", rows)
+    store.release("a")
+    assert store.retain_only([]) == [], "it was not left by an earlier process"
+    store.check()
+    store.open("a", epoch=2, length=29)
+    assert torch.equal(read_all(store, "a"), rows)
