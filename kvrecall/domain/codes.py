@@ -73,7 +73,6 @@ class ErrorCode(StrEnum):
     STORAGE_FAILED = "storage_failed", 503, "DATA_LOSS"
     CANCELLED = "cancelled", 503, "ABORTED"
     INCOMPATIBLE_STATE = "incompatible_state", 503, "FAILED_PRECONDITION"
-    INCOMPATIBLE_WORKER = "incompatible_worker", 503, "UNAVAILABLE"
     BAD_EPISODE = "bad_episode", 422, "INVALID_ARGUMENT"
     MODEL_REFUSED = "model_refused", 422, "FAILED_PRECONDITION"
     PROFILE_REFUSED = "profile_refused", 422, "FAILED_PRECONDITION"

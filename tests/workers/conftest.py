@@ -292,7 +292,7 @@ def tiers_of() -> dict[int, list[Tier]]:
 
 @pytest.fixture
 def lose_page(tiers_of: dict[int, list[Tier]]) -> Callable[[RowStore, str, int], None]:
-    """lose_page(store, session, index): no tier has the page any more, and the store was not told."""
+    """lose_page(store, session, index): no tier has the page any more, unknown to the store."""
 
     def lose(store: RowStore, session: str, index: int) -> None:
         for tier in tiers_of[id(store)]:

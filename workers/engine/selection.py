@@ -13,7 +13,7 @@ from workers.cache.active_cache import EMPTY, ActiveCache
 class Selection:
     """Positions of active rows: per layer int32 `[n_kv_heads, m]`, ascending, `EMPTY` as padding.
 
-    promoted: bool, the same shapes: rows that a repair brought back and that its reserve holds.
+    promoted: bool, the same shapes: rows that a repair promoted.
     accumulated: float32, the same shapes: sums over the rows' queries, for methods that accumulate;
     empty for the others.
     """

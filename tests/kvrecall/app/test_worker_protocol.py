@@ -69,7 +69,7 @@ def worker_at(request: pytest.FixtureRequest) -> WorkerAt:
 
 
 async def talked(worker: Worker, **spec: Any) -> list[int]:
-    """A session "s" that has heard a long message; the token ids of it."""
+    """Open a session "s" and append a long message; returns its token ids."""
     spec = {"method": "epicache", "budget": 64, "layer_budgets": "uniform"} | spec
     await worker.open(wire.OpenRequest(spec=wire.SessionSpec(session="s", epoch=1, **spec)))
     said = [wire.Message(role="user", content="My sister lives in Lisbon and paints boats. " * 20)]
@@ -79,16 +79,16 @@ async def talked(worker: Worker, **spec: Any) -> list[int]:
     return list(events[-1].done.token_ids)
 
 
-async def test_how_it_repairs_is_described(worker_at: WorkerAt, tmp_path: Path) -> None:
+async def test_the_worker_describes_its_repair_settings(
+    worker_at: WorkerAt, tmp_path: Path
+) -> None:
     async with worker_at(tmp_path) as worker:
         repair = (await worker.describe()).repair
         assert repair.name
         assert json.loads(repair.settings_schema)["properties"]
 
 
-async def test_tokens_become_the_text_that_they_were_said_as(
-    worker_at: WorkerAt, tmp_path: Path
-) -> None:
+async def test_tokens_become_the_text_of_their_turn(worker_at: WorkerAt, tmp_path: Path) -> None:
     async with worker_at(tmp_path) as worker:
         ids = await talked(worker, method="snapkv")
         chunks = [wire.TokenChunk(ids=part) for part in (ids, ids[:5], [])]
@@ -165,7 +165,7 @@ async def test_episodes_are_built_and_a_turn_switches_to_one(
         assert stats.slots_in_use == 1
 
 
-async def test_what_the_worker_refuses_has_its_code(worker_at: WorkerAt, tmp_path: Path) -> None:
+async def test_a_refusal_has_its_code(worker_at: WorkerAt, tmp_path: Path) -> None:
     async with worker_at(tmp_path) as worker:
         said = await talked(worker)
         cases = [
@@ -239,7 +239,7 @@ async def test_closing_a_turn_early_cancels_it_and_an_open_rolls_it_back(
         assert sum(tier.bytes for tier in stats.tiers.values()) == 0
 
 
-async def test_there_is_one_worker_and_sessions_are_placed_in_it(
+async def test_a_single_worker_is_chosen_for_every_session(
     worker_at: WorkerAt, tmp_path: Path
 ) -> None:
     async with worker_at(tmp_path, slots=3) as worker:
@@ -257,7 +257,7 @@ async def test_there_is_one_worker_and_sessions_are_placed_in_it(
             worker.choose_worker("s", "", [record.name])
 
 
-async def test_a_session_that_is_released_goes_on_when_it_is_opened_again(
+async def test_a_released_session_continues_when_it_is_opened_again(
     worker_at: WorkerAt, tmp_path: Path
 ) -> None:
     async with worker_at(tmp_path) as worker:
@@ -270,7 +270,7 @@ async def test_a_session_that_is_released_goes_on_when_it_is_opened_again(
         assert refused.value.code == "session_not_open"
 
 
-async def test_after_closing_every_call_finds_the_worker_lost_or_refusing(
+async def test_after_closing_every_call_is_lost_or_refused(
     worker_at: WorkerAt, tmp_path: Path
 ) -> None:
     async with worker_at(tmp_path) as worker:

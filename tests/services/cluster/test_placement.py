@@ -19,7 +19,7 @@ def test_equal_workers_get_equal_shares() -> None:
     assert all(abs(share - 1 / 3) < 0.03 for share in shares(WORKERS).values())
 
 
-def test_shares_are_as_the_free_slots_are() -> None:
+def test_shares_are_proportional_to_free_slots() -> None:
     found = shares([Candidate("a", 1), Candidate("b", 3), Candidate("c", 8)])
     total = 1.5 + 3.5 + 8.5
     for name, weight in (("a", 1.5), ("b", 3.5), ("c", 8.5)):

@@ -167,7 +167,7 @@ async def cluster() -> AsyncIterator[Cluster]:
             await server.aclose()
 
 
-async def test_calls_of_a_session_go_where_it_was_opened_last(cluster: Cluster) -> None:
+async def test_calls_of_a_session_go_to_the_worker_that_opened_it_last(cluster: Cluster) -> None:
     assert [await cluster.open("s", "a"), await cluster.open("t", "b")] == ["a", "b"]
     assert (await cluster.pool.memory("s")).length == 7
     await cluster.open("s", "b")

@@ -1,4 +1,4 @@
-"""Workers announce themselves in a real Redis, and gateways find them there for as long as they are heard of."""
+"""Workers register themselves in a real Redis, and gateways find them there until they expire."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -43,7 +43,7 @@ async def until(holds: Callable[[], Awaitable[bool]]) -> None:
     pytest.fail("it did not come to be")
 
 
-async def test_workers_come_drain_and_leave(url: str) -> None:
+async def test_workers_join_drain_and_leave(url: str) -> None:
     namespace = uuid4().hex
     registry = RedisRegistry(redis_client(url), namespace)
     assert await found(registry) == []
@@ -61,7 +61,7 @@ async def test_workers_come_drain_and_leave(url: str) -> None:
     await registry.close()
 
 
-async def test_a_worker_that_is_heard_of_no_more_is_gone_and_one_that_lives_stays(
+async def test_a_record_expires_unless_its_worker_renews_it(
     redis_url: str,
 ) -> None:
     namespace = uuid4().hex
@@ -98,7 +98,7 @@ async def test_deployments_on_one_redis_do_not_see_each_other(redis_url: str) ->
     await one.stop()
 
 
-async def test_a_redis_that_is_away_stops_nobody(redis_process: Callable[..., Any]) -> None:
+async def test_an_unreachable_redis_stops_no_worker(redis_process: Callable[..., Any]) -> None:
     server = redis_process()
     namespace = uuid4().hex
     one = registration(server.url, namespace, "one")

@@ -20,7 +20,7 @@ def test_a_method_that_keeps_single_rows_without_a_topic_keeps_its_own_scores() 
     assert all(torch.equal(a, b) for a, b in zip(ranks, SCORES, strict=True))
 
 
-def test_whole_tokens_get_the_mean_of_their_ranks_in_every_layer_and_head_that_holds_them() -> None:
+def test_whole_tokens_get_the_mean_of_their_ranks_over_layers_and_heads() -> None:
     ranks = combine_scores(KeyDiff(whole_tokens=True), SCORES, POSITIONS, 4, NO_EPISODE)
     # Ranks of token 0: highest of four, highest of three, lowest of four, highest of three.
     means = [

@@ -66,7 +66,7 @@ def test_the_target_includes_the_reserve_only_while_rows_are_promoted() -> None:
     assert [session.target(layer) for layer in range(2)] == [40, 60]
 
 
-def test_what_rows_accumulated_is_kept_where_it_is_asked_for(
+def test_a_selection_keeps_accumulated_scores_when_asked(
     make_cache: Callable[..., ActiveCache],
 ) -> None:
     cache = make_cache()

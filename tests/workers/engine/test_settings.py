@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from workers.engine.settings import WorkerSettings
 
 
-def test_the_least_budget_leaves_a_row_to_choose() -> None:
+def test_the_least_budget_leaves_a_row_to_select() -> None:
     assert WorkerSettings(sinks=3, recent=5).min_budget == 9
 
 
@@ -23,6 +23,6 @@ def test_the_least_budget_leaves_a_row_to_choose() -> None:
         {"recent": -1},
     ],
 )
-def test_what_is_out_of_range_or_unknown_is_refused(wrong: dict[str, Any]) -> None:
+def test_settings_out_of_range_or_unknown_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValidationError, match=next(iter(wrong))):
         WorkerSettings(**wrong)

@@ -29,7 +29,7 @@ SPEC: dict[str, Any] = {
 def talked(
     make_worker: Callable[..., Any], words: Callable[..., str]
 ) -> Callable[..., tuple[Any, list[int]]]:
-    """talked(family, tokens, **spec): a worker with session "s" that has heard many words, and their token ids."""
+    """talked(family, tokens, **spec): a worker with session "s" with many words, and their token ids."""
 
     def make(
         family: str = "llama", count: int = 250, slots: int = 2, **spec: Any
@@ -81,7 +81,7 @@ def drive(
 
 
 @pytest.mark.parametrize("length", [12, 150])
-def test_an_episode_is_the_methods_choice_among_all_rows_by_attention_over_all_rows(
+def test_an_episode_is_the_methods_selection_by_attention_over_all_rows(
     length: int, talked: Callable[..., Any]
 ) -> None:
     """A prompt longer than a block is observed in pieces."""
@@ -112,7 +112,7 @@ def test_an_episode_is_the_methods_choice_among_all_rows_by_attention_over_all_r
     assert (episode.length, list(episode.patched_prompt)) == (session.length, prompt)
 
 
-def test_plans_together_come_out_as_each_alone(talked: Callable[..., Any]) -> None:
+def test_plans_built_together_equal_each_built_alone(talked: Callable[..., Any]) -> None:
     worker, said = talked()
     plans = [plan(said[start : start + 30], f"e{start}") for start in (10, 80, 150, 220)]
     together = worker.build("s", *plans)

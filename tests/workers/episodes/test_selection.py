@@ -1,4 +1,4 @@
-"""Which rows make an episode, and which of them give way to newer ones."""
+"""Selection of an episode's rows, and their replacement by newer ones."""
 
 from collections.abc import Callable
 
@@ -59,7 +59,7 @@ def test_a_conversation_within_the_budget_is_kept_whole() -> None:
 # Newer rows beside an episode's
 
 
-def test_newer_rows_push_out_the_episodes_lowest_scores() -> None:
+def test_newer_rows_replace_the_episodes_lowest_scores() -> None:
     positions = torch.tensor([[1, 4, 6, 7], [0, 2, 3, 5]], dtype=torch.int32)
     scores = scores_of([0.1, 0.9, 0.2, 0.8], [1.0, 0.0, 0.5, 0.4])
     newer = torch.tensor([[8, 9], [9, EMPTY]], dtype=torch.int32)
@@ -74,7 +74,7 @@ def test_newer_rows_take_at_most_half_and_the_newest_stay() -> None:
     assert chosen.tolist() == [[0, 1, 18, 19]]
 
 
-def test_an_episode_with_room_takes_newer_rows_without_giving_any_up() -> None:
+def test_an_episode_with_room_takes_newer_rows_and_keeps_its_own() -> None:
     positions = torch.tensor([[2, 5]], dtype=torch.int32)
     newer = torch.tensor([[8]], dtype=torch.int32)
     assert select_with_newer(positions, scores_of([0.5, 0.1]), newer, choice(rows=3)).tolist() == [
@@ -82,7 +82,7 @@ def test_an_episode_with_room_takes_newer_rows_without_giving_any_up() -> None:
     ]
 
 
-def test_sinks_do_not_give_way() -> None:
+def test_sinks_are_never_replaced() -> None:
     positions = torch.tensor([[0, 5, 6, 7]], dtype=torch.int32)
     newer = torch.tensor([[8, 9]], dtype=torch.int32)
     chosen = select_with_newer(
@@ -93,7 +93,7 @@ def test_sinks_do_not_give_way() -> None:
 
 @settings(deadline=None, max_examples=60)
 @given(data=st.data(), pooled=st.booleans())
-def test_whatever_is_newer_the_layer_stays_within_its_rows(
+def test_with_any_newer_rows_the_layer_stays_within_its_budget(
     data: st.DataObject, pooled: bool
 ) -> None:
     heads = 2

@@ -184,7 +184,7 @@ def test_the_same_episode_again_moves_nothing(
 def test_newer_rows_stay_active_with_the_episodes(
     talked: Callable[..., Any], words: Callable[..., str]
 ) -> None:
-    """The newest of them, in at most half of the rows; what scored lowest in the episode gives way."""
+    """The newest of them, in at most half of the rows; they replace the episode's lowest scores."""
     worker, session = talked(recent=8)
     episode = make_episode(session, everywhere(*range(60, 100)))
     worker.turn("s", words(60, seed=5), generate=False)
@@ -223,10 +223,10 @@ def test_rows_of_a_repair_survive_a_switch(
     assert session.promoted_rows == 8
     for layer in range(2):
         for head in range(2):
-            brought = before.positions[layer][head][before.promoted[layer][head]].tolist()
-            assert after.positions[layer][head][after.promoted[layer][head]].tolist() == brought
+            promoted = before.positions[layer][head][before.promoted[layer][head]].tolist()
+            assert after.positions[layer][head][after.promoted[layer][head]].tolist() == promoted
             assert active(worker, session)[layer][head] == sorted(
-                {*brought, *range(60, 60 + BUDGET)}
+                {*promoted, *range(60, 60 + BUDGET)}
             )
 
 

@@ -56,7 +56,7 @@ def test_temperature_sharpens_and_flattens() -> None:
     assert cold > warm > hot
 
 
-def test_everything_possible_is_drawn_as_often_as_it_should_be() -> None:
+def test_tokens_are_sampled_with_their_probabilities() -> None:
     draws = torch.tensor(_draws(4000, temperature=1.0)).bincount(minlength=6) / 4000
     assert torch.allclose(draws, LOGITS.softmax(-1), atol=0.03)
 

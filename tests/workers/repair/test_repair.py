@@ -25,12 +25,12 @@ def test_restoring_everything_equals_the_full_cache(
     worker = make_worker(block_tokens=512, recent=8)
     worker.open("full")
     worker.open("s", method="random", budget=600, repair_rows=560)
-    heard = [
+    messages = [
         {"role": "user", "content": words(150)},
         {"role": "assistant", "content": words(40, seed=1)},
     ]
-    worker.turn("full", heard, generate=False)
-    said = worker.turn("s", heard, generate=False).token_ids
+    worker.turn("full", messages, generate=False)
+    said = worker.turn("s", messages, generate=False).token_ids
     assert max(worker.memory("s").active_rows) == 40
     repaired = worker.repair("s", text="anything")
     assert set(repaired.memory.active_rows) == {len(said)}
@@ -226,7 +226,7 @@ def test_every_head_may_choose_for_itself(
     worker.check()
 
 
-def test_a_second_hop_looks_again_over_what_came_back(
+def test_a_second_hop_observes_again_over_the_promoted_rows(
     make_worker: Callable[..., Any], words: Callable[..., str]
 ) -> None:
     found = {}
@@ -315,7 +315,7 @@ def test_a_repair_ends_at_the_sessions_deadline(
     assert own.truncated == truncated
 
 
-def test_a_turn_that_is_cancelled_in_its_own_repair_leaves_nothing_behind(
+def test_a_turn_cancelled_in_its_own_repair_has_no_effect(
     make_worker: Callable[..., Any], words: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worker = make_worker(block_tokens=64, recent=8)

@@ -93,29 +93,29 @@ async def _end(turn: AsyncIterator[wire.TurnEvent]) -> None:
         pass
 
 
-async def test_health_and_reflection_tell_of_the_worker(served: Callable[..., Any]) -> None:
+async def test_health_and_reflection_describe_the_worker(served: Callable[..., Any]) -> None:
     async with served() as each:
         assert await each.health() == SERVING
         ask = reflection_pb2.ServerReflectionRequest(list_services="")
         stub = reflection_pb2_grpc.ServerReflectionStub(each.channel)
-        (told,) = [answer async for answer in stub.ServerReflectionInfo(iter([ask]))]
-        names = {service.name for service in told.list_services_response.service}
+        (services,) = [answer async for answer in stub.ServerReflectionInfo(iter([ask]))]
+        names = {service.name for service in services.list_services_response.service}
         assert {SERVICE, "grpc.health.v1.Health"} <= names
 
 
 async def test_a_refusal_has_a_status_our_code_and_a_message(served: Callable[..., Any]) -> None:
     async with served() as each:
         status, code, message = await refusal(
-            each.stub.Memory(wire.MemoryRequest(session="nobody"))
+            each.stub.Memory(wire.MemoryRequest(session="unknown"))
         )
         assert (status, code) == (grpc.StatusCode.NOT_FOUND, "session_not_open")
-        assert "nobody" in message
+        assert "unknown" in message
         spec = wire.SessionSpec(session="s2", epoch=1, method="none such", budget=64)
         status, code, _ = await refusal(each.stub.Open(wire.OpenRequest(spec=spec)))
         assert (status, code) == (grpc.StatusCode.INVALID_ARGUMENT, "unknown_method")
 
 
-async def test_a_message_too_long_for_trailers_is_cut(served: Callable[..., Any]) -> None:
+async def test_a_message_too_long_for_trailers_is_truncated(served: Callable[..., Any]) -> None:
     async with served() as each:
         status, code, message = await refusal(
             each.stub.Memory(wire.MemoryRequest(session="ü" * 50_000))
@@ -133,7 +133,7 @@ async def test_the_client_learns_kind_and_message_of_an_unexpected_error(
 
 
 @pytest.mark.parametrize("how", ["cancelled", "gone"])
-async def test_a_turn_that_nobody_waits_for_ends(served: Callable[..., Any], how: str) -> None:
+async def test_a_turn_ends_when_its_client_is_gone(served: Callable[..., Any], how: str) -> None:
     async with served() as each:
         turn = each.turn(tokens=100_000)
         assert (await turn.read()).token.ids
@@ -146,7 +146,9 @@ async def test_a_turn_that_nobody_waits_for_ends(served: Callable[..., Any], how
             await asyncio.wrap_future(each.worker.submit("s", "Hello."))
 
 
-async def test_a_drain_lets_a_turn_end_and_none_begin(served: Callable[..., Any]) -> None:
+async def test_a_drain_waits_for_running_turns_and_refuses_new_ones(
+    served: Callable[..., Any],
+) -> None:
     async with served(drain_seconds=300) as each:
         watched = health_pb2_grpc.HealthStub(each.channel).Watch(
             health_pb2.HealthCheckRequest(service=SERVICE)

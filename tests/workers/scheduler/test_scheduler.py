@@ -23,7 +23,7 @@ SMALL = {
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "mistral"])
-def test_four_sessions_together_each_say_what_transformers_says(
+def test_four_sessions_together_generate_what_transformers_generates(
     family: str,
     make_worker: Callable[..., Any],
     words: Callable[..., str],
@@ -65,7 +65,7 @@ def _talk(
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
-def test_what_a_session_says_does_not_depend_on_who_shares_the_batch(
+def test_a_sessions_tokens_do_not_depend_on_the_batch(
     family: str, make_worker: Callable[..., Any], words: Callable[..., str]
 ) -> None:
     limits = {"block_tokens": 24, "recent": 8}
@@ -79,7 +79,7 @@ def test_what_a_session_says_does_not_depend_on_who_shares_the_batch(
         }
 
 
-def test_sampling_says_the_same_alone_and_in_a_batch(
+def test_sampling_is_the_same_alone_and_in_a_batch(
     make_worker: Callable[..., Any], words: Callable[..., str], answer: Callable[..., list[int]]
 ) -> None:
     how = {"temperature": 0.8, "top_p": 0.95, "top_k": 50, "seed": 11}
@@ -98,7 +98,7 @@ def test_sampling_says_the_same_alone_and_in_a_batch(
     assert (3, 1) in worker.engine.passes
 
 
-def test_more_sessions_than_slots_say_what_they_would_say_with_a_slot_each(
+def test_more_sessions_than_slots_generate_the_same_as_with_a_slot_each(
     make_worker: Callable[..., Any], words: Callable[..., str]
 ) -> None:
     said = {}
@@ -128,7 +128,7 @@ def test_more_sessions_than_slots_say_what_they_would_say_with_a_slot_each(
     max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(data=st.data())
-def test_no_layer_ever_holds_more_than_the_budget_and_a_block(
+def test_no_layer_ever_exceeds_the_budget_and_a_block(
     block_tokens: int,
     bounded_workers: Callable[[int], Any],
     words: Callable[..., str],
@@ -169,7 +169,7 @@ def bounded_workers(make_worker: Callable[..., Any]) -> Callable[[int], Any]:
     return worker
 
 
-def test_jobs_of_one_session_run_in_the_order_they_came(
+def test_jobs_of_one_session_run_in_order(
     make_worker: Callable[..., Any], words: Callable[..., str]
 ) -> None:
     in_a_row = make_worker()
@@ -331,7 +331,7 @@ def test_an_error_in_one_turn_ends_that_turn_alone(
 def test_unknown_sessions_and_stale_epochs_are_refused(make_worker: Callable[..., Any]) -> None:
     worker = make_worker()
     with pytest.raises(UnknownSession):
-        worker.turn("nobody", "hello")
+        worker.turn("unknown", "hello")
     worker.open(epoch=3)
     with pytest.raises(StaleEpoch):
         worker.turn("s", "hello", epoch=2)
@@ -340,7 +340,7 @@ def test_unknown_sessions_and_stale_epochs_are_refused(make_worker: Callable[...
     assert worker.turn("s", "hello", epoch=3).output_tokens
 
 
-def test_a_refused_open_cancels_nobody(
+def test_a_refused_open_cancels_no_job(
     make_worker: Callable[..., Any], words: Callable[..., str]
 ) -> None:
     worker = make_worker()
@@ -364,7 +364,7 @@ def test_a_refused_open_cancels_nobody(
     assert running.result(600).output_tokens == 24
 
 
-def test_dropping_a_session_ends_its_turn_and_frees_slot_and_rows(
+def test_deleting_a_session_ends_its_turn_and_frees_slot_and_rows(
     make_worker: Callable[..., Any], words: Callable[..., str]
 ) -> None:
     worker = make_worker()
@@ -385,7 +385,7 @@ def test_dropping_a_session_ends_its_turn_and_frees_slot_and_rows(
     worker.check()
 
 
-def test_retain_drops_what_was_stored_before_and_is_not_named(
+def test_retain_only_deletes_unnamed_sessions_stored_before(
     make_worker: Callable[..., Any], words: Callable[..., str]
 ) -> None:
     worker = make_worker(directory="rows")

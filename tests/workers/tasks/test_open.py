@@ -95,17 +95,17 @@ def test_a_fork_copies_no_whole_page(
     worker.check()
 
 
-def test_forks_go_their_own_ways(
+def test_forks_diverge_independently(
     make_worker: Callable[..., Any], words: Callable[..., str], answer: Callable[..., list[int]]
 ) -> None:
     worker = make_worker()
     worker.open()
     state = worker.turn("s", words(90)).state
-    told = [words(9, seed=seed) for seed in range(3)]
-    for number, text in enumerate(told):
+    texts = [words(9, seed=seed) for seed in range(3)]
+    for number, text in enumerate(texts):
         fork(worker, "s", f"fork{number}", state)
         worker.turn(f"fork{number}", text)
-    for number, text in enumerate(told):
+    for number, text in enumerate(texts):
         worker.open("alone", epoch=number + 1)
         worker.turn("alone", words(90), epoch=number + 1)
         worker.turn("alone", text, epoch=number + 1)
@@ -186,7 +186,7 @@ def test_a_session_that_lost_pages_is_refused_and_rebuilt(
     worker.check()
 
 
-def test_rebuilt_rows_are_those_that_were_lost(
+def test_rebuilt_rows_equal_the_lost_ones(
     make_worker: Callable[..., Any], words: Callable[..., str], lose_page: Callable[..., None]
 ) -> None:
     worker = make_worker()
@@ -208,7 +208,7 @@ def test_rebuilt_rows_are_those_that_were_lost(
     torch.testing.assert_close(store.gather("s", everything), before, rtol=1e-4, atol=1e-4)
 
 
-def test_a_log_that_is_too_short_brings_no_page_back(
+def test_a_log_that_is_too_short_restores_no_page(
     make_worker: Callable[..., Any], words: Callable[..., str], lose_page: Callable[..., None]
 ) -> None:
     worker = make_worker()
@@ -223,7 +223,7 @@ def test_a_log_that_is_too_short_brings_no_page_back(
     assert worker.scheduler.slots_in_use() == 0
 
 
-def test_a_late_open_of_before_is_refused(make_worker: Callable[..., Any]) -> None:
+def test_a_late_open_with_an_older_epoch_is_refused(make_worker: Callable[..., Any]) -> None:
     worker = make_worker()
     worker.open(epoch=3)
     with pytest.raises(StaleEpoch):
@@ -232,7 +232,7 @@ def test_a_late_open_of_before_is_refused(make_worker: Callable[..., Any]) -> No
         fork(worker, "other", "child", wire.SessionState(), budget=9, method="random")
 
 
-def test_a_released_session_leaves_slot_and_memory(
+def test_a_released_session_frees_slot_and_memory(
     make_worker: Callable[..., Any], words: Callable[..., str]
 ) -> None:
     worker = make_worker()
@@ -249,7 +249,7 @@ def test_a_released_session_leaves_slot_and_memory(
     worker.check()
 
 
-def test_what_a_repair_brought_back_is_brought_back_again_for_a_rebuild(
+def test_a_rebuild_promotes_the_rows_of_logged_repairs_again(
     make_worker: Callable[..., Any], words: Callable[..., str], lose_page: Callable[..., None]
 ) -> None:
     worker = make_worker()
@@ -268,9 +268,7 @@ def test_what_a_repair_brought_back_is_brought_back_again_for_a_rebuild(
     everything = torch.arange(state.length)
     before = store.gather("s", everything)
     pages = range(-(-state.length // PAGE))
-    assert pages[-2] * PAGE > rows_after(log[:2]), (
-        "lost rows were computed over what was brought back"
-    )
+    assert pages[-2] * PAGE > rows_after(log[:2]), "lost rows were computed over promoted rows"
     for epoch, lost in enumerate((pages[-2:-1], pages), 2):
         for page in lost:
             lose_page(store, "s", page)

@@ -39,7 +39,7 @@ SPECS = [
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=["full", "roomy", "tight", "prompted"])
-def test_a_session_that_begins_alike_answers_alike_and_prefills_less(
+def test_a_shared_prefix_gives_the_same_answer_with_less_prefill(
     make_worker: Callable[..., Any], words: Callable[..., str], spec: dict[str, Any]
 ) -> None:
     worker = make_worker(block_tokens=128)
@@ -65,7 +65,7 @@ def test_a_session_that_begins_alike_answers_alike_and_prefills_less(
     worker.check()
 
 
-def test_only_what_is_the_same_is_taken(
+def test_only_a_common_prefix_is_taken(
     make_worker: Callable[..., Any], words: Callable[..., str]
 ) -> None:
     worker = make_worker()
@@ -96,11 +96,11 @@ def test_a_prefix_whose_pages_are_gone_is_prefilled(
     second = first_turn(worker, "second", texts, prefix)
     assert second.shared_pages == 0
     assert list(second.token_ids) == list(first.token_ids)
-    nobody = wire.Prefix(owner="nobody", token_ids=prefix.token_ids)
-    assert first_turn(worker, "third", texts, nobody).shared_pages == 0
+    unknown = wire.Prefix(owner="unknown", token_ids=prefix.token_ids)
+    assert first_turn(worker, "third", texts, unknown).shared_pages == 0
 
 
-def test_methods_that_look_at_every_query_share_nothing(
+def test_methods_that_accumulate_share_no_prefix(
     make_worker: Callable[..., Any], words: Callable[..., str]
 ) -> None:
     worker = make_worker()

@@ -31,7 +31,7 @@ def test_greedy_output_is_transformers_own(
 
 @pytest.mark.parametrize("method", ["snapkv", "streaming_llm", "random"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_method_that_need_not_evict_changes_nothing(
+def test_a_method_within_its_budget_changes_nothing(
     family: str,
     method: str,
     make_worker: Callable[..., Any],
@@ -64,7 +64,7 @@ def test_several_turns_equal_one_long_context(
     assert worker.memory().length + len(done.state.pending) == len(said)
 
 
-def test_an_answer_that_was_cut_off_is_closed_before_the_next_turn(
+def test_a_truncated_answer_is_closed_before_the_next_turn(
     make_worker: Callable[..., Any], words: Callable[..., str]
 ) -> None:
     worker = make_worker()
@@ -76,19 +76,19 @@ def test_an_answer_that_was_cut_off_is_closed_before_the_next_turn(
     assert list(done.state.pending) == list(done.token_ids)[-2:]
 
 
-def test_every_token_of_a_turn_is_one_sides(
+def test_every_token_of_a_turn_belongs_to_one_side(
     make_worker: Callable[..., Any], words: Callable[..., str]
 ) -> None:
     worker = make_worker()
     worker.open()
-    heard = [
+    messages = [
         {"role": "user", "content": words(20)},
         {"role": "assistant", "content": words(10, seed=1)},
     ]
-    remembered = worker.turn("s", heard, generate=False)
-    assert len(remembered.utterance_tokens) == 2
-    assert sum(remembered.utterance_tokens) == len(remembered.token_ids)
-    done = worker.turn("s", [*heard, {"role": "user", "content": "and"}], max_tokens=5)
+    appended = worker.turn("s", messages, generate=False)
+    assert len(appended.utterance_tokens) == 2
+    assert sum(appended.utterance_tokens) == len(appended.token_ids)
+    done = worker.turn("s", [*messages, {"role": "user", "content": "and"}], max_tokens=5)
     assert len(done.utterance_tokens) == 4
     assert sum(done.utterance_tokens) == len(done.token_ids)
     assert done.utterance_tokens[-1] == done.output_tokens + 1, (
@@ -96,7 +96,7 @@ def test_every_token_of_a_turn_is_one_sides(
     )
 
 
-def test_a_turn_may_only_remember(
+def test_a_turn_may_append_without_generating(
     make_worker: Callable[..., Any], words: Callable[..., str]
 ) -> None:
     worker = make_worker()
@@ -107,7 +107,7 @@ def test_a_turn_may_only_remember(
     assert done.memory.length == done.prompt_tokens == len(done.token_ids)
 
 
-def test_what_was_remembered_counts_like_what_was_asked(
+def test_appended_messages_count_like_generated_ones(
     make_worker: Callable[..., Any],
     words: Callable[..., str],
     continuation: Callable[..., list[int]],
@@ -115,14 +115,14 @@ def test_what_was_remembered_counts_like_what_was_asked(
 ) -> None:
     worker = make_worker()
     worker.open()
-    heard = [
+    messages = [
         {"role": "user", "content": words(20)},
         {"role": "assistant", "content": words(10, seed=1)},
     ]
-    said = list(worker.turn("s", heard, generate=False).token_ids)
+    said = list(worker.turn("s", messages, generate=False).token_ids)
     done = worker.turn("s", words(15, seed=2))
     assert answer(done) == continuation("llama", [*said, *done.token_ids[: done.prompt_tokens]], 24)
-    together = [*heard, {"role": "user", "content": words(15, seed=2)}]
+    together = [*messages, {"role": "user", "content": words(15, seed=2)}]
     segments = worker.engine.tokenizer.prompt([], together, [], generate=True)
     assert [*said, *done.token_ids[: done.prompt_tokens]] == [
         t for s in segments for t in s.token_ids
@@ -142,7 +142,7 @@ def test_a_turn_that_is_too_long_changes_nothing(
     first = worker.turn("s", words(20), max_tokens=8)
     before = worker.memory()
     state = worker.engine.snapshot(worker.engine.session("s"))
-    with pytest.raises(TurnTooLong, match="Say less, or open a new session"):
+    with pytest.raises(TurnTooLong, match="Send less, or open a new session"):
         worker.turn("s", words(2500))
     assert worker.memory() == before
     assert worker.engine.snapshot(worker.engine.session("s")) == state == first.state
@@ -154,7 +154,7 @@ def test_a_turn_that_is_too_long_changes_nothing(
     )
 
 
-def test_max_tokens_is_cut_to_what_the_slot_holds(
+def test_max_tokens_is_limited_to_the_slots_room(
     make_worker: Callable[..., Any], words: Callable[..., str]
 ) -> None:
     worker = make_worker(max_budget=64, block_tokens=64)
@@ -188,7 +188,7 @@ def test_a_refused_turn_changes_nothing(
     assert worker.memory() == before
 
 
-def test_the_same_session_twice_diverges_nowhere(
+def test_two_equal_sessions_have_no_divergence(
     make_worker: Callable[..., Any], words: Callable[..., str]
 ) -> None:
     worker = make_worker(block_tokens=16)
@@ -205,7 +205,7 @@ def test_the_same_session_twice_diverges_nowhere(
     assert same.top1_agreement == 1
 
 
-def test_divergence_is_the_mean_kl_of_what_the_two_models_expected(
+def test_divergence_is_the_mean_kl_of_the_two_distributions(
     make_worker: Callable[..., Any], words: Callable[..., str], plain: Callable[..., Any]
 ) -> None:
     worker = make_worker(block_tokens=16, recent=4)
