@@ -1,4 +1,7 @@
-"""A session as the client asks for it, and what the service makes of that: nothing is left to be chosen later."""
+"""A session as the client asks for it, and what the service makes of that.
+
+Nothing is left to be chosen later.
+"""
 
 import secrets
 from collections.abc import Mapping
@@ -50,7 +53,10 @@ class CreateSession(WorkerOptions):
 def resolve_settings(
     request: CreateSession, info: WorkerInfo, settings: ServiceLimits
 ) -> SessionSettings:
-    """The request with everything chosen. Raises UnknownModel, UnknownMethod, BudgetOutOfRange, EpisodesUnsupported."""
+    """The request with everything chosen.
+
+    Raises UnknownModel, UnknownMethod, BudgetOutOfRange, EpisodesUnsupported.
+    """
     if request.model is not None and request.model != info.model:
         raise UnknownModel(
             "model", f"model {request.model!r} is not served here; {info.model!r} is"

@@ -9,8 +9,8 @@ from typing import Literal
 class RepairTrigger(StrEnum):
     """The signal that a repair is conditioned on.
 
-    A call's name and arguments, a tool's output so far, tool results, the last generated answer, or the messages
-    of a turn before they are prefilled.
+    A call's name and arguments, a tool's output so far, tool results, the last generated answer, or
+    the messages of a turn before they are prefilled.
     """
 
     TOOL_CALL = "tool_call"
@@ -35,11 +35,13 @@ EpisodeBuild = Literal["one_pass", "per_episode"]
 
 @dataclass(frozen=True)
 class EpisodeSettings:
-    """Settings of a session's episodes: segments of so many utterances, clustered into `count` episodes.
+    """Settings of a session's episodes.
 
-    A patched prompt takes about `medoid_utterances`. `one_pass` scores the stored rows for all episodes together;
-    `per_episode` prefills the whole log once for each (EpiCache's own way). Episodes are rebuilt when the
-    conversation has grown by the share `rebuild_growth`.
+    Segments of so many utterances, clustered into `count` episodes.
+
+    A patched prompt takes about `medoid_utterances`. `one_pass` scores the stored rows for all
+    episodes together; `per_episode` prefills the whole log once for each (EpiCache's own way).
+    Episodes are rebuilt when the conversation has grown by the share `rebuild_growth`.
     """
 
     count: EpisodeCount = 4
@@ -76,7 +78,9 @@ class WorkerOptions:
 
 @dataclass(frozen=True)
 class SessionSettings(WorkerOptions):
-    """Settings that are fixed at creation. `method_settings`, `repair_settings` and each tool are JSON objects.
+    """Settings that are fixed at creation.
+
+    `method_settings`, `repair_settings` and each tool are JSON objects.
 
     - `episodes`: None disables them.
     - `layer_budgets`, `repair_scan`: None takes the method's and the worker's default.
@@ -100,5 +104,8 @@ class SessionSettings(WorkerOptions):
     forked_from: ForkOrigin | None = None
 
     def repairs_on(self, trigger: RepairTrigger) -> bool:
-        """Return whether the session repairs on `trigger`: it is enabled, and there are rows to promote into."""
+        """Return whether the session repairs on `trigger`.
+
+        It is enabled, and there are rows to promote into.
+        """
         return self.repair_rows > 0 and trigger in self.repair_on

@@ -174,7 +174,10 @@ class Server(Endpoint):
 
 @dataclass
 class Cluster(Endpoint):
-    """Two workers and some gateways with catalog and rows in one Redis; `url` is the first gateway's."""
+    """Two workers and some gateways with catalog and rows in one Redis.
+
+    `url` is the first gateway's.
+    """
 
     folder: Path
     environment: Mapping[str, str]

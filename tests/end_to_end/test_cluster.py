@@ -1,4 +1,6 @@
-"""Two gateways and two workers on one Redis: killed, stopped and drained workers, unnoticed by clients.
+"""Two gateways and two workers on one Redis.
+
+Killed, stopped and drained workers, unnoticed by clients.
 
 Replies are compared with those of a twin: an undisturbed session with the same settings and turns.
 """
@@ -66,7 +68,10 @@ def substance(turn: Turn) -> Json:
 
 @pytest.fixture
 def begin(client: KvrecallClient, say: Any) -> Callable[[int], str]:
-    """begin(seed): a session of two turns, the words of which follow from the seed; rows of it are evicted."""
+    """begin(seed): a session of two turns, the words of which follow from the seed.
+
+    Rows of it are evicted.
+    """
 
     def start(seed: int) -> str:
         session = client.create_session(**SETTINGS).id

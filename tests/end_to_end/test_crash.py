@@ -1,7 +1,7 @@
 """SIGKILL at any moment of a turn or a pause: acknowledged steps persist, others leave no trace.
 
-One conversation is held with a server that is never killed. Then it is held again with one that is, at another
-moment in each test; replies after the restart must equal those of an undisturbed server.
+One conversation is held with a server that is never killed. Then it is held again with one that is,
+at another moment in each test; replies after the restart must equal those of an undisturbed server.
 """
 
 import threading
@@ -29,7 +29,10 @@ END = 6
 
 @pytest.fixture(scope="module")
 def steps(say) -> list[Json]:
-    """The conversation: two turns, a pause (3), a result (4), and two turns after it, the last one of new words."""
+    """The conversation.
+
+    Two turns, a pause (3), a result (4), and two turns after it, the last one of new words.
+    """
     opening = [
         {"role": "system", "content": "You are a helpful assistant."},
         say.user(say.chatter(1, 30)),
@@ -129,7 +132,10 @@ def undisturbed(new_server, begin) -> list[Json]:
 
 
 def substance(answer: Json) -> Json:
-    """A response without values that differ between runs: ids, times, peaks and bytes since start."""
+    """A response without values that differ between runs.
+
+    Ids, times, peaks and bytes since start.
+    """
     memory = dict(answer.get("memory", {}))
     for name in ("peak_rows", "tier_bytes"):
         memory.pop(name, None)
@@ -175,7 +181,8 @@ def test_a_kill_between_and_within_turns(victim, begin, undisturbed, say) -> Non
     long = {"messages": [say.user(say.chatter(3, 400))], "generate": False}
     client = victim.client()
     thread, errors = in_background(lambda: client.turn(reading.session, **long, key="broken"))
-    # Rows of the turn are in files already at the kill: a restart must not count them as the session's.
+    # Rows of the turn are in files already at the kill: a restart must not count them as the
+    # session's.
     say.until(
         lambda: victim.metric("kvrecall_tier_bytes", tier="nvme") > stored + 300_000,
         "a part of the prefill",
@@ -215,7 +222,10 @@ def test_an_interrupted_turn_can_be_retried_with_its_key(victim, begin, undistur
 
 
 def at_once(walk: Walk, say) -> None:
-    """The moment of the acknowledgement: the repair that it calls for was not begun, or is at work."""
+    """The moment of the acknowledgement.
+
+    The repair that it calls for was not begun, or is at work.
+    """
 
 
 def in_the_repair(walk: Walk, say) -> None:

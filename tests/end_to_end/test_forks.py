@@ -1,4 +1,7 @@
-"""Forks and shared prefixes with a real model: replies equal those of plain sessions, nothing leaks."""
+"""Forks and shared prefixes with a real model.
+
+Replies equal those of plain sessions, nothing leaks.
+"""
 
 import threading
 from collections.abc import Callable, Iterator

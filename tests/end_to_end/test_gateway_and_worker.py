@@ -1,4 +1,6 @@
-"""A gateway and its worker as two processes with certificates: their replies equal those of one process.
+"""A gateway and its worker as two processes with certificates.
+
+Their replies equal those of one process.
 
 The worker is killed within a turn and in a pause, and started again over its directory while the
 gateway keeps running; then the gateway is killed.

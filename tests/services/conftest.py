@@ -1,4 +1,7 @@
-"""A worker that does as it is told: for timing, failures and cancellations that no real worker makes on command."""
+"""A worker that does as it is told.
+
+For timing, failures and cancellations that no real worker makes on command.
+"""
 
 import asyncio
 import hashlib
@@ -23,13 +26,14 @@ from services.service import CreateSession, SessionService
 class StubWorker:
     """Answers each turn with the next of `script` (texts, or tool calls), one word per token.
 
-    Its rows are words. A session's selection is a hash over everything that ever changed it, so that two sessions
-    with equal selections went through the same turns and repairs in the same order, and a rollback that was
-    forgotten shows. Its encoder gives texts with the same words near vectors, and it builds an episode of any rows.
-    `gates` hold calls back: a turn waits for `gates["token"]` before each word, a repair for `gates["repair"]`, and
-    so for embed and build. A hurried repair waits no longer and has scored half of its rows. `faults` are raised by
-    the call of that name, once each. With several `names` it is as many workers over the same rows.
-    Pages are of four words: `prefixes` it was offered, and what it was told to drop.
+    Its rows are words. A session's selection is a hash over everything that ever changed it, so
+    that two sessions with equal selections went through the same turns and repairs in the same
+    order, and a rollback that was forgotten shows. Its encoder gives texts with the same words near
+    vectors, and it builds an episode of any rows. `gates` hold calls back: a turn waits for
+    `gates["token"]` before each word, a repair for `gates["repair"]`, and so for embed and build. A
+    hurried repair waits no longer and has scored half of its rows. `faults` are raised by the call
+    of that name, once each. With several `names` it is as many workers over the same rows. Pages
+    are of four words: `prefixes` it was offered, and what it was told to drop.
     """
 
     def __init__(self) -> None:

@@ -74,7 +74,10 @@ async def _talk(service: SessionService, session: str, rounds: int = 2) -> None:
 
 @dataclass(frozen=True)
 class Served:
-    """What is in a data directory: a session, its fork, and the fork of a session that was deleted."""
+    """What is in a data directory.
+
+    A session, its fork, and the fork of a session that was deleted.
+    """
 
     data: Path
     parent: str

@@ -150,7 +150,10 @@ def opened(
 
 
 def expected_scores(worker: Any, signal: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
-    """The signal's attention over every row, written out, counted where a row is evicted; and what is evicted."""
+    """The signal's attention over every row, written out, counted where a row is evicted.
+
+    And what is evicted.
+    """
     engine = worker.engine
     resident = engine.resident("s")
     session = resident.session
@@ -168,7 +171,10 @@ def expected_scores(worker: Any, signal: list[int]) -> tuple[torch.Tensor, torch
 def test_the_published_form_promotes_the_bursts_of_the_signals_attention(
     make_worker: Callable[..., Any], words: Callable[..., str]
 ) -> None:
-    """Through a worker, against Algorithm 1 written out: mean over layers and heads of the maximum over the signal."""
+    """Through a worker, against Algorithm 1 written out.
+
+    Mean over layers and heads of the maximum over the signal.
+    """
     worker = make_worker(block_tokens=64, recent=8)
     opened(worker, words, select="bursts", before=1, after=3)
     session = worker.engine.session("s")
