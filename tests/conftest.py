@@ -11,6 +11,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -224,7 +225,7 @@ def redis_behind_sentinels(
     sentinels = [redis_process(*watch) for _ in range(3)]
     until(lambda: online_replicas(primary), "the replica follows")
     for sentinel in sentinels:
-        until(lambda s=sentinel: all_known(s), "the sentinels know the replica and each other")
+        until(partial(all_known, sentinel), "the sentinels know the replica and each other")
     return (
         primary,
         replica,
@@ -234,6 +235,7 @@ def redis_behind_sentinels(
 
 def all_known(sentinel: RedisProcess) -> bool:
     state = sentinel.client.sentinel_master("rows")
+    assert isinstance(state, dict)
     return (state["num-slaves"], state["num-other-sentinels"]) == (1, 2)
 
 

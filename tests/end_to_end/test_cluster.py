@@ -103,11 +103,14 @@ def test_a_turn_whose_worker_dies_is_completed_by_another(
 ) -> None:
     session = begin(1)
     twin = begin(1)
-    long = {"max_tokens": 150, "stop": ["<tool_call>"]}
+    long: Json = {"max_tokens": 150, "stop": ["<tool_call>"]}
     expected = client.turn(twin, [say.user("Go on.")], **long)
     owner = cluster.owner(session)
     stream = client.stream(session, [say.user("Go on.")], **long)
-    received = "".join(next(stream).text for _ in range(5))
+    deltas = [next(stream) for _ in range(5)]
+    texts = [delta.text for delta in deltas if isinstance(delta, TextDelta)]
+    assert len(texts) == len(deltas)
+    received = "".join(texts)
     process = owner.running
     if end is signal.SIGKILL:
         owner.end(end)
@@ -156,7 +159,7 @@ def test_a_draining_worker_completes_its_turn_and_its_sessions_move(
 ) -> None:
     session = begin(4)
     twin = begin(4)
-    long = {"max_tokens": 150, "stop": ["<tool_call>"]}
+    long: Json = {"max_tokens": 150, "stop": ["<tool_call>"]}
     expected = client.turn(twin, [say.user("Go on.")], **long)
     owner = cluster.owner(session)
     name = client.get_session(session).worker
