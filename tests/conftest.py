@@ -15,7 +15,7 @@ import tarfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -230,7 +230,7 @@ def redis_behind_sentinels(
     sentinels = [redis_process(*watch) for _ in range(3)]
     until(lambda: online_replicas(primary), "the replica follows")
     for sentinel in sentinels:
-        until(lambda s=sentinel: all_known(s), "the sentinels know the replica and each other")
+        until(partial(all_known, sentinel), "the sentinels know the replica and each other")
     return (
         primary,
         replica,
@@ -240,6 +240,7 @@ def redis_behind_sentinels(
 
 def all_known(sentinel: RedisProcess) -> bool:
     state = sentinel.client.sentinel_master("rows")
+    assert isinstance(state, dict)
     return (state["num-slaves"], state["num-other-sentinels"]) == (1, 2)
 
 

@@ -10,13 +10,14 @@ import shutil
 import signal
 import subprocess
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 from uuid import uuid4
 
 import httpx
@@ -78,11 +79,15 @@ class Process:
             return process.wait(DEADLINE_SECONDS)
 
 
-class Endpoint:
+class Endpoint(ABC):
     """Clients and metrics of the service at `url`."""
 
-    url: str
     clients: list[KvrecallClient | httpx.Client]
+
+    @property
+    @abstractmethod
+    def url(self) -> str:
+        """Address of the HTTP API."""
 
     @cached_property
     def http(self) -> httpx.Client:
@@ -128,10 +133,15 @@ class Server(Endpoint):
 
     folder: Path
     environment: Mapping[str, str]
-    url: str = ""
     serving: Process | None = None
     clients: list[KvrecallClient | httpx.Client] = field(default_factory=list)
     workers: int = 1
+    _url: str = ""
+
+    @property
+    def url(self) -> str:
+        """Address of its latest start."""
+        return self._url
 
     @property
     def data(self) -> Path:
@@ -156,7 +166,7 @@ class Server(Endpoint):
         arguments = ["--host", "127.0.0.1", "--port", "0", *needs.arguments()]
         self.serving = Process("serve", arguments, self.folder / "server.log", self.environment)
         self.serving.start()
-        self.url = self.serving.address
+        self._url = self.serving.address
 
     def kill(self) -> None:
         """Kill it (SIGKILL)."""
@@ -230,12 +240,15 @@ class Cluster(Endpoint):
         with ThreadPoolExecutor() as threads:
             list(threads.map(Process.start, [*self.of_name.values(), *self.gateways]))
         for gateway in self.gateways:
-            until(lambda at=gateway.address: len(self.known(at)) == 2, "both workers")
+            until(partial(self._knows_both, gateway), "both workers")
 
     def known(self, at: str = "") -> list[str]:
         """Workers that take sessions, according to a gateway. Default: the first one."""
         workers = httpx.get(f"{at or self.url}/v1/workers").raise_for_status().json()["workers"]
         return [each["name"] for each in workers if not each["draining"]]
+
+    def _knows_both(self, gateway: Process) -> bool:
+        return len(self.known(gateway.address)) == 2
 
     def owner(self, session: str) -> Process:
         """The worker that owns a session."""
@@ -247,7 +260,7 @@ class Cluster(Endpoint):
             if process.running is None:
                 process.start()
         for gateway in self.gateways:
-            until(lambda at=gateway.address: len(self.known(at)) == 2, "both workers")
+            until(partial(self._knows_both, gateway), "both workers")
 
     def kill(self) -> None:
         """Kill it (SIGKILL)."""
@@ -391,9 +404,8 @@ def shared_cluster(new_cluster: Callable[..., Cluster]) -> Cluster:
 def server(request: pytest.FixtureRequest) -> Server | Cluster:
     """The shared servers, with small limits; each test runs with both."""
     # Requested, not made here: it would be started again after each test with the other one.
-    return request.getfixturevalue(
-        "shared_server" if request.param == "one process" else "shared_cluster"
-    )
+    name = "shared_server" if request.param == "one process" else "shared_cluster"
+    return cast("Server | Cluster", request.getfixturevalue(name))
 
 
 @pytest.fixture

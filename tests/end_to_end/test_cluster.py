@@ -113,8 +113,10 @@ def test_a_turn_whose_worker_dies_is_completed_by_another(
     expected = client.turn(twin, [say.user("Go on.")], **long)
     owner = cluster.owner(session)
     stream = client.stream(session, [say.user("Go on.")], **long)
-    pieces = [next(stream) for _ in range(5)]
-    received = "".join(piece.text for piece in pieces if isinstance(piece, TextDelta))
+    deltas = [next(stream) for _ in range(5)]
+    texts = [delta.text for delta in deltas if isinstance(delta, TextDelta)]
+    assert len(texts) == len(deltas)
+    received = "".join(texts)
     process = owner.running
     if end is signal.SIGKILL:
         owner.end(end)

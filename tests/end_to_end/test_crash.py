@@ -152,9 +152,9 @@ def same(answers: list[Json], others: list[Json]) -> bool:
     return [substance(answer) for answer in answers] == [substance(other) for other in others]
 
 
-def in_background(request: Callable[[], Any]) -> tuple[threading.Thread, list[BaseException]]:
+def in_background(request: Callable[[], Any]) -> tuple[threading.Thread, list[KvrecallError]]:
     """Send a request that will be interrupted; the thread appends its error to the list."""
-    errors: list[BaseException] = []
+    errors: list[KvrecallError] = []
 
     def run() -> None:
         try:

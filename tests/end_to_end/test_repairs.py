@@ -19,9 +19,10 @@ import pytest
 from kvrecall.app.local_service import build_service
 from kvrecall.app.settings import Settings
 from kvrecall.domain.messages import Message, Sampling, ToolCall
+from kvrecall.domain.session_request import CreateSession
 from kvrecall.domain.session_settings import RepairTrigger
 from kvrecall.domain.turn_request import TurnRequest
-from services.service import CreateSession, SessionService
+from services.service import SessionService
 
 Json = dict[str, Any]
 CALLS = 30
