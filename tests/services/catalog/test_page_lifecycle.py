@@ -7,7 +7,7 @@ import pytest
 
 from kvrecall.domain.errors import WorkerLost
 from kvrecall.domain.messages import Message
-from services.forks import NewFork
+from services.forks import ForkRequest
 
 SYSTEM = Message("system", "you help people with everything they want")
 ALL = 1 << 20
@@ -59,7 +59,7 @@ async def step(harness, rng: random.Random) -> None:
         case "say" if chosen:
             await harness.say(chosen, Message("user", words))
         case "fork" if chosen and (turns := (await harness.catalog.sessions.get(chosen)).turns):
-            await harness.service.fork(chosen, NewFork(rng.choice([None, rng.randint(1, turns)])))
+            await harness.service.fork(chosen, ForkRequest(rng.choice([None, rng.randint(1, turns)])))
         case "delete" if chosen:
             if rng.random() < 0.3:
                 harness.worker.faults["drop"] = WorkerLost("gone")
