@@ -62,7 +62,9 @@ def build(session: Session, settings: EpisodeSettings) -> BuiltEpisodes:
     """Build the episodes of the whole session. Raises `workers.errors`."""
     session.restore()
     started = time.perf_counter()
-    segments = episodes.segments_of(session.utterances, settings.segment_utterances, partial=True)
+    segments = episodes.split_segments(
+        session.utterances, settings.segment_utterances, partial=True
+    )
     vectors = embed([segment.text for segment in segments])
     clusters = episodes.cluster(vectors, settings.count, session.spec.seed)
     length = session.state.length

@@ -20,7 +20,7 @@ from evals.configs import RunConfig, budget_rows
 from kvrecall.app import calibration
 from kvrecall.app.wiring import build_store
 from kvrecall.domain.session_settings import EpisodeSettings
-from kvrecall.domain.utterances import Utterance, said_by, text_of
+from kvrecall.domain.utterances import Utterance, join_text, side_of_message
 from kvrecall.protocol.convert import chat_to_wire, message_from_wire
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from kvstore.settings import CodecName
@@ -204,7 +204,7 @@ class Session:
     def _log(self, messages: Sequence[Message], done: pb.TurnDone) -> None:
         """Log the turn's tokens, and its utterances as `kvrecall.domain.utterances` splits them."""
         values = [message_from_wire(chat_to_wire(dict(message))) for message in messages]
-        runs = [(side, text_of(run)) for side, run in groupby(values, said_by)]
+        runs = [(side, join_text(run)) for side, run in groupby(values, side_of_message)]
         ends = accumulate(done.utterance_tokens, initial=len(self.token_ids))
         for (side, text), (start, stop) in zip(runs, pairwise(ends), strict=True):
             self.utterances.append(Utterance(side, text, start, stop))

@@ -8,7 +8,7 @@ from services.leases import Claim
 
 
 class ActiveSession:
-    """Everything that this process knows of a session beyond the catalog.
+    """The state of a session in this process, beyond the catalog.
 
     - `needs_reopen`: the worker may hold something else than what was committed. True until the
       session is first opened here, while a turn or repair runs, after one that failed, and when

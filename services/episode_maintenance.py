@@ -20,7 +20,7 @@ from kvrecall.domain.episodes import (
     cluster,
     plan_episodes,
     rebuild_due,
-    segments_of,
+    split_segments,
     vectors_from_bytes,
     vectors_to_bytes,
 )
@@ -117,7 +117,7 @@ class EpisodeMaintainer:
         done = found.last_utterance + 1
         before = utterances(turns)[:done]
         start = found.next_token - (before[-1].stop if before else 0)
-        return segments_of(utterances(turns, start)[done:], width)[:_SEGMENTS_PER_STEP]
+        return split_segments(utterances(turns, start)[done:], width)[:_SEGMENTS_PER_STEP]
 
     async def _embed(self, segments: Sequence[Segment]) -> Vectors:
         result = await self._worker.embed([segment.text for segment in segments])
@@ -218,7 +218,7 @@ def _plan_build(
     """Cluster the log's segments, one per vector, and plan an episode for each cluster."""
     clusters = cluster(vectors, settings.count, session.settings.seed)
     plans = plan_episodes(
-        segments_of(utterances(log), settings.segment_utterances)[: len(vectors)],
+        split_segments(utterances(log), settings.segment_utterances)[: len(vectors)],
         vectors,
         clusters,
         _token_ids(log),

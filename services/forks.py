@@ -188,7 +188,7 @@ def _child(parent: Session, request: ForkRequest, turn: int, begins: Session) ->
 def _at_earlier_turn(parent: Session, last: Turn, page_tokens: int) -> Session:
     """Restore the parent as it was when its turn `last` had just been committed."""
     calls = tuple(
-        PendingCall(last.number, place, call) for place, call in enumerate(_ending_calls(last))
+        PendingCall(last.number, index, call) for index, call in enumerate(_ending_calls(last))
     )
     shared = _page_owners(parent, last.outcome.memory.length // page_tokens)
     output_due = 0 if calls else last.outcome.output_tokens

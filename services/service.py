@@ -197,9 +197,9 @@ class SessionService:
     async def get(self, session: str) -> tuple[Session, SessionState]:
         """Return the session as committed, and its state now. Raises UnknownSession."""
         found = await self._catalog.sessions.get(session)
-        return found, self._state_of(found)
+        return found, self._current_state(found)
 
-    def _state_of(self, session: Session) -> SessionState:
+    def _current_state(self, session: Session) -> SessionState:
         live = self._sessions.find(session.id)
         return session.committed_state if live is None or live.idle else live.state
 
@@ -218,7 +218,7 @@ class SessionService:
         Raises InvalidRequest for a wrong cursor.
         """
         page = await self._catalog.sessions.get_page(limit, cursor, tenant)
-        return page, [self._state_of(session) for session in page.sessions]
+        return page, [self._current_state(session) for session in page.sessions]
 
     async def turns(self, session: str, after: int, limit: int) -> list[Turn]:
         """List committed turns of a session, in order."""

@@ -206,9 +206,9 @@ class SessionManager:
                 message = f"another process took session {live.id!r} over; send the request again"
                 raise StaleEpoch(message) from refusal
             dirty = live.needs_reopen
-            place = self._worker.choose_worker(live.id, live.claim.worker)
+            worker = self._worker.choose_worker(live.id, live.claim.worker)
             fresh = await self._open(
-                live, place, pages_missing=refusal.code is ErrorCode.ROWS_MISSING
+                live, worker, pages_missing=refusal.code is ErrorCode.ROWS_MISSING
             )
             live.needs_reopen = dirty
             return fresh

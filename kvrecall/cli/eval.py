@@ -249,7 +249,7 @@ def mq_niah_command(
     from evals.suites.mq_niah import variants as mq_niah_suites
     from evals.suites.mq_niah.case import Protocol
 
-    protocol = Protocol(_path_of(model), 0, base, tokens, distractors)
+    protocol = Protocol(_resolve_model(model), 0, base, tokens, distractors)
     names = tuple(_words(suite) or ["4q"])
     kept = parse_codecs(_words(codecs))
     chosen = mq_niah_suites.SuiteRequest(names, tuple(ks or ()), seed, cases, kept)
@@ -271,7 +271,7 @@ def repository_command(
     """Repair for call sites in Python's standard library, with an event that describes the site."""
     from evals.suites.repository import suite as repository
 
-    path = _path_of(model)
+    path = _resolve_model(model)
     _run(
         repository.suite(path, tokens or repository.context_tokens(path), seed, cases),
         json,
@@ -290,7 +290,7 @@ def _setup(model: str, budget: str, seed: int, block: int, episodes: str) -> "Se
         raise typer.BadParameter(f"{episodes!r} is neither a number of episodes nor auto")
     count: Any = episodes if episodes == "auto" else int(episodes)
     return Setup(
-        _path_of(model), parse_config(FULL), budget, seed, block, EpisodeSettings(count=count)
+        _resolve_model(model), parse_config(FULL), budget, seed, block, EpisodeSettings(count=count)
     )
 
 
@@ -327,7 +327,7 @@ def _show(console: Console, results: Results, out: Path) -> None:
         console.print(f"written: {written}", highlight=False, soft_wrap=True)
 
 
-def _path_of(model: str) -> str:
+def _resolve_model(model: str) -> str:
     return str(MODEL_PATH) if model == REFERENCE else model
 
 

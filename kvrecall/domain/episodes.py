@@ -94,7 +94,7 @@ class Nearest:
     similarity: float
 
 
-def segments_of(
+def split_segments(
     utterances: Sequence[Utterance], width: int, *, partial: bool = False
 ) -> list[Segment]:
     """Segments of `width` utterances.
@@ -130,7 +130,7 @@ def nearest_members(vectors: Vectors, clusters: Clusters, episode: int, count: i
     """
     members = clusters.members(episode)
     cosines = cosine(clusters.centroids[episode], vectors[members])
-    return [members[place] for place in np.argsort(-cosines, kind="stable")[:count]]
+    return [members[index] for index in np.argsort(-cosines, kind="stable")[:count]]
 
 
 def plan_episodes(

@@ -163,10 +163,10 @@ def _answered(
 ) -> tuple[list[PendingCall], dict[str, str]]:
     """The pause's calls, every one with its result, and the results that are new with this turn."""
     waiting = {call.call.id: call for call in calls}
-    told: dict[str, str] = {}
+    results: dict[str, str] = {}
     for index, answer in enumerate(answers):
         call = waiting.get(answer.tool_call_id)
-        if call is None or answer.tool_call_id in told:
+        if call is None or answer.tool_call_id in results:
             raise _without_call(index, answer)
         if call.result is not None and call.result != answer.content:
             why = (
@@ -175,11 +175,15 @@ def _answered(
                 else "has another result already than"
             )
             raise ResultConflict(f"tool call {call.call.id!r} {why} this result", call=call.call.id)
-        told[answer.tool_call_id] = answer.content
-    missing = [call.call.id for call in calls if call.result is None and call.call.id not in told]
+        results[answer.tool_call_id] = answer.content
+    missing = [
+        call.call.id for call in calls if call.result is None and call.call.id not in results
+    ]
     if missing:
         raise CallsOutstanding(missing)
-    inline_results = {call: result for call, result in told.items() if waiting[call].result is None}
+    inline_results = {
+        call: result for call, result in results.items() if waiting[call].result is None
+    }
     return [
         replace(call, result=inline_results.get(call.call.id, call.result)) for call in calls
     ], inline_results

@@ -37,12 +37,12 @@ def utterances(turns: Iterable[Turn], start: int = 0) -> list[Utterance]:
     return found
 
 
-def said_by(message: Message) -> Side:
+def side_of_message(message: Message) -> Side:
     """The side a message is on."""
     return "assistant" if message.role == "assistant" else "user"
 
 
-def text_of(messages: Iterable[Message]) -> str:
+def join_text(messages: Iterable[Message]) -> str:
     """Join the text of messages and the tools they call.
 
     Without system messages, which reveal no topic.
@@ -57,8 +57,8 @@ def query_text(messages: Sequence[Message]) -> str:
     The messages before a question often reveal more of its topic than the question; a recorded
     reply after it is an answer.
     """
-    asked = [index for index, message in enumerate(messages) if said_by(message) == "user"]
-    return text_of(messages[: asked[-1] + 1]) if asked else ""
+    asked = [index for index, message in enumerate(messages) if side_of_message(message) == "user"]
+    return join_text(messages[: asked[-1] + 1]) if asked else ""
 
 
 def _parts(message: Message) -> list[str]:
@@ -66,9 +66,9 @@ def _parts(message: Message) -> list[str]:
 
 
 def _of_turn(turn: Turn, start: int) -> list[Utterance]:
-    runs = [(side, text_of(run)) for side, run in groupby(turn.messages, said_by)]
+    runs = [(side, join_text(run)) for side, run in groupby(turn.messages, side_of_message)]
     if turn.outcome.message is not None:
-        runs.append(("assistant", text_of([turn.outcome.message])))
+        runs.append(("assistant", join_text([turn.outcome.message])))
     counts: Sequence[int] = turn.utterance_tokens
     if len(counts) != len(runs) or sum(counts) != len(turn.token_ids):
         # The worker splits the sides in the same way; if it does not, the turn counts as one

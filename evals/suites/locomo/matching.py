@@ -18,7 +18,7 @@ from evals.episodes import embed
 from evals.suite import Record
 from evals.suites.locomo.data import Conversation, Question, read_conversation
 from evals.summary import Key, difference_row, group_by, mean, mean_row
-from kvrecall.domain.episodes import Clusters, Segment, Vectors, cluster, match, segments_of
+from kvrecall.domain.episodes import Clusters, Segment, Vectors, cluster, match, split_segments
 from kvrecall.domain.utterances import Utterance
 from kvrecall.reporting.results import Row
 
@@ -60,7 +60,7 @@ class _Evidence:
 def run(unit: Matching) -> list[Record]:
     """One record per question, with lists over `counts`."""
     conversation = read_conversation(Path(unit.path))
-    segments = segments_of(_to_utterances(conversation), unit.width, partial=True)
+    segments = split_segments(_to_utterances(conversation), unit.width, partial=True)
     vectors = embed([segment.text for segment in segments])
     queries = embed([question.text for question in conversation.questions])
     clusters = [cluster(vectors, count, unit.seed) for count in unit.counts]

@@ -15,7 +15,7 @@ GRACE_SECONDS = 3600
 
 @dataclass(frozen=True)
 class OwnerState:
-    """What READ_REFS returns.
+    """The reply of READ_REFS.
 
     `retained` is the number of pages retained at the last reconciliation (None: there was none),
     `now` the server's Unix seconds, `entries` the references as a flat hash.

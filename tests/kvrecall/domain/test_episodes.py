@@ -19,7 +19,7 @@ from kvrecall.domain.episodes import (
     nearness,
     plan_episodes,
     rebuild_due,
-    segments_of,
+    split_segments,
     vectors_from_bytes,
     vectors_to_bytes,
 )
@@ -44,18 +44,18 @@ def topics(*sizes: int, noise: float = 0.1, seed: int = 0) -> Vectors:
 
 
 def test_segments_are_so_many_utterances_and_the_rest_is_one_when_asked_for() -> None:
-    whole = segments_of(said(10), 4)
-    partial = segments_of(said(10), 4, partial=True)
+    whole = split_segments(said(10), 4)
+    partial = split_segments(said(10), 4, partial=True)
     assert partial[:2] == whole
     assert [(segment.start, segment.stop) for segment in partial] == [(0, 40), (40, 80), (80, 100)]
     assert partial[2].text == "u8\nu9"
     assert partial[2].transcript == "user: u8\nassistant: u9"
-    assert segments_of([], 4, partial=True) == []
+    assert split_segments([], 4, partial=True) == []
 
 
 @given(st.integers(0, 40), st.integers(1, 9))
 def test_partial_segments_hold_every_utterance_once(count: int, width: int) -> None:
-    found = segments_of(said(count), width, partial=True)
+    found = split_segments(said(count), width, partial=True)
     assert [each for segment in found for each in segment.utterances] == said(count)
     assert len(found) == -(-count // width)
 
@@ -114,7 +114,7 @@ def test_of_equally_near_members_the_earlier_comes_first() -> None:
 def plans(
     vectors: Vectors, labels: tuple[int, ...], medoid_utterances: int = 8, length: int = 10_000
 ) -> list:
-    segments = segments_of(said(4 * len(labels)), 4)
+    segments = split_segments(said(4 * len(labels)), 4)
     means = [vectors[[n == e for n in labels]].mean(0) for e in range(max(labels) + 1)]
     clusters = Clusters(labels, np.stack(means))
     return plan_episodes(

@@ -59,7 +59,9 @@ async def step(harness, rng: random.Random) -> None:
         case "say" if chosen:
             await harness.say(chosen, Message("user", words))
         case "fork" if chosen and (turns := (await harness.catalog.sessions.get(chosen)).turns):
-            await harness.service.fork(chosen, ForkRequest(rng.choice([None, rng.randint(1, turns)])))
+            await harness.service.fork(
+                chosen, ForkRequest(rng.choice([None, rng.randint(1, turns)]))
+            )
         case "delete" if chosen:
             if rng.random() < 0.3:
                 harness.worker.faults["drop"] = WorkerLost("gone")
