@@ -73,7 +73,7 @@ def run_rebuild(
     state = request.state
     session = resident.session
     yield from _open_store(engine, spec, state.length)
-    search = engine.store_io.submit(lambda: engine.store.missing_pages(session.name))
+    search = engine.store_io.submit(lambda: engine.store.repair_pages(session.name))
     yield search
     lost = search.result()
     engine.lost_pages += len(lost)
