@@ -32,13 +32,13 @@ docs: $(VENV)/.test
 types: $(VENV)/.test
 	$(BIN)/mypy
 
-# Tests of one process, without servers: under two minutes on two cores.
+# Tests without processes and servers: under two minutes on two cores.
 unit: $(VENV)/.test
 	$(BIN)/pytest -m unit -n 2
 
-# Real processes, servers, Redis and whole suites. File by file, in their order: the slow ones, which
-# start processes, come first, so that no core is idle at the end. The HTTP API's tests run a server
-# in a thread; processes of their own keep its time and memory apart from the other tests'.
+# Processes, servers, Redis, whole suites and long property tests. File by file, in their order, with the
+# slow ones, which start processes, first, so that no core is idle at the end. The HTTP API's tests
+# run a server in a thread; test processes of their own keep other tests from slowing it down.
 integration: $(VENV)/.test
 	$(BIN)/pytest -m integration -n 2 --dist loadfile --no-loadscope-reorder --ignore tests/gateway
 	$(BIN)/pytest -m integration -n 2 --dist loadfile tests/gateway

@@ -10,11 +10,11 @@ from services.leases import Claim
 class ActiveSession:
     """Everything that this process knows of a session beyond the catalog.
 
-    - `needs_reopen`: the worker may hold something else than what was committed. True until the session
-      is first opened here, while a turn or repair runs, after one that failed, and when another process
-      has written the session since.
-    - `stop_repairs` is set while a turn waits that takes what repairs have found so far: the running one
-      stops early and no other starts.
+    - `needs_reopen`: the worker may hold something else than what was committed. True until the
+      session is first opened here, while a turn or repair runs, after one that failed, and when
+      another process has written the session since.
+    - `stop_repairs` is set while a turn waits that takes what repairs have found so far: the
+      running one stops early and no other starts.
     - `repairs_pending`: some repairs may be due.
     """
 

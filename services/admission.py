@@ -1,4 +1,7 @@
-"""Admission control: a bounded number of running turns, a bounded queue, and refusal of the rest."""
+"""Admission control.
+
+A bounded number of running turns, a bounded queue, and refusal of the rest.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -1,8 +1,8 @@
 """Background work between turns: pending repairs first, then episode maintenance.
 
-One task per session does both. A turn takes what the running repair has found so far and skips the repairs
-that were due but not started, unless it asks to wait. Episode maintenance is interrupted at once by a turn or
-a repair, and continues later from its last commit.
+One task per session does both. A turn takes what the running repair has found so far and skips the
+repairs that were due but not started, unless it asks to wait. Episode maintenance is interrupted at
+once by a turn or a repair, and continues later from its last commit.
 """
 
 import asyncio
@@ -29,16 +29,19 @@ class BackgroundTasks:
         self._start(live)
 
     def resume(self, live: ActiveSession) -> None:
-        """Continue after a turn, committed or not: the repairs that it left due, then maintenance."""
+        """Continue after a turn, committed or not.
+
+        The repairs that it left due, then maintenance.
+        """
         if (live.has_episodes or live.repairs_pending) and not live.deleted:
             self._start(live)
 
     async def yield_to_turn(self, live: ActiveSession, wait: bool) -> None:
         """Make way for a turn: interrupt maintenance, and return when no repair runs any more.
 
-        The running repair stops early with what it has found so far, and no other starts. With `wait` all that
-        are due finish first, as they would without a turn. Raises a ServiceError when the worker is unhealthy,
-        with `wait` only.
+        The running repair stops early with what it has found so far, and no other starts. With
+        `wait` all that are due finish first, as they would without a turn. Raises a ServiceError
+        when the worker is unhealthy, with `wait` only.
         """
         _interrupt_maintenance(live)
         try:
@@ -85,7 +88,10 @@ class BackgroundTasks:
                 return
 
     async def _maintain(self, live: ActiveSession) -> None:
-        """Maintain the episodes until done or interrupted; not at all while a turn runs or waits."""
+        """Maintain the episodes until done or interrupted.
+
+        Not at all while a turn runs or waits.
+        """
         if not live.has_episodes or live.queued_turns or live.repairs_pending:
             return
         live.maintenance = asyncio.create_task(

@@ -1,6 +1,9 @@
-"""Episode maintenance between turns: embed new segments, assign them, rebuild the episodes when due.
+"""Episode maintenance between turns.
 
-Every step ends in a commit: an interruption, by a turn or a crash, loses no more than the current step.
+Embed new segments, assign them, rebuild the episodes when due.
+
+Every step ends in a commit: an interruption, by a turn or a crash, loses no more than the current
+step.
 """
 
 import asyncio
@@ -44,12 +47,16 @@ from services.catalog.records import (
 from services.context import ServiceContext
 
 _TURNS_PER_READ = 128
-# Segments per call of the encoder and per commit: a turn whose query is to be embedded waits for no more.
+# Segments per call of the encoder and per commit: a turn whose query is to be embedded waits for no
+# more.
 _SEGMENTS_PER_STEP = 32
 
 
 class EpisodeMaintainer:
-    """Maintains the episodes of sessions that have them; at most one `run` per session at a time."""
+    """Maintains the episodes of sessions that have them.
+
+    At most one `run` per session at a time.
+    """
 
     def __init__(self, context: ServiceContext) -> None:
         self._catalog = context.catalog
@@ -129,7 +136,8 @@ class EpisodeMaintainer:
             b"".join(segment.vector for segment in segments), found.dimensions
         )
         log = await self._log(live.id)
-        # In a thread: clustering a long conversation takes seconds, and other sessions continue meanwhile.
+        # In a thread: clustering a long conversation takes seconds, and other sessions continue
+        # meanwhile.
         clusters, plans = await asyncio.to_thread(_plan_build, session, settings, log, vectors)
         request = _request(session, plans, found.builds + 1)
         if settings.build == "per_episode":

@@ -1,4 +1,7 @@
-"""Routing of a turn to its episode: its text against the centroids (EpiCache section 3.1, eq. 7)."""
+"""Routing of a turn to its episode: its text against the centroids (EpiCache section 3.1, eq.
+
+7).
+"""
 
 import asyncio
 import time
@@ -41,8 +44,8 @@ class EpisodeRouter:
     async def match(self, session: Session, messages: Sequence[Message]) -> Match | None:
         """Match the turn's text, up to the user's last message, with an episode.
 
-        None without episodes or text, and when the text cannot be embedded in time (published as an event).
-        Raises CatalogError.
+        None without episodes or text, and when the text cannot be embedded in time (published as an
+        event). Raises CatalogError.
         """
         started = time.monotonic()
         text = "" if session.settings.episodes is None else query_text(messages)

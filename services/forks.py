@@ -1,4 +1,7 @@
-"""Forks: new sessions that begin at the end of a turn of another session, over the same stored rows."""
+"""Forks.
+
+New sessions that begin at the end of a turn of another session, over the same stored rows.
+"""
 
 import secrets
 import time
@@ -41,9 +44,12 @@ class ForkRequest:
 
 
 class ForkRunner:
-    """Creates forks. At the parent's last turn nothing is computed; up to an earlier one the worker replays the log.
+    """Creates forks.
 
-    A child keeps its parent's settings, seed included: to the same request it gives its parent's answer.
+    At the parent's last turn nothing is computed; up to an earlier one the worker replays the log.
+
+    A child keeps its parent's settings, seed included: to the same request it gives its parent's
+    answer.
     """
 
     def __init__(self, context: ServiceContext, background: BackgroundTasks) -> None:
@@ -58,7 +64,10 @@ class ForkRunner:
     async def fork(
         self, parent: str, request: ForkRequest, key: IdempotencyKey | None, page_tokens: int
     ) -> Session:
-        """Create a fork. Raises UnknownSession, UnknownTurn, SessionBusy, QuotaExceeded, WorkerRefused."""
+        """Create a fork.
+
+        Raises UnknownSession, UnknownTurn, SessionBusy, QuotaExceeded, WorkerRefused.
+        """
         live = self._sessions.activate(await self._catalog.sessions.get(parent))
         try:
             async with self._sessions.claim_turn(live, request.queue):
@@ -123,7 +132,10 @@ class ForkRunner:
         request: wire.ForkRequest,
         key: IdempotencyKey | None,
     ) -> Session:
-        """Fork in the worker, then in the catalog; delete the worker's copy when the second fails."""
+        """Fork in the worker, then in the catalog.
+
+        Delete the worker's copy when the second fails.
+        """
         epoch = await self._sessions.ensure_open(live)
         request.parent = live.id
         request.spec.CopyFrom(session_spec_to_wire(child, child.epoch))

@@ -1,7 +1,8 @@
 """Leases on sessions, and the epochs that fence off former owners.
 
-A lease keeps other processes from starting work in vain; it lasts for seconds and is renewed while the work lasts.
-Safety never depends on its clock: every write carries an epoch, and a former owner's epoch is refused.
+A lease keeps other processes from starting work in vain; it lasts for seconds and is renewed while
+the work lasts. Safety never depends on its clock: every write carries an epoch, and a former
+owner's epoch is refused.
 """
 
 import asyncio
@@ -24,8 +25,8 @@ _LONGEST_PAUSE_SECONDS = 0.2
 class Claim:
     """This process's right to write one session.
 
-    `epoch` is the one that it writes under; None: it has to take the session over first. `worker` had the session's
-    rows at the takeover. `unused`: no worker has seen the epoch yet.
+    `epoch` is the one that it writes under; None: it has to take the session over first. `worker`
+    had the session's rows at the takeover. `unused`: no worker has seen the epoch yet.
     """
 
     def __init__(self, session: str) -> None:
@@ -56,10 +57,13 @@ class Leases:
 
     @asynccontextmanager
     async def held(self, claim: Claim, patience: float = 0.0) -> AsyncIterator[None]:
-        """Hold the lease while the work inside lasts; several tasks of this process may hold it at once.
+        """Hold the lease while the work inside lasts.
 
-        Another process's lease is waited for `patience` seconds. Raises SessionBusy, UnknownSession, and StaleEpoch
-        in the middle of the work when the lease was lost because another process took the session over.
+        Several tasks of this process may hold it at once.
+
+        Another process's lease is waited for `patience` seconds. Raises SessionBusy,
+        UnknownSession, and StaleEpoch in the middle of the work when the lease was lost because
+        another process took the session over.
         """
         task = asyncio.current_task()
         assert task is not None, "a claim is held by a task"
@@ -75,7 +79,9 @@ class Leases:
             await run_to_completion(self._leave(claim, task))
 
     async def take_over(self, claim: Claim, worker: str) -> int:
-        """Take a fresh epoch, with the session's rows in `worker`; to be called while the lease is held.
+        """Take a fresh epoch, with the session's rows in `worker`.
+
+        To be called while the lease is held.
 
         Raises StaleEpoch when another process took the session over since this one did.
         """

@@ -1,7 +1,8 @@
 """Garbage collection of orphaned pages.
 
-The catalog records them in the transaction of the deletion itself, and every process retries until all workers
-have acknowledged the delete: a killed gateway, or a worker that is away or cannot write, only delays it.
+The catalog records them in the transaction of the deletion itself, and every process retries until
+all workers have acknowledged the delete: a killed gateway, or a worker that is away or cannot
+write, only delays it.
 """
 
 import asyncio

@@ -1,7 +1,8 @@
 """Prefix sharing: sessions of one tenant that begin with the same tokens share the pages of these.
 
-A session's rows follow from its model, its settings and its tokens. A digest stands for all of these but the tokens
-after the leading system messages; the worker compares those itself, and takes whole pages as far as they are equal.
+A session's rows follow from its model, its settings and its tokens. A digest stands for all of
+these but the tokens after the leading system messages; the worker compares those itself, and takes
+whole pages as far as they are equal.
 """
 
 import json
@@ -28,7 +29,8 @@ SEEDED_METHODS = frozenset({"random"})
 class FirstTurn:
     """The digest of a session's first turn, and the prefix that is known under it.
 
-    `known` already holds a page reference; None: no prefix is known, and others may share this turn's.
+    `known` already holds a page reference; None: no prefix is known, and others may share this
+    turn's.
     """
 
     digest: str
@@ -50,7 +52,10 @@ class FirstTurn:
         return replace(commit, shared=self._shared(done), prefix=prefix, digest=self.digest)
 
     def _shared(self, done: wire.TurnDone) -> tuple[SharedPages, ...]:
-        """The pages that the session shares since the turn; empty keeps the reference that was reserved."""
+        """The pages that the session shares since the turn.
+
+        Empty keeps the reference that was reserved.
+        """
         if self.known is None or not done.shared_pages:
             return ()
         return (SharedPages(self.known.owner, done.shared_pages),)
@@ -73,9 +78,12 @@ class PrefixSharing:
         self._info: WorkerInfo | None = None
 
     async def first_turn(self, session: Session, messages: Sequence[Message]) -> FirstTurn | None:
-        """Find a prefix for the turn; None for a later turn, and without leading system messages or tools.
+        """Find a prefix for the turn.
 
-        Its pages are referenced before they are used, so that the deletion of their owner keeps them.
+        None for a later turn, and without leading system messages or tools.
+
+        Its pages are referenced before they are used, so that the deletion of their owner keeps
+        them.
         """
         leading = tuple(takewhile(lambda message: message.role == "system", messages))
         if session.turns or not (leading or session.settings.tools):

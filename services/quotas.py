@@ -23,7 +23,10 @@ class Quotas:
             raise UnknownSession(session)
 
     async def check_visible(self, session: str, tenant: str) -> None:
-        """Raise UnknownSession for another tenant's session; a session that does not exist passes."""
+        """Raise UnknownSession for another tenant's session.
+
+        A session that does not exist passes.
+        """
         try:
             found = await self._catalog.sessions.get(session)
         except UnknownSession:

@@ -14,7 +14,10 @@ CONTEXT_TOKENS = 16
 
 @dataclass(frozen=True)
 class Passage:
-    """Tokens `start` .. `stop - 1` of a session, which a repair promoted, with the text around them."""
+    """Tokens `start` ..
+
+    `stop - 1` of a session, which a repair promoted, with the text around them.
+    """
 
     start: int
     stop: int

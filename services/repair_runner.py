@@ -1,7 +1,8 @@
 """Repairs between two turns.
 
-What is due follows from the committed state alone (`kvrecall.domain.repairs.due_repairs`). The repairs run one
-after the other, in the background (`background.py`) or for a turn that waits for them.
+What is due follows from the committed state alone (`kvrecall.domain.repairs.due_repairs`). The
+repairs run one after the other, in the background (`background.py`) or for a turn that waits for
+them.
 """
 
 import asyncio
@@ -31,7 +32,10 @@ MAX_SIGNAL_CHARACTERS = 500
 
 
 class RepairRunner:
-    """Runs the repairs of one session at a time; callers ensure that no two run in the same session."""
+    """Runs the repairs of one session at a time.
+
+    Callers ensure that no two run in the same session.
+    """
 
     def __init__(self, context: ServiceContext) -> None:
         self._catalog = context.catalog
@@ -43,9 +47,9 @@ class RepairRunner:
     async def run_due(self, live: ActiveSession, patient: bool = False) -> None:
         """Run every repair that is due, until a turn arrives that does not wait for them.
 
-        A `patient` caller abandons a repair that breaks an otherwise healthy worker (one that opens the session
-        again), so that no repair can lock a client out of its session. Raises a ServiceError when the worker is
-        unhealthy.
+        A `patient` caller abandons a repair that breaks an otherwise healthy worker (one that opens
+        the session again), so that no repair can lock a client out of its session. Raises a
+        ServiceError when the worker is unhealthy.
         """
         try:
             await self._run_due(live)
@@ -115,7 +119,6 @@ class RepairRunner:
             trigger=repair.trigger.value,
             text=repair.text,
             messages=[message_to_wire(message) for message in repair.messages],
-            seconds=session.settings.repair_seconds or 0.0,
         )
         if not repair.output:
             return request, repair.text or signal_text(repair.messages)

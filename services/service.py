@@ -138,7 +138,10 @@ class SessionService:
         await self._catalog.close()
 
     async def create(self, request: CreateSession, key: IdempotencyKey | None = None) -> Session:
-        """Open a session. Raises BudgetOutOfRange, UnknownMethod, UnknownModel, QuotaExceeded, WorkerRefused."""
+        """Open a session.
+
+        Raises BudgetOutOfRange, UnknownMethod, UnknownModel, QuotaExceeded, WorkerRefused.
+        """
         self._check_accepting()
         async with self._creating:
             if key is not None and (record := await self._catalog.idempotency.get(key)) is not None:
@@ -223,7 +226,10 @@ class SessionService:
         return await self._catalog.turns.get_after(session, after, limit)
 
     async def delete(self, session: str, key: IdempotencyKey | None = None) -> None:
-        """Delete a session and its rows. Raises UnknownSession, and SessionBusy while a turn runs."""
+        """Delete a session and its rows.
+
+        Raises UnknownSession, and SessionBusy while a turn runs.
+        """
         self._check_accepting()
         if key is not None and await self._catalog.idempotency.get(key) is not None:
             return
@@ -243,8 +249,8 @@ class SessionService:
     async def move(self, session: str, worker: str | None) -> Session:
         """Move the session to the named worker, or to the best of the others; return the session.
 
-        The committed state is opened there and nothing is computed. Raises UnknownSession, SessionBusy,
-        InvalidRequest for an unknown worker, WorkerUnavailable.
+        The committed state is opened there and nothing is computed. Raises UnknownSession,
+        SessionBusy, InvalidRequest for an unknown worker, WorkerUnavailable.
         """
         self._check_accepting()
         live = self._sessions.activate(await self._catalog.sessions.get(session))
@@ -290,7 +296,10 @@ class SessionService:
     async def fork(
         self, session: str, request: ForkRequest, key: IdempotencyKey | None = None
     ) -> Session:
-        """Create a session that begins at the end of another's turn. Raises as `ForkRunner.fork`."""
+        """Create a session that begins at the end of another's turn.
+
+        Raises as `ForkRunner.fork`.
+        """
         self._check_accepting()
         return await self._forks.fork(session, request, key, self.info.page_tokens)
 
@@ -320,8 +329,8 @@ class SessionService:
     ) -> EventReceipt:
         """Record a tool event and start the repair that it calls for.
 
-        An event of a call whose turn is being committed waits for the commit. Raises UnknownSession, UnknownCall,
-        ResultConflict, LimitExceeded, InvalidRequest, SessionBusy.
+        An event of a call whose turn is being committed waits for the commit. Raises
+        UnknownSession, UnknownCall, ResultConflict, LimitExceeded, InvalidRequest, SessionBusy.
         """
         self._check_accepting()
         live = self._sessions.activate(await self._catalog.sessions.get(session))
@@ -355,7 +364,10 @@ class SessionService:
         return await self._catalog.sessions.get(session), await self._catalog.episodes.get(session)
 
     async def repairs(self, session: str, limit: int) -> list[RepairHistoryEntry]:
-        """List the session's last repairs, newest first, with the text they promoted. Raises UnknownSession."""
+        """List the session's last repairs, newest first, with the text they promoted.
+
+        Raises UnknownSession.
+        """
         return await load_repair_history(self._catalog, self._worker, session, limit)
 
     async def memory(self, session: str) -> MemoryReport:
@@ -363,7 +375,10 @@ class SessionService:
         return await self._sessions.memory(await self._catalog.sessions.get(session))
 
     async def stats(self) -> dict[str, wire.WorkerStats]:
-        """Return the counters of each worker that can be reached. Raises WorkerLost when none can."""
+        """Return the counters of each worker that can be reached.
+
+        Raises WorkerLost when none can.
+        """
         return await self._worker.stats()
 
     def _check_accepting(self) -> None:

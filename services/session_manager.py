@@ -1,4 +1,7 @@
-"""The sessions that this process is active in: exclusive access to them, and their way into a worker."""
+"""The sessions that this process is active in.
+
+Exclusive access to them, and their way into a worker.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -30,7 +33,8 @@ from services.turn_log import logged_turns
 
 Answer = TypeVar("Answer")
 
-# Lease durations that a turn waits for another process: a lease that is not renewed has expired by then.
+# Lease durations that a turn waits for another process: a lease that is not renewed has expired by
+# then.
 _LEASES_WAITED = 1.5
 # Workers that one request is tried in.
 MAX_ATTEMPTS = 3
@@ -84,7 +88,9 @@ class SessionManager:
 
     @asynccontextmanager
     async def claim_turn(self, live: ActiveSession, wait: bool) -> AsyncIterator[None]:
-        """Hold the session for a turn. Raises SessionBusy while another turn runs, unless `wait` (bounded).
+        """Hold the session for a turn.
+
+        Raises SessionBusy while another turn runs, unless `wait` (bounded).
 
         Another process is waited for until its lease would have expired: it may have died.
         """
@@ -108,8 +114,8 @@ class SessionManager:
     ) -> AsyncIterator[None]:
         """Hold the session exclusively, first come, first served.
 
-        Other processes are waited for `patience` seconds. Raises SessionBusy, Overloaded, UnknownSession, and
-        StaleEpoch when another process took the session over meanwhile.
+        Other processes are waited for `patience` seconds. Raises SessionBusy, Overloaded,
+        UnknownSession, and StaleEpoch when another process took the session over meanwhile.
         """
         longest = self._limits.queue_seconds
         await self._acquire(live)
@@ -151,9 +157,9 @@ class SessionManager:
     ) -> int:
         """Make a worker hold exactly what was committed, and return the epoch.
 
-        This one call is resume, rollback, recovery and takeover. The worker that has the session is preferred,
-        unless it is unhealthy or in `avoid`. Missing pages are rebuilt. `session`: as committed now, for a
-        caller that has read it since no other process can write it.
+        This one call is resume, rollback, recovery and takeover. The worker that has the session is
+        preferred, unless it is unhealthy or in `avoid`. Missing pages are rebuilt. `session`: as
+        committed now, for a caller that has read it since no other process can write it.
         """
         async with live.open_lock:
             if not live.needs_reopen and live.claim.epoch is not None:
@@ -175,7 +181,10 @@ class SessionManager:
     async def call_reopening(
         self, live: ActiveSession, epoch: int, call: Callable[[int], Awaitable[Answer]]
     ) -> Answer:
-        """Make a call under the epoch of an open session; reopen and retry once where that can help."""
+        """Make a call under the epoch of an open session.
+
+        Reopen and retry once where that can help.
+        """
         try:
             return await call(epoch)
         except WorkerRefused as refusal:
@@ -183,9 +192,12 @@ class SessionManager:
         return await call(fresh)
 
     async def reopen(self, live: ActiveSession, epoch: int, refusal: WorkerRefused) -> int:
-        """Open the session again in a worker that was restarted or misses pages; return the fresh epoch.
+        """Open the session again in a worker that was restarted or misses pages.
 
-        Raises the refusal when it has another reason, StaleEpoch when another process took the session over.
+        Return the fresh epoch.
+
+        Raises the refusal when it has another reason, StaleEpoch when another process took the
+        session over.
         """
         if refusal.code not in _FIXED_BY_REOPENING:
             raise refusal

@@ -8,8 +8,9 @@ from services.turn_stream import Publish, TextDelta, ToolCallEmitted
 class StreamResumer:
     """Publishes an answer once, however often it is generated again.
 
-    Suppresses the prefix that was already sent. Turns are seeded and a session's state is the same in
-    every worker, so a retry that diverges from that prefix is a fault that the reader must learn of.
+    Suppresses the prefix that was already sent. Turns are seeded and a session's state is the same
+    in every worker, so a retry that diverges from that prefix is a fault that the reader must learn
+    of.
     """
 
     def __init__(self, publish: Publish) -> None:
@@ -26,7 +27,10 @@ class StreamResumer:
         self._n_calls = 0
 
     def text(self, piece: str) -> None:
-        """Publish the part of `piece` that was not sent yet. Raises WorkerLost when the answer diverges."""
+        """Publish the part of `piece` that was not sent yet.
+
+        Raises WorkerLost when the answer diverges.
+        """
         start = len(self._text)
         self._text += piece
         n_sent = len(self._sent_text)
@@ -49,7 +53,10 @@ class StreamResumer:
         self._check(self._sent_calls[self._n_calls - 1] == call)
 
     def end(self) -> None:
-        """Check that the attempt is complete. Raises WorkerLost when more than that was sent before."""
+        """Check that the attempt is complete.
+
+        Raises WorkerLost when more than that was sent before.
+        """
         self._check(
             len(self._text) == len(self._sent_text) and self._n_calls == len(self._sent_calls)
         )

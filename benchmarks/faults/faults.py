@@ -53,7 +53,7 @@ def schedule(weights: Mapping[str, float], seed: str) -> Iterator[Fault]:
 
 
 def kill_worker(setup: Setup, rng: Random) -> None:
-    """kill -9 of a worker, restarted within a second."""
+    """Kill -9 of a worker, restarted within a second."""
     server = rng.choice(setup.workers)
     server.kill()
     time.sleep(rng.uniform(0, 1))
@@ -61,7 +61,7 @@ def kill_worker(setup: Setup, rng: Random) -> None:
 
 
 def kill_worker_twice(setup: Setup, rng: Random) -> None:
-    """kill -9 of a worker, and again while it starts."""
+    """Kill -9 of a worker, and again while it starts."""
     server = rng.choice(setup.workers)
     server.kill()
     server.start_and_kill(rng.uniform(1, 8))
@@ -69,7 +69,7 @@ def kill_worker_twice(setup: Setup, rng: Random) -> None:
 
 
 def kill_gateway(setup: Setup, rng: Random) -> None:
-    """kill -9 of a gateway, restarted at once."""
+    """Kill -9 of a gateway, restarted at once."""
     server = rng.choice(setup.gateways)
     server.kill()
     server.start()
@@ -85,7 +85,7 @@ def kill_all(setup: Setup, rng: Random) -> None:
 
 
 def kill_redis(setup: Setup, rng: Random) -> Undo:
-    """kill -9 of Redis, which is restarted when the fault is undone."""
+    """Kill -9 of Redis, which is restarted when the fault is undone."""
     assert setup.redis is not None, "a cluster has one"
     setup.redis.kill()
     return setup.redis.start

@@ -1,4 +1,4 @@
-"""Comparison of the catalog with the stored pages: pure functions, findings as text for operators."""
+"""Comparison of the catalog with the stored pages: pure, with findings as text for operators."""
 
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -142,7 +142,10 @@ def session_findings(session: KnownSession, found: Stored) -> Iterator[Finding]:
         if _is_later(session, index, found)
     ]
     if later:
-        what = f"{_pages(later)} of a later epoch than the catalog's {session.epoch}: it is older than the pages"
+        what = (
+            f"{_pages(later)} of a later epoch than the catalog's {session.epoch}: "
+            "it is older than the pages"
+        )
         yield Finding(where, what, "do not serve: restore the catalog that belongs to these pages")
 
 

@@ -1,4 +1,4 @@
-"""The layer profile of the served model: loaded from the data directory, or measured and saved there.
+"""The layer profile of the served model, measured once and saved in the data directory.
 
 The reference model is measured on a conversation in its own generated language, any other model on
 `calibration.txt`, a conversation in plain English, or on an operator's text. The choice of the text
@@ -40,10 +40,10 @@ def profile_path(data: Path, model: LoadedModel) -> Path:
 def known_profile(
     model: LoadedModel, tokenizer: ChatTokenizer, data: Path, name: str
 ) -> Profile | None:
-    """The model's profile; measured and saved if there is none. `name`: the model's path or hub name.
+    """The model's profile; measured and saved if there is none.
 
-    None for a model whose context is too short to measure in. Raises ProfileRefused for a file of
-    another model.
+    `name` is the model's path or hub name. None for a model whose context is too short to measure
+    in. Raises ProfileRefused for a file of another model.
     """
     path = profile_path(data, model)
     if path.exists():
@@ -69,7 +69,7 @@ def measure(
     text: CalibrationText,
     tokens: int = profile.TOKENS,
 ) -> Profile:
-    """Measure the layers' sensitivity on the first `tokens` tokens of a text. Raises ProfileRefused."""
+    """Measure the layers' sensitivity on the first `tokens` tokens. Raises ProfileRefused."""
     token_ids = [
         token for part in tokenizer.prompt([], text.messages, [], False) for token in part.token_ids
     ]

@@ -1,4 +1,4 @@
-"""Errors of the command line. Each message is one line that says what to do."""
+"""Errors of the command line. Each message is one line and names what to do."""
 
 
 class CliError(Exception):

@@ -41,7 +41,7 @@ def warn_about_reference_model(settings: Settings, console: Console) -> None:
 async def run_service(
     settings: Settings, console: Console, build: "Callable[[], Awaitable[SessionService]]"
 ) -> None:
-    """Serve the service that `build` creates over HTTP until SIGTERM or SIGINT. Raises CannotServe."""
+    """Serve the result of `build` over HTTP until SIGTERM or SIGINT. Raises CannotServe."""
     # The web framework takes long to import: other commands do without.
     import uvicorn
 
@@ -70,7 +70,7 @@ async def run_service(
             signal.signal(number, lambda *_: None)
         await server.serve(sockets=[listener])
         if not server.started:
-            raise CannotServe("the service did not start; the log above says why")
+            raise CannotServe("the service did not start; see the log above")
 
 
 def set_up_logs(form: LogFormat) -> None:
@@ -115,7 +115,7 @@ def _listener(host: str, port: int) -> socket.socket:
         raise CannotServe(
             f"cannot listen on {host} port {port}: {error.strerror}; choose another --port"
         ) from error
-    # Inherited by its connections. asyncio sets it only for sockets that name their protocol, unlike
-    # this one; the second part of a response would wait 40 ms for the client's delayed ACK.
+    # Inherited by its connections. asyncio sets it only for sockets that name their protocol, which
+    # this one does not; the second part of a response would wait 40 ms for a delayed ACK.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listener

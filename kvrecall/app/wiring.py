@@ -128,7 +128,10 @@ def _redis_tier(layout: PageLayout, tiers: StoreSettings, url: str) -> RedisTier
 
 def _describe_store_error(data: Path, error: Exception) -> str:
     if isinstance(error, DirectoryLockedError):
-        return f"data directory {data} is in use by another kvrecall; stop that one or choose another with --data"
+        return (
+            f"data directory {data} is in use by another kvrecall; "
+            "stop that one or choose another with --data"
+        )
     if isinstance(error, ForeignPageError):
         return f"data directory {data} holds another model's rows; choose another with --data"
     if isinstance(error, (TierError, TierSettingsError)):

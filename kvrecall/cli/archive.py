@@ -1,4 +1,4 @@
-"""`kvrecall export` and `kvrecall import`: a session as one file (.kvs), between data directories."""
+"""`kvrecall export` and `kvrecall import`: a session as one .kvs file."""
 
 import asyncio
 from pathlib import Path
@@ -100,7 +100,7 @@ async def _export(
 async def _import(
     settings: Settings, file: Path, name: str | None, *, with_pages: bool
 ) -> "tuple[str, PagesMoved]":
-    """Add the session; return its id and the counts of its pages. Raises CannotServe, BadSessionFile."""
+    """Add the session; return its id and page counts. Raises CannotServe, BadSessionFile."""
     from kvrecall.admin.archive.pages import check_archive, put_pages
     from kvrecall.admin.archive.records import from_records
     from kvrecall.admin.offline import load_layout, open_stopped_catalog, open_tiers

@@ -51,8 +51,8 @@ def _print_error(message: str) -> None:
 
 app = typer.Typer(
     cls=_Commands,
-    help="Conversational memory for self-hosted LLMs: a KV cache under a fixed budget whose evicted "
-    "rows stay in storage and are promoted again when they are needed.",
+    help="Conversational memory for self-hosted LLMs: a KV cache under a fixed budget. "
+    "Evicted rows stay in storage and are promoted when they are needed.",
     no_args_is_help=True,
     pretty_exceptions_show_locals=False,
 )

@@ -92,7 +92,7 @@ def run_all(
     pause: float,
     console: Console,
 ) -> list[DemoRun]:
-    """Run every conversation in every configuration, one at a time, so that timings do not interfere."""
+    """Run every conversation in every configuration, one at a time, for undisturbed timings."""
     runs = []
     columns = (
         TextColumn("{task.description:<36}"),
@@ -130,7 +130,7 @@ def _report(
 
 
 def _replay(console: Console, page: Page, file: Path, limit: int, config: DemoConfig) -> None:
-    """Replay the first conversations of a file under the same budget, compared with a full cache."""
+    """Replay conversations of a file under the same budget, compared with a full cache."""
     options = SessionOptions(
         config.method, config.budget, config.repair_rows, config.repair_on, compare=True
     )

@@ -194,7 +194,7 @@ def locomo_command(
     processes: Processes = 2,
     fresh: Fresh = False,
 ) -> None:
-    """Share of a question's evidence in the matched episode, and F1 of a model's answers (LoCoMo)."""
+    """Share of a question's evidence in the matched episode, and F1 of answers (LoCoMo)."""
     from evals.configs import parse_configs
     from evals.suites.locomo import answers as locomo_answers
     from evals.suites.locomo import matching as locomo_matching

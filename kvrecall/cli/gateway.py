@@ -69,7 +69,7 @@ def gateway_command(
 
 
 async def _build_service(settings: Settings) -> "SessionService":
-    """The session service over a pool of workers, at least one of them ready. Raises CannotServe."""
+    """The session service over a pool with at least one ready worker. Raises CannotServe."""
     # Imported here, like everything that only a server needs.
     from kvrecall.app.catalog import open_catalog
     from kvrecall.domain.errors import WorkerLost

@@ -55,10 +55,10 @@ Method = Annotated[str, typer.Option(help="Eviction method; `kvrecall methods` l
 
 
 def build_settings(**options: Any) -> Settings:
-    """Settings from a command's options, by the names of the settings; mappings are nested settings.
+    """Build the settings from a command's options, which have the settings' names.
 
-    An option that is None is left to the environment and the defaults. Raises pydantic's
-    ValidationError for a value that a setting does not accept.
+    Mappings are nested settings. An option that is None is left to the environment and the
+    defaults. Raises pydantic's ValidationError for a value that a setting does not accept.
     """
     return Settings(**_drop_unset(options))
 

@@ -98,8 +98,9 @@ def _profile(
 
 def _heading(profile: "Profile") -> str:
     return (
-        f"{profile.model}: {profile.compared} of {profile.tokens} tokens of {profile.text} compared, with all rows and "
-        f"with {profile.budget} ({profile.sinks} sinks and the most recent)"
+        f"{profile.model}: {profile.compared} of {profile.tokens} tokens of {profile.text} "
+        f"compared, with all rows and with {profile.budget} ({profile.sinks} sinks and the most "
+        "recent)"
     )
 
 

@@ -23,7 +23,6 @@ from kvrecall.client.models import (
     EpisodeSettings,
     EventReceipt,
     Fidelity,
-    ForkOrigin,
     Function,
     Memory,
     Message,
@@ -31,11 +30,8 @@ from kvrecall.client.models import (
     Methods,
     Passage,
     PastRepair,
-    PendingCall,
     Repair,
     RepairTotals,
-    Session,
-    SessionPage,
     ToolCall,
     Turn,
     TurnEpisode,
@@ -44,7 +40,15 @@ from kvrecall.client.models import (
     Worker,
     WorkerLoad,
 )
-from kvrecall.client.options import EpisodeOptions, Logprobs, SessionOptions, TurnOptions
+from kvrecall.client.options import Logprobs, TurnOptions
+from kvrecall.client.sessions import (
+    EpisodeOptions,
+    ForkOrigin,
+    PendingCall,
+    Session,
+    SessionOptions,
+    SessionPage,
+)
 
 __all__ = [
     "AsyncKvrecallClient",

@@ -20,13 +20,12 @@ from kvrecall.client.models import (
     Memory,
     Methods,
     PastRepair,
-    Session,
-    SessionPage,
     Turn,
     Worker,
     WorkerLoad,
 )
-from kvrecall.client.options import SessionOptions, TurnOptions
+from kvrecall.client.options import TurnOptions
+from kvrecall.client.sessions import Session, SessionOptions, SessionPage
 
 Result = TypeVar("Result")
 

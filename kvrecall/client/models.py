@@ -83,19 +83,6 @@ class Message:
 
 
 @dataclass(frozen=True)
-class PendingCall:
-    """Tool call whose result has not been appended to the conversation yet.
-
-    `status` is pending, completed, failed or timed_out.
-    """
-
-    id: str
-    name: str
-    arguments: str
-    status: str
-
-
-@dataclass(frozen=True)
 class EpisodeSettings:
     """Episode settings of a session."""
 
@@ -104,51 +91,6 @@ class EpisodeSettings:
     medoid_utterances: int
     build: str
     rebuild_growth: float
-
-
-@dataclass(frozen=True)
-class ForkOrigin:
-    """Fork point: the parent session, and the turn at whose end the fork begins."""
-
-    session: str
-    turn: int
-
-
-@dataclass(frozen=True)
-class Session:
-    """Session: its settings, its state, the number of turns and tokens (`length`)."""
-
-    id: str
-    state: str
-    model: str
-    worker: str
-    budget: int
-    repair_rows: int
-    repair_on: tuple[str, ...]
-    repair_scan: str | None
-    repair_settings: JsonObject
-    repair_seconds: float | None
-    method: str
-    method_settings: JsonObject
-    layer_budgets: str | None
-    episodes: EpisodeSettings | None
-    seed: int
-    tools: tuple[JsonObject, ...]
-    metadata: Mapping[str, str]
-    forked_from: ForkOrigin | None
-    turns: int
-    length: int
-    pending_calls: tuple[PendingCall, ...]
-    created_at: datetime
-    updated_at: datetime
-
-
-@dataclass(frozen=True)
-class SessionPage:
-    """Page of sessions, newest first; `next_cursor` is None on the last page."""
-
-    sessions: tuple[Session, ...]
-    next_cursor: str | None
 
 
 @dataclass(frozen=True)

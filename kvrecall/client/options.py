@@ -1,41 +1,7 @@
-"""Keyword arguments of sessions and turns, as typed dictionaries. All are optional."""
+"""Keyword arguments of turns, as typed dictionaries. All are optional."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal, TypedDict
-
-
-class EpisodeOptions(TypedDict, total=False):
-    """Episode settings of a new session."""
-
-    count: int | Literal["auto"]
-    segment_utterances: int
-    medoid_utterances: int
-    build: Literal["one_pass", "per_episode"]
-    rebuild_growth: float
-
-
-class SessionOptions(TypedDict, total=False):
-    """Settings of a new session, fixed for its lifetime. Omitted ones get the service's default."""
-
-    # Expected model; rejected unless the service serves it.
-    model: str | None
-    # Active rows per KV head, mean over layers, and the rows of it reserved for repair.
-    budget: int | None
-    repair_rows: int | None
-    # Signals that trigger a repair: tool_call, tool_delta, tool_result, last_output, turn.
-    repair_on: Sequence[str]
-    repair_scan: Literal["exact", "bounded", "summary"] | None
-    repair_settings: Mapping[str, Any]
-    repair_seconds: float | None
-    # Eviction method and its settings; see `KvrecallClient.methods`.
-    method: str | None
-    method_settings: Mapping[str, Any]
-    layer_budgets: Literal["uniform", "pyramid", "sensitivity"] | None
-    episodes: EpisodeOptions | None
-    seed: int | None
-    # Tools that the model may call, in the format of the OpenAI API.
-    tools: Sequence[Mapping[str, Any]]
-    metadata: Mapping[str, str]
+from collections.abc import Sequence
+from typing import TypedDict
 
 
 class Logprobs(TypedDict, total=False):

@@ -20,7 +20,7 @@ class DemoConfig:
 
 
 def demo_configs(method: str, budget: int, repair_rows: int) -> tuple[DemoConfig, ...]:
-    """The configurations to compare; `repair_rows` are part of the budget, which is equal in all."""
+    """The configurations to compare. `repair_rows` are part of the budget, equal in all."""
     pauses = ("tool_call", "tool_result")
     return (
         DemoConfig("full cache", "full", budget),

@@ -33,7 +33,7 @@ def demo_page(
         ],
     )
     page.paragraph(
-        "Exact answers: share of n questions, with its 95% bootstrap interval. Seconds are medians.",
+        "Exact answers: share of n questions, 95% bootstrap interval. Seconds are medians.",
         "note",
     )
     _plots(page, runs, worker, repaired.config.budget)
@@ -46,11 +46,11 @@ def _headline(full: ConfigSummary, budgeted: Sequence[ConfigSummary]) -> str:
     alone = budgeted[0]
     repaired = budgeted[-1]
     return (
-        f"The conversation has {full.tokens:,} tokens; the full cache kept all of their rows active. "
-        f"Under a budget of {repaired.config.budget} rows no layer ever held more than "
-        f"{max(s.peak_rows for s in budgeted)}. With the budget alone {_share(alone)} of the answers "
-        f"were exact, with repair in tool pauses and turns {_share(repaired)}, with the full cache "
-        f"{_share(full)}."
+        f"The conversation has {full.tokens:,} tokens; the full cache kept all of their rows "
+        f"active. Under a budget of {repaired.config.budget} rows no layer ever held more than "
+        f"{max(s.peak_rows for s in budgeted)}. With the budget alone {_share(alone)} of the "
+        f"answers were exact, with repair in tool pauses and turns {_share(repaired)}, with the "
+        f"full cache {_share(full)}."
     )
 
 
@@ -63,11 +63,11 @@ def _caveat(summaries: Sequence[ConfigSummary]) -> str:
     reserve = max(summary.config.repair_rows for summary in summaries)
     return (
         "All configurations with a budget have the same number of active rows: the "
-        f"{reserve} rows reserved for repair are part of the budget. The model answers the questions "
-        "greedily, and its answers stay in the conversation; all other replies are appended as the "
-        "generator wrote them, so that they are equal in every configuration. Names and values were "
-        "not in the training data. An answer counts if it gives exactly the value asked for; an "
-        "answer that needs a tool counts only if the model called the tool."
+        f"{reserve} rows reserved for repair are part of the budget. The model answers the "
+        "questions greedily, and its answers stay in the conversation; all other replies are "
+        "appended as the generator wrote them, so that they are equal in every configuration. "
+        "Names and values were not in the training data. An answer counts if it gives exactly the "
+        "value asked for; an answer that needs a tool counts only if the model called the tool."
     )
 
 
@@ -105,7 +105,8 @@ def _examples(page: Page, runs: Sequence[DemoRun]) -> None:
         return
     page.heading("Facts that repair promoted")
     page.paragraph(
-        f"{len(saved)} questions were answered exactly with repair and not without it; those with the oldest facts:"
+        f"{len(saved)} questions were answered exactly with repair and not without it; "
+        "those with the oldest facts:"
     )
     oldest = sorted(saved, key=lambda pair: -pair[1].age)[:MAX_EXAMPLES]
     page.table(

@@ -144,7 +144,7 @@ class _Runner:
         elif called:
             self._fail_calls(turn)
         reply = turn.text
-        # A reply that needs a tool's result, given without calling the tool, is a guess: not correct.
+        # A reply that needs a tool's result, but was given without a call, is a guess: not correct.
         correct = exchange.is_answered_by(reply) and called == (exchange.kind == "tool")
         kind = AFTER_TOOL if exchange.kind == "tool" else PLAIN
         age = self._length - starts[exchange.fact_exchange]

@@ -1,4 +1,4 @@
-"""Results of the demo: summaries by configuration, the terminal's table, rows of the result file."""
+"""Results of the demo: summaries by configuration, their table, rows of the result file."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -77,7 +77,7 @@ def _exact_share(questions: Sequence[Question], seed: int) -> Estimate | None:
 
 
 def count_by_age(questions: Iterable[Question]) -> list[tuple[str, int, int]]:
-    """Correct and wrong replies by the fact's age in tokens, youngest first; `<256` is 128 to 255."""
+    """Correct and wrong replies by the fact's age in tokens; `<256` is 128 to 255."""
     counts = []
     asked = list(questions)
     lower = 0

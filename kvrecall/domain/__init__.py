@@ -1,1 +1,4 @@
-"""The values and rules that gateway, services and workers share: no I/O, no wire format, no torch."""
+"""The values and rules that gateway, services and workers share.
+
+No I/O, no wire format, no torch.
+"""

@@ -22,7 +22,10 @@ class ErrorCode(StrEnum):
 
     @classmethod
     def parse(cls, code: str) -> "ErrorCode":
-        """Return the member of a code that came over the wire; WORKER_REFUSED for one unknown here."""
+        """Return the member of a code that came over the wire.
+
+        WORKER_REFUSED for one unknown here.
+        """
         return next((member for member in cls if member == code), cls.WORKER_REFUSED)
 
     # The request.

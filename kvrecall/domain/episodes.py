@@ -1,7 +1,10 @@
-"""Episodes of a conversation: segments, clusters, medoids, matching. Pure; embeddings are passed in.
+"""Episodes of a conversation: segments, clusters, medoids, matching.
 
-Source: EpiCache, section 3.1 and Algorithm 1, phases A1 and B. Vectors are float32 `[n, dimensions]`, one per
-segment and of unit length as sentence encoders give them. Everything is a function of its arguments and the seed.
+Pure; embeddings are passed in.
+
+Source: EpiCache, section 3.1 and Algorithm 1, phases A1 and B. Vectors are float32 `[n,
+dimensions]`, one per segment and of unit length as sentence encoders give them. Everything is a
+function of its arguments and the seed.
 """
 
 from collections.abc import Sequence
@@ -71,9 +74,9 @@ class Clusters:
 class EpisodePlan:
     """The input of an episode's build, in the log's own tokens.
 
-    `medoid` is the segment nearest to the centroid, as a transcript. `patched_prompt` are the token ids of the
-    segments nearest to it, in time order; `spans` all segments that have rows: start, stop, and similarity to
-    the episode, 1 for its own and less for the others.
+    `medoid` is the segment nearest to the centroid, as a transcript. `patched_prompt` are the token
+    ids of the segments nearest to it, in time order; `spans` all segments that have rows: start,
+    stop, and similarity to the episode, 1 for its own and less for the others.
     """
 
     medoid: str
@@ -94,7 +97,10 @@ class Nearest:
 def segments_of(
     utterances: Sequence[Utterance], width: int, *, partial: bool = False
 ) -> list[Segment]:
-    """Segments of `width` utterances; with `partial`, what is left over at the end is one as well (eq. 4)."""
+    """Segments of `width` utterances.
+
+    With `partial`, what is left over at the end is one as well (eq. 4).
+    """
     stop = len(utterances) if partial else len(utterances) // width * width
     return [
         Segment(tuple(utterances[first : min(first + width, stop)]))
@@ -105,8 +111,8 @@ def segments_of(
 def cluster(vectors: Vectors, count: EpisodeCount, seed: int) -> Clusters:
     """K-means over the segments (eq. 5): k-means++, the best of ten starts. At least one segment.
 
-    `auto` takes the number of episodes, 2 to 16, whose clusters have the best mean silhouette (by cosine). There are
-    never more episodes than different vectors.
+    `auto` takes the number of episodes, 2 to 16, whose clusters have the best mean silhouette (by
+    cosine). There are never more episodes than different vectors.
     """
     distinct = len(np.unique(vectors, axis=0))
     if count != "auto":
@@ -118,7 +124,10 @@ def cluster(vectors: Vectors, count: EpisodeCount, seed: int) -> Clusters:
 
 
 def nearest_members(vectors: Vectors, clusters: Clusters, episode: int, count: int) -> list[int]:
-    """The `count` segments of an episode nearest to its centroid by cosine, the nearest first; ties: the earlier."""
+    """The `count` segments of an episode nearest to its centroid by cosine, the nearest first.
+
+    Ties: the earlier.
+    """
     members = clusters.members(episode)
     cosines = cosine(clusters.centroids[episode], vectors[members])
     return [members[place] for place in np.argsort(-cosines, kind="stable")[:count]]
@@ -133,9 +142,12 @@ def plan_episodes(
     medoid_utterances: int,
     length: int,
 ) -> list[EpisodePlan]:
-    """Plan the build of each episode. `token_ids` is the whole log, whose first `length` tokens have rows.
+    """Plan the build of each episode.
 
-    A patched prompt holds as many of the segments nearest to the centroid as `medoid_utterances` allows.
+    `token_ids` is the whole log, whose first `length` tokens have rows.
+
+    A patched prompt holds as many of the segments nearest to the centroid as `medoid_utterances`
+    allows.
     """
     plans = []
     for episode in range(len(clusters.centroids)):
@@ -158,7 +170,9 @@ def plan_episodes(
 
 
 def nearness(vectors: Vectors, clusters: Clusters, episode: int) -> Vectors:
-    """Similarity of each segment to an episode: 1 for its own, the rank by cosine (0 to under 1) for others.
+    """Similarity of each segment to an episode.
+
+    1 for its own, the rank by cosine (0 to under 1) for others.
 
     Ranks, since the scale of cosines differs between encoders. Returns float32 `[segments]`.
     """
@@ -170,7 +184,10 @@ def nearness(vectors: Vectors, clusters: Clusters, episode: int) -> Vectors:
 
 
 def match(query: Vectors, centroids: Vectors) -> Nearest:
-    """The centroid with the largest cosine to the query, float32 `[dimensions]` (eq. 7); ties: the earlier."""
+    """The centroid with the largest cosine to the query, float32 `[dimensions]` (eq.
+
+    7); ties: the earlier.
+    """
     cosines = cosine(query, centroids)
     best = int(cosines.argmax())
     return Nearest(best, float(cosines[best]))
@@ -199,9 +216,9 @@ def rebuild_due(
 ) -> bool:
     """Return whether episodes are due to be built from `segments` segments.
 
-    `built` is the number of segments at the last build (0: none). The first build is due once the session is
-    longer than its budget and has two segments per episode; the next whenever it has grown by the share
-    `rebuild_growth`.
+    `built` is the number of segments at the last build (0: none). The first build is due once the
+    session is longer than its budget and has two segments per episode; the next whenever it has
+    grown by the share `rebuild_growth`.
     """
     if built:
         return segments >= built * (1 + settings.rebuild_growth)
@@ -228,7 +245,8 @@ def vectors_from_bytes(data: bytes, dimensions: int) -> Vectors:
 
 
 def _kmeans(vectors: Vectors, count: int, seed: int) -> NDArray[np.int32]:
-    # Imported here: it takes most of a second, and neither a session without episodes nor the command line needs it.
+    # Imported here: it takes most of a second, and neither a session without episodes nor the
+    # command line needs it.
     from sklearn.cluster import KMeans
 
     kmeans = KMeans(count, init="k-means++", n_init=_KMEANS_RUNS, random_state=seed % 2**32)
@@ -248,7 +266,10 @@ def _silhouette(vectors: Vectors, labels: NDArray[np.int32], seed: int) -> float
 
 
 def _ordered(vectors: Vectors, labels: NDArray[np.int32]) -> Clusters:
-    """Number the clusters by their first segments: K-means numbers them as its random starts fall."""
+    """Number the clusters by their first segments.
+
+    K-means numbers them as its random starts fall.
+    """
     order: dict[int, int] = {}
     numbered = [order.setdefault(int(label), len(order)) for label in labels]
     means = [

@@ -9,7 +9,8 @@ from kvrecall.domain.codes import ErrorCode
 class ServiceError(Exception):
     """Base of all errors of this package.
 
-    `details` holds plain JSON values that a client may act on: the field, the limit, the calls that are meant.
+    `details` holds plain JSON values that a client may act on: the field, the limit, the calls that
+    are meant.
     """
 
     code: ErrorCode = ErrorCode.SERVICE_ERROR
@@ -227,10 +228,12 @@ FIELD_OF_REFUSAL: Mapping[ErrorCode, str] = MappingProxyType(
 
 
 class WorkerRefused(ServiceError):
-    """The worker cannot serve the request as it stands, and has changed nothing; the code gives the reason.
+    """The worker cannot serve the request as it stands, and has changed nothing.
 
-    When the code identifies a field of the request, `details` names it: only the worker can count tokens, but a
-    client sees the same problem as for fields that are checked earlier.
+    The code gives the reason.
+
+    When the code identifies a field of the request, `details` names it: only the worker can count
+    tokens, but a client sees the same problem as for fields that are checked earlier.
     """
 
     def __init__(self, code: ErrorCode, message: str) -> None:

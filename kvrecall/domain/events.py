@@ -33,7 +33,10 @@ class RepairFinished:
 
 @dataclass(frozen=True)
 class RepairFailed:
-    """A repair between two turns could not be run; unless that is `final`, it may be tried again."""
+    """A repair between two turns could not be run.
+
+    Unless that is `final`, it may be tried again.
+    """
 
     session: str
     trigger: str
@@ -52,7 +55,10 @@ class PauseTimedOut:
 
 @dataclass(frozen=True)
 class EpisodesBuilt:
-    """A session's episodes were built and committed; `scored_rows` and `seconds` are the worker's."""
+    """A session's episodes were built and committed.
+
+    `scored_rows` and `seconds` are the worker's.
+    """
 
     session: str
     episodes: int
@@ -65,8 +71,8 @@ class EpisodesBuilt:
 class EpisodesFailed:
     """Something about a session's episodes could not be done; no turn fails by it.
 
-    `step` is match (the turn stays in its episode), switch (likewise), segment or build (tried again after the next
-    turn).
+    `step` is match (the turn stays in its episode), switch (likewise), segment or build (tried
+    again after the next turn).
     """
 
     session: str

@@ -12,8 +12,8 @@ from kvrecall.domain.tool_calls import PendingCall
 class DueRepair:
     """A repair that the committed state calls for.
 
-    Its signal is `text`, or `messages`, or the last `output` tokens of the last turn. `reach` is the number of
-    characters of the tool's output that the repair takes into account.
+    Its signal is `text`, or `messages`, or the last `output` tokens of the last turn. `reach` is
+    the number of characters of the tool's output that the repair takes into account.
     """
 
     trigger: RepairTrigger

@@ -10,10 +10,10 @@ from kvrecall.domain.messages import Message
 class RepairReport:
     """One repair: what it looked at and how many tokens it brought back.
 
-    `scored_rows` of `candidates` evicted tokens were scored: fewer when the others could not have been
-    selected, or when a deadline or a new turn `truncated` the repair. `demoted` are the rows per KV head,
-    mean over layers, that left the active set in exchange. `hops` counts observations of the signal,
-    `bytes_read` the bytes of stored rows. `in_pause`: it ended before the next turn.
+    `scored_rows` of `candidates` evicted tokens were scored: fewer when the others could not have
+    been selected, or when a deadline or a new turn `truncated` the repair. `demoted` are the rows
+    per KV head, mean over layers, that left the active set in exchange. `hops` counts observations
+    of the signal, `bytes_read` the bytes of stored rows. `in_pause`: it ended before the next turn.
     """
 
     trigger: str
@@ -36,7 +36,10 @@ class RepairReport:
 
 @dataclass(frozen=True)
 class MemoryReport:
-    """A session's rows and bytes. Rows are counted per layer: `active_rows` and its like are the largest layer's."""
+    """A session's rows and bytes.
+
+    Rows are counted per layer: `active_rows` and its like are the largest layer's.
+    """
 
     length: int = 0
     budget: int = 0
@@ -85,9 +88,10 @@ class EpisodeReport:
 class TurnOutcome:
     """The result of a committed turn; it is stored with the turn.
 
-    `repairs` are those since the previous turn; `own_repair` is the last of them when the turn ran it itself.
-    `repairs_skipped` counts those that were due but not started. `durable`: the session's rows survive their
-    worker; otherwise they are rebuilt from the turn log if they are lost. `seconds` are by phase.
+    `repairs` are those since the previous turn; `own_repair` is the last of them when the turn ran
+    it itself. `repairs_skipped` counts those that were due but not started. `durable`: the
+    session's rows survive their worker; otherwise they are rebuilt from the turn log if they are
+    lost. `seconds` are by phase.
     """
 
     session: str

@@ -23,7 +23,8 @@ class Session:
 
     - `calls`: tool calls whose results are not yet appended, in call order.
     - `repairs`: those since the last turn.
-    - `output_due`: tokens of the last answer until a repair has used it as its signal; 0 if it ended on calls.
+    - `output_due`: tokens of the last answer until a repair has used it as its signal; 0 if it
+      ended on calls.
     - `shared`: the pages of other sessions that it begins with.
     - `worker`: the worker that had its rows at the last takeover, whose epoch is `epoch`.
     """
@@ -56,7 +57,8 @@ class Session:
 class Turn:
     """A committed turn: its messages, the tokens that it appended, and its outcome.
 
-    `utterance_tokens` counts the tokens of each side in turn, the answer last; they add up to all of them.
+    `utterance_tokens` counts the tokens of each side in turn, the answer last; they add up to all
+    of them.
     """
 
     session: str

@@ -1,8 +1,11 @@
-"""A session as the client asks for it, and what the service makes of that: nothing is left to be chosen later."""
+"""A session as the client asks for it, and what the service makes of that.
+
+Nothing is left to be chosen later.
+"""
 
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Literal
 
 from kvrecall.domain.errors import (
@@ -19,12 +22,13 @@ from kvrecall.domain.session_settings import (
     RepairScan,
     RepairTrigger,
     SessionSettings,
+    WorkerOptions,
 )
 from kvrecall.domain.worker_info import MethodInfo, WorkerInfo
 
 
 @dataclass(frozen=True)
-class CreateSession:
+class CreateSession(WorkerOptions):
     """A session as the client asks for it; what is None is chosen by the service.
 
     By default a session has episodes where its method looks at them; None is none.
@@ -43,14 +47,16 @@ class CreateSession:
     layer_budgets: LayerBudgets | None = None
     repair_scan: RepairScan | None = None
     repair_settings: str = "{}"
-    repair_seconds: float | None = None
     tenant: str = ""
 
 
 def resolve_settings(
     request: CreateSession, info: WorkerInfo, settings: ServiceLimits
 ) -> SessionSettings:
-    """The request with everything chosen. Raises UnknownModel, UnknownMethod, BudgetOutOfRange, EpisodesUnsupported."""
+    """The request with everything chosen.
+
+    Raises UnknownModel, UnknownMethod, BudgetOutOfRange, EpisodesUnsupported.
+    """
     if request.model is not None and request.model != info.model:
         raise UnknownModel(
             "model", f"model {request.model!r} is not served here; {info.model!r} is"
@@ -71,7 +77,7 @@ def resolve_settings(
         layer_budgets=request.layer_budgets,
         repair_scan=request.repair_scan,
         repair_settings=request.repair_settings,
-        repair_seconds=request.repair_seconds,
+        **asdict(request.worker_options),
         tenant=request.tenant,
     )
 

@@ -1,7 +1,7 @@
 """The settings that are fixed when a session is created."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Literal
 
@@ -9,8 +9,8 @@ from typing import Literal
 class RepairTrigger(StrEnum):
     """The signal that a repair is conditioned on.
 
-    A call's name and arguments, a tool's output so far, tool results, the last generated answer, or the messages
-    of a turn before they are prefilled.
+    A call's name and arguments, a tool's output so far, tool results, the last generated answer, or
+    the messages of a turn before they are prefilled.
     """
 
     TOOL_CALL = "tool_call"
@@ -35,11 +35,13 @@ EpisodeBuild = Literal["one_pass", "per_episode"]
 
 @dataclass(frozen=True)
 class EpisodeSettings:
-    """Settings of a session's episodes: segments of so many utterances, clustered into `count` episodes.
+    """Settings of a session's episodes.
 
-    A patched prompt takes about `medoid_utterances`. `one_pass` scores the stored rows for all episodes together;
-    `per_episode` prefills the whole log once for each (EpiCache's own way). Episodes are rebuilt when the
-    conversation has grown by the share `rebuild_growth`.
+    Segments of so many utterances, clustered into `count` episodes.
+
+    A patched prompt takes about `medoid_utterances`. `one_pass` scores the stored rows for all
+    episodes together; `per_episode` prefills the whole log once for each (EpiCache's own way).
+    Episodes are rebuilt when the conversation has grown by the share `rebuild_growth`.
     """
 
     count: EpisodeCount = 4
@@ -57,13 +59,31 @@ class ForkOrigin:
     turn: int
 
 
+@dataclass(frozen=True, kw_only=True)
+class WorkerOptions:
+    """Options that act in the worker alone: gateway and services pass them on unchanged.
+
+    `repair_seconds`: deadline of one repair; None: none.
+    """
+
+    repair_seconds: float | None = None
+
+    @property
+    def worker_options(self) -> "WorkerOptions":
+        """These options alone."""
+        return WorkerOptions(
+            **{each.name: getattr(self, each.name) for each in fields(WorkerOptions)}
+        )
+
+
 @dataclass(frozen=True)
-class SessionSettings:
-    """Settings that are fixed at creation. `method_settings`, `repair_settings` and each tool are JSON objects.
+class SessionSettings(WorkerOptions):
+    """Settings that are fixed at creation.
+
+    `method_settings`, `repair_settings` and each tool are JSON objects.
 
     - `episodes`: None disables them.
     - `layer_budgets`, `repair_scan`: None takes the method's and the worker's default.
-    - `repair_seconds`: deadline of one repair; None: none.
     - `tenant`: the owner; rows are shared and counted within a tenant.
     - `forked_from`: the fork point of a fork.
     """
@@ -80,10 +100,12 @@ class SessionSettings:
     layer_budgets: LayerBudgets | None = None
     repair_scan: RepairScan | None = None
     repair_settings: str = "{}"
-    repair_seconds: float | None = None
     tenant: str = ""
     forked_from: ForkOrigin | None = None
 
     def repairs_on(self, trigger: RepairTrigger) -> bool:
-        """Return whether the session repairs on `trigger`: it is enabled, and there are rows to promote into."""
+        """Return whether the session repairs on `trigger`.
+
+        It is enabled, and there are rows to promote into.
+        """
         return self.repair_rows > 0 and trigger in self.repair_on

@@ -21,11 +21,13 @@ class CallStatus(StrEnum):
 class PendingCall:
     """A tool call, pending until a later turn appends its result.
 
-    - `arguments`: those that the client really runs, if it reported any; `pieces`: the output so far, by index.
-    - `batch`: number of the arrival of results within the pause, from 1 (0: no result yet); it makes the order of
-      repairs the same after a crash.
+    - `arguments`: those that the client really runs, if it reported any; `pieces`: the output so
+      far, by index.
+    - `batch`: number of the arrival of results within the pause, from 1 (0: no result yet); it
+      makes the order of repairs the same after a crash.
     - `call_signal`: text of the last repair on the call.
-    - `delta_due`, `delta_repaired`: a repair on output is due up to the one character, done up to the other.
+    - `delta_due`, `delta_repaired`: a repair on output is due up to the one character, done up to
+      the other.
     - `last_event_at`: time of the call or of its last event, in seconds since the epoch.
     - `consumed_in_turn`: the turn that appended the result.
     """

@@ -22,10 +22,12 @@ class ToolEventType(StrEnum):
 
 @dataclass(frozen=True)
 class ToolEvent:
-    """One report. `text` is the result of a completed call, the error of a failed one, the piece of a delta.
+    """One report.
 
-    A started call may name the `arguments` (JSON text of an object) that the client really runs. A delta may have an
-    `index`, from 0: pieces come in any order then, and each one counts once.
+    `text` is the result of a completed call, the error of a failed one, the piece of a delta.
+
+    A started call may name the `arguments` (JSON text of an object) that the client really runs. A
+    delta may have an `index`, from 0: pieces come in any order then, and each one counts once.
     """
 
     type: ToolEventType
@@ -37,10 +39,12 @@ class ToolEvent:
 
 @dataclass(frozen=True)
 class EventReceipt:
-    """The durable acknowledgement of a report. `outstanding` are the calls that still wait for a result.
+    """The durable acknowledgement of a report.
 
-    A report is `late` when there was nothing left for it to change: a piece of output after the result, or a result
-    that the conversation has already.
+    `outstanding` are the calls that still wait for a result.
+
+    A report is `late` when there was nothing left for it to change: a piece of output after the
+    result, or a result that the conversation has already.
     """
 
     session: str
@@ -64,8 +68,8 @@ def apply_event(
 ) -> PendingCall:
     """Return the call after the event; the same object when the event changes nothing.
 
-    Raises ResultConflict when the call has another result or piece, or timed out; LimitExceeded when the text is too
-    long; InvalidRequest for arguments that are no JSON object.
+    Raises ResultConflict when the call has another result or piece, or timed out; LimitExceeded
+    when the text is too long; InvalidRequest for arguments that are no JSON object.
     """
     match event.type:
         case ToolEventType.STARTED:

@@ -1,4 +1,7 @@
-"""Planning of a turn from the request and the committed session, before anything is changed. Pure."""
+"""Planning of a turn from the request and the committed session, before anything is changed.
+
+Pure.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -27,8 +30,10 @@ class TurnRequest:
     """A turn as the client requests it.
 
     - `seed`: None derives it from the session's seed and the turn's number.
-    - `repair`: repair on this turn's messages before they are prefilled; None: as the session's settings say.
-    - `wait_for_repairs`: let due repairs finish first instead of taking what they have found so far.
+    - `repair`: repair on this turn's messages before they are prefilled; None: as the session's
+      settings say.
+    - `wait_for_repairs`: let due repairs finish first instead of taking what they have found so
+      far.
     """
 
     messages: tuple[Message, ...]
@@ -46,8 +51,9 @@ class TurnRequest:
 class TurnPlan:
     """The worker's task in a turn.
 
-    `messages` begin with the results of the pause before, in call order. `inline_results` are the results that
-    the turn itself brings, by call id. `asks` are recorded tool calls that the turn ends on.
+    `messages` begin with the results of the pause before, in call order. `inline_results` are the
+    results that the turn itself brings, by call id. `asks` are recorded tool calls that the turn
+    ends on.
     """
 
     number: int
@@ -59,7 +65,10 @@ class TurnPlan:
 
 
 def plan_turn(session: Session, request: TurnRequest, settings: ServiceLimits) -> TurnPlan:
-    """Check the request against the session. Raises InvalidRequest, CallsOutstanding, ResultConflict."""
+    """Check the request against the session.
+
+    Raises InvalidRequest, CallsOutstanding, ResultConflict.
+    """
     check_messages(request.messages, settings)
     sampling = request.sampling or Sampling(settings.default_max_tokens)
     if not 1 <= sampling.max_tokens <= settings.max_output_tokens:
@@ -177,7 +186,10 @@ def _answered(
 
 
 def _walk(messages: Sequence[Message], offset: int, generate: bool) -> tuple[ToolCall, ...]:
-    """Follow recorded calls and their results through a turn: the calls it ends on, none of them answered."""
+    """Follow recorded calls and their results through a turn.
+
+    The calls it ends on, none of them answered.
+    """
     asked: dict[str, ToolCall] = {}
     answered = False
     for index, message in enumerate(messages, offset):

@@ -15,8 +15,9 @@ Side = Literal["user", "assistant"]
 class Utterance:
     """Consecutive text of one side, as tokens `start` .. `stop - 1` of the session.
 
-    Tool results and system messages are on the user's side. `turn` and `index` locate it in the log: the
-    index-th utterance (from 0) of that turn. An utterance never continues in the next turn, so it never changes.
+    Tool results and system messages are on the user's side. `turn` and `index` locate it in the
+    log: the index-th utterance (from 0) of that turn. An utterance never continues in the next
+    turn, so it never changes.
     """
 
     side: Side
@@ -42,7 +43,10 @@ def said_by(message: Message) -> Side:
 
 
 def text_of(messages: Iterable[Message]) -> str:
-    """Join the text of messages and the tools they call; without system messages, which reveal no topic."""
+    """Join the text of messages and the tools they call.
+
+    Without system messages, which reveal no topic.
+    """
     parts = [part for message in messages if message.role != "system" for part in _parts(message)]
     return "\n".join(part for part in parts if part)
 
@@ -50,8 +54,8 @@ def text_of(messages: Iterable[Message]) -> str:
 def query_text(messages: Sequence[Message]) -> str:
     """Return a turn's text up to the user side's last message, which identifies its episode.
 
-    The messages before a question often reveal more of its topic than the question; a recorded reply after it is
-    an answer.
+    The messages before a question often reveal more of its topic than the question; a recorded
+    reply after it is an answer.
     """
     asked = [index for index, message in enumerate(messages) if said_by(message) == "user"]
     return text_of(messages[: asked[-1] + 1]) if asked else ""
@@ -67,7 +71,8 @@ def _of_turn(turn: Turn, start: int) -> list[Utterance]:
         runs.append(("assistant", text_of([turn.outcome.message])))
     counts: Sequence[int] = turn.utterance_tokens
     if len(counts) != len(runs) or sum(counts) != len(turn.token_ids):
-        # The worker splits the sides in the same way; if it does not, the turn counts as one utterance.
+        # The worker splits the sides in the same way; if it does not, the turn counts as one
+        # utterance.
         runs = [("user", "\n".join(text for _, text in runs))]
         counts = [len(turn.token_ids)]
     ends = accumulate(counts, initial=start)

@@ -18,7 +18,10 @@ class MethodInfo:
 
 @dataclass(frozen=True)
 class WorkerInfo:
-    """Facts that are fixed while a worker lives; budgets in rows, `block_tokens` and `page_tokens` in tokens."""
+    """Facts that are fixed while a worker lives.
+
+    Budgets in rows, `block_tokens` and `page_tokens` in tokens.
+    """
 
     model: str
     fingerprint: str

@@ -3,12 +3,17 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from kvrecall.domain.active_episode import ActiveEpisode, EpisodeSegment
 from kvrecall.domain.messages import Message, Sampling, ToolCall
 from kvrecall.domain.reports import EpisodeReport, Fidelity, MemoryReport, RepairReport
 from kvrecall.domain.session import Session
+from kvrecall.domain.session_settings import WorkerOptions
 from kvrecall.domain.worker_info import MethodInfo, WorkerInfo
 from kvrecall.protocol.v1 import worker_pb2 as wire
+
+_WORKER_OPTIONS = TypeAdapter(WorkerOptions)
 
 
 def message_to_wire(message: Message) -> wire.Message:
@@ -137,8 +142,14 @@ def session_spec_to_wire(session: Session, epoch: int) -> wire.SessionSpec:
         layer_budgets=settings.layer_budgets or "",
         repair_settings=settings.repair_settings,
         repair_scan=settings.repair_scan or "",
+        options=_WORKER_OPTIONS.dump_json(settings.worker_options).decode(),
         shared=[wire.SharedPages(owner=each.owner, pages=each.pages) for each in session.shared],
     )
+
+
+def worker_options_from_wire(spec: wire.SessionSpec) -> WorkerOptions:
+    """Parse the options that act in the worker; defaults when the spec has none."""
+    return _WORKER_OPTIONS.validate_json(spec.options) if spec.options else WorkerOptions()
 
 
 def repair_from_wire(report: wire.RepairReport, in_pause: bool = False) -> RepairReport:

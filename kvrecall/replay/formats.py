@@ -107,7 +107,8 @@ def _messages(where: str, entries: Any) -> tuple[Message, ...]:
         called |= {call["id"] for call in message.get("tool_calls", ())}
         if message["role"] == "tool" and message["tool_call_id"] not in called:
             raise BadReplayFile(
-                f"{where}, message {index + 1}: it has no preceding call {message['tool_call_id']!r}"
+                f"{where}, message {index + 1}: "
+                f"it has no preceding call {message['tool_call_id']!r}"
             )
         messages.append(message)
     return tuple(messages)

@@ -32,7 +32,7 @@ class SessionOptions:
 
 @dataclass(frozen=True)
 class ReplayedTurn:
-    """One turn of the budgeted session; rows and bytes as the service reports them, times in seconds.
+    """One turn of the budgeted session; rows and bytes as reported, times in seconds.
 
     `kl_mean` (nats) and `top1_agreement` compare its next-token distributions over the
     `compared_tokens` tokens of the recorded reply with the full cache's.

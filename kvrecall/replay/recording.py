@@ -1,4 +1,4 @@
-"""A recorded conversation as steps: turns with their messages, and pauses with tool results. Pure."""
+"""A recorded conversation as turns with their messages and pauses with tool results. Pure."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -41,7 +41,7 @@ Step = TurnStep | PauseStep
 
 @dataclass(frozen=True)
 class Exchange:
-    """The steps from one user message to the next; a conversation can be split between exchanges."""
+    """The steps from one user message to the next; conversations are split between exchanges."""
 
     steps: tuple[Step, ...]
 

@@ -76,7 +76,8 @@ def notes(replayed: Iterable[ReplayResult]) -> list[str]:
             )
         if each.truncated_characters:
             lines.append(
-                f"{each.name}: {each.truncated_characters:,} characters truncated that do not fit the context"
+                f"{each.name}: {each.truncated_characters:,} characters truncated that do not fit "
+                "the context"
             )
     return lines
 
@@ -129,7 +130,8 @@ def _table(title: str, head: Sequence[str]) -> Table:
         pad_edge=False,
     )
     table.caption = (
-        "active, evicted: peak rows; KiB: peak active bytes; first s: median seconds to the first token;\n"
+        "active, evicted: peak rows; KiB: peak active bytes; "
+        "first s: median seconds to the first token;\n"
         "KL (nats) and top-1: next-token distributions over recorded replies against the full cache"
     )
     for index, name in enumerate(head):

@@ -132,7 +132,7 @@ def heat_map(rows: Sequence[Row]) -> Figure:
 
 
 def episodes_figure(rows: Sequence[Row]) -> Figure:
-    """Share of evidence in the matched episode by number of episodes, a panel for each segment width."""
+    """Evidence in the matched episode by number of episodes, a panel for each segment width."""
     matched = [row for row in rows if row["condition"] == _SHARE_HELD]
     widths = sorted({row["segment_utterances"] for row in matched})
     figure, panels = _panels(len(widths), 3.4, 3.4, columns=len(widths))

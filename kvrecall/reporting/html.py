@@ -8,9 +8,10 @@ from pathlib import Path
 
 _STYLE = """
 :root { color-scheme: light; }
-body { font: 16px/1.55 system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif; color: #1f2937;
-  background: #f3f4f6; margin: 0; }
-main { max-width: 960px; margin: 32px auto 64px; padding: 8px 40px 40px; background: #fff; border-radius: 10px;
+body { font: 16px/1.55 system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif;
+  color: #1f2937; background: #f3f4f6; margin: 0; }
+main { max-width: 960px; margin: 32px auto 64px; padding: 8px 40px 40px; background: #fff;
+  border-radius: 10px;
   box-shadow: 0 1px 4px rgb(0 0 0 / .12); }
 h1 { font-size: 28px; line-height: 1.25; margin: 28px 0 4px; }
 h2 { font-size: 19px; margin: 36px 0 6px; }
@@ -71,9 +72,11 @@ class Page:
     def write(self, path: Path) -> None:
         """Write the page to a file; creates its folder."""
         path.parent.mkdir(parents=True, exist_ok=True)
+        title = escape(self.title)
         path.write_text(
-            f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(self.title)}</title>'
-            f'<meta name="viewport" content="width=device-width, initial-scale=1"><style>{_STYLE}</style></head>'
-            f"<body><main><h1>{escape(self.title)}</h1>{''.join(self.parts)}</main></body></html>\n",
+            f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
+            '<meta name="viewport" content="width=device-width, initial-scale=1">'
+            f"<style>{_STYLE}</style></head>"
+            f"<body><main><h1>{title}</h1>{''.join(self.parts)}</main></body></html>\n",
             encoding="utf-8",
         )

@@ -71,14 +71,14 @@ def read_results(path: Path) -> Results:
 
 def command_line(arguments: Sequence[str]) -> str:
     """A command line as text, without absolute paths of the machine."""
-    program, *rest = arguments
+    program, *options = arguments
     name = Path(program).name
     folder = Path(program).parent
     shown = ["kvrecall"] if name == "kvrecall" else ["python", f"{folder.name}/{name}"]
     if name == "__main__.py":
         shown = ["python", "-m", f"{folder.parent.name}.{folder.name}"]
     return shlex.join(
-        [*shown, *(Path(each).name if Path(each).is_absolute() else each for each in rest)]
+        [*shown, *(Path(each).name if Path(each).is_absolute() else each for each in options)]
     )
 
 

@@ -1,5 +1,6 @@
-"""Parts for tests of what is built on kvrecall."""
+"""Test doubles for code that is built on kvrecall."""
 
 from kvrecall.testing.in_memory_catalog import InMemoryCatalog
+from kvrecall.testing.stub_worker import StubWorker
 
-__all__ = ["InMemoryCatalog"]
+__all__ = ["InMemoryCatalog", "StubWorker"]

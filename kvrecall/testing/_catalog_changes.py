@@ -11,7 +11,7 @@ from services.catalog.records import EpisodeSet, ForkCommit, TurnCommit
 
 
 def build_child(parent: StoredSession, commit: ForkCommit) -> StoredSession:
-    """Build a fork: what the parent had at the end of the turn."""
+    """Build a fork from the parent's state at the end of the turn."""
     child = commit.session
     turns = commit.turns
     stored = StoredSession(child, commit.worker_state, refs=child.shared)

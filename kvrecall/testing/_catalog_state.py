@@ -87,7 +87,7 @@ class StoredRecord:
 
 
 class CatalogState:
-    """All sessions, and what lies between them."""
+    """All sessions, prefixes, page notes and idempotency records."""
 
     def __init__(self) -> None:
         self.sessions: dict[str, StoredSession] = {}
@@ -121,7 +121,7 @@ class CatalogState:
         self.sessions[session_id] = stored
 
     def have_pages(self, shared: SharedPages) -> bool:
-        """Whether an owner's first pages still exist."""
+        """Return whether an owner's first pages still exist."""
         if shared.owner in self.sessions:
             return True
         return 0 < shared.pages <= self.count_used(shared.owner)
@@ -168,7 +168,7 @@ class CatalogState:
         return None if record is None else record.response
 
     def require_new_record(self, record: IdempotencyRecord | None) -> None:
-        """Raises CatalogError when there is a valid record under the key."""
+        """Check that the key has no valid record yet. Raises CatalogError."""
         if record is not None and self.get_record(record.key) is not None:
             raise CatalogError("the request was answered already; ask for its answer")
 

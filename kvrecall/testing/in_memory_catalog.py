@@ -1,4 +1,4 @@
-"""A catalog in the memory of one process, for tests: it keeps all rules and stores nothing."""
+"""A catalog in the memory of one process, for tests."""
 
 import time
 from dataclasses import replace
@@ -257,7 +257,7 @@ class InMemoryRepairs:
         self._state = state
 
     async def commit(self, session_id: str, commit: RepairCommit, epoch: int) -> None:
-        """Store what a repair changed. Raises UnknownSession, StaleEpoch."""
+        """Store the result of a repair. Raises UnknownSession, StaleEpoch."""
         stored = self._state.get_fenced(session_id, epoch)
         mark_done(stored, commit.repair)
         if commit.worker_state is not None:

@@ -1,1 +1,1 @@
-"""The catalog of sessions and turns: one protocol, two implementations."""
+"""The catalog of sessions and turns: small protocols, on SQLite and on Redis."""

@@ -1,4 +1,4 @@
-"""What opening a catalog found and changed, and the refusal of one that is too new or too old."""
+"""Versions of catalogs: the outcome of opening one, and the refusal of unreadable versions."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,8 +10,8 @@ from kvrecall.domain.errors import CatalogVersion
 class CatalogUpgrade:
     """The outcome of opening a catalog.
 
-    `location` is its file or namespace, `found` the version it had (None: it was created), `version`
-    the one it has now. `backup` is a copy of the file before.
+    `location` is its file or namespace, `found` the version it had (None: it was created),
+    `version` the one it has now. `backup` is a copy of the file before.
     """
 
     location: str
@@ -21,14 +21,14 @@ class CatalogUpgrade:
 
     @property
     def upgraded(self) -> bool:
-        """Whether an older catalog was migrated."""
+        """True if an older catalog was migrated."""
         return self.found is not None and self.found != self.version
 
 
 def build_catalog_version(location: str, found: str, version: int, oldest: int) -> CatalogVersion:
     """Build the error for a catalog of a version that this program neither reads nor upgrades."""
     return CatalogVersion(
-        f"{location} has catalog version {found}; this kvrecall writes version {version} and upgrades "
-        f"from version {oldest}. Run the kvrecall that wrote it or a newer one, "
+        f"{location} has catalog version {found}; this kvrecall writes version {version} and "
+        f"upgrades from version {oldest}. Run the kvrecall that wrote it or a newer one, "
         "or name another catalog"
     )

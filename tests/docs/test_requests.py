@@ -1,4 +1,7 @@
-"""Requests shown in README and docs: their routes exist, and their bodies have fields of the API."""
+"""Requests shown in README and docs.
+
+Their routes exist, and their bodies have fields of the API.
+"""
 
 import json
 import re
@@ -18,7 +21,10 @@ PAGES = [
 
 
 def requests() -> Iterator[tuple[str, str, Any]]:
-    """Page, path and JSON body of each curl call with a body; `event` is the pages' own function."""
+    """Page, path and JSON body of each curl call with a body.
+
+    `event` is the pages' own function.
+    """
     for page in PAGES:
         text = (ROOT / page).read_text(encoding="utf-8").replace("\\\n", " ")
         for line in re.findall(r"^.*curl .* -d '.*$", text, re.M):

@@ -1,4 +1,4 @@
-"""The service as its users meet it, in processes of its own on free ports of this machine.
+"""Servers for the end-to-end tests, in processes of their own on free ports of this machine.
 
 Either `kvrecall serve`, with all in one process, or a gateway and two workers on one Redis.
 """
@@ -10,13 +10,14 @@ import shutil
 import signal
 import subprocess
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 from uuid import uuid4
 
 import httpx
@@ -27,13 +28,15 @@ from kvrecall.app.local_server import ServerNeeds, launch
 from kvrecall.client import KvrecallClient
 from reference import MODEL_PATH
 
+# Limit of every wait and request; on a machine that is not overloaded they take seconds.
 DEADLINE_SECONDS = 300.0
 SLOTS = 2
 MAX_BUDGET = 256
 BLOCK_TOKENS = 64
 RUNNING_TURNS = 8
 WAITING_TURNS = 1
-FEW = {
+# Settings of the shared servers.
+SMALL_LIMITS = {
     "KVRECALL_SERVICE__MAX_RUNNING_TURNS": str(RUNNING_TURNS),
     "KVRECALL_SERVICE__MAX_WAITING_TURNS": str(WAITING_TURNS),
     "KVRECALL_SERVICE__QUEUE_SECONDS": str(DEADLINE_SECONDS),
@@ -41,7 +44,6 @@ FEW = {
     "KVRECALL_SERVICE__MAX_OUTPUT_TOKENS": "2000",
     "KVRECALL_GATEWAY__MAX_BODY_BYTES": str(2 << 20),
 }
-"""Settings of what the tests share."""
 QUIET = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 Json = dict[str, Any]
@@ -49,7 +51,7 @@ Json = dict[str, Any]
 
 @dataclass
 class Process:
-    """A command of kvrecall's that listens: it can be ended and started again."""
+    """A serving command of kvrecall, which can be ended and started again."""
 
     command: str
     arguments: list[str]
@@ -77,32 +79,36 @@ class Process:
             return process.wait(DEADLINE_SECONDS)
 
 
-class Door:
-    """What is asked over HTTP, of whatever serves at `url`."""
+class Endpoint(ABC):
+    """Clients and metrics of the service at `url`."""
 
-    url: str
     clients: list[KvrecallClient | httpx.Client]
+
+    @property
+    @abstractmethod
+    def url(self) -> str:
+        """Address of the HTTP API."""
 
     @cached_property
     def http(self) -> httpx.Client:
-        """What sends requests as they are, of the test's own thread."""
+        """Plain HTTP client of the test's own thread."""
         client = httpx.Client(base_url=self.url, timeout=DEADLINE_SECONDS)
         self.clients.append(client)
         return client
 
     @cached_property
     def own(self) -> KvrecallClient:
-        """The client of the test's own thread."""
+        """KvrecallClient of the test's own thread."""
         return self.client()
 
     def client(self) -> KvrecallClient:
-        """Another client, for a thread of its own; closed with the server."""
+        """A new client, for another thread; closed with the server."""
         client = KvrecallClient(self.url, timeout_seconds=DEADLINE_SECONDS)
         self.clients.append(client)
         return client
 
     def metric(self, name: str, **labels: str) -> float:
-        """The sum of a metric's samples that have these labels."""
+        """Sum of a metric's samples that have these labels."""
         page = self.http.get("/metrics").raise_for_status()
         samples = [
             sample
@@ -122,29 +128,34 @@ class Door:
 
 
 @dataclass
-class Server(Door):
-    """One `kvrecall serve` over one data directory: it can be killed, stopped and started again."""
+class Server(Endpoint):
+    """One `kvrecall serve` over one data directory; it can be killed, stopped and started again."""
 
     folder: Path
     environment: Mapping[str, str]
-    url: str = ""
     serving: Process | None = None
     clients: list[KvrecallClient | httpx.Client] = field(default_factory=list)
     workers: int = 1
+    _url: str = ""
+
+    @property
+    def url(self) -> str:
+        """Address of its latest start."""
+        return self._url
 
     @property
     def data(self) -> Path:
-        """Where it keeps sessions and rows."""
+        """Its data directory."""
         return self.folder / "data"
 
     @property
     def rows(self) -> list[Path]:
-        """The folders of files that hold rows."""
+        """Folders of the segment files."""
         return [self.data / "pages"]
 
     @property
     def process(self) -> "subprocess.Popen[bytes] | None":
-        """The process that runs."""
+        """The running process."""
         return None if self.serving is None else self.serving.running
 
     def start(self) -> None:
@@ -155,14 +166,14 @@ class Server(Door):
         arguments = ["--host", "127.0.0.1", "--port", "0", *needs.arguments()]
         self.serving = Process("serve", arguments, self.folder / "server.log", self.environment)
         self.serving.start()
-        self.url = self.serving.address
+        self._url = self.serving.address
 
     def kill(self) -> None:
-        """End it as a power cut would."""
+        """Kill it (SIGKILL)."""
         self._end(signal.SIGKILL)
 
     def stop(self) -> int:
-        """End it as an operator would; returns its exit code."""
+        """Terminate it (SIGTERM); returns its exit code."""
         return self._end(signal.SIGTERM)
 
     def _end(self, number: int) -> int:
@@ -172,8 +183,11 @@ class Server(Door):
 
 
 @dataclass
-class Cluster(Door):
-    """Two workers and some gateways, with catalog and rows in one Redis; asked at its first gateway."""
+class Cluster(Endpoint):
+    """Two workers and some gateways with catalog and rows in one Redis.
+
+    `url` is the first gateway's.
+    """
 
     folder: Path
     environment: Mapping[str, str]
@@ -199,22 +213,22 @@ class Cluster(Door):
 
     @property
     def url(self) -> str:
-        """Its first gateway's."""
+        """Of the first gateway."""
         return self.gateways[0].address
 
     @property
     def workers(self) -> int:
-        """How many it has."""
+        """Number of workers."""
         return len(self.of_name)
 
     @property
     def rows(self) -> list[Path]:
-        """The folders of files that hold rows."""
+        """Folders of the segment files."""
         return [self.folder / name / "pages" for name in self.of_name]
 
     @property
     def process(self) -> "subprocess.Popen[bytes] | None":
-        """Its first gateway's."""
+        """Of the first gateway."""
         return self.gateways[0].running
 
     def start(self, gateways: int = 1) -> None:
@@ -226,45 +240,48 @@ class Cluster(Door):
         with ThreadPoolExecutor() as threads:
             list(threads.map(Process.start, [*self.of_name.values(), *self.gateways]))
         for gateway in self.gateways:
-            until(lambda at=gateway.address: len(self.known(at)) == 2, "both workers")
+            until(partial(self._knows_both, gateway), "both workers")
 
     def known(self, at: str = "") -> list[str]:
-        """The workers that a gateway, the first one, knows to take sessions."""
+        """Workers that take sessions, according to a gateway. Default: the first one."""
         workers = httpx.get(f"{at or self.url}/v1/workers").raise_for_status().json()["workers"]
         return [each["name"] for each in workers if not each["draining"]]
 
+    def _knows_both(self, gateway: Process) -> bool:
+        return len(self.known(gateway.address)) == 2
+
     def owner(self, session: str) -> Process:
-        """The worker that has a session."""
+        """The worker that owns a session."""
         return self.of_name[self.own.get_session(session).worker]
 
     def back(self) -> None:
-        """Start the workers again that were ended, and return when all gateways know both."""
+        """Start ended workers again, and wait until all gateways know both."""
         for process in self.of_name.values():
             if process.running is None:
                 process.start()
         for gateway in self.gateways:
-            until(lambda at=gateway.address: len(self.known(at)) == 2, "both workers")
+            until(partial(self._knows_both, gateway), "both workers")
 
     def kill(self) -> None:
-        """End it as a power cut would."""
+        """Kill it (SIGKILL)."""
         self.close()
         for process in (*self.gateways, *self.of_name.values()):
             process.end(signal.SIGKILL)
 
 
 def chatter(seed: int, sentences: int) -> str:
-    """About 14 tokens a sentence of what people tell an assistant."""
+    """Generated text of `sentences` sentences with about 14 tokens each."""
     rng = random.Random(seed)
     names = ("Ada", "Ben", "Clara", "David", "Emma", "Frank")
     things = ("locker", "garage", "office", "garden")
-    tellings = (
+    templates = (
         "The code of {name}'s {thing} is {code}.",
         "{name} called about the {thing} again today.",
         "By the way, the {thing} of {name} has number {code}.",
         "I think that {name} will be late, the {thing} is closed.",
     )
     return " ".join(
-        rng.choice(tellings).format(
+        rng.choice(templates).format(
             name=rng.choice(names), thing=rng.choice(things), code=rng.randrange(1000, 10000)
         )
         for _ in range(sentences)
@@ -277,7 +294,7 @@ def user(text: str) -> Json:
 
 
 def asks(call: str, **arguments: str) -> Json:
-    """A recorded assistant message that calls a tool: it pauses a session just as a generated one does."""
+    """A recorded assistant message that calls a tool; like a generated one, it starts a pause."""
     function = {"name": "look_up", "arguments": json.dumps(arguments)}
     return {
         "role": "assistant",
@@ -287,29 +304,29 @@ def asks(call: str, **arguments: str) -> Json:
 
 
 def until(holds: Callable[[], bool], what: str) -> None:
-    """Wait for a state, by asking for it. Fails when it does not come."""
+    """Wait until `holds`. Fails after `DEADLINE_SECONDS`."""
     deadline = time.monotonic() + DEADLINE_SECONDS
     while not holds():
-        assert time.monotonic() < deadline, f"{what} did not come to be"
+        assert time.monotonic() < deadline, f"not within {DEADLINE_SECONDS} s: {what}"
         time.sleep(0.01)
 
 
 def is_idle(client: KvrecallClient, session: str) -> bool:
-    """Whether nothing goes on in a session."""
+    """True if the session is idle."""
     return client.get_session(session).state == "idle"
 
 
 @pytest.fixture(scope="session")
 def say() -> SimpleNamespace:
-    """What the tests say, and how they wait."""
+    """Functions that make messages and wait for conditions."""
     return SimpleNamespace(chatter=chatter, user=user, asks=asks, until=until, is_idle=is_idle)
 
 
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The reference model, to which its end of turn means nothing: its answers are as long as max_tokens allows.
+    """The reference model without its end-of-turn token: replies are as long as max_tokens.
 
-    What these tests interrupt must last, whatever the model was trained to say.
+    The turns that these tests interrupt must be long.
     """
     folder = tmp_path_factory.mktemp("model") / "endless"
     shutil.copytree(MODEL_PATH, folder)
@@ -323,7 +340,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def command() -> type[Process]:
-    """Makes a process of one of kvrecall's commands, which is the test's to end."""
+    """Class of a process of a kvrecall command; the test ends it."""
     return Process
 
 
@@ -331,7 +348,7 @@ def command() -> type[Process]:
 def new_server(
     model: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Callable[..., Server]]:
-    """Make a server over an empty directory, not yet started; keywords are its environment."""
+    """Makes servers over empty data directories, not started; keywords: environment."""
     made: list[Server] = []
 
     def make(**environment: str) -> Server:
@@ -349,7 +366,7 @@ def new_server(
 def new_cluster(
     model: Path, tmp_path_factory: pytest.TempPathFactory, redis_url: str
 ) -> Iterator[Callable[..., Cluster]]:
-    """Make a cluster with nothing in it, not yet started; keywords are the environment of all its processes."""
+    """Makes empty clusters, not started; keywords: environment of all processes."""
     made: list[Cluster] = []
 
     def make(**environment: str) -> Cluster:
@@ -369,27 +386,26 @@ def new_cluster(
 
 @pytest.fixture(scope="session")
 def shared_server(new_server: Callable[..., Server]) -> Server:
-    """One process that the tests share."""
-    server = new_server(**FEW)
+    """One process, shared by the tests."""
+    server = new_server(**SMALL_LIMITS)
     server.start()
     return server
 
 
 @pytest.fixture(scope="session")
 def shared_cluster(new_cluster: Callable[..., Cluster]) -> Cluster:
-    """Two workers on Redis that the tests share."""
-    cluster = new_cluster(**FEW)
+    """Two workers on Redis, shared by the tests."""
+    cluster = new_cluster(**SMALL_LIMITS)
     cluster.start()
     return cluster
 
 
 @pytest.fixture(scope="session", params=["one process", "two workers on Redis"])
 def server(request: pytest.FixtureRequest) -> Server | Cluster:
-    """What the tests share, with room for few sessions, few turns and short answers; each test sees both."""
-    # Not made here: it would be started anew whenever a test that sees the other one has come in between.
-    return request.getfixturevalue(
-        "shared_server" if request.param == "one process" else "shared_cluster"
-    )
+    """The shared servers, with small limits; each test runs with both."""
+    # Requested, not made here: it would be started again after each test with the other one.
+    name = "shared_server" if request.param == "one process" else "shared_cluster"
+    return cast("Server | Cluster", request.getfixturevalue(name))
 
 
 @pytest.fixture
@@ -400,7 +416,7 @@ def client(server: Server | Cluster) -> KvrecallClient:
 
 @pytest.fixture
 def new_session(client: KvrecallClient) -> Callable[..., str]:
-    """Open a session of the shared server: small, greedy, with room for repair."""
+    """Creates sessions of the shared server: small budget, greedy, with repair rows."""
 
     def make(**settings: Any) -> str:
         return client.create_session(**{"budget": 128, "repair_rows": 32, "seed": 7, **settings}).id
@@ -410,5 +426,5 @@ def new_session(client: KvrecallClient) -> Callable[..., str]:
 
 @pytest.fixture(scope="module")
 def live_url(server: Server | Cluster) -> str:
-    """Where the shared server is, under the name that the fuzz of the description asks for."""
+    """Address of the shared server, by the name that the OpenAPI tests use."""
     return server.url

@@ -1,6 +1,8 @@
-"""Two gateways and two workers on one Redis: workers are killed, stopped, drained and left, and nobody hears of it.
+"""Two gateways and two workers on one Redis.
 
-What is said is compared with a twin: a session of the same settings and turns that is left in peace.
+Killed, stopped and drained workers, unnoticed by clients.
+
+Replies are compared with those of a twin: an undisturbed session with the same settings and turns.
 """
 
 import signal
@@ -37,7 +39,7 @@ def cluster(new_cluster: Callable[..., Any]) -> Iterator[Any]:
 
 @pytest.fixture(autouse=True)
 def whole(cluster: Any) -> Iterator[None]:
-    """After each test both workers are there again."""
+    """Restore both workers after each test."""
     yield
     cluster.back()
 
@@ -56,7 +58,7 @@ def other_client(cluster: Any) -> Iterator[KvrecallClient]:
 
 
 def substance(turn: Turn) -> Json:
-    """What a turn came to, without ids and times."""
+    """A turn's result without ids and times."""
     return {
         "message": turn.message,
         "usage": turn.usage,
@@ -66,7 +68,10 @@ def substance(turn: Turn) -> Json:
 
 @pytest.fixture
 def begin(client: KvrecallClient, say: Any) -> Callable[[int], str]:
-    """begin(seed): a session of two turns, the words of which follow from the seed; rows of it are evicted."""
+    """begin(seed): a session of two turns, the words of which follow from the seed.
+
+    Rows of it are evicted.
+    """
 
     def start(seed: int) -> str:
         session = client.create_session(**SETTINGS).id
@@ -81,7 +86,7 @@ def begin(client: KvrecallClient, say: Any) -> Callable[[int], str]:
 
 @pytest.fixture
 def ask(say: Any) -> Callable[[KvrecallClient, str], Json]:
-    """One more turn: what it came to."""
+    """Run one more turn; returns its result."""
 
     def turn(client: KvrecallClient, session: str) -> Json:
         return substance(
@@ -92,14 +97,14 @@ def ask(say: Any) -> Callable[[KvrecallClient, str], Json]:
 
 
 def heard(stream: TurnStream) -> tuple[str, Turn]:
-    """The rest of a stream: its text and its turn."""
+    """Read a stream to its end; returns its text and its turn."""
     *events, last = stream
     assert isinstance(last, TurnCompleted), last
     return "".join(event.text for event in events if isinstance(event, TextDelta)), last.turn
 
 
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_turn_whose_worker_dies_is_told_to_its_end_by_another(
+def test_a_turn_whose_worker_dies_is_completed_by_another(
     cluster: Any, client: KvrecallClient, begin: Any, ask: Any, say: Any, end: signal.Signals
 ) -> None:
     session = begin(1)
@@ -108,8 +113,10 @@ def test_a_turn_whose_worker_dies_is_told_to_its_end_by_another(
     expected = client.turn(twin, [say.user("Go on.")], **long)
     owner = cluster.owner(session)
     stream = client.stream(session, [say.user("Go on.")], **long)
-    pieces = [next(stream) for _ in range(5)]
-    told = "".join(piece.text for piece in pieces if isinstance(piece, TextDelta))
+    deltas = [next(stream) for _ in range(5)]
+    texts = [delta.text for delta in deltas if isinstance(delta, TextDelta)]
+    assert len(texts) == len(deltas)
+    received = "".join(texts)
     process = owner.running
     if end is signal.SIGKILL:
         owner.end(end)
@@ -119,14 +126,14 @@ def test_a_turn_whose_worker_dies_is_told_to_its_end_by_another(
         rest, done = heard(stream)
     finally:
         process.send_signal(signal.SIGCONT)
-    assert told + rest == expected.text
+    assert received + rest == expected.text
     assert substance(done) == substance(expected)
     assert cluster.owner(session) is not owner
     assert ask(client, session) == ask(client, twin)
     assert cluster.metric("kvrecall_turn_retries_total") > 0
 
 
-def test_a_session_whose_worker_died_at_rest_goes_on(
+def test_a_session_whose_worker_died_while_idle_continues(
     cluster: Any, client: KvrecallClient, begin: Any, ask: Any
 ) -> None:
     session = begin(2)
@@ -136,7 +143,7 @@ def test_a_session_whose_worker_died_at_rest_goes_on(
     assert ask(client, session) == expected
 
 
-def test_without_any_worker_a_turn_is_refused_and_comes_back_with_one(
+def test_without_any_worker_a_turn_is_refused_until_one_is_back(
     cluster: Any, client: KvrecallClient, begin: Any, ask: Any
 ) -> None:
     session = begin(3)
@@ -153,7 +160,7 @@ def test_without_any_worker_a_turn_is_refused_and_comes_back_with_one(
     assert ask(client, session) == expected
 
 
-def test_a_worker_that_drains_ends_its_turn_and_its_sessions_go_elsewhere(
+def test_a_draining_worker_completes_its_turn_and_its_sessions_move(
     cluster: Any, client: KvrecallClient, begin: Any, ask: Any, say: Any
 ) -> None:
     session = begin(4)
@@ -175,7 +182,7 @@ def test_a_worker_that_drains_ends_its_turn_and_its_sessions_go_elsewhere(
     assert client.get_session(session).worker != name
 
 
-def test_a_session_moves_and_nothing_is_computed_again(
+def test_a_session_moves_without_being_recomputed(
     cluster: Any, client: KvrecallClient, begin: Any, ask: Any
 ) -> None:
     session = begin(5)
@@ -209,15 +216,15 @@ def test_two_gateways_take_turns_in_a_session(
         client.event(
             twin, "tool_call.completed", call_id="c1", result="Ada's locker has number 4821."
         )
-        told = [
+        results = [
             substance(at.turn(each, [], **GREEDY, wait_for_repairs=True))
             for at, each in ((who, session), (client, twin))
         ]
-        assert told[0] == told[1]
-        assert told[0]["rows"]["evicted_rows"]
+        assert results[0] == results[1]
+        assert results[0]["rows"]["evicted_rows"]
 
 
-def test_a_gateway_that_dies_in_a_turn_leaves_the_session_to_the_other(
+def test_a_session_whose_gateway_died_within_a_turn_continues_at_the_other(
     cluster: Any,
     client: KvrecallClient,
     other_client: KvrecallClient,
@@ -235,7 +242,7 @@ def test_a_gateway_that_dies_in_a_turn_leaves_the_session_to_the_other(
     cluster.gateways[1].start()
 
 
-def test_rows_that_are_gone_are_computed_again_from_the_log(
+def test_lost_rows_are_rebuilt_from_the_turn_log(
     cluster: Any, client: KvrecallClient, begin: Any, ask: Any, redis_url: str
 ) -> None:
     session = begin(8)
@@ -255,7 +262,7 @@ def test_rows_that_are_gone_are_computed_again_from_the_log(
     assert cluster.metric("kvrecall_rebuild_seconds_count") == 1
 
 
-def test_workers_say_what_they_have_to_do(cluster: Any, client: KvrecallClient) -> None:
+def test_the_workers_report_their_load(cluster: Any, client: KvrecallClient) -> None:
     workers = cluster.http.get("/v1/workers").raise_for_status().json()["workers"]
     assert [each["name"] for each in workers] == ["one", "two"]
     assert [each["address"] for each in workers] == [
@@ -264,7 +271,7 @@ def test_workers_say_what_they_have_to_do(cluster: Any, client: KvrecallClient) 
     assert {(each["slots"], each["draining"]) for each in workers} == {(2, False)}
 
 
-def test_what_is_deleted_is_dropped_everywhere(
+def test_a_deleted_session_is_deleted_from_every_worker(
     cluster: Any, client: KvrecallClient, begin: Any
 ) -> None:
     for session in [each.id for each in client.list_sessions(200).sessions]:

@@ -1,7 +1,7 @@
-"""Kill -9 at any moment of a turn or a pause: what was acknowledged is there, and the rest never happened.
+"""SIGKILL at any moment of a turn or a pause: acknowledged steps persist, others leave no trace.
 
-One conversation is held with a server that is never killed. Then it is held again with one that is, at another
-moment in each test; whatever is said after the restart must be what the first server said.
+One conversation is held with a server that is never killed. Then it is held again with one that is,
+at another moment in each test; replies after the restart must equal those of an undisturbed server.
 """
 
 import threading
@@ -29,7 +29,10 @@ END = 6
 
 @pytest.fixture(scope="module")
 def steps(say) -> list[Json]:
-    """The conversation: two turns, a pause (3), a result (4), and two turns after it, the last one of new words."""
+    """The conversation.
+
+    Two turns, a pause (3), a result (4), and two turns after it, the last one of new words.
+    """
     opening = [
         {"role": "system", "content": "You are a helpful assistant."},
         say.user(say.chatter(1, 30)),
@@ -54,7 +57,7 @@ def steps(say) -> list[Json]:
 
 @dataclass
 class Walk:
-    """One session on its way through the steps; each has an idempotency key of its own."""
+    """One session and its progress through the steps; each step has its own idempotency key."""
 
     server: Any
     steps: list[Json]
@@ -74,19 +77,19 @@ class Walk:
         return asdict(self.client.turn(self.session, key=key, **step))
 
     def until(self, end: int) -> "Walk":
-        """Take all steps up to `end`."""
+        """Send all steps up to `end`."""
         self.answers += [self.take(number) for number in range(len(self.answers), end)]
         return self
 
     def state(self) -> Json:
-        """The session as its client sees it, but for when something last happened to it: a repair may, unasked."""
+        """The session's representation without the time of its last event, which a repair changes."""
         return asdict(self.client.get_session(self.session)) | {"updated_at": None}
 
     def repeats_its_answers(self) -> bool:
-        """Whether each step that was acknowledged is told again as it was, and nothing is added by asking."""
+        """Check that a retry of each acknowledged step returns its response and adds nothing."""
         before = self.state()
-        told = [self.take(number) for number in range(len(self.answers))]
-        return told == self.answers and self.state() == before
+        answers = [self.take(number) for number in range(len(self.answers))]
+        return answers == self.answers and self.state() == before
 
 
 @pytest.fixture(scope="module")
@@ -109,27 +112,30 @@ def begin(steps) -> Callable[..., Walk]:
 
 @pytest.fixture(scope="module")
 def undisturbed(new_server, begin) -> list[Json]:
-    """What the server that is never killed answers, step by step."""
+    """Responses of a server that is never killed, step by step."""
     server = new_server()
     server.start()
-    told = begin(server, END).answers
+    answers = begin(server, END).answers
     server.kill()
-    assert all(turn["memory"]["evicted_rows"] for turn in told if "memory" in turn), (
+    assert all(turn["memory"]["evicted_rows"] for turn in answers if "memory" in turn), (
         "nothing was ever evicted"
     )
-    assert [repair["trigger"] for repair in told[4]["memory"]["repairs"]] == [
+    assert [repair["trigger"] for repair in answers[4]["memory"]["repairs"]] == [
         "tool_call",
         "tool_result",
         "turn",
     ]
-    assert all(repair["promoted"] for repair in told[4]["memory"]["repairs"]), (
+    assert all(repair["promoted"] for repair in answers[4]["memory"]["repairs"]), (
         "nothing was ever promoted"
     )
-    return told
+    return answers
 
 
 def substance(answer: Json) -> Json:
-    """An answer without what differs from run to run: ids, times, peaks and bytes of the process's life."""
+    """A response without values that differ between runs.
+
+    Ids, times, peaks and bytes since start.
+    """
     memory = dict(answer.get("memory", {}))
     for name in ("peak_rows", "tier_bytes"):
         memory.pop(name, None)
@@ -146,9 +152,9 @@ def same(answers: list[Json], others: list[Json]) -> bool:
     return [substance(answer) for answer in answers] == [substance(other) for other in others]
 
 
-def in_background(request: Callable[[], Any]) -> tuple[threading.Thread, list[BaseException]]:
-    """Send a request that is to be broken off; its error is in the list when the thread has ended."""
-    errors: list[BaseException] = []
+def in_background(request: Callable[[], Any]) -> tuple[threading.Thread, list[KvrecallError]]:
+    """Send a request that will be interrupted; the thread appends its error to the list."""
+    errors: list[KvrecallError] = []
 
     def run() -> None:
         try:
@@ -162,20 +168,21 @@ def in_background(request: Callable[[], Any]) -> tuple[threading.Thread, list[Ba
 
 
 def goes_on_as_if_nothing_had_happened(walk: Walk, before: Json, undisturbed: list[Json]) -> bool:
-    """Whether a session is as it was acknowledged, and the rest of its conversation is that of the other server."""
+    """Check that acknowledged steps persist and that the other steps equal the undisturbed server's."""
     assert walk.state() == before
     assert walk.repeats_its_answers()
     return same(walk.until(END).answers, undisturbed)
 
 
-def test_between_and_in_the_middle_of_turns(victim, begin, undisturbed, say) -> None:
+def test_a_kill_between_and_within_turns(victim, begin, undisturbed, say) -> None:
     resting, reading, speaking = (begin(victim, MIDDLE) for _ in range(3))
     before = [walk.state() for walk in (resting, reading, speaking)]
     stored = victim.metric("kvrecall_tier_bytes", tier="nvme")
     long = {"messages": [say.user(say.chatter(3, 400))], "generate": False}
     client = victim.client()
     thread, errors = in_background(lambda: client.turn(reading.session, **long, key="broken"))
-    # Rows of the turn are in files already when the kill comes: a restart must not take them for the session's.
+    # Rows of the turn are in files already at the kill: a restart must not count them as the
+    # session's.
     say.until(
         lambda: victim.metric("kvrecall_tier_bytes", tier="nvme") > stored + 300_000,
         "a part of the prefill",
@@ -198,9 +205,7 @@ def test_between_and_in_the_middle_of_turns(victim, begin, undisturbed, say) -> 
         assert goes_on_as_if_nothing_had_happened(walk, state, undisturbed)
 
 
-def test_a_turn_that_was_broken_off_can_be_sent_again_with_its_key(
-    victim, begin, undisturbed, say
-) -> None:
+def test_an_interrupted_turn_can_be_retried_with_its_key(victim, begin, undisturbed, say) -> None:
     walk = begin(victim, END - 1)
     client = victim.client()
     thread, errors = in_background(
@@ -217,7 +222,10 @@ def test_a_turn_that_was_broken_off_can_be_sent_again_with_its_key(
 
 
 def at_once(walk: Walk, say) -> None:
-    """The moment of the acknowledgement: the repair that it calls for was not begun, or is at work."""
+    """The moment of the acknowledgement.
+
+    The repair that it calls for was not begun, or is at work.
+    """
 
 
 def in_the_repair(walk: Walk, say) -> None:
@@ -235,24 +243,26 @@ def promoted(walk: Walk) -> int:
 
 
 @pytest.mark.parametrize("moment", [at_once, in_the_repair, after_the_repair])
-def test_in_a_pause_before_and_after_the_result(victim, begin, undisturbed, say, moment) -> None:
-    told = begin(victim, PAUSED)
-    after_the_repair(told, say)
-    told.until(ANSWERED)
+def test_a_kill_in_a_pause_before_and_after_the_result(
+    victim, begin, undisturbed, say, moment
+) -> None:
+    answered = begin(victim, PAUSED)
+    after_the_repair(answered, say)
+    answered.until(ANSWERED)
     waiting = begin(victim, PAUSED)
     moment(waiting, say)
     held = promoted(waiting) if moment is after_the_repair else 0
-    before = [walk.state() | {"state": "paused"} for walk in (waiting, told)]
+    before = [walk.state() | {"state": "paused"} for walk in (waiting, answered)]
     victim.kill()
     victim.start()
     calls = [[(call["id"], call["status"]) for call in state["pending_calls"]] for state in before]
     assert calls == [[("c1", "pending")], [("c1", "completed")]]
     assert promoted(waiting) >= held
-    for walk, state in zip((waiting, told), before, strict=True):
+    for walk, state in zip((waiting, answered), before, strict=True):
         assert goes_on_as_if_nothing_had_happened(walk, state, undisturbed)
 
 
-def test_again_and_again_and_nothing_is_prefilled_twice(victim, begin, undisturbed) -> None:
+def test_repeated_kills_and_no_token_is_prefilled_twice(victim, begin, undisturbed) -> None:
     walk = begin(victim, MIDDLE)
     for end in (PAUSED, END):
         length = walk.state()["length"]

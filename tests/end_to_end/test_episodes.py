@@ -1,4 +1,4 @@
-"""Episodes as their users meet them: built in the background, switched to by what a turn is about, never lost."""
+"""Episodes of a served session: built in the background, selected by a turn's topic, persistent."""
 
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -34,7 +34,7 @@ def recorded(topic: str, number: int) -> list[dict[str, str]]:
 
 @pytest.fixture(scope="module")
 def own_server(new_server: Callable[..., Server]) -> Iterator[Server]:
-    """A server that may be killed."""
+    """A server of this module, which tests may kill."""
     server = new_server(KVRECALL_SERVICE__DEFAULT_MAX_TOKENS="4")
     server.start()
     yield server
@@ -43,7 +43,7 @@ def own_server(new_server: Callable[..., Server]) -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def session(own_server: Server, say: SimpleNamespace) -> str:
-    """A session that spoke of two topics at length, and has an episode of each."""
+    """A session with long passages on two topics, and an episode of each."""
     client = own_server.own
     created = client.create_session(
         budget=64, repair_rows=16, seed=7, method="epicache", episodes=EPISODES
@@ -76,9 +76,7 @@ def test_each_topic_is_an_episode(own_server: Server, session: str) -> None:
     assert garden.tokens + train.tokens == own_server.own.memory(session).length
 
 
-def test_a_turn_switches_only_when_it_is_about_something_else(
-    own_server: Server, session: str
-) -> None:
+def test_a_turn_switches_only_for_another_topic(own_server: Server, session: str) -> None:
     client = own_server.own
     moved = own_server.metric("kvrecall_episode_moved_bytes_total")
     first = ask(own_server, session, "What about the train ticket and the station?")
@@ -116,9 +114,7 @@ def test_episodes_outlive_the_process(own_server: Server, session: str) -> None:
     assert ask(own_server, session, "Ben's train ticket?").switched
 
 
-def test_a_build_by_prefill_comes_to_episodes_as_well(
-    own_server: Server, say: SimpleNamespace
-) -> None:
+def test_a_build_by_prefill_creates_episodes_too(own_server: Server, say: SimpleNamespace) -> None:
     client = own_server.own
     episodes = {**EPISODES, "build": "per_episode"}
     session = client.create_session(

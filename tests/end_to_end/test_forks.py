@@ -1,4 +1,7 @@
-"""Forks and shared first words, with a real model: they answer as sessions of their own would, and nothing leaks."""
+"""Forks and shared prefixes with a real model.
+
+Replies equal those of plain sessions, nothing leaks.
+"""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -34,7 +37,7 @@ def tenant(server: Any) -> Iterator[Callable[[str], KvrecallClient]]:
 def told(
     client: KvrecallClient, say: Any, first: int = 0, turns: int = TOLD, session: str = ""
 ) -> str:
-    """A session in which so many turns were said and answered; each is longer than the budget."""
+    """A session with `turns` turns, each longer than the budget."""
     session = session or client.create_session(**SETTINGS).id
     for seed in range(first, first + turns):
         client.turn(session, [say.user(say.chatter(seed, 14))], **GREEDY)
@@ -42,18 +45,18 @@ def told(
 
 
 def ask(client: KvrecallClient, session: str, say: Any) -> list[str]:
-    """What is answered to a question, and to one more."""
+    """Replies to a question and to another one."""
     turns = [client.turn(session, [say.user(text)], **GREEDY) for text in (QUESTION, "And Ben's?")]
     return [turn.text for turn in turns]
 
 
 def stored(server: Any) -> float:
-    """Bytes of rows where all of them are: the tiers above hold copies, as many as they like."""
+    """Bytes of rows in the authoritative tier; the tiers above have copies."""
     tier = "redis" if server.workers > 1 else "nvme"
     return server.metric("kvrecall_tier_bytes", tier=tier) / server.workers
 
 
-def test_a_fork_answers_as_its_parent_and_as_a_session_of_its_own(
+def test_a_fork_replies_like_its_parent_and_like_a_plain_session(
     client: KvrecallClient, say: Any
 ) -> None:
     parent = told(client, say)
@@ -68,7 +71,7 @@ def test_a_fork_answers_as_its_parent_and_as_a_session_of_its_own(
         assert getattr(of_child, name) == getattr(of_separate, name)
 
 
-def test_a_fork_at_an_earlier_turn_answers_as_if_nothing_had_been_said_since(
+def test_a_fork_at_an_earlier_turn_replies_as_if_that_was_the_last_one(
     client: KvrecallClient, say: Any
 ) -> None:
     parent = told(client, say)
@@ -92,9 +95,7 @@ def test_a_fork_outlives_its_parent(client: KvrecallClient, say: Any) -> None:
     assert ask(client, child, say) == ask(client, separate, say)
 
 
-def test_a_fork_where_a_tool_was_asked_for_goes_on_with_another_result(
-    client: KvrecallClient, say: Any
-) -> None:
+def test_a_fork_in_a_pause_continues_with_another_result(client: KvrecallClient, say: Any) -> None:
     session = told(client, say, turns=1)
     client.turn(session, [say.user("Look it up."), say.asks("c1", what="locker")], generate=False)
     child = client.fork(session).id
@@ -106,9 +107,7 @@ def test_a_fork_where_a_tool_was_asked_for_goes_on_with_another_result(
     assert heard == "c1"
 
 
-def test_a_fork_takes_no_more_room_than_its_last_page(
-    server: Any, client: KvrecallClient, say: Any
-) -> None:
+def test_a_fork_stores_only_its_last_page(server: Any, client: KvrecallClient, say: Any) -> None:
     nothing = stored(server)
     parent = told(client, say)
     before = stored(server)
@@ -120,14 +119,14 @@ def test_a_fork_takes_no_more_room_than_its_last_page(
     assert stored(server) == before
 
 
-def test_equal_first_words_of_a_tenant_are_stored_once(server: Any, tenant: Any, say: Any) -> None:
+def test_equal_prefixes_of_a_tenant_are_stored_once(server: Any, tenant: Any, say: Any) -> None:
     system = {"role": "system", "content": say.chatter(99, 16)}
     tools = [
         {"type": "function", "function": {"name": "look_up", "description": say.chatter(98, 3)}}
     ]
 
     def begin(client: KvrecallClient, name: str) -> tuple[float, str]:
-        """The bytes that a session adds, and its id."""
+        """Bytes that a session adds, and its id."""
         before = stored(server)
         session = client.create_session(budget=256, repair_rows=0, seed=7, tools=tools).id
         client.turn(session, [system, say.user(f"My name is {name}.")], **GREEDY)
@@ -149,7 +148,9 @@ def test_equal_first_words_of_a_tenant_are_stored_once(server: Any, tenant: Any,
         ben.get_session(sharing)
 
 
-def test_who_shares_first_words_outlives_who_said_them(server: Any, tenant: Any, say: Any) -> None:
+def test_a_session_outlives_the_writer_of_its_shared_prefix(
+    server: Any, tenant: Any, say: Any
+) -> None:
     system = {"role": "system", "content": say.chatter(97, 8)}
     client = tenant("cleo")
     before = stored(server)
@@ -170,7 +171,7 @@ def test_who_shares_first_words_outlives_who_said_them(server: Any, tenant: Any,
     assert stored(server) == before
 
 
-def test_after_kills_among_forks_and_deletions_nothing_is_left(
+def test_after_kills_among_forks_and_deletions_nothing_is_leaked(
     new_server: Callable[..., Any], say: Any
 ) -> None:
     server = new_server()
@@ -198,12 +199,12 @@ def test_after_kills_among_forks_and_deletions_nothing_is_left(
 
 
 def on_disk(server: Any) -> int:
-    """Bytes of the files that rows are in."""
+    """Bytes of the segment files."""
     return sum(path.stat().st_size for path in (server.data / "pages").rglob("*") if path.is_file())
 
 
 def kill_among_forks(server: Any, parent: str, say: Any) -> None:
-    """Kill the server while a session is forked again and again, and start it again."""
+    """Kill the server while a session is forked repeatedly, and start it again."""
     known = len(server.own.list_sessions(200).sessions)
     ended: list[str] = []
     forking = threading.Thread(
@@ -218,7 +219,7 @@ def kill_among_forks(server: Any, parent: str, say: Any) -> None:
 
 
 def fork_and_delete(client: KvrecallClient, parent: str) -> str:
-    """Fork a session, here and there at an earlier turn, and delete every third fork, until an error ends it."""
+    """Fork a session, sometimes at an earlier turn, and delete every third fork, until an error."""
     for number in count():
         try:
             child = client.fork(parent, 2 if number % 4 == 3 else None).id

@@ -1,7 +1,9 @@
-"""A gateway and its worker as two processes, each with certificates: what is said is what one process says.
+"""A gateway and its worker as two processes with certificates.
 
-The worker is killed in the middle of a turn and in a pause, and started again over its directory while the gateway
-stays; then the gateway is.
+Their replies equal those of one process.
+
+The worker is killed within a turn and in a pause, and started again over its directory while the
+gateway keeps running; then the gateway is killed.
 """
 
 import signal
@@ -37,19 +39,19 @@ class Pair:
     client: KvrecallClient
 
     def restart_worker(self, say: Any, how: signal.Signals = signal.SIGKILL) -> None:
-        """End the worker and start it again; return when the gateway has found it."""
+        """End the worker and start it again; wait until the gateway has found it."""
         self.worker.end(how)
         self.back(say)
 
     def back(self, say: Any) -> None:
-        """Start the worker again where it was; return when the gateway has found it."""
+        """Start the worker again over its directory; wait until the gateway has found it."""
         self.worker.start()
         say.until(self.client.ready, "the way to the worker")
 
 
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An authority, and one key and certificate by it for both sides."""
+    """A CA, and one key and certificate by it for both sides."""
     folder = tmp_path_factory.mktemp("certificates")
     authority = trustme.CA()
     issued = authority.issue_cert("127.0.0.1")
@@ -66,7 +68,7 @@ def pair(
     command: Callable[..., Any],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Pair]:
-    """A worker that asks for certificates, and a gateway that has one."""
+    """A worker that requires client certificates, and a gateway that has one."""
     folder = tmp_path_factory.mktemp("pair")
     both = [
         "--tls-cert",
@@ -138,7 +140,7 @@ def steps(say: Any) -> list[Json]:
 
 
 def substance(turn: Turn) -> Json:
-    """What a turn came to, without ids, times, and bytes of the process's life."""
+    """A turn's result without ids, times and bytes since the start of the process."""
     memory = turn.memory
     repairs = [(each.trigger, each.signal_tokens, each.promoted) for each in memory.repairs]
     rows = {name: getattr(memory, name) for name in ROWS}
@@ -150,33 +152,33 @@ def converse(
 ) -> list[Json]:
     """Take all steps in a new session, and do at some what is to be done before."""
     session = client.create_session(**SETTINGS).id
-    told = []
+    turns = []
     for number, step in enumerate(steps):
         before.get(number, lambda _: None)(session)
         if "event" in step:
             client.event(session, step["event"], call_id=step["call_id"], result=step["result"])
         else:
-            told.append(substance(client.turn(session, **step)))
-    return told
+            turns.append(substance(client.turn(session, **step)))
+    return turns
 
 
 @pytest.fixture(scope="module")
 def undisturbed(new_server: Callable[..., Any], steps: list[Json]) -> list[Json]:
-    """What `kvrecall serve` says, in one process that nobody kills."""
+    """Results of an undisturbed `kvrecall serve` in one process."""
     server = new_server()
     server.start()
-    told = converse(server.own, steps, {})
+    turns = converse(server.own, steps, {})
     server.kill()
-    assert all(turn["rows"]["evicted_rows"] for turn in told), "nothing was ever evicted"
-    assert [(trigger, promoted > 0) for trigger, _, promoted in told[3]["repairs"]] == [
+    assert all(turn["rows"]["evicted_rows"] for turn in turns), "nothing was ever evicted"
+    assert [(trigger, promoted > 0) for trigger, _, promoted in turns[3]["repairs"]] == [
         ("tool_call", True),
         ("tool_result", True),
         ("turn", True),
     ]
-    return told
+    return turns
 
 
-def test_two_processes_say_what_one_says(
+def test_two_processes_reply_like_one(
     pair: Pair, steps: list[Json], undisturbed: list[Json]
 ) -> None:
     assert converse(pair.client, steps, {}) == undisturbed
@@ -204,13 +206,15 @@ def test_a_killed_worker_costs_the_turn_that_ran_and_nothing_else(
         say.until(lambda: pair.client.memory(session).promoted_rows > 0, "the early repair")
         pair.restart_worker(say)
 
-    def at_rest(_: str) -> None:
+    def when_idle(_: str) -> None:
         pair.restart_worker(say)
 
-    assert converse(pair.client, steps, {1: in_a_turn, 3: in_the_pause, 5: at_rest}) == undisturbed
+    assert (
+        converse(pair.client, steps, {1: in_a_turn, 3: in_the_pause, 5: when_idle}) == undisturbed
+    )
 
 
-def test_a_worker_that_is_asked_to_end_lets_a_turn_end_first(pair: Pair, say: Any) -> None:
+def test_a_terminated_worker_completes_its_turn_first(pair: Pair, say: Any) -> None:
     session = pair.client.create_session(**SETTINGS).id
     stream = pair.client.stream(session, [say.user("Go on.")], max_tokens=200)
     assert isinstance(next(stream), TextDelta)
@@ -224,7 +228,7 @@ def test_a_worker_that_is_asked_to_end_lets_a_turn_end_first(pair: Pair, say: An
     assert pair.client.turn(session, [say.user("Hello.")], generate=False).turn == 2
 
 
-def test_what_a_killed_gateway_had_not_committed_never_happened(pair: Pair, say: Any) -> None:
+def test_a_turn_that_a_killed_gateway_did_not_commit_leaves_no_trace(pair: Pair, say: Any) -> None:
     session = pair.client.create_session(**SETTINGS).id
     pair.client.turn(session, [say.user(say.chatter(53, 10))], generate=False)
     before = pair.client.get_session(session)
@@ -255,7 +259,7 @@ def test_a_gateway_imports_no_torch(pair: Pair) -> None:
     assert "kvstore.store" not in imported
 
 
-def test_a_gateway_ends_in_good_order_and_leaves_its_worker(pair: Pair) -> None:
+def test_a_terminated_gateway_exits_cleanly_and_its_worker_keeps_running(pair: Pair) -> None:
     assert pair.gateway.end(signal.SIGTERM) == 0
     assert pair.worker.running is not None
     assert pair.worker.running.poll() is None

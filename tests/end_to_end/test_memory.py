@@ -1,20 +1,20 @@
-"""What a session holds over a long conversation: a bounded number of active rows, and all the others evicted."""
+"""Memory over a long conversation: a bounded number of active rows, all others evicted."""
 
 
 def test_active_rows_are_flat_and_evicted_rows_grow(client, new_session, say) -> None:
     session = new_session(budget=128, repair_rows=32)
     held = []
-    for turn in range(6):
-        messages = [say.user(say.chatter(100 + turn, 40))]
-        told = client.turn(session, messages, max_tokens=6, stop=["<tool_call>"])
+    for number in range(6):
+        messages = [say.user(say.chatter(100 + number, 40))]
+        turn = client.turn(session, messages, max_tokens=6, stop=["<tool_call>"])
         held.append(client.memory(session))
-        assert told.memory.length == held[-1].length
+        assert turn.memory.length == held[-1].length
     assert held[-1].length > 3000
     for memory in held:
         assert memory.peak_rows <= memory.bound_rows == 128 + 64
         assert memory.active_rows == 128 - 32
         assert max(memory.layer_active_rows) == memory.active_rows
-        # Every head holds sinks and window; what a token lost in one head counts as evicted.
+        # Every head keeps sinks and window; a token counts as evicted if one head evicted it.
         assert memory.length - 96 <= memory.evicted_rows <= memory.length - 36
     evicted = [memory.evicted_rows for memory in held]
     assert evicted == sorted(set(evicted))

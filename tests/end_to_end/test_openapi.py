@@ -2,12 +2,15 @@
 
 import importlib.util
 from pathlib import Path
+from types import ModuleType
 
 
-def _load_gateway_fuzz():
+def _load_gateway_fuzz() -> ModuleType:
     """Load the fuzz of the gateway's tests by path; test folders are no packages."""
     path = Path(__file__).parents[1] / "gateway" / "test_openapi.py"
     spec = importlib.util.spec_from_file_location("gateway_test_openapi", path)
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

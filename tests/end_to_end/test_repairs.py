@@ -1,4 +1,4 @@
-"""Repairs that are broken off, by a crash, a turn that goes away or a deletion, leave nothing behind.
+"""Interrupted repairs (crash, cancelled turn, deletion) leave no resources behind.
 
 The early repairs of one pause with many calls last long enough to be caught in the middle.
 """
@@ -19,9 +19,10 @@ import pytest
 from kvrecall.app.local_service import build_service
 from kvrecall.app.settings import Settings
 from kvrecall.domain.messages import Message, Sampling, ToolCall
+from kvrecall.domain.session_request import CreateSession
 from kvrecall.domain.session_settings import RepairTrigger
 from kvrecall.domain.turn_request import TurnRequest
-from services.service import CreateSession, SessionService
+from services.service import SessionService
 
 Json = dict[str, Any]
 CALLS = 30
@@ -45,7 +46,7 @@ def look_up(number: int) -> Json:
 
 @pytest.fixture(scope="module")
 def pause(say) -> Callable[..., str]:
-    """A session that was told much and waits for many tools; its early repairs have begun, or will at once."""
+    """A long session with many pending tool calls, whose first repairs are running or about to."""
 
     def begin(client) -> str:
         session = client.create_session(**SETTINGS).id
@@ -58,14 +59,14 @@ def pause(say) -> Callable[..., str]:
 
 
 def answered(client, session: str) -> Json:
-    """What the turn that ends the pause says, without what differs from run to run."""
+    """The turn that ends the pause, without values that differ between runs."""
     results = [
         {"role": "tool", "content": f"Number {n}.", "tool_call_id": f"c{n}"} for n in range(CALLS)
     ]
-    told = asdict(client.turn(session, results, **LAST))
+    turn = asdict(client.turn(session, results, **LAST))
     memory = {
         name: value
-        for name, value in told["memory"].items()
+        for name, value in turn["memory"].items()
         if name not in ("tier_bytes", "peak_rows")
     }
     memory["repair"] = memory["repair"] | {"seconds": None}
@@ -73,22 +74,22 @@ def answered(client, session: str) -> Json:
         repair | {"seconds": None, "in_pause": None, "bytes_read": None}
         for repair in memory["repairs"]
     ]
-    return told | {"session": None, "seconds": None, "memory": memory}
+    return turn | {"session": None, "seconds": None, "memory": memory}
 
 
 def repaired(client, session: str) -> int:
-    """How many repairs of the session are committed."""
+    """Number of committed repairs of the session."""
     return len(client.repairs(session, limit=32))
 
 
 def in_the_middle(client, session: str, say) -> None:
-    """Wait until some of the pause's repairs are done and another one runs."""
+    """Wait until some repairs of the pause are done and another one is running."""
     say.until(lambda: repaired(client, session) > 2, "the first repairs")
     say.until(lambda: client.get_session(session).state == "repairing", "a repair")
 
 
 def left(server) -> Json:
-    """Everything that a session might leave: gauges, threads, open files, bytes of rows."""
+    """Resources that a session may leak: gauges, threads, open files, bytes of rows."""
     process = psutil.Process(server.process.pid)
     stored = sum(
         path.stat().st_size for path in (server.data / "pages").rglob("*") if path.is_file()
@@ -104,7 +105,7 @@ def left(server) -> Json:
 
 @pytest.fixture(scope="module")
 def repairing(new_server) -> Any:
-    """A server of this file's own."""
+    """A server of this module."""
     server = new_server(KVRECALL_SERVICE__DRAIN_SECONDS="1")
     server.start()
     return server
@@ -112,25 +113,25 @@ def repairing(new_server) -> Any:
 
 @pytest.fixture(scope="module")
 def undisturbed(repairing, pause) -> Json:
-    """What a session answers that nobody disturbed."""
+    """The reply of an undisturbed session."""
     session = pause(repairing.own)
-    told = answered(repairing.own, session)
+    turn = answered(repairing.own, session)
     repairing.own.delete_session(session)
-    assert len(told["memory"]["repairs"]) == CALLS
-    assert all(repair["promoted"] for repair in told["memory"]["repairs"]), (
+    assert len(turn["memory"]["repairs"]) == CALLS
+    assert all(repair["promoted"] for repair in turn["memory"]["repairs"]), (
         "nothing was ever promoted"
     )
-    return told
+    return turn
 
 
 @pytest.fixture
 def nothing(repairing, undisturbed) -> Json:
-    """What there is without sessions, in a server that has seen some."""
+    """Resources without sessions, in a server that has had some."""
     return left(repairing)
 
 
 def hanging_turn(server, session: str, body: Json) -> socket.socket:
-    """Send a turn and do not wait for its answer: closing the socket leaves it."""
+    """Send a turn and close the socket without reading the response."""
     address = urlsplit(server.url)
     content = json.dumps(body).encode()
     head = f"POST /v1/sessions/{session}/turns HTTP/1.1\r\nHost: {address.netloc}\r\nContent-Length: {len(content)}\r\n"
@@ -150,7 +151,7 @@ def test_a_crash(repairing, nothing, undisturbed, pause, say) -> None:
     assert {**left(repairing), "threads": None} == {**nothing, "threads": None}
 
 
-def test_a_turn_that_goes_away(repairing, nothing, undisturbed, pause, say) -> None:
+def test_a_cancelled_turn(repairing, nothing, undisturbed, pause, say) -> None:
     session = pause(repairing.own)
     in_the_middle(repairing.own, session, say)
     results = [
@@ -200,8 +201,8 @@ async def paused_in_process(service: SessionService, say) -> str:
 
 
 @pytest.mark.parametrize("how", ["deleted", "turn cancelled"])
-async def test_no_task_and_no_thread_stays(service: SessionService, say, how: str) -> None:
-    # The worker's own threads begin with its first rows.
+async def test_no_task_and_no_thread_is_left(service: SessionService, say, how: str) -> None:
+    # The worker's threads start with its first rows.
     await service.delete(await paused_in_process(service, say))
     tasks = asyncio.all_tasks()
     threads = threading.active_count()

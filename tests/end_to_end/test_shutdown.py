@@ -1,4 +1,4 @@
-"""SIGTERM: what runs ends or never happened, and the exit is a good one."""
+"""SIGTERM: running turns complete or are rolled back, and the exit code is 0."""
 
 import threading
 from typing import Any
@@ -7,7 +7,7 @@ from kvrecall.client import KvrecallError, TextDelta, TurnCompleted
 
 
 def in_background(request) -> tuple[threading.Thread, list[Any]]:
-    """Send a request; what came of it is in the list when the thread has ended."""
+    """Send a request; the thread appends its response or error to the list."""
     outcome: list[Any] = []
 
     def run() -> None:
@@ -21,17 +21,17 @@ def in_background(request) -> tuple[threading.Thread, list[Any]]:
     return thread, outcome
 
 
-def test_a_running_turn_ends_and_the_next_server_knows_it(new_server, say) -> None:
+def test_a_running_turn_completes_and_the_next_server_has_it(new_server, say) -> None:
     server = new_server(KVRECALL_SERVICE__DRAIN_SECONDS="300")
     server.start()
     client = server.client()
     session = client.create_session(budget=128, seed=3).id
     events = client.stream(session, [say.user("Go on.")], max_tokens=400)
     assert isinstance(next(events), TextDelta)
-    thread, told = in_background(lambda: list(events))
+    thread, results = in_background(lambda: list(events))
     assert server.stop() == 0
     thread.join()
-    done = told[0][-1]
+    done = results[0][-1]
     assert isinstance(done, TurnCompleted)
     assert (done.turn.turn, done.turn.usage.output_tokens) == (1, 400)
     server.start()

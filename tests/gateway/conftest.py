@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import importlib.util
 import json
 import logging
 import socket
@@ -10,7 +9,6 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import httpx
@@ -22,19 +20,9 @@ from fastapi import FastAPI
 from gateway.app import create_app
 from gateway.settings import GatewaySettings
 from kvrecall.domain.limits import ServiceLimits
+from kvrecall.testing import StubWorker
 from services.catalog.sqlite.catalog import SqliteCatalog
 from services.service import SessionService
-
-
-def _load_stubs() -> ModuleType:
-    """Load the stubs of the services' tests by path; test folders are no packages."""
-    path = Path(__file__).parents[1] / "services" / "conftest.py"
-    spec = importlib.util.spec_from_file_location("services_stubs", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @dataclass
@@ -89,7 +77,7 @@ async def assembled(
     tmp_path: Path, service_settings: ServiceLimits, gateway_settings: GatewaySettings
 ) -> AsyncIterator[Api]:
     """Application that is not started or served yet."""
-    worker = _load_stubs().StubWorker()
+    worker = StubWorker()
     catalog = await SqliteCatalog.open(tmp_path / "catalog.db")
     service = SessionService(worker, catalog, service_settings)
     app = create_app(service, gateway_settings)
@@ -136,9 +124,7 @@ def live_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
         async def serve() -> None:
             catalog = await SqliteCatalog.open(tmp_path_factory.mktemp("live") / "catalog.db")
-            service = SessionService(
-                _load_stubs().StubWorker(), catalog, ServiceLimits(drain_seconds=5)
-            )
+            service = SessionService(StubWorker(), catalog, ServiceLimits(drain_seconds=5))
             app = create_app(service, GatewaySettings())
             servers.append(uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="on")))
             asyncio.get_running_loop().call_soon(ready.set)

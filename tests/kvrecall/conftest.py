@@ -1,4 +1,4 @@
-"""A command line to call, and one real server for the tests that talk to a running one."""
+"""The command line, and one real server that the tests share."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -12,13 +12,13 @@ from kvrecall.app.local_server import ServerNeeds, server_at
 from kvrecall.cli.commands import app
 from kvrecall.client import KvrecallClient
 
+# Largest budget, and so size of a full cache, in the tests' server, in rows.
 SERVER_ROWS = 768
-"""Rows that a full cache may grow to in the tests' server, beside a block."""
 
 
 @pytest.fixture
 def command(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-    """Run `kvrecall` with arguments and typed lines; the terminal is wide enough to wrap nothing."""
+    """Run `kvrecall` with arguments and typed lines, in a terminal wide enough for every line."""
     monkeypatch.setenv("COLUMNS", "160")
     runner = CliRunner()
 

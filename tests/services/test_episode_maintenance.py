@@ -1,4 +1,7 @@
-"""The care of episodes between turns: what is built, when, and that it never stands in anybody's way."""
+"""The care of episodes between turns.
+
+What is built, when, and that it never stands in anybody's way.
+"""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -24,7 +27,10 @@ Chat = Callable[..., Awaitable[None]]
 
 @pytest.fixture
 def chat(harness) -> Chat:
-    """Say a text per turn, each time answered with its own words; wait for what follows unless told not to."""
+    """Say a text per turn, each time answered with its own words.
+
+    Wait for what follows unless told not to.
+    """
 
     async def say(session: str, *texts: str, wait: bool = True) -> None:
         for text in texts:

@@ -1,4 +1,7 @@
-"""The start of a turn: which episode it is about, what is switched, and that no turn fails by it."""
+"""The start of a turn.
+
+Which episode it is about, what is switched, and that no turn fails by it.
+"""
 
 import asyncio
 from dataclasses import replace

@@ -1,4 +1,7 @@
-"""Workers that come and go: a turn goes on in another one, a session moves, and lost pages are computed again."""
+"""Workers that come and go.
+
+A turn goes on in another one, a session moves, and lost pages are computed again.
+"""
 
 import asyncio
 from collections.abc import Callable

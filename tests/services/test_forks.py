@@ -1,4 +1,8 @@
-"""Forks: the child begins as its parent stood, both go on by themselves, and neither loses rows when the other ends."""
+"""Forks.
+
+The child begins as its parent stood, both go on by themselves, and neither loses rows when the
+other ends.
+"""
 
 import asyncio
 

@@ -1,4 +1,7 @@
-"""Two gateways on one catalog: one works on a session at a time, and whoever was taken over from cannot write."""
+"""Two gateways on one catalog.
+
+One works on a session at a time, and whoever was taken over from cannot write.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -1,4 +1,7 @@
-"""Sessions of a tenant that begin in the same words share the rows of these; nothing else is ever shared."""
+"""Sessions of a tenant that begin in the same words share the rows of these.
+
+Nothing else is ever shared.
+"""
 
 import asyncio
 from dataclasses import replace

@@ -1,4 +1,7 @@
-"""Repairs between turns: which run, when and in which order, independently of timing and of crashes."""
+"""Repairs between turns.
+
+Which run, when and in which order, independently of timing and of crashes.
+"""
 
 import asyncio
 from collections.abc import Callable
@@ -378,7 +381,10 @@ async def test_only_the_repairs_that_were_asked_for_run(
 
 
 async def conversation(harness, call: Callable, crashes: set[int], amid_repair: bool) -> bytes:
-    """A pause with two calls, crashes after some of its steps, and the turn that ends it: the selection it ends in."""
+    """A pause with two calls, crashes after some of its steps, and the turn that ends it.
+
+    The selection it ends in.
+    """
     session = await harness.session()
     steps = (
         lambda: pause(harness, session, call("c1", "Bern"), call("c2", "Rome")),

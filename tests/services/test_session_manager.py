@@ -1,4 +1,7 @@
-"""A worker that was restarted behind the service's back: whatever is asked next finds the session as committed."""
+"""A worker that was restarted behind the service's back.
+
+Whatever is asked next finds the session as committed.
+"""
 
 from collections.abc import Callable
 

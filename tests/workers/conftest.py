@@ -87,7 +87,10 @@ def tiny_config(family: str) -> PreTrainedConfig:
 
 @pytest.fixture(scope="session")
 def model_path(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """model_path(family): a directory with a model of that family, and the reference model's tokenizer."""
+    """model_path(family).
+
+    A directory with a model of that family, and the reference model's tokenizer.
+    """
 
     @cache
     def make(family: str) -> Path:
@@ -131,7 +134,9 @@ def tokenizer(
 
 @pytest.fixture(scope="session")
 def continuation(plain: Callable[[str], PreTrainedModel]) -> Callable[..., list[int]]:
-    """continuation(family, token_ids, tokens): what transformers' greedy `generate` says next, full cache.
+    """continuation(family, token_ids, tokens).
+
+    What transformers' greedy `generate` says next, full cache.
 
     With `endless` it goes on after an end token.
     """
@@ -238,12 +243,12 @@ class LocalWorker:
         return self.submit(name, messages, **options).result(WAIT)
 
     def repair(
-        self, name: str, text: str = "", messages: Sequence[dict[str, str]] = (), seconds: float = 0
+        self, name: str, text: str = "", messages: Sequence[dict[str, str]] = ()
     ) -> wire.RepairResult:
         """Run a repair between turns."""
         said = [wire.Message(**message) for message in messages]
         request = wire.RepairRequest(
-            session=name, epoch=1, trigger="tool_result", text=text, messages=said, seconds=seconds
+            session=name, epoch=1, trigger="tool_result", text=text, messages=said
         )
         return self.scheduler.repair(request).result(WAIT)
 
@@ -305,7 +310,10 @@ def lose_page(tiers_of: dict[int, list[Tier]]) -> Callable[[RowStore, str, int],
 def open_store(
     tmp_path: Path, tiers_of: dict[int, list[Tier]]
 ) -> Iterator[Callable[..., RowStore]]:
-    """open_store(model, directory, ram_pages): a store over RAM and NVMe, closed at the end of the test."""
+    """open_store(model, directory, ram_pages).
+
+    A store over RAM and NVMe, closed at the end of the test.
+    """
     opened: list[RowStore] = []
 
     def make(model: LoadedModel, directory: str = "rows", ram_pages: int = 8) -> RowStore:
@@ -330,7 +338,10 @@ def make_worker(
     tokenizer: ChatTokenizer,
     open_store: Callable[..., RowStore],
 ) -> Iterator[Callable[..., LocalWorker]]:
-    """make_worker(family, directory, ram_pages, layer_sensitivity, **settings): a worker over a store of its own."""
+    """make_worker(family, directory, ram_pages, layer_sensitivity, **settings).
+
+    A worker over a store of its own.
+    """
     made: list[LocalWorker] = []
 
     def make(
@@ -355,7 +366,10 @@ def make_worker(
 
 @pytest.fixture
 def make_cache() -> Callable[..., ActiveCache]:
-    """make_cache(slots, rows): an active cache of a model with 2 layers, 4 query heads, 2 KV heads of size 4."""
+    """make_cache(slots, rows).
+
+    An active cache of a model with 2 layers, 4 query heads, 2 KV heads of size 4.
+    """
 
     def make(slots: int = 3, rows: Sequence[int] = (16, 12)) -> ActiveCache:
         return ActiveCache(KVShape(n_layers=2, n_heads=4, n_kv_heads=2, head_dim=4), slots, rows)

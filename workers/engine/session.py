@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kvrecall.domain.active_episode import NO_EPISODE, ActiveEpisode, EpisodeSegment
-from kvrecall.domain.session_settings import RepairScan
+from kvrecall.domain.session_settings import RepairScan, WorkerOptions
 from workers.cache.active_cache import ActiveCache
 from workers.engine.selection import Selection
 from workers.methods import DEFAULT_SCAN, Method, RepairKV
@@ -35,6 +35,7 @@ class SessionConfig:
     tools: tuple[Any, ...] = ()
     repair: RepairKV = field(default_factory=RepairKV)
     repair_scan: RepairScan = DEFAULT_SCAN
+    options: WorkerOptions = field(default_factory=WorkerOptions)
 
     @property
     def reserve(self) -> int:

@@ -4,6 +4,7 @@ import json
 from typing import Any, get_args
 
 from kvrecall.domain.session_settings import LayerBudgets
+from kvrecall.protocol.convert import worker_options_from_wire
 from kvrecall.protocol.v1 import worker_pb2 as wire
 from workers import methods
 from workers.engine.session import SessionConfig
@@ -41,6 +42,7 @@ def build_config(
         tools=_parse_tools(spec),
         repair=repair,
         repair_scan=scan,
+        options=worker_options_from_wire(spec),
     )
 
 

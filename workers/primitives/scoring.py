@@ -147,8 +147,8 @@ def over_chunks(
 ) -> Tensor:
     """Give every row the score of its chunk: the sum over the head's rows of the chunk's tokens.
 
-    Chunk i is the tokens `i * chunk .. (i+1) * chunk - 1`. With `mean` it is the mean over its rows,
-    which does not penalise a short chunk. Rows of one chunk get exactly the same score.
+    Chunk i is the tokens `i * chunk .. (i+1) * chunk - 1`. With `mean` it is the mean over its
+    rows, which does not penalise a short chunk. Rows of one chunk get exactly the same score.
 
     Source: ChunkKV, Algorithm 1.
     """

@@ -58,20 +58,19 @@ def run_pause_repair(
         segments = engine.tokenizer.prompt(session.recent, messages, tools, generate=True)
     rendered = [token for segment in segments for token in segment.token_ids]
     signal = [*request.token_ids, *engine.tokenizer.encode(request.text), *rendered]
-    late = build_deadline(request.seconds)
-    report = yield from run_repair(
-        engine, resident, signal, request.trigger, lambda: stop_requested() or late()
-    )
+    report = yield from run_repair(engine, resident, signal, request.trigger, stop_requested)
     session.dirty = False
     return wire.RepairResult(
         report=report, memory=engine.memory(session), state=engine.snapshot(session)
     )
 
 
-def build_deadline(seconds: float) -> Callable[[], bool]:
-    """Build a function that is true once `seconds` from now have passed; 0: it never is."""
+def _build_deadline(seconds: float | None) -> Callable[[], bool]:
+    """Build a function that is true once `seconds` from now have passed; None: it never is."""
+    if seconds is None:
+        return lambda: False
     end = time.perf_counter() + seconds
-    return lambda: bool(seconds) and time.perf_counter() >= end
+    return lambda: time.perf_counter() >= end
 
 
 def run_repair(
@@ -79,9 +78,11 @@ def run_repair(
     resident: ResidentSession,
     signal: Sequence[int],
     trigger: str,
-    stop_requested: Callable[[], bool],
+    stop_requested: Callable[[], bool] = lambda: False,
 ) -> Steps[wire.RepairReport]:
     """Observe the signal, score every evicted token against it, promote the best `repair_rows`.
+
+    It stops early when `stop_requested` says so, or at the session's deadline (`repair_seconds`).
 
     Rows that an earlier repair promoted are selected again with the rest. Stopped early, it takes
     the best of the tokens scored so far; it keeps the earlier repair's rows if it scored less than
@@ -90,12 +91,15 @@ def run_repair(
     started = time.perf_counter()
     session = resident.session
     config = resident.config
+    late = _build_deadline(config.options.repair_seconds)
     report = wire.RepairReport(trigger=trigger, signal_tokens=len(signal))
     if config.repair_rows and session.length and signal:
         session.dirty = True
         yield from wait_for_writes(engine, session)
         while report.hops < config.repair.hops and not report.truncated:
-            yield from _run_hop(engine, resident, signal, report, stop_requested)
+            yield from _run_hop(
+                engine, resident, signal, report, lambda: stop_requested() or late()
+            )
     report.seconds = time.perf_counter() - started
     return report
 

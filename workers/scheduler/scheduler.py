@@ -50,7 +50,6 @@ class Scheduler:
 
     def stop_early(self, name: str) -> "Future[None]":
         """Stop the session's repairs early, for a turn: each promotes the best rows so far."""
-
         return self._loop.call(lambda: self._loop.request_stop(name))
 
     def build_episodes(

@@ -18,7 +18,7 @@ from workers.generation.steps import NextLogits, Steps, Stopwatch, wait_for_writ
 from workers.generation.utterances import utterance_tokens
 from workers.model.tokenizer import ChatMessage, Segment, keep_recent
 from workers.model.tool_calls import parse_tool_calls
-from workers.repair.repair import build_deadline, run_repair
+from workers.repair.repair import run_repair
 from workers.tasks.prefix import skip_tokens, take_prefix
 
 Emit = Callable[[wire.TurnEvent], None]
@@ -135,8 +135,7 @@ def _switch_and_repair(
         run.done.switched.CopyFrom(switch(engine, resident, request.episode, plan.episode))
         run.watch.lap("switch")
     if request.repair and resident.config.repair_rows:
-        late = build_deadline(request.repair_seconds)
-        report = yield from run_repair(engine, resident, plan.prompt, "turn", late)
+        report = yield from run_repair(engine, resident, plan.prompt, "turn")
         run.done.repair.CopyFrom(report)
         run.watch.lap("repair")
 

@@ -1,10 +1,10 @@
 """The file format of a session archive.
 
 A file begins with a magic number and a format version (2 bytes, little-endian); records follow. A
-record is its kind (1 byte), the lengths of its two parts (4 and 8 bytes, little-endian), a JSON value
-and bytes. The first record is the header, the last one has the checksum (BLAKE2b, 32 bytes) of
-everything before it, and nothing follows it. A file is written under a temporary name and renamed
-once it is whole and on the disk.
+record is its kind (1 byte), the lengths of its two parts (4 and 8 bytes, little-endian), a JSON
+value and bytes. The first record is the header, the last one has the checksum (BLAKE2b, 32 bytes)
+of everything before it, and nothing follows it. A file is written under a temporary name and
+renamed once it is whole and on the disk.
 """
 
 import json
@@ -103,8 +103,8 @@ def _read_version(path: Path, file: BinaryIO) -> int:
     version = int(_VERSION.unpack_from(start, len(MAGIC))[0])
     if not OLDEST_VERSION <= version <= VERSION:
         raise BadSessionFile(
-            f"{path} has format version {version}; this kvrecall reads versions {OLDEST_VERSION} to "
-            f"{VERSION}. Import it with the kvrecall that wrote it or a newer one"
+            f"{path} has format version {version}; this kvrecall reads versions "
+            f"{OLDEST_VERSION} to {VERSION}. Import it with the kvrecall that wrote it or newer"
         )
     return version
 

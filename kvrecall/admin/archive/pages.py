@@ -113,8 +113,8 @@ def put_pages(
 ) -> Iterator[PagesMoved]:
     """Put a file's pages into a tier, under the session's own id and epoch.
 
-    They are deleted again if the body fails. Without `wanted` no page is put. Raises BadSessionFile,
-    and the tier's errors.
+    They are deleted again if the body fails. Without `wanted` no page is put. Raises
+    BadSessionFile, and the tier's errors.
     """
     moved = PagesMoved(missing=count_pages(dump, layout))
     keys = list[PageKey]()

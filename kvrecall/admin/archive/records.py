@@ -1,4 +1,4 @@
-"""What a catalog stores of a session, as records of a session archive, and back."""
+"""Conversion between a session in a catalog and the records of an archive."""
 
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import suppress
@@ -101,7 +101,7 @@ async def _read_turns(catalog: Catalog, session_id: str) -> AsyncIterator[Turn]:
 async def _read_calls(
     catalog: Catalog, session: Session, turns: Iterable[Turn]
 ) -> tuple[PendingCall, ...]:
-    """Read the session's calls: of several with one id the newest, the only one that is readable."""
+    """Read the session's calls: of several with one id only the newest can be read."""
     calls = {(call.turn, call.position): call for call in session.calls}
     for call_id in {call.id for turn in turns for call in _get_tool_calls(turn)}:
         with suppress(UnknownCall):  # one that was recorded, with its result, within a turn

@@ -32,7 +32,7 @@ class Message(_message.Message):
     def __init__(self, role: _Optional[str] = ..., content: _Optional[str] = ..., tool_calls: _Optional[_Iterable[_Union[ToolCall, _Mapping]]] = ..., tool_call_id: _Optional[str] = ..., name: _Optional[str] = ...) -> None: ...
 
 class SessionSpec(_message.Message):
-    __slots__ = ("session", "epoch", "budget", "repair_rows", "method", "method_settings", "seed", "tools", "layer_budgets", "repair_settings", "repair_scan", "shared")
+    __slots__ = ("session", "epoch", "budget", "repair_rows", "method", "method_settings", "seed", "tools", "layer_budgets", "repair_settings", "repair_scan", "options", "shared")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     BUDGET_FIELD_NUMBER: _ClassVar[int]
@@ -44,6 +44,7 @@ class SessionSpec(_message.Message):
     LAYER_BUDGETS_FIELD_NUMBER: _ClassVar[int]
     REPAIR_SETTINGS_FIELD_NUMBER: _ClassVar[int]
     REPAIR_SCAN_FIELD_NUMBER: _ClassVar[int]
+    OPTIONS_FIELD_NUMBER: _ClassVar[int]
     SHARED_FIELD_NUMBER: _ClassVar[int]
     session: str
     epoch: int
@@ -56,8 +57,9 @@ class SessionSpec(_message.Message):
     layer_budgets: str
     repair_settings: str
     repair_scan: str
+    options: str
     shared: _containers.RepeatedCompositeFieldContainer[SharedPages]
-    def __init__(self, session: _Optional[str] = ..., epoch: _Optional[int] = ..., budget: _Optional[int] = ..., repair_rows: _Optional[int] = ..., method: _Optional[str] = ..., method_settings: _Optional[str] = ..., seed: _Optional[int] = ..., tools: _Optional[_Iterable[str]] = ..., layer_budgets: _Optional[str] = ..., repair_settings: _Optional[str] = ..., repair_scan: _Optional[str] = ..., shared: _Optional[_Iterable[_Union[SharedPages, _Mapping]]] = ...) -> None: ...
+    def __init__(self, session: _Optional[str] = ..., epoch: _Optional[int] = ..., budget: _Optional[int] = ..., repair_rows: _Optional[int] = ..., method: _Optional[str] = ..., method_settings: _Optional[str] = ..., seed: _Optional[int] = ..., tools: _Optional[_Iterable[str]] = ..., layer_budgets: _Optional[str] = ..., repair_settings: _Optional[str] = ..., repair_scan: _Optional[str] = ..., options: _Optional[str] = ..., shared: _Optional[_Iterable[_Union[SharedPages, _Mapping]]] = ...) -> None: ...
 
 class SharedPages(_message.Message):
     __slots__ = ("owner", "pages")
@@ -200,7 +202,7 @@ class Sampling(_message.Message):
     def __init__(self, max_tokens: _Optional[int] = ..., temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., seed: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class TurnRequest(_message.Message):
-    __slots__ = ("session", "epoch", "messages", "generate", "sampling", "repair", "keep_distribution", "compare_with", "episode", "repair_seconds", "prefix")
+    __slots__ = ("session", "epoch", "messages", "generate", "sampling", "repair", "keep_distribution", "compare_with", "episode", "prefix")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
@@ -210,7 +212,6 @@ class TurnRequest(_message.Message):
     KEEP_DISTRIBUTION_FIELD_NUMBER: _ClassVar[int]
     COMPARE_WITH_FIELD_NUMBER: _ClassVar[int]
     EPISODE_FIELD_NUMBER: _ClassVar[int]
-    REPAIR_SECONDS_FIELD_NUMBER: _ClassVar[int]
     PREFIX_FIELD_NUMBER: _ClassVar[int]
     session: str
     epoch: int
@@ -221,9 +222,8 @@ class TurnRequest(_message.Message):
     keep_distribution: bool
     compare_with: str
     episode: Episode
-    repair_seconds: float
     prefix: Prefix
-    def __init__(self, session: _Optional[str] = ..., epoch: _Optional[int] = ..., messages: _Optional[_Iterable[_Union[Message, _Mapping]]] = ..., generate: bool = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., repair: bool = ..., keep_distribution: bool = ..., compare_with: _Optional[str] = ..., episode: _Optional[_Union[Episode, _Mapping]] = ..., repair_seconds: _Optional[float] = ..., prefix: _Optional[_Union[Prefix, _Mapping]] = ...) -> None: ...
+    def __init__(self, session: _Optional[str] = ..., epoch: _Optional[int] = ..., messages: _Optional[_Iterable[_Union[Message, _Mapping]]] = ..., generate: bool = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., repair: bool = ..., keep_distribution: bool = ..., compare_with: _Optional[str] = ..., episode: _Optional[_Union[Episode, _Mapping]] = ..., prefix: _Optional[_Union[Prefix, _Mapping]] = ...) -> None: ...
 
 class Prefix(_message.Message):
     __slots__ = ("owner", "token_ids")
@@ -440,22 +440,20 @@ class TurnEvent(_message.Message):
     def __init__(self, token: _Optional[_Union[TokenChunk, _Mapping]] = ..., tool_call: _Optional[_Union[ToolCall, _Mapping]] = ..., done: _Optional[_Union[TurnDone, _Mapping]] = ...) -> None: ...
 
 class RepairRequest(_message.Message):
-    __slots__ = ("session", "epoch", "trigger", "text", "messages", "token_ids", "seconds")
+    __slots__ = ("session", "epoch", "trigger", "text", "messages", "token_ids")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     TRIGGER_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
-    SECONDS_FIELD_NUMBER: _ClassVar[int]
     session: str
     epoch: int
     trigger: str
     text: str
     messages: _containers.RepeatedCompositeFieldContainer[Message]
     token_ids: _containers.RepeatedScalarFieldContainer[int]
-    seconds: float
-    def __init__(self, session: _Optional[str] = ..., epoch: _Optional[int] = ..., trigger: _Optional[str] = ..., text: _Optional[str] = ..., messages: _Optional[_Iterable[_Union[Message, _Mapping]]] = ..., token_ids: _Optional[_Iterable[int]] = ..., seconds: _Optional[float] = ...) -> None: ...
+    def __init__(self, session: _Optional[str] = ..., epoch: _Optional[int] = ..., trigger: _Optional[str] = ..., text: _Optional[str] = ..., messages: _Optional[_Iterable[_Union[Message, _Mapping]]] = ..., token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class StopEarlyRequest(_message.Message):
     __slots__ = ("session",)

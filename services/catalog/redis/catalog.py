@@ -1,17 +1,17 @@
 """The catalog on Redis, which several gateways share: one server, Sentinel, or a cluster.
 
-All keys of a session have one hash tag, so a session lies in one slot, and each commit is one script
-there, which checks the epoch. A commit carries an id that is stored with the session: sent again,
-because a connection was cut or a primary replaced, it changes nothing and returns the first result.
-What lies in other slots (indexes, sums, page references) is written in such an order that a crash
-in between leaves at worst an entry too many, which is verified when it is read and swept in time.
-Sessions never expire; idempotency records do, after a day.
+All keys of a session have one hash tag, so a session lies in one slot, and each commit is one
+script there, which checks the epoch. A commit carries an id that is stored with the session: sent
+again, because a connection was cut or a primary replaced, it changes nothing and returns the first
+result. What lies in other slots (indexes, sums, page references) is written in such an order that a
+crash in between leaves at worst an entry too many, which is verified when it is read and swept in
+time. Sessions never expire; idempotency records do, after a day.
 
 Durability: a commit returns when the primary has it and, if it has replicas, one of them has it
 too. That survives the loss of one server. Whether a restart of all of them is survived depends on
 their configuration: `appendonly yes` keeps what was written through kill -9, `appendfsync always`
-also through a loss of power (`everysec` may lose the last second), `min-replicas-to-write 1` stops a
-primary that is cut off from taking writes, and `maxmemory-policy noeviction` keeps Redis from
+also through a loss of power (`everysec` may lose the last second), `min-replicas-to-write 1` stops
+a primary that is cut off from taking writes, and `maxmemory-policy noeviction` keeps Redis from
 dropping sessions when memory runs out. Redis 6.2 or later is required.
 """
 

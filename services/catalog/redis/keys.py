@@ -19,7 +19,7 @@ from services.catalog.records import IdempotencyKey
 #   EPISODE_SET, SEGMENTS, LABELS, EPISODES, BUILT    hashes of the session's episodes
 #   OWNERS      hash of the sessions whose pages this one may reference
 #   SHARERS     hash of the sessions that reference this one's pages
-#   TOMBSTONE   hash of what is left to do after the deletion; with SHARERS it outlives the session
+#   TOMBSTONE   hash of cleanup that is due after the deletion; outlives the session, as SHARERS
 (
     META,
     COMMITS,

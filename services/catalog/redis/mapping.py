@@ -22,8 +22,8 @@ Parts = Sequence[bytes | None]
 Fields = dict[str, str | bytes | int]
 
 # The fields of META that READ_SESSION is asked for. META also has `state`, the worker's, `length`,
-# `tenant` and `digest`, and three counts: open `calls`, `repairs` ever, and `recent` ones, which ran
-# since the last turn.
+# `tenant` and `digest`, and three counts: open `calls`, `repairs` ever, and `recent` ones, which
+# ran since the last turn.
 SESSION_FIELDS = (
     "epoch",
     "settings",
@@ -194,7 +194,7 @@ def get_calls_of_turn(fields: Mapping[str, bytes], turn: int) -> list[PendingCal
 
 
 def is_call_field(name: str) -> bool:
-    """Whether a field of CALLS is a call itself: `<turn>:<position>`."""
+    """Return whether a field of CALLS is a call itself: `<turn>:<position>`."""
     return re.fullmatch(r"\d+:\d+", name) is not None
 
 

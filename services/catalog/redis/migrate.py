@@ -1,8 +1,8 @@
 """Migration of a Redis namespace, by one process at a time, safe to interrupt and repeat.
 
 The version key has the version, or `A>B` while a migration from A to B is unfinished: no program
-then takes the namespace for complete. A lock that expires keeps a second process from doing the same
-work. It need not be exact: the migrations themselves bear being run twice.
+then takes the namespace for complete. A lock that expires keeps a second process from doing the
+same work. It need not be exact: the migrations themselves bear being run twice.
 """
 
 import asyncio

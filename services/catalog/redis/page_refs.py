@@ -1,10 +1,10 @@
 """References to shared pages in the Redis catalog.
 
-Each owner has, in its own slot, the references to its pages; after the owner's deletion they stay as
-long as there are any. A session is referenced there before it uses a page, and a new session before
-it is created, so a crash leaves at worst a reference too many. A reference of a session that does
-not exist is ignored once it is an hour old by the clock of the owner's server; the creation of a
-session may take half of that. If clocks differed by more, pages might be lost: they are computed
+Each owner has, in its own slot, the references to its pages; after the owner's deletion they stay
+as long as there are any. A session is referenced there before it uses a page, and a new session
+before it is created, so a crash leaves at worst a reference too many. A reference of a session that
+does not exist is ignored once it is an hour old by the clock of the owner's server; the creation of
+a session may take half of that. If clocks differed by more, pages might be lost: they are computed
 again, which takes time, but no part of a conversation is lost.
 """
 

@@ -20,7 +20,7 @@ class RedisRepairs:
         self._indexes = indexes
 
     async def commit(self, session_id: str, commit: RepairCommit, epoch: int) -> None:
-        """Store what a repair changed. Raises UnknownSession, StaleEpoch."""
+        """Store the result of a repair. Raises UnknownSession, StaleEpoch."""
         await run_to_completion(self._commit(session_id, commit, epoch))
 
     async def get_latest(self, session_id: str, limit: int) -> list[RepairRecord]:

@@ -94,7 +94,7 @@ class SessionSlots:
         return await self._redis.read(key, *call)
 
     def build_call(self, script: str, session_id: str, *words: Argument) -> tuple[str, Command]:
-        """Build the call of a script on a session's keys, and the key that says where to run it."""
+        """Build the call of a script on a session's keys, after the key to route it by."""
         names = self._keys.get_session_keys(session_id)
         return names[META], ("EVAL", script, len(names), *names, *words)
 

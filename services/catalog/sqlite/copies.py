@@ -18,7 +18,7 @@ from services.catalog.records import (
 from services.catalog.sqlite import episodes, mapping, page_refs, session_rows, tool_calls
 from services.catalog.sqlite.queries import fetch_all, fetch_one, insert
 
-# Tables of what a session has learned since its earlier turns.
+# Tables that a fork copies only at its parent's last turn.
 _TABLES_AT_LAST_TURN = ("repairs", "episode_sets", "segments", "episodes", "built_episodes")
 
 

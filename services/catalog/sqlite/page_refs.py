@@ -95,7 +95,7 @@ async def replace_refs(
 
 
 async def require_pages(db: aiosqlite.Connection, shared: Sequence[SharedPages]) -> None:
-    """Raises UnknownSession when pages of one of the owners are gone."""
+    """Check that the pages of all owners exist. Raises UnknownSession."""
     for each in shared:
         if not await _exist(db, each):
             raise UnknownSession(each.owner)

@@ -21,7 +21,7 @@ class SqliteRepairs:
         self._database = database
 
     async def commit(self, session_id: str, commit: RepairCommit, epoch: int) -> None:
-        """Store what a repair changed. Raises UnknownSession, StaleEpoch."""
+        """Store the result of a repair. Raises UnknownSession, StaleEpoch."""
 
         async def change(db: aiosqlite.Connection) -> None:
             await _mark_done(db, session_id, commit.repair)

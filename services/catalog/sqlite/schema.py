@@ -1,4 +1,4 @@
-"""The schema of the SQLite catalog: its version, its statements, and the migrations that lead to it."""
+"""The schema of the SQLite catalog: version, statements and migrations."""
 
 import sqlite3
 from collections.abc import Iterator, Mapping

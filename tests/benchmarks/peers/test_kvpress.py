@@ -65,7 +65,7 @@ def make_engine(model: LoadedModel) -> Iterator[Callable[..., Engine]]:
 
 
 def _positions(text: str) -> set[int]:
-    """ "0-3,7" as positions."""
+    """Parse ranges such as 0-3,7 into positions."""
     runs = [[int(end) for end in run.split("-")] for run in text.split(",") if run]
     return {position for run in runs for position in range(run[0], run[-1] + 1)}
 

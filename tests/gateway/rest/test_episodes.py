@@ -43,5 +43,5 @@ async def test_episodes_are_listed_with_size_medoid_and_matched_turns(
 async def wait_until_idle(session: str) -> None:
     """Wait for the background tasks of a session."""
     for task in asyncio.all_tasks():
-        if task.get_name() == f"rest of {session}":
+        if task.get_name() == f"background {session}":
             await task

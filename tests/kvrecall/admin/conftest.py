@@ -13,10 +13,11 @@ import pytest
 from kvrecall.app.local_service import build_service
 from kvrecall.app.settings import Settings
 from kvrecall.domain.messages import Message, Sampling
+from kvrecall.domain.session_request import CreateSession
 from kvrecall.domain.turn_request import TurnRequest
 from reference import MODEL_PATH
 from services.forks import ForkRequest
-from services.service import CreateSession, SessionService
+from services.service import SessionService
 from services.turn_stream import TurnEnded
 
 FACTS = (
@@ -74,7 +75,10 @@ async def _talk(service: SessionService, session: str, rounds: int = 2) -> None:
 
 @dataclass(frozen=True)
 class Served:
-    """What is in a data directory: a session, its fork, and the fork of a session that was deleted."""
+    """What is in a data directory.
+
+    A session, its fork, and the fork of a session that was deleted.
+    """
 
     data: Path
     parent: str

@@ -58,7 +58,9 @@ def test_pages_that_redis_lost_are_found(
     shutil.rmtree(tmp_path / "data" / "pages")
     with closing(Redis.from_url(redis_url)) as redis:
         name = tier._page(PageKey(session, 0))
-        raw = bytearray(redis.get(name))
+        page = redis.get(name)
+        assert isinstance(page, bytes)
+        raw = bytearray(page)
         raw[HEADER_BYTES + 3] ^= 1
         redis.set(name, bytes(raw))
         redis.delete(tier._page(PageKey(session, 1)))

@@ -1,4 +1,4 @@
-"""The form of a session file: what was written comes back, whatever is damaged is refused."""
+"""The format of a session archive: files are read as written, damaged ones are refused."""
 
 import json
 from pathlib import Path
@@ -9,8 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvrecall.admin.archive.format import MAGIC, read_records, write_archive
+from kvrecall.admin.archive.format import (
+    MAGIC,
+    OLDEST_VERSION,
+    VERSION,
+    read_records,
+    write_archive,
+)
 from kvrecall.admin.archive.record import Record, RecordKind
+from kvrecall.admin.archive.records import from_records
+from kvrecall.admin.archive.upgrade import upgrade_record
 from kvrecall.app.errors import BadSessionFile
 
 values = st.recursive(
@@ -26,26 +34,26 @@ SOME = [
 ]
 
 
-def written(path: Path, some: list[Record]) -> Path:
-    """A file with these records."""
+def write(path: Path, records: list[Record]) -> Path:
+    """Write a file with these records."""
     with write_archive(path) as writer:
-        for record in some:
+        for record in records:
             writer.add(record)
     return path
 
 
 @given(records)
 @settings(max_examples=60)
-def test_what_was_written_comes_back(some: list[Record]) -> None:
+def test_records_are_read_as_they_were_written(some: list[Record]) -> None:
     with TemporaryDirectory() as folder:
-        assert list(read_records(written(Path(folder) / "s", some))) == some
+        assert list(read_records(write(Path(folder) / "s", some))) == some
 
 
 @given(st.data())
 @settings(max_examples=150)
 def test_a_file_with_any_bit_flipped_is_refused(data: Any) -> None:
     with TemporaryDirectory() as folder:
-        path = written(Path(folder) / "s", SOME)
+        path = write(Path(folder) / "s", SOME)
         raw = bytearray(path.read_bytes())
         at = data.draw(st.integers(0, len(raw) - 1))
         raw[at] ^= 1 << data.draw(st.integers(0, 7))
@@ -56,9 +64,9 @@ def test_a_file_with_any_bit_flipped_is_refused(data: Any) -> None:
 
 @given(st.data())
 @settings(max_examples=60)
-def test_a_file_that_is_cut_off_or_goes_on_is_refused(data: Any) -> None:
+def test_a_truncated_or_extended_file_is_refused(data: Any) -> None:
     with TemporaryDirectory() as folder:
-        path = written(Path(folder) / "s", SOME)
+        path = write(Path(folder) / "s", SOME)
         raw = path.read_bytes()
         path.write_bytes(raw[: data.draw(st.integers(0, len(raw) - 1))])
         with pytest.raises(BadSessionFile):
@@ -68,14 +76,16 @@ def test_a_file_that_is_cut_off_or_goes_on_is_refused(data: Any) -> None:
             list(read_records(path))
 
 
-def test_a_length_that_is_damaged_asks_for_no_memory(tmp_path: Path) -> None:
+def test_a_damaged_length_allocates_no_memory(tmp_path: Path) -> None:
     path = tmp_path / "s"
     path.write_bytes(MAGIC + b"\x01\x00" + b"\x0a" + b"\xff" * 12)
     with pytest.raises(BadSessionFile, match="beyond its"):
         list(read_records(path))
 
 
-def test_a_json_file_and_a_later_version_are_told_apart(tmp_path: Path) -> None:
+def test_another_file_and_a_newer_version_are_refused_with_their_own_messages(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "s"
     path.write_text(json.dumps({"session": "s_1"}))
     with pytest.raises(BadSessionFile, match="no session archive"):
@@ -85,8 +95,8 @@ def test_a_json_file_and_a_later_version_are_told_apart(tmp_path: Path) -> None:
         list(read_records(path))
 
 
-def test_a_writer_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
-    path = written(tmp_path / "s", SOME[:1])
+def test_a_writer_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
+    path = write(tmp_path / "s", SOME[:1])
 
     def fail() -> None:
         with write_archive(path) as writer:
@@ -99,9 +109,32 @@ def test_a_writer_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
     assert [each.name for each in tmp_path.iterdir()] == ["s"]
 
 
-def test_a_place_that_cannot_be_written_is_said(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     with (
         pytest.raises(BadSessionFile, match="cannot be written"),
         write_archive(tmp_path / "nowhere" / "s"),
     ):
         pass
+
+
+def test_a_file_of_the_first_version_is_read_in_the_current_terms(old_release: Any) -> None:
+    records = list(read_records(old_release.folder / "paused-0.1.0.kvs"))
+    dump = from_records(records, "s")
+    assert {turn.outcome.finish_reason for turn in dump.turns} == {"appended"}
+    assert [(call.call.id, call.status.value) for call in dump.calls] == [
+        ("c1", "pending"),
+        ("c2", "completed"),
+    ]
+    assert all(call.last_event_at > 0 for call in dump.calls)
+    assert len(dump.repairs) == 3
+
+
+@pytest.mark.parametrize("value", [None, [], "text", {"outcome": 3}, {"outcome": {"repairs": 1}}])
+def test_a_record_of_another_form_is_kept_for_the_reader_to_refuse(value: Any) -> None:
+    assert upgrade_record(Record(RecordKind.TURN, value), 1) == Record(RecordKind.TURN, value)
+
+
+def test_records_of_the_current_version_are_not_upgraded() -> None:
+    record = Record(RecordKind.CALL, {"said": 1})
+    assert upgrade_record(record, VERSION) == record
+    assert upgrade_record(record, OLDEST_VERSION).value == {"consumed_in_turn": 1}

@@ -1,4 +1,4 @@
-"""Sessions that leave one data directory as a file and go on in another."""
+"""Sessions exported from one data directory and imported into another."""
 
 import asyncio
 import shutil
@@ -33,7 +33,7 @@ QUESTIONS = ("What is the number of the locker of Tarvik?", "And the extension o
 
 @pytest.fixture
 def export(command: Command, served: Any, tmp_path: Path) -> Callable[..., Path]:
-    """Export a session of the test's directory."""
+    """export(session): the file of a session of the served directory."""
 
     def run(session: str, *options: str) -> Path:
         found = command(
@@ -51,8 +51,8 @@ def elsewhere(tmp_path: Path) -> Path:
     return tmp_path / "elsewhere"
 
 
-def in_catalog(data: Path, session: str, settings_of: Any) -> SessionDump:
-    """What a directory's catalog knows of a session."""
+def read_dump(data: Path, session: str, settings_of: Any) -> SessionDump:
+    """Read all that a directory's catalog stores of a session."""
 
     async def read() -> SessionDump:
         catalog = await open_catalog(settings_of(data))
@@ -65,7 +65,7 @@ def in_catalog(data: Path, session: str, settings_of: Any) -> SessionDump:
 
 
 def answers(data: Path, session: str, running: Any, say: Any) -> list[str]:
-    """What a session says next, each turn over the ones before."""
+    """Return the next answers of a session, each after the ones before."""
 
     async def ask() -> list[str]:
         async with running(data) as service:
@@ -75,7 +75,7 @@ def answers(data: Path, session: str, running: Any, say: Any) -> list[str]:
 
 
 @pytest.mark.parametrize("which", ["parent", "child", "orphan"])
-def test_a_session_goes_on_elsewhere_as_it_would_have_here(
+def test_an_imported_session_continues_as_the_original_would(
     which: str, command: Command, served: Any, export: Any, elsewhere: Path, running: Any, say: Any
 ) -> None:
     session = getattr(served, which)
@@ -98,12 +98,12 @@ def test_without_pages_the_rows_are_computed_again(
     assert command("fsck", "--data", elsewhere).exit_code == 0
 
 
-def test_everything_that_is_known_comes_along(
+def test_all_stored_state_is_transferred(
     command: Command, served: Any, export: Any, elsewhere: Path, settings_of: Any
 ) -> None:
     command("import", export(served.parent), "--data", elsewhere)
     before, after = (
-        in_catalog(data, served.parent, settings_of) for data in (served.data, elsewhere)
+        read_dump(data, served.parent, settings_of) for data in (served.data, elsewhere)
     )
     moved = replace(after.session, epoch=before.session.epoch, worker=before.session.worker)
     assert replace(after, session=moved) == before
@@ -111,7 +111,7 @@ def test_everything_that_is_known_comes_along(
     assert len(after.turns) == 4
 
 
-def test_a_pause_comes_along_with_what_its_tool_said_so_far(
+def test_a_pause_is_transferred_with_partial_tool_output(
     command: Command,
     elsewhere: Path,
     tmp_path: Path,
@@ -154,7 +154,7 @@ def test_a_pause_comes_along_with_what_its_tool_said_so_far(
     file = tmp_path / "paused.kvs"
     assert command("export", session, file, "--data", data).exit_code == 0
     assert command("import", file, "--data", elsewhere).exit_code == 0
-    before, after = (in_catalog(each, session, settings_of) for each in (data, elsewhere))
+    before, after = (read_dump(each, session, settings_of) for each in (data, elsewhere))
     assert after.calls == before.calls
     assert [call.status for call in after.calls] == [CallStatus.COMPLETED, CallStatus.PENDING]
     assert after.session.calls == before.session.calls
@@ -174,7 +174,7 @@ def test_a_pause_comes_along_with_what_its_tool_said_so_far(
     assert asyncio.run(go_on(elsewhere)) == asyncio.run(go_on(data))
 
 
-def test_int8_pages_stay_what_they_are(
+def test_int8_pages_are_transferred_unchanged(
     command: Command, tmp_path: Path, elsewhere: Path, running: Any, say: Any
 ) -> None:
     data = tmp_path / "int8"
@@ -234,8 +234,8 @@ def test_a_damaged_file_changes_nothing(
     assert not elsewhere.exists()
 
 
-def rewritten(file: Path, change: Callable[[Record], Record]) -> None:
-    """The file with changed records, whole again."""
+def rewrite(file: Path, change: Callable[[Record], Record]) -> None:
+    """Rewrite a file with changed records and a matching checksum."""
     some = [change(record) for record in read_records(file)]
     with write_archive(file) as writer:
         for record in some:
@@ -252,7 +252,7 @@ def test_another_models_session_is_refused(
         return replace(record, value={**record.value, "model": "other", "origin": origin})
 
     file = export(served.parent)
-    rewritten(file, of_another)
+    rewrite(file, of_another)
     refused = command("import", file, "--data", elsewhere)
     assert (refused.exit_code, "another model (other)" in refused.output) == (2, True)
     assert not elsewhere.exists()
@@ -272,7 +272,7 @@ def test_values_of_another_form_are_refused(
     command: Command, served: Any, export: Any, elsewhere: Path
 ) -> None:
     file = export(served.parent)
-    rewritten(
+    rewrite(
         file, lambda record: replace(record, value=[]) if record.kind is RecordKind.TURN else record
     )
     refused = command("import", file, "--data", elsewhere)
@@ -295,10 +295,10 @@ def test_a_disk_that_is_full_leaves_no_page_and_no_session(
     with closing(NvmeTier(elsewhere / "pages")) as files:
         assert not list(files.stored())
     with pytest.raises(UnknownSession):
-        in_catalog(elsewhere, served.parent, settings_of)
+        read_dump(elsewhere, served.parent, settings_of)
 
 
-def test_what_is_missing_here_is_said_and_computed_again_there(
+def test_missing_pages_are_reported_and_computed_again(
     command: Command, served: Any, tmp_path: Path, elsewhere: Path, running: Any, say: Any
 ) -> None:
     whole = tmp_path / "whole"
@@ -314,7 +314,7 @@ def test_what_is_missing_here_is_said_and_computed_again_there(
     )
 
 
-def test_a_session_that_is_not_there_and_a_directory_in_use_are_refused(
+def test_an_unknown_session_and_a_directory_in_use_are_refused(
     command: Command, served: Any, tmp_path: Path
 ) -> None:
     unknown = command("export", "s_nobody", tmp_path / "s.kvs", "--data", served.data)
@@ -327,7 +327,7 @@ def test_a_session_that_is_not_there_and_a_directory_in_use_are_refused(
     assert not list(tmp_path.glob("*.kvs"))
 
 
-def test_a_layout_is_told_by_all_that_shapes_its_rows() -> None:
+def test_an_origin_differs_with_everything_that_shapes_rows() -> None:
     layout = PageLayout(2, 1, 8, torch.float32, "a model")
     changes: list[dict[str, Any]] = [
         {"n_layers": 3},

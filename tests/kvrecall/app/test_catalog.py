@@ -1,4 +1,7 @@
-"""Which catalog a process opens: the file in its data directory, or the Redis that several share."""
+"""Which catalog a process opens.
+
+The file in its data directory, or the Redis that several share.
+"""
 
 from collections.abc import Callable
 from pathlib import Path

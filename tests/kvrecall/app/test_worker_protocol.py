@@ -223,7 +223,8 @@ async def test_closing_a_turn_early_cancels_it_and_an_open_rolls_it_back(
         speaking.sampling.max_tokens = 3000
         async with aclosing(worker.turn(speaking)) as events:
             assert (await anext(events)).token.ids
-        # A session's turns follow each other: this one begins when that one has ended, and finds what it left.
+        # A session's turns follow each other: this one begins when that one has ended, and finds
+        # what it left.
         with pytest.raises(WorkerRefused, match="in the middle of a turn") as refused:
             await anext(worker.turn(speaking))
         assert refused.value.code == "session_not_open"

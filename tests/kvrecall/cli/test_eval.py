@@ -1,4 +1,7 @@
-"""`kvrecall eval` from the command line: what it writes, and that it writes the same however it was run."""
+"""`kvrecall eval` from the command line.
+
+What it writes, and that it writes the same however it was run.
+"""
 
 import json
 import subprocess

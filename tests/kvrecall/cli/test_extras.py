@@ -94,7 +94,8 @@ def test_the_modules_of_an_extra_are_those_that_pyproject_installs(extra: str) -
 
 
 def test_every_command_has_an_extra() -> None:
-    names = {each.name for each in (*app.registered_commands, *app.registered_groups)}
+    commands = {each.name for each in app.registered_commands}
+    names = commands | {str(each.name) for each in app.registered_groups}
     assert names <= set(EXTRA_BY_COMMAND)
     assert set(EXTRA_BY_COMMAND.values()) <= set(MODULES)
 

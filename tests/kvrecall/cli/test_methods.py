@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable
 from dataclasses import fields
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -20,11 +20,11 @@ def test_every_method_is_listed_with_what_it_keeps_and_its_format_settings(
     for name, method in METHODS.items():
         assert f" {name} " in shown
         assert " ".join(describe(name).summary.split()) in shown
-        for field in fields(method):
+        for field in fields(cast("Any", method)):
             assert f"{field.name} = {json.dumps(field.default)}" in shown
 
 
-def test_repair_is_listed_with_its_format_settings(command: Callable[..., Any]) -> None:
+def test_repair_is_listed_with_its_settings(command: Callable[..., Any]) -> None:
     shown = " ".join(command("methods").output.split())
     repair = describe_repair()
     assert " ".join(repair.summary.split()) in shown

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from kvrecall import client as client_package
-from kvrecall.client import models, options
+from kvrecall.client import models, options, sessions
 from kvrecall.client._parsing import parse
 
 # Model: the schema of the response that it parses.
@@ -21,18 +21,18 @@ RESPONSES = {
     models.Episodes: "EpisodesView",
     models.EventReceipt: "EventView",
     models.Fidelity: "FidelityView",
-    models.ForkOrigin: "ForkOriginView",
+    sessions.ForkOrigin: "ForkOriginView",
     models.Function: "FunctionView",
     models.Memory: "MemoryView",
     models.Method: "MethodView",
     models.Methods: "MethodsView",
     models.Passage: "PassageView",
     models.PastRepair: "PastRepairView",
-    models.PendingCall: "PendingCallView",
+    sessions.PendingCall: "PendingCallView",
     models.Repair: "RepairView",
     models.RepairTotals: "RepairTotalsView",
-    models.Session: "SessionView",
-    models.SessionPage: "SessionPageView",
+    sessions.Session: "SessionView",
+    sessions.SessionPage: "SessionPageView",
     models.ToolCall: "ToolCallView",
     models.Turn: "TurnView",
     models.TurnEpisode: "TurnEpisodeView",
@@ -44,9 +44,9 @@ RESPONSES = {
 # Message is sent and received: it has the fields of the request.
 REQUESTS = {models.Message: "MessageBody"}
 OPTIONS = {
-    options.EpisodeOptions: ("EpisodesBody", set()),
+    sessions.EpisodeOptions: ("EpisodesBody", set()),
     options.Logprobs: ("LogprobsBody", set()),
-    options.SessionOptions: ("CreateSessionBody", set()),
+    sessions.SessionOptions: ("CreateSessionBody", set()),
     options.TurnOptions: ("TurnBody", {"messages", "stream"}),
 }
 JSON_TYPES = {str: "string", int: "integer", float: "number", bool: "boolean"}

@@ -14,7 +14,10 @@ CALL = ToolCall("c", "weather", '{"city": "Bern"}')
 
 @pytest.fixture
 def turn() -> Callable[..., Turn]:
-    """A turn of so many tokens per utterance; its last message is the answer, unless it is only remembered."""
+    """A turn of so many tokens per utterance.
+
+    Its last message is the answer, unless it is only remembered.
+    """
 
     def make(number: int, counts: list[int], *messages: Message, answer: str | None = None) -> Turn:
         said = None if answer is None else Message("assistant", answer)

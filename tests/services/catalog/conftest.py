@@ -1,4 +1,4 @@
-"""Every kind of catalog, on real storage, and sessions and turns to put into it."""
+"""Each kind of catalog, and sessions and turns to store in it."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -52,7 +52,7 @@ async def catalog(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterat
 
 @pytest.fixture
 async def open_catalog() -> AsyncIterator[Callable[..., Awaitable[RedisCatalog]]]:
-    """open_catalog(url, namespace, **settings): one on Redis, closed at the end of the test."""
+    """open_catalog(url, namespace, **settings): a catalog on Redis, closed after the test."""
     opened: list[RedisCatalog] = []
 
     async def open_one(url: str, namespace: str = "", **settings: float) -> RedisCatalog:
@@ -68,19 +68,19 @@ async def open_catalog() -> AsyncIterator[Callable[..., Awaitable[RedisCatalog]]
 
 @pytest.fixture
 def memory() -> MemoryReport:
-    """What every turn of `make_turn` leaves."""
+    """The memory report of every turn of `make_turn`."""
     return MEMORY
 
 
 @pytest.fixture
 def repair() -> RepairReport:
-    """A repair that every turn of `make_turn` ran itself."""
+    """The repair that every turn of `make_turn` ran itself."""
     return REPAIR
 
 
 @pytest.fixture
 def calls() -> tuple[ToolCall, ToolCall]:
-    """Two calls of one answer."""
+    """Two calls of one assistant message."""
     return ToolCall("a", "look", '{"n": 1}'), ToolCall("b", "look", '{"n": 2}')
 
 
@@ -97,7 +97,7 @@ def make_session() -> Callable[..., Session]:
 
 @pytest.fixture
 def make_turn() -> Callable[..., TurnCommit]:
-    """make_turn(session, number, *calls): a turn with a repair of its own, which ended on the calls."""
+    """make_turn(session, number, *calls): a turn with its own repair that ended on the calls."""
 
     def make(session: str, number: int, *calls: ToolCall) -> TurnCommit:
         message = Message("assistant", f"answer {number}", calls)
@@ -114,8 +114,8 @@ def make_turn() -> Callable[..., TurnCommit]:
             Fidelity(5, 0.25, 0.5),
             REPAIR,
         )
-        said = (Message("user", f"turn {number}"),)
-        turn = Turn(session, number, said, (1, 2, 2**32 - 1), outcome, (1, 2))
+        messages = (Message("user", f"turn {number}"),)
+        turn = Turn(session, number, messages, (1, 2, 2**32 - 1), outcome, (1, 2))
         return TurnCommit(turn, b"state %d" % number, calls)
 
     return make

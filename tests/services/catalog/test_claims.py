@@ -1,4 +1,4 @@
-"""Who works on a session, and who may write it: claims end by themselves, epochs never go back."""
+"""Claims, which expire by themselves, and epochs, which only grow."""
 
 import asyncio
 from collections.abc import Callable
@@ -18,7 +18,7 @@ async def catalog(catalog: Catalog, make_session: Callable[..., Session]) -> Cat
     return catalog
 
 
-async def test_one_holder_keeps_the_others_out_until_it_gives_the_session_back(
+async def test_a_claim_excludes_other_holders_until_it_is_released(
     catalog: Catalog,
 ) -> None:
     assert await catalog.leases.claim("s", "one", 60) == Lease(1, "")
@@ -32,7 +32,7 @@ async def test_one_holder_keeps_the_others_out_until_it_gives_the_session_back(
     assert await catalog.leases.claim("s", "other", 60) == Lease(1, "")
 
 
-async def test_a_claim_ends_by_itself_and_begins_anew_each_time(catalog: Catalog) -> None:
+async def test_a_claim_expires_and_is_extended_by_claiming_again(catalog: Catalog) -> None:
     await catalog.leases.claim("s", "one", 60)
     await catalog.leases.claim("s", "one", 0.01)
     await asyncio.sleep(0.05)
@@ -41,7 +41,7 @@ async def test_a_claim_ends_by_itself_and_begins_anew_each_time(catalog: Catalog
         await catalog.leases.claim("s", "one", 60)
 
 
-async def test_a_claim_tells_who_had_the_session_last(catalog: Catalog) -> None:
+async def test_a_claim_returns_the_epoch_and_worker_of_the_last_takeover(catalog: Catalog) -> None:
     assert await catalog.leases.take_over("s", "worker 1") == 2
     assert await catalog.leases.take_over("s", "worker 2") == 3
     assert await catalog.leases.claim("s", "one", 60) == Lease(3, "worker 2")
@@ -49,25 +49,25 @@ async def test_a_claim_tells_who_had_the_session_last(catalog: Catalog) -> None:
     assert (session.epoch, session.worker) == (3, "worker 2")
 
 
-async def test_every_one_who_takes_over_gets_an_epoch_of_its_own(catalog: Catalog) -> None:
+async def test_each_takeover_gets_an_epoch_of_its_own(catalog: Catalog) -> None:
     epochs = await asyncio.gather(
         *(catalog.leases.take_over("s", f"worker {n}") for n in range(10))
     )
     assert sorted(epochs) == list(range(2, 12))
 
 
-async def test_only_one_of_many_holders_gets_the_session(catalog: Catalog) -> None:
-    asked = [catalog.leases.claim("s", f"holder {n}", 60) for n in range(10)]
-    answers = await asyncio.gather(*asked, return_exceptions=True)
-    assert answers.count(Lease(1, "")) == 1
-    assert sum(isinstance(answer, SessionBusy) for answer in answers) == 9
+async def test_one_of_many_concurrent_holders_gets_the_claim(catalog: Catalog) -> None:
+    claims = [catalog.leases.claim("s", f"holder {n}", 60) for n in range(10)]
+    outcomes = await asyncio.gather(*claims, return_exceptions=True)
+    assert outcomes.count(Lease(1, "")) == 1
+    assert sum(isinstance(outcome, SessionBusy) for outcome in outcomes) == 9
 
 
-async def test_nobody_claims_what_is_not_there(
+async def test_an_unknown_or_deleted_session_cannot_be_claimed(
     catalog: Catalog, make_session: Callable[..., Session]
 ) -> None:
     with pytest.raises(UnknownSession):
-        await catalog.leases.claim("nobody", "one", 60)
+        await catalog.leases.claim("unknown", "one", 60)
     await catalog.leases.claim("s", "one", 60)
     await catalog.sessions.delete("s", None)
     with pytest.raises(UnknownSession):

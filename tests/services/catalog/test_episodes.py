@@ -1,4 +1,4 @@
-"""Episodes in the catalog: each change whole, fenced, and gone with the session."""
+"""Episodes in the catalog: each change is atomic, fenced, and deleted with the session."""
 
 from dataclasses import replace
 
@@ -69,11 +69,11 @@ async def test_settings_turns_and_episodes_come_back_as_they_were_committed(
     assert await catalog.turns.get_after("s", 0, 5) == [turn(1, "1-1").turn]
 
 
-async def test_a_session_without_a_segment_has_an_empty_set(catalog: Catalog) -> None:
+async def test_a_session_without_segments_has_an_empty_set(catalog: Catalog) -> None:
     assert await catalog.episodes.get("t") == EpisodeSet()
     assert await catalog.episodes.get_segments("t") == []
     with pytest.raises(UnknownSession):
-        await catalog.episodes.get("nobody")
+        await catalog.episodes.get("unknown")
 
 
 async def test_turns_count_matches_and_name_the_active_episode(catalog: Catalog) -> None:
@@ -85,7 +85,7 @@ async def test_turns_count_matches_and_name_the_active_episode(catalog: Catalog)
     assert [episode.matched for episode in found.episodes] == [0, 2]
 
 
-async def test_new_segments_leave_what_turns_have_committed(catalog: Catalog) -> None:
+async def test_new_segments_keep_match_counts_and_the_active_episode(catalog: Catalog) -> None:
     await catalog.turns.commit(turn(1, "1-1", "1-1"), 1, None)
     grown = replace(EPISODES[1], segments=2, tokens=20, centroid=b"\0" * 8, matched=7)
     found = replace(BUILT, segments=5, next_token=50, active="wrong", episodes=(EPISODES[0], grown))
@@ -104,7 +104,9 @@ async def test_new_segments_leave_what_turns_have_committed(catalog: Catalog) ->
     ]
 
 
-async def test_a_build_replaces_episodes_and_rows_but_not_which_is_active(catalog: Catalog) -> None:
+async def test_a_build_replaces_episodes_and_rows_but_not_the_active_episode(
+    catalog: Catalog,
+) -> None:
     await catalog.turns.commit(turn(1, "1-1", "1-1"), 1, None)
     only = replace(EPISODES[0], id="2-1")
     found = replace(BUILT, builds=2, episodes=(only,))
@@ -115,14 +117,16 @@ async def test_a_build_replaces_episodes_and_rows_but_not_which_is_active(catalo
         await catalog.episodes.get_built("s", "1-1")
 
 
-async def test_forgotten_episodes_are_made_anew_under_other_ids(catalog: Catalog) -> None:
+async def test_cleared_episodes_keep_the_build_count_and_the_active_episode(
+    catalog: Catalog,
+) -> None:
     await catalog.turns.commit(turn(1, "1-1", "1-1"), 1, None)
     await catalog.episodes.clear("s", 1)
     assert await catalog.episodes.get("s") == EpisodeSet(builds=1, active="1-1")
     assert await catalog.episodes.get_segments("s") == []
 
 
-async def test_a_process_that_was_taken_over_from_writes_no_episodes(catalog: Catalog) -> None:
+async def test_episodes_cannot_be_written_under_an_old_epoch(catalog: Catalog) -> None:
     await catalog.leases.take_over("s", "w")
     for write in (
         catalog.episodes.commit_segments("s", SegmentsCommit((), EMBEDDED), 1),
@@ -134,7 +138,7 @@ async def test_a_process_that_was_taken_over_from_writes_no_episodes(catalog: Ca
     assert await catalog.episodes.get("s") == BUILT
 
 
-async def test_a_commit_that_fails_changes_nothing(catalog: Catalog) -> None:
+async def test_a_failed_commit_of_segments_changes_nothing(catalog: Catalog) -> None:
     found = replace(BUILT, segments=9)
     with pytest.raises(CatalogError):  # a segment of that number exists
         await catalog.episodes.commit_segments(
@@ -144,7 +148,7 @@ async def test_a_commit_that_fails_changes_nothing(catalog: Catalog) -> None:
     assert len(await catalog.episodes.get_segments("s")) == 4
 
 
-async def test_episodes_go_with_their_session(catalog: Catalog) -> None:
+async def test_episodes_are_deleted_with_their_session(catalog: Catalog) -> None:
     await catalog.sessions.delete("s", None)
     with pytest.raises(UnknownSession):
         await catalog.episodes.get("s")

@@ -1,4 +1,4 @@
-"""Sessions that begin as another was: what is copied, and that both go their own ways from there."""
+"""Forks: the copied state, and the independence of parent and child."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -40,7 +40,7 @@ async def parent(
     repair: RepairReport,
     memory: MemoryReport,
 ) -> Session:
-    """Three turns; the second and the last ended on calls. Of the last, one has a result, one repair was run."""
+    """Three turns: the second and third ended on calls; of the third, one result and one repair."""
     await catalog.sessions.create(make_session("parent"), b"", None)
     await catalog.episodes.commit_segments(
         "parent", SegmentsCommit(SEGMENTS, replace(BUILT, built_segments=0, episodes=())), 1
@@ -63,16 +63,16 @@ async def parent(
     return await catalog.sessions.get("parent")
 
 
-def child_of(parent: Session, **changes: object) -> Session:
+def build_child(parent: Session, **changes: object) -> Session:
     return replace(
         parent, id="child", epoch=1, worker="w", created_at=9.0, updated_at=9.0, **changes
     )
 
 
-async def test_a_fork_at_the_last_turn_has_all_that_its_parent_has(
+async def test_a_fork_at_the_last_turn_copies_all_state_of_its_parent(
     catalog: Catalog, parent: Session
 ) -> None:
-    child = child_of(parent, shared=(SharedPages("parent", 2),))
+    child = build_child(parent, shared=(SharedPages("parent", 2),))
     await catalog.sessions.fork(ForkCommit(child, "parent", 3, b"child's"), None)
     assert await catalog.sessions.get("child") == child
     assert await catalog.sessions.get_worker_state("child") == b"child's"
@@ -93,11 +93,11 @@ async def test_a_fork_at_the_last_turn_has_all_that_its_parent_has(
     assert await catalog.episodes.get_built("child", "1-1") == b"built"
 
 
-async def test_a_fork_at_an_earlier_turn_has_its_calls_as_they_were_made(
+async def test_a_fork_at_an_earlier_turn_resets_the_calls_of_that_turn(
     catalog: Catalog, parent: Session, calls: tuple[ToolCall, ToolCall]
 ) -> None:
-    made = tuple(PendingCall(2, place, call) for place, call in enumerate(calls))
-    child = child_of(parent, turns=2, calls=made, repairs=(), output_due=0)
+    made = tuple(PendingCall(2, position, call) for position, call in enumerate(calls))
+    child = build_child(parent, turns=2, calls=made, repairs=(), output_due=0)
     await catalog.sessions.fork(ForkCommit(child, "parent", 2, b""), None)
     found = await catalog.sessions.get("child")
     assert (
@@ -116,20 +116,20 @@ async def test_a_fork_at_an_earlier_turn_has_its_calls_as_they_were_made(
     assert "child" in await catalog.tool_calls.get_idle_sessions(found.calls[0].last_event_at)
 
 
-async def test_a_fork_at_a_turn_without_calls_waits_for_none(
+async def test_a_fork_at_a_turn_without_calls_has_no_pending_calls(
     catalog: Catalog, parent: Session
 ) -> None:
-    child = child_of(parent, turns=1, calls=(), repairs=(), output_due=2)
+    child = build_child(parent, turns=1, calls=(), repairs=(), output_due=2)
     await catalog.sessions.fork(ForkCommit(child, "parent", 1, b""), None)
     assert await catalog.sessions.get("child") == child
     with pytest.raises(UnknownCall):
         await catalog.tool_calls.get("child", "a")
 
 
-async def test_parent_and_child_go_their_own_ways(
+async def test_commits_to_parent_and_child_are_independent(
     catalog: Catalog, parent: Session, make_turn: MakeTurn
 ) -> None:
-    await catalog.sessions.fork(ForkCommit(child_of(parent), "parent", 3, b""), None)
+    await catalog.sessions.fork(ForkCommit(build_child(parent), "parent", 3, b""), None)
     await catalog.turns.commit(
         replace(make_turn("child", 4), inline_results={"a": "child"}, matched="1-1"), 1, None
     )
@@ -143,36 +143,40 @@ async def test_parent_and_child_go_their_own_ways(
     assert await catalog.episodes.get_built("child", "1-1") == b"built"
 
 
-async def test_an_earlier_fork_goes_on_from_its_turn(
+async def test_a_fork_at_an_earlier_turn_continues_from_that_turn(
     catalog: Catalog, parent: Session, make_turn: MakeTurn
 ) -> None:
-    child = child_of(parent, turns=2, calls=(), repairs=(), output_due=0)
+    child = build_child(parent, turns=2, calls=(), repairs=(), output_due=0)
     await catalog.sessions.fork(ForkCommit(child, "parent", 2, b""), None)
     await catalog.turns.commit(
         replace(make_turn("child", 3), inline_results={"a": "x", "b": "y"}), 1, None
     )
-    said = await catalog.tool_calls.get("child", "b")
-    assert (said.result, said.consumed_in_turn, said.status) == ("y", 3, CallStatus.COMPLETED)
+    consumed = await catalog.tool_calls.get("child", "b")
+    assert (consumed.result, consumed.consumed_in_turn, consumed.status) == (
+        "y",
+        3,
+        CallStatus.COMPLETED,
+    )
     assert (await catalog.tool_calls.get("parent", "b")).result == "q"
 
 
-async def test_what_cannot_be_forked_leaves_nothing(catalog: Catalog, parent: Session) -> None:
-    child = child_of(parent, shared=(SharedPages("parent", 1),))
+async def test_a_fork_that_fails_leaves_nothing(catalog: Catalog, parent: Session) -> None:
+    child = build_child(parent, shared=(SharedPages("parent", 1),))
     for turns in (-1, 4):
         with pytest.raises(UnknownTurn):
             await catalog.sessions.fork(ForkCommit(child, "parent", turns, b""), None)
     with pytest.raises(UnknownSession):
-        await catalog.sessions.fork(ForkCommit(child, "nobody", 1, b""), None)
+        await catalog.sessions.fork(ForkCommit(child, "unknown", 1, b""), None)
     assert await catalog.sessions.get_ids() == ["parent"]
     assert (await catalog.sessions.delete("parent", None))[0].keep_pages == 0
 
 
-async def test_a_fork_s_answer_is_given_again_as_long_as_the_child_is_there(
+async def test_a_fork_s_stored_response_is_valid_as_long_as_the_child_exists(
     catalog: Catalog, parent: Session
 ) -> None:
     key = IdempotencyKey("POST /sessions/parent/fork", "k", "body", session="parent")
     await catalog.sessions.fork(
-        ForkCommit(child_of(parent), "parent", 3, b""), IdempotencyRecord(key, "child")
+        ForkCommit(build_child(parent), "parent", 3, b""), IdempotencyRecord(key, "child")
     )
     assert await catalog.idempotency.get(key) == "child"
     await catalog.sessions.delete("child", None)

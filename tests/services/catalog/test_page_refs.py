@@ -1,98 +1,246 @@
-"""Whatever is created, forked, deleted and lost in crashes: no page goes that is used, and in the end none stays."""
+"""References to shared pages: retained while referenced, orphaned afterwards."""
 
-import random
-from collections.abc import Iterable
+from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
-from kvrecall.domain.errors import WorkerLost
-from kvrecall.domain.messages import Message
-from services.forks import ForkRequest
+from kvrecall.domain.errors import UnknownSession
+from kvrecall.domain.session import Session, SharedPages
+from services.catalog.base import Catalog
+from services.catalog.records import (
+    ForkCommit,
+    IdempotencyKey,
+    IdempotencyRecord,
+    KnownPrefix,
+    OrphanedPages,
+    TurnCommit,
+)
 
-SYSTEM = Message("system", "you help people with everything they want")
-ALL = 1 << 20
-STEPS = 60
-
-
-class Stored:
-    """How many of each session's first pages the workers' rows still have."""
-
-    def __init__(self) -> None:
-        self.pages: dict[str, int] = {}
-
-    def follow(self, worker) -> None:
-        """Do what a worker was told since: open, drop, and what is retained at its start."""
-        for session in worker.specs:
-            self.pages.setdefault(session, ALL)
-        if worker.retained is not None:
-            shared = {each.owner: each.pages for each in worker.retained.shared}
-            for session in set(self.pages) - set(worker.retained.sessions) - set(worker.specs):
-                self._keep(session, shared.get(session, 0))
-            worker.retained = None
-        for session, pages in worker.dropped:
-            self._keep(session, pages)
-        worker.dropped.clear()
-
-    def _keep(self, session: str, pages: int) -> None:
-        self.pages[session] = min(self.pages.get(session, 0), pages)
-
-    def check(self, sessions: Iterable) -> None:
-        """Every session has its own pages, and those of others that it begins with."""
-        for session in sessions:
-            assert self.pages[session.id] == ALL
-            for shared in session.shared:
-                assert self.pages.get(shared.owner, 0) >= shared.pages, (
-                    f"{session.id} lost pages of {shared.owner}"
-                )
+MakeSession = Callable[..., Session]
+MakeTurn = Callable[..., TurnCommit]
 
 
-async def step(harness, rng: random.Random) -> None:
-    """Something that clients or fate do."""
-    sessions = await harness.catalog.sessions.get_ids()
-    chosen = rng.choice(sessions) if sessions else ""
-    words = " ".join(rng.choice("abcdef") for _ in range(rng.randrange(1, 12)))
-    match rng.choice(["create", "say", "say", "fork", "fork", "delete", "crash", "break"]):
-        case "create":
-            session = await harness.session(tenant=rng.choice(["", "ann"]))
-            if rng.random() < 0.8:
-                await harness.say(session, SYSTEM, Message("user", words))
-        case "say" if chosen:
-            await harness.say(chosen, Message("user", words))
-        case "fork" if chosen and (turns := (await harness.catalog.sessions.get(chosen)).turns):
-            await harness.service.fork(
-                chosen, ForkRequest(rng.choice([None, rng.randint(1, turns)]))
-            )
-        case "delete" if chosen:
-            if rng.random() < 0.3:
-                harness.worker.faults["delete"] = WorkerLost("gone")
-            await harness.service.delete(chosen)
-        case "crash":
-            words_said = harness.worker.words
-            await harness.crash()
-            harness.worker.words |= words_said
-        case "break" if chosen:
-            harness.worker.faults["done"] = WorkerLost("gone")
-            with pytest.raises(WorkerLost):
-                await harness.say(chosen, SYSTEM, Message("user", words))
+@pytest.fixture
+def fork(catalog: Catalog, make_turn: MakeTurn) -> Callable[..., object]:
+    """fork(parent, child, *shared): a fork that references pages, given as owner and number."""
 
-
-@pytest.mark.parametrize("seed", range(6))
-async def test_pages_are_kept_as_long_as_they_are_used_and_no_longer(harness, seed: int) -> None:
-    rng = random.Random(seed)
-    stored = Stored()
-    for _ in range(STEPS):
-        worker = harness.worker
-        await step(harness, rng)
-        for told in dict.fromkeys((worker, harness.worker)):
-            stored.follow(told)
-        stored.check(
-            [
-                await harness.catalog.sessions.get(session)
-                for session in await harness.catalog.sessions.get_ids()
-            ]
+    async def make(parent: str, child: str, *shared: tuple[str, int]) -> None:
+        start = await catalog.sessions.get(parent)
+        refs = tuple(SharedPages(*each) for each in shared)
+        await catalog.sessions.fork(
+            ForkCommit(replace(start, id=child, shared=refs), parent, start.turns, b"child"),
+            None,
         )
-    for session in [*await harness.catalog.sessions.get_ids(), await harness.session()]:
-        await harness.service.delete(session)
-    stored.follow(harness.worker)
-    assert set(stored.pages.values()) == {0}
-    assert await harness.catalog.page_refs.get_retained() == []
+
+    return make
+
+
+@pytest.fixture
+async def parent(catalog: Catalog, make_session: MakeSession, make_turn: MakeTurn) -> str:
+    """A session with two turns."""
+    await catalog.sessions.create(make_session("parent"), b"", None)
+    for number in (1, 2):
+        await catalog.turns.commit(make_turn("parent", number), 1, None)
+    return "parent"
+
+
+async def delete_and_confirm(catalog: Catalog, session: str) -> list[OrphanedPages]:
+    """Delete a session, and confirm that the workers have deleted its orphaned pages."""
+    orphaned = await catalog.sessions.delete(session, None)
+    for each in orphaned:
+        await catalog.page_refs.confirm_deleted(each)
+    return orphaned
+
+
+async def test_orphaned_pages_are_returned_until_their_deletion_is_confirmed(
+    catalog: Catalog, parent: str, make_session: MakeSession, fork: Callable[..., object]
+) -> None:
+    await fork(parent, "child", (parent, 5))
+    assert await catalog.page_refs.get_orphaned() == []
+    assert await catalog.sessions.delete(parent, None) == [OrphanedPages(parent, 5)]
+    assert await catalog.page_refs.get_orphaned() == [OrphanedPages(parent, 5)]
+    assert await catalog.sessions.delete("child", None) == [
+        OrphanedPages("child", 0),
+        OrphanedPages(parent, 0),
+    ]
+    await catalog.page_refs.confirm_deleted(
+        OrphanedPages(parent, 5)
+    )  # late: more pages are orphaned since
+    assert sorted(await catalog.page_refs.get_orphaned(), key=str) == [
+        OrphanedPages("child", 0),
+        OrphanedPages(parent, 0),
+    ]
+    await catalog.sessions.create(make_session("other"), b"", None)
+    orphaned = await catalog.sessions.delete("other", None)
+    assert (orphaned[0], set(orphaned[1:])) == (
+        OrphanedPages("other", 0),
+        {OrphanedPages("child", 0), OrphanedPages(parent, 0)},
+    )
+    for each in orphaned:
+        await catalog.page_refs.confirm_deleted(each)
+    assert await catalog.page_refs.get_orphaned() == []
+
+
+async def test_a_session_under_the_id_of_a_deleted_one_starts_anew(
+    catalog: Catalog,
+    parent: str,
+    make_session: MakeSession,
+    make_turn: MakeTurn,
+    fork: Callable[..., object],
+) -> None:
+    assert await delete_and_confirm(catalog, parent) == [OrphanedPages(parent, 0)]
+    await catalog.sessions.create(make_session(parent), b"", None)
+    await catalog.turns.commit(make_turn(parent, 1), 1, None)
+    await fork(parent, "child", (parent, 3))
+    assert await delete_and_confirm(catalog, parent) == [OrphanedPages(parent, 3)]
+    assert await catalog.page_refs.get_retained() == [SharedPages(parent, 3)]
+
+
+async def test_a_session_without_references_orphans_all_its_pages(
+    catalog: Catalog, parent: str
+) -> None:
+    assert await delete_and_confirm(catalog, parent) == [OrphanedPages(parent, 0)]
+    assert await catalog.page_refs.get_retained() == []
+
+
+async def test_shared_pages_outlive_their_owner_as_far_as_they_are_referenced(
+    catalog: Catalog, parent: str, fork: Callable[..., object]
+) -> None:
+    for child, pages in (("short", 2), ("long", 5), ("middle", 3)):
+        await fork(parent, child, (parent, pages))
+    assert (await catalog.sessions.get("long")).shared == (SharedPages(parent, 5),)
+    assert await delete_and_confirm(catalog, parent) == [OrphanedPages(parent, 5)]
+    assert await catalog.page_refs.get_retained() == [SharedPages(parent, 5)]
+    assert await delete_and_confirm(catalog, "short") == [OrphanedPages("short", 0)]
+    assert await delete_and_confirm(catalog, "long") == [
+        OrphanedPages("long", 0),
+        OrphanedPages(parent, 3),
+    ]
+    assert await catalog.page_refs.get_retained() == [SharedPages(parent, 3)]
+    assert await delete_and_confirm(catalog, "middle") == [
+        OrphanedPages("middle", 0),
+        OrphanedPages(parent, 0),
+    ]
+    assert await catalog.page_refs.get_retained() == []
+
+
+async def test_a_fork_of_a_fork_references_every_owner_of_its_pages(
+    catalog: Catalog, parent: str, fork: Callable[..., object]
+) -> None:
+    await fork(parent, "child", (parent, 4))
+    await fork("child", "grandchild", (parent, 4), ("child", 6))
+    assert (await catalog.sessions.get("grandchild")).shared == (
+        SharedPages(parent, 4),
+        SharedPages("child", 6),
+    )
+    assert await delete_and_confirm(catalog, parent) == [OrphanedPages(parent, 4)]
+    assert await delete_and_confirm(catalog, "child") == [OrphanedPages("child", 6)]
+    await fork("grandchild", "last", (parent, 3))
+    orphaned = await delete_and_confirm(catalog, "grandchild")
+    assert orphaned[0] == OrphanedPages("grandchild", 0)
+    assert sorted(orphaned[1:], key=str) == [OrphanedPages("child", 0), OrphanedPages(parent, 3)]
+    assert await delete_and_confirm(catalog, "last") == [
+        OrphanedPages("last", 0),
+        OrphanedPages(parent, 0),
+    ]
+
+
+async def test_pages_that_are_gone_cannot_be_referenced(
+    catalog: Catalog, parent: str, make_session: MakeSession, fork: Callable[..., object]
+) -> None:
+    await catalog.sessions.create(make_session("s"), b"", None)
+    assert not await catalog.page_refs.reserve("s", SharedPages("unknown", 1))
+    await fork(parent, "child", (parent, 4))
+    await catalog.sessions.delete(parent, None)
+    assert not await catalog.page_refs.reserve("s", SharedPages(parent, 5))
+    assert await catalog.page_refs.reserve("s", SharedPages(parent, 4))
+    with pytest.raises(UnknownSession):
+        await catalog.page_refs.reserve("unknown", SharedPages("s", 1))
+    with pytest.raises(UnknownSession):
+        await fork("child", "other", (parent, 5))
+    with pytest.raises(UnknownSession):
+        await catalog.sessions.get("other")
+
+
+async def test_a_reservation_counts_until_a_turn_commits_the_references(
+    catalog: Catalog, parent: str, make_session: MakeSession, make_turn: MakeTurn
+) -> None:
+    for id in ("uses", "does not"):
+        await catalog.sessions.create(make_session(id), b"", None)
+        assert await catalog.page_refs.reserve(id, SharedPages(parent, 5))
+    assert (await catalog.sessions.get("uses")).shared == ()
+    assert await delete_and_confirm(catalog, parent) == [OrphanedPages(parent, 5)]
+    await catalog.turns.commit(
+        replace(make_turn("uses", 1), shared=(SharedPages(parent, 2),)), 1, None
+    )
+    assert (await catalog.sessions.get("uses")).shared == (SharedPages(parent, 2),)
+    await catalog.turns.commit(replace(make_turn("does not", 1), shared=()), 1, None)
+    assert await catalog.page_refs.get_retained() == [SharedPages(parent, 2)]
+    await catalog.turns.commit(make_turn("uses", 2), 1, None)
+    assert (await catalog.sessions.get("uses")).shared == (SharedPages(parent, 2),)
+    assert await delete_and_confirm(catalog, "does not") == [
+        OrphanedPages("does not", 0),
+        OrphanedPages(parent, 2),
+    ]
+    assert await delete_and_confirm(catalog, "uses") == [
+        OrphanedPages("uses", 0),
+        OrphanedPages(parent, 0),
+    ]
+
+
+async def test_a_prefix_is_known_as_long_as_its_owner_exists(
+    catalog: Catalog, make_session: MakeSession, make_turn: MakeTurn
+) -> None:
+    assert await catalog.page_refs.get_prefix("digest") is None
+    for id in ("first", "second", "third"):
+        await catalog.sessions.create(make_session(id), b"", None)
+
+    async def offer(id: str) -> None:
+        known = KnownPrefix(id, (1, 2**32 - 1))
+        await catalog.turns.commit(
+            replace(make_turn(id, 1), prefix=known, digest="digest"), 1, None
+        )
+
+    await offer("first")
+    await offer("second")
+    assert await catalog.page_refs.get_prefix("digest") == KnownPrefix("first", (1, 2**32 - 1))
+    assert await catalog.page_refs.get_prefix("another") is None
+    await catalog.sessions.delete("first", None)
+    assert await catalog.page_refs.get_prefix("digest") is None
+    await offer("third")
+    assert await catalog.page_refs.get_prefix("digest") == KnownPrefix("third", (1, 2**32 - 1))
+    await catalog.sessions.delete("second", None)
+    assert await catalog.page_refs.get_prefix("digest") == KnownPrefix("third", (1, 2**32 - 1))
+
+
+async def test_a_tenant_s_tokens_are_those_of_its_sessions(
+    catalog: Catalog, make_session: MakeSession, make_turn: MakeTurn, fork: Callable[..., object]
+) -> None:
+    for id, tenant in (("a", "x"), ("b", "x"), ("c", "y"), ("d", "")):
+        await catalog.sessions.create(make_session(id, tenant=tenant), b"", None)
+    for id in ("a", "b", "c"):
+        await catalog.turns.commit(make_turn(id, 1), 1, None)
+    await fork("b", "e", ("b", 1))
+    assert [await catalog.sessions.get_tenant_tokens(tenant) for tenant in ("x", "y", "", "z")] == [
+        21,
+        7,
+        0,
+        0,
+    ]
+    await catalog.sessions.delete("a", None)
+    assert [await catalog.sessions.get_tenant_tokens(tenant) for tenant in ("x", "y")] == [14, 7]
+
+
+async def test_the_response_of_a_request_that_created_a_session_is_deleted_with_it(
+    catalog: Catalog, make_session: MakeSession
+) -> None:
+    key = IdempotencyKey("POST /sessions", "k", "body")
+    await catalog.sessions.create(make_session("s"), b"", IdempotencyRecord(key, "s"))
+    assert await catalog.idempotency.get(key) == "s"
+    removal = IdempotencyKey("DELETE /sessions/s", "k", "", session="s")
+    await catalog.sessions.delete("s", IdempotencyRecord(removal, "gone"))
+    assert await catalog.idempotency.get(key) is None
+    assert await catalog.idempotency.get(removal) == "gone"
+    await catalog.sessions.create(make_session("t"), b"", IdempotencyRecord(key, "t"))
+    assert await catalog.idempotency.get(key) == "t"

@@ -1,4 +1,4 @@
-"""The catalog on Redis when servers and connections fail: nothing acknowledged is lost, nothing is done twice."""
+"""The Redis catalog under failures: nothing acknowledged is lost, no commit applied twice."""
 
 import asyncio
 import signal
@@ -37,7 +37,7 @@ TalkOn = Callable[[RedisCatalog], Awaitable["Talk"]]
 
 
 class CuttingProxy:
-    """A proxy on loopback that can break a connection instead of passing on the reply to a script that writes."""
+    """A proxy that can cut a connection instead of passing on the reply to a commit."""
 
     def __init__(self, target: int) -> None:
         self.to_cut = 0
@@ -85,7 +85,7 @@ async def proxy(redis_server: Any) -> AsyncIterator[CuttingProxy]:
     await proxy.stop()
 
 
-async def test_a_commit_whose_reply_was_lost_is_made_once_and_told_as_made(
+async def test_a_commit_whose_reply_was_lost_is_applied_once_and_acknowledged(
     open_catalog: Open,
     proxy: CuttingProxy,
     make_session: MakeSession,
@@ -104,7 +104,9 @@ async def test_a_commit_whose_reply_was_lost_is_made_once_and_told_as_made(
 
     await cut(catalog.sessions.create(make_session("s"), b"", None))
     key = IdempotencyKey("turns", "k", "", session="s")
-    await cut(catalog.turns.commit(make_turn("s", 1, *calls), 1, IdempotencyRecord(key, "told")))
+    await cut(
+        catalog.turns.commit(make_turn("s", 1, *calls), 1, IdempotencyRecord(key, "response"))
+    )
     due = due_repairs(await catalog.sessions.get("s"))[0]
     await cut(catalog.repairs.commit("s", RepairCommit(due, b"repaired", repair), 1))
     await cut(catalog.episodes.commit_segments("s", segments, 1))
@@ -113,12 +115,12 @@ async def test_a_commit_whose_reply_was_lost_is_made_once_and_told_as_made(
     await cut(catalog.sessions.fork(ForkCommit(replace(session, id="child"), "s", 1, b""), None))
     assert (session.turns, session.epoch, len(session.repairs)) == (1, 2, 1)
     assert len(await catalog.repairs.get_latest("s", 9)) == 2
-    assert await catalog.idempotency.get(key) == "told"
+    assert await catalog.idempotency.get(key) == "response"
     assert await cut(catalog.sessions.delete("s", None)) == [OrphanedPages("s", 0)]
     assert await catalog.sessions.get_ids() == ["child"]
 
 
-async def test_a_commit_that_is_cut_again_and_again_is_made_once(
+async def test_a_commit_that_is_cut_repeatedly_is_applied_once(
     open_catalog: Open, proxy: CuttingProxy, make_session: MakeSession, make_turn: MakeTurn
 ) -> None:
     catalog = await open_catalog(proxy.url)
@@ -129,7 +131,7 @@ async def test_a_commit_that_is_cut_again_and_again_is_made_once(
     assert len(await catalog.turns.get_after("s", 0, 9)) == 1
 
 
-async def test_the_outcome_of_the_first_time_is_told_even_if_somebody_took_over_since(
+async def test_a_repeated_commit_returns_its_first_result_even_after_a_takeover(
     open_catalog: Open,
     proxy: CuttingProxy,
     redis_url: str,
@@ -148,7 +150,7 @@ async def test_the_outcome_of_the_first_time_is_told_even_if_somebody_took_over_
 
 
 class Talk:
-    """Turns that are committed to several sessions one after the other, and how many were acknowledged."""
+    """Turns that are committed to several sessions in turn, with counts of the acknowledged."""
 
     def __init__(self, catalog: RedisCatalog, make_turn: MakeTurn) -> None:
         self.turns = dict.fromkeys(("s0", "s1", "s2"), 0)
@@ -156,7 +158,7 @@ class Talk:
         self._make_turn = make_turn
 
     async def grow(self, by: int) -> None:
-        """Return when each session has so many turns more."""
+        """Commit that many more turns to each session."""
         wanted = {id: turns + by for id, turns in self.turns.items()}
         async with asyncio.timeout(60):
             await asyncio.gather(*(self._grow(id, turns) for id, turns in wanted.items()))
@@ -167,7 +169,7 @@ class Talk:
             self.turns[id] += 1
 
     async def compare(self) -> None:
-        """Everything that was acknowledged is there, once."""
+        """Check that each acknowledged turn is stored once."""
         for id, turns in self.turns.items():
             found = [turn.number for turn in await self._catalog.turns.get_after(id, 0, 100_000)]
             assert found == list(range(1, turns + 1))
@@ -176,7 +178,7 @@ class Talk:
 
 @pytest.fixture
 def talk_on(make_session: MakeSession, make_turn: MakeTurn) -> TalkOn:
-    """talk_on(catalog): a talk on sessions that are there."""
+    """talk_on(catalog): a Talk on new sessions."""
 
     async def begin(catalog: RedisCatalog) -> Talk:
         talk = Talk(catalog, make_turn)
@@ -188,7 +190,7 @@ def talk_on(make_session: MakeSession, make_turn: MakeTurn) -> TalkOn:
     return begin
 
 
-async def test_what_was_acknowledged_outlives_kill_9_of_the_server(
+async def test_acknowledged_commits_survive_kill_9_of_the_server(
     open_catalog: Open, redis_process: Callable[..., Any], talk_on: TalkOn
 ) -> None:
     server = redis_process("appendonly yes", "appendfsync always")
@@ -222,13 +224,13 @@ async def test_slots_that_change_their_primary_lose_nothing_acknowledged(
     for successors in (redis_cluster[3:], redis_cluster[:3]):
         growing = asyncio.create_task(talk.grow(50))
         for node in successors:
-            await asyncio.to_thread(take_lead, node)
+            await asyncio.to_thread(promote, node)
         await growing
     await talk.compare()
 
 
-def take_lead(node: Any) -> None:
-    """Have a replica of a cluster replace its primary, which becomes its replica."""
+def promote(node: Any) -> None:
+    """Promote a replica of a cluster; its primary becomes its replica."""
     last = time.monotonic() + 30
     with node.client as client:
         while client.role()[0] != b"master" or not client.role()[2]:
@@ -290,7 +292,7 @@ async def test_namespaces_do_not_see_each_other(
         await other.sessions.get("s")
 
 
-async def test_a_server_that_is_not_there_or_wants_a_password_is_an_error_without_the_password(
+async def test_an_unreachable_or_refusing_server_is_an_error_without_the_password(
     open_catalog: Open, redis_process: Callable[..., Any]
 ) -> None:
     server = redis_process()
@@ -303,7 +305,7 @@ async def test_a_server_that_is_not_there_or_wants_a_password_is_an_error_withou
     assert "wrong-word" not in str(caught.value) + str(unreachable.value)
 
 
-async def test_a_server_without_memory_refuses_whole_commits(
+async def test_a_server_without_memory_applies_no_part_of_a_commit(
     open_catalog: Open,
     redis_process: Callable[..., Any],
     make_session: MakeSession,
@@ -321,7 +323,7 @@ async def test_a_server_without_memory_refuses_whole_commits(
     await catalog.turns.commit(make_turn("s", 2), 1, None)
 
 
-async def test_whoever_is_cancelled_while_reading_ends(open_catalog: Open, redis_url: str) -> None:
+async def test_a_cancelled_read_ends(open_catalog: Open, redis_url: str) -> None:
     catalog = await open_catalog(redis_url)
     for steps in range(12):
         reading = asyncio.create_task(catalog.sessions.get_ids())
@@ -332,7 +334,7 @@ async def test_whoever_is_cancelled_while_reading_ends(open_catalog: Open, redis
             assert reading.cancelled()
 
 
-async def test_nothing_is_acknowledged_that_no_replica_has(
+async def test_a_commit_without_a_replica_is_not_acknowledged(
     redis_behind_sentinels: tuple[Any, Any, str],
     open_catalog: Open,
     make_session: MakeSession,

@@ -1,4 +1,4 @@
-"""Sessions and turns in a catalog: what it acknowledges is there afterwards, whole, whatever happens."""
+"""Sessions and turns in a catalog: an acknowledged commit is stored whole, whatever happens."""
 
 import asyncio
 from collections.abc import Callable
@@ -34,7 +34,7 @@ MakeSession = Callable[..., Session]
 MakeTurn = Callable[..., TurnCommit]
 
 
-async def test_a_session_comes_back_as_it_was_stored(
+async def test_a_session_is_read_as_it_was_stored(
     catalog: Catalog, make_session: MakeSession
 ) -> None:
     session = make_session(
@@ -49,7 +49,7 @@ async def test_a_session_comes_back_as_it_was_stored(
     assert await catalog.sessions.get_worker_state("s") == b"\0state"
 
 
-async def test_a_turn_comes_back_as_it_was_committed(
+async def test_a_turn_is_read_as_it_was_committed(
     catalog: Catalog, make_session: MakeSession, make_turn: MakeTurn, memory: MemoryReport
 ) -> None:
     await catalog.sessions.create(make_session("s"), b"", None)
@@ -69,7 +69,7 @@ async def test_a_turn_comes_back_as_it_was_committed(
     assert await catalog.sessions.get_worker_state("s") == b"state 2"
 
 
-async def test_the_tokens_of_all_turns_come_in_their_order(
+async def test_token_ids_of_all_turns_are_read_in_order(
     catalog: Catalog, make_session: MakeSession, make_turn: MakeTurn
 ) -> None:
     await catalog.sessions.create(make_session("s"), b"", None)
@@ -81,7 +81,7 @@ async def test_the_tokens_of_all_turns_come_in_their_order(
         await catalog.turns.get_token_ids("x")
 
 
-async def test_who_lost_the_session_cannot_write_it(
+async def test_a_session_cannot_be_written_under_an_old_epoch(
     catalog: Catalog,
     make_session: MakeSession,
     make_turn: MakeTurn,
@@ -101,7 +101,7 @@ async def test_who_lost_the_session_cannot_write_it(
     assert await catalog.sessions.get_worker_state("s") == b"state 1"
 
 
-async def test_a_commit_that_fails_leaves_nothing_behind(
+async def test_a_failed_commit_leaves_nothing(
     catalog: Catalog,
     make_session: MakeSession,
     make_turn: MakeTurn,
@@ -116,7 +116,7 @@ async def test_a_commit_that_fails_leaves_nothing_behind(
     await catalog.turns.commit(make_turn("s", 2), 1, None)
 
 
-async def test_what_is_unknown_is_said_to_be(
+async def test_unknown_sessions_and_calls_are_refused(
     catalog: Catalog, make_session: MakeSession, make_turn: MakeTurn
 ) -> None:
     for attempt in (
@@ -155,13 +155,13 @@ async def test_pages_show_every_session_once_newest_first(
 @pytest.mark.parametrize(
     "cursor", ["", "x", "é", "W10=", "WzEsIDJd", "WyJhIiwgImIiXQ==", "bnVsbA=="]
 )
-async def test_a_cursor_of_somebody_else_is_refused(catalog: Catalog, cursor: str) -> None:
+async def test_an_invalid_cursor_is_refused(catalog: Catalog, cursor: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         await catalog.sessions.get_page(3, cursor)
     assert caught.value.details["field"] == "cursor"
 
 
-async def test_an_answer_is_given_again_for_the_same_key_and_body_only(
+async def test_a_stored_response_is_returned_for_the_same_key_and_body_only(
     catalog: Catalog, make_session: MakeSession
 ) -> None:
     key = IdempotencyKey("POST /x", "k", "body")
@@ -173,7 +173,7 @@ async def test_an_answer_is_given_again_for_the_same_key_and_body_only(
         await catalog.idempotency.get(replace(key, fingerprint="other"))
 
 
-async def test_a_cancelled_commit_is_there_whole_or_not_at_all(
+async def test_a_cancelled_commit_is_stored_whole_or_not_at_all(
     catalog: Catalog,
     make_session: MakeSession,
     make_turn: MakeTurn,
@@ -194,7 +194,7 @@ async def test_a_cancelled_commit_is_there_whole_or_not_at_all(
         assert await catalog.sessions.get_worker_state("s") == b"state %d" % number
 
 
-async def test_commits_at_the_same_time_are_all_there(
+async def test_concurrent_commits_are_all_stored(
     catalog: Catalog,
     make_session: MakeSession,
     make_turn: MakeTurn,
@@ -235,13 +235,13 @@ async def test_a_tenant_lists_its_own_sessions_only(
         )
     page = await catalog.sessions.get_page(1, None, "a")
     assert [session.id for session in page.sessions] == ["s2"]
-    rest = await catalog.sessions.get_page(5, page.next_cursor, "a")
-    assert ([session.id for session in rest.sessions], rest.next_cursor) == (["s0"], None)
+    last = await catalog.sessions.get_page(5, page.next_cursor, "a")
+    assert ([session.id for session in last.sessions], last.next_cursor) == (["s0"], None)
     assert (await catalog.sessions.get_page(5, None)).sessions == ()
     assert await catalog.sessions.get_ids() == ["s0", "s1", "s2", "s3"]
 
 
-async def test_the_answer_of_a_turn_comes_with_the_turn(
+async def test_the_response_of_a_turn_is_stored_with_the_turn(
     catalog: Catalog, make_session: MakeSession, make_turn: MakeTurn
 ) -> None:
     await catalog.sessions.create(make_session("s"), b"", None)
@@ -259,7 +259,7 @@ async def test_the_answer_of_a_turn_comes_with_the_turn(
     )
 
 
-async def test_a_session_from_elsewhere_is_as_it_was_there(
+async def test_a_restored_session_is_as_it_was_in_the_other_catalog(
     catalog: Catalog,
     make_session: MakeSession,
     make_turn: MakeTurn,

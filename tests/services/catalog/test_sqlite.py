@@ -1,4 +1,4 @@
-"""The file of the SQLite catalog: which it opens, what it leaves in it, and what a killed process does."""
+"""The file of the SQLite catalog: opening, refusal, deletion, and recovery after a kill."""
 
 import asyncio
 import sqlite3
@@ -30,7 +30,7 @@ async def catalog(tmp_path: Path) -> AsyncIterator[SqliteCatalog]:
     await catalog.close()
 
 
-async def test_a_deleted_session_is_gone_with_all_it_had(
+async def test_a_deleted_session_is_deleted_from_all_tables(
     catalog: SqliteCatalog,
     tmp_path: Path,
     make_session: MakeSession,
@@ -47,7 +47,7 @@ async def test_a_deleted_session_is_gone_with_all_it_had(
             assert {row[0] for row in file.execute(f"SELECT session FROM {table}")} == {"other"}
 
 
-async def test_answers_are_bounded_and_the_oldest_go_first(
+async def test_idempotency_records_are_bounded_and_the_oldest_are_deleted(
     catalog: SqliteCatalog, make_session: MakeSession
 ) -> None:
     keys = [IdempotencyKey("POST /x", f"k{number}", "body") for number in range(5)]
@@ -67,7 +67,7 @@ async def test_a_file_of_another_version_is_refused_with_what_to_do(tmp_path: Pa
         await SqliteCatalog.open(path)
 
 
-async def test_a_file_of_something_else_is_refused_and_left_alone(tmp_path: Path) -> None:
+async def test_a_file_of_another_program_is_refused_and_left_alone(tmp_path: Path) -> None:
     with sqlite3.connect(tmp_path / "other.db") as file:
         file.execute("CREATE TABLE mine (x)")
     with pytest.raises(CatalogError, match="another program"):
@@ -96,8 +96,10 @@ async def main():
     await catalog.sessions.create(Session("s", 1, settings, 0.0, 0.0, 0, MemoryReport()), b"", None)
     calls = tuple(ToolCall(f"c{n}", "look", "{}") for n in range(20))
     for number in range(1, 100_000):
-        outcome = TurnOutcome("s", number, Message("assistant", "x" * 5000), "tool_calls", 1, 1, MemoryReport(), (), {})
-        turn = Turn("s", number, (Message("user", "y" * 5000),), (number,) * 2000, outcome)
+        message = Message("assistant", "x" * 5000)
+        outcome = TurnOutcome("s", number, message, "tool_calls", 1, 1, MemoryReport(), (), {})
+        messages = (Message("user", "y" * 5000),)
+        turn = Turn("s", number, messages, (number,) * 2000, outcome)
         await catalog.turns.commit(TurnCommit(turn, str(number).encode() * 1000, calls), 1, None)
         print(number, flush=True)
 
@@ -106,7 +108,7 @@ asyncio.run(main())
 
 
 @pytest.mark.parametrize("acknowledged", [1, 8, 21])
-async def test_after_a_kill_every_acknowledged_turn_is_there_whole(
+async def test_after_a_kill_every_acknowledged_turn_is_stored_whole(
     tmp_path: Path, acknowledged: int
 ) -> None:
     path = tmp_path / "catalog.db"

@@ -1,4 +1,7 @@
-"""The way to a worker over the network: what becomes of statuses, deadlines, lost connections and certificates."""
+"""The way to a worker over the network.
+
+What becomes of statuses, deadlines, lost connections and certificates.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -21,7 +24,10 @@ HERE = "127.0.0.1:0"
 
 
 class Scripted(worker_pb2_grpc.WorkerServicer):
-    """Ends calls with `status`; repairs and turns run until they are cancelled, which sets `cancelled`."""
+    """Ends calls with `status`.
+
+    Repairs and turns run until they are cancelled, which sets `cancelled`.
+    """
 
     def __init__(self) -> None:
         self.status = grpc.StatusCode.OK
@@ -203,7 +209,10 @@ async def test_a_client_reconnects_to_a_worker_that_is_back() -> None:
 
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str, Path]]:
-    """certificates(name): an authority of that name, and a key and a certificate for this machine by it."""
+    """certificates(name).
+
+    An authority of that name, and a key and a certificate for this machine by it.
+    """
     folder = tmp_path_factory.mktemp("certificates")
 
     def make(name: str) -> dict[str, Path]:

@@ -1,4 +1,7 @@
-"""Where sessions go: in proportion to free slots, and nowhere else than they must when workers come and go."""
+"""Where sessions go.
+
+In proportion to free slots, and nowhere else than they must when workers come and go.
+"""
 
 from hypothesis import given
 from hypothesis import strategies as st

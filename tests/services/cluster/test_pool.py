@@ -1,4 +1,7 @@
-"""Several workers behind one protocol: real servers in this process, a registry that says who is there."""
+"""Several workers behind one protocol.
+
+Real servers in this process, a registry that says who is there.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence

@@ -72,7 +72,7 @@ def test_pieces_of_the_queries_add_up_to_the_whole(
     positions[1, 15:] = EMPTY
     at = torch.arange(11, 20, dtype=torch.int32)
     whole = received_weight(queries, keys, positions, at, kind)
-    monkeypatch.setattr(scoring, "_WEIGHTS_AT_ONCE", 4 * 20 * 2)
+    monkeypatch.setattr(scoring, "_MAX_WEIGHTS", 4 * 20 * 2)
     assert torch.allclose(received_weight(queries, keys, positions, at, kind), whole, atol=1e-6)
     assert not bool(whole[1, 15:].any()), "what is not there gets nothing"
     if kind == "attention":

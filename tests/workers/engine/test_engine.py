@@ -133,7 +133,10 @@ def test_the_episode_is_part_of_what_is_committed(
 def test_unlike_sessions_decode_together_as_each_would_alone(
     make_worker: Callable[..., Any], words: Callable[..., str], answer: Callable[..., list[int]]
 ) -> None:
-    """Of different methods, budgets and splits over the layers; active sets fill up in the middle of the answers."""
+    """Of different methods, budgets and splits over the layers.
+
+    Active sets fill up in the middle of the answers.
+    """
     specs: dict[str, dict[str, Any]] = {
         "adakv": {"budget": 50, "layer_budgets": "pyramid"},
         "h2o": {"budget": 60},

@@ -17,7 +17,10 @@ SETTINGS = WorkerSettings(sinks=2, recent=5, max_budget=200)
 
 @pytest.fixture
 def configure(loaded: Callable[[str], LoadedModel]) -> Callable[..., SessionConfig]:
-    """configure(sensitivity, **spec): for a model with three layers, by default 40 rows per head."""
+    """configure(sensitivity, **spec).
+
+    For a model with three layers, by default 40 rows per head.
+    """
 
     def make(sensitivity: tuple[float, ...] | None = None, **spec: Any) -> SessionConfig:
         wanted = {"session": "s", "method": "snapkv", "budget": 50, "repair_rows": 10, **spec}

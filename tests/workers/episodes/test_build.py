@@ -1,4 +1,7 @@
-"""Episodes are built from all rows of a session, which stays as it was; other sessions go on meanwhile."""
+"""Episodes are built from all rows of a session, which stays as it was.
+
+Other sessions go on meanwhile.
+"""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -29,7 +32,10 @@ SPEC: dict[str, Any] = {
 def talked(
     make_worker: Callable[..., Any], words: Callable[..., str]
 ) -> Callable[..., tuple[Any, list[int]]]:
-    """talked(family, tokens, **spec): a worker with session "s" with many words, and their token ids."""
+    """talked(family, tokens, **spec).
+
+    A worker with session "s" with many words, and their token ids.
+    """
 
     def make(
         family: str = "llama", count: int = 250, slots: int = 2, **spec: Any
@@ -240,7 +246,10 @@ def test_other_sessions_decode_while_episodes_are_built(
     meanwhile: list[bool] = []
 
     def say(event: wire.TurnEvent) -> None:
-        """On the scheduler's thread: the first token starts the build, the others see whether it goes on."""
+        """On the scheduler's thread.
+
+        The first token starts the build, the others see whether it goes on.
+        """
         if builds:
             meanwhile.append(not builds[0].done())
         else:

@@ -23,7 +23,10 @@ BUDGET = 40
 def talked(
     make_worker: Callable[..., Any], words: Callable[..., str]
 ) -> Callable[..., tuple[Any, WorkerSession]]:
-    """talked(turns, recent, **spec): a worker with session "s", budget 40, resident, with words of a turn."""
+    """talked(turns, recent, **spec).
+
+    A worker with session "s", budget 40, resident, with words of a turn.
+    """
 
     def make(turns: int = 1, recent: int = 0, **spec: Any) -> tuple[Any, WorkerSession]:
         worker = make_worker(block_tokens=64, recent=recent)

@@ -100,7 +100,10 @@ def test_nothing_recorded_gives_no_distribution(make_worker: Callable[..., Any])
 def test_prefill_waits_for_a_store_that_falls_behind(
     make_worker: Callable[..., Any], words: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rows that wait to be written hold device memory: so many blocks and no more run ahead of the store."""
+    """Rows that wait to be written hold device memory.
+
+    So many blocks and no more run ahead of the store.
+    """
     worker = make_worker(block_tokens=4)
     worker.open()
     go = Event()

@@ -1,4 +1,7 @@
-"""Promoted rows are bitwise those that were evicted; rows are demoted only for others of higher utility."""
+"""Promoted rows are bitwise those that were evicted.
+
+Rows are demoted only for others of higher utility.
+"""
 
 from collections.abc import Callable
 
@@ -28,7 +31,10 @@ from workers.repair.promotion import (
 def stored(
     loaded: Callable[[str], LoadedModel], open_store: Callable[..., RowStore]
 ) -> Callable[..., tuple[RowStore, Tensor]]:
-    """stored(tokens): a store with random rows of session "s", and these rows `[L, 2, n_kv_heads, tokens, d]`."""
+    """stored(tokens).
+
+    A store with random rows of session "s", and these rows `[L, 2, n_kv_heads, tokens, d]`.
+    """
 
     def make(tokens: int) -> tuple[RowStore, Tensor]:
         store = open_store(loaded("llama"))

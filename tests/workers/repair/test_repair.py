@@ -15,7 +15,7 @@ from workers.engine.selection import Selection
 from workers.primitives.scoring import attention
 from workers.primitives.selection import bursts
 from workers.repair.promotion import demote_promoted, missing_rows
-from workers.repair.repair import build_deadline, run_repair
+from workers.repair.repair import run_repair
 
 
 def test_restoring_everything_equals_the_full_cache(
@@ -133,21 +133,27 @@ def test_without_a_reserve_a_repair_does_nothing(
 # Which rows come back
 
 
-def opened(worker: Any, words: Callable[..., str], **settings: Any) -> wire.MemoryReport:
-    """A session that with 200 words in a budget of 60, and a repair of 20 rows with these settings."""
+def opened(
+    worker: Any, words: Callable[..., str], *, options: str = "", **settings: Any
+) -> wire.MemoryReport:
+    """A session of 200 words in a budget of 60, with room for 20 in a repair of these settings."""
     worker.open(
         method="snapkv",
         budget=60,
         repair_rows=20,
         repair_settings=json.dumps(settings),
         repair_scan="exact",
+        options=options,
     )
     worker.turn("s", words(200), max_tokens=4)
     return worker.memory()
 
 
 def expected_scores(worker: Any, signal: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
-    """The signal's attention over every row, written out, counted where a row is evicted; and what is evicted."""
+    """The signal's attention over every row, written out, counted where a row is evicted.
+
+    And what is evicted.
+    """
     engine = worker.engine
     resident = engine.resident("s")
     session = resident.session
@@ -165,7 +171,10 @@ def expected_scores(worker: Any, signal: list[int]) -> tuple[torch.Tensor, torch
 def test_the_published_form_promotes_the_bursts_of_the_signals_attention(
     make_worker: Callable[..., Any], words: Callable[..., str]
 ) -> None:
-    """Through a worker, against Algorithm 1 written out: mean over layers and heads of the maximum over the signal."""
+    """Through a worker, against Algorithm 1 written out.
+
+    Mean over layers and heads of the maximum over the signal.
+    """
     worker = make_worker(block_tokens=64, recent=8)
     opened(worker, words, select="bursts", before=1, after=3)
     session = worker.engine.session("s")
@@ -296,17 +305,20 @@ def test_a_truncated_repair_keeps_the_rows_of_an_earlier_one(
     assert Selection.from_slot(worker.engine.cache, session.slot).to_bytes() == held
 
 
-def test_a_repair_ends_at_its_deadline(
-    make_worker: Callable[..., Any], words: Callable[..., str]
+@pytest.mark.parametrize(("options", "truncated"), [(1e-9, True), (600, False), (None, False)])
+def test_a_repair_ends_at_the_sessions_deadline(
+    make_worker: Callable[..., Any],
+    words: Callable[..., str],
+    options: float | None,
+    truncated: bool,
 ) -> None:
     worker = make_worker(block_tokens=64, recent=8)
-    opened(worker, words)
-    late = worker.repair("s", text=words(6, seed=1), seconds=1e-9)
-    assert late.report.truncated
-    assert late.report.scored_rows < late.report.candidates
-    assert not worker.repair("s", text=words(6, seed=1), seconds=600).report.truncated
-    assert not build_deadline(0)()
-    assert build_deadline(1e-9)()
+    opened(worker, words, options=json.dumps({"repair_seconds": options}))
+    report = worker.repair("s", text=words(6, seed=1)).report
+    assert report.truncated == truncated
+    assert (report.scored_rows < report.candidates) == truncated
+    own = worker.turn("s", words(6, seed=2), max_tokens=4, repair=True).repair
+    assert own.truncated == truncated
 
 
 def test_a_turn_cancelled_in_its_own_repair_has_no_effect(

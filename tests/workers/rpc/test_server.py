@@ -58,7 +58,10 @@ class Broken(WorkerService):
 
 @pytest.fixture
 def served(make_worker: Callable[..., Any]) -> Callable[..., Any]:
-    """served(calls=WorkerService, **settings): a tiny model on the network, with an open session "s"."""
+    """served(calls=WorkerService, **settings).
+
+    A tiny model on the network, with an open session "s".
+    """
 
     @asynccontextmanager
     async def serve(
@@ -141,7 +144,8 @@ async def test_a_turn_ends_when_its_client_is_gone(served: Callable[..., Any], h
             turn.cancel()
         else:
             await each.channel.close()
-        # A session's turns follow each other: this one begins when that one has ended, and finds what it left.
+        # A session's turns follow each other: this one begins when that one has ended, and finds
+        # what it left.
         with pytest.raises(UnknownSession, match="in the middle of a turn"):
             await asyncio.wrap_future(each.worker.submit("s", "Hello."))
 

@@ -1,4 +1,7 @@
-"""Sessions come into a worker as they were: opened, forked at any turn, rebuilt after pages were lost."""
+"""Sessions come into a worker as they were.
+
+Opened, forked at any turn, rebuilt after pages were lost.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -40,7 +43,10 @@ def fork(
     turns: Sequence[wire.LoggedTurn] = (),
     **spec: Any,
 ) -> wire.ForkResult:
-    """Fork a session as it was at the end of a turn: of its last one with its state, else of `turns`."""
+    """Fork a session as it was at the end of a turn.
+
+    Of its last one with its state, else of `turns`.
+    """
     length = state.length if state is not None else spec.pop("length")
     settings = {"epoch": 1, "method": "full", "budget": 1024} | spec
     request = wire.ForkRequest(

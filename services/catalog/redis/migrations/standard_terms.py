@@ -1,4 +1,4 @@
-"""Version 1, written by kvrecall 0.1.0, to version 2: names and JSON fields take the standard terms.
+"""Migration from version 1, of kvrecall 0.1.0, to version 2: the standard terms.
 
 Each value is read, renamed here and written back only if it is still the value that was read. A
 value that has the new names already is left alone, so a migration may be interrupted, repeated, and

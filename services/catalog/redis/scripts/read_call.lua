@@ -2,8 +2,8 @@
 --
 -- KEYS: the session's keys.
 -- ARGV[1]: id of the call.
--- Reply: nil if there is none, else {the call's value, the fields signal, delta and batch's repaired
---   flag; the result that a turn brought inline, if any; the number of the session's turns}.
+-- Reply: nil if there is none, else {the call's value, the fields signal, delta and batch's
+--   repaired flag; the result that a turn brought inline, if any; the number of turns}.
 local at = redis.call('HGET', KEYS[5], '@' .. ARGV[1])
 if not at then return false end
 local parts = redis.call('HMGET', KEYS[5], at, at .. ':signal', at .. ':delta', at .. ':batch')

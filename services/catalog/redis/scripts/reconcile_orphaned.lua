@@ -2,8 +2,8 @@
 --
 -- KEYS: the owner's keys.
 -- ARGV: pairs of a session whose reference has ended and the entry it had.
--- Reply: {'due', pages} if the workers may hold more than the first `pages` pages, {'same', pages} if
---   they do not, {'exists'} if the owner is not deleted.
+-- Reply: {'due', pages} if the workers may hold more than the first `pages` pages, {'same', pages}
+--   if they do not, {'exists'} if the owner is not deleted.
 for i = 1, #ARGV, 2 do
   if redis.call('HGET', KEYS[13], ARGV[i]) == ARGV[i + 1] then
     redis.call('HDEL', KEYS[13], ARGV[i])

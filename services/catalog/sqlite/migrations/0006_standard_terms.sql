@@ -1,6 +1,6 @@
--- From schema 5, written by kvrecall 0.1.0: tables, columns and JSON fields take the standard terms.
--- SQL functions that the runner provides (services/catalog/renames.py):
---   rename_in_outcome(json), rename_in_repair(json), rename_in_response(json).
+-- From schema 5, written by kvrecall 0.1.0: tables, columns and JSON fields take the standard
+-- terms. SQL functions that the runner provides (services/catalog/renames.py):
+-- rename_in_outcome(json), rename_in_repair(json), rename_in_response(json).
 
 ALTER TABLE calls RENAME COLUMN heard_at TO last_event_at;
 ALTER TABLE calls RENAME COLUMN said TO consumed_in_turn;

@@ -1,4 +1,4 @@
-"""Tool calls and repairs in a catalog: neither undoes the other, and nothing is done twice."""
+"""Tool calls and repairs in a catalog: commits of both do not overwrite each other."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -35,11 +35,15 @@ async def test_a_turn_with_calls_begins_a_pause_and_the_next_turn_ends_it(
         replace(make_turn("s", 2), inline_results={"a": "r", "b": "q"}), 1, None
     )
     assert (await catalog.sessions.get("s")).calls == ()
-    said = await catalog.tool_calls.get("s", "b")
-    assert (said.status, said.result, said.consumed_in_turn) == (CallStatus.COMPLETED, "q", 2)
+    consumed = await catalog.tool_calls.get("s", "b")
+    assert (consumed.status, consumed.result, consumed.consumed_in_turn) == (
+        CallStatus.COMPLETED,
+        "q",
+        2,
+    )
 
 
-async def test_a_repair_and_a_report_of_the_same_call_do_not_undo_each_other(
+async def test_a_repair_and_a_report_of_the_same_call_do_not_overwrite_each_other(
     catalog: Catalog,
     make_session: MakeSession,
     make_turn: MakeTurn,
@@ -64,7 +68,7 @@ async def test_a_repair_and_a_report_of_the_same_call_do_not_undo_each_other(
     assert [due.position for due in due_repairs(after)] == [1, -1]
 
 
-async def test_a_repair_that_was_refused_is_done_and_leaves_the_state(
+async def test_a_refused_repair_is_marked_as_done_and_keeps_the_worker_state(
     catalog: Catalog,
     make_session: MakeSession,
     make_turn: MakeTurn,
@@ -79,7 +83,7 @@ async def test_a_repair_that_was_refused_is_done_and_leaves_the_state(
     assert await catalog.sessions.get_worker_state("s") == b"state 1"
 
 
-async def test_reports_of_repairs_belong_to_the_pause_they_happened_in(
+async def test_repair_reports_belong_to_the_pause_they_ran_in(
     catalog: Catalog,
     make_session: MakeSession,
     make_turn: MakeTurn,
@@ -105,15 +109,17 @@ async def test_a_call_comes_back_as_it_was_reported(
     await catalog.sessions.create(make_session("s"), b"", None)
     await catalog.turns.commit(make_turn("s", 1, *calls), 1, None)
     made = (await catalog.sessions.get("s")).calls[1]
-    told = replace(made, started=True, arguments='{"n": 3}', pieces={0: "é", 2: "\0"}, delta_due=1)
-    await catalog.tool_calls.commit("s", told, 1, None)
+    reported = replace(
+        made, started=True, arguments='{"n": 3}', pieces={0: "é", 2: "\0"}, delta_due=1
+    )
+    await catalog.tool_calls.commit("s", reported, 1, None)
     found = await catalog.tool_calls.get("s", "b")
-    assert found == replace(told, last_event_at=found.last_event_at)
+    assert found == replace(reported, last_event_at=found.last_event_at)
     assert (found.partial, found.running.arguments, found.call) == ("é", '{"n": 3}', calls[1])
     assert found.last_event_at >= made.last_event_at > 0
 
 
-async def test_each_kind_of_repair_marks_its_own_signal_as_used(
+async def test_each_kind_of_repair_marks_its_own_signal_as_done(
     catalog: Catalog,
     make_session: MakeSession,
     make_turn: MakeTurn,
@@ -125,21 +131,21 @@ async def test_each_kind_of_repair_marks_its_own_signal_as_used(
     await catalog.turns.commit(make_turn("s", 1, *calls), 1, None)
     grown = replace((await catalog.sessions.get("s")).calls[0], pieces={0: "long"}, delta_due=4)
     await catalog.tool_calls.commit("s", grown, 1, None)
-    told = replace(
+    reported = replace(
         (await catalog.sessions.get("s")).calls[1], status=CallStatus.COMPLETED, result="r", batch=1
     )
-    await catalog.tool_calls.commit("s", told, 1, None)
-    seen = []
+    await catalog.tool_calls.commit("s", reported, 1, None)
+    order = []
     while due := due_repairs(await catalog.sessions.get("s")):
-        seen.append((due[0].trigger, due[0].position))
+        order.append((due[0].trigger, due[0].position))
         await catalog.repairs.commit("s", RepairCommit(due[0], b"", repair, memory), 1)
     on_call = RepairTrigger.TOOL_CALL
     on_output = RepairTrigger.TOOL_DELTA
     on_result = RepairTrigger.TOOL_RESULT
-    assert seen == [(on_call, 0), (on_call, 1), (on_output, 0), (on_result, -1)]
+    assert order == [(on_call, 0), (on_call, 1), (on_output, 0), (on_result, -1)]
 
 
-async def test_the_last_answer_is_due_until_it_is_repaired_on(
+async def test_the_last_output_is_due_until_a_repair_used_it(
     catalog: Catalog,
     make_session: MakeSession,
     make_turn: MakeTurn,
@@ -161,7 +167,7 @@ async def test_the_last_answer_is_due_until_it_is_repaired_on(
     assert (await catalog.sessions.get("s")).output_due == 0
 
 
-async def test_the_last_repairs_are_remembered_newest_first_with_what_they_brought_back(
+async def test_the_latest_repairs_are_retained_newest_first_with_promoted_positions(
     catalog: Catalog,
     make_session: MakeSession,
     make_turn: MakeTurn,
@@ -188,7 +194,7 @@ async def test_the_last_repairs_are_remembered_newest_first_with_what_they_broug
         await catalog.repairs.get_latest("x", 2)
 
 
-async def test_a_turn_s_own_repair_is_remembered_with_that_turn(
+async def test_a_turn_s_own_repair_is_stored_with_that_turn(
     catalog: Catalog, make_session: MakeSession, make_turn: MakeTurn, repair: RepairReport
 ) -> None:
     await catalog.sessions.create(make_session("s"), b"", None)
@@ -204,20 +210,22 @@ async def test_a_turn_s_own_repair_is_remembered_with_that_turn(
     assert (await catalog.sessions.get("s")).repairs == ()
 
 
-async def test_silent_calls_are_those_that_wait_and_were_not_heard_of(
+async def test_idle_sessions_have_a_pending_call_without_a_recent_event(
     catalog: Catalog,
     make_session: MakeSession,
     make_turn: MakeTurn,
     calls: tuple[ToolCall, ToolCall],
 ) -> None:
-    for id in ("s", "answered", "said"):
+    for id in ("s", "answered", "consumed"):
         await catalog.sessions.create(make_session(id), b"", None)
         await catalog.turns.commit(make_turn(id, 1, calls[0]), 1, None)
     call = (await catalog.sessions.get("answered")).calls[0]
     await catalog.tool_calls.commit(
         "answered", replace(call, status=CallStatus.FAILED, result="no", batch=1), 1, None
     )
-    await catalog.turns.commit(replace(make_turn("said", 2), inline_results={"a": "r"}), 1, None)
+    await catalog.turns.commit(
+        replace(make_turn("consumed", 2), inline_results={"a": "r"}), 1, None
+    )
     last_event_at = (await catalog.sessions.get("s")).calls[0].last_event_at
     assert await catalog.tool_calls.get_idle_sessions(last_event_at) == ["s"]
     assert await catalog.tool_calls.get_idle_sessions(last_event_at - 0.001) == []

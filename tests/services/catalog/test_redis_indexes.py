@@ -1,4 +1,4 @@
-"""What the Redis catalog keeps beside its sessions: kept no longer than needed, and right after what broke off."""
+"""Indexes, references and tombstones of the Redis catalog, also after interrupted commits."""
 
 import time
 from collections.abc import Awaitable, Callable
@@ -27,7 +27,7 @@ Open = Callable[..., Awaitable[RedisCatalog]]
 HOUR = 3600
 
 
-async def test_a_deleted_session_leaves_no_key_but_for_a_while(
+async def test_a_deleted_session_leaves_only_keys_that_expire(
     open_catalog: Open,
     redis_server: Any,
     redis_url: str,
@@ -45,8 +45,8 @@ async def test_a_deleted_session_leaves_no_key_but_for_a_while(
     child = replace(await catalog.sessions.get("s"), id="t", shared=(SharedPages("s", 1),))
     await catalog.sessions.fork(ForkCommit(child, "s", 1, b""), None)
     for id in ("s", "t"):
-        for left in await catalog.sessions.delete(id, None):
-            await catalog.page_refs.confirm_deleted(left)
+        for orphaned in await catalog.sessions.delete(id, None):
+            await catalog.page_refs.confirm_deleted(orphaned)
     assert (
         await catalog.page_refs.get_orphaned(),
         await catalog.tool_calls.get_idle_sessions(time.time()),
@@ -56,7 +56,7 @@ async def test_a_deleted_session_leaves_no_key_but_for_a_while(
     assert {key.removeprefix(f"{namespace}:") for key in left} <= {"version", "tenants", "waiting"}
 
 
-async def test_a_listing_without_a_session_is_passed_over_and_swept_once_it_is_old(
+async def test_an_entry_without_a_session_is_skipped_and_removed_once_it_is_old(
     open_catalog: Open,
     redis_server: Any,
     redis_url: str,
@@ -79,7 +79,7 @@ async def test_a_listing_without_a_session_is_passed_over_and_swept_once_it_is_o
     assert client.zrange(f"{namespace}:waiting", 0, -1) == [b"1 new"]
 
 
-async def test_a_share_of_a_session_that_was_never_made_counts_for_an_hour(
+async def test_a_reference_of_a_session_that_was_never_created_counts_for_an_hour(
     open_catalog: Open, redis_server: Any, redis_url: str, make_session: MakeSession
 ) -> None:
     namespace = uuid4().hex
@@ -95,14 +95,14 @@ async def test_a_share_of_a_session_that_was_never_made_counts_for_an_hour(
 
 
 @pytest.fixture
-async def broken_off(
+async def interrupted(
     open_catalog: Open,
     redis_server: Any,
     redis_url: str,
     make_session: MakeSession,
     make_turn: MakeTurn,
 ) -> RedisCatalog:
-    """A catalog in which the process was killed that deleted "s", which shared pages of the deleted "owner"."""
+    """A catalog with an interrupted deletion of "s", which references pages of "owner"."""
     namespace = uuid4().hex
     catalog = await open_catalog(redis_url, namespace)
     client = redis_server.client
@@ -114,7 +114,7 @@ async def broken_off(
     )
     assert await catalog.sessions.delete("owner", None) == [OrphanedPages("owner", 4)]
     await catalog.page_refs.confirm_deleted(OrphanedPages("owner", 4))
-    # As far as a process comes that is killed when the session is gone.
+    # The state after a kill right after the deletion in the session's slot.
     client.sadd(f"{namespace}:deleted", "s")
     client.hset(f"{namespace}:{{s}}:gone", mapping={"tenant": "", "digest": ""})
     client.delete(f"{namespace}:{{s}}")
@@ -123,35 +123,38 @@ async def broken_off(
     return catalog
 
 
-async def test_a_deletion_that_broke_off_is_brought_to_its_end_by_the_next(
-    broken_off: RedisCatalog, make_session: MakeSession
+async def test_an_interrupted_deletion_is_finished_by_the_next_deletion(
+    interrupted: RedisCatalog, make_session: MakeSession
 ) -> None:
-    told = await broken_off.sessions.delete("other", None)
-    assert told[0] == OrphanedPages("other", 0)
-    assert set(told[1:]) >= {OrphanedPages("s", 0)}
-    await broken_off.sessions.create(make_session("another"), b"", None)
-    told += await broken_off.sessions.delete("another", None)
-    assert OrphanedPages("owner", 0) in told
+    orphaned = await interrupted.sessions.delete("other", None)
+    assert orphaned[0] == OrphanedPages("other", 0)
+    assert set(orphaned[1:]) >= {OrphanedPages("s", 0)}
+    await interrupted.sessions.create(make_session("another"), b"", None)
+    orphaned += await interrupted.sessions.delete("another", None)
+    assert OrphanedPages("owner", 0) in orphaned
     assert (
-        await broken_off.page_refs.get_retained(),
-        await broken_off.sessions.get_tenant_tokens(""),
+        await interrupted.page_refs.get_retained(),
+        await interrupted.sessions.get_tenant_tokens(""),
     ) == ([], 0)
 
 
-async def test_a_deletion_that_broke_off_is_brought_to_its_end_by_looking_for_leftovers(
-    broken_off: RedisCatalog,
+async def test_an_interrupted_deletion_is_finished_by_reading_orphaned_pages(
+    interrupted: RedisCatalog,
 ) -> None:
-    told = {*await broken_off.page_refs.get_orphaned(), *await broken_off.page_refs.get_orphaned()}
-    assert told == {OrphanedPages("s", 0), OrphanedPages("owner", 0)}
-    for left in told:
-        await broken_off.page_refs.confirm_deleted(left)
+    orphaned = {
+        *await interrupted.page_refs.get_orphaned(),
+        *await interrupted.page_refs.get_orphaned(),
+    }
+    assert orphaned == {OrphanedPages("s", 0), OrphanedPages("owner", 0)}
+    for each in orphaned:
+        await interrupted.page_refs.confirm_deleted(each)
     assert (
-        await broken_off.page_refs.get_orphaned(),
-        await broken_off.page_refs.get_retained(),
+        await interrupted.page_refs.get_orphaned(),
+        await interrupted.page_refs.get_retained(),
     ) == ([], [])
 
 
-async def test_an_answer_whose_session_was_never_made_is_not_given(
+async def test_a_response_whose_session_was_never_created_is_not_returned(
     open_catalog: Open, redis_server: Any, redis_url: str, make_session: MakeSession
 ) -> None:
     namespace = uuid4().hex
@@ -167,7 +170,7 @@ async def test_an_answer_whose_session_was_never_made_is_not_given(
     assert await catalog.sessions.get_ids() == ["t"]
 
 
-async def test_lengths_that_were_not_noted_are_found(
+async def test_lengths_that_were_not_noted_are_corrected(
     open_catalog: Open,
     redis_server: Any,
     redis_url: str,

@@ -1,0 +1,100 @@
+"""Sessions: their options at creation, and their models in responses."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Literal, TypedDict
+
+from kvrecall.client.models import EpisodeSettings, JsonObject
+
+
+class EpisodeOptions(TypedDict, total=False):
+    """Episode settings of a new session."""
+
+    count: int | Literal["auto"]
+    segment_utterances: int
+    medoid_utterances: int
+    build: Literal["one_pass", "per_episode"]
+    rebuild_growth: float
+
+
+class SessionOptions(TypedDict, total=False):
+    """Settings of a new session, fixed for its lifetime. Omitted ones get the service's default."""
+
+    # Expected model; rejected unless the service serves it.
+    model: str | None
+    # Active rows per KV head, mean over layers, and the rows of it reserved for repair.
+    budget: int | None
+    repair_rows: int | None
+    # Signals that trigger a repair: tool_call, tool_delta, tool_result, last_output, turn.
+    repair_on: Sequence[str]
+    repair_scan: Literal["exact", "bounded", "summary"] | None
+    repair_settings: Mapping[str, Any]
+    repair_seconds: float | None
+    # Eviction method and its settings; see `KvrecallClient.methods`.
+    method: str | None
+    method_settings: Mapping[str, Any]
+    layer_budgets: Literal["uniform", "pyramid", "sensitivity"] | None
+    episodes: EpisodeOptions | None
+    seed: int | None
+    # Tools that the model may call, in the format of the OpenAI API.
+    tools: Sequence[Mapping[str, Any]]
+    metadata: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class PendingCall:
+    """Tool call whose result has not been appended to the conversation yet.
+
+    `status` is pending, completed, failed or timed_out.
+    """
+
+    id: str
+    name: str
+    arguments: str
+    status: str
+
+
+@dataclass(frozen=True)
+class ForkOrigin:
+    """Fork point: the parent session, and the turn at whose end the fork begins."""
+
+    session: str
+    turn: int
+
+
+@dataclass(frozen=True)
+class Session:
+    """Session: its settings, its state, the number of turns and tokens (`length`)."""
+
+    id: str
+    state: str
+    model: str
+    worker: str
+    budget: int
+    repair_rows: int
+    repair_on: tuple[str, ...]
+    repair_scan: str | None
+    repair_settings: JsonObject
+    repair_seconds: float | None
+    method: str
+    method_settings: JsonObject
+    layer_budgets: str | None
+    episodes: EpisodeSettings | None
+    seed: int
+    tools: tuple[JsonObject, ...]
+    metadata: Mapping[str, str]
+    forked_from: ForkOrigin | None
+    turns: int
+    length: int
+    pending_calls: tuple[PendingCall, ...]
+    created_at: datetime
+    updated_at: datetime
+
+
+@dataclass(frozen=True)
+class SessionPage:
+    """Page of sessions, newest first; `next_cursor` is None on the last page."""
+
+    sessions: tuple[Session, ...]
+    next_cursor: str | None

@@ -1,0 +1,90 @@
+"""Fixed answers of the stub worker, and its words as tokens and vectors."""
+
+import hashlib
+from itertools import groupby
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvrecall.protocol.v1 import worker_pb2 as wire
+
+
+def worker_info() -> wire.WorkerInfo:
+    """Describe a tiny model with pages of four tokens."""
+    return wire.WorkerInfo(
+        model="scripted",
+        fingerprint="f00d",
+        layers=2,
+        kv_heads=1,
+        head_dim=4,
+        slots=4,
+        max_budget=1024,
+        min_budget=16,
+        block_tokens=32,
+        max_context=4096,
+        methods=[
+            wire.MethodInfo(
+                name="snapkv", summary="the last window's attention", settings_schema="{}"
+            ),
+            wire.MethodInfo(name="full", summary="keeps everything", settings_schema="{}"),
+            wire.MethodInfo(
+                name="epicache",
+                summary="an episode's attention",
+                settings_schema="{}",
+                episodes=True,
+            ),
+        ],
+        repair=wire.MethodInfo(
+            name="repairkv", summary="bursts around anchors", settings_schema="{}"
+        ),
+        page_tokens=4,
+        token_bytes=64,
+    )
+
+
+def worker_stats(sessions: int) -> wire.WorkerStats:
+    """Counters with a different value each; `sessions` are open and resident."""
+    tiers = {
+        "ram": wire.TierStats(
+            bytes=640, limit_bytes=1000, hits=3, misses=1, reads=4, read_bytes=256
+        ),
+        "nvme": wire.TierStats(
+            bytes=1280,
+            errors=2,
+            refused_pages=5,
+            writes=7,
+            written_bytes=512,
+            write_seconds=0.5,
+        ),
+    }
+    return wire.WorkerStats(
+        slots_in_use=sessions, sessions=sessions, tiers=tiers, lost_pages=3, rebuilt_pages=2
+    )
+
+
+def words_of_message(message: wire.Message) -> list[str]:
+    """Split a message into words: its role, its text, its calls."""
+    calls = [f"{call.name} {call.arguments}" for call in message.tool_calls]
+    return [message.role, *" ".join([message.content, *calls]).split()]
+
+
+def utterance_tokens(request: wire.TurnRequest) -> list[int]:
+    """Count the words of each side's consecutive messages."""
+    runs = groupby(request.messages, lambda message: message.role == "assistant")
+    return [sum(len(words_of_message(message)) for message in run) for _, run in runs]
+
+
+def embed_words(text: str, dimensions: int) -> NDArray[np.float64]:
+    """Add a random direction per word up to a unit vector: texts that share words are similar."""
+    words = text.lower().split() or [""]
+    directions = [
+        np.random.default_rng(token_of_word(word)).standard_normal(dimensions) for word in words
+    ]
+    total: NDArray[np.float64] = np.sum(directions, axis=0)
+    unit: NDArray[np.float64] = total / np.linalg.norm(total)
+    return unit
+
+
+def token_of_word(word: str) -> int:
+    """Map a word to a token id under 65,536."""
+    return int.from_bytes(hashlib.sha256(word.encode()).digest()[:2], "big")

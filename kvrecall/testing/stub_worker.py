@@ -1,0 +1,388 @@
+"""A scripted worker for tests of timing, failures and cancellation, without a model."""
+
+import asyncio
+import hashlib
+from collections.abc import AsyncGenerator, Sequence
+from itertools import takewhile
+
+import numpy as np
+
+from kvrecall.domain.codes import ErrorCode
+from kvrecall.domain.errors import WorkerLost, WorkerRefused
+from kvrecall.protocol.convert import worker_options_from_wire
+from kvrecall.protocol.v1 import worker_pb2 as wire
+from kvrecall.testing._stub_values import (
+    embed_words,
+    token_of_word,
+    utterance_tokens,
+    words_of_message,
+    worker_info,
+    worker_stats,
+)
+
+
+class StubWorker:
+    """Generates the next of `script` (texts, or tool calls) in each turn, one word per token.
+
+    Its rows are words. A session's selection is a hash over everything that ever changed it: equal
+    selections mean the same turns and repairs in the same order, and a missed rollback shows. Its
+    encoder gives texts with the same words similar vectors, and it builds episodes of any rows.
+
+    - `gates` hold calls back: a turn waits for `gates["token"]` before each word, a repair for
+      `gates["repair"]`, likewise embed and build. A repair that is stopped early waits no longer and
+      has scored half of its rows. `reached` is set when a call arrives at its gate.
+    - `faults` are raised by the call of that name, once each.
+    - `names`: with several, it acts as as many workers over the same rows; `draining` are some of them.
+    - `prefixes`, `dropped`, `released`, `rebuilds`, `builds`, `switches`, `deadlines`, `epochs` and
+      `call_log` record what it was asked for.
+    """
+
+    def __init__(self) -> None:
+        self.script: list[str | list[wire.ToolCall]] = []
+        self.gates: dict[str, asyncio.Event] = {}
+        self.reached: dict[str, asyncio.Event] = {
+            name: asyncio.Event() for name in ("token", "repair", "embed", "build")
+        }
+        self.faults: dict[str, Exception] = {}
+        self.sessions: dict[str, wire.SessionState] = {}
+        self.specs: dict[str, wire.SessionSpec] = {}
+        self.call_log: list[str] = []
+        self.words: dict[int, str] = {}
+        self.stops: dict[str, asyncio.Event] = {}
+        self.deadlines: list[float | None] = []
+        self.embedded: list[list[str]] = []
+        self.builds: list[wire.BuildEpisodesRequest] = []
+        self.switches: list[wire.Episode] = []
+        self.dimensions = 24
+        self.open_turns = 0
+        self.closed = False
+        self.retained: wire.RetainOnlyRequest | None = None
+        self.prefixes: list[wire.Prefix] = []
+        self.dropped: list[tuple[str, int]] = []
+        self.durable = True
+        self.names = ["one"]
+        self.draining: set[str] = set()
+        self.released: list[tuple[str, int]] = []
+        self.rebuilds: list[wire.RebuildRequest] = []
+        self.epochs: list[int] = []
+
+    async def describe(self) -> wire.WorkerInfo:
+        """Describe a tiny model with pages of four tokens."""
+        return worker_info()
+
+    def choose_worker(self, session: str, owner: str, avoid: Sequence[str] = ()) -> str:
+        """Choose the owner while it is healthy, else the first healthy name. Raises WorkerLost."""
+        healthy = [name for name in self.names if name not in avoid and name not in self.draining]
+        if not healthy:
+            raise WorkerLost("there is no worker")
+        return owner if owner in healthy else healthy[0]
+
+    async def workers(self) -> list[wire.WorkerRecord]:
+        """List a record per name."""
+        return [
+            wire.WorkerRecord(
+                name=name,
+                address=f"{name}:1",
+                slots=4,
+                free_slots=3,
+                sessions=1,
+                draining=name in self.draining,
+            )
+            for name in self.names
+        ]
+
+    async def retain_only(self, request: wire.RetainOnlyRequest) -> None:
+        """Record the request."""
+        self.retained = request
+
+    async def open(self, request: wire.OpenRequest) -> wire.MemoryReport:
+        """Take over the state of the request. Raises WorkerRefused for settings named `bad`."""
+        self._fault("open")
+        session = request.spec.session
+        self.call_log.append(f"open {request.state.length}")
+        for name in ("method_settings", "repair_settings"):
+            if '"bad"' in getattr(request.spec, name):
+                raise WorkerRefused(ErrorCode.BAD_SETTINGS, f"{name}.bad is not a setting")
+        self.epochs.append(request.spec.epoch)
+        self.specs[session] = request.spec
+        self.sessions[session] = wire.SessionState.FromString(request.state.SerializeToString())
+        return self._memory(session)
+
+    async def fork(self, request: wire.ForkRequest) -> wire.ForkResult:
+        """Make a session from the request's state, or from its replayed turns."""
+        self._fault("fork")
+        self._state(request.parent)
+        session = request.spec.session
+        self.call_log.append(f"fork {'state' if request.HasField('state') else len(request.turns)}")
+        state = wire.SessionState.FromString(request.state.SerializeToString())
+        for turn in request.turns:
+            words = [self.words[token] for token in turn.token_ids]
+            self._change(state, "turn", words[: turn.prompt_tokens])
+            for word in words[turn.prompt_tokens :]:
+                self._change(state, "token", [word])
+        self.specs[session], self.sessions[session] = request.spec, state
+        return wire.ForkResult(memory=self._memory(session), state=state)
+
+    async def rebuild(self, request: wire.RebuildRequest) -> wire.RebuildResult:
+        """Record the request and open the session."""
+        self._fault("rebuild")
+        self.rebuilds.append(request)
+        await self.open(wire.OpenRequest(spec=request.spec, state=request.state))
+        return wire.RebuildResult(pages=2, seconds=0.5, memory=self._memory(request.spec.session))
+
+    async def release(self, request: wire.ReleaseRequest) -> None:
+        """Record the request."""
+        self._fault("release")
+        self.released.append((request.session, request.epoch))
+
+    async def turn(self, request: wire.TurnRequest) -> AsyncGenerator[wire.TurnEvent, None]:
+        """Generate the next of `script`, word by word."""
+        self._fault("turn")
+        state = self._state(request.session)
+        if request.HasField("episode"):
+            self._fault("switch")
+        self.open_turns += 1
+        try:
+            switched = self._switch(state, request)
+            prompt = [word for message in request.messages for word in words_of_message(message)]
+            self._change(state, "turn" if not request.repair else "repaired turn", prompt)
+            answer = self.script.pop(0) if request.generate and self.script else "ok"
+            message = self._message(request.generate, answer)
+            spoken = message.content.split()[: request.sampling.max_tokens] if message else []
+            for word in spoken:
+                await self._gate("token")
+                self._fault("token")
+                self._change(state, "token", [word])
+                yield wire.TurnEvent(
+                    token=wire.TokenChunk(ids=[token_of_word(word)], text=word + " ")
+                )
+            for call in message.tool_calls if message else []:
+                yield wire.TurnEvent(tool_call=call)
+            self._fault("done")
+            done = self._done(request, state, prompt, message, spoken)
+            if switched is not None:
+                done.switched.CopyFrom(switched)
+            yield wire.TurnEvent(done=done)
+        finally:
+            self.open_turns -= 1
+
+    def _deadline(self, session: str) -> float | None:
+        return worker_options_from_wire(self.specs[session]).repair_seconds
+
+    async def repair(self, request: wire.RepairRequest) -> wire.RepairResult:
+        """Promote two rows; all eight candidates are scored unless it is stopped early."""
+        self._fault("repair")
+        state = self._state(request.session)
+        signal = request.text.split() + [
+            word for message in request.messages for word in words_of_message(message)
+        ]
+        signal += [self.words[token] for token in request.token_ids]
+        self.call_log.append(f"{request.trigger}: {' '.join(signal)}")
+        self.deadlines.append(self._deadline(request.session))
+        self._change(state, request.trigger, [])
+        cut = not await self._gate_or_stop(request.session)
+        state.promoted_rows += 2
+        state.selection = hashlib.sha256(state.selection + " ".join(signal).encode()).digest()
+        report = wire.RepairReport(
+            trigger=request.trigger,
+            signal_tokens=len(signal),
+            scored_rows=4 if cut else 8,
+            candidates=8,
+            promoted=[1, 2],
+            seconds=0.5,
+            demoted_rows=1,
+            truncated=cut,
+            hops=1,
+            bytes_read=640,
+        )
+        return wire.RepairResult(report=report, memory=self._memory(request.session), state=state)
+
+    async def stop_early(self, request: wire.StopEarlyRequest) -> None:
+        """Stop the session's running repair."""
+        self._fault("stop_early")
+        if request.session in self.stops:
+            self.stops[request.session].set()
+
+    async def detokenize(self, request: wire.DetokenizeRequest) -> wire.DetokenizeResult:
+        """Join the words of each chunk."""
+        return wire.DetokenizeResult(
+            texts=[" ".join(self.words[id] for id in chunk.ids) for chunk in request.chunks]
+        )
+
+    async def embed(self, texts: list[str]) -> wire.EmbedResult:
+        """Embed texts as bags of words: unit vectors float32 `[dimensions]`."""
+        self._fault("embed")
+        await self._gate("embed")
+        self.embedded.append(texts)
+        vectors = np.stack([embed_words(text, self.dimensions) for text in texts])
+        return wire.EmbedResult(dimensions=self.dimensions, vectors=vectors.astype("<f4").tobytes())
+
+    async def build_episodes(self, request: wire.BuildEpisodesRequest) -> wire.BuildEpisodesResult:
+        """Build an episode for each plan, of any rows."""
+        self._fault("build")
+        state = self._state(request.session)
+        for plan in request.plans:
+            if not plan.patched_prompt or any(span.stop > state.length for span in plan.segments):
+                raise WorkerRefused(
+                    ErrorCode.BAD_EPISODE,
+                    f"{plan.id} has no prompt, or names rows that are not there",
+                )
+        await self._gate("build")
+        self.builds.append(request)
+        return wire.BuildEpisodesResult(
+            episodes=[
+                wire.Episode(
+                    id=plan.id,
+                    rows=f"rows of {plan.id}".encode(),
+                    patched_prompt=plan.patched_prompt,
+                    length=state.length,
+                    segments=plan.segments,
+                )
+                for plan in request.plans
+            ],
+            scored_rows=state.length,
+            seconds=0.5,
+        )
+
+    async def memory(self, session: str) -> wire.MemoryReport:
+        """Report the session's rows. Raises WorkerRefused when it is not open."""
+        self._state(session)
+        return self._memory(session)
+
+    async def delete(self, request: wire.DeleteRequest) -> None:
+        """Record the request and remove the session."""
+        self._fault("delete")
+        self.dropped.append((request.session, request.keep_pages))
+        self.sessions.pop(request.session, None)
+
+    async def stats(self) -> dict[str, wire.WorkerStats]:
+        """Return the same counters for every name."""
+        self._fault("stats")
+        return dict.fromkeys(self.names, worker_stats(len(self.sessions)))
+
+    async def close(self) -> None:
+        """Record that the worker was closed."""
+        self.closed = True
+
+    def _state(self, session: str) -> wire.SessionState:
+        if session not in self.sessions:
+            raise WorkerRefused(ErrorCode.SESSION_NOT_OPEN, f"{session} is not open")
+        return self.sessions[session]
+
+    def _change(self, state: wire.SessionState, why: str, words: list[str]) -> None:
+        state.length += len(words)
+        self.words |= {token_of_word(word): word for word in words}
+        state.selection = hashlib.sha256(
+            state.selection + f"{why} {' '.join(words)}".encode()
+        ).digest()
+
+    def _switch(
+        self, state: wire.SessionState, request: wire.TurnRequest
+    ) -> wire.SwitchReport | None:
+        if not request.HasField("episode"):
+            return None
+        episode = request.episode
+        self.switches.append(episode)
+        self._change(state, f"switch to {episode.id}", [])
+        state.episode = episode.id
+        state.patched_prompt[:] = episode.patched_prompt
+        return wire.SwitchReport(
+            episode=episode.id, rows_moved=20, rows_kept=80, bytes_moved=1280, seconds=0.01
+        )
+
+    def _take(self, request: wire.TurnRequest, token_ids: list[int]) -> int:
+        """Whole pages of the prefix that the prompt begins with, but for its last word."""
+        if not request.HasField("prefix"):
+            return 0
+        self.prefixes.append(request.prefix)
+        alike = takewhile(
+            lambda pair: pair[0] == pair[1],
+            zip(request.prefix.token_ids, token_ids[:-1], strict=False),
+        )
+        return len(list(alike)) // 4
+
+    async def _gate(self, name: str) -> None:
+        self.reached[name].set()
+        if name in self.gates:
+            await self.gates[name].wait()
+
+    async def _gate_or_stop(self, session: str) -> bool:
+        """Wait for the gate of repairs, or for a stop request; true if it was the gate."""
+        stopped = self.stops[session] = asyncio.Event()
+        waiting = [asyncio.create_task(self._gate("repair")), asyncio.create_task(stopped.wait())]
+        try:
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            return not stopped.is_set()
+        finally:
+            del self.stops[session]
+            for task in waiting:
+                task.cancel()
+            await asyncio.wait(waiting)
+
+    def _fault(self, name: str) -> None:
+        if name in self.faults:
+            raise self.faults.pop(name)
+
+    def _message(self, generate: bool, answer: str | list[wire.ToolCall]) -> wire.Message | None:
+        if not generate:
+            return None
+        if isinstance(answer, str):
+            return wire.Message(role="assistant", content=answer)
+        return wire.Message(role="assistant", tool_calls=answer)
+
+    def _done(
+        self,
+        request: wire.TurnRequest,
+        state: wire.SessionState,
+        prompt: list[str],
+        message: wire.Message | None,
+        spoken: list[str],
+    ) -> wire.TurnDone:
+        reason = "appended" if message is None else "tool_calls" if message.tool_calls else "stop"
+        done = wire.TurnDone(
+            finish_reason=reason,
+            message=message,
+            token_ids=[token_of_word(word) for word in prompt + spoken],
+            prompt_tokens=len(prompt),
+            output_tokens=len(spoken),
+            memory=self._memory(request.session),
+            seconds={"prefill": 0.25, "decode": 0.75},
+            state=state,
+            durable=self.durable,
+            utterance_tokens=utterance_tokens(request)
+            + ([len(spoken)] if message is not None else []),
+            shared_pages=self._take(request, [token_of_word(word) for word in prompt]),
+        )
+        if request.repair:
+            report = wire.RepairReport(
+                trigger="turn",
+                signal_tokens=len(prompt),
+                scored_rows=6,
+                candidates=6,
+                promoted=[0, 1, 3],
+                seconds=0.1,
+                hops=1,
+                bytes_read=320,
+            )
+            self.deadlines.append(self._deadline(request.session))
+            done.repair.CopyFrom(report)
+        if request.compare_with:
+            done.fidelity.CopyFrom(wire.Fidelity(tokens=5, kl_mean=0.5, top1_agreement=0.8))
+        return done
+
+    def _memory(self, session: str) -> wire.MemoryReport:
+        state = self.sessions[session]
+        budget = self.specs[session].budget
+        active = min(state.length, budget)
+        return wire.MemoryReport(
+            length=state.length,
+            budget=budget,
+            active_rows=[active, active - 1 if active else 0],
+            peak_rows=[active + 2, active],
+            bound_rows=[budget + 32, budget + 32],
+            active_bytes=active * 64,
+            evicted_rows=state.length - active,
+            promoted_rows=state.promoted_rows,
+            tier_bytes={"ram": state.length * 64},
+            in_slot=True,
+        )
