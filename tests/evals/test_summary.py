@@ -89,7 +89,7 @@ def test_longconv_counts_answers_by_config_budget_and_place() -> None:
 
 
 def test_longconv_compares_episodes_with_others_at_the_same_budget_and_the_full_cache() -> None:
-    episodic = {"episode": 0, "held": 1.0, "rows_moved": 30, "rows_kept": 70}
+    episodic: dict[str, Any] = {"episode": 0, "held": 1.0, "rows_moved": 30, "rows_kept": 70}
     records = [
         history("full", "1/1", 400, prefill=1.0),
         *(question("full", "1/1", n, 1.0) for n in range(2)),

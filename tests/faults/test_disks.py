@@ -42,20 +42,21 @@ def test_a_full_disk_refuses_and_a_freed_one_does_not(disk: Disk, tmp_path: Path
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
+        stdin, stdout = process.stdin, process.stdout
+        assert stdin is not None
+        assert stdout is not None
 
         def write() -> int:
-            process.stdin.write("\n")
-            process.stdin.flush()
-            return int(process.stdout.readline())
+            stdin.write("\n")
+            stdin.flush()
+            return int(stdout.readline())
 
         assert write() == 0
         disk.fill(50_000, [process.pid])
         assert write() in (errno.ENOSPC, errno.EFBIG)
         disk.free([process.pid])
         assert write() == 0
-        process.stdin.close()
+        stdin.close()
 
 
 def test_a_process_that_has_ended_is_skipped(tmp_path: Path) -> None:

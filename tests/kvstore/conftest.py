@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from threading import Event
+from typing import Any
 
 import pytest
 import torch
@@ -65,7 +66,7 @@ def open_store(layout: PageLayout, tmp_path: Path) -> Iterator[Callable[..., Row
         ram_pages: int = 4,
         layout: PageLayout = layout,
         directory: Path = tmp_path / "rows",
-        **settings: int,
+        **settings: Any,
     ) -> RowStore:
         nvme = NvmeTier(directory, **settings)
         store = RowStore(layout, [RamTier(ram_pages * layout.page_bytes), nvme])

@@ -131,8 +131,8 @@ def test_threads_read_flush_and_delete_while_rows_are_appended(
     open_store: OpenStore, layout: PageLayout
 ) -> None:
     store = open_store(ram_pages=3, segment_bytes=20_000)
-    failures = []
-    done = []
+    failures: list[BaseException] = []
+    done: list[bool] = []
 
     def numbered(first: int, tokens: int) -> Tensor:
         return (
@@ -142,7 +142,7 @@ def test_threads_read_flush_and_delete_while_rows_are_appended(
             .expand(layout.rows_shape(tokens))
         )
 
-    def guarded(work: Callable[[], None]) -> Callable[[], None]:
+    def guarded(work: Callable[[], object]) -> Callable[[], None]:
         def run() -> None:
             try:
                 while not done:

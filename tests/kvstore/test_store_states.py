@@ -86,8 +86,8 @@ class RowStoreMachine(RuleBasedStateMachine):
         padded = torch.cat([expected, torch.zeros(LAYOUT.rows_shape(1))], 3)
         for layer, positions in enumerate(selection):
             for side in (0, 1):
-                expected = [padded[layer, side, head][positions[head]] for head in range(2)]
-                assert torch.equal(gathered[layer][side], torch.stack(expected))
+                rows = [padded[layer, side, head][positions[head]] for head in range(2)]
+                assert torch.equal(gathered[layer][side], torch.stack(rows))
 
     @rule(session=SESSIONS)
     def scan(self, session: str) -> None:

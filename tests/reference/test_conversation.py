@@ -16,7 +16,9 @@ def stated_values(conversation: Conversation) -> set[str]:
 
 
 def parse_name(reply: str) -> str:
-    return re.fullmatch(r"The \w+ list says (\w+) .+", reply).group(1)
+    match = re.fullmatch(r"The \w+ list says (\w+) .+", reply)
+    assert match is not None
+    return match.group(1)
 
 
 def asked_names(conversation: Conversation) -> set[str]:
@@ -56,7 +58,10 @@ def test_every_question_refers_to_the_latest_statement_of_its_fact(seed: int) ->
         stated = conversation.exchanges[exchange.fact_exchange]
         assert exchange.fact_exchange < index
         assert stated.kind in ("fact", "correction")
-        attribute, name = re.fullmatch(r"The (\w+) list says (\w+) .+", exchange.reply).groups()
+        match = re.fullmatch(r"The (\w+) list says (\w+) .+", exchange.reply)
+        assert match is not None
+        attribute, name = match.groups()
+        assert exchange.answer is not None
         assert all(word in stated.user for word in (name, attribute, exchange.answer))
         for between in conversation.exchanges[exchange.fact_exchange + 1 : index]:
             assert not (between.kind == "correction" and f"list now says {name} " in between.user)
@@ -70,6 +75,7 @@ def test_only_the_result_of_a_tool_exchange_has_the_name(seed: int) -> None:
     for exchange in conversation.exchanges:
         if exchange.tool_call is None:
             continue
+        assert exchange.tool_result is not None
         (name,) = json.loads(exchange.tool_result).values()
         assert exchange.tool_call.name in offered
         assert name not in exchange.user

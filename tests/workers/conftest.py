@@ -144,7 +144,8 @@ def continuation(plain: Callable[[str], PreTrainedModel]) -> Callable[..., list[
     def say(family: str, token_ids: Sequence[int], tokens: int, endless: bool = False) -> list[int]:
         prompt = torch.tensor([list(token_ids)])
         ends = {"eos_token_id": 2**30} if endless else {}
-        said = plain(family).generate(
+        model: Any = plain(family)
+        said = model.generate(
             prompt,
             attention_mask=torch.ones_like(prompt),
             max_new_tokens=tokens,
@@ -197,16 +198,16 @@ class LocalWorker:
         **spec: Any,
     ) -> wire.MemoryReport:
         """Open a session, `full` unless `method` says otherwise."""
-        spec = {"epoch": 1, "method": "full", "method_settings": "{}"} | spec
+        fields: dict[str, Any] = {"epoch": 1, "method": "full", "method_settings": "{}"} | spec
         request = wire.OpenRequest(
-            spec=wire.SessionSpec(session=name, budget=budget, **spec), state=state
+            spec=wire.SessionSpec(session=name, budget=budget, **fields), state=state
         )
         return self.scheduler.open(request).result(WAIT)
 
     def submit(
         self,
         name: str,
-        messages: str | Sequence[dict[str, str]],
+        messages: str | Sequence[dict[str, Any]],
         *,
         generate: bool = True,
         epoch: int = 1,
@@ -237,13 +238,13 @@ class LocalWorker:
         )
 
     def turn(
-        self, name: str, messages: str | Sequence[dict[str, str]], **options: Any
+        self, name: str, messages: str | Sequence[dict[str, Any]], **options: Any
     ) -> wire.TurnDone:
         """Run a turn to its end."""
         return self.submit(name, messages, **options).result(WAIT)
 
     def repair(
-        self, name: str, text: str = "", messages: Sequence[dict[str, str]] = ()
+        self, name: str, text: str = "", messages: Sequence[dict[str, Any]] = ()
     ) -> wire.RepairResult:
         """Run a repair between turns."""
         said = [wire.Message(**message) for message in messages]
@@ -321,7 +322,7 @@ def open_store(
         layout = PageLayout(
             shape.n_layers, shape.n_kv_heads, shape.head_dim, model.dtype, model.fingerprint
         )
-        tiers = [RamTier(ram_pages * layout.page_bytes), NvmeTier(tmp_path / directory)]
+        tiers: list[Tier] = [RamTier(ram_pages * layout.page_bytes), NvmeTier(tmp_path / directory)]
         store = RowStore(layout, tiers)
         opened.append(store)
         tiers_of[id(store)] = tiers

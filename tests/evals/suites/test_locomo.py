@@ -27,9 +27,9 @@ def test_a_file_is_read_with_the_questions_whose_evidence_is_in_it(locomo_file: 
         f"D{session}:{number}" for session in (1, 2) for number in range(1, 5)
     ]
     assert [(question.category, question.evidence) for question in conversation.questions] == [
-        ("single-hop", {"D1:3"}),
-        ("multi-hop", {"D2:1", "D2:3"}),
-        ("temporal", {"D2:1"}),
+        ("single-hop", frozenset({"D1:3"})),
+        ("multi-hop", frozenset({"D2:1", "D2:3"})),
+        ("temporal", frozenset({"D2:1"})),
     ]
 
 

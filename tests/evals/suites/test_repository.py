@@ -17,7 +17,7 @@ from evals.suites.repository.examples import (
     build_donor_event,
 )
 from evals.suites.repository.modules import load_modules
-from evals.suites.repository.rows import CONTROL, CONTROLS
+from evals.suites.repository.rows import CONTROL, CONTROLS, result_rows
 from evals.suites.repository.suite import ANCHOR, COMPARED, GATED, TOOL_FILE, CodeCase
 from kvrecall.reporting.eval_plots import build_figure
 from kvrecall.reporting.results import Results
@@ -100,7 +100,7 @@ def test_conditions_have_the_same_rows_and_the_anchor_finds_the_name(found: list
 
 
 def test_rows_name_the_best_control_and_measure_more_than_answers(found: list[Record]) -> None:
-    rows = repository.result_rows(found, 1)
+    rows = result_rows(found, 1)
     controls = [row for row in rows if row["condition"] == CONTROL]
     assert [row["k"] for row in controls] == [12, 24]
     assert all(row["control"] in CONTROLS for row in controls)
@@ -117,4 +117,4 @@ def test_k_is_the_papers_share_of_the_context() -> None:
         repository.context_tokens(str(MODEL_PATH))
         == harness.load(str(MODEL_PATH)).model.max_context // 2
     )
-    assert partial(repository.result_rows, seed=3)([]) == suite.rows([])
+    assert partial(result_rows, seed=3)([]) == suite.rows([])

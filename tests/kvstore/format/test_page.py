@@ -22,6 +22,7 @@ from kvstore.errors import (
 from kvstore.format.codec import decode_page, encode_page
 from kvstore.format.page import (
     HEADER_BYTES,
+    Blob,
     PageHeader,
     PageKey,
     PageLayout,
@@ -38,7 +39,7 @@ KEY = PageKey("tenant/söhne", 7)
 PAGE = bytes(encode_page(LAYOUT, KEY, 12, torch.arange(48.0).view(LAYOUT.rows_shape(3))))
 
 
-def open_page(blob: bytes, layout: PageLayout = LAYOUT) -> Tensor:
+def open_page(blob: Blob, layout: PageLayout = LAYOUT) -> Tensor:
     header = parse_header(blob)
     verify_checksum(blob, header.key)
     return decode_page(layout, header, blob)

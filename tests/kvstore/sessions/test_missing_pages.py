@@ -12,6 +12,7 @@ from kvstore.format.codec import Codec
 from kvstore.format.page import PageKey, PageLayout
 from kvstore.format.page_table import SharedPages
 from kvstore.store import RowStore
+from kvstore.tiers.base import Tier
 from kvstore.tiers.nvme.tier import NvmeTier
 from kvstore.tiers.ram import RamTier
 
@@ -199,7 +200,7 @@ def test_a_page_left_only_in_memory_is_written_again(
     layout: PageLayout, make_rows: MakeRows, tmp_path: Path, codec: Codec, by: str
 ) -> None:
     def opened(epoch: int) -> RowStore:
-        tiers = [RamTier(12 * layout.page_bytes), NvmeTier(tmp_path / "rows")]
+        tiers: list[Tier] = [RamTier(12 * layout.page_bytes), NvmeTier(tmp_path / "rows")]
         store = RowStore(layout, tiers, codecs=[Codec.RAW, codec])
         for name, length, shared in (("a", 45, []), ("b", 32, [SharedPages("a", 4)])):
             store.open(name, epoch=epoch, length=length, shared=shared)

@@ -101,6 +101,7 @@ def test_a_session_continues_in_another_worker_as_if_never_interrupted(
             repaired = first.repair("s", text=words(5, seed=9))
             assert repaired.memory.promoted_rows == 16
             state = repaired.state
+    assert state is not None
     first.close()
     second = make_worker(directory="shared", **limits)
     report = second.open(state=wire.SessionState.FromString(state.SerializeToString()), **spec)

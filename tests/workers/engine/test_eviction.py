@@ -55,12 +55,16 @@ def resident(
 
 
 def evict(
-    cache: ActiveCache, resident: ResidentSession, settings: WorkerSettings, **options: bool
+    cache: ActiveCache,
+    resident: ResidentSession,
+    settings: WorkerSettings,
+    *,
+    turn_over: bool = False,
 ) -> None:
     """Evict as the engine does for a method that observes the turn's last queries."""
     if eviction.over_budget(cache, resident):
         observed = resident.session.queries.observed()
-        eviction.evict(cache, resident, settings, observed, **options)
+        eviction.evict(cache, resident, settings, observed, turn_over=turn_over)
 
 
 def _held(cache: ActiveCache, layer: int, head: int) -> list[int]:
@@ -98,8 +102,8 @@ def test_sinks_recent_rows_and_the_turns_share_stay(
 def test_when_a_turn_is_over_its_rows_are_rows_like_any_other(resident: Callable[..., Any]) -> None:
     during, over = (resident("random", tokens=60, budget=20, turn_start=50) for _ in range(2))
     settings = WorkerSettings(sinks=0, recent=0, turn_share=0.5)
-    evict(*during, settings)
-    evict(*over, settings, turn_over=True)
+    evict(during[0], during[1], settings)
+    evict(over[0], over[1], settings, turn_over=True)
     assert set(range(50, 60)) <= set(_held(during[0], 0, 0))
     assert not set(range(50, 60)) <= set(_held(over[0], 0, 0))
     assert len(_held(over[0], 0, 0)) == 20

@@ -79,6 +79,7 @@ def drive(
         except StopIteration as finished:
             return list(finished.value.episodes), paused
         if waiting is not None:
+            assert isinstance(waiting, Future)
             waiting.result(60)
         paused += 1
 
@@ -276,6 +277,7 @@ def test_a_cancelled_build_leaves_the_session_open_and_no_slot_taken(
     )
     for _ in range(5):
         if (waiting := next(steps)) is not None:
+            assert isinstance(waiting, Future)
             waiting.result(60)
     steps.close()
     assert worker.engine.snapshot(session) == before

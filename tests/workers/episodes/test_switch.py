@@ -44,8 +44,8 @@ def make_episode(
     """An episode of the rows `heads[layer][head]`; later positions have higher scores."""
     positions = [_padded(rows) for rows in heads]
     rows = EpisodeRows.from_selection(positions, [p.clamp(min=0).float() for p in positions])
-    fields = {"length": session.length, "patched_prompt": [5, 6, 7]} | fields
-    return wire.Episode(id=name, rows=rows.to_bytes(), **fields)
+    columns: dict[str, Any] = {"length": session.length, "patched_prompt": [5, 6, 7]} | fields
+    return wire.Episode(id=name, rows=rows.to_bytes(), **columns)
 
 
 def _padded(heads: list[list[int]]) -> Tensor:

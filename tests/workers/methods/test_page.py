@@ -5,7 +5,7 @@ import json
 import re
 import sys
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -29,12 +29,14 @@ def page() -> str:
 @pytest.fixture
 def value_aware(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> type[Method]:
     """The page's example, in a file and in the registry."""
-    file_name, code = re.search(
-        r"^`workers/methods/(\w+)\.py`:\n\n```python\n(.*?)```", page, re.M | re.S
-    ).groups()
+    example = re.search(r"^`workers/methods/(\w+)\.py`:\n\n```python\n(.*?)```", page, re.M | re.S)
+    assert example is not None
+    file_name, code = example.groups()
     path = tmp_path / f"{file_name}.py"
     path.write_text(code, encoding="utf-8")
     spec = importlib.util.spec_from_file_location(f"workers.methods.{file_name}", path)
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, spec.name, module)
     spec.loader.exec_module(module)
@@ -53,6 +55,7 @@ def test_every_method_is_in_the_table_with_its_settings_and_layer_budgets(page: 
     assert [row[0].strip("`") for row in rows] == list(METHODS)
     for name, _, _, settings, budgets, source in rows:
         method = METHODS[name.strip("`")]
+        assert is_dataclass(method)
         shown = re.findall(r"`(\w+)`(?: = ([^,]+))?", settings)
         assert [setting for setting, _ in shown] == [field.name for field in fields(method)]
         for (setting, default), field in zip(shown, fields(method), strict=True):
@@ -68,9 +71,11 @@ def test_the_page_names_no_function_that_does_not_exist(page: str) -> None:
 
 
 def test_the_pages_example_is_short_listed_and_its_settings_are_checked(
-    value_aware: type[Method], page: str
+    value_aware: Callable[..., Method], page: str
 ) -> None:
-    code = re.search(r"```python\n(.*?)```", page, re.S).group(1)
+    example = re.search(r"```python\n(.*?)```", page, re.S)
+    assert example is not None
+    code = example.group(1)
     assert len(code.splitlines()) < 50
     assert methods.describe("value_aware").summary.startswith("Attention of the turn's last")
     assert methods.build("value_aware", '{"window": 8}') == value_aware(window=8)

@@ -13,6 +13,14 @@ from workers.errors import ModelRefused
 from workers.model.attention import active_attention
 
 
+class Attention(nn.Module):
+    """An attention module of a model, as far as the attention function reads it."""
+
+    def __init__(self, layer_idx: int) -> None:
+        super().__init__()
+        self.layer_idx = layer_idx
+
+
 @pytest.mark.parametrize("tokens", [1, 3])
 @pytest.mark.parametrize("order", [[0, 1, 2], [2, 0], [1]])
 def test_a_query_sees_its_own_slots_rows_that_are_not_after_it(
@@ -31,8 +39,7 @@ def test_a_query_sees_its_own_slots_rows_that_are_not_after_it(
     step = ForwardStep(cache, order, starts[:, None] + torch.arange(tokens), observe=tokens)
     new_keys, new_values = torch.randn(2, len(order), 2, tokens, 4, generator=generator)
     keys, values = step.update(new_keys, new_values, 0)
-    module = nn.Module()
-    module.layer_idx = 0
+    module = Attention(layer_idx=0)
     queries = torch.randn(len(order), 4, tokens, 4, generator=generator)
     out, weights = active_attention(module, queries, keys, values, None, scaling=0.3, step=step)
     assert weights is None
@@ -52,8 +59,7 @@ def test_the_default_scale_is_that_of_the_head(make_cache: Callable[..., ActiveC
     cache = make_cache()
     step = ForwardStep(cache, [cache.claim([16, 12])], torch.arange(2)[None])
     keys, values = step.update(*torch.randn(2, 1, 2, 2, 4), 0)
-    module = nn.Module()
-    module.layer_idx = 0
+    module = Attention(layer_idx=0)
     queries = torch.randn(1, 4, 2, 4)
     default, _ = active_attention(module, queries, keys, values, None, step=step)
     given, _ = active_attention(

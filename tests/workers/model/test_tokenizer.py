@@ -125,6 +125,8 @@ def _by_turns(
         full = tokenizer.inner.apply_chat_template(
             [*recent, *new, answer], tools=tools or None, tokenize=False
         )
+        assert isinstance(start, str)
+        assert isinstance(full, str)
         token_ids += tokenizer.encode(full[len(start) :].rstrip())
         recent = keep_recent([*recent, *new, message])
         new = []

@@ -40,8 +40,10 @@ def test_the_last_tokens_are_kept_with_their_positions(
     window = recent.observed()
     assert window.positions.tolist() == list(range(max(0, appended - width), appended))
     assert window.tokens == min(width, appended)
-    for layer, queries in enumerate(window.queries):
-        assert torch.equal(queries, everything[layer, :, max(0, appended - width) : appended])
+    for layer, observed_queries in enumerate(window.queries):
+        assert torch.equal(
+            observed_queries, everything[layer, :, max(0, appended - width) : appended]
+        )
 
 
 def test_a_method_that_observes_nothing_holds_nothing() -> None:
@@ -147,16 +149,13 @@ def test_observing_leaves_no_trace(
         assert worker.memory().length == worker.engine.store.length("s")
         worker.check()
         appended.append([list(turn.token_ids) for turn in turns])
+        rows = [worker.engine.cache.get_rows(session.slot, layer) for layer in range(2)]
         states.append(
             (
                 turns[-1].memory.length,
                 Selection.from_slot(worker.engine.cache, session.slot).to_bytes(),
+                torch.cat([tensor.flatten().double() for layer in rows for tensor in layer]),
             )
-        )
-        rows = [worker.engine.cache.get_rows(session.slot, layer) for layer in range(2)]
-        states[-1] = (
-            *states[-1],
-            torch.cat([tensor.flatten().double() for layer in rows for tensor in layer]),
         )
     assert appended[0] == appended[1]
     assert states[0][:2] == states[1][:2]

@@ -1,6 +1,7 @@
 """Scores, compared with their definitions."""
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -98,7 +99,10 @@ def test_attention_is_reduced_over_tokens_then_the_group_in_chunks_as_at_once(
     at_once: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    how = {"max": torch.amax, "mean": torch.mean}
+    how: dict[Reduction, Callable[[torch.Tensor, int], torch.Tensor]] = {
+        "max": torch.amax,
+        "mean": torch.mean,
+    }
     expected = how[group](how[tokens](scoring.attention(*rows), 2), 1)
     monkeypatch.setattr(scoring, "_MAX_WEIGHTS", at_once)
     chunked = scoring.attention_scores(*rows, tokens=tokens, group=group)
@@ -212,8 +216,8 @@ def test_a_tokens_mean_is_over_the_layers_and_heads_that_hold_it(
     for position in range(16):
         scores = [head[position] for heads in layers for head in heads if position in head]
         assert float(means[position]) == pytest.approx(sum(scores) / len(scores) if scores else 0.0)
-    for scores, positions in laid_out:
-        assert scores.shape == scoring.gather_token_values(means, positions).shape
+    for row_scores, positions in laid_out:
+        assert row_scores.shape == scoring.gather_token_values(means, positions).shape
         there = positions != EMPTY
         assert torch.equal(
             scoring.gather_token_values(means, positions)[there], means[positions[there].long()]

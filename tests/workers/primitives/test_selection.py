@@ -217,7 +217,9 @@ ROWS = st.lists(st.tuples(SCORES, st.booleans(), SCORES), max_size=60)
 def test_bursts_are_those_of_the_paper(
     rows: list[tuple[float, bool, float]], count: int, before: int, after: int
 ) -> None:
-    scores, candidates, tie = [[row[i] for row in rows] for i in range(3)]
+    scores = [row[0] for row in rows]
+    candidates = [row[1] for row in rows]
+    tie = [row[2] for row in rows]
     chosen = bursts(
         torch.tensor(scores),
         torch.tensor(candidates, dtype=torch.bool),

@@ -269,7 +269,7 @@ def test_a_repair_that_stops_early_promotes_the_best_rows_so_far(
     worker.open(method="snapkv", budget=60, repair_rows=20, repair_scan="exact")
     worker.turn("s", words(700), max_tokens=4)
     before = worker.memory()
-    calls = []
+    calls: list[None] = []
 
     def stop_requested() -> bool:
         calls.append(None)

@@ -225,7 +225,7 @@ def test_a_stopped_scan_reports_the_tokens_it_scored(
     tokens = of.keys.shape[2]
     counted = torch.ones(*of.keys.shape[:2], tokens, dtype=torch.bool) if counts else None
     with stored(of.keys) as store:
-        found = []
+        found: list[ScanResult] = []
         moment = 0
         while not found or not found[-1].complete:
             stop_requested = called_more_than(moment)

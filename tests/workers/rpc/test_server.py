@@ -210,6 +210,11 @@ async def test_certificates_that_cannot_be_read_or_are_none_are_refused(tmp_path
 
 
 def test_half_of_a_pair_of_certificate_and_key_is_refused(tmp_path: Path) -> None:
-    for half in ({"tls_cert": tmp_path}, {"tls_key": tmp_path}, {"tls_client_ca": tmp_path}):
+    halves: list[dict[str, Any]] = [
+        {"tls_cert": tmp_path},
+        {"tls_key": tmp_path},
+        {"tls_client_ca": tmp_path},
+    ]
+    for half in halves:
         with pytest.raises(ValueError, match="tls_cert"):
             ServerSettings(**half)

@@ -1,6 +1,7 @@
 """The service answers every call of the table."""
 
 from collections.abc import AsyncGenerator
+from types import GenericAlias
 from typing import Any, get_type_hints
 
 import pytest
@@ -14,7 +15,8 @@ from workers.rpc.service import WorkerService
 @pytest.mark.parametrize("call", CALLS, ids=lambda call: call.name)
 def test_a_method_has_the_messages_of_its_call(call: Call[Any, Any]) -> None:
     hints = get_type_hints(getattr(WorkerService, call.method))
-    answer = AsyncGenerator[call.response, None] if call.streaming else call.response
+    response: Any = call.response
+    answer = GenericAlias(AsyncGenerator, (response, None)) if call.streaming else response
     assert hints == {"request": call.request, "return": answer}
 
 

@@ -48,7 +48,7 @@ def fork(
     Of its last one with its state, else of `turns`.
     """
     length = state.length if state is not None else spec.pop("length")
-    settings = {"epoch": 1, "method": "full", "budget": 1024} | spec
+    settings: dict[str, Any] = {"epoch": 1, "method": "full", "budget": 1024} | spec
     request = wire.ForkRequest(
         parent=parent,
         spec=wire.SessionSpec(session=child, shared=shared(parent, length), **settings),
@@ -62,7 +62,7 @@ def rebuild(
     worker: Any, state: wire.SessionState, turns: Sequence[wire.LoggedTurn], **spec: Any
 ) -> wire.RebuildResult:
     """Rebuild session `s` from its log."""
-    settings = {"method": "full", "budget": 1024} | spec
+    settings: dict[str, Any] = {"method": "full", "budget": 1024} | spec
     request = wire.RebuildRequest(
         spec=wire.SessionSpec(session="s", **settings), state=state, turns=turns
     )
