@@ -32,9 +32,10 @@ docs: $(VENV)/.test
 types: $(VENV)/.test
 	$(BIN)/mypy
 
-# Tests without processes and servers: under two minutes on two cores.
+# Tests without processes and servers: under two minutes on two cores. One thread a test process, so that
+# torch's threads do not compete for the cores.
 unit: $(VENV)/.test
-	$(BIN)/pytest -m unit -n 2
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m unit -n 2
 
 # Processes, servers, Redis, whole suites and long property tests. File by file, in their order, with the
 # slow ones, which start processes, first, so that no core is idle at the end. The HTTP API's tests

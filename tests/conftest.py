@@ -41,6 +41,7 @@ INTEGRATION_PATHS = (
     "kvrecall/app",
     "kvrecall/cli",
     "kvrecall/client",
+    "kvrecall/demo",
     "kvstore/test_crash.py",
     "kvstore/test_store_failing_tiers.py",
     "reference/test_model.py",

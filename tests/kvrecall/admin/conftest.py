@@ -1,4 +1,4 @@
-"""Data directories that a real service with the packaged model has made, and stopped services to look at."""
+"""Data directories of stopped services that ran the packaged model."""
 
 import asyncio
 import shutil
@@ -26,11 +26,14 @@ FACTS = (
     "My sister told me that the garden needs more water this year.",
     "Please note that the locker of Tarvik has the number 5093.",
 )
-TOOL = '{"type": "function", "function": {"name": "lookup", "parameters": {"type": "object", "properties": {}}}}'
+TOOL = (
+    '{"type": "function", "function": {"name": "lookup", '
+    '"parameters": {"type": "object", "properties": {}}}}'
+)
 
 
 def _settings(data: Path, **options: Any) -> Settings:
-    """A small service's settings."""
+    """Settings of a small service."""
     chosen = {
         "worker": {"slots": 2, "max_budget": 192, "block_tokens": 64},
         "ram_bytes": 8 << 20,
@@ -57,17 +60,17 @@ async def _say(service: SessionService, session: str, *texts: str, generate: boo
 
 
 async def _ask(service: SessionService, session: str, request: TurnRequest) -> str:
-    """A turn's answer as text; empty for one that only remembers."""
-    told = [
-        progress async for progress in service.turn(session, request)
+    """The reply of a turn as text; empty without generation."""
+    progress = [
+        item async for item in service.turn(session, request)
     ]  # to its end: only then is the session free
-    assert isinstance(told[-1], TurnEnded)
-    message = told[-1].outcome.message
+    assert isinstance(progress[-1], TurnEnded)
+    message = progress[-1].outcome.message
     return "" if message is None else message.content
 
 
 async def _talk(service: SessionService, session: str, rounds: int = 2) -> None:
-    """So much small talk that rows are evicted and several pages are full."""
+    """Enough small talk to evict rows and to fill several pages."""
     for number in range(rounds):
         await _say(service, session, *(f"{number}. {fact}" for fact in FACTS), generate=False)
         await _say(service, session, "What is the extension of Melnor?")
@@ -75,10 +78,7 @@ async def _talk(service: SessionService, session: str, rounds: int = 2) -> None:
 
 @dataclass(frozen=True)
 class Served:
-    """What is in a data directory.
-
-    A session, its fork, and the fork of a session that was deleted.
-    """
+    """A data directory with a session, its fork, and the fork of a deleted session."""
 
     data: Path
     parent: str
@@ -104,13 +104,13 @@ async def _serve(data: Path) -> Served:
 
 @pytest.fixture(scope="session")
 def served_once(tmp_path_factory: pytest.TempPathFactory) -> Served:
-    """The directory that the tests' own are copies of."""
+    """The directory that every test gets a copy of."""
     return asyncio.run(_serve(tmp_path_factory.mktemp("served") / "data"))
 
 
 @pytest.fixture
 def served(served_once: Served, tmp_path: Path) -> Served:
-    """A directory of the test's own."""
+    """A copy of the directory for this test."""
     shutil.copytree(served_once.data, tmp_path / "data")
     return Served(
         tmp_path / "data",
@@ -132,25 +132,25 @@ def settings_of() -> Callable[..., Settings]:
 
 @pytest.fixture(scope="session")
 def running() -> Callable[..., AbstractAsyncContextManager[SessionService]]:
-    """The service over a data directory, as long as one is in it."""
+    """Runs the service over a data directory as a context."""
     return _running
 
 
 @pytest.fixture(scope="session")
 def say() -> Callable[..., Awaitable[str]]:
-    """Say texts to a session in one greedy turn; the answer."""
+    """Sends texts to a session in one greedy turn; returns the reply."""
     return _say
 
 
 @pytest.fixture(scope="session")
 def ask() -> Callable[..., Awaitable[str]]:
-    """Run a turn; its answer."""
+    """Runs a turn; returns the reply."""
     return _ask
 
 
 @pytest.fixture(scope="session")
 def serve_one() -> Callable[[Path], str]:
-    """Make one session with some talk in a directory, wherever the environment says that it is kept; its id."""
+    """Creates a session with some turns, in the tiers and catalog of the environment; returns its id."""
 
     async def serve(data: Path) -> str:
         async with _running(data) as service:

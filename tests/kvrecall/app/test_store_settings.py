@@ -1,4 +1,4 @@
-"""What an operator says of tiers is what the row store has, or is refused in one line without a password."""
+"""Settings of tiers: applied to the row store, or refused in one line without a password."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -32,7 +32,7 @@ def test_codecs_of_tiers_come_from_the_environment(
 
 
 @pytest.mark.parametrize("limit", [0, 1 << 20])
-def test_summaries_take_no_more_memory_than_was_said(
+def test_summaries_stay_within_their_memory_limit(
     limit: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("KVRECALL_STORE__SUMMARY_BYTES", str(limit))
@@ -46,7 +46,7 @@ def test_summaries_take_no_more_memory_than_was_said(
     assert taken <= limit
 
 
-def test_tiers_keep_to_the_limits_that_were_said(
+def test_tiers_stay_within_their_limits(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, redis_url: str
 ) -> None:
     monkeypatch.setenv("KVRECALL_STORE__NVME_BYTES", "100000")
@@ -75,7 +75,7 @@ def test_tiers_keep_to_the_limits_that_were_said(
         ),
     ],
 )
-def test_tiers_that_cannot_be_are_refused_in_one_line(
+def test_impossible_tiers_are_refused_in_one_line(
     command: Callable[..., Any],
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,

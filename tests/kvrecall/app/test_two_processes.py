@@ -1,4 +1,4 @@
-"""What `kvrecall worker` and `kvrecall gateway` refuse before they serve."""
+"""Refusals of `kvrecall worker` and `kvrecall gateway` before they serve."""
 
 import socket
 from collections.abc import Callable
@@ -9,13 +9,11 @@ import pytest
 
 
 def refused(found: Any, why: str) -> bool:
-    """Whether a command ended with exit code 2 and one clear line instead of a traceback."""
+    """True if a command ended with exit code 2 and one line instead of a traceback."""
     return found.exit_code == 2 and why in found.output and "Traceback" not in found.output
 
 
-def test_a_worker_refuses_an_address_that_is_taken(
-    command: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_a_worker_refuses_an_address_in_use(command: Callable[..., Any], tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         found = command("worker", "--listen", address, "--data", tmp_path)
@@ -23,7 +21,7 @@ def test_a_worker_refuses_an_address_that_is_taken(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_worker_refuses_a_certificate_that_is_not_there(
+def test_a_worker_refuses_a_missing_certificate(
     command: Callable[..., Any], tmp_path: Path
 ) -> None:
     missing = tmp_path / "missing.pem"
@@ -40,7 +38,7 @@ def test_half_of_a_certificate_and_key_is_refused(
     assert refused(command(name, "--tls-cert", tmp_path / "cert.pem"), "belong together")
 
 
-def test_a_gateway_says_that_no_worker_answers(
+def test_a_gateway_reports_that_no_worker_answers(
     command: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("KVRECALL_WIRE__CONNECT_SECONDS", "0.2")
@@ -50,7 +48,7 @@ def test_a_gateway_says_that_no_worker_answers(
     assert refused(found, f"no worker was reached within 0.2 seconds ({address})")
 
 
-def test_a_gateway_refuses_a_certificate_that_is_not_there(
+def test_a_gateway_refuses_a_missing_certificate(
     command: Callable[..., Any], tmp_path: Path
 ) -> None:
     found = command(

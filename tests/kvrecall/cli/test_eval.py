@@ -1,7 +1,4 @@
-"""`kvrecall eval` from the command line.
-
-What it writes, and that it writes the same however it was run.
-"""
+"""`kvrecall eval` from the command line: its result files, equal however it is run."""
 
 import json
 import subprocess
@@ -60,7 +57,7 @@ def units_done(journal: Path) -> int:
     return journal.read_bytes().count(b"\n") if journal.exists() else 0
 
 
-def test_a_run_that_was_killed_ends_in_the_same_file_as_one_that_was_not(tmp_path: Path) -> None:
+def test_a_killed_and_resumed_run_writes_the_same_file(tmp_path: Path) -> None:
     whole = finished(tmp_path / "whole", "--processes", "1")
     journal = tmp_path / "killed" / "out.journal.jsonl"
     process = started(tmp_path / "killed", "--processes", "2")
@@ -78,7 +75,7 @@ def test_a_run_that_was_killed_ends_in_the_same_file_as_one_that_was_not(tmp_pat
     assert [row for row in whole["results"] if row["method"] == "full"]
 
 
-def test_suites_are_listed_with_what_they_ask(command: Callable[..., Any]) -> None:
+def test_suites_are_listed_with_their_questions(command: Callable[..., Any]) -> None:
     found = command("eval", "--help")
     assert found.exit_code == 0
     assert all(
@@ -88,7 +85,7 @@ def test_suites_are_listed_with_what_they_ask(command: Callable[..., Any]) -> No
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (("longconv", "--methods", "snapkv+twice"), "no way to build the episodes of snapkv"),
         (("longconv", "--budgets", "2/3"), "is no budget"),
@@ -99,17 +96,17 @@ def test_suites_are_listed_with_what_they_ask(command: Callable[..., Any]) -> No
         (("mq-niah", "--suite", "revisit", "--k", "8", "--k", "16"), "take one K"),
     ],
 )
-def test_what_is_off_ends_in_one_line(
-    command: Callable[..., Any], tmp_path: Path, arguments: tuple[str, ...], told: str
+def test_wrong_options_end_in_one_line(
+    command: Callable[..., Any], tmp_path: Path, arguments: tuple[str, ...], message: str
 ) -> None:
     found = command("eval", *arguments, "--json", tmp_path / "out.json")
     assert found.exit_code == 2
-    assert told in found.output
+    assert message in found.output
     assert "Traceback" not in found.output
     assert not (tmp_path / "out.json").exists()
 
 
-def test_a_report_draws_what_the_suites_wrote(
+def test_a_report_draws_the_suites_results(
     command: Callable[..., Any], tmp_path: Path, locomo_like: Path
 ) -> None:
     out = tmp_path / "out.json"
@@ -123,7 +120,7 @@ def test_a_report_draws_what_the_suites_wrote(
     assert "data:image/svg+xml" in page.read_text()
 
 
-def test_mq_niah_is_told_by_k_and_drawn(command: Callable[..., Any], tmp_path: Path) -> None:
+def test_mq_niah_is_shown_by_k_and_drawn(command: Callable[..., Any], tmp_path: Path) -> None:
     out = tmp_path / "out.json"
     small = (
         "--limit",
@@ -182,7 +179,7 @@ def locomo_like(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("suite", ["longconv", "mq-niah"])
-def test_a_codec_that_there_is_not_is_refused_in_one_line(
+def test_an_unknown_codec_is_refused_in_one_line(
     command: Callable[..., Any], tmp_path: Path, suite: str
 ) -> None:
     found = command("eval", suite, "--json", tmp_path / "out.json", "--codec", "raw int4")

@@ -11,7 +11,7 @@ from kvrecall.cli.methods import format_settings
 from workers.methods import METHODS, describe, describe_repair
 
 
-def test_every_method_is_listed_with_what_it_keeps_and_its_format_settings(
+def test_every_method_is_listed_with_its_summary_and_settings(
     command: Callable[..., Any],
 ) -> None:
     found = command("methods")
@@ -42,7 +42,5 @@ def test_repair_is_listed_with_its_settings(command: Callable[..., Any]) -> None
         ({"default": True}, "x = true"),
     ],
 )
-def test_a_setting_is_shown_with_its_default_and_what_it_may_be(
-    about: dict[str, Any], shown: str
-) -> None:
+def test_a_setting_is_shown_with_its_default_and_range(about: dict[str, Any], shown: str) -> None:
     assert list(format_settings(json.dumps({"properties": {"x": about}}))) == [shown]

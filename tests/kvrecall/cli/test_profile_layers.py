@@ -36,7 +36,7 @@ def tokenizer(model: LoadedModel) -> ChatTokenizer:
     return load_tokenizer(MODEL_PATH, model.eos_token_ids)
 
 
-def test_the_command_measures_keeps_and_shows(
+def test_the_command_measures_saves_and_shows(
     command: Callable[..., Any], model: LoadedModel, tmp_path: Path
 ) -> None:
     found = command("profile-layers", "--data", tmp_path, "--tokens", "512", "--budget", "100")
@@ -52,7 +52,7 @@ def test_the_command_measures_keeps_and_shows(
         assert sum(int(line[column]) for line in lines) == 100 * model.shape.n_layers
 
 
-def test_a_text_of_ones_own_is_read(
+def test_an_operators_text_is_read(
     command: Callable[..., Any], model: LoadedModel, tmp_path: Path
 ) -> None:
     own = tmp_path / "talk.txt"
@@ -63,7 +63,7 @@ def test_a_text_of_ones_own_is_read(
 
 
 @pytest.mark.parametrize("content", [b"", b" \n\n ", b"too short", b"\xff\xfe"])
-def test_a_text_that_cannot_serve_is_refused_in_a_line(
+def test_an_unusable_text_is_refused_in_a_line(
     command: Callable[..., Any], tmp_path: Path, content: bytes
 ) -> None:
     own = tmp_path / "talk.txt"
@@ -80,7 +80,7 @@ def test_a_missing_text_is_refused(tmp_path: Path) -> None:
         read_text(tmp_path / "none.txt")
 
 
-def test_the_command_reads_as_much_as_a_worker_does() -> None:
+def test_the_command_measures_on_as_many_tokens_as_a_worker() -> None:
     assert signature(profile_layers_command).parameters["tokens"].default == profile.TOKENS
 
 
@@ -88,11 +88,11 @@ def test_the_packaged_texts_are_long_enough_and_alternate(tokenizer: ChatTokeniz
     for name in (str(MODEL_PATH), "some/other-model"):
         messages = packaged_text(name).messages
         token_ids = [
-            token for said in tokenizer.prompt([], messages, [], False) for token in said.token_ids
+            token for part in tokenizer.prompt([], messages, [], False) for token in part.token_ids
         ]
         assert len(token_ids) >= profile.TOKENS
-    said = packaged_text("some/other-model").messages
-    assert [message["role"] for message in said] == ["user", "assistant"] * (len(said) // 2)
+    english = packaged_text("some/other-model").messages
+    assert [message["role"] for message in english] == ["user", "assistant"] * (len(english) // 2)
 
 
 def test_another_models_profile_is_measured_on_english(
@@ -117,7 +117,7 @@ def test_a_profile_is_measured_once_and_then_found(
     assert measured.model == "the reference model"
 
 
-def test_another_models_file_keeps_the_service_from_starting(
+def test_a_profile_of_another_model_prevents_the_start(
     model: LoadedModel, tokenizer: ChatTokenizer, tmp_path: Path
 ) -> None:
     kept = profile.measure(model, list(range(200)), name="kept", text="numbers")

@@ -1,4 +1,4 @@
-"""What `kvrecall serve` refuses, and how it ends."""
+"""`kvrecall serve`: refusals, settings and shutdown."""
 
 import json
 import os
@@ -22,7 +22,7 @@ from kvstore.tiers.nvme.tier import NvmeTier
 
 
 def refused(found: Any, why: str) -> bool:
-    """Whether a command ended with exit code 2 and one clear line instead of a traceback."""
+    """True if a command ended with exit code 2 and one line instead of a traceback."""
     return found.exit_code == 2 and why in found.output and "Traceback" not in found.output
 
 
@@ -39,7 +39,7 @@ def test_a_model_with_sliding_windows_is_refused_in_one_line(
     assert refused(found, "sliding")
 
 
-def test_a_model_that_is_not_there_is_refused_in_one_line(
+def test_a_missing_model_is_refused_in_one_line(
     command: Callable[..., Any], tmp_path: Path
 ) -> None:
     (tmp_path / "empty").mkdir()
@@ -63,8 +63,8 @@ def test_a_data_directory_of_another_model_is_refused(
         n_layers=1, n_kv_heads=1, head_dim=2, dtype=torch.float32, fingerprint="another"
     )
     store = RowStore(layout, [NvmeTier(tmp_path / "pages")])
-    store.append("somebody", torch.zeros(1, 2, 1, 3, 2))
-    store.flush("somebody")
+    store.append("some-session", torch.zeros(1, 2, 1, 3, 2))
+    store.flush("some-session")
     store.close()
     found = command("serve", "--data", tmp_path, "--port", "0")
     assert refused(found, "another model's rows")
@@ -96,7 +96,7 @@ def test_the_environment_sets_what_the_command_line_does_not(
 
 
 @pytest.mark.parametrize("ending", ["signal", "input"])
-def test_a_server_ends_in_good_order(tmp_path: Path, ending: str) -> None:
+def test_a_server_exits_cleanly(tmp_path: Path, ending: str) -> None:
     arguments = [
         "serve",
         "--port",

@@ -1,4 +1,4 @@
-"""What replay reads, and what it refuses."""
+"""Formats of recorded conversations, and refused files."""
 
 import json
 from collections.abc import Callable

@@ -42,15 +42,15 @@ def test_more_values_narrow_the_interval() -> None:
     assert many.high - many.low < (few.high - few.low) / 4
 
 
-def test_nothing_measured_has_no_mean() -> None:
+def test_no_values_have_no_mean() -> None:
     assert bootstrap([]) is None
 
 
-def test_a_command_line_is_told_without_the_machines_folders() -> None:
-    told = command_line(
-        ["/home/somebody/bin/kvrecall", "replay", "/home/somebody/my file.json", "--limit", "3"]
+def test_a_command_line_has_no_folders_of_the_machine() -> None:
+    text = command_line(
+        ["/home/user/bin/kvrecall", "replay", "/home/user/my file.json", "--limit", "3"]
     )
-    assert told == "kvrecall replay 'my file.json' --limit 3"
+    assert text == "kvrecall replay 'my file.json' --limit 3"
     assert (
         command_line(["/somewhere/benchmarks/throughput.py"]) == "python benchmarks/throughput.py"
     )
