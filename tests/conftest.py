@@ -42,6 +42,7 @@ INTEGRATION_PATHS = (
     "kvrecall/cli",
     "kvrecall/client",
     "kvrecall/demo",
+    "kvrecall/domain/test_episodes.py",
     "kvstore/test_crash.py",
     "kvstore/test_store_failing_tiers.py",
     "reference/test_model.py",
