@@ -8,10 +8,10 @@ once by a turn or a repair, and continues later from its last commit.
 import asyncio
 
 from kvrecall.domain.errors import ServiceError
-from services.active_session import ActiveSession
 from services.context import ServiceContext
 from services.episode_maintenance import EpisodeMaintainer
 from services.repair_runner import RepairRunner
+from services.session_manager import ActiveSession
 
 
 class BackgroundTasks:

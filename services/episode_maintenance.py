@@ -36,7 +36,6 @@ from kvrecall.domain.session import Session, Turn
 from kvrecall.domain.session_settings import EpisodeSettings
 from kvrecall.domain.utterances import utterances
 from kvrecall.protocol.v1 import worker_pb2 as wire
-from services.active_session import ActiveSession
 from services.catalog.records import (
     BuildCommit,
     EpisodeRecord,
@@ -45,6 +44,7 @@ from services.catalog.records import (
     SegmentsCommit,
 )
 from services.context import ServiceContext
+from services.session_manager import ActiveSession
 
 _TURNS_PER_READ = 128
 # Segments per call of the encoder and per commit: a turn whose query is to be embedded waits for no

@@ -21,11 +21,11 @@ from kvrecall.domain.session_settings import ForkOrigin
 from kvrecall.domain.tool_calls import PendingCall
 from kvrecall.protocol.convert import memory_from_wire, session_spec_to_wire
 from kvrecall.protocol.v1 import worker_pb2 as wire
-from services.active_session import ActiveSession
 from services.background import BackgroundTasks
 from services.cancellation import run_to_completion
 from services.catalog.records import REPAIRS_RETAINED, ForkCommit, IdempotencyKey, IdempotencyRecord
 from services.context import ServiceContext
+from services.session_manager import ActiveSession
 from services.turn_log import logged_turns
 
 SESSION = TypeAdapter(Session)

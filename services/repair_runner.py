@@ -19,9 +19,9 @@ from kvrecall.domain.session_settings import RepairTrigger
 from kvrecall.domain.state_machine import SessionEvent, SessionState
 from kvrecall.protocol.convert import memory_from_wire, message_to_wire, repair_from_wire
 from kvrecall.protocol.v1 import worker_pb2 as wire
-from services.active_session import ActiveSession
 from services.catalog.records import RepairCommit, RepairDetails
 from services.context import ServiceContext
+from services.session_manager import ActiveSession
 
 # The signal itself is at fault: a second attempt would be refused again, here or after a restart.
 FINAL_REFUSALS = frozenset(

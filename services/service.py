@@ -29,7 +29,6 @@ from kvrecall.domain.turn_request import TurnRequest
 from kvrecall.domain.worker_info import WorkerInfo
 from kvrecall.protocol.convert import session_spec_to_wire, worker_info_from_wire
 from kvrecall.protocol.v1 import worker_pb2 as wire
-from services.active_session import ActiveSession
 from services.admission import Admission
 from services.background import BackgroundTasks
 from services.cancellation import run_to_completion
@@ -41,6 +40,7 @@ from services.episode_router import EpisodeRouter
 from services.forks import ForkRequest, ForkRunner
 from services.page_gc import PageCollector
 from services.repair_history import RepairHistoryEntry, load_repair_history
+from services.session_manager import ActiveSession
 from services.tool_call_timeouts import ToolCallTimeouts
 from services.turn_stream import Publish, TurnStream
 from services.turns import TurnRunner

@@ -35,7 +35,6 @@ from kvrecall.protocol.convert import (
     sampling_to_wire,
 )
 from kvrecall.protocol.v1 import worker_pb2 as wire
-from services.active_session import ActiveSession
 from services.background import BackgroundTasks
 from services.cancellation import run_to_completion
 from services.catalog.records import IdempotencyKey, IdempotencyRecord, TurnCommit
@@ -43,6 +42,7 @@ from services.context import ServiceContext
 from services.episode_router import EpisodeRouter, Match
 from services.prefix_sharing import FirstTurn, PrefixSharing
 from services.repair_runner import repair_details, signal_text
+from services.session_manager import ActiveSession
 from services.stream_resume import StreamResumer
 from services.turn_stream import Publish, TextDelta, ToolCallEmitted, TurnEnded, TurnStarted
 

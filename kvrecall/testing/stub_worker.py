@@ -9,6 +9,7 @@ import numpy as np
 
 from kvrecall.domain.codes import ErrorCode
 from kvrecall.domain.errors import WorkerLost, WorkerRefused
+from kvrecall.domain.session_settings import WorkerOptions
 from kvrecall.protocol.convert import worker_options_from_wire
 from kvrecall.protocol.v1 import worker_pb2 as wire
 from kvrecall.testing._stub_values import (
@@ -33,7 +34,7 @@ class StubWorker:
       has scored half of its rows. `reached` is set when a call arrives at its gate.
     - `faults` are raised by the call of that name, once each.
     - `names`: with several, it acts as as many workers over the same rows; `draining` are some of them.
-    - `prefixes`, `dropped`, `released`, `rebuilds`, `builds`, `switches`, `deadlines`, `epochs` and
+    - `prefixes`, `dropped`, `released`, `rebuilds`, `builds`, `switches`, `options` (of each repair), `epochs` and
       `call_log` record what it was asked for.
     """
 
@@ -49,7 +50,7 @@ class StubWorker:
         self.call_log: list[str] = []
         self.words: dict[int, str] = {}
         self.stops: dict[str, asyncio.Event] = {}
-        self.deadlines: list[float | None] = []
+        self.options: list[WorkerOptions] = []
         self.embedded: list[list[str]] = []
         self.builds: list[wire.BuildEpisodesRequest] = []
         self.switches: list[wire.Episode] = []
@@ -166,9 +167,6 @@ class StubWorker:
         finally:
             self.open_turns -= 1
 
-    def _deadline(self, session: str) -> float | None:
-        return worker_options_from_wire(self.specs[session]).repair_seconds
-
     async def repair(self, request: wire.RepairRequest) -> wire.RepairResult:
         """Promote two rows; all eight candidates are scored unless it is stopped early."""
         self._fault("repair")
@@ -178,7 +176,7 @@ class StubWorker:
         ]
         signal += [self.words[token] for token in request.token_ids]
         self.call_log.append(f"{request.trigger}: {' '.join(signal)}")
-        self.deadlines.append(self._deadline(request.session))
+        self.options.append(worker_options_from_wire(self.specs[request.session]))
         self._change(state, request.trigger, [])
         cut = not await self._gate_or_stop(request.session)
         state.promoted_rows += 2
@@ -364,7 +362,7 @@ class StubWorker:
                 hops=1,
                 bytes_read=320,
             )
-            self.deadlines.append(self._deadline(request.session))
+            self.options.append(worker_options_from_wire(self.specs[request.session]))
             done.repair.CopyFrom(report)
         if request.compare_with:
             done.fidelity.CopyFrom(wire.Fidelity(tokens=5, kl_mean=0.5, top1_agreement=0.8))

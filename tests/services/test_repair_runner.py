@@ -261,7 +261,7 @@ async def test_a_session_s_deadline_holds_for_each_of_its_repairs(harness, call:
     await pause(harness, session, call("c1", "Bern"))
     await harness.wait_until_idle(session)
     await harness.say(session, Message("tool", "rain", tool_call_id="c1"), repair=True)
-    assert harness.worker.deadlines == [0.25, 0.25]
+    assert [each.repair_seconds for each in harness.worker.options] == [0.25, 0.25]
 
 
 async def test_how_a_session_repairs_is_told_to_the_worker(harness) -> None:
