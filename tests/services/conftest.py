@@ -6,16 +6,20 @@ For timing, failures and cancellations that no real worker makes on command.
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.messages import Message, Sampling
+from kvrecall.domain.reports import TurnOutcome
+from kvrecall.domain.session_request import CreateSession
 from kvrecall.domain.turn_request import TurnRequest
 from kvrecall.protocol.v1 import worker_pb2 as wire
 from kvrecall.testing import StubWorker
 from services.catalog.sqlite.catalog import SqliteCatalog
-from services.service import CreateSession, SessionService
+from services.service import SessionService
+from services.turn_stream import TurnEnded
 
 
 class Harness:
@@ -44,20 +48,18 @@ class Harness:
         self.worker = StubWorker()
         await self.start()
 
-    async def session(self, **settings: object) -> str:
+    async def session(self, **settings: Any) -> str:
         """A new session of budget 64."""
-        return (
-            await self.service.create(
-                CreateSession(**{"budget": 64, "repair_rows": 8, "seed": 1} | settings)
-            )
-        ).id
+        values: dict[str, Any] = {"budget": 64, "repair_rows": 8, "seed": 1, **settings}
+        return (await self.service.create(CreateSession(**values))).id
 
-    async def say(self, session: str, *messages: Message, **options: object):
+    async def say(self, session: str, *messages: Message, **options: Any) -> TurnOutcome:
         """Run a turn to its end: what it came to."""
-        stream = self.service.turn(
-            session, TurnRequest(messages, **{"sampling": Sampling(50)} | options)
-        )
-        return [progress async for progress in stream][-1].outcome
+        values: dict[str, Any] = {"sampling": Sampling(50), **options}
+        stream = self.service.turn(session, TurnRequest(messages, **values))
+        ended = [progress async for progress in stream][-1]
+        assert isinstance(ended, TurnEnded)
+        return ended.outcome
 
     async def selection(self, session: str) -> bytes:
         """The committed selection."""

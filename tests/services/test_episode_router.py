@@ -5,6 +5,7 @@ Which episode it is about, what is switched, and that no turn fails by it.
 
 import asyncio
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -14,11 +15,11 @@ from kvrecall.domain.events import EpisodesFailed
 from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.messages import Message, Sampling
 from kvrecall.domain.reports import EpisodeReport
+from kvrecall.domain.session_request import CreateSession
 from kvrecall.domain.session_settings import EpisodeSettings
 from kvrecall.domain.turn_request import TurnRequest
 from kvrecall.protocol.v1 import worker_pb2 as wire
 from services.catalog.records import IdempotencyKey
-from services.service import CreateSession
 
 TEA = "kettle leaves brew steep cup"
 TRAINS = "station rails ticket platform carriage"
@@ -37,11 +38,19 @@ async def session(harness) -> str:
     return session
 
 
-async def about(harness, session: str, text: str, **options: object) -> EpisodeReport | None:
-    """A turn about a text: what it tells of its episode."""
-    outcome = await harness.say(session, Message("user", text), **options)
+async def run_turn(harness, session: str, text: str) -> EpisodeReport | None:
+    """Run a turn about a text, and what follows it; returns its episode report, if it has one."""
+    outcome = await harness.say(session, Message("user", text))
     await harness.wait_until_idle(session)
-    return outcome.episode
+    report: EpisodeReport | None = outcome.episode
+    return report
+
+
+async def about(harness, session: str, text: str) -> EpisodeReport:
+    """Run a turn about a text in a session with episodes; returns its episode report."""
+    report = await run_turn(harness, session, text)
+    assert report is not None
+    return report
 
 
 async def test_a_turn_switches_to_the_episode_it_is_about(harness, session: str) -> None:
@@ -125,7 +134,7 @@ async def test_what_says_nothing_new_of_the_users_side_is_not_matched(
 async def test_a_session_without_episodes_embeds_nothing(harness) -> None:
     for options in ({}, {"method": "epicache"}, {"method": "epicache", "episodes": None}):
         session = await harness.session(**options)
-        assert await about(harness, session, TEA) is None
+        assert await run_turn(harness, session, TEA) is None
     assert harness.worker.embedded == []
 
 
@@ -179,13 +188,14 @@ async def test_other_refusals_of_a_turn_with_an_episode_are_the_turns_own(
 
 async def test_a_method_that_looks_at_episodes_has_them_by_default(harness) -> None:
     chosen = {}
-    for name, options in {
+    cases: dict[str, dict[str, Any]] = {
         "default": {"method": "epicache"},
         "off": {"method": "epicache", "episodes": None},
         "own": {"method": "epicache", "episodes": SMALL},
         "other": {"method": "snapkv"},
         "other, off": {"method": "snapkv", "episodes": None},
-    }.items():
+    }
+    for name, options in cases.items():
         chosen[name] = (
             await harness.service.create(CreateSession(budget=64, **options))
         ).settings.episodes

@@ -253,9 +253,10 @@ async def test_lost_pages_are_computed_again_for_a_repair_and_for_a_build(
 async def test_pages_that_are_lost_again_and_again_fail_the_turn(harness, heard: list) -> None:
     session = await harness.session()
     await harness.say(session, HELLO)
+    no_events: tuple[wire.TurnEvent, ...] = ()
 
     async def lost(request: wire.TurnRequest):
-        for event in ():
+        for event in no_events:
             yield event
         raise WorkerRefused(ErrorCode.ROWS_MISSING, "a page is gone")
 

@@ -5,6 +5,7 @@ other ends.
 """
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -39,7 +40,7 @@ async def spoken(harness, turns: int = 2) -> str:
     return session
 
 
-async def fork(harness, session: str, turn: int | None = None, **asked: object) -> str:
+async def fork(harness, session: str, turn: int | None = None, **asked: Any) -> str:
     return (await harness.service.fork(session, ForkRequest(turn, **asked))).id
 
 

@@ -6,20 +6,21 @@ One works on a session at a time, and whoever was taken over from cannot write.
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from kvrecall.domain.errors import SessionBusy, StaleEpoch
 from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.messages import Message
-from kvrecall.domain.reports import MemoryReport
+from kvrecall.domain.reports import MemoryReport, TurnOutcome
 from kvrecall.domain.session import Session
 from kvrecall.domain.session_settings import SessionSettings
 from kvrecall.domain.turn_request import TurnRequest
 from services.catalog.sqlite.catalog import SqliteCatalog
 from services.leases import Claim, Leases
 from services.service import SessionService
-from services.turn_stream import TurnStream
+from services.turn_stream import TurnEnded, TurnStream
 
 HELLO = Message("user", "hello there")
 QUICK = ServiceLimits(claim_seconds=0.15, queue_seconds=5)
@@ -96,6 +97,11 @@ async def test_a_claim_of_a_process_that_is_gone_ends_by_itself(catalog: SqliteC
         pass
 
 
+def get_lease(claim: Claim) -> tuple[int | None, str]:
+    """Epoch and worker of a claim, which change while the test waits."""
+    return claim.epoch, claim.worker
+
+
 async def test_an_epoch_is_kept_until_another_process_takes_over(catalog: SqliteCatalog) -> None:
     one = Leases(catalog, QUICK)
     other = Leases(catalog, QUICK)
@@ -110,10 +116,10 @@ async def test_an_epoch_is_kept_until_another_process_takes_over(catalog: Sqlite
     async with one.held(mine):
         assert mine.epoch == epoch + 1
     async with other.held(theirs):
-        assert (theirs.epoch, theirs.worker) == (None, "two")
+        assert get_lease(theirs) == (None, "two")
         await other.take_over(theirs, "one")
     async with one.held(mine):
-        assert (mine.epoch, mine.worker) == (None, "one")
+        assert get_lease(mine) == (None, "one")
 
 
 async def test_who_was_taken_over_from_cannot_take_over_in_the_middle_of_its_work(
@@ -174,11 +180,12 @@ async def others(harness) -> AsyncIterator[SessionService]:
     await service._background.stop()
 
 
-async def said(service: SessionService, session: str, **options: object):
+async def said(service: SessionService, session: str, **options: Any) -> TurnOutcome:
     """A turn's outcome."""
-    return [told async for told in service.turn(session, TurnRequest((HELLO,), **options))][
-        -1
-    ].outcome
+    stream = service.turn(session, TurnRequest((HELLO,), **options))
+    ended = [progress async for progress in stream][-1]
+    assert isinstance(ended, TurnEnded)
+    return ended.outcome
 
 
 async def test_two_gateways_take_turns_in_a_session(harness, others: SessionService) -> None:

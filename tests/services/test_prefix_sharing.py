@@ -5,6 +5,7 @@ Nothing else is ever shared.
 
 import asyncio
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,8 @@ from kvrecall.domain.messages import Message
 from kvrecall.domain.reports import MemoryReport
 from kvrecall.domain.session import Session, SharedPages
 from kvrecall.domain.session_settings import RepairTrigger, SessionSettings
+from kvrecall.domain.worker_info import WorkerInfo
+from kvrecall.protocol.convert import worker_info_from_wire
 from kvrecall.protocol.v1 import worker_pb2 as wire
 from services.forks import ForkRequest
 from services.prefix_sharing import prefix_digest
@@ -23,16 +26,24 @@ BEN = Message("user", "my name is ben")
 TOOL = '{"type": "function", "function": {"name": "weather"}}'
 SETTINGS = SessionSettings(budget=64, repair_rows=8, method="snapkv", tenant="ann")
 SESSION = Session("s_1", 1, SETTINGS, 0.0, 0.0, 0, MemoryReport())
-INFO = wire.WorkerInfo(fingerprint="f00d", block_tokens=32, page_tokens=4)
+
+
+def build_info(fingerprint: str = "f00d", block_tokens: int = 32) -> WorkerInfo:
+    return worker_info_from_wire(
+        wire.WorkerInfo(fingerprint=fingerprint, block_tokens=block_tokens, page_tokens=4)
+    )
+
+
+INFO = build_info()
 
 
 def digest(
-    leading: tuple[Message, ...] = (SYSTEM,), info: wire.WorkerInfo = INFO, **settings: object
+    leading: tuple[Message, ...] = (SYSTEM,), info: WorkerInfo = INFO, **settings: Any
 ) -> str:
     return prefix_digest(replace(SESSION, settings=replace(SETTINGS, **settings)), leading, info)
 
 
-async def begun(harness, *messages: Message, **settings: object) -> str:
+async def begun(harness, *messages: Message, **settings: Any) -> str:
     """A session that has had its first turn."""
     session = await harness.session(**settings)
     await harness.say(session, *messages)
@@ -162,8 +173,8 @@ CHANGES = [
     {"tools": (TOOL,)},
     {"leading": (SYSTEM, SYSTEM)},
     {"leading": (Message("system", "you help people with everything they want "),)},
-    {"info": wire.WorkerInfo(fingerprint="beef", block_tokens=32, page_tokens=4)},
-    {"info": wire.WorkerInfo(fingerprint="f00d", block_tokens=64, page_tokens=4)},
+    {"info": build_info(fingerprint="beef")},
+    {"info": build_info(block_tokens=64)},
 ]
 
 
@@ -173,7 +184,7 @@ def test_whatever_shapes_rows_changes_the_digest(change) -> None:
 
 
 def test_what_shapes_no_rows_leaves_the_digest() -> None:
-    same = {
+    same: dict[str, Any] = {
         "metadata": {"a": "b"},
         "repair_on": frozenset({RepairTrigger.TURN}),
         "repair_seconds": 1.0,

@@ -20,7 +20,7 @@ from kvrecall.domain.errors import (
     WorkerLost,
     WorkerRefused,
 )
-from kvrecall.domain.events import RepairFailed, RepairFinished
+from kvrecall.domain.events import RepairFailed, RepairFinished, ServiceEvent
 from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.messages import Message, ToolCall
 from kvrecall.domain.repairs import due_repairs
@@ -429,7 +429,7 @@ async def test_a_repair_whose_commit_fails_is_run_again_from_what_was_committed(
 
 
 async def test_reports_are_told_to_observers(harness, call: Callable) -> None:
-    heard = []
+    heard: list[ServiceEvent] = []
     harness.service.observe(heard.append)
     session = await harness.session()
     await pause(harness, session, call("c1", "Bern"))
@@ -445,7 +445,7 @@ async def test_reports_are_told_to_observers(harness, call: Callable) -> None:
 async def test_a_repair_that_fails_stays_due_and_a_turn_that_waits_runs_it(
     harness, call: Callable
 ) -> None:
-    heard = []
+    heard: list[ServiceEvent] = []
     harness.service.observe(heard.append)
     session = await harness.session()
     harness.worker.faults["repair"] = WorkerLost("gone")

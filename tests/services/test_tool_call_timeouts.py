@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from kvrecall.domain.errors import ResultConflict
-from kvrecall.domain.events import PauseTimedOut
+from kvrecall.domain.events import PauseTimedOut, ServiceEvent
 from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.messages import Message
 from kvrecall.domain.tool_calls import CallStatus
@@ -45,7 +45,7 @@ def completed(call: str, result: str) -> ToolEvent:
 async def test_a_call_that_nothing_is_heard_of_fails_and_the_model_is_told_so(
     harness, call: Callable
 ) -> None:
-    heard = []
+    heard: list[ServiceEvent] = []
     harness.service.observe(heard.append)
     session = await paused(harness, call("c1", "Bern"), call("c2", "Rome"))
     await harness.service.event(session, completed("c2", "sun"))

@@ -1,7 +1,8 @@
 """One turn: one writer, all or nothing, and the worker always at what was committed."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import pytest
 
@@ -18,28 +19,40 @@ from kvrecall.domain.errors import (
     WorkerLost,
     WorkerRefused,
 )
-from kvrecall.domain.events import RepairFailed, RepairFinished, TurnFailed, TurnFinished
+from kvrecall.domain.events import (
+    RepairFailed,
+    RepairFinished,
+    ServiceEvent,
+    TurnFailed,
+    TurnFinished,
+)
 from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.messages import Message, Sampling, ToolCall
+from kvrecall.domain.reports import TurnOutcome
 from kvrecall.domain.session import Session
+from kvrecall.domain.session_request import CreateSession
 from kvrecall.domain.session_settings import RepairTrigger
 from kvrecall.domain.state_machine import SessionState
 from kvrecall.domain.turn_request import TurnRequest
 from kvrecall.protocol.v1 import worker_pb2 as wire
 from services.catalog.records import IdempotencyKey
-from services.service import CreateSession, SessionService
+from services.service import SessionService
 from services.turn_stream import TextDelta, ToolCallEmitted, TurnEnded, TurnStarted, TurnStream
 
 HELLO = Message("user", "hello there")
 
 
-def begin(
-    service: SessionService, session: str, *messages: Message, **options: object
-) -> TurnStream:
+def begin(service: SessionService, session: str, *messages: Message, **options: Any) -> TurnStream:
     """A turn that has just been sent."""
-    return service.turn(
-        session, TurnRequest(messages or (HELLO,), **{"sampling": Sampling(50)} | options)
-    )
+    values: dict[str, Any] = {"sampling": Sampling(50), **options}
+    return service.turn(session, TurnRequest(messages or (HELLO,), **values))
+
+
+async def get_outcome(stream: TurnStream) -> TurnOutcome:
+    """Read a turn's stream to its end and return the outcome."""
+    ended = [progress async for progress in stream][-1]
+    assert isinstance(ended, TurnEnded)
+    return ended.outcome
 
 
 async def held_turn(harness, session: str) -> TurnStream:
@@ -88,7 +101,7 @@ async def test_a_second_turn_meanwhile_is_refused_and_changes_nothing(harness) -
         await anext(begin(harness.service, session))
     assert (await harness.service.get(session))[1] is SessionState.PREFILLING
     harness.worker.gates["token"].set()
-    assert [progress async for progress in first][-1].outcome.turn == 1
+    assert (await get_outcome(first)).turn == 1
 
 
 async def test_a_second_turn_that_asks_to_queue_comes_after_the_first(harness) -> None:
@@ -97,8 +110,8 @@ async def test_a_second_turn_that_asks_to_queue_comes_after_the_first(harness) -
     second = begin(harness.service, session, queue=True)
     await asyncio.sleep(0)
     harness.worker.gates["token"].set()
-    assert [progress async for progress in second][-1].outcome.turn == 2
-    assert [progress async for progress in first][-1].outcome.turn == 1
+    assert (await get_outcome(second)).turn == 2
+    assert (await get_outcome(first)).turn == 1
 
 
 async def test_unlike_sessions_do_not_wait_for_each_other(harness) -> None:
@@ -156,9 +169,10 @@ async def test_a_turn_that_fails_changes_nothing_and_the_next_one_works(
 
 async def test_a_worker_that_stops_without_an_answer_is_lost(harness) -> None:
     session = await harness.session()
+    no_events: tuple[wire.TurnEvent, ...] = ()
 
     async def silent(request: wire.TurnRequest):
-        for event in ():
+        for event in no_events:
             yield event
 
     answering = harness.worker.turn
@@ -284,7 +298,12 @@ async def test_a_turn_is_refused_before_anything_runs(harness) -> None:
 async def test_the_seed_of_a_turn_follows_from_the_session_and_can_be_given(harness) -> None:
     seen = []
     answering = harness.worker.turn
-    harness.worker.turn = lambda request: seen.append(request.sampling.seed) or answering(request)
+
+    def record_seed(request: wire.TurnRequest) -> AsyncIterator[wire.TurnEvent]:
+        seen.append(request.sampling.seed)
+        return answering(request)
+
+    harness.worker.turn = record_seed
     session = await harness.session(seed=10)
     await harness.say(session, HELLO)
     await harness.say(session, HELLO)
@@ -300,7 +319,7 @@ async def test_every_turn_repairs_first_when_the_session_asks_for_it(harness) ->
 
 
 async def test_observers_hear_of_every_turn_and_how_it_ended(harness) -> None:
-    heard = []
+    heard: list[ServiceEvent] = []
     harness.service.observe(heard.append)
     session = await harness.session()
     outcome = await harness.say(session, HELLO)
@@ -337,8 +356,8 @@ class TestCrowded:
             await anext(begin(harness.service, sessions[2]))
         assert caught.value.retry_after_seconds == 1.0
         harness.worker.gates["token"].set()
-        assert [progress async for progress in waiting][-1].outcome.turn == 1
-        assert [progress async for progress in first][-1].outcome.turn == 1
+        assert (await get_outcome(waiting)).turn == 1
+        assert (await get_outcome(first)).turn == 1
 
     async def test_no_turn_waits_for_a_place_without_end(self, harness) -> None:
         one = await harness.session()
@@ -372,7 +391,7 @@ async def test_a_stop_lets_running_turns_end_and_takes_no_new_ones(harness) -> N
     with pytest.raises(ShuttingDown):
         await harness.service.create(CreateSession())
     harness.worker.gates["token"].set()
-    assert [progress async for progress in stream][-1].outcome.turn == 1
+    assert (await get_outcome(stream)).turn == 1
     await stopping
     assert harness.worker.closed
     await harness.start()

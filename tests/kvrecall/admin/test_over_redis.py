@@ -57,13 +57,13 @@ def test_pages_that_redis_lost_are_found(
 ) -> None:
     shutil.rmtree(tmp_path / "data" / "pages")
     with closing(Redis.from_url(redis_url)) as redis:
-        name = tier._page(PageKey(session, 0))
+        name = tier._keys.page(PageKey(session, 0))
         page = redis.get(name)
         assert isinstance(page, bytes)
         raw = bytearray(page)
         raw[HEADER_BYTES + 3] ^= 1
         redis.set(name, bytes(raw))
-        redis.delete(tier._page(PageKey(session, 1)))
+        redis.delete(tier._keys.page(PageKey(session, 1)))
     found = command("fsck", "--data", tmp_path / "data")
     assert found.exit_code == 1
     assert "page 0 unreadable" in found.output

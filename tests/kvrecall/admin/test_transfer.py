@@ -18,6 +18,7 @@ from kvrecall.admin.archive.records import dump_session
 from kvrecall.app.catalog import open_catalog
 from kvrecall.domain.errors import UnknownSession
 from kvrecall.domain.messages import Message, Sampling, ToolCall
+from kvrecall.domain.session_request import CreateSession
 from kvrecall.domain.tool_calls import CallStatus
 from kvrecall.domain.tool_events import ToolEvent, ToolEventType
 from kvrecall.domain.turn_request import TurnRequest
@@ -25,7 +26,7 @@ from kvstore.format.codec import Codec
 from kvstore.format.page import PageLayout, parse_header
 from kvstore.tiers.nvme.tier import NvmeTier
 from services.catalog.records import SessionDump
-from services.service import CreateSession, SessionService
+from services.service import SessionService
 
 Command = Callable[..., Any]
 QUESTIONS = ("What is the number of the locker of Tarvik?", "And the extension of Melnor?")

@@ -70,7 +70,8 @@ def worker_at(request: pytest.FixtureRequest) -> WorkerAt:
 
 async def talked(worker: Worker, **spec: Any) -> list[int]:
     """Open a session "s" and append a long message; returns its token ids."""
-    spec = {"method": "epicache", "budget": 64, "layer_budgets": "uniform"} | spec
+    defaults: dict[str, Any] = {"method": "epicache", "budget": 64, "layer_budgets": "uniform"}
+    spec = defaults | spec
     await worker.open(wire.OpenRequest(spec=wire.SessionSpec(session="s", epoch=1, **spec)))
     said = [wire.Message(role="user", content="My sister lives in Lisbon and paints boats. " * 20)]
     events = [

@@ -1,6 +1,7 @@
 """Episodes out of vectors: pure functions of their arguments and the seed."""
 
 from itertools import pairwise
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -31,7 +32,7 @@ TOKENS = 10
 
 
 def said(count: int) -> list[Utterance]:
-    sides = ("user", "assistant")
+    sides: tuple[Literal["user", "assistant"], ...] = ("user", "assistant")
     return [Utterance(sides[n % 2], f"u{n}", TOKENS * n, TOKENS * (n + 1)) for n in range(count)]
 
 
@@ -70,7 +71,7 @@ def test_topics_become_episodes_in_the_order_in_which_they_come_up() -> None:
 
 
 @pytest.mark.parametrize("count", [3, "auto"])
-def test_the_same_seed_gives_the_same_episodes(count: int | str) -> None:
+def test_the_same_seed_gives_the_same_episodes(count: int | Literal["auto"]) -> None:
     vectors = topics(6, 6, 6, 6, noise=0.6)
     once = cluster(vectors, count, seed=2**63)
     again = cluster(vectors, count, seed=2**63)
@@ -90,7 +91,9 @@ def test_auto_samples_a_long_conversation() -> None:
 
 @given(st.integers(1, 12), st.integers(1, 6) | st.just("auto"), st.integers(1, 4))
 @settings(deadline=None, max_examples=30)
-def test_there_are_never_empty_episodes(segments: int, count: int | str, distinct: int) -> None:
+def test_there_are_never_empty_episodes(
+    segments: int, count: int | Literal["auto"], distinct: int
+) -> None:
     vectors = topics(*[1] * 8)[[n % distinct for n in range(segments)]]
     found = cluster(vectors, count, seed=1)
     assert set(found.labels) == set(range(len(found.centroids)))
@@ -128,7 +131,7 @@ def plans(
 
 
 def test_a_patched_prompt_is_the_nearest_segments_tokens_in_time_order() -> None:
-    vectors = np.float32([[1, 0], [0, 1], [0.9, 0.1], [0, 1], [0.5, 0.5], [0.7, 0.2]])
+    vectors = np.array([[1, 0], [0, 1], [0.9, 0.1], [0, 1], [0.5, 0.5], [0.7, 0.2]], np.float32)
     plan = plans(vectors, (0, 1, 0, 1, 0, 0))[0]
     # The mean is near (0.78, 0.2): segment 5 is nearest, then 2.
     assert plan.patched_prompt == (*range(5080, 5120), *range(5200, 5240))
@@ -145,7 +148,7 @@ def test_a_patched_prompt_is_about_as_long_as_it_was_asked_to_be(
 
 
 def test_an_episode_knows_how_near_each_segment_is() -> None:
-    vectors = np.float32([[1, 0], [0, 1], [0.9, 0.1], [0.5, 0.5]])
+    vectors = np.array([[1, 0], [0, 1], [0.9, 0.1], [0.5, 0.5]], np.float32)
     first, second = plans(vectors, (0, 1, 0, 1))
     assert first.spans == ((0, 40, 1.0), (40, 80, 0.0), (80, 120, 1.0), (120, 160, 0.25))
     assert [span[2] for span in second.spans] == [0.0, 1.0, 0.25, 1.0]
@@ -172,8 +175,8 @@ def test_spans_cover_every_row_once_and_own_segments_are_nearest(
 
 
 def test_a_query_goes_to_the_centroid_with_the_largest_cosine() -> None:
-    centroids = np.float32([[10, 0], [0.1, 0.1], [0, 3]])
-    found = match(np.float32([1, 0.8]), centroids)
+    centroids = np.array([[10, 0], [0.1, 0.1], [0, 3]], np.float32)
+    found = match(np.array([1, 0.8], np.float32), centroids)
     assert found.episode == 1
     assert found.similarity == pytest.approx(0.9939, abs=1e-4)
     assert match(np.zeros(2, np.float32), centroids).similarity == 0

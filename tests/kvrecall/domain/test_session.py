@@ -1,6 +1,7 @@
 """The state machine and what follows from a committed session."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -77,12 +78,13 @@ def test_no_second_turn_starts_within_a_turn() -> None:
             next_state(state, SessionEvent.TURN_STARTED)
 
 
-def paused(*calls: PendingCall, output_due: int = 0, **settings: object) -> Session:
-    chosen = SessionSettings(**{"budget": 64, "repair_rows": 8, "method": "snapkv"} | settings)
+def paused(*calls: PendingCall, output_due: int = 0, **settings: Any) -> Session:
+    values: dict[str, Any] = {"budget": 64, "repair_rows": 8, "method": "snapkv", **settings}
+    chosen = SessionSettings(**values)
     return Session("s", 1, chosen, 0.0, 0.0, 1, MemoryReport(), calls, output_due=output_due)
 
 
-def asked(position: int, batch: int = 0, repaired: bool = False, **fields: object) -> PendingCall:
+def asked(position: int, batch: int = 0, repaired: bool = False, **fields: Any) -> PendingCall:
     call = PendingCall(
         1, position, ToolCall(f"c{position}", "look", f'{{"n": {position}}}'), batch=batch
     )
@@ -119,7 +121,11 @@ def test_a_call_is_repaired_on_again_with_the_arguments_that_the_client_really_r
 
 
 def test_output_is_repaired_on_as_far_as_it_is_due_and_not_once_the_result_is_there() -> None:
-    grown = {"pieces": {0: "so ", 1: "far", 3: "!"}, "delta_due": 6, "repaired": True}
+    grown: dict[str, Any] = {
+        "pieces": {0: "so ", 1: "far", 3: "!"},
+        "delta_due": 6,
+        "repaired": True,
+    }
     (due,) = due_repairs(paused(asked(0, **grown)))
     assert (due.trigger, due.text, due.reach) == (RepairTrigger.TOOL_DELTA, "so far", 6)
     assert due_repairs(paused(asked(0, delta_repaired=6, **grown))) == []

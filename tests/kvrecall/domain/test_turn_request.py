@@ -1,5 +1,7 @@
 """What a turn may bring, decided before anything is changed."""
 
+from typing import Any
+
 import pytest
 
 from kvrecall.domain.errors import (
@@ -28,10 +30,9 @@ LIMITS = ServiceLimits(
 HELLO = Message("user", "hello")
 
 
-def session(*calls: PendingCall, **settings: object) -> Session:
-    chosen = SessionSettings(
-        **{"budget": 64, "repair_rows": 8, "method": "snapkv", "seed": 7} | settings
-    )
+def session(*calls: PendingCall, **settings: Any) -> Session:
+    values: dict[str, Any] = {"budget": 64, "repair_rows": 8, "method": "snapkv", "seed": 7}
+    chosen = SessionSettings(**(values | settings))
     return Session("s", 1, chosen, 0.0, 0.0, 3, MemoryReport(), calls)
 
 
@@ -49,7 +50,7 @@ def asks(*calls: str) -> Message:
     return Message("assistant", tool_calls=tuple(ToolCall(call, "look", "{}") for call in calls))
 
 
-def plan(at: Session, *messages: Message, **options: object) -> TurnPlan:
+def plan(at: Session, *messages: Message, **options: Any) -> TurnPlan:
     return plan_turn(at, TurnRequest(messages, **options), LIMITS)
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -88,8 +89,9 @@ def calls() -> tuple[ToolCall, ToolCall]:
 def make_session() -> Callable[..., Session]:
     """make_session(id, created, **settings): a session without a turn."""
 
-    def make(id: str, created: float = 1.0, **settings: object) -> Session:
-        chosen = SessionSettings(**{"budget": 64, "repair_rows": 8, "method": "snapkv"} | settings)
+    def make(id: str, created: float = 1.0, **settings: Any) -> Session:
+        values: dict[str, Any] = {"budget": 64, "repair_rows": 8, "method": "snapkv", **settings}
+        chosen = SessionSettings(**values)
         return Session(id, 1, chosen, created, created, 0, MemoryReport(budget=64))
 
     return make

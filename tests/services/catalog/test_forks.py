@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -63,7 +64,7 @@ async def parent(
     return await catalog.sessions.get("parent")
 
 
-def build_child(parent: Session, **changes: object) -> Session:
+def build_child(parent: Session, **changes: Any) -> Session:
     return replace(
         parent, id="child", epoch=1, worker="w", created_at=9.0, updated_at=9.0, **changes
     )

@@ -1,6 +1,6 @@
 """References to shared pages: retained while referenced, orphaned afterwards."""
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 import pytest
@@ -18,11 +18,12 @@ from services.catalog.records import (
 )
 
 MakeSession = Callable[..., Session]
+Fork = Callable[..., Awaitable[None]]
 MakeTurn = Callable[..., TurnCommit]
 
 
 @pytest.fixture
-def fork(catalog: Catalog, make_turn: MakeTurn) -> Callable[..., object]:
+def fork(catalog: Catalog, make_turn: MakeTurn) -> Fork:
     """fork(parent, child, *shared): a fork that references pages, given as owner and number."""
 
     async def make(parent: str, child: str, *shared: tuple[str, int]) -> None:
@@ -54,7 +55,7 @@ async def delete_and_confirm(catalog: Catalog, session: str) -> list[OrphanedPag
 
 
 async def test_orphaned_pages_are_returned_until_their_deletion_is_confirmed(
-    catalog: Catalog, parent: str, make_session: MakeSession, fork: Callable[..., object]
+    catalog: Catalog, parent: str, make_session: MakeSession, fork: Fork
 ) -> None:
     await fork(parent, "child", (parent, 5))
     assert await catalog.page_refs.get_orphaned() == []
@@ -87,7 +88,7 @@ async def test_a_session_under_the_id_of_a_deleted_one_starts_anew(
     parent: str,
     make_session: MakeSession,
     make_turn: MakeTurn,
-    fork: Callable[..., object],
+    fork: Fork,
 ) -> None:
     assert await delete_and_confirm(catalog, parent) == [OrphanedPages(parent, 0)]
     await catalog.sessions.create(make_session(parent), b"", None)
@@ -105,7 +106,7 @@ async def test_a_session_without_references_orphans_all_its_pages(
 
 
 async def test_shared_pages_outlive_their_owner_as_far_as_they_are_referenced(
-    catalog: Catalog, parent: str, fork: Callable[..., object]
+    catalog: Catalog, parent: str, fork: Fork
 ) -> None:
     for child, pages in (("short", 2), ("long", 5), ("middle", 3)):
         await fork(parent, child, (parent, pages))
@@ -126,7 +127,7 @@ async def test_shared_pages_outlive_their_owner_as_far_as_they_are_referenced(
 
 
 async def test_a_fork_of_a_fork_references_every_owner_of_its_pages(
-    catalog: Catalog, parent: str, fork: Callable[..., object]
+    catalog: Catalog, parent: str, fork: Fork
 ) -> None:
     await fork(parent, "child", (parent, 4))
     await fork("child", "grandchild", (parent, 4), ("child", 6))
@@ -147,7 +148,7 @@ async def test_a_fork_of_a_fork_references_every_owner_of_its_pages(
 
 
 async def test_pages_that_are_gone_cannot_be_referenced(
-    catalog: Catalog, parent: str, make_session: MakeSession, fork: Callable[..., object]
+    catalog: Catalog, parent: str, make_session: MakeSession, fork: Fork
 ) -> None:
     await catalog.sessions.create(make_session("s"), b"", None)
     assert not await catalog.page_refs.reserve("s", SharedPages("unknown", 1))
@@ -215,7 +216,7 @@ async def test_a_prefix_is_known_as_long_as_its_owner_exists(
 
 
 async def test_a_tenant_s_tokens_are_those_of_its_sessions(
-    catalog: Catalog, make_session: MakeSession, make_turn: MakeTurn, fork: Callable[..., object]
+    catalog: Catalog, make_session: MakeSession, make_turn: MakeTurn, fork: Fork
 ) -> None:
     for id, tenant in (("a", "x"), ("b", "x"), ("c", "y"), ("d", "")):
         await catalog.sessions.create(make_session(id, tenant=tenant), b"", None)

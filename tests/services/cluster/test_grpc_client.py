@@ -238,7 +238,7 @@ async def test_only_matching_certificates_connect(
         chain, ours["tls_ca"].read_bytes(), require_client_auth=True
     )
     one_way = grpc.ssl_server_credentials(chain)
-    cases: list[tuple[grpc.ServerCredentials | None, dict[str, Path], bool]] = [
+    cases: list[tuple[grpc.ServerCredentials | None, dict[str, Any], bool]] = [
         (one_way, ca_only, True),
         (one_way, {}, False),
         (one_way, {"tls_ca": others["tls_ca"]}, False),
@@ -258,5 +258,6 @@ async def test_only_matching_certificates_connect(
 
 @pytest.mark.parametrize("half", ["tls_cert", "tls_key"])
 def test_half_of_a_pair_of_certificate_and_key_is_refused(half: str, tmp_path: Path) -> None:
+    files: dict[str, Any] = {half: tmp_path, "tls_ca": tmp_path}
     with pytest.raises(ValueError, match="belong together"):
-        WireSettings(**{half: tmp_path, "tls_ca": tmp_path})
+        WireSettings(**files)
