@@ -85,5 +85,5 @@ def test_a_closed_embedder_cancels(tmp_path: Path) -> None:
 
 def test_the_encoder_is_not_imported_before_the_first_text() -> None:
     """It takes seconds to import, and most workers never embed."""
-    code = "import sys, workers.embedder; sys.exit('sentence_transformers' in sys.modules)"
+    code = "import sys, workers.model.embedder; sys.exit('sentence_transformers' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
