@@ -46,6 +46,7 @@ INTEGRATION_PATHS = (
     "kvstore/test_crash.py",
     "kvstore/test_store_failing_tiers.py",
     "reference/test_model.py",
+    "workers/engine/test_engine.py",
     "workers/methods/test_contract.py",
     "workers/model/test_layer_sensitivity.py",
     "workers/primitives/test_uncertainty.py",
