@@ -111,7 +111,7 @@ def test_a_profile_is_measured_once_and_then_found(
     with capture_logs() as second:
         found = known_profile(model, tokenizer, tmp_path, str(MODEL_PATH))
     assert found == measured
-    assert [line["event"] for line in first][-1] == "layer profile kept"
+    assert [line["event"] for line in first][-1] == "layer profile saved"
     assert not second
     assert measured is not None
     assert measured.model == "the reference model"
