@@ -22,7 +22,7 @@ from services.catalog.redis.idempotency import RedisIdempotency
 from services.catalog.redis.indexes import RedisIndexes
 from services.catalog.redis.keys import Keys
 from services.catalog.redis.leases import RedisLeases
-from services.catalog.redis.migrate import migrate
+from services.catalog.redis.migrations.runner import migrate
 from services.catalog.redis.page_refs import RedisPageRefs
 from services.catalog.redis.prefixes import RedisPrefixes
 from services.catalog.redis.refs import OwnerRefs

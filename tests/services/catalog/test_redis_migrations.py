@@ -16,10 +16,10 @@ from kvrecall.app.redis import redis_client
 from kvrecall.domain.errors import CatalogError, CatalogVersion
 from kvrecall.domain.tool_calls import CallStatus
 from services.catalog.records import OrphanedPages
-from services.catalog.redis import migrate
 from services.catalog.redis.catalog import RedisCatalog
 from services.catalog.redis.client import CatalogRedis
 from services.catalog.redis.keys import Keys
+from services.catalog.redis.migrations import runner as migrate
 from services.catalog.redis.migrations import standard_terms
 from services.catalog.redis.schema import MIGRATIONS, SCHEMA_VERSION
 
