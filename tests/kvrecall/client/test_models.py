@@ -141,8 +141,9 @@ def test_options_are_the_fields_of_their_request(option: type, schemas: dict[str
 def test_every_model_is_checked_and_exported() -> None:
     defined = {
         kind
-        for kind in vars(models).values()
-        if is_dataclass(kind) and isinstance(kind, type) and kind.__module__ == models.__name__
+        for module in (models, sessions)
+        for kind in vars(module).values()
+        if is_dataclass(kind) and isinstance(kind, type) and kind.__module__ == module.__name__
     }
     assert defined == {*RESPONSES, *REQUESTS}
     assert {kind.__name__ for kind in defined} <= set(client_package.__all__)
