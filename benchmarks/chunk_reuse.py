@@ -22,7 +22,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.throughput import RESULTS, describe, speed_rows
 from kvrecall.app.wiring import build_store
-from kvrecall.protocol.v1 import worker_pb2 as wire
+from kvrecall.protocol.v1 import worker_pb2 as pb
 from kvrecall.reporting.results import Row, build_results
 from reference import MODEL_PATH
 from reference.conversation import generate
@@ -178,7 +178,7 @@ def evictions(model: LoadedModel, tokenizer: ChatTokenizer, plan: Plan) -> dict[
     ):
         engine = Engine(Parts(model, tokenizer, store, settings))
         for reuse, clock in spent.items():
-            session = engine.open(_spec(reuse, plan), wire.SessionState())
+            session = engine.open(_spec(reuse, plan), pb.SessionState())
             timed_method = TimedMethod(ChunkKV(reuse=reuse), clock)
             session.config = replace(session.config, method=timed_method)
             engine.swap_in(session)
@@ -222,8 +222,8 @@ def _append(engine: Engine, name: str, block: Tensor, spent: Spent, plan: Plan) 
         spent.selecting.pop()  # within the budget: nothing to select
 
 
-def _spec(reuse: int, plan: Plan) -> wire.SessionSpec:
-    return wire.SessionSpec(
+def _spec(reuse: int, plan: Plan) -> pb.SessionSpec:
+    return pb.SessionSpec(
         session=str(reuse), epoch=1, method="chunkkv", budget=plan.budget, seed=plan.seed
     )
 

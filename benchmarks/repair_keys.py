@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from kvrecall.app.wiring import build_store
-from kvrecall.protocol.v1 import worker_pb2 as wire
+from kvrecall.protocol.v1 import worker_pb2 as pb
 from reference import MODEL_PATH
 from reference.conversation import generate
 from workers.cache.active_cache import KVShape
@@ -230,8 +230,8 @@ def _prefill(seed: int, tokens: int) -> tuple[Tensor, Observed]:
         closing(build_store(model, Path(folder), 1 << 30)) as store,
     ):
         engine = Engine(Parts(model, tokenizer, store, settings))
-        spec = wire.SessionSpec(session="s", epoch=1, method="full", budget=tokens + 512)
-        session = engine.swap_in(engine.open(spec, wire.SessionState()))
+        spec = pb.SessionSpec(session="s", epoch=1, method="full", budget=tokens + 512)
+        session = engine.swap_in(engine.open(spec, pb.SessionState()))
         for block in torch.tensor(token_ids[:tokens]).chunk(-(-tokens // 512)):
             engine.forward([session], block[None].to(model.device))
         observed = engine.observe(session, tokenizer.encode(question))

@@ -11,7 +11,7 @@ import torch
 from transformers import DynamicCache, PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 
 from kvrecall.app.wiring import build_store
-from kvrecall.protocol.v1 import worker_pb2 as wire
+from kvrecall.protocol.v1 import worker_pb2 as pb
 from workers.engine.engine import Engine, Parts
 from workers.engine.settings import WorkerSettings
 from workers.model.loader import LoadedModel
@@ -158,21 +158,21 @@ class Worker:
 
     def open(self, session: str, method: str, budget: int) -> None:
         """Open a new session."""
-        spec = wire.SessionSpec(session=session, epoch=1, budget=budget, method=method)
-        self.scheduler.open(wire.OpenRequest(spec=spec)).result()
+        spec = pb.SessionSpec(session=session, epoch=1, budget=budget, method=method)
+        self.scheduler.open(pb.OpenRequest(spec=spec)).result()
 
     def append(self, session: str, text: str) -> None:
         """Append a user message without generating."""
-        messages = [wire.Message(role="user", content=text)]
+        messages = [pb.Message(role="user", content=text)]
         self.scheduler.turn(
-            wire.TurnRequest(session=session, epoch=1, messages=messages), _discard_event
+            pb.TurnRequest(session=session, epoch=1, messages=messages), _discard_event
         ).result()
 
     def ask(self, session: str, text: str, output_tokens: int, clock: Clock) -> Any:
         """Start a turn whose tokens the clock records; returns the future of its result."""
-        messages = [wire.Message(role="user", content=text)]
-        sampling = wire.Sampling(max_tokens=output_tokens)
-        request = wire.TurnRequest(
+        messages = [pb.Message(role="user", content=text)]
+        sampling = pb.Sampling(max_tokens=output_tokens)
+        request = pb.TurnRequest(
             session=session, epoch=1, messages=messages, generate=True, sampling=sampling
         )
         return self.scheduler.turn(request, lambda event: _record_token(clock, event))
@@ -244,10 +244,10 @@ def copy_plain(model: LoadedModel) -> PreTrainedModel:
     return copied
 
 
-def _record_token(clock: Clock, event: wire.TurnEvent) -> None:
+def _record_token(clock: Clock, event: pb.TurnEvent) -> None:
     if event.WhichOneof("event") == "token":
         clock.record()
 
 
-def _discard_event(event: wire.TurnEvent) -> None:
+def _discard_event(event: pb.TurnEvent) -> None:
     """Ignore a streamed event: only the result counts."""

@@ -35,7 +35,7 @@ from kvrecall.domain.events import EpisodesBuilt, EpisodesFailed
 from kvrecall.domain.session import Session, Turn
 from kvrecall.domain.session_settings import EpisodeSettings
 from kvrecall.domain.utterances import utterances
-from kvrecall.protocol.v1 import worker_pb2 as wire
+from kvrecall.protocol.v1 import worker_pb2 as pb
 from services.catalog.records import (
     BuildCommit,
     EpisodeRecord,
@@ -157,9 +157,9 @@ class EpisodeMaintainer:
         return log
 
     async def _call_worker(
-        self, live: ActiveSession, request: wire.BuildEpisodesRequest
-    ) -> wire.BuildEpisodesResult:
-        def ask_under(epoch: int) -> Awaitable[wire.BuildEpisodesResult]:
+        self, live: ActiveSession, request: pb.BuildEpisodesRequest
+    ) -> pb.BuildEpisodesResult:
+        def ask_under(epoch: int) -> Awaitable[pb.BuildEpisodesResult]:
             request.epoch = epoch
             return self._worker.build_episodes(request)
 
@@ -232,17 +232,15 @@ def _token_ids(log: Sequence[Turn]) -> list[int]:
     return [token for turn in log for token in turn.token_ids]
 
 
-def _request(
-    session: Session, plans: Sequence[EpisodePlan], build: int
-) -> wire.BuildEpisodesRequest:
-    return wire.BuildEpisodesRequest(
+def _request(session: Session, plans: Sequence[EpisodePlan], build: int) -> pb.BuildEpisodesRequest:
+    return pb.BuildEpisodesRequest(
         session=session.id,
         plans=[
-            wire.EpisodePlan(
+            pb.EpisodePlan(
                 id=f"{build}-{number}",
                 patched_prompt=plan.patched_prompt,
                 segments=[
-                    wire.Span(start=start, stop=stop, similarity=near)
+                    pb.Span(start=start, stop=stop, similarity=near)
                     for start, stop, near in plan.spans
                 ],
             )
@@ -255,7 +253,7 @@ def _build_commit(
     found: EpisodeSet,
     clusters: Clusters,
     plans: Sequence[EpisodePlan],
-    result: wire.BuildEpisodesResult,
+    result: pb.BuildEpisodesResult,
 ) -> BuildCommit:
     """Build the commit of new episodes, none of which was matched yet."""
     episodes = tuple(

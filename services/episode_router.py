@@ -14,7 +14,7 @@ from kvrecall.domain.events import EpisodesFailed
 from kvrecall.domain.messages import Message
 from kvrecall.domain.session import Session
 from kvrecall.domain.utterances import query_text
-from kvrecall.protocol.v1 import worker_pb2 as wire
+from kvrecall.protocol.v1 import worker_pb2 as pb
 from services.catalog.records import EpisodeSet
 from services.context import ServiceContext
 
@@ -28,7 +28,7 @@ class Match:
 
     episode: str
     similarity: float
-    load: wire.Episode | None
+    load: pb.Episode | None
     seconds: float
 
 
@@ -59,7 +59,7 @@ class EpisodeRouter:
             chosen = found.episodes[nearest.episode]
             load = None
             if chosen.id != found.active:
-                load = wire.Episode.FromString(
+                load = pb.Episode.FromString(
                     await self._catalog.episodes.get_built(session.id, chosen.id)
                 )
         except (WorkerRefused, WorkerLost, EmbeddingRefused, UnknownEpisode) as error:

@@ -20,7 +20,7 @@ from kvrecall.domain.session import Session, SharedPages, Turn
 from kvrecall.domain.session_settings import ForkOrigin
 from kvrecall.domain.tool_calls import PendingCall
 from kvrecall.protocol.convert import memory_from_wire, session_spec_to_wire
-from kvrecall.protocol.v1 import worker_pb2 as wire
+from kvrecall.protocol.v1 import worker_pb2 as pb
 from services.background import BackgroundTasks
 from services.cancellation import run_to_completion
 from services.catalog.records import REPAIRS_RETAINED, ForkCommit, IdempotencyKey, IdempotencyRecord
@@ -103,13 +103,13 @@ class ForkRunner:
         parent = await self._catalog.sessions.get(live.id)
         turn = _fork_turn(parent, request)
         if turn == parent.turns:
-            state = wire.SessionState.FromString(
+            state = pb.SessionState.FromString(
                 await self._catalog.sessions.get_worker_state(parent.id)
             )
             begins = replace(parent, shared=_page_owners(parent, state.length // page_tokens))
             child = _child(parent, request, turn, begins)
             child = await run_to_completion(
-                self._make(live, child, wire.ForkRequest(state=state), key)
+                self._make(live, child, pb.ForkRequest(state=state), key)
             )
         else:
             turns = await self._catalog.turns.get_after(parent.id, 0, turn)
@@ -119,7 +119,7 @@ class ForkRunner:
             child = _child(parent, request, turn, _at_earlier_turn(parent, turns[-1], page_tokens))
             async with self._admission.slot():
                 child = await run_to_completion(
-                    self._make(live, child, wire.ForkRequest(turns=log), key)
+                    self._make(live, child, pb.ForkRequest(turns=log), key)
                 )
         at: Literal["last", "earlier"] = "last" if turn == parent.turns else "earlier"
         self._events.publish(SessionForked(parent.id, child.id, at, time.monotonic() - started))
@@ -129,7 +129,7 @@ class ForkRunner:
         self,
         live: ActiveSession,
         child: Session,
-        request: wire.ForkRequest,
+        request: pb.ForkRequest,
         key: IdempotencyKey | None,
     ) -> Session:
         """Fork in the worker, then in the catalog.
@@ -154,7 +154,7 @@ class ForkRunner:
         except ServiceError:
             # A lost worker deletes, when it is back, what the catalog does not know.
             with suppress(ServiceError):
-                await self._worker.delete(wire.DeleteRequest(session=child.id))
+                await self._worker.delete(pb.DeleteRequest(session=child.id))
             raise
         self._sessions.add_created(child)
         if due_repairs(child):

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from kvrecall.domain.errors import ServiceError
-from kvrecall.protocol.v1 import worker_pb2 as wire
+from kvrecall.protocol.v1 import worker_pb2 as pb
 from services.catalog.records import OrphanedPages
 from services.context import ServiceContext
 
@@ -40,7 +40,7 @@ class PageCollector:
         for orphan in orphans:
             with suppress(ServiceError):
                 await self._worker.delete(
-                    wire.DeleteRequest(session=orphan.session, keep_pages=orphan.keep_pages)
+                    pb.DeleteRequest(session=orphan.session, keep_pages=orphan.keep_pages)
                 )
                 await self._catalog.page_refs.confirm_deleted(orphan)
 

@@ -15,7 +15,7 @@ from kvrecall.domain.messages import Message
 from kvrecall.domain.session import Session, SharedPages
 from kvrecall.domain.worker_info import WorkerInfo
 from kvrecall.protocol.convert import worker_info_from_wire
-from kvrecall.protocol.v1 import worker_pb2 as wire
+from kvrecall.protocol.v1 import worker_pb2 as pb
 from services.catalog.records import KnownPrefix, TurnCommit
 from services.context import ServiceContext
 
@@ -38,20 +38,20 @@ class FirstTurn:
     page_tokens: int
 
     @property
-    def offered(self) -> wire.Prefix | None:
+    def offered(self) -> pb.Prefix | None:
         """The prefix that the worker may take."""
         return (
             None
             if self.known is None
-            else wire.Prefix(owner=self.known.owner, token_ids=self.known.token_ids)
+            else pb.Prefix(owner=self.known.owner, token_ids=self.known.token_ids)
         )
 
-    def completed(self, commit: TurnCommit, done: wire.TurnDone) -> TurnCommit:
+    def completed(self, commit: TurnCommit, done: pb.TurnDone) -> TurnCommit:
         """Add the shared pages, and the prefix that others may share, to the turn's commit."""
         prefix = self._prefix(commit.turn.session, done)
         return replace(commit, shared=self._shared(done), prefix=prefix, digest=self.digest)
 
-    def _shared(self, done: wire.TurnDone) -> tuple[SharedPages, ...]:
+    def _shared(self, done: pb.TurnDone) -> tuple[SharedPages, ...]:
         """The pages that the session shares since the turn.
 
         Empty keeps the reference that was reserved.
@@ -60,7 +60,7 @@ class FirstTurn:
             return ()
         return (SharedPages(self.known.owner, done.shared_pages),)
 
-    def _prefix(self, session: str, done: wire.TurnDone) -> KnownPrefix | None:
+    def _prefix(self, session: str, done: pb.TurnDone) -> KnownPrefix | None:
         """The prefix that others may share: the whole pages of this turn's prompt."""
         if self.known is not None:
             return None

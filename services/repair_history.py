@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvrecall.protocol.v1 import worker_pb2 as wire
+from kvrecall.protocol.v1 import worker_pb2 as pb
 from services.catalog.base import Catalog
 from services.catalog.records import RepairRecord
 from services.cluster.worker_client import Worker
@@ -52,7 +52,7 @@ async def _passages(
     if not found:
         return ()
     chunks = [
-        wire.TokenChunk(ids=tokens[start:stop])
+        pb.TokenChunk(ids=tokens[start:stop])
         for first, last in found
         for start, stop in (
             (max(0, first - CONTEXT_TOKENS), first),
@@ -60,7 +60,7 @@ async def _passages(
             (last, last + CONTEXT_TOKENS),
         )
     ]
-    texts = iter((await worker.detokenize(wire.DetokenizeRequest(chunks=chunks))).texts)
+    texts = iter((await worker.detokenize(pb.DetokenizeRequest(chunks=chunks))).texts)
     return tuple(
         Passage(first, last, next(texts), next(texts), next(texts)) for first, last in found
     )

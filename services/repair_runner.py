@@ -18,7 +18,7 @@ from kvrecall.domain.session import Session
 from kvrecall.domain.session_settings import RepairTrigger
 from kvrecall.domain.state_machine import SessionEvent, SessionState
 from kvrecall.protocol.convert import memory_from_wire, message_to_wire, repair_from_wire
-from kvrecall.protocol.v1 import worker_pb2 as wire
+from kvrecall.protocol.v1 import worker_pb2 as pb
 from services.catalog.records import RepairCommit, RepairDetails
 from services.context import ServiceContext
 from services.session_manager import ActiveSession
@@ -84,7 +84,7 @@ class RepairRunner:
         if live.state is SessionState.REPAIRING:
             # A worker that cannot be reached ends the repair as well.
             with suppress(ServiceError):
-                await self._worker.stop_early(wire.StopEarlyRequest(session=live.id))
+                await self._worker.stop_early(pb.StopEarlyRequest(session=live.id))
 
     async def _run(
         self, live: ActiveSession, session: Session, repair: DueRepair, abandon_on_loss: bool
@@ -112,9 +112,9 @@ class RepairRunner:
         if commit.report is not None and commit.memory is not None:
             self._events.publish(RepairFinished(live.id, commit.report, commit.memory))
 
-    async def _request(self, session: Session, repair: DueRepair) -> tuple[wire.RepairRequest, str]:
+    async def _request(self, session: Session, repair: DueRepair) -> tuple[pb.RepairRequest, str]:
         """Build the worker's request, and the signal as text."""
-        request = wire.RepairRequest(
+        request = pb.RepairRequest(
             session=session.id,
             trigger=repair.trigger.value,
             text=repair.text,
@@ -131,11 +131,11 @@ class RepairRunner:
         self,
         live: ActiveSession,
         repair: DueRepair,
-        request: wire.RepairRequest,
+        request: pb.RepairRequest,
         signal: str,
         abandon_on_loss: bool,
     ) -> RepairCommit:
-        def ask_under(epoch: int) -> Awaitable[wire.RepairResult]:
+        def ask_under(epoch: int) -> Awaitable[pb.RepairResult]:
             request.epoch = epoch
             return self._worker.repair(request)
 
@@ -167,6 +167,6 @@ def signal_text(messages: Sequence[Message]) -> str:
     )
 
 
-def repair_details(signal: str, report: wire.RepairReport) -> RepairDetails:
+def repair_details(signal: str, report: pb.RepairReport) -> RepairDetails:
     """Build the details that are kept of a repair beside its report."""
     return RepairDetails(signal[:MAX_SIGNAL_CHARACTERS], tuple(report.promoted))

@@ -28,7 +28,7 @@ from kvrecall.domain.tool_events import EventReceipt, ToolEvent, apply_event, is
 from kvrecall.domain.turn_request import TurnRequest
 from kvrecall.domain.worker_info import WorkerInfo
 from kvrecall.protocol.convert import session_spec_to_wire, worker_info_from_wire
-from kvrecall.protocol.v1 import worker_pb2 as wire
+from kvrecall.protocol.v1 import worker_pb2 as pb
 from services.admission import Admission
 from services.background import BackgroundTasks
 from services.cancellation import run_to_completion
@@ -114,12 +114,12 @@ class SessionService:
         self._info = worker_info_from_wire(await self._worker.describe())
         await self._worker.retain_only(await self._retained())
 
-    async def _retained(self) -> wire.RetainOnlyRequest:
+    async def _retained(self) -> pb.RetainOnlyRequest:
         """The sessions that exist, and the pages of deleted ones that others still share."""
         kept = await self._catalog.page_refs.get_retained()
-        return wire.RetainOnlyRequest(
+        return pb.RetainOnlyRequest(
             sessions=await self._catalog.sessions.get_ids(),
-            shared=[wire.SharedPages(owner=each.owner, pages=each.pages) for each in kept],
+            shared=[pb.SharedPages(owner=each.owner, pages=each.pages) for each in kept],
         )
 
     async def stop(self) -> None:
@@ -170,7 +170,7 @@ class SessionService:
             await self._catalog.sessions.create(session, b"", record)
         except ServiceError:
             with suppress(ServiceError):  # it has no rows yet
-                await self._worker.delete(wire.DeleteRequest(session=session.id))
+                await self._worker.delete(pb.DeleteRequest(session=session.id))
             raise
         self._sessions.add_created(session)
         return session
@@ -185,7 +185,7 @@ class SessionService:
             worker = self._worker.choose_worker(session.id, "", lost)
             try:
                 await self._worker.open(
-                    wire.OpenRequest(spec=session_spec_to_wire(session, session.epoch))
+                    pb.OpenRequest(spec=session_spec_to_wire(session, session.epoch))
                 )
             except (WorkerLost, WorkerRefused) as error:
                 lost.append(worker)
@@ -289,7 +289,7 @@ class SessionService:
         except WorkerLost as error:
             raise WorkerUnavailable(f"no worker takes the session now: {error.message}") from error
 
-    async def workers(self) -> list[wire.WorkerRecord]:
+    async def workers(self) -> list[pb.WorkerRecord]:
         """List the workers that can be reached, with their load."""
         return await self._worker.workers()
 
@@ -374,7 +374,7 @@ class SessionService:
         """Report what the session holds. Raises UnknownSession."""
         return await self._sessions.memory(await self._catalog.sessions.get(session))
 
-    async def stats(self) -> dict[str, wire.WorkerStats]:
+    async def stats(self) -> dict[str, pb.WorkerStats]:
         """Return the counters of each worker that can be reached.
 
         Raises WorkerLost when none can.

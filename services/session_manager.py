@@ -24,7 +24,7 @@ from kvrecall.domain.reports import MemoryReport
 from kvrecall.domain.session import Session
 from kvrecall.domain.state_machine import SessionEvent, SessionState, next_state
 from kvrecall.protocol.convert import memory_from_wire, session_spec_to_wire
-from kvrecall.protocol.v1 import worker_pb2 as wire
+from kvrecall.protocol.v1 import worker_pb2 as pb
 from services.catalog.base import Catalog
 from services.catalog.records import REPAIRS_RETAINED
 from services.cluster.worker_client import Worker
@@ -289,7 +289,7 @@ class SessionManager:
                 with suppress(ServiceError):
                     await self._leases.take_over(live.claim, left)
                 raise
-        await self._worker.release(wire.ReleaseRequest(session=live.id, epoch=epoch))
+        await self._worker.release(pb.ReleaseRequest(session=live.id, epoch=epoch))
 
     async def _open(
         self,
@@ -305,21 +305,21 @@ class SessionManager:
         if session is None:
             session = await self._catalog.sessions.get(live.id)
         spec = session_spec_to_wire(session, epoch)
-        state = wire.SessionState.FromString(await self._catalog.sessions.get_worker_state(live.id))
+        state = pb.SessionState.FromString(await self._catalog.sessions.get_worker_state(live.id))
         try:
             if not pages_missing:
-                await self._worker.open(wire.OpenRequest(spec=spec, state=state))
+                await self._worker.open(pb.OpenRequest(spec=spec, state=state))
         except WorkerRefused as refusal:
             if refusal.code is not ErrorCode.ROWS_MISSING:
                 raise
             pages_missing = True
         if pages_missing:
-            await self._rebuild(session, worker, wire.RebuildRequest(spec=spec, state=state))
+            await self._rebuild(session, worker, pb.RebuildRequest(spec=spec, state=state))
         live.needs_reopen = False
         live.opened = True
         return epoch
 
-    async def _rebuild(self, session: Session, worker: str, request: wire.RebuildRequest) -> None:
+    async def _rebuild(self, session: Session, worker: str, request: pb.RebuildRequest) -> None:
         after = 0
         repairs = await self._catalog.repairs.get_latest(session.id, REPAIRS_RETAINED)
         while turns := await self._catalog.turns.get_after(session.id, after, _TURNS_PER_READ):

@@ -4,11 +4,11 @@ from collections.abc import Iterable, Sequence
 
 from kvrecall.domain.session import Turn
 from kvrecall.protocol.convert import message_to_wire
-from kvrecall.protocol.v1 import worker_pb2 as wire
+from kvrecall.protocol.v1 import worker_pb2 as pb
 from services.catalog.records import RepairRecord
 
 
-def logged_turns(turns: Iterable[Turn], repairs: Sequence[RepairRecord]) -> list[wire.LoggedTurn]:
+def logged_turns(turns: Iterable[Turn], repairs: Sequence[RepairRecord]) -> list[pb.LoggedTurn]:
     """Convert committed turns, in order, with the positions that repairs promoted for them.
 
     `repairs`: the session's last repairs, the newest first.
@@ -21,9 +21,9 @@ def logged_turns(turns: Iterable[Turn], repairs: Sequence[RepairRecord]) -> list
     return [_logged(turn, promoted.get(turn.number, ())) for turn in turns]
 
 
-def _logged(turn: Turn, promoted: tuple[int, ...]) -> wire.LoggedTurn:
+def _logged(turn: Turn, promoted: tuple[int, ...]) -> pb.LoggedTurn:
     answer = turn.outcome.message
-    return wire.LoggedTurn(
+    return pb.LoggedTurn(
         token_ids=turn.token_ids,
         prompt_tokens=turn.outcome.prompt_tokens,
         output_tokens=turn.outcome.output_tokens,

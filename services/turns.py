@@ -34,7 +34,7 @@ from kvrecall.protocol.convert import (
     repair_from_wire,
     sampling_to_wire,
 )
-from kvrecall.protocol.v1 import worker_pb2 as wire
+from kvrecall.protocol.v1 import worker_pb2 as pb
 from services.background import BackgroundTasks
 from services.cancellation import run_to_completion
 from services.catalog.records import IdempotencyKey, IdempotencyRecord, TurnCommit
@@ -208,7 +208,7 @@ class TurnRunner:
     async def _generate(
         self,
         turn: "_TurnContext",
-        request: wire.TurnRequest,
+        request: pb.TurnRequest,
         resumer: StreamResumer,
         publish: Publish,
     ) -> None:
@@ -247,7 +247,7 @@ class TurnRunner:
                 await self._recover_from_refusal(turn.live, request, error)
 
     async def _recover_from_refusal(
-        self, live: ActiveSession, request: wire.TurnRequest, refusal: WorkerRefused
+        self, live: ActiveSession, request: pb.TurnRequest, refusal: WorkerRefused
     ) -> None:
         """Leave out an episode that cannot be used, as no turn fails by it; or reopen the session.
 
@@ -261,7 +261,7 @@ class TurnRunner:
             EpisodesFailed(live.id, "switch", refusal.code, refusal.message)
         )
 
-    async def _commit(self, turn: "_TurnContext", done: wire.TurnDone, epoch: int) -> TurnOutcome:
+    async def _commit(self, turn: "_TurnContext", done: pb.TurnDone, epoch: int) -> TurnOutcome:
         """Commit the turn, then begin the pause that it ends on."""
         live = turn.live
         outcome = turn.outcome(done)
@@ -308,9 +308,9 @@ class _TurnContext:
     match: Match | None
     first: FirstTurn | None
 
-    def to_wire(self, epoch: int) -> wire.TurnRequest:
+    def to_wire(self, epoch: int) -> pb.TurnRequest:
         """Build the worker's request."""
-        return wire.TurnRequest(
+        return pb.TurnRequest(
             session=self.live.id,
             epoch=epoch,
             messages=[message_to_wire(message) for message in self.plan.messages],
@@ -323,7 +323,7 @@ class _TurnContext:
             prefix=None if self.first is None else self.first.offered,
         )
 
-    def committed(self, done: wire.TurnDone, outcome: TurnOutcome) -> Turn:
+    def committed(self, done: pb.TurnDone, outcome: TurnOutcome) -> Turn:
         """Build the turn as it is committed."""
         return Turn(
             session=self.live.id,
@@ -334,7 +334,7 @@ class _TurnContext:
             utterance_tokens=tuple(done.utterance_tokens),
         )
 
-    def outcome(self, done: wire.TurnDone) -> TurnOutcome:
+    def outcome(self, done: pb.TurnDone) -> TurnOutcome:
         """Build the turn's outcome from the worker's report."""
         message: Message | None = (
             message_from_wire(done.message) if done.HasField("message") else None

@@ -23,7 +23,7 @@ from kvrecall.domain.events import (
     TurnRetried,
 )
 from kvrecall.domain.reports import EpisodeReport, MemoryReport, RepairReport, TurnOutcome
-from kvrecall.protocol.v1 import worker_pb2 as wire
+from kvrecall.protocol.v1 import worker_pb2 as pb
 from services.admission import Admission
 
 # Counters of repairs, by the report's field: the metric's name and help text.
@@ -259,7 +259,7 @@ class Metrics:
         for name, counter in self._repair_counts.items():
             counter.labels(report.trigger).inc(getattr(report, name))
 
-    def render(self, stats: Mapping[str, wire.WorkerStats]) -> bytes:
+    def render(self, stats: Mapping[str, pb.WorkerStats]) -> bytes:
         """Render the metrics page with the current counters of the reachable workers, by name."""
         self._workers.update(stats)
         return generate_latest(self._registry)

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from kvrecall.protocol.v1 import worker_pb2 as wire
+from kvrecall.protocol.v1 import worker_pb2 as pb
 
 Family = type[GaugeMetricFamily] | type[CounterMetricFamily]
 WORKER_METRICS: Mapping[str, tuple[Family, str, str]] = {
@@ -43,10 +43,10 @@ class WorkerCounters(Collector):
     """Counters of the workers. An unreachable worker has `kvrecall_worker_up` only."""
 
     def __init__(self) -> None:
-        self._stats: Mapping[str, wire.WorkerStats] = {}
+        self._stats: Mapping[str, pb.WorkerStats] = {}
         self._seen: set[str] = set()
 
-    def update(self, stats: Mapping[str, wire.WorkerStats]) -> None:
+    def update(self, stats: Mapping[str, pb.WorkerStats]) -> None:
         """Replace the counters by those of the workers reachable now, by name."""
         self._stats = dict(sorted(stats.items()))
         self._seen |= stats.keys()

@@ -8,7 +8,7 @@ from google.protobuf.empty_pb2 import Empty
 from kvrecall.domain.errors import WorkerLost, WorkerRefused
 from kvrecall.protocol import calls
 from kvrecall.protocol.calls import Call, RequestT, ResponseT
-from kvrecall.protocol.v1 import worker_pb2 as wire
+from kvrecall.protocol.v1 import worker_pb2 as pb
 from services.cluster.worker_client import WorkerCalls
 from workers.errors import WorkerError
 from workers.rpc.service import WorkerService
@@ -29,12 +29,12 @@ class LocalWorkerClient(WorkerCalls):
             raise WorkerLost("there is no other worker")
         return LOCAL
 
-    async def workers(self) -> list[wire.WorkerRecord]:
+    async def workers(self) -> list[pb.WorkerRecord]:
         """This worker's record."""
         with _map_errors():
             return [self._service.record(LOCAL, "", draining=False)]
 
-    async def stats(self) -> dict[str, wire.WorkerStats]:
+    async def stats(self) -> dict[str, pb.WorkerStats]:
         """See `Worker.stats`."""
         return {LOCAL: await self.call(calls.STATS, Empty())}
 

@@ -172,10 +172,10 @@ async def _known(settings: Settings) -> "tuple[list[KnownSession], list[SharedPa
 
 async def _known_session(catalog: "Catalog", id: str) -> "KnownSession":
     from kvrecall.admin.fsck import KnownSession
-    from kvrecall.protocol.v1 import worker_pb2 as wire
+    from kvrecall.protocol.v1 import worker_pb2 as pb
 
     session = await catalog.sessions.get(id)
-    state = wire.SessionState.FromString(await catalog.sessions.get_worker_state(id))
+    state = pb.SessionState.FromString(await catalog.sessions.get_worker_state(id))
     logged = len(await catalog.turns.get_token_ids(id))
     return KnownSession(
         id, session.epoch, state.length, session.shared, logged, state.length + len(state.pending)

@@ -13,7 +13,7 @@ from typing import Any, Generic, Literal, TypeVar
 from google.protobuf.empty_pb2 import Empty
 from google.protobuf.message import Message
 
-from kvrecall.protocol.v1 import worker_pb2 as wire
+from kvrecall.protocol.v1 import worker_pb2 as pb
 
 RequestT = TypeVar("RequestT", bound=Message)
 ResponseT = TypeVar("ResponseT", bound=Message)
@@ -29,7 +29,7 @@ Timeout = Literal[
     "build_seconds",
 ]
 
-SERVICE = wire.DESCRIPTOR.services_by_name["Worker"].full_name
+SERVICE = pb.DESCRIPTOR.services_by_name["Worker"].full_name
 
 
 @dataclass(frozen=True)
@@ -66,36 +66,36 @@ class Call(Generic[RequestT, ResponseT]):
         return re.sub(r"(?<!^)(?=[A-Z])", "_", self.name).lower()
 
 
-DESCRIBE = Call("Describe", Empty, wire.WorkerInfo, "connect_seconds")
-RETAIN_ONLY = Call("RetainOnly", wire.RetainOnlyRequest, Empty, "open_seconds")
+DESCRIBE = Call("Describe", Empty, pb.WorkerInfo, "connect_seconds")
+RETAIN_ONLY = Call("RetainOnly", pb.RetainOnlyRequest, Empty, "open_seconds")
 OPEN = Call(
     "Open",
-    wire.OpenRequest,
-    wire.MemoryReport,
+    pb.OpenRequest,
+    pb.MemoryReport,
     "open_seconds",
     drained=True,
     uncancellable=True,
 )
 FORK = Call(
     "Fork",
-    wire.ForkRequest,
-    wire.ForkResult,
+    pb.ForkRequest,
+    pb.ForkResult,
     "rebuild_seconds",
     drained=True,
     uncancellable=True,
 )
 REBUILD = Call(
     "Rebuild",
-    wire.RebuildRequest,
-    wire.RebuildResult,
+    pb.RebuildRequest,
+    pb.RebuildResult,
     "rebuild_seconds",
     drained=True,
 )
-RELEASE = Call("Release", wire.ReleaseRequest, Empty, "open_seconds")
+RELEASE = Call("Release", pb.ReleaseRequest, Empty, "open_seconds")
 TURN = Call(
     "Turn",
-    wire.TurnRequest,
-    wire.TurnEvent,
+    pb.TurnRequest,
+    pb.TurnEvent,
     "turn_seconds",
     session=lambda request: request.session,
     drained=True,
@@ -103,8 +103,8 @@ TURN = Call(
 )
 REPAIR = Call(
     "Repair",
-    wire.RepairRequest,
-    wire.RepairEvent,
+    pb.RepairRequest,
+    pb.RepairEvent,
     "repair_seconds",
     session=lambda request: request.session,
     drained=True,
@@ -112,7 +112,7 @@ REPAIR = Call(
 )
 STOP_EARLY = Call(
     "StopEarly",
-    wire.StopEarlyRequest,
+    pb.StopEarlyRequest,
     Empty,
     "quick_seconds",
     session=lambda request: request.session,
@@ -120,29 +120,29 @@ STOP_EARLY = Call(
 )
 DETOKENIZE = Call(
     "Detokenize",
-    wire.DetokenizeRequest,
-    wire.DetokenizeResult,
+    pb.DetokenizeRequest,
+    pb.DetokenizeResult,
     "quick_seconds",
     any_worker=True,
 )
-EMBED = Call("Embed", wire.EmbedRequest, wire.EmbedResult, "embed_seconds", any_worker=True)
+EMBED = Call("Embed", pb.EmbedRequest, pb.EmbedResult, "embed_seconds", any_worker=True)
 BUILD_EPISODES = Call(
     "BuildEpisodes",
-    wire.BuildEpisodesRequest,
-    wire.BuildEpisodesResult,
+    pb.BuildEpisodesRequest,
+    pb.BuildEpisodesResult,
     "build_seconds",
     session=lambda request: request.session,
     drained=True,
 )
 MEMORY = Call(
     "Memory",
-    wire.MemoryRequest,
-    wire.MemoryReport,
+    pb.MemoryRequest,
+    pb.MemoryReport,
     "quick_seconds",
     session=lambda request: request.session,
 )
-DELETE = Call("Delete", wire.DeleteRequest, Empty, "open_seconds")
-STATS = Call("Stats", Empty, wire.WorkerStats, "look_seconds")
+DELETE = Call("Delete", pb.DeleteRequest, Empty, "open_seconds")
+STATS = Call("Stats", Empty, pb.WorkerStats, "look_seconds")
 
 CALLS: tuple[Call[Any, Any], ...] = (
     DESCRIBE,

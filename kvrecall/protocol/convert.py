@@ -11,14 +11,14 @@ from kvrecall.domain.reports import EpisodeReport, Fidelity, MemoryReport, Repai
 from kvrecall.domain.session import Session
 from kvrecall.domain.session_settings import WorkerOptions
 from kvrecall.domain.worker_info import MethodInfo, WorkerInfo
-from kvrecall.protocol.v1 import worker_pb2 as wire
+from kvrecall.protocol.v1 import worker_pb2 as pb
 
 _WORKER_OPTIONS = TypeAdapter(WorkerOptions)
 
 
-def message_to_wire(message: Message) -> wire.Message:
+def message_to_wire(message: Message) -> pb.Message:
     """Convert a message for a worker."""
-    return wire.Message(
+    return pb.Message(
         role=message.role,
         content=message.content,
         tool_calls=[call_to_wire(call) for call in message.tool_calls],
@@ -27,7 +27,7 @@ def message_to_wire(message: Message) -> wire.Message:
     )
 
 
-def message_from_wire(message: wire.Message) -> Message:
+def message_from_wire(message: pb.Message) -> Message:
     """Convert a worker's message."""
     return Message(
         role=message.role,
@@ -38,19 +38,19 @@ def message_from_wire(message: wire.Message) -> Message:
     )
 
 
-def call_to_wire(call: ToolCall) -> wire.ToolCall:
+def call_to_wire(call: ToolCall) -> pb.ToolCall:
     """Convert a tool call for a worker."""
-    return wire.ToolCall(id=call.id, name=call.name, arguments=call.arguments)
+    return pb.ToolCall(id=call.id, name=call.name, arguments=call.arguments)
 
 
-def call_from_wire(call: wire.ToolCall) -> ToolCall:
+def call_from_wire(call: pb.ToolCall) -> ToolCall:
     """Convert a tool call that a worker parsed."""
     return ToolCall(id=call.id, name=call.name, arguments=call.arguments)
 
 
-def sampling_to_wire(sampling: Sampling) -> wire.Sampling:
+def sampling_to_wire(sampling: Sampling) -> pb.Sampling:
     """Convert sampling parameters for a worker."""
-    return wire.Sampling(
+    return pb.Sampling(
         max_tokens=sampling.max_tokens,
         temperature=sampling.temperature,
         top_p=sampling.top_p,
@@ -60,7 +60,7 @@ def sampling_to_wire(sampling: Sampling) -> wire.Sampling:
     )
 
 
-def sampling_from_wire(sampling: wire.Sampling) -> Sampling:
+def sampling_from_wire(sampling: pb.Sampling) -> Sampling:
     """The sampling parameters of a turn; 0 for max_tokens or top_p is read as not set."""
     return Sampling(
         max_tokens=sampling.max_tokens or Sampling.max_tokens,
@@ -72,7 +72,7 @@ def sampling_from_wire(sampling: wire.Sampling) -> Sampling:
     )
 
 
-def to_chat(message: wire.Message) -> dict[str, Any]:
+def to_chat(message: pb.Message) -> dict[str, Any]:
     """The message in the form of Hugging Face chat templates."""
     chat: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.tool_calls:
@@ -91,15 +91,15 @@ def to_chat(message: wire.Message) -> dict[str, Any]:
     return chat
 
 
-def chat_to_wire(chat: dict[str, Any]) -> wire.Message:
+def chat_to_wire(chat: dict[str, Any]) -> pb.Message:
     """The inverse of `to_chat`."""
     calls = [
-        wire.ToolCall(
+        pb.ToolCall(
             id=call["id"], name=call["function"]["name"], arguments=call["function"]["arguments"]
         )
         for call in chat.get("tool_calls", [])
     ]
-    return wire.Message(
+    return pb.Message(
         role=chat["role"],
         content=chat.get("content") or "",
         tool_calls=calls,
@@ -109,28 +109,28 @@ def chat_to_wire(chat: dict[str, Any]) -> wire.Message:
 
 
 def active_episode_from_wire(
-    episode: str, patched_prompt: Sequence[int], segments: Iterable[wire.Span]
+    episode: str, patched_prompt: Sequence[int], segments: Iterable[pb.Span]
 ) -> ActiveEpisode:
     """The episode of a session's state, or one that a turn makes active."""
     return ActiveEpisode(episode, tuple(patched_prompt), segments_from_wire(segments))
 
 
-def segments_from_wire(segments: Iterable[wire.Span]) -> tuple[EpisodeSegment, ...]:
+def segments_from_wire(segments: Iterable[pb.Span]) -> tuple[EpisodeSegment, ...]:
     """An episode's segments with their similarity."""
     return tuple(EpisodeSegment(each.start, each.stop, each.similarity) for each in segments)
 
 
-def segments_to_wire(segments: Iterable[EpisodeSegment]) -> list[wire.Span]:
+def segments_to_wire(segments: Iterable[EpisodeSegment]) -> list[pb.Span]:
     """The inverse of `segments_from_wire`."""
     return [
-        wire.Span(start=each.start, stop=each.stop, similarity=each.similarity) for each in segments
+        pb.Span(start=each.start, stop=each.stop, similarity=each.similarity) for each in segments
     ]
 
 
-def session_spec_to_wire(session: Session, epoch: int) -> wire.SessionSpec:
+def session_spec_to_wire(session: Session, epoch: int) -> pb.SessionSpec:
     """The session's settings as a worker reads them, under `epoch`."""
     settings = session.settings
-    return wire.SessionSpec(
+    return pb.SessionSpec(
         session=session.id,
         epoch=epoch,
         budget=settings.budget,
@@ -143,16 +143,16 @@ def session_spec_to_wire(session: Session, epoch: int) -> wire.SessionSpec:
         repair_settings=settings.repair_settings,
         repair_scan=settings.repair_scan or "",
         options=_WORKER_OPTIONS.dump_json(settings.worker_options).decode(),
-        shared=[wire.SharedPages(owner=each.owner, pages=each.pages) for each in session.shared],
+        shared=[pb.SharedPages(owner=each.owner, pages=each.pages) for each in session.shared],
     )
 
 
-def worker_options_from_wire(spec: wire.SessionSpec) -> WorkerOptions:
+def worker_options_from_wire(spec: pb.SessionSpec) -> WorkerOptions:
     """Parse the options that act in the worker; defaults when the spec has none."""
     return _WORKER_OPTIONS.validate_json(spec.options) if spec.options else WorkerOptions()
 
 
-def repair_from_wire(report: wire.RepairReport, in_pause: bool = False) -> RepairReport:
+def repair_from_wire(report: pb.RepairReport, in_pause: bool = False) -> RepairReport:
     """Convert a worker's report of one repair."""
     return RepairReport(
         trigger=report.trigger,
@@ -169,7 +169,7 @@ def repair_from_wire(report: wire.RepairReport, in_pause: bool = False) -> Repai
     )
 
 
-def episode_from_wire(episode: str, similarity: float, done: wire.TurnDone) -> EpisodeReport:
+def episode_from_wire(episode: str, similarity: float, done: pb.TurnDone) -> EpisodeReport:
     """Build the report of a turn that matched `episode`."""
     if not done.HasField("switched"):
         return EpisodeReport(episode, similarity)
@@ -185,7 +185,7 @@ def episode_from_wire(episode: str, similarity: float, done: wire.TurnDone) -> E
     )
 
 
-def memory_from_wire(report: wire.MemoryReport) -> MemoryReport:
+def memory_from_wire(report: pb.MemoryReport) -> MemoryReport:
     """Convert a worker's report of a session's memory."""
     return MemoryReport(
         length=report.length,
@@ -204,14 +204,14 @@ def memory_from_wire(report: wire.MemoryReport) -> MemoryReport:
     )
 
 
-def fidelity_from_wire(done: wire.TurnDone) -> Fidelity | None:
+def fidelity_from_wire(done: pb.TurnDone) -> Fidelity | None:
     """Convert the divergence that the turn asked for; None if it asked for none."""
     if not done.HasField("fidelity"):
         return None
     return Fidelity(done.fidelity.tokens, done.fidelity.kl_mean, done.fidelity.top1_agreement)
 
 
-def worker_info_from_wire(info: wire.WorkerInfo) -> WorkerInfo:
+def worker_info_from_wire(info: pb.WorkerInfo) -> WorkerInfo:
     """Convert a worker's description."""
     return WorkerInfo(
         model=info.model,
@@ -231,7 +231,7 @@ def worker_info_from_wire(info: wire.WorkerInfo) -> WorkerInfo:
     )
 
 
-def method_info_from_wire(method: wire.MethodInfo) -> MethodInfo:
+def method_info_from_wire(method: pb.MethodInfo) -> MethodInfo:
     """Convert the description of an eviction method, or of repair."""
     return MethodInfo(method.name, method.summary, method.settings_schema, method.episodes)
 

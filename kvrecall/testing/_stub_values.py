@@ -6,12 +6,12 @@ from itertools import groupby
 import numpy as np
 from numpy.typing import NDArray
 
-from kvrecall.protocol.v1 import worker_pb2 as wire
+from kvrecall.protocol.v1 import worker_pb2 as pb
 
 
-def worker_info() -> wire.WorkerInfo:
+def worker_info() -> pb.WorkerInfo:
     """Describe a tiny model with pages of four tokens."""
-    return wire.WorkerInfo(
+    return pb.WorkerInfo(
         model="scripted",
         fingerprint="f00d",
         layers=2,
@@ -23,18 +23,18 @@ def worker_info() -> wire.WorkerInfo:
         block_tokens=32,
         max_context=4096,
         methods=[
-            wire.MethodInfo(
+            pb.MethodInfo(
                 name="snapkv", summary="the last window's attention", settings_schema="{}"
             ),
-            wire.MethodInfo(name="full", summary="keeps everything", settings_schema="{}"),
-            wire.MethodInfo(
+            pb.MethodInfo(name="full", summary="keeps everything", settings_schema="{}"),
+            pb.MethodInfo(
                 name="epicache",
                 summary="an episode's attention",
                 settings_schema="{}",
                 episodes=True,
             ),
         ],
-        repair=wire.MethodInfo(
+        repair=pb.MethodInfo(
             name="repairkv", summary="bursts around anchors", settings_schema="{}"
         ),
         page_tokens=4,
@@ -42,13 +42,11 @@ def worker_info() -> wire.WorkerInfo:
     )
 
 
-def worker_stats(sessions: int) -> wire.WorkerStats:
+def worker_stats(sessions: int) -> pb.WorkerStats:
     """Counters with a different value each; `sessions` are open and resident."""
     tiers = {
-        "ram": wire.TierStats(
-            bytes=640, limit_bytes=1000, hits=3, misses=1, reads=4, read_bytes=256
-        ),
-        "nvme": wire.TierStats(
+        "ram": pb.TierStats(bytes=640, limit_bytes=1000, hits=3, misses=1, reads=4, read_bytes=256),
+        "nvme": pb.TierStats(
             bytes=1280,
             errors=2,
             refused_pages=5,
@@ -57,18 +55,18 @@ def worker_stats(sessions: int) -> wire.WorkerStats:
             write_seconds=0.5,
         ),
     }
-    return wire.WorkerStats(
+    return pb.WorkerStats(
         slots_in_use=sessions, sessions=sessions, tiers=tiers, lost_pages=3, rebuilt_pages=2
     )
 
 
-def words_of_message(message: wire.Message) -> list[str]:
+def words_of_message(message: pb.Message) -> list[str]:
     """Split a message into words: its role, its text, its calls."""
     calls = [f"{call.name} {call.arguments}" for call in message.tool_calls]
     return [message.role, *" ".join([message.content, *calls]).split()]
 
 
-def utterance_tokens(request: wire.TurnRequest) -> list[int]:
+def utterance_tokens(request: pb.TurnRequest) -> list[int]:
     """Count the words of each side's consecutive messages."""
     runs = groupby(request.messages, lambda message: message.role == "assistant")
     return [sum(len(words_of_message(message)) for message in run) for _, run in runs]

@@ -11,7 +11,7 @@ from kvrecall.domain.codes import ErrorCode
 from kvrecall.domain.errors import WorkerLost, WorkerRefused
 from kvrecall.domain.session_settings import WorkerOptions
 from kvrecall.protocol.convert import worker_options_from_wire
-from kvrecall.protocol.v1 import worker_pb2 as wire
+from kvrecall.protocol.v1 import worker_pb2 as pb
 from kvrecall.testing._stub_values import (
     embed_words,
     token_of_word,
@@ -39,35 +39,35 @@ class StubWorker:
     """
 
     def __init__(self) -> None:
-        self.script: list[str | list[wire.ToolCall]] = []
+        self.script: list[str | list[pb.ToolCall]] = []
         self.gates: dict[str, asyncio.Event] = {}
         self.reached: dict[str, asyncio.Event] = {
             name: asyncio.Event() for name in ("token", "repair", "embed", "build")
         }
         self.faults: dict[str, Exception] = {}
-        self.sessions: dict[str, wire.SessionState] = {}
-        self.specs: dict[str, wire.SessionSpec] = {}
+        self.sessions: dict[str, pb.SessionState] = {}
+        self.specs: dict[str, pb.SessionSpec] = {}
         self.call_log: list[str] = []
         self.words: dict[int, str] = {}
         self.stops: dict[str, asyncio.Event] = {}
         self.options: list[WorkerOptions] = []
         self.embedded: list[list[str]] = []
-        self.builds: list[wire.BuildEpisodesRequest] = []
-        self.switches: list[wire.Episode] = []
+        self.builds: list[pb.BuildEpisodesRequest] = []
+        self.switches: list[pb.Episode] = []
         self.dimensions = 24
         self.open_turns = 0
         self.closed = False
-        self.retained: wire.RetainOnlyRequest | None = None
-        self.prefixes: list[wire.Prefix] = []
+        self.retained: pb.RetainOnlyRequest | None = None
+        self.prefixes: list[pb.Prefix] = []
         self.dropped: list[tuple[str, int]] = []
         self.durable = True
         self.names = ["one"]
         self.draining: set[str] = set()
         self.released: list[tuple[str, int]] = []
-        self.rebuilds: list[wire.RebuildRequest] = []
+        self.rebuilds: list[pb.RebuildRequest] = []
         self.epochs: list[int] = []
 
-    async def describe(self) -> wire.WorkerInfo:
+    async def describe(self) -> pb.WorkerInfo:
         """Describe a tiny model with pages of four tokens."""
         return worker_info()
 
@@ -78,10 +78,10 @@ class StubWorker:
             raise WorkerLost("there is no worker")
         return owner if owner in healthy else healthy[0]
 
-    async def workers(self) -> list[wire.WorkerRecord]:
+    async def workers(self) -> list[pb.WorkerRecord]:
         """List a record per name."""
         return [
-            wire.WorkerRecord(
+            pb.WorkerRecord(
                 name=name,
                 address=f"{name}:1",
                 slots=4,
@@ -92,11 +92,11 @@ class StubWorker:
             for name in self.names
         ]
 
-    async def retain_only(self, request: wire.RetainOnlyRequest) -> None:
+    async def retain_only(self, request: pb.RetainOnlyRequest) -> None:
         """Record the request."""
         self.retained = request
 
-    async def open(self, request: wire.OpenRequest) -> wire.MemoryReport:
+    async def open(self, request: pb.OpenRequest) -> pb.MemoryReport:
         """Take over the state of the request. Raises WorkerRefused for settings named `bad`."""
         self._fault("open")
         session = request.spec.session
@@ -106,37 +106,37 @@ class StubWorker:
                 raise WorkerRefused(ErrorCode.BAD_SETTINGS, f"{name}.bad is not a setting")
         self.epochs.append(request.spec.epoch)
         self.specs[session] = request.spec
-        self.sessions[session] = wire.SessionState.FromString(request.state.SerializeToString())
+        self.sessions[session] = pb.SessionState.FromString(request.state.SerializeToString())
         return self._memory(session)
 
-    async def fork(self, request: wire.ForkRequest) -> wire.ForkResult:
+    async def fork(self, request: pb.ForkRequest) -> pb.ForkResult:
         """Make a session from the request's state, or from its replayed turns."""
         self._fault("fork")
         self._state(request.parent)
         session = request.spec.session
         self.call_log.append(f"fork {'state' if request.HasField('state') else len(request.turns)}")
-        state = wire.SessionState.FromString(request.state.SerializeToString())
+        state = pb.SessionState.FromString(request.state.SerializeToString())
         for turn in request.turns:
             words = [self.words[token] for token in turn.token_ids]
             self._change(state, "turn", words[: turn.prompt_tokens])
             for word in words[turn.prompt_tokens :]:
                 self._change(state, "token", [word])
         self.specs[session], self.sessions[session] = request.spec, state
-        return wire.ForkResult(memory=self._memory(session), state=state)
+        return pb.ForkResult(memory=self._memory(session), state=state)
 
-    async def rebuild(self, request: wire.RebuildRequest) -> wire.RebuildResult:
+    async def rebuild(self, request: pb.RebuildRequest) -> pb.RebuildResult:
         """Record the request and open the session."""
         self._fault("rebuild")
         self.rebuilds.append(request)
-        await self.open(wire.OpenRequest(spec=request.spec, state=request.state))
-        return wire.RebuildResult(pages=2, seconds=0.5, memory=self._memory(request.spec.session))
+        await self.open(pb.OpenRequest(spec=request.spec, state=request.state))
+        return pb.RebuildResult(pages=2, seconds=0.5, memory=self._memory(request.spec.session))
 
-    async def release(self, request: wire.ReleaseRequest) -> None:
+    async def release(self, request: pb.ReleaseRequest) -> None:
         """Record the request."""
         self._fault("release")
         self.released.append((request.session, request.epoch))
 
-    async def turn(self, request: wire.TurnRequest) -> AsyncGenerator[wire.TurnEvent, None]:
+    async def turn(self, request: pb.TurnRequest) -> AsyncGenerator[pb.TurnEvent, None]:
         """Generate the next of `script`, word by word."""
         self._fault("turn")
         state = self._state(request.session)
@@ -154,20 +154,18 @@ class StubWorker:
                 await self._gate("token")
                 self._fault("token")
                 self._change(state, "token", [word])
-                yield wire.TurnEvent(
-                    token=wire.TokenChunk(ids=[token_of_word(word)], text=word + " ")
-                )
+                yield pb.TurnEvent(token=pb.TokenChunk(ids=[token_of_word(word)], text=word + " "))
             for call in message.tool_calls if message else []:
-                yield wire.TurnEvent(tool_call=call)
+                yield pb.TurnEvent(tool_call=call)
             self._fault("done")
             done = self._done(request, state, prompt, message, spoken)
             if switched is not None:
                 done.switched.CopyFrom(switched)
-            yield wire.TurnEvent(done=done)
+            yield pb.TurnEvent(done=done)
         finally:
             self.open_turns -= 1
 
-    async def repair(self, request: wire.RepairRequest) -> wire.RepairResult:
+    async def repair(self, request: pb.RepairRequest) -> pb.RepairResult:
         """Promote two rows; all eight candidates are scored unless it is stopped early."""
         self._fault("repair")
         state = self._state(request.session)
@@ -181,7 +179,7 @@ class StubWorker:
         cut = not await self._gate_or_stop(request.session)
         state.promoted_rows += 2
         state.selection = hashlib.sha256(state.selection + " ".join(signal).encode()).digest()
-        report = wire.RepairReport(
+        report = pb.RepairReport(
             trigger=request.trigger,
             signal_tokens=len(signal),
             scored_rows=4 if cut else 8,
@@ -193,29 +191,29 @@ class StubWorker:
             hops=1,
             bytes_read=640,
         )
-        return wire.RepairResult(report=report, memory=self._memory(request.session), state=state)
+        return pb.RepairResult(report=report, memory=self._memory(request.session), state=state)
 
-    async def stop_early(self, request: wire.StopEarlyRequest) -> None:
+    async def stop_early(self, request: pb.StopEarlyRequest) -> None:
         """Stop the session's running repair."""
         self._fault("stop_early")
         if request.session in self.stops:
             self.stops[request.session].set()
 
-    async def detokenize(self, request: wire.DetokenizeRequest) -> wire.DetokenizeResult:
+    async def detokenize(self, request: pb.DetokenizeRequest) -> pb.DetokenizeResult:
         """Join the words of each chunk."""
-        return wire.DetokenizeResult(
+        return pb.DetokenizeResult(
             texts=[" ".join(self.words[id] for id in chunk.ids) for chunk in request.chunks]
         )
 
-    async def embed(self, texts: list[str]) -> wire.EmbedResult:
+    async def embed(self, texts: list[str]) -> pb.EmbedResult:
         """Embed texts as bags of words: unit vectors float32 `[dimensions]`."""
         self._fault("embed")
         await self._gate("embed")
         self.embedded.append(texts)
         vectors = np.stack([embed_words(text, self.dimensions) for text in texts])
-        return wire.EmbedResult(dimensions=self.dimensions, vectors=vectors.astype("<f4").tobytes())
+        return pb.EmbedResult(dimensions=self.dimensions, vectors=vectors.astype("<f4").tobytes())
 
-    async def build_episodes(self, request: wire.BuildEpisodesRequest) -> wire.BuildEpisodesResult:
+    async def build_episodes(self, request: pb.BuildEpisodesRequest) -> pb.BuildEpisodesResult:
         """Build an episode for each plan, of any rows."""
         self._fault("build")
         state = self._state(request.session)
@@ -227,9 +225,9 @@ class StubWorker:
                 )
         await self._gate("build")
         self.builds.append(request)
-        return wire.BuildEpisodesResult(
+        return pb.BuildEpisodesResult(
             episodes=[
-                wire.Episode(
+                pb.Episode(
                     id=plan.id,
                     rows=f"rows of {plan.id}".encode(),
                     patched_prompt=plan.patched_prompt,
@@ -242,18 +240,18 @@ class StubWorker:
             seconds=0.5,
         )
 
-    async def memory(self, session: str) -> wire.MemoryReport:
+    async def memory(self, session: str) -> pb.MemoryReport:
         """Report the session's rows. Raises WorkerRefused when it is not open."""
         self._state(session)
         return self._memory(session)
 
-    async def delete(self, request: wire.DeleteRequest) -> None:
+    async def delete(self, request: pb.DeleteRequest) -> None:
         """Record the request and remove the session."""
         self._fault("delete")
         self.dropped.append((request.session, request.keep_pages))
         self.sessions.pop(request.session, None)
 
-    async def stats(self) -> dict[str, wire.WorkerStats]:
+    async def stats(self) -> dict[str, pb.WorkerStats]:
         """Return the same counters for every name."""
         self._fault("stats")
         return dict.fromkeys(self.names, worker_stats(len(self.sessions)))
@@ -262,21 +260,19 @@ class StubWorker:
         """Record that the worker was closed."""
         self.closed = True
 
-    def _state(self, session: str) -> wire.SessionState:
+    def _state(self, session: str) -> pb.SessionState:
         if session not in self.sessions:
             raise WorkerRefused(ErrorCode.SESSION_NOT_OPEN, f"{session} is not open")
         return self.sessions[session]
 
-    def _change(self, state: wire.SessionState, why: str, words: list[str]) -> None:
+    def _change(self, state: pb.SessionState, why: str, words: list[str]) -> None:
         state.length += len(words)
         self.words |= {token_of_word(word): word for word in words}
         state.selection = hashlib.sha256(
             state.selection + f"{why} {' '.join(words)}".encode()
         ).digest()
 
-    def _switch(
-        self, state: wire.SessionState, request: wire.TurnRequest
-    ) -> wire.SwitchReport | None:
+    def _switch(self, state: pb.SessionState, request: pb.TurnRequest) -> pb.SwitchReport | None:
         if not request.HasField("episode"):
             return None
         episode = request.episode
@@ -284,11 +280,11 @@ class StubWorker:
         self._change(state, f"switch to {episode.id}", [])
         state.episode = episode.id
         state.patched_prompt[:] = episode.patched_prompt
-        return wire.SwitchReport(
+        return pb.SwitchReport(
             episode=episode.id, rows_moved=20, rows_kept=80, bytes_moved=1280, seconds=0.01
         )
 
-    def _take(self, request: wire.TurnRequest, token_ids: list[int]) -> int:
+    def _take(self, request: pb.TurnRequest, token_ids: list[int]) -> int:
         """Whole pages of the prefix that the prompt begins with, but for its last word."""
         if not request.HasField("prefix"):
             return 0
@@ -321,23 +317,23 @@ class StubWorker:
         if name in self.faults:
             raise self.faults.pop(name)
 
-    def _message(self, generate: bool, answer: str | list[wire.ToolCall]) -> wire.Message | None:
+    def _message(self, generate: bool, answer: str | list[pb.ToolCall]) -> pb.Message | None:
         if not generate:
             return None
         if isinstance(answer, str):
-            return wire.Message(role="assistant", content=answer)
-        return wire.Message(role="assistant", tool_calls=answer)
+            return pb.Message(role="assistant", content=answer)
+        return pb.Message(role="assistant", tool_calls=answer)
 
     def _done(
         self,
-        request: wire.TurnRequest,
-        state: wire.SessionState,
+        request: pb.TurnRequest,
+        state: pb.SessionState,
         prompt: list[str],
-        message: wire.Message | None,
+        message: pb.Message | None,
         spoken: list[str],
-    ) -> wire.TurnDone:
+    ) -> pb.TurnDone:
         reason = "appended" if message is None else "tool_calls" if message.tool_calls else "stop"
-        done = wire.TurnDone(
+        done = pb.TurnDone(
             finish_reason=reason,
             message=message,
             token_ids=[token_of_word(word) for word in prompt + spoken],
@@ -352,7 +348,7 @@ class StubWorker:
             shared_pages=self._take(request, [token_of_word(word) for word in prompt]),
         )
         if request.repair:
-            report = wire.RepairReport(
+            report = pb.RepairReport(
                 trigger="turn",
                 signal_tokens=len(prompt),
                 scored_rows=6,
@@ -365,14 +361,14 @@ class StubWorker:
             self.options.append(worker_options_from_wire(self.specs[request.session]))
             done.repair.CopyFrom(report)
         if request.compare_with:
-            done.fidelity.CopyFrom(wire.Fidelity(tokens=5, kl_mean=0.5, top1_agreement=0.8))
+            done.fidelity.CopyFrom(pb.Fidelity(tokens=5, kl_mean=0.5, top1_agreement=0.8))
         return done
 
-    def _memory(self, session: str) -> wire.MemoryReport:
+    def _memory(self, session: str) -> pb.MemoryReport:
         state = self.sessions[session]
         budget = self.specs[session].budget
         active = min(state.length, budget)
-        return wire.MemoryReport(
+        return pb.MemoryReport(
             length=state.length,
             budget=budget,
             active_rows=[active, active - 1 if active else 0],

@@ -14,7 +14,7 @@ from kvrecall.domain.errors import WorkerLost, WorkerRefused
 from kvrecall.protocol import calls
 from kvrecall.protocol.calls import Call, RequestT, ResponseT
 from kvrecall.protocol.v1 import REFUSAL_CODE, worker_pb2_grpc
-from kvrecall.protocol.v1 import worker_pb2 as wire
+from kvrecall.protocol.v1 import worker_pb2 as pb
 from services.cancellation import run_to_completion
 from services.cluster.settings import WireSettings
 from services.cluster.worker_client import WorkerCalls
@@ -38,10 +38,10 @@ class GrpcWorkerClient(WorkerCalls):
         # First events that streaming calls wait for, by name of the call and session.
         self._unanswered: dict[tuple[str, str], set[asyncio.Event]] = {}
 
-    async def describe(self) -> wire.WorkerInfo:
+    async def describe(self) -> pb.WorkerInfo:
         """See `Worker.describe`; waits for a worker that is still starting."""
         with self._map_errors():
-            info: wire.WorkerInfo = await self._stub.Describe(
+            info: pb.WorkerInfo = await self._stub.Describe(
                 Empty(), timeout=self._settings.connect_seconds, wait_for_ready=True
             )
         return info
@@ -52,18 +52,18 @@ class GrpcWorkerClient(WorkerCalls):
             raise WorkerLost(f"there is no worker but {self.address}")
         return self.address
 
-    async def workers(self) -> list[wire.WorkerRecord]:
+    async def workers(self) -> list[pb.WorkerRecord]:
         """This worker's record."""
         return [await self.record(self.address, await self.describe())]
 
-    async def record(self, name: str, info: wire.WorkerInfo) -> wire.WorkerRecord:
+    async def record(self, name: str, info: pb.WorkerInfo) -> pb.WorkerRecord:
         """Build the worker's record from its load and health, asked for within `look_seconds`."""
         stats = await self.call(calls.STATS, Empty())
         with self._map_errors():
             health = await self._health.Check(
                 health_pb2.HealthCheckRequest(), timeout=self._settings.look_seconds
             )
-        return wire.WorkerRecord(
+        return pb.WorkerRecord(
             name=name,
             address=self.address,
             model=info.model,
@@ -76,7 +76,7 @@ class GrpcWorkerClient(WorkerCalls):
             protocol_version=info.protocol_version,
         )
 
-    async def stats(self) -> dict[str, wire.WorkerStats]:
+    async def stats(self) -> dict[str, pb.WorkerStats]:
         """See `Worker.stats`."""
         return {self.address: await self.call(calls.STATS, Empty())}
 

@@ -10,7 +10,7 @@ import structlog
 from kvrecall.domain.codes import ErrorCode
 from kvrecall.domain.errors import RegistryError, ServiceError, WorkerLost, WorkerRefused
 from kvrecall.protocol import PROTOCOL_VERSION
-from kvrecall.protocol.v1 import worker_pb2 as wire
+from kvrecall.protocol.v1 import worker_pb2 as pb
 from services.cluster.grpc_client import GrpcWorkerClient
 from services.cluster.registry import Registry
 from services.cluster.settings import WireSettings
@@ -20,7 +20,7 @@ _LAST_ANSWER_SECONDS = 1.0
 # Codes of refusals after which a release is sent again at the next refresh.
 _RETRIED = frozenset({ErrorCode.STORAGE_FAILED, ErrorCode.CANCELLED, ErrorCode.OVERLOADED})
 Joined = Callable[[], Awaitable[None]]
-PendingRelease = wire.DeleteRequest | wire.ReleaseRequest
+PendingRelease = pb.DeleteRequest | pb.ReleaseRequest
 """A session that a worker is to free: it is deleted, or moved to another worker."""
 
 
@@ -29,8 +29,8 @@ class Node:
     """A connected worker. `healthy`: no call to it was lost since its last refresh."""
 
     worker: GrpcWorkerClient
-    info: wire.WorkerInfo
-    record: wire.WorkerRecord
+    info: pb.WorkerInfo
+    record: pb.WorkerRecord
     healthy: bool = True
 
     @property
@@ -127,7 +127,7 @@ class Membership:
         new = [self._join(record) for name, record in announced.items() if name not in self.by_name]
         await asyncio.gather(*known, *new)
 
-    async def _refresh_node(self, node: Node, record: wire.WorkerRecord | None) -> None:
+    async def _refresh_node(self, node: Node, record: pb.WorkerRecord | None) -> None:
         """Update a worker's record. An unhealthy or unregistered worker is asked itself."""
         if record is not None and record.address != node.worker.address:
             await self._remove(node, "it is at another address")
@@ -152,7 +152,7 @@ class Membership:
         releases = self._releases.get(node.name, {})
         for session, request in list(releases.items()):
             try:
-                if isinstance(request, wire.DeleteRequest):
+                if isinstance(request, pb.DeleteRequest):
                     await node.worker.delete(request)
                 else:
                     await node.worker.release(request)
@@ -165,7 +165,7 @@ class Membership:
             if releases.get(session) is request:
                 del releases[session]
 
-    async def _join(self, record: wire.WorkerRecord) -> None:
+    async def _join(self, record: pb.WorkerRecord) -> None:
         """Connect to a worker, unless it is not ready or incompatible."""
         worker = GrpcWorkerClient(self.settings.at(record.address))
         try:
@@ -181,7 +181,7 @@ class Membership:
         self._needs_sync = True
         _log.info("worker joined", worker=record.name, address=record.address)
 
-    def _is_incompatible(self, name: str, info: wire.WorkerInfo) -> bool:
+    def _is_incompatible(self, name: str, info: pb.WorkerInfo) -> bool:
         """Check a worker; log once why it is left out. The first one sets the model."""
         reason = self._find_incompatibility(name, info.protocol_version, info.fingerprint)
         if reason is None:

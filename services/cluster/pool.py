@@ -8,7 +8,7 @@ from typing import TypeVar
 from kvrecall.domain.codes import ErrorCode
 from kvrecall.domain.errors import WorkerLost, WorkerRefused
 from kvrecall.protocol.calls import Call, RequestT, ResponseT
-from kvrecall.protocol.v1 import worker_pb2 as wire
+from kvrecall.protocol.v1 import worker_pb2 as pb
 from services.cluster.grpc_client import GrpcWorkerClient
 from services.cluster.membership import Joined, Membership, Node
 from services.cluster.placement import Candidate, choose
@@ -123,15 +123,15 @@ class WorkerPool(WorkerCalls):
 
     # Calls that open a session
 
-    async def open(self, request: wire.OpenRequest) -> wire.MemoryReport:
+    async def open(self, request: pb.OpenRequest) -> pb.MemoryReport:
         """Open the session in the worker that was chosen for it."""
         return await self._open_in_chosen(request.spec, lambda worker: worker.open(request))
 
-    async def rebuild(self, request: wire.RebuildRequest) -> wire.RebuildResult:
+    async def rebuild(self, request: pb.RebuildRequest) -> pb.RebuildResult:
         """Rebuild and open the session in the worker that was chosen for it."""
         return await self._open_in_chosen(request.spec, lambda worker: worker.rebuild(request))
 
-    async def fork(self, request: wire.ForkRequest) -> wire.ForkResult:
+    async def fork(self, request: pb.ForkRequest) -> pb.ForkResult:
         """Fork in the worker where the parent is open."""
         node = self._get_route(request.parent)
         self._routes[request.spec.session] = node.name
@@ -139,7 +139,7 @@ class WorkerPool(WorkerCalls):
         return await self._watch_loss(node, node.worker.fork(request))
 
     async def _open_in_chosen(
-        self, spec: wire.SessionSpec, call: Callable[[GrpcWorkerClient], Awaitable[_T]]
+        self, spec: pb.SessionSpec, call: Callable[[GrpcWorkerClient], Awaitable[_T]]
     ) -> _T:
         """Open a session in the chosen worker; others where this gateway opened it release it."""
         session = spec.session
@@ -151,7 +151,7 @@ class WorkerPool(WorkerCalls):
         others = holders - {name}
         holders.add(name)
         answer = await self._watch_loss(node, call(node.worker))
-        release = wire.ReleaseRequest(session=session, epoch=spec.epoch)
+        release = pb.ReleaseRequest(session=session, epoch=spec.epoch)
         for other in others:
             self._membership.schedule_release(other, session, release)
         holders -= others
@@ -159,22 +159,22 @@ class WorkerPool(WorkerCalls):
 
     # Calls to all workers
 
-    async def describe(self) -> wire.WorkerInfo:
+    async def describe(self) -> pb.WorkerInfo:
         """Model and shape, which are the same everywhere, with limits that hold in every worker."""
         infos = [node.info for node in self._nodes]
         if not infos:
             raise WorkerLost("there is no worker now")
-        described = wire.WorkerInfo()
+        described = pb.WorkerInfo()
         described.CopyFrom(infos[0])
         described.max_budget = min(info.max_budget for info in infos)
         described.slots = sum(info.slots for info in infos)
         return described
 
-    async def workers(self) -> list[wire.WorkerRecord]:
+    async def workers(self) -> list[pb.WorkerRecord]:
         """The records of the last refresh."""
         return [node.record for node in self._nodes]
 
-    async def release(self, request: wire.ReleaseRequest) -> None:
+    async def release(self, request: pb.ReleaseRequest) -> None:
         """Release the session in all workers but the one where it is open; ignore lost workers."""
         route = self._routes.get(request.session)
         others = [node for node in self._nodes if node.name != route]
@@ -182,7 +182,7 @@ class WorkerPool(WorkerCalls):
             *(_unless_lost(self._watch_loss(node, node.worker.release(request))) for node in others)
         )
 
-    async def retain_only(self, request: wire.RetainOnlyRequest) -> None:
+    async def retain_only(self, request: pb.RetainOnlyRequest) -> None:
         """Delete other sessions' stored rows in all workers. Raises WorkerLost if none answered."""
         answered = await asyncio.gather(
             *(
@@ -193,7 +193,7 @@ class WorkerPool(WorkerCalls):
         if not any(answered):
             raise WorkerLost("no worker answers now")
 
-    async def delete(self, request: wire.DeleteRequest) -> None:
+    async def delete(self, request: pb.DeleteRequest) -> None:
         """Delete the session in all workers, in memory and in files.
 
         Workers that are away get the request when they are back. Raises WorkerRefused, and
@@ -216,9 +216,9 @@ class WorkerPool(WorkerCalls):
         if not deleted or len(deleted) < len(nodes):
             raise WorkerLost(f"of {len(nodes)} workers {len(deleted)} answer now")
 
-    async def stats(self) -> dict[str, wire.WorkerStats]:
+    async def stats(self) -> dict[str, pb.WorkerStats]:
         """Counters of all workers that answer."""
-        by_name: dict[str, wire.WorkerStats] = {}
+        by_name: dict[str, pb.WorkerStats] = {}
 
         async def ask(node: Node) -> None:
             stats = await self._watch_loss(node, node.worker.stats())
@@ -234,7 +234,7 @@ class WorkerPool(WorkerCalls):
         await self._membership.close()
 
 
-async def _delete_owned(worker: GrpcWorkerClient, request: wire.DeleteRequest) -> None:
+async def _delete_owned(worker: GrpcWorkerClient, request: pb.DeleteRequest) -> None:
     """Delete a session; a worker that lost it to another one deletes its own part of the rows."""
     try:
         await worker.delete(request)

@@ -7,7 +7,7 @@ from redis.exceptions import RedisClusterException, RedisError
 
 from kvrecall.domain.errors import RegistryError
 from kvrecall.protocol.v1 import worker_key, workers_key
-from kvrecall.protocol.v1 import worker_pb2 as wire
+from kvrecall.protocol.v1 import worker_pb2 as pb
 
 
 class Registry(Protocol):
@@ -15,7 +15,7 @@ class Registry(Protocol):
 
     loads: bool
 
-    async def records(self) -> list[wire.WorkerRecord]:
+    async def records(self) -> list[pb.WorkerRecord]:
         """The workers' records. Raises RegistryError if the registry cannot be read."""
         ...
 
@@ -32,9 +32,9 @@ class StaticRegistry:
     def __init__(self, addresses: Sequence[str]) -> None:
         self._addresses = addresses
 
-    async def records(self) -> list[wire.WorkerRecord]:
+    async def records(self) -> list[pb.WorkerRecord]:
         """A record for each address, whether its worker runs or not."""
-        return [wire.WorkerRecord(name=address, address=address) for address in self._addresses]
+        return [pb.WorkerRecord(name=address, address=address) for address in self._addresses]
 
     async def close(self) -> None:
         """Do nothing: there is no connection."""
@@ -49,14 +49,14 @@ class RedisRegistry:
         self._client = client
         self._namespace = namespace
 
-    async def records(self) -> list[wire.WorkerRecord]:
+    async def records(self) -> list[pb.WorkerRecord]:
         """Every worker with a record that has not expired."""
         try:
             return await self._records()
         except (RedisError, RedisClusterException, OSError, TimeoutError) as error:
             raise RegistryError(f"the workers' registry cannot be read: {error}") from error
 
-    async def _records(self) -> list[wire.WorkerRecord]:
+    async def _records(self) -> list[pb.WorkerRecord]:
         key = workers_key(self._namespace)
         names = sorted(_decode(name) for name in await self._client.smembers(key))
         if not names:
@@ -65,7 +65,7 @@ class RedisRegistry:
         expired = [name for name, record in zip(names, values, strict=True) if record is None]
         if expired:
             await self._client.srem(key, *expired)  # a worker that is back adds itself again
-        return [wire.WorkerRecord.FromString(record) for record in values if record is not None]
+        return [pb.WorkerRecord.FromString(record) for record in values if record is not None]
 
     async def close(self) -> None:
         """Close the connection."""

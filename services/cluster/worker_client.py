@@ -10,7 +10,7 @@ from google.protobuf.empty_pb2 import Empty
 from kvrecall.domain.errors import WorkerLost
 from kvrecall.protocol import calls
 from kvrecall.protocol.calls import Call, RequestT, ResponseT
-from kvrecall.protocol.v1 import worker_pb2 as wire
+from kvrecall.protocol.v1 import worker_pb2 as pb
 
 
 class Worker(Protocol):
@@ -21,7 +21,7 @@ class Worker(Protocol):
     is gone or broken. A refused request has changed nothing.
     """
 
-    async def describe(self) -> wire.WorkerInfo:
+    async def describe(self) -> pb.WorkerInfo:
         """Model, shape and limits: constant while the worker lives."""
         ...
 
@@ -32,15 +32,15 @@ class Worker(Protocol):
         """
         ...
 
-    async def workers(self) -> list[wire.WorkerRecord]:
+    async def workers(self) -> list[pb.WorkerRecord]:
         """The workers that can be reached, with their load."""
         ...
 
-    async def retain_only(self, request: wire.RetainOnlyRequest) -> None:
+    async def retain_only(self, request: pb.RetainOnlyRequest) -> None:
         """Delete all rows stored before the worker started, but for the named sessions'."""
         ...
 
-    async def open(self, request: wire.OpenRequest) -> wire.MemoryReport:
+    async def open(self, request: pb.OpenRequest) -> pb.MemoryReport:
         """Open the session exactly as `request.state`: new, resumed, or rolled back.
 
         Rows stored beyond `state.length` are deleted. Refused with `rows_missing` if committed rows
@@ -48,7 +48,7 @@ class Worker(Protocol):
         """
         ...
 
-    async def fork(self, request: wire.ForkRequest) -> wire.ForkResult:
+    async def fork(self, request: pb.ForkRequest) -> pb.ForkResult:
         """Fork a session from another one, in the worker where that one is open, and open it.
 
         Only the rows of an incomplete page are copied. Refused with `rows_missing` if the parent
@@ -56,15 +56,15 @@ class Worker(Protocol):
         """
         ...
 
-    async def rebuild(self, request: wire.RebuildRequest) -> wire.RebuildResult:
+    async def rebuild(self, request: pb.RebuildRequest) -> pb.RebuildResult:
         """Compute lost pages again from the session's turns and open it: after `rows_missing`."""
         ...
 
-    async def release(self, request: wire.ReleaseRequest) -> None:
+    async def release(self, request: pb.ReleaseRequest) -> None:
         """Free the session's slots and memory in workers that it has moved away from."""
         ...
 
-    def turn(self, request: wire.TurnRequest) -> AsyncGenerator[wire.TurnEvent, None]:
+    def turn(self, request: pb.TurnRequest) -> AsyncGenerator[pb.TurnEvent, None]:
         """Run one turn; the last event is `done`. Closing the iterator early cancels the turn.
 
         With `request.episode`, that episode's rows are made active first, and only rows that are
@@ -74,25 +74,25 @@ class Worker(Protocol):
         """
         ...
 
-    async def repair(self, request: wire.RepairRequest) -> wire.RepairResult:
+    async def repair(self, request: pb.RepairRequest) -> pb.RepairResult:
         """Score the session's rows against a signal and promote the best evicted ones.
 
         Cancelling the call cancels the repair.
         """
         ...
 
-    async def stop_early(self, request: wire.StopEarlyRequest) -> None:
+    async def stop_early(self, request: pb.StopEarlyRequest) -> None:
         """Stop the session's repair early: it returns the best rows so far, marked `truncated`.
 
         Does not wait for its end. Nothing happens if no repair is queued or running.
         """
         ...
 
-    async def detokenize(self, request: wire.DetokenizeRequest) -> wire.DetokenizeResult:
+    async def detokenize(self, request: pb.DetokenizeRequest) -> pb.DetokenizeResult:
         """The text of each chunk of token ids, special tokens included."""
         ...
 
-    async def embed(self, texts: list[str]) -> wire.EmbedResult:
+    async def embed(self, texts: list[str]) -> pb.EmbedResult:
         """A unit vector per text, from the worker's sentence encoder; `dimensions` is always set.
 
         The first call loads the encoder, which takes seconds. Runs beside turns without delaying
@@ -100,7 +100,7 @@ class Worker(Protocol):
         """
         ...
 
-    async def build_episodes(self, request: wire.BuildEpisodesRequest) -> wire.BuildEpisodesResult:
+    async def build_episodes(self, request: pb.BuildEpisodesRequest) -> pb.BuildEpisodesResult:
         """Select the rows of each planned episode from all rows of the session.
 
         Runs as one of the session's jobs, and lets other sessions decode between its steps.
@@ -112,15 +112,15 @@ class Worker(Protocol):
         """
         ...
 
-    async def memory(self, session: str) -> wire.MemoryReport:
+    async def memory(self, session: str) -> pb.MemoryReport:
         """Rows and bytes of an open session, active and stored."""
         ...
 
-    async def delete(self, request: wire.DeleteRequest) -> None:
+    async def delete(self, request: pb.DeleteRequest) -> None:
         """Delete the session: slot and rows, but for kept pages. No error if it is unknown."""
         ...
 
-    async def stats(self) -> dict[str, wire.WorkerStats]:
+    async def stats(self) -> dict[str, pb.WorkerStats]:
         """Counters for the metrics page, by the worker's name."""
         ...
 
@@ -145,35 +145,35 @@ class WorkerCalls(ABC):
         Raises WorkerRefused and WorkerLost.
         """
 
-    async def describe(self) -> wire.WorkerInfo:
+    async def describe(self) -> pb.WorkerInfo:
         """See `Worker.describe`."""
         return await self.call(calls.DESCRIBE, Empty())
 
-    async def retain_only(self, request: wire.RetainOnlyRequest) -> None:
+    async def retain_only(self, request: pb.RetainOnlyRequest) -> None:
         """See `Worker.retain_only`."""
         await self.call(calls.RETAIN_ONLY, request)
 
-    async def open(self, request: wire.OpenRequest) -> wire.MemoryReport:
+    async def open(self, request: pb.OpenRequest) -> pb.MemoryReport:
         """See `Worker.open`."""
         return await self.call(calls.OPEN, request)
 
-    async def fork(self, request: wire.ForkRequest) -> wire.ForkResult:
+    async def fork(self, request: pb.ForkRequest) -> pb.ForkResult:
         """See `Worker.fork`."""
         return await self.call(calls.FORK, request)
 
-    async def rebuild(self, request: wire.RebuildRequest) -> wire.RebuildResult:
+    async def rebuild(self, request: pb.RebuildRequest) -> pb.RebuildResult:
         """See `Worker.rebuild`."""
         return await self.call(calls.REBUILD, request)
 
-    async def release(self, request: wire.ReleaseRequest) -> None:
+    async def release(self, request: pb.ReleaseRequest) -> None:
         """See `Worker.release`."""
         await self.call(calls.RELEASE, request)
 
-    def turn(self, request: wire.TurnRequest) -> AsyncGenerator[wire.TurnEvent, None]:
+    def turn(self, request: pb.TurnRequest) -> AsyncGenerator[pb.TurnEvent, None]:
         """See `Worker.turn`."""
         return self.stream(calls.TURN, request)
 
-    async def repair(self, request: wire.RepairRequest) -> wire.RepairResult:
+    async def repair(self, request: pb.RepairRequest) -> pb.RepairResult:
         """See `Worker.repair`."""
         async with aclosing(self.stream(calls.REPAIR, request)) as events:
             async for event in events:
@@ -181,26 +181,26 @@ class WorkerCalls(ABC):
                     return event.result
         raise WorkerLost(f"the repair of session {request.session!r} ended without a result")
 
-    async def stop_early(self, request: wire.StopEarlyRequest) -> None:
+    async def stop_early(self, request: pb.StopEarlyRequest) -> None:
         """See `Worker.stop_early`."""
         await self.call(calls.STOP_EARLY, request)
 
-    async def detokenize(self, request: wire.DetokenizeRequest) -> wire.DetokenizeResult:
+    async def detokenize(self, request: pb.DetokenizeRequest) -> pb.DetokenizeResult:
         """See `Worker.detokenize`."""
         return await self.call(calls.DETOKENIZE, request)
 
-    async def embed(self, texts: list[str]) -> wire.EmbedResult:
+    async def embed(self, texts: list[str]) -> pb.EmbedResult:
         """See `Worker.embed`."""
-        return await self.call(calls.EMBED, wire.EmbedRequest(texts=texts))
+        return await self.call(calls.EMBED, pb.EmbedRequest(texts=texts))
 
-    async def build_episodes(self, request: wire.BuildEpisodesRequest) -> wire.BuildEpisodesResult:
+    async def build_episodes(self, request: pb.BuildEpisodesRequest) -> pb.BuildEpisodesResult:
         """See `Worker.build_episodes`."""
         return await self.call(calls.BUILD_EPISODES, request)
 
-    async def memory(self, session: str) -> wire.MemoryReport:
+    async def memory(self, session: str) -> pb.MemoryReport:
         """See `Worker.memory`."""
-        return await self.call(calls.MEMORY, wire.MemoryRequest(session=session))
+        return await self.call(calls.MEMORY, pb.MemoryRequest(session=session))
 
-    async def delete(self, request: wire.DeleteRequest) -> None:
+    async def delete(self, request: pb.DeleteRequest) -> None:
         """See `Worker.delete`."""
         await self.call(calls.DELETE, request)

@@ -8,7 +8,7 @@ import pytest
 
 from kvrecall.domain import errors
 from kvrecall.domain.codes import ErrorCode
-from kvrecall.protocol.v1 import worker_pb2 as wire
+from kvrecall.protocol.v1 import worker_pb2 as pb
 
 USER = {"role": "user", "content": "hello"}
 TURNS = "/v1/sessions/{session}/turns"
@@ -310,7 +310,7 @@ async def test_an_idempotency_key_has_bounds(api: Any, key: str) -> None:
 
 async def test_another_result_for_the_same_call_is_a_conflict(api: Any) -> None:
     session = await api.session()
-    api.worker.script = [[wire.ToolCall(id="c1", name="f", arguments="{}")]]
+    api.worker.script = [[pb.ToolCall(id="c1", name="f", arguments="{}")]]
     await api.turn(session)
     url = EVENTS.format(session=session)
     event = {"type": "tool_call.completed", "call_id": "c1", "result": "a"}

@@ -7,7 +7,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from kvrecall.domain.codes import ErrorCode
 from kvrecall.domain.errors import WorkerLost, WorkerRefused
-from kvrecall.protocol.v1 import worker_pb2 as wire
+from kvrecall.protocol.v1 import worker_pb2 as pb
 
 
 async def scrape(api: Any) -> dict[tuple[str, ...], float]:
@@ -45,7 +45,7 @@ async def test_turns_phases_and_rows_are_counted(api: Any) -> None:
 
 async def test_repairs_and_promotions_are_counted(api: Any) -> None:
     session = await api.session()
-    api.worker.script = [[wire.ToolCall(id="c1", name="f", arguments="{}")]]
+    api.worker.script = [[pb.ToolCall(id="c1", name="f", arguments="{}")]]
     await api.turn(session)
     event = {"type": "tool_call.completed", "call_id": "c1", "result": "a"}
     await api.http.post(f"/v1/sessions/{session}/events", json=event)
@@ -69,7 +69,7 @@ async def test_repairs_ended_in_their_pause_or_by_a_turn_are_counted_separately(
     api: Any,
 ) -> None:
     session = await api.session()
-    api.worker.script = [[wire.ToolCall(id="c1", name="f", arguments="{}")]]
+    api.worker.script = [[pb.ToolCall(id="c1", name="f", arguments="{}")]]
     await api.turn(session)
     await wait_until_idle(session)
     api.worker.gates["repair"] = asyncio.Event()
@@ -91,7 +91,7 @@ async def test_repairs_ended_in_their_pause_or_by_a_turn_are_counted_separately(
 
 async def test_pauses_that_time_out_are_counted(api: Any) -> None:
     session = await api.session()
-    api.worker.script = [[wire.ToolCall(id="c1", name="f", arguments="{}")]]
+    api.worker.script = [[pb.ToolCall(id="c1", name="f", arguments="{}")]]
     await api.turn(session)
     api.service._timeouts._seconds = 0.0
     await api.service._timeouts.sweep()
@@ -132,7 +132,7 @@ async def test_failures_are_counted_by_their_code(api: Any) -> None:
     session = await api.session()
     api.worker.faults["turn"] = WorkerLost("gone")
     await api.turn(session)
-    api.worker.script = [[wire.ToolCall(id="c1", name="f", arguments="{}")]]
+    api.worker.script = [[pb.ToolCall(id="c1", name="f", arguments="{}")]]
     api.worker.faults["repair"] = WorkerLost("gone")
     await api.turn(session)
     await asyncio.wait(

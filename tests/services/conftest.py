@@ -15,7 +15,7 @@ from kvrecall.domain.messages import Message, Sampling
 from kvrecall.domain.reports import TurnOutcome
 from kvrecall.domain.session_request import CreateSession
 from kvrecall.domain.turn_request import TurnRequest
-from kvrecall.protocol.v1 import worker_pb2 as wire
+from kvrecall.protocol.v1 import worker_pb2 as pb
 from kvrecall.testing import StubWorker
 from services.catalog.sqlite.catalog import SqliteCatalog
 from services.service import SessionService
@@ -63,7 +63,7 @@ class Harness:
 
     async def selection(self, session: str) -> bytes:
         """The committed selection."""
-        return wire.SessionState.FromString(
+        return pb.SessionState.FromString(
             await self.catalog.sessions.get_worker_state(session)
         ).selection
 
@@ -90,9 +90,9 @@ async def harness(tmp_path: Path, settings: ServiceLimits) -> AsyncIterator[Harn
 
 
 @pytest.fixture
-def call() -> Callable[[str, str], wire.ToolCall]:
+def call() -> Callable[[str, str], pb.ToolCall]:
     """A tool call with an id and the city it asks about."""
-    return lambda id, city: wire.ToolCall(id=id, name="weather", arguments=f'{{"city": "{city}"}}')
+    return lambda id, city: pb.ToolCall(id=id, name="weather", arguments=f'{{"city": "{city}"}}')
 
 
 @pytest.fixture

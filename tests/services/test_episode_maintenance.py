@@ -15,7 +15,7 @@ from kvrecall.domain.messages import Message
 from kvrecall.domain.session_settings import EpisodeSettings
 from kvrecall.domain.tool_events import ToolEvent, ToolEventType
 from kvrecall.domain.turn_request import TurnRequest
-from kvrecall.protocol.v1 import worker_pb2 as wire
+from kvrecall.protocol.v1 import worker_pb2 as pb
 
 TEA = "kettle leaves brew steep cup"
 TRAINS = "station rails ticket platform carriage"
@@ -83,7 +83,7 @@ async def test_episodes_are_built_once_there_is_enough_to_build_them_from(
     ]
     assert found.episodes[0].medoid == f"user: {TEA}\nassistant: {TEA}"
     assert await labels(harness, session) == [0, 1, 0, 1]
-    built = wire.Episode.FromString(await harness.catalog.episodes.get_built(session, "1-2"))
+    built = pb.Episode.FromString(await harness.catalog.episodes.get_built(session, "1-2"))
     assert (built.id, built.rows, built.length) == ("1-2", b"rows of 1-2", 44)
 
 
@@ -314,7 +314,7 @@ async def test_episodes_of_another_build_than_was_asked_for_are_refused(
 ) -> None:
     build = harness.worker.build_episodes
 
-    async def forgets_one(request: wire.BuildEpisodesRequest) -> wire.BuildEpisodesResult:
+    async def forgets_one(request: pb.BuildEpisodesRequest) -> pb.BuildEpisodesResult:
         result = await build(request)
         del result.episodes[1:]
         return result

@@ -18,7 +18,7 @@ from kvrecall.domain.reports import EpisodeReport
 from kvrecall.domain.session_request import CreateSession
 from kvrecall.domain.session_settings import EpisodeSettings
 from kvrecall.domain.turn_request import TurnRequest
-from kvrecall.protocol.v1 import worker_pb2 as wire
+from kvrecall.protocol.v1 import worker_pb2 as pb
 from services.catalog.records import IdempotencyKey
 
 TEA = "kettle leaves brew steep cup"
@@ -60,7 +60,7 @@ async def test_a_turn_switches_to_the_episode_it_is_about(harness, session: str)
     )
     assert 0.2 < found.similarity < 1
     (sent,) = harness.worker.switches
-    assert sent == wire.Episode.FromString(await harness.catalog.episodes.get_built(session, "1-2"))
+    assert sent == pb.Episode.FromString(await harness.catalog.episodes.get_built(session, "1-2"))
     assert (sent.id, sent.rows, len(sent.patched_prompt)) == ("1-2", b"rows of 1-2", 11)
 
 

@@ -20,7 +20,7 @@ from kvrecall.domain.events import PagesRebuilt, RepairFailed, SessionMoved, Tur
 from kvrecall.domain.messages import Message
 from kvrecall.domain.session_settings import EpisodeSettings
 from kvrecall.domain.turn_request import TurnRequest
-from kvrecall.protocol.v1 import worker_pb2 as wire
+from kvrecall.protocol.v1 import worker_pb2 as pb
 from services.turn_stream import TextDelta
 
 HELLO = Message("user", "hello there")
@@ -253,9 +253,9 @@ async def test_lost_pages_are_computed_again_for_a_repair_and_for_a_build(
 async def test_pages_that_are_lost_again_and_again_fail_the_turn(harness, heard: list) -> None:
     session = await harness.session()
     await harness.say(session, HELLO)
-    no_events: tuple[wire.TurnEvent, ...] = ()
+    no_events: tuple[pb.TurnEvent, ...] = ()
 
-    async def lost(request: wire.TurnRequest):
+    async def lost(request: pb.TurnRequest):
         for event in no_events:
             yield event
         raise WorkerRefused(ErrorCode.ROWS_MISSING, "a page is gone")

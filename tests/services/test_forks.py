@@ -23,7 +23,7 @@ from kvrecall.domain.session import SharedPages
 from kvrecall.domain.session_settings import ForkOrigin
 from kvrecall.domain.state_machine import SessionState
 from kvrecall.domain.turn_request import TurnRequest
-from kvrecall.protocol.v1 import worker_pb2 as wire
+from kvrecall.protocol.v1 import worker_pb2 as pb
 from services.catalog.records import IdempotencyKey
 from services.forks import ForkRequest
 
@@ -103,8 +103,8 @@ async def test_a_fork_names_whose_pages_it_has(harness) -> None:
     found = (await harness.service.get(grandchild))[0]
     assert found.shared == (SharedPages(parent, 5), SharedPages(child, 8))
     assert list(harness.worker.specs[grandchild].shared) == [
-        wire.SharedPages(owner=parent, pages=5),
-        wire.SharedPages(owner=child, pages=8),
+        pb.SharedPages(owner=parent, pages=5),
+        pb.SharedPages(owner=child, pages=8),
     ]
     early = await fork(harness, grandchild, 1)
     assert (await harness.service.get(early))[0].shared == (SharedPages(parent, 2),)
@@ -127,7 +127,7 @@ async def test_a_fork_is_opened_with_its_lineage_after_a_restart(harness) -> Non
     await harness.crash()
     await harness.say(child, HELLO)
     await harness.say(parent, HELLO)
-    assert list(harness.worker.specs[child].shared) == [wire.SharedPages(owner=parent, pages=5)]
+    assert list(harness.worker.specs[child].shared) == [pb.SharedPages(owner=parent, pages=5)]
     assert await harness.selection(child) == await harness.selection(parent)
 
 
@@ -251,7 +251,7 @@ async def test_a_deleted_parent_leaves_the_pages_that_its_forks_share(harness) -
     with pytest.raises(UnknownSession):
         await harness.service.get(parent)
     await harness.crash()
-    assert list(harness.worker.retained.shared) == [wire.SharedPages(owner=parent, pages=5)]
+    assert list(harness.worker.retained.shared) == [pb.SharedPages(owner=parent, pages=5)]
     assert set(harness.worker.retained.sessions) == {child, other}
     assert (await harness.say(child, HELLO)).turn == 3
     await harness.service.delete(child)

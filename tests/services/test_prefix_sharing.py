@@ -16,7 +16,7 @@ from kvrecall.domain.session import Session, SharedPages
 from kvrecall.domain.session_settings import RepairTrigger, SessionSettings
 from kvrecall.domain.worker_info import WorkerInfo
 from kvrecall.protocol.convert import worker_info_from_wire
-from kvrecall.protocol.v1 import worker_pb2 as wire
+from kvrecall.protocol.v1 import worker_pb2 as pb
 from services.forks import ForkRequest
 from services.prefix_sharing import prefix_digest
 
@@ -30,7 +30,7 @@ SESSION = Session("s_1", 1, SETTINGS, 0.0, 0.0, 0, MemoryReport())
 
 def build_info(fingerprint: str = "f00d", block_tokens: int = 32) -> WorkerInfo:
     return worker_info_from_wire(
-        wire.WorkerInfo(fingerprint=fingerprint, block_tokens=block_tokens, page_tokens=4)
+        pb.WorkerInfo(fingerprint=fingerprint, block_tokens=block_tokens, page_tokens=4)
     )
 
 
@@ -64,7 +64,7 @@ async def test_an_opened_session_goes_on_with_the_pages_it_shares(harness) -> No
     second = await begun(harness, SYSTEM, BEN)
     await harness.crash()
     await harness.say(second, ANN)
-    assert list(harness.worker.specs[second].shared) == [wire.SharedPages(owner=first, pages=3)]
+    assert list(harness.worker.specs[second].shared) == [pb.SharedPages(owner=first, pages=3)]
     assert harness.worker.prefixes == []
 
 

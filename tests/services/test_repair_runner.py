@@ -29,7 +29,7 @@ from kvrecall.domain.state_machine import SessionState
 from kvrecall.domain.tool_calls import CallStatus
 from kvrecall.domain.tool_events import ToolEvent, ToolEventType
 from kvrecall.domain.turn_request import TurnRequest
-from kvrecall.protocol.v1 import worker_pb2 as wire
+from kvrecall.protocol.v1 import worker_pb2 as pb
 from services.catalog.records import IdempotencyKey
 from services.turn_stream import ToolCallEmitted
 
@@ -250,7 +250,7 @@ async def test_a_result_within_the_turn_repairs_on_its_path_only_if_the_turn_ask
     outcome = await harness.say(paused, Message("tool", "rain", tool_call_id="c1"))
     assert [repair.trigger for repair in outcome.repairs] == ["tool_call"]
     assert (await harness.catalog.tool_calls.get(paused, "c1")).result == "rain"
-    await pause(harness, paused, wire.ToolCall(id="c2", name="weather", arguments="{}"))
+    await pause(harness, paused, pb.ToolCall(id="c2", name="weather", arguments="{}"))
     await harness.wait_until_idle(paused)
     outcome = await harness.say(paused, Message("tool", "sun", tool_call_id="c2"), repair=True)
     assert [repair.trigger for repair in outcome.repairs] == ["tool_call", "turn"]

@@ -34,7 +34,7 @@ from kvrecall.domain.session_request import CreateSession
 from kvrecall.domain.session_settings import RepairTrigger
 from kvrecall.domain.state_machine import SessionState
 from kvrecall.domain.turn_request import TurnRequest
-from kvrecall.protocol.v1 import worker_pb2 as wire
+from kvrecall.protocol.v1 import worker_pb2 as pb
 from services.catalog.records import IdempotencyKey
 from services.service import SessionService
 from services.turn_stream import TextDelta, ToolCallEmitted, TurnEnded, TurnStarted, TurnStream
@@ -169,9 +169,9 @@ async def test_a_turn_that_fails_changes_nothing_and_the_next_one_works(
 
 async def test_a_worker_that_stops_without_an_answer_is_lost(harness) -> None:
     session = await harness.session()
-    no_events: tuple[wire.TurnEvent, ...] = ()
+    no_events: tuple[pb.TurnEvent, ...] = ()
 
-    async def silent(request: wire.TurnRequest):
+    async def silent(request: pb.TurnRequest):
         for event in no_events:
             yield event
 
@@ -187,7 +187,7 @@ async def test_a_worker_that_is_lost_after_its_answer_was_committed_is_not_misse
     session = await harness.session()
     whole = harness.worker.turn
 
-    async def lost(request: wire.TurnRequest):
+    async def lost(request: pb.TurnRequest):
         async for event in whole(request):
             yield event
         raise WorkerLost("gone")
@@ -207,7 +207,7 @@ async def test_a_repair_that_begins_before_the_answer_s_stream_is_closed_is_left
     whole = harness.worker.turn
     worker.gates["repair"] = asyncio.Event()
 
-    async def slow(request: wire.TurnRequest):
+    async def slow(request: pb.TurnRequest):
         try:
             async for event in whole(request):
                 yield event
@@ -299,7 +299,7 @@ async def test_the_seed_of_a_turn_follows_from_the_session_and_can_be_given(harn
     seen = []
     answering = harness.worker.turn
 
-    def record_seed(request: wire.TurnRequest) -> AsyncIterator[wire.TurnEvent]:
+    def record_seed(request: pb.TurnRequest) -> AsyncIterator[pb.TurnEvent]:
         seen.append(request.sampling.seed)
         return answering(request)
 

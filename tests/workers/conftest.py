@@ -22,7 +22,7 @@ from transformers import (
     Qwen3Config,
 )
 
-from kvrecall.protocol.v1 import worker_pb2 as wire
+from kvrecall.protocol.v1 import worker_pb2 as pb
 from kvstore.format.page import PageKey, PageLayout
 from kvstore.store import RowStore
 from kvstore.tiers.base import Tier
@@ -187,20 +187,20 @@ class LocalWorker:
     def __init__(self, parts: Parts) -> None:
         self.engine = WatchedEngine(parts)
         self.scheduler = Scheduler(self.engine)
-        self.events: dict[str, list[wire.TurnEvent]] = {}
+        self.events: dict[str, list[pb.TurnEvent]] = {}
 
     def open(
         self,
         name: str = "s",
         *,
-        state: wire.SessionState | None = None,
+        state: pb.SessionState | None = None,
         budget: int = 1024,
         **spec: Any,
-    ) -> wire.MemoryReport:
+    ) -> pb.MemoryReport:
         """Open a session, `full` unless `method` says otherwise."""
         fields: dict[str, Any] = {"epoch": 1, "method": "full", "method_settings": "{}"} | spec
-        request = wire.OpenRequest(
-            spec=wire.SessionSpec(session=name, budget=budget, **fields), state=state
+        request = pb.OpenRequest(
+            spec=pb.SessionSpec(session=name, budget=budget, **fields), state=state
         )
         return self.scheduler.open(request).result(WAIT)
 
@@ -211,24 +211,24 @@ class LocalWorker:
         *,
         generate: bool = True,
         epoch: int = 1,
-        emit: Callable[[wire.TurnEvent], None] | None = None,
+        emit: Callable[[pb.TurnEvent], None] | None = None,
         repair: bool = False,
         keep_distribution: bool = False,
         compare_with: str = "",
-        episode: wire.Episode | None = None,
+        episode: pb.Episode | None = None,
         **sampling: Any,
-    ) -> "Future[wire.TurnDone]":
+    ) -> "Future[pb.TurnDone]":
         """Begin a turn: of one user message, or of several given as role and content."""
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
         events = self.events[name] = []
         return self.scheduler.turn(
-            wire.TurnRequest(
+            pb.TurnRequest(
                 session=name,
                 epoch=epoch,
-                messages=[wire.Message(**message) for message in messages],
+                messages=[pb.Message(**message) for message in messages],
                 generate=generate,
-                sampling=wire.Sampling(**{"max_tokens": 24, **sampling}),
+                sampling=pb.Sampling(**{"max_tokens": 24, **sampling}),
                 repair=repair,
                 keep_distribution=keep_distribution,
                 compare_with=compare_with,
@@ -239,28 +239,28 @@ class LocalWorker:
 
     def turn(
         self, name: str, messages: str | Sequence[dict[str, Any]], **options: Any
-    ) -> wire.TurnDone:
+    ) -> pb.TurnDone:
         """Run a turn to its end."""
         return self.submit(name, messages, **options).result(WAIT)
 
     def repair(
         self, name: str, text: str = "", messages: Sequence[dict[str, Any]] = ()
-    ) -> wire.RepairResult:
+    ) -> pb.RepairResult:
         """Run a repair between turns."""
-        said = [wire.Message(**message) for message in messages]
-        request = wire.RepairRequest(
+        said = [pb.Message(**message) for message in messages]
+        request = pb.RepairRequest(
             session=name, epoch=1, trigger="tool_result", text=text, messages=said
         )
         return self.scheduler.repair(request).result(WAIT)
 
     def build(
-        self, name: str = "s", *plans: wire.EpisodePlan, token_ids: Sequence[int] = ()
-    ) -> list[wire.Episode]:
+        self, name: str = "s", *plans: pb.EpisodePlan, token_ids: Sequence[int] = ()
+    ) -> list[pb.Episode]:
         """Build episodes."""
-        request = wire.BuildEpisodesRequest(session=name, epoch=1, plans=plans, token_ids=token_ids)
+        request = pb.BuildEpisodesRequest(session=name, epoch=1, plans=plans, token_ids=token_ids)
         return list(self.scheduler.build_episodes(request).result(WAIT).episodes)
 
-    def memory(self, name: str = "s") -> wire.MemoryReport:
+    def memory(self, name: str = "s") -> pb.MemoryReport:
         """What a session holds."""
         return self.scheduler.memory(name).result(WAIT)
 
@@ -279,13 +279,13 @@ class LocalWorker:
         self.engine.store.close()
 
 
-def answer_of(done: wire.TurnDone) -> list[int]:
+def answer_of(done: pb.TurnDone) -> list[int]:
     """The token ids that the turn generated."""
     return list(done.token_ids[done.prompt_tokens :][: done.output_tokens])
 
 
 @pytest.fixture(scope="session")
-def answer() -> Callable[[wire.TurnDone], list[int]]:
+def answer() -> Callable[[pb.TurnDone], list[int]]:
     """answer(done): the token ids that a turn generated."""
     return answer_of
 

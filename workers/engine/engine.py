@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kvrecall.protocol.v1 import worker_pb2 as wire
+from kvrecall.protocol.v1 import worker_pb2 as pb
 from kvstore.store import RowStore
 from workers.cache.active_cache import ActiveCache
 from workers.cache.forward_step import ForwardStep
@@ -70,7 +70,7 @@ class Engine:
 
     # Life cycle
 
-    def open(self, spec: wire.SessionSpec, state: wire.SessionState) -> WorkerSession:
+    def open(self, spec: pb.SessionSpec, state: pb.SessionState) -> WorkerSession:
         """Open the session exactly as `state`; it gets a slot when it first runs.
 
         For callers without a scheduler. The scheduler's jobs do the same without waiting for the
@@ -88,7 +88,7 @@ class Engine:
         self.restore(session, state)
         return session
 
-    def create_empty(self, spec: wire.SessionSpec, state: wire.SessionState) -> WorkerSession:
+    def create_empty(self, spec: pb.SessionSpec, state: pb.SessionState) -> WorkerSession:
         """Create a session without tokens or stored rows, to be restored to `state`.
 
         Discards the session of that name, if one is open. Raises as `admit`.
@@ -101,13 +101,13 @@ class Engine:
         self.sessions[session.name] = session
         return session
 
-    def restore(self, session: WorkerSession, state: wire.SessionState) -> None:
+    def restore(self, session: WorkerSession, state: pb.SessionState) -> None:
         """Restore an empty session to `state`, whose rows are in the store."""
         restore_state(session, state)
         session.stored = True
         session.dirty = False
 
-    def admit(self, spec: wire.SessionSpec, state: wire.SessionState) -> WorkerSession:
+    def admit(self, spec: pb.SessionSpec, state: pb.SessionState) -> WorkerSession:
         """Build the session that `create_empty` would add, without adding it.
 
         Raises BadSettings, UnknownMethod, StaleEpoch and IncompatibleState.
@@ -286,11 +286,11 @@ class Engine:
 
     # State
 
-    def snapshot(self, session: WorkerSession) -> wire.SessionState:
+    def snapshot(self, session: WorkerSession) -> pb.SessionState:
         """Build the session's state, everything but its rows."""
         return build_state(session, self.cache)
 
-    def memory(self, session: WorkerSession) -> wire.MemoryReport:
+    def memory(self, session: WorkerSession) -> pb.MemoryReport:
         """Report the session's rows and bytes, active and stored."""
         self._update_peak(session)
         selection = session.active_selection(self.cache)

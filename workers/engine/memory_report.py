@@ -1,6 +1,6 @@
 """Reports the rows and bytes of a session, active and stored."""
 
-from kvrecall.protocol.v1 import worker_pb2 as wire
+from kvrecall.protocol.v1 import worker_pb2 as pb
 from workers.engine.selection import Selection
 from workers.engine.session import WorkerSession
 from workers.model.loader import LoadedModel
@@ -12,7 +12,7 @@ def build_report(
     bound: list[int],
     model: LoadedModel,
     tier_bytes: dict[str, int],
-) -> wire.MemoryReport:
+) -> pb.MemoryReport:
     """Build the report of a session.
 
     selection: the rows that are active now. bound: rows per head and layer. Rows per layer are the
@@ -21,7 +21,7 @@ def build_report(
     active = selection.rows_per_head() if selection else [0] * model.shape.n_layers
     rows = sum(selection.row_counts()) if selection else 0
     fully_active = selection.fully_active_tokens(session.length) if selection else 0
-    return wire.MemoryReport(
+    return pb.MemoryReport(
         length=session.length,
         budget=session.config.budget,
         active_rows=active,

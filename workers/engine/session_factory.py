@@ -5,7 +5,7 @@ from typing import Any, get_args
 
 from kvrecall.domain.session_settings import LayerBudgets
 from kvrecall.protocol.convert import worker_options_from_wire
-from kvrecall.protocol.v1 import worker_pb2 as wire
+from kvrecall.protocol.v1 import worker_pb2 as pb
 from workers import methods
 from workers.engine.session import SessionConfig
 from workers.engine.settings import WorkerSettings
@@ -16,7 +16,7 @@ from workers.primitives import budgets
 
 
 def build_config(
-    spec: wire.SessionSpec,
+    spec: pb.SessionSpec,
     model: LoadedModel,
     settings: WorkerSettings,
     layer_sensitivity: tuple[float, ...] | None,
@@ -47,7 +47,7 @@ def build_config(
 
 
 def _split_budget(
-    spec: wire.SessionSpec,
+    spec: pb.SessionSpec,
     method: Method,
     repair: RepairKV,
     model: LoadedModel,
@@ -77,7 +77,7 @@ def _split_budget(
     return budgets.share_within_groups(rows, method.shares_layers, floor=floor)
 
 
-def _parse_layer_budgets(spec: wire.SessionSpec, method: Method) -> LayerBudgets:
+def _parse_layer_budgets(spec: pb.SessionSpec, method: Method) -> LayerBudgets:
     if not spec.layer_budgets:
         return method.layer_budgets
     known: tuple[LayerBudgets, ...] = get_args(LayerBudgets)
@@ -89,7 +89,7 @@ def _parse_layer_budgets(spec: wire.SessionSpec, method: Method) -> LayerBudgets
     )
 
 
-def _parse_tools(spec: wire.SessionSpec) -> tuple[Any, ...]:
+def _parse_tools(spec: pb.SessionSpec) -> tuple[Any, ...]:
     try:
         return tuple(json.loads(tool) for tool in spec.tools)
     except json.JSONDecodeError as error:

@@ -3,7 +3,7 @@
 import torch
 
 from kvrecall.protocol import convert
-from kvrecall.protocol.v1 import worker_pb2 as wire
+from kvrecall.protocol.v1 import worker_pb2 as pb
 from workers.cache.active_cache import ActiveCache
 from workers.engine.selection import Selection
 from workers.engine.session import WorkerSession
@@ -14,7 +14,7 @@ from workers.errors import IncompatibleState
 STATE_VERSION = 1
 
 
-def restore_state(session: WorkerSession, state: wire.SessionState) -> None:
+def restore_state(session: WorkerSession, state: pb.SessionState) -> None:
     """Give a session without a slot the committed `state`. Raises IncompatibleState."""
     session.selection = selection_from_state(state)
     session.length = state.length
@@ -31,7 +31,7 @@ def restore_state(session: WorkerSession, state: wire.SessionState) -> None:
     session.recent = [convert.to_chat(message) for message in state.recent]
 
 
-def selection_from_state(state: wire.SessionState) -> Selection | None:
+def selection_from_state(state: pb.SessionState) -> Selection | None:
     """The rows that were active; None for a session without tokens.
 
     Raises IncompatibleState for a state of a newer version.
@@ -44,10 +44,10 @@ def selection_from_state(state: wire.SessionState) -> Selection | None:
     return Selection.from_bytes(state.selection) if state.length else None
 
 
-def build_state(session: WorkerSession, cache: ActiveCache) -> wire.SessionState:
+def build_state(session: WorkerSession, cache: ActiveCache) -> pb.SessionState:
     """Build the state that `restore_state` reads, to be committed."""
     selection = session.active_selection(cache)
-    return wire.SessionState(
+    return pb.SessionState(
         state_version=STATE_VERSION,
         length=session.length,
         pending=session.pending,

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
-from kvrecall.protocol.v1 import worker_pb2 as wire
+from kvrecall.protocol.v1 import worker_pb2 as pb
 from kvstore.errors import KvStoreError, PageError, RowRangeError, StaleWriterError
 from kvstore.format.page_table import SharedPages
 from kvstore.store import RowStore
@@ -104,7 +104,7 @@ class StoreIO:
         self._writer.shutdown()
 
 
-def shared_pages(shared: Iterable[wire.SharedPages]) -> list[SharedPages]:
+def shared_pages(shared: Iterable[pb.SharedPages]) -> list[SharedPages]:
     """Convert references to other sessions' pages from the wire to the row store's form."""
     return [SharedPages(each.owner, each.pages) for each in shared]
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from kvrecall.domain.active_episode import ActiveEpisode
 from kvrecall.protocol import convert
-from kvrecall.protocol.v1 import worker_pb2 as wire
+from kvrecall.protocol.v1 import worker_pb2 as pb
 from workers.cache.active_cache import EMPTY
 from workers.engine.engine import Engine
 from workers.engine.eviction import active_rows
@@ -36,8 +36,8 @@ _NO_QUERIES = Observed((), torch.empty(0, dtype=torch.int32))
 
 
 def run_build(
-    engine: Engine, resident: ResidentSession, request: wire.BuildEpisodesRequest
-) -> Steps[wire.BuildEpisodesResult]:
+    engine: Engine, resident: ResidentSession, request: pb.BuildEpisodesRequest
+) -> Steps[pb.BuildEpisodesResult]:
     """Select the rows of every plan's episode.
 
     Raises BadSettings and BadEpisode before anything is computed.
@@ -48,7 +48,7 @@ def run_build(
     yield from wait_for_writes(engine, session)
     build = _build_by_prefill if request.token_ids else _build_in_one_pass
     episodes = yield from build(engine, resident, request)
-    return wire.BuildEpisodesResult(
+    return pb.BuildEpisodesResult(
         episodes=episodes,
         scored_rows=len(request.token_ids) or session.length,
         seconds=time.perf_counter() - started,
@@ -59,8 +59,8 @@ def run_build(
 
 
 def _build_in_one_pass(
-    engine: Engine, resident: ResidentSession, request: wire.BuildEpisodesRequest
-) -> Steps[list[wire.Episode]]:
+    engine: Engine, resident: ResidentSession, request: pb.BuildEpisodesRequest
+) -> Steps[list[pb.Episode]]:
     """Score all plans against the stored rows: per plan, an eviction among all rows."""
     session = resident.session
     method = session.config.method
@@ -81,7 +81,7 @@ def _build_in_one_pass(
 
 
 def _observe_plans(
-    engine: Engine, resident: ResidentSession, request: wire.BuildEpisodesRequest
+    engine: Engine, resident: ResidentSession, request: pb.BuildEpisodesRequest
 ) -> Steps[list[Observed]]:
     """Observe each plan's prompt; one empty observation for methods without an episode prompt."""
     session = resident.session
@@ -155,8 +155,8 @@ def _all_positions(engine: Engine, length: int) -> Tensor:
 
 
 def _select_episode(
-    engine: Engine, session: WorkerSession, plan: wire.EpisodePlan, ranks: Sequence[Tensor]
-) -> wire.Episode:
+    engine: Engine, session: WorkerSession, plan: pb.EpisodePlan, ranks: Sequence[Tensor]
+) -> pb.Episode:
     """Build an episode of the method's own selection among all rows."""
     config = session.config
     positions = list[Tensor]()
@@ -172,10 +172,10 @@ def _select_episode(
 def _narrow(
     engine: Engine,
     session: WorkerSession,
-    plan: wire.EpisodePlan,
+    plan: pb.EpisodePlan,
     ranks: Sequence[Tensor],
     similarity: Tensor,
-) -> Steps[wire.Episode]:
+) -> Steps[pb.Episode]:
     """Build an episode stepwise: drop a fifth of a shortlist and rank the rest, down to the budget.
 
     For methods that compare rows. A prefill in blocks does the same: each of its evictions compares
@@ -238,8 +238,8 @@ def _gather_layers(values: Sequence[Tensor], indices: Sequence[Tensor]) -> list[
 
 
 def _build_by_prefill(
-    engine: Engine, resident: ResidentSession, request: wire.BuildEpisodesRequest
-) -> Steps[list[wire.Episode]]:
+    engine: Engine, resident: ResidentSession, request: pb.BuildEpisodesRequest
+) -> Steps[list[pb.Episode]]:
     """Prefill the conversation once per plan, in a scratch session (EpiCache Algorithm 1, A.3).
 
     The scratch session takes the session's slot, so that a worker needs none beside it.
@@ -267,7 +267,7 @@ def _build_by_prefill(
     return episodes
 
 
-def _rank_active(engine: Engine, scratch: ResidentSession, plan: wire.EpisodePlan) -> wire.Episode:
+def _rank_active(engine: Engine, scratch: ResidentSession, plan: pb.EpisodePlan) -> pb.Episode:
     """Build an episode of the rows that are active after the prefill, ranked once more."""
     method = scratch.config.method
     observed = _NO_QUERIES
@@ -289,7 +289,7 @@ def _rank_active(engine: Engine, scratch: ResidentSession, plan: wire.EpisodePla
 # Both
 
 
-def _observe_plan(engine: Engine, resident: ResidentSession, plan: wire.EpisodePlan) -> Observed:
+def _observe_plan(engine: Engine, resident: ResidentSession, plan: pb.EpisodePlan) -> Observed:
     """Observe a plan's prompt after the method's instruction; a long prompt in several chunks."""
     method = resident.config.method
     block = engine.settings.block_tokens
@@ -302,8 +302,8 @@ def _observe_plan(engine: Engine, resident: ResidentSession, plan: wire.EpisodeP
     return Observed.concatenate([engine.observe(resident, chunk) for chunk in chunks])
 
 
-def _to_episode(plan: wire.EpisodePlan, rows: EpisodeRows, length: int) -> wire.Episode:
-    return wire.Episode(
+def _to_episode(plan: pb.EpisodePlan, rows: EpisodeRows, length: int) -> pb.Episode:
+    return pb.Episode(
         id=plan.id,
         rows=rows.to_bytes(),
         patched_prompt=plan.patched_prompt,
@@ -312,11 +312,11 @@ def _to_episode(plan: wire.EpisodePlan, rows: EpisodeRows, length: int) -> wire.
     )
 
 
-def _to_active_episode(plan: wire.EpisodePlan) -> ActiveEpisode:
+def _to_active_episode(plan: pb.EpisodePlan) -> ActiveEpisode:
     return convert.active_episode_from_wire("", plan.patched_prompt, plan.segments)
 
 
-def _require_buildable(session: WorkerSession, request: wire.BuildEpisodesRequest) -> None:
+def _require_buildable(session: WorkerSession, request: pb.BuildEpisodesRequest) -> None:
     """Raises BadSettings for a method without episodes, BadEpisode for a plan that does not fit."""
     method = session.config.method
     if not method.has_episodes:

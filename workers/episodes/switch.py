@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from kvrecall.protocol import convert
-from kvrecall.protocol.v1 import worker_pb2 as wire
+from kvrecall.protocol.v1 import worker_pb2 as pb
 from workers.cache.active_cache import EMPTY
 from workers.engine.engine import Engine
 from workers.engine.selection import Selection
@@ -19,7 +19,7 @@ from workers.errors import BadEpisode
 from workers.primitives.selection import mask_to_indices, position_mask
 
 
-def read_episode(engine: Engine, session: WorkerSession, episode: wire.Episode) -> EpisodeRows:
+def read_episode(engine: Engine, session: WorkerSession, episode: pb.Episode) -> EpisodeRows:
     """Parse an episode's rows for `switch`. Raises BadEpisode if they do not fit the session."""
     rows = EpisodeRows.from_bytes(episode.rows)
     shape = engine.model.shape
@@ -53,8 +53,8 @@ def _are_valid(positions: Tensor, length: int, most: int) -> bool:
 
 
 def switch(
-    engine: Engine, resident: ResidentSession, episode: wire.Episode, rows: EpisodeRows
-) -> wire.SwitchReport:
+    engine: Engine, resident: ResidentSession, episode: pb.Episode, rows: EpisodeRows
+) -> pb.SwitchReport:
     """Make an episode's rows active; only rows that are not active yet are read from the store.
 
     Rows newer than the episode, and the recent window, stay active, the newest first, in at most
@@ -64,7 +64,7 @@ def switch(
     """
     started = time.perf_counter()
     session = resident.session
-    report = wire.SwitchReport(episode=episode.id)
+    report = pb.SwitchReport(episode=episode.id)
     active = Selection.from_slot(engine.cache, resident.slot)
     if episode.id != session.episode.id:
         changes = _plan_changes(engine, resident, episode, rows, active)
@@ -94,7 +94,7 @@ class _LayerChange:
 def _plan_changes(
     engine: Engine,
     resident: ResidentSession,
-    episode: wire.Episode,
+    episode: pb.Episode,
     rows: EpisodeRows,
     active: Selection,
 ) -> list[_LayerChange]:
@@ -124,7 +124,7 @@ def _apply_changes(
     engine: Engine,
     resident: ResidentSession,
     changes: list[_LayerChange],
-    report: wire.SwitchReport,
+    report: pb.SwitchReport,
 ) -> None:
     """Read all rows first, so that a failed read leaves the session as it was, then move them."""
     with map_store_errors():

@@ -8,7 +8,7 @@ from typing import Any, TypeVar, get_args
 from pydantic import TypeAdapter, ValidationError
 
 from kvrecall.domain.session_settings import RepairScan
-from kvrecall.protocol.v1 import worker_pb2 as wire
+from kvrecall.protocol.v1 import worker_pb2 as pb
 from workers.errors import BadSettings, UnknownMethod
 from workers.methods.adakv import AdaKV
 from workers.methods.base import LayerRows, Method
@@ -89,7 +89,7 @@ def build_repair(settings: str, scan: str) -> tuple[RepairKV, RepairScan]:
     return _validate(RepairKV, settings, "repair_settings"), chosen
 
 
-def describe(name: str) -> wire.MethodInfo:
+def describe(name: str) -> pb.MethodInfo:
     """Describe a method: name, summary, JSON schema of its settings, use of episodes.
 
     The summary is the first line of the method's docstring.
@@ -98,7 +98,7 @@ def describe(name: str) -> wire.MethodInfo:
     return _describe(name, method, method.has_episodes)
 
 
-def describe_repair() -> wire.MethodInfo:
+def describe_repair() -> pb.MethodInfo:
     """Describe the repair, as `describe` does for methods."""
     return _describe("repairkv", RepairKV, False)
 
@@ -113,7 +113,7 @@ def _validate(kind: type[_T], settings: str, label: str) -> _T:
     return validated
 
 
-def _describe(name: str, kind: type[Any], episodes: bool) -> wire.MethodInfo:
+def _describe(name: str, kind: type[Any], episodes: bool) -> pb.MethodInfo:
     summary = (kind.__doc__ or "").strip().split("\n")[0]
     schema = json.dumps(TypeAdapter(kind).json_schema())
-    return wire.MethodInfo(name=name, summary=summary, settings_schema=schema, episodes=episodes)
+    return pb.MethodInfo(name=name, summary=summary, settings_schema=schema, episodes=episodes)

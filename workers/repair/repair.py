@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from kvrecall.protocol import convert
-from kvrecall.protocol.v1 import worker_pb2 as wire
+from kvrecall.protocol.v1 import worker_pb2 as pb
 from workers.engine.engine import Engine
 from workers.engine.session import ResidentSession
 from workers.engine.store_io import map_store_errors
@@ -46,9 +46,9 @@ class _Candidates:
 def run_pause_repair(
     engine: Engine,
     resident: ResidentSession,
-    request: wire.RepairRequest,
+    request: pb.RepairRequest,
     stop_requested: Callable[[], bool],
-) -> Steps[wire.RepairResult]:
+) -> Steps[pb.RepairResult]:
     """Repair between turns, on the request's signal, until `stop_requested`. Raises BadMessages."""
     session = resident.session
     messages = [convert.to_chat(message) for message in request.messages]
@@ -60,7 +60,7 @@ def run_pause_repair(
     signal = [*request.token_ids, *engine.tokenizer.encode(request.text), *rendered]
     report = yield from run_repair(engine, resident, signal, request.trigger, stop_requested)
     session.dirty = False
-    return wire.RepairResult(
+    return pb.RepairResult(
         report=report, memory=engine.memory(session), state=engine.snapshot(session)
     )
 
@@ -79,7 +79,7 @@ def run_repair(
     signal: Sequence[int],
     trigger: str,
     stop_requested: Callable[[], bool] = lambda: False,
-) -> Steps[wire.RepairReport]:
+) -> Steps[pb.RepairReport]:
     """Observe the signal, score every evicted token against it, promote the best `repair_rows`.
 
     It stops early when `stop_requested` says so, or at the session's deadline (`repair_seconds`).
@@ -92,7 +92,7 @@ def run_repair(
     session = resident.session
     config = resident.config
     late = _build_deadline(config.options.repair_seconds)
-    report = wire.RepairReport(trigger=trigger, signal_tokens=len(signal))
+    report = pb.RepairReport(trigger=trigger, signal_tokens=len(signal))
     if config.repair_rows and session.length and signal:
         session.dirty = True
         yield from wait_for_writes(engine, session)
@@ -108,7 +108,7 @@ def _run_hop(
     engine: Engine,
     resident: ResidentSession,
     signal: Sequence[int],
-    report: wire.RepairReport,
+    report: pb.RepairReport,
     stop_requested: Callable[[], bool],
 ) -> Steps[None]:
     """Run one hop: observe the signal over the active rows, score the evicted ones, promote."""
@@ -191,7 +191,7 @@ def _promote_best(
     resident: ResidentSession,
     scores: Tensor,
     candidates: _Candidates,
-    report: wire.RepairReport,
+    report: pb.RepairReport,
 ) -> None:
     """Promote the best candidates, in place of the last repair's rows or of other active rows."""
     config = resident.config

@@ -8,7 +8,7 @@ import structlog
 from redis.exceptions import RedisClusterException, RedisError
 
 from kvrecall.protocol.v1 import WORKER_RECORD_SECONDS, worker_key, workers_key
-from kvrecall.protocol.v1 import worker_pb2 as wire
+from kvrecall.protocol.v1 import worker_pb2 as pb
 
 _RENEWALS_PER_RECORD = 3
 
@@ -20,7 +20,7 @@ class Registration:
     """
 
     def __init__(
-        self, client: Any, namespace: str, name: str, record: Callable[[bool], wire.WorkerRecord]
+        self, client: Any, namespace: str, name: str, record: Callable[[bool], pb.WorkerRecord]
     ) -> None:
         self._client = client
         self._name = name
@@ -59,7 +59,7 @@ class Registration:
     async def _register(self) -> None:
         await self._log_errors(self._write(self._record(self._draining)))
 
-    async def _write(self, record: wire.WorkerRecord) -> None:
+    async def _write(self, record: pb.WorkerRecord) -> None:
         # The record first: gateways remove names that have none.
         await self._client.set(
             self._key, record.SerializeToString(), px=int(WORKER_RECORD_SECONDS * 1000)

@@ -9,7 +9,7 @@ from google.protobuf.empty_pb2 import Empty
 
 from kvrecall.protocol import PROTOCOL_VERSION
 from kvrecall.protocol.calls import Call, RequestT, ResponseT
-from kvrecall.protocol.v1 import worker_pb2 as wire
+from kvrecall.protocol.v1 import worker_pb2 as pb
 from kvstore.store import RowStore
 from workers import methods
 from workers.errors import Cancelled
@@ -45,12 +45,12 @@ class WorkerService:
         handler: Callable[[RequestT], AsyncGenerator[ResponseT, None]] = getattr(self, call.method)
         return handler
 
-    async def describe(self, request: Empty) -> wire.WorkerInfo:
+    async def describe(self, request: Empty) -> pb.WorkerInfo:
         """Model, shape and limits."""
         engine = self._scheduler.engine
         shape = engine.model.shape
         settings = engine.settings
-        return wire.WorkerInfo(
+        return pb.WorkerInfo(
             model=self._model,
             fingerprint=engine.model.fingerprint,
             layers=shape.n_layers,
@@ -68,88 +68,84 @@ class WorkerService:
             protocol_version=PROTOCOL_VERSION,
         )
 
-    async def retain_only(self, request: wire.RetainOnlyRequest) -> Empty:
+    async def retain_only(self, request: pb.RetainOnlyRequest) -> Empty:
         """Delete stored rows of sessions that the request does not name."""
         await _wait(self._scheduler.retain_only(request))
         return Empty()
 
-    async def open(self, request: wire.OpenRequest) -> wire.MemoryReport:
+    async def open(self, request: pb.OpenRequest) -> pb.MemoryReport:
         """Open the session as the request states."""
         return await _wait(self._scheduler.open(request))
 
-    async def fork(self, request: wire.ForkRequest) -> wire.ForkResult:
+    async def fork(self, request: pb.ForkRequest) -> pb.ForkResult:
         """Fork a session from another one."""
         return await _wait(self._scheduler.fork(request))
 
-    async def rebuild(self, request: wire.RebuildRequest) -> wire.RebuildResult:
+    async def rebuild(self, request: pb.RebuildRequest) -> pb.RebuildResult:
         """Compute lost pages again, and open the session."""
         return await _wait(self._scheduler.rebuild(request))
 
-    async def release(self, request: wire.ReleaseRequest) -> Empty:
+    async def release(self, request: pb.ReleaseRequest) -> Empty:
         """Release a session that moved to another worker."""
         await _wait(self._scheduler.release(request))
         return Empty()
 
-    async def turn(self, request: wire.TurnRequest) -> AsyncGenerator[wire.TurnEvent, None]:
+    async def turn(self, request: pb.TurnRequest) -> AsyncGenerator[pb.TurnEvent, None]:
         """Run a turn; closing the iterator cancels it."""
         loop = asyncio.get_running_loop()
-        events: asyncio.Queue[wire.TurnEvent | None] = asyncio.Queue()
+        events: asyncio.Queue[pb.TurnEvent | None] = asyncio.Queue()
         done = self._scheduler.turn(request, lambda event: _post(loop, events, event))
         done.add_done_callback(lambda _: _post(loop, events, None))
         try:
             while (event := await events.get()) is not None:
                 yield event
             finished = await _wait(done)
-            yield wire.TurnEvent(done=finished)
+            yield pb.TurnEvent(done=finished)
         finally:
             done.cancel()
 
-    async def repair(self, request: wire.RepairRequest) -> AsyncGenerator[wire.RepairEvent, None]:
+    async def repair(self, request: pb.RepairRequest) -> AsyncGenerator[pb.RepairEvent, None]:
         """Run a repair between turns; closing the iterator cancels it."""
         result = self._scheduler.repair(request)
         try:
-            yield wire.RepairEvent(accepted=True)
+            yield pb.RepairEvent(accepted=True)
             finished = await _wait(result)
-            yield wire.RepairEvent(result=finished)
+            yield pb.RepairEvent(result=finished)
         finally:
             result.cancel()
 
-    async def stop_early(self, request: wire.StopEarlyRequest) -> Empty:
+    async def stop_early(self, request: pb.StopEarlyRequest) -> Empty:
         """Stop the session's repairs early, with the best rows so far."""
         await _wait(self._scheduler.stop_early(request.session))
         return Empty()
 
-    async def detokenize(self, request: wire.DetokenizeRequest) -> wire.DetokenizeResult:
+    async def detokenize(self, request: pb.DetokenizeRequest) -> pb.DetokenizeResult:
         """The text of each chunk of tokens."""
         tokenizer = self._scheduler.engine.tokenizer
-        return wire.DetokenizeResult(
-            texts=[tokenizer.decode(chunk.ids) for chunk in request.chunks]
-        )
+        return pb.DetokenizeResult(texts=[tokenizer.decode(chunk.ids) for chunk in request.chunks])
 
-    async def embed(self, request: wire.EmbedRequest) -> wire.EmbedResult:
+    async def embed(self, request: pb.EmbedRequest) -> pb.EmbedResult:
         """A unit vector per text."""
         vectors = await _wait(self._embedder.embed(request.texts))
-        return wire.EmbedResult(
-            dimensions=vectors.shape[1], vectors=vectors.astype("<f4").tobytes()
-        )
+        return pb.EmbedResult(dimensions=vectors.shape[1], vectors=vectors.astype("<f4").tobytes())
 
-    async def build_episodes(self, request: wire.BuildEpisodesRequest) -> wire.BuildEpisodesResult:
+    async def build_episodes(self, request: pb.BuildEpisodesRequest) -> pb.BuildEpisodesResult:
         """Select the rows of each planned episode."""
         return await _wait(self._scheduler.build_episodes(request))
 
-    async def memory(self, request: wire.MemoryRequest) -> wire.MemoryReport:
+    async def memory(self, request: pb.MemoryRequest) -> pb.MemoryReport:
         """Rows and bytes of the session."""
         return await _wait(self._scheduler.memory(request.session))
 
-    async def delete(self, request: wire.DeleteRequest) -> Empty:
+    async def delete(self, request: pb.DeleteRequest) -> Empty:
         """Delete the session."""
         await _wait(self._scheduler.delete(request))
         return Empty()
 
-    async def stats(self, request: Empty) -> wire.WorkerStats:
+    async def stats(self, request: Empty) -> pb.WorkerStats:
         """Counters for the metrics page."""
         engine = self._scheduler.engine
-        return wire.WorkerStats(
+        return pb.WorkerStats(
             slots_in_use=self._scheduler.slots_in_use(),
             sessions=len(engine.sessions),
             queued=self._scheduler.queued(),
@@ -158,10 +154,10 @@ class WorkerService:
             rebuilt_pages=engine.rebuilt_pages,
         )
 
-    def record(self, name: str, address: str, *, draining: bool) -> wire.WorkerRecord:
+    def record(self, name: str, address: str, *, draining: bool) -> pb.WorkerRecord:
         """Build the worker's record for the registry, with its current load."""
         engine = self._scheduler.engine
-        return wire.WorkerRecord(
+        return pb.WorkerRecord(
             name=name,
             address=address,
             model=self._model,
@@ -181,11 +177,11 @@ class WorkerService:
         await asyncio.to_thread(self._scheduler.engine.store.close)
 
 
-def _tier_stats(store: RowStore) -> dict[str, wire.TierStats]:
+def _tier_stats(store: RowStore) -> dict[str, pb.TierStats]:
     used = store.usage()
     limits = store.limits()
     return {
-        name: wire.TierStats(
+        name: pb.TierStats(
             bytes=used[name],
             limit_bytes=limits[name] or 0,
             hits=counters.hits,
@@ -205,8 +201,8 @@ def _tier_stats(store: RowStore) -> dict[str, wire.TierStats]:
 
 def _post(
     loop: asyncio.AbstractEventLoop,
-    events: "asyncio.Queue[wire.TurnEvent | None]",
-    event: wire.TurnEvent | None,
+    events: "asyncio.Queue[pb.TurnEvent | None]",
+    event: pb.TurnEvent | None,
 ) -> None:
     if not loop.is_closed():
         loop.call_soon_threadsafe(events.put_nowait, event)

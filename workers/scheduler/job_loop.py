@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import structlog
 import torch
 
-from kvrecall.protocol.v1 import worker_pb2 as wire
+from kvrecall.protocol.v1 import worker_pb2 as pb
 from workers.engine.engine import Engine
 from workers.engine.session import ResidentSession, WorkerSession
 from workers.errors import Cancelled, Overloaded, WorkerError
@@ -242,7 +242,7 @@ class JobLoop:
     def _finish(self, job: Job, value: Any) -> None:
         self._active.remove(job)
         self._last_used[job.session] = time.monotonic()
-        if isinstance(value, wire.TurnDone):
+        if isinstance(value, pb.TurnDone):
             value.seconds["queued"] = job.queued_seconds
         if not resolve(job.result, value) and not job.read_only:
             # Cancelled in its last step: the session's new state will never be committed.

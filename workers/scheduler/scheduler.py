@@ -3,7 +3,7 @@
 from concurrent.futures import Future
 from typing import Any
 
-from kvrecall.protocol.v1 import worker_pb2 as wire
+from kvrecall.protocol.v1 import worker_pb2 as pb
 from workers.engine.engine import Engine
 from workers.engine.session import ResidentSession, WorkerSession
 from workers.engine.store_io import shared_pages
@@ -26,22 +26,22 @@ class Scheduler:
         self.engine = engine
         self._loop = JobLoop(engine)
 
-    def turn(self, request: wire.TurnRequest, emit: Emit) -> "Future[wire.TurnDone]":
+    def turn(self, request: pb.TurnRequest, emit: Emit) -> "Future[pb.TurnDone]":
         """Queue a turn; `emit` gets its token and tool-call events on the scheduler's thread.
 
         Cancelling the future cancels the turn.
         """
 
-        def turn(resident: ResidentSession) -> Steps[wire.TurnDone]:
+        def turn(resident: ResidentSession) -> Steps[pb.TurnDone]:
             return run_turn(self.engine, resident, request, emit)
 
         self.engine.store.prefetch(request.session)
         return self._loop.submit(Job(request.session, request.epoch, SlotWork(turn)))
 
-    def repair(self, request: wire.RepairRequest) -> "Future[wire.RepairResult]":
+    def repair(self, request: pb.RepairRequest) -> "Future[pb.RepairResult]":
         """Queue a repair between turns."""
 
-        def repair(resident: ResidentSession) -> Steps[wire.RepairResult]:
+        def repair(resident: ResidentSession) -> Steps[pb.RepairResult]:
             return run_pause_repair(self.engine, resident, request, lambda: job.stop_requested)
 
         job = Job(request.session, request.epoch, SlotWork(repair))
@@ -52,47 +52,45 @@ class Scheduler:
         """Stop the session's repairs early, for a turn: each promotes the best rows so far."""
         return self._loop.call(lambda: self._loop.request_stop(name))
 
-    def build_episodes(
-        self, request: wire.BuildEpisodesRequest
-    ) -> "Future[wire.BuildEpisodesResult]":
+    def build_episodes(self, request: pb.BuildEpisodesRequest) -> "Future[pb.BuildEpisodesResult]":
         """Queue a build of episodes; cancelling it leaves the session as it is."""
 
-        def build(resident: ResidentSession) -> Steps[wire.BuildEpisodesResult]:
+        def build(resident: ResidentSession) -> Steps[pb.BuildEpisodesResult]:
             return run_build(self.engine, resident, request)
 
         return self._loop.submit(
             Job(request.session, request.epoch, SlotWork(build), read_only=True)
         )
 
-    def open(self, request: wire.OpenRequest) -> "Future[wire.MemoryReport]":
+    def open(self, request: pb.OpenRequest) -> "Future[pb.MemoryReport]":
         """Open a session as the request states; running jobs of it are cancelled first."""
 
-        def restore(session: WorkerSession) -> Steps[wire.MemoryReport]:
+        def restore(session: WorkerSession) -> Steps[pb.MemoryReport]:
             return run_open(self.engine, session, request)
 
         return self._submit_open(request.spec, request.state, StoreWork(restore))
 
-    def fork(self, request: wire.ForkRequest) -> "Future[wire.ForkResult]":
+    def fork(self, request: pb.ForkRequest) -> "Future[pb.ForkResult]":
         """Fork a session from another one. It needs a slot only if turns are replayed."""
 
-        def restore(child: WorkerSession) -> Steps[wire.ForkResult]:
+        def restore(child: WorkerSession) -> Steps[pb.ForkResult]:
             return run_fork_from_state(self.engine, child, request)
 
-        def replay(child: ResidentSession) -> Steps[wire.ForkResult]:
+        def replay(child: ResidentSession) -> Steps[pb.ForkResult]:
             return run_fork_replaying(self.engine, child, request)
 
         work = StoreWork(restore) if request.HasField("state") else SlotWork(replay)
         return self._submit_open(request.spec, request.state, work)
 
-    def rebuild(self, request: wire.RebuildRequest) -> "Future[wire.RebuildResult]":
+    def rebuild(self, request: pb.RebuildRequest) -> "Future[pb.RebuildResult]":
         """Compute a session's lost pages again, then open it."""
 
-        def rebuild(resident: ResidentSession) -> Steps[wire.RebuildResult]:
+        def rebuild(resident: ResidentSession) -> Steps[pb.RebuildResult]:
             return run_rebuild(self.engine, resident, request)
 
         return self._submit_open(request.spec, request.state, SlotWork(rebuild))
 
-    def release(self, request: wire.ReleaseRequest) -> "Future[None]":
+    def release(self, request: pb.ReleaseRequest) -> "Future[None]":
         """Release a session that moved to another worker."""
 
         def release() -> "Future[None]":
@@ -103,7 +101,7 @@ class Scheduler:
 
         return self._loop.call_and_wait(release)
 
-    def delete(self, request: wire.DeleteRequest) -> "Future[None]":
+    def delete(self, request: pb.DeleteRequest) -> "Future[None]":
         """Delete a session, its running jobs, slot and rows, but for pages that others share."""
 
         def delete() -> "Future[None]":
@@ -112,14 +110,14 @@ class Scheduler:
 
         return self._loop.call_and_wait(delete)
 
-    def retain_only(self, request: wire.RetainOnlyRequest) -> "Future[list[str]]":
+    def retain_only(self, request: pb.RetainOnlyRequest) -> "Future[list[str]]":
         """Delete the rows of sessions that were stored before the start and that are not named."""
         kept = shared_pages(request.shared)
         return self.engine.store_io.submit(
             lambda: self.engine.store.retain_only(list(request.sessions), kept)
         )
 
-    def memory(self, name: str) -> "Future[wire.MemoryReport]":
+    def memory(self, name: str) -> "Future[pb.MemoryReport]":
         """Report a session's rows and bytes."""
         return self._loop.call(lambda: self.engine.memory(self.engine.session(name)))
 
@@ -137,7 +135,7 @@ class Scheduler:
         self.engine.close()
 
     def _submit_open(
-        self, spec: wire.SessionSpec, state: wire.SessionState, work: SlotWork | StoreWork
+        self, spec: pb.SessionSpec, state: pb.SessionState, work: SlotWork | StoreWork
     ) -> "Future[Any]":
         """Queue a job that restores an empty session, in place of the session's other jobs."""
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import structlog
 
-from kvrecall.protocol.v1 import worker_pb2 as wire
+from kvrecall.protocol.v1 import worker_pb2 as pb
 from workers.engine.engine import Engine
 from workers.engine.session import ResidentSession, WorkerSession
 from workers.engine.store_io import map_store_errors, shared_pages
@@ -21,8 +21,8 @@ _log = structlog.get_logger(__name__)
 
 
 def run_open(
-    engine: Engine, session: WorkerSession, request: wire.OpenRequest
-) -> Steps[wire.MemoryReport]:
+    engine: Engine, session: WorkerSession, request: pb.OpenRequest
+) -> Steps[pb.MemoryReport]:
     """Restore an empty session to its committed state. Raises RowsMissing and StaleEpoch."""
     missing = yield from _open_store(engine, request.spec, request.state.length)
     if missing:
@@ -36,8 +36,8 @@ def run_open(
 
 
 def run_fork_from_state(
-    engine: Engine, child: WorkerSession, request: wire.ForkRequest
-) -> Steps[wire.ForkResult]:
+    engine: Engine, child: WorkerSession, request: pb.ForkRequest
+) -> Steps[pb.ForkResult]:
     """Fork at the parent's committed state, over the parent's pages.
 
     Raises RowsMissing, StorageFailed and StaleEpoch.
@@ -48,8 +48,8 @@ def run_fork_from_state(
 
 
 def run_fork_replaying(
-    engine: Engine, child: ResidentSession, request: wire.ForkRequest
-) -> Steps[wire.ForkResult]:
+    engine: Engine, child: ResidentSession, request: pb.ForkRequest
+) -> Steps[pb.ForkResult]:
     """Fork at an earlier turn: replay the turns over the parent's pages.
 
     Raises as `run_fork_from_state`.
@@ -62,8 +62,8 @@ def run_fork_replaying(
 
 
 def run_rebuild(
-    engine: Engine, resident: ResidentSession, request: wire.RebuildRequest
-) -> Steps[wire.RebuildResult]:
+    engine: Engine, resident: ResidentSession, request: pb.RebuildRequest
+) -> Steps[pb.RebuildResult]:
     """Compute lost pages again in an empty session, then restore its committed state.
 
     Raises RowsMissing if the log does not bring them back, StorageFailed and StaleEpoch.
@@ -87,10 +87,10 @@ def run_rebuild(
     engine.restore(rebuilt, state)
     seconds = time.perf_counter() - started
     _log.warning("pages rebuilt", session=session.name, pages=lost, seconds=round(seconds, 3))
-    return wire.RebuildResult(pages=len(lost), seconds=seconds, memory=engine.memory(rebuilt))
+    return pb.RebuildResult(pages=len(lost), seconds=seconds, memory=engine.memory(rebuilt))
 
 
-def _fork_store(engine: Engine, request: wire.ForkRequest, length: int) -> Steps[None]:
+def _fork_store(engine: Engine, request: pb.ForkRequest, length: int) -> Steps[None]:
     """Fork the parent's rows in the store, the first `length` of them."""
     spec = request.spec
     shared = shared_pages(spec.shared)
@@ -105,13 +105,13 @@ def _fork_store(engine: Engine, request: wire.ForkRequest, length: int) -> Steps
     forked.result()
 
 
-def _finish_fork(engine: Engine, child: WorkerSession) -> Steps[wire.ForkResult]:
+def _finish_fork(engine: Engine, child: WorkerSession) -> Steps[pb.ForkResult]:
     yield engine.store_io.flush(child)
     engine.store_io.wait_written(child)
-    return wire.ForkResult(memory=engine.memory(child), state=engine.snapshot(child))
+    return pb.ForkResult(memory=engine.memory(child), state=engine.snapshot(child))
 
 
-def _open_store(engine: Engine, spec: wire.SessionSpec, length: int) -> Steps[list[int]]:
+def _open_store(engine: Engine, spec: pb.SessionSpec, length: int) -> Steps[list[int]]:
     """Open the session's rows; returns the pages that are known to be lost without reading them."""
 
     def open_rows() -> list[int]:
@@ -127,7 +127,7 @@ def _open_store(engine: Engine, spec: wire.SessionSpec, length: int) -> Steps[li
 def _replay_lost(
     engine: Engine,
     resident: ResidentSession,
-    turns: Sequence[wire.LoggedTurn],
+    turns: Sequence[pb.LoggedTurn],
     lost: Sequence[int],
     length: int,
 ) -> Steps[None]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from kvrecall.protocol.v1 import worker_pb2 as wire
+from kvrecall.protocol.v1 import worker_pb2 as pb
 from kvstore.format.page_table import SharedPages
 from workers.engine.engine import Engine
 from workers.engine.session import ResidentSession
@@ -13,7 +13,7 @@ from workers.tasks.replay import load_rows
 
 
 def take_prefix(
-    engine: Engine, resident: ResidentSession, prefix: wire.Prefix, prompt: Sequence[int]
+    engine: Engine, resident: ResidentSession, prefix: pb.Prefix, prompt: Sequence[int]
 ) -> int:
     """Make the prompt's first rows active from the pages of `prefix`; returns the tokens taken.
 
@@ -45,7 +45,7 @@ def take_prefix(
 
 
 def _shareable_tokens(
-    engine: Engine, resident: ResidentSession, prefix: wire.Prefix, prompt: Sequence[int]
+    engine: Engine, resident: ResidentSession, prefix: pb.Prefix, prompt: Sequence[int]
 ) -> int:
     page = engine.store.layout.page_tokens
     block = engine.settings.block_tokens

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from kvrecall.protocol import convert
-from kvrecall.protocol.v1 import worker_pb2 as wire
+from kvrecall.protocol.v1 import worker_pb2 as pb
 from kvstore.store import RowStore
 from workers.engine.engine import Engine
 from workers.engine.session import ResidentSession
@@ -31,7 +31,7 @@ from workers.repair.promotion import (
 )
 
 
-def pending_after(turn: wire.LoggedTurn) -> list[int]:
+def pending_after(turn: pb.LoggedTurn) -> list[int]:
     """Tokens pending at a turn's end: the last one generated, and an end of turn that was added."""
     if not turn.output_tokens:
         return []
@@ -39,7 +39,7 @@ def pending_after(turn: wire.LoggedTurn) -> list[int]:
     return list(turn.token_ids[-1 - closing :])
 
 
-def rows_after(turns: Sequence[wire.LoggedTurn]) -> int:
+def rows_after(turns: Sequence[pb.LoggedTurn]) -> int:
     """Count the rows of a session at the end of these turns, its first ones."""
     return sum(len(turn.token_ids) for turn in turns) - (
         len(pending_after(turns[-1])) if turns else 0
@@ -49,7 +49,7 @@ def rows_after(turns: Sequence[wire.LoggedTurn]) -> int:
 def replay(
     engine: Engine,
     resident: ResidentSession,
-    turns: Sequence[wire.LoggedTurn],
+    turns: Sequence[pb.LoggedTurn],
     lost: "ReplayRows | None" = None,
 ) -> Steps[None]:
     """Replay turns: all of them, to restore the state after them; or until no row is `lost`."""
@@ -64,7 +64,7 @@ def replay(
 
 
 def _replay_turn(
-    engine: Engine, resident: ResidentSession, turn: wire.LoggedTurn, rows: RowSource
+    engine: Engine, resident: ResidentSession, turn: pb.LoggedTurn, rows: RowSource
 ) -> Steps[None]:
     """Replay one turn as `workers.tasks.turn` runs it, without sampling: the tokens are known."""
     session = resident.session
@@ -100,7 +100,7 @@ def _promote_logged(
 
 
 def skip_untouched(
-    engine: Engine, resident: ResidentSession, turns: Sequence[wire.LoggedTurn], stop: int
+    engine: Engine, resident: ResidentSession, turns: Sequence[pb.LoggedTurn], stop: int
 ) -> int:
     """Load the rows of the first turns, as far as nothing was evicted; returns their number.
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from kvrecall.domain.messages import Sampling
 from kvrecall.protocol import convert
-from kvrecall.protocol.v1 import worker_pb2 as wire
+from kvrecall.protocol.v1 import worker_pb2 as pb
 from workers.engine.engine import Engine
 from workers.engine.session import Distribution, ResidentSession
 from workers.episodes.rows import EpisodeRows
@@ -21,14 +21,14 @@ from workers.model.tool_calls import parse_tool_calls
 from workers.repair.repair import run_repair
 from workers.tasks.prefix import skip_tokens, take_prefix
 
-Emit = Callable[[wire.TurnEvent], None]
+Emit = Callable[[pb.TurnEvent], None]
 
 
 @dataclass(frozen=True)
 class _TurnPlan:
     """A validated turn: rendered prompt, sampling, comparison and episode."""
 
-    request: wire.TurnRequest
+    request: pb.TurnRequest
     messages: tuple[ChatMessage, ...]
     segments: tuple[Segment, ...]
     prompt: tuple[int, ...]
@@ -41,20 +41,20 @@ class _TurnPlan:
 class _TurnRun:
     """A turn that is running: its result so far, its stream and its timing."""
 
-    done: wire.TurnDone
+    done: pb.TurnDone
     emit: Emit
     watch: Stopwatch
 
 
 def run_turn(
-    engine: Engine, resident: ResidentSession, request: wire.TurnRequest, emit: Emit
-) -> Steps[wire.TurnDone]:
+    engine: Engine, resident: ResidentSession, request: pb.TurnRequest, emit: Emit
+) -> Steps[pb.TurnDone]:
     """Run one turn: episode and repair if asked for, prefill, decode, evict, flush.
 
     Raises BadMessages, BadSettings, BadEpisode and TurnTooLong before anything has changed,
     NotComparable also afterwards.
     """
-    run = _TurnRun(wire.TurnDone(finish_reason="appended"), emit, Stopwatch())
+    run = _TurnRun(pb.TurnDone(finish_reason="appended"), emit, Stopwatch())
     plan = _plan_turn(engine, resident, request)
     session = resident.session
     done = run.done
@@ -85,7 +85,7 @@ def run_turn(
     return done
 
 
-def _plan_turn(engine: Engine, resident: ResidentSession, request: wire.TurnRequest) -> _TurnPlan:
+def _plan_turn(engine: Engine, resident: ResidentSession, request: pb.TurnRequest) -> _TurnPlan:
     """Validate the request. Raises the errors that `run_turn` raises before any change."""
     session = resident.session
     messages = tuple(convert.to_chat(message) for message in request.messages)
@@ -175,7 +175,7 @@ def _generate(
     def emit_token(token: int, text: str) -> None:
         if "first_token" not in run.watch.seconds:
             run.watch.lap("first_token")
-        run.emit(wire.TurnEvent(token=wire.TokenChunk(ids=[token], text=text)))
+        run.emit(pb.TurnEvent(token=pb.TokenChunk(ids=[token], text=text)))
 
     first = NextLogits(prefilled.logits, int(prefilled.logits.argmax()))
     answer = yield from decode(resident.session, engine.tokenizer, first, plan.sampling, emit_token)
@@ -183,22 +183,22 @@ def _generate(
     return answer
 
 
-def _build_answer(done: wire.TurnDone, answer: Answer, position: int, emit: Emit) -> ChatMessage:
+def _build_answer(done: pb.TurnDone, answer: Answer, position: int, emit: Emit) -> ChatMessage:
     """Fill in the assistant's message and emit its tool calls; returns it for rendering."""
     text, parsed = parse_tool_calls(answer.text)
     # The position makes an id unique in its session, and the same whenever the turn is run again.
     calls = [
-        wire.ToolCall(id=f"call_{position}_{i}", name=call.name, arguments=call.arguments)
+        pb.ToolCall(id=f"call_{position}_{i}", name=call.name, arguments=call.arguments)
         for i, call in enumerate(parsed)
     ]
     done.finish_reason = "tool_calls" if calls else answer.finish_reason
-    done.message.CopyFrom(wire.Message(role="assistant", content=text, tool_calls=calls))
+    done.message.CopyFrom(pb.Message(role="assistant", content=text, tool_calls=calls))
     for call in calls:
-        emit(wire.TurnEvent(tool_call=call))
+        emit(pb.TurnEvent(tool_call=call))
     return convert.to_chat(done.message)
 
 
-def _count_tokens(done: wire.TurnDone, plan: _TurnPlan, token_ids: Sequence[int]) -> None:
+def _count_tokens(done: pb.TurnDone, plan: _TurnPlan, token_ids: Sequence[int]) -> None:
     """Add the turn's tokens, and their counts by side."""
     done.token_ids.extend(token_ids)
     answered = len(token_ids) - done.prompt_tokens if plan.request.generate else None
@@ -221,7 +221,7 @@ def _evict_and_flush(engine: Engine, resident: ResidentSession, run: _TurnRun) -
     run.done.state.CopyFrom(engine.snapshot(session))
 
 
-def _get_reference(engine: Engine, request: wire.TurnRequest) -> Distribution | None:
+def _get_reference(engine: Engine, request: pb.TurnRequest) -> Distribution | None:
     """The distribution to compare with, if one is named. Raises NotComparable."""
     if not request.compare_with:
         return None
@@ -234,14 +234,14 @@ def _get_reference(engine: Engine, request: wire.TurnRequest) -> Distribution | 
     return distribution
 
 
-def _compare(reference: Distribution, measured: Distribution | None) -> wire.Fidelity:
+def _compare(reference: Distribution, measured: Distribution | None) -> pb.Fidelity:
     """Mean KL(reference || measured) in nats and top-1 agreement, token by token."""
     if measured is None or measured.token_ids != reference.token_ids:
         raise NotComparable("the two sessions did not get the same recorded tokens in this turn")
     log_ratio = reference.log_probs - measured.log_probs
     divergence = (reference.log_probs.exp() * log_ratio).sum(-1)
     agree = reference.log_probs.argmax(-1) == measured.log_probs.argmax(-1)
-    return wire.Fidelity(
+    return pb.Fidelity(
         tokens=len(measured.token_ids),
         kl_mean=max(0.0, float(divergence.mean())),
         top1_agreement=float(agree.float().mean()),

@@ -11,7 +11,7 @@ from kvrecall.admin.archive.format import read_records
 from kvrecall.admin.archive.record import Record, RecordKind
 from kvrecall.admin.archive.records import HEADER, FileHeader, Origin
 from kvrecall.app.errors import BadSessionFile
-from kvrecall.protocol.v1 import worker_pb2 as wire
+from kvrecall.protocol.v1 import worker_pb2 as pb
 from kvstore.errors import KvStoreError, PageError
 from kvstore.format.page import (
     DTYPE_CODES,
@@ -198,4 +198,4 @@ def _get_owner(dump: SessionDump, index: int) -> str:
 
 
 def _get_length(dump: SessionDump) -> int:
-    return int(wire.SessionState.FromString(dump.worker_state).length)
+    return int(pb.SessionState.FromString(dump.worker_state).length)

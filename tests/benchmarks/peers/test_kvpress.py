@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from kvrecall.protocol.v1 import worker_pb2 as wire
+from kvrecall.protocol.v1 import worker_pb2 as pb
 from kvstore.format.page import PageLayout
 from kvstore.store import RowStore
 from kvstore.tiers.ram import RamTier
@@ -81,14 +81,14 @@ def _ours(
 
     A method that repeats the block does so from token `repeat_from` on.
     """
-    spec = wire.SessionSpec(
+    spec = pb.SessionSpec(
         session="s",
         epoch=1,
         budget=budget,
         method=case["method"],
         method_settings=json.dumps({**case["settings"], **settings}),
     )
-    session = engine.open(spec, wire.SessionState())
+    session = engine.open(spec, pb.SessionState())
     resident = engine.swap_in(session)
     engine.forward([resident], torch.tensor([FIXTURE["inputs"][case["input"]]]))
     session.block = session.block[repeat_from:]

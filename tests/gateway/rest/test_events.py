@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from kvrecall.protocol.v1 import worker_pb2 as wire
+from kvrecall.protocol.v1 import worker_pb2 as pb
 
-CALL = wire.ToolCall(id="c1", name="weather", arguments='{"city": "Bern"}')
+CALL = pb.ToolCall(id="c1", name="weather", arguments='{"city": "Bern"}')
 OPENAI_CALL = {
     "id": "c1",
     "type": "function",

@@ -3,9 +3,9 @@
 import asyncio
 from typing import Any
 
-from kvrecall.protocol.v1 import worker_pb2 as wire
+from kvrecall.protocol.v1 import worker_pb2 as pb
 
-CALL = wire.ToolCall(id="c1", name="weather", arguments='{"city": "Bern"}')
+CALL = pb.ToolCall(id="c1", name="weather", arguments='{"city": "Bern"}')
 
 
 async def test_an_early_turn_reports_the_share_scanned(api: Any) -> None:

@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from typing import Any
 
-from kvrecall.protocol.v1 import worker_pb2 as wire
+from kvrecall.protocol.v1 import worker_pb2 as pb
 
-CALL = wire.ToolCall(id="c1", name="weather", arguments='{"city": "Bern"}')
+CALL = pb.ToolCall(id="c1", name="weather", arguments='{"city": "Bern"}')
 OPENAI_CALL = {
     "id": "c1",
     "type": "function",
@@ -80,10 +80,8 @@ async def test_sampling_parameters_reach_the_worker_unchanged(api: Any) -> None:
     }
     await api.turn(session, **sampling)
     await api.turn(session)
-    expected = wire.Sampling(
-        max_tokens=3, temperature=0.5, top_p=0.25, top_k=4, seed=5, stop=["\n"]
-    )
-    assert seen == [expected, wire.Sampling(max_tokens=50, seed=3)]
+    expected = pb.Sampling(max_tokens=3, temperature=0.5, top_p=0.25, top_k=4, seed=5, stop=["\n"])
+    assert seen == [expected, pb.Sampling(max_tokens=50, seed=3)]
 
 
 async def test_fidelity_is_measured_against_saved_logprobs(api: Any) -> None:

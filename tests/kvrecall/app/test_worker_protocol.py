@@ -13,7 +13,7 @@ import pytest
 from kvrecall.app.local_worker import LocalWorkerClient
 from kvrecall.app.wiring import build_worker_service
 from kvrecall.domain.errors import WorkerLost, WorkerRefused
-from kvrecall.protocol.v1 import worker_pb2 as wire
+from kvrecall.protocol.v1 import worker_pb2 as pb
 from reference import MODEL_PATH
 from services.cluster.grpc_client import GrpcWorkerClient
 from services.cluster.settings import WireSettings
@@ -23,7 +23,7 @@ from workers.rpc.server import WorkerServer
 from workers.rpc.service import WorkerService
 from workers.rpc.settings import ServerSettings
 
-SPOKEN = wire.Message(role="user", content="Where does she live?")
+SPOKEN = pb.Message(role="user", content="Where does she live?")
 
 
 WorkerAt = Callable[..., AbstractAsyncContextManager[Worker]]
@@ -72,10 +72,10 @@ async def talked(worker: Worker, **spec: Any) -> list[int]:
     """Open a session "s" and append a long message; returns its token ids."""
     defaults: dict[str, Any] = {"method": "epicache", "budget": 64, "layer_budgets": "uniform"}
     spec = defaults | spec
-    await worker.open(wire.OpenRequest(spec=wire.SessionSpec(session="s", epoch=1, **spec)))
-    said = [wire.Message(role="user", content="My sister lives in Lisbon and paints boats. " * 20)]
+    await worker.open(pb.OpenRequest(spec=pb.SessionSpec(session="s", epoch=1, **spec)))
+    said = [pb.Message(role="user", content="My sister lives in Lisbon and paints boats. " * 20)]
     events = [
-        event async for event in worker.turn(wire.TurnRequest(session="s", epoch=1, messages=said))
+        event async for event in worker.turn(pb.TurnRequest(session="s", epoch=1, messages=said))
     ]
     return list(events[-1].done.token_ids)
 
@@ -92,10 +92,8 @@ async def test_the_worker_describes_its_repair_settings(
 async def test_tokens_become_the_text_of_their_turn(worker_at: WorkerAt, tmp_path: Path) -> None:
     async with worker_at(tmp_path) as worker:
         ids = await talked(worker, method="snapkv")
-        chunks = [wire.TokenChunk(ids=part) for part in (ids, ids[:5], [])]
-        whole, start, nothing = (
-            await worker.detokenize(wire.DetokenizeRequest(chunks=chunks))
-        ).texts
+        chunks = [pb.TokenChunk(ids=part) for part in (ids, ids[:5], [])]
+        whole, start, nothing = (await worker.detokenize(pb.DetokenizeRequest(chunks=chunks))).texts
         assert "My sister lives in Lisbon and paints boats." in whole
         assert whole.startswith(start)
         assert (bool(start), nothing) == (True, "")
@@ -105,12 +103,12 @@ async def test_a_repair_that_stops_early_reports_its_progress(
     worker_at: WorkerAt, tmp_path: Path
 ) -> None:
     async with worker_at(tmp_path) as worker:
-        await worker.stop_early(wire.StopEarlyRequest(session="unknown"))
+        await worker.stop_early(pb.StopEarlyRequest(session="unknown"))
         await talked(worker, method="snapkv", repair_rows=8)
-        request = wire.RepairRequest(session="s", epoch=1, trigger="tool_call", text="boats")
+        request = pb.RepairRequest(session="s", epoch=1, trigger="tool_call", text="boats")
         repairing = asyncio.create_task(worker.repair(request))
         await asyncio.sleep(0)
-        await worker.stop_early(wire.StopEarlyRequest(session="s"))
+        await worker.stop_early(pb.StopEarlyRequest(session="s"))
         stopped = (await repairing).report
         whole = (await worker.repair(request)).report
         assert stopped.candidates == whole.candidates > 0
@@ -148,18 +146,16 @@ async def test_episodes_are_built_and_a_turn_switches_to_one(
     async with worker_at(tmp_path) as worker:
         said = await talked(worker)
         plans = [
-            wire.EpisodePlan(id="a", patched_prompt=said[:30]),
-            wire.EpisodePlan(id="b", patched_prompt=said[-30:]),
+            pb.EpisodePlan(id="a", patched_prompt=said[:30]),
+            pb.EpisodePlan(id="b", patched_prompt=said[-30:]),
         ]
         built = await worker.build_episodes(
-            wire.BuildEpisodesRequest(session="s", epoch=1, plans=plans)
+            pb.BuildEpisodesRequest(session="s", epoch=1, plans=plans)
         )
         assert [episode.id for episode in built.episodes] == ["a", "b"]
         assert built.scored_rows == len(said)
         assert built.seconds > 0
-        request = wire.TurnRequest(
-            session="s", epoch=1, messages=[SPOKEN], episode=built.episodes[1]
-        )
+        request = pb.TurnRequest(session="s", epoch=1, messages=[SPOKEN], episode=built.episodes[1])
         events = [event async for event in worker.turn(request)]
         assert events[-1].done.switched.episode == events[-1].done.state.episode == "b"
         (stats,) = (await worker.stats()).values()
@@ -172,19 +168,17 @@ async def test_a_refusal_has_its_code(worker_at: WorkerAt, tmp_path: Path) -> No
         cases = [
             (
                 "bad_episode",
-                wire.BuildEpisodesRequest(session="s", epoch=1, plans=[wire.EpisodePlan(id="a")]),
+                pb.BuildEpisodesRequest(session="s", epoch=1, plans=[pb.EpisodePlan(id="a")]),
             ),
-            ("session_not_open", wire.BuildEpisodesRequest(session="unknown", epoch=1)),
-            ("stale_epoch", wire.BuildEpisodesRequest(session="s", epoch=9)),
+            ("session_not_open", pb.BuildEpisodesRequest(session="unknown", epoch=1)),
+            ("stale_epoch", pb.BuildEpisodesRequest(session="s", epoch=9)),
         ]
         for code, request in cases:
             with pytest.raises(WorkerRefused) as refused:
                 await worker.build_episodes(request)
             assert refused.value.code == code
-        broken = wire.Episode(id="a", rows=b"nothing", length=len(said))
-        turn = worker.turn(
-            wire.TurnRequest(session="s", epoch=1, messages=[SPOKEN], episode=broken)
-        )
+        broken = pb.Episode(id="a", rows=b"nothing", length=len(said))
+        turn = worker.turn(pb.TurnRequest(session="s", epoch=1, messages=[SPOKEN], episode=broken))
         with pytest.raises(WorkerRefused) as refused:
             await anext(turn)
         assert refused.value.code == "bad_episode"
@@ -195,10 +189,10 @@ async def test_cancelling_a_build_leaves_the_session_to_its_next_turn(
 ) -> None:
     async with worker_at(tmp_path) as worker:
         said = await talked(worker)
-        plans = [wire.EpisodePlan(id=str(index), patched_prompt=said[:100]) for index in range(40)]
+        plans = [pb.EpisodePlan(id=str(index), patched_prompt=said[:100]) for index in range(40)]
         build = asyncio.create_task(
             worker.build_episodes(
-                wire.BuildEpisodesRequest(session="s", epoch=1, plans=plans, token_ids=said)
+                pb.BuildEpisodesRequest(session="s", epoch=1, plans=plans, token_ids=said)
             )
         )
         await asyncio.sleep(0)  # the call is made
@@ -208,9 +202,7 @@ async def test_cancelling_a_build_leaves_the_session_to_its_next_turn(
             await build
         events = [
             event
-            async for event in worker.turn(
-                wire.TurnRequest(session="s", epoch=1, messages=[SPOKEN])
-            )
+            async for event in worker.turn(pb.TurnRequest(session="s", epoch=1, messages=[SPOKEN]))
         ]
         assert events[-1].done.state.length > len(said)
 
@@ -220,7 +212,7 @@ async def test_closing_a_turn_early_cancels_it_and_an_open_rolls_it_back(
 ) -> None:
     async with worker_at(tmp_path) as worker:
         said = await talked(worker, method="snapkv")
-        speaking = wire.TurnRequest(session="s", epoch=1, messages=[SPOKEN], generate=True)
+        speaking = pb.TurnRequest(session="s", epoch=1, messages=[SPOKEN], generate=True)
         speaking.sampling.max_tokens = 3000
         async with aclosing(worker.turn(speaking)) as events:
             assert (await anext(events)).token.ids
@@ -229,14 +221,14 @@ async def test_closing_a_turn_early_cancels_it_and_an_open_rolls_it_back(
         with pytest.raises(WorkerRefused, match="in the middle of a turn") as refused:
             await anext(worker.turn(speaking))
         assert refused.value.code == "session_not_open"
-        await worker.delete(wire.DeleteRequest(session="s"))
+        await worker.delete(pb.DeleteRequest(session="s"))
         assert await talked(worker, method="snapkv") == said
         assert (await worker.memory("s")).length == len(said)
         await worker.retain_only(
-            wire.RetainOnlyRequest()
+            pb.RetainOnlyRequest()
         )  # it was stored since the worker started: it may be a new one
         assert (await worker.memory("s")).length == len(said)
-        await worker.delete(wire.DeleteRequest(session="s"))
+        await worker.delete(pb.DeleteRequest(session="s"))
         (stats,) = (await worker.stats()).values()
         assert sum(tier.bytes for tier in stats.tiers.values()) == 0
 
@@ -264,9 +256,9 @@ async def test_a_released_session_continues_when_it_is_opened_again(
 ) -> None:
     async with worker_at(tmp_path) as worker:
         said = await talked(worker, method="snapkv")
-        await worker.release(wire.ReleaseRequest(session="s", epoch=0))
+        await worker.release(pb.ReleaseRequest(session="s", epoch=0))
         assert (await worker.memory("s")).length == len(said)  # it was opened here later
-        await worker.release(wire.ReleaseRequest(session="s", epoch=2))
+        await worker.release(pb.ReleaseRequest(session="s", epoch=2))
         with pytest.raises(WorkerRefused) as refused:
             await worker.memory("s")
         assert refused.value.code == "session_not_open"
@@ -280,4 +272,4 @@ async def test_after_closing_every_call_is_lost_or_refused(
     with pytest.raises((WorkerLost, WorkerRefused)):
         await worker.embed(["a cat"])
     with pytest.raises((WorkerLost, WorkerRefused)):
-        await worker.build_episodes(wire.BuildEpisodesRequest(session="s", epoch=1))
+        await worker.build_episodes(pb.BuildEpisodesRequest(session="s", epoch=1))

@@ -14,7 +14,7 @@ from kvrecall.app.calibration import known_profile, packaged_text, profile_path,
 from kvrecall.app.errors import BadCalibrationText
 from kvrecall.app.wiring import build_worker_service
 from kvrecall.cli.profile_layers import profile_layers_command
-from kvrecall.protocol.v1 import worker_pb2 as wire
+from kvrecall.protocol.v1 import worker_pb2 as pb
 from reference import MODEL_PATH
 from workers.engine.settings import WorkerSettings
 from workers.errors import ProfileRefused
@@ -135,10 +135,10 @@ async def test_a_worker_splits_budgets_by_its_models_profile(
     settings = WorkerSettings(slots=1, max_budget=128, block_tokens=32)
     calls = build_worker_service(MODEL_PATH, tmp_path, settings, ram_bytes=1 << 20)
     try:
-        spec = wire.SessionSpec(
+        spec = pb.SessionSpec(
             session="s", epoch=1, method="knorm", budget=128, layer_budgets="sensitivity"
         )
-        memory = await calls.open(wire.OpenRequest(spec=spec))
+        memory = await calls.open(pb.OpenRequest(spec=spec))
     finally:
         await calls.close()
     rows = split_budget(128, 5, "sensitivity", floor=settings.min_budget, weights=kept.sensitivity)

@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 
 from kvrecall.protocol.calls import CALLS, SERVICE, Call
-from kvrecall.protocol.v1 import worker_pb2 as wire
+from kvrecall.protocol.v1 import worker_pb2 as pb
 from services.cluster.settings import WireSettings
 from services.cluster.worker_client import Worker, WorkerCalls
 
-METHODS = wire.DESCRIPTOR.services_by_name["Worker"].methods_by_name
+METHODS = pb.DESCRIPTOR.services_by_name["Worker"].methods_by_name
 
 
 def test_every_rpc_of_the_service_is_in_the_table_in_its_order() -> None:

@@ -5,7 +5,7 @@ import pytest
 from kvrecall.domain.active_episode import NO_EPISODE, ActiveEpisode, EpisodeSegment
 from kvrecall.domain.messages import Sampling
 from kvrecall.protocol import convert
-from kvrecall.protocol.v1 import worker_pb2 as wire
+from kvrecall.protocol.v1 import worker_pb2 as pb
 
 
 @pytest.mark.parametrize(
@@ -25,11 +25,11 @@ from kvrecall.protocol.v1 import worker_pb2 as wire
 )
 def test_a_chat_message_survives_the_wire(message: dict[str, object]) -> None:
     sent = convert.chat_to_wire(message).SerializeToString()
-    assert convert.to_chat(wire.Message.FromString(sent)) == message
+    assert convert.to_chat(pb.Message.FromString(sent)) == message
 
 
 def test_sampling_that_is_not_set_is_the_default() -> None:
-    assert convert.sampling_from_wire(wire.Sampling()) == Sampling()
+    assert convert.sampling_from_wire(pb.Sampling()) == Sampling()
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_sampling_that_is_not_set_is_the_default() -> None:
 )
 def test_sampling_survives_the_wire(sampling: Sampling) -> None:
     sent = convert.sampling_to_wire(sampling).SerializeToString()
-    assert convert.sampling_from_wire(wire.Sampling.FromString(sent)) == sampling
+    assert convert.sampling_from_wire(pb.Sampling.FromString(sent)) == sampling
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from google.protobuf.empty_pb2 import Empty
 
 from kvrecall.domain.errors import WorkerLost, WorkerRefused
 from kvrecall.protocol.v1 import REFUSAL_CODE, worker_pb2_grpc
-from kvrecall.protocol.v1 import worker_pb2 as wire
+from kvrecall.protocol.v1 import worker_pb2 as pb
 from services.cluster.grpc_client import GrpcWorkerClient
 from services.cluster.settings import WireSettings
 
@@ -37,40 +37,40 @@ class Scripted(worker_pb2_grpc.WorkerServicer):
         self.stopped = asyncio.Event()
         self.order: list[str] = []
 
-    async def Describe(self, request: Empty, context: Any) -> wire.WorkerInfo:
-        return wire.WorkerInfo(model="scripted")
+    async def Describe(self, request: Empty, context: Any) -> pb.WorkerInfo:
+        return pb.WorkerInfo(model="scripted")
 
-    async def Memory(self, request: wire.MemoryRequest, context: Any) -> wire.MemoryReport:
+    async def Memory(self, request: pb.MemoryRequest, context: Any) -> pb.MemoryReport:
         await self._end(context)
-        return wire.MemoryReport(length=7)
+        return pb.MemoryReport(length=7)
 
-    async def Turn(self, request: wire.TurnRequest, context: Any) -> None:
-        await context.write(wire.TurnEvent(token=wire.TokenChunk(text="one")))
+    async def Turn(self, request: pb.TurnRequest, context: Any) -> None:
+        await context.write(pb.TurnEvent(token=pb.TokenChunk(text="one")))
         await self._end(context)
         try:
             await asyncio.Event().wait()
         finally:
             self.cancelled.set()
 
-    async def Repair(self, request: wire.RepairRequest, context: Any) -> None:
+    async def Repair(self, request: pb.RepairRequest, context: Any) -> None:
         self.order.append("repair")
         self.started.set()
-        await context.write(wire.RepairEvent(accepted=True))
+        await context.write(pb.RepairEvent(accepted=True))
         try:
             await self.stopped.wait()
-            await context.write(wire.RepairEvent(result=wire.RepairResult()))
+            await context.write(pb.RepairEvent(result=pb.RepairResult()))
         finally:
             self.cancelled.set()
 
-    async def StopEarly(self, request: wire.StopEarlyRequest, context: Any) -> Empty:
+    async def StopEarly(self, request: pb.StopEarlyRequest, context: Any) -> Empty:
         self.order.append("stop")
         self.stopped.set()
         return Empty()
 
-    async def Open(self, request: wire.OpenRequest, context: Any) -> wire.MemoryReport:
+    async def Open(self, request: pb.OpenRequest, context: Any) -> pb.MemoryReport:
         await asyncio.sleep(0.05)
         self.cancelled.set()
-        return wire.MemoryReport(length=len(request.state.selection))
+        return pb.MemoryReport(length=len(request.state.selection))
 
     async def _end(self, context: Any) -> None:
         if self.status is not grpc.StatusCode.OK:
@@ -123,7 +123,7 @@ async def test_any_other_status_is_a_lost_worker(status: grpc.StatusCode, messag
         servicer.status = status
         with pytest.raises(WorkerLost, match=message):
             await worker.memory("s")
-        turn = worker.turn(wire.TurnRequest(session="s"))
+        turn = worker.turn(pb.TurnRequest(session="s"))
         assert (await anext(turn)).token.text == "one"
         with pytest.raises(WorkerLost, match=message):
             await anext(turn)
@@ -132,7 +132,7 @@ async def test_any_other_status_is_a_lost_worker(status: grpc.StatusCode, messag
 async def test_a_call_past_its_deadline_is_cancelled_on_both_sides() -> None:
     async with connected(repair_seconds=0.1) as (servicer, worker):
         with pytest.raises(WorkerLost, match="did not answer in time"):
-            await worker.repair(wire.RepairRequest(session="s"))
+            await worker.repair(pb.RepairRequest(session="s"))
         if servicer.started.is_set():  # on a slow machine it may not have arrived
             await servicer.cancelled.wait()
         assert (await worker.memory("s")).length == 7
@@ -140,14 +140,14 @@ async def test_a_call_past_its_deadline_is_cancelled_on_both_sides() -> None:
 
 async def test_closing_a_turn_cancels_it() -> None:
     async with connected() as (servicer, worker):
-        async with aclosing(worker.turn(wire.TurnRequest(session="s"))) as turn:
+        async with aclosing(worker.turn(pb.TurnRequest(session="s"))) as turn:
             await anext(turn)
         await servicer.cancelled.wait()
 
 
 async def test_cancelling_a_repair_cancels_it() -> None:
     async with connected() as (servicer, worker):
-        repair = asyncio.create_task(worker.repair(wire.RepairRequest(session="s")))
+        repair = asyncio.create_task(worker.repair(pb.RepairRequest(session="s")))
         await servicer.started.wait()
         repair.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -161,18 +161,18 @@ async def test_a_stop_never_overtakes_its_repair() -> None:
             servicer.order.clear()
             servicer.stopped.clear()
             repair = asyncio.create_task(
-                worker.repair(wire.RepairRequest(session="s", text="much " * 50_000))
+                worker.repair(pb.RepairRequest(session="s", text="much " * 50_000))
             )
             await asyncio.sleep(0)
-            await worker.stop_early(wire.StopEarlyRequest(session="s"))
+            await worker.stop_early(pb.StopEarlyRequest(session="s"))
             await repair
             assert servicer.order == ["repair", "stop"]
-        await worker.stop_early(wire.StopEarlyRequest(session="s"))
+        await worker.stop_early(pb.StopEarlyRequest(session="s"))
 
 
 async def test_a_cancelled_open_is_waited_for() -> None:
     async with connected() as (servicer, worker):
-        opening = asyncio.create_task(worker.open(wire.OpenRequest()))
+        opening = asyncio.create_task(worker.open(pb.OpenRequest()))
         await asyncio.sleep(0)
         opening.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -181,12 +181,12 @@ async def test_a_cancelled_open_is_waited_for() -> None:
 
 
 async def test_a_state_of_many_megabytes_is_sent_and_one_over_the_limit_is_refused() -> None:
-    state = wire.SessionState(selection=bytes(20 << 20))
+    state = pb.SessionState(selection=bytes(20 << 20))
     async with connected() as (_, worker):
-        assert (await worker.open(wire.OpenRequest(state=state))).length == 20 << 20
+        assert (await worker.open(pb.OpenRequest(state=state))).length == 20 << 20
     async with connected(max_message_bytes=1 << 20) as (_, worker):
         with pytest.raises(WorkerLost, match="resource_exhausted"):
-            await worker.open(wire.OpenRequest(state=state))
+            await worker.open(pb.OpenRequest(state=state))
 
 
 async def test_a_client_reconnects_to_a_worker_that_is_back() -> None:

@@ -17,7 +17,7 @@ from structlog.testing import capture_logs
 from kvrecall.domain.errors import RegistryError, WorkerLost, WorkerRefused
 from kvrecall.protocol import PROTOCOL_VERSION
 from kvrecall.protocol.v1 import REFUSAL_CODE, worker_pb2_grpc
-from kvrecall.protocol.v1 import worker_pb2 as wire
+from kvrecall.protocol.v1 import worker_pb2 as pb
 from services.cluster.pool import WorkerPool
 from services.cluster.registry import StaticRegistry
 from services.cluster.settings import WireSettings
@@ -37,8 +37,8 @@ class Scripted(worker_pb2_grpc.WorkerServicer):
         self.answers.set()
         self.health = health.aio.HealthServicer()
 
-    async def Describe(self, request: Empty, context: Any) -> wire.WorkerInfo:
-        return wire.WorkerInfo(
+    async def Describe(self, request: Empty, context: Any) -> pb.WorkerInfo:
+        return pb.WorkerInfo(
             model=self.model,
             fingerprint=self.model,
             slots=4,
@@ -46,28 +46,28 @@ class Scripted(worker_pb2_grpc.WorkerServicer):
             protocol_version=self.protocol_version,
         )
 
-    async def Stats(self, request: Empty, context: Any) -> wire.WorkerStats:
+    async def Stats(self, request: Empty, context: Any) -> pb.WorkerStats:
         await self.answers.wait()
-        return wire.WorkerStats(slots_in_use=1, sessions=3)
+        return pb.WorkerStats(slots_in_use=1, sessions=3)
 
-    async def Open(self, request: wire.OpenRequest, context: Any) -> wire.MemoryReport:
+    async def Open(self, request: pb.OpenRequest, context: Any) -> pb.MemoryReport:
         self.calls.append(f"open {request.spec.session}")
-        return wire.MemoryReport()
+        return pb.MemoryReport()
 
-    async def Turn(self, request: wire.TurnRequest, context: Any) -> None:
+    async def Turn(self, request: pb.TurnRequest, context: Any) -> None:
         self.calls.append(f"turn {request.session}")
-        await context.write(wire.TurnEvent(token=wire.TokenChunk(text="one")))
+        await context.write(pb.TurnEvent(token=pb.TokenChunk(text="one")))
         await asyncio.Event().wait()
 
-    async def Memory(self, request: wire.MemoryRequest, context: Any) -> wire.MemoryReport:
+    async def Memory(self, request: pb.MemoryRequest, context: Any) -> pb.MemoryReport:
         self.calls.append(f"memory {request.session}")
-        return wire.MemoryReport(length=7)
+        return pb.MemoryReport(length=7)
 
-    async def Release(self, request: wire.ReleaseRequest, context: Any) -> Empty:
+    async def Release(self, request: pb.ReleaseRequest, context: Any) -> Empty:
         self.calls.append(f"release {request.session}")
         return Empty()
 
-    async def Delete(self, request: wire.DeleteRequest, context: Any) -> Empty:
+    async def Delete(self, request: pb.DeleteRequest, context: Any) -> Empty:
         if self.refuses:
             await context.abort(
                 grpc.StatusCode.ABORTED, "no", trailing_metadata=((REFUSAL_CODE, self.refuses),)
@@ -75,13 +75,13 @@ class Scripted(worker_pb2_grpc.WorkerServicer):
         self.calls.append(f"delete {request.session}")
         return Empty()
 
-    async def Fork(self, request: wire.ForkRequest, context: Any) -> wire.ForkResult:
+    async def Fork(self, request: pb.ForkRequest, context: Any) -> pb.ForkResult:
         self.calls.append(f"fork {request.parent}")
-        return wire.ForkResult()
+        return pb.ForkResult()
 
-    async def Embed(self, request: wire.EmbedRequest, context: Any) -> wire.EmbedResult:
+    async def Embed(self, request: pb.EmbedRequest, context: Any) -> pb.EmbedResult:
         self.calls.append("embed")
-        return wire.EmbedResult(dimensions=3)
+        return pb.EmbedResult(dimensions=3)
 
 
 class Known:
@@ -90,11 +90,11 @@ class Known:
     loads = True
 
     def __init__(self) -> None:
-        self.found: dict[str, wire.WorkerRecord] = {}
+        self.found: dict[str, pb.WorkerRecord] = {}
         self.fails = False
         self.read = asyncio.Event()
 
-    async def records(self) -> list[wire.WorkerRecord]:
+    async def records(self) -> list[pb.WorkerRecord]:
         self.read.set()
         if self.fails:
             raise RegistryError("the registry is down")
@@ -104,7 +104,7 @@ class Known:
         pass
 
     def add(self, name: str, address: str, **fields: Any) -> None:
-        record = wire.WorkerRecord(
+        record = pb.WorkerRecord(
             name=name,
             address=address,
             fingerprint="one",
@@ -112,7 +112,7 @@ class Known:
             free_slots=4,
             protocol_version=PROTOCOL_VERSION,
         )
-        record.MergeFrom(wire.WorkerRecord(**fields))
+        record.MergeFrom(pb.WorkerRecord(**fields))
         self.found[name] = record
 
 
@@ -142,7 +142,7 @@ class Cluster:
     async def open(self, session: str, worker: str, avoid: Sequence[str] = ()) -> str:
         """Choose a worker for a session and open it there; returns its name."""
         placed = self.pool.choose_worker(session, worker, avoid)
-        await self.pool.open(wire.OpenRequest(spec=wire.SessionSpec(session=session)))
+        await self.pool.open(pb.OpenRequest(spec=pb.SessionSpec(session=session)))
         return placed
 
     async def refreshed(self) -> None:
@@ -175,7 +175,7 @@ async def test_calls_of_a_session_go_to_the_worker_that_opened_it_last(cluster: 
     assert (await cluster.pool.memory("s")).length == 7
     await cluster.open("s", "b")
     await cluster.pool.memory("s")
-    await cluster.pool.release(wire.ReleaseRequest(session="s"))
+    await cluster.pool.release(pb.ReleaseRequest(session="s"))
     assert cluster.servicers["a"].calls == ["open s", "memory s", "release s"]
     assert cluster.servicers["b"].calls == ["open t", "open s", "memory s"]
 
@@ -189,7 +189,7 @@ async def test_a_chosen_worker_counts_from_the_next_open(cluster: Cluster) -> No
 
 async def test_a_fork_is_where_its_parent_is(cluster: Cluster) -> None:
     await cluster.open("s", "b")
-    await cluster.pool.fork(wire.ForkRequest(parent="s", spec=wire.SessionSpec(session="child")))
+    await cluster.pool.fork(pb.ForkRequest(parent="s", spec=pb.SessionSpec(session="child")))
     await cluster.pool.memory("child")
     assert cluster.servicers["b"].calls == ["open s", "fork s", "memory child"]
 
@@ -224,7 +224,7 @@ async def test_a_call_that_is_lost_sends_the_next_session_elsewhere(cluster: Clu
 
 async def test_calls_in_a_worker_that_vanishes_are_lost_at_once(cluster: Cluster) -> None:
     await cluster.open("s", "a")
-    async with aclosing(cluster.pool.turn(wire.TurnRequest(session="s"))) as turn:
+    async with aclosing(cluster.pool.turn(pb.TurnRequest(session="s"))) as turn:
         assert (await anext(turn)).token.text == "one"
         del cluster.known.found["a"]
         await cluster.refreshed()
@@ -288,7 +288,7 @@ async def test_a_registry_that_cannot_be_read_changes_nothing(cluster: Cluster) 
 
 
 async def test_a_deletion_goes_to_all_workers(cluster: Cluster) -> None:
-    await cluster.pool.delete(wire.DeleteRequest(session="s"))
+    await cluster.pool.delete(pb.DeleteRequest(session="s"))
     assert [each.calls for each in cluster.servicers.values()] == [["delete s"], ["delete s"]]
     assert {name: stats.sessions for name, stats in (await cluster.pool.stats()).items()} == {
         "a": 3,
@@ -296,14 +296,14 @@ async def test_a_deletion_goes_to_all_workers(cluster: Cluster) -> None:
     }
     await cluster.servers["b"].aclose()
     with pytest.raises(WorkerLost, match="of 2 workers 1"):
-        await cluster.pool.delete(wire.DeleteRequest(session="t"))
+        await cluster.pool.delete(pb.DeleteRequest(session="t"))
     assert cluster.servicers["a"].calls == ["delete s", "delete t"]
     assert list(await cluster.pool.stats()) == ["a"]
     assert (await cluster.pool.embed(["cat"])).dimensions == 3
     await cluster.servers["a"].aclose()
     for call in (
         cluster.pool.stats(),
-        cluster.pool.delete(wire.DeleteRequest(session="u")),
+        cluster.pool.delete(pb.DeleteRequest(session="u")),
         cluster.pool.embed(["cat"]),
     ):
         with pytest.raises(WorkerLost):
@@ -314,11 +314,11 @@ async def test_a_worker_that_lost_the_session_does_not_hinder_its_deletion(
     cluster: Cluster,
 ) -> None:
     cluster.servicers["a"].refuses = "stale_epoch"
-    await cluster.pool.delete(wire.DeleteRequest(session="s"))
+    await cluster.pool.delete(pb.DeleteRequest(session="s"))
     assert cluster.servicers["b"].calls == ["delete s"]
     cluster.servicers["a"].refuses = "storage_failed"
     with pytest.raises(WorkerRefused):
-        await cluster.pool.delete(wire.DeleteRequest(session="s"))
+        await cluster.pool.delete(pb.DeleteRequest(session="s"))
 
 
 async def test_a_worker_that_was_away_gets_its_releases_when_it_is_back(cluster: Cluster) -> None:
@@ -332,7 +332,7 @@ async def test_a_worker_that_was_away_gets_its_releases_when_it_is_back(cluster:
             await cluster.pool.memory(session)
     await cluster.open("s", "a", ["a"])
     with pytest.raises(WorkerLost):
-        await cluster.pool.delete(wire.DeleteRequest(session="t"))
+        await cluster.pool.delete(pb.DeleteRequest(session="t"))
     a.calls.clear()
     a.refuses = "storage_failed"
     async with serving(a, int(address.rpartition(":")[2])):

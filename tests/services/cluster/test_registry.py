@@ -10,7 +10,7 @@ import pytest
 from kvrecall.app.redis import redis_client
 from kvrecall.domain.errors import RegistryError
 from kvrecall.protocol.v1 import WORKER_RECORD_SECONDS, worker_key
-from kvrecall.protocol.v1 import worker_pb2 as wire
+from kvrecall.protocol.v1 import worker_pb2 as pb
 from services.cluster.registry import RedisRegistry
 from workers.rpc.registration import Registration
 
@@ -24,8 +24,8 @@ def url(request: pytest.FixtureRequest) -> str:
 def registration(url: str, namespace: str, name: str) -> Registration:
     """How a worker of that name announces itself."""
 
-    def record(draining: bool) -> wire.WorkerRecord:
-        return wire.WorkerRecord(name=name, address=f"{name}:1", free_slots=3, draining=draining)
+    def record(draining: bool) -> pb.WorkerRecord:
+        return pb.WorkerRecord(name=name, address=f"{name}:1", free_slots=3, draining=draining)
 
     return Registration(redis_client(url), namespace, name, record)
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from kvrecall.domain.active_episode import ActiveEpisode, EpisodeSegment
-from kvrecall.protocol.v1 import worker_pb2 as wire
+from kvrecall.protocol.v1 import worker_pb2 as pb
 from kvstore.errors import TierFailedError
 from workers.errors import BadSettings, RowsMissing, StorageFailed, UnknownMethod, UnknownSession
 
@@ -104,7 +104,7 @@ def test_a_session_continues_in_another_worker_as_if_never_interrupted(
     assert state is not None
     first.close()
     second = make_worker(directory="shared", **limits)
-    report = second.open(state=wire.SessionState.FromString(state.SerializeToString()), **spec)
+    report = second.open(state=pb.SessionState.FromString(state.SerializeToString()), **spec)
     assert report.length == state.length
     assert not report.in_slot
     assert _conversation(second, words, stop_after) == expected[stop_after + 1 :]
@@ -113,7 +113,7 @@ def test_a_session_continues_in_another_worker_as_if_never_interrupted(
     second.check()
 
 
-def _state(worker: Any) -> wire.SessionState:
+def _state(worker: Any) -> pb.SessionState:
     return worker.engine.snapshot(worker.engine.session("s"))
 
 
@@ -219,7 +219,7 @@ def test_missing_committed_rows_are_detected(
     worker = make_worker()
     worker.open()
     state = worker.turn("s", words(30), max_tokens=4).state
-    worker.scheduler.delete(wire.DeleteRequest(session="s")).result(600)
+    worker.scheduler.delete(pb.DeleteRequest(session="s")).result(600)
     with pytest.raises(RowsMissing, match="lost pages 0"):
         worker.open(state=state)
     with pytest.raises(UnknownSession):

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from kvrecall.protocol.v1 import worker_pb2 as wire
+from kvrecall.protocol.v1 import worker_pb2 as pb
 from workers.engine.session import SessionConfig
 from workers.engine.session_factory import build_config
 from workers.engine.settings import WorkerSettings
@@ -24,7 +24,7 @@ def configure(loaded: Callable[[str], LoadedModel]) -> Callable[..., SessionConf
 
     def make(sensitivity: tuple[float, ...] | None = None, **spec: Any) -> SessionConfig:
         wanted = {"session": "s", "method": "snapkv", "budget": 50, "repair_rows": 10, **spec}
-        return build_config(wire.SessionSpec(**wanted), loaded("qwen2"), SETTINGS, sensitivity)
+        return build_config(pb.SessionSpec(**wanted), loaded("qwen2"), SETTINGS, sensitivity)
 
     return make
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from kvrecall.protocol.v1 import worker_pb2 as wire
+from kvrecall.protocol.v1 import worker_pb2 as pb
 from workers.engine.session_state import STATE_VERSION
 from workers.errors import IncompatibleState, UnknownSession
 
@@ -27,7 +27,7 @@ def test_a_committed_state_has_the_current_version(committed: Any) -> None:
 
 def test_a_state_without_a_version_is_read_as_version_1(committed: Any) -> None:
     worker, state = committed
-    old = wire.SessionState()
+    old = pb.SessionState()
     old.CopyFrom(state)
     old.ClearField("state_version")
     worker.open(state=old, **SPEC)
@@ -36,7 +36,7 @@ def test_a_state_without_a_version_is_read_as_version_1(committed: Any) -> None:
 
 def test_a_newer_state_is_refused_and_changes_nothing(committed: Any) -> None:
     worker, state = committed
-    newer = wire.SessionState()
+    newer = pb.SessionState()
     newer.CopyFrom(state)
     newer.state_version = STATE_VERSION + 1
     with pytest.raises(IncompatibleState, match="version 2, this worker reads versions up to 1"):

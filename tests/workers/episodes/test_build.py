@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from kvrecall.domain.active_episode import ActiveEpisode
-from kvrecall.protocol.v1 import worker_pb2 as wire
+from kvrecall.protocol.v1 import worker_pb2 as pb
 from workers.cache.active_cache import EMPTY
 from workers.episodes.build import run_build
 from workers.episodes.rows import EpisodeRows
@@ -53,23 +53,23 @@ def talked(
 
 def plan(
     prompt: Sequence[int], name: str = "e", segments: Sequence[tuple[int, int, float]] = ()
-) -> wire.EpisodePlan:
+) -> pb.EpisodePlan:
     """A plan; segments as (start, stop, similarity)."""
-    spans = [wire.Span(start=start, stop=stop, similarity=near) for start, stop, near in segments]
-    return wire.EpisodePlan(id=name, patched_prompt=prompt, segments=spans)
+    spans = [pb.Span(start=start, stop=stop, similarity=near) for start, stop, near in segments]
+    return pb.EpisodePlan(id=name, patched_prompt=prompt, segments=spans)
 
 
-def held(episode: wire.Episode) -> list[list[list[int]]]:
+def held(episode: pb.Episode) -> list[list[list[int]]]:
     """An episode's positions, per layer and head."""
     layers = EpisodeRows.from_bytes(episode.rows).positions
     return [[[p for p in head if p != EMPTY] for head in layer.tolist()] for layer in layers]
 
 
 def drive(
-    worker: Any, *plans: wire.EpisodePlan, token_ids: Sequence[int] = ()
-) -> tuple[list[wire.Episode], int]:
+    worker: Any, *plans: pb.EpisodePlan, token_ids: Sequence[int] = ()
+) -> tuple[list[pb.Episode], int]:
     """Drive a build without a scheduler: its episodes, and the number of its yields."""
-    request = wire.BuildEpisodesRequest(session="s", epoch=1, plans=plans, token_ids=token_ids)
+    request = pb.BuildEpisodesRequest(session="s", epoch=1, plans=plans, token_ids=token_ids)
     resident = worker.engine.swap_in(worker.engine.session("s"))
     steps = run_build(worker.engine, resident, request)
     paused = 0
@@ -240,13 +240,13 @@ def test_other_sessions_decode_while_episodes_are_built(
     worker, said = talked()
     worker.open("other")
     plans = [plan(said[:20], str(index)) for index in range(6)]
-    request = wire.BuildEpisodesRequest(
+    request = pb.BuildEpisodesRequest(
         session="s", epoch=1, plans=plans, token_ids=said if anew else ()
     )
-    builds: list[Future[wire.BuildEpisodesResult]] = []
+    builds: list[Future[pb.BuildEpisodesResult]] = []
     meanwhile: list[bool] = []
 
-    def say(event: wire.TurnEvent) -> None:
+    def say(event: pb.TurnEvent) -> None:
         """On the scheduler's thread.
 
         The first token starts the build, the others see whether it goes on.
@@ -273,7 +273,7 @@ def test_a_cancelled_build_leaves_the_session_open_and_no_slot_taken(
     steps = run_build(
         worker.engine,
         worker.engine.resident("s"),
-        wire.BuildEpisodesRequest(session="s", plans=plans, token_ids=said if anew else ()),
+        pb.BuildEpisodesRequest(session="s", plans=plans, token_ids=said if anew else ()),
     )
     for _ in range(5):
         if (waiting := next(steps)) is not None:
@@ -292,7 +292,7 @@ def test_a_cancelled_build_may_be_followed_by_a_turn(
     """Whenever it is cancelled, in its last step too, the session stays open."""
     worker, said = talked()
     for _ in range(20):
-        request = wire.BuildEpisodesRequest(session="s", epoch=1, plans=[plan(said[:20])])
+        request = pb.BuildEpisodesRequest(session="s", epoch=1, plans=[plan(said[:20])])
         worker.scheduler.build_episodes(request).cancel()
     assert worker.turn("s", words(5), max_tokens=2).output_tokens == 2
     worker.check()

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from kvrecall.domain.active_episode import NO_EPISODE, ActiveEpisode
-from kvrecall.protocol.v1 import worker_pb2 as wire
+from kvrecall.protocol.v1 import worker_pb2 as pb
 from workers.cache.active_cache import EMPTY
 from workers.engine.selection import Selection
 from workers.engine.session import WorkerSession
@@ -40,12 +40,12 @@ def talked(
 
 def make_episode(
     session: WorkerSession, heads: list[list[list[int]]], name: str = "e", **fields: Any
-) -> wire.Episode:
+) -> pb.Episode:
     """An episode of the rows `heads[layer][head]`; later positions have higher scores."""
     positions = [_padded(rows) for rows in heads]
     rows = EpisodeRows.from_selection(positions, [p.clamp(min=0).float() for p in positions])
     columns: dict[str, Any] = {"length": session.length, "patched_prompt": [5, 6, 7]} | fields
-    return wire.Episode(id=name, rows=rows.to_bytes(), **columns)
+    return pb.Episode(id=name, rows=rows.to_bytes(), **columns)
 
 
 def _padded(heads: list[list[int]]) -> Tensor:
@@ -60,7 +60,7 @@ def everywhere(*positions: int) -> list[list[list[int]]]:
     return [[list(positions)] * 2] * 2
 
 
-def switched(worker: Any, session: WorkerSession, episode: wire.Episode) -> wire.SwitchReport:
+def switched(worker: Any, session: WorkerSession, episode: pb.Episode) -> pb.SwitchReport:
     """Switch and check every invariant."""
     rows = read_episode(worker.engine, session, episode)
     report = switch(worker.engine, worker.engine.resident("s"), episode, rows)
@@ -104,7 +104,7 @@ def test_scores_too_small_for_half_precision_keep_their_order() -> None:
 def test_bytes_that_are_no_episode_are_refused(data: bytes, talked: Callable[..., Any]) -> None:
     worker, session = talked()
     with pytest.raises(BadEpisode):
-        read_episode(worker.engine, session, wire.Episode(id="e", rows=data, length=3))
+        read_episode(worker.engine, session, pb.Episode(id="e", rows=data, length=3))
 
 
 def test_an_episode_that_does_not_fit_its_session_is_refused(talked: Callable[..., Any]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from kvrecall.protocol.v1 import worker_pb2 as wire
+from kvrecall.protocol.v1 import worker_pb2 as pb
 from workers.cache.active_cache import EMPTY
 from workers.engine.selection import Selection
 from workers.primitives.scoring import attention
@@ -135,7 +135,7 @@ def test_without_a_reserve_a_repair_does_nothing(
 
 def opened(
     worker: Any, words: Callable[..., str], *, options: str = "", **settings: Any
-) -> wire.MemoryReport:
+) -> pb.MemoryReport:
     """A session of 200 words in a budget of 60, with room for 20 in a repair of these settings."""
     worker.open(
         method="snapkv",

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from kvrecall.domain.session_settings import RepairScan
-from kvrecall.protocol.v1 import worker_pb2 as wire
+from kvrecall.protocol.v1 import worker_pb2 as pb
 from kvstore.format.page import PageLayout
 from kvstore.store import RowStore
 from kvstore.tiers.nvme.tier import NvmeTier
@@ -353,7 +353,7 @@ def test_on_a_models_own_keys_a_bounded_scan_reads_little(
         Parts(model, tokenizer, store, WorkerSettings(max_budget=8000, block_tokens=512))
     )
     session = engine.open(
-        wire.SessionSpec(session="s", epoch=1, method="full", budget=8000), wire.SessionState()
+        pb.SessionSpec(session="s", epoch=1, method="full", budget=8000), pb.SessionState()
     )
     resident = engine.swap_in(session)
     for block in torch.tensor(token_ids).split(512):

@@ -15,7 +15,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from kvrecall.protocol.calls import SERVICE
 from kvrecall.protocol.v1 import REFUSAL_CODE, worker_pb2_grpc
-from kvrecall.protocol.v1 import worker_pb2 as wire
+from kvrecall.protocol.v1 import worker_pb2 as pb
 from workers.errors import CannotListen, UnknownSession
 from workers.model.embedder import Embedder
 from workers.rpc.server import WorkerServer
@@ -42,17 +42,17 @@ class Served:
 
     def turn(self, tokens: int) -> Any:
         """A turn of session "s" that generates so many tokens, as nothing stops the tiny model."""
-        said = [wire.Message(role="user", content="Where does she live?")]
-        sampling = wire.Sampling(max_tokens=tokens)
+        said = [pb.Message(role="user", content="Where does she live?")]
+        sampling = pb.Sampling(max_tokens=tokens)
         return self.stub.Turn(
-            wire.TurnRequest(session="s", epoch=1, messages=said, generate=True, sampling=sampling)
+            pb.TurnRequest(session="s", epoch=1, messages=said, generate=True, sampling=sampling)
         )
 
 
 class Broken(WorkerService):
     """A service with a bug in one of its calls."""
 
-    async def stats(self, request: Empty) -> wire.WorkerStats:
+    async def stats(self, request: Empty) -> pb.WorkerStats:
         raise ZeroDivisionError("rows per nothing")
 
 
@@ -90,7 +90,7 @@ async def refusal(call: Any) -> tuple[grpc.StatusCode, str, str]:
     return refused.value.code(), str(metadata.get(REFUSAL_CODE, "")), refused.value.details() or ""
 
 
-async def _end(turn: AsyncIterator[wire.TurnEvent]) -> None:
+async def _end(turn: AsyncIterator[pb.TurnEvent]) -> None:
     """Read what is left of a turn."""
     async for _ in turn:
         pass
@@ -108,20 +108,18 @@ async def test_health_and_reflection_describe_the_worker(served: Callable[..., A
 
 async def test_a_refusal_has_a_status_our_code_and_a_message(served: Callable[..., Any]) -> None:
     async with served() as each:
-        status, code, message = await refusal(
-            each.stub.Memory(wire.MemoryRequest(session="unknown"))
-        )
+        status, code, message = await refusal(each.stub.Memory(pb.MemoryRequest(session="unknown")))
         assert (status, code) == (grpc.StatusCode.NOT_FOUND, "session_not_open")
         assert "unknown" in message
-        spec = wire.SessionSpec(session="s2", epoch=1, method="none such", budget=64)
-        status, code, _ = await refusal(each.stub.Open(wire.OpenRequest(spec=spec)))
+        spec = pb.SessionSpec(session="s2", epoch=1, method="none such", budget=64)
+        status, code, _ = await refusal(each.stub.Open(pb.OpenRequest(spec=spec)))
         assert (status, code) == (grpc.StatusCode.INVALID_ARGUMENT, "unknown_method")
 
 
 async def test_a_message_too_long_for_trailers_is_truncated(served: Callable[..., Any]) -> None:
     async with served() as each:
         status, code, message = await refusal(
-            each.stub.Memory(wire.MemoryRequest(session="ü" * 50_000))
+            each.stub.Memory(pb.MemoryRequest(session="ü" * 50_000))
         )
         assert (status, code) == (grpc.StatusCode.NOT_FOUND, "session_not_open")
         assert "ü" * 900 in message
@@ -165,7 +163,7 @@ async def test_a_drain_waits_for_running_turns_and_refuses_new_ones(
         status, code, message = await refusal(each.turn(tokens=1).read())
         assert (status, code) == (grpc.StatusCode.ABORTED, "cancelled")
         assert "draining" in message
-        await each.stub.StopEarly(wire.StopEarlyRequest(session="s"))
+        await each.stub.StopEarly(pb.StopEarlyRequest(session="s"))
         events = [event async for event in turn]
         assert events[-1].done.output_tokens == 300
         await stopping

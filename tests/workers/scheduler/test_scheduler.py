@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kvrecall.protocol.v1 import worker_pb2 as wire
+from kvrecall.protocol.v1 import worker_pb2 as pb
 from workers.engine.engine import Engine, Parts
 from workers.errors import BadSettings, Cancelled, Overloaded, StaleEpoch, UnknownSession
 from workers.scheduler.scheduler import Scheduler
@@ -191,7 +191,7 @@ class Gate:
         self.reached = threading.Event()
         self.go = threading.Event()
 
-    def __call__(self, _: wire.TurnEvent) -> None:
+    def __call__(self, _: pb.TurnEvent) -> None:
         self.reached.set()
         self.go.wait(600)
 
@@ -307,7 +307,7 @@ def test_over_capacity_is_refused(
 def test_an_error_in_one_turn_ends_that_turn_alone(
     make_worker: Callable[..., Any], words: Callable[..., str], answer: Callable[..., list[int]]
 ) -> None:
-    def break_off(_: wire.TurnEvent) -> None:
+    def break_off(_: pb.TurnEvent) -> None:
         raise RuntimeError("the reader is gone")
 
     alone = make_worker()
@@ -350,10 +350,10 @@ def test_a_refused_open_cancels_no_job(
     assert gate.reached.wait(600)
     opens = [
         worker.scheduler.open(
-            wire.OpenRequest(spec=wire.SessionSpec(session="s", epoch=1, budget=99, method="full"))
+            pb.OpenRequest(spec=pb.SessionSpec(session="s", epoch=1, budget=99, method="full"))
         ),
         worker.scheduler.open(
-            wire.OpenRequest(spec=wire.SessionSpec(session="s", epoch=2, budget=9, method="random"))
+            pb.OpenRequest(spec=pb.SessionSpec(session="s", epoch=2, budget=9, method="random"))
         ),
     ]
     gate.go.set()
@@ -373,7 +373,7 @@ def test_deleting_a_session_ends_its_turn_and_frees_slot_and_rows(
     gate = Gate()
     running = worker.submit("s", words(5), emit=gate)
     assert gate.reached.wait(600)
-    dropped = worker.scheduler.delete(wire.DeleteRequest(session="s"))
+    dropped = worker.scheduler.delete(pb.DeleteRequest(session="s"))
     gate.go.set()
     dropped.result(600)
     with pytest.raises(Cancelled):
@@ -381,7 +381,7 @@ def test_deleting_a_session_ends_its_turn_and_frees_slot_and_rows(
     assert worker.scheduler.slots_in_use() == 0
     assert worker.engine.store.sessions() == []
     assert sum(worker.engine.store.usage().values()) == 0
-    worker.scheduler.delete(wire.DeleteRequest(session="s")).result(600)
+    worker.scheduler.delete(pb.DeleteRequest(session="s")).result(600)
     worker.check()
 
 
@@ -396,7 +396,7 @@ def test_retain_only_deletes_unnamed_sessions_stored_before(
     worker = make_worker(directory="rows")
     worker.open("new")
     worker.turn("new", words(5))
-    assert worker.scheduler.retain_only(wire.RetainOnlyRequest(sessions=["kept"])).result(600) == [
+    assert worker.scheduler.retain_only(pb.RetainOnlyRequest(sessions=["kept"])).result(600) == [
         "lost"
     ]
     assert worker.engine.store.sessions() == ["kept", "new"]
@@ -415,11 +415,11 @@ def test_closing_ends_the_threads_and_cancels_what_runs(
     before = threading.active_count()
     engine = Engine(Parts(loaded("llama"), tokenizer, store, WorkerSettings()))
     scheduler = Scheduler(engine)
-    spec = wire.SessionSpec(session="s", epoch=1, budget=99, method="full")
-    scheduler.open(wire.OpenRequest(spec=spec)).result(600)
+    spec = pb.SessionSpec(session="s", epoch=1, budget=99, method="full")
+    scheduler.open(pb.OpenRequest(spec=spec)).result(600)
     gate = Gate()
-    request = wire.TurnRequest(
-        session="s", epoch=1, generate=True, messages=[wire.Message(role="user", content=words(30))]
+    request = pb.TurnRequest(
+        session="s", epoch=1, generate=True, messages=[pb.Message(role="user", content=words(30))]
     )
     running = scheduler.turn(request, gate)
     queued = scheduler.turn(request, gate)

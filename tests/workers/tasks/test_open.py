@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from kvrecall.protocol.v1 import worker_pb2 as wire
+from kvrecall.protocol.v1 import worker_pb2 as pb
 from workers.errors import BadSettings, RowsMissing, StaleEpoch, UnknownSession
 from workers.tasks.replay import rows_after
 
@@ -17,12 +17,12 @@ PAGE = 64
 EVICTING = {"method": "snapkv", "budget": 64}
 
 
-def logged(done: wire.TurnDone, text: str) -> wire.LoggedTurn:
+def logged(done: pb.TurnDone, text: str) -> pb.LoggedTurn:
     """A finished turn of one user message as the turn log has it."""
-    messages = [wire.Message(role="user", content=text)]
+    messages = [pb.Message(role="user", content=text)]
     if done.HasField("message"):
         messages.append(done.message)
-    return wire.LoggedTurn(
+    return pb.LoggedTurn(
         token_ids=done.token_ids,
         prompt_tokens=done.prompt_tokens,
         output_tokens=done.output_tokens,
@@ -30,28 +30,28 @@ def logged(done: wire.TurnDone, text: str) -> wire.LoggedTurn:
     )
 
 
-def shared(owner: str, length: int) -> list[wire.SharedPages]:
+def shared(owner: str, length: int) -> list[pb.SharedPages]:
     """A fork's pages, of a parent that shares none itself."""
-    return [wire.SharedPages(owner=owner, pages=length // PAGE)] if length >= PAGE else []
+    return [pb.SharedPages(owner=owner, pages=length // PAGE)] if length >= PAGE else []
 
 
 def fork(
     worker: Any,
     parent: str,
     child: str,
-    state: wire.SessionState | None,
-    turns: Sequence[wire.LoggedTurn] = (),
+    state: pb.SessionState | None,
+    turns: Sequence[pb.LoggedTurn] = (),
     **spec: Any,
-) -> wire.ForkResult:
+) -> pb.ForkResult:
     """Fork a session as it was at the end of a turn.
 
     Of its last one with its state, else of `turns`.
     """
     length = state.length if state is not None else spec.pop("length")
     settings: dict[str, Any] = {"epoch": 1, "method": "full", "budget": 1024} | spec
-    request = wire.ForkRequest(
+    request = pb.ForkRequest(
         parent=parent,
-        spec=wire.SessionSpec(session=child, shared=shared(parent, length), **settings),
+        spec=pb.SessionSpec(session=child, shared=shared(parent, length), **settings),
         state=state,
         turns=turns,
     )
@@ -59,12 +59,12 @@ def fork(
 
 
 def rebuild(
-    worker: Any, state: wire.SessionState, turns: Sequence[wire.LoggedTurn], **spec: Any
-) -> wire.RebuildResult:
+    worker: Any, state: pb.SessionState, turns: Sequence[pb.LoggedTurn], **spec: Any
+) -> pb.RebuildResult:
     """Rebuild session `s` from its log."""
     settings: dict[str, Any] = {"method": "full", "budget": 1024} | spec
-    request = wire.RebuildRequest(
-        spec=wire.SessionSpec(session="s", **settings), state=state, turns=turns
+    request = pb.RebuildRequest(
+        spec=pb.SessionSpec(session="s", **settings), state=state, turns=turns
     )
     return worker.scheduler.rebuild(request).result(600)
 
@@ -150,9 +150,9 @@ def test_a_forked_session_outlives_its_parent(
     expected = answer(worker.turn("s", "and then"))
     worker.open(epoch=2, state=state)
     fork(worker, "s", "child", state, epoch=1)
-    worker.scheduler.delete(
-        wire.DeleteRequest(session="s", keep_pages=state.length // PAGE)
-    ).result(600)
+    worker.scheduler.delete(pb.DeleteRequest(session="s", keep_pages=state.length // PAGE)).result(
+        600
+    )
     assert answer(worker.turn("child", "and then")) == expected
     worker.check()
 
@@ -233,9 +233,9 @@ def test_a_late_open_with_an_older_epoch_is_refused(make_worker: Callable[..., A
     worker = make_worker()
     worker.open(epoch=3)
     with pytest.raises(StaleEpoch):
-        fork(worker, "other", "s", wire.SessionState(), epoch=2)
+        fork(worker, "other", "s", pb.SessionState(), epoch=2)
     with pytest.raises(BadSettings):
-        fork(worker, "other", "child", wire.SessionState(), budget=9, method="random")
+        fork(worker, "other", "child", pb.SessionState(), budget=9, method="random")
 
 
 def test_a_released_session_frees_slot_and_memory(
@@ -244,9 +244,9 @@ def test_a_released_session_frees_slot_and_memory(
     worker = make_worker()
     worker.open(epoch=2)
     state = worker.turn("s", words(90), epoch=2).state
-    worker.scheduler.release(wire.ReleaseRequest(session="s", epoch=1)).result(600)
+    worker.scheduler.release(pb.ReleaseRequest(session="s", epoch=1)).result(600)
     assert worker.memory("s").in_slot
-    worker.scheduler.release(wire.ReleaseRequest(session="s", epoch=2)).result(600)
+    worker.scheduler.release(pb.ReleaseRequest(session="s", epoch=2)).result(600)
     assert worker.scheduler.slots_in_use() == 0
     with pytest.raises(UnknownSession):
         worker.memory("s")
@@ -262,7 +262,7 @@ def test_a_rebuild_promotes_the_rows_of_logged_repairs_again(
     spec = {"method": "snapkv", "budget": 80, "repair_rows": 16}
     worker.open(**spec)
     texts = [words(150, seed=seed) for seed in range(3)]
-    log = list[wire.LoggedTurn]()
+    log = list[pb.LoggedTurn]()
     for text in texts:
         report = worker.repair("s", text).report
         state = (done := worker.turn("s", text)).state

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from kvrecall.protocol.v1 import worker_pb2 as wire
+from kvrecall.protocol.v1 import worker_pb2 as pb
 from workers.model.tokenizer import Segment
 from workers.tasks.prefix import skip_tokens
 
@@ -13,18 +13,18 @@ PAGE = 64
 
 
 def first_turn(
-    worker: Any, name: str, texts: list[str], prefix: wire.Prefix | None = None
-) -> wire.TurnDone:
+    worker: Any, name: str, texts: list[str], prefix: pb.Prefix | None = None
+) -> pb.TurnDone:
     """A session's first turn: a system message and a question."""
     roles = ("system", "user")
-    request = wire.TurnRequest(
+    request = pb.TurnRequest(
         session=name,
         epoch=1,
         messages=[
-            wire.Message(role=role, content=text) for role, text in zip(roles, texts, strict=True)
+            pb.Message(role=role, content=text) for role, text in zip(roles, texts, strict=True)
         ],
         generate=True,
-        sampling=wire.Sampling(max_tokens=24),
+        sampling=pb.Sampling(max_tokens=24),
         prefix=prefix,
     )
     return worker.scheduler.turn(request, lambda event: None).result(600)
@@ -47,7 +47,7 @@ def test_a_shared_prefix_gives_the_same_answer_with_less_prefill(
     for name in ("first", "second", "alone"):
         worker.open(name, **spec)
     first = first_turn(worker, "first", [system, words(5, seed=1)])
-    prefix = wire.Prefix(owner="first", token_ids=first.token_ids[: first.prompt_tokens])
+    prefix = pb.Prefix(owner="first", token_ids=first.token_ids[: first.prompt_tokens])
     worker.engine.passes.clear()
     alone = first_turn(worker, "alone", [system, words(6, seed=2)])
     prefilled = sum(tokens for _, tokens in worker.engine.passes if tokens > 1)
@@ -72,7 +72,7 @@ def test_only_a_common_prefix_is_taken(
     for name in ("first", "second", "third"):
         worker.open(name)
     first = first_turn(worker, "first", [words(200), words(5)])
-    prefix = wire.Prefix(owner="first", token_ids=first.token_ids)
+    prefix = pb.Prefix(owner="first", token_ids=first.token_ids)
     assert first_turn(worker, "second", [words(200, seed=9), words(5)], prefix).shared_pages == 0
     half = words(100) + " " + words(100, seed=9)
     assert (
@@ -91,12 +91,12 @@ def test_a_prefix_whose_pages_are_gone_is_prefilled(
         worker.open(name)
     texts = [words(200), words(5)]
     first = first_turn(worker, "first", texts)
-    prefix = wire.Prefix(owner="first", token_ids=first.token_ids[: first.prompt_tokens])
+    prefix = pb.Prefix(owner="first", token_ids=first.token_ids[: first.prompt_tokens])
     lose_page(worker.engine.store, "first", 1)
     second = first_turn(worker, "second", texts, prefix)
     assert second.shared_pages == 0
     assert list(second.token_ids) == list(first.token_ids)
-    unknown = wire.Prefix(owner="unknown", token_ids=prefix.token_ids)
+    unknown = pb.Prefix(owner="unknown", token_ids=prefix.token_ids)
     assert first_turn(worker, "third", texts, unknown).shared_pages == 0
 
 
@@ -108,7 +108,7 @@ def test_methods_that_accumulate_share_no_prefix(
         worker.open(name, method="h2o", budget=512)
     texts = [words(200), words(5)]
     first = first_turn(worker, "first", texts)
-    prefix = wire.Prefix(owner="first", token_ids=first.token_ids[: first.prompt_tokens])
+    prefix = pb.Prefix(owner="first", token_ids=first.token_ids[: first.prompt_tokens])
     assert first_turn(worker, "second", texts, prefix).shared_pages == 0
 
 
