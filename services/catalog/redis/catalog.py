@@ -12,9 +12,11 @@ too. That survives the loss of one server. Whether a restart of all of them is s
 their configuration: `appendonly yes` keeps what was written through kill -9, `appendfsync always`
 also through a loss of power (`everysec` may lose the last second), `min-replicas-to-write 1` stops
 a primary that is cut off from taking writes, and `maxmemory-policy noeviction` keeps Redis from
-dropping sessions when memory runs out. Redis 6.2 or later is required.
+dropping sessions when memory runs out: a server that may evict any key is refused. A server without
+memory still lets sessions be claimed, taken over and deleted. Redis 6.2 or later is required.
 """
 
+from kvrecall.domain.errors import CatalogError
 from services.catalog.redis.client import CatalogRedis, Client
 from services.catalog.redis.deletion import SessionDeletion
 from services.catalog.redis.episodes import RedisEpisodes
@@ -67,11 +69,13 @@ class RedisCatalog:
 
         The catalog owns the client from then on; the client must reply with bytes. Failures that
         may pass are retried for `patience_seconds`: as long as a failover takes. Raises
-        CatalogVersion for a version that cannot be read, CatalogError when Redis does not answer.
+        CatalogVersion for a version that cannot be read, CatalogError when Redis does not answer or
+        evicts keys of any kind.
         """
         redis = CatalogRedis(client, timeout_seconds, patience_seconds)
         keys = Keys(namespace)
         try:
+            await _require_no_eviction(redis)
             upgrade = await migrate(redis, keys)
         except BaseException:
             await redis.close()
@@ -81,3 +85,12 @@ class RedisCatalog:
     async def close(self) -> None:
         """Close all connections."""
         await self._redis.close()
+
+
+async def _require_no_eviction(redis: CatalogRedis) -> None:
+    for policy in await redis.get_eviction_policies():
+        if policy.startswith("allkeys-"):
+            raise CatalogError(
+                f"the catalog's Redis evicts keys (maxmemory-policy {policy}): it would drop sessions "
+                "when its memory is full; set maxmemory-policy to noeviction"
+            )

@@ -8,6 +8,7 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, TypeVar
 
 from redis.asyncio import Redis, RedisCluster
@@ -35,6 +36,8 @@ Client = Redis | RedisCluster
 _FIRST_DELAY_SECONDS = 0.02
 _LONGEST_DELAY_SECONDS = 0.5
 _SCAN_COUNT = 1000
+# The number of commands of one exchange: parsing their replies holds the event loop.
+_COMMANDS_AT_ONCE = 1000
 _FAILURES = (RedisError, RedisClusterException, OSError)
 _TRANSIENT = (
     ConnectionError,
@@ -77,7 +80,11 @@ class CatalogRedis:
 
     async def read_each(self, commands: Sequence[tuple[str, Command]]) -> list[Any]:
         """Run commands, each on the server of its key; return the replies in order."""
-        return await self._retry(lambda: self._run_each(commands)) if commands else []
+        replies: list[Any] = []
+        for first in range(0, len(commands), _COMMANDS_AT_ONCE):
+            some = commands[first : first + _COMMANDS_AT_ONCE]
+            replies += await self._retry(partial(self._run_each, some))
+        return replies
 
     async def write(self, key: str, *command: Argument) -> Any:
         """Run a command that changes something.
@@ -109,6 +116,15 @@ class CatalogRedis:
         command: Command = ("SCAN", cursor, "MATCH", pattern, "COUNT", _SCAN_COUNT)
         ((after, names),) = await self._retry(lambda: _exchange(server, [command]))
         return int(after), [name.decode() for name in names]
+
+    async def get_eviction_policies(self) -> set[str]:
+        """Return the `maxmemory-policy` of each primary."""
+        policies = set[str]()
+        for server in await self._retry(self._get_servers):
+            call: list[Command] = [("INFO", "memory")]
+            (info,) = await self._retry(partial(_exchange, server, call))
+            policies.add(info.get("maxmemory_policy", ""))
+        return policies
 
     async def close(self) -> None:
         """Close all connections."""

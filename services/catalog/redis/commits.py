@@ -1,7 +1,7 @@
 """Commits to one session: conditions and ready-made commands on its keys, for one script."""
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Self
 
@@ -42,23 +42,32 @@ _MAX_WORDS = 2000
 
 @dataclass
 class RedisCommit:
-    """A commit that is built step by step. Indices are those of keys.py; `at` is its Unix time."""
+    """A commit that is built step by step. Indices are those of keys.py; `at` is its Unix time.
+
+    With `allow_oom` it is applied even if Redis is out of memory.
+    """
 
     at: float = field(default_factory=time.time)
-    conditions: list[Argument] = field(default_factory=list)
+    allow_oom: bool = False
+    conditions: list[list[Argument]] = field(default_factory=list)
     commands: list[Argument] = field(default_factory=list)
 
-    def expect(self, index: int, name: str, value: str) -> Self:
-        """Require a field to have this value (empty: be absent).
-
-        Without a field name, require the key to be absent.
-        """
-        self.conditions += [index + 1, name, value]
+    def expect(self, reply: str | int, command: str, index: int, *words: Argument) -> Self:
+        """Require a reading command, whose first word is a key, to have this reply (empty: nil)."""
+        self.conditions.append([reply, *_to_words(command, index, words)])
         return self
+
+    def expect_turns(self, turns: int) -> Self:
+        """Require the session to have so many turns, and all of them in its log.
+
+        A log that Redis had evicted would be continued from its middle.
+        """
+        self.expect(turns, "HGET", META, "turns")
+        return self.expect(turns, "LLEN", TURNS).expect(turns, "LLEN", TOKENS)
 
     def run(self, command: str, index: int, *words: Argument) -> Self:
         """Add a command whose first word is a key."""
-        self.commands += [2 + len(words), command, index + 1, *words]
+        self.commands += _to_words(command, index, words)
         return self
 
     def put(self, index: int, fields: Mapping[str, Argument]) -> Self:
@@ -71,11 +80,12 @@ class RedisCommit:
 
     def store_record(self, text: str, milliseconds: int) -> Self:
         """Store an idempotency record that does not exist yet."""
-        return self.expect(RECORD, "", "").run("SET", RECORD, text, "PX", milliseconds)
+        return self.expect(0, "EXISTS", RECORD).run("SET", RECORD, text, "PX", milliseconds)
 
     def to_arguments(self) -> list[Argument]:
         """Return conditions and commands as APPLY_COMMIT takes them."""
-        return [len(self.conditions) // 3, *self.conditions, *self.commands]
+        conditions = [word for condition in self.conditions for word in condition]
+        return [len(self.conditions), *conditions, *self.commands]
 
     def _run_in_parts(self, command: str, index: int, words: list[Argument]) -> Self:
         for first in range(0, len(words), _MAX_WORDS):
@@ -92,7 +102,7 @@ def build_create(session: Session, worker_state: bytes) -> RedisCommit:
 def build_turn(turn_commit: TurnCommit) -> RedisCommit:
     """Build the commit of everything that a turn changes of its session."""
     turn = turn_commit.turn
-    commit = RedisCommit().expect(META, "turns", str(turn.number - 1))
+    commit = RedisCommit().expect_turns(turn.number - 1)
     entry, tokens = mapping.to_turn_entries(turn)
     commit.push(TURNS, [entry]).push(TOKENS, [tokens])
     commit.put(META, _to_turn_fields(turn_commit, commit.at))
@@ -112,7 +122,7 @@ def build_turn(turn_commit: TurnCommit) -> RedisCommit:
 
 def build_repair(repair_commit: RepairCommit, turns: int, open_calls: int) -> RedisCommit:
     """Build the commit of a repair after that many turns, with so many calls open."""
-    commit = RedisCommit().expect(META, "turns", str(turns))
+    commit = RedisCommit().expect_turns(turns)
     _mark_done(commit, repair_commit, turns, open_calls)
     if repair_commit.worker_state is not None:
         commit.put(META, {"state": repair_commit.worker_state})
@@ -136,7 +146,7 @@ def build_segments(segments_commit: SegmentsCommit) -> RedisCommit:
     commit = RedisCommit()
     segments = segments_commit.segments
     for segment in segments:
-        commit.expect(SEGMENTS, str(segment.number), "")
+        commit.expect("", "HGET", SEGMENTS, str(segment.number))
     commit.put(SEGMENTS, {str(each.number): mapping.to_segment_entry(each) for each in segments})
     commit.put(LABELS, {str(each.number): each.label for each in segments})
     for episode in segments_commit.episode_set.episodes:
@@ -169,7 +179,9 @@ def build_clear_episodes() -> RedisCommit:
 
 def build_take_over(worker: str) -> RedisCommit:
     """Build the commit that starts a new epoch."""
-    return RedisCommit().run("HINCRBY", META, "epoch", 1).put(META, {"worker": worker})
+    return (
+        RedisCommit(allow_oom=True).run("HINCRBY", META, "epoch", 1).put(META, {"worker": worker})
+    )
 
 
 def _to_turn_fields(turn_commit: TurnCommit, at: float) -> dict[str, Argument]:
@@ -221,6 +233,11 @@ def _add_repair(
     commit.push(REPAIRS, [mapping.RECORD.dump_json(record)])
     commit.run("LTRIM", REPAIRS, -REPAIRS_RETAINED, -1)
     commit.run("HINCRBY", META, "repairs", 1)
+
+
+def _to_words(command: str, index: int, words: Sequence[Argument]) -> list[Argument]:
+    """Encode a command as APPLY_COMMIT takes it."""
+    return [2 + len(words), command, index + 1, *words]
 
 
 def _to_memory_fields(memory: MemoryReport) -> dict[str, Argument]:

@@ -24,7 +24,7 @@ from services.catalog.redis.commits import (
     build_segments,
 )
 from services.catalog.redis.keys import CALLS, EPISODE_SET, META, REPAIRS, TOKENS, TURNS
-from services.catalog.redis.slot import SessionSlots
+from services.catalog.redis.slot import SessionSlots, build_incomplete
 
 
 async def build_fork(slots: SessionSlots, fork: ForkCommit) -> RedisCommit:
@@ -34,6 +34,8 @@ async def build_fork(slots: SessionSlots, fork: ForkCommit) -> RedisCommit:
         raise UnknownSession(fork.parent)
     if snapshot == b"turn":
         raise UnknownTurn(fork.parent, fork.turns)
+    if snapshot == b"incomplete":
+        raise build_incomplete(fork.parent)
     (_, open_calls, recent, repairs), log, tokens, calls, latest = snapshot
     commit = build_create(fork.session, fork.worker_state).push(TURNS, log).push(TOKENS, tokens)
     fields = mapping.to_hash(calls)

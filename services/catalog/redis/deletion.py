@@ -5,6 +5,7 @@ where a tombstone remains, then cleans up elsewhere. A deletion that breaks off 
 later deletion or sweep that meets its tombstone.
 """
 
+from collections.abc import Sequence
 from contextlib import suppress
 from secrets import token_hex
 
@@ -16,7 +17,7 @@ from services.catalog.redis.idempotency import RedisIdempotency
 from services.catalog.redis.indexes import RedisIndexes
 from services.catalog.redis.keys import META, OWNERS, TOMBSTONE, Keys
 from services.catalog.redis.prefixes import RedisPrefixes
-from services.catalog.redis.refs import OwnerRefs
+from services.catalog.redis.refs import OwnerRefs, OwnerState
 from services.catalog.redis.slot import SessionSlots, require_own_slot
 
 # The number of random tombstones that a deletion or a sweep checks for unfinished work.
@@ -49,7 +50,7 @@ class SessionDeletion:
         if not (await self._slots.exist([session_id]))[0]:
             raise UnknownSession(session_id)
         # Noted first: what is not finished here is found by another deletion.
-        await self._update(self._keys.deleted, "SADD", session_id)
+        await self._note(self._keys.deleted, session_id)
         await self._delete_in_slot(session_id, record)
         with suppress(CatalogError):  # the session is deleted; another deletion cleans up
             return await self._finish(session_id)
@@ -61,13 +62,12 @@ class SessionDeletion:
         A session is noted before it can have some; one without any is removed. A few tombstones are
         checked too, as a deletion that broke off has noted nothing.
         """
-        orphaned = []
         noted = await self._members(self._keys.orphaned, "SMEMBERS")
-        for owner in dict.fromkeys([*noted, *await self._sample_deleted()]):
-            due = await self._check(owner)
-            orphaned += due
-            if owner in noted and not due:
-                await self._update(self._keys.orphaned, "SREM", owner)
+        orphaned = await self._check([*noted, *await self._sample_deleted()])
+        due = {each.session for each in orphaned}
+        settled = [owner for owner in noted if owner not in due]
+        if settled:
+            await self._redis.write(self._keys.orphaned, "SREM", self._keys.orphaned, *settled)
         return orphaned
 
     async def get_deleted(self) -> list[str]:
@@ -91,14 +91,13 @@ class SessionDeletion:
 
     async def _finish(self, session_id: str) -> list[OrphanedPages]:
         """Clean up after a deletion in other slots; return the pages orphaned by then."""
-        await self._update(self._keys.orphaned, "SADD", session_id)
+        await self._note(self._keys.orphaned, session_id)
         owners = await self._release_refs(session_id)
-        _, retained = await self._reconcile(session_id)
-        orphaned = [OrphanedPages(session_id, retained)]
-        for owner in dict.fromkeys([*owners, *await self._sample_deleted()]):
-            if owner != session_id:
-                orphaned += await self._check(owner)
-        return orphaned
+        (state,) = await self._refs.read([session_id])
+        _, retained = await self._reconcile(session_id, state)
+        others = [*owners, *await self._sample_deleted()]
+        orphaned = await self._check([owner for owner in others if owner != session_id])
+        return [OrphanedPages(session_id, retained), *orphaned]
 
     async def _release_refs(self, session_id: str) -> list[str]:
         """Remove a deleted session's references and index entries; return the owners."""
@@ -108,7 +107,7 @@ class SessionDeletion:
         tombstone = mapping.to_hash(flat)
         owners = [name.decode() for name in names]
         if owners:
-            await self._update(self._keys.orphaned, "SADD", *owners)
+            await self._note(self._keys.orphaned, *owners)
         for owner in owners:
             await self._refs.set(session_id, owner, 0)
         await self._indexes.remove(session_id, tombstone.get("tenant", b"").decode())
@@ -117,21 +116,27 @@ class SessionDeletion:
         await self._redis.write(name, "DEL", name)
         return owners
 
-    async def _check(self, owner: str) -> list[OrphanedPages]:
-        """Return an owner's orphaned pages, after finishing its deletion if that broke off."""
-        (state,) = await self._refs.read([owner])
-        if state.exists:
-            return []
-        if state.has_tombstone and state.retained is None:
-            await self._release_refs(owner)
-        due, pages = await self._reconcile(owner)
-        return [OrphanedPages(owner, pages)] if due else []
+    async def _check(self, owners: Sequence[str]) -> list[OrphanedPages]:
+        """Return the orphaned pages of these owners, after finishing deletions that broke off."""
+        unique = list(dict.fromkeys(owners))
+        orphaned = []
+        for owner, state in zip(unique, await self._refs.read(unique), strict=True):
+            due, pages = state.due, state.retained or 0
+            if state.exists:
+                continue
+            if not state.is_settled:
+                if state.has_tombstone and state.retained is None:
+                    await self._release_refs(owner)
+                due, pages = await self._reconcile(owner, state)
+            if due:
+                orphaned.append(OrphanedPages(owner, pages))
+        return orphaned
 
-    async def _reconcile(self, owner: str) -> tuple[bool, int]:
+    async def _reconcile(self, owner: str, state: OwnerState) -> tuple[bool, int]:
         """Return whether the workers may hold orphaned pages, and how many pages are retained."""
-        outcome, pages = await self._refs.reconcile(owner)
+        outcome, pages = await self._refs.reconcile(owner, state)
         if outcome == "same" and pages == 0:
-            await self._update(self._keys.deleted, "SREM", owner)
+            await self._redis.write(self._keys.deleted, "SREM", self._keys.deleted, owner)
         return outcome == "due", pages
 
     async def _sample_deleted(self) -> list[str]:
@@ -140,5 +145,5 @@ class SessionDeletion:
     async def _members(self, name: str, command: str, *words: int) -> list[str]:
         return [owner.decode() for owner in await self._redis.read(name, command, name, *words)]
 
-    async def _update(self, name: str, command: str, *owners: str) -> None:
-        await self._redis.write(name, command, name, *owners)
+    async def _note(self, name: str, *owners: str) -> None:
+        await self._redis.write(name, "EVAL", scripts.ADD_MEMBERS, 1, name, *owners)

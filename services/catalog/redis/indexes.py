@@ -2,8 +2,8 @@
 
 These lie in slots of their own, so no commit changes them in the same step. A session is listed
 before it is created and unlisted after it is deleted: an entry without a session is skipped, and
-removed once it is old. Lengths are written after the commit; some are compared with their sessions
-at each query, so what a crash left out is found.
+removed once it is old. Lengths are written after the commit, with their sum in one step; some are
+compared with their sessions at each query, so what a crash left out is found.
 """
 
 import time
@@ -37,7 +37,8 @@ class RedisIndexes:
         """List a session, and the pause it may start in, without an event before the given time."""
         tenant = session.settings.tenant
         name = self._keys.get_sessions(tenant)
-        await self._redis.write(self._keys.tenants, "SADD", self._keys.tenants, tenant)
+        tenants = self._keys.tenants
+        await self._redis.write(tenants, "ZADD", tenants, repr(time.time()), tenant)
         await self._redis.write(name, "ZADD", name, repr(session.created_at), session.id)
         if session.turns:
             await self.add_pause(session.id, session.turns, last_event_at)
@@ -45,16 +46,18 @@ class RedisIndexes:
     async def remove(self, session_id: str, tenant: str) -> None:
         """Unlist a deleted session."""
         sessions = self._keys.get_sessions(tenant)
-        lengths = self._keys.get_lengths(tenant)
         await self._redis.write(sessions, "ZREM", sessions, session_id)
-        await self._redis.write(lengths, "HDEL", lengths, session_id)
+        await self._change_length(self._keys.get_lengths(tenant), session_id, "", "*")
 
     async def get_ids(self) -> list[str]:
         """Return the ids of all sessions, oldest first."""
-        reply = await self._redis.read(self._keys.tenants, "SMEMBERS", self._keys.tenants)
-        names = [self._keys.get_sessions(tenant.decode()) for tenant in reply]
+        tenants = await self._get_tenants()
+        names = [self._keys.get_sessions(tenant) for tenant, _ in tenants]
         replies = await self._redis.read_each(
             [(name, ("ZRANGE", name, 0, -1, "WITHSCORES")) for name in names]
+        )
+        await self._remove_tenants(
+            [tenant for tenant, listed in zip(tenants, replies, strict=True) if not listed]
         )
         entries = [entry for reply in replies for entry in _decode_scored(reply)]
         ids = [id for id, _ in sorted(entries, key=lambda entry: (entry[1], entry[0]))]
@@ -110,24 +113,43 @@ class RedisIndexes:
         """Note a session's number of tokens after a commit, which stands even if this fails."""
         name = self._keys.get_lengths(tenant)
         with suppress(CatalogError):
-            await self._redis.read(name, "HSET", name, session_id, length)
+            await self._change_length(name, session_id, str(length), "*")
 
     async def get_tokens(self, tenant: str) -> int:
         """Return the number of tokens in a tenant's sessions."""
         name = self._keys.get_lengths(tenant)
         await self._correct_lengths(name)
-        return int(await self._redis.read(name, "EVAL", scripts.SUM_FIELDS, 1, name))
+        return int(await self._redis.read(name, "HGET", name, "") or 0)
 
     async def _correct_lengths(self, name: str) -> None:
         """Compare a few random lengths with their sessions, and correct them."""
         command = ("HRANDFIELD", name, _LENGTHS_COMPARED, "WITHVALUES")
-        listed = _pair(await self._redis.read(name, *command))
+        drawn = _pair(await self._redis.read(name, *command))
+        listed = [(session, length) for session, length in drawn if session]
         metas = [self._keys.get_meta(session.decode()) for session, _ in listed]
         lengths = await self._redis.read_each([(meta, ("HGET", meta, "length")) for meta in metas])
         for (session, noted), length in zip(listed, lengths, strict=True):
             if noted != length:
-                call = ("EVAL", scripts.CORRECT_FIELD, 1, name, session, noted, length or "")
-                await self._redis.read(name, *call)
+                await self._change_length(name, session, length or "", noted)
+
+    async def _change_length(
+        self, name: str, session: str | bytes, length: str | bytes, noted: str | bytes
+    ) -> None:
+        call = ("EVAL", scripts.CHANGE_LENGTH, 1, name, session, length, noted)
+        await self._redis.read(name, *call)
+
+    async def _get_tenants(self) -> list[tuple[str, float]]:
+        """Return the tenants that may have sessions, with the last time they created one."""
+        name = self._keys.tenants
+        return _decode_scored(await self._redis.read(name, "ZRANGE", name, 0, -1, "WITHSCORES"))
+
+    async def _remove_tenants(self, idle: list[tuple[str, float]]) -> None:
+        """Remove tenants without sessions, except those that may be creating one now."""
+        name = self._keys.tenants
+        old = [each for each in idle if each[1] < time.time() - _STALE_SECONDS]
+        for tenant, used_at in old:
+            call = ("EVAL", scripts.REMOVE_IF_SCORED, 1, name, tenant, repr(used_at))
+            await self._redis.read(name, *call)
 
     async def _read_listed(
         self, tenant: str, before: tuple[float, str] | None, offset: int, count: int

@@ -18,8 +18,10 @@ from services.catalog.records import IdempotencyKey
 #   REPAIRS     list
 #   EPISODE_SET, SEGMENTS, LABELS, EPISODES, BUILT    hashes of the session's episodes
 #   OWNERS      hash of the sessions whose pages this one may reference
-#   SHARERS     hash of the sessions that reference this one's pages
-#   TOMBSTONE   hash of cleanup that is due after the deletion; outlives the session, as SHARERS
+#   SHARERS     sessions that reference this one's pages, by the number of pages
+#   TOMBSTONE   hash of cleanup that is due after the deletion
+#   UNVERIFIED  those of SHARERS that may not exist, by the time of the reference
+# The last three outlive the session.
 (
     META,
     COMMITS,
@@ -35,9 +37,10 @@ from services.catalog.records import IdempotencyKey
     OWNERS,
     SHARERS,
     TOMBSTONE,
-) = range(14)
+    UNVERIFIED,
+) = range(15)
 # The index of an idempotency record that is stored in the session's slot.
-RECORD = 14
+RECORD = 15
 
 _SUFFIXES = (
     "",
@@ -54,6 +57,7 @@ _SUFFIXES = (
     ":owners",
     ":sharers",
     ":gone",
+    ":unverified",
 )
 
 
@@ -102,7 +106,7 @@ class Keys:
 
     @property
     def tenants(self) -> str:
-        """Key of the set of all tenants that ever had a session."""
+        """Key of the tenants that may have sessions, by the last time they created one."""
         return f"{self.namespace}:tenants"
 
     @property

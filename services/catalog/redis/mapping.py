@@ -4,7 +4,7 @@ import json
 import re
 import struct
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from pydantic import TypeAdapter
 
@@ -42,24 +42,6 @@ _SEGMENT = struct.Struct("<qq")
 # Fields of EPISODE_SET before the first segment. The count of builds is not reset: no id is ever
 # used twice.
 CLEARED_FIELDS: Mapping[str, int] = {name: getattr(EpisodeSet(), name) for name in _COUNTS}
-
-
-@dataclass(frozen=True)
-class PageRef:
-    """An entry of SHARERS: `session` references `pages` pages, noted at server time `since`."""
-
-    session: str
-    entry: bytes
-
-    @property
-    def pages(self) -> int:
-        """Number of the owner's pages that are referenced, from the first on."""
-        return int(self.entry.split()[0])
-
-    @property
-    def since(self) -> int:
-        """The owner's server's Unix seconds when the reference was noted."""
-        return int(self.entry.split()[1])
 
 
 def to_session_fields(

@@ -1,11 +1,13 @@
 """References to shared pages in the Redis catalog.
 
-Each owner has, in its own slot, the references to its pages; after the owner's deletion they stay
-as long as there are any. A session is referenced there before it uses a page, and a new session
-before it is created, so a crash leaves at worst a reference too many. A reference of a session that
-does not exist is ignored once it is an hour old by the clock of the owner's server; the creation of
-a session may take half of that. If clocks differed by more, pages might be lost: they are computed
-again, which takes time, but no part of a conversation is lost.
+Each owner has, in its own slot, the references to its pages, sorted by their number of pages; after
+the owner's deletion they stay as long as there are any. A session is referenced there before it uses
+a page, and a new session before it is created, so a crash leaves at worst a reference too many. Each
+reference is unverified until its session is known to have committed it; from then on the session's
+deletion removes it. Only what is unverified is ever compared with its session, once it is an hour
+old by the clock of the owner's server; the creation of a session may take half of that. If clocks
+differed by more, pages might be lost: they are computed again, which takes time, but no part of a
+conversation is lost.
 """
 
 from collections.abc import Sequence
@@ -52,13 +54,13 @@ class RedisPageRefs:
 
     async def get_retained(self) -> list[SharedPages]:
         """Return the deleted sessions whose pages are still referenced."""
-        owners = await self._deletion.get_deleted()
-        retained = []
-        for owner, state in zip(owners, await self._refs.read(owners), strict=True):
-            used = await self._refs.count_used(state)
-            if used and not state.exists:
-                retained.append(SharedPages(owner, used))
-        return sorted(retained, key=lambda each: each.owner)
+        owners = sorted(await self._deletion.get_deleted())
+        states = await self._refs.read(owners)
+        return [
+            SharedPages(owner, state.used)
+            for owner, state in zip(owners, states, strict=True)
+            if state.used and not state.exists
+        ]
 
     async def get_orphaned(self) -> list[OrphanedPages]:
         """Return the orphaned pages that are not confirmed as deleted yet."""
@@ -90,6 +92,15 @@ class RedisPageRefs:
                 raise UnknownSession(each.owner)
             noted.append(since)
         return str(min(noted) + GRACE_SECONDS // 2) if noted else ""
+
+    async def confirm(self, session_id: str, shared: Sequence[SharedPages]) -> None:
+        """Note that a session exists and has committed these references.
+
+        If this fails, they are compared with the session later.
+        """
+        with suppress(CatalogError):
+            for each in shared:
+                await self._refs.set(session_id, each.owner, each.pages)
 
     async def reconcile(self, session_id: str, shared: Sequence[SharedPages]) -> None:
         """Remove the references beyond those that a turn has committed.

@@ -5,12 +5,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvrecall.domain.session import SharedPages
-from services.catalog.redis import mapping, scripts
-from services.catalog.redis.client import CatalogRedis
+from services.catalog.redis import scripts
+from services.catalog.redis.client import Argument, CatalogRedis
 from services.catalog.redis.slot import SessionSlots
 
-# A reference of a session that does not exist is ignored once it is older.
+# A reference of a session that does not exist has ended once it is older.
 GRACE_SECONDS = 3600
+# The number of unverified references that a reconciliation compares with their sessions.
+_VERIFIED_AT_ONCE = 64
 
 
 @dataclass(frozen=True)
@@ -18,14 +20,27 @@ class OwnerState:
     """The reply of READ_REFS.
 
     `retained` is the number of pages retained at the last reconciliation (None: there was none),
-    `now` the server's Unix seconds, `entries` the references as a flat hash.
+    `due` whether the workers may hold more, `used` the number of pages that are referenced.
+    `unverified` are some references that are old and whose sessions may not exist, each with the
+    time it was made.
     """
 
     exists: bool
     has_tombstone: bool
     retained: int | None
-    now: int
-    entries: Sequence[bytes]
+    due: bool
+    used: int
+    unverified: Sequence[tuple[str, bytes]]
+
+    @property
+    def is_settled(self) -> bool:
+        """True if a reconciliation would find nothing to change."""
+        return (
+            self.has_tombstone
+            and not self.unverified
+            and self.retained is not None
+            and 0 < self.retained <= self.used
+        )
 
 
 class OwnerRefs:
@@ -52,48 +67,33 @@ class OwnerRefs:
 
     async def read(self, owners: Sequence[str]) -> list[OwnerState]:
         """Read the references to the pages of each owner."""
-        calls = [self._slots.build_call(scripts.READ_REFS, owner) for owner in owners]
+        words = (GRACE_SECONDS, _VERIFIED_AT_ONCE)
+        calls = [self._slots.build_call(scripts.READ_REFS, owner, *words) for owner in owners]
         return [_to_state(reply) for reply in await self._redis.read_each(calls)]
 
-    async def count_used(self, state: OwnerState) -> int:
-        """Return how many pages are referenced by sessions that exist or may yet be created."""
-        refs, ended = await self._split(state)
-        return max((ref.pages for ref in refs if ref not in ended), default=0)
-
-    async def reconcile(self, owner: str) -> tuple[str, int]:
+    async def reconcile(self, owner: str, state: OwnerState) -> tuple[str, int]:
         """Bring a deleted owner's tombstone up to date; return an outcome and a number of pages.
 
         `due`: the workers may hold more than that many pages. `same`: they do not. `exists`: the
         owner is not deleted.
         """
-        (state,) = await self.read([owner])
-        _, ended = await self._split(state)
-        words = [word for ref in ended for word in (ref.session, ref.entry)]
+        exist = await self._slots.exist([session for session, _ in state.unverified])
+        words: list[Argument] = []
+        for (session, since), exists in zip(state.unverified, exist, strict=True):
+            words += [session, since, int(exists)]
         key, call = self._slots.build_call(scripts.RECONCILE_ORPHANED, owner, *words)
         outcome, *pages = await self._redis.write(key, *call)
         return outcome.decode(), int(pages[0]) if pages else 0
 
-    async def _split(
-        self, state: OwnerState
-    ) -> tuple[list[mapping.PageRef], list[mapping.PageRef]]:
-        """Return all references, and those of them that have ended."""
-        entries = mapping.to_hash(state.entries)
-        refs = [mapping.PageRef(session_id, entry) for session_id, entry in entries.items()]
-        exist = await self._slots.exist([ref.session for ref in refs])
-        ended = [
-            ref
-            for ref, exists in zip(refs, exist, strict=True)
-            if not exists and state.now - ref.since > GRACE_SECONDS
-        ]
-        return refs, ended
-
 
 def _to_state(reply: Sequence[Any]) -> OwnerState:
-    exists, has_tombstone, retained, now, entries = reply
+    exists, has_tombstone, retained, due, used, unverified = reply
+    sessions = [session.decode() for session in unverified[::2]]
     return OwnerState(
         exists=bool(exists),
         has_tombstone=bool(has_tombstone),
         retained=None if retained is None else int(retained),
-        now=int(now),
-        entries=entries,
+        due=due is not None,
+        used=int(used),
+        unverified=tuple(zip(sessions, unverified[1::2], strict=True)),
     )

@@ -92,6 +92,7 @@ class RedisSessions:
         before = await self._page_refs.reserve_all(child.id, child.shared)
         await self._add(child, changes, record, before)
         await self._set_length(child)
+        await self._page_refs.confirm(child.id, child.shared)
 
     async def _restore(self, dump: SessionDump) -> None:
         await self._add(dump.session, copies.build_restore(dump), None)

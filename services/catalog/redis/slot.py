@@ -51,7 +51,7 @@ class SessionSlots:
             names.append(self._keys.get_record(record.key))
             text = RedisIdempotency.encode(record, created="")
             commit = commit.store_record(text, RedisIdempotency.MILLISECONDS)
-        header: list[Argument] = [token_hex(8), epoch, before]
+        header: list[Argument] = [token_hex(8), epoch, before, "1" if commit.allow_oom else ""]
         call = ("EVAL", scripts.APPLY_COMMIT, len(names), *names, *header, *commit.to_arguments())
         outcome, *details = await self._redis.write(names[META], *call)
         if outcome == b"done":
@@ -99,6 +99,15 @@ class SessionSlots:
         return names[META], ("EVAL", script, len(names), *names, *words)
 
 
+def build_incomplete(session_id: str) -> CatalogError:
+    """Build the error for a session of which Redis has lost a part."""
+    return CatalogError(
+        f"session {session_id!r} is incomplete: Redis has lost a part of its turn log, perhaps by "
+        "eviction; set maxmemory-policy to noeviction, then delete the session or restore Redis "
+        "from a backup"
+    )
+
+
 def require_own_slot(record: IdempotencyRecord, session_id: str) -> None:
     """Check that a record can be stored in one step with a change of the session."""
     assert record.key.session == session_id, "a record lies with the session its request names"
@@ -114,6 +123,8 @@ def _build_refusal(
             f"session {session_id!r} is at epoch {int(details[0])}, not {epoch}: "
             "another process took it over"
         )
+    if outcome == "changed" and details[0] == b"LLEN":
+        return build_incomplete(session_id)
     if outcome == "changed":
         return ChangedMeanwhile(
             f"session {session_id!r} was changed meanwhile, or the request was answered already"

@@ -9,10 +9,10 @@ from services.catalog.records import IdempotencyRecord, TurnCommit
 from services.catalog.redis import mapping
 from services.catalog.redis.commits import build_turn
 from services.catalog.redis.indexes import RedisIndexes
-from services.catalog.redis.keys import TOKENS, TURNS
+from services.catalog.redis.keys import META, TOKENS, TURNS
 from services.catalog.redis.page_refs import RedisPageRefs
 from services.catalog.redis.prefixes import RedisPrefixes
-from services.catalog.redis.slot import SessionSlots
+from services.catalog.redis.slot import SessionSlots, build_incomplete
 from services.catalog.serialization import decode_tokens
 
 
@@ -50,9 +50,13 @@ class RedisTurns:
 
     async def get_token_ids(self, session_id: str) -> tuple[int, ...]:
         """Return all tokens that the session's turns appended. Raises UnknownSession."""
-        exists, tokens = await self._slots.read(session_id, ("LRANGE", TOKENS, 0, -1))
+        exists, turns, tokens = await self._slots.read(
+            session_id, ("HGET", META, "turns"), ("LRANGE", TOKENS, 0, -1)
+        )
         if not exists:
             raise UnknownSession(session_id)
+        if len(tokens) != int(turns):
+            raise build_incomplete(session_id)
         return decode_tokens(b"".join(tokens))
 
     async def _commit(

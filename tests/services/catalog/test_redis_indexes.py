@@ -70,7 +70,7 @@ async def test_an_entry_without_a_session_is_skipped_and_removed_once_it_is_old(
     now = time.time()
     client.zadd(f"{namespace}:sessions:", {"old": 6.0, "new": now})
     client.zadd(f"{namespace}:waiting", {"1 old": 6.0, "1 new": now})
-    client.hset(f"{namespace}:lengths:", "old", 7)
+    client.hset(f"{namespace}:lengths:", mapping={"old": 7, "": 7})
     assert [session.id for session in (await catalog.sessions.get_page(5, None)).sessions] == ["s"]
     assert await catalog.sessions.get_ids() == ["s"]
     assert await catalog.tool_calls.get_idle_sessions(now) == []
@@ -88,7 +88,8 @@ async def test_a_reference_of_a_session_that_was_never_created_counts_for_an_hou
     now = client.time()[0]
     for owner, since in (("young", now - HOUR // 2), ("old", now - 2 * HOUR)):
         await catalog.sessions.create(make_session(owner), b"", None)
-        client.hset(f"{namespace}:{{{owner}}}:sharers", "child", f"3 {since}")
+        client.zadd(f"{namespace}:{{{owner}}}:sharers", {"child": 3})
+        client.zadd(f"{namespace}:{{{owner}}}:unverified", {"child": since})
     assert await catalog.sessions.delete("young", None) == [OrphanedPages("young", 3)]
     assert (await catalog.sessions.delete("old", None))[0] == OrphanedPages("old", 0)
     assert await catalog.page_refs.get_retained() == [SharedPages("young", 3)]
@@ -181,5 +182,5 @@ async def test_lengths_that_were_not_noted_are_corrected(
     catalog = await open_catalog(redis_url, namespace)
     await catalog.sessions.create(make_session("s"), b"", None)
     await catalog.turns.commit(make_turn("s", 1), 1, None)
-    redis_server.client.hset(f"{namespace}:lengths:", "s", 3)
+    redis_server.client.hset(f"{namespace}:lengths:", mapping={"s": 3, "": 3})
     assert await catalog.sessions.get_tenant_tokens("") == 7

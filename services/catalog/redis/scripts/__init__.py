@@ -1,8 +1,10 @@
 """The Lua scripts of the Redis catalog, each run by Redis in one step.
 
 Unless a script's header says otherwise, KEYS are a session's keys in the order of `keys.py`. If
-Redis is out of memory, the first write of a script fails and nothing is changed; after the first
-write a script runs to its end.
+Redis is out of memory, the first command of a script that may need more fails and nothing is
+changed; after the first write of any kind a script runs to its end. So scripts that lead to a
+deletion begin with a write that needs no memory. (Script flags say the same since Redis 7; 6.2 does
+not know them.)
 """
 
 from importlib.resources import files
@@ -27,9 +29,13 @@ SET_REF = _load("set_ref")
 READ_REFS = _load("read_refs")
 RECONCILE_ORPHANED = _load("reconcile_orphaned")
 CONFIRM_DELETED = _load("confirm_deleted")
-CORRECT_FIELD = _load("correct_field")
-SUM_FIELDS = _load("sum_fields")
+CHANGE_LENGTH = _load("change_length")
+ADD_MEMBERS = _load("add_members")
 MIGRATE_ENTRIES = _load("migrate_entries")
 MIGRATE_FIELDS = _load("migrate_fields")
 MIGRATE_VALUE = _load("migrate_value")
+MIGRATE_REFS = _load("migrate_refs")
+MIGRATE_LENGTHS = _load("migrate_lengths")
+MIGRATE_TENANTS = _load("migrate_tenants")
+REMOVE_IF_SCORED = _load("remove_if_scored")
 EXTEND_LOCK = _load("extend_lock")

@@ -1,4 +1,5 @@
--- Reference the first pages of an owner.
+-- Reference the first pages of an owner. The reference is unverified until SET_REF or
+-- RECONCILE_ORPHANED find that its session exists.
 --
 -- KEYS: the owner's keys.
 -- ARGV[1]: the referencing session. ARGV[2]: number of pages.
@@ -10,6 +11,6 @@ if redis.call('EXISTS', KEYS[1]) == 0 then
   local retained = redis.call('HGET', KEYS[14], 'retained')
   if retained and pages > tonumber(retained) then return false end
 end
-local before = string.match(redis.call('HGET', KEYS[13], ARGV[1]) or '0', '^%d+')
-redis.call('HSET', KEYS[13], ARGV[1], math.max(pages, tonumber(before)) .. ' ' .. now)
+redis.call('ZADD', KEYS[13], 'GT', pages, ARGV[1])
+redis.call('ZADD', KEYS[15], now, ARGV[1])
 return now

@@ -5,11 +5,13 @@
 -- ARGV[1]: id of the commit.
 -- ARGV[2]: the epoch it is made under ('': any; 'new': the session must not exist yet).
 -- ARGV[3]: the last time at which it may be made, in the server's Unix seconds ('': any).
--- ARGV[4]: number of conditions. Each takes three arguments: index of a key, a field ('': the key
---   itself) and its value ('': absent).
--- Then commands: number of words, name, index of a key, the other words.
+-- ARGV[4]: '1' if it is applied even when Redis is out of memory, else ''.
+-- ARGV[5]: number of conditions. Each is the reply that a reading command must have ('': nil), and
+--   the command.
+-- Then the commands of the commit.
+-- Commands are: number of words, name, index of a key, the other words.
 -- Reply: {'done', '<epoch> <tenant>'}, {'exists'}, {'unknown'}, {'stale', epoch}, {'late'} or
---   {'changed', field}.
+--   {'changed', name of the condition's command}.
 local done = find_result(ARGV[1])
 if done then return {'done', done} end
 local epoch = redis.call('HGET', KEYS[1], 'epoch')
@@ -20,24 +22,22 @@ else
   if ARGV[2] ~= '' and ARGV[2] ~= epoch then return {'stale', epoch} end
 end
 if ARGV[3] ~= '' and tonumber(redis.call('TIME')[1]) > tonumber(ARGV[3]) then return {'late'} end
-local at = 5
-for _ = 1, tonumber(ARGV[4]) do
-  local key, field, found = KEYS[tonumber(ARGV[at])], ARGV[at + 1], ''
-  if field ~= '' then
-    found = redis.call('HGET', key, field) or ''
-  elseif redis.call('EXISTS', key) == 1 then
-    found = 'exists'
-  end
-  if found ~= ARGV[at + 2] then return {'changed', field} end
-  at = at + 3
+local at = 6
+local function run()
+  local words = tonumber(ARGV[at])
+  local first, name, key = at + 3, ARGV[at + 1], KEYS[tonumber(ARGV[at + 2])]
+  at = at + words + 1
+  return redis.call(name, key, unpack(ARGV, first, at - 1))
 end
+for _ = 1, tonumber(ARGV[5]) do
+  local expected, name = ARGV[at], ARGV[at + 2]
+  at = at + 1
+  if tostring(run() or '') ~= expected then return {'changed', name} end
+end
+if ARGV[4] == '1' then redis.call('LTRIM', KEYS[2], 0, 30) end  -- needs no memory
 redis.call('LPUSH', KEYS[2], ARGV[1] .. ' ')
 redis.call('LTRIM', KEYS[2], 0, 31)
-while at <= #ARGV do
-  local words = tonumber(ARGV[at])
-  redis.call(ARGV[at + 1], KEYS[tonumber(ARGV[at + 2])], unpack(ARGV, at + 3, at + words))
-  at = at + words + 1
-end
+while at <= #ARGV do run() end
 local now = redis.call('HMGET', KEYS[1], 'epoch', 'tenant')
 local result = now[1] .. ' ' .. now[2]
 redis.call('LSET', KEYS[2], 0, ARGV[1] .. ' ' .. result)

@@ -1,0 +1,132 @@
+"""What operations of the Redis catalog cost: not more with more sessions, sharers or tenants."""
+
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from kvrecall.domain.session import Session, SharedPages
+from services.catalog.records import ForkCommit, OrphanedPages, TurnCommit
+from services.catalog.redis.catalog import RedisCatalog
+from services.catalog.redis.client import CatalogRedis
+
+MakeSession = Callable[..., Session]
+MakeTurn = Callable[..., TurnCommit]
+Open = Callable[..., Awaitable[RedisCatalog]]
+DAY = 24 * 3600
+
+
+@pytest.fixture
+def count_calls(redis_server: Any) -> Callable[[Awaitable[Any]], Awaitable[dict[str, int]]]:
+    """count_calls(operation): how often it ran each command, within scripts too."""
+
+    async def count(operation: Awaitable[Any]) -> dict[str, int]:
+        redis_server.client.config_resetstat()
+        await operation
+        stats = redis_server.client.info("commandstats")
+        ignored = ("cmdstat_info", "cmdstat_config", "cmdstat_ping")
+        return {
+            name.removeprefix("cmdstat_"): each["calls"]
+            for name, each in stats.items()
+            if not name.startswith(ignored)
+        }
+
+    return count
+
+
+async def add_sharers(
+    catalog: RedisCatalog, parent: Session, owner: str, first: int, count: int
+) -> None:
+    for number in range(first, first + count):
+        child = replace(parent, id=f"{owner} {number}", shared=(SharedPages(owner, 3),))
+        await catalog.sessions.fork(ForkCommit(child, parent.id, 1, b""), None)
+
+
+async def test_a_deletion_and_a_sweep_cost_the_same_for_any_number_of_sharers(
+    open_catalog: Open,
+    redis_url: str,
+    count_calls: Callable[[Awaitable[Any]], Awaitable[dict[str, int]]],
+    make_session: MakeSession,
+    make_turn: MakeTurn,
+) -> None:
+    costs = []
+    for sharers in (4, 80):
+        catalog = await open_catalog(redis_url)
+        await catalog.sessions.create(make_session("owner"), b"", None)
+        await catalog.turns.commit(make_turn("owner", 1), 1, None)
+        parent = await catalog.sessions.get("owner")
+        await add_sharers(catalog, parent, "owner", 0, sharers)
+        assert await catalog.sessions.delete("owner", None) == [OrphanedPages("owner", 3)]
+        deletion = await count_calls(catalog.sessions.delete("owner 0", None))
+        sweep = await count_calls(catalog.page_refs.get_orphaned())
+        retained = await count_calls(catalog.page_refs.get_retained())
+        costs.append((deletion, sweep, retained))
+        assert await catalog.page_refs.get_retained() == [SharedPages("owner", 3)]
+    assert costs[0] == costs[1]
+    for cost in costs[0]:
+        assert "hgetall" not in cost or cost["hgetall"] == 1  # the tombstone's
+        assert "hvals" not in cost
+
+
+async def test_the_pages_of_all_deleted_sessions_are_listed_in_one_exchange(
+    open_catalog: Open,
+    redis_url: str,
+    make_session: MakeSession,
+    make_turn: MakeTurn,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    catalog = await open_catalog(redis_url)
+    owners = [f"owner {number}" for number in range(12)]
+    for owner in owners:
+        await catalog.sessions.create(make_session(owner), b"", None)
+        await catalog.turns.commit(make_turn(owner, 1), 1, None)
+        await add_sharers(catalog, await catalog.sessions.get(owner), owner, 0, 1)
+        await catalog.sessions.delete(owner, None)
+    exchanges = []
+    original = CatalogRedis._retry
+
+    async def count(self: CatalogRedis, operation: Callable[[], Awaitable[Any]]) -> Any:
+        exchanges.append(operation)
+        return await original(self, operation)
+
+    monkeypatch.setattr(CatalogRedis, "_retry", count)
+    retained = await catalog.page_refs.get_retained()
+    assert retained == [SharedPages(owner, 3) for owner in sorted(owners)]
+    assert len(exchanges) == 2  # the deleted sessions, then the references to each
+
+
+async def test_a_quota_is_read_without_reading_the_tenant_s_sessions(
+    open_catalog: Open,
+    redis_url: str,
+    count_calls: Callable[[Awaitable[Any]], Awaitable[dict[str, int]]],
+    make_session: MakeSession,
+    make_turn: MakeTurn,
+) -> None:
+    catalog = await open_catalog(redis_url)
+    for number in range(12):
+        await catalog.sessions.create(make_session(f"s{number}"), b"", None)
+        await catalog.turns.commit(make_turn(f"s{number}", 1), 1, None)
+    cost = await count_calls(catalog.sessions.get_tenant_tokens(""))
+    assert cost["hrandfield"] == 1
+    assert cost["hget"] <= 5  # the sum, and a few lengths that are compared with their sessions
+    assert not cost.keys() & {"hvals", "hgetall", "eval"}
+    assert await catalog.sessions.get_tenant_tokens("") == 12 * 7
+
+
+async def test_a_tenant_without_sessions_is_forgotten_once_it_is_idle(
+    open_catalog: Open, redis_server: Any, redis_url: str, make_session: MakeSession
+) -> None:
+    namespace = uuid4().hex
+    catalog = await open_catalog(redis_url, namespace)
+    for tenant in ("idle", "new", "busy"):
+        await catalog.sessions.create(make_session(f"of {tenant}", tenant=tenant), b"", None)
+    for tenant in ("idle", "new"):
+        await catalog.sessions.delete(f"of {tenant}", None)
+    tenants = f"{namespace}:tenants"
+    yesterday = time.time() - DAY
+    redis_server.client.zadd(tenants, {"idle": yesterday, "busy": yesterday})
+    assert await catalog.sessions.get_ids() == ["of busy"]
+    assert set(redis_server.client.zrange(tenants, 0, -1)) == {b"new", b"busy"}
