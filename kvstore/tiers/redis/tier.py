@@ -10,7 +10,7 @@ Durable means: `put` returns when the primary has the pages and, where it has re
 has them too. That survives the loss of one server. What survives a restart of all servers is their
 configuration: `appendonly yes` survives kill -9, `appendfsync always` a loss of power,
 `min-replicas-to-write 1` stops an isolated primary from accepting writes, and `maxmemory-policy
-noeviction` keeps pages until they expire.
+noeviction` keeps pages until they expire; a server that may evict any key is refused.
 """
 
 import time
@@ -81,7 +81,8 @@ class RedisTier:
         name: Name of the tier for metrics.
 
     Raises:
-        TierSettingsError: The URL is malformed, or a newer kvrecall wrote the namespace.
+        TierSettingsError: The URL is malformed, the server evicts keys of any kind, or a newer
+            kvrecall wrote the namespace.
         TierFailedError: Redis does not answer.
     """
 
@@ -116,6 +117,7 @@ class RedisTier:
         self._counted_at = float("-inf")
         self._closed = False
         try:
+            self._require_no_eviction()
             self._has_marker = self._check_format(namespace)
             self._count_used_bytes()
         except KvStoreError:
@@ -287,6 +289,16 @@ class RedisTier:
             if self._run_script(scripts.TOUCH, session, self._ttl_milliseconds):
                 self._register(session)
                 self._touched[session] = time.monotonic()
+
+    def _require_no_eviction(self) -> None:
+        """Raise TierSettingsError if Redis may evict indexes and fences, not only old pages."""
+        info = self._server.run(self._keys.format, lambda client: client.info("memory"))
+        policy = info.get("maxmemory_policy", "")
+        if policy.startswith("allkeys-"):
+            raise TierSettingsError(
+                f"{self._server} evicts keys (maxmemory-policy {policy}): it would drop indexes and "
+                "fences of sessions with pages; set maxmemory-policy to noeviction"
+            )
 
     def _check_format(self, namespace: str) -> bool:
         """Return whether the namespace has the format marker.
