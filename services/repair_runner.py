@@ -22,6 +22,7 @@ from kvrecall.protocol.v1 import worker_pb2 as pb
 from services.catalog.records import RepairCommit, RepairDetails
 from services.context import ServiceContext
 from services.session_manager import ActiveSession
+from services.tool_output import read_signal
 
 # The signal itself is at fault: a second attempt would be refused again, here or after a restart.
 FINAL_REFUSALS = frozenset(
@@ -114,14 +115,17 @@ class RepairRunner:
 
     async def _request(self, session: Session, repair: DueRepair) -> tuple[pb.RepairRequest, str]:
         """Build the worker's request, and the signal as text."""
+        text = repair.text
+        if repair.reach:
+            text = await read_signal(self._catalog, session, repair)
         request = pb.RepairRequest(
             session=session.id,
             trigger=repair.trigger.value,
-            text=repair.text,
+            text=text,
             messages=[message_to_wire(message) for message in repair.messages],
         )
         if not repair.output:
-            return request, repair.text or signal_text(repair.messages)
+            return request, text or signal_text(repair.messages)
         (turn,) = await self._catalog.turns.get_after(session.id, session.turns - 1, 1)
         start = turn.outcome.prompt_tokens
         request.token_ids.extend(turn.token_ids[start : start + repair.output])

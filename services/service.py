@@ -24,7 +24,14 @@ from kvrecall.domain.session import Session, Turn
 from kvrecall.domain.session_request import CreateSession, resolve_settings
 from kvrecall.domain.session_settings import SessionSettings
 from kvrecall.domain.state_machine import SessionState
-from kvrecall.domain.tool_events import EventReceipt, ToolEvent, apply_event, is_late, receipt
+from kvrecall.domain.tool_events import (
+    EventReceipt,
+    ToolEvent,
+    apply_event,
+    get_piece_index,
+    is_late,
+    receipt,
+)
 from kvrecall.domain.turn_request import TurnRequest
 from kvrecall.domain.worker_info import WorkerInfo
 from kvrecall.protocol.convert import session_spec_to_wire, worker_info_from_wire
@@ -42,6 +49,7 @@ from services.page_gc import PageCollector
 from services.repair_history import RepairHistoryEntry, load_repair_history
 from services.session_manager import ActiveSession
 from services.tool_call_timeouts import ToolCallTimeouts
+from services.tool_output import read_stored_pieces
 from services.turn_stream import Publish, TurnStream
 from services.turns import TurnRunner
 
@@ -344,7 +352,8 @@ class SessionService:
     ) -> EventReceipt:
         session = await self._catalog.sessions.get(live.id)
         call = await self._catalog.tool_calls.get(live.id, event.call_id)
-        changed = apply_event(session, call, event, self.limits)
+        stored = await read_stored_pieces(self._catalog, live.id, call, event)
+        changed = apply_event(session, call, event, self.limits, stored)
         acknowledged = receipt(session, changed, event, live.state, late=is_late(call, event))
         if changed is not call or key is not None:
             record = (
@@ -352,8 +361,10 @@ class SessionService:
                 if key is None
                 else IdempotencyRecord(key, RECEIPT.dump_json(acknowledged).decode())
             )
+            grown = changed.output.pieces > call.output.pieces
+            piece = (get_piece_index(call, event), event.text) if grown else None
             await self._catalog.tool_calls.commit(
-                live.id, changed, await self._sessions.epoch(live), record
+                live.id, changed, await self._sessions.epoch(live), record, piece
             )
         if due_repairs(await self._catalog.sessions.get(live.id)):
             self._background.start_repairs(live)

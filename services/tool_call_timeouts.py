@@ -4,11 +4,12 @@ A call without an event for too long fails, and the model reads that as its resu
 """
 
 import asyncio
-import time
 from contextlib import suppress
 
 from kvrecall.domain.errors import ServiceError
 from kvrecall.domain.events import PauseTimedOut
+from kvrecall.domain.session import Session
+from kvrecall.domain.tool_calls import PendingCall
 from kvrecall.domain.tool_events import timed_out
 from services.context import ServiceContext
 
@@ -19,7 +20,9 @@ _LONGEST_SLEEP_SECONDS = 60.0
 class ToolCallTimeouts:
     """One task that looks for idle calls.
 
-    It compares committed times, so that a restart changes nothing.
+    It compares committed times with the clock that they were taken from, the catalog's, so that
+    neither a restart nor another machine's clock changes anything. A call times out when two sweeps
+    found it idle and without an event in between: a clock that was wrong for a moment is harmless.
     """
 
     def __init__(self, context: ServiceContext) -> None:
@@ -27,6 +30,7 @@ class ToolCallTimeouts:
         self._sessions = context.sessions
         self._events = context.events
         self._seconds = context.limits.pause_seconds
+        self._idle: dict[str, set[PendingCall]] = {}
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -40,35 +44,44 @@ class ToolCallTimeouts:
             await asyncio.wait({self._task})
 
     async def sweep(self) -> None:
-        """Time out every call that is idle for too long.
+        """Time out every call that was idle for too long at the last sweep already.
 
         What cannot be written now is tried again next time.
         """
         try:
-            idle = await self._catalog.tool_calls.get_idle_sessions(time.time() - self._seconds)
+            since = await self._catalog.tool_calls.get_time() - self._seconds
+            sessions = await self._catalog.tool_calls.get_idle_sessions(since)
         except ServiceError:
             return  # the next sweep comes
-        for session in idle:
+        before, self._idle = self._idle, {}
+        for session in sessions:
             with suppress(ServiceError):  # it is gone, or busy here or in another process
-                await self._time_out(session)
+                self._idle[session] = _get_idle(await self._catalog.sessions.get(session), since)
+                await self._time_out(session, before.get(session, set()) & self._idle[session])
 
     async def _watch(self) -> None:
         while True:
             await self.sweep()
             await asyncio.sleep(min(self._seconds / _SWEEPS_PER_PAUSE, _LONGEST_SLEEP_SECONDS))
 
-    async def _time_out(self, session: str) -> None:
+    async def _time_out(self, session: str, idle: set[PendingCall]) -> None:
+        """Time out those of the calls that are still as they were found."""
+        if not idle:
+            return
         live = self._sessions.activate(await self._catalog.sessions.get(session))
         if live.write_lock.locked():
             return  # a turn or an event is under way, perhaps with the result
         async with self._sessions.claim(live, patience=0.0):
             found = await self._catalog.sessions.get(session)
-            since = time.time() - self._seconds
-            idle = [call for call in found.outstanding if call.last_event_at <= since]
-            for call in idle:
+            calls = [call for call in found.outstanding if call in idle]
+            for call in calls:
                 epoch = await self._sessions.epoch(live)
                 await self._catalog.tool_calls.commit(
                     session, timed_out(call, self._seconds), epoch, None
                 )
-            if idle:
-                self._events.publish(PauseTimedOut(session, tuple(call.call.id for call in idle)))
+            if calls:
+                self._events.publish(PauseTimedOut(session, tuple(call.call.id for call in calls)))
+
+
+def _get_idle(session: Session, since: float) -> set[PendingCall]:
+    return {call for call in session.outstanding if call.last_event_at <= since}

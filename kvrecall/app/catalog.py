@@ -51,9 +51,7 @@ async def upgrade_catalog(settings: Settings) -> tuple[CatalogUpgrade, int]:
 async def _open(settings: Settings) -> SqliteCatalog | RedisCatalog:
     try:
         if settings.catalog_url is None:
-            return await SqliteCatalog.open(
-                settings.data / "catalog.sqlite3", settings.service.idempotency_records
-            )
+            return await SqliteCatalog.open(settings.data / "catalog.sqlite3")
         client = redis_client(settings.catalog_url.get_secret_value())
         return await RedisCatalog.open(client, f"{settings.store.redis_namespace}:catalog")
     except CatalogError as error:

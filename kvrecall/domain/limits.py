@@ -36,6 +36,11 @@ class ServiceLimits(BaseModel):
         ge=1,
         description="Largest size of one tool result with its deltas, in UTF-8 bytes.",
     )
+    max_output_pieces: int = Field(
+        default=16_384,
+        ge=1,
+        description="Largest number of deltas that report the output of one tool call.",
+    )
     delta_signal_bytes: int = Field(
         default=256,
         ge=1,
@@ -85,9 +90,6 @@ class ServiceLimits(BaseModel):
         default=None,
         ge=1,
         description="Token quota of one tenant over all its sessions; unset: unlimited.",
-    )
-    idempotency_records: int = Field(
-        default=10_000, ge=1, description="Idempotency records that are kept."
     )
 
     @model_validator(mode="after")

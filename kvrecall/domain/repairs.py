@@ -12,8 +12,8 @@ from kvrecall.domain.tool_calls import PendingCall
 class DueRepair:
     """A repair that the committed state calls for.
 
-    Its signal is `text`, or `messages`, or the last `output` tokens of the last turn. `reach` is
-    the number of characters of the tool's output that the repair takes into account.
+    Its signal is `text`, or `messages`, or the last `output` tokens of the last turn, or, with a
+    `reach`, the end of the first `reach` characters of the tool's output.
     """
 
     trigger: RepairTrigger
@@ -69,10 +69,7 @@ def _output_has_grown(call: PendingCall) -> bool:
 
 
 def _delta_repair(call: PendingCall) -> DueRepair:
-    text = call.partial[: call.delta_due][-SIGNAL_CHARACTERS:]
-    return DueRepair(
-        RepairTrigger.TOOL_DELTA, text=text, position=call.position, reach=call.delta_due
-    )
+    return DueRepair(RepairTrigger.TOOL_DELTA, position=call.position, reach=call.delta_due)
 
 
 def _unrepaired_batches(session: Session) -> list[int]:

@@ -1,9 +1,7 @@
 """Tool calls that a session waits for."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
-from itertools import count, takewhile
 
 from kvrecall.domain.messages import Message, ToolCall
 
@@ -18,11 +16,28 @@ class CallStatus(StrEnum):
 
 
 @dataclass(frozen=True)
+class ToolOutput:
+    """A tool's output so far, in numbers: the pieces themselves are the catalog's.
+
+    - `pieces`: number of pieces; `size`: their UTF-8 bytes, at least one each.
+    - `next_index`: the index after the highest one; `joined`: number of pieces before the first
+      missing one.
+    - `recent`: end of the joined pieces, from character `delta_due` of the call on.
+    """
+
+    pieces: int = 0
+    size: int = 0
+    next_index: int = 0
+    joined: int = 0
+    recent: str = ""
+
+
+@dataclass(frozen=True)
 class PendingCall:
     """A tool call, pending until a later turn appends its result.
 
-    - `arguments`: those that the client really runs, if it reported any; `pieces`: the output so
-      far, by index.
+    - `arguments`: those that the client really runs, if it reported any; `output`: what the tool
+      has put out so far.
     - `batch`: number of the arrival of results within the pause, from 1 (0: no result yet); it
       makes the order of repairs the same after a crash.
     - `call_signal`: text of the last repair on the call.
@@ -39,7 +54,7 @@ class PendingCall:
     result: str | None = None
     started: bool = False
     arguments: str = ""
-    pieces: Mapping[int, str] = field(default_factory=dict)
+    output: ToolOutput = ToolOutput()
     last_event_at: float = 0.0
     batch: int = 0
     call_signal: str = ""
@@ -52,12 +67,6 @@ class PendingCall:
     def running(self) -> ToolCall:
         """The call as the client runs it."""
         return replace(self.call, arguments=self.arguments) if self.arguments else self.call
-
-    @property
-    def partial(self) -> str:
-        """The tool's output so far: the pieces up to the first missing one."""
-        whole = takewhile(self.pieces.__contains__, count())
-        return "".join(self.pieces[index] for index in whole)
 
     def result_message(self) -> Message:
         """Build the tool message of this call's result."""

@@ -1,14 +1,18 @@
 """Tool events that a client reports during a pause, and their effect on the call. Pure."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from types import MappingProxyType
 
 from kvrecall.domain.errors import InvalidRequest, LimitExceeded, ResultConflict
 from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.messages import json_object
 from kvrecall.domain.session import Session
 from kvrecall.domain.state_machine import SessionState
-from kvrecall.domain.tool_calls import CallStatus, PendingCall
+from kvrecall.domain.tool_calls import CallStatus, PendingCall, ToolOutput
+
+NO_PIECES: Mapping[int, str] = MappingProxyType({})
 
 
 class ToolEventType(StrEnum):
@@ -63,27 +67,32 @@ def is_late(call: PendingCall, event: ToolEvent) -> bool:
     return call.consumed_in_turn is not None
 
 
+def get_piece_index(call: PendingCall, event: ToolEvent) -> int:
+    """Return the index of a delta's piece: after all others if it names none."""
+    return call.output.next_index if event.index is None else event.index
+
+
 def apply_event(
-    session: Session, call: PendingCall, event: ToolEvent, settings: ServiceLimits
+    session: Session,
+    call: PendingCall,
+    event: ToolEvent,
+    settings: ServiceLimits,
+    stored: Mapping[int, str] = NO_PIECES,
 ) -> PendingCall:
     """Return the call after the event; the same object when the event changes nothing.
 
-    Raises ResultConflict when the call has another result or piece, or timed out; LimitExceeded
-    when the text is too long; InvalidRequest for arguments that are no JSON object.
+    `stored` are pieces that the catalog has: of a delta, the one with its index, and those that
+    follow if it is the first missing one. Raises ResultConflict when the call has another result or
+    piece, or timed out; LimitExceeded when the text is too long or the pieces are too many;
+    InvalidRequest for arguments that are no JSON object.
     """
     match event.type:
         case ToolEventType.STARTED:
             _check_size("arguments", len((event.arguments or "").encode()), settings)
             return call if is_late(call, event) else _with_start(call, event.arguments)
         case ToolEventType.DELTA:
-            # A piece counts as at least one byte, so that the number of empty ones is bounded too.
-            held = sum(max(1, len(piece.encode())) for piece in call.pieces.values())
-            _check_size("delta", held + len(event.text.encode()), settings)
-            return (
-                call
-                if is_late(call, event)
-                else _with_piece(call, event.index, event.text, settings)
-            )
+            _check_size("delta", call.output.size + len(event.text.encode()), settings)
+            return call if is_late(call, event) else _with_piece(call, event, settings, stored)
         case ToolEventType.COMPLETED | ToolEventType.FAILED:
             _check_size("result", len(event.text.encode()), settings)
             completed = event.type is ToolEventType.COMPLETED
@@ -123,20 +132,39 @@ def _with_start(call: PendingCall, arguments: str | None) -> PendingCall:
 
 
 def _with_piece(
-    call: PendingCall, index: int | None, text: str, settings: ServiceLimits
+    call: PendingCall, event: ToolEvent, settings: ServiceLimits, stored: Mapping[int, str]
 ) -> PendingCall:
-    at = 1 + max(call.pieces, default=-1) if index is None else index
-    if at in call.pieces:
-        if call.pieces[at] != text:
+    at = get_piece_index(call, event)
+    if at in stored:
+        if stored[at] != event.text:
             raise ResultConflict(
                 f"piece {at} of tool call {call.call.id!r} has another text already",
                 call=call.call.id,
             )
         return call
-    changed = replace(call, started=True, pieces={**call.pieces, at: text})
-    whole = changed.partial
-    due = len(whole[call.delta_due :].encode()) >= settings.delta_signal_bytes
-    return replace(changed, delta_due=len(whole)) if due else changed
+    if call.output.pieces >= settings.max_output_pieces:
+        limit = settings.max_output_pieces
+        raise LimitExceeded("delta", f"{limit} pieces of one tool call's output; no more", limit)
+    return _join(replace(call, started=True), at, event.text, settings, stored)
+
+
+def _join(
+    call: PendingCall, at: int, text: str, settings: ServiceLimits, stored: Mapping[int, str]
+) -> PendingCall:
+    """Return the call with one more piece, and a repair due if enough joined output is recent."""
+    output = call.output
+    known = {**stored, at: text}
+    joined, recent = output.joined, output.recent
+    while joined in known:
+        recent += known[joined]
+        joined += 1
+    due = len(recent.encode()) >= settings.delta_signal_bytes
+    # A piece counts as at least one byte, so that the number of empty ones is bounded too.
+    size = output.size + max(1, len(text.encode()))
+    next_index = max(output.next_index, at + 1)
+    grown = ToolOutput(output.pieces + 1, size, next_index, joined, "" if due else recent)
+    reach = call.delta_due + len(recent) if due else call.delta_due
+    return replace(call, output=grown, delta_due=reach)
 
 
 def _with_result(

@@ -21,6 +21,8 @@ def build_child(parent: StoredSession, commit: ForkCommit) -> StoredSession:
     for call in parent.calls.values():
         if call.turn < turns or (at_end and call.turn == turns):
             stored.put_call(call)
+            at = (call.turn, call.position)
+            stored.pieces[at] = dict(parent.pieces.get(at, {}))
         elif call.turn == turns:
             stored.put_call(PendingCall(turns, call.position, call.call, last_event_at=now))
     if at_end:

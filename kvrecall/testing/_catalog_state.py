@@ -29,12 +29,13 @@ CallPosition = tuple[int, int]
 
 @dataclass
 class StoredSession:
-    """A session with all that belongs to it. Calls are by turn and position."""
+    """A session with all that belongs to it. Calls and their pieces are by turn and position."""
 
     session: Session
     worker_state: bytes
     turns: list[Turn] = field(default_factory=list)
     calls: dict[CallPosition, PendingCall] = field(default_factory=dict)
+    pieces: dict[CallPosition, dict[int, str]] = field(default_factory=dict)
     repairs: list[RepairRecord] = field(default_factory=list)
     episodes: EpisodeSet = field(default_factory=EpisodeSet)
     segments: dict[int, SegmentRecord] = field(default_factory=dict)

@@ -2,6 +2,7 @@
 
 import time
 from dataclasses import replace
+from itertools import takewhile
 
 from kvrecall.domain.errors import (
     CatalogError,
@@ -120,6 +121,7 @@ class InMemorySessions:
             worker_state=dump.worker_state,
             turns=list(dump.turns),
             calls={(call.turn, call.position): call for call in dump.calls},
+            pieces={call: dict(pieces) for call, pieces in dump.pieces.items()},
             repairs=list(dump.repairs),
             episodes=dump.episodes,
             segments={segment.number: segment for segment in dump.segments},
@@ -219,8 +221,22 @@ class InMemoryToolCalls:
             raise UnknownCall(session_id, call_id)
         return max(found, key=lambda call: (call.turn, -call.position))
 
+    async def get_pieces(
+        self, session_id: str, call: PendingCall, first: int, limit: int
+    ) -> tuple[str, ...]:
+        """Return pieces of a call's output from `first` on, up to the first missing one."""
+        stored = self._state.sessions.get(session_id)
+        pieces = {} if stored is None else stored.pieces.get((call.turn, call.position), {})
+        indices = takewhile(pieces.__contains__, range(first, first + limit))
+        return tuple(pieces[index] for index in indices)
+
     async def commit(
-        self, session_id: str, call: PendingCall, epoch: int, record: IdempotencyRecord | None
+        self,
+        session_id: str,
+        call: PendingCall,
+        epoch: int,
+        record: IdempotencyRecord | None,
+        piece: tuple[int, str] | None = None,
     ) -> None:
         """Store the reported state of a call. Raises UnknownSession, StaleEpoch."""
         stored = self._state.get_fenced(session_id, epoch)
@@ -236,7 +252,13 @@ class InMemoryToolCalls:
                 consumed_in_turn=before.consumed_in_turn,
             )
             stored.put_call(reported)
+        if piece is not None:
+            stored.pieces.setdefault((call.turn, call.position), {}).update([piece])
         self._state.store_record(record)
+
+    async def get_time(self) -> float:
+        """Return the time of the clock that events are stored under."""
+        return time.time()
 
     async def get_idle_sessions(self, since: float) -> list[str]:
         """Return the sessions with a pending call without an event after `since`."""

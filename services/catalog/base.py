@@ -134,17 +134,42 @@ class ToolCalls(Protocol):
         """Return the newest call of that id, consumed or not. Raises UnknownCall."""
         ...
 
+    async def get_pieces(
+        self, session_id: str, call: PendingCall, first: int, limit: int
+    ) -> tuple[str, ...]:
+        """Return the pieces of a call's output from `first` on, up to the first missing one.
+
+        They are `limit` pieces at most.
+        """
+        ...
+
     async def commit(
-        self, session_id: str, call: PendingCall, epoch: int, record: IdempotencyRecord | None
+        self,
+        session_id: str,
+        call: PendingCall,
+        epoch: int,
+        record: IdempotencyRecord | None,
+        piece: tuple[int, str] | None = None,
     ) -> None:
         """Store the reported state of a call: start, output so far, status, result and batch.
 
-        The call's repair progress is left alone: a repair may be running meanwhile.
+        `piece` is a new piece of its output, with its index. The call's repair progress is left
+        alone: a repair may be running meanwhile.
+        """
+        ...
+
+    async def get_time(self) -> float:
+        """Return the time (Unix seconds) of the clock that events are stored under.
+
+        It is one clock for all processes that share the catalog.
         """
         ...
 
     async def get_idle_sessions(self, since: float) -> list[str]:
-        """Return the sessions with a pending call without an event after `since` (Unix seconds)."""
+        """Return the sessions with a pending call without an event after `since`.
+
+        `since` is a time of `get_time`. An event of a later time than that is a recent one.
+        """
         ...
 
 

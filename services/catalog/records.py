@@ -216,7 +216,8 @@ class SessionDump:
     """Everything that a catalog stores of a session, to be restored in another catalog.
 
     It shares no pages. `calls` are all tool calls, `repairs` the retained ones, oldest first,
-    `built` the serialized pb.Episode messages in the set's order.
+    `built` the serialized pb.Episode messages in the set's order, `pieces` those of the calls'
+    outputs, by turn and position of the call.
     """
 
     session: Session
@@ -227,6 +228,7 @@ class SessionDump:
     episodes: EpisodeSet = EpisodeSet()
     segments: tuple[SegmentRecord, ...] = ()
     built: tuple[bytes, ...] = ()
+    pieces: Mapping[tuple[int, int], Mapping[int, str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -13,13 +13,14 @@ from kvrecall.domain.messages import Message
 from kvrecall.domain.reports import MemoryReport, RepairReport, TurnOutcome
 from kvrecall.domain.session import Session
 from kvrecall.domain.session_settings import SessionSettings
+from kvrecall.domain.tool_calls import ToolOutput
 
 SETTINGS = TypeAdapter(SessionSettings)
 MEMORY = TypeAdapter(MemoryReport)
 MESSAGES = TypeAdapter(tuple[Message, ...])
 OUTCOME = TypeAdapter(TurnOutcome)
 REPAIR = TypeAdapter(RepairReport)
-PIECES = TypeAdapter(dict[int, str])
+OUTPUT = TypeAdapter(ToolOutput)
 
 
 def encode_tokens(token_ids: tuple[int, ...]) -> bytes:

@@ -34,7 +34,7 @@ class Harness:
 
     async def start(self) -> None:
         """Open the catalog and start a service over it."""
-        self.catalog = await SqliteCatalog.open(self.path, self.settings.idempotency_records)
+        self.catalog = await SqliteCatalog.open(self.path)
         self.service = SessionService(self.worker, self.catalog, self.settings)
         await self.service.start()
 
@@ -66,6 +66,11 @@ class Harness:
         return pb.SessionState.FromString(
             await self.catalog.sessions.get_worker_state(session)
         ).selection
+
+    async def get_output(self, session: str, call: str) -> str:
+        """A tool's output so far: the pieces up to the first missing one."""
+        found = await self.catalog.tool_calls.get(session, call)
+        return "".join(await self.catalog.tool_calls.get_pieces(session, found, 0, 1000))
 
     async def wait_until_idle(self, session: str) -> None:
         """Wait until no background work of the session runs."""

@@ -528,7 +528,8 @@ async def test_a_call_may_be_announced_and_report_partial_output(harness, paused
         receipt = await harness.service.event(paused, ToolEvent(ToolEventType.DELTA, "c1", text))
     assert (receipt.status, receipt.outstanding) == (CallStatus.PENDING, ("c1",))
     stored = await harness.catalog.tool_calls.get(paused, "c1")
-    assert (stored.started, stored.partial, stored.result) == (True, "light rain", None)
+    assert (stored.started, stored.result) == (True, None)
+    assert await harness.get_output(paused, "c1") == "light rain"
     await harness.wait_until_idle(paused)
     assert repairs(harness) == [EARLY]
 
@@ -537,7 +538,7 @@ async def test_a_delta_with_a_key_is_appended_once(harness, paused: str) -> None
     key = IdempotencyKey("event", "k", "body")
     for _ in range(2):
         await harness.service.event(paused, ToolEvent(ToolEventType.DELTA, "c1", "rain "), key)
-    assert (await harness.catalog.tool_calls.get(paused, "c1")).partial == "rain "
+    assert await harness.get_output(paused, "c1") == "rain "
 
 
 async def test_reports_of_what_is_unknown_or_too_long_are_refused(harness, paused: str) -> None:

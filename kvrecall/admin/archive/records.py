@@ -1,6 +1,6 @@
 """Conversion between a session in a catalog and the records of an archive."""
 
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
@@ -12,7 +12,7 @@ from kvrecall.app.errors import BadSessionFile
 from kvrecall.domain.errors import UnknownCall
 from kvrecall.domain.messages import ToolCall
 from kvrecall.domain.session import Session, Turn
-from kvrecall.domain.tool_calls import PendingCall
+from kvrecall.domain.tool_calls import PendingCall, ToolOutput
 from services.catalog.base import Catalog
 from services.catalog.records import (
     REPAIRS_RETAINED,
@@ -23,8 +23,10 @@ from services.catalog.records import (
     SessionDump,
 )
 from services.catalog.serialization import decode_tokens, encode_tokens
+from services.catalog.summaries import summarize_pieces
 
 _TURNS_AT_ONCE = 64
+_PIECES_AT_ONCE = 256
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,7 @@ HEADER = TypeAdapter(FileHeader)
 SESSION = TypeAdapter(Session)
 TURN = TypeAdapter(Turn)
 CALL = TypeAdapter(PendingCall)
+PIECES = TypeAdapter(dict[int, str])
 REPAIR = TypeAdapter(RepairRecord)
 EPISODES = TypeAdapter(EpisodeSet)
 EPISODE = TypeAdapter(EpisodeRecord)
@@ -78,11 +81,17 @@ async def dump_session(catalog: Catalog, session_id: str) -> SessionDump:
     built = [
         await catalog.episodes.get_built(session_id, episode.id) for episode in episodes.episodes
     ]
+    calls = await _read_calls(catalog, session, turns)
     return SessionDump(
         session=session,
         worker_state=await catalog.sessions.get_worker_state(session_id),
         turns=tuple(turns),
-        calls=await _read_calls(catalog, session, turns),
+        calls=calls,
+        pieces={
+            (call.turn, call.position): await _read_pieces(catalog, session_id, call)
+            for call in calls
+            if call.output.pieces
+        },
         repairs=tuple(reversed(repairs)),
         episodes=episodes,
         segments=tuple(await catalog.episodes.get_segments(session_id)),
@@ -110,6 +119,16 @@ async def _read_calls(
     return tuple(calls[at] for at in sorted(calls))
 
 
+async def _read_pieces(catalog: Catalog, session_id: str, call: PendingCall) -> dict[int, str]:
+    pieces: dict[int, str] = {}
+    first = 0
+    while len(pieces) < call.output.pieces and first < call.output.next_index:
+        found = await catalog.tool_calls.get_pieces(session_id, call, first, _PIECES_AT_ONCE)
+        pieces |= enumerate(found, first)
+        first += len(found) or 1
+    return pieces
+
+
 def _get_tool_calls(turn: Turn) -> Iterator[ToolCall]:
     reply = turn.outcome.message
     for message in (*turn.messages, *([] if reply is None else [reply])):
@@ -124,7 +143,9 @@ def to_records(dump: SessionDump) -> Iterator[Record]:
         value = TURN.dump_python(replace(turn, token_ids=()), mode="json")
         yield Record(RecordKind.TURN, value, encode_tokens(turn.token_ids))
     for call in dump.calls:
-        yield Record(RecordKind.CALL, CALL.dump_python(call, mode="json"))
+        pieces = dump.pieces.get((call.turn, call.position), {})
+        value = CALL.dump_python(replace(call, output=ToolOutput()), mode="json")
+        yield Record(RecordKind.CALL, value | {"pieces": PIECES.dump_python(pieces, mode="json")})
     for repair in dump.repairs:
         yield Record(RecordKind.REPAIR, REPAIR.dump_python(repair, mode="json"))
     yield from _to_episode_records(dump)
@@ -162,13 +183,14 @@ def _build_dump(by_kind: dict[RecordKind, list[Record]], session_id: str) -> Ses
     (stored,), (state,), (episode_set,) = (by_kind[kind] for kind in _SINGLE)
     session = SESSION.validate_python(stored.value)
     episodes, built = _build_episodes(by_kind.get(RecordKind.EPISODE, ()))
-    calls = by_kind.get(RecordKind.CALL, ())
+    calls = [_build_call(each) for each in by_kind.get(RecordKind.CALL, ())]
     repairs = by_kind.get(RecordKind.REPAIR, ())
     return SessionDump(
         session=replace(session, id=session_id, epoch=session.epoch + 1, worker="", shared=()),
         worker_state=state.data,
         turns=tuple(_build_turn(each, session_id) for each in by_kind.get(RecordKind.TURN, ())),
-        calls=tuple(CALL.validate_python(each.value) for each in calls),
+        calls=tuple(call for call, _ in calls),
+        pieces={(call.turn, call.position): pieces for call, pieces in calls if pieces},
         repairs=tuple(REPAIR.validate_python(each.value) for each in repairs),
         episodes=replace(EPISODES.validate_python(episode_set.value), episodes=episodes),
         segments=tuple(
@@ -191,6 +213,13 @@ def _build_episodes(
         episodes.append(replace(EPISODE.validate_python(value), centroid=centroid))
         built.append(record.data[centroid_bytes:])
     return tuple(episodes), tuple(built)
+
+
+def _build_call(record: Record) -> tuple[PendingCall, Mapping[int, str]]:
+    """Return a call, and the pieces of its output."""
+    call = CALL.validate_python(record.value)
+    pieces = PIECES.validate_python(record.value.get("pieces", {}))
+    return replace(call, output=summarize_pieces(pieces, call.delta_due)), pieces
 
 
 def _build_turn(record: Record, session_id: str) -> Turn:

@@ -99,10 +99,10 @@ def build_create(session: Session, worker_state: bytes) -> RedisCommit:
     return commit.put(OWNERS, _to_owner_fields(session.shared))
 
 
-def build_turn(turn_commit: TurnCommit) -> RedisCommit:
-    """Build the commit of everything that a turn changes of its session."""
+def build_turn(turn_commit: TurnCommit, at: float) -> RedisCommit:
+    """Build the commit, at time `at`, of everything that a turn changes of its session."""
     turn = turn_commit.turn
-    commit = RedisCommit().expect_turns(turn.number - 1)
+    commit = RedisCommit(at).expect_turns(turn.number - 1)
     entry, tokens = mapping.to_turn_entries(turn)
     commit.push(TURNS, [entry]).push(TOKENS, [tokens])
     commit.put(META, _to_turn_fields(turn_commit, commit.at))
@@ -134,11 +134,15 @@ def build_repair(repair_commit: RepairCommit, turns: int, open_calls: int) -> Re
     return commit
 
 
-def build_call_report(call: PendingCall) -> RedisCommit:
-    """Build the commit of a client's report on a call."""
-    return RedisCommit().put(
-        CALLS, mapping.to_reported_fields(replace(call, last_event_at=time.time()))
-    )
+def build_call_report(
+    call: PendingCall, at: float, piece: tuple[int, str] | None = None
+) -> RedisCommit:
+    """Build the commit, at time `at`, of a client's report on a call."""
+    commit = RedisCommit(at)
+    commit.put(CALLS, mapping.to_reported_fields(replace(call, last_event_at=at)))
+    if piece is not None:
+        commit.put(CALLS, mapping.to_piece_fields((call.turn, call.position), dict([piece])))
+    return commit
 
 
 def build_segments(segments_commit: SegmentsCommit) -> RedisCommit:

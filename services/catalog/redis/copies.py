@@ -3,7 +3,6 @@
 A fork is read in its parent's slot and written in its own.
 """
 
-import time
 from dataclasses import replace
 from typing import Any
 
@@ -27,8 +26,11 @@ from services.catalog.redis.keys import CALLS, EPISODE_SET, META, REPAIRS, TOKEN
 from services.catalog.redis.slot import SessionSlots, build_incomplete
 
 
-async def build_fork(slots: SessionSlots, fork: ForkCommit) -> RedisCommit:
-    """Build the commit of the child. Raises UnknownSession, UnknownTurn, CatalogError."""
+async def build_fork(slots: SessionSlots, fork: ForkCommit, at: float) -> RedisCommit:
+    """Build the commit of the child. Raises UnknownSession, UnknownTurn, CatalogError.
+
+    Calls that it waits for again were made at time `at`.
+    """
     snapshot = await slots.run(scripts.READ_SNAPSHOT, fork.parent, fork.turns)
     if snapshot == b"unknown":
         raise UnknownSession(fork.parent)
@@ -40,7 +42,7 @@ async def build_fork(slots: SessionSlots, fork: ForkCommit) -> RedisCommit:
     commit = build_create(fork.session, fork.worker_state).push(TURNS, log).push(TOKENS, tokens)
     fields = mapping.to_hash(calls)
     if not latest:
-        pause = _build_pause(fields, fork.turns)
+        pause = _build_pause(fields, fork.turns, at)
         commit.put(CALLS, mapping.copy_calls(fields, fork.turns, pause))
         return commit.put(META, {"calls": len(pause)})
     commit.put(CALLS, mapping.copy_calls(fields, fork.turns, None))
@@ -57,6 +59,8 @@ def build_restore(dump: SessionDump) -> RedisCommit:
     commit.push(TOKENS, [tokens for _, tokens in entries])
     for call in sorted(dump.calls, key=lambda call: (call.turn, -call.position)):
         commit.put(CALLS, mapping.to_restored_call_fields(call))
+    for position, pieces in dump.pieces.items():
+        commit.put(CALLS, mapping.to_piece_fields(position, pieces))
     commit.push(REPAIRS, [mapping.RECORD.dump_json(record) for record in dump.repairs])
     counts = {
         "calls": sum(call.turn == session.turns for call in dump.calls),
@@ -69,11 +73,10 @@ def build_restore(dump: SessionDump) -> RedisCommit:
     return commit
 
 
-def _build_pause(fields: dict[str, bytes], turn: int) -> list[PendingCall]:
+def _build_pause(fields: dict[str, bytes], turn: int, at: float) -> list[PendingCall]:
     """Build the calls that a turn ended on, as they were made."""
-    now = time.time()
     return [
-        PendingCall(turn, call.position, call.call, last_event_at=now)
+        PendingCall(turn, call.position, call.call, last_event_at=at)
         for call in mapping.get_calls_of_turn(fields, turn)
     ]
 

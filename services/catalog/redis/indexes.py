@@ -87,6 +87,11 @@ class RedisIndexes:
         name = self._keys.waiting
         await self._redis.write(name, "ZADD", name, repr(at), f"{turn} {session_id}")
 
+    async def get_time(self) -> float:
+        """Return the time of the server that lists the pauses, in Unix seconds."""
+        seconds, microseconds = await self._redis.read(self._keys.waiting, "TIME")
+        return float(seconds) + float(microseconds) / 1e6
+
     async def get_idle_sessions(self, since: float) -> list[str]:
         """Return the sessions with a pending call without an event after `since`.
 

@@ -18,6 +18,8 @@ CALL = TypeAdapter(PendingCall)
 RECORD = TypeAdapter(RepairRecord)
 TURN = TypeAdapter(Turn)
 
+# The turn of a call, and its position in that turn.
+CallPosition = tuple[int, int]
 Parts = Sequence[bytes | None]
 Fields = dict[str, str | bytes | int]
 
@@ -116,6 +118,17 @@ def to_call_fields(calls: Iterable[PendingCall]) -> Fields:
     for call in calls:
         fields |= to_reported_fields(call) | {f"@{call.call.id}": f"{call.turn}:{call.position}"}
     return fields
+
+
+def to_piece_fields(call: CallPosition, pieces: Mapping[int, str]) -> Fields:
+    """Build the fields of CALLS for pieces of a call's output."""
+    return dict(zip(to_piece_names(call, pieces), pieces.values(), strict=True))
+
+
+def to_piece_names(call: CallPosition, indices: Iterable[int]) -> list[str]:
+    """Return the names of the fields of CALLS that have pieces of a call's output."""
+    turn, position = call
+    return [f"{turn}:{position}:piece:{index}" for index in indices]
 
 
 def to_restored_call_fields(call: PendingCall) -> Fields:

@@ -88,7 +88,8 @@ class RedisSessions:
 
     async def _fork(self, commit: ForkCommit, record: IdempotencyRecord | None) -> None:
         child = commit.session
-        changes = await copies.build_fork(self._slots, commit)
+        now = await self._indexes.get_time()
+        changes = await copies.build_fork(self._slots, commit, now)
         before = await self._page_refs.reserve_all(child.id, child.shared)
         await self._add(child, changes, record, before)
         await self._set_length(child)

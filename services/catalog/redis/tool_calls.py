@@ -1,5 +1,7 @@
 """Tool calls in the Redis catalog."""
 
+from itertools import takewhile
+
 from kvrecall.domain.errors import UnknownCall
 from kvrecall.domain.tool_calls import PendingCall
 from services.cancellation import run_to_completion
@@ -7,6 +9,7 @@ from services.catalog.records import IdempotencyRecord
 from services.catalog.redis import mapping, scripts
 from services.catalog.redis.commits import build_call_report
 from services.catalog.redis.indexes import RedisIndexes
+from services.catalog.redis.keys import CALLS
 from services.catalog.redis.slot import SessionSlots
 
 
@@ -25,12 +28,29 @@ class RedisToolCalls:
         parts, result, turns = reply
         return mapping.consume_call(mapping.from_call_parts(parts), result, int(turns))
 
+    async def get_pieces(
+        self, session_id: str, call: PendingCall, first: int, limit: int
+    ) -> tuple[str, ...]:
+        """Return pieces of a call's output from `first` on, up to the first missing one."""
+        names = mapping.to_piece_names((call.turn, call.position), range(first, first + limit))
+        _, pieces = await self._slots.read(session_id, ("HMGET", CALLS, *names))
+        return tuple(piece.decode() for piece in takewhile(lambda piece: piece is not None, pieces))
+
     async def commit(
-        self, session_id: str, call: PendingCall, epoch: int, record: IdempotencyRecord | None
+        self,
+        session_id: str,
+        call: PendingCall,
+        epoch: int,
+        record: IdempotencyRecord | None,
+        piece: tuple[int, str] | None = None,
     ) -> None:
         """Store the reported state of a call. Raises UnknownSession, StaleEpoch."""
-        commit = build_call_report(call)
+        commit = build_call_report(call, await self._indexes.get_time(), piece)
         await run_to_completion(self._slots.apply(session_id, commit, epoch=epoch, record=record))
+
+    async def get_time(self) -> float:
+        """Return the time of the clock that events are stored under."""
+        return await self._indexes.get_time()
 
     async def get_idle_sessions(self, since: float) -> list[str]:
         """Return the sessions with a pending call without an event after `since`."""

@@ -1,6 +1,7 @@
 """Turns in the Redis catalog."""
 
 import asyncio
+import time
 
 from kvrecall.domain.errors import UnknownSession
 from kvrecall.domain.session import Turn
@@ -63,7 +64,9 @@ class RedisTurns:
         self, commit: TurnCommit, epoch: int, record: IdempotencyRecord | None
     ) -> None:
         turn = commit.turn
-        changes = build_turn(commit)
+        changes = build_turn(
+            commit, await self._indexes.get_time() if commit.calls else time.time()
+        )
         if commit.calls:
             await self._indexes.add_pause(turn.session, turn.number, changes.at)
         for shared in commit.shared or ():

@@ -18,13 +18,11 @@ from services.catalog.versions import CatalogUpgrade
 class SqliteCatalog:
     """A `Catalog` in one SQLite file, which one process uses at a time."""
 
-    def __init__(
-        self, database: Database, max_idempotency_records: int, upgrade: CatalogUpgrade
-    ) -> None:
+    def __init__(self, database: Database, upgrade: CatalogUpgrade) -> None:
         claims = Claims()
         self._database = database
         self.upgrade = upgrade
-        self.idempotency = SqliteIdempotency(database, max_idempotency_records)
+        self.idempotency = SqliteIdempotency(database)
         self.sessions = SqliteSessions(database, self.idempotency, claims)
         self.leases = SqliteLeases(database, claims)
         self.turns = SqliteTurns(database, self.idempotency)
@@ -34,14 +32,14 @@ class SqliteCatalog:
         self.page_refs = SqlitePageRefs(database)
 
     @classmethod
-    async def open(cls, path: Path, max_idempotency_records: int = 10_000) -> "SqliteCatalog":
+    async def open(cls, path: Path) -> "SqliteCatalog":
         """Open the catalog at `path`; a missing file is created, one of an older version migrated.
 
-        It retains that many idempotency records. Raises CatalogVersion for a version that cannot
-        be read, CatalogError when the file cannot be opened or is no catalog.
+        Raises CatalogVersion for a version that cannot be read, CatalogError when another process
+        uses the file, or it cannot be opened or is no catalog.
         """
         database, upgrade = await open_database(path)
-        return cls(database, max_idempotency_records, upgrade)
+        return cls(database, upgrade)
 
     async def close(self) -> None:
         """Finish running writes and close the file."""

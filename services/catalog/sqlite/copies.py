@@ -18,11 +18,12 @@ from services.catalog.records import (
 from services.catalog.sqlite import episodes, mapping, page_refs, session_rows, tool_calls
 from services.catalog.sqlite.queries import fetch_all, fetch_one, insert
 
+_TABLES_OF_CALLS = ("tool_calls", "tool_output")
 # Tables that a fork copies only at its parent's last turn.
 _TABLES_AT_LAST_TURN = ("repairs", "episode_sets", "segments", "episodes", "built_episodes")
 
 
-async def fork(db: aiosqlite.Connection, commit: ForkCommit) -> None:
+async def fork(db: aiosqlite.Connection, commit: ForkCommit, now: float) -> None:
     """Add the child, copying rows within the database. Raises UnknownSession, UnknownTurn."""
     parent = commit.parent
     child = commit.session.id
@@ -36,11 +37,13 @@ async def fork(db: aiosqlite.Connection, commit: ForkCommit) -> None:
     await page_refs.require_pages(db, commit.session.shared)
     await session_rows.add_session(db, commit.session, commit.worker_state)
     await _copy(db, "turns", commit, "number <= :turns")
-    await _copy(db, "tool_calls", commit, "turn < :turns")
+    for table in _TABLES_OF_CALLS:
+        await _copy(db, table, commit, "turn < :turns")
     if turns < row["turns"]:
-        await tool_calls.copy_pause(db, parent, child, turns)
+        await tool_calls.copy_pause(db, parent, child, turns, now)
         return
-    await _copy(db, "tool_calls", commit, "turn = :turns")
+    for table in _TABLES_OF_CALLS:
+        await _copy(db, table, commit, "turn = :turns")
     for table in _TABLES_AT_LAST_TURN:
         await _copy(db, table, commit, "true")
 
@@ -68,6 +71,8 @@ async def restore(db: aiosqlite.Connection, dump: SessionDump) -> None:
     await session_rows.add_session(db, dump.session, dump.worker_state)
     await insert(db, "turns", [mapping.to_turn_row(turn) for turn in dump.turns])
     await tool_calls.add_calls(db, session_id, dump.calls)
+    for call, pieces in dump.pieces.items():
+        await tool_calls.add_pieces(db, session_id, call, pieces)
     repairs = [mapping.to_repair_row(session_id, record) for record in dump.repairs]
     await insert(db, "repairs", repairs)
     if dump.episodes != EpisodeSet():

@@ -2,6 +2,7 @@
 
 import asyncio
 import sqlite3
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -11,6 +12,7 @@ import aiosqlite
 
 from kvrecall.domain.errors import CatalogError
 from services.cancellation import run_to_completion
+from services.catalog.sqlite.lock import FileLock
 from services.catalog.sqlite.migrate import migrate
 from services.catalog.sqlite.queries import fence
 from services.catalog.sqlite.schema import PRAGMAS
@@ -19,22 +21,31 @@ from services.catalog.versions import CatalogUpgrade
 T = TypeVar("T")
 Query = Callable[[aiosqlite.Connection], Awaitable[T]]
 
-# The longest wait for a lock of another process: first while that one may migrate the file.
-_MIGRATION_WAIT_MILLISECONDS = 600_000
+# The longest wait for a program that uses the file without the lock, to make a backup for example.
 _WAIT_MILLISECONDS = 5_000
 
 
 class Database:
     """One connection. Statements of different transactions are never interleaved."""
 
-    def __init__(self, connection: aiosqlite.Connection) -> None:
+    def __init__(self, connection: aiosqlite.Connection, file_lock: FileLock) -> None:
         self._connection = connection
+        self._file_lock = file_lock
         self._lock = asyncio.Lock()
+        self._started_at = time.time() - time.monotonic()
+
+    def now(self) -> float:
+        """Return the Unix time, as it passed since the file was opened.
+
+        A clock that is set meanwhile makes no event older or newer than it is.
+        """
+        return self._started_at + time.monotonic()
 
     async def close(self) -> None:
         """Finish the running transaction and close the file."""
         async with self._lock:
             await self._connection.close()
+            self._file_lock.release()
 
     async def read(self, query: Query[T]) -> T:
         """Run a query that changes nothing. Raises CatalogError."""
@@ -82,36 +93,50 @@ class Database:
 async def open_database(path: Path) -> tuple[Database, CatalogUpgrade]:
     """Open, create or migrate the catalog's file.
 
-    Raises CatalogVersion for a version that cannot be read, CatalogError when the file cannot be
-    opened or is no catalog.
+    Raises CatalogVersion for a version that cannot be read, CatalogError when another process uses
+    the file, or it cannot be opened or is no catalog.
     """
     try:
-        await asyncio.to_thread(_prepare_path, path)
-        connection = await aiosqlite.connect(path, isolation_level=None)
-    except (OSError, sqlite3.Error) as error:
-        raise CatalogError(f"the catalog {path} cannot be opened: {error}") from error
+        file_lock = await asyncio.to_thread(_lock, path)
+    except OSError as error:
+        raise _build_unopened(path, error) from error
     try:
-        upgrade = await _prepare(connection, path)
+        connection, upgrade = await _connect(path)
+    except BaseException:
+        file_lock.release()
+        raise
+    return Database(connection, file_lock), upgrade
+
+
+async def _connect(path: Path) -> tuple[aiosqlite.Connection, CatalogUpgrade]:
+    try:
+        connection = await aiosqlite.connect(path, isolation_level=None)
+    except sqlite3.Error as error:
+        raise _build_unopened(path, error) from error
+    try:
+        return connection, await _prepare(connection, path)
     except (OSError, sqlite3.Error, ValueError) as error:
         await connection.close()
-        raise CatalogError(f"the catalog {path} cannot be opened: {error}") from error
+        raise _build_unopened(path, error) from error
     except BaseException:
         await connection.close()
         raise
-    return Database(connection), upgrade
 
 
-def _prepare_path(path: Path) -> None:
+def _build_unopened(path: Path, error: Exception) -> CatalogError:
+    return CatalogError(f"the catalog {path} cannot be opened: {error}")
+
+
+def _lock(path: Path) -> FileLock:
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.is_dir():
         raise IsADirectoryError(f"{path} is a directory; name a file in it")
+    return FileLock(path)
 
 
 async def _prepare(connection: aiosqlite.Connection, path: Path) -> CatalogUpgrade:
     connection.row_factory = sqlite3.Row
-    await connection.execute(f"PRAGMA busy_timeout={_MIGRATION_WAIT_MILLISECONDS}")
+    await connection.execute(f"PRAGMA busy_timeout={_WAIT_MILLISECONDS}")
     for pragma in PRAGMAS:
         await connection.execute(pragma)
-    upgrade = await migrate(connection, path)
-    await connection.execute(f"PRAGMA busy_timeout={_WAIT_MILLISECONDS}")
-    return upgrade
+    return await migrate(connection, path)

@@ -1,22 +1,22 @@
-"""Responses by idempotency key in the SQLite catalog."""
+"""Responses by idempotency key in the SQLite catalog; each expires after a day."""
 
 import aiosqlite
 
 from kvrecall.domain.errors import IdempotencyConflict
 from services.catalog.records import IdempotencyKey, IdempotencyRecord
 from services.catalog.sqlite.database import Database
-from services.catalog.sqlite.queries import build_insert, fetch_one, fetch_value
+from services.catalog.sqlite.queries import build_insert, fetch_one
 
-# The session that the request created still exists, if it created one.
-_IS_VALID = "(created = '' OR created IN (SELECT id FROM sessions))"
+_RETAINED_SECONDS = 24 * 3600.0
+# It has not expired, and the session that the request created still exists, if it created one.
+_IS_VALID = "stored_at > :expired AND (created = '' OR created IN (SELECT id FROM sessions))"
 
 
 class SqliteIdempotency:
-    """Responses to requests, the newest `max_records` of them."""
+    """Responses to requests."""
 
-    def __init__(self, database: Database, max_records: int) -> None:
+    def __init__(self, database: Database) -> None:
         self._database = database
-        self._max_records = max_records
 
     async def get(self, key: IdempotencyKey) -> str | None:
         """Return the stored response. Raises IdempotencyConflict when the body differs."""
@@ -24,7 +24,7 @@ class SqliteIdempotency:
             "SELECT fingerprint, response FROM idempotency_records"
             f" WHERE scope = :scope AND key = :key AND {_IS_VALID}"
         )
-        values = {"scope": key.scope, "key": key.key}
+        values = {"scope": key.scope, "key": key.key, "expired": self._get_expired()}
         row = await self._database.read(lambda db: fetch_one(db, query, values))
         if row is None:
             return None
@@ -35,7 +35,7 @@ class SqliteIdempotency:
     async def store(
         self, db: aiosqlite.Connection, record: IdempotencyRecord | None, created: str = ""
     ) -> None:
-        """Store a response in the caller's transaction, and delete the oldest ones.
+        """Store a response in the caller's transaction, and delete those that have expired.
 
         `created` is the session that the request created, if any.
         """
@@ -48,16 +48,17 @@ class SqliteIdempotency:
             "key": key.key,
             "fingerprint": key.fingerprint,
             "response": record.response,
+            "stored_at": self._database.now(),
         }
+        expired = {"expired": self._get_expired()}
         await db.execute(
             "DELETE FROM idempotency_records"
-            f" WHERE scope = :scope AND key = :key AND NOT {_IS_VALID}",
-            {"scope": key.scope, "key": key.key},
+            f" WHERE scope = :scope AND key = :key AND NOT ({_IS_VALID})",
+            {"scope": key.scope, "key": key.key} | expired,
         )
-        number = await fetch_value(
-            db, f"{build_insert('idempotency_records', row)} RETURNING number", row
-        )
-        await db.execute(
-            "DELETE FROM idempotency_records WHERE number <= :last_dropped",
-            {"last_dropped": number - self._max_records},
-        )
+        await db.execute(build_insert("idempotency_records", row), row)
+        await db.execute("DELETE FROM idempotency_records WHERE stored_at <= :expired", expired)
+
+    def _get_expired(self) -> float:
+        """Return the latest time of records that have expired."""
+        return self._database.now() - _RETAINED_SECONDS

@@ -1,6 +1,7 @@
 """The domain's values as rows of the SQLite catalog, by column name, and back."""
 
 import sqlite3
+from collections.abc import Mapping
 
 from kvrecall.domain.messages import ToolCall
 from kvrecall.domain.reports import RepairReport
@@ -17,13 +18,16 @@ from services.catalog.serialization import (
     MEMORY,
     MESSAGES,
     OUTCOME,
-    PIECES,
+    OUTPUT,
     REPAIR,
     SETTINGS,
     decode_tokens,
     encode_tokens,
 )
 from services.catalog.sqlite.queries import Row
+
+# The turn of a call, and its position in that turn.
+CallPosition = tuple[int, int]
 
 # The columns of `episode_sets` that episode maintenance writes; turns write `active`.
 EPISODE_SET_COLUMNS = (
@@ -114,7 +118,7 @@ def to_call_row(session_id: str, call: PendingCall) -> Row:
         "result": call.result,
         "started": call.started,
         "running": call.arguments,
-        "pieces": encode_pieces(call),
+        "output": encode_output(call),
         "last_event_at": call.last_event_at,
         "batch": call.batch,
         "call_signal": call.call_signal,
@@ -135,7 +139,7 @@ def from_call_row(row: sqlite3.Row) -> PendingCall:
         result=row["result"],
         started=bool(row["started"]),
         arguments=row["running"],
-        pieces=PIECES.validate_json(row["pieces"]),
+        output=OUTPUT.validate_json(row["output"]),
         last_event_at=row["last_event_at"],
         batch=row["batch"],
         call_signal=row["call_signal"],
@@ -146,9 +150,18 @@ def from_call_row(row: sqlite3.Row) -> PendingCall:
     )
 
 
-def encode_pieces(call: PendingCall) -> str:
-    """Encode the column `pieces` of a call."""
-    return PIECES.dump_json(dict(call.pieces)).decode()
+def encode_output(call: PendingCall) -> str:
+    """Encode the column `output` of a call."""
+    return OUTPUT.dump_json(call.output).decode()
+
+
+def to_piece_rows(session_id: str, call: CallPosition, pieces: Mapping[int, str]) -> list[Row]:
+    """Convert to rows of `tool_output`."""
+    turn, position = call
+    return [
+        {"session": session_id, "turn": turn, "position": position, "piece": index, "text": text}
+        for index, text in pieces.items()
+    ]
 
 
 def to_repair_row(session_id: str, record: RepairRecord) -> Row:

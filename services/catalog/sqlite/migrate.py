@@ -12,6 +12,7 @@ import aiosqlite
 
 from kvrecall.domain.errors import CatalogError
 from services.catalog import renames
+from services.catalog.serialization import OUTPUT
 from services.catalog.sqlite.queries import fetch_value
 from services.catalog.sqlite.schema import (
     APPLICATION_ID,
@@ -20,6 +21,7 @@ from services.catalog.sqlite.schema import (
     load_migration,
     load_schema,
 )
+from services.catalog.summaries import summarize_pieces
 from services.catalog.versions import CatalogUpgrade, build_catalog_version
 
 _FUNCTIONS = (
@@ -33,8 +35,8 @@ async def migrate(connection: aiosqlite.Connection, path: Path) -> CatalogUpgrad
     """Create the tables of a new file, or bring an older file to the current version.
 
     A file that is migrated is first copied to `get_backup_path`. Everything is one transaction:
-    after a crash the file is as before, and another process that opens it meanwhile waits. Raises
-    CatalogVersion for a version that cannot be read, CatalogError for another program's database.
+    after a crash the file is as before. The caller holds the file's lock. Raises CatalogVersion for
+    a version that cannot be read, CatalogError for another program's database.
     """
     await connection.execute("BEGIN IMMEDIATE")
     found = await _read_version(connection, path)
@@ -76,6 +78,7 @@ async def _create(connection: aiosqlite.Connection) -> None:
 
 
 async def _run_migrations(connection: aiosqlite.Connection, found: int) -> None:
+    await connection.create_function("summarize_pieces", 2, _summarize_pieces, deterministic=True)
     for function in _FUNCTIONS:
         await connection.create_function(
             function.__name__, 1, _on_text(function), deterministic=True
@@ -93,6 +96,11 @@ def _on_text(change: renames.Change) -> Callable[[str], str]:
         return json.dumps(change(json.loads(text)), ensure_ascii=False, separators=(",", ":"))
 
     return run
+
+
+def _summarize_pieces(pieces: str, delta_due: int) -> str:
+    texts = {int(index): text for index, text in json.loads(pieces).items()}
+    return OUTPUT.dump_json(summarize_pieces(texts, delta_due)).decode()
 
 
 def _back_up(path: Path, backup: Path) -> None:

@@ -4,7 +4,6 @@ A session references every owner in its ancestry, so the number of an owner's pa
 maximum over `page_refs`, and no chain of forks is ever walked.
 """
 
-import sqlite3
 from collections.abc import Sequence
 
 import aiosqlite
@@ -23,6 +22,8 @@ from services.catalog.sqlite.queries import (
     require_session,
 )
 
+# The number of earlier deletions' orphaned pages that a deletion returns beside its own.
+_ORPHANED_AT_ONCE = 16
 # The column `position` of a reservation.
 _RESERVED = -1
 
@@ -53,8 +54,7 @@ class SqlitePageRefs:
 
     async def get_retained(self) -> list[SharedPages]:
         """Return the deleted sessions whose pages are still referenced."""
-        rows = await self._database.read(_read_retained)
-        return [SharedPages(row["owner"], row["used"]) for row in rows if row["used"]]
+        return await self._database.read(_read_retained)
 
     async def get_orphaned(self) -> list[OrphanedPages]:
         """Return the orphaned pages that are not confirmed as deleted yet."""
@@ -85,13 +85,15 @@ async def read_refs(db: aiosqlite.Connection, session_id: str) -> tuple[SharedPa
 async def replace_refs(
     db: aiosqlite.Connection, session_id: str, shared: Sequence[SharedPages]
 ) -> None:
-    """Replace the session's references and reservations."""
+    """Replace the session's references and reservations; note the pages that this orphans."""
+    owners = await _read_owners(db, session_id)
     await db.execute("DELETE FROM page_refs WHERE session = :session", {"session": session_id})
     rows = [
         {"session": session_id, "owner": each.owner, "pages": each.pages, "position": position}
         for position, each in enumerate(shared)
     ]
     await insert(db, "page_refs", rows)
+    await _note_orphaned(db, await _find_shrunk(db, owners))
 
 
 async def require_pages(db: aiosqlite.Connection, shared: Sequence[SharedPages]) -> None:
@@ -112,25 +114,15 @@ async def add_prefix(db: aiosqlite.Connection, digest: str, prefix: KnownPrefix)
 
 
 async def delete_session(db: aiosqlite.Connection, session_id: str) -> list[OrphanedPages]:
-    """Delete a session; return its orphaned pages, then all others. Raises UnknownSession."""
+    """Delete a session; return its orphaned pages, then some others. Raises UnknownSession."""
+    owners = await _read_owners(db, session_id)
     query = "DELETE FROM sessions WHERE id = :session RETURNING id"
     if await fetch_one(db, query, {"session": session_id}) is None:
         raise UnknownSession(session_id)
     own = OrphanedPages(session_id, await _count_used(db, session_id))
-    shrunk = [
-        OrphanedPages(row["owner"], row["used"])
-        for row in await _read_retained(db)
-        if row["used"] < row["pages"]
-    ]
-    rows = [_to_orphaned_row(each) for each in (own, *shrunk)]
-    await db.executemany(
-        "REPLACE INTO retained_pages (owner, pages) VALUES (:owner, :keep_pages)", rows
-    )
-    await db.execute("DELETE FROM retained_pages WHERE pages = 0")
-    await db.executemany(
-        "REPLACE INTO orphaned_pages (owner, keep_pages) VALUES (:owner, :keep_pages)", rows
-    )
-    return [own, *(each for each in await _read_orphaned(db) if each != own)]
+    shrunk = await _find_shrunk(db, owners)
+    await _note_orphaned(db, [own, *shrunk])
+    return list(dict.fromkeys([own, *shrunk, *await _read_orphaned(db, _ORPHANED_AT_ONCE)]))
 
 
 async def clear_orphaned(db: aiosqlite.Connection, owner: str) -> None:
@@ -164,18 +156,49 @@ async def _count_used(db: aiosqlite.Connection, owner: str) -> int:
     return await fetch_value(db, query, {"owner": owner})
 
 
-async def _read_retained(db: aiosqlite.Connection) -> list[sqlite3.Row]:
-    """Read the columns owner, pages, and the number of pages `used` now."""
+async def _read_owners(db: aiosqlite.Connection, session_id: str) -> list[str]:
+    query = "SELECT DISTINCT owner FROM page_refs WHERE session = :session ORDER BY owner"
+    return [row["owner"] for row in await fetch_all(db, query, {"session": session_id})]
+
+
+async def _find_shrunk(db: aiosqlite.Connection, owners: Sequence[str]) -> list[OrphanedPages]:
+    """Return the deleted ones of these owners of which fewer pages are referenced than retained."""
     query = (
-        "SELECT owner, pages, coalesce((SELECT max(page_refs.pages) FROM page_refs"
-        " WHERE page_refs.owner = retained_pages.owner), 0) AS used"
-        " FROM retained_pages ORDER BY owner"
+        "SELECT pages FROM retained_pages WHERE owner = :owner"
+        " AND NOT EXISTS (SELECT 1 FROM sessions WHERE id = :owner)"
     )
-    return await fetch_all(db, query)
+    shrunk = []
+    for owner in owners:
+        row = await fetch_one(db, query, {"owner": owner})
+        used = await _count_used(db, owner)
+        if row is not None and used < row["pages"]:
+            shrunk.append(OrphanedPages(owner, used))
+    return shrunk
 
 
-async def _read_orphaned(db: aiosqlite.Connection) -> list[OrphanedPages]:
-    rows = await fetch_all(db, "SELECT owner, keep_pages FROM orphaned_pages ORDER BY owner")
+async def _note_orphaned(db: aiosqlite.Connection, orphaned: Sequence[OrphanedPages]) -> None:
+    """Note pages of deleted sessions as orphaned, the others as retained."""
+    rows = [_to_orphaned_row(each) for each in orphaned]
+    await db.executemany(
+        "REPLACE INTO retained_pages (owner, pages) VALUES (:owner, :keep_pages)", rows
+    )
+    await db.executemany(
+        "DELETE FROM retained_pages WHERE owner = :owner AND pages = 0",
+        [{"owner": each.session} for each in orphaned],
+    )
+    await db.executemany(
+        "REPLACE INTO orphaned_pages (owner, keep_pages) VALUES (:owner, :keep_pages)", rows
+    )
+
+
+async def _read_retained(db: aiosqlite.Connection) -> list[SharedPages]:
+    rows = await fetch_all(db, "SELECT owner, pages FROM retained_pages ORDER BY owner")
+    return [SharedPages(row["owner"], row["pages"]) for row in rows]
+
+
+async def _read_orphaned(db: aiosqlite.Connection, limit: int = -1) -> list[OrphanedPages]:
+    query = "SELECT owner, keep_pages FROM orphaned_pages ORDER BY owner LIMIT :limit"
+    rows = await fetch_all(db, query, {"limit": limit})
     return [OrphanedPages(row["owner"], row["keep_pages"]) for row in rows]
 
 

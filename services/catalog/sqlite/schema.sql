@@ -15,7 +15,26 @@ CREATE TABLE sessions (
     length INTEGER NOT NULL
 ) STRICT;
 CREATE INDEX sessions_by_age ON sessions (tenant, created_at DESC, id DESC);
-CREATE INDEX sessions_by_tenant ON sessions (tenant, length);
+CREATE INDEX sessions_by_creation ON sessions (created_at, id);
+
+-- Numbers of sessions and tokens of the tenants that have sessions, kept by the triggers below.
+CREATE TABLE tenants (
+    tenant TEXT PRIMARY KEY,
+    sessions INTEGER NOT NULL,
+    tokens INTEGER NOT NULL
+) STRICT;
+CREATE TRIGGER session_added AFTER INSERT ON sessions BEGIN
+    INSERT INTO tenants (tenant, sessions, tokens) VALUES (NEW.tenant, 1, NEW.length)
+    ON CONFLICT (tenant) DO UPDATE SET sessions = sessions + 1, tokens = tokens + NEW.length;
+END;
+CREATE TRIGGER session_changed AFTER UPDATE OF length ON sessions BEGIN
+    UPDATE tenants SET tokens = tokens + NEW.length - OLD.length WHERE tenant = NEW.tenant;
+END;
+CREATE TRIGGER session_deleted AFTER DELETE ON sessions BEGIN
+    UPDATE tenants SET sessions = sessions - 1, tokens = tokens - OLD.length
+    WHERE tenant = OLD.tenant;
+    DELETE FROM tenants WHERE tenant = OLD.tenant AND sessions = 0;
+END;
 
 CREATE TABLE worker_states (
     session TEXT PRIMARY KEY REFERENCES sessions (id) ON DELETE CASCADE,
@@ -33,6 +52,7 @@ CREATE TABLE turns (
 ) STRICT, WITHOUT ROWID;
 
 -- `arguments` are those the model generated, `running` those the client executes ('': the same).
+-- `output` are numbers of the pieces in `tool_output`.
 CREATE TABLE tool_calls (
     session TEXT NOT NULL REFERENCES sessions (id) ON DELETE CASCADE,
     turn INTEGER NOT NULL,
@@ -44,7 +64,7 @@ CREATE TABLE tool_calls (
     result TEXT,
     started INTEGER NOT NULL,
     running TEXT NOT NULL,
-    pieces TEXT NOT NULL,
+    output TEXT NOT NULL,
     last_event_at REAL NOT NULL,
     batch INTEGER NOT NULL,
     call_signal TEXT NOT NULL,
@@ -57,6 +77,15 @@ CREATE TABLE tool_calls (
 CREATE INDEX tool_calls_by_id ON tool_calls (session, id, turn DESC);
 CREATE INDEX tool_calls_by_last_event ON tool_calls (last_event_at)
 WHERE status = 'pending' AND consumed_in_turn IS NULL;
+
+CREATE TABLE tool_output (
+    session TEXT NOT NULL REFERENCES sessions (id) ON DELETE CASCADE,
+    turn INTEGER NOT NULL,
+    position INTEGER NOT NULL,
+    piece INTEGER NOT NULL,
+    text TEXT NOT NULL,
+    PRIMARY KEY (session, turn, position, piece)
+) STRICT, WITHOUT ROWID;
 
 CREATE TABLE repairs (
     session TEXT NOT NULL REFERENCES sessions (id) ON DELETE CASCADE,
@@ -122,7 +151,7 @@ CREATE TABLE page_refs (
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX page_refs_by_owner ON page_refs (owner, pages);
 
--- Deleted sessions, and how many of their pages were still referenced at the last deletion.
+-- Deleted sessions, and how many of their pages are still referenced.
 CREATE TABLE retained_pages (
     owner TEXT PRIMARY KEY,
     pages INTEGER NOT NULL
@@ -141,13 +170,14 @@ CREATE TABLE prefixes (
 ) STRICT;
 CREATE INDEX prefixes_by_owner ON prefixes (owner);
 
--- `created` is the session that the request created ('': none).
+-- `created` is the session that the request created ('': none), `stored_at` in Unix seconds.
 CREATE TABLE idempotency_records (
-    number INTEGER PRIMARY KEY AUTOINCREMENT,
-    created TEXT NOT NULL,
     scope TEXT NOT NULL,
     key TEXT NOT NULL,
+    created TEXT NOT NULL,
     fingerprint TEXT NOT NULL,
     response TEXT NOT NULL,
-    UNIQUE (scope, key)
+    stored_at REAL NOT NULL,
+    PRIMARY KEY (scope, key)
 ) STRICT;
+CREATE INDEX idempotency_records_by_age ON idempotency_records (stored_at);

@@ -1,6 +1,7 @@
 """Sessions in the SQLite catalog."""
 
 import sqlite3
+from functools import partial
 
 import aiosqlite
 
@@ -18,8 +19,11 @@ from services.catalog.serialization import decode_cursor, encode_cursor
 from services.catalog.sqlite import copies, mapping, page_refs, repairs, tool_calls
 from services.catalog.sqlite.database import Database
 from services.catalog.sqlite.idempotency import SqliteIdempotency
-from services.catalog.sqlite.queries import fetch_all, fetch_one, fetch_value
+from services.catalog.sqlite.queries import Row, fetch_all, fetch_one
 from services.catalog.sqlite.session_rows import add_session
+
+# The number of ids of one query: others wait for the connection meanwhile.
+_IDS_AT_ONCE = 2000
 
 
 class SqliteSessions:
@@ -72,19 +76,30 @@ class SqliteSessions:
 
     async def get_ids(self) -> list[str]:
         """Return the ids of all sessions, oldest first."""
-        query = "SELECT id FROM sessions ORDER BY created_at, id"
-        return [row["id"] for row in await self._database.read(lambda db: fetch_all(db, query))]
+        query = (
+            "SELECT id, created_at FROM sessions WHERE (created_at, id) > (:created_at, :id)"
+            " ORDER BY created_at, id LIMIT :limit"
+        )
+        ids: list[str] = []
+        after: Row = {"created_at": float("-inf"), "id": "", "limit": _IDS_AT_ONCE}
+        while True:
+            rows = await self._database.read(partial(fetch_all, query=query, values=after))
+            ids += [row["id"] for row in rows]
+            if len(rows) < _IDS_AT_ONCE:
+                return ids
+            after = {**rows[-1], "limit": _IDS_AT_ONCE}
 
     async def get_tenant_tokens(self, tenant: str) -> int:
         """Return the number of tokens in the tenant's sessions."""
-        query = "SELECT coalesce(sum(length), 0) FROM sessions WHERE tenant = :tenant"
-        return await self._database.read(lambda db: fetch_value(db, query, {"tenant": tenant}))
+        query = "SELECT tokens FROM tenants WHERE tenant = :tenant"
+        row = await self._database.read(lambda db: fetch_one(db, query, {"tenant": tenant}))
+        return 0 if row is None else int(row["tokens"])
 
     async def fork(self, commit: ForkCommit, record: IdempotencyRecord | None) -> None:
         """Add a session that starts from another. Raises UnknownSession, UnknownTurn."""
 
         async def change(db: aiosqlite.Connection) -> None:
-            await copies.fork(db, commit)
+            await copies.fork(db, commit, self._database.now())
             await self._idempotency.store(db, record, created=commit.session.id)
 
         await self._database.write(change)

@@ -1,6 +1,5 @@
 """Tool calls in the SQLite catalog. The functions run in the caller's transaction."""
 
-import time
 from collections.abc import Iterable, Mapping
 
 import aiosqlite
@@ -40,16 +39,40 @@ class SqliteToolCalls:
 
         return await self._database.read(read)
 
+    async def get_pieces(
+        self, session_id: str, call: PendingCall, first: int, limit: int
+    ) -> tuple[str, ...]:
+        """Return pieces of a call's output from `first` on, up to the first missing one."""
+        query = (
+            "SELECT piece, text FROM tool_output WHERE session = :session AND turn = :turn"
+            " AND position = :position AND piece >= :first ORDER BY piece LIMIT :limit"
+        )
+        at = {"turn": call.turn, "position": call.position, "first": first, "limit": limit}
+        values = {"session": session_id} | at
+        rows = await self._database.read(lambda db: fetch_all(db, query, values))
+        return tuple(row["text"] for index, row in enumerate(rows, first) if row["piece"] == index)
+
     async def commit(
-        self, session_id: str, call: PendingCall, epoch: int, record: IdempotencyRecord | None
+        self,
+        session_id: str,
+        call: PendingCall,
+        epoch: int,
+        record: IdempotencyRecord | None,
+        piece: tuple[int, str] | None = None,
     ) -> None:
         """Store the reported state of a call. Raises UnknownSession, StaleEpoch."""
 
         async def change(db: aiosqlite.Connection) -> None:
-            await _write_report(db, session_id, call)
+            await _write_report(db, session_id, call, self._database.now())
+            if piece is not None:
+                await add_pieces(db, session_id, (call.turn, call.position), dict([piece]))
             await self._idempotency.store(db, record)
 
         await self._database.write_fenced(session_id, epoch, change)
+
+    async def get_time(self) -> float:
+        """Return the time of the clock that events are stored under."""
+        return self._database.now()
 
     async def get_idle_sessions(self, since: float) -> list[str]:
         """Return the sessions with a pending call without an event after `since`."""
@@ -92,9 +115,10 @@ async def end_pause(
     )
 
 
-async def begin_pause(db: aiosqlite.Connection, turn: Turn, calls: Iterable[ToolCall]) -> None:
+async def begin_pause(
+    db: aiosqlite.Connection, turn: Turn, calls: Iterable[ToolCall], now: float
+) -> None:
     """Add the calls that a turn ended on."""
-    now = time.time()
     made = [
         PendingCall(turn.number, position, call, last_event_at=now)
         for position, call in enumerate(calls)
@@ -109,14 +133,25 @@ async def add_calls(
     await insert(db, "tool_calls", [mapping.to_call_row(session_id, call) for call in calls])
 
 
-async def copy_pause(db: aiosqlite.Connection, parent: str, child: str, turn: int) -> None:
+async def add_pieces(
+    db: aiosqlite.Connection,
+    session_id: str,
+    call: mapping.CallPosition,
+    pieces: Mapping[int, str],
+) -> None:
+    """Add pieces of a call's output."""
+    await insert(db, "tool_output", mapping.to_piece_rows(session_id, call, pieces))
+
+
+async def copy_pause(
+    db: aiosqlite.Connection, parent: str, child: str, turn: int, now: float
+) -> None:
     """Copy the calls that the parent's turn ended on to the child, as they were made."""
     rows = await fetch_all(
         db,
         "SELECT * FROM tool_calls WHERE session = :parent AND turn = :turn ORDER BY position",
         {"parent": parent, "turn": turn},
     )
-    now = time.time()
     made = [
         PendingCall(turn, call.position, call.call, last_event_at=now)
         for call in map(mapping.from_call_row, rows)
@@ -124,21 +159,23 @@ async def copy_pause(db: aiosqlite.Connection, parent: str, child: str, turn: in
     await add_calls(db, child, made)
 
 
-async def _write_report(db: aiosqlite.Connection, session_id: str, call: PendingCall) -> None:
+async def _write_report(
+    db: aiosqlite.Connection, session_id: str, call: PendingCall, now: float
+) -> None:
     await db.execute(
-        "UPDATE tool_calls SET started = :started, running = :running, pieces = :pieces,"
+        "UPDATE tool_calls SET started = :started, running = :running, output = :output,"
         " delta_due = :delta_due, status = :status, result = :result, batch = :batch,"
         " last_event_at = :now"
         " WHERE session = :session AND turn = :turn AND position = :position",
         {
             "started": call.started,
             "running": call.arguments,
-            "pieces": mapping.encode_pieces(call),
+            "output": mapping.encode_output(call),
             "delta_due": call.delta_due,
             "status": call.status.value,
             "result": call.result,
             "batch": call.batch,
-            "now": time.time(),
+            "now": now,
             "session": session_id,
             "turn": call.turn,
             "position": call.position,

@@ -1,7 +1,5 @@
 """Turns in the SQLite catalog."""
 
-import time
-
 import aiosqlite
 
 from kvrecall.domain.session import Turn
@@ -33,7 +31,7 @@ class SqliteTurns:
         """Append a turn with everything it changes. Raises UnknownSession, StaleEpoch."""
 
         async def change(db: aiosqlite.Connection) -> None:
-            await _add_turn(db, commit)
+            await _add_turn(db, commit, self._database.now())
             await self._idempotency.store(db, record)
 
         await self._database.write_fenced(commit.turn.session, epoch, change)
@@ -63,7 +61,7 @@ class SqliteTurns:
         return await self._database.read(read)
 
 
-async def _add_turn(db: aiosqlite.Connection, commit: TurnCommit) -> None:
+async def _add_turn(db: aiosqlite.Connection, commit: TurnCommit, now: float) -> None:
     turn = commit.turn
     outcome = turn.outcome
     await insert(db, "turns", [mapping.to_turn_row(turn)])
@@ -72,7 +70,7 @@ async def _add_turn(db: aiosqlite.Connection, commit: TurnCommit) -> None:
         " WHERE id = :session",
         {
             "turns": turn.number,
-            "now": time.time(),
+            "now": now,
             "output_due": 0 if commit.calls else outcome.output_tokens,
             "session": turn.session,
         },
@@ -81,7 +79,7 @@ async def _add_turn(db: aiosqlite.Connection, commit: TurnCommit) -> None:
     await session_rows.replace_worker_state(db, turn.session, commit.worker_state)
     await episodes.count_match(db, turn.session, commit.matched, commit.active)
     await tool_calls.end_pause(db, turn, commit.inline_results)
-    await tool_calls.begin_pause(db, turn, commit.calls)
+    await tool_calls.begin_pause(db, turn, commit.calls, now)
     if outcome.own_repair is not None:
         await repairs.add_record(db, turn.session, turn.number, outcome.own_repair, commit.repaired)
     if commit.shared is not None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from kvrecall.domain.errors import IllegalTransition
 from kvrecall.domain.messages import ToolCall
-from kvrecall.domain.repairs import SIGNAL_CHARACTERS, due_repairs
+from kvrecall.domain.repairs import due_repairs
 from kvrecall.domain.reports import MemoryReport
 from kvrecall.domain.session import Session
 from kvrecall.domain.session_settings import RepairTrigger, SessionSettings
@@ -121,24 +121,12 @@ def test_a_call_is_repaired_on_again_with_the_arguments_that_the_client_really_r
 
 
 def test_output_is_repaired_on_as_far_as_it_is_due_and_not_once_the_result_is_there() -> None:
-    grown: dict[str, Any] = {
-        "pieces": {0: "so ", 1: "far", 3: "!"},
-        "delta_due": 6,
-        "repaired": True,
-    }
+    grown: dict[str, Any] = {"delta_due": 6, "repaired": True}
     (due,) = due_repairs(paused(asked(0, **grown)))
-    assert (due.trigger, due.text, due.reach) == (RepairTrigger.TOOL_DELTA, "so far", 6)
+    assert (due.trigger, due.position, due.reach) == (RepairTrigger.TOOL_DELTA, 0, 6)
     assert due_repairs(paused(asked(0, delta_repaired=6, **grown))) == []
     with_result = due_repairs(paused(asked(0, batch=1, **grown)))
     assert [repair.trigger for repair in with_result] == [RepairTrigger.TOOL_RESULT]
-
-
-def test_of_a_long_output_the_end_is_the_signal() -> None:
-    pieces = {0: "x" * SIGNAL_CHARACTERS, 1: "end"}
-    (due,) = due_repairs(
-        paused(asked(0, pieces=pieces, delta_due=SIGNAL_CHARACTERS + 3, repaired=True))
-    )
-    assert (len(due.text), due.text[-4:]) == (SIGNAL_CHARACTERS, "xend")
 
 
 def test_the_last_answer_is_repaired_on_when_no_tool_is_waited_for() -> None:

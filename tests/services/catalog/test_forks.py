@@ -11,7 +11,7 @@ from kvrecall.domain.messages import ToolCall
 from kvrecall.domain.repairs import due_repairs
 from kvrecall.domain.reports import MemoryReport, RepairReport
 from kvrecall.domain.session import Session, SharedPages
-from kvrecall.domain.tool_calls import CallStatus, PendingCall
+from kvrecall.domain.tool_calls import CallStatus, PendingCall, ToolOutput
 from services.catalog.base import Catalog
 from services.catalog.records import (
     BuildCommit,
@@ -59,8 +59,9 @@ async def parent(
     due = due_repairs(await catalog.sessions.get("parent"))
     await catalog.repairs.commit("parent", RepairCommit(due[0], b"repaired", repair, memory), 1)
     waiting = (await catalog.sessions.get("parent")).calls[0]
-    result = replace(waiting, status=CallStatus.COMPLETED, result="now", batch=1, pieces={0: "n"})
-    await catalog.tool_calls.commit("parent", result, 1, None)
+    output = ToolOutput(1, 1, 1, 1, "n")
+    result = replace(waiting, status=CallStatus.COMPLETED, result="now", batch=1, output=output)
+    await catalog.tool_calls.commit("parent", result, 1, None, (0, "n"))
     return await catalog.sessions.get("parent")
 
 
@@ -84,6 +85,7 @@ async def test_a_fork_at_the_last_turn_copies_all_state_of_its_parent(
     assert await catalog.turns.get_token_ids("child") == await catalog.turns.get_token_ids("parent")
     assert await catalog.tool_calls.get("child", "a") == await catalog.tool_calls.get("parent", "a")
     assert await catalog.tool_calls.get("child", "b") == await catalog.tool_calls.get("parent", "b")
+    assert await catalog.tool_calls.get_pieces("child", child.calls[0], 0, 9) == ("n",)
     assert await catalog.repairs.get_latest("child", 9) == await catalog.repairs.get_latest(
         "parent", 9
     )

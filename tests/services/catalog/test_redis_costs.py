@@ -8,6 +8,7 @@ from uuid import uuid4
 
 import pytest
 
+from kvrecall.domain.messages import ToolCall
 from kvrecall.domain.session import Session, SharedPages
 from services.catalog.records import ForkCommit, OrphanedPages, TurnCommit
 from services.catalog.redis.catalog import RedisCatalog
@@ -16,7 +17,8 @@ from services.catalog.redis.client import CatalogRedis
 MakeSession = Callable[..., Session]
 MakeTurn = Callable[..., TurnCommit]
 Open = Callable[..., Awaitable[RedisCatalog]]
-DAY = 24 * 3600
+HOUR = 3600
+DAY = 24 * HOUR
 
 
 @pytest.fixture
@@ -130,3 +132,30 @@ async def test_a_tenant_without_sessions_is_forgotten_once_it_is_idle(
     redis_server.client.zadd(tenants, {"idle": yesterday, "busy": yesterday})
     assert await catalog.sessions.get_ids() == ["of busy"]
     assert set(redis_server.client.zrange(tenants, 0, -1)) == {b"new", b"busy"}
+
+
+async def test_events_have_the_time_of_the_server_not_of_the_process(
+    open_catalog: Open,
+    redis_server: Any,
+    redis_url: str,
+    make_session: MakeSession,
+    make_turn: MakeTurn,
+    calls: tuple[ToolCall, ToolCall],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    catalog = await open_catalog(redis_url)
+    await catalog.sessions.create(make_session("s"), b"", None)
+    first, _ = redis_server.client.time()
+    true = time.time
+    monkeypatch.setattr(time, "time", lambda: true() + DAY)
+    await catalog.turns.commit(make_turn("s", 1, *calls), 1, None)
+    one, other = (await catalog.sessions.get("s")).calls
+    await catalog.tool_calls.commit("s", one, 1, None, (0, "x"))
+    child = replace(await catalog.sessions.get("s"), id="child", calls=())
+    await catalog.sessions.fork(ForkCommit(child, "s", 1, b""), None)
+    stored = [await catalog.tool_calls.get(id, call.id) for id in ("s", "child") for call in calls]
+    times = [call.last_event_at for call in stored]
+    now = await catalog.tool_calls.get_time()
+    assert all(first <= at <= now for at in [other.last_event_at, *times])
+    assert now < true() + DAY / 2
+    assert await catalog.tool_calls.get_idle_sessions(now - HOUR) == []

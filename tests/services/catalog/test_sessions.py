@@ -96,7 +96,7 @@ async def test_a_session_cannot_be_written_under_an_old_epoch(
     with pytest.raises(StaleEpoch):
         await catalog.repairs.commit("s", RepairCommit(due_repairs(session)[0], b"x"), 1)
     with pytest.raises(StaleEpoch):
-        await catalog.tool_calls.commit("s", replace(session.calls[0], pieces={0: "x"}), 1, None)
+        await catalog.tool_calls.commit("s", replace(session.calls[0], started=True), 1, None)
     assert await catalog.sessions.get("s") == replace(session, epoch=2, worker="w")
     assert await catalog.sessions.get_worker_state("s") == b"state 1"
 

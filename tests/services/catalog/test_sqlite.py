@@ -16,7 +16,7 @@ from kvrecall.domain.messages import ToolCall
 from kvrecall.domain.session import (
     Session,
 )
-from services.catalog.records import IdempotencyKey, IdempotencyRecord, TurnCommit
+from services.catalog.records import TurnCommit
 from services.catalog.sqlite.catalog import SqliteCatalog
 
 MakeSession = Callable[..., Session]
@@ -25,7 +25,7 @@ MakeTurn = Callable[..., TurnCommit]
 
 @pytest.fixture
 async def catalog(tmp_path: Path) -> AsyncIterator[SqliteCatalog]:
-    catalog = await SqliteCatalog.open(tmp_path / "catalog.db", max_idempotency_records=3)
+    catalog = await SqliteCatalog.open(tmp_path / "catalog.db")
     yield catalog
     await catalog.close()
 
@@ -45,17 +45,6 @@ async def test_a_deleted_session_is_deleted_from_all_tables(
     with sqlite3.connect(tmp_path / "catalog.db") as file:
         for table in ("worker_states", "turns", "tool_calls", "repairs"):
             assert {row[0] for row in file.execute(f"SELECT session FROM {table}")} == {"other"}
-
-
-async def test_idempotency_records_are_bounded_and_the_oldest_are_deleted(
-    catalog: SqliteCatalog, make_session: MakeSession
-) -> None:
-    keys = [IdempotencyKey("POST /x", f"k{number}", "body") for number in range(5)]
-    for number, key in enumerate(keys):
-        await catalog.sessions.create(
-            make_session(f"s{number}"), b"", IdempotencyRecord(key, str(number))
-        )
-    assert [await catalog.idempotency.get(key) for key in keys] == [None, None, "2", "3", "4"]
 
 
 async def test_a_file_of_another_version_is_refused_with_what_to_do(tmp_path: Path) -> None:

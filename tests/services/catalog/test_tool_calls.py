@@ -12,7 +12,7 @@ from kvrecall.domain.reports import MemoryReport, RepairReport
 from kvrecall.domain.session import Session
 from kvrecall.domain.session_settings import RepairTrigger
 from kvrecall.domain.state_machine import SessionState
-from kvrecall.domain.tool_calls import CallStatus
+from kvrecall.domain.tool_calls import CallStatus, ToolOutput
 from services.catalog.base import Catalog
 from services.catalog.records import REPAIRS_RETAINED, RepairCommit, RepairDetails, TurnCommit
 
@@ -109,14 +109,34 @@ async def test_a_call_comes_back_as_it_was_reported(
     await catalog.sessions.create(make_session("s"), b"", None)
     await catalog.turns.commit(make_turn("s", 1, *calls), 1, None)
     made = (await catalog.sessions.get("s")).calls[1]
-    reported = replace(
-        made, started=True, arguments='{"n": 3}', pieces={0: "é", 2: "\0"}, delta_due=1
-    )
+    output = ToolOutput(2, 3, 3, 1, "\0é")
+    reported = replace(made, started=True, arguments='{"n": 3}', output=output, delta_due=1)
     await catalog.tool_calls.commit("s", reported, 1, None)
     found = await catalog.tool_calls.get("s", "b")
     assert found == replace(reported, last_event_at=found.last_event_at)
-    assert (found.partial, found.running.arguments, found.call) == ("é", '{"n": 3}', calls[1])
+    assert (found.running.arguments, found.call) == ('{"n": 3}', calls[1])
     assert found.last_event_at >= made.last_event_at > 0
+
+
+async def test_pieces_of_output_are_read_up_to_the_first_missing_one(
+    catalog: Catalog,
+    make_session: MakeSession,
+    make_turn: MakeTurn,
+    calls: tuple[ToolCall, ToolCall],
+) -> None:
+    await catalog.sessions.create(make_session("s"), b"", None)
+    await catalog.turns.commit(make_turn("s", 1, *calls), 1, None)
+    one, other = (await catalog.sessions.get("s")).calls
+    for index, text in ((1, "b"), (0, "é"), (3, "\0"), (2, ""), (5, "f")):
+        await catalog.tool_calls.commit("s", one, 1, None, (index, text))
+    await catalog.tool_calls.commit("s", other, 1, None, (4, "of the other"))
+    read = catalog.tool_calls.get_pieces
+    assert await read("s", one, 0, 99) == ("é", "b", "", "\0")
+    assert await read("s", one, 1, 2) == ("b", "")
+    assert await read("s", one, 5, 99) == ("f",)
+    assert await read("s", one, 4, 99) == await read("s", one, 6, 99) == ()
+    assert await read("s", other, 4, 1) == ("of the other",)
+    assert await read("unknown", one, 0, 9) == ()
 
 
 async def test_each_kind_of_repair_marks_its_own_signal_as_done(
@@ -129,7 +149,7 @@ async def test_each_kind_of_repair_marks_its_own_signal_as_done(
 ) -> None:
     await catalog.sessions.create(make_session("s"), b"", None)
     await catalog.turns.commit(make_turn("s", 1, *calls), 1, None)
-    grown = replace((await catalog.sessions.get("s")).calls[0], pieces={0: "long"}, delta_due=4)
+    grown = replace((await catalog.sessions.get("s")).calls[0], delta_due=4)
     await catalog.tool_calls.commit("s", grown, 1, None)
     reported = replace(
         (await catalog.sessions.get("s")).calls[1], status=CallStatus.COMPLETED, result="r", batch=1
