@@ -5,7 +5,6 @@ beside the catalog, so that tools that only read it (`sqlite3 .backup`) are not 
 """
 
 import fcntl
-import os
 from pathlib import Path
 
 from kvrecall.domain.errors import CatalogError
@@ -17,15 +16,15 @@ class FileLock:
     def __init__(self, path: Path) -> None:
         """Take the lock of the catalog at `path`. Raises CatalogError when it is taken, OSError."""
         name = path.with_name(f"{path.name}.lock")
-        self._descriptor = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._file = name.open("ab")
         try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            os.close(self._descriptor)
+            self._file.close()
             raise CatalogError(
                 f"the catalog {path} is in use by another process; stop it, or name another file"
             ) from error
 
     def release(self) -> None:
-        """Release the lock. The lock file stays, as another process may wait to lock it."""
-        os.close(self._descriptor)
+        """Release the lock; its file stays, as another process may be about to lock it."""
+        self._file.close()

@@ -87,9 +87,10 @@ from pathlib import Path
 from services.catalog.sqlite.catalog import SqliteCatalog
 
 async def main():
-    await SqliteCatalog.open(Path(sys.argv[1]))
+    catalog = await SqliteCatalog.open(Path(sys.argv[1]))
     print("open", flush=True)
     await asyncio.sleep(3600)
+    await catalog.close()
 
 asyncio.run(main())
 """
