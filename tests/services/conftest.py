@@ -14,6 +14,7 @@ from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.messages import Message, Sampling
 from kvrecall.domain.reports import TurnOutcome
 from kvrecall.domain.session_request import CreateSession
+from kvrecall.domain.tool_events import EventReceipt, ToolEvent, ToolEventType
 from kvrecall.domain.turn_request import TurnRequest
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from kvrecall.testing import StubWorker
@@ -67,6 +68,22 @@ class Harness:
             await self.catalog.sessions.get_worker_state(session)
         ).selection
 
+    @property
+    def repairs(self) -> list[str]:
+        """The signals of the repairs so far, in order."""
+        return [entry for entry in self.worker.call_log if not entry.startswith("open")]
+
+    async def pause(self, session: str, *calls: pb.ToolCall) -> None:
+        """Run a turn that ends on tool calls."""
+        self.worker.script = [list(calls)]
+        outcome = await self.say(session, Message("user", "hello"))
+        assert outcome.finish_reason == "tool_calls"
+
+    async def complete_call(self, session: str, call: str, result: str) -> EventReceipt:
+        """Report a tool call's result."""
+        event = ToolEvent(ToolEventType.COMPLETED, call, result)
+        return await self.service.event(session, event)
+
     async def wait_until_idle(self, session: str) -> None:
         """Wait until no background work of the session runs."""
         tasks = [task for task in asyncio.all_tasks() if task.get_name() == f"background {session}"]
@@ -93,6 +110,14 @@ async def harness(tmp_path: Path, settings: ServiceLimits) -> AsyncIterator[Harn
 def call() -> Callable[[str, str], pb.ToolCall]:
     """A tool call with an id and the city it asks about."""
     return lambda id, city: pb.ToolCall(id=id, name="weather", arguments=f'{{"city": "{city}"}}')
+
+
+@pytest.fixture
+async def paused(harness: Harness, call: Callable[[str, str], pb.ToolCall]) -> str:
+    """A session that has just asked for the weather in Bern."""
+    session = await harness.session()
+    await harness.pause(session, call("c1", "Bern"))
+    return session
 
 
 @pytest.fixture
