@@ -20,7 +20,9 @@ from kvrecall.protocol.v1 import worker_pb2 as pb
 from kvrecall.testing import StubWorker
 from services.catalog.sqlite.catalog import SqliteCatalog
 from services.service import SessionService
-from services.turn_stream import TurnEnded
+from services.turn_stream import TurnEnded, TurnStream
+
+_HELLO = Message("user", "hello there")
 
 
 class Harness:
@@ -53,6 +55,25 @@ class Harness:
         """A new session of budget 64."""
         values: dict[str, Any] = {"budget": 64, "repair_rows": 8, "seed": 1, **settings}
         return (await self.service.create(CreateSession(**values))).id
+
+    def begin(self, session: str, *messages: Message, **options: Any) -> TurnStream:
+        """Send a turn and return its stream."""
+        values: dict[str, Any] = {"sampling": Sampling(50), **options}
+        return self.service.turn(session, TurnRequest(messages or (_HELLO,), **values))
+
+    async def hold_turn(self, session: str) -> TurnStream:
+        """Send a turn that waits before its first token, and return its stream."""
+        self.worker.gates["token"] = asyncio.Event()
+        self.worker.reached["token"].clear()
+        stream = self.begin(session)
+        await self.worker.reached["token"].wait()
+        return stream
+
+    async def outcome(self, stream: TurnStream) -> TurnOutcome:
+        """Read a turn's stream to its end and return the outcome."""
+        ended = [progress async for progress in stream][-1]
+        assert isinstance(ended, TurnEnded)
+        return ended.outcome
 
     async def say(self, session: str, *messages: Message, **options: Any) -> TurnOutcome:
         """Run a turn to its end: what it came to."""
