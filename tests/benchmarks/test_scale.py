@@ -6,12 +6,13 @@ from pathlib import Path
 import pytest
 
 from benchmarks.scale.__main__ import add_ratios, main
+from benchmarks.scale.rows import measure_start
 from kvrecall.reporting.results import Row
 
 SIZES = ("10", "30")
 
 
-@pytest.mark.parametrize("store", ["sqlite", "redis"])
+@pytest.mark.parametrize("store", ["sqlite", "redis", "rows", "rows-redis"])
 def test_every_operation_is_measured_at_each_size(
     store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -24,9 +25,15 @@ def test_every_operation_is_measured_at_each_size(
     for size in SIZES:
         measured = [row for row in rows if row["sessions"] == int(size)]
         assert {row["condition"] for row in measured} == conditions
-        assert all(row["median"] > 0 for row in measured if row["metric"] != "Redis commands")
+        assert all(row["median"] > 0 for row in measured if row["unit"] == "seconds")
     commands = [row["median"] for row in rows if row["metric"] == "Redis commands"]
-    assert all(commands) == (store == "redis")
+    assert all(commands) == (store != "sqlite")
+
+
+def test_a_start_is_measured_by_the_pages_in_the_files(tmp_path: Path) -> None:
+    row = measure_start(tmp_path / "files", 600)
+    assert row["condition"] == "rows in files: start with 600 pages"
+    assert row["median"] > 0
 
 
 def test_a_row_is_compared_with_the_fewest_sessions() -> None:
