@@ -10,6 +10,9 @@ from kvrecall.domain.session import Session
 from kvrecall.domain.state_machine import SessionState
 from kvrecall.domain.tool_calls import CallStatus, PendingCall
 
+# Share of the output before that new output must reach, for a repair to be due on it.
+_DELTA_GROWTH = 0.25
+
 
 class ToolEventType(StrEnum):
     """The kinds of reports."""
@@ -135,7 +138,9 @@ def _with_piece(
         return call
     changed = replace(call, started=True, pieces={**call.pieces, at: text})
     whole = changed.partial
-    due = len(whole[call.delta_due :].encode()) >= settings.delta_signal_bytes
+    new = len(whole[call.delta_due :].encode())
+    # Each repair observes all of the output: growth by a share bounds their work by the output's size.
+    due = new >= max(settings.delta_signal_bytes, _DELTA_GROWTH * call.delta_due)
     return replace(changed, delta_due=len(whole)) if due else changed
 
 

@@ -266,10 +266,9 @@ class Engine:
     def observe(self, resident: ResidentSession, token_ids: Sequence[int]) -> Observed:
         """Forward `token_ids` over the active rows and return their post-RoPE queries.
 
-        The cache is restored afterwards (EpiCache section 2.2). Prompts longer than a block are
-        truncated from the left.
+        The cache is restored afterwards (EpiCache section 2.2). At most `block_tokens` tokens.
         """
-        token_ids = token_ids[-self.settings.block_tokens :]
+        assert len(token_ids) <= self.settings.block_tokens, "a longer prompt runs block by block"
         self._make_room(resident, len(token_ids))
         step = self._forward_transient(resident, token_ids)
         return Observed(tuple(queries[0] for queries in step.observed), step.query_positions[0])

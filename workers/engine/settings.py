@@ -20,6 +20,11 @@ class WorkerSettings(BaseModel):
         ge=1,
         description="most tokens of a prompt that evictions run over the active rows",
     )
+    signal_tokens: int = Field(
+        default=8192,
+        ge=1,
+        description="most tokens of a signal that a repair observes; of a longer one, the last",
+    )
     sinks: int = Field(default=4, ge=0, description="first rows of a session, never evicted")
     recent: int = Field(default=32, ge=0, description="newest rows, never evicted")
     turn_share: float = Field(
