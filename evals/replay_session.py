@@ -29,7 +29,8 @@ from workers.engine.eviction import active_rows
 from workers.engine.selection import Selection
 from workers.engine.session import ResidentSession
 from workers.engine.settings import WorkerSettings
-from workers.generation.steps import NextLogits, Steps
+from workers.generation.sampling import sample
+from workers.generation.steps import Steps
 from workers.primitives.observation import Observed
 from workers.repair.observe import observe_signal
 from workers.repair.repair import run_pause_repair
@@ -282,8 +283,8 @@ def _run_steps(engine: Engine, resident: ResidentSession, steps: Steps[T]) -> T:
         if isinstance(wanted, Future):
             wanted.result()
         elif wanted is not None:
-            logits = engine.forward([resident], torch.tensor([[wanted]]))[0, -1]
-            answer = NextLogits(logits, int(logits.argmax()))
+            logits = engine.forward([resident], torch.tensor([[wanted.token]]))[:, -1]
+            (answer,) = sample(logits, [wanted.sampler])
 
 
 def _to_wire(messages: Sequence[Message]) -> list[pb.Message]:

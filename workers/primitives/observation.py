@@ -137,6 +137,12 @@ class RecentQueries:
         self._queries = tuple(q[:, -self.width :] for q in queries)
         self._positions = positions[-self.width :]
 
+    def drop_last(self, count: int) -> None:
+        """Drop the queries of the last `count` tokens; all if there are fewer."""
+        kept = max(0, len(self._positions) - count)
+        self._queries = tuple(queries[:, :kept] for queries in self._queries)
+        self._positions = self._positions[:kept]
+
     def clear(self) -> None:
         """Drop all queries, at the start of a turn."""
         self._queries = ()

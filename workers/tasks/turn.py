@@ -8,13 +8,14 @@ from kvrecall.protocol import convert
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from workers.engine.engine import Engine
 from workers.engine.session import Distribution, ResidentSession
+from workers.engine.truncation import truncate
 from workers.episodes.rows import EpisodeRows
 from workers.episodes.switch import read_episode, switch
 from workers.errors import BadMessages, NotComparable, TurnTooLong
 from workers.generation.decode import Answer, decode
 from workers.generation.prefill import PrefillResult, prefill
 from workers.generation.sampling import require_valid
-from workers.generation.steps import NextLogits, Steps, Stopwatch, wait_for_writes
+from workers.generation.steps import Steps, Stopwatch, wait_for_writes
 from workers.generation.utterances import utterance_tokens
 from workers.model.tokenizer import ChatMessage, Segment, keep_recent
 from workers.model.tool_calls import parse_tool_calls
@@ -177,8 +178,12 @@ def _generate(
             run.watch.lap("first_token")
         run.emit(pb.TurnEvent(token=pb.TokenChunk(ids=[token], text=text)))
 
-    first = NextLogits(prefilled.logits, int(prefilled.logits.argmax()))
-    answer = yield from decode(resident.session, engine.tokenizer, first, plan.sampling, emit_token)
+    session = resident.session
+    start = session.length
+    answer = yield from decode(
+        session, engine.tokenizer, prefilled.logits, plan.sampling, emit_token
+    )
+    truncate(engine.cache, engine.store_io, resident, start + len(answer.token_ids) - 1)
     run.watch.lap("decode")
     return answer
 
