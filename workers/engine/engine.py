@@ -1,7 +1,7 @@
 """Connects model, cache, store and tokenizer for one session at a time; no algorithm of its own."""
 
 from collections.abc import Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
@@ -67,6 +67,7 @@ class Engine:
         self.lost_pages = 0
         self.rebuilt_pages = 0
         self.store_io = StoreIO(self.store)
+        self.renderer = ThreadPoolExecutor(2, thread_name_prefix="render")
 
     # Life cycle
 
@@ -187,7 +188,8 @@ class Engine:
             session.slot = None
 
     def close(self) -> None:
-        """Finish all reads and writes of the store."""
+        """Finish all rendering, and all reads and writes of the store."""
+        self.renderer.shutdown(cancel_futures=True)
         self.store_io.close()
 
     def bound(self, session: WorkerSession) -> list[int]:

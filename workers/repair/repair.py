@@ -16,8 +16,8 @@ from kvrecall.protocol.v1 import worker_pb2 as pb
 from workers.engine.engine import Engine
 from workers.engine.session import ResidentSession
 from workers.engine.store_io import map_store_errors
+from workers.generation.rendering import encode_text, render_prompt
 from workers.generation.steps import Steps, wait_for_writes
-from workers.model.tokenizer import Segment
 from workers.primitives.observation import Observed
 from workers.repair.observe import observe_signal
 from workers.repair.promotion import (
@@ -54,12 +54,10 @@ def run_pause_repair(
     """Repair between turns, on the request's signal, until `stop_requested`. Raises BadMessages."""
     session = resident.session
     messages = [convert.to_chat(message) for message in request.messages]
-    segments: list[Segment] = []
-    if messages:
-        tools = list(resident.config.tools)
-        segments = engine.tokenizer.prompt(session.recent, messages, tools, generate=True)
+    segments = yield from render_prompt(engine, session, messages, generate=True)
     rendered = [token for segment in segments for token in segment.token_ids]
-    signal = [*request.token_ids, *engine.tokenizer.encode(request.text), *rendered]
+    text = yield from encode_text(engine, request.text)
+    signal = [*request.token_ids, *text, *rendered]
     report = yield from run_repair(engine, resident, signal, request.trigger, stop_requested)
     session.dirty = False
     return pb.RepairResult(

@@ -14,6 +14,7 @@ from workers.episodes.switch import read_episode, switch
 from workers.errors import BadMessages, NotComparable, TurnTooLong
 from workers.generation.decode import Answer, decode
 from workers.generation.prefill import PrefillResult, prefill
+from workers.generation.rendering import render_prompt
 from workers.generation.sampling import require_valid
 from workers.generation.steps import Steps, Stopwatch, wait_for_writes
 from workers.generation.utterances import utterance_tokens
@@ -56,7 +57,7 @@ def run_turn(
     NotComparable also afterwards.
     """
     run = _TurnRun(pb.TurnDone(finish_reason="appended"), emit, Stopwatch())
-    plan = _plan_turn(engine, resident, request)
+    plan = yield from _plan_turn(engine, resident, request)
     session = resident.session
     done = run.done
     done.prompt_tokens = len(plan.prompt)
@@ -86,15 +87,15 @@ def run_turn(
     return done
 
 
-def _plan_turn(engine: Engine, resident: ResidentSession, request: pb.TurnRequest) -> _TurnPlan:
+def _plan_turn(
+    engine: Engine, resident: ResidentSession, request: pb.TurnRequest
+) -> Steps[_TurnPlan]:
     """Validate the request. Raises the errors that `run_turn` raises before any change."""
     session = resident.session
     messages = tuple(convert.to_chat(message) for message in request.messages)
     sampling = convert.sampling_from_wire(request.sampling)
     require_valid(sampling)
-    segments = engine.tokenizer.prompt(
-        session.recent, messages, list(resident.config.tools), request.generate
-    )
+    segments = yield from render_prompt(engine, session, messages, generate=request.generate)
     prompt = tuple(token for segment in segments for token in segment.token_ids)
     if not prompt:
         raise BadMessages("the turn is empty: its messages render to no token")
