@@ -16,6 +16,7 @@ from reference.words import draw_names
 Json = dict[str, Any]
 
 FACTS = 8
+ASKED = 2
 RESULT_TOKENS = 4000
 ON_CALL = TOOLS[0]
 CALL: Json = {
@@ -45,12 +46,7 @@ def chat(seed: int, exchanges: int) -> list[Json]:
     return messages
 
 
-def log_of(seed: int, exchanges: int) -> str:
-    """A long text that names nobody."""
-    return " ".join(message["content"] for message in chat(seed, exchanges))
-
-
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", [1, 2])
 def test_a_repair_finds_the_fact_that_a_long_result_names_at_its_beginning(
     server: Any, say: SimpleNamespace, seed: int
 ) -> None:
@@ -79,12 +75,10 @@ def test_a_repair_finds_the_fact_that_a_long_result_names_at_its_beginning(
         [say.user(question), {"role": "assistant", "content": None, "tool_calls": [CALL]}],
         generate=False,
     )
-    result = json.dumps({ON_CALL.result: names[2], "log": log_of(seed + 100, 150)})
+    result = json.dumps({ON_CALL.result: names[ASKED], "log": "ok, " * (RESULT_TOKENS // 3)})
     client.event(session, "tool_call.completed", "c1", result=result)
     say.until(lambda: bool(client.repairs(session)), "the repair on the result")
-    repair = client.repairs(session)[0]
-    print(seed, names[2], values[2], repair.signal_tokens, repair.observed_tokens, repair.candidates, repair.seconds)
-    for p in repair.passages:
-        print("   ", repr(p.promoted), "|", repr(p.before[-40:]))
-    turn = client.turn(session, [{"role":"tool","content":result,"tool_call_id":"c1"}], max_tokens=40, temperature=0, stop=["."])
-    print(turn.message, turn.memory.length)
+    (repair,) = client.repairs(session)
+    assert repair.observed_tokens == repair.signal_tokens >= RESULT_TOKENS
+    assert not repair.truncated
+    assert any(values[ASKED] in passage.promoted for passage in repair.passages)

@@ -18,7 +18,14 @@ class WorkerSettings(BaseModel):
     prompt_tokens: int = Field(
         default=256,
         ge=1,
-        description="most tokens of a prompt that evictions run over the active rows",
+        description="most tokens that evictions and builds run over the active rows at once; a longer "
+        "prompt runs in pieces",
+    )
+    episode_tokens: int = Field(
+        default=2048,
+        ge=1,
+        description="most tokens of an episode's patched prompt that evictions and builds observe; of "
+        "a longer one, the last",
     )
     signal_tokens: int = Field(
         default=8192,
