@@ -1,6 +1,7 @@
 """Observation of a repair's signal, block by block: a signal of any length counts whole."""
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 from workers.engine.engine import Engine
 from workers.engine.session import ResidentSession
@@ -37,4 +38,4 @@ def split_evenly(token_ids: Sequence[int], most: int) -> list[Sequence[int]]:
     """
     count = -(-len(token_ids) // most)
     bounds = [len(token_ids) * i // count for i in range(count + 1)]
-    return [token_ids[start:end] for start, end in zip(bounds, bounds[1:], strict=False)]
+    return [token_ids[start:end] for start, end in pairwise(bounds)]

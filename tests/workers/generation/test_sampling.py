@@ -3,7 +3,7 @@
 import math
 import random
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -140,7 +140,8 @@ def test_what_may_be_sampled_is_what_transformers_leaves(seed: int) -> None:
         warpers.append(TopKLogitsWarper(sampling.top_k))
     if sampling.top_p < 1:
         warpers.append(TopPLogitsWarper(sampling.top_p))
-    left = warpers(torch.empty(1, 0, dtype=torch.long), logits.clone()).softmax(-1)[0]
+    no_history = cast("torch.LongTensor", torch.empty(1, 0, dtype=torch.long))
+    left = warpers(no_history, cast("torch.FloatTensor", logits.clone())).softmax(-1)[0]
     samplers = [Sampler(replace(sampling, seed=draw)) for draw in range(300)]
     tokens = sample(logits.expand(300, -1), samplers)
     assert all(left[token] > 0 for token in tokens)

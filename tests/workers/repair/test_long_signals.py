@@ -161,9 +161,7 @@ def test_a_stop_ends_the_observation_after_the_newest_blocks(
         calls.append(None)
         return len(calls) > looks
 
-    report, _ = drive(
-        run_repair(worker.engine, resident, signal, "tool_result", stop_requested)
-    )
+    report, _ = drive(run_repair(worker.engine, resident, signal, "tool_result", stop_requested))
     resident.session.dirty = False
     assert report.truncated
     assert 0 < report.observed_tokens <= looks * BLOCK < report.signal_tokens

@@ -31,7 +31,7 @@ class Signal:
 
     def queries(self, layer: int) -> Tensor:
         """Scaled queries of a layer, float32 `[n_kv_heads, group * t, head_dim]`."""
-        scaled = self._observed[layer].float() * self._head_dim**-0.5
+        scaled: Tensor = self._observed[layer].float() * self._head_dim**-0.5
         return scaled.reshape(self.n_kv_heads, -1, self._head_dim)
 
     def rows_at_once(self, most: int, *, layers: int = 1) -> int:
