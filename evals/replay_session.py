@@ -29,8 +29,10 @@ from workers.engine.eviction import active_rows
 from workers.engine.selection import Selection
 from workers.engine.session import ResidentSession
 from workers.engine.settings import WorkerSettings
-from workers.generation.steps import NextLogits, Steps
+from workers.generation.sampling import sample
+from workers.generation.steps import Steps
 from workers.primitives.observation import Observed
+from workers.repair.observe import observe_signal
 from workers.repair.repair import run_pause_repair
 from workers.tasks.turn import run_turn
 
@@ -175,7 +177,7 @@ class ReplaySession:
             resident.session.recent, [dict(each) for each in messages], [], True
         )
         signal = [token for segment in segments for token in segment.token_ids]
-        return self.engine.observe(resident, [*resident.session.pending, *signal])
+        return _run_steps(self.engine, resident, observe_signal(self.engine, resident, signal))
 
     def ask(self, state: pb.SessionState, messages: Sequence[Message], max_tokens: int) -> str:
         """Generate a greedy answer from a state's rows without committing it.
@@ -233,7 +235,7 @@ class ReplaySession:
         size = self.engine.settings.block_tokens
         for start in range(0, len(token_ids), size):
             self.engine.forward([resident], torch.tensor([token_ids[start : start + size]]))
-        return self.engine.observe(resident, reply)
+        return self.engine.observe(resident, reply[-size:])
 
 
 @contextmanager
@@ -281,8 +283,8 @@ def _run_steps(engine: Engine, resident: ResidentSession, steps: Steps[T]) -> T:
         if isinstance(wanted, Future):
             wanted.result()
         elif wanted is not None:
-            logits = engine.forward([resident], torch.tensor([[wanted]]))[0, -1]
-            answer = NextLogits(logits, int(logits.argmax()))
+            logits = engine.forward([resident], torch.tensor([[wanted.token]]))[:, -1]
+            (answer,) = sample(logits, [wanted.sampler])
 
 
 def _to_wire(messages: Sequence[Message]) -> list[pb.Message]:

@@ -34,7 +34,7 @@ async def read_signal(catalog: Catalog, session: Session, repair: DueRepair) -> 
     planned = next(call for call in session.calls if call.position == repair.position)
     call = await catalog.tool_calls.get(session.id, planned.call.id)
     # Characters of the joined pieces that the repair does not take into account.
-    after = call.delta_due + len(call.output.recent) - repair.reach
+    after = call.delta_due + call.output.recent_characters - repair.reach
     text, first = "", call.output.joined
     while first and len(text) < after + SIGNAL_CHARACTERS:
         count = min(first, _PIECES_AT_ONCE)

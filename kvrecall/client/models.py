@@ -6,7 +6,7 @@ fields of a response are ignored, so that a client works with newer services.
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal
 
@@ -97,6 +97,8 @@ class EpisodeSettings:
 class Repair:
     """Repair: of `candidates` evicted tokens `scored_rows` were scored and `promoted` promoted.
 
+    `observed_tokens` of the signal's `signal_tokens` were observed: fewer beyond the worker's limit;
+    a server before 0.3.0 reports 0.
     `demoted` rows left the active set in exchange. `truncated`: stopped early by a deadline or a
     turn. `in_pause`: it ended before the next turn.
     """
@@ -113,6 +115,7 @@ class Repair:
     hops: int
     bytes_read: int
     in_pause: bool
+    observed_tokens: int = field(default=0, kw_only=True)
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,8 @@ class ServiceLimits(BaseModel):
     delta_signal_bytes: int = Field(
         default=256,
         ge=1,
-        description="UTF-8 bytes of new tool output after which a repair is conditioned on it.",
+        description="UTF-8 bytes of new tool output after which a repair is conditioned on it; at least "
+        "a quarter of the output before.",
     )
     pause_seconds: float = Field(
         default=3600.0,

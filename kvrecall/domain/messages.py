@@ -47,9 +47,16 @@ class Message:
         return len(self.content.encode()) + calls
 
 
+MIN_TEMPERATURE = 1e-5
+"""Lower temperatures are greedy: their logits would leave the range of numbers."""
+
+
 @dataclass(frozen=True)
 class Sampling:
-    """Sampling parameters of one turn. Temperature 0 is greedy; top_p 1 and top_k 0 are off."""
+    """Sampling parameters of one turn. top_p 1 and top_k 0 are off.
+
+    A temperature under `MIN_TEMPERATURE` is greedy.
+    """
 
     max_tokens: int = 256
     temperature: float = 0.0

@@ -25,8 +25,8 @@ class DueRepair:
     output: int = 0
 
 
-SIGNAL_CHARACTERS = 16_384
-"""The end of a tool's output that a repair is conditioned on: a worker observes no more than its last tokens."""
+SIGNAL_CHARACTERS = 65_536
+"""The end of a tool's output that a repair before its result is conditioned on: 8,192 tokens of 8 characters."""
 
 
 def due_repairs(session: Session) -> list[DueRepair]:

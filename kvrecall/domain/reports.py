@@ -13,7 +13,9 @@ class RepairReport:
     `scored_rows` of `candidates` evicted tokens were scored: fewer when the others could not have
     been selected, or when a deadline or a new turn `truncated` the repair. `demoted` are the rows
     per KV head, mean over layers, that left the active set in exchange. `hops` counts observations
-    of the signal, `bytes_read` the bytes of stored rows. `in_pause`: it ended before the next turn.
+    of the signal, `bytes_read` the bytes of stored rows. `observed_tokens` of `signal_tokens` were
+    observed: fewer beyond the worker's limit or in a `truncated` repair, 0 in reports that were
+    stored before 0.3.0. `in_pause`: it ended before the next turn.
     """
 
     trigger: str
@@ -26,6 +28,7 @@ class RepairReport:
     truncated: bool = False
     hops: int = 0
     bytes_read: int = 0
+    observed_tokens: int = 0
     in_pause: bool = False
 
     @property

@@ -22,14 +22,16 @@ class ToolOutput:
     - `pieces`: number of pieces; `size`: their UTF-8 bytes, at least one each.
     - `next_index`: the index after the highest one; `joined`: number of pieces before the first
       missing one.
-    - `recent`: end of the joined pieces, from character `delta_due` of the call on.
+    - `recent_characters`, `recent_bytes`: size of the joined pieces from character `delta_due` of
+      the call on.
     """
 
     pieces: int = 0
     size: int = 0
     next_index: int = 0
     joined: int = 0
-    recent: str = ""
+    recent_characters: int = 0
+    recent_bytes: int = 0
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,9 @@ from kvrecall.domain.tool_calls import CallStatus, PendingCall, ToolOutput
 
 NO_PIECES: Mapping[int, str] = MappingProxyType({})
 
+# Share of the output before that new output must reach, for a repair to be due on it.
+_DELTA_GROWTH = 0.25
+
 
 class ToolEventType(StrEnum):
     """The kinds of reports."""
@@ -151,19 +154,27 @@ def _with_piece(
 def _join(
     call: PendingCall, at: int, text: str, settings: ServiceLimits, stored: Mapping[int, str]
 ) -> PendingCall:
-    """Return the call with one more piece, and a repair due if enough joined output is recent."""
+    """Return the call with one more piece, and a repair due if enough of its joined output is new."""
     output = call.output
     known = {**stored, at: text}
-    joined, recent = output.joined, output.recent
+    joined, recent = output.joined, ""
     while joined in known:
         recent += known[joined]
         joined += 1
-    due = len(recent.encode()) >= settings.delta_signal_bytes
-    # A piece counts as at least one byte, so that the number of empty ones is bounded too.
-    size = output.size + max(1, len(text.encode()))
-    next_index = max(output.next_index, at + 1)
-    grown = ToolOutput(output.pieces + 1, size, next_index, joined, "" if due else recent)
-    reach = call.delta_due + len(recent) if due else call.delta_due
+    characters = output.recent_characters + len(recent)
+    new = output.recent_bytes + len(recent.encode())
+    # Each repair observes all of the output: growth by a share bounds their work by the output's size.
+    due = new >= max(settings.delta_signal_bytes, _DELTA_GROWTH * call.delta_due)
+    grown = ToolOutput(
+        pieces=output.pieces + 1,
+        # A piece counts as at least one byte, so that the number of empty ones is bounded too.
+        size=output.size + max(1, len(text.encode())),
+        next_index=max(output.next_index, at + 1),
+        joined=joined,
+        recent_characters=0 if due else characters,
+        recent_bytes=0 if due else new,
+    )
+    reach = call.delta_due + characters if due else call.delta_due
     return replace(call, output=grown, delta_due=reach)
 
 

@@ -182,6 +182,7 @@ class StubWorker:
         report = pb.RepairReport(
             trigger=request.trigger,
             signal_tokens=len(signal),
+            observed_tokens=len(signal),
             scored_rows=4 if cut else 8,
             candidates=8,
             promoted=[1, 2],
@@ -351,6 +352,7 @@ class StubWorker:
             report = pb.RepairReport(
                 trigger="turn",
                 signal_tokens=len(prompt),
+                observed_tokens=len(prompt),
                 scored_rows=6,
                 candidates=6,
                 promoted=[0, 1, 3],

@@ -15,6 +15,7 @@ def repaired(trigger: str, in_pause: bool) -> Repair:
     return Repair(
         trigger=trigger,
         signal_tokens=4,
+        observed_tokens=4,
         candidates=64,
         scored_rows=64,
         share_scanned=1.0,

@@ -61,8 +61,8 @@ def test_the_numbers_of_an_output_are_those_of_its_pieces(
         pieces.setdefault(at, text)
         whole = "".join(pieces[each] for each in takewhile(pieces.__contains__, count()))
         assert call.output == summarize_pieces(pieces, call.delta_due)
-        assert len(whole) - call.delta_due == len(call.output.recent)
-        assert len(call.output.recent.encode()) < signal_bytes
+        assert len(whole) - call.delta_due == call.output.recent_characters
+        assert call.output.recent_bytes < max(signal_bytes, call.delta_due / 4)
 
 
 async def test_the_last_piece_of_an_output_costs_what_the_first_one_did(

@@ -155,6 +155,13 @@ class ActiveCache:
         self.pool.promoted[slot, dropped] = False
         self.pool.accumulated[slot, dropped] = 0
 
+    def drop_from(self, slot: int, position: int) -> None:
+        """Drop the rows of tokens from `position` on, in every head."""
+        for layer in range(self.shape.n_layers):
+            positions = self.read(slot, layer).positions
+            order = torch.arange(positions.shape[1], device=positions.device)
+            self.keep(slot, layer, order.where(positions < position, -1))
+
     def clear_promoted(self, slot: int) -> None:
         """Make promoted rows ordinary ones, which the next eviction ranks with the others."""
         self.pool.promoted[slot] = False

@@ -1,7 +1,7 @@
 """Connects model, cache, store and tokenizer for one session at a time; no algorithm of its own."""
 
 from collections.abc import Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
@@ -22,7 +22,7 @@ from workers.engine.store_io import StoreIO, map_store_errors, shared_pages
 from workers.errors import BadSettings, StaleEpoch, UnknownSession
 from workers.model.loader import LoadedModel
 from workers.model.tokenizer import ChatTokenizer
-from workers.primitives.observation import Observed, causal_logsumexp
+from workers.primitives.observation import Observed
 
 
 @dataclass(frozen=True)
@@ -67,6 +67,7 @@ class Engine:
         self.lost_pages = 0
         self.rebuilt_pages = 0
         self.store_io = StoreIO(self.store)
+        self.renderer = ThreadPoolExecutor(2, thread_name_prefix="render")
 
     # Life cycle
 
@@ -187,7 +188,8 @@ class Engine:
             session.slot = None
 
     def close(self) -> None:
-        """Finish all reads and writes of the store."""
+        """Finish all rendering, and all reads and writes of the store."""
+        self.renderer.shutdown(cancel_futures=True)
         self.store_io.close()
 
     def bound(self, session: WorkerSession) -> list[int]:
@@ -266,13 +268,39 @@ class Engine:
     def observe(self, resident: ResidentSession, token_ids: Sequence[int]) -> Observed:
         """Forward `token_ids` over the active rows and return their post-RoPE queries.
 
-        The cache is restored afterwards (EpiCache section 2.2). Prompts longer than a block are
-        truncated from the left.
+        The cache is restored afterwards (EpiCache section 2.2). At most `block_tokens` tokens.
         """
-        token_ids = token_ids[-self.settings.block_tokens :]
+        assert len(token_ids) <= self.settings.block_tokens, "a longer prompt runs block by block"
         self._make_room(resident, len(token_ids))
         step = self._forward_transient(resident, token_ids)
         return Observed(tuple(queries[0] for queries in step.observed), step.query_positions[0])
+
+    def observe_patched(self, resident: ResidentSession, episode: Sequence[int]) -> Observed | None:
+        """Observe the method's patched prompts, with an episode's; None for a method without one.
+
+        Evictions and builds of episodes see the same prompts: the last `episode_tokens` of the
+        episode's, in pieces of at most `prompt_tokens`. The cache is restored afterwards.
+        """
+        observation = resident.config.method.observation
+        prompts = observation.patched_prompts(
+            self.tokenizer.encode(observation.prompt),
+            resident.session.block,
+            episode[-self.settings.episode_tokens :],
+            min(self.settings.prompt_tokens, self.cache.free_rows(resident.slot)),
+        )
+        if not prompts:
+            return None
+        steps = (self._forward_transient(resident, prompt) for prompt in prompts)
+        return Observed.concatenate(
+            [
+                Observed.of_prompt(
+                    [queries[0] for queries in step.observed],
+                    [keys[0] for keys in step.new_keys],
+                    step.query_positions[0],
+                )
+                for step in steps
+            ]
+        )
 
     def evict(self, resident: ResidentSession, *, turn_over: bool = False) -> None:
         """Bring the session back into its budget; a session within it stays as it is.
@@ -280,9 +308,11 @@ class Engine:
         `turn_over`: the turn's own rows are no longer protected.
         """
         if over_budget(self.cache, resident):
-            observed = self._observe_for_eviction(resident)
+            session = resident.session
+            observed = self.observe_patched(resident, session.episode.patched_prompt)
+            observed = observed or session.queries.observed()
             evict(self.cache, resident, self.settings, observed, turn_over=turn_over)
-            resident.session.block.clear()
+            session.block.clear()
 
     # State
 
@@ -325,21 +355,6 @@ class Engine:
         if observation.accumulate:
             accumulate(self.cache, resident.slot, queries, positions, observation.accumulate)
 
-    def _observe_for_eviction(self, resident: ResidentSession) -> Observed:
-        """Observe the method's patched prompts; without one, return the turn's last queries."""
-        session = resident.session
-        observation = session.config.method.observation
-        prompts = observation.patched_prompts(
-            self.tokenizer.encode(observation.prompt),
-            session.block,
-            session.episode.patched_prompt,
-            min(self.settings.prompt_tokens, self.cache.free_rows(resident.slot)),
-        )
-        if not prompts:
-            return session.queries.observed()
-        steps = (self._forward_transient(resident, prompt) for prompt in prompts)
-        return Observed.concatenate([_observe_prompt(step) for step in steps])
-
     def _forward_transient(
         self, resident: ResidentSession, token_ids: Sequence[int]
     ) -> ForwardStep:
@@ -377,17 +392,6 @@ class Engine:
             return
         peak = self.cache.peak[:, session.slot].tolist()
         session.peak = [max(a, b) for a, b in zip(session.peak or peak, peak, strict=True)]
-
-
-def _observe_prompt(step: ForwardStep) -> Observed:
-    """A patched prompt's queries and their softmax weight on the prompt's own keys.
-
-    Methods may count this weight into the softmax over the active rows.
-    """
-    queries = [q[0] for q in step.observed]
-    keys = [k[0] for k in step.new_keys]
-    extra = tuple(map(causal_logsumexp, queries, keys))
-    return Observed(tuple(queries), step.query_positions[0], extra)
 
 
 def _observed_tokens(session: WorkerSession, tokens: int) -> int:

@@ -18,7 +18,19 @@ class WorkerSettings(BaseModel):
     prompt_tokens: int = Field(
         default=256,
         ge=1,
-        description="most tokens of a prompt that evictions run over the active rows",
+        description="most tokens that evictions and builds run over the active rows at once; a longer "
+        "prompt runs in pieces",
+    )
+    episode_tokens: int = Field(
+        default=2048,
+        ge=1,
+        description="most tokens of an episode's patched prompt that evictions and builds observe; of "
+        "a longer one, the last",
+    )
+    signal_tokens: int = Field(
+        default=8192,
+        ge=1,
+        description="most tokens of a signal that a repair observes; of a longer one, the last",
     )
     sinks: int = Field(default=4, ge=0, description="first rows of a session, never evicted")
     recent: int = Field(default=32, ge=0, description="newest rows, never evicted")

@@ -59,6 +59,11 @@ class StoreIO:
         session.writes = [write for write in session.writes if not _succeeded(write)]
         session.writes.append(self.submit(partial(self._append, session.name, start, rows)))
 
+    def truncate(self, session: WorkerSession, length: int) -> None:
+        """Queue the removal of the rows from position `length` on."""
+        remove = partial(self._store.truncate, session.name, length)
+        session.writes.append(self.submit(remove))
+
     def _append(self, session: str, start: int, rows: Tensor) -> None:
         # After a failed write none may follow: its rows would take the lost rows' positions.
         if (stored := self._store.length(session)) != start:

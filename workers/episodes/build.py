@@ -290,16 +290,10 @@ def _rank_active(engine: Engine, scratch: ResidentSession, plan: pb.EpisodePlan)
 
 
 def _observe_plan(engine: Engine, resident: ResidentSession, plan: pb.EpisodePlan) -> Observed:
-    """Observe a plan's prompt after the method's instruction; a long prompt in several chunks."""
-    method = resident.config.method
-    block = engine.settings.block_tokens
-    instruction = engine.tokenizer.encode(method.observation.prompt)[: block // 2]
-    room = block - len(instruction)
-    prompt = plan.patched_prompt
-    chunks = (
-        [*instruction, *prompt[start : start + room]] for start in range(0, len(prompt), room)
-    )
-    return Observed.concatenate([engine.observe(resident, chunk) for chunk in chunks])
+    """Observe a plan's prompt, as evictions in its episode do."""
+    observed = engine.observe_patched(resident, plan.patched_prompt)
+    assert observed is not None, "only methods that observe an episode's prompt get here"
+    return observed
 
 
 def _to_episode(plan: pb.EpisodePlan, rows: EpisodeRows, length: int) -> pb.Episode:

@@ -1,17 +1,11 @@
-"""Sampling of the next token, through transformers' logits processors."""
+"""Sampling of next tokens: one batch on the device for all sessions that decode."""
 
-from typing import cast
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from transformers import (
-    LogitsProcessorList,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-)
 
-from kvrecall.domain.messages import Sampling
+from kvrecall.domain.messages import MIN_TEMPERATURE, Sampling
 from workers.errors import BadSettings
 
 
@@ -30,26 +24,84 @@ def require_valid(sampling: Sampling) -> None:
 
 
 class Sampler:
-    """Samples one session's tokens. Its random numbers depend on the seed, not on the batch."""
+    """One session's sampling parameters and random numbers: one number per token, from its seed.
+
+    The numbers are drawn on the CPU, so they are the same on every device and in every batch.
+
+    Attributes:
+        greedy: True if the likeliest token is always taken.
+        temperature: Divisor of the logits.
+        top_k: Number of likeliest tokens to sample among; 0 for all.
+        top_p: Probability that the likeliest tokens to sample among must hold; 1 for all.
+    """
 
     def __init__(self, sampling: Sampling) -> None:
-        self._greedy = sampling.temperature == 0
+        """Seed the random numbers; a temperature under MIN_TEMPERATURE is greedy."""
+        self.greedy = sampling.temperature < MIN_TEMPERATURE
+        self.temperature = sampling.temperature
+        self.top_k = sampling.top_k
+        self.top_p = sampling.top_p
         self._generator = torch.Generator().manual_seed(sampling.seed)
-        self._processors = LogitsProcessorList()
-        if self._greedy:
-            return
-        if sampling.temperature != 1:
-            self._processors.append(TemperatureLogitsWarper(sampling.temperature))
-        if sampling.top_k:
-            self._processors.append(TopKLogitsWarper(sampling.top_k))
-        if sampling.top_p < 1:
-            self._processors.append(TopPLogitsWarper(sampling.top_p))
 
-    def next_token(self, logits: Tensor, best: int) -> int:
-        """Sample from float `[vocabulary]` logits; `best` is the index of their maximum."""
-        if self._greedy:
-            return best
-        # On the CPU: a seed then gives the same tokens on every device.
-        no_history = cast("torch.LongTensor", torch.empty(1, 0, dtype=torch.long))
-        scores = self._processors(no_history, cast("torch.FloatTensor", logits[None].float().cpu()))
-        return int(torch.multinomial(scores.softmax(-1), 1, generator=self._generator))
+    def draw(self) -> float:
+        """Draw the next number, uniform in [0, 1)."""
+        return float(torch.rand((), dtype=torch.float64, generator=self._generator))
+
+
+def sample(logits: Tensor, samplers: Sequence[Sampler]) -> list[int]:
+    """Sample one token per row of float `[B, vocabulary]`, each by its own sampler.
+
+    A row's token depends on its logits and its sampler alone. The device is waited for once.
+    """
+    tokens = logits.argmax(-1)
+    drawn = [row for row, sampler in enumerate(samplers) if not sampler.greedy]
+    if drawn:
+        rows = torch.tensor(drawn, device=logits.device)
+        tokens[rows] = _draw(logits[rows], [samplers[row] for row in drawn])
+    sampled: list[int] = tokens.tolist()
+    return sampled
+
+
+def _draw(logits: Tensor, samplers: Sequence[Sampler]) -> Tensor:
+    """Sample by the inverse of the cumulative distribution: int64 `[B]`.
+
+    In float64: the sum over a large vocabulary must not lose its unlikely tokens.
+    """
+    device = logits.device
+    temperatures = [sampler.temperature for sampler in samplers]
+    scaled = (logits - logits.amax(-1, keepdim=True)).double()
+    scaled /= torch.tensor(temperatures, dtype=torch.float64, device=device)[:, None]
+    _keep_top_k(scaled, [sampler.top_k for sampler in samplers])
+    _keep_top_p(scaled, [sampler.top_p for sampler in samplers])
+    cumulative = scaled.softmax(-1).cumsum(-1)
+    cumulative /= cumulative[:, -1:].clone()
+    numbers = torch.tensor([sampler.draw() for sampler in samplers], dtype=torch.float64)
+    # The first token whose cumulative probability is over the number: never one of probability 0.
+    tokens = torch.searchsorted(cumulative, numbers.to(device)[:, None], right=True)[:, 0]
+    return tokens.clamp(max=logits.shape[-1] - 1)
+
+
+def _keep_top_k(logits: Tensor, counts: Sequence[int]) -> None:
+    """Exclude all but the `k` likeliest tokens of each row, and those as likely as the last."""
+    limited = [(row, k) for row, k in enumerate(counts) if 0 < k < logits.shape[-1]]
+    if not limited:
+        return
+    rows, ks = torch.tensor(limited, device=logits.device).T
+    values = logits[rows]
+    best = values.topk(max(k for _, k in limited)).values
+    least = best.gather(1, ks[:, None] - 1)
+    logits[rows] = values.masked_fill(values < least, -torch.inf)
+
+
+def _keep_top_p(logits: Tensor, shares: Sequence[float]) -> None:
+    """Exclude all but the least number of likeliest tokens that hold the share `p` of each row."""
+    limited = [(row, p) for row, p in enumerate(shares) if p < 1]
+    if not limited:
+        return
+    rows = torch.tensor([row for row, _ in limited], device=logits.device)
+    ps = torch.tensor([p for _, p in limited], dtype=torch.float64, device=logits.device)
+    values, order = logits[rows].sort(dim=-1, descending=True, stable=True)
+    held = values.softmax(-1)
+    before = held.cumsum(-1) - held
+    values[before >= ps[:, None]] = -torch.inf
+    logits[rows] = torch.empty_like(values).scatter_(1, order, values)

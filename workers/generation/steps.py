@@ -6,27 +6,26 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from torch import Tensor
-
 from workers.engine.engine import Engine
 from workers.engine.session import WorkerSession
+from workers.generation.sampling import Sampler
 
 _T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
-class NextLogits:
-    """Logits float32 `[vocabulary]` of one session's next token, and the index of their maximum."""
+class Decode:
+    """A token to append in the next batch, and the sampler of the token after it."""
 
-    row: Tensor
-    best: int
+    token: int
+    sampler: Sampler
 
 
-Yielded = int | None | Future[Any]
-"""Yield protocol: None = yield the thread, Future = wait for it, int = decode this token in the
-next batch. The scheduler answers an int with `NextLogits`.
+Yielded = Decode | None | Future[Any]
+"""Yield protocol: None = yield the thread, Future = wait for it, Decode = append a token in the
+next batch. The scheduler answers a `Decode` with the token sampled after it.
 """
-Steps = Generator[Yielded, NextLogits, _T]
+Steps = Generator[Yielded, int, _T]
 """A job's work: a generator that the scheduler drives."""
 
 

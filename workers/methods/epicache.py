@@ -25,7 +25,9 @@ class EpiCache(Method):
     `rank="attention"`, `whole_tokens=false`, `topic=0`: the attention from the episode's medoid
     segments (the patched prompt, section 2.3), max over their tokens and over a KV head's group
     (eq. 3), with `prompt` in front as in the authors' code; a layer's budget is then shared between
-    its heads by score. Before there are episodes, the last `window` tokens are observed instead.
+    its heads by score. Builds and evictions run the same prompt: at most `episode_tokens` of the
+    worker (2,048), in pieces of at most `prompt_tokens` (256). Before there are episodes, the last
+    `window` tokens are observed instead.
     """
 
     rank: Annotated[

@@ -25,17 +25,27 @@ class TextStream:
         self._delimiters = (*stop, TOOL_CALL_OPEN)
         self._stop = tuple(stop)
         self._sent = 0
+        self._lengths = [0]
         self.text = ""
         self.stopped = False
 
     def push(self, token_id: int) -> str:
         """Add a token; returns the text that can be sent now. Sets `stopped` at a stop string."""
         self.text += self._stream.step(self._tokenizer, token_id) or ""
+        self._lengths.append(len(self.text))
         found = [at for at in (self.text.find(stop) for stop in self._stop) if at >= 0]
         if found:
             self.stopped = True
             self.text = self.text[: min(found)]
         return self._send(self._safe_end())
+
+    def split_at_stop(self) -> tuple[int, str]:
+        """Split the text before the stop string: its whole tokens, counted, and the text after them.
+
+        A token without text at the end, such as the first part of a character, is not counted.
+        """
+        last = max(length for length in self._lengths if length <= len(self.text))
+        return self._lengths.index(last), self.text[last:]
 
     def finish(self) -> str:
         """Return the text that was held back but is plain, malformed tool calls included."""

@@ -60,6 +60,8 @@ class ChatTokenizer:
     ) -> list[Segment]:
         """Render and encode `new` as the continuation of `recent`.
 
+        A message is rendered a fixed number of times, however many there are (`keep_recent`).
+
         Args:
             recent: Earlier messages, as far as the template looks back (`keep_recent`).
             new: Messages to append.
@@ -76,15 +78,11 @@ class ChatTokenizer:
             if message["role"] != "assistant":
                 waiting.append(message)
                 continue
-            segments += self._encode_segment(before, waiting, tools, prompt=True, recorded=False)
-            opened = [*before, *waiting]
-            segments += self._encode_segment(opened, [message], tools, prompt=False, recorded=True)
-            before = [*opened, message]
+            segments += self._encode_recorded(before, waiting, message, tools)
+            before = keep_recent([*before, *waiting, message])
             waiting = []
-        if waiting or (new and generate):
-            segments += self._encode_segment(
-                before, waiting, tools, prompt=generate, recorded=False
-            )
+        if waiting or (before and new and generate):
+            segments += self._encode_prompt(before, waiting, tools, generate)
         return segments
 
     def encode(self, text: str) -> list[int]:
@@ -95,43 +93,64 @@ class ChatTokenizer:
         """Decode tokens to text, special tokens included."""
         return str(self.inner.decode(list(token_ids)))
 
-    def _encode_segment(
+    def _encode_prompt(
+        self, before: list[ChatMessage], new: list[ChatMessage], tools: list[Any], generate: bool
+    ) -> list[Segment]:
+        """Encode messages of others than the assistant, up to where its answer begins."""
+        text = self._render([*before, *new], tools, generate)
+        end = len(text) if generate else _find_end(text, self.eos_texts)
+        start = self._find_prefix(text, self._render_cached(before, tools))
+        return self._encode_segment(text[start:end], recorded=False)
+
+    def _encode_recorded(
         self,
         before: list[ChatMessage],
         new: list[ChatMessage],
+        answer: ChatMessage,
         tools: list[Any],
-        prompt: bool,
-        recorded: bool,
     ) -> list[Segment]:
-        if not new and not (prompt and before):
-            return []
-        start = self._render_cached(before, tools, prompted=recorded)
-        text = self._render([*before, *new], tools, prompt)
-        if not text.startswith(start):
-            start = self._find_same_turns(text, start)
-        end = len(text) if prompt else _find_end(text, self.eos_texts)
-        token_ids = tuple(self.encode(text[len(start) : end]))
+        """Encode messages and the assistant's answer to them.
+
+        The answer begins after the generation prompt, where the template repeats it in front of an
+        answer; otherwise the template's own header belongs to the answer.
+        """
+        opened = [*before, *new]
+        text = self._render([*opened, answer], tools, False)
+        asked = self._render(opened, tools, True) if opened else ""
+        if not text.startswith(asked):
+            asked = self._render(opened, tools, False)
+            asked = text[: self._find_prefix(text, asked)]
+        start = self._find_prefix(asked, self._render_cached(before, tools))
+        end = _find_end(text, self.eos_texts)
+        return [
+            *self._encode_segment(asked[start:], recorded=False),
+            *self._encode_segment(text[len(asked) : end], recorded=True),
+        ]
+
+    def _encode_segment(self, text: str, recorded: bool) -> list[Segment]:
+        token_ids = tuple(self.encode(text))
         return [Segment(token_ids, recorded)] if token_ids else []
 
-    def _render_cached(self, messages: list[ChatMessage], tools: list[Any], prompted: bool) -> str:
+    def _render_cached(self, messages: list[ChatMessage], tools: list[Any]) -> str:
         """Render the text that is in the cache already."""
         if not messages:
             return ""
-        text = self._render(messages, tools, prompted)
-        return text if prompted else text[: _find_end(text, self.eos_texts)]
+        text = self._render(messages, tools, False)
+        return text[: _find_end(text, self.eos_texts)]
 
-    def _find_same_turns(self, text: str, start: str) -> str:
-        """Find the prefix of `text` with as many ends of turn as `start`.
+    def _find_prefix(self, text: str, start: str) -> int:
+        """Find the end of `start` in `text`, also if the template has rewritten earlier turns."""
+        return len(start) if text.startswith(start) else self._find_same_turns(text, start)
 
-        For templates that rewrite earlier turns.
-        """
+    def _find_same_turns(self, text: str, start: str) -> int:
+        """Find the end of the prefix of `text` with as many ends of turn as `start`."""
         ends = [m.end() for m in re.finditer("|".join(map(re.escape, self.eos_texts)), text)]
         turns = sum(start.count(eos) for eos in self.eos_texts)
         if not 0 < turns <= len(ends):
             raise BadMessages(
                 "the chat template renders the earlier messages differently when new ones follow"
             )
-        return text[: ends[turns - 1]]
+        return ends[turns - 1]
 
     def _render(self, messages: list[ChatMessage], tools: list[Any], prompt: bool) -> str:
         try:
@@ -173,12 +192,16 @@ def load_tokenizer(name: str | Path, eos_token_ids: Sequence[int]) -> ChatTokeni
 def keep_recent(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
     """Select the messages that rendering the next ones needs.
 
-    These are a leading system message and all messages since the last user's.
+    These are a leading system message, the last user's, and all since the assistant's last if it is
+    later. Templates look at these: what the conversation begins with, the user's message that
+    is being answered, the call that a result belongs to, the result that another one follows.
     """
-    users = [i for i, message in enumerate(messages) if message["role"] == "user"]
-    start = users[-1] if users else 0
-    leading = [messages[0]] if start > 0 and messages[0]["role"] in ("system", "developer") else []
-    return [*leading, *messages[start:]]
+    last = {message["role"]: index for index, message in enumerate(messages)}
+    user = last.get("user", 0)
+    leading = {0} if messages and messages[0]["role"] in ("system", "developer") else set()
+    asked = {user} if "user" in last else set()
+    rest = range(max(user, last.get("assistant", 0)), len(messages))
+    return [messages[index] for index in sorted(leading | asked | set(rest))]
 
 
 def _to_template(message: ChatMessage) -> ChatMessage:

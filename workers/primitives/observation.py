@@ -40,8 +40,8 @@ class Observation:
     ) -> list[list[int]]:
         """Build the prompts to run over the active rows before an eviction, each on its own.
 
-        A block that is too long is repeated in pieces, each after the instruction; of an episode
-        that is too long the last tokens are used.
+        A block or an episode that is too long is split, each piece after the instruction, which
+        then has at most half of the limit.
 
         Args:
             instruction: Token ids of `prompt`.
@@ -54,13 +54,12 @@ class Observation:
         """
         if not self.uses_patched_prompt or (self.episode and not episode):
             return []
-        head = list(instruction[:limit])
+        repeated = [*(block if self.repeats_block else ()), *(episode if self.episode else ())]
+        if not repeated or not limit:
+            return [list(instruction[:limit])] if instruction and limit else []
+        head = instruction[: limit // 2]
         room = limit - len(head)
-        if self.repeats_block and room and block:
-            return [[*head, *block[start : start + room]] for start in range(0, len(block), room)]
-        if self.episode and room:
-            return [[*head, *episode[-room:]]]
-        return [head] if head else []
+        return [[*head, *repeated[at : at + room]] for at in range(0, len(repeated), room)]
 
 
 @dataclass(frozen=True)
@@ -82,6 +81,17 @@ class Observed:
     def tokens(self) -> int:
         """Number of observed tokens."""
         return int(self.positions.shape[0])
+
+    @classmethod
+    def of_prompt(
+        cls, queries: Sequence[Tensor], keys: Sequence[Tensor], positions: Tensor
+    ) -> "Observed":
+        """Observe a prompt whose rows are dropped, with the softmax weight on its own keys.
+
+        queries: per layer `[n_heads, t, head_dim]`; keys: `[n_kv_heads, t, head_dim]`; positions
+        int32 `[t]`.
+        """
+        return cls(tuple(queries), positions, tuple(map(causal_logsumexp, queries, keys)))
 
     @classmethod
     def concatenate(cls, parts: "Sequence[Observed]") -> "Observed":
@@ -136,6 +146,12 @@ class RecentQueries:
             positions = torch.cat([self._positions.to(positions.device), positions])
         self._queries = tuple(q[:, -self.width :] for q in queries)
         self._positions = positions[-self.width :]
+
+    def drop_last(self, count: int) -> None:
+        """Drop the queries of the last `count` tokens; all if there are fewer."""
+        kept = max(0, len(self._positions) - count)
+        self._queries = tuple(queries[:, :kept] for queries in self._queries)
+        self._positions = self._positions[:kept]
 
     def clear(self) -> None:
         """Drop all queries, at the start of a turn."""

@@ -4,6 +4,7 @@ RepairKV section 3 and Algorithm 1, with a deadline, several hops, and swaps in 
 A repair can stop early at any moment, with the best rows of those scored so far.
 """
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -15,9 +16,10 @@ from kvrecall.protocol.v1 import worker_pb2 as pb
 from workers.engine.engine import Engine
 from workers.engine.session import ResidentSession
 from workers.engine.store_io import map_store_errors
+from workers.generation.rendering import encode_text, render_prompt
 from workers.generation.steps import Steps, wait_for_writes
-from workers.model.tokenizer import Segment
 from workers.primitives.observation import Observed
+from workers.repair.observe import observe_signal
 from workers.repair.promotion import (
     RowSwap,
     apply_swap,
@@ -52,12 +54,10 @@ def run_pause_repair(
     """Repair between turns, on the request's signal, until `stop_requested`. Raises BadMessages."""
     session = resident.session
     messages = [convert.to_chat(message) for message in request.messages]
-    segments: list[Segment] = []
-    if messages:
-        tools = list(resident.config.tools)
-        segments = engine.tokenizer.prompt(session.recent, messages, tools, generate=True)
+    segments = yield from render_prompt(engine, session, messages, generate=True)
     rendered = [token for segment in segments for token in segment.token_ids]
-    signal = [*request.token_ids, *engine.tokenizer.encode(request.text), *rendered]
+    text = yield from encode_text(engine, request.text)
+    signal = [*request.token_ids, *text, *rendered]
     report = yield from run_repair(engine, resident, signal, request.trigger, stop_requested)
     session.dirty = False
     return pb.RepairResult(
@@ -65,12 +65,20 @@ def run_pause_repair(
     )
 
 
-def _build_deadline(seconds: float | None) -> Callable[[], bool]:
-    """Build a function that is true once `seconds` from now have passed; None: it never is."""
-    if seconds is None:
-        return lambda: False
-    end = time.perf_counter() + seconds
-    return lambda: time.perf_counter() >= end
+@dataclass(frozen=True)
+class _Limit:
+    """A repair's end: a request to stop, or the time `end` of `time.perf_counter`."""
+
+    stop_requested: Callable[[], bool]
+    end: float
+
+    def reached(self) -> bool:
+        """Check if the repair must end."""
+        return self.stop_requested() or time.perf_counter() >= self.end
+
+    def halfway(self) -> "_Limit":
+        """Limit to half of the remaining time."""
+        return replace(self, end=(time.perf_counter() + self.end) / 2)
 
 
 def run_repair(
@@ -82,7 +90,8 @@ def run_repair(
 ) -> Steps[pb.RepairReport]:
     """Observe the signal, score every evicted token against it, promote the best `repair_rows`.
 
-    It stops early when `stop_requested` says so, or at the session's deadline (`repair_seconds`).
+    It stops early when `stop_requested` says so, or at the session's deadline (`repair_seconds`);
+    at most half of that time goes into the observation.
 
     Rows that an earlier repair promoted are selected again with the rest. Stopped early, it takes
     the best of the tokens scored so far; it keeps the earlier repair's rows if it scored less than
@@ -91,15 +100,14 @@ def run_repair(
     started = time.perf_counter()
     session = resident.session
     config = resident.config
-    late = _build_deadline(config.options.repair_seconds)
+    seconds = config.options.repair_seconds
+    limit = _Limit(stop_requested, started + (math.inf if seconds is None else seconds))
     report = pb.RepairReport(trigger=trigger, signal_tokens=len(signal))
     if config.repair_rows and session.length and signal:
         session.dirty = True
         yield from wait_for_writes(engine, session)
         while report.hops < config.repair.hops and not report.truncated:
-            yield from _run_hop(
-                engine, resident, signal, report, lambda: stop_requested() or late()
-            )
+            yield from _run_hop(engine, resident, signal, report, limit)
     report.seconds = time.perf_counter() - started
     return report
 
@@ -109,23 +117,24 @@ def _run_hop(
     resident: ResidentSession,
     signal: Sequence[int],
     report: pb.RepairReport,
-    stop_requested: Callable[[], bool],
+    limit: _Limit,
 ) -> Steps[None]:
     """Run one hop: observe the signal over the active rows, score the evicted ones, promote."""
     session = resident.session
     candidates = _find_candidates(engine, resident)
     report.candidates = int(candidates.tokens.sum())
-    if stop_requested():
+    if limit.reached():
         report.truncated = True
         return
     report.hops += 1
-    observed = engine.observe(resident, [*session.pending, *signal])
-    yield None
+    observed = yield from observe_signal(engine, resident, signal, limit.halfway().reached)
+    report.observed_tokens = min(len(signal), observed.tokens)
     with map_store_errors():
-        result = yield from _scan_rows(engine, resident, observed, candidates, stop_requested)
+        result = yield from _scan_rows(engine, resident, observed, candidates, limit.reached)
     yield None
     scored = candidates.tokens & result.scored
-    report.truncated = not result.complete
+    observable = min(engine.settings.signal_tokens, len(session.pending) + len(signal))
+    report.truncated = not result.complete or observed.tokens < observable
     report.scored_rows = int(scored.sum())
     report.bytes_read += result.bytes_read
     share = report.scored_rows / max(1, report.candidates)

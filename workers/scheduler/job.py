@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from workers.engine.session import ResidentSession, WorkerSession
-from workers.generation.steps import Steps
+from workers.generation.steps import Decode, Steps
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Job:
 
     - `read_only`: after its end the session is as before, also if its result was cancelled.
     - `stop_requested`: a repair stops early, with the best rows found so far.
-    - `token`: the token to decode for it in the next batch.
+    - `decoding`: the token to append for it in the next batch, and its sampler.
     - `waiting`: the future that it waits for.
     """
 
@@ -41,7 +41,7 @@ class Job:
     stop_requested: bool = False
     result: "Future[Any]" = field(default_factory=Future)
     running: Steps[Any] | None = None
-    token: int | None = None
+    decoding: Decode | None = None
     waiting: "Future[Any] | None" = None
     submitted: float = field(default_factory=time.perf_counter)
     queued_seconds: float = 0.0

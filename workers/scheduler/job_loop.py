@@ -14,7 +14,8 @@ from kvrecall.protocol.v1 import worker_pb2 as pb
 from workers.engine.engine import Engine
 from workers.engine.session import ResidentSession, WorkerSession
 from workers.errors import Cancelled, Overloaded, WorkerError
-from workers.generation.steps import NextLogits, Steps
+from workers.generation.sampling import sample
+from workers.generation.steps import Steps
 from workers.scheduler.job import Job, StoreWork, resolve
 
 _log = structlog.get_logger(__name__)
@@ -195,39 +196,39 @@ class JobLoop:
         return self._engine.swap_in(session)
 
     def _decode_step(self) -> None:
-        """Append one token to every session that decodes, in one forward pass."""
-        jobs = [job for job in self._active if job.token is not None]
+        """Append one token to every session that decodes, and sample the next, in one batch."""
+        jobs = [(job, job.decoding) for job in self._active if job.decoding is not None]
         if not jobs:
             return
         try:
-            residents = [self._engine.resident(job.session) for job in jobs]
-            tokens = torch.tensor([[job.token] for job in jobs])
+            residents = [self._engine.resident(job.session) for job, _ in jobs]
+            tokens = torch.tensor([[decoding.token] for _, decoding in jobs])
             logits = self._engine.forward(residents, tokens)[:, -1]
-            best = logits.argmax(-1).tolist()
+            sampled = sample(logits, [decoding.sampler for _, decoding in jobs])
         except Exception as error:  # a failed forward pass must end its turns, not the worker
-            for job in jobs:
+            for job, _ in jobs:
                 self._fail(job, error)
             return
-        for job, row, top in zip(jobs, logits, best, strict=True):
-            self._advance(job, NextLogits(row, top))
+        for (job, _), token in zip(jobs, sampled, strict=True):
+            self._advance(job, token)
 
     def _advance_one(self) -> None:
         """Take one step of one job that does not decode: jobs alternate, and decoding goes on."""
         for job in self._active:
             if job.waiting is not None and job.waiting.done():
                 job.waiting = None
-            if job.token is None and job.waiting is None:
+            if job.decoding is None and job.waiting is None:
                 self._active.remove(job)
                 self._active.append(job)
                 self._advance(job, None)
                 return
 
-    def _advance(self, job: Job, answer: NextLogits | None) -> None:
+    def _advance(self, job: Job, sampled: int | None) -> None:
         assert job.running is not None, "only a started job advances"
-        job.token = None
+        job.decoding = None
         try:
             # A generator that has not started, or waits for nothing, is sent None.
-            wanted = job.running.send(answer)  # type: ignore[arg-type]
+            wanted = job.running.send(sampled)  # type: ignore[arg-type]
         except StopIteration as finished:
             self._finish(job, finished.value)
         except Exception as error:  # any error ends this job alone
@@ -237,7 +238,7 @@ class JobLoop:
                 job.waiting = wanted
                 wanted.add_done_callback(lambda _: self._wake())
             else:
-                job.token = wanted
+                job.decoding = wanted
 
     def _finish(self, job: Job, value: Any) -> None:
         self._active.remove(job)

@@ -8,13 +8,15 @@ from kvrecall.protocol import convert
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from workers.engine.engine import Engine
 from workers.engine.session import Distribution, ResidentSession
+from workers.engine.truncation import truncate
 from workers.episodes.rows import EpisodeRows
 from workers.episodes.switch import read_episode, switch
 from workers.errors import BadMessages, NotComparable, TurnTooLong
 from workers.generation.decode import Answer, decode
 from workers.generation.prefill import PrefillResult, prefill
+from workers.generation.rendering import render_prompt
 from workers.generation.sampling import require_valid
-from workers.generation.steps import NextLogits, Steps, Stopwatch, wait_for_writes
+from workers.generation.steps import Steps, Stopwatch, wait_for_writes
 from workers.generation.utterances import utterance_tokens
 from workers.model.tokenizer import ChatMessage, Segment, keep_recent
 from workers.model.tool_calls import parse_tool_calls
@@ -55,7 +57,7 @@ def run_turn(
     NotComparable also afterwards.
     """
     run = _TurnRun(pb.TurnDone(finish_reason="appended"), emit, Stopwatch())
-    plan = _plan_turn(engine, resident, request)
+    plan = yield from _plan_turn(engine, resident, request)
     session = resident.session
     done = run.done
     done.prompt_tokens = len(plan.prompt)
@@ -85,15 +87,15 @@ def run_turn(
     return done
 
 
-def _plan_turn(engine: Engine, resident: ResidentSession, request: pb.TurnRequest) -> _TurnPlan:
+def _plan_turn(
+    engine: Engine, resident: ResidentSession, request: pb.TurnRequest
+) -> Steps[_TurnPlan]:
     """Validate the request. Raises the errors that `run_turn` raises before any change."""
     session = resident.session
     messages = tuple(convert.to_chat(message) for message in request.messages)
     sampling = convert.sampling_from_wire(request.sampling)
     require_valid(sampling)
-    segments = engine.tokenizer.prompt(
-        session.recent, messages, list(resident.config.tools), request.generate
-    )
+    segments = yield from render_prompt(engine, session, messages, generate=request.generate)
     prompt = tuple(token for segment in segments for token in segment.token_ids)
     if not prompt:
         raise BadMessages("the turn is empty: its messages render to no token")
@@ -177,8 +179,12 @@ def _generate(
             run.watch.lap("first_token")
         run.emit(pb.TurnEvent(token=pb.TokenChunk(ids=[token], text=text)))
 
-    first = NextLogits(prefilled.logits, int(prefilled.logits.argmax()))
-    answer = yield from decode(resident.session, engine.tokenizer, first, plan.sampling, emit_token)
+    session = resident.session
+    start = session.length
+    answer = yield from decode(
+        session, engine.tokenizer, prefilled.logits, plan.sampling, emit_token
+    )
+    truncate(engine.cache, engine.store_io, resident, start + len(answer.token_ids) - 1)
     run.watch.lap("decode")
     return answer
 

@@ -11,6 +11,8 @@ from services.repair_history import RepairHistoryEntry
 class RepairView(View):
     """Repair: its signal, the rows scored, promoted and demoted. Times in seconds, rows in tokens.
 
+    `observed_tokens` of the signal's `signal_tokens` were observed: fewer beyond the worker's
+    `signal_tokens` setting, or when the repair was `truncated`.
     `scored_rows` of `candidates` evicted tokens were scored, the fraction `share_scanned`: fewer
     when bounds excluded the others, or when a deadline or a new turn `truncated` the repair.
     `demoted` rows left the active set in exchange. `in_pause`: it ended before the next turn.
@@ -18,6 +20,7 @@ class RepairView(View):
 
     trigger: str
     signal_tokens: int
+    observed_tokens: int
     candidates: int
     scored_rows: int
     share_scanned: float

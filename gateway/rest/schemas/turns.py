@@ -57,7 +57,7 @@ class TurnBody(Body):
         description="Maximum number of generated tokens; null: the service's default.",
     )
     temperature: float = Field(
-        default=0.0, ge=0, le=2, description="Sampling temperature; 0: greedy decoding."
+        default=0.0, ge=0, le=2, description="Sampling temperature; under 0.00001: greedy decoding."
     )
     top_p: float = Field(
         default=1.0, gt=0, le=1, description="Nucleus sampling probability mass; 1: off."

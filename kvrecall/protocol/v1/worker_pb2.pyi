@@ -336,7 +336,7 @@ class Fidelity(_message.Message):
     def __init__(self, tokens: _Optional[int] = ..., kl_mean: _Optional[float] = ..., top1_agreement: _Optional[float] = ...) -> None: ...
 
 class RepairReport(_message.Message):
-    __slots__ = ("trigger", "signal_tokens", "scored_rows", "promoted", "seconds", "candidates", "demoted_rows", "truncated", "hops", "bytes_read")
+    __slots__ = ("trigger", "signal_tokens", "scored_rows", "promoted", "seconds", "candidates", "demoted_rows", "truncated", "hops", "bytes_read", "observed_tokens")
     TRIGGER_FIELD_NUMBER: _ClassVar[int]
     SIGNAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     SCORED_ROWS_FIELD_NUMBER: _ClassVar[int]
@@ -347,6 +347,7 @@ class RepairReport(_message.Message):
     TRUNCATED_FIELD_NUMBER: _ClassVar[int]
     HOPS_FIELD_NUMBER: _ClassVar[int]
     BYTES_READ_FIELD_NUMBER: _ClassVar[int]
+    OBSERVED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     trigger: str
     signal_tokens: int
     scored_rows: int
@@ -357,7 +358,8 @@ class RepairReport(_message.Message):
     truncated: bool
     hops: int
     bytes_read: int
-    def __init__(self, trigger: _Optional[str] = ..., signal_tokens: _Optional[int] = ..., scored_rows: _Optional[int] = ..., promoted: _Optional[_Iterable[int]] = ..., seconds: _Optional[float] = ..., candidates: _Optional[int] = ..., demoted_rows: _Optional[int] = ..., truncated: bool = ..., hops: _Optional[int] = ..., bytes_read: _Optional[int] = ...) -> None: ...
+    observed_tokens: int
+    def __init__(self, trigger: _Optional[str] = ..., signal_tokens: _Optional[int] = ..., scored_rows: _Optional[int] = ..., promoted: _Optional[_Iterable[int]] = ..., seconds: _Optional[float] = ..., candidates: _Optional[int] = ..., demoted_rows: _Optional[int] = ..., truncated: bool = ..., hops: _Optional[int] = ..., bytes_read: _Optional[int] = ..., observed_tokens: _Optional[int] = ...) -> None: ...
 
 class MemoryReport(_message.Message):
     __slots__ = ("length", "budget", "active_rows", "peak_rows", "bound_rows", "active_bytes", "evicted_rows", "promoted_rows", "tier_bytes", "in_slot")

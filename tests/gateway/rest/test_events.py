@@ -49,6 +49,7 @@ async def test_a_tool_call_pauses_and_its_result_resumes(api: Any) -> None:
     assert first == {
         "trigger": "tool_call",
         "signal_tokens": 3,
+        "observed_tokens": 3,
         "candidates": 8,
         "scored_rows": 8,
         "share_scanned": 1.0,

@@ -73,6 +73,7 @@ def test_the_line_after_a_turn_has_rows_bytes_and_seconds() -> None:
 TRUNCATED = Repair(
     trigger="tool_call",
     signal_tokens=8,
+    observed_tokens=8,
     candidates=100,
     scored_rows=50,
     share_scanned=0.5,

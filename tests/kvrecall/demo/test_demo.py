@@ -42,6 +42,7 @@ def repair(trigger: str, seconds: float, promoted: int) -> Repair:
     return Repair(
         trigger=trigger,
         signal_tokens=8,
+        observed_tokens=8,
         candidates=100,
         scored_rows=100,
         share_scanned=1.0,

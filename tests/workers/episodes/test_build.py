@@ -40,7 +40,7 @@ def talked(
     def make(
         family: str = "llama", count: int = 250, slots: int = 2, **spec: Any
     ) -> tuple[Any, list[int]]:
-        worker = make_worker(family, block_tokens=64, recent=8, slots=slots)
+        worker = make_worker(family, block_tokens=64, prompt_tokens=64, recent=8, slots=slots)
         worker.open(**SPEC | spec)
         said = [
             worker.turn("s", words(count // 2, seed=seed), generate=False).token_ids
@@ -91,14 +91,14 @@ def drive(
 def test_an_episode_is_the_methods_selection_by_attention_over_all_rows(
     length: int, talked: Callable[..., Any]
 ) -> None:
-    """A prompt longer than a block is observed in pieces."""
+    """A prompt longer than a piece is observed in several."""
     worker, said = talked()
     engine = worker.engine
     session = worker.engine.session("s")
     prompt = said[20 : 20 + length]
     (episode,) = worker.build("s", plan(prompt))
     instruction = engine.tokenizer.encode(session.config.method.observation.prompt)
-    room = 64 - len(instruction)
+    room = engine.settings.prompt_tokens - len(instruction)
     seen = [
         engine.observe(engine.resident("s"), [*instruction, *prompt[at : at + room]])
         for at in range(0, length, room)

@@ -9,7 +9,7 @@ from kvrecall.domain.messages import Sampling
 from workers import methods
 from workers.engine.session import SessionConfig, WorkerSession
 from workers.generation.decode import Answer, decode
-from workers.generation.steps import NextLogits
+from workers.generation.sampling import sample
 from workers.model.tokenizer import ChatTokenizer
 
 
@@ -24,18 +24,16 @@ def _run(
     """Decode with a model that always prefers the script's next token."""
     session = make_session()
     shown: list[tuple[int, str]] = []
-    logits = [
-        NextLogits(torch.nn.functional.one_hot(torch.tensor(t), 1280).float(), t) for t in script
-    ]
+    first = torch.nn.functional.one_hot(torch.tensor(script[0]), 1280).float()
     running = decode(
-        session, tokenizer, logits[0], sampling, lambda token, text: shown.append((token, text))
+        session, tokenizer, first, sampling, lambda token, text: shown.append((token, text))
     )
     said = []
     try:
         wanted = next(running)
-        for answer in logits[1:]:
-            said.append(wanted)
-            wanted = running.send(answer)
+        for token in script[1:]:
+            said.append(wanted.token)
+            wanted = running.send(token)
     except StopIteration as finished:
         return finished.value, said, shown, session.pending
     raise AssertionError("decoding should have ended with the script")
@@ -68,8 +66,10 @@ def test_a_stop_string_ends_the_answer_before_it(stop: str, tokenizer: ChatToken
     answer, said, shown, pending = _run(tokenizer, words, Sampling(stop=(stop,)))
     assert answer.finish_reason == "stop"
     assert answer.text == "".join(text for _, text in shown) == "It is 42 and more".split(stop)[0]
-    assert list(answer.token_ids) == [*said, pending[0]] == words[: len(answer.token_ids)]
-    assert pending[1] == 1
+    kept = len(answer.token_ids) - 1
+    assert list(answer.token_ids[:kept]) == said[:kept] == words[:kept]
+    assert list(answer.token_ids) == [*words[:kept], pending[0]]
+    assert tokenizer.decode([*words[:kept], *pending]) == answer.text + tokenizer.eos_texts[0]
 
 
 def test_a_tool_call_is_in_the_answer_and_not_streamed(tokenizer: ChatTokenizer) -> None:
@@ -80,16 +80,16 @@ def test_a_tool_call_is_in_the_answer_and_not_streamed(tokenizer: ChatTokenizer)
 
 
 def test_sampling_follows_its_seed(tokenizer: ChatTokenizer) -> None:
-    flat = NextLogits(torch.zeros(1280), 0)
+    flat = torch.zeros(1280)
     answers = []
     for seed in (1, 1, 2):
         session = make_session()
         sampling = Sampling(max_tokens=6, temperature=1.0, seed=seed)
         running = decode(session, tokenizer, flat, sampling, lambda *_: None)
         try:
-            next(running)
+            wanted = next(running)
             while True:
-                running.send(flat)
+                wanted = running.send(sample(flat[None], [wanted.sampler])[0])
         except StopIteration as finished:
             answers.append(finished.value.token_ids)
     assert answers[0] == answers[1] != answers[2]

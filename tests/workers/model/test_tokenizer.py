@@ -232,7 +232,8 @@ def test_messages_that_the_template_refuses_are_bad_messages(
 
 def test_the_next_rendering_needs_the_system_message_and_all_since_the_last_user() -> None:
     system = {"role": "system", "content": "Be brief."}
-    assert keep_recent(CONVERSATION[:6]) == CONVERSATION[2:6]
+    assert keep_recent(CONVERSATION[:5]) == CONVERSATION[2:5]
+    assert keep_recent(CONVERSATION[:6]) == [CONVERSATION[2], CONVERSATION[5]]
     assert keep_recent([system, *CONVERSATION]) == [system, CONVERSATION[6]]
     assert keep_recent([system]) == [system]
     assert keep_recent([]) == []

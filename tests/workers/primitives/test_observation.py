@@ -93,10 +93,13 @@ def test_a_block_is_repeated_in_pieces_that_fit() -> None:
     assert Observation(repeats_block=True).patched_prompts([], BLOCK, EPISODE, 20) == [BLOCK]
 
 
-def test_an_episodes_last_tokens_follow_the_instruction() -> None:
+def test_an_episodes_tokens_follow_the_instruction_in_pieces_that_fit() -> None:
     episode = Observation(prompt="?", episode=True, window=3)
     assert episode.patched_prompts(ASKED, BLOCK, EPISODE, 20) == [[*ASKED, *EPISODE]]
-    assert episode.patched_prompts(ASKED, BLOCK, EPISODE, 4) == [[1, 2, 9, 10]]
+    pieces = episode.patched_prompts(ASKED, BLOCK, EPISODE, 4)
+    assert [token for piece in pieces for token in piece[2:]] == EPISODE, "all of it"
+    assert all(piece[:2] == ASKED and len(piece) <= 4 for piece in pieces)
+    assert episode.patched_prompts([1, 2, 3, 4], BLOCK, EPISODE[:2], 4) == [[1, 2, *EPISODE[:2]]]
     assert episode.patched_prompts(ASKED, BLOCK, [], 20) == [], (
         "without an episode the window is observed"
     )

@@ -109,7 +109,7 @@ def test_a_repair_leaves_no_row_of_its_signal(
     worker.turn("s", words(200), max_tokens=4)
     length = worker.memory().length
     repaired = worker.repair("s", text=words(300, seed=1))
-    assert repaired.report.signal_tokens > 64, "longer than a block: its last block is observed"
+    assert repaired.report.signal_tokens > 64, "longer than a block: observed block by block"
     assert (
         repaired.memory.length == repaired.state.length == length == worker.engine.store.length("s")
     )

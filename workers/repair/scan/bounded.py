@@ -59,7 +59,11 @@ class _BoundedScan:
     def __init__(self, scan: Scan, find_ambiguous: FindAmbiguous) -> None:
         self._scan = scan
         self._find_ambiguous = find_ambiguous
-        self._normalisers = [BoundedNormaliser(queries) for queries in scan.signal.queries]
+        signal = scan.signal
+        self._normalisers = [
+            BoundedNormaliser(signal.queries(layer)) for layer in range(signal.n_layers)
+        ]
+        self._max_held = signal.rows_at_once(_MAX_HELD_TOKENS)
         self.scores = scan.zeros()
         self.scored = scan.zeros().bool()
         self._lower = scan.zeros()
@@ -78,7 +82,7 @@ class _BoundedScan:
     def normalise(self) -> Generator[None, None, bool]:
         """Bound the normalisers by every page's summary, best pages first; False if stopped."""
         scan = self._scan
-        order = yield from scan.pages.best_first(scan.signal, scan.stop_requested)
+        order = yield from scan.pages.best_first(scan.stop_requested)
         for pages in scan.pages.in_chunks(order):
             if scan.stop_requested():
                 return False
@@ -122,7 +126,7 @@ class _BoundedScan:
             if bool(unread.any()):
                 gaps = None
                 pages = self._pages_by_upper_bound(unread)
-                if len(pages) > self._pages_left or int(ambiguous.sum()) > _MAX_HELD_TOKENS:
+                if len(pages) > self._pages_left or int(ambiguous.sum()) > self._max_held:
                     return False
             else:
                 if gaps is None:

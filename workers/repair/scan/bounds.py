@@ -37,7 +37,7 @@ class Logits:
 def compute_logits(signal: Signal, layer: int, chunk: Chunk) -> Logits:
     """Compute the logits of a chunk's rows: one part if it was read, else one part a page."""
     keys = chunk.get_layer(layer)
-    queries = signal.queries[layer].abs()
+    queries = signal.queries(layer).abs()
     if isinstance(chunk, CodedChunk):
         lowest = chunk.lowest[layer]
         largest = keys.view(*lowest.shape[:2], -1, lowest.shape[-1]).abs().amax(2)

@@ -53,8 +53,8 @@ def scan(
         stop_requested: Returns True once the scan must end.
         device: Device of the computation.
     """
-    pages = Pages(store, name, length, device)
     signal = Signal(observed, store.layout.n_kv_heads, device)
+    pages = Pages(store, name, length, signal, device)
     request = Scan(pages, signal, counted, stop_requested, device)
     if not length:
         return request.to_result(request.zeros(), request.zeros().bool(), True)
@@ -70,10 +70,11 @@ def two_passes(scan: Scan, *, approximate: bool) -> Generator[None, None, ScanRe
     If the second pass is stopped, the scores of the first stand. The order of the second does not
     depend on summaries, so that the sums of a scan are always the same.
     """
-    normalisers = [Normaliser(queries) for queries in scan.signal.queries]
+    signal = scan.signal
+    normalisers = [Normaliser(signal.queries(layer)) for layer in range(signal.n_layers)]
     scores = scan.zeros()
     scored = scan.zeros().bool()
-    order = yield from scan.pages.best_first(scan.signal, scan.stop_requested)
+    order = yield from scan.pages.best_first(scan.stop_requested)
     for pages in scan.pages.in_chunks(order):
         if scan.stop_requested():
             return scan.to_result(scores, scored, False)
@@ -117,9 +118,9 @@ def scan_by_head(
     largest weight over the signal's tokens. Pages are read in order; the tokens that the second
     pass reached are scored.
     """
-    pages = Pages(store, name, length, device)
     signal = Signal(observed, store.layout.n_kv_heads, device)
-    normalisers = [Normaliser(queries) for queries in signal.queries]
+    pages = Pages(store, name, length, signal, device)
+    normalisers = [Normaliser(signal.queries(layer)) for layer in range(signal.n_layers)]
     scores = torch.zeros(signal.n_layers, signal.n_kv_heads, length)
     scored = torch.zeros(length, dtype=torch.bool)
     for indices in pages.in_chunks(range(pages.count)):

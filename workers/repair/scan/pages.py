@@ -81,16 +81,20 @@ class Pages:
         chunk_pages: Pages on the device at once.
     """
 
-    def __init__(self, store: RowStore, name: str, length: int, device: torch.device) -> None:
-        """Address the pages of session `name`; nothing is read yet."""
+    def __init__(
+        self, store: RowStore, name: str, length: int, signal: Signal, device: torch.device
+    ) -> None:
+        """Address the pages of session `name`, to be scored against `signal`; nothing is read."""
         self._store = store
         self._name = name
         self.length = length
+        self._signal = signal
         self._device = device
         self.page_tokens = store.layout.page_tokens
         self.count = -(-length // self.page_tokens)
         self.bytes_read = 0
-        self.chunk_pages = max(1, CHUNK_ROWS // self.page_tokens)
+        self.chunk_pages = max(1, signal.rows_at_once(CHUNK_ROWS) // self.page_tokens)
+        self._boxes_at_once = signal.rows_at_once(_BOXES_AT_ONCE, layers=signal.n_layers)
 
     def read(self, pages: Sequence[int]) -> ReadChunk:
         """Read the keys of pages from the tiers."""
@@ -125,9 +129,7 @@ class Pages:
         for first in range(0, len(pages), self.chunk_pages):
             yield pages[first : first + self.chunk_pages]
 
-    def best_first(
-        self, signal: Signal, stop_requested: Callable[[], bool]
-    ) -> Generator[None, None, list[int]]:
+    def best_first(self, stop_requested: Callable[[], bool]) -> Generator[None, None, list[int]]:
         """Order all pages: those without a summary, then by the bound on a key's attention.
 
         The bound is the box's: no key's logit is over
@@ -137,16 +139,16 @@ class Pages:
         Source: Quest (Tang et al., 2024), section 3.3.
         """
         peaks: list[Tensor] = []
-        for _, logits in self._box_logits(signal):
+        for _, logits in self._box_logits():
             highest = [each.amax(-1, keepdim=True) for each in logits]
             peaks = list(map(torch.maximum, peaks, highest)) if peaks else highest
             yield None
             if stop_requested():
                 return list(range(self.count))
         bounds = torch.full((self.count,), torch.inf)
-        for pages, logits in self._box_logits(signal):
+        for pages, logits in self._box_logits():
             weights = [each.sub_(peak).exp_() for each, peak in zip(logits, peaks, strict=True)]
-            scores = torch.stack([signal.scores(each, None) for each in weights])
+            scores = torch.stack([self._signal.scores(each, None) for each in weights])
             bounds[pages] = scores.sum(0).cpu()
             yield None
             if stop_requested():
@@ -154,13 +156,13 @@ class Pages:
         order: list[int] = bounds.sort(descending=True, stable=True).indices.tolist()
         return order
 
-    def _box_logits(self, signal: Signal) -> Iterator[tuple[list[int], list[Tensor]]]:
+    def _box_logits(self) -> Iterator[tuple[list[int], list[Tensor]]]:
         """Bounds on the logits of pages that have a summary, in batches.
 
         Yields the pages, and per layer `[n_kv_heads, group * t, pages]`.
         """
-        for first in range(0, self.count, _BOXES_AT_ONCE):
-            pages = range(first, min(self.count, first + _BOXES_AT_ONCE))
+        for first in range(0, self.count, self._boxes_at_once):
+            pages = range(first, min(self.count, first + self._boxes_at_once))
             pairs = list(zip(pages, self.summaries(pages), strict=True))
             known = [(page, summary) for page, summary in pairs if summary is not None]
             if not known:
@@ -169,10 +171,10 @@ class Pages:
             highest = torch.stack([summary.highest for _, summary in known], 2).to(self._device)
             centre = ((lowest + highest) / 2).transpose(2, 3)
             half = ((highest - lowest) / 2).transpose(2, 3)
-            bounds = [
-                queries @ centre[layer] + queries.abs() @ half[layer]
-                for layer, queries in enumerate(signal.queries)
-            ]
+            bounds = []
+            for layer in range(self._signal.n_layers):
+                queries = self._signal.queries(layer)
+                bounds.append(queries @ centre[layer] + queries.abs() @ half[layer])
             yield [page for page, _ in known], bounds
 
     def _decode(self, pages: Sequence[int], summaries: Sequence[PageSummary]) -> CodedChunk:

@@ -5,32 +5,45 @@ from torch import Tensor
 
 from workers.primitives.observation import Observed
 
+# Logits in memory at a time: 128 MiB.
+_MAX_LOGITS = 1 << 25
+
 
 class Signal:
     """The queries that rows are scored against.
 
+    Memory: the queries as they were observed, and one layer of them in float32. A long signal is
+    compared with fewer rows at a time (`rows_at_once`).
+
     Attributes:
-        queries: Scaled queries per layer, float32 `[n_kv_heads, group * t, head_dim]`.
         tokens: Number of the signal's tokens, t.
+        n_layers: Number of layers.
+        n_heads: Number of query heads.
+        n_kv_heads: Number of KV heads.
     """
 
     def __init__(self, observed: Observed, n_kv_heads: int, device: torch.device) -> None:
-        """Scale the observed queries and group them by KV head."""
-        n_heads, self.tokens, head_dim = observed.queries[0].shape
+        """Take the observed queries; they are scaled and grouped by KV head where they are used."""
+        self.n_heads, self.tokens, self._head_dim = observed.queries[0].shape
         self.n_layers = len(observed.queries)
-        self.n_heads = n_heads
         self.n_kv_heads = n_kv_heads
-        self.queries = [
-            (queries.to(device).float() * head_dim**-0.5).reshape(n_kv_heads, -1, head_dim)
-            for queries in observed.queries
-        ]
+        self._observed = [queries.to(device) for queries in observed.queries]
+
+    def queries(self, layer: int) -> Tensor:
+        """Scaled queries of a layer, float32 `[n_kv_heads, group * t, head_dim]`."""
+        scaled: Tensor = self._observed[layer].float() * self._head_dim**-0.5
+        return scaled.reshape(self.n_kv_heads, -1, self._head_dim)
+
+    def rows_at_once(self, most: int, *, layers: int = 1) -> int:
+        """Rows, at most `most`, whose logits in `layers` layers fit into 128 MiB; at least 1."""
+        return max(1, min(most, _MAX_LOGITS // (layers * self.n_heads * self.tokens)))
 
     def logits(self, layer: int, keys: Tensor) -> Tensor:
         """Logits of a layer's keys `[n_kv_heads, rows, head_dim]`.
 
         Returns float32 `[n_kv_heads, group * t, rows]`.
         """
-        logits: Tensor = self.queries[layer] @ keys.float().transpose(1, 2)
+        logits: Tensor = self.queries(layer) @ keys.float().transpose(1, 2)
         return logits
 
     def scores(self, weights: Tensor, counted: Tensor | None) -> Tensor:

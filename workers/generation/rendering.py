@@ -1,0 +1,37 @@
+"""Rendering of prompts on threads of their own: a long one stops no other session's decoding."""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import TypeVar
+
+from workers.engine.engine import Engine
+from workers.engine.session import WorkerSession
+from workers.generation.steps import Steps
+from workers.model.tokenizer import ChatMessage, Segment
+
+_T = TypeVar("_T")
+
+
+def render_prompt(
+    engine: Engine, session: WorkerSession, messages: Sequence[ChatMessage], *, generate: bool
+) -> Steps[list[Segment]]:
+    """Render and encode messages as the session's next. Raises BadMessages."""
+    recent = session.recent
+    tools = list(session.config.tools)
+    return (
+        yield from _off_thread(
+            engine, lambda: engine.tokenizer.prompt(recent, messages, tools, generate)
+        )
+    )
+
+
+def encode_text(engine: Engine, text: str) -> Steps[list[int]]:
+    """Encode plain text."""
+    return (yield from _off_thread(engine, lambda: engine.tokenizer.encode(text)))
+
+
+def _off_thread(engine: Engine, work: Callable[[], _T]) -> Steps[_T]:
+    """Run work on a renderer's thread and wait for it. Raises the errors of the work."""
+    done: Future[_T] = engine.renderer.submit(work)
+    yield done
+    return done.result()
