@@ -70,13 +70,11 @@ class Selection:
         """Rows per head, per layer: the mean over the heads, rounded up."""
         return [-(-n // p.shape[0]) for n, p in zip(self.row_counts(), self.positions, strict=True)]
 
-    def fully_active_tokens(self, length: int) -> int:
-        """Count the tokens, of the first `length`, that are active in every layer and head."""
-        counts = torch.zeros(length + 1, dtype=torch.int64)
-        for positions in self.positions:
-            indices = positions.clamp(max=length).long().flatten()
-            counts.index_add_(0, indices, torch.ones_like(indices))
-        return int((counts[:length] == sum(p.shape[0] for p in self.positions)).sum())
+    def fully_active_tokens(self) -> int:
+        """Count the tokens that are active in every layer and head."""
+        rows = torch.cat([positions.flatten() for positions in self.positions])
+        _, counts = rows[rows != EMPTY].unique(return_counts=True)
+        return int((counts == sum(p.shape[0] for p in self.positions)).sum())
 
 
 def _to_cpu(tensor: Tensor) -> Tensor:
