@@ -58,6 +58,12 @@ class Selection:
             tuple(_to_cpu(rows.accumulated) for rows in layers) if accumulated else (),
         )
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes in memory."""
+        layers = (*self.positions, *self.promoted, *self.accumulated)
+        return sum(int(layer.nbytes) for layer in layers)
+
     def store_positions(self) -> list[Tensor]:
         """Positions in the row store's form: per layer int64 `[n_kv_heads, m]`, -1 as padding."""
         return [torch.where(p == EMPTY, -1, p).to(torch.int64) for p in self.positions]

@@ -16,6 +16,9 @@ from workers.methods import DEFAULT_SCAN, Method, RepairKV
 from workers.model.tokenizer import ChatMessage
 from workers.primitives.observation import RecentQueries
 
+# Objects of a session, its configuration and its entries in tables.
+_SESSION_BYTES = 4096
+
 
 @dataclass(frozen=True)
 class SessionConfig:
@@ -102,6 +105,17 @@ class WorkerSession:
     def name(self) -> str:
         """The session's id."""
         return self.config.name
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in memory beside a slot's rows, with an estimate of the objects themselves."""
+        total = _SESSION_BYTES + self.eviction_scores.nbytes
+        if self.selection is not None:
+            total += self.selection.nbytes
+        if self.distribution is not None:
+            total += self.distribution.log_probs.nbytes
+        total += sum(len(str(message)) for message in self.recent)
+        return total + 64 * len(self.episode.segments)
 
     @property
     def resident(self) -> "ResidentSession | None":
