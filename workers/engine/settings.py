@@ -38,7 +38,7 @@ class WorkerSettings(BaseModel):
         default=1 << 29,
         ge=0,
         description="most bytes of memory of open sessions, slots and stored rows aside; above it "
-        "the longest idle ones are released",
+        "the longest idle ones are released after 10 seconds without a request",
     )
     max_jobs: int = Field(
         default=64, ge=1, description="turns and repairs that may wait or run at once"

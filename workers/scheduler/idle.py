@@ -4,6 +4,9 @@ from collections import OrderedDict
 from collections.abc import Collection
 from dataclasses import dataclass
 
+# A session that was just opened must still be there when its first turn arrives.
+_LEAST_SECONDS = 10.0
+
 
 @dataclass(frozen=True)
 class _Use:
@@ -19,9 +22,12 @@ class IdleSessions:
     Times are seconds of a monotonic clock.
     """
 
-    def __init__(self, idle_seconds: float, max_bytes: int) -> None:
-        """Release after `idle_seconds`, and the longest idle first above `max_bytes` in all."""
+    def __init__(
+        self, idle_seconds: float, max_bytes: int, least_seconds: float = _LEAST_SECONDS
+    ) -> None:
+        """Release after `idle_seconds`; above `max_bytes` in all, after `least_seconds`."""
         self._idle_seconds = idle_seconds
+        self._least_seconds = min(least_seconds, idle_seconds)
         self._max_bytes = max_bytes
         self._uses: OrderedDict[str, _Use] = OrderedDict()
         self.nbytes = 0
@@ -52,14 +58,13 @@ class IdleSessions:
     def seconds_until_due(self, now: float) -> float | None:
         """Seconds until the longest idle session is due; None without a session."""
         oldest = next(iter(self._uses.values()), None)
-        return None if oldest is None else max(0.0, oldest.at + self._idle_seconds - now)
+        return None if oldest is None else max(0.0, oldest.at + self._patience() - now)
 
     def take_due(self, busy: Collection[str], now: float) -> list[str]:
         """Remove and return the sessions to release; those that are busy count as used now."""
         due = list[str]()
-        for name, use in list(self._uses.items()) if self._has_due(now) else []:
-            if self.nbytes <= self._max_bytes and use.at + self._idle_seconds > now:
-                break
+        while self.seconds_until_due(now) == 0.0:
+            name = next(iter(self._uses))
             if name in busy:
                 self.use(name, now)
             else:
@@ -67,5 +72,5 @@ class IdleSessions:
                 due.append(name)
         return due
 
-    def _has_due(self, now: float) -> bool:
-        return self.nbytes > self._max_bytes or self.seconds_until_due(now) == 0.0
+    def _patience(self) -> float:
+        return self._least_seconds if self.nbytes > self._max_bytes else self._idle_seconds

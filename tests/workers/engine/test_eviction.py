@@ -292,3 +292,21 @@ def test_shared_layers_hold_the_same_positions_through_turns_and_repairs(
         first, second, third = (cache.get_rows(session.slot, layer)[2] for layer in range(3))
         assert torch.equal(first, second)
         assert not torch.equal(second, third)
+
+
+@pytest.mark.parametrize("reserve", [0, 6])
+def test_a_layer_that_shares_a_selection_keeps_what_was_promoted_in_it_alone(
+    reserve: int, resident: Callable[..., Any]
+) -> None:
+    cache, session = resident(
+        "chunkkv", tokens=60, budget=20, repair_rows=reserve, promoted_rows=reserve
+    )
+    cache.read(0, 1).promoted[:, [10, 11, 30]] = True
+    evict(cache, session, SETTINGS)
+    first, second = ([set(_held(cache, layer, head)) for head in range(2)] for layer in range(2))
+    for head in range(2):
+        assert {10, 11, 30} <= second[head]
+        assert len(second[head]) <= 20
+        assert second[head] - {10, 11, 30} <= first[head], "nothing else is its own"
+        assert {0, 1, 57, 58, 59} <= second[head], "sinks and recent rows stay"
+    cache.check_integrity()
