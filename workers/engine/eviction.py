@@ -211,5 +211,5 @@ def _record_evicted(session: WorkerSession, evicted: list[tuple[Tensor, Tensor]]
         return
     rows = torch.cat([tokens for tokens, _ in evicted]).cpu()
     shares = torch.cat([shares for _, shares in evicted]).cpu()
-    tokens, index = rows.unique(return_inverse=True)
+    tokens, index = torch.unique(rows, return_inverse=True)
     session.record_evicted(tokens, torch.zeros(len(tokens)).index_add_(0, index, shares))

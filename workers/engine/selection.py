@@ -79,7 +79,7 @@ class Selection:
     def fully_active_tokens(self) -> int:
         """Count the tokens that are active in every layer and head."""
         rows = torch.cat([positions.flatten() for positions in self.positions])
-        _, counts = rows[rows != EMPTY].unique(return_counts=True)
+        _, counts = torch.unique(rows[rows != EMPTY], return_counts=True)
         return int((counts == sum(p.shape[0] for p in self.positions)).sum())
 
 

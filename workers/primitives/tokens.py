@@ -30,9 +30,8 @@ class TokenIndex:
         distinct = list({id(layer): layer for layer in positions}.values())
         if not distinct:
             return cls(0, ())
-        tokens, flat = torch.cat([layer.flatten() for layer in distinct]).unique(
-            return_inverse=True
-        )
+        rows = torch.cat([layer.flatten() for layer in distinct])
+        tokens, flat = torch.unique(rows, return_inverse=True)
         parts = flat.split([layer.numel() for layer in distinct])
         by_layer = {
             id(layer): part.view(layer.shape) for layer, part in zip(distinct, parts, strict=True)
