@@ -151,9 +151,10 @@ class Scheduler:
         """
 
         def create_empty() -> None:
+            # A refusal here must not cancel the session's jobs.
+            self.engine.admit(spec, state)
             if parent is not None and parent not in self.engine.sessions:
                 raise UnknownSession(f"session {parent} is not open in this worker")
-            self.engine.admit(spec, state)  # a refusal here must not cancel the session's jobs
             self._loop.cancel_jobs(spec.session)
             self.engine.create_empty(spec, state)
 
