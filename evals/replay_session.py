@@ -26,6 +26,7 @@ from kvstore.settings import CodecName
 from workers import methods
 from workers.engine.engine import Engine, Parts
 from workers.engine.eviction import active_rows
+from workers.engine.eviction_scores import EvictionScores
 from workers.engine.selection import Selection
 from workers.engine.session import ResidentSession
 from workers.engine.settings import WorkerSettings
@@ -136,12 +137,11 @@ class ReplaySession:
         selection = Selection(
             layers, tuple(torch.zeros_like(positions, dtype=torch.bool) for positions in layers)
         )
-        evicted = torch.zeros(self.state.length)
-        evicted[: len(scores)] = scores.float()
+        evicted = EvictionScores.from_dense(scores.float(), len(scores))
         state = pb.SessionState()
         state.CopyFrom(self.state)
         state.selection = selection.to_bytes()
-        state.eviction_scores = evicted.numpy().tobytes()
+        state.eviction_scores = evicted.to_bytes()
         return state
 
     def repair(

@@ -159,6 +159,14 @@ class RowStore:
         """
         self._remover.release(session)
 
+    def unload(self, session: str) -> None:
+        """Forget what memory has of an idle session; its pages stay in all tiers.
+
+        The next `open`, or in unshared tiers the next read, loads it again. Nothing happens while
+        some of its rows are in memory alone.
+        """
+        self._remover.unload(session)
+
     def sessions(self) -> list[str]:
         """Ids of sessions that are open or were found in unshared tiers, sorted."""
         return self._sessions.names()

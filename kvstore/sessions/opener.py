@@ -110,7 +110,7 @@ class SessionOpener:
             length += header.valid_tokens
             if header.valid_tokens < self._layout.page_tokens:
                 break
-        state.epoch = max((header.epoch for header in headers.values()), default=0)
+        state.epoch = max((header.epoch for header in headers.values()), default=state.epoch)
         state.table = PageTable(state.name, sequences=sequences)
         state.length = length
         state.loaded = True

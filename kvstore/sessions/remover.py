@@ -65,6 +65,23 @@ class SessionRemover:
         if shared:
             self._delete_copies(session, 0)
 
+    def unload(self, session: str) -> None:
+        """Forget a session's page table; rows that are in memory alone keep it loaded."""
+        context = self._context
+        with self._sessions.locked(session, recover=False) as state:
+            unwritten = (
+                state.unflushed
+                or context.writer.has_tasks(session)
+                or context.stack.placement.has_undurable([session])
+            )
+            if not state.loaded or unwritten:
+                return
+            if context.stack.tiers.lowest.shared:
+                # Its epoch is fenced off there, and only an open may say what its rows are.
+                self._sessions.remove(state)
+            else:
+                state.unload()
+
     def _delete_copies(self, session: str, keep_pages: int) -> None:
         stored = self._context.stack.stored_keys(session, above=True)
         keys = [key for key in stored if key.index >= keep_pages]

@@ -24,7 +24,7 @@ class StoredSession:
         loaded: Whether this state is complete; if not, opening the session must read the tiers.
         truncation_pending: Whether tiers may still have truncated rows, which they must not keep.
         unopened: Whether tiers may hold more than this state says: an earlier process stored the
-            session, and it was not opened since.
+            session, or it was unloaded, and it was not opened since.
         removed: Whether the session was deleted or released; a caller must look it up again.
     """
 
@@ -39,6 +39,14 @@ class StoredSession:
     truncation_pending: bool = False
     unopened: bool = False
     removed: bool = False
+
+    def unload(self) -> None:
+        """Forget everything but the epoch: only the tiers say what rows there are."""
+        self.table = PageTable(self.name)
+        self.length = 0
+        self.tail = None
+        self.loaded = False
+        self.unopened = True
 
     def valid_tokens(self, index: int, page_tokens: int) -> int:
         """Number of tokens that a page has."""

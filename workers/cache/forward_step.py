@@ -98,6 +98,13 @@ class ForwardStep(Cache):
         values = torch.stack([values[index] for values in self.new_values])
         return torch.stack([keys, values], dim=1)
 
+    def undo(self) -> None:
+        """Drop the new rows from the slots, in whatever layer the pass has failed or ended."""
+        cache = self.cache
+        cache.lengths[:, self.slot_list] = self._lengths
+        for slot in self.slot_list:
+            cache.drop_last(slot, self.query_positions.shape[1])
+
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Rows of the longest head of the batch; positions are passed explicitly."""
         return int(self.cache.lengths[layer_idx, self.slot_list].max())

@@ -1,4 +1,4 @@
-"""Accumulated attention: adds each query's weights to the rows for methods that need it."""
+"""Accumulated attention: each query's weights on the rows, for methods that sum them up."""
 
 from collections.abc import Sequence
 
@@ -9,18 +9,19 @@ from workers.cache.active_cache import ActiveCache
 from workers.primitives.scoring import attention_in_chunks
 
 
-def accumulate(
+def received_weights(
     cache: ActiveCache, slot: int, queries: Sequence[Tensor], query_positions: Tensor, kind: str
-) -> None:
-    """Add the weights of some tokens' queries to a slot's rows; these tokens' rows are appended.
+) -> list[Tensor]:
+    """Weights of some tokens' queries on a slot's rows; these tokens' rows are appended.
 
     queries: per layer `[n_heads, t, head_dim]`, post-RoPE; query_positions: int32 `[t]`; kind as in
-    `Observation.accumulate`.
+    `Observation.accumulate`. Returns per layer float32 `[n_kv_heads, n]`.
     """
+    received = []
     for layer, layer_queries in enumerate(queries):
         keys, _, positions = cache.get_rows(slot, layer)
-        amounts = received_weight(layer_queries, keys, positions, query_positions, kind)
-        cache.accumulate(slot, layer, amounts)
+        received.append(received_weight(layer_queries, keys, positions, query_positions, kind))
+    return received
 
 
 def received_weight(

@@ -12,8 +12,8 @@ from kvstore.store import RowStore
 from workers.cache.active_cache import ActiveCache
 from workers.cache.forward_step import ForwardStep
 from workers.engine import memory_report
-from workers.engine.accumulation import accumulate
 from workers.engine.eviction import evict, over_budget
+from workers.engine.recording import Recorded, observe_prompt, observed_tokens, record
 from workers.engine.session import ResidentSession, WorkerSession
 from workers.engine.session_factory import build_config
 from workers.engine.session_state import build_state, restore_state, selection_from_state
@@ -165,14 +165,25 @@ class Engine:
     def release(self, name: str, epoch: int) -> "Future[None]":
         """Release a session that moved to another worker.
 
-        Nothing happens if it was opened here with a later epoch than `epoch`.
+        Nothing happens if it was opened here with a later epoch than `epoch`. One that was unloaded
+        may still have copies of its rows here.
         """
         session = self.sessions.get(name)
-        if session is not None and session.config.epoch <= epoch:
+        if session is not None and session.config.epoch > epoch:
+            return self.store_io.submit(lambda: None)
+        if session is not None:
             del self.sessions[name]
             self.discard(session)
-            return self.store_io.submit(lambda: self.store.release(name))
-        return self.store_io.submit(lambda: None)
+        return self.store_io.submit(lambda: self.store.release(name))
+
+    def unload(self, name: str) -> "Future[None]":
+        """Forget an idle session, and what the store has of it in memory alone for speed.
+
+        Its rows stay in all tiers. Only an open brings it back.
+        """
+        if session := self.sessions.pop(name, None):
+            self.discard(session)
+        return self.store_io.submit(lambda: self.store.unload(name))
 
     def discard(self, session: WorkerSession) -> None:
         """Free the session's slot and cancel its writes; only an open restores it. Idempotent."""
@@ -252,17 +263,25 @@ class Engine:
         """Append `token_ids` int64 `[B, t]` to B sessions and write their rows to the store.
 
         Returns logits float32 `[B, logits_to_keep, vocabulary]`. Rows are evicted first where a
-        slot would otherwise exceed its bound.
+        slot would otherwise exceed its bound. Attention reads slots in ascending order without a
+        copy. After an exception no token is appended to any of the sessions.
         """
         tokens = token_ids.shape[1]
         for resident in residents:
             self._make_room(resident, tokens)
-        observe = max(_observed_tokens(resident.session, tokens) for resident in residents)
+        observe = max(observed_tokens(resident.session, tokens) for resident in residents)
         step = self._begin_step(residents, tokens, observe)
-        logits = self.model.forward(token_ids, step, logits_to_keep)
-        for index, resident in enumerate(residents):
-            self._record_forward(resident, token_ids[index], step, index)
-        self._write_through(residents, step)
+        try:
+            logits = self.model.forward(token_ids, step, logits_to_keep)
+            recorded = [
+                record(self.cache, resident, token_ids[index], step, index, self.settings)
+                for index, resident in enumerate(residents)
+            ]
+        except BaseException:
+            step.undo()
+            raise
+        for resident, part in zip(residents, recorded, strict=True):
+            self._append_recorded(resident, part)
         return logits
 
     def observe(self, resident: ResidentSession, token_ids: Sequence[int]) -> Observed:
@@ -291,16 +310,7 @@ class Engine:
         if not prompts:
             return None
         steps = (self._forward_transient(resident, prompt) for prompt in prompts)
-        return Observed.concatenate(
-            [
-                Observed.of_prompt(
-                    [queries[0] for queries in step.observed],
-                    [keys[0] for keys in step.new_keys],
-                    step.query_positions[0],
-                )
-                for step in steps
-            ]
-        )
+        return Observed.concatenate([observe_prompt(step) for step in steps])
 
     def evict(self, resident: ResidentSession, *, turn_over: bool = False) -> None:
         """Bring the session back into its budget; a session within it stays as it is.
@@ -340,28 +350,29 @@ class Engine:
         if free < tokens:
             self.evict(resident)
 
-    def _record_forward(
-        self, resident: ResidentSession, token_ids: Tensor, step: ForwardStep, index: int
-    ) -> None:
-        """Update length and observations of the step's `index`-th session."""
+    def _append_recorded(self, resident: ResidentSession, recorded: Recorded) -> None:
+        """Update length and observations, and pass the rows to the store and to `keep_rows`."""
         session = resident.session
-        observation = session.config.method.observation
-        positions = step.query_positions[index]
-        queries = [layer_queries[index] for layer_queries in step.observed]
-        session.length += len(token_ids)
-        session.queries.push(queries, positions)
-        if observation.repeats_block:
-            session.block = [*session.block, *token_ids.tolist()][-self.settings.block_tokens :]
-        if observation.accumulate:
-            accumulate(self.cache, resident.slot, queries, positions, observation.accumulate)
+        start = session.length
+        session.length += recorded.rows.shape[3]
+        session.queries = recorded.queries
+        session.block = recorded.block
+        for layer, amounts in enumerate(recorded.received):
+            self.cache.accumulate(resident.slot, layer, amounts)
+        if session.keep_rows is not None:
+            session.keep_rows(start, recorded.rows)
+        if session.stored:
+            self.store_io.append(session, start, recorded.rows)
 
     def _forward_transient(
         self, resident: ResidentSession, token_ids: Sequence[int]
     ) -> ForwardStep:
         """Forward tokens over the active rows and drop their rows again."""
         step = self._begin_step([resident], len(token_ids), len(token_ids))
-        self.model.forward(torch.tensor([token_ids]), step)
-        self.cache.drop_last(resident.slot, len(token_ids))
+        try:
+            self.model.forward(torch.tensor([token_ids]), step)
+        finally:
+            step.undo()
         return step
 
     def _begin_step(
@@ -375,26 +386,8 @@ class Engine:
             min(observe, tokens),
         )
 
-    def _write_through(self, residents: Sequence[ResidentSession], step: ForwardStep) -> None:
-        """Pass the step's rows to the store and to each session's `keep_rows`."""
-        tokens = step.query_positions.shape[1]
-        for index, resident in enumerate(residents):
-            session = resident.session
-            start = session.length - tokens
-            rows = step.rows(index)
-            if session.keep_rows is not None:
-                session.keep_rows(start, rows)
-            if session.stored:
-                self.store_io.append(session, start, rows)
-
     def _update_peak(self, session: WorkerSession) -> None:
         if session.slot is None:
             return
         peak = self.cache.peak[:, session.slot].tolist()
         session.peak = [max(a, b) for a, b in zip(session.peak or peak, peak, strict=True)]
-
-
-def _observed_tokens(session: WorkerSession, tokens: int) -> int:
-    """Count the newest tokens, of `tokens`, whose queries the session's method observes."""
-    accumulates = session.config.method.observation.accumulate
-    return tokens if accumulates else session.queries.width

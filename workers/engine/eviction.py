@@ -7,11 +7,16 @@ from torch import Tensor
 
 from workers.cache.active_cache import EMPTY, ActiveCache
 from workers.engine.ranking import rank_rows
-from workers.engine.session import ResidentSession, WorkerSession, episode_similarity
+from workers.engine.session import ResidentSession, WorkerSession
 from workers.engine.settings import WorkerSettings
 from workers.methods import LayerRows
 from workers.primitives.observation import Observed
-from workers.primitives.selection import mask_to_indices, position_mask, protected
+from workers.primitives.selection import (
+    gather_or_empty,
+    is_among,
+    mask_to_indices,
+    protected,
+)
 
 
 @dataclass(frozen=True)
@@ -44,7 +49,8 @@ def evict(
 
     Sinks, the recent window, promoted rows and, up to their share, the current turn's rows stay.
     The method ranks the others by the observed queries. Layers that share a selection keep the
-    positions chosen in the first of them. `turn_over`: the turn's own rows are no longer protected.
+    positions chosen in the first of them, and the rows promoted in them alone. `turn_over`: the
+    turn's own rows are no longer protected.
     """
     session = resident.session
     n_layers = cache.shape.n_layers
@@ -52,24 +58,21 @@ def evict(
     leaders = range(0, n_layers, group_size)
     full = _full_leaders(cache, resident, leaders)
     scores = _score_layers(cache, resident, observed, leaders, full)
-    evicted_scores = torch.zeros(session.length, device=cache.device)
+    evicted = list[tuple[Tensor, Tensor]]()
     for leader in full:
         rows, ranks = scores[leader]
         choice = _choose_rows(cache, resident, settings, rows, ranks, turn_over)
         group = _group(leader, group_size, n_layers)
-        weight = len(group) / n_layers
-        evicted_scores += _scores_of_evicted(choice, session.length) * weight
+        evicted.append(_evicted_rows(choice, len(group) / n_layers))
         for layer in group:
             indices = choice.indices
             if layer != leader:
-                indices = _find_indices(cache, resident, layer, choice)
+                indices = _follow(cache, resident, settings, layer, choice, turn_over)
             cache.keep(resident.slot, layer, indices)
             assert cache.rows_per_head(resident.slot)[layer] <= session.target(layer), (
                 "a method keeps within its budget"
             )
-    evicted_scores = evicted_scores.cpu()
-    evicted = evicted_scores != 0
-    session.scores_of_evicted()[evicted] = evicted_scores[evicted]
+    _record_evicted(session, evicted)
 
 
 def active_rows(
@@ -121,8 +124,7 @@ def _score_layers(
     method = resident.config.method
     scored = list(leaders) if method.whole_tokens else full
     layers = [active_rows(cache, resident, observed, layer) for layer in scored]
-    similarity = episode_similarity(resident.session.episode.segments)
-    ranks = rank_rows(method, layers, similarity)
+    ranks = rank_rows(method, layers, resident.session.episode.segments)
     return dict(zip(scored, zip(layers, ranks, strict=True), strict=True))
 
 
@@ -147,17 +149,33 @@ def _choose_rows(
     return _LayerChoice(indices, rows.positions.clone(), scores)
 
 
-def _find_indices(
-    cache: ActiveCache, resident: ResidentSession, layer: int, choice: _LayerChoice
+def _follow(
+    cache: ActiveCache,
+    resident: ResidentSession,
+    settings: WorkerSettings,
+    layer: int,
+    choice: _LayerChoice,
+    turn_over: bool,
 ) -> Tensor:
-    """Slot indices of the chosen rows in another layer, as far as they are active there."""
-    length = resident.session.length
-    positions = cache.read(resident.slot, layer).positions
-    wanted = choice.positions.gather(1, choice.indices.clamp(min=0))
-    wanted = wanted.masked_fill(choice.indices < 0, EMPTY)
-    is_row = positions != EMPTY
-    is_wanted = position_mask(wanted, length).gather(1, positions.clamp(max=length - 1).long())
-    return mask_to_indices(is_row & is_wanted)
+    """Slot indices of the rows to keep in a layer that shares another layer's `choice`.
+
+    The chosen rows, as far as they are active here, and the rows that a repair promoted here alone.
+    Where both are too many, the method selects among them by the other layer's scores.
+    """
+    session = resident.session
+    rows = cache.read(resident.slot, layer)
+    chosen = gather_or_empty(choice.positions, choice.indices)
+    indices = mask_to_indices(is_among(rows.positions, chosen) | rows.promoted)
+    target = session.target(layer)
+    if int((indices >= 0).sum()) <= target * len(indices):
+        return indices
+    positions = gather_or_empty(rows.positions, indices)
+    promoted = rows.promoted.gather(1, indices.clamp(min=0)) & (indices >= 0)
+    stays = promoted | _protected(positions, session, settings, layer, turn_over)
+    at = torch.searchsorted(choice.positions, positions).clamp(max=choice.positions.shape[1] - 1)
+    scores = choice.scores.gather(1, at).masked_fill(stays, torch.inf)
+    selected = resident.config.method.select(scores, positions, target)
+    return torch.where(selected < 0, -1, indices.gather(1, selected.clamp(min=0)))
 
 
 def _protected(
@@ -175,16 +193,23 @@ def _protected(
     )
 
 
-def _scores_of_evicted(choice: _LayerChoice, length: int) -> Tensor:
-    """Mean score over the heads of each evicted token: float32 `[length]`, 0 for the others.
+def _evicted_rows(choice: _LayerChoice, weight: float) -> tuple[Tensor, Tensor]:
+    """Tokens of the evicted rows, int64 `[k]`, and their share in the token's score.
 
-    A repair breaks its ties with it (RepairKV Algorithm 1).
+    A token's score is the mean over layers and heads; `weight` is the layers' share.
     """
     heads, n = choice.positions.shape
     device = choice.positions.device
     kept = torch.zeros(heads, n + 1, dtype=torch.bool, device=device)
     kept.scatter_(1, torch.where(choice.indices < 0, n, choice.indices), True)
     evicted = (choice.positions != EMPTY) & ~kept[:, :n]
-    tokens = choice.positions[evicted].long()
-    total = torch.zeros(length, device=choice.scores.device)
-    return total.index_add_(0, tokens, choice.scores[evicted].float()) / heads
+    return choice.positions[evicted], choice.scores[evicted].float() * (weight / heads)
+
+
+def _record_evicted(session: WorkerSession, evicted: list[tuple[Tensor, Tensor]]) -> None:
+    if not evicted:
+        return
+    rows = torch.cat([tokens for tokens, _ in evicted]).cpu()
+    shares = torch.cat([shares for _, shares in evicted]).cpu()
+    tokens, index = torch.unique(rows, return_inverse=True)
+    session.record_evicted(tokens, torch.zeros(len(tokens)).index_add_(0, index, shares))

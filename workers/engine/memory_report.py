@@ -20,7 +20,7 @@ def build_report(
     """
     active = selection.rows_per_head() if selection else [0] * model.shape.n_layers
     rows = sum(selection.row_counts()) if selection else 0
-    fully_active = selection.fully_active_tokens(session.length) if selection else 0
+    fully_active = selection.fully_active_tokens() if selection else 0
     return pb.MemoryReport(
         length=session.length,
         budget=session.config.budget,

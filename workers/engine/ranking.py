@@ -5,24 +5,25 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from kvrecall.domain.active_episode import EpisodeSegment
 from workers.cache.active_cache import EMPTY
 from workers.methods import LayerRows, Method
-from workers.primitives.scoring import gather_token_values, row_ranks, token_means
+from workers.primitives.scoring import row_ranks
+from workers.primitives.tokens import TokenIndex
 
 
-def rank_rows(method: Method, layers: Sequence[LayerRows], similarity: Tensor) -> list[Tensor]:
+def rank_rows(
+    method: Method, layers: Sequence[LayerRows], segments: Sequence[EpisodeSegment]
+) -> list[Tensor]:
     """Rank each layer's rows; higher is kept longer: float32 `[n_kv_heads, n]` per layer.
 
-    similarity: float32 `[m]`, the similarity of each of the first m tokens' segments to the active
-    episode, 0 to 1. Tokens after them count as part of the episode. m = 0: there is no episode.
+    segments: those of the active episode, with their similarity to it; empty without an episode.
     """
-    end = layers[0].end if layers else 0
     return combine_scores(
         method,
         [method.scores(rows) for rows in layers],
         [rows.positions for rows in layers],
-        end,
-        similarity,
+        segments,
     )
 
 
@@ -30,8 +31,7 @@ def combine_scores(
     method: Method,
     scores: Sequence[Tensor],
     positions: Sequence[Tensor],
-    end: int,
-    similarity: Tensor,
+    segments: Sequence[EpisodeSegment],
 ) -> list[Tensor]:
     """Combine a method's own scores, float32 `[n_kv_heads, n]` per layer, for `rank_rows`.
 
@@ -39,20 +39,37 @@ def combine_scores(
     become ranks within their layer and head, which can be averaged over layers and heads and added
     to the similarity.
     """
-    weighs_topic = bool(method.topic) and bool(similarity.numel())
+    weighs_topic = bool(method.topic) and bool(segments)
     if not (method.whole_tokens or weighs_topic) or not scores:
         return list(scores)
     ranks = [row_ranks(score, held) for score, held in zip(scores, positions, strict=True)]
     if method.whole_tokens:
-        means = token_means(ranks, positions, end)
-        ranks = [gather_token_values(means, held) for held in positions]
+        tokens = TokenIndex.from_positions(positions)
+        means = tokens.means(ranks)
+        ranks = [means[rows] for rows in tokens.rows]
     if weighs_topic:
-        token_similarity = torch.ones(end, device=ranks[0].device)
-        token_similarity[: len(similarity)] = similarity[:end]
         ranks = [
-            rank + method.topic * gather_token_values(token_similarity, held)
+            rank + method.topic * segment_similarity(segments, held)
             for rank, held in zip(ranks, positions, strict=True)
         ]
     return [
         rank.masked_fill(held == EMPTY, 0.0) for rank, held in zip(ranks, positions, strict=True)
     ]
+
+
+def segment_similarity(segments: Sequence[EpisodeSegment], positions: Tensor) -> Tensor:
+    """Similarity of each row's segment to the episode: float32 of the shape of `positions`.
+
+    0 for tokens between segments; 1 for those after the last segment, which count as part of the
+    episode. There is at least one segment.
+    """
+    ordered = sorted(segments, key=lambda segment: segment.start)
+    device = positions.device
+    starts = torch.tensor([s.start for s in ordered], dtype=positions.dtype, device=device)
+    stops = torch.tensor([s.stop for s in ordered], dtype=positions.dtype, device=device)
+    values = torch.tensor([s.similarity for s in ordered], device=device)
+    # Absent rows, too, get an index: their similarity is arbitrary.
+    at = torch.searchsorted(starts, positions.contiguous(), right=True) - 1
+    inside = (at >= 0) & (positions < stops[at.clamp(min=0)])
+    similarity = torch.where(inside, values[at.clamp(min=0)], 0.0)
+    return similarity.masked_fill(positions >= stops.amax(), 1.0)

@@ -58,6 +58,12 @@ class Selection:
             tuple(_to_cpu(rows.accumulated) for rows in layers) if accumulated else (),
         )
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes in memory."""
+        layers = (*self.positions, *self.promoted, *self.accumulated)
+        return sum(int(layer.nbytes) for layer in layers)
+
     def store_positions(self) -> list[Tensor]:
         """Positions in the row store's form: per layer int64 `[n_kv_heads, m]`, -1 as padding."""
         return [torch.where(p == EMPTY, -1, p).to(torch.int64) for p in self.positions]
@@ -70,13 +76,11 @@ class Selection:
         """Rows per head, per layer: the mean over the heads, rounded up."""
         return [-(-n // p.shape[0]) for n, p in zip(self.row_counts(), self.positions, strict=True)]
 
-    def fully_active_tokens(self, length: int) -> int:
-        """Count the tokens, of the first `length`, that are active in every layer and head."""
-        counts = torch.zeros(length + 1, dtype=torch.int64)
-        for positions in self.positions:
-            indices = positions.clamp(max=length).long().flatten()
-            counts.index_add_(0, indices, torch.ones_like(indices))
-        return int((counts[:length] == sum(p.shape[0] for p in self.positions)).sum())
+    def fully_active_tokens(self) -> int:
+        """Count the tokens that are active in every layer and head."""
+        rows = torch.cat([positions.flatten() for positions in self.positions])
+        _, counts = torch.unique(rows[rows != EMPTY], return_counts=True)
+        return int((counts == sum(p.shape[0] for p in self.positions)).sum())
 
 
 def _to_cpu(tensor: Tensor) -> Tensor:

@@ -1,20 +1,23 @@
 """One session in a worker: fixed configuration, progress, and its place in the active cache."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from kvrecall.domain.active_episode import NO_EPISODE, ActiveEpisode, EpisodeSegment
+from kvrecall.domain.active_episode import NO_EPISODE, ActiveEpisode
 from kvrecall.domain.session_settings import RepairScan, WorkerOptions
 from workers.cache.active_cache import ActiveCache
+from workers.engine.eviction_scores import EvictionScores
 from workers.engine.selection import Selection
 from workers.methods import DEFAULT_SCAN, Method, RepairKV
 from workers.model.tokenizer import ChatMessage
 from workers.primitives.observation import RecentQueries
+
+# Objects of a session, its configuration and its entries in tables.
+_SESSION_BYTES = 4096
 
 
 @dataclass(frozen=True)
@@ -61,7 +64,7 @@ class WorkerSession:
 
     - `pending`: token ids that were generated and not prefilled yet.
     - `recent`: messages that the next rendering of the chat template builds on.
-    - `eviction_scores`: see `scores_of_evicted`.
+    - `eviction_scores`: of at most as many tokens as the budget has rows.
     - `block`: token ids appended since the last eviction, at most a block.
     - `peak`: most rows per head ever active, per layer.
     - `dirty`: a turn or repair is changing the session; its state is not the committed one.
@@ -78,7 +81,7 @@ class WorkerSession:
     pending: list[int] = field(default_factory=list)
     recent: list[ChatMessage] = field(default_factory=list)
     episode: ActiveEpisode = NO_EPISODE
-    eviction_scores: Tensor = field(default_factory=lambda: torch.empty(0))
+    eviction_scores: EvictionScores = field(default_factory=EvictionScores)
     promoted_rows: int = 0
     distribution: Distribution | None = None
     turn_start: int = 0
@@ -104,16 +107,24 @@ class WorkerSession:
         return self.config.name
 
     @property
+    def nbytes(self) -> int:
+        """Bytes in memory beside a slot's rows, with an estimate of the objects themselves."""
+        total = _SESSION_BYTES + self.eviction_scores.nbytes
+        if self.selection is not None:
+            total += self.selection.nbytes
+        if self.distribution is not None:
+            total += self.distribution.log_probs.nbytes
+        total += sum(len(str(message)) for message in self.recent)
+        return total + 64 * len(self.episode.segments)
+
+    @property
     def resident(self) -> "ResidentSession | None":
         """The session with its slot; None while it is swapped out."""
         return None if self.slot is None else ResidentSession(self, self.slot)
 
-    def scores_of_evicted(self) -> Tensor:
-        """Each token's score at its last eviction: float32 `[length]`, 0 if never evicted."""
-        unknown = self.length - self.eviction_scores.shape[0]
-        if unknown:
-            self.eviction_scores = torch.cat([self.eviction_scores, torch.zeros(unknown)])
-        return self.eviction_scores
+    def record_evicted(self, tokens: Tensor, scores: Tensor) -> None:
+        """Record the scores with which tokens, int `[k]`, each once, were evicted."""
+        self.eviction_scores = self.eviction_scores.updated(tokens, scores, self.config.budget)
 
     def target(self, layer: int) -> int:
         """Rows per head that an eviction keeps: with the reserve while promoted rows fill it."""
@@ -148,11 +159,3 @@ class ResidentSession:
     def config(self) -> SessionConfig:
         """The session's configuration."""
         return self.session.config
-
-
-def episode_similarity(segments: Sequence[EpisodeSegment]) -> Tensor:
-    """Each token's similarity to an episode: float32 `[m]`, m the end of the last segment."""
-    similarity = torch.zeros(max((segment.stop for segment in segments), default=0))
-    for segment in segments:
-        similarity[segment.start : segment.stop] = segment.similarity
-    return similarity

@@ -5,24 +5,23 @@ import torch
 from kvrecall.protocol import convert
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from workers.cache.active_cache import ActiveCache
+from workers.engine.eviction_scores import EvictionScores
 from workers.engine.selection import Selection
 from workers.engine.session import WorkerSession
 from workers.errors import IncompatibleState
 
-# Version of the bytes in a SessionState: the selection's safetensors and the eviction scores.
+# Version of the bytes in a SessionState: the selection's safetensors and the eviction scores. In
+# version 1 the scores are float32 `[length]`, 0 for none; in version 2 `EvictionScores.to_bytes`.
 # Absent (0) is read as 1: states committed before the field existed have the same form.
-STATE_VERSION = 1
+STATE_VERSION = 2
+_SPARSE_SCORES = 2
 
 
 def restore_state(session: WorkerSession, state: pb.SessionState) -> None:
     """Give a session without a slot the committed `state`. Raises IncompatibleState."""
     session.selection = selection_from_state(state)
     session.length = state.length
-    session.eviction_scores = torch.empty(0)
-    if state.length:
-        session.eviction_scores = torch.frombuffer(
-            bytearray(state.eviction_scores), dtype=torch.float32
-        )
+    session.eviction_scores = _read_scores(state, session.config.budget)
     session.promoted_rows = state.promoted_rows
     session.pending = list(state.pending)
     session.episode = convert.active_episode_from_wire(
@@ -52,10 +51,19 @@ def build_state(session: WorkerSession, cache: ActiveCache) -> pb.SessionState:
         length=session.length,
         pending=session.pending,
         selection=selection.to_bytes() if selection else b"",
-        eviction_scores=session.scores_of_evicted().numpy().tobytes(),
+        eviction_scores=session.eviction_scores.to_bytes() if selection else b"",
         promoted_rows=session.promoted_rows,
         recent=[convert.chat_to_wire(message) for message in session.recent],
         episode=session.episode.id,
         patched_prompt=session.episode.patched_prompt,
         segments=convert.segments_to_wire(session.episode.segments),
     )
+
+
+def _read_scores(state: pb.SessionState, budget: int) -> EvictionScores:
+    if state.state_version >= _SPARSE_SCORES:
+        return EvictionScores.from_bytes(state.eviction_scores)
+    if not state.eviction_scores:
+        return EvictionScores()
+    scores = torch.frombuffer(bytearray(state.eviction_scores), dtype=torch.float32)
+    return EvictionScores.from_dense(scores, budget)

@@ -40,6 +40,18 @@ class WorkerSettings(BaseModel):
     embedder: str = Field(
         default="", description="sentence-transformers model, path or hub name; empty: packaged"
     )
+    idle_seconds: float = Field(
+        default=900.0,
+        gt=0,
+        description="time without a request after which a session is released from memory; its "
+        "next request opens it again",
+    )
+    idle_bytes: int = Field(
+        default=1 << 29,
+        ge=0,
+        description="most bytes of memory of open sessions, slots and stored rows aside; above it "
+        "the longest idle ones are released after 10 seconds without a request",
+    )
     max_jobs: int = Field(
         default=64, ge=1, description="turns and repairs that may wait or run at once"
     )

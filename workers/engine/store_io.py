@@ -3,7 +3,7 @@
 No forward pass waits for a disk or a server. Results are futures.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -98,10 +98,18 @@ class StoreIO:
         """Begin to read the rows for swapping a session in; None if it needs none."""
         selection = session.selection
         if session.slot is None and selection is not None and session.prefetched is None:
-            positions = selection.store_positions()
-            read = partial(self._store.gather_selection, session.name, positions)
-            session.prefetched = self._reader.submit(_run_mapping_errors, read)
+            session.prefetched = self.gather(session.name, selection.store_positions())
         return session.prefetched
+
+    def gather(
+        self, session: str, positions: Sequence[Tensor]
+    ) -> "Future[list[tuple[Tensor, Tensor]]]":
+        """Begin to read rows, per layer int64 `[n_kv_heads, m]`, -1 for none.
+
+        The result is per layer keys and values `[n_kv_heads, m, head_dim]`.
+        """
+        read = partial(self._store.gather_selection, session, positions)
+        return self._reader.submit(_run_mapping_errors, read)
 
     def close(self) -> None:
         """Finish all reads and writes."""

@@ -10,14 +10,14 @@ from collections.abc import Generator, Sequence
 import torch
 from torch import Tensor
 
-from kvrecall.domain.active_episode import ActiveEpisode
+from kvrecall.domain.active_episode import ActiveEpisode, EpisodeSegment
 from kvrecall.protocol import convert
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from workers.cache.active_cache import EMPTY
 from workers.engine.engine import Engine
 from workers.engine.eviction import active_rows
 from workers.engine.ranking import combine_scores, rank_rows
-from workers.engine.session import ResidentSession, WorkerSession, episode_similarity
+from workers.engine.session import ResidentSession, WorkerSession
 from workers.engine.store_io import map_store_errors
 from workers.episodes.rows import EpisodeRows
 from workers.episodes.selection import LayerSelector, select_from_all, select_indices
@@ -69,11 +69,11 @@ def _build_in_one_pass(
     positions = [_all_positions(engine, session.length)] * engine.model.shape.n_layers
     episodes = []
     for index, plan in enumerate(request.plans):
-        similarity = episode_similarity(convert.segments_from_wire(plan.segments))
+        segments = convert.segments_from_wire(plan.segments)
         plan_scores = scores[index % len(observations)]
-        ranks = combine_scores(method, plan_scores, positions, session.length, similarity)
+        ranks = combine_scores(method, plan_scores, positions, segments)
         if method.compares_rows:
-            episodes.append((yield from _narrow(engine, session, plan, ranks, similarity)))
+            episodes.append((yield from _narrow(engine, session, plan, ranks, segments)))
         else:
             episodes.append(_select_episode(engine, session, plan, ranks))
         yield None
@@ -174,7 +174,7 @@ def _narrow(
     session: WorkerSession,
     plan: pb.EpisodePlan,
     ranks: Sequence[Tensor],
-    similarity: Tensor,
+    segments: Sequence[EpisodeSegment],
 ) -> Steps[pb.Episode]:
     """Build an episode stepwise: drop a fifth of a shortlist and rank the rest, down to the budget.
 
@@ -194,7 +194,7 @@ def _narrow(
             _shortlist_rows(engine, session, *layer)
             for layer in zip(layers, positions, keys, strict=True)
         ]
-        scores = rank_rows(config.method, rows, similarity)
+        scores = rank_rows(config.method, rows, segments)
         counts = [
             max(config.layer_rows[layer], int(positions[layer].shape[1] * _KEPT_SHARE))
             for layer in layers
@@ -277,8 +277,8 @@ def _rank_active(engine: Engine, scratch: ResidentSession, plan: pb.EpisodePlan)
         active_rows(engine.cache, scratch, observed, layer)
         for layer in range(engine.model.shape.n_layers)
     ]
-    similarity = episode_similarity(scratch.session.episode.segments)
-    scores = [score.cpu() for score in rank_rows(method, layers, similarity)]
+    segments = scratch.session.episode.segments
+    scores = [score.cpu() for score in rank_rows(method, layers, segments)]
     positions = [
         torch.where(rows.positions == EMPTY, -1, rows.positions).long().cpu() for rows in layers
     ]

@@ -16,7 +16,7 @@ from workers.engine.store_io import map_store_errors
 from workers.episodes.rows import EpisodeRows
 from workers.episodes.selection import LayerSelector, select_with_newer
 from workers.errors import BadEpisode
-from workers.primitives.selection import mask_to_indices, position_mask
+from workers.primitives.selection import is_among, mask_to_indices
 
 
 def read_episode(engine: Engine, session: WorkerSession, episode: pb.Episode) -> EpisodeRows:
@@ -110,12 +110,11 @@ def _plan_changes(
         newer = torch.where((positions >= start) & ~promoted, positions, EMPTY).sort(dim=1).values
         older = torch.where(rows.positions[layer] < start, rows.positions[layer], EMPTY)
         selected = select_with_newer(older, rows.scores[layer].float(), newer, selector)
-        wanted = position_mask(selected, length)
-        is_active = position_mask(positions, length)
-        is_row = positions != EMPTY
-        stays = wanted.gather(1, positions.clamp(max=length - 1).long()) & is_row
+        wanted = selected.masked_fill(selected < 0, EMPTY)
+        stays = is_among(positions, wanted)
         keep = mask_to_indices(stays | promoted)
-        load = mask_to_indices(wanted & ~is_active)
+        absent = mask_to_indices((wanted != EMPTY) & ~is_among(wanted, positions))
+        load = torch.where(absent < 0, -1, wanted.gather(1, absent.clamp(min=0)))
         changes.append(_LayerChange(keep, load, int(stays.sum())))
     return changes
 

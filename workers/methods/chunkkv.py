@@ -8,8 +8,9 @@ from torch import Tensor
 
 from workers.methods.base import LayerRows, Method
 from workers.primitives.observation import Observation
-from workers.primitives.scoring import attention_scores, over_chunks, over_heads
+from workers.primitives.scoring import attention_scores
 from workers.primitives.selection import newest_first, whole_chunks
+from workers.primitives.tokens import over_chunks, over_heads
 
 
 @dataclass(frozen=True)
@@ -58,10 +59,8 @@ class ChunkKV(Method):
             tokens="mean",
             group="mean",
         )
-        scores = over_heads(scores, rows.positions, rows.end)
-        return over_chunks(
-            scores, rows.positions, rows.end, self.chunk, mean=self.aggregate == "mean"
-        )
+        scores = over_heads(scores, rows.positions)
+        return over_chunks(scores, rows.positions, self.chunk, mean=self.aggregate == "mean")
 
     def select(self, scores: Tensor, positions: Tensor, budget: int) -> Tensor:
         """Select the window, then whole chunks."""

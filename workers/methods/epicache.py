@@ -80,11 +80,11 @@ class EpiCache(Method):
         return self.rank == "key_difference"
 
     def scores(self, rows: LayerRows) -> Tensor:
-        """KeyDiff's score, or attention pooled over `pool` neighbours."""
+        """KeyDiff's score, or attention pooled over `pool` neighbouring tokens."""
         if self.rank == "key_difference":
             return -cosine_to_mean(rows.keys, rows.positions)
         by = self.reduce
         scores = attention_scores(
             rows.queries, rows.keys, rows.positions, rows.query_positions, tokens=by, group=by
         )
-        return smooth(scores, self.pool)
+        return smooth(scores, rows.positions, self.pool)

@@ -29,7 +29,7 @@ class SnapKV(Method):
         int, Field(ge=1, le=256, description="Number of last tokens whose queries are observed.")
     ] = 32
     pool: Annotated[
-        int, Field(ge=1, le=63, description="Width of the pooling, in rows; 1 is none.")
+        int, Field(ge=1, le=63, description="Width of the pooling, in tokens; 1 is none.")
     ] = 7
     pooling: Annotated[Reduction, Field(description="Kind of pooling along the sequence.")] = "max"
     group: Annotated[

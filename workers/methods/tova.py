@@ -7,8 +7,9 @@ from torch import Tensor
 
 from workers.methods.base import LayerRows, Method
 from workers.primitives.observation import Observation
-from workers.primitives.scoring import attention_scores, over_heads
+from workers.primitives.scoring import attention_scores
 from workers.primitives.selection import newest_first, top_per_head
+from workers.primitives.tokens import over_heads
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class TOVA(Method):
             tokens="mean",
             group="mean",
         )
-        return over_heads(scores, rows.positions, rows.end) / scores.shape[0]
+        return over_heads(scores, rows.positions) / scores.shape[0]
 
     def select(self, scores: Tensor, positions: Tensor, budget: int) -> Tensor:
         """Select the last token, then the best of each head."""

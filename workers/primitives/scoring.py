@@ -4,7 +4,7 @@ Unless stated otherwise, positions are int `[n_kv_heads, n]`, `EMPTY` where ther
 scores are float32 `[n_kv_heads, n]`.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Literal
 
 import torch
@@ -101,16 +101,39 @@ def attention_scores(
     return _reduce(reduced if tokens == "max" else reduced / count, group, 1)
 
 
-def smooth(scores: Tensor, width: int, pooling: Reduction = "max") -> Tensor:
-    """Pool scores along the sequence, so that a row's neighbours are kept with it.
+def smooth(scores: Tensor, positions: Tensor, width: int, pooling: Reduction = "max") -> Tensor:
+    """Pool scores over neighbouring tokens, so that a row's neighbours are kept with it.
 
-    Scores are 0 or more; zeros are padded at both ends. Source: SnapKV, section 4.
+    A row's neighbours are the resident rows of its head among the `width` positions around its own.
+    Evicted neighbours do not count, however near the rows beside them are in the cache; positions
+    before the first row and after the last one count 0. Scores are 0 or more, positions ascending.
+
+    Source: SnapKV, section 4, which pools once, over contiguous rows.
     """
     if width <= 1 or not scores.numel():
         return scores
-    pool = torch.nn.functional.max_pool1d if pooling == "max" else torch.nn.functional.avg_pool1d
-    padded: Tensor = pool(scores[None], width, stride=1, padding=width // 2)[0]
-    return padded[:, : scores.shape[1]]
+    before = min(width // 2, scores.shape[1] - 1)
+    after = min(width - 1 - width // 2, scores.shape[1] - 1)
+    pooled = torch.zeros_like(scores)
+    resident = torch.zeros_like(scores)
+    for offset in range(-before, after + 1):
+        rows, neighbours = _pairs_at(offset, scores.shape[1])
+        distance = positions[:, neighbours] - positions[:, rows]
+        near = (distance >= -(width // 2)) & (distance < width - width // 2)
+        score = scores[:, neighbours].masked_fill(~near, 0.0)
+        if pooling == "max":
+            pooled[:, rows] = torch.maximum(pooled[:, rows], score)
+        else:
+            pooled[:, rows] += score
+            resident[:, rows] += near
+    if pooling == "max":
+        return pooled
+    first = positions.amin(1, keepdim=True)
+    last = positions.masked_fill(positions == EMPTY, -1).amax(1, keepdim=True)
+    start = torch.maximum(positions - width // 2, first)
+    stop = torch.minimum(positions.clamp(max=EMPTY - width) + width - width // 2, last + 1)
+    evicted = stop - start - resident
+    return pooled / (width - evicted)
 
 
 def smooth_before(
@@ -122,7 +145,8 @@ def smooth_before(
     (SnapKV).
     """
     before = positions < first
-    return torch.where(before, smooth(scores.masked_fill(~before, 0.0), width, pooling), scores)
+    smoothed = smooth(scores.masked_fill(~before, 0.0), positions, width, pooling)
+    return torch.where(before, smoothed, scores)
 
 
 def recency(positions: Tensor, sinks: int) -> Tensor:
@@ -131,37 +155,6 @@ def recency(positions: Tensor, sinks: int) -> Tensor:
     Source: StreamingLLM, section 3.2.
     """
     return torch.where(positions < sinks, torch.finfo(torch.float32).max, positions.float())
-
-
-def over_heads(scores: Tensor, positions: Tensor, end: int) -> Tensor:
-    """Give every head the sum of all heads' scores of a token.
-
-    Heads that do not hold the token add nothing. `end` is the position after the last one.
-    """
-    totals = _by_position(scores, positions, end).sum(0)
-    return totals[_clamp(positions, end)]
-
-
-def over_chunks(
-    scores: Tensor, positions: Tensor, end: int, chunk: int, *, mean: bool = False
-) -> Tensor:
-    """Give every row the score of its chunk: the sum over the head's rows of the chunk's tokens.
-
-    Chunk i is the tokens `i * chunk .. (i+1) * chunk - 1`. With `mean` it is the mean over its
-    rows, which does not penalise a short chunk. Rows of one chunk get exactly the same score.
-
-    Source: ChunkKV, Algorithm 1.
-    """
-    n_chunks = -(-end // chunk)
-
-    def total(values: Tensor) -> Tensor:
-        by_position = _by_position(values, positions, n_chunks * chunk)[:, :-1]
-        return by_position.reshape(len(by_position), n_chunks, chunk).sum(-1)
-
-    totals = total(scores)
-    if mean:
-        totals = totals / total(torch.ones_like(scores)).clamp(min=1)
-    return totals.gather(1, (positions // chunk).clamp(max=n_chunks - 1).long())
 
 
 def cosine_to_mean(keys: Tensor, positions: Tensor) -> Tensor:
@@ -192,36 +185,11 @@ def row_ranks(scores: Tensor, positions: Tensor) -> Tensor:
     return torch.where(resident, above_absent / highest, 0.0)
 
 
-def token_means(scores: Sequence[Tensor], positions: Sequence[Tensor], end: int) -> Tensor:
-    """Mean of each token's scores over all layers and heads that hold it: float32 `[end]`.
-
-    scores and positions per layer; a token without any row gets 0.
-    """
-    total = torch.zeros(end + 1, device=scores[0].device)
-    count = torch.zeros_like(total)
-    for layer_scores, layer_positions in zip(scores, positions, strict=True):
-        tokens = _clamp(layer_positions, end).flatten()
-        total.index_add_(0, tokens, layer_scores.flatten().float())
-        count.index_add_(0, tokens, torch.ones_like(tokens, dtype=torch.float32))
-    return (total / count.clamp(min=1))[:end]
-
-
-def gather_token_values(values: Tensor, positions: Tensor) -> Tensor:
-    """Gather per-token values, `[end]`, for the rows at `positions`; arbitrary for absent rows."""
-    return values[positions.clamp(max=len(values) - 1).long()]
-
-
-def _by_position(scores: Tensor, positions: Tensor, end: int) -> Tensor:
-    """Scores by token: float32 `[n_kv_heads, end + 1]`, 0 for absent rows; the last is unused."""
-    by_position = torch.zeros(positions.shape[0], end + 1, device=scores.device)
-    by_position.scatter_(1, _clamp(positions, end), scores)
-    by_position[:, end] = 0
-    return by_position
-
-
-def _clamp(positions: Tensor, end: int) -> Tensor:
-    return positions.clamp(max=end).long()
-
-
 def _reduce(values: Tensor, how: Reduction, dim: int) -> Tensor:
     return values.amax(dim) if how == "max" else values.mean(dim)
+
+
+def _pairs_at(offset: int, n: int) -> tuple[slice, slice]:
+    """Slices of the rows that have a neighbour `offset` rows further on, and of the neighbours."""
+    rows = slice(max(0, -offset), n - max(0, offset))
+    return rows, slice(rows.start + offset, rows.stop + offset)

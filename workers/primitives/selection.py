@@ -191,6 +191,24 @@ def mask_to_indices(mask: Tensor) -> Tensor:
     return torch.where(indices < n, indices, -1)
 
 
+def is_among(positions: Tensor, chosen: Tensor) -> Tensor:
+    """Mask of the rows whose positions are among the head's chosen ones: bool `[n_kv_heads, n]`.
+
+    positions int `[n_kv_heads, n]` and chosen int `[n_kv_heads, m]`, both on one device; chosen is
+    ascending, with -1 in front or `EMPTY` at the end for none. Absent rows are not among them.
+    """
+    if not chosen.numel():
+        return torch.zeros_like(positions, dtype=torch.bool)
+    wanted = positions.to(chosen.dtype).contiguous()
+    at = torch.searchsorted(chosen.contiguous(), wanted).clamp(max=chosen.shape[1] - 1)
+    return (chosen.gather(1, at) == wanted) & (positions != EMPTY) & (positions >= 0)
+
+
+def gather_or_empty(values: Tensor, indices: Tensor) -> Tensor:
+    """Gather positions, int `[n_kv_heads, n]`, at indices `[n_kv_heads, m]`; `EMPTY` for -1."""
+    return values.gather(1, indices.clamp(min=0)).masked_fill(indices < 0, EMPTY)
+
+
 def position_mask(positions: Tensor, length: int) -> Tensor:
     """Convert positions `[n_kv_heads, m]` to a mask, bool `[n_kv_heads, length]`.
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from workers.cache.active_cache import EMPTY, ActiveCache
 from workers.engine.session import ResidentSession
-from workers.primitives.selection import mask_to_indices, position_mask
+from workers.primitives.selection import is_among, mask_to_indices, position_mask
 
 
 class RowSource(Protocol):
@@ -60,10 +60,11 @@ def expand_to_heads(tokens: Tensor, missing: Tensor) -> list[Tensor]:
 def best_of_heads(utility: Tensor, missing: Tensor, count: int) -> list[Tensor]:
     """Select the `count` evicted rows of highest utility in each layer and head.
 
-    utility: float `[n_layers, n_kv_heads, length]`; missing: bool of the same shape.
+    utility: float `[n_layers, n_kv_heads, length]`; missing: bool of the same shape. Returns
+    positions on the CPU.
     """
     count = min(count, missing.shape[-1])
-    best = utility.masked_fill(~missing, -torch.inf).topk(count, dim=-1)
+    best = utility.to(missing.device).masked_fill(~missing, -torch.inf).topk(count, dim=-1)
     return list(torch.where(best.values == -torch.inf, -1, best.indices).sort(dim=-1).values.cpu())
 
 
@@ -130,14 +131,12 @@ def _demote(
     if not len(tokens):
         return
     session = resident.session
-    length = session.length
     for layer, rows in enumerate(demoted):
         positions = cache.read(resident.slot, layer).positions
-        demoted_mask = position_mask(rows.to(positions.device), length)
-        is_demoted = demoted_mask.gather(1, positions.clamp(max=length - 1).long())
+        is_demoted = is_among(positions, rows.to(positions.device))
         cache.keep(resident.slot, layer, mask_to_indices((positions != EMPTY) & ~is_demoted))
-    best_utility = utility.cpu().reshape(-1, length).amax(0)
-    session.scores_of_evicted()[tokens] = best_utility[tokens]
+    best_utility = utility.cpu().reshape(-1, session.length).amax(0)
+    session.record_evicted(tokens, best_utility[tokens])
 
 
 def unique_tokens(rows: Sequence[Tensor]) -> Tensor:

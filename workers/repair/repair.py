@@ -210,7 +210,7 @@ def _promote_best(
     if operator.per_head:
         wanted = best_of_heads(utility, candidates.rows, config.repair_rows)
     else:
-        tie_break = resident.session.scores_of_evicted()
+        tie_break = resident.session.eviction_scores.to_dense(resident.session.length)
         chosen = operator.choose(utility, candidates.tokens, tie_break, config.repair_rows)
         wanted = expand_to_heads(chosen, candidates.rows)
     swap = RowSwap(wanted)

@@ -15,7 +15,8 @@ from workers.engine.engine import Engine
 from workers.engine.session import ResidentSession, WorkerSession
 from workers.errors import Cancelled, Overloaded, WorkerError
 from workers.generation.sampling import sample
-from workers.generation.steps import Steps
+from workers.generation.steps import Decode, Steps
+from workers.scheduler.idle import IdleSessions
 from workers.scheduler.job import Job, StoreWork, resolve
 
 _log = structlog.get_logger(__name__)
@@ -27,7 +28,8 @@ class JobLoop:
 
     A session's jobs run one after the other, in the order of their submission. A job starts when
     its session has a slot; a session without a running job is swapped out when another needs its
-    slot, the longest idle one first.
+    slot, the longest idle one first. Sessions that are idle for long are released from memory; the
+    next request for one is refused with UnknownSession, upon which its sender opens it again.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -35,7 +37,8 @@ class JobLoop:
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._queued: list[Job] = []
         self._active: list[Job] = []
-        self._last_used: dict[str, float] = {}
+        settings = engine.settings
+        self._idle = IdleSessions(settings.idle_seconds, settings.idle_bytes)
         self._closing = False
         self._gate = threading.Lock()  # nothing enters the inbox once closing is set
         self._thread = threading.Thread(target=self._run, name="scheduler", daemon=True)
@@ -122,7 +125,7 @@ class JobLoop:
     def forget(self, name: str) -> None:
         """Cancel the jobs of a session that is closed."""
         self.cancel_jobs(name)
-        self._last_used.pop(name, None)
+        self._idle.forget(name)
 
     # Internals
 
@@ -130,6 +133,7 @@ class JobLoop:
         while not self._closing:
             self._read_inbox(wait=not any(job.waiting is None for job in self._active))
             self._reap_cancelled()
+            self._release_idle()
             self._admit()
             self._decode_step()
             self._advance_one()
@@ -138,7 +142,7 @@ class JobLoop:
 
     def _read_inbox(self, wait: bool) -> None:
         try:
-            self._inbox.get(block=wait)()
+            self._inbox.get(wait, self._idle.seconds_until_due(time.monotonic()))()
             while True:
                 self._inbox.get_nowait()()
         except queue.Empty:
@@ -165,6 +169,7 @@ class JobLoop:
     def _start(self, job: Job) -> Steps[Any] | None:
         """Start a job; None while it waits for rows or a slot. Raises as `Engine.session`."""
         session = self._engine.session(job.session, job.epoch)
+        self._idle.use(session.name, time.monotonic())
         if isinstance(job.work, StoreWork):
             return job.work.steps(session)
         if self._awaits_rows(session):
@@ -182,7 +187,6 @@ class JobLoop:
 
     def _swap_in(self, session: WorkerSession) -> ResidentSession | None:
         """Swap a session in, and the longest idle one out if needed; None if all slots are busy."""
-        self._last_used[session.name] = time.monotonic()
         if session.slot is None and not self._engine.cache.free_slots():
             busy = {job.session for job in self._active}
             idle = [
@@ -192,25 +196,48 @@ class JobLoop:
             ]
             if not idle:
                 return None
-            self._engine.swap_out(min(idle, key=lambda each: self._last_used.get(each.name, 0.0)))
+            longest = min(idle, key=lambda each: self._idle.last_use(each.name))
+            self._engine.swap_out(longest)
+            self._idle.measure(longest.name, longest.nbytes)
         return self._engine.swap_in(session)
 
     def _decode_step(self) -> None:
-        """Append one token to every session that decodes, and sample the next, in one batch."""
+        """Append one token to every session that decodes, and sample the next, in one batch.
+
+        If the pass fails, each session gets one of its own: an error ends only those jobs whose own
+        pass raises it.
+        """
         jobs = [(job, job.decoding) for job in self._active if job.decoding is not None]
-        if not jobs:
+        if not jobs or (error := self._decode(jobs)) is None:
             return
+        if len(jobs) == 1:
+            self._fail(jobs[0][0], error)
+            return
+        _log.warning("joint forward pass failed", sessions=len(jobs), error=repr(error))
+        del error  # its traceback holds the memory of the failed pass
+        for job, decoding in jobs:
+            if (own := self._decode([(job, decoding)])) is not None:
+                self._fail(job, own)
+
+    def _decode(self, jobs: list[tuple[Job, Decode]]) -> Exception | None:
+        """Append the jobs' tokens in one forward pass; return its error if it appended none."""
         try:
-            residents = [self._engine.resident(job.session) for job, _ in jobs]
-            tokens = torch.tensor([[decoding.token] for _, decoding in jobs])
-            logits = self._engine.forward(residents, tokens)[:, -1]
-            sampled = sample(logits, [decoding.sampler for _, decoding in jobs])
+            batch = [(self._engine.resident(job.session), job, decoding) for job, decoding in jobs]
+            # Neighbouring slots in ascending order are read without a copy.
+            batch.sort(key=lambda entry: entry[0].slot)
+            tokens = torch.tensor([[decoding.token] for _, _, decoding in batch])
+            logits = self._engine.forward([resident for resident, _, _ in batch], tokens)[:, -1]
         except Exception as error:  # a failed forward pass must end its turns, not the worker
+            return error
+        try:
+            sampled = sample(logits, [decoding.sampler for _, _, decoding in batch])
+        except Exception as error:  # the tokens are appended: another pass would append them again
             for job, _ in jobs:
                 self._fail(job, error)
-            return
-        for (job, _), token in zip(jobs, sampled, strict=True):
+            return None
+        for (_, job, _), token in zip(batch, sampled, strict=True):
             self._advance(job, token)
+        return None
 
     def _advance_one(self) -> None:
         """Take one step of one job that does not decode: jobs alternate, and decoding goes on."""
@@ -242,7 +269,7 @@ class JobLoop:
 
     def _finish(self, job: Job, value: Any) -> None:
         self._active.remove(job)
-        self._last_used[job.session] = time.monotonic()
+        self._measure(job.session)
         if isinstance(value, pb.TurnDone):
             value.seconds["queued"] = job.queued_seconds
         if not resolve(job.result, value) and not job.read_only:
@@ -259,12 +286,26 @@ class JobLoop:
         if job in self._active:
             self._active.remove(job)
             self._discard_session(job, only_dirty=True)
+            self._measure(job.session)
         resolve(job.result, error)
 
     def _discard_session(self, job: Job, only_dirty: bool = False) -> None:
         session = self._engine.sessions.get(job.session)
         if session is not None and (session.dirty or not only_dirty):
             self._engine.discard(session)
+
+    def _measure(self, name: str) -> None:
+        """Record the end of a session's job: from now on it is idle."""
+        session = self._engine.sessions.get(name)
+        if session is not None:
+            self._idle.use(name, time.monotonic())
+            self._idle.measure(name, session.nbytes)
+
+    def _release_idle(self) -> None:
+        """Release sessions that are idle for long, or that together hold too much memory."""
+        busy = {job.session for job in (*self._active, *self._queued)}
+        for name in self._idle.take_due(busy, time.monotonic()):
+            self._engine.unload(name)
 
     def _fail_all(self, error: WorkerError) -> None:
         for job in (*self._active, *self._queued):

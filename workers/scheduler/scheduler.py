@@ -8,6 +8,7 @@ from workers.engine.engine import Engine
 from workers.engine.session import ResidentSession, WorkerSession
 from workers.engine.store_io import shared_pages
 from workers.episodes.build import run_build
+from workers.errors import UnknownSession
 from workers.generation.steps import Steps
 from workers.repair.repair import run_pause_repair
 from workers.scheduler.job import Job, SlotWork, StoreWork
@@ -71,7 +72,10 @@ class Scheduler:
         return self._submit_open(request.spec, request.state, StoreWork(restore))
 
     def fork(self, request: pb.ForkRequest) -> "Future[pb.ForkResult]":
-        """Fork a session from another one. It needs a slot only if turns are replayed."""
+        """Fork a session from another one. It needs a slot only if turns are replayed.
+
+        Refused with UnknownSession unless the parent is open.
+        """
 
         def restore(child: WorkerSession) -> Steps[pb.ForkResult]:
             return run_fork_from_state(self.engine, child, request)
@@ -80,7 +84,7 @@ class Scheduler:
             return run_fork_replaying(self.engine, child, request)
 
         work = StoreWork(restore) if request.HasField("state") else SlotWork(replay)
-        return self._submit_open(request.spec, request.state, work)
+        return self._submit_open(request.spec, request.state, work, request.parent)
 
     def rebuild(self, request: pb.RebuildRequest) -> "Future[pb.RebuildResult]":
         """Compute a session's lost pages again, then open it."""
@@ -135,12 +139,22 @@ class Scheduler:
         self.engine.close()
 
     def _submit_open(
-        self, spec: pb.SessionSpec, state: pb.SessionState, work: SlotWork | StoreWork
+        self,
+        spec: pb.SessionSpec,
+        state: pb.SessionState,
+        work: SlotWork | StoreWork,
+        parent: str | None = None,
     ) -> "Future[Any]":
-        """Queue a job that restores an empty session, in place of the session's other jobs."""
+        """Queue a job that restores an empty session, in place of the session's other jobs.
+
+        `parent`: a session that must be open.
+        """
 
         def create_empty() -> None:
-            self.engine.admit(spec, state)  # a refusal here must not cancel the session's jobs
+            # A refusal here must not cancel the session's jobs.
+            self.engine.admit(spec, state)
+            if parent is not None and parent not in self.engine.sessions:
+                raise UnknownSession(f"session {parent} is not open in this worker")
             self._loop.cancel_jobs(spec.session)
             self.engine.create_empty(spec, state)
 

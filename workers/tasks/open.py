@@ -134,7 +134,8 @@ def _replay_lost(
     """Replay turns until the lost pages are restored. Raises RowsMissing if the log ends before."""
     name = resident.session.name
     rows = ReplayRows(engine.store, name, length, dict.fromkeys(lost))
-    skipped = skip_untouched(engine, resident, turns, min(lost) * engine.store.layout.page_tokens)
+    stop = min(lost) * engine.store.layout.page_tokens
+    skipped = yield from skip_untouched(engine, resident, turns, stop)
     with map_store_errors():
         yield from replay(engine, resident, turns[skipped:], rows)
     if rows.missing:

@@ -5,22 +5,22 @@ from collections.abc import Sequence
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from kvstore.format.page_table import SharedPages
 from workers.engine.engine import Engine
-from workers.engine.session import ResidentSession
-from workers.engine.store_io import map_store_errors
+from workers.engine.session import ResidentSession, WorkerSession
 from workers.errors import RowsMissing, StorageFailed
+from workers.generation.steps import Steps
 from workers.model.tokenizer import Segment
 from workers.tasks.replay import load_rows
 
 
 def take_prefix(
     engine: Engine, resident: ResidentSession, prefix: pb.Prefix, prompt: Sequence[int]
-) -> int:
+) -> Steps[int]:
     """Make the prompt's first rows active from the pages of `prefix`; returns the tokens taken.
 
     Only rows before the first eviction are the same in both sessions, so no more are taken than the
     budget holds. Of a prompt that exceeds the budget whole blocks are taken, so that its evictions
     fall at the same positions as without a prefix. Nothing is taken for methods that accumulate
-    over every query, nor if a page cannot be read.
+    over every query, nor if a page cannot be read. The store works on threads of its own meanwhile.
     """
     session = resident.session
     if session.length or session.pending or session.config.method.observation.accumulate:
@@ -28,20 +28,30 @@ def take_prefix(
     tokens = _shareable_tokens(engine, resident, prefix, prompt)
     if not tokens:
         return 0
-    epoch = session.config.epoch
     page = engine.store.layout.page_tokens
+    shared = [SharedPages(prefix.owner, tokens // page)]
     try:
-        with map_store_errors():
-            shared = [SharedPages(prefix.owner, tokens // page)]
-            engine.store.open(session.name, epoch=epoch, length=tokens, shared=shared)
-        load_rows(engine, resident, tokens)
+        yield from _open_rows(engine, session, tokens, shared)
+        yield from load_rows(engine, resident, tokens)
     except (RowsMissing, StorageFailed):
-        with map_store_errors():
-            engine.store.open(session.name, epoch=epoch, length=0)
+        yield from _open_rows(engine, session, 0, [])
         return 0
     if session.config.method.observation.repeats_block:
         session.block = list(prompt[:tokens][-engine.settings.block_tokens :])
     return tokens
+
+
+def _open_rows(
+    engine: Engine, session: WorkerSession, length: int, shared: Sequence[SharedPages]
+) -> Steps[None]:
+    """Open the session's rows anew. Raises StaleEpoch, RowsMissing and StorageFailed."""
+
+    def open_rows() -> None:
+        engine.store.open(session.name, epoch=session.config.epoch, length=length, shared=shared)
+
+    opened = engine.store_io.submit(open_rows)
+    yield opened
+    opened.result()
 
 
 def _shareable_tokens(

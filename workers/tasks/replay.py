@@ -101,7 +101,7 @@ def _promote_logged(
 
 def skip_untouched(
     engine: Engine, resident: ResidentSession, turns: Sequence[pb.LoggedTurn], stop: int
-) -> int:
+) -> Steps[int]:
     """Load the rows of the first turns, as far as nothing was evicted; returns their number.
 
     Rows from position `stop` on are not read. None can be skipped for methods that accumulate over
@@ -112,23 +112,23 @@ def skip_untouched(
         return 0
     most = min(stop, min(config.layer_rows) if config.method.evicts else stop)
     skipped = max((n for n in range(len(turns) + 1) if rows_after(turns[:n]) <= most), default=0)
-    load_rows(engine, resident, rows_after(turns[:skipped]))
+    yield from load_rows(engine, resident, rows_after(turns[:skipped]))
     if skipped:
         resident.session.pending = pending_after(turns[skipped - 1])
     return skipped
 
 
-def load_rows(engine: Engine, resident: ResidentSession, length: int) -> None:
+def load_rows(engine: Engine, resident: ResidentSession, length: int) -> Steps[None]:
     """Load the first `length` rows from the store into an empty slot, in every layer and head.
 
-    Raises RowsMissing and StorageFailed; then nothing has changed.
+    Waits for a reader's thread. Raises RowsMissing and StorageFailed; then nothing has changed.
     """
     shape = engine.model.shape
     positions = torch.arange(length).expand(shape.n_kv_heads, -1).contiguous()
-    with map_store_errors():
-        rows = engine.store.gather_selection(resident.session.name, [positions] * shape.n_layers)
+    read = engine.store_io.gather(resident.session.name, [positions] * shape.n_layers)
+    yield read
     promoted = torch.zeros(positions.shape, dtype=torch.bool)
-    for layer, (keys, values) in enumerate(rows):
+    for layer, (keys, values) in enumerate(read.result()):
         engine.cache.insert(resident.slot, layer, positions.to(torch.int32), keys, values, promoted)
     resident.session.length = length
 

@@ -151,7 +151,7 @@ def _prefill(
     compares = plan.reference is not None
     taken = 0
     if request.HasField("prefix") and not compares and not request.keep_distribution:
-        taken = take_prefix(engine, resident, request.prefix, plan.prompt)
+        taken = yield from take_prefix(engine, resident, request.prefix, plan.prompt)
         run.done.shared_pages = taken // engine.store.layout.page_tokens
         watch.lap("share")
     prefilled = yield from prefill(
@@ -231,11 +231,12 @@ def _get_reference(engine: Engine, request: pb.TurnRequest) -> Distribution | No
     """The distribution to compare with, if one is named. Raises NotComparable."""
     if not request.compare_with:
         return None
-    distribution = engine.session(request.compare_with).distribution
+    other = engine.sessions.get(request.compare_with)
+    distribution = None if other is None else other.distribution
     if distribution is None:
         raise NotComparable(
-            f"session {request.compare_with} kept no distribution in its last turn; "
-            "run that turn with fidelity.keep"
+            f"session {request.compare_with} has no log-probabilities of its last turn in memory; "
+            "run that turn with logprobs.save, and this one soon after it"
         )
     return distribution
 

@@ -2,9 +2,11 @@
 
 from collections.abc import Callable
 
+import pytest
 import torch
 from torch import Tensor
 
+from kvstore.errors import StaleWriterError
 from kvstore.format.page_table import SharedPages
 from kvstore.store import RowStore
 
@@ -57,3 +59,30 @@ def test_a_released_session_can_be_reopened_from_unshared_tiers(
     store.check()
     store.open("a", epoch=2, length=29)
     assert torch.equal(read_all(store, "a"), rows)
+
+
+def test_an_unloaded_session_holds_no_page_table_and_is_read_from_the_tiers(
+    open_store: Callable[..., RowStore], make_rows: Callable[..., Tensor]
+) -> None:
+    store = open_store()
+    rows = make_rows(150)
+    store.open("s", epoch=3, length=0)
+    store.append("s", rows)
+    store.unload("s")
+    assert store.length("s") == 150, "rows in memory alone keep it loaded"
+    assert store.flush("s")
+    store.unload("s")
+    (state,) = store._sessions.states()
+    assert not state.loaded
+    assert state.tail is None
+    assert not len(state.table)
+    with pytest.raises(StaleWriterError):
+        store.open("s", epoch=2, length=100)
+    store.check()
+    store.open("s", epoch=4, length=150)
+    assert torch.equal(store.gather("s", torch.arange(150)), rows)
+    store.unload("s")
+    assert torch.equal(store.gather("s", torch.arange(150)), rows), "a fork reads its parent"
+    store.check()
+    store.delete("s")
+    store.check()

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from workers.cache.active_cache import EMPTY, ActiveCache
 from workers.cache.forward_step import ForwardStep
-from workers.engine.accumulation import accumulate, received_weight
+from workers.engine.accumulation import received_weight, received_weights
 from workers.primitives import scoring
 
 GROUP = 2
@@ -98,8 +98,9 @@ def test_in_heads_of_uneven_length_every_row_gets_its_own(
     for layer in range(2):
         step.update(*torch.randn(2, 1, 2, 6, 4, generator=generator), layer)
     queries = torch.randn(2, 4, 6, 4, generator=generator)
-    accumulate(cache, slot, list(queries), step.query_positions[0], "attention")
+    received = received_weights(cache, slot, list(queries), step.query_positions[0], "attention")
     for layer in range(2):
+        cache.accumulate(slot, layer, received[layer])
         rows = cache.read(slot, layer)
         expected = received_weight(
             queries[layer], rows.keys, rows.positions, step.query_positions[0], "attention"

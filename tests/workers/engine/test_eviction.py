@@ -76,7 +76,7 @@ def test_nothing_is_evicted_within_the_budget(resident: Callable[..., Any]) -> N
     cache, session = resident("random", tokens=20, budget=20)
     evict(cache, session, SETTINGS)
     assert cache.longest_heads(0) == [20, 20]
-    assert not session.session.scores_of_evicted().any()
+    assert not len(session.session.eviction_scores.tokens)
 
 
 def test_a_method_that_does_not_evict_keeps_every_row(resident: Callable[..., Any]) -> None:
@@ -166,7 +166,10 @@ def test_each_evicted_token_has_the_mean_score_of_its_eviction(
         for head in range(2):
             gone = sorted(set(range(40)) - set(_held(cache, layer, head)))
             expected[gone] += scores[layer][head, gone] / 4
-    assert torch.allclose(session.session.scores_of_evicted(), expected, atol=1e-6)
+    found = session.session.eviction_scores
+    best = expected.sort(descending=True, stable=True).indices[:12].sort().values
+    assert found.tokens.tolist() == best.tolist(), "as many as the budget has rows"
+    assert torch.allclose(found.scores, expected[best], atol=1e-6)
 
 
 def test_an_eviction_is_the_same_every_time(resident: Callable[..., Any]) -> None:
@@ -191,7 +194,7 @@ def test_a_layer_within_its_budget_does_not_change(resident: Callable[..., Any])
     evict(cache, session, SETTINGS)
     assert cache.rows_per_head(0) == [25, 10]
     gone = set(range(25)) - set(_held(cache, 1, 0)) - set(_held(cache, 1, 1))
-    assert set(session.session.scores_of_evicted().nonzero().flatten().tolist()) >= gone
+    assert set(session.session.eviction_scores.tokens.tolist()) >= gone
 
 
 def test_the_turns_share_is_of_each_layers_budget(resident: Callable[..., Any]) -> None:
@@ -289,3 +292,21 @@ def test_shared_layers_hold_the_same_positions_through_turns_and_repairs(
         first, second, third = (cache.get_rows(session.slot, layer)[2] for layer in range(3))
         assert torch.equal(first, second)
         assert not torch.equal(second, third)
+
+
+@pytest.mark.parametrize("reserve", [0, 6])
+def test_a_layer_that_shares_a_selection_keeps_what_was_promoted_in_it_alone(
+    reserve: int, resident: Callable[..., Any]
+) -> None:
+    cache, session = resident(
+        "chunkkv", tokens=60, budget=20, repair_rows=reserve, promoted_rows=reserve
+    )
+    cache.read(0, 1).promoted[:, [10, 11, 30]] = True
+    evict(cache, session, SETTINGS)
+    first, second = ([set(_held(cache, layer, head)) for head in range(2)] for layer in range(2))
+    for head in range(2):
+        assert {10, 11, 30} <= second[head]
+        assert len(second[head]) <= 20
+        assert second[head] - {10, 11, 30} <= first[head], "nothing else is its own"
+        assert {0, 1, 57, 58, 59} <= second[head], "sinks and recent rows stay"
+    cache.check_integrity()

@@ -50,15 +50,6 @@ def test_many_layers_keep_their_order() -> None:
     assert [int(p[0, 0]) for p in selection.positions] == list(range(12))
 
 
-def test_scores_of_evicted_tokens_grow_with_the_session() -> None:
-    session = make_session()
-    assert session.scores_of_evicted().shape == (0,)
-    session.length = 3
-    session.scores_of_evicted()[1] = 0.5
-    session.length = 5
-    assert session.scores_of_evicted().tolist() == [0, 0.5, 0, 0, 0]
-
-
 def test_the_target_includes_the_reserve_only_while_rows_are_promoted() -> None:
     session = make_session()
     assert [session.target(layer) for layer in range(2)] == [30, 50]

@@ -126,32 +126,52 @@ def test_without_a_query_every_score_is_zero(
     )
 
 
+CONTIGUOUS = torch.arange(20, dtype=torch.int32).expand(2, -1)
+
+
 @pytest.mark.parametrize("width", [3, 5])
 def test_smoothing_by_the_mean_counts_zeros_past_the_ends(width: int) -> None:
     scores = torch.rand(2, 20, generator=torch.Generator().manual_seed(2))
-    smooth = scoring.smooth(scores, width, "mean")
+    smooth = scoring.smooth(scores, CONTIGUOUS, width, "mean")
     for row in range(20):
         around = scores[:, max(0, row - width // 2) : row + width // 2 + 1]
         assert torch.allclose(smooth[:, row], around.sum(1) / width)
 
 
+@pytest.mark.parametrize("pooling", ["max", "mean"])
+def test_rows_that_are_far_apart_lend_each_other_no_score(pooling: scoring.Reduction) -> None:
+    positions = torch.tensor([[0, 1, 500, 900, 901, EMPTY]], dtype=torch.int32)
+    scores = torch.tensor([[8.0, 0, 0, 0, 4, 64]])
+    smooth = scoring.smooth(scores, positions, 3, pooling)[0, :5].tolist()
+    pooled = {"max": [8, 8, 0, 4, 4], "mean": [8 / 3, 8 / 2, 0, 4 / 2, 4 / 3]}
+    assert smooth == pytest.approx(pooled[pooling])
+
+
+@given(st.sets(st.integers(0, 40), min_size=1), st.integers(1, 9), st.integers(0, 9))
+def test_smoothing_is_over_the_resident_tokens_around_a_row(
+    held: set[int], width: int, seed: int
+) -> None:
+    positions = sorted(held)
+    scores = torch.rand(len(held), generator=torch.Generator().manual_seed(seed)).tolist()
+    by_token = dict(zip(positions, scores, strict=True))
+    laid_out = torch.tensor([positions], dtype=torch.int32)
+    found = {
+        pooling: scoring.smooth(torch.tensor([scores]), laid_out, width, pooling)[0].tolist()
+        for pooling in ("max", "mean")
+    }
+    for row, position in enumerate(positions):
+        around = range(position - width // 2, position - width // 2 + width)
+        near = [by_token[token] for token in around if token in held]
+        ends = sum(not positions[0] <= token <= positions[-1] for token in around)
+        assert found["max"][row] == pytest.approx(max(near))
+        assert found["mean"][row] == pytest.approx(sum(near) / (len(near) + ends))
+
+
 def test_smoothing_before_a_position_leaves_later_rows_unchanged() -> None:
-    positions = torch.tensor([[0, 2, 4, 6, 8], [1, 5, 6, 7, EMPTY]], dtype=torch.int32)
+    positions = torch.tensor([[3, 4, 5, 6, 7], [1, 4, 5, 6, EMPTY]], dtype=torch.int32)
     scores = torch.tensor([[1.0, 2, 3, 9, 5], [1, 7, 2, 3, 4]])
     smooth = scoring.smooth_before(scores, positions, 6, 3)
-    assert smooth.tolist() == [[2, 3, 3, 9, 5], [7, 7, 2, 3, 4]]
-
-
-def test_heads_and_chunks_are_added_up_by_position() -> None:
-    positions = torch.tensor([[0, 1, 2, 5, 6], [1, 3, 5, EMPTY, EMPTY]], dtype=torch.int32)
-    scores = torch.tensor([[1.0, 2, 4, 8, 16], [32, 64, 128, 0.5, 0.5]])
-    assert scoring.over_heads(scores, positions, 7)[0].tolist() == [1, 34, 4, 136, 16]
-    assert scoring.over_heads(scores, positions, 7)[1, :3].tolist() == [34, 64, 136]
-    assert scoring.over_chunks(scores, positions, 7, 3)[0].tolist() == [7, 7, 7, 8, 16]
-    assert scoring.over_chunks(scores, positions, 7, 3)[1, :3].tolist() == [32, 192, 192]
-    mean = scoring.over_chunks(scores, positions, 7, 3, mean=True)
-    assert mean[0].tolist() == pytest.approx([7 / 3, 7 / 3, 7 / 3, 8, 16])
-    assert mean[1, :3].tolist() == [32, 96, 96]
+    assert smooth.tolist() == [[2, 3, 3, 9, 5], [1, 7, 7, 3, 4]]
 
 
 def test_a_key_is_compared_with_the_mean_direction_of_the_resident_rows() -> None:
@@ -165,7 +185,7 @@ def test_a_key_is_compared_with_the_mean_direction_of_the_resident_rows() -> Non
 @pytest.mark.parametrize("width", [1, 2, 3, 7, 63])
 def test_smoothing_gives_a_row_its_neighbours_best_score(width: int) -> None:
     scores = torch.rand(2, 20, generator=torch.Generator().manual_seed(2))
-    smooth = scoring.smooth(scores, width)
+    smooth = scoring.smooth(scores, CONTIGUOUS, width)
     assert smooth.shape == scores.shape
     for row in range(20):
         first = max(0, row - width // 2)
@@ -203,22 +223,3 @@ def test_ranks_go_from_the_lowest_score_to_the_highest(heads: list[dict[int, flo
         best = sorted(head, key=lambda position: (head[position], -position))
         expected = [best.index(position) / max(1, len(head) - 1) for position in sorted(head)]
         assert found == pytest.approx(expected + [0.0] * (len(found) - len(expected)))
-
-
-@given(st.lists(HELD, min_size=1, max_size=3))
-def test_a_tokens_mean_is_over_the_layers_and_heads_that_hold_it(
-    layers: list[list[dict[int, float]]],
-) -> None:
-    laid_out = [_laid_out(heads) for heads in layers]
-    means = scoring.token_means(
-        [scores for scores, _ in laid_out], [positions for _, positions in laid_out], 16
-    )
-    for position in range(16):
-        scores = [head[position] for heads in layers for head in heads if position in head]
-        assert float(means[position]) == pytest.approx(sum(scores) / len(scores) if scores else 0.0)
-    for row_scores, positions in laid_out:
-        assert row_scores.shape == scoring.gather_token_values(means, positions).shape
-        there = positions != EMPTY
-        assert torch.equal(
-            scoring.gather_token_values(means, positions)[there], means[positions[there].long()]
-        )

@@ -167,7 +167,8 @@ def test_the_best_wanted_row_replaces_the_worst_active_row_while_its_utility_is_
     cache.check_integrity()
     assert resident.session.promoted_rows == 1
     assert cache.get_rows(0, 0)[2].tolist() == [[0, 5, 7, 10, 30]] * 2
-    assert float(resident.session.scores_of_evicted()[6]) == pytest.approx(0.1)
+    assert resident.session.eviction_scores.tokens.tolist() == [6]
+    assert resident.session.eviction_scores.scores.tolist() == pytest.approx([0.1])
 
 
 def test_sinks_and_the_recent_window_are_never_demoted(

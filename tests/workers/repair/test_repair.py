@@ -180,7 +180,7 @@ def test_the_published_form_promotes_the_bursts_of_the_signals_attention(
     session = worker.engine.session("s")
     signal = worker.engine.tokenizer.encode(words(6, seed=1))
     scores, missing = expected_scores(worker, signal)
-    tie_break = session.scores_of_evicted().clone()
+    tie_break = session.eviction_scores.to_dense(session.length)
     best = bursts(scores, missing.any(0).any(0), tie_break, 20, before=1, after=3)
     assert list(worker.repair("s", text=words(6, seed=1)).report.promoted) == best.tolist()
 

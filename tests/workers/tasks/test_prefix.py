@@ -1,5 +1,6 @@
 """What another session said first is not prefilled again where the words are the same."""
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -118,3 +119,32 @@ def test_segments_lose_their_first_tokens() -> None:
     assert skip_tokens(segments, 3) == segments[1:]
     assert skip_tokens(segments, 4) == [Segment((5,), True), Segment((6,), False)]
     assert skip_tokens(segments, 6) == []
+
+
+def test_the_store_is_never_called_on_the_schedulers_thread(
+    make_worker: Callable[..., Any],
+    words: Callable[..., str],
+    lose_page: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whether the prefix can be read or not: other sessions decode meanwhile."""
+    worker = make_worker()
+    for name in ("first", "second", "third"):
+        worker.open(name)
+    texts = [words(200), words(5)]
+    first = first_turn(worker, "first", texts)
+    prefix = pb.Prefix(owner="first", token_ids=first.token_ids[: first.prompt_tokens])
+    threads = []
+    for call in ("open", "gather_selection"):
+        original = getattr(worker.engine.store, call)
+
+        def recorded(*args: Any, original: Any = original, **named: Any) -> Any:
+            threads.append(threading.current_thread().name)
+            return original(*args, **named)
+
+        monkeypatch.setattr(worker.engine.store, call, recorded)
+    assert first_turn(worker, "second", texts, prefix).shared_pages > 0
+    lose_page(worker.engine.store, "first", 1)
+    assert first_turn(worker, "third", texts, prefix).shared_pages == 0
+    assert len(threads) >= 4
+    assert "scheduler" not in threads

@@ -1,0 +1,340 @@
+"""The engine runs on an accelerator: no operation mixes its tensors with those of the CPU.
+
+There is no accelerator here. A tensor made "on" `ACCELERATOR` inside the mode is an ordinary CPU
+tensor with a mark; operations mark their results, and raise DeviceMismatch where torch would refuse
+the devices of the operands.
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from kvrecall.protocol.v1 import worker_pb2 as pb
+from workers import methods
+from workers.engine.engine import Engine, Parts
+from workers.engine.session import ResidentSession
+from workers.engine.settings import WorkerSettings
+from workers.episodes.build import run_build
+from workers.generation.steps import NextLogits, Steps
+from workers.model.loader import load_model
+from workers.repair.repair import run_pause_repair
+from workers.tasks.open import run_fork_from_state, run_fork_replaying, run_open, run_rebuild
+from workers.tasks.turn import run_turn
+
+ACCELERATOR = torch.device("cuda")
+_CPU = torch.device("cpu")
+_MARK = "_is_on_the_accelerator"
+_COPIES = {Tensor.copy_}  # between any two devices
+_INDEXED = {Tensor.__getitem__, Tensor.__setitem__, Tensor.index_put_}
+_TO_HOST = {Tensor.numpy, Tensor.__array__}
+
+
+class DeviceMismatch(AssertionError):
+    """Operands on several devices, as torch refuses them."""
+
+
+def device_of(tensor: Tensor) -> torch.device:
+    """The device that a tensor counts as being on."""
+    return ACCELERATOR if getattr(tensor, _MARK, False) else _CPU
+
+
+def put(tensor: Tensor, device: torch.device) -> Tensor:
+    """Mark a tensor as being on a device."""
+    setattr(tensor, _MARK, device.type == ACCELERATOR.type)
+    return tensor
+
+
+def _is_in_place(func: Any) -> bool:
+    name = getattr(func, "__name__", "")
+    return name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
+
+
+def move_module(module: nn.Module) -> None:
+    """Mark all weights of a module as being on the accelerator."""
+    for tensor in (*module.parameters(), *module.buffers()):
+        put(tensor, ACCELERATOR)
+
+
+class AcceleratorMode(TorchFunctionMode):
+    """Runs torch functions on the CPU, and checks the devices that their operands count as on."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        if func == Tensor.device.__get__:
+            return device_of(args[0])
+        if func == Tensor.is_cuda.__get__:
+            return device_of(args[0]) == ACCELERATOR
+        if func in (Tensor.cpu, Tensor.cuda, Tensor.to):
+            return _move(func, args, kwargs)
+        if func in _TO_HOST and device_of(args[0]) == ACCELERATOR:
+            raise DeviceMismatch(f"{func.__name__} of a tensor on the accelerator")
+        requested = kwargs.get("device")
+        if requested is not None:
+            kwargs["device"] = _CPU
+        device = _common_device(func, args, kwargs)
+        result = func(*args, **kwargs)
+        if not _is_in_place(func):
+            for tensor in _tensors([result]):
+                put(tensor, device if requested is None else torch.device(requested))
+        return result
+
+
+def _move(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """Copy a tensor to the device that a call of `to`, `cpu` or `cuda` names."""
+    tensor = args[0]
+    device = {Tensor.cpu: _CPU, Tensor.cuda: ACCELERATOR}.get(func)
+    rest = list(args[1:])
+    for index, each in enumerate(rest):
+        if isinstance(each, Tensor):
+            device = device_of(each)
+            rest[index] = each.dtype
+        elif isinstance(each, torch.device) or (isinstance(each, str) and each != "contiguous"):
+            device = torch.device(each)
+            rest[index] = _CPU
+    if kwargs.get("device") is not None:
+        device = torch.device(kwargs["device"])
+        kwargs["device"] = _CPU
+    if device is None:
+        device = device_of(tensor)
+    moved = tensor if func is not Tensor.to else Tensor.to(tensor, *rest, **kwargs)
+    if device == device_of(tensor):
+        return put(moved, device)
+    return put(moved.clone() if moved is tensor else moved, device)
+
+
+def _common_device(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device:
+    """Device of the result. Raises DeviceMismatch."""
+    operands = [*args, *kwargs.values()]
+    if func in _COPIES:
+        return device_of(args[0])
+    if func in _INDEXED:
+        return _indexed_device(func, operands)
+    devices = {device_of(tensor) for tensor in _tensors(operands) if tensor.dim()}
+    if len(devices) > 1:
+        shapes = [(str(device_of(t)), tuple(t.shape)) for t in _tensors(operands)]
+        raise DeviceMismatch(f"{getattr(func, '__name__', func)} of tensors on {shapes}")
+    scalars = {device_of(tensor) for tensor in _tensors(operands)}
+    return next(iter(devices or scalars), _CPU)
+
+
+def _indexed_device(func: Any, operands: list[Any]) -> torch.device:
+    """Indices may be on the CPU, or with the indexed tensor; so must values that are put there."""
+    indexed = operands[0]
+    indices = list(_tensors([operands[1]]))
+    device = device_of(indexed)
+    if device == _CPU and any(device_of(index) != _CPU and index.dim() for index in indices):
+        raise DeviceMismatch(f"{func.__name__}: indices on the accelerator into a CPU tensor")
+    values = [value for value in _tensors(operands[2:]) if value.dim()]
+    # Without index tensors a value is copied, from any device.
+    if indices and any(device_of(value) != device for value in values):
+        raise DeviceMismatch(f"{func.__name__}: values on another device than the indexed tensor")
+    return device
+
+
+def _tensors(values: Any) -> Iterator[Tensor]:
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from _tensors(value)
+
+
+@pytest.mark.parametrize(
+    "mixed",
+    [
+        lambda a, c: a + c,
+        lambda a, c: a.masked_fill(c.bool(), 1.0),
+        lambda a, c: c[a.long()],
+        lambda a, c: torch.cat([a, c]),
+        lambda a, c: torch.where(a > 0, a, c),
+        lambda a, c: a.index_put_((torch.tensor([0, 1, 2]),), c),
+        lambda a, _: a.numpy(),
+    ],
+)
+def test_mixed_devices_are_found(mixed: Callable[[Tensor, Tensor], object]) -> None:
+    with AcceleratorMode():
+        on_it, on_the_cpu = torch.zeros(3, device=ACCELERATOR), torch.ones(3)
+        assert (on_it.device, on_the_cpu.device) == (ACCELERATOR, torch.device("cpu"))
+        assert on_it[0].device == (on_it + 1).device == on_the_cpu.to(on_it.device).device
+        with pytest.raises(DeviceMismatch):
+            mixed(on_it, on_the_cpu)
+        on_it[:2] = on_the_cpu[:2]
+        assert (on_it.cpu() + on_the_cpu).device == on_it[torch.tensor([1])].cpu().device
+
+
+@pytest.fixture
+def engine(
+    model_path: Callable[[str], Any], tokenizer: Any, open_store: Callable[..., Any]
+) -> Iterator[Engine]:
+    """An engine on the accelerator, with the mode on."""
+    model = load_model(model_path("llama"), dtype=torch.float32)
+    move_module(model.module)
+    store = open_store(model, "rows", 8)
+    settings = WorkerSettings(slots=2, block_tokens=32, prompt_tokens=24, recent=8, max_budget=512)
+    with AcceleratorMode():
+        built = Engine(Parts(model, tokenizer, store, settings, (1.0, 2.0)))
+        assert built.cache.device == ACCELERATOR
+        yield built
+        built.close()
+
+
+def run(engine: Engine, resident: ResidentSession | None, steps: Steps[Any]) -> Any:
+    """Drive a job to its end, as the scheduler does."""
+    answer: Any = None
+    try:
+        while True:
+            wanted = steps.send(answer)
+            answer = None
+            if isinstance(wanted, Future):
+                wanted.result(60)
+            elif wanted is not None:
+                assert resident is not None
+                logits = engine.forward([resident], torch.tensor([[wanted]]))[0, -1]
+                answer = NextLogits(logits, int(logits.argmax()))
+    except StopIteration as finished:
+        return finished.value
+
+
+def opened(engine: Engine, name: str = "s", **spec: Any) -> ResidentSession:
+    """A new session in a slot."""
+    fields = {"epoch": 1, "budget": 60, "method": "snapkv", "layer_budgets": "uniform"} | spec
+    request = pb.SessionSpec(session=name, **fields)
+    return engine.swap_in(engine.open(request, pb.SessionState()))
+
+
+def turn(engine: Engine, resident: ResidentSession, text: str, **fields: Any) -> pb.TurnDone:
+    """A turn of one message."""
+    request = pb.TurnRequest(
+        session=resident.session.name,
+        epoch=1,
+        messages=[pb.Message(role="user", content=text)],
+        **{"generate": True, "sampling": pb.Sampling(max_tokens=6)} | fields,
+    )
+    return run(engine, resident, run_turn(engine, resident, request, lambda event: None))
+
+
+@pytest.mark.parametrize("method", sorted(methods.METHODS))
+def test_turns_evictions_and_swaps_run_on_an_accelerator(
+    method: str, engine: Engine, words: Callable[..., str]
+) -> None:
+    budget = 60 if methods.METHODS[method].evicts else 256
+    resident = opened(engine, method=method, budget=budget)
+    sampling = pb.Sampling(max_tokens=4, temperature=0.7, top_p=0.9, top_k=20)
+    turn(engine, resident, words(60), sampling=sampling)
+    engine.swap_out(resident.session)
+    done = turn(engine, engine.swap_in(resident.session), words(50, seed=1))
+    assert done.memory.length > 100
+    if budget == 60:
+        assert max(done.memory.active_rows) <= 60
+
+
+def test_two_sessions_decode_together_on_an_accelerator(
+    engine: Engine, words: Callable[..., str]
+) -> None:
+    residents = [opened(engine, name, method="adakv") for name in "ab"]
+    for resident in residents:
+        turn(engine, resident, words(60), generate=False)
+    for order in (residents, residents[::-1]):
+        logits = engine.forward(order, torch.tensor([[5], [6]]))
+        assert logits.device == ACCELERATOR
+
+
+REPAIRS = [
+    {"per_head": True},
+    {"per_head": True, "swap": True},
+    {"per_head": True, "select": "bursts"},
+    {"swap": True, "hops": 2},
+    {"select": "bursts"},
+    {},
+]
+
+
+@pytest.mark.parametrize("settings", REPAIRS, ids=json.dumps)
+@pytest.mark.parametrize("scan", ["exact", "bounded", "summary"])
+def test_repairs_run_on_an_accelerator(
+    settings: dict[str, Any], scan: str, engine: Engine, words: Callable[..., str]
+) -> None:
+    resident = opened(
+        engine, repair_rows=12, repair_settings=json.dumps(settings), repair_scan=scan
+    )
+    turn(engine, resident, words(120))
+    request = pb.RepairRequest(session="s", epoch=1, trigger="tool_result", text=words(9, seed=1))
+    steps = run_pause_repair(engine, resident, request, lambda: False)
+    result = run(engine, resident, steps)
+    assert result.report.promoted
+    turn(engine, resident, words(30, seed=2), repair=True)
+    engine.cache.check_integrity()
+
+
+@pytest.mark.parametrize("rank", ["key_difference", "attention"])
+@pytest.mark.parametrize("by_prefill", [False, True])
+def test_episodes_are_built_and_switched_on_an_accelerator(
+    rank: str, by_prefill: bool, engine: Engine, words: Callable[..., str]
+) -> None:
+    settings = json.dumps({"rank": rank, "whole_tokens": rank == "key_difference", "pool": 3})
+    resident = opened(engine, method="epicache", method_settings=settings)
+    said = turn(engine, resident, words(120)).token_ids
+    length = resident.session.length
+    plans = [
+        pb.EpisodePlan(
+            id=name,
+            patched_prompt=said[start : start + 20],
+            segments=[pb.Span(start=start, stop=start + 40, similarity=1.0)],
+        )
+        for name, start in (("e_0", 0), ("e_1", 60))
+    ]
+    request = pb.BuildEpisodesRequest(
+        session="s", epoch=1, plans=plans, token_ids=said[:length] if by_prefill else []
+    )
+    built = run(engine, resident, run_build(engine, resident, request)).episodes
+    resident = engine.swap_in(resident.session)
+    for episode in built:
+        done = turn(engine, resident, words(20, seed=3), episode=episode)
+        assert done.switched.episode == episode.id
+    engine.cache.check_integrity()
+
+
+def test_opens_forks_rebuilds_and_prefixes_run_on_an_accelerator(
+    engine: Engine, words: Callable[..., str], lose_page: Callable[..., None]
+) -> None:
+    resident = opened(engine, repair_rows=12)
+    first = turn(engine, resident, words(150))
+    logged = pb.LoggedTurn(
+        token_ids=first.token_ids,
+        prompt_tokens=first.prompt_tokens,
+        output_tokens=first.output_tokens,
+    )
+    spec = pb.SessionSpec(
+        session="s", epoch=2, budget=60, method="snapkv", repair_rows=12, method_settings="{}"
+    )
+    child = pb.SessionSpec()
+    child.CopyFrom(spec)
+    child.session = "copied"
+    request = pb.ForkRequest(parent="s", spec=child, state=first.state)
+    copied = engine.create_empty(child, first.state)
+    run(engine, None, run_fork_from_state(engine, copied, request))
+    child.session = "replayed"
+    request = pb.ForkRequest(parent="s", spec=child, turns=[logged])
+    replayed = engine.create_empty(child, pb.SessionState())
+    engine.swap_out(resident.session)
+    slot = engine.swap_in(replayed)
+    run(engine, slot, run_fork_replaying(engine, slot, request))
+    engine.discard(replayed)
+    reopened = engine.create_empty(spec, first.state)
+    run(engine, None, run_open(engine, reopened, pb.OpenRequest(spec=spec, state=first.state)))
+    lose_page(engine.store, "s", 1)
+    spec.epoch = 3
+    emptied = engine.swap_in(engine.create_empty(spec, first.state))
+    rebuild = pb.RebuildRequest(spec=spec, state=first.state, turns=[logged])
+    assert run(engine, emptied, run_rebuild(engine, emptied, rebuild)).pages == 1
+    sharing = opened(engine, "sharing", method="full", budget=256)
+    prefix = pb.Prefix(owner="s", token_ids=first.token_ids[: first.prompt_tokens])
+    assert turn(engine, sharing, words(150), prefix=prefix).shared_pages >= 1

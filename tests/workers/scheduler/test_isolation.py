@@ -1,0 +1,95 @@
+"""A forward pass that fails for several sessions ends only the turns that fail alone."""
+
+from collections.abc import Callable
+from concurrent.futures import wait
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from workers.cache.forward_step import ForwardStep
+
+METHODS = {"a": "snapkv", "b": "h2o", "c": "kvzip", "d": "full"}
+update = ForwardStep.update
+
+
+def talk(worker: Any, words: Callable[..., str]) -> dict[str, Any]:
+    """Two turns in each session at the same time; the tokens of both, or the error."""
+    for name, method in METHODS.items():
+        worker.open(name, method=method, budget=1024 if method == "full" else 60)
+    said: dict[str, Any] = {}
+    for number in range(2):
+        turns = {
+            name: worker.submit(name, words(40, seed=number), max_tokens=24)
+            for name in METHODS
+            if not isinstance(said.get(name), BaseException)
+        }
+        wait(turns.values(), timeout=600)
+        for name, turn in turns.items():
+            said[name] = turn.exception() or [*said.get(name, []), *turn.result().token_ids]
+    return said
+
+
+def failing(fails: Callable[[ForwardStep], bool], error: Exception) -> Callable[..., Any]:
+    """`ForwardStep.update` that raises in the second layer of decoding steps that `fails` names."""
+
+    def update_or_fail(
+        step: ForwardStep, keys: Tensor, values: Tensor, layer: int, *rest: Any, **named: Any
+    ) -> tuple[Tensor, Tensor]:
+        if layer == 1 and step.query_positions.shape[1] == 1 and fails(step):
+            raise error
+        return update(step, keys, values, layer, *rest, **named)
+
+    return update_or_fail
+
+
+def test_sessions_go_on_alone_where_memory_is_too_small_for_all(
+    make_worker: Callable[..., Any], words: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = {"block_tokens": 24, "recent": 8, "slots": 4}
+    expected = talk(make_worker(**limits), words)
+    passes = []
+
+    def too_many(step: ForwardStep) -> bool:
+        passes.append(step.slot_list)
+        return len(step.slot_list) > 1
+
+    monkeypatch.setattr(ForwardStep, "update", failing(too_many, torch.OutOfMemoryError("full")))
+    worker = make_worker(**limits)
+    assert talk(worker, words) == expected
+    assert any(len(slots) > 1 for slots in passes), "they were tried together"
+    worker.check()
+
+
+def test_the_session_that_fails_alone_fails_and_the_others_go_on(
+    make_worker: Callable[..., Any], words: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = {"block_tokens": 24, "recent": 8, "slots": 4}
+    expected = talk(make_worker(**limits), words)
+    worker = make_worker(**limits)
+
+    def is_of_b(step: ForwardStep) -> bool:
+        session = worker.engine.sessions["b"]
+        return session.slot in step.slot_list and session.length > 110
+
+    monkeypatch.setattr(ForwardStep, "update", failing(is_of_b, ValueError("a bad row")))
+    said = talk(worker, words)
+    assert isinstance(said.pop("b"), ValueError)
+    assert said == {name: tokens for name, tokens in expected.items() if name != "b"}
+    worker.check()
+
+
+def test_sessions_that_decode_together_are_read_in_the_order_of_their_slots(
+    make_worker: Callable[..., Any], words: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    orders = []
+
+    def record(step: ForwardStep) -> bool:
+        orders.append(step.slot_list)
+        return False
+
+    monkeypatch.setattr(ForwardStep, "update", failing(record, ValueError()))
+    talk(make_worker(block_tokens=24, recent=8, slots=4), words)
+    assert any(len(order) > 1 for order in orders)
+    assert all(order == sorted(order) for order in orders)

@@ -1,0 +1,75 @@
+"""Records of a forward pass: the rows and observations of each of its sessions."""
+
+from copy import copy
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from workers.cache.active_cache import ActiveCache
+from workers.cache.forward_step import ForwardStep
+from workers.engine.accumulation import received_weights
+from workers.engine.session import ResidentSession, WorkerSession
+from workers.engine.settings import WorkerSettings
+from workers.primitives.observation import Observed, RecentQueries
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A session's part of a forward pass, before the session changes.
+
+    Attributes:
+        queries: The observation window with the new tokens.
+        block: Token ids appended since the last eviction, with the new ones.
+        received: Per layer the weight that each row received, float32 `[n_kv_heads, n]`, for
+            methods that accumulate; empty for the others.
+        rows: The new rows, `[n_layers, 2, n_kv_heads, t, head_dim]`.
+    """
+
+    queries: RecentQueries
+    block: list[int]
+    received: list[Tensor]
+    rows: Tensor
+
+
+def record(
+    cache: ActiveCache,
+    resident: ResidentSession,
+    token_ids: Tensor,
+    step: ForwardStep,
+    index: int,
+    settings: WorkerSettings,
+) -> Recorded:
+    """Record the step's `index`-th session, which got `token_ids` int64 `[t]`; change nothing."""
+    session = resident.session
+    observation = session.config.method.observation
+    positions = step.query_positions[index]
+    queries = [layer_queries[index] for layer_queries in step.observed]
+    window = copy(session.queries)
+    window.push(queries, positions)
+    block = session.block
+    if observation.repeats_block:
+        block = [*block, *token_ids.tolist()][-settings.block_tokens :]
+    received = list[Tensor]()
+    if observation.accumulate:
+        received = received_weights(
+            cache, resident.slot, queries, positions, observation.accumulate
+        )
+    return Recorded(window, block, received, step.rows(index))
+
+
+def observe_prompt(step: ForwardStep) -> Observed:
+    """A patched prompt's queries and their softmax weight on the prompt's own keys.
+
+    Methods may count this weight into the softmax over the active rows.
+    """
+    return Observed.of_prompt(
+        [queries[0] for queries in step.observed],
+        [keys[0] for keys in step.new_keys],
+        step.query_positions[0],
+    )
+
+
+def observed_tokens(session: WorkerSession, tokens: int) -> int:
+    """Count the newest tokens, of `tokens`, whose queries the session's method observes."""
+    accumulates = session.config.method.observation.accumulate
+    return tokens if accumulates else session.queries.width

@@ -1,0 +1,87 @@
+"""Tokens of a set of rows: per-token values without a vector over the whole session."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from workers.cache.active_cache import EMPTY
+
+
+@dataclass(frozen=True)
+class TokenIndex:
+    """The distinct tokens of some layers' rows, and the token of each row.
+
+    Its size is that of the rows, however long the session is.
+
+    Attributes:
+        count: Number of distinct tokens; absent rows together count as one.
+        rows: Per layer the index of each row's token, int64 `[n_kv_heads, n]`.
+    """
+
+    count: int
+    rows: tuple[Tensor, ...]
+
+    @classmethod
+    def from_positions(cls, positions: Sequence[Tensor]) -> "TokenIndex":
+        """Index the tokens of positions, per layer int `[n_kv_heads, n]`."""
+        # Layers with the same rows, as in a pass over all stored ones, give the same tensor.
+        distinct = list({id(layer): layer for layer in positions}.values())
+        if not distinct:
+            return cls(0, ())
+        rows = torch.cat([layer.flatten() for layer in distinct])
+        tokens, flat = torch.unique(rows, return_inverse=True)
+        parts = flat.split([layer.numel() for layer in distinct])
+        by_layer = {
+            id(layer): part.view(layer.shape) for layer, part in zip(distinct, parts, strict=True)
+        }
+        return cls(len(tokens), tuple(by_layer[id(layer)] for layer in positions))
+
+    def means(self, scores: Sequence[Tensor]) -> Tensor:
+        """Mean of each token's scores over all layers and heads that hold it: float32 `[count]`."""
+        total = torch.zeros(self.count, device=scores[0].device)
+        count = torch.zeros_like(total)
+        for layer_scores, rows in zip(scores, self.rows, strict=True):
+            total.index_add_(0, rows.flatten(), layer_scores.flatten().float())
+            count.index_add_(0, rows.flatten(), torch.ones_like(rows.flatten(), dtype=torch.float))
+        return total / count.clamp(min=1)
+
+
+def over_heads(scores: Tensor, positions: Tensor) -> Tensor:
+    """Give every head the sum of all heads' scores of a token, float32 `[n_kv_heads, n]`.
+
+    Heads that do not hold the token add nothing; absent rows get 0.
+    """
+    tokens = TokenIndex.from_positions([positions])
+    by_token = torch.zeros(positions.shape[0], tokens.count, device=scores.device)
+    by_token.scatter_(1, tokens.rows[0], scores.masked_fill(positions == EMPTY, 0.0))
+    return by_token.sum(0)[tokens.rows[0]]
+
+
+def over_chunks(scores: Tensor, positions: Tensor, chunk: int, *, mean: bool = False) -> Tensor:
+    """Give every row the score of its chunk: the sum over the head's rows of the chunk's tokens.
+
+    Chunk i is the tokens `i * chunk .. (i+1) * chunk - 1`; positions are ascending. With `mean` it
+    is the mean over its rows, which does not penalise a short chunk. Rows of one chunk get exactly
+    the same score; absent rows get 0.
+
+    Source: ChunkKV, Algorithm 1.
+    """
+    if not positions.numel():
+        return torch.zeros_like(scores)
+    ids = positions // chunk
+    # The head's first chunk is 0, its next one 1: as many as the head has rows at most.
+    index = torch.nn.functional.pad((ids[:, 1:] != ids[:, :-1]).cumsum(1), (1, 0))
+    chunks = int(index.max()) + 1
+    within = (index * chunk + positions % chunk).long()
+
+    def total(values: Tensor) -> Tensor:
+        laid_out = torch.zeros(len(values), chunks * chunk, device=values.device)
+        laid_out.scatter_(1, within, values.masked_fill(positions == EMPTY, 0.0))
+        return laid_out.view(len(values), chunks, chunk).sum(-1)
+
+    totals = total(scores)
+    if mean:
+        totals = totals / total(torch.ones_like(scores)).clamp(min=1)
+    return totals.gather(1, index)
