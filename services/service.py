@@ -12,6 +12,7 @@ from kvrecall.domain.errors import (
     InvalidRequest,
     ServiceError,
     ShuttingDown,
+    UnknownSession,
     WorkerLost,
     WorkerRefused,
     WorkerUnavailable,
@@ -194,9 +195,14 @@ class SessionService:
             else:
                 return worker
 
-    async def get(self, session: str) -> tuple[Session, SessionState]:
-        """Return the session as committed, and its state now. Raises UnknownSession."""
+    async def get(self, session: str, tenant: str | None = None) -> tuple[Session, SessionState]:
+        """Return the session as committed, and its state now. Raises UnknownSession.
+
+        With a `tenant`, another tenant's session is unknown.
+        """
         found = await self._catalog.sessions.get(session)
+        if tenant is not None and found.settings.tenant != tenant:
+            raise UnknownSession(session)
         return found, self._current_state(found)
 
     def _current_state(self, session: Session) -> SessionState:

@@ -90,9 +90,20 @@ def set_up_logs(form: LogFormat) -> None:
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
-        # sys.stderr is looked up at each use: a test that replaces the stream may close this one.
-        logger_factory=lambda *_: structlog.PrintLogger(sys.stderr),
+        logger_factory=lambda *_: _StderrLogger(),
+        cache_logger_on_first_use=True,
     )
+
+
+class _StderrLogger:
+    """Writes lines to the standard error of the moment: a test that replaces it may close it."""
+
+    def msg(self, line: str) -> None:
+        """Write a line."""
+        sys.stderr.write(f"{line}\n")
+        sys.stderr.flush()
+
+    log = debug = info = warning = error = critical = exception = msg
 
 
 def _end_with_input() -> None:

@@ -214,6 +214,8 @@ async def _exchange(server: Redis | ClusterNode, commands: Sequence[Command]) ->
         sent = [PipelineCommand(index, *command) for index, command in enumerate(commands)]
         await server.execute_pipeline(sent)
         replies = [each.result for each in sent]
+    elif len(commands) == 1:
+        return [await server.execute_command(*commands[0])]  # cheaper than a pipeline of one
     else:
         async with server.pipeline(transaction=False) as pipeline:
             for command in commands:

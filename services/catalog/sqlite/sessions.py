@@ -1,7 +1,5 @@
 """Sessions in the SQLite catalog."""
 
-import sqlite3
-
 import aiosqlite
 
 from kvrecall.domain.errors import UnknownSession
@@ -14,19 +12,27 @@ from services.catalog.records import (
     SessionDump,
     SessionPage,
 )
-from services.catalog.serialization import decode_cursor, encode_cursor
-from services.catalog.sqlite import copies, mapping, page_refs, repairs, tool_calls
+from services.catalog.sqlite import copies, page_refs
 from services.catalog.sqlite.database import Database
 from services.catalog.sqlite.idempotency import SqliteIdempotency
 from services.catalog.sqlite.queries import fetch_all, fetch_one, fetch_value
+from services.catalog.sqlite.reader import SnapshotReader
+from services.catalog.sqlite.session_reads import read_page, read_session
 from services.catalog.sqlite.session_rows import add_session
 
 
 class SqliteSessions:
     """Sessions, from their creation to their deletion."""
 
-    def __init__(self, database: Database, idempotency: SqliteIdempotency, claims: Claims) -> None:
+    def __init__(
+        self,
+        database: Database,
+        reader: SnapshotReader,
+        idempotency: SqliteIdempotency,
+        claims: Claims,
+    ) -> None:
         self._database = database
+        self._reader = reader
         self._idempotency = idempotency
         self._claims = claims
 
@@ -43,7 +49,7 @@ class SqliteSessions:
 
     async def get(self, session_id: str) -> Session:
         """Return the session as last committed. Raises UnknownSession."""
-        return await self._database.read(lambda db: _read_session(db, session_id))
+        return await self._reader.read(lambda db: read_session(db, session_id))
 
     async def get_worker_state(self, session_id: str) -> bytes:
         """Return the serialized pb.SessionState. Raises UnknownSession."""
@@ -55,20 +61,7 @@ class SqliteSessions:
 
     async def get_page(self, limit: int, cursor: str | None, tenant: str = "") -> SessionPage:
         """Return up to `limit` sessions of a tenant, newest first. Raises InvalidRequest."""
-        after = "" if cursor is None else "AND (created_at, id) < (:created_at, :id)"
-        bound = {} if cursor is None else _to_bound(cursor)
-        query = (
-            f"SELECT * FROM sessions WHERE tenant = :tenant {after}"
-            " ORDER BY created_at DESC, id DESC LIMIT :limit"
-        )
-
-        async def read(db: aiosqlite.Connection) -> SessionPage:
-            values = {"tenant": tenant, "limit": limit + 1} | bound
-            rows = await fetch_all(db, query, values)
-            sessions = tuple([await _read_whole_session(db, row) for row in rows[:limit]])
-            return SessionPage(sessions, encode_cursor(sessions[-1]) if len(rows) > limit else None)
-
-        return await self._database.read(read)
+        return await self._reader.read(lambda db: read_page(db, limit, cursor, tenant))
 
     async def get_ids(self) -> list[str]:
         """Return the ids of all sessions, oldest first."""
@@ -106,22 +99,3 @@ class SqliteSessions:
         orphaned = await self._database.write(change)
         self._claims.discard(session_id)
         return orphaned
-
-
-async def _read_session(db: aiosqlite.Connection, session_id: str) -> Session:
-    row = await fetch_one(db, "SELECT * FROM sessions WHERE id = :session", {"session": session_id})
-    if row is None:
-        raise UnknownSession(session_id)
-    return await _read_whole_session(db, row)
-
-
-async def _read_whole_session(db: aiosqlite.Connection, row: sqlite3.Row) -> Session:
-    calls = await tool_calls.read_open(db, row["id"])
-    reports = await repairs.read_reports_since(db, row["id"], row["turns"])
-    shared = await page_refs.read_refs(db, row["id"])
-    return mapping.from_session_row(row, calls, reports, shared)
-
-
-def _to_bound(cursor: str) -> dict[str, object]:
-    created_at, session_id = decode_cursor(cursor)
-    return {"created_at": created_at, "id": session_id}

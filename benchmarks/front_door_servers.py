@@ -1,0 +1,58 @@
+"""Servers of the front door's benchmark, each in a process of its own: a bare echo, or a gateway.
+
+`python benchmarks/front_door_servers.py echo|stub` serves on a free port and ends with its input.
+The gateway is the one of `kvrecall gateway`, with the same server settings and its access log, over
+a worker that computes nothing (`kvrecall.testing.StubWorker`); the echo is a FastAPI application
+with one route on the same server, without any of the gateway's middleware. Settings come from the
+environment, as everywhere.
+"""
+
+import asyncio
+import socket
+import sys
+
+import uvicorn
+from fastapi import FastAPI
+from rich.console import Console
+
+from kvrecall.app.catalog import open_catalog
+from kvrecall.app.run import LISTENING, run_service, set_up_process
+from kvrecall.app.settings import Settings
+from kvrecall.testing import StubWorker
+from services.service import SessionService
+
+
+def main() -> None:
+    """Serve the application that the command line names."""
+    settings = Settings(port=0, log="json")
+    set_up_process(settings, until_input_ends=True)
+    asyncio.run({"echo": serve_echo, "stub": serve_stub}[sys.argv[1]](settings))
+
+
+async def serve_stub(settings: Settings) -> None:
+    """Serve the gateway over a stub worker."""
+
+    async def build() -> SessionService:
+        return SessionService(StubWorker(), await open_catalog(settings), settings.service)
+
+    await run_service(settings, Console(), build)
+
+
+async def serve_echo(settings: Settings) -> None:
+    """Serve `GET /v1/sessions/{session}` with its parameter as the answer."""
+    app = FastAPI()
+
+    @app.get("/v1/sessions/{session}")
+    async def echo(session: str) -> dict[str, str]:
+        return {"id": session}
+
+    with socket.create_server(("127.0.0.1", settings.port)) as listener:
+        # As in kvrecall.app.run: the second part of a response would wait for a delayed ACK.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False))
+        print(f"{LISTENING}http://127.0.0.1:{listener.getsockname()[1]}", flush=True)
+        await server.serve(sockets=[listener])
+
+
+if __name__ == "__main__":
+    main()
