@@ -86,7 +86,7 @@ async def request_for(url: str, connections: int, seconds: float) -> tuple[float
     for requester in requesters:
         await loop.create_connection(lambda each=requester: each, parts.hostname, parts.port)
     ends = [requester.ended for requester in requesters]
-    failed, _ = await asyncio.wait(ends, timeout=seconds, return_when=asyncio.FIRST_EXCEPTION)
+    await asyncio.wait(ends, timeout=seconds, return_when=asyncio.FIRST_EXCEPTION)
     passed = time.perf_counter() - started
     for requester in requesters:
         requester.stop()

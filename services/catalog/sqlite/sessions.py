@@ -45,11 +45,13 @@ class SqliteSessions:
             await add_session(db, session, worker_state)
             await self._idempotency.store(db, record, created=session.id)
 
-        await self._database.write(change)
+        await self._database.write(change, session.id)
 
     async def get(self, session_id: str) -> Session:
         """Return the session as last committed. Raises UnknownSession."""
-        return await self._reader.read(lambda db: read_session(db, session_id))
+        return await self._database.cache.get(
+            session_id, lambda: self._reader.read(lambda db: read_session(db, session_id))
+        )
 
     async def get_worker_state(self, session_id: str) -> bytes:
         """Return the serialized pb.SessionState. Raises UnknownSession."""
@@ -80,7 +82,7 @@ class SqliteSessions:
             await copies.fork(db, commit)
             await self._idempotency.store(db, record, created=commit.session.id)
 
-        await self._database.write(change)
+        await self._database.write(change, commit.session.id)
 
     async def restore(self, dump: SessionDump) -> None:
         """Add a session from another catalog. Raises CatalogError when its id is taken."""
@@ -96,6 +98,6 @@ class SqliteSessions:
             await self._idempotency.store(db, record)
             return orphaned
 
-        orphaned = await self._database.write(change)
+        orphaned = await self._database.write(change, session_id)
         self._claims.discard(session_id)
         return orphaned
