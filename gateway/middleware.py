@@ -1,23 +1,24 @@
 """Middleware of every request: request id, access log, body size limit, strict JSON."""
 
+import random
 import re
-import secrets
 import time
 from collections.abc import Callable
 
 import structlog
 from pydantic_core import from_json
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.errors import build_problem, log_unexpected_error, problem_response
 from kvrecall.domain.codes import ErrorCode
 
-REQUEST_ID = "x-request-id"
+_REQUEST_ID = b"x-request-id"
 # Logged status of a request whose client disconnected before the response; never sent.
 CLIENT_CLOSED_REQUEST = 499
 _PLAIN_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+_random = random.Random()
 RequestObserver = Callable[[str, int], None]
 
 
@@ -47,21 +48,20 @@ class RequestLog:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message)[REQUEST_ID] = request_id
+                message["headers"] = [*message["headers"], (_REQUEST_ID, request_id.encode())]
             await send(message)
 
-        with structlog.contextvars.bound_contextvars(request_id=request_id):
-            try:
-                await self._app(scope, receive, send_with_id)
-            except Exception:
-                members = log_unexpected_error()
-                if status:  # the response has begun: the server closes the connection
-                    raise
-                await problem_response(members)(scope, receive, send_with_id)
-            finally:
-                self._log_request(
-                    scope, status or CLIENT_CLOSED_REQUEST, time.monotonic() - started
-                )
+        bound = structlog.contextvars.bind_contextvars(request_id=request_id)
+        try:
+            await self._app(scope, receive, send_with_id)
+        except Exception:
+            members = log_unexpected_error()
+            if status:  # the response has begun: the server closes the connection
+                raise
+            await problem_response(members)(scope, receive, send_with_id)
+        finally:
+            self._log_request(scope, status or CLIENT_CLOSED_REQUEST, time.monotonic() - started)
+            structlog.contextvars.reset_contextvars(**bound)
 
     def _log_request(self, scope: Scope, status: int, seconds: float) -> None:
         method = scope["method"]
@@ -73,8 +73,15 @@ class RequestLog:
 
 
 def _get_request_id(scope: Scope) -> str:
-    given = Headers(scope=scope).get(REQUEST_ID, "")
-    return given if _PLAIN_ID.fullmatch(given) else secrets.token_hex(8)
+    for name, value in scope["headers"]:
+        if name == _REQUEST_ID:
+            given = str(value, "latin-1")
+            return given if _PLAIN_ID.fullmatch(given) else _new_request_id()
+    return _new_request_id()
+
+
+def _new_request_id() -> str:
+    return f"{_random.getrandbits(64):016x}"  # unique, not secret
 
 
 class StrictBody:

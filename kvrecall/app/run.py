@@ -1,5 +1,6 @@
 """Serving processes: logs, signals, the HTTP server."""
 
+import json
 import logging
 import os
 import signal
@@ -17,6 +18,8 @@ from kvrecall.app.settings import LogFormat, Settings
 
 if TYPE_CHECKING:
     from services.service import SessionService
+
+_ENCODER = json.JSONEncoder()
 
 LISTENING = "kvrecall is listening on "
 TEST_INSTRUMENT = (
@@ -79,7 +82,9 @@ def set_up_logs(form: LogFormat) -> None:
         level=logging.WARNING, stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s"
     )
     renderer: Any = (
-        structlog.processors.JSONRenderer() if form == "json" else structlog.dev.ConsoleRenderer()
+        structlog.processors.JSONRenderer(_to_json)
+        if form == "json"
+        else structlog.dev.ConsoleRenderer()
     )
     structlog.configure(
         processors=[
@@ -93,6 +98,14 @@ def set_up_logs(form: LogFormat) -> None:
         logger_factory=lambda *_: _StderrLogger(),
         cache_logger_on_first_use=True,
     )
+
+
+def _to_json(event: Any, default: Callable[[Any], Any]) -> str:
+    """Encode an event; `default` converts what JSON has no form for."""
+    try:
+        return _ENCODER.encode(event)  # with arguments, json.dumps builds an encoder for each line
+    except TypeError:
+        return json.dumps(event, default=default)
 
 
 class _StderrLogger:

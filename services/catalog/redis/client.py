@@ -67,6 +67,11 @@ class CatalogRedis:
         self._timeout_seconds = timeout_seconds
         self._patience_seconds = patience_seconds
 
+    @property
+    def one_server(self) -> bool:
+        """True if one server has all keys."""
+        return isinstance(self._client, Redis)
+
     async def read(self, key: str, *command: Argument) -> Any:
         """Run a command on the server that has `key` and return its reply."""
 
