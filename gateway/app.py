@@ -8,9 +8,10 @@ from typing import Any
 import structlog
 from fastapi import FastAPI, Response
 
+from gateway.bodies import StrictBody
 from gateway.errors import Problem, install_handlers, problem_responses
 from gateway.metrics.service import Metrics
-from gateway.middleware import RequestLog, StrictBody
+from gateway.middleware import RequestLog
 from gateway.rest.router import create_routes
 from gateway.settings import GatewaySettings
 from kvrecall.domain.errors import ShuttingDown, WorkerLost
@@ -62,7 +63,7 @@ def create_app(service: SessionService, settings: GatewaySettings) -> FastAPI:
     service.observe(log_event)
     _add_operations(app, service, metrics)
     install_handlers(app)
-    app.add_middleware(StrictBody, max_bytes=settings.max_body_bytes)
+    app.add_middleware(StrictBody, settings=settings)
     app.add_middleware(RequestLog, observer=metrics.count_request)
     return app
 

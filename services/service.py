@@ -147,7 +147,8 @@ class SessionService:
         async with self._creating:
             if key is not None and (record := await self._catalog.idempotency.get(key)) is not None:
                 return SESSION.validate_json(record)
-            await self._quotas.check_quota(request.tenant)
+            self._quotas.check_metadata(request.metadata)
+            await self._quotas.check_new_session(request.tenant)
             return await run_to_completion(
                 self._create(resolve_settings(request, self.info, self.limits), key)
             )

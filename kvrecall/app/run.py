@@ -15,6 +15,7 @@ from rich.console import Console
 
 from kvrecall.app.errors import CannotServe
 from kvrecall.app.settings import LogFormat, Settings
+from kvrecall.domain.addresses import is_loopback
 
 if TYPE_CHECKING:
     from services.service import SessionService
@@ -49,7 +50,9 @@ async def run_service(
     import uvicorn
 
     from gateway.app import create_app
+    from gateway.server import server_options
 
+    _warn_if_exposed(settings)
     with _listener(settings.host, settings.port) as listener:
         service = await build()
 
@@ -65,6 +68,7 @@ async def run_service(
             create_app(service, settings.gateway),
             log_config=None,
             access_log=False,
+            **server_options(settings.gateway),
             timeout_graceful_shutdown=int(settings.service.drain_seconds),
         )
         server = Server(config)
@@ -74,6 +78,17 @@ async def run_service(
         await server.serve(sockets=[listener])
         if not server.started:
             raise CannotServe("the service did not start; see the log above")
+
+
+def _warn_if_exposed(settings: Settings) -> None:
+    """Warn if clients on other machines could choose their tenant."""
+    if not is_loopback(settings.host) and not settings.gateway.behind_proxy:
+        structlog.get_logger("kvrecall").warning(
+            "whoever reaches this address can use every tenant's sessions: put a proxy in front "
+            "that authenticates clients and sets X-Kvrecall-Tenant, then set "
+            "KVRECALL_GATEWAY__BEHIND_PROXY=true",
+            host=settings.host,
+        )
 
 
 def set_up_logs(form: LogFormat) -> None:

@@ -75,6 +75,10 @@ class RedisSessions:
         """Return the number of tokens in the tenant's sessions."""
         return await self._indexes.get_tokens(tenant)
 
+    async def count(self, tenant: str) -> int:
+        """Return the number of the tenant's sessions."""
+        return await self._indexes.count(tenant)
+
     async def fork(self, commit: ForkCommit, record: IdempotencyRecord | None) -> None:
         """Add a session that starts from another. Raises UnknownSession, UnknownTurn."""
         await run_to_completion(self._fork(commit, record))

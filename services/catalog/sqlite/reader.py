@@ -40,6 +40,7 @@ class SnapshotReader:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="catalog-reader")
         self._waiting: list[_Read] = []
         self._running = False
+        self._closed = False
 
     async def read(self, query: Query[T]) -> T:
         """Run a query in one snapshot. Raises CatalogError, and what the query raises."""
@@ -56,7 +57,10 @@ class SnapshotReader:
 
     async def close(self) -> None:
         """Finish the queries that were asked for and close the connection."""
+        if self._closed:
+            return
         await self.read(lambda db: None)
+        self._closed = True
         self._thread.shutdown()
         self._connection.close()
 

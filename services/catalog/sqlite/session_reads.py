@@ -36,6 +36,13 @@ def read_page(db: sqlite3.Connection, limit: int, cursor: str | None, tenant: st
     return SessionPage(sessions, encode_cursor(sessions[-1]) if len(rows) > limit else None)
 
 
+def count_sessions(db: sqlite3.Connection, tenant: str) -> int:
+    """Count the tenant's sessions."""
+    query = "SELECT count(*) FROM sessions WHERE tenant = ?"
+    (count,) = db.execute(query, (tenant,)).fetchone()
+    return int(count)
+
+
 def _read_whole_session(db: sqlite3.Connection, row: sqlite3.Row) -> Session:
     session_id = row["id"]
     return mapping.from_session_row(

@@ -17,7 +17,7 @@ from services.catalog.sqlite.database import Database
 from services.catalog.sqlite.idempotency import SqliteIdempotency
 from services.catalog.sqlite.queries import fetch_all, fetch_one, fetch_value
 from services.catalog.sqlite.reader import SnapshotReader
-from services.catalog.sqlite.session_reads import read_page, read_session
+from services.catalog.sqlite.session_reads import count_sessions, read_page, read_session
 from services.catalog.sqlite.session_rows import add_session
 
 
@@ -74,6 +74,10 @@ class SqliteSessions:
         """Return the number of tokens in the tenant's sessions."""
         query = "SELECT coalesce(sum(length), 0) FROM sessions WHERE tenant = :tenant"
         return await self._database.read(lambda db: fetch_value(db, query, {"tenant": tenant}))
+
+    async def count(self, tenant: str) -> int:
+        """Return the number of the tenant's sessions."""
+        return await self._reader.read(lambda db: count_sessions(db, tenant))
 
     async def fork(self, commit: ForkCommit, record: IdempotencyRecord | None) -> None:
         """Add a session that starts from another. Raises UnknownSession, UnknownTurn."""
