@@ -9,7 +9,7 @@ from gateway.rest.routes.sessions import add_session_reads, add_session_routes
 from gateway.rest.routes.turns import add_turn_routes
 from gateway.rest.routes.workers import add_worker_routes
 from gateway.settings import GatewaySettings
-from gateway.tenants import create_tenant_check
+from gateway.tenants import create_tenant_route, document_tenant
 from services.service import SessionService
 
 _PREFIX = "/v1"
@@ -29,7 +29,8 @@ def create_routes(service: SessionService, settings: GatewaySettings) -> list[Ba
     checked = APIRouter(
         prefix=_PREFIX,
         responses=problem_responses(*_STATUSES),
-        dependencies=[Depends(create_tenant_check(service))],
+        dependencies=[Depends(document_tenant)],
+        route_class=create_tenant_route(service),
     )
     add_event_routes(checked, service)
     add_session_routes(checked, service)

@@ -52,7 +52,7 @@ async def run_service(
     from gateway.app import create_app
     from gateway.server import server_options
 
-    _warn_if_exposed(settings)
+    warn_if_exposed(settings)
     with _listener(settings.host, settings.port) as listener:
         service = await build()
 
@@ -80,7 +80,7 @@ async def run_service(
             raise CannotServe("the service did not start; see the log above")
 
 
-def _warn_if_exposed(settings: Settings) -> None:
+def warn_if_exposed(settings: Settings) -> None:
     """Warn if clients on other machines could choose their tenant."""
     if not is_loopback(settings.host) and not settings.gateway.behind_proxy:
         structlog.get_logger("kvrecall").warning(
