@@ -136,6 +136,8 @@ class CatalogRedis:
         return reply
 
     async def _run_each(self, commands: Sequence[tuple[str, Command]]) -> list[Any]:
+        if isinstance(self._client, Redis):
+            return await _exchange(self._client, [command for _, command in commands])
         servers = [await self._get_server(key) for key, _ in commands]
         replies: list[Any] = [None] * len(commands)
 
