@@ -105,9 +105,15 @@ async def request_for(base: str, paths: Sequence[str], seconds: float) -> tuple[
 
 
 async def _connect(base: str, requester: Requester) -> None:
-    address = urlsplit(base)
-    loop = asyncio.get_running_loop()
-    await loop.create_connection(lambda: requester, address.hostname, address.port)
+    host, port = _address(base)
+    await asyncio.get_running_loop().create_connection(lambda: requester, host, port)
+
+
+def _address(base: str) -> tuple[str, int]:
+    parts = urlsplit(base)
+    assert parts.hostname is not None, "a server's address has a host"
+    assert parts.port is not None, "and a port"
+    return parts.hostname, parts.port
 
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -168,10 +174,10 @@ async def misbehaving(base: str, count: int, kinds: Sequence[Misbehaviour]) -> A
 
 
 async def _misbehave(base: str, kind: Misbehaviour) -> None:
-    address = urlsplit(base)
+    host, port = _address(base)
     while True:
         with contextlib.suppress(OSError):
-            reader, writer = await asyncio.open_connection(address.hostname, address.port)
+            reader, writer = await asyncio.open_connection(host, port)
             try:
                 await _until_cut(reader, kind(writer))
             finally:

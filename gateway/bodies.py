@@ -131,17 +131,25 @@ class StrictBody:
             await self._app(scope, receive, send)
             return
         with self._buffer.hold() as body:
-            received = False
+            received = disconnected = False
 
             async def receive_checked() -> Message:
-                nonlocal received
+                nonlocal received, disconnected
                 if received:
                     return await receive()
                 received = True
-                await self._receive(body, Headers(scope=scope), receive)
+                try:
+                    await self._receive(body, Headers(scope=scope), receive)
+                except ClientDisconnect:
+                    disconnected = True
+                    raise
                 return {"type": "http.request", "body": bytes(body.content), "more_body": False}
 
-            await self._app(scope, receive_checked, send)
+            async def send_if_connected(message: Message) -> None:
+                if not disconnected:  # the framework answers a failed read with status 400
+                    await send(message)
+
+            await self._app(scope, receive_checked, send_if_connected)
 
     async def _receive(self, body: Body, headers: Headers, receive: Receive) -> None:
         if _get_content_length(headers) > self._settings.max_body_bytes:

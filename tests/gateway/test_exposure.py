@@ -7,6 +7,7 @@ import pytest
 import structlog
 from structlog.testing import capture_logs
 
+from gateway.settings import GatewaySettings
 from kvrecall.app.run import warn_if_exposed
 from kvrecall.app.settings import Settings
 from kvrecall.domain.errors import CatalogError
@@ -46,7 +47,9 @@ async def test_a_failed_catalog_is_logged_and_its_address_not_sent(
 def test_a_start_off_loopback_without_a_proxy_is_warned_of(
     host: str, behind_proxy: bool, warns: bool, tmp_path: Path
 ) -> None:
-    settings = Settings(host=host, data=tmp_path, gateway={"behind_proxy": behind_proxy})
+    settings = Settings(
+        host=host, data=tmp_path, gateway=GatewaySettings(behind_proxy=behind_proxy)
+    )
     structlog.get_logger().bind()
     with capture_logs() as logs:
         warn_if_exposed(settings)

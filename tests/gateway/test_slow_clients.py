@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import httpx
 import pytest
 import uvicorn
 
@@ -93,6 +94,16 @@ async def test_a_body_that_does_not_arrive_in_time_is_refused(port: int) -> None
     async with connected(port, head("/v1/sessions", 1000) + b"{") as (reader, _):
         assert problem(await rest(reader)) == (408, "body_timeout")
     assert await is_served(port)
+
+
+async def test_a_client_that_breaks_off_its_body_is_logged_as_gone(port: int) -> None:
+    async with connected(port, head("/v1/sessions", 1000) + b"{"):
+        await asyncio.sleep(0.1)
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as http:
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            gone = 'kvrecall_http_requests_total{method="POST",status="499"} 1.0'
+            while gone not in (await http.get("/metrics")).text:  # noqa: ASYNC110
+                await asyncio.sleep(0.1)
 
 
 async def test_a_body_that_trickles_in_is_refused(port: int) -> None:

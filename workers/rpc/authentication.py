@@ -17,7 +17,7 @@ class TokenInterceptor(grpc.aio.ServerInterceptor):
 
     def __init__(self, token: str) -> None:
         self._token = token.encode()
-        self._refusal = grpc.unary_unary_rpc_method_handler(_refuse)
+        self._refusal: Any = grpc.unary_unary_rpc_method_handler(_refuse)
 
     async def intercept_service(
         self,
