@@ -10,6 +10,7 @@ import pytest
 from google.protobuf.empty_pb2 import Empty
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from pydantic import SecretStr
 
 from kvrecall.protocol.v1 import TOKEN_KEY, worker_pb2_grpc
 from kvrecall.protocol.v1 import worker_pb2 as pb
@@ -54,6 +55,7 @@ async def status_of(call: Any) -> grpc.StatusCode:
 async def test_a_call_without_the_token_is_refused(
     channel_to: Callable[..., Any], given: str | None
 ) -> None:
+    metadata: tuple[tuple[str, str | bytes], ...]
     metadata = () if given is None else ((TOKEN_KEY, given),)
     if given == "\x01":
         metadata = ((f"{TOKEN_KEY}-bin", b"\x01"),)
@@ -115,4 +117,4 @@ async def test_reflection_is_for_loopback_or_on_demand(
 
 
 def test_a_token_is_never_printed() -> None:
-    assert TOKEN not in repr(ServerSettings(token=TOKEN))
+    assert TOKEN not in repr(ServerSettings(token=SecretStr(TOKEN)))
