@@ -8,10 +8,11 @@ from typing import Any
 import structlog
 from fastapi import FastAPI, Response
 
+from gateway.bodies import StrictBody
 from gateway.errors import Problem, install_handlers, problem_responses
 from gateway.metrics.service import Metrics
-from gateway.middleware import RequestLog, StrictBody
-from gateway.rest.router import create_router
+from gateway.middleware import RequestLog
+from gateway.rest.router import create_routes
 from gateway.settings import GatewaySettings
 from kvrecall.domain.errors import ShuttingDown, WorkerLost
 from kvrecall.domain.events import (
@@ -53,16 +54,16 @@ def create_app(service: SessionService, settings: GatewaySettings) -> FastAPI:
         version=version("kvrecall"),
         description="Conversational memory for self-hosted LLMs.",
         lifespan=lifespan,
+        routes=create_routes(service, settings),
         docs_url=None,
         redoc_url=None,
     )
     metrics = Metrics(service.admission)
     service.observe(metrics.observe)
     service.observe(log_event)
-    app.include_router(create_router(service, settings))
     _add_operations(app, service, metrics)
     install_handlers(app)
-    app.add_middleware(StrictBody, max_bytes=settings.max_body_bytes)
+    app.add_middleware(StrictBody, settings=settings)
     app.add_middleware(RequestLog, observer=metrics.count_request)
     return app
 

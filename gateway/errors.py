@@ -21,6 +21,11 @@ PROBLEM_JSON = "application/problem+json"
 RETRY_AFTER_SECONDS = 1.0
 
 
+CATALOG_FAILED = (
+    "the catalog failed or cannot be reached; the reason was logged with the request id"
+)
+
+
 class Problem(BaseModel):
     """Problem details (RFC 9457). `code` and `type` are stable; more members depend on the code."""
 
@@ -31,6 +36,19 @@ class Problem(BaseModel):
     status: int
     detail: str
     code: str
+
+
+class RefusedRequest(HTTPException):
+    """A request that was refused outside of its route, where the framework passes only its own on.
+
+    `members` are those of the problem.
+    """
+
+    def __init__(
+        self, members: Mapping[str, Any], headers: Mapping[str, str] | None = None
+    ) -> None:
+        super().__init__(members["status"], members["detail"], headers)
+        self.members = members
 
 
 def build_problem(
@@ -52,7 +70,13 @@ def build_problem(
 
 
 def to_problem(error: errors.ServiceError) -> dict[str, Any]:
-    """Convert a domain error to the members of a problem."""
+    """Convert a domain error to the members of a problem.
+
+    A failure of the catalog may name servers and files: it is logged, not sent.
+    """
+    if isinstance(error, errors.CatalogError):
+        structlog.get_logger("kvrecall.gateway").warning("catalog failed", reason=error.message)
+        return build_problem(error.code, CATALOG_FAILED)
     return build_problem(error.code, error.message, error.details)
 
 
@@ -116,6 +140,8 @@ def _to_violation(item: Mapping[str, Any]) -> dict[str, Any]:
 async def on_http_error(request: Request, error: HTTPException) -> JSONResponse:
     """Respond to an error of the framework: an unknown route, a wrong method."""
     codes = {404: ErrorCode.UNKNOWN_ROUTE, 405: ErrorCode.METHOD_NOT_ALLOWED}
+    if isinstance(error, RefusedRequest):
+        return problem_response(error.members, error.headers)
     code = codes.get(error.status_code, ErrorCode.HTTP_ERROR)
     detail = f"{request.method} {request.url.path}: {error.detail}"
     members = build_problem(code, detail, status=error.status_code)

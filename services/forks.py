@@ -88,7 +88,8 @@ class ForkRunner:
         session = await self._catalog.sessions.get(parent)
         turn = _fork_turn(session, request)
         at_end = await self._turn(parent, turn)
-        await self._quotas.check_quota(
+        self._quotas.check_metadata(request.metadata)
+        await self._quotas.check_new_session(
             session.settings.tenant, max(1, at_end.outcome.memory.length)
         )
 

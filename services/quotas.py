@@ -3,7 +3,9 @@
 The tenant's name comes from a trusted proxy in front of the service.
 """
 
-from kvrecall.domain.errors import QuotaExceeded, UnknownSession
+from collections.abc import Mapping
+
+from kvrecall.domain.errors import LimitExceeded, QuotaExceeded, UnknownSession
 from kvrecall.domain.events import EventBus, QuotaReached
 from kvrecall.domain.limits import ServiceLimits
 from services.catalog.base import Catalog
@@ -33,6 +35,24 @@ class Quotas:
             return
         if found.settings.tenant != tenant:
             raise UnknownSession(session)
+
+    async def check_new_session(self, tenant: str, tokens: int = 1) -> None:
+        """Raise QuotaExceeded unless the tenant may have one more session, of so many tokens."""
+        limit = self._limits.tenant_sessions
+        count = await self._catalog.sessions.count(tenant)
+        if count >= limit:
+            self._events.publish(QuotaReached(tenant))
+            message = f"the tenant has {count} sessions; the limit is {limit}: delete some"
+            raise QuotaExceeded(message, limit)
+        await self.check_quota(tenant, tokens)
+
+    def check_metadata(self, metadata: Mapping[str, str] | None) -> None:
+        """Raise LimitExceeded for metadata that is larger than a session may have."""
+        size = sum(len(f"{name}{value}".encode()) for name, value in (metadata or {}).items())
+        limit = self._limits.max_metadata_bytes
+        if size > limit:
+            message = f"the metadata has {size} bytes; the limit is {limit}"
+            raise LimitExceeded("metadata", message, limit)
 
     async def check_quota(self, tenant: str, more: int = 1) -> None:
         """Raise QuotaExceeded unless the tenant may hold `more` tokens."""

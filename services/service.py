@@ -12,6 +12,7 @@ from kvrecall.domain.errors import (
     InvalidRequest,
     ServiceError,
     ShuttingDown,
+    UnknownSession,
     WorkerLost,
     WorkerRefused,
     WorkerUnavailable,
@@ -154,7 +155,8 @@ class SessionService:
         async with self._creating:
             if key is not None and (record := await self._catalog.idempotency.get(key)) is not None:
                 return SESSION.validate_json(record)
-            await self._quotas.check_quota(request.tenant)
+            self._quotas.check_metadata(request.metadata)
+            await self._quotas.check_new_session(request.tenant)
             return await run_to_completion(
                 self._create(resolve_settings(request, self.info, self.limits), key)
             )
@@ -202,9 +204,14 @@ class SessionService:
             else:
                 return worker
 
-    async def get(self, session: str) -> tuple[Session, SessionState]:
-        """Return the session as committed, and its state now. Raises UnknownSession."""
+    async def get(self, session: str, tenant: str | None = None) -> tuple[Session, SessionState]:
+        """Return the session as committed, and its state now. Raises UnknownSession.
+
+        With a `tenant`, another tenant's session is unknown.
+        """
         found = await self._catalog.sessions.get(session)
+        if tenant is not None and found.settings.tenant != tenant:
+            raise UnknownSession(session)
         return found, self._current_state(found)
 
     def _current_state(self, session: Session) -> SessionState:

@@ -1,5 +1,6 @@
 """Serving processes: logs, signals, the HTTP server."""
 
+import json
 import logging
 import os
 import signal
@@ -14,9 +15,12 @@ from rich.console import Console
 
 from kvrecall.app.errors import CannotServe
 from kvrecall.app.settings import LogFormat, Settings
+from kvrecall.domain.addresses import is_loopback
 
 if TYPE_CHECKING:
     from services.service import SessionService
+
+_ENCODER = json.JSONEncoder()
 
 LISTENING = "kvrecall is listening on "
 TEST_INSTRUMENT = (
@@ -46,7 +50,9 @@ async def run_service(
     import uvicorn
 
     from gateway.app import create_app
+    from gateway.server import server_options
 
+    warn_if_exposed(settings)
     with _listener(settings.host, settings.port) as listener:
         service = await build()
 
@@ -62,6 +68,7 @@ async def run_service(
             create_app(service, settings.gateway),
             log_config=None,
             access_log=False,
+            **server_options(settings.gateway),
             timeout_graceful_shutdown=int(settings.service.drain_seconds),
         )
         server = Server(config)
@@ -73,13 +80,26 @@ async def run_service(
             raise CannotServe("the service did not start; see the log above")
 
 
+def warn_if_exposed(settings: Settings) -> None:
+    """Warn if clients on other machines could choose their tenant."""
+    if not is_loopback(settings.host) and not settings.gateway.behind_proxy:
+        structlog.get_logger("kvrecall").warning(
+            "whoever reaches this address can use every tenant's sessions: put a proxy in front "
+            "that authenticates clients and sets X-Kvrecall-Tenant, then set "
+            "KVRECALL_GATEWAY__BEHIND_PROXY=true",
+            host=settings.host,
+        )
+
+
 def set_up_logs(form: LogFormat) -> None:
     """Log to standard error: structlog's events and the libraries' warnings."""
     logging.basicConfig(
         level=logging.WARNING, stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s"
     )
     renderer: Any = (
-        structlog.processors.JSONRenderer() if form == "json" else structlog.dev.ConsoleRenderer()
+        structlog.processors.JSONRenderer(_to_json)
+        if form == "json"
+        else structlog.dev.ConsoleRenderer()
     )
     structlog.configure(
         processors=[
@@ -90,9 +110,28 @@ def set_up_logs(form: LogFormat) -> None:
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
-        # sys.stderr is looked up at each use: a test that replaces the stream may close this one.
-        logger_factory=lambda *_: structlog.PrintLogger(sys.stderr),
+        logger_factory=lambda *_: _StderrLogger(),
+        cache_logger_on_first_use=True,
     )
+
+
+def _to_json(event: Any, default: Callable[[Any], Any]) -> str:
+    """Encode an event; `default` converts what JSON has no form for."""
+    try:
+        return _ENCODER.encode(event)  # with arguments, json.dumps builds an encoder for each line
+    except TypeError:
+        return json.dumps(event, default=default)
+
+
+class _StderrLogger:
+    """Writes lines to the standard error of the moment: a test that replaces it may close it."""
+
+    def msg(self, line: str) -> None:
+        """Write a line."""
+        sys.stderr.write(f"{line}\n")
+        sys.stderr.flush()
+
+    log = debug = info = warning = error = critical = exception = msg
 
 
 def _end_with_input() -> None:

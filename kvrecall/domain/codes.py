@@ -32,6 +32,7 @@ class ErrorCode(StrEnum):
     INVALID_REQUEST = "invalid_request", 422, "INVALID_ARGUMENT"
     MALFORMED_JSON = "malformed_json", 400, "INVALID_ARGUMENT"
     BODY_TOO_LARGE = "body_too_large", 413, "OUT_OF_RANGE"
+    BODY_TIMEOUT = "body_timeout", 408, "DEADLINE_EXCEEDED"
     LIMIT_EXCEEDED = "limit_exceeded", 422, "INVALID_ARGUMENT"
     TURN_TOO_LONG = "turn_too_long", 413, "OUT_OF_RANGE"
     BUDGET_OUT_OF_RANGE = "budget_out_of_range", 422, "INVALID_ARGUMENT"

@@ -92,6 +92,17 @@ class ServiceLimits(BaseModel):
         ge=1,
         description="Token quota of one tenant over all its sessions; unset: unlimited.",
     )
+    tenant_sessions: int = Field(
+        default=200_000,
+        ge=1,
+        description="Largest number of sessions of one tenant, forks included.",
+    )
+    max_metadata_bytes: int = Field(
+        default=8192,
+        ge=0,
+        description="Largest size of a session's metadata, names and values together, in UTF-8 "
+        "bytes.",
+    )
 
     @model_validator(mode="after")
     def _defaults_are_allowed(self) -> Self:

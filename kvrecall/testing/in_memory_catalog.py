@@ -102,6 +102,11 @@ class InMemorySessions:
         sessions = [stored.session for stored in self._state.sessions.values()]
         return sum(each.memory.length for each in sessions if each.settings.tenant == tenant)
 
+    async def count(self, tenant: str) -> int:
+        """Return the number of the tenant's sessions."""
+        sessions = [stored.session for stored in self._state.sessions.values()]
+        return sum(each.settings.tenant == tenant for each in sessions)
+
     async def fork(self, commit: ForkCommit, record: IdempotencyRecord | None) -> None:
         """Add a session that starts from another. Raises UnknownSession, UnknownTurn."""
         parent = self._state.get(commit.parent)

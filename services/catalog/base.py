@@ -63,6 +63,10 @@ class Sessions(Protocol):
         """Return the number of tokens in the tenant's sessions; shared rows count per session."""
         ...
 
+    async def count(self, tenant: str) -> int:
+        """Return the number of the tenant's sessions."""
+        ...
+
     async def fork(self, commit: ForkCommit, record: IdempotencyRecord | None) -> None:
         """Add a session that starts from another, with an `epoch` and `worker` of its own.
 

@@ -13,7 +13,7 @@ from kvrecall.domain.codes import ErrorCode
 from kvrecall.domain.errors import WorkerLost, WorkerRefused
 from kvrecall.protocol import calls
 from kvrecall.protocol.calls import Call, RequestT, ResponseT
-from kvrecall.protocol.v1 import REFUSAL_CODE, worker_pb2_grpc
+from kvrecall.protocol.v1 import REFUSAL_CODE, TOKEN_KEY, worker_pb2_grpc
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from services.cancellation import run_to_completion
 from services.cluster.settings import WireSettings
@@ -33,6 +33,7 @@ class GrpcWorkerClient(WorkerCalls):
         self._settings = settings
         self.address = settings.worker
         self._channel = _open_channel(settings)
+        self._metadata = _build_metadata(settings)
         self._stub = worker_pb2_grpc.WorkerStub(self._channel)
         self._health = health_pb2_grpc.HealthStub(self._channel)
         # First events that streaming calls wait for, by name of the call and session.
@@ -42,7 +43,10 @@ class GrpcWorkerClient(WorkerCalls):
         """See `Worker.describe`; waits for a worker that is still starting."""
         with self._map_errors():
             info: pb.WorkerInfo = await self._stub.Describe(
-                Empty(), timeout=self._settings.connect_seconds, wait_for_ready=True
+                Empty(),
+                timeout=self._settings.connect_seconds,
+                wait_for_ready=True,
+                metadata=self._metadata,
             )
         return info
 
@@ -61,7 +65,9 @@ class GrpcWorkerClient(WorkerCalls):
         stats = await self.call(calls.STATS, Empty())
         with self._map_errors():
             health = await self._health.Check(
-                health_pb2.HealthCheckRequest(), timeout=self._settings.look_seconds
+                health_pb2.HealthCheckRequest(),
+                timeout=self._settings.look_seconds,
+                metadata=self._metadata,
             )
         return pb.WorkerRecord(
             name=name,
@@ -92,7 +98,9 @@ class GrpcWorkerClient(WorkerCalls):
     ) -> AsyncGenerator[ResponseT, None]:
         """See `WorkerCalls.stream`."""
         with self._map_errors(), self._track_answer(call, request) as answered:
-            stream = getattr(self._stub, call.name)(request, timeout=self._seconds(call))
+            stream = getattr(self._stub, call.name)(
+                request, timeout=self._seconds(call), metadata=self._metadata
+            )
             try:
                 async for event in stream:
                     answered.set()
@@ -107,7 +115,7 @@ class GrpcWorkerClient(WorkerCalls):
     async def _send(self, call: Call[RequestT, ResponseT], request: RequestT) -> ResponseT:
         with self._map_errors():
             response: ResponseT = await getattr(self._stub, call.name)(
-                request, timeout=self._seconds(call)
+                request, timeout=self._seconds(call), metadata=self._metadata
             )
         return response
 
@@ -176,8 +184,17 @@ class GrpcWorkerClient(WorkerCalls):
                 return WorkerLost(f"{worker} cancelled the call")
             case grpc.StatusCode.UNAVAILABLE:
                 return WorkerLost(f"{worker} cannot be reached: {details}")
+            case grpc.StatusCode.UNAUTHENTICATED:
+                return WorkerLost(f"{worker} does not accept this gateway: {details}")
             case status:
                 return WorkerLost(f"{worker} answered {status.name.lower()}: {details}")
+
+
+def _build_metadata(settings: WireSettings) -> tuple[tuple[str, str], ...]:
+    """Build the metadata of every call: the token, if there is one."""
+    if settings.token is None:
+        return ()
+    return ((TOKEN_KEY, settings.token.get_secret_value()),)
 
 
 def _open_channel(settings: WireSettings) -> grpc.aio.Channel:

@@ -55,6 +55,7 @@ class Membership:
     _incompatible: dict[str, str] = field(default_factory=dict)
     _releases: dict[str, dict[str, PendingRelease]] = field(default_factory=dict)
     _tried: tuple[str, ...] = ()
+    _failures: dict[str, str] = field(default_factory=dict)
     _needs_sync: bool = False
     _closed: bool = False
     _watching: "asyncio.Task[None] | None" = None
@@ -78,9 +79,9 @@ class Membership:
     def _describe_failure(self) -> str:
         if self._incompatible:
             return "; ".join(self._incompatible.values())
-        addresses = ", ".join(self._tried) or "none was announced"
+        reasons = "; ".join(self._failures.values()) or ", ".join(self._tried)
         seconds = f"{self.settings.connect_seconds:g} seconds"
-        return f"no worker was reached within {seconds} ({addresses})"
+        return f"no worker was reached within {seconds} ({reasons or 'none was announced'})"
 
     def schedule_release(self, name: str, session: str, request: PendingRelease) -> None:
         """Send a worker the release of a session at the next refresh that reaches it."""
@@ -171,12 +172,14 @@ class Membership:
         try:
             info = await worker.describe()
             loaded = await worker.record(record.name, info)
-        except (WorkerLost, WorkerRefused):
+        except (WorkerLost, WorkerRefused) as error:
+            self._failures[record.name] = error.message
             await worker.close()  # still starting, or gone: the next refresh tries again
             return
         if self._is_incompatible(record.name, info):
             await worker.close()
             return
+        self._failures.pop(record.name, None)
         self.by_name[record.name] = Node(worker, info, loaded)
         self._needs_sync = True
         _log.info("worker joined", worker=record.name, address=record.address)

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
 
 
 class WireSettings(BaseModel):
@@ -66,6 +66,11 @@ class WireSettings(BaseModel):
         default=10.0,
         gt=0,
         description="Time to answer a ping before the connection counts as lost.",
+    )
+    token: SecretStr | None = Field(
+        default=None,
+        min_length=16,
+        description="Secret that every call carries; the workers' KVRECALL_SERVER__TOKEN.",
     )
     tls_ca: Path | None = Field(
         default=None,

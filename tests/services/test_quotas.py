@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvrecall.domain.errors import InvalidRequest, QuotaExceeded, UnknownSession
+from kvrecall.domain.errors import InvalidRequest, LimitExceeded, QuotaExceeded, UnknownSession
 from kvrecall.domain.events import QuotaReached, TurnFailed
 from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.messages import Message
@@ -46,6 +46,40 @@ async def test_a_fork_is_its_parents_tenants(harness) -> None:
     session = await harness.session(tenant="ann")
     await harness.say(session, HELLO)
     assert (await harness.service.fork(session, ForkRequest())).settings.tenant == "ann"
+
+
+class TestSessions:
+    @pytest.fixture
+    def settings(self) -> ServiceLimits:
+        return ServiceLimits(
+            queue_seconds=5, drain_seconds=5, tenant_sessions=2, max_metadata_bytes=10
+        )
+
+    async def test_a_tenant_has_no_more_sessions_than_it_may(self, harness) -> None:
+        session = await harness.session(tenant="ann")
+        await harness.say(session, HELLO)
+        other = await harness.session(tenant="ann")
+        for create in (
+            harness.session(tenant="ann"),
+            harness.service.fork(session, ForkRequest()),
+        ):
+            with pytest.raises(QuotaExceeded) as caught:
+                await create
+            assert caught.value.details["limit"] == 2
+        assert await harness.session(tenant="ben")
+        await harness.service.delete(other)
+        assert await harness.service.fork(session, ForkRequest())
+
+    async def test_metadata_has_a_limit_in_bytes(self, harness) -> None:
+        session = await harness.session(metadata={"key": "1234567"})
+        await harness.say(session, HELLO)
+        for create in (
+            harness.session(metadata={"key": "éééé"}),
+            harness.service.fork(session, ForkRequest(metadata={"a": "1234567890"})),
+        ):
+            with pytest.raises(LimitExceeded) as caught:
+                await create
+            assert caught.value.details == {"field": "metadata", "limit": 10}
 
 
 class TestQuota:

@@ -13,6 +13,11 @@ from grpc_reflection.v1alpha import reflection
 from kvrecall.protocol.calls import CALLS, SERVICE, Call
 from kvrecall.protocol.v1 import REFUSAL_CODE
 from workers.errors import Cancelled, CannotListen, WorkerError
+from workers.rpc.authentication import (
+    TokenInterceptor,
+    listens_on_loopback,
+    require_authentication,
+)
 from workers.rpc.service import WorkerService
 from workers.rpc.settings import ServerSettings
 
@@ -125,13 +130,16 @@ def _to_message(error: Exception) -> str:
 class WorkerServer:
     """A worker's gRPC server. Its address is bound on creation; it answers from `start` on.
 
-    Raises CannotListen if the address is in use or a certificate cannot be read. Create it in a
-    running event loop.
+    Raises CannotListen if the address is in use, a certificate cannot be read, or other machines
+    could call it without a token or certificate. Create it in a running event loop.
     """
 
     def __init__(self, settings: ServerSettings) -> None:
+        require_authentication(settings)
         self._settings = settings
-        self._server = grpc.aio.server(options=_options(settings))
+        self._server = grpc.aio.server(
+            interceptors=_build_interceptors(settings), options=_options(settings)
+        )
         self._health = health.aio.HealthServicer()
         self._servicer: WorkerServicer | None = None
         self.address = f"{settings.listen.rpartition(':')[0]}:{_bind(self._server, settings)}"
@@ -141,10 +149,17 @@ class WorkerServer:
         self._servicer = WorkerServicer(service)
         self._server.add_generic_rpc_handlers((self._servicer.build_handler(),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        names = (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
-        reflection.enable_server_reflection(names, self._server)
+        if self._reflects:
+            names = (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
+            reflection.enable_server_reflection(names, self._server)
         await self._health.set(SERVICE, health_pb2.HealthCheckResponse.SERVING)
         await self._server.start()
+
+    @property
+    def _reflects(self) -> bool:
+        if self._settings.reflection is None:
+            return listens_on_loopback(self._settings)
+        return self._settings.reflection
 
     async def stop(self) -> None:
         """Drain: report NOT_SERVING, refuse new work, cancel what runs after `drain_seconds`."""
@@ -153,6 +168,10 @@ class WorkerServer:
             await self._servicer.drain(self._settings.drain_seconds)
         # The last answers may still be in flight; a watcher of the health must not delay the stop.
         await self._server.stop(_LAST_ANSWER_SECONDS)
+
+
+def _build_interceptors(settings: ServerSettings) -> list[grpc.aio.ServerInterceptor]:
+    return [] if settings.token is None else [TokenInterceptor(settings.token.get_secret_value())]
 
 
 def _options(settings: ServerSettings) -> list[tuple[str, Any]]:

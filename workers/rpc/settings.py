@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
 
 
 class ServerSettings(BaseModel):
@@ -41,6 +41,15 @@ class ServerSettings(BaseModel):
         default=30.0,
         gt=0,
         description="Time that a stop waits for running calls before it cancels them.",
+    )
+    token: SecretStr | None = Field(
+        default=None,
+        min_length=16,
+        description="Secret that every call must carry; the gateways' KVRECALL_WIRE__TOKEN. Off "
+        "loopback a worker starts only with this or tls_client_ca.",
+    )
+    reflection: bool | None = Field(
+        default=None, description="gRPC reflection. Unset: only on loopback."
     )
     tls_cert: Path | None = Field(
         default=None, description="The worker's certificate chain, PEM. Unset: no TLS."

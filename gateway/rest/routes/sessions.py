@@ -23,11 +23,36 @@ from services.service import SessionService
 
 
 def add_session_routes(router: APIRouter, service: SessionService) -> None:
-    """Add all routes of sessions."""
+    """Add the routes of sessions but those of `add_session_reads`."""
     _add_writes(router, service)
     _add_fork_and_move(router, service)
-    _add_reads(router, service)
     _add_reports(router, service)
+
+
+def add_session_reads(router: APIRouter, service: SessionService) -> None:
+    """Add the routes that read sessions, which check the tenant themselves."""
+
+    @router.get("/sessions/{session}", responses=problem_responses(404), tags=["sessions"])
+    async def get_session(session: str, tenant: Tenant = "") -> SessionView:
+        """Get a session: its settings, its state, the number of turns and tokens."""
+        committed, state = await service.get(session, tenant)
+        return SessionView.from_domain(committed, state, service.info.model)
+
+    @router.get("/sessions", tags=["sessions"])
+    async def list_sessions(
+        limit: Annotated[int, Query(ge=1, le=200, description="Sessions in one page.")] = 50,
+        cursor: Annotated[
+            str | None, Query(max_length=512, description="`next_cursor` of the previous page.")
+        ] = None,
+        tenant: Tenant = "",
+    ) -> SessionPageView:
+        """List sessions, newest first."""
+        page, states = await service.page(limit, cursor, tenant)
+        views = [
+            SessionView.from_domain(session, state, service.info.model)
+            for session, state in zip(page.sessions, states, strict=True)
+        ]
+        return SessionPageView(sessions=views, next_cursor=page.next_cursor)
 
 
 def _add_writes(router: APIRouter, service: SessionService) -> None:
@@ -82,30 +107,6 @@ def _add_fork_and_move(router: APIRouter, service: SessionService) -> None:
         """Move a session to another worker; its rows are loaded there, nothing is recomputed."""
         moved = await service.move(session, body.worker)
         return SessionView.from_domain(moved, moved.committed_state, service.info.model)
-
-
-def _add_reads(router: APIRouter, service: SessionService) -> None:
-    @router.get("/sessions", tags=["sessions"])
-    async def list_sessions(
-        limit: Annotated[int, Query(ge=1, le=200, description="Sessions in one page.")] = 50,
-        cursor: Annotated[
-            str | None, Query(max_length=512, description="`next_cursor` of the previous page.")
-        ] = None,
-        tenant: Tenant = "",
-    ) -> SessionPageView:
-        """List sessions, newest first."""
-        page, states = await service.page(limit, cursor, tenant)
-        views = [
-            SessionView.from_domain(session, state, service.info.model)
-            for session, state in zip(page.sessions, states, strict=True)
-        ]
-        return SessionPageView(sessions=views, next_cursor=page.next_cursor)
-
-    @router.get("/sessions/{session}", responses=problem_responses(404), tags=["sessions"])
-    async def get_session(session: str) -> SessionView:
-        """Get a session: its settings, its state, the number of turns and tokens."""
-        committed, state = await service.get(session)
-        return SessionView.from_domain(committed, state, service.info.model)
 
 
 def _add_reports(router: APIRouter, service: SessionService) -> None:

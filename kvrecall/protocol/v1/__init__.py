@@ -2,6 +2,8 @@
 
 REFUSAL_CODE = "kvrecall-code"
 """Key in the trailing metadata of a call that a worker refused; its value is the error's code."""
+TOKEN_KEY = "kvrecall-token"
+"""Key in the metadata of every call; its value is the secret that gateways and workers share."""
 WORKER_RECORD_SECONDS = 3.0
 """Lifetime of a worker's record in the registry; it is renewed each second."""
 

@@ -29,6 +29,7 @@ from services.catalog.redis.page_refs import RedisPageRefs
 from services.catalog.redis.prefixes import RedisPrefixes
 from services.catalog.redis.refs import OwnerRefs
 from services.catalog.redis.repairs import RedisRepairs
+from services.catalog.redis.session_reads import SessionReads
 from services.catalog.redis.sessions import RedisSessions
 from services.catalog.redis.slot import SessionSlots
 from services.catalog.redis.tool_calls import RedisToolCalls
@@ -49,7 +50,10 @@ class RedisCatalog:
         self.upgrade = upgrade
         self.idempotency = RedisIdempotency(redis, keys)
         self.page_refs = RedisPageRefs(redis, slots, refs, prefixes, deletion)
-        self.sessions = RedisSessions(slots, indexes, self.idempotency, self.page_refs, deletion)
+        reads = SessionReads(slots, redis.one_server)
+        self.sessions = RedisSessions(
+            slots, reads, indexes, self.idempotency, self.page_refs, deletion
+        )
         self.leases = RedisLeases(redis, keys, slots)
         self.turns = RedisTurns(slots, indexes, self.page_refs, prefixes)
         self.tool_calls = RedisToolCalls(slots, indexes)

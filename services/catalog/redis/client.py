@@ -70,6 +70,11 @@ class CatalogRedis:
         self._timeout_seconds = timeout_seconds
         self._patience_seconds = patience_seconds
 
+    @property
+    def one_server(self) -> bool:
+        """True if one server has all keys."""
+        return isinstance(self._client, Redis)
+
     async def read(self, key: str, *command: Argument) -> Any:
         """Run a command on the server that has `key` and return its reply."""
 
@@ -147,6 +152,8 @@ class CatalogRedis:
         return reply
 
     async def _run_each(self, commands: Sequence[tuple[str, Command]]) -> list[Any]:
+        if isinstance(self._client, Redis):
+            return await _exchange(self._client, [command for _, command in commands])
         servers = [await self._get_server(key) for key, _ in commands]
         replies: list[Any] = [None] * len(commands)
 
@@ -230,6 +237,8 @@ async def _exchange(server: Redis | ClusterNode, commands: Sequence[Command]) ->
         sent = [PipelineCommand(index, *command) for index, command in enumerate(commands)]
         await server.execute_pipeline(sent)
         replies = [each.result for each in sent]
+    elif len(commands) == 1:
+        return [await server.execute_command(*commands[0])]  # cheaper than a pipeline of one
     else:
         async with server.pipeline(transaction=False) as pipeline:
             for command in commands:

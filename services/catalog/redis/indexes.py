@@ -82,6 +82,11 @@ class RedisIndexes:
         shown = tuple(sessions[:limit])
         return SessionPage(shown, encode_cursor(shown[-1]) if len(sessions) > limit else None)
 
+    async def count(self, tenant: str) -> int:
+        """Return the number of the tenant's sessions, with those whose creation has begun."""
+        name = self._keys.get_sessions(tenant)
+        return int(await self._redis.read(name, "ZCARD", name))
+
     async def add_pause(self, session_id: str, turn: int, at: float) -> None:
         """List the pause after `turn`, without an event before `at`, ahead of the turn's commit."""
         name = self._keys.waiting

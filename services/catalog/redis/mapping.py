@@ -38,6 +38,9 @@ SESSION_FIELDS = (
     "worker",
 )
 
+# Counts in META of what lies in other keys of the session: open calls, repairs since the last turn.
+COUNT_FIELDS = ("calls", "recent")
+
 _COUNTS = ("segments", "built_segments", "next_token", "last_turn", "last_utterance", "dimensions")
 _SEGMENT = struct.Struct("<qq")
 

@@ -19,6 +19,7 @@ from services.catalog.redis.idempotency import RedisIdempotency
 from services.catalog.redis.indexes import RedisIndexes
 from services.catalog.redis.keys import META
 from services.catalog.redis.page_refs import RedisPageRefs
+from services.catalog.redis.session_reads import SessionReads
 from services.catalog.redis.slot import NEW, SessionSlots
 
 
@@ -28,12 +29,14 @@ class RedisSessions:
     def __init__(
         self,
         slots: SessionSlots,
+        reads: SessionReads,
         indexes: RedisIndexes,
         idempotency: RedisIdempotency,
         page_refs: RedisPageRefs,
         deletion: SessionDeletion,
     ) -> None:
         self._slots = slots
+        self._reads = reads
         self._indexes = indexes
         self._idempotency = idempotency
         self._page_refs = page_refs
@@ -48,7 +51,7 @@ class RedisSessions:
 
     async def get(self, session_id: str) -> Session:
         """Return the session as last committed. Raises UnknownSession."""
-        (session,) = await self._slots.get_each([session_id])
+        session = await self._reads.get(session_id)
         if session is None:
             raise UnknownSession(session_id)
         return session
@@ -71,6 +74,10 @@ class RedisSessions:
     async def get_tenant_tokens(self, tenant: str) -> int:
         """Return the number of tokens in the tenant's sessions."""
         return await self._indexes.get_tokens(tenant)
+
+    async def count(self, tenant: str) -> int:
+        """Return the number of the tenant's sessions."""
+        return await self._indexes.count(tenant)
 
     async def fork(self, commit: ForkCommit, record: IdempotencyRecord | None) -> None:
         """Add a session that starts from another. Raises UnknownSession, UnknownTurn."""

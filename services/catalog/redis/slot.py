@@ -60,16 +60,36 @@ class SessionSlots:
         raise _build_refusal(session_id, epoch, outcome.decode(), details)
 
     async def get_each(self, session_ids: list[str]) -> list[Session | None]:
-        """Return sessions, each as last committed; None in place of one that does not exist."""
+        """Return sessions, each as last committed; None in place of one that does not exist.
+
+        One command reads a session of which META has everything; a script reads those with open
+        calls or repairs since the last turn.
+        """
+        names = [self._keys.get_meta(session_id) for session_id in session_ids]
+        fields = (*mapping.COUNT_FIELDS, *mapping.SESSION_FIELDS)
+        replies = await self._redis.read_each([(name, ("HMGET", name, *fields)) for name in names])
+        sessions: dict[str, Session | None] = {}
+        scripted = []
+        for session_id, (calls, recent, *values) in zip(session_ids, replies, strict=True):
+            if calls is None:
+                sessions[session_id] = None
+            elif int(calls) or int(recent):
+                scripted.append(session_id)
+            else:
+                sessions[session_id] = mapping.from_session_parts(session_id, values, (), ())
+        sessions |= await self._get_scripted(scripted)
+        return [sessions[session_id] for session_id in session_ids]
+
+    async def _get_scripted(self, session_ids: list[str]) -> dict[str, Session | None]:
         commands = [
             self.build_call(scripts.READ_SESSION, session_id, *mapping.SESSION_FIELDS)
             for session_id in session_ids
         ]
         replies = await self._redis.read_each(commands)
-        return [
-            None if reply is None else mapping.from_session_parts(session_id, *reply)
+        return {
+            session_id: None if reply is None else mapping.from_session_parts(session_id, *reply)
             for session_id, reply in zip(session_ids, replies, strict=True)
-        ]
+        }
 
     async def exist(self, session_ids: list[str]) -> list[bool]:
         """Return for each session whether it exists."""

@@ -8,6 +8,7 @@ from services.catalog.sqlite.episodes import SqliteEpisodes
 from services.catalog.sqlite.idempotency import SqliteIdempotency
 from services.catalog.sqlite.leases import SqliteLeases
 from services.catalog.sqlite.page_refs import SqlitePageRefs
+from services.catalog.sqlite.reader import SnapshotReader
 from services.catalog.sqlite.repairs import SqliteRepairs
 from services.catalog.sqlite.sessions import SqliteSessions
 from services.catalog.sqlite.tool_calls import SqliteToolCalls
@@ -18,12 +19,13 @@ from services.catalog.versions import CatalogUpgrade
 class SqliteCatalog:
     """A `Catalog` in one SQLite file, which one process uses at a time."""
 
-    def __init__(self, database: Database, upgrade: CatalogUpgrade) -> None:
+    def __init__(self, database: Database, reader: SnapshotReader, upgrade: CatalogUpgrade) -> None:
         claims = Claims()
         self._database = database
+        self._reader = reader
         self.upgrade = upgrade
         self.idempotency = SqliteIdempotency(database)
-        self.sessions = SqliteSessions(database, self.idempotency, claims)
+        self.sessions = SqliteSessions(database, reader, self.idempotency, claims)
         self.leases = SqliteLeases(database, claims)
         self.turns = SqliteTurns(database, self.idempotency)
         self.tool_calls = SqliteToolCalls(database, self.idempotency)
@@ -39,8 +41,9 @@ class SqliteCatalog:
         uses the file, or it cannot be opened or is no catalog.
         """
         database, upgrade = await open_database(path)
-        return cls(database, upgrade)
+        return cls(database, SnapshotReader(path), upgrade)
 
     async def close(self) -> None:
-        """Finish running writes and close the file."""
+        """Finish running reads and writes and close the file."""
+        await self._reader.close()
         await self._database.close()

@@ -16,6 +16,7 @@ from services.catalog.sqlite.lock import FileLock
 from services.catalog.sqlite.migrate import migrate
 from services.catalog.sqlite.queries import fence
 from services.catalog.sqlite.schema import PRAGMAS
+from services.catalog.sqlite.session_cache import SessionCache
 from services.catalog.versions import CatalogUpgrade
 
 T = TypeVar("T")
@@ -33,6 +34,7 @@ class Database:
         self._file_lock = file_lock
         self._lock = asyncio.Lock()
         self._started_at = time.time() - time.monotonic()
+        self.cache = SessionCache()
 
     def now(self) -> float:
         """Return the Unix time, as it passed since the file was opened.
@@ -55,15 +57,19 @@ class Database:
             except (sqlite3.Error, ValueError) as error:
                 raise CatalogError(f"the catalog could not be read: {error}") from error
 
-    async def write(self, change: Query[T]) -> T:
+    async def write(self, change: Query[T], session_id: str | None = None) -> T:
         """Run a change as one transaction, which a cancellation does not interrupt.
 
-        Raises CatalogError, after which nothing is changed.
+        `session_id` is the only session that it changes; None: it may change any. Raises
+        CatalogError, after which nothing is changed.
         """
 
         async def run() -> T:
-            async with self._transaction() as connection:
-                return await change(connection)
+            try:
+                async with self._transaction() as connection:
+                    return await change(connection)
+            finally:
+                self.cache.drop(session_id)
 
         return await run_to_completion(run())
 
@@ -74,7 +80,7 @@ class Database:
             await fence(connection, session_id, epoch)
             return await change(connection)
 
-        return await self.write(run)
+        return await self.write(run, session_id)
 
     @asynccontextmanager
     async def _transaction(self) -> AsyncIterator[aiosqlite.Connection]:

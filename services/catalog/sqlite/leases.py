@@ -46,4 +46,4 @@ class SqliteLeases:
                 raise UnknownSession(session_id)
             return int(row["epoch"])
 
-        return await self._database.write(change)
+        return await self._database.write(change, session_id)

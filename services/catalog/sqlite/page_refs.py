@@ -25,7 +25,7 @@ from services.catalog.sqlite.queries import (
 # The number of earlier deletions' orphaned pages that a deletion returns beside its own.
 _ORPHANED_AT_ONCE = 16
 # The column `position` of a reservation.
-_RESERVED = -1
+RESERVED = -1
 
 
 class SqlitePageRefs:
@@ -70,16 +70,6 @@ class SqlitePageRefs:
             )
 
         await self._database.write(change)
-
-
-async def read_refs(db: aiosqlite.Connection, session_id: str) -> tuple[SharedPages, ...]:
-    """Read the pages of other sessions that the session starts with, without reservations."""
-    query = (
-        "SELECT owner, pages FROM page_refs WHERE session = :session AND position > :reserved"
-        " ORDER BY position"
-    )
-    rows = await fetch_all(db, query, {"session": session_id, "reserved": _RESERVED})
-    return tuple(SharedPages(row["owner"], row["pages"]) for row in rows)
 
 
 async def replace_refs(
@@ -135,7 +125,7 @@ async def _add_reservation(db: aiosqlite.Connection, session_id: str, shared: Sh
         "session": session_id,
         "owner": shared.owner,
         "pages": shared.pages,
-        "position": _RESERVED,
+        "position": RESERVED,
     }
     await db.execute(
         f"{build_insert('page_refs', row)} ON CONFLICT (session, owner, position)"

@@ -8,7 +8,6 @@ from kvrecall.domain.repairs import DueRepair
 from kvrecall.domain.reports import RepairReport
 from kvrecall.domain.session_settings import RepairTrigger
 from services.catalog.records import REPAIRS_RETAINED, RepairCommit, RepairDetails, RepairRecord
-from services.catalog.serialization import REPAIR
 from services.catalog.sqlite import mapping, session_rows
 from services.catalog.sqlite.database import Database
 from services.catalog.sqlite.queries import fetch_all, fetch_value, insert, require_session
@@ -64,15 +63,6 @@ async def add_record(
         "DELETE FROM repairs WHERE session = :session AND number <= :last_dropped",
         {"session": session_id, "last_dropped": number - REPAIRS_RETAINED},
     )
-
-
-async def read_reports_since(
-    db: aiosqlite.Connection, session_id: str, turns: int
-) -> tuple[RepairReport, ...]:
-    """Read the reports of the repairs after that many turns, in the order they were run."""
-    query = "SELECT report FROM repairs WHERE session = :session AND turn > :turns ORDER BY number"
-    rows = await fetch_all(db, query, {"session": session_id, "turns": turns})
-    return tuple(REPAIR.validate_json(row["report"]) for row in rows)
 
 
 async def _mark_done(db: aiosqlite.Connection, session_id: str, repair: DueRepair) -> None:

@@ -1,6 +1,5 @@
 """Sessions in the SQLite catalog."""
 
-import sqlite3
 from functools import partial
 
 import aiosqlite
@@ -15,11 +14,12 @@ from services.catalog.records import (
     SessionDump,
     SessionPage,
 )
-from services.catalog.serialization import decode_cursor, encode_cursor
-from services.catalog.sqlite import copies, mapping, page_refs, repairs, tool_calls
+from services.catalog.sqlite import copies, page_refs
 from services.catalog.sqlite.database import Database
 from services.catalog.sqlite.idempotency import SqliteIdempotency
 from services.catalog.sqlite.queries import Row, fetch_all, fetch_one
+from services.catalog.sqlite.reader import SnapshotReader
+from services.catalog.sqlite.session_reads import count_sessions, read_page, read_session
 from services.catalog.sqlite.session_rows import add_session
 
 # The number of ids of one query: others wait for the connection meanwhile.
@@ -29,8 +29,15 @@ _IDS_AT_ONCE = 2000
 class SqliteSessions:
     """Sessions, from their creation to their deletion."""
 
-    def __init__(self, database: Database, idempotency: SqliteIdempotency, claims: Claims) -> None:
+    def __init__(
+        self,
+        database: Database,
+        reader: SnapshotReader,
+        idempotency: SqliteIdempotency,
+        claims: Claims,
+    ) -> None:
         self._database = database
+        self._reader = reader
         self._idempotency = idempotency
         self._claims = claims
 
@@ -43,11 +50,13 @@ class SqliteSessions:
             await add_session(db, session, worker_state)
             await self._idempotency.store(db, record, created=session.id)
 
-        await self._database.write(change)
+        await self._database.write(change, session.id)
 
     async def get(self, session_id: str) -> Session:
         """Return the session as last committed. Raises UnknownSession."""
-        return await self._database.read(lambda db: _read_session(db, session_id))
+        return await self._database.cache.get(
+            session_id, lambda: self._reader.read(lambda db: read_session(db, session_id))
+        )
 
     async def get_worker_state(self, session_id: str) -> bytes:
         """Return the serialized pb.SessionState. Raises UnknownSession."""
@@ -59,20 +68,7 @@ class SqliteSessions:
 
     async def get_page(self, limit: int, cursor: str | None, tenant: str = "") -> SessionPage:
         """Return up to `limit` sessions of a tenant, newest first. Raises InvalidRequest."""
-        after = "" if cursor is None else "AND (created_at, id) < (:created_at, :id)"
-        bound = {} if cursor is None else _to_bound(cursor)
-        query = (
-            f"SELECT * FROM sessions WHERE tenant = :tenant {after}"
-            " ORDER BY created_at DESC, id DESC LIMIT :limit"
-        )
-
-        async def read(db: aiosqlite.Connection) -> SessionPage:
-            values = {"tenant": tenant, "limit": limit + 1} | bound
-            rows = await fetch_all(db, query, values)
-            sessions = tuple([await _read_whole_session(db, row) for row in rows[:limit]])
-            return SessionPage(sessions, encode_cursor(sessions[-1]) if len(rows) > limit else None)
-
-        return await self._database.read(read)
+        return await self._reader.read(lambda db: read_page(db, limit, cursor, tenant))
 
     async def get_ids(self) -> list[str]:
         """Return the ids of all sessions, oldest first."""
@@ -95,6 +91,10 @@ class SqliteSessions:
         row = await self._database.read(lambda db: fetch_one(db, query, {"tenant": tenant}))
         return 0 if row is None else int(row["tokens"])
 
+    async def count(self, tenant: str) -> int:
+        """Return the number of the tenant's sessions."""
+        return await self._reader.read(lambda db: count_sessions(db, tenant))
+
     async def fork(self, commit: ForkCommit, record: IdempotencyRecord | None) -> None:
         """Add a session that starts from another. Raises UnknownSession, UnknownTurn."""
 
@@ -102,7 +102,7 @@ class SqliteSessions:
             await copies.fork(db, commit, self._database.now())
             await self._idempotency.store(db, record, created=commit.session.id)
 
-        await self._database.write(change)
+        await self._database.write(change, commit.session.id)
 
     async def restore(self, dump: SessionDump) -> None:
         """Add a session from another catalog. Raises CatalogError when its id is taken."""
@@ -118,25 +118,6 @@ class SqliteSessions:
             await self._idempotency.store(db, record)
             return orphaned
 
-        orphaned = await self._database.write(change)
+        orphaned = await self._database.write(change, session_id)
         self._claims.discard(session_id)
         return orphaned
-
-
-async def _read_session(db: aiosqlite.Connection, session_id: str) -> Session:
-    row = await fetch_one(db, "SELECT * FROM sessions WHERE id = :session", {"session": session_id})
-    if row is None:
-        raise UnknownSession(session_id)
-    return await _read_whole_session(db, row)
-
-
-async def _read_whole_session(db: aiosqlite.Connection, row: sqlite3.Row) -> Session:
-    calls = await tool_calls.read_open(db, row["id"])
-    reports = await repairs.read_reports_since(db, row["id"], row["turns"])
-    shared = await page_refs.read_refs(db, row["id"])
-    return mapping.from_session_row(row, calls, reports, shared)
-
-
-def _to_bound(cursor: str) -> dict[str, object]:
-    created_at, session_id = decode_cursor(cursor)
-    return {"created_at": created_at, "id": session_id}

@@ -14,7 +14,7 @@ from services.catalog.sqlite.database import Database
 from services.catalog.sqlite.idempotency import SqliteIdempotency
 from services.catalog.sqlite.queries import fetch_all, fetch_one, insert
 
-_IS_OPEN = "session = :session AND consumed_in_turn IS NULL"
+IS_OPEN = "session = :session AND consumed_in_turn IS NULL"
 
 
 class SqliteToolCalls:
@@ -84,23 +84,13 @@ class SqliteToolCalls:
         return [row["session"] for row in rows]
 
 
-async def read_open(db: aiosqlite.Connection, session_id: str) -> tuple[PendingCall, ...]:
-    """Read the calls whose results no turn has consumed, in call order."""
-    rows = await fetch_all(
-        db,
-        f"SELECT * FROM tool_calls WHERE {_IS_OPEN} ORDER BY turn, position",
-        {"session": session_id},
-    )
-    return tuple(mapping.from_call_row(row) for row in rows)
-
-
 async def end_pause(
     db: aiosqlite.Connection, turn: Turn, inline_results: Mapping[str, str]
 ) -> None:
     """Mark the open calls as consumed by a turn, which brought some of the results itself."""
     for call_id, result in inline_results.items():
         await db.execute(
-            f"UPDATE tool_calls SET status = :status, result = :result WHERE {_IS_OPEN}"
+            f"UPDATE tool_calls SET status = :status, result = :result WHERE {IS_OPEN}"
             " AND id = :call",
             {
                 "status": CallStatus.COMPLETED.value,
@@ -110,7 +100,7 @@ async def end_pause(
             },
         )
     await db.execute(
-        f"UPDATE tool_calls SET consumed_in_turn = :turn WHERE {_IS_OPEN}",
+        f"UPDATE tool_calls SET consumed_in_turn = :turn WHERE {IS_OPEN}",
         {"turn": turn.number, "session": turn.session},
     )
 

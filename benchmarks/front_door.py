@@ -1,0 +1,266 @@
+"""The front door's own cost: reads of a session, a turn's overhead, and slow or broken clients.
+
+`python benchmarks/front_door.py` serves a bare FastAPI echo of the same size, the gateway over
+SQLite and the gateway over a real Redis (both over a worker that computes nothing), and
+`kvrecall serve` with the packaged model, each in a process of its own, and measures them in turns,
+so that disturbances of the machine affect all alike:
+
+- requests per second of `GET /v1/sessions/{id}` over 1, 8 and 64 connections, each with a session
+  of its own, as a share of the echo's;
+- seconds of a turn that only appends, beyond the worker's own compute and one fsync of the same
+  disk, which is measured after each turn;
+- the 95th percentile of reads beside 100 slow or broken connections, as a share of that without,
+  and the memory that 100 unfinished bodies of 4 MiB add.
+
+The result file goes to `benchmarks/results/`.
+"""
+
+import argparse
+import asyncio
+import os
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from uuid import uuid4
+
+import httpx
+import numpy as np
+import psutil
+
+from benchmarks.faults.processes import QUIET, RedisProcess
+from benchmarks.front_door_load import (
+    SLOW_OR_BROKEN,
+    misbehaving,
+    request_for,
+    send_almost_all,
+)
+from kvrecall.app.local_server import PROGRAM, launch
+from kvrecall.reporting.results import Row, build_results, speed_row
+from reference import MODEL_PATH
+
+RESULTS = Path(__file__).parent / "results"
+ECHO = "bare FastAPI echo"
+CONNECTIONS = (1, 8, 64)
+BAD_CONNECTIONS = 100
+READERS = 4
+SETTLE_SECONDS = 3.0
+WARM_TURNS = 5
+# Twelve tokens of the packaged model, with those that its template adds.
+MESSAGE = {"role": "user", "content": "The code is K7777."}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Sizes of a measurement; `seconds` is the length of one window of requests."""
+
+    seed: int
+    seconds: float
+    rounds: int
+    turns: int
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A serving process, and the paths that are read from it, one per connection."""
+
+    name: str
+    url: str
+    pid: int
+    paths: Sequence[str]
+
+
+def main() -> None:
+    """Read the command line, measure, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seconds", type=float, default=4.0, help="of one window of requests")
+    parser.add_argument("--rounds", type=int, default=7, help="windows of each subject")
+    parser.add_argument("--turns", type=int, default=200, help="of each subject")
+    parser.add_argument("--out", type=Path, default=RESULTS / "front_door.json")
+    given = parser.parse_args()
+    plan = Plan(given.seed, given.seconds, given.rounds, given.turns)
+    rows = asyncio.run(measure(plan))
+    for row in rows:
+        print(describe(row), flush=True)
+    model = f"the reference model ({MODEL_PATH.name}) for turns of kvrecall serve"
+    build_results("front_door", plan.seed, model, rows).write(given.out)
+
+
+async def measure(plan: Plan) -> list[Row]:
+    """Rows of reads, of turns and of bad connections."""
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        here = Path(folder)
+        redis = RedisProcess(here / "redis")
+        stack.callback(redis.kill)
+        redis.start()
+        shared = {
+            "KVRECALL_CATALOG_URL": f"redis://127.0.0.1:{redis.port}",
+            "KVRECALL_STORE__REDIS_NAMESPACE": uuid4().hex,
+        }
+        echo = stack.enter_context(served(ECHO, "echo", here))
+        sqlite = stack.enter_context(served("gateway on SQLite", "stub", here))
+        over_redis = stack.enter_context(served("gateway on Redis", "stub", here, shared))
+        whole = stack.enter_context(served("kvrecall serve", "serve", here))
+        rows = await read_rows([echo, sqlite, over_redis], plan)
+        rows += await turn_rows([sqlite, over_redis, whole], here, plan)
+        rows += await slow_rows(sqlite, plan)
+        return [*rows, await memory_row(sqlite)]
+
+
+@contextmanager
+def served(
+    name: str, command: str, folder: Path, environment: Mapping[str, str] | None = None
+) -> Iterator[Subject]:
+    """A subject in a process of its own, with its data in `folder`."""
+    own = PROGRAM if command == "serve" else ("-m", "benchmarks.front_door_servers")
+    data = folder / name.replace(" ", "-")
+    settings = {"KVRECALL_DATA": str(data), "KVRECALL_PORT": "0", "KVRECALL_LOG": "json"}
+    process, url = launch(
+        [],
+        folder / f"{data.name}.log",
+        command,
+        program=own,
+        environment={**os.environ, **QUIET, **settings, **(environment or {})},
+    )
+    with process:
+        try:
+            yield Subject(name, url, process.pid, create_sessions(url, command))
+        finally:
+            process.terminate()
+
+
+def create_sessions(url: str, command: str) -> list[str]:
+    """Paths of as many sessions as there are connections at most."""
+    if command == "echo":
+        return [f"/v1/sessions/s_{number:024x}" for number in range(max(CONNECTIONS))]
+    with httpx.Client(base_url=url, timeout=60) as http:
+        bodies = [{"seed": number} for number in range(max(CONNECTIONS))]
+        created = [http.post("/v1/sessions", json=body).raise_for_status() for body in bodies]
+    return [f"/v1/sessions/{each.json()['id']}" for each in created]
+
+
+async def read_rows(subjects: Sequence[Subject], plan: Plan) -> list[Row]:
+    """Rows of reads: requests per second, in rotation."""
+    rows: list[Row] = []
+    for connections in CONNECTIONS:
+        rates: dict[str, list[float]] = {subject.name: [] for subject in subjects}
+        for _ in range(plan.rounds):
+            for subject in subjects:
+                paths = subject.paths[:connections]
+                rate, _ = await request_for(subject.url, paths, plan.seconds)
+                rates[subject.name].append(rate)
+        condition = f"{connections} connections"
+        rows += paired_rows(condition, "reads", "requests per second", rates, ECHO)
+    return rows
+
+
+def paired_rows(
+    condition: str, metric: str, unit: str, values: Mapping[str, Sequence[float]], base: str
+) -> list[Row]:
+    """One row per subject; a ratio is the median of those within each round."""
+    rows = []
+    for name, found in values.items():
+        pairs = zip(found, values[base], strict=True)
+        ratio = {
+            "ratio_to": base,
+            "ratio": round(median(ours / theirs for ours, theirs in pairs), 3),
+        }
+        shown = {} if name == base else ratio
+        rows.append(speed_row(f"{condition}: {name}", metric, unit, found, **shown))
+    return rows
+
+
+async def turn_rows(subjects: Sequence[Subject], folder: Path, plan: Plan) -> list[Row]:
+    """Rows of turns that append: seconds in all, of compute, of an fsync, and beyond these."""
+    times: dict[str, list[tuple[float, float, float]]] = {each.name: [] for each in subjects}
+    with ExitStack() as stack:
+        clients = {
+            each.name: stack.enter_context(httpx.Client(base_url=each.url, timeout=60))
+            for each in subjects
+        }
+        synced = stack.enter_context((folder / "synced").open("wb"))
+        for number in range(WARM_TURNS + plan.turns):
+            for each in subjects:
+                wall, compute = send_turn(clients[each.name], each)
+                sync = time_fsync(synced.fileno())
+                if number >= WARM_TURNS:
+                    times[each.name].append((wall, compute, sync))
+    rows = []
+    for name, found in times.items():
+        columns = list(zip(*found, strict=True))
+        beyond = [wall - compute - sync for wall, compute, sync in found]
+        metrics = ("turn", "its worker's compute", "one fsync", "turn beyond compute and one fsync")
+        for metric, values in zip(metrics, [*columns, beyond], strict=True):
+            rows.append(speed_row(f"a turn that appends: {name}", metric, "seconds", values))
+    return rows
+
+
+def send_turn(http: httpx.Client, subject: Subject) -> tuple[float, float]:
+    """Append a message; return the seconds of the request, and those that its worker computed.
+
+    The stub computes nothing: its seconds are made up.
+    """
+    body = {"messages": [MESSAGE], "generate": False}
+    started = time.perf_counter()
+    response = http.post(f"{subject.paths[0]}/turns", json=body).raise_for_status()
+    wall = time.perf_counter() - started
+    seconds = response.json()["seconds"] if subject.name == "kvrecall serve" else {}
+    return wall, sum(seconds.get(phase, 0.0) for phase in ("prefill", "decode"))
+
+
+def time_fsync(file: int) -> float:
+    """Seconds of appending 4 KiB to a file and syncing it."""
+    started = time.perf_counter()
+    os.write(file, b"\0" * 4096)
+    os.fsync(file)
+    return time.perf_counter() - started
+
+
+async def slow_rows(subject: Subject, plan: Plan) -> list[Row]:
+    """Rows of reads alone and beside slow or broken connections, in rotation."""
+    alone, beside = "alone", f"beside {BAD_CONNECTIONS} slow or broken connections"
+    p95: dict[str, list[float]] = {alone: [], beside: []}
+    paths = subject.paths[:READERS]
+    for _ in range(plan.rounds):
+        _, latencies = await request_for(subject.url, paths, plan.seconds)
+        p95[alone].append(float(np.percentile(latencies, 95)))
+        async with misbehaving(subject.url, BAD_CONNECTIONS, SLOW_OR_BROKEN):
+            await asyncio.sleep(SETTLE_SECONDS)
+            _, latencies = await request_for(subject.url, paths, plan.seconds)
+            p95[beside].append(float(np.percentile(latencies, 95)))
+        await asyncio.sleep(SETTLE_SECONDS)
+    return paired_rows(f"{READERS} readers", "p95 of a read", "seconds", p95, alone)
+
+
+async def memory_row(subject: Subject) -> Row:
+    """Row of the memory that unfinished bodies of 4 MiB add, at its peak."""
+    process = psutil.Process(subject.pid)
+    before = process.memory_info().rss
+    added = []
+    async with misbehaving(subject.url, BAD_CONNECTIONS, [send_almost_all]):
+        last = time.monotonic() + 2 * SETTLE_SECONDS
+        while time.monotonic() < last:
+            await asyncio.sleep(0.1)
+            added.append(float(process.memory_info().rss - before))
+    return speed_row(
+        f"{BAD_CONNECTIONS} unfinished bodies of 4 MiB",
+        "memory",
+        "bytes added at most",
+        [max(added)],
+    )
+
+
+def describe(row: Row) -> str:
+    """A row as a line of text."""
+    ratio = f"  {row['ratio']:.2f} x {row['ratio_to']}" if "ratio" in row else ""
+    return (
+        f"{row['condition']:<60} {row['metric']:<34} {row['median']:>16,.6f} {row['unit']}{ratio}"
+    )
+
+
+if __name__ == "__main__":
+    main()

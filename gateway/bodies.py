@@ -1,0 +1,190 @@
+"""Request bodies: limits on size, time and memory, and strict JSON."""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from pydantic_core import from_json
+from starlette.datastructures import Headers
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from gateway.errors import RefusedRequest, build_problem
+from gateway.settings import GatewaySettings
+from kvrecall.domain.codes import ErrorCode
+
+_RETRY_AFTER = {"Retry-After": "1"}
+
+
+class BodyRefused(RefusedRequest):
+    """A body that no route gets."""
+
+    def __init__(
+        self, code: ErrorCode, detail: str, headers: dict[str, str] | None = None, **details: object
+    ) -> None:
+        super().__init__(build_problem(code, detail, {"field": "body", **details}), headers)
+
+
+class BodyBuffer:
+    """Accounts for the bytes of all bodies in memory: those being received, and those in use.
+
+    When they exceed `max_bytes`, the unfinished body that has taken longest is refused, so that
+    slow clients cannot keep the buffer from quick ones.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._used = 0
+        self._receiving: dict[Body, None] = {}  # the oldest first
+
+    @contextmanager
+    def hold(self) -> Iterator["Body"]:
+        """Hold the bytes of one body until its request has ended."""
+        body = Body(self)
+        try:
+            yield body
+        finally:
+            self._receiving.pop(body, None)
+            self._used -= len(body.content)
+
+    def begin(self, body: "Body") -> None:
+        """Note that a body begins to be received."""
+        self._receiving[body] = None
+
+    def add(self, body: "Body", chunk: bytes) -> None:
+        """Append to a body. Raises BodyRefused if it is the one that has to go."""
+        body.content += chunk
+        self._used += len(chunk)
+        while self._used > self._max_bytes:
+            oldest = next(iter(self._receiving))  # `body` is one of them
+            self._drop(oldest)
+            if oldest is body:
+                raise _no_memory()
+            oldest.cancel()
+
+    def end(self, body: "Body") -> None:
+        """Note that a body is complete: it is not refused any more."""
+        self._receiving.pop(body, None)
+
+    def _drop(self, body: "Body") -> None:
+        del self._receiving[body]
+        self._used -= len(body.content)
+        body.content.clear()
+
+
+class Body:
+    """A request body, received on demand."""
+
+    def __init__(self, buffer: BodyBuffer) -> None:
+        self._buffer = buffer
+        self._timeout: asyncio.Timeout | None = None
+        self._dropped = False
+        self.content = bytearray()
+
+    def cancel(self) -> None:
+        """Refuse it: others need the memory."""
+        self._dropped = True
+        assert self._timeout is not None, "only a body that is being received is refused"
+        self._timeout.reschedule(asyncio.get_running_loop().time())
+
+    async def receive(self, receive: Receive, settings: GatewaySettings) -> None:
+        """Receive the whole body. Raises BodyRefused, ClientDisconnect."""
+        self._buffer.begin(self)
+        try:
+            async with asyncio.timeout(settings.body_seconds) as self._timeout:
+                await self._receive_all(receive, settings.max_body_bytes)
+        except TimeoutError as error:
+            if self._dropped:
+                raise _no_memory() from error
+            raise _too_slow(settings.body_seconds) from error
+        finally:
+            self._buffer.end(self)
+
+    async def _receive_all(self, receive: Receive, max_bytes: int) -> None:
+        more = True
+        while more:
+            message = await receive()
+            if message["type"] != "http.request":
+                raise ClientDisconnect
+            self._buffer.add(self, message.get("body", b""))
+            if len(self.content) > max_bytes:
+                raise _too_large(max_bytes)
+            more = message.get("more_body", False)
+
+
+class StrictBody:
+    """Receives and checks a body when a route asks for it, and not before.
+
+    So an unknown route and another tenant's session cost no body. A route gets the body in one
+    piece; other than JSON is refused: Python's parser accepts NaN and lone surrogates, which
+    neither the catalog nor protobuf can represent.
+    """
+
+    def __init__(self, app: ASGIApp, settings: GatewaySettings) -> None:
+        self._app = app
+        self._settings = settings
+        self._buffer = BodyBuffer(settings.max_body_buffer_bytes)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on with a `receive` that checks the body."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        with self._buffer.hold() as body:
+            received = disconnected = False
+
+            async def receive_checked() -> Message:
+                nonlocal received, disconnected
+                if received:
+                    return await receive()
+                received = True
+                try:
+                    await self._receive(body, Headers(scope=scope), receive)
+                except ClientDisconnect:
+                    disconnected = True
+                    raise
+                return {"type": "http.request", "body": bytes(body.content), "more_body": False}
+
+            async def send_if_connected(message: Message) -> None:
+                if not disconnected:  # the framework answers a failed read with status 400
+                    await send(message)
+
+            await self._app(scope, receive_checked, send_if_connected)
+
+    async def _receive(self, body: Body, headers: Headers, receive: Receive) -> None:
+        if _get_content_length(headers) > self._settings.max_body_bytes:
+            raise _too_large(self._settings.max_body_bytes)
+        await body.receive(receive, self._settings)
+        if body.content and (reason := _find_json_error(headers, body.content)) is not None:
+            raise BodyRefused(ErrorCode.MALFORMED_JSON, f"the body is not JSON in UTF-8: {reason}")
+
+
+def _too_large(limit: int) -> BodyRefused:
+    detail = f"the body exceeds the limit of {limit} bytes"
+    return BodyRefused(ErrorCode.BODY_TOO_LARGE, detail, {"Connection": "close"}, limit=limit)
+
+
+def _too_slow(seconds: float) -> BodyRefused:
+    detail = f"the body did not arrive within {seconds:g} seconds"
+    return BodyRefused(ErrorCode.BODY_TIMEOUT, detail, {"Connection": "close"})
+
+
+def _no_memory() -> BodyRefused:
+    detail = "too many large bodies at once, and this one had taken longest; try again later"
+    return BodyRefused(ErrorCode.OVERLOADED, detail, {"Connection": "close", **_RETRY_AFTER})
+
+
+def _get_content_length(headers: Headers) -> int:
+    length = headers.get("content-length", "")
+    return int(length) if length.isascii() and length.isdigit() else 0
+
+
+def _find_json_error(headers: Headers, body: bytearray) -> str | None:
+    kind = headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+    if kind != "application/json" and not kind.endswith("+json"):
+        return None
+    try:
+        from_json(body, allow_inf_nan=False)
+    except ValueError as error:
+        return str(error)
+    return None

@@ -1,0 +1,58 @@
+"""The sessions that were read last, for as long as nothing writes them."""
+
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+
+from kvrecall.domain.session import Session
+from services.catalog.serialization import SETTINGS
+
+_SESSIONS = 1024
+_SETTINGS_BYTES = 8192
+
+
+class SessionCache:
+    """At most 1,024 committed sessions, the least recently used replaced first.
+
+    The process that owns the file is its only writer, so an entry is right until that writer drops
+    it, which it does before it acknowledges the write. A session with open calls, repairs or
+    settings of more than 8 KiB is not held: its size is not bounded.
+    """
+
+    def __init__(self) -> None:
+        self._sessions: OrderedDict[str, Session] = OrderedDict()
+        self._reading: dict[str, object] = {}
+
+    async def get(self, session_id: str, read: Callable[[], Awaitable[Session]]) -> Session:
+        """Return the cached session, or the result of `read`. Raises what `read` raises."""
+        found = self._sessions.get(session_id)
+        if found is not None:
+            self._sessions.move_to_end(session_id)
+            return found
+        reading = self._reading[session_id] = object()
+        try:
+            session = await read()
+        finally:
+            # A write in between, or a later read, has taken this read's place.
+            current = self._reading.get(session_id) is reading
+            if current:
+                del self._reading[session_id]
+        if current and _is_small(session):
+            self._sessions[session_id] = session
+            if len(self._sessions) > _SESSIONS:
+                self._sessions.popitem(last=False)
+        return session
+
+    def drop(self, session_id: str | None) -> None:
+        """Forget a session that was written, or all of them; reads on their way stay uncached."""
+        if session_id is None:
+            self._sessions.clear()
+            self._reading.clear()
+        else:
+            self._sessions.pop(session_id, None)
+            self._reading.pop(session_id, None)
+
+
+def _is_small(session: Session) -> bool:
+    if session.calls or session.repairs:
+        return False
+    return len(SETTINGS.dump_json(session.settings)) <= _SETTINGS_BYTES

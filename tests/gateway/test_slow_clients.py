@@ -1,0 +1,209 @@
+"""Slow, broken and greedy connections: each limit, over real sockets."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import pytest
+import uvicorn
+
+from gateway.server import server_options
+from gateway.settings import GatewaySettings
+from kvrecall.domain.session_request import CreateSession
+
+# The limits under test are far below this; a test waits no longer for a connection's end.
+PATIENCE_SECONDS = 60.0
+MEBIBYTE = 1 << 20
+
+
+@pytest.fixture
+def gateway_settings() -> GatewaySettings:
+    return GatewaySettings(
+        max_body_bytes=2 * MEBIBYTE,
+        max_body_buffer_bytes=4 * MEBIBYTE,
+        body_seconds=1.0,
+        header_seconds=1.0,
+        keepalive_seconds=1,
+        send_seconds=1.0,
+        max_connections=8,
+        max_header_bytes=2048,
+    )
+
+
+@pytest.fixture
+async def port(assembled: Any, gateway_settings: GatewaySettings) -> AsyncIterator[int]:
+    """Port of the application behind the server's limits."""
+    config = uvicorn.Config(
+        assembled.app, port=0, log_config=None, lifespan="on", **server_options(gateway_settings)
+    )
+    server = uvicorn.Server(config)
+    serving = asyncio.create_task(server.serve())
+    while not server.started:  # noqa: ASYNC110 (uvicorn has no event for it)
+        await asyncio.sleep(0.01)
+    yield server.servers[0].sockets[0].getsockname()[1]
+    server.should_exit = True
+    await serving
+
+
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+@asynccontextmanager
+async def connected(port: int, sent: bytes = b"") -> AsyncIterator[Streams]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(sent)
+    try:
+        yield reader, writer
+    finally:
+        writer.transport.abort()
+
+
+async def rest(reader: asyncio.StreamReader) -> bytes:
+    """Everything up to the connection's end."""
+    received = b""
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        try:
+            while chunk := await reader.read(65536):
+                received += chunk
+        except ConnectionResetError:
+            pass
+    return received
+
+
+def head(path: str, length: int, *more: str) -> bytes:
+    lines = [f"POST {path} HTTP/1.1", "Host: x", "Content-Type: application/json"]
+    return "\r\n".join([*lines, f"Content-Length: {length}", *more, "", ""]).encode()
+
+
+def problem(response: bytes) -> tuple[int, str]:
+    """Status and code of a problem response."""
+    first, _, body = response.partition(b"\r\n\r\n")
+    return int(first.split()[1]), json.loads(body)["code"]
+
+
+async def is_served(port: int) -> bool:
+    async with connected(port, b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n") as (reader, _):
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            return (await reader.readline()).startswith(b"HTTP/1.1 200")
+
+
+async def test_a_body_that_does_not_arrive_in_time_is_refused(port: int) -> None:
+    async with connected(port, head("/v1/sessions", 1000) + b"{") as (reader, _):
+        assert problem(await rest(reader)) == (408, "body_timeout")
+    assert await is_served(port)
+
+
+async def test_a_client_that_breaks_off_its_body_is_logged_as_gone(port: int) -> None:
+    async with connected(port, head("/v1/sessions", 1000) + b"{"):
+        await asyncio.sleep(0.1)
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as http:
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            gone = 'kvrecall_http_requests_total{method="POST",status="499"} 1.0'
+            while gone not in (await http.get("/metrics")).text:  # noqa: ASYNC110
+                await asyncio.sleep(0.1)
+
+
+async def test_a_body_that_trickles_in_is_refused(port: int) -> None:
+    async with connected(port, head("/v1/sessions", 1000)) as (reader, writer):
+        ended = asyncio.create_task(rest(reader))
+        while not ended.done():
+            writer.write(b" ")
+            await asyncio.sleep(0.05)
+        assert problem(ended.result()) == (408, "body_timeout")
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /healthz HTTP/1.1\r\nHost:"])
+async def test_a_head_that_does_not_arrive_in_time_ends_the_connection(
+    port: int, sent: bytes
+) -> None:
+    async with connected(port, sent) as (reader, _):
+        assert await rest(reader) == b""
+
+
+async def test_a_head_that_trickles_in_ends_the_connection(port: int) -> None:
+    async with connected(port, b"GET /healthz HTTP/1.1\r\n") as (reader, writer):
+        ended = asyncio.create_task(rest(reader))
+        while not ended.done():
+            writer.write(b"x")
+            await asyncio.sleep(0.05)
+        assert ended.result() == b""
+
+
+async def test_the_second_head_of_a_connection_has_a_limit_too(port: int) -> None:
+    request = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
+    async with connected(port, request + b"GET /he") as (reader, _):
+        assert (await rest(reader)).count(b"HTTP/1.1") == 1
+
+
+async def test_an_idle_connection_is_closed(port: int) -> None:
+    async with connected(port, b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n") as (reader, _):
+        assert (await rest(reader)).startswith(b"HTTP/1.1 200")
+
+
+async def test_a_head_over_the_limit_is_refused(port: int) -> None:
+    sent = b"GET /healthz HTTP/1.1\r\nHost: x\r\nX-Long: " + b"x" * 5000
+    async with connected(port, sent) as (reader, _):
+        assert (await rest(reader)).startswith(b"HTTP/1.1 400")
+
+
+async def test_connections_over_the_limit_are_refused_until_others_end(port: int) -> None:
+    async with connected(port), connected(port), connected(port), connected(port):
+        async with connected(port), connected(port), connected(port), connected(port):
+            await asyncio.sleep(0.1)
+            async with connected(port) as (reader, _):
+                assert problem(await rest(reader)) == (429, "overloaded")
+        await asyncio.sleep(0.1)
+        assert await is_served(port)
+
+
+async def test_of_too_many_bodies_the_oldest_is_refused_and_a_quick_one_served(port: int) -> None:
+    # Just under the limit of one body; the third does not fit beside two.
+    slow = head("/v1/sessions", 2 * MEBIBYTE) + b" " * (2 * MEBIBYTE - 100)
+    async with connected(port, slow) as (first, _), connected(port, slow) as (second, _):
+        await asyncio.sleep(0.3)
+        body = json.dumps({"budget": 64, "metadata": {"a": "b"}}).encode()
+        quick = head("/v1/sessions", len(body) + 1000) + body + b" " * 1000
+        async with connected(port, quick) as (reader, _):
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                assert (await reader.readline()).startswith(b"HTTP/1.1 201")
+        codes = [problem(await rest(reader)) for reader in (first, second)]
+        assert codes == [(429, "overloaded"), (408, "body_timeout")]
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("/v1/nothing", (404, "unknown_route")),
+        ("/healthz", (405, "method_not_allowed")),
+        ("/v1/sessions/{session}/fork", (404, "unknown_session")),
+        ("/v1/sessions/{session}/events", (404, "unknown_session")),
+    ],
+)
+async def test_route_and_tenant_are_checked_before_the_body_is_received(
+    assembled: Any, port: int, path: str, expected: tuple[int, str]
+) -> None:
+    session = await assembled.service.create(CreateSession(tenant="ann"))
+    sent = head(path.format(session=session.id), 1000, "X-Kvrecall-Tenant: ben")
+    async with connected(port, sent + b"{") as (reader, _):
+        assert problem(await rest(reader)) == expected
+
+
+async def test_a_response_that_is_not_read_ends_the_connection(port: int) -> None:
+    request = b"GET /openapi.json HTTP/1.1\r\nHost: x\r\n\r\n"
+    async with connected(port) as (reader, writer):
+        writer.transport.pause_reading()  # type: ignore[attr-defined]
+        with pytest.raises(ConnectionError):
+            await _send_until_cut(writer, request)
+        del reader
+    assert await is_served(port)
+
+
+async def _send_until_cut(writer: asyncio.StreamWriter, request: bytes) -> None:
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while True:  # responses fill all buffers in between
+            writer.write(request)
+            await writer.drain()
+            await asyncio.sleep(0.001)
