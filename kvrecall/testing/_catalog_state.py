@@ -114,6 +114,11 @@ class CatalogState:
             )
         return stored
 
+    def get_pieces(self, session_id: str, call: PendingCall) -> dict[int, str]:
+        """Return all pieces of a call's output, by index; none of an unknown session."""
+        stored = self.sessions.get(session_id)
+        return {} if stored is None else stored.pieces.get((call.turn, call.position), {})
+
     def add(self, stored: StoredSession) -> None:
         """Add a session. Raises CatalogError when its id is taken."""
         session_id = stored.session.id

@@ -230,8 +230,7 @@ class InMemoryToolCalls:
         self, session_id: str, call: PendingCall, first: int, limit: int
     ) -> tuple[str, ...]:
         """Return pieces of a call's output from `first` on, up to the first missing one."""
-        stored = self._state.sessions.get(session_id)
-        pieces = {} if stored is None else stored.pieces.get((call.turn, call.position), {})
+        pieces = self._state.get_pieces(session_id, call)
         indices = takewhile(pieces.__contains__, range(first, first + limit))
         return tuple(pieces[index] for index in indices)
 

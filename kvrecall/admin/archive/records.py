@@ -145,7 +145,9 @@ def to_records(dump: SessionDump) -> Iterator[Record]:
     for call in dump.calls:
         pieces = dump.pieces.get((call.turn, call.position), {})
         value = CALL.dump_python(replace(call, output=ToolOutput()), mode="json")
-        yield Record(RecordKind.CALL, value | {"pieces": PIECES.dump_python(pieces, mode="json")})
+        yield Record(
+            RecordKind.CALL, value | {"pieces": PIECES.dump_python(dict(pieces), mode="json")}
+        )
     for repair in dump.repairs:
         yield Record(RecordKind.REPAIR, REPAIR.dump_python(repair, mode="json"))
     yield from _to_episode_records(dump)
