@@ -81,6 +81,7 @@ class ErrorCode(StrEnum):
     PROFILE_REFUSED = "profile_refused", 422, "FAILED_PRECONDITION"
     EMBEDDER_REFUSED = "embedder_refused", 422, "FAILED_PRECONDITION"
     EMBEDDING_REFUSED = "embedding_refused", 500, "INTERNAL"
+    CATALOG_MISMATCH = "catalog_mismatch", 503, "FAILED_PRECONDITION"
     CANNOT_LISTEN = "cannot_listen", 500, "INTERNAL"
 
     # Catalog and registry.

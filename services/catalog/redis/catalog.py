@@ -15,6 +15,8 @@ a primary that is cut off from taking writes, and `maxmemory-policy noeviction` 
 dropping sessions when memory runs out. Redis 6.2 or later is required.
 """
 
+from uuid import uuid4
+
 from services.catalog.redis.client import CatalogRedis, Client
 from services.catalog.redis.deletion import SessionDeletion
 from services.catalog.redis.episodes import RedisEpisodes
@@ -37,7 +39,8 @@ from services.catalog.versions import CatalogUpgrade
 class RedisCatalog:
     """A `Catalog` of the keys that begin with a namespace."""
 
-    def __init__(self, redis: CatalogRedis, keys: Keys, upgrade: CatalogUpgrade) -> None:
+    def __init__(self, redis: CatalogRedis, keys: Keys, upgrade: CatalogUpgrade, id: str) -> None:
+        self.id = id
         slots = SessionSlots(redis, keys)
         indexes = RedisIndexes(redis, keys, slots)
         prefixes = RedisPrefixes(redis, keys, slots)
@@ -73,11 +76,18 @@ class RedisCatalog:
         keys = Keys(namespace)
         try:
             upgrade = await migrate(redis, keys)
+            id = await _get_id(redis, keys)
         except BaseException:
             await redis.close()
             raise
-        return cls(redis, keys, upgrade)
+        return cls(redis, keys, upgrade, id)
 
     async def close(self) -> None:
         """Close all connections."""
         await self._redis.close()
+
+
+async def _get_id(redis: CatalogRedis, keys: Keys) -> str:
+    """Return the catalog's id, which the first process that opens it makes."""
+    await redis.write(keys.id, "SET", keys.id, uuid4().hex, "NX")
+    return bytes(await redis.read(keys.id, "GET", keys.id)).decode()

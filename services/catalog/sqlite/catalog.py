@@ -8,6 +8,7 @@ from services.catalog.sqlite.episodes import SqliteEpisodes
 from services.catalog.sqlite.idempotency import SqliteIdempotency
 from services.catalog.sqlite.leases import SqliteLeases
 from services.catalog.sqlite.page_refs import SqlitePageRefs
+from services.catalog.sqlite.queries import fetch_value
 from services.catalog.sqlite.repairs import SqliteRepairs
 from services.catalog.sqlite.sessions import SqliteSessions
 from services.catalog.sqlite.tool_calls import SqliteToolCalls
@@ -19,9 +20,10 @@ class SqliteCatalog:
     """A `Catalog` in one SQLite file, which one process uses at a time."""
 
     def __init__(
-        self, database: Database, max_idempotency_records: int, upgrade: CatalogUpgrade
+        self, database: Database, max_idempotency_records: int, upgrade: CatalogUpgrade, id: str
     ) -> None:
         claims = Claims()
+        self.id = id
         self._database = database
         self.upgrade = upgrade
         self.idempotency = SqliteIdempotency(database, max_idempotency_records)
@@ -41,7 +43,12 @@ class SqliteCatalog:
         be read, CatalogError when the file cannot be opened or is no catalog.
         """
         database, upgrade = await open_database(path)
-        return cls(database, max_idempotency_records, upgrade)
+        try:
+            id = await database.read(lambda db: fetch_value(db, "SELECT id FROM catalog_id"))
+        except BaseException:
+            await database.close()
+            raise
+        return cls(database, max_idempotency_records, upgrade, id)
 
     async def close(self) -> None:
         """Finish running writes and close the file."""
