@@ -22,6 +22,7 @@ class ServiceContext:
     limits: ServiceLimits
     sessions: SessionManager
     admission: Admission
+    creations: Admission
     quotas: Quotas
 
     @classmethod
@@ -34,6 +35,11 @@ class ServiceContext:
             events=events,
             limits=limits,
             sessions=SessionManager(catalog, worker, events, limits),
-            admission=Admission(limits),
+            admission=Admission(
+                limits.max_running_turns, limits.max_waiting_turns, "turns", limits
+            ),
+            creations=Admission(
+                limits.max_running_creations, limits.max_waiting_creations, "creations", limits
+            ),
             quotas=Quotas(catalog, events, limits),
         )

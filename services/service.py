@@ -3,7 +3,6 @@
 import asyncio
 import secrets
 import time
-from contextlib import suppress
 from dataclasses import replace
 
 from pydantic import TypeAdapter
@@ -39,6 +38,7 @@ from services.context import ServiceContext
 from services.episode_router import EpisodeRouter
 from services.forks import ForkRequest, ForkRunner
 from services.page_gc import PageCollector
+from services.reconciliation import Reconciler
 from services.repair_history import RepairHistoryEntry, load_repair_history
 from services.session_manager import ActiveSession
 from services.tool_call_timeouts import ToolCallTimeouts
@@ -67,8 +67,8 @@ class SessionService:
         self._forks = ForkRunner(self._context, self._background)
         self._timeouts = ToolCallTimeouts(self._context)
         self._collector = PageCollector(self._context)
+        self._reconciler = Reconciler(self._context)
         self._running: set[asyncio.Task[None]] = set()
-        self._creating = asyncio.Lock()
         self._info: WorkerInfo | None = None
         self._accepting = False
 
@@ -98,29 +98,17 @@ class SessionService:
         self._events.add(observer)
 
     async def start(self) -> None:
-        """Learn the worker's limits, delete rows of sessions that no longer exist, then accept work."""
-        try:
-            await self.worker_joined()
-        except WorkerLost:
-            if self._info is None:
-                raise
-            # Lost right after it was found: it deletes the rest when it comes back.
+        """Learn the worker's limits, start the background work, then accept requests."""
+        self._info = worker_info_from_wire(await self._worker.describe())
         self._timeouts.start()
         self._collector.start()
+        self._reconciler.start()
         self._accepting = True
 
-    async def worker_joined(self) -> None:
-        """Learn a new worker's limits and have it delete rows of sessions that no longer exist."""
+    async def worker_joined(self, worker: str) -> None:
+        """Learn a new worker's limits, and begin to delete its sessions that no longer exist."""
         self._info = worker_info_from_wire(await self._worker.describe())
-        await self._worker.retain_only(await self._retained())
-
-    async def _retained(self) -> pb.RetainOnlyRequest:
-        """The sessions that exist, and the pages of deleted ones that others still share."""
-        kept = await self._catalog.page_refs.get_retained()
-        return pb.RetainOnlyRequest(
-            sessions=await self._catalog.sessions.get_ids(),
-            shared=[pb.SharedPages(owner=each.owner, pages=each.pages) for each in kept],
-        )
+        self._reconciler.join(worker)
 
     async def stop(self) -> None:
         """Accept nothing new, wait for running turns (for a bounded time), then close worker and catalog."""
@@ -133,6 +121,7 @@ class SessionService:
             await asyncio.wait(self._running)
         await self._timeouts.stop()
         await self._collector.stop()
+        await self._reconciler.stop()
         await self._background.stop()
         await self._worker.close()
         await self._catalog.close()
@@ -143,13 +132,17 @@ class SessionService:
         Raises BudgetOutOfRange, UnknownMethod, UnknownModel, QuotaExceeded, WorkerRefused.
         """
         self._check_accepting()
-        async with self._creating:
-            if key is not None and (record := await self._catalog.idempotency.get(key)) is not None:
-                return SESSION.validate_json(record)
-            await self._quotas.check_quota(request.tenant)
-            return await run_to_completion(
-                self._create(resolve_settings(request, self.info, self.limits), key)
-            )
+        if (created := await self._find_created(key)) is not None:
+            return created
+        await self._quotas.check_quota(request.tenant)
+        settings = resolve_settings(request, self.info, self.limits)
+        async with self._context.creations.slot():
+            return await run_to_completion(self._create(settings, key))
+
+    async def _find_created(self, key: IdempotencyKey | None) -> Session | None:
+        """Return the session that a request with this key has created."""
+        record = None if key is None else await self._catalog.idempotency.get(key)
+        return None if record is None else SESSION.validate_json(record)
 
     async def _create(self, settings: SessionSettings, key: IdempotencyKey | None) -> Session:
         now = time.time()
@@ -169,8 +162,12 @@ class SessionService:
         try:
             await self._catalog.sessions.create(session, b"", record)
         except ServiceError:
-            with suppress(ServiceError):  # it has no rows yet
-                await self._worker.delete(pb.DeleteRequest(session=session.id))
+            # Whether it was committed may be unknown. If not, the worker's copy is an unknown
+            # session, which the reconciliation deletes.
+            self._worker.forget(session.id)
+            # The catalog refuses the second of two requests with one key: it gets the first's.
+            if (created := await self._find_created(key)) is not None:
+                return created
             raise
         self._sessions.add_created(session)
         return session
@@ -189,6 +186,7 @@ class SessionService:
                 )
             except (WorkerLost, WorkerRefused) as error:
                 lost.append(worker)
+                self._worker.forget(session.id)
                 if not self._sessions.can_retry_elsewhere(session.id, lost, error):
                     raise
             else:

@@ -2,7 +2,8 @@
 
 import asyncio
 import hashlib
-from collections.abc import AsyncGenerator, Sequence
+import time
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from itertools import takewhile
 
 import numpy as np
@@ -33,12 +34,13 @@ class StubWorker:
       `gates["repair"]`, likewise embed and build. A repair that is stopped early waits no longer and
       has scored half of its rows. `reached` is set when a call arrives at its gate.
     - `faults` are raised by the call of that name, once each.
+    - `stored`: sessions that an earlier process stored; `retained`: deleted ones with pages that others share.
     - `names`: with several, it acts as as many workers over the same rows; `draining` are some of them.
     - `prefixes`, `dropped`, `released`, `rebuilds`, `builds`, `switches`, `options` (of each repair), `epochs` and
       `call_log` record what it was asked for.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, stored: Iterable[str] = ()) -> None:
         self.script: list[str | list[pb.ToolCall]] = []
         self.gates: dict[str, asyncio.Event] = {}
         self.reached: dict[str, asyncio.Event] = {
@@ -57,7 +59,11 @@ class StubWorker:
         self.dimensions = 24
         self.open_turns = 0
         self.closed = False
-        self.retained: pb.RetainOnlyRequest | None = None
+        self.stored = set(stored)
+        self.retained: set[str] = set()
+        self.opened_at: dict[str, float] = {}
+        self.catalogs: set[str] = set()
+        self.forgotten: list[str] = []
         self.prefixes: list[pb.Prefix] = []
         self.dropped: list[tuple[str, int]] = []
         self.durable = True
@@ -92,9 +98,39 @@ class StubWorker:
             for name in self.names
         ]
 
-    async def retain_only(self, request: pb.RetainOnlyRequest) -> None:
-        """Record the request."""
-        self.retained = request
+    async def list_sessions(self, worker: str, request: pb.ListSessionsRequest) -> pb.SessionList:
+        """List a page of the open sessions by age, or of those stored by an earlier process."""
+        self._fault("list_sessions")
+        self.catalogs.add(request.catalog)
+        now = time.monotonic()
+        oldest = now - request.max_age if request.max_age else 0.0
+        opened = (
+            session
+            for session, opened_at in self.opened_at.items()
+            if oldest <= opened_at <= now - request.min_age
+        )
+        names = self.stored if request.stored else opened
+        found = sorted(name for name in names if name > request.after)
+        return pb.SessionList(sessions=found[: request.limit])
+
+    async def delete_unknown(
+        self, worker: str, request: pb.DeleteUnknownRequest
+    ) -> pb.DeleteUnknownResult:
+        """Delete sessions that are stored and not open, or open for `idle_seconds` at least."""
+        self._fault("delete_unknown")
+        newest = time.monotonic() - request.idle_seconds
+        deleted = [
+            each
+            for each in request.sessions
+            if each.session in self.stored or self.opened_at.get(each.session, newest + 1) <= newest
+        ]
+        for each in deleted:
+            await self.delete(each)
+        return pb.DeleteUnknownResult(deleted=len(deleted))
+
+    def forget(self, session: str) -> None:
+        """Record the session."""
+        self.forgotten.append(session)
 
     async def open(self, request: pb.OpenRequest) -> pb.MemoryReport:
         """Take over the state of the request. Raises WorkerRefused for settings named `bad`."""
@@ -105,7 +141,7 @@ class StubWorker:
             if '"bad"' in getattr(request.spec, name):
                 raise WorkerRefused(ErrorCode.BAD_SETTINGS, f"{name}.bad is not a setting")
         self.epochs.append(request.spec.epoch)
-        self.specs[session] = request.spec
+        self._note_open(request.spec)
         self.sessions[session] = pb.SessionState.FromString(request.state.SerializeToString())
         return self._memory(session)
 
@@ -121,7 +157,8 @@ class StubWorker:
             self._change(state, "turn", words[: turn.prompt_tokens])
             for word in words[turn.prompt_tokens :]:
                 self._change(state, "token", [word])
-        self.specs[session], self.sessions[session] = request.spec, state
+        self._note_open(request.spec)
+        self.sessions[session] = state
         return pb.ForkResult(memory=self._memory(session), state=state)
 
     async def rebuild(self, request: pb.RebuildRequest) -> pb.RebuildResult:
@@ -250,6 +287,12 @@ class StubWorker:
         self._fault("delete")
         self.dropped.append((request.session, request.keep_pages))
         self.sessions.pop(request.session, None)
+        self.opened_at.pop(request.session, None)
+        self.stored.discard(request.session)
+        if request.keep_pages:
+            self.retained.add(request.session)
+        else:
+            self.retained.discard(request.session)
 
     async def stats(self) -> dict[str, pb.WorkerStats]:
         """Return the same counters for every name."""
@@ -259,6 +302,11 @@ class StubWorker:
     async def close(self) -> None:
         """Record that the worker was closed."""
         self.closed = True
+
+    def _note_open(self, spec: pb.SessionSpec) -> None:
+        self.specs[spec.session] = spec
+        self.opened_at[spec.session] = time.monotonic()
+        self.stored.discard(spec.session)
 
     def _state(self, session: str) -> pb.SessionState:
         if session not in self.sessions:

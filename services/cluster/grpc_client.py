@@ -29,8 +29,9 @@ class GrpcWorkerClient(WorkerCalls):
     Raises OSError when a certificate cannot be read. Create it in a running event loop.
     """
 
-    def __init__(self, settings: WireSettings) -> None:
+    def __init__(self, settings: WireSettings, catalog: str = "") -> None:
         self._settings = settings
+        self.catalog = catalog
         self.address = settings.worker
         self._channel = _open_channel(settings)
         self._stub = worker_pb2_grpc.WorkerStub(self._channel)
@@ -42,7 +43,9 @@ class GrpcWorkerClient(WorkerCalls):
         """See `Worker.describe`; waits for a worker that is still starting."""
         with self._map_errors():
             info: pb.WorkerInfo = await self._stub.Describe(
-                Empty(), timeout=self._settings.connect_seconds, wait_for_ready=True
+                pb.DescribeRequest(catalog=self.catalog),
+                timeout=self._settings.connect_seconds,
+                wait_for_ready=True,
             )
         return info
 
@@ -51,6 +54,9 @@ class GrpcWorkerClient(WorkerCalls):
         if self.address in avoid:
             raise WorkerLost(f"there is no worker but {self.address}")
         return self.address
+
+    def forget(self, session: str) -> None:
+        """Do nothing: a client of one worker keeps nothing of a session."""
 
     async def workers(self) -> list[pb.WorkerRecord]:
         """This worker's record."""
@@ -172,6 +178,10 @@ class GrpcWorkerClient(WorkerCalls):
                 return WorkerLost(f"{worker} failed: {details}")
             case grpc.StatusCode.DEADLINE_EXCEEDED:
                 return WorkerLost(f"{worker} did not answer in time: {details}")
+            case grpc.StatusCode.UNIMPLEMENTED:
+                return WorkerRefused(
+                    ErrorCode.WORKER_REFUSED, f"{worker} is of an older version: {details}"
+                )
             case grpc.StatusCode.CANCELLED:
                 return WorkerLost(f"{worker} cancelled the call")
             case grpc.StatusCode.UNAVAILABLE:
