@@ -178,10 +178,6 @@ class GrpcWorkerClient(WorkerCalls):
                 return WorkerLost(f"{worker} failed: {details}")
             case grpc.StatusCode.DEADLINE_EXCEEDED:
                 return WorkerLost(f"{worker} did not answer in time: {details}")
-            case grpc.StatusCode.UNIMPLEMENTED:
-                return WorkerRefused(
-                    ErrorCode.WORKER_REFUSED, f"{worker} is of an older version: {details}"
-                )
             case grpc.StatusCode.CANCELLED:
                 return WorkerLost(f"{worker} cancelled the call")
             case grpc.StatusCode.UNAVAILABLE:

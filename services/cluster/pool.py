@@ -176,7 +176,7 @@ class WorkerPool(WorkerCalls):
     async def _watch_mismatch(self, node: Node, call: Awaitable[_T]) -> _T:
         """Wait for a call; a worker that was replaced by one of another catalog is left out."""
         try:
-            return await self._watch_loss(node, call)
+            return await call
         except WorkerRefused as refusal:
             if refusal.code is ErrorCode.CATALOG_MISMATCH:
                 await self._membership.exclude(node, refusal.message)

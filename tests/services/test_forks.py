@@ -215,6 +215,9 @@ async def test_a_fork_that_cannot_be_committed_leaves_nothing_behind(harness) ->
     with pytest.raises(CatalogError):
         await harness.service.fork(session, ForkRequest())
     harness.catalog.fork = commit
+    for child in harness.worker.sessions.keys() - {session}:
+        harness.worker.opened_at[child] = 0.0  # long ago: it is not in creation
+    await harness.reconcile()
     assert list(harness.worker.sessions) == [session]
     assert await harness.catalog.sessions.get_ids() == [session]
     await harness.service.delete(session)

@@ -8,7 +8,7 @@ from services.catalog.sqlite.episodes import SqliteEpisodes
 from services.catalog.sqlite.idempotency import SqliteIdempotency
 from services.catalog.sqlite.leases import SqliteLeases
 from services.catalog.sqlite.page_refs import SqlitePageRefs
-from services.catalog.sqlite.queries import fetch_value
+from services.catalog.sqlite.queries import fetch_all
 from services.catalog.sqlite.repairs import SqliteRepairs
 from services.catalog.sqlite.sessions import SqliteSessions
 from services.catalog.sqlite.tool_calls import SqliteToolCalls
@@ -44,11 +44,11 @@ class SqliteCatalog:
         """
         database, upgrade = await open_database(path)
         try:
-            id = await database.read(lambda db: fetch_value(db, "SELECT id FROM catalog_id"))
+            (row,) = await database.read(lambda db: fetch_all(db, "SELECT id FROM catalog_id"))
         except BaseException:
             await database.close()
             raise
-        return cls(database, max_idempotency_records, upgrade, id)
+        return cls(database, max_idempotency_records, upgrade, row["id"])
 
     async def close(self) -> None:
         """Finish running writes and close the file."""
