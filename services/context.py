@@ -8,6 +8,7 @@ from kvrecall.domain.limits import ServiceLimits
 from services.admission import Admission
 from services.catalog.base import Catalog
 from services.cluster.worker_client import Worker
+from services.quarantine import Quarantine
 from services.quotas import Quotas
 from services.session_manager import SessionManager
 
@@ -24,6 +25,7 @@ class ServiceContext:
     admission: Admission
     creations: Admission
     quotas: Quotas
+    quarantine: Quarantine
 
     @classmethod
     def create(cls, catalog: Catalog, worker: Worker, limits: ServiceLimits) -> Self:
@@ -42,4 +44,5 @@ class ServiceContext:
                 limits.max_running_creations, limits.max_waiting_creations, "creations", limits
             ),
             quotas=Quotas(catalog, events, limits),
+            quarantine=Quarantine(limits.quarantine_seconds),
         )

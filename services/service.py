@@ -71,6 +71,7 @@ class SessionService:
         self._running: set[asyncio.Task[None]] = set()
         self._info: WorkerInfo | None = None
         self._accepting = False
+        self._stop_at: float | None = None
 
     @property
     def limits(self) -> ServiceLimits:
@@ -84,8 +85,8 @@ class SessionService:
 
     @property
     def ready(self) -> bool:
-        """True while new work is accepted."""
-        return self._accepting
+        """True while new work is accepted and no stop was announced."""
+        return self._accepting and self._stop_at is None
 
     @property
     def info(self) -> WorkerInfo:
@@ -110,11 +111,21 @@ class SessionService:
         self._info = worker_info_from_wire(await self._worker.describe())
         self._reconciler.join(worker)
 
+    def announce_stop(self) -> float:
+        """Be no longer ready, though requests are accepted until `stop`.
+
+        Returns the seconds until running turns are cancelled: `drain_seconds` after the first call.
+        """
+        if self._stop_at is None:
+            self._stop_at = time.monotonic() + self.limits.drain_seconds
+        return max(0.0, self._stop_at - time.monotonic())
+
     async def stop(self) -> None:
         """Accept nothing new, wait for running turns (for a bounded time), then close worker and catalog."""
+        remaining = self.announce_stop()
         self._accepting = False
         if self._running:
-            await asyncio.wait(self._running, timeout=self.limits.drain_seconds)
+            await asyncio.wait(self._running, timeout=remaining)
         for task in self._running:
             task.cancel()
         if self._running:
@@ -266,6 +277,7 @@ class SessionService:
         target = await self._target(live, worker)
         if target != left:
             await self._sessions.move(live, target)
+            self._context.quarantine.clear(live.id)
             self._events.publish(SessionMoved(live.id, left, target, time.monotonic() - started))
 
     async def _target(self, live: ActiveSession, worker: str | None) -> str:

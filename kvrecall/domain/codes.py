@@ -70,6 +70,7 @@ class ErrorCode(StrEnum):
     WORKER_REFUSED = "worker_refused", 422, "FAILED_PRECONDITION"
     WORKER_UNAVAILABLE = "worker_unavailable", 409, "FAILED_PRECONDITION"
     WORKER_LOST = "worker_lost", 503, "UNAVAILABLE"
+    TURN_QUARANTINED = "turn_quarantined", 503, "UNAVAILABLE"
     WORKER_ERROR = "worker_error", 500, "UNKNOWN"
     SESSION_NOT_OPEN = "session_not_open", 503, "NOT_FOUND"
     ROWS_MISSING = "rows_missing", 500, "DATA_LOSS"

@@ -79,6 +79,11 @@ class ServiceLimits(BaseModel):
         gt=0,
         description="Longest time that a turn waits for its episode match, in seconds.",
     )
+    quarantine_seconds: float = Field(
+        default=30.0,
+        gt=0,
+        description="Time that a turn is refused after it has lost two workers, in seconds.",
+    )
     retry_after_seconds: float = Field(
         default=1.0, gt=0, description="Retry-After of a refused request, in seconds."
     )

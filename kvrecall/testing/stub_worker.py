@@ -4,7 +4,6 @@ import asyncio
 import hashlib
 import time
 from collections.abc import AsyncGenerator, Iterable, Sequence
-from itertools import takewhile
 
 import numpy as np
 
@@ -15,6 +14,8 @@ from kvrecall.protocol.convert import worker_options_from_wire
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from kvrecall.testing._stub_values import (
     embed_words,
+    memory_report,
+    shared_pages,
     token_of_word,
     utterance_tokens,
     words_of_message,
@@ -333,15 +334,10 @@ class StubWorker:
         )
 
     def _take(self, request: pb.TurnRequest, token_ids: list[int]) -> int:
-        """Whole pages of the prefix that the prompt begins with, but for its last word."""
         if not request.HasField("prefix"):
             return 0
         self.prefixes.append(request.prefix)
-        alike = takewhile(
-            lambda pair: pair[0] == pair[1],
-            zip(request.prefix.token_ids, token_ids[:-1], strict=False),
-        )
-        return len(list(alike)) // 4
+        return shared_pages(request.prefix, token_ids)
 
     async def _gate(self, name: str) -> None:
         self.reached[name].set()
@@ -413,18 +409,4 @@ class StubWorker:
         return done
 
     def _memory(self, session: str) -> pb.MemoryReport:
-        state = self.sessions[session]
-        budget = self.specs[session].budget
-        active = min(state.length, budget)
-        return pb.MemoryReport(
-            length=state.length,
-            budget=budget,
-            active_rows=[active, active - 1 if active else 0],
-            peak_rows=[active + 2, active],
-            bound_rows=[budget + 32, budget + 32],
-            active_bytes=active * 64,
-            evicted_rows=state.length - active,
-            promoted_rows=state.promoted_rows,
-            tier_bytes={"ram": state.length * 64},
-            in_slot=True,
-        )
+        return memory_report(self.sessions[session], self.specs[session].budget)
