@@ -22,6 +22,11 @@ class CatalogBinding:
         self._lock = Lock()
         self._bound = path.read_text("utf-8").strip() if path.exists() else ""
 
+    @property
+    def bound(self) -> str:
+        """The id of the catalog that the pages belong to; empty if they have none yet."""
+        return self._bound
+
     def require(self, catalog: str) -> None:
         """Bind the pages to this catalog if they have none; an empty id is not compared.
 
