@@ -122,9 +122,9 @@ class Reconciler:
         names = set(workers)
         self._reconciled = {name: at for name, at in self._reconciled.items() if name in names}
         for name in names - self._running.keys():
-            task = asyncio.create_task(self._try(name), name=f"reconciliation {name}")
-            self._running[name] = task
-            task.add_done_callback(lambda _, name=name: self._running.pop(name))
+            self._running[name] = asyncio.create_task(
+                self._try(name), name=f"reconciliation {name}"
+            )
 
     async def _try(self, worker: str) -> None:
         try:
@@ -133,3 +133,5 @@ class Reconciler:
             _log.warning("reconciliation incomplete", worker=worker, reason=error.message)
         except Exception:  # an error here must not end later rounds
             _log.exception("reconciliation failed", worker=worker)
+        finally:
+            del self._running[worker]
