@@ -41,6 +41,7 @@ class Reconciler:
         # By worker: when its last complete reconciliation began, in monotonic seconds.
         self._reconciled: dict[str, float] = {}
         self._running: dict[str, asyncio.Task[None]] = {}
+        self._joined_at: dict[str, float] = {}
         self._joined = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -58,6 +59,7 @@ class Reconciler:
 
     def join(self, worker: str) -> None:
         """Reconcile all sessions of a worker that joined, soon."""
+        self._joined_at[worker] = time.monotonic()
         self._reconciled.pop(worker, None)
         self._joined.set()
 
@@ -81,7 +83,8 @@ class Reconciler:
                 orphans = await self._catalog.page_refs.find_unknown(page)
                 unknown += len(orphans)
                 deleted += await self._delete(worker, orphans)
-        if unknown == deleted:  # else some were in use, and are looked at again
+        joined_since = self._joined_at.get(worker, began) > began
+        if unknown == deleted and not joined_since:  # else some were in use, or may have come
             self._reconciled[worker] = began
         if deleted:
             _log.info("unknown sessions deleted", worker=worker, sessions=deleted)
@@ -120,7 +123,9 @@ class Reconciler:
     def _begin(self, workers: Iterable[str]) -> None:
         """Begin with each worker that is not being reconciled; forget those that left."""
         names = set(workers)
-        self._reconciled = {name: at for name, at in self._reconciled.items() if name in names}
+        for seen in (self._reconciled, self._joined_at):
+            for name in seen.keys() - names:
+                del seen[name]
         for name in names - self._running.keys():
             self._running[name] = asyncio.create_task(
                 self._try(name), name=f"reconciliation {name}"

@@ -76,7 +76,8 @@ class WorkerService:
     async def list_sessions(self, request: pb.ListSessionsRequest) -> pb.SessionList:
         """A page of the open sessions, or of those that an earlier process stored."""
         await self._require_catalog(request.catalog)
-        return pb.SessionList(sessions=await _wait(self._scheduler.list_sessions(request)))
+        names = await _wait(self._scheduler.list_sessions(request))
+        return pb.SessionList(sessions=names)
 
     async def delete_unknown(self, request: pb.DeleteUnknownRequest) -> pb.DeleteUnknownResult:
         """Delete sessions that the catalog does not know, unless they are in use."""
