@@ -4,7 +4,7 @@ Rows are appended to a session's unfinished page in memory. A full page is queue
 thread, which writes it to the tiers. `flush` waits until all rows of a session are durable.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
 import torch
@@ -30,7 +30,7 @@ from kvstore.sessions.reader import RowReader
 from kvstore.sessions.remover import SessionRemover
 from kvstore.sessions.state import SequenceNumbers
 from kvstore.sessions.writer import RowWriter
-from kvstore.tiers.base import Tier
+from kvstore.tiers.base import UNFENCED, Tier
 
 
 class RowStore:
@@ -134,23 +134,30 @@ class RowStore:
             self._opener.open(state, epoch, shared_tokens, shared, owner_versions)
             self._rows.append(state, copied)
 
-    def delete(self, session: str, *, keep_pages: int = 0) -> None:
+    def delete(self, session: str, *, keep_pages: int = 0, fence: int = UNFENCED) -> None:
         """Delete a session from every tier, except its own first `keep_pages` pages (for forks).
 
-        Unknown sessions and epochs are ignored. Failed deletions are retried in the background.
-        Raises a tier's error when it cannot list the session's pages.
+        Unknown sessions and epochs are ignored. Shared tiers refuse later writes under epochs
+        before `fence`: by default no epoch writes the session again. Failed deletions are retried
+        in the background. Raises a tier's error when it cannot list the session's pages, and
+        StaleWriterError when a shared tier has a later fence.
         """
-        self._remover.delete(session, keep_pages)
+        self._remover.delete(session, keep_pages, fence)
 
-    def retain_only(
-        self, sessions: Collection[str], shared: Sequence[SharedPages] = ()
-    ) -> list[str]:
-        """Delete sessions of an earlier process that are not in `sessions`; return their ids.
+    def unclaimed(self, after: str = "", limit: int | None = None) -> list[str]:
+        """Sessions of an earlier process that were not opened or appended to since, sorted.
 
-        `shared` names the leading pages of other sessions that are still referenced. Sessions that
-        were opened or appended to since the start stay. Shared tiers are not changed.
+        Up to `limit` of those whose ids follow `after`.
         """
-        return self._remover.retain_only(sessions, shared)
+        return self._sessions.unclaimed(after, limit)
+
+    def delete_unclaimed(self, session: str, *, keep_pages: int = 0) -> bool:
+        """Delete a session of an earlier process, except its first `keep_pages` pages (for forks).
+
+        Returns False when it was opened, appended to or deleted since. Shared tiers are not
+        changed. Raises a tier's error when it cannot list the session's pages.
+        """
+        return self._remover.delete_unclaimed(session, keep_pages)
 
     def release(self, session: str) -> None:
         """Remove a session that continues in another process from memory.

@@ -1,6 +1,6 @@
 """Admission control.
 
-A bounded number of running turns, a bounded queue, and refusal of the rest.
+A bounded number of running requests, a bounded queue, and refusal of the rest.
 """
 
 import asyncio
@@ -12,11 +12,16 @@ from kvrecall.domain.limits import ServiceLimits
 
 
 class Admission:
-    """A bounded number of turn slots with a bounded queue in front of them, first come, first served."""
+    """`slots` slots with a queue of `queue` in front of them, first come, first served.
 
-    def __init__(self, settings: ServiceLimits) -> None:
-        self._settings = settings
-        self._slots = asyncio.Semaphore(settings.max_running_turns)
+    `what` is what runs in them, in the plural, for messages.
+    """
+
+    def __init__(self, slots: int, queue: int, what: str, limits: ServiceLimits) -> None:
+        self._limits = limits
+        self._queue = queue
+        self._what = what
+        self._slots = asyncio.Semaphore(slots)
         self.waiting = 0
         self.running = 0
 
@@ -32,20 +37,19 @@ class Admission:
             self._slots.release()
 
     async def _acquire(self) -> None:
-        settings = self._settings
-        if self._slots.locked() and self.waiting >= settings.max_waiting_turns:
+        limits = self._limits
+        if self._slots.locked() and self.waiting >= self._queue:
             raise Overloaded(
-                f"{self.running} turns run and {self.waiting} wait, which is the limit; try again later",
-                settings.retry_after_seconds,
+                f"{self.running} {self._what} run and {self.waiting} wait, which is the limit; "
+                "try again later",
+                limits.retry_after_seconds,
             )
         self.waiting += 1
         try:
-            async with asyncio.timeout(settings.queue_seconds):
+            async with asyncio.timeout(limits.queue_seconds):
                 await self._slots.acquire()
         except TimeoutError as error:
-            message = (
-                f"no slot came free within {settings.queue_seconds:g} seconds; try again later"
-            )
-            raise Overloaded(message, settings.retry_after_seconds) from error
+            message = f"no slot came free within {limits.queue_seconds:g} seconds; try again later"
+            raise Overloaded(message, limits.retry_after_seconds) from error
         finally:
             self.waiting -= 1

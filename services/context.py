@@ -8,6 +8,7 @@ from kvrecall.domain.limits import ServiceLimits
 from services.admission import Admission
 from services.catalog.base import Catalog
 from services.cluster.worker_client import Worker
+from services.quarantine import Quarantine
 from services.quotas import Quotas
 from services.session_manager import SessionManager
 
@@ -22,7 +23,9 @@ class ServiceContext:
     limits: ServiceLimits
     sessions: SessionManager
     admission: Admission
+    creations: Admission
     quotas: Quotas
+    quarantine: Quarantine
 
     @classmethod
     def create(cls, catalog: Catalog, worker: Worker, limits: ServiceLimits) -> Self:
@@ -34,6 +37,12 @@ class ServiceContext:
             events=events,
             limits=limits,
             sessions=SessionManager(catalog, worker, events, limits),
-            admission=Admission(limits),
+            admission=Admission(
+                limits.max_running_turns, limits.max_waiting_turns, "turns", limits
+            ),
+            creations=Admission(
+                limits.max_running_creations, limits.max_waiting_creations, "creations", limits
+            ),
             quotas=Quotas(catalog, events, limits),
+            quarantine=Quarantine(limits.quarantine_seconds),
         )

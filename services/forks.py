@@ -6,7 +6,6 @@ New sessions that begin at the end of a turn of another session, over the same s
 import secrets
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -135,7 +134,8 @@ class ForkRunner:
     ) -> Session:
         """Fork in the worker, then in the catalog.
 
-        Delete the worker's copy when the second fails.
+        When the second fails the worker's copy is an unknown session, which the reconciliation
+        deletes.
         """
         epoch = await self._sessions.ensure_open(live)
         request.parent = live.id
@@ -153,9 +153,7 @@ class ForkRunner:
                 ForkCommit(child, live.id, child.turns, state), answer
             )
         except ServiceError:
-            # A lost worker deletes, when it is back, what the catalog does not know.
-            with suppress(ServiceError):
-                await self._worker.delete(pb.DeleteRequest(session=child.id))
+            self._worker.forget(child.id)
             raise
         self._sessions.add_created(child)
         if due_repairs(child):

@@ -9,20 +9,23 @@ import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
 
-from kvrecall.domain.errors import ServiceError
+from kvrecall.domain.errors import ServiceError, WorkerRefused
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from services.catalog.records import OrphanedPages
 from services.context import ServiceContext
 
 _SWEEP_SECONDS = 20.0
+# The longest that a deletion waits for the workers; the sweep goes on from there.
+_REQUEST_SECONDS = 2.0
 
 
 class PageCollector:
-    """Deletes orphaned pages in the workers, at once and in periodic sweeps."""
+    """Deletes orphaned pages in the workers: a session's own at once, the rest in sweeps."""
 
     def __init__(self, context: ServiceContext) -> None:
         self._catalog = context.catalog
         self._worker = context.worker
+        self._wanted = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -36,20 +39,37 @@ class PageCollector:
             await asyncio.wait({self._task})
 
     async def delete(self, orphans: Sequence[OrphanedPages]) -> None:
-        """Delete these pages in the workers. What fails now is retried by the next sweep."""
-        for orphan in orphans:
-            with suppress(ServiceError):
-                await self._worker.delete(
-                    pb.DeleteRequest(session=orphan.session, keep_pages=orphan.keep_pages)
-                )
-                await self._catalog.page_refs.confirm_deleted(orphan)
+        """Delete the first of these pages in the workers, and leave the others to a sweep, soon.
+
+        What fails now or takes long is left to the sweep as well: a deletion pays for its own
+        session only, for a bounded time.
+        """
+        own, *others = orphans
+        if others:
+            self._wanted.set()
+        with suppress(ServiceError, TimeoutError):
+            async with asyncio.timeout(_REQUEST_SECONDS):
+                await self._delete(own)
 
     async def sweep(self) -> None:
-        """Delete all orphaned pages that are still recorded."""
+        """Delete the orphaned pages that are still recorded, until a worker is lost.
+
+        A lost worker would lose the next call as well, each after its time limit.
+        """
         with suppress(ServiceError):  # the next sweep comes
-            await self.delete(await self._catalog.page_refs.get_orphaned())
+            for orphan in await self._catalog.page_refs.get_orphaned():
+                with suppress(WorkerRefused):
+                    await self._delete(orphan)
+
+    async def _delete(self, orphan: OrphanedPages) -> None:
+        await self._worker.delete(
+            pb.DeleteRequest(session=orphan.session, keep_pages=orphan.keep_pages)
+        )
+        await self._catalog.page_refs.confirm_deleted(orphan)
 
     async def _watch(self) -> None:
         while True:
+            self._wanted.clear()
             await self.sweep()
-            await asyncio.sleep(_SWEEP_SECONDS)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._wanted.wait(), _SWEEP_SECONDS)

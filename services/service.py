@@ -3,7 +3,6 @@
 import asyncio
 import secrets
 import time
-from contextlib import suppress
 from dataclasses import replace
 
 from pydantic import TypeAdapter
@@ -47,6 +46,7 @@ from services.context import ServiceContext
 from services.episode_router import EpisodeRouter
 from services.forks import ForkRequest, ForkRunner
 from services.page_gc import PageCollector
+from services.reconciliation import Reconciler
 from services.repair_history import RepairHistoryEntry, load_repair_history
 from services.session_manager import ActiveSession
 from services.tool_call_timeouts import ToolCallTimeouts
@@ -76,10 +76,11 @@ class SessionService:
         self._forks = ForkRunner(self._context, self._background)
         self._timeouts = ToolCallTimeouts(self._context)
         self._collector = PageCollector(self._context)
+        self._reconciler = Reconciler(self._context)
         self._running: set[asyncio.Task[None]] = set()
-        self._creating = asyncio.Lock()
         self._info: WorkerInfo | None = None
         self._accepting = False
+        self._stop_at: float | None = None
 
     @property
     def limits(self) -> ServiceLimits:
@@ -93,8 +94,8 @@ class SessionService:
 
     @property
     def ready(self) -> bool:
-        """True while new work is accepted."""
-        return self._accepting
+        """True while new work is accepted and no stop was announced."""
+        return self._accepting and self._stop_at is None
 
     @property
     def info(self) -> WorkerInfo:
@@ -107,41 +108,40 @@ class SessionService:
         self._events.add(observer)
 
     async def start(self) -> None:
-        """Learn the worker's limits, delete rows of sessions that no longer exist, then accept work."""
-        try:
-            await self.worker_joined()
-        except WorkerLost:
-            if self._info is None:
-                raise
-            # Lost right after it was found: it deletes the rest when it comes back.
+        """Learn the worker's limits, start the background work, then accept requests."""
+        self._info = worker_info_from_wire(await self._worker.describe())
         self._timeouts.start()
         self._collector.start()
+        self._reconciler.start()
         self._accepting = True
 
-    async def worker_joined(self) -> None:
-        """Learn a new worker's limits and have it delete rows of sessions that no longer exist."""
+    async def worker_joined(self, worker: str) -> None:
+        """Learn a new worker's limits, and begin to delete its sessions that no longer exist."""
         self._info = worker_info_from_wire(await self._worker.describe())
-        await self._worker.retain_only(await self._retained())
+        self._reconciler.join(worker)
 
-    async def _retained(self) -> pb.RetainOnlyRequest:
-        """The sessions that exist, and the pages of deleted ones that others still share."""
-        kept = await self._catalog.page_refs.get_retained()
-        return pb.RetainOnlyRequest(
-            sessions=await self._catalog.sessions.get_ids(),
-            shared=[pb.SharedPages(owner=each.owner, pages=each.pages) for each in kept],
-        )
+    def announce_stop(self) -> float:
+        """Be no longer ready, though requests are accepted until `stop`.
+
+        Returns the seconds until running turns are cancelled: `drain_seconds` after the first call.
+        """
+        if self._stop_at is None:
+            self._stop_at = time.monotonic() + self.limits.drain_seconds
+        return max(0.0, self._stop_at - time.monotonic())
 
     async def stop(self) -> None:
         """Accept nothing new, wait for running turns (for a bounded time), then close worker and catalog."""
+        remaining = self.announce_stop()
         self._accepting = False
         if self._running:
-            await asyncio.wait(self._running, timeout=self.limits.drain_seconds)
+            await asyncio.wait(self._running, timeout=remaining)
         for task in self._running:
             task.cancel()
         if self._running:
             await asyncio.wait(self._running)
         await self._timeouts.stop()
         await self._collector.stop()
+        await self._reconciler.stop()
         await self._background.stop()
         await self._worker.close()
         await self._catalog.close()
@@ -152,14 +152,18 @@ class SessionService:
         Raises BudgetOutOfRange, UnknownMethod, UnknownModel, QuotaExceeded, WorkerRefused.
         """
         self._check_accepting()
-        async with self._creating:
-            if key is not None and (record := await self._catalog.idempotency.get(key)) is not None:
-                return SESSION.validate_json(record)
-            self._quotas.check_metadata(request.metadata)
-            await self._quotas.check_new_session(request.tenant)
-            return await run_to_completion(
-                self._create(resolve_settings(request, self.info, self.limits), key)
-            )
+        if (created := await self._find_created(key)) is not None:
+            return created
+        self._quotas.check_metadata(request.metadata)
+        await self._quotas.check_new_session(request.tenant)
+        settings = resolve_settings(request, self.info, self.limits)
+        async with self._context.creations.slot():
+            return await run_to_completion(self._create(settings, key))
+
+    async def _find_created(self, key: IdempotencyKey | None) -> Session | None:
+        """Return the session that a request with this key has created."""
+        record = None if key is None else await self._catalog.idempotency.get(key)
+        return None if record is None else SESSION.validate_json(record)
 
     async def _create(self, settings: SessionSettings, key: IdempotencyKey | None) -> Session:
         now = time.time()
@@ -179,8 +183,12 @@ class SessionService:
         try:
             await self._catalog.sessions.create(session, b"", record)
         except ServiceError:
-            with suppress(ServiceError):  # it has no rows yet
-                await self._worker.delete(pb.DeleteRequest(session=session.id))
+            # Whether it was committed may be unknown. If not, the worker's copy is an unknown
+            # session, which the reconciliation deletes.
+            self._worker.forget(session.id)
+            # The catalog refuses the second of two requests with one key: it gets the first's.
+            if (created := await self._find_created(key)) is not None:
+                return created
             raise
         self._sessions.add_created(session)
         return session
@@ -199,6 +207,7 @@ class SessionService:
                 )
             except (WorkerLost, WorkerRefused) as error:
                 lost.append(worker)
+                self._worker.forget(session.id)
                 if not self._sessions.can_retry_elsewhere(session.id, lost, error):
                     raise
             else:
@@ -283,6 +292,7 @@ class SessionService:
         target = await self._target(live, worker)
         if target != left:
             await self._sessions.move(live, target)
+            self._context.quarantine.clear(live.id)
             self._events.publish(SessionMoved(live.id, left, target, time.monotonic() - started))
 
     async def _target(self, live: ActiveSession, worker: str | None) -> str:

@@ -4,6 +4,7 @@ Exclusive access to them, and their way into a worker.
 """
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import TypeVar
@@ -18,7 +19,7 @@ from kvrecall.domain.errors import (
     WorkerLost,
     WorkerRefused,
 )
-from kvrecall.domain.events import EventBus, PagesRebuilt
+from kvrecall.domain.events import EventBus, PagesRebuilt, SessionForgotten
 from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.reports import MemoryReport
 from kvrecall.domain.session import Session
@@ -91,6 +92,18 @@ class ActiveSession:
         return self.state in (SessionState.IDLE, SessionState.PAUSED)
 
     @property
+    def in_use(self) -> bool:
+        """True while a request or background work holds the session, or waits for it."""
+        return bool(
+            self.queued_turns
+            or self.waiting_writers
+            or self.write_lock.locked()
+            or self.open_lock.locked()
+            or self.claim.tasks
+            or (self.background is not None and not self.background.done())
+        )
+
+    @property
     def in_turn(self) -> bool:
         """True while a turn runs that is not committed."""
         return self.state in (SessionState.PREFILLING, SessionState.DECODING)
@@ -118,7 +131,7 @@ class SessionManager:
         self._events = events
         self._limits = limits
         self._leases = Leases(catalog, limits)
-        self._active: dict[str, ActiveSession] = {}
+        self._active: OrderedDict[str, ActiveSession] = OrderedDict()
 
     def all(self) -> list[ActiveSession]:
         """Return every active session."""
@@ -129,8 +142,27 @@ class SessionManager:
         return self._active.get(session)
 
     def activate(self, session: Session) -> ActiveSession:
-        """Return the session, made active if it was not."""
-        return self._active.setdefault(session.id, ActiveSession(session))
+        """Return the session, made active if it was not.
+
+        The caller claims it before it waits for anything else. The longest unused sessions beyond
+        `idle_sessions` are forgotten; their next use opens them again under a new epoch.
+        """
+        live = self._active.setdefault(session.id, ActiveSession(session))
+        self._active.move_to_end(session.id)
+        self._forget_unused()
+        return live
+
+    def _forget_unused(self) -> None:
+        """Forget the longest unused sessions, but not the one that was used last."""
+        for _ in range(len(self._active) - 1):
+            if len(self._active) <= self._limits.idle_sessions:
+                return
+            _, live = self._active.popitem(last=False)
+            if live.in_use:
+                self._active[live.id] = live
+            else:
+                self._worker.forget(live.id)
+                self._events.publish(SessionForgotten(live.id))
 
     def add_created(self, session: Session) -> None:
         """Add a session that was just opened in the worker and committed."""

@@ -19,10 +19,12 @@ class StreamResumer:
         self._sent_calls: list[ToolCall] = []
         self._text = ""
         self._n_calls = 0
+        self.attempts = 0
         self.diverged = False
 
     def begin(self) -> None:
         """Start an attempt, the first one or a retry."""
+        self.attempts += 1
         self._text = ""
         self._n_calls = 0
 

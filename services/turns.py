@@ -5,6 +5,7 @@ import time
 from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from hashlib import blake2b
 
 from pydantic import TypeAdapter
 
@@ -166,19 +167,29 @@ class TurnRunner:
         """Run the turn in the session's worker; retry it when that is lost before the commit.
 
         A lost worker means another one, from the committed state; missing pages mean a rebuild in
-        the same one.
+        the same one. Raises TurnQuarantined for a turn that may have killed several workers.
         """
+        quarantine = self._context.quarantine
+        fingerprint = turn.fingerprint()
+        quarantine.check(turn.live.id, fingerprint)
         resumer = StreamResumer(publish)
         lost: list[str] = []
         rebuilds = 0
         rebuild = False
         while True:
+            attempts = resumer.attempts
             try:
                 if rebuild:
                     await self._context.sessions.rebuild(turn.live)
-                return await self._attempt(turn, resumer, publish, lost)
+                await self._attempt(turn, resumer, publish, lost)
+                quarantine.clear(turn.live.id)
+                return
             except (WorkerLost, WorkerRefused) as error:
                 if resumer.diverged:
+                    raise
+                ran = resumer.attempts > attempts
+                died = ran and isinstance(error, WorkerLost)
+                if died and not quarantine.add_death(turn.live.id, fingerprint):
                     raise
                 rebuild = error.code is ErrorCode.ROWS_MISSING
                 if rebuild and rebuilds < _MAX_REBUILDS:
@@ -322,6 +333,16 @@ class _TurnContext:
             episode=None if self.match is None else self.match.load,
             prefix=None if self.first is None else self.first.offered,
         )
+
+    def fingerprint(self) -> str:
+        """Digest what the client asked for: the same turn in the same place of the session."""
+        request = pb.TurnRequest(
+            messages=[message_to_wire(message) for message in self.plan.messages],
+            generate=self.request.generate,
+            sampling=sampling_to_wire(self.plan.sampling),
+        )
+        text = f"{self.plan.number} ".encode() + request.SerializeToString(deterministic=True)
+        return blake2b(text, digest_size=16).hexdigest()
 
     def committed(self, done: pb.TurnDone, outcome: TurnOutcome) -> Turn:
         """Build the turn as it is committed."""

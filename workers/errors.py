@@ -105,6 +105,12 @@ class Cancelled(WorkerError):
     code = ErrorCode.CANCELLED
 
 
+class CatalogMismatch(WorkerError):
+    """The worker's pages belong to the sessions of another catalog than the gateway's."""
+
+    code = ErrorCode.CATALOG_MISMATCH
+
+
 class CannotListen(WorkerError):
     """The server cannot bind its address, or cannot use its certificates."""
 

@@ -16,6 +16,7 @@ from kvrecall.domain.events import (
     RepairFinished,
     ServiceEvent,
     SessionDeleted,
+    SessionForgotten,
     SessionForked,
     SessionMoved,
     TurnFailed,
@@ -220,7 +221,7 @@ class Metrics:
                 self._builds.observe(seconds)
             case EpisodesFailed(step=step, code=code):
                 self._episode_failures.labels(step, code).inc()
-            case SessionDeleted(session):
+            case SessionDeleted(session) | SessionForgotten(session):
                 self._memory.pop(session, None)
             case SessionForked(at=at, seconds=seconds):
                 self._forks.labels(at).observe(seconds)

@@ -5,6 +5,7 @@ from kvrecall.app.errors import CannotServe
 from kvrecall.app.local_worker import LocalWorkerClient
 from kvrecall.app.settings import Settings
 from kvrecall.app.wiring import build_worker
+from kvrecall.domain.errors import WorkerRefused
 from services.service import SessionService
 
 
@@ -13,10 +14,17 @@ async def build_service(settings: Settings) -> SessionService:
 
     Raises CannotServe.
     """
-    worker = LocalWorkerClient(build_worker(settings))
+    calls = build_worker(settings)
     try:
         catalog = await open_catalog(settings)
     except CannotServe:
-        await worker.close()
+        await calls.close()
         raise
+    worker = LocalWorkerClient(calls, catalog.id)
+    try:
+        await worker.describe()
+    except WorkerRefused as refusal:
+        await worker.close()
+        await catalog.close()
+        raise CannotServe(refusal.message) from refusal
     return SessionService(worker, catalog, settings.service)

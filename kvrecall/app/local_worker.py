@@ -20,14 +20,18 @@ LOCAL = "local"
 class LocalWorkerClient(WorkerCalls):
     """`services.cluster.worker_client.Worker` over a scheduler in a thread of this process."""
 
-    def __init__(self, service: WorkerService) -> None:
+    def __init__(self, service: WorkerService, catalog: str = "") -> None:
         self._service = service
+        self.catalog = catalog
 
     def choose_worker(self, session: str, owner: str, avoid: Sequence[str] = ()) -> str:
         """Choose this worker. Raises WorkerLost if it is to be avoided."""
         if LOCAL in avoid:
             raise WorkerLost("there is no other worker")
         return LOCAL
+
+    def forget(self, session: str) -> None:
+        """Do nothing: a client of one worker keeps nothing of a session."""
 
     async def workers(self) -> list[pb.WorkerRecord]:
         """This worker's record."""

@@ -1,7 +1,9 @@
 """Serving processes: logs, signals, the HTTP server."""
 
+import asyncio
 import json
 import logging
+import math
 import os
 import signal
 import socket
@@ -57,19 +59,26 @@ async def run_service(
         service = await build()
 
         class Server(uvicorn.Server):
-            """Prints its address once it listens."""
+            """Prints its address once it listens, and gives notice before it stops listening."""
 
             async def startup(self, sockets: list[socket.socket] | None = None) -> None:
                 await super().startup(sockets)
                 if self.started:
                     console.print(f"{LISTENING}{_url(listener)}", soft_wrap=True, highlight=False)
 
+            async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+                # Load balancers see that the service is not ready while it still listens. One
+                # deadline from here on: for the notice, open requests and running turns.
+                service.announce_stop()
+                await asyncio.sleep(settings.service.notice_seconds)
+                self.config.timeout_graceful_shutdown = math.ceil(service.announce_stop())
+                await super().shutdown(sockets)
+
         config = uvicorn.Config(
             create_app(service, settings.gateway),
             log_config=None,
             access_log=False,
             **server_options(settings.gateway),
-            timeout_graceful_shutdown=int(settings.service.drain_seconds),
         )
         server = Server(config)
         # uvicorn shuts down on these signals, then raises them again for the previous handlers.

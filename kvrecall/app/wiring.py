@@ -30,6 +30,7 @@ from workers.errors import ModelRefused, ProfileRefused
 from workers.model.embedder import Embedder
 from workers.model.loader import LoadedModel, load_model
 from workers.model.tokenizer import load_tokenizer
+from workers.rpc.catalog_binding import CatalogBinding
 from workers.rpc.service import WorkerService
 from workers.scheduler.scheduler import Scheduler
 
@@ -76,7 +77,10 @@ def build_worker_service(
     store = build_store(loaded, data, ram_bytes, tiers)
     parts = Parts(loaded, tokenizer, store, settings, profile.sensitivity if profile else None)
     return WorkerService(
-        Scheduler(Engine(parts)), Embedder(settings.embedder, loaded.device), str(model)
+        Scheduler(Engine(parts)),
+        Embedder(settings.embedder, loaded.device),
+        str(model),
+        CatalogBinding(data / "pages" / "catalog-id"),
     )
 
 

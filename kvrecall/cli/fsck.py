@@ -156,11 +156,18 @@ def _pages(settings: Settings) -> "list[PagesReport]":
 async def _known(settings: Settings) -> "tuple[list[KnownSession], list[SharedPages]] | None":
     """The catalog's sessions and the retained pages of deleted ones; None without a catalog."""
     from kvrecall.admin.offline import has_catalog, open_stopped_catalog
+    from workers.rpc.catalog_binding import CatalogBinding
 
     if not has_catalog(settings):
         return None
     try:
         async with open_stopped_catalog(settings) as catalog:
+            bound = CatalogBinding(settings.data / "pages" / "catalog-id").bound
+            if bound not in ("", catalog.id):
+                raise CannotCheck(
+                    f"the pages in {settings.data / 'pages'} belong to catalog {bound}, and this is "
+                    f"catalog {catalog.id}: check them with their own catalog"
+                )
             sessions = [
                 await _known_session(catalog, session)
                 for session in await catalog.sessions.get_ids()

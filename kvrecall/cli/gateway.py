@@ -76,17 +76,16 @@ async def _build_service(settings: Settings) -> "SessionService":
     from services.cluster.pool import WorkerPool
     from services.service import SessionService
 
+    registry = _build_registry(settings)
+    catalog = await open_catalog(settings)
     try:
-        pool = await WorkerPool.start(_build_registry(settings), settings.wire)
+        pool = await WorkerPool.start(registry, settings.wire, catalog.id)
     except OSError as error:
+        await catalog.close()
         raise CannotServe(f"a certificate cannot be read: {error}") from error
     except WorkerLost as error:
+        await catalog.close()
         raise CannotServe(error.message) from error
-    try:
-        catalog = await open_catalog(settings)
-    except CannotServe:
-        await pool.close()
-        raise
     service = SessionService(pool, catalog, settings.service)
     pool.on_join(service.worker_joined)
     return service

@@ -71,6 +71,7 @@ class ErrorCode(StrEnum):
     WORKER_REFUSED = "worker_refused", 422, "FAILED_PRECONDITION"
     WORKER_UNAVAILABLE = "worker_unavailable", 409, "FAILED_PRECONDITION"
     WORKER_LOST = "worker_lost", 503, "UNAVAILABLE"
+    TURN_QUARANTINED = "turn_quarantined", 503, "UNAVAILABLE"
     WORKER_ERROR = "worker_error", 500, "UNKNOWN"
     SESSION_NOT_OPEN = "session_not_open", 503, "NOT_FOUND"
     ROWS_MISSING = "rows_missing", 500, "DATA_LOSS"
@@ -82,6 +83,7 @@ class ErrorCode(StrEnum):
     PROFILE_REFUSED = "profile_refused", 422, "FAILED_PRECONDITION"
     EMBEDDER_REFUSED = "embedder_refused", 422, "FAILED_PRECONDITION"
     EMBEDDING_REFUSED = "embedding_refused", 500, "INTERNAL"
+    CATALOG_MISMATCH = "catalog_mismatch", 503, "FAILED_PRECONDITION"
     CANNOT_LISTEN = "cannot_listen", 500, "INTERNAL"
 
     # Catalog and registry.

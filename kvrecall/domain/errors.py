@@ -200,6 +200,12 @@ class ShuttingDown(Overloaded):
     code = ErrorCode.SHUTTING_DOWN
 
 
+class TurnQuarantined(Overloaded):
+    """The turn lost several workers, which it may have killed; it is refused for a while."""
+
+    code = ErrorCode.TURN_QUARANTINED
+
+
 class StaleEpoch(ServiceError):
     """Another process took the session over; this one may not write it any more."""
 

@@ -119,6 +119,13 @@ class SessionDeleted:
 
 
 @dataclass(frozen=True)
+class SessionForgotten:
+    """An idle session is no longer kept ready in this process; its next use opens it again."""
+
+    session: str
+
+
+@dataclass(frozen=True)
 class SessionForked:
     """A session was forked, at its last turn or at an earlier one."""
 
@@ -147,6 +154,7 @@ ServiceEvent = (
     | TurnRetried
     | SessionMoved
     | SessionDeleted
+    | SessionForgotten
     | SessionForked
     | QuotaReached
 )

@@ -56,6 +56,12 @@ class ServiceLimits(BaseModel):
     max_waiting_turns: int = Field(
         default=64, ge=0, description="Turns that may queue for a running slot."
     )
+    max_running_creations: int = Field(
+        default=64, ge=1, description="Sessions that are created concurrently."
+    )
+    max_waiting_creations: int = Field(
+        default=256, ge=0, description="Creations that may queue for a running slot."
+    )
     max_waiting_writers: int = Field(
         default=8, ge=0, description="Requests that may queue for one session."
     )
@@ -79,13 +85,41 @@ class ServiceLimits(BaseModel):
         gt=0,
         description="Longest time that a turn waits for its episode match, in seconds.",
     )
+    quarantine_seconds: float = Field(
+        default=30.0,
+        gt=0,
+        description="Time that a turn is refused after it has lost two workers, in seconds.",
+    )
     retry_after_seconds: float = Field(
         default=1.0, gt=0, description="Retry-After of a refused request, in seconds."
     )
+    notice_seconds: float = Field(
+        default=1.0,
+        ge=0,
+        description="Time that a shutdown goes on taking requests while /readyz answers 503, in "
+        "seconds: a load balancer's interval of probes.",
+    )
     drain_seconds: float = Field(
+        default=25.0,
+        gt=0,
+        description="Longest time of a shutdown, in seconds, notice and running turns included.",
+    )
+    idle_sessions: int = Field(
+        default=10_000,
+        ge=1,
+        description="Idle sessions that a gateway keeps ready; one beyond them is opened again at "
+        "its next use.",
+    )
+    reconcile_seconds: float = Field(
         default=30.0,
         gt=0,
-        description="Longest time that shutdown waits for running turns, in seconds.",
+        description="Interval between two searches of the workers for sessions that the catalog "
+        "does not know.",
+    )
+    orphan_seconds: float = Field(
+        default=60.0,
+        gt=0,
+        description="Idle time after which such a session is deleted: it may be in creation.",
     )
     tenant_tokens: int | None = Field(
         default=None,

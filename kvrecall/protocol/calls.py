@@ -66,8 +66,11 @@ class Call(Generic[RequestT, ResponseT]):
         return re.sub(r"(?<!^)(?=[A-Z])", "_", self.name).lower()
 
 
-DESCRIBE = Call("Describe", Empty, pb.WorkerInfo, "connect_seconds")
-RETAIN_ONLY = Call("RetainOnly", pb.RetainOnlyRequest, Empty, "open_seconds")
+DESCRIBE = Call("Describe", pb.DescribeRequest, pb.WorkerInfo, "connect_seconds")
+LIST_SESSIONS = Call("ListSessions", pb.ListSessionsRequest, pb.SessionList, "quick_seconds")
+DELETE_UNKNOWN = Call(
+    "DeleteUnknown", pb.DeleteUnknownRequest, pb.DeleteUnknownResult, "open_seconds"
+)
 OPEN = Call(
     "Open",
     pb.OpenRequest,
@@ -146,7 +149,8 @@ STATS = Call("Stats", Empty, pb.WorkerStats, "look_seconds")
 
 CALLS: tuple[Call[Any, Any], ...] = (
     DESCRIBE,
-    RETAIN_ONLY,
+    LIST_SESSIONS,
+    DELETE_UNKNOWN,
     OPEN,
     FORK,
     REBUILD,

@@ -1,7 +1,7 @@
 """Fixed answers of the stub worker, and its words as tokens and vectors."""
 
 import hashlib
-from itertools import groupby
+from itertools import groupby, takewhile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -86,3 +86,26 @@ def embed_words(text: str, dimensions: int) -> NDArray[np.float64]:
 def token_of_word(word: str) -> int:
     """Map a word to a token id under 65,536."""
     return int.from_bytes(hashlib.sha256(word.encode()).digest()[:2], "big")
+
+
+def memory_report(state: pb.SessionState, budget: int) -> pb.MemoryReport:
+    """Build the report of a session in a slot: its last `budget` words are active."""
+    active = min(state.length, budget)
+    return pb.MemoryReport(
+        length=state.length,
+        budget=budget,
+        active_rows=[active, active - 1 if active else 0],
+        peak_rows=[active + 2, active],
+        bound_rows=[budget + 32, budget + 32],
+        active_bytes=active * 64,
+        evicted_rows=state.length - active,
+        promoted_rows=state.promoted_rows,
+        tier_bytes={"ram": state.length * 64},
+        in_slot=True,
+    )
+
+
+def shared_pages(prefix: pb.Prefix, token_ids: list[int]) -> int:
+    """Count the whole pages of the prefix that the prompt begins with, but for its last word."""
+    pairs = zip(prefix.token_ids, token_ids[:-1], strict=False)
+    return len(list(takewhile(lambda pair: pair[0] == pair[1], pairs))) // 4

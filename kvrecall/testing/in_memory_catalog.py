@@ -1,8 +1,10 @@
 """A catalog in the memory of one process, for tests."""
 
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import takewhile
+from uuid import uuid4
 
 from kvrecall.domain.errors import (
     CatalogError,
@@ -45,6 +47,7 @@ class InMemoryCatalog:
     def __init__(self) -> None:
         state = CatalogState()
         claims = Claims()
+        self.id = uuid4().hex
         self.sessions = InMemorySessions(state, claims)
         self.leases = InMemoryLeases(state, claims)
         self.turns = InMemoryTurns(state)
@@ -383,6 +386,14 @@ class InMemoryPageRefs:
             for owner in sorted(self._state.retained)
         ]
         return [each for each in retained if each.pages]
+
+    async def find_unknown(self, session_ids: Sequence[str]) -> list[OrphanedPages]:
+        """Return those of the sessions that do not exist, with their pages that are referenced."""
+        return [
+            OrphanedPages(id, self._state.count_used(id))
+            for id in session_ids
+            if id not in self._state.sessions
+        ]
 
     async def get_orphaned(self) -> list[OrphanedPages]:
         """Return the orphaned pages that are not confirmed as deleted yet."""

@@ -2,8 +2,8 @@
 
 import asyncio
 import hashlib
-from collections.abc import AsyncGenerator, Sequence
-from itertools import takewhile
+import time
+from collections.abc import AsyncGenerator, Iterable, Sequence
 
 import numpy as np
 
@@ -14,6 +14,8 @@ from kvrecall.protocol.convert import worker_options_from_wire
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from kvrecall.testing._stub_values import (
     embed_words,
+    memory_report,
+    shared_pages,
     token_of_word,
     utterance_tokens,
     words_of_message,
@@ -33,12 +35,13 @@ class StubWorker:
       `gates["repair"]`, likewise embed and build. A repair that is stopped early waits no longer and
       has scored half of its rows. `reached` is set when a call arrives at its gate.
     - `faults` are raised by the call of that name, once each.
+    - `stored`: sessions that an earlier process stored; `retained`: deleted ones with pages that others share.
     - `names`: with several, it acts as as many workers over the same rows; `draining` are some of them.
     - `prefixes`, `dropped`, `released`, `rebuilds`, `builds`, `switches`, `options` (of each repair), `epochs` and
       `call_log` record what it was asked for.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, stored: Iterable[str] = ()) -> None:
         self.script: list[str | list[pb.ToolCall]] = []
         self.gates: dict[str, asyncio.Event] = {}
         self.reached: dict[str, asyncio.Event] = {
@@ -57,7 +60,11 @@ class StubWorker:
         self.dimensions = 24
         self.open_turns = 0
         self.closed = False
-        self.retained: pb.RetainOnlyRequest | None = None
+        self.stored = set(stored)
+        self.retained: set[str] = set()
+        self.opened_at: dict[str, float] = {}
+        self.catalogs: set[str] = set()
+        self.forgotten: list[str] = []
         self.prefixes: list[pb.Prefix] = []
         self.dropped: list[tuple[str, int]] = []
         self.durable = True
@@ -92,9 +99,39 @@ class StubWorker:
             for name in self.names
         ]
 
-    async def retain_only(self, request: pb.RetainOnlyRequest) -> None:
-        """Record the request."""
-        self.retained = request
+    async def list_sessions(self, worker: str, request: pb.ListSessionsRequest) -> pb.SessionList:
+        """List a page of the open sessions by age, or of those stored by an earlier process."""
+        self._fault("list_sessions")
+        self.catalogs.add(request.catalog)
+        now = time.monotonic()
+        oldest = now - request.max_age if request.max_age else 0.0
+        opened = (
+            session
+            for session, opened_at in self.opened_at.items()
+            if oldest <= opened_at <= now - request.min_age
+        )
+        names = self.stored if request.stored else opened
+        found = sorted(name for name in names if name > request.after)
+        return pb.SessionList(sessions=found[: request.limit])
+
+    async def delete_unknown(
+        self, worker: str, request: pb.DeleteUnknownRequest
+    ) -> pb.DeleteUnknownResult:
+        """Delete sessions that are stored and not open, or open for `idle_seconds` at least."""
+        self._fault("delete_unknown")
+        newest = time.monotonic() - request.idle_seconds
+        deleted = [
+            each
+            for each in request.sessions
+            if each.session in self.stored or self.opened_at.get(each.session, newest + 1) <= newest
+        ]
+        for each in deleted:
+            await self.delete(each)
+        return pb.DeleteUnknownResult(deleted=len(deleted))
+
+    def forget(self, session: str) -> None:
+        """Record the session."""
+        self.forgotten.append(session)
 
     async def open(self, request: pb.OpenRequest) -> pb.MemoryReport:
         """Take over the state of the request. Raises WorkerRefused for settings named `bad`."""
@@ -105,7 +142,7 @@ class StubWorker:
             if '"bad"' in getattr(request.spec, name):
                 raise WorkerRefused(ErrorCode.BAD_SETTINGS, f"{name}.bad is not a setting")
         self.epochs.append(request.spec.epoch)
-        self.specs[session] = request.spec
+        self._note_open(request.spec)
         self.sessions[session] = pb.SessionState.FromString(request.state.SerializeToString())
         return self._memory(session)
 
@@ -121,7 +158,8 @@ class StubWorker:
             self._change(state, "turn", words[: turn.prompt_tokens])
             for word in words[turn.prompt_tokens :]:
                 self._change(state, "token", [word])
-        self.specs[session], self.sessions[session] = request.spec, state
+        self._note_open(request.spec)
+        self.sessions[session] = state
         return pb.ForkResult(memory=self._memory(session), state=state)
 
     async def rebuild(self, request: pb.RebuildRequest) -> pb.RebuildResult:
@@ -251,6 +289,12 @@ class StubWorker:
         self._fault("delete")
         self.dropped.append((request.session, request.keep_pages))
         self.sessions.pop(request.session, None)
+        self.opened_at.pop(request.session, None)
+        self.stored.discard(request.session)
+        if request.keep_pages:
+            self.retained.add(request.session)
+        else:
+            self.retained.discard(request.session)
 
     async def stats(self) -> dict[str, pb.WorkerStats]:
         """Return the same counters for every name."""
@@ -260,6 +304,11 @@ class StubWorker:
     async def close(self) -> None:
         """Record that the worker was closed."""
         self.closed = True
+
+    def _note_open(self, spec: pb.SessionSpec) -> None:
+        self.specs[spec.session] = spec
+        self.opened_at[spec.session] = time.monotonic()
+        self.stored.discard(spec.session)
 
     def _state(self, session: str) -> pb.SessionState:
         if session not in self.sessions:
@@ -286,15 +335,10 @@ class StubWorker:
         )
 
     def _take(self, request: pb.TurnRequest, token_ids: list[int]) -> int:
-        """Whole pages of the prefix that the prompt begins with, but for its last word."""
         if not request.HasField("prefix"):
             return 0
         self.prefixes.append(request.prefix)
-        alike = takewhile(
-            lambda pair: pair[0] == pair[1],
-            zip(request.prefix.token_ids, token_ids[:-1], strict=False),
-        )
-        return len(list(alike)) // 4
+        return shared_pages(request.prefix, token_ids)
 
     async def _gate(self, name: str) -> None:
         self.reached[name].set()
@@ -367,18 +411,4 @@ class StubWorker:
         return done
 
     def _memory(self, session: str) -> pb.MemoryReport:
-        state = self.sessions[session]
-        budget = self.specs[session].budget
-        active = min(state.length, budget)
-        return pb.MemoryReport(
-            length=state.length,
-            budget=budget,
-            active_rows=[active, active - 1 if active else 0],
-            peak_rows=[active + 2, active],
-            bound_rows=[budget + 32, budget + 32],
-            active_bytes=active * 64,
-            evicted_rows=state.length - active,
-            promoted_rows=state.promoted_rows,
-            tier_bytes={"ram": state.length * 64},
-            in_slot=True,
-        )
+        return memory_report(self.sessions[session], self.specs[session].budget)

@@ -1,7 +1,9 @@
 """Directory of a store's sessions: in memory, only in the tiers, or deleted with retained pages."""
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import islice
 from threading import Lock
 
 from kvstore.errors import StoreClosedError
@@ -22,6 +24,7 @@ class SessionDirectory:
         self._sessions: dict[str, StoredSession] = {}
         self._unopened = set(stored)
         self._unclaimed = set(stored)
+        self._stored = sorted(stored)
         self._retained_pages: dict[str, int] = {}
         self._lock = Lock()
         self._closed = False
@@ -88,10 +91,24 @@ class SessionDirectory:
         with self._lock:
             return list(self._sessions.values())
 
-    def unclaimed(self) -> list[str]:
-        """Sessions of an earlier process that were not opened or appended to since, sorted."""
+    def unclaimed(self, after: str = "", limit: int | None = None) -> list[str]:
+        """Up to `limit` sessions of an earlier process that were not opened since, sorted.
+
+        Those whose ids follow `after`. Takes time in proportion to `limit` and to the sessions that
+        were opened or deleted since, not to all that are stored.
+        """
         with self._lock:
-            return sorted(self._unclaimed)
+            start = bisect_right(self._stored, after)
+            following = islice(self._stored, start, None)
+            return list(islice((name for name in following if name in self._unclaimed), limit))
+
+    def take_unclaimed(self, session: str) -> bool:
+        """Claim a session of an earlier process; False if it was opened or deleted since."""
+        with self._lock:
+            if session not in self._unclaimed:
+                return False
+            self._unclaimed.remove(session)
+            return True
 
     def is_unopened(self, session: str) -> bool:
         """Return whether the tiers may hold unknown pages of a session that was not opened yet."""

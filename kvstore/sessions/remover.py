@@ -1,10 +1,8 @@
 """Removal of sessions: deletion, clean-up after an earlier process, and release to another one."""
 
-from collections.abc import Collection, Sequence
 from contextlib import suppress
 
 from kvstore.errors import PageError, TierError
-from kvstore.format.page_table import SharedPages
 from kvstore.sessions.context import StoreContext
 from kvstore.sessions.directory import SessionDirectory
 from kvstore.sessions.writer import RowWriter
@@ -19,18 +17,18 @@ class SessionRemover:
         self._rows = rows
         self._sessions = sessions
 
-    def delete(self, session: str, keep_pages: int) -> None:
+    def delete(self, session: str, keep_pages: int, fence: int = UNFENCED) -> None:
         """Delete a session from every tier, except its own first `keep_pages` pages.
 
         Failed deletions are retried in the background. The session's epoch is not checked: the
-        caller has decided that no process writes the session any more. Raises a tier's error when
-        it cannot list its pages.
+        caller has decided that no process writes the session any more under an epoch before
+        `fence`. Raises a tier's error when it cannot list its pages.
         """
         stack = self._context.stack
         with self._sessions.locked(session, recover=False) as state:
             # Fenced first: a concurrent write is either complete and deleted below, or refused.
             with suppress(TierError):
-                stack.tiers.fence(session, UNFENCED)
+                stack.tiers.fence(session, fence)
             keys = set(state.table.own_keys(keep_pages))
             stored = stack.stored_keys(session, must_answer=not state.loaded)
             keys |= {key for key in stored if key.index >= keep_pages}
@@ -40,19 +38,19 @@ class SessionRemover:
         stack.tiers.clear_failure()
         self._context.writer.drain([session])
 
-    def retain_only(self, sessions: Collection[str], shared: Sequence[SharedPages]) -> list[str]:
-        """Delete unclaimed sessions of an earlier process that are not named; return their ids.
+    def delete_unclaimed(self, session: str, keep_pages: int) -> bool:
+        """Delete a session of an earlier process, except its first `keep_pages` pages.
 
-        In tiers above a shared lowest tier only the copies are deleted.
+        Above a shared lowest tier only the copies are deleted. Returns False, and changes nothing,
+        when the session was opened or deleted since. Raises as `delete`.
         """
-        keep_pages = {entry.owner: entry.pages for entry in shared}
-        deleted = [session for session in self._sessions.unclaimed() if session not in sessions]
-        for session in deleted:
-            if self._context.stack.tiers.lowest.shared:
-                self._delete_copies(session, keep_pages.get(session, 0))
-            else:
-                self.delete(session, keep_pages.get(session, 0))
-        return deleted
+        if not self._sessions.take_unclaimed(session):
+            return False
+        if self._context.stack.tiers.lowest.shared:
+            self._delete_copies(session, keep_pages)
+        else:
+            self.delete(session, keep_pages)
+        return True
 
     def release(self, session: str) -> None:
         """Remove a session from memory and, above a shared lowest tier, from the other tiers."""

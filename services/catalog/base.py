@@ -8,6 +8,7 @@ CatalogError when the storage fails. A write that is given an idempotency record
 same transaction.
 """
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from kvrecall.domain.session import Session, SharedPages, Turn
@@ -238,6 +239,10 @@ class PageRefs(Protocol):
         """Return the deleted sessions whose pages are still referenced, with how many pages."""
         ...
 
+    async def find_unknown(self, session_ids: Sequence[str]) -> list[OrphanedPages]:
+        """Return those of the sessions that do not exist, with their pages that are referenced."""
+        ...
+
     async def get_orphaned(self) -> list[OrphanedPages]:
         """Return the orphaned pages that are not confirmed as deleted yet."""
         ...
@@ -260,6 +265,11 @@ class Idempotency(Protocol):
 
 class Catalog(Protocol):
     """Durable state of all sessions."""
+
+    @property
+    def id(self) -> str:
+        """A random id, made with the catalog. Workers' pages belong to one catalog."""
+        ...
 
     @property
     def sessions(self) -> Sessions:

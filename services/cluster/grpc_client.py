@@ -29,8 +29,9 @@ class GrpcWorkerClient(WorkerCalls):
     Raises OSError when a certificate cannot be read. Create it in a running event loop.
     """
 
-    def __init__(self, settings: WireSettings) -> None:
+    def __init__(self, settings: WireSettings, catalog: str = "") -> None:
         self._settings = settings
+        self.catalog = catalog
         self.address = settings.worker
         self._channel = _open_channel(settings)
         self._metadata = _build_metadata(settings)
@@ -43,7 +44,7 @@ class GrpcWorkerClient(WorkerCalls):
         """See `Worker.describe`; waits for a worker that is still starting."""
         with self._map_errors():
             info: pb.WorkerInfo = await self._stub.Describe(
-                Empty(),
+                pb.DescribeRequest(catalog=self.catalog),
                 timeout=self._settings.connect_seconds,
                 wait_for_ready=True,
                 metadata=self._metadata,
@@ -55,6 +56,9 @@ class GrpcWorkerClient(WorkerCalls):
         if self.address in avoid:
             raise WorkerLost(f"there is no worker but {self.address}")
         return self.address
+
+    def forget(self, session: str) -> None:
+        """Do nothing: a client of one worker keeps nothing of a session."""
 
     async def workers(self) -> list[pb.WorkerRecord]:
         """This worker's record."""

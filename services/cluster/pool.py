@@ -32,12 +32,14 @@ class WorkerPool(WorkerCalls):
         self._holders: dict[str, set[str]] = {}
 
     @classmethod
-    async def start(cls, registry: Registry, settings: WireSettings) -> "WorkerPool":
-        """Build a pool with one connected worker at least.
+    async def start(
+        cls, registry: Registry, settings: WireSettings, catalog: str = ""
+    ) -> "WorkerPool":
+        """Build a pool with one connected worker at least, for the gateways of a catalog.
 
         Raises WorkerLost if none is reached within `connect_seconds`.
         """
-        membership = Membership(registry, settings)
+        membership = Membership(registry, settings, catalog)
         await membership.start()
         return cls(membership)
 
@@ -110,7 +112,7 @@ class WorkerPool(WorkerCalls):
 
     async def _call_anywhere(self, call: Callable[[GrpcWorkerClient], Awaitable[_T]]) -> _T:
         """Call the worker with the shortest queue, and the next one if it is lost."""
-        lost = WorkerLost("there is no worker now")
+        lost = WorkerLost(self._membership.describe_absence())
         by_load = sorted(
             self._nodes, key=lambda node: (not node.healthy, node.record.queued, node.name)
         )
@@ -157,13 +159,36 @@ class WorkerPool(WorkerCalls):
         holders -= others
         return answer
 
+    # Calls to a named worker
+
+    async def list_sessions(self, worker: str, request: pb.ListSessionsRequest) -> pb.SessionList:
+        """List a page of the named worker's sessions."""
+        node = self._get_node(worker)
+        return await self._watch_mismatch(node, node.worker.list_sessions(worker, request))
+
+    async def delete_unknown(
+        self, worker: str, request: pb.DeleteUnknownRequest
+    ) -> pb.DeleteUnknownResult:
+        """Delete sessions that the catalog does not know in the named worker."""
+        node = self._get_node(worker)
+        return await self._watch_mismatch(node, node.worker.delete_unknown(worker, request))
+
+    async def _watch_mismatch(self, node: Node, call: Awaitable[_T]) -> _T:
+        """Wait for a call; a worker that was replaced by one of another catalog is left out."""
+        try:
+            return await call
+        except WorkerRefused as refusal:
+            if refusal.code is ErrorCode.CATALOG_MISMATCH:
+                await self._membership.exclude(node, refusal.message)
+            raise
+
     # Calls to all workers
 
     async def describe(self) -> pb.WorkerInfo:
         """Model and shape, which are the same everywhere, with limits that hold in every worker."""
         infos = [node.info for node in self._nodes]
         if not infos:
-            raise WorkerLost("there is no worker now")
+            raise WorkerLost(self._membership.describe_absence())
         described = pb.WorkerInfo()
         described.CopyFrom(infos[0])
         described.max_budget = min(info.max_budget for info in infos)
@@ -181,17 +206,6 @@ class WorkerPool(WorkerCalls):
         await asyncio.gather(
             *(_unless_lost(self._watch_loss(node, node.worker.release(request))) for node in others)
         )
-
-    async def retain_only(self, request: pb.RetainOnlyRequest) -> None:
-        """Delete other sessions' stored rows in all workers. Raises WorkerLost if none answered."""
-        answered = await asyncio.gather(
-            *(
-                _unless_lost(self._watch_loss(node, node.worker.retain_only(request)))
-                for node in self._nodes
-            )
-        )
-        if not any(answered):
-            raise WorkerLost("no worker answers now")
 
     async def delete(self, request: pb.DeleteRequest) -> None:
         """Delete the session in all workers, in memory and in files.
@@ -226,8 +240,17 @@ class WorkerPool(WorkerCalls):
 
         await asyncio.gather(*(_unless_lost(ask(node)) for node in self._nodes))
         if not by_name:
-            raise WorkerLost("no worker answers now")
+            absent = not self._nodes
+            raise WorkerLost(
+                self._membership.describe_absence() if absent else "no worker answers now"
+            )
         return by_name
+
+    def forget(self, session: str) -> None:
+        """See `Worker.forget`."""
+        self._routes.pop(session, None)
+        self._chosen.pop(session, None)
+        self._holders.pop(session, None)
 
     async def close(self) -> None:
         """Close the connections; the workers themselves run on."""

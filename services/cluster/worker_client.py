@@ -5,8 +5,6 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Protocol
 
-from google.protobuf.empty_pb2 import Empty
-
 from kvrecall.domain.errors import WorkerLost
 from kvrecall.protocol import calls
 from kvrecall.protocol.calls import Call, RequestT, ResponseT
@@ -16,6 +14,7 @@ from kvrecall.protocol.v1 import worker_pb2 as pb
 class Worker(Protocol):
     """One process that computes, with its slots and its row store.
 
+    Refused with `catalog_mismatch` when its pages belong to another catalog than the gateway's.
     Every method raises `kvrecall.domain.errors.WorkerRefused` if the request cannot be served as it
     stands (its `code` is the reason) and `kvrecall.domain.errors.WorkerLost` if the worker itself
     is gone or broken. A refused request has changed nothing.
@@ -36,8 +35,17 @@ class Worker(Protocol):
         """The workers that can be reached, with their load."""
         ...
 
-    async def retain_only(self, request: pb.RetainOnlyRequest) -> None:
-        """Delete all rows stored before the worker started, but for the named sessions'."""
+    async def list_sessions(self, worker: str, request: pb.ListSessionsRequest) -> pb.SessionList:
+        """List a page of the sessions that the named worker has open, or has stored from before."""
+        ...
+
+    async def delete_unknown(
+        self, worker: str, request: pb.DeleteUnknownRequest
+    ) -> pb.DeleteUnknownResult:
+        """Delete sessions that the catalog does not know in the named worker.
+
+        Those that are in use, or were opened since they were listed, stay.
+        """
         ...
 
     async def open(self, request: pb.OpenRequest) -> pb.MemoryReport:
@@ -120,6 +128,10 @@ class Worker(Protocol):
         """Delete the session: slot and rows, but for kept pages. No error if it is unknown."""
         ...
 
+    def forget(self, session: str) -> None:
+        """Drop what this client keeps of a session: it is not open until the next `open`."""
+        ...
+
     async def stats(self) -> dict[str, pb.WorkerStats]:
         """Counters for the metrics page, by the worker's name."""
         ...
@@ -130,7 +142,12 @@ class Worker(Protocol):
 
 
 class WorkerCalls(ABC):
-    """The calls of `Worker` over one transport: `call` and `stream` carry all of them."""
+    """The calls of `Worker` over one transport: `call` and `stream` carry all of them.
+
+    `catalog`: id of the gateway's catalog; empty for a client without one.
+    """
+
+    catalog: str = ""
 
     @abstractmethod
     async def call(self, call: Call[RequestT, ResponseT], request: RequestT) -> ResponseT:
@@ -145,13 +162,23 @@ class WorkerCalls(ABC):
         Raises WorkerRefused and WorkerLost.
         """
 
+    @abstractmethod
+    def forget(self, session: str) -> None:
+        """See `Worker.forget`."""
+
     async def describe(self) -> pb.WorkerInfo:
         """See `Worker.describe`."""
-        return await self.call(calls.DESCRIBE, Empty())
+        return await self.call(calls.DESCRIBE, pb.DescribeRequest(catalog=self.catalog))
 
-    async def retain_only(self, request: pb.RetainOnlyRequest) -> None:
-        """See `Worker.retain_only`."""
-        await self.call(calls.RETAIN_ONLY, request)
+    async def list_sessions(self, worker: str, request: pb.ListSessionsRequest) -> pb.SessionList:
+        """See `Worker.list_sessions`."""
+        return await self.call(calls.LIST_SESSIONS, request)
+
+    async def delete_unknown(
+        self, worker: str, request: pb.DeleteUnknownRequest
+    ) -> pb.DeleteUnknownResult:
+        """See `Worker.delete_unknown`."""
+        return await self.call(calls.DELETE_UNKNOWN, request)
 
     async def open(self, request: pb.OpenRequest) -> pb.MemoryReport:
         """See `Worker.open`."""

@@ -104,7 +104,12 @@ def test_deleting_every_session_leaves_no_bytes(
     store.close()
     store = open_store(segment_bytes=4000)
     store.append("d", make_rows(3))
-    assert store.retain_only(["b", "never seen"]) == ["a", "c"]
+    assert store.unclaimed() == ["a", "b", "c"]
+    assert [store.delete_unclaimed(each) for each in ("a", "c", "never seen")] == [
+        True,
+        True,
+        False,
+    ]
     assert store.sessions() == ["b", "d"]
     store.delete("d")
     store.delete("b")

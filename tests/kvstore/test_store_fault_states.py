@@ -307,7 +307,9 @@ class FaultMachine(RuleBasedStateMachine):
             self.open_store()
         else:
             self.crash(torn)
-        self.store.retain_only(self.rows, self.retained())
+        keep_pages = {each.owner: each.pages for each in self.retained()}
+        for name in set(self.store.unclaimed()) - self.rows.keys():
+            self.store.delete_unclaimed(name, keep_pages=keep_pages.get(name, 0))
         for name in sorted(self.rows):
             self.reopen(name, 1)
             self.rebuild(name, 0 if not crash else self.safe[name])

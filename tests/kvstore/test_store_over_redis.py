@@ -257,7 +257,7 @@ def test_a_released_session_leaves_no_copies_above_the_shared_tier(
     assert torch.equal(read_all(other, "a"), rows)
 
 
-def test_retain_only_clears_only_the_unshared_files(
+def test_a_deletion_of_the_unclaimed_clears_only_the_unshared_files(
     open_store: OpenStore, make_rows: MakeRows
 ) -> None:
     store = open_store("one")
@@ -267,7 +267,9 @@ def test_retain_only_clears_only_the_unshared_files(
     store.close()
     again = open_store("one")
     other = open_store()
-    assert again.retain_only(["a"], [SharedPages("c", 1)]) == ["b", "c"]
+    assert again.unclaimed() == ["a", "b", "c"]
+    assert again.delete_unclaimed("b")
+    assert again.delete_unclaimed("c", keep_pages=1)
     assert sorted((h.key.session, h.key.index) for h in nvme(again).stored()) == [
         ("a", 0),
         ("a", 1),

@@ -19,6 +19,9 @@ from kvrecall.domain.turn_request import TurnRequest
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from kvrecall.testing import StubWorker
 from services.catalog.sqlite.catalog import SqliteCatalog
+from services.context import ServiceContext
+from services.page_gc import PageCollector
+from services.reconciliation import Reconciler
 from services.service import SessionService
 from services.turn_stream import TurnEnded, TurnStream
 
@@ -44,12 +47,24 @@ class Harness:
     async def crash(self) -> None:
         """Lose the process: the worker's memory, running repairs, everything but the file."""
         for task in asyncio.all_tasks() - {asyncio.current_task()}:
-            if task.get_name().startswith(("background ", "episodes ")):
+            if task.get_name().startswith(("background ", "episodes ", "reconciliation")):
                 task.cancel()
                 await asyncio.wait({task})
         await self.catalog.close()
-        self.worker = StubWorker()
+        before = self.worker
+        self.worker = StubWorker(stored={*before.sessions, *before.stored, *before.retained})
         await self.start()
+
+    async def reconcile(self) -> None:
+        """Delete the workers' sessions that the catalog does not know."""
+        reconciler = Reconciler(ServiceContext.create(self.catalog, self.worker, self.settings))
+        for worker in self.worker.names:
+            await reconciler.reconcile(worker)
+
+    async def sweep(self) -> None:
+        """Delete the orphaned pages that deletions have left to the sweep."""
+        context = ServiceContext.create(self.catalog, self.worker, self.settings)
+        await PageCollector(context).sweep()
 
     async def session(self, **settings: Any) -> str:
         """A new session of budget 64."""

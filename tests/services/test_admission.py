@@ -93,3 +93,12 @@ class TestImpatient:
         assert harness.worker.open_turns == 0
         await harness.start()
         assert (await harness.catalog.sessions.get(session)).turns == 0
+
+
+async def test_an_announced_stop_is_one_deadline_and_refuses_nothing_yet(harness) -> None:
+    session = await harness.session()
+    remaining = harness.service.announce_stop()
+    assert 0 < remaining <= harness.settings.drain_seconds
+    assert not harness.service.ready
+    assert (await harness.say(session, HELLO)).turn == 1
+    assert harness.service.announce_stop() < remaining, "the first announcement counts"

@@ -215,6 +215,9 @@ async def test_a_fork_that_cannot_be_committed_leaves_nothing_behind(harness) ->
     with pytest.raises(CatalogError):
         await harness.service.fork(session, ForkRequest())
     harness.catalog.fork = commit
+    for child in harness.worker.sessions.keys() - {session}:
+        harness.worker.opened_at[child] = 0.0  # long ago: it is not in creation
+    await harness.reconcile()
     assert list(harness.worker.sessions) == [session]
     assert await harness.catalog.sessions.get_ids() == [session]
     await harness.service.delete(session)
@@ -251,15 +254,19 @@ async def test_a_deleted_parent_leaves_the_pages_that_its_forks_share(harness) -
     with pytest.raises(UnknownSession):
         await harness.service.get(parent)
     await harness.crash()
-    assert list(harness.worker.retained.shared) == [pb.SharedPages(owner=parent, pages=5)]
-    assert set(harness.worker.retained.sessions) == {child, other}
+    await harness.reconcile()
+    assert harness.worker.dropped == [(parent, 5)]
+    assert harness.worker.stored == {child, other}
+    harness.worker.dropped.clear()
     assert (await harness.say(child, HELLO)).turn == 3
     await harness.service.delete(child)
+    await harness.sweep()
     assert set(harness.worker.dropped) == {(child, 0), (parent, 2)}
+    harness.worker.dropped.clear()
     await harness.service.delete(other)
-    assert set(harness.worker.dropped[2:]) == {(other, 0), (parent, 0)}
-    await harness.crash()
-    assert not harness.worker.retained.shared
+    await harness.sweep()
+    assert set(harness.worker.dropped) == {(other, 0), (parent, 0)}
+    assert not harness.worker.retained
 
 
 async def test_who_watches_is_told_of_forks(harness) -> None:

@@ -7,6 +7,7 @@ import pytest
 from kvrecall.domain.codes import ErrorCode
 from kvrecall.domain.errors import UnknownSession, WorkerLost, WorkerRefused
 from kvrecall.domain.messages import Message
+from services import page_gc
 from services.context import ServiceContext
 from services.page_gc import PageCollector
 
@@ -40,7 +41,7 @@ async def test_one_that_cannot_be_dropped_stands_in_no_other_s_way(harness) -> N
     for session in sessions:
         await harness.say(session, HELLO)
         await harness.catalog.sessions.delete(session, None)
-    harness.worker.faults["delete"] = WorkerLost("gone")
+    harness.worker.faults["delete"] = WorkerRefused(ErrorCode.STORAGE_FAILED, "one bad page")
     collector = PageCollector(
         ServiceContext.create(harness.catalog, harness.worker, harness.settings)
     )
@@ -59,4 +60,43 @@ async def test_a_process_that_starts_drops_what_one_that_was_killed_did_not(harn
         if harness.worker.dropped:
             break
         await asyncio.sleep(0.01)
+    assert harness.worker.dropped == [(session, 0)]
+
+
+async def test_a_deletion_pays_for_its_own_session_only(harness) -> None:
+    class Away:
+        """A worker that is away: it loses every deletion."""
+
+        calls = 0
+
+        async def delete(self, request: object) -> None:
+            self.calls += 1
+            raise WorkerLost("away")
+
+    sessions = [await harness.session() for _ in range(20)]
+    away = Away()
+    harness.worker.delete = away.delete
+    for number, session in enumerate(sessions, 1):
+        before = away.calls
+        await harness.service.delete(session)
+        # Its own; a sweep that is woken stops at the first one that is lost.
+        assert away.calls - before <= 2, number
+    assert len(await harness.catalog.page_refs.get_orphaned()) == 20
+    del harness.worker.delete
+    await harness.sweep()
+    assert sorted(session for session, _ in harness.worker.dropped) == sorted(sessions)
+
+
+async def test_a_deletion_waits_for_a_silent_worker_for_a_bounded_time(
+    harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def silent(request: object) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(page_gc, "_REQUEST_SECONDS", 0.1)
+    session = await harness.session()
+    harness.worker.delete = silent
+    await asyncio.wait_for(harness.service.delete(session), 30)
+    del harness.worker.delete
+    await harness.sweep()
     assert harness.worker.dropped == [(session, 0)]

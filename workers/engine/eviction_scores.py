@@ -47,6 +47,11 @@ class EvictionScores:
             limit,
         )
 
+    def before(self, length: int) -> "EvictionScores":
+        """Keep the scores of the first `length` tokens."""
+        kept = self.tokens < length
+        return EvictionScores(self.tokens[kept], self.scores[kept])
+
     def to_dense(self, length: int) -> Tensor:
         """Scores of the first `length` tokens: float32 `[length]`, `-inf` where there is none."""
         dense = torch.full((length,), -torch.inf)

@@ -1,5 +1,6 @@
 """One session in a worker: fixed configuration, progress, and its place in the active cache."""
 
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -69,6 +70,7 @@ class WorkerSession:
     - `peak`: most rows per head ever active, per layer.
     - `dirty`: a turn or repair is changing the session; its state is not the committed one.
     - `discarded`: the session was closed before its turn or repair ended; only an open restores it.
+    - `opened_at`: monotonic seconds when this state of the session was opened.
     - `stored`: new rows go to the row store. False for scratch sessions and for rows that are
       stored already.
     - `keep_rows`: called with the position of the first of the new rows, and these rows
@@ -92,6 +94,7 @@ class WorkerSession:
     prefetched: "Future[Any] | None" = None
     dirty: bool = False
     discarded: bool = False
+    opened_at: float = field(default_factory=time.monotonic)
     stored: bool = True
     writes: list["Future[Any]"] = field(default_factory=list)
     keep_rows: Callable[[int, Tensor], None] | None = None

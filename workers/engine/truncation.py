@@ -17,7 +17,7 @@ def truncate(cache: ActiveCache, store_io: StoreIO, resident: ResidentSession, l
         return
     cache.drop_from(resident.slot, length)
     session.length = length
-    session.eviction_scores = session.eviction_scores[:length]
+    session.eviction_scores = session.eviction_scores.before(length)
     session.queries.drop_last(dropped)
     session.block = session.block[: max(0, len(session.block) - dropped)]
     if session.stored:

@@ -12,8 +12,9 @@ from kvrecall.protocol.calls import Call, RequestT, ResponseT
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from kvstore.store import RowStore
 from workers import methods
-from workers.errors import Cancelled
+from workers.errors import Cancelled, StorageFailed
 from workers.model.embedder import Embedder
+from workers.rpc.catalog_binding import CatalogBinding
 from workers.scheduler.scheduler import Scheduler
 
 _T = TypeVar("_T")
@@ -26,8 +27,11 @@ class WorkerService:
     cancels the call. `close` ends scheduler, encoder and store.
     """
 
-    def __init__(self, scheduler: Scheduler, embedder: Embedder, model: str) -> None:
+    def __init__(
+        self, scheduler: Scheduler, embedder: Embedder, model: str, catalog: CatalogBinding
+    ) -> None:
         self._scheduler = scheduler
+        self._catalog = catalog
         self._embedder = embedder
         self._model = model
 
@@ -45,8 +49,9 @@ class WorkerService:
         handler: Callable[[RequestT], AsyncGenerator[ResponseT, None]] = getattr(self, call.method)
         return handler
 
-    async def describe(self, request: Empty) -> pb.WorkerInfo:
-        """Model, shape and limits."""
+    async def describe(self, request: pb.DescribeRequest) -> pb.WorkerInfo:
+        """Model, shape and limits, for a gateway of the catalog that the pages belong to."""
+        await self._require_catalog(request.catalog)
         engine = self._scheduler.engine
         shape = engine.model.shape
         settings = engine.settings
@@ -68,10 +73,20 @@ class WorkerService:
             protocol_version=PROTOCOL_VERSION,
         )
 
-    async def retain_only(self, request: pb.RetainOnlyRequest) -> Empty:
-        """Delete stored rows of sessions that the request does not name."""
-        await _wait(self._scheduler.retain_only(request))
-        return Empty()
+    async def list_sessions(self, request: pb.ListSessionsRequest) -> pb.SessionList:
+        """A page of the open sessions, or of those that an earlier process stored."""
+        await self._require_catalog(request.catalog)
+        names = await _wait(self._scheduler.list_sessions(request))
+        return pb.SessionList(sessions=names)
+
+    async def delete_unknown(self, request: pb.DeleteUnknownRequest) -> pb.DeleteUnknownResult:
+        """Delete sessions that the catalog does not know, unless they are in use."""
+        await self._require_catalog(request.catalog)
+        # One after the other: turns' writes go between them.
+        deleted = 0
+        for session in request.sessions:
+            deleted += await _wait(self._scheduler.delete_unknown(session, request.idle_seconds))
+        return pb.DeleteUnknownResult(deleted=deleted)
 
     async def open(self, request: pb.OpenRequest) -> pb.MemoryReport:
         """Open the session as the request states."""
@@ -169,6 +184,13 @@ class WorkerService:
             draining=draining,
             protocol_version=PROTOCOL_VERSION,
         )
+
+    async def _require_catalog(self, catalog: str) -> None:
+        """Raise CatalogMismatch, or StorageFailed when the pages cannot be bound to a catalog."""
+        try:
+            await asyncio.to_thread(self._catalog.require, catalog)
+        except OSError as error:
+            raise StorageFailed(f"the catalog's id cannot be written: {error}") from error
 
     async def close(self) -> None:
         """Stop the scheduler and the encoder, then the store."""

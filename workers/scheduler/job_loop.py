@@ -122,6 +122,13 @@ class JobLoop:
         for job in (*self._active, *self._queued):
             job.stop_requested = job.stop_requested or job.session == name
 
+    def idle_seconds(self, session: WorkerSession) -> float:
+        """Seconds since the session was opened or its last job ended; 0 while it has a job."""
+        if any(job.session == session.name for job in (*self._active, *self._queued)):
+            return 0.0
+        last = max(session.opened_at, self._idle.last_use(session.name))
+        return time.monotonic() - last
+
     def forget(self, name: str) -> None:
         """Cancel the jobs of a session that is closed."""
         self.cancel_jobs(name)

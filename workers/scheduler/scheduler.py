@@ -1,12 +1,13 @@
 """A worker's requests, queued as jobs."""
 
+import heapq
+import time
 from concurrent.futures import Future
 from typing import Any
 
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from workers.engine.engine import Engine
 from workers.engine.session import ResidentSession, WorkerSession
-from workers.engine.store_io import shared_pages
 from workers.episodes.build import run_build
 from workers.errors import UnknownSession
 from workers.generation.steps import Steps
@@ -114,12 +115,29 @@ class Scheduler:
 
         return self._loop.call_and_wait(delete)
 
-    def retain_only(self, request: pb.RetainOnlyRequest) -> "Future[list[str]]":
-        """Delete the rows of sessions that were stored before the start and that are not named."""
-        kept = shared_pages(request.shared)
-        return self.engine.store_io.submit(
-            lambda: self.engine.store.retain_only(list(request.sessions), kept)
-        )
+    def list_sessions(self, request: pb.ListSessionsRequest) -> "Future[list[str]]":
+        """List open sessions by the time since they were opened, or stored ones that none opened."""
+        if request.stored:
+            return self.engine.store_io.submit(
+                lambda: self.engine.store.unclaimed(request.after, request.limit)
+            )
+        return self._loop.call(lambda: self._list_open(request))
+
+    def delete_unknown(self, request: pb.DeleteRequest, idle_seconds: float) -> "Future[bool]":
+        """Delete a session that the catalog does not know; return whether it was deleted.
+
+        An open session stays unless it was idle for `idle_seconds`; one that an earlier process
+        stored stays if it was opened since. It may be in creation: the next epoch may write it.
+        """
+
+        def delete() -> "Future[bool]":
+            session = self.engine.sessions.get(request.session)
+            if session is not None and self._loop.idle_seconds(session) < idle_seconds:
+                return self.engine.store_io.submit(lambda: False)
+            self._loop.forget(request.session)
+            return self.engine.delete_unknown(request.session, request.keep_pages)
+
+        return self._loop.call_and_wait(delete)
 
     def memory(self, name: str) -> "Future[pb.MemoryReport]":
         """Report a session's rows and bytes."""
@@ -137,6 +155,16 @@ class Scheduler:
         """Cancel all jobs, stop the thread, finish the writes. Idempotent."""
         self._loop.close()
         self.engine.close()
+
+    def _list_open(self, request: pb.ListSessionsRequest) -> list[str]:
+        now = time.monotonic()
+        oldest = now - request.max_age if request.max_age else 0.0
+        names = (
+            name
+            for name, session in self.engine.sessions.items()
+            if name > request.after and oldest <= session.opened_at <= now - request.min_age
+        )
+        return heapq.nsmallest(request.limit, names)
 
     def _submit_open(
         self,

@@ -163,13 +163,49 @@ class ReleaseRequest(_message.Message):
     epoch: int
     def __init__(self, session: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
 
-class RetainOnlyRequest(_message.Message):
-    __slots__ = ("sessions", "shared")
+class DescribeRequest(_message.Message):
+    __slots__ = ("catalog",)
+    CATALOG_FIELD_NUMBER: _ClassVar[int]
+    catalog: str
+    def __init__(self, catalog: _Optional[str] = ...) -> None: ...
+
+class ListSessionsRequest(_message.Message):
+    __slots__ = ("catalog", "stored", "after", "limit", "min_age", "max_age")
+    CATALOG_FIELD_NUMBER: _ClassVar[int]
+    STORED_FIELD_NUMBER: _ClassVar[int]
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    MIN_AGE_FIELD_NUMBER: _ClassVar[int]
+    MAX_AGE_FIELD_NUMBER: _ClassVar[int]
+    catalog: str
+    stored: bool
+    after: str
+    limit: int
+    min_age: float
+    max_age: float
+    def __init__(self, catalog: _Optional[str] = ..., stored: bool = ..., after: _Optional[str] = ..., limit: _Optional[int] = ..., min_age: _Optional[float] = ..., max_age: _Optional[float] = ...) -> None: ...
+
+class SessionList(_message.Message):
+    __slots__ = ("sessions",)
     SESSIONS_FIELD_NUMBER: _ClassVar[int]
-    SHARED_FIELD_NUMBER: _ClassVar[int]
     sessions: _containers.RepeatedScalarFieldContainer[str]
-    shared: _containers.RepeatedCompositeFieldContainer[SharedPages]
-    def __init__(self, sessions: _Optional[_Iterable[str]] = ..., shared: _Optional[_Iterable[_Union[SharedPages, _Mapping]]] = ...) -> None: ...
+    def __init__(self, sessions: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class DeleteUnknownRequest(_message.Message):
+    __slots__ = ("catalog", "sessions", "idle_seconds")
+    CATALOG_FIELD_NUMBER: _ClassVar[int]
+    SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    IDLE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    catalog: str
+    sessions: _containers.RepeatedCompositeFieldContainer[DeleteRequest]
+    idle_seconds: float
+    def __init__(self, catalog: _Optional[str] = ..., sessions: _Optional[_Iterable[_Union[DeleteRequest, _Mapping]]] = ..., idle_seconds: _Optional[float] = ...) -> None: ...
+
+class DeleteUnknownResult(_message.Message):
+    __slots__ = ("deleted",)
+    DELETED_FIELD_NUMBER: _ClassVar[int]
+    deleted: int
+    def __init__(self, deleted: _Optional[int] = ...) -> None: ...
 
 class MemoryRequest(_message.Message):
     __slots__ = ("session",)

@@ -40,13 +40,18 @@ class WorkerStub(object):
         """
         self.Describe = channel.unary_unary(
                 '/kvrecall.v1.Worker/Describe',
-                request_serializer=google_dot_protobuf_dot_empty__pb2.Empty.SerializeToString,
+                request_serializer=kvrecall_dot_protocol_dot_v1_dot_worker__pb2.DescribeRequest.SerializeToString,
                 response_deserializer=kvrecall_dot_protocol_dot_v1_dot_worker__pb2.WorkerInfo.FromString,
                 _registered_method=True)
-        self.RetainOnly = channel.unary_unary(
-                '/kvrecall.v1.Worker/RetainOnly',
-                request_serializer=kvrecall_dot_protocol_dot_v1_dot_worker__pb2.RetainOnlyRequest.SerializeToString,
-                response_deserializer=google_dot_protobuf_dot_empty__pb2.Empty.FromString,
+        self.ListSessions = channel.unary_unary(
+                '/kvrecall.v1.Worker/ListSessions',
+                request_serializer=kvrecall_dot_protocol_dot_v1_dot_worker__pb2.ListSessionsRequest.SerializeToString,
+                response_deserializer=kvrecall_dot_protocol_dot_v1_dot_worker__pb2.SessionList.FromString,
+                _registered_method=True)
+        self.DeleteUnknown = channel.unary_unary(
+                '/kvrecall.v1.Worker/DeleteUnknown',
+                request_serializer=kvrecall_dot_protocol_dot_v1_dot_worker__pb2.DeleteUnknownRequest.SerializeToString,
+                response_deserializer=kvrecall_dot_protocol_dot_v1_dot_worker__pb2.DeleteUnknownResult.FromString,
                 _registered_method=True)
         self.Open = channel.unary_unary(
                 '/kvrecall.v1.Worker/Open',
@@ -127,7 +132,13 @@ class WorkerServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def RetainOnly(self, request, context):
+    def ListSessions(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DeleteUnknown(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -217,13 +228,18 @@ def add_WorkerServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Describe': grpc.unary_unary_rpc_method_handler(
                     servicer.Describe,
-                    request_deserializer=google_dot_protobuf_dot_empty__pb2.Empty.FromString,
+                    request_deserializer=kvrecall_dot_protocol_dot_v1_dot_worker__pb2.DescribeRequest.FromString,
                     response_serializer=kvrecall_dot_protocol_dot_v1_dot_worker__pb2.WorkerInfo.SerializeToString,
             ),
-            'RetainOnly': grpc.unary_unary_rpc_method_handler(
-                    servicer.RetainOnly,
-                    request_deserializer=kvrecall_dot_protocol_dot_v1_dot_worker__pb2.RetainOnlyRequest.FromString,
-                    response_serializer=google_dot_protobuf_dot_empty__pb2.Empty.SerializeToString,
+            'ListSessions': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListSessions,
+                    request_deserializer=kvrecall_dot_protocol_dot_v1_dot_worker__pb2.ListSessionsRequest.FromString,
+                    response_serializer=kvrecall_dot_protocol_dot_v1_dot_worker__pb2.SessionList.SerializeToString,
+            ),
+            'DeleteUnknown': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteUnknown,
+                    request_deserializer=kvrecall_dot_protocol_dot_v1_dot_worker__pb2.DeleteUnknownRequest.FromString,
+                    response_serializer=kvrecall_dot_protocol_dot_v1_dot_worker__pb2.DeleteUnknownResult.SerializeToString,
             ),
             'Open': grpc.unary_unary_rpc_method_handler(
                     servicer.Open,
@@ -319,7 +335,7 @@ class Worker(object):
             request,
             target,
             '/kvrecall.v1.Worker/Describe',
-            google_dot_protobuf_dot_empty__pb2.Empty.SerializeToString,
+            kvrecall_dot_protocol_dot_v1_dot_worker__pb2.DescribeRequest.SerializeToString,
             kvrecall_dot_protocol_dot_v1_dot_worker__pb2.WorkerInfo.FromString,
             options,
             channel_credentials,
@@ -332,7 +348,7 @@ class Worker(object):
             _registered_method=True)
 
     @staticmethod
-    def RetainOnly(request,
+    def ListSessions(request,
             target,
             options=(),
             channel_credentials=None,
@@ -345,9 +361,36 @@ class Worker(object):
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/kvrecall.v1.Worker/RetainOnly',
-            kvrecall_dot_protocol_dot_v1_dot_worker__pb2.RetainOnlyRequest.SerializeToString,
-            google_dot_protobuf_dot_empty__pb2.Empty.FromString,
+            '/kvrecall.v1.Worker/ListSessions',
+            kvrecall_dot_protocol_dot_v1_dot_worker__pb2.ListSessionsRequest.SerializeToString,
+            kvrecall_dot_protocol_dot_v1_dot_worker__pb2.SessionList.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteUnknown(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvrecall.v1.Worker/DeleteUnknown',
+            kvrecall_dot_protocol_dot_v1_dot_worker__pb2.DeleteUnknownRequest.SerializeToString,
+            kvrecall_dot_protocol_dot_v1_dot_worker__pb2.DeleteUnknownResult.FromString,
             options,
             channel_credentials,
             insecure,

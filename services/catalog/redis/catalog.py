@@ -16,6 +16,8 @@ dropping sessions when memory runs out: a server that may evict any key is refus
 memory still lets sessions be claimed, taken over and deleted. Redis 6.2 or later is required.
 """
 
+from uuid import uuid4
+
 from kvrecall.domain.errors import CatalogError
 from services.catalog.redis.client import CatalogRedis, Client
 from services.catalog.redis.deletion import SessionDeletion
@@ -40,7 +42,8 @@ from services.catalog.versions import CatalogUpgrade
 class RedisCatalog:
     """A `Catalog` of the keys that begin with a namespace."""
 
-    def __init__(self, redis: CatalogRedis, keys: Keys, upgrade: CatalogUpgrade) -> None:
+    def __init__(self, redis: CatalogRedis, keys: Keys, upgrade: CatalogUpgrade, id: str) -> None:
+        self.id = id
         slots = SessionSlots(redis, keys)
         indexes = RedisIndexes(redis, keys, slots)
         prefixes = RedisPrefixes(redis, keys, slots)
@@ -81,10 +84,11 @@ class RedisCatalog:
         try:
             await _require_no_eviction(redis)
             upgrade = await migrate(redis, keys)
+            id = await _get_id(redis, keys)
         except BaseException:
             await redis.close()
             raise
-        return cls(redis, keys, upgrade)
+        return cls(redis, keys, upgrade, id)
 
     async def close(self) -> None:
         """Close all connections."""
@@ -98,3 +102,9 @@ async def _require_no_eviction(redis: CatalogRedis) -> None:
                 f"the catalog's Redis evicts keys (maxmemory-policy {policy}): it would drop sessions "
                 "when its memory is full; set maxmemory-policy to noeviction"
             )
+
+
+async def _get_id(redis: CatalogRedis, keys: Keys) -> str:
+    """Return the catalog's id, which the first process that opens it makes."""
+    await redis.write(keys.id, "SET", keys.id, uuid4().hex, "NX")
+    return bytes(await redis.read(keys.id, "GET", keys.id)).decode()

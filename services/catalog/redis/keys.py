@@ -125,6 +125,11 @@ class Keys:
         return f"{self.namespace}:orphaned"
 
     @property
+    def id(self) -> str:
+        """Key of the catalog's id."""
+        return f"{self.namespace}:id"
+
+    @property
     def version(self) -> str:
         """Key of the schema version, or of the migration that is running."""
         return f"{self.namespace}:version"

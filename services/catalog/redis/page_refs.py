@@ -62,6 +62,16 @@ class RedisPageRefs:
             if state.used and not state.exists
         ]
 
+    async def find_unknown(self, session_ids: Sequence[str]) -> list[OrphanedPages]:
+        """Return those of the sessions that do not exist, with their pages that are referenced."""
+        exist = await self._slots.exist(list(session_ids))
+        unknown = [id for id, exists in zip(session_ids, exist, strict=True) if not exists]
+        return [
+            OrphanedPages(owner, state.used)
+            for owner, state in zip(unknown, await self._refs.read(unknown), strict=True)
+            if not state.exists
+        ]
+
     async def get_orphaned(self) -> list[OrphanedPages]:
         """Return the orphaned pages that are not confirmed as deleted yet."""
         return await run_to_completion(self._deletion.get_orphaned())

@@ -8,6 +8,7 @@ from services.catalog.sqlite.episodes import SqliteEpisodes
 from services.catalog.sqlite.idempotency import SqliteIdempotency
 from services.catalog.sqlite.leases import SqliteLeases
 from services.catalog.sqlite.page_refs import SqlitePageRefs
+from services.catalog.sqlite.queries import fetch_all
 from services.catalog.sqlite.reader import SnapshotReader
 from services.catalog.sqlite.repairs import SqliteRepairs
 from services.catalog.sqlite.sessions import SqliteSessions
@@ -19,8 +20,11 @@ from services.catalog.versions import CatalogUpgrade
 class SqliteCatalog:
     """A `Catalog` in one SQLite file, which one process uses at a time."""
 
-    def __init__(self, database: Database, reader: SnapshotReader, upgrade: CatalogUpgrade) -> None:
+    def __init__(
+        self, database: Database, reader: SnapshotReader, upgrade: CatalogUpgrade, id: str
+    ) -> None:
         claims = Claims()
+        self.id = id
         self._database = database
         self._reader = reader
         self.upgrade = upgrade
@@ -41,7 +45,12 @@ class SqliteCatalog:
         uses the file, or it cannot be opened or is no catalog.
         """
         database, upgrade = await open_database(path)
-        return cls(database, SnapshotReader(path), upgrade)
+        try:
+            (row,) = await database.read(lambda db: fetch_all(db, "SELECT id FROM catalog_id"))
+        except BaseException:
+            await database.close()
+            raise
+        return cls(database, SnapshotReader(path), upgrade, row["id"])
 
     async def close(self) -> None:
         """Finish running reads and writes and close the file."""

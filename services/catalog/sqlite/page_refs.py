@@ -4,6 +4,7 @@ A session references every owner in its ancestry, so the number of an owner's pa
 maximum over `page_refs`, and no chain of forks is ever walked.
 """
 
+import json
 from collections.abc import Sequence
 
 import aiosqlite
@@ -55,6 +56,17 @@ class SqlitePageRefs:
     async def get_retained(self) -> list[SharedPages]:
         """Return the deleted sessions whose pages are still referenced."""
         return await self._database.read(_read_retained)
+
+    async def find_unknown(self, session_ids: Sequence[str]) -> list[OrphanedPages]:
+        """Return those of the sessions that do not exist, with their pages that are referenced."""
+        query = (
+            "SELECT value AS owner, coalesce((SELECT max(pages) FROM page_refs"
+            " WHERE page_refs.owner = value), 0) AS keep_pages"
+            " FROM json_each(:ids) WHERE value NOT IN (SELECT id FROM sessions)"
+        )
+        ids = {"ids": json.dumps(list(session_ids))}
+        rows = await self._database.read(lambda db: fetch_all(db, query, ids))
+        return [OrphanedPages(row["owner"], row["keep_pages"]) for row in rows]
 
     async def get_orphaned(self) -> list[OrphanedPages]:
         """Return the orphaned pages that are not confirmed as deleted yet."""

@@ -1,6 +1,12 @@
 -- The current schema of the SQLite catalog (SCHEMA_VERSION in schema.py). A change here needs a
 -- migration beside it, in migrations/.
 
+-- One row: an id that no other catalog has. Workers' pages belong to the catalog of one id.
+CREATE TABLE catalog_id (
+    id TEXT NOT NULL
+) STRICT;
+INSERT INTO catalog_id (id) VALUES (lower(hex(randomblob(16))));
+
 CREATE TABLE sessions (
     id TEXT PRIMARY KEY,
     epoch INTEGER NOT NULL,

@@ -6,14 +6,18 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import torch
 from pydantic import ValidationError
 
+from kvrecall.app.local_server import launch
 from kvrecall.app.run import LISTENING
 from kvrecall.app.settings import Settings
 from kvstore.format.page import PageLayout
@@ -123,3 +127,28 @@ def test_a_server_exits_cleanly(tmp_path: Path, ending: str) -> None:
         else:
             process.stdin.close()
         assert process.wait(60) == 0
+
+
+def test_a_server_is_not_ready_before_it_stops_listening(tmp_path: Path) -> None:
+    environment = {**os.environ, "KVRECALL_SERVICE__NOTICE_SECONDS": "5"}
+    arguments = ["--port", "0", "--data", str(tmp_path / "data")]
+    process, url = launch(arguments, tmp_path / "log", environment=environment)
+    with process:
+        assert httpx.get(f"{url}/readyz", timeout=60).status_code == 200
+        process.send_signal(signal.SIGTERM)
+        statuses = []
+        with suppress(httpx.TransportError):  # it listens no more
+            while True:
+                statuses.append(httpx.get(f"{url}/readyz", timeout=60).status_code)
+                time.sleep(0.05)
+        assert statuses[-1] == 503
+        assert process.wait(60) == 0
+
+
+def test_pages_of_another_catalog_are_refused_in_one_line(
+    command: Callable[..., Any], tmp_path: Path
+) -> None:
+    (tmp_path / "pages").mkdir()
+    (tmp_path / "pages" / "catalog-id").write_text("another\n")
+    found = command("serve", "--data", tmp_path, "--port", "0")
+    assert refused(found, "belong to the sessions of catalog another")

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from kvstore.errors import StaleWriterError
-from kvstore.format.page_table import SharedPages
 from kvstore.store import RowStore
 
 OpenStore = Callable[..., RowStore]
@@ -25,7 +24,7 @@ def write_first_turn(store: RowStore, session: str, rows: Tensor) -> None:
     assert store.flush(session)
 
 
-def test_retain_only_deletes_only_sessions_of_an_earlier_process(
+def test_only_sessions_of_an_earlier_process_are_deleted_as_unclaimed(
     open_store: OpenStore, make_rows: MakeRows
 ) -> None:
     store = open_store()
@@ -35,8 +34,12 @@ def test_retain_only_deletes_only_sessions_of_an_earlier_process(
     again = open_store()
     again.open("d", epoch=2, length=29)
     again.open("e", epoch=1, length=0)
-    assert again.retain_only(["a"], [SharedPages("b", 2)]) == ["b", "c"]
-    assert again.retain_only(["a"]) == []
+    assert again.unclaimed() == ["a", "b", "c"]
+    assert again.unclaimed(after="a", limit=1) == ["b"]
+    assert again.delete_unclaimed("b", keep_pages=2)
+    assert again.delete_unclaimed("c")
+    assert not any(again.delete_unclaimed(session) for session in "cde"), "opened or deleted since"
+    assert again.unclaimed() == ["a"]
     stored = {
         (header.key.session, header.key.index) for header in again._stack.tiers.lowest.stored()
     }
@@ -55,7 +58,7 @@ def test_a_released_session_can_be_reopened_from_unshared_tiers(
     store.open("a", epoch=1, length=0)
     store.append("a", rows)
     store.release("a")
-    assert store.retain_only([]) == [], "it was not left by an earlier process"
+    assert store.unclaimed() == [], "it was not left by an earlier process"
     store.check()
     store.open("a", epoch=2, length=29)
     assert torch.equal(read_all(store, "a"), rows)

@@ -59,7 +59,7 @@ async def parent(
     due = due_repairs(await catalog.sessions.get("parent"))
     await catalog.repairs.commit("parent", RepairCommit(due[0], b"repaired", repair, memory), 1)
     waiting = (await catalog.sessions.get("parent")).calls[0]
-    output = ToolOutput(1, 1, 1, 1, "n")
+    output = ToolOutput(1, 1, 1, 1, 1, 1)
     result = replace(waiting, status=CallStatus.COMPLETED, result="now", batch=1, output=output)
     await catalog.tool_calls.commit("parent", result, 1, None, (0, "n"))
     return await catalog.sessions.get("parent")

@@ -21,14 +21,9 @@ class Stored:
         self.pages: dict[str, int] = {}
 
     def follow(self, worker) -> None:
-        """Apply a worker's calls since: opened and dropped sessions, pages retained at start."""
+        """Apply a worker's calls since: opened and dropped sessions."""
         for session in worker.specs:
             self.pages.setdefault(session, ALL)
-        if worker.retained is not None:
-            shared = {each.owner: each.pages for each in worker.retained.shared}
-            for session in set(self.pages) - set(worker.retained.sessions) - set(worker.specs):
-                self._retain_only(session, shared.get(session, 0))
-            worker.retained = None
         for session, pages in worker.dropped:
             self._retain_only(session, pages)
         worker.dropped.clear()
@@ -69,6 +64,7 @@ async def step(harness, rng: random.Random) -> None:
         case "crash":
             words_before = harness.worker.words
             await harness.crash()
+            await harness.reconcile()
             harness.worker.words |= words_before
         case "break" if chosen:
             harness.worker.faults["done"] = WorkerLost("gone")
@@ -95,6 +91,8 @@ async def test_pages_are_retained_exactly_as_long_as_they_are_referenced(
         )
     for session in [*await harness.catalog.sessions.get_ids(), await harness.session()]:
         await harness.service.delete(session)
+    await harness.sweep()
+    await harness.reconcile()
     stored.follow(harness.worker)
     assert set(stored.pages.values()) == {0}
     assert await harness.catalog.page_refs.get_retained() == []

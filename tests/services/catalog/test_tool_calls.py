@@ -109,7 +109,7 @@ async def test_a_call_comes_back_as_it_was_reported(
     await catalog.sessions.create(make_session("s"), b"", None)
     await catalog.turns.commit(make_turn("s", 1, *calls), 1, None)
     made = (await catalog.sessions.get("s")).calls[1]
-    output = ToolOutput(2, 3, 3, 1, "\0é")
+    output = ToolOutput(2, 3, 3, 1, 2, 3)
     reported = replace(made, started=True, arguments='{"n": 3}', output=output, delta_due=1)
     await catalog.tool_calls.commit("s", reported, 1, None)
     found = await catalog.tool_calls.get("s", "b")

@@ -37,7 +37,7 @@ class Scripted(worker_pb2_grpc.WorkerServicer):
         self.stopped = asyncio.Event()
         self.order: list[str] = []
 
-    async def Describe(self, request: Empty, context: Any) -> pb.WorkerInfo:
+    async def Describe(self, request: pb.DescribeRequest, context: Any) -> pb.WorkerInfo:
         return pb.WorkerInfo(model="scripted")
 
     async def Memory(self, request: pb.MemoryRequest, context: Any) -> pb.MemoryReport:

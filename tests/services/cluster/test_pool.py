@@ -37,7 +37,7 @@ class Scripted(worker_pb2_grpc.WorkerServicer):
         self.answers.set()
         self.health = health.aio.HealthServicer()
 
-    async def Describe(self, request: Empty, context: Any) -> pb.WorkerInfo:
+    async def Describe(self, request: pb.DescribeRequest, context: Any) -> pb.WorkerInfo:
         return pb.WorkerInfo(
             model=self.model,
             fingerprint=self.model,
@@ -242,7 +242,8 @@ async def test_calls_in_a_worker_that_vanishes_are_lost_at_once(cluster: Cluster
 async def test_a_worker_that_joins_is_synced_and_takes_sessions(cluster: Cluster) -> None:
     synced = asyncio.Event()
 
-    async def joined() -> None:
+    async def joined(worker: str) -> None:
+        assert worker == "c"
         synced.set()
 
     await cluster.refreshed()

@@ -21,7 +21,8 @@ from workers.engine.engine import Engine, Parts
 from workers.engine.session import ResidentSession
 from workers.engine.settings import WorkerSettings
 from workers.episodes.build import run_build
-from workers.generation.steps import NextLogits, Steps
+from workers.generation.sampling import sample
+from workers.generation.steps import Steps
 from workers.model.loader import load_model
 from workers.repair.repair import run_pause_repair
 from workers.tasks.open import run_fork_from_state, run_fork_replaying, run_open, run_rebuild
@@ -30,9 +31,10 @@ from workers.tasks.turn import run_turn
 ACCELERATOR = torch.device("cuda")
 _CPU = torch.device("cpu")
 _MARK = "_is_on_the_accelerator"
-_COPIES = {Tensor.copy_}  # between any two devices
-_INDEXED = {Tensor.__getitem__, Tensor.__setitem__, Tensor.index_put_}
-_TO_HOST = {Tensor.numpy, Tensor.__array__}
+_COPIES: set[Any] = {Tensor.copy_}  # between any two devices
+_INDEXED: set[Any] = {Tensor.__getitem__, Tensor.__setitem__, Tensor.index_put_}
+_IS_CUDA: Any = Tensor.is_cuda
+_TO_HOST: set[Any] = {Tensor.numpy, Tensor.__array__}
 
 
 class DeviceMismatch(AssertionError):
@@ -70,7 +72,7 @@ class AcceleratorMode(TorchFunctionMode):
         kwargs = dict(kwargs or {})
         if func == Tensor.device.__get__:
             return device_of(args[0])
-        if func == Tensor.is_cuda.__get__:
+        if func == _IS_CUDA.__get__:
             return device_of(args[0]) == ACCELERATOR
         if func in (Tensor.cpu, Tensor.cuda, Tensor.to):
             return _move(func, args, kwargs)
@@ -197,26 +199,32 @@ def run(engine: Engine, resident: ResidentSession | None, steps: Steps[Any]) -> 
                 wanted.result(60)
             elif wanted is not None:
                 assert resident is not None
-                logits = engine.forward([resident], torch.tensor([[wanted]]))[0, -1]
-                answer = NextLogits(logits, int(logits.argmax()))
+                logits = engine.forward([resident], torch.tensor([[wanted.token]]))[:, -1]
+                (answer,) = sample(logits, [wanted.sampler])
     except StopIteration as finished:
         return finished.value
 
 
 def opened(engine: Engine, name: str = "s", **spec: Any) -> ResidentSession:
     """A new session in a slot."""
-    fields = {"epoch": 1, "budget": 60, "method": "snapkv", "layer_budgets": "uniform"} | spec
+    fields: dict[str, Any] = {
+        "epoch": 1,
+        "budget": 60,
+        "method": "snapkv",
+        "layer_budgets": "uniform",
+    } | spec
     request = pb.SessionSpec(session=name, **fields)
     return engine.swap_in(engine.open(request, pb.SessionState()))
 
 
 def turn(engine: Engine, resident: ResidentSession, text: str, **fields: Any) -> pb.TurnDone:
     """A turn of one message."""
+    options: dict[str, Any] = {"generate": True, "sampling": pb.Sampling(max_tokens=6)} | fields
     request = pb.TurnRequest(
         session=resident.session.name,
         epoch=1,
         messages=[pb.Message(role="user", content=text)],
-        **{"generate": True, "sampling": pb.Sampling(max_tokens=6)} | fields,
+        **options,
     )
     return run(engine, resident, run_turn(engine, resident, request, lambda event: None))
 

@@ -16,6 +16,7 @@ from kvrecall.protocol.v1 import TOKEN_KEY, worker_pb2_grpc
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from workers.errors import CannotListen
 from workers.model.embedder import Embedder
+from workers.rpc.catalog_binding import CatalogBinding
 from workers.rpc.server import WorkerServer
 from workers.rpc.service import WorkerService
 from workers.rpc.settings import ServerSettings
@@ -24,13 +25,14 @@ TOKEN = "a secret of the cluster"
 
 
 @pytest.fixture
-def channel_to(make_worker: Callable[..., Any]) -> Callable[..., Any]:
+def channel_to(make_worker: Callable[..., Any], tmp_path: Path) -> Callable[..., Any]:
     """channel_to(**settings): connect to a server of a tiny model."""
 
     @asynccontextmanager
     async def serve(**settings: Any) -> AsyncIterator[grpc.aio.Channel]:
         server = WorkerServer(ServerSettings(**{"listen": "127.0.0.1:0", **settings}))
-        await server.start(WorkerService(make_worker().scheduler, Embedder(), "tiny"))
+        binding = CatalogBinding(tmp_path / "catalog-id")
+        await server.start(WorkerService(make_worker().scheduler, Embedder(), "tiny", binding))
         port = server.address.rpartition(":")[2]
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
             yield channel

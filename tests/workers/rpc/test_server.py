@@ -18,6 +18,7 @@ from kvrecall.protocol.v1 import REFUSAL_CODE, worker_pb2_grpc
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from workers.errors import CannotListen, UnknownSession
 from workers.model.embedder import Embedder
+from workers.rpc.catalog_binding import CatalogBinding
 from workers.rpc.server import WorkerServer
 from workers.rpc.service import WorkerService
 from workers.rpc.settings import ServerSettings
@@ -57,7 +58,7 @@ class Broken(WorkerService):
 
 
 @pytest.fixture
-def served(make_worker: Callable[..., Any]) -> Callable[..., Any]:
+def served(make_worker: Callable[..., Any], tmp_path: Path) -> Callable[..., Any]:
     """served(calls=WorkerService, **settings).
 
     A tiny model on the network, with an open session "s".
@@ -70,7 +71,9 @@ def served(make_worker: Callable[..., Any]) -> Callable[..., Any]:
         worker = make_worker()
         worker.open("s", method="streaming_llm", budget=64)
         server = WorkerServer(ServerSettings(listen="127.0.0.1:0", **settings))
-        answering = calls(worker.scheduler, Embedder(), "tiny")
+        answering = calls(
+            worker.scheduler, Embedder(), "tiny", CatalogBinding(tmp_path / "catalog-id")
+        )
         await server.start(answering)
         each = Served(worker, answering, server)
         try:

@@ -1,6 +1,7 @@
 """The service answers every call of the table."""
 
 from collections.abc import AsyncGenerator
+from pathlib import Path
 from types import GenericAlias
 from typing import Any, get_type_hints
 
@@ -9,6 +10,7 @@ import pytest
 from kvrecall.protocol import PROTOCOL_VERSION
 from kvrecall.protocol.calls import CALLS, Call
 from workers.model.embedder import Embedder
+from workers.rpc.catalog_binding import CatalogBinding
 from workers.rpc.service import WorkerService
 
 
@@ -20,8 +22,12 @@ def test_a_method_has_the_messages_of_its_call(call: Call[Any, Any]) -> None:
     assert hints == {"request": call.request, "return": answer}
 
 
-async def test_info_and_record_state_the_protocols_version(make_worker: Any) -> None:
+async def test_info_and_record_state_the_protocols_version(
+    make_worker: Any, tmp_path: Path
+) -> None:
     worker = make_worker()
-    service = WorkerService(worker.scheduler, Embedder(), "tiny")
+    service = WorkerService(
+        worker.scheduler, Embedder(), "tiny", CatalogBinding(tmp_path / "catalog-id")
+    )
     assert (await service.describe(CALLS[0].request())).protocol_version == PROTOCOL_VERSION
     assert service.record("a", "a:1", draining=False).protocol_version == PROTOCOL_VERSION

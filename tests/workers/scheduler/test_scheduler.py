@@ -193,19 +193,25 @@ def test_unknown_sessions_and_stale_epochs_are_refused(make_worker: Callable[...
     assert worker.turn("s", "hello", epoch=3).output_tokens
 
 
-def test_retain_only_deletes_unnamed_sessions_stored_before(
+def test_sessions_stored_before_are_deleted_as_unknown_unless_opened_since(
     make_worker: Callable[..., Any], words: Callable[..., str]
 ) -> None:
     worker = make_worker(directory="rows")
-    for name in ("kept", "lost"):
+    for name in ("kept", "lost", "opened"):
         worker.open(name)
         worker.turn(name, words(5))
     worker.close()
     worker = make_worker(directory="rows")
     worker.open("new")
     worker.turn("new", words(5))
-    assert worker.scheduler.retain_only(pb.RetainOnlyRequest(sessions=["kept"])).result(600) == [
-        "lost"
-    ]
-    assert worker.engine.store.sessions() == ["kept", "new"]
+    listed = worker.scheduler.list_sessions(pb.ListSessionsRequest(stored=True, limit=10))
+    assert listed.result(600) == ["kept", "lost", "opened"]
+    worker.open("opened")
+
+    def delete(name: str) -> bool:
+        request = pb.DeleteRequest(session=name)
+        return bool(worker.scheduler.delete_unknown(request, 3600.0).result(600))
+
+    assert [delete("lost"), delete("opened"), delete("new")] == [True, False, False]
+    assert worker.engine.store.sessions() == ["kept", "new", "opened"]
     worker.check()

@@ -1,0 +1,142 @@
+"""Reconciliation of the workers with the catalog: sessions that it does not know are deleted.
+
+A worker may hold a session that the catalog never had, or has no more: a gateway was killed between
+the two steps of a creation, or an open arrived after the deletion. Each worker is asked for its
+sessions in bounded pages, and the catalog for those of them that it does not know. After a worker
+joins that is done once for all of its sessions, then periodically for those that were opened since
+the last time, so that the cost follows what changed.
+
+A session in creation is open in a worker before the catalog has it. It is left alone until it has
+been idle for `orphan_seconds`. If its creation takes longer still, nothing is lost: the worker
+deletes no session that is in use, and one that it has deleted is opened again under a new epoch.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import suppress
+
+import structlog
+
+from kvrecall.domain.errors import ServiceError
+from kvrecall.protocol.v1 import worker_pb2 as pb
+from services.catalog.records import OrphanedPages
+from services.context import ServiceContext
+
+_log = structlog.get_logger("kvrecall.reconciliation")
+# Sessions per page: a catalog answers for one within milliseconds, a worker deletes one within
+# seconds.
+_PAGE_SESSIONS = 500
+# Ages are measured by the worker after this process has sent its request.
+_OVERLAP_SECONDS = 10.0
+
+
+class Reconciler:
+    """Reconciles every worker in a task of its own: a silent one holds up no other."""
+
+    def __init__(self, context: ServiceContext) -> None:
+        self._catalog = context.catalog
+        self._worker = context.worker
+        self._limits = context.limits
+        # By worker: when its last complete reconciliation began, in monotonic seconds.
+        self._reconciled: dict[str, float] = {}
+        self._running: dict[str, asyncio.Task[None]] = {}
+        self._joined_at: dict[str, float] = {}
+        self._joined = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Start with all workers, then go on periodically."""
+        self._task = asyncio.create_task(self._watch(), name="reconciliation")
+
+    async def stop(self) -> None:
+        """Stop. A worker that was not reached to the end is reconciled when a gateway starts."""
+        tasks = [*self._running.values(), *([] if self._task is None else [self._task])]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    def join(self, worker: str) -> None:
+        """Reconcile all sessions of a worker that joined, soon."""
+        self._joined_at[worker] = time.monotonic()
+        self._reconciled.pop(worker, None)
+        self._joined.set()
+
+    async def reconcile(self, worker: str) -> int:
+        """Delete a worker's sessions that the catalog does not know; return how many.
+
+        All of them at the first time, then those opened since the last. Raises a ServiceError;
+        what is left is deleted by a later call.
+        """
+        began = time.monotonic()
+        last = self._reconciled.get(worker)
+        opened = pb.ListSessionsRequest(min_age=self._limits.orphan_seconds)
+        requests = [opened]
+        if last is None:
+            requests.append(pb.ListSessionsRequest(stored=True))
+        else:
+            opened.max_age = began - last + self._limits.orphan_seconds + _OVERLAP_SECONDS
+        unknown = deleted = 0
+        for request in requests:
+            async for page in self._list(worker, request):
+                orphans = await self._catalog.page_refs.find_unknown(page)
+                unknown += len(orphans)
+                deleted += await self._delete(worker, orphans)
+        joined_since = self._joined_at.get(worker, began) > began
+        if unknown == deleted and not joined_since:  # else some were in use, or may have come
+            self._reconciled[worker] = began
+        if deleted:
+            _log.info("unknown sessions deleted", worker=worker, sessions=deleted)
+        return deleted
+
+    async def _list(self, worker: str, request: pb.ListSessionsRequest) -> AsyncIterator[list[str]]:
+        """Yield the worker's sessions in pages."""
+        request.catalog = self._catalog.id
+        request.limit = _PAGE_SESSIONS
+        while page := list((await self._worker.list_sessions(worker, request)).sessions):
+            yield page
+            request.after = page[-1]
+
+    async def _delete(self, worker: str, orphans: Sequence[OrphanedPages]) -> int:
+        """Delete sessions in the worker, but for their pages that others share; count them."""
+        if not orphans:
+            return 0
+        sessions = [
+            pb.DeleteRequest(session=each.session, keep_pages=each.keep_pages) for each in orphans
+        ]
+        request = pb.DeleteUnknownRequest(
+            catalog=self._catalog.id,
+            sessions=sessions,
+            idle_seconds=self._limits.orphan_seconds,
+        )
+        return (await self._worker.delete_unknown(worker, request)).deleted
+
+    async def _watch(self) -> None:
+        while True:
+            with suppress(ServiceError):  # no worker answers now: the next round comes
+                self._begin(each.name for each in await self._worker.workers())
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._joined.wait(), self._limits.reconcile_seconds)
+            self._joined.clear()
+
+    def _begin(self, workers: Iterable[str]) -> None:
+        """Begin with each worker that is not being reconciled; forget those that left."""
+        names = set(workers)
+        for seen in (self._reconciled, self._joined_at):
+            for name in seen.keys() - names:
+                del seen[name]
+        for name in names - self._running.keys():
+            self._running[name] = asyncio.create_task(
+                self._try(name), name=f"reconciliation {name}"
+            )
+
+    async def _try(self, worker: str) -> None:
+        try:
+            await self.reconcile(worker)
+        except ServiceError as error:
+            _log.warning("reconciliation incomplete", worker=worker, reason=error.message)
+        except Exception:  # an error here must not end later rounds
+            _log.exception("reconciliation failed", worker=worker)
+        finally:
+            del self._running[worker]

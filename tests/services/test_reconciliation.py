@@ -1,0 +1,163 @@
+"""Sessions that workers hold and the catalog does not know are deleted; those in creation are not."""
+
+import asyncio
+from collections.abc import Iterable
+
+import pytest
+
+from kvrecall.domain.errors import WorkerLost
+from kvrecall.domain.limits import ServiceLimits
+from kvrecall.domain.messages import Message
+from kvrecall.protocol.v1 import worker_pb2 as pb
+from kvrecall.testing import InMemoryCatalog, StubWorker
+from services import reconciliation
+from services.context import ServiceContext
+from services.reconciliation import Reconciler
+
+HELLO = Message("user", "hello there")
+
+
+@pytest.fixture
+def settings() -> ServiceLimits:
+    return ServiceLimits(orphan_seconds=0.3, reconcile_seconds=3600, drain_seconds=5)
+
+
+def open_request(session: str) -> pb.OpenRequest:
+    return pb.OpenRequest(spec=pb.SessionSpec(session=session, epoch=1, budget=64))
+
+
+async def test_a_session_whose_creation_broke_off_is_deleted_after_a_while(harness) -> None:
+    kept = await harness.session()
+
+    reached = asyncio.Event()
+
+    async def killed(*_: object) -> None:
+        reached.set()
+        await asyncio.Event().wait()
+
+    harness.catalog.sessions.create = killed
+    creation = asyncio.create_task(harness.session())
+    await reached.wait()
+    (orphan,) = harness.worker.sessions.keys() - {kept}
+    del harness.catalog.sessions.create
+    await harness.reconcile()
+    assert harness.worker.sessions.keys() == {kept, orphan}, "it may be in creation"
+    await asyncio.sleep(0.35)
+    await harness.reconcile()
+    assert harness.worker.sessions.keys() == {kept}
+    creation.cancel()
+
+
+async def test_a_creation_that_ends_after_its_session_was_deleted_loses_nothing(harness) -> None:
+    create = harness.catalog.sessions.create
+    reached, gate = asyncio.Event(), asyncio.Event()
+
+    async def late(*args: object) -> None:
+        reached.set()
+        await gate.wait()
+        await create(*args)
+
+    harness.catalog.sessions.create = late
+    creation = asyncio.create_task(harness.session())
+    await reached.wait()
+    await asyncio.sleep(0.35)
+    await harness.reconcile()
+    assert not harness.worker.sessions
+    gate.set()
+    session = await creation
+    assert (await harness.say(session, HELLO)).turn == 1
+
+
+async def test_an_open_that_arrives_after_the_deletion_is_undone(harness) -> None:
+    session = await harness.session()
+    await harness.service.delete(session)
+    await harness.worker.open(open_request(session))
+    await asyncio.sleep(0.35)
+    await harness.reconcile()
+    assert not harness.worker.sessions
+
+
+async def test_what_another_process_stored_is_deleted_at_once_but_for_shared_pages(harness) -> None:
+    session = await harness.session()
+    harness.worker.stored = {session, "s_unknown"}
+    await harness.reconcile()
+    assert harness.worker.stored == {session}
+    assert harness.worker.dropped == [("s_unknown", 0)]
+
+
+class Recording(StubWorker):
+    """Records the requests for lists of sessions."""
+
+    def __init__(self, stored: Iterable[str] = ()) -> None:
+        super().__init__(stored)
+        self.lists: list[pb.ListSessionsRequest] = []
+        self.pages: list[int] = []
+
+    async def list_sessions(self, worker: str, request: pb.ListSessionsRequest) -> pb.SessionList:
+        copy = pb.ListSessionsRequest()
+        copy.CopyFrom(request)
+        self.lists.append(copy)
+        found = await super().list_sessions(worker, request)
+        self.pages.append(len(found.sessions))
+        return found
+
+
+def build(worker: StubWorker, limits: ServiceLimits) -> Reconciler:
+    return Reconciler(ServiceContext.create(InMemoryCatalog(), worker, limits))
+
+
+async def test_lists_come_in_bounded_pages(
+    settings: ServiceLimits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reconciliation, "_PAGE_SESSIONS", 7)
+    worker = Recording(stored=[f"s_{number:03}" for number in range(40)])
+    assert await build(worker, settings).reconcile("one") == 40
+    assert not worker.stored
+    assert max(worker.pages) == 7
+
+
+async def test_a_worker_is_asked_again_only_for_what_was_opened_since(
+    settings: ServiceLimits,
+) -> None:
+    worker = Recording()
+    reconciler = build(worker, settings)
+    await reconciler.reconcile("one")
+    assert [(each.stored, each.max_age) for each in worker.lists] == [(False, 0.0), (True, 0.0)]
+    worker.lists.clear()
+    await reconciler.reconcile("one")
+    (again,) = worker.lists
+    assert again.max_age == pytest.approx(settings.orphan_seconds + 10.0, abs=5.0)
+    reconciler.join("one")
+    worker.lists.clear()
+    await reconciler.reconcile("one")
+    assert len(worker.lists) == 2, "it joined anew: all of its sessions"
+
+
+async def test_a_reconciliation_that_fails_is_made_up_for(settings: ServiceLimits) -> None:
+    worker = Recording(stored=["s_1"])
+    reconciler = build(worker, settings)
+    worker.faults["delete_unknown"] = WorkerLost("gone")
+    with pytest.raises(WorkerLost):
+        await reconciler.reconcile("one")
+    assert await reconciler.reconcile("one") == 1
+
+
+async def test_a_silent_worker_holds_up_no_other(settings: ServiceLimits) -> None:
+    class Silent(StubWorker):
+        async def list_sessions(
+            self, worker: str, request: pb.ListSessionsRequest
+        ) -> pb.SessionList:
+            if worker == "silent":
+                await asyncio.Event().wait()
+            return await super().list_sessions(worker, request)
+
+    worker = Silent(stored=["s_1"])
+    worker.names = ["silent", "one"]
+    reconciler = build(worker, settings)
+    reconciler.start()
+    for _ in range(500):
+        if not worker.stored:
+            break
+        await asyncio.sleep(0.01)
+    assert not worker.stored
+    await reconciler.stop()
