@@ -109,3 +109,18 @@ def shared_pages(prefix: pb.Prefix, token_ids: list[int]) -> int:
     """Count the whole pages of the prefix that the prompt begins with, but for its last word."""
     pairs = zip(prefix.token_ids, token_ids[:-1], strict=False)
     return len(list(takewhile(lambda pair: pair[0] == pair[1], pairs))) // 4
+
+
+def turn_repair_report(signal_tokens: int) -> pb.RepairReport:
+    """Build the report of the repair that a turn runs itself."""
+    return pb.RepairReport(
+        trigger="turn",
+        signal_tokens=signal_tokens,
+        observed_tokens=signal_tokens,
+        scored_rows=6,
+        candidates=6,
+        promoted=[0, 1, 3],
+        seconds=0.1,
+        hops=1,
+        bytes_read=320,
+    )

@@ -17,6 +17,7 @@ from kvrecall.testing._stub_values import (
     memory_report,
     shared_pages,
     token_of_word,
+    turn_repair_report,
     utterance_tokens,
     words_of_message,
     worker_info,
@@ -393,19 +394,8 @@ class StubWorker:
             shared_pages=self._take(request, [token_of_word(word) for word in prompt]),
         )
         if request.repair:
-            report = pb.RepairReport(
-                trigger="turn",
-                signal_tokens=len(prompt),
-                observed_tokens=len(prompt),
-                scored_rows=6,
-                candidates=6,
-                promoted=[0, 1, 3],
-                seconds=0.1,
-                hops=1,
-                bytes_read=320,
-            )
             self.options.append(worker_options_from_wire(self.specs[request.session]))
-            done.repair.CopyFrom(report)
+            done.repair.CopyFrom(turn_repair_report(len(prompt)))
         if request.compare_with:
             done.fidelity.CopyFrom(pb.Fidelity(tokens=5, kl_mean=0.5, top1_agreement=0.8))
         return done

@@ -162,26 +162,6 @@ class Engine:
             self.discard(session)
         return self.store_io.submit(lambda: self.store.delete(name, keep_pages=keep_pages))
 
-    def delete_unknown(self, name: str, keep_pages: int = 0) -> "Future[bool]":
-        """Delete a session that is open, or stored by an earlier process and not opened since.
-
-        As `delete`, but a later epoch may write it again: it may be in creation. Returns whether
-        there was one.
-        """
-        session = self.sessions.pop(name, None)
-        if session is None:
-            return self.store_io.submit(
-                lambda: self.store.delete_unclaimed(name, keep_pages=keep_pages)
-            )
-        self.discard(session)
-        fence = session.config.epoch + 1
-
-        def delete() -> bool:
-            self.store.delete(name, keep_pages=keep_pages, fence=fence)
-            return True
-
-        return self.store_io.submit(delete)
-
     def release(self, name: str, epoch: int) -> "Future[None]":
         """Release a session that moved to another worker.
 

@@ -8,6 +8,7 @@ from typing import Any
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from workers.engine.engine import Engine
 from workers.engine.session import ResidentSession, WorkerSession
+from workers.engine.unknown import delete_unknown
 from workers.episodes.build import run_build
 from workers.errors import UnknownSession
 from workers.generation.steps import Steps
@@ -135,7 +136,7 @@ class Scheduler:
             if session is not None and self._loop.idle_seconds(session) < idle_seconds:
                 return self.engine.store_io.submit(lambda: False)
             self._loop.forget(request.session)
-            return self.engine.delete_unknown(request.session, request.keep_pages)
+            return delete_unknown(self.engine, request.session, request.keep_pages)
 
         return self._loop.call_and_wait(delete)
 
