@@ -5,6 +5,7 @@ thread, which writes it to the tiers. `flush` waits until all rows of a session 
 """
 
 from collections.abc import Collection, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 
 import torch
@@ -17,6 +18,7 @@ from kvstore.format.page import PageLayout
 from kvstore.format.page_table import PageTable, SharedPages
 from kvstore.format.summaries import Bits, PageSummaries, PageSummary
 from kvstore.hierarchy.epochs import WriterEpochs
+from kvstore.hierarchy.group_commit import then
 from kvstore.hierarchy.metered import TierCounters
 from kvstore.hierarchy.retry import BackoffRetry
 from kvstore.hierarchy.tier_stack import TierStack
@@ -116,6 +118,8 @@ class RowStore:
         """
         with self._sessions.locked(session, create=True, recover=False) as state:
             self._opener.open(state, epoch, length, shared)
+            owners = state.table.owners
+        self._through.renew(owners)
 
     def fork(
         self, parent: str, child: str, *, epoch: int, length: int, shared: Sequence[SharedPages]
@@ -140,7 +144,15 @@ class RowStore:
         Unknown sessions and epochs are ignored. Failed deletions are retried in the background.
         Raises a tier's error when it cannot list the session's pages.
         """
+        self.begin_delete(session, keep_pages=keep_pages).result()
+
+    def begin_delete(self, session: str, *, keep_pages: int = 0) -> "Future[None]":
+        """Begin to `delete` a session, which is unknown from now on.
+
+        Deletions that are waited for at the same time share one sync. Raises as `delete`.
+        """
         self._remover.delete(session, keep_pages)
+        return then(self._through.flush([session]), lambda _: None)
 
     def retain_only(
         self, sessions: Collection[str], shared: Sequence[SharedPages] = ()
@@ -150,7 +162,10 @@ class RowStore:
         `shared` names the leading pages of other sessions that are still referenced. Sessions that
         were opened or appended to since the start stay. Shared tiers are not changed.
         """
-        return self._remover.retain_only(sessions, shared)
+        deleted = self._remover.retain_only(sessions, shared)
+        if deleted:
+            self._through.flush(deleted).result()
+        return deleted
 
     def release(self, session: str) -> None:
         """Remove a session that continues in another process from memory.
@@ -198,15 +213,27 @@ class RowStore:
         If not, the rows stay readable in memory; every later flush and the background retry try
         again. Raises StaleWriterError when another writer has taken the session over.
         """
+        return self.begin_flush(session).result()
+
+    def begin_flush(self, session: str) -> "Future[bool]":
+        """Begin to `flush`: everything appended so far is covered.
+
+        Flushes that are waited for at the same time share one sync of each tier.
+        """
         with self._sessions.locked(session) as state:
             self._epochs.require_writable(session, state.epoch)
             with suppress(PageError):  # A missing unfinished page cannot be flushed.
                 self._rows.submit_unfinished_page(state)
             epoch = state.epoch
             owners = state.table.owners
-        durable = self._through.flush(owners)
-        self._epochs.require_writable(session, epoch)
-        return durable
+
+        def finish(durable: bool) -> bool:
+            self._epochs.require_writable(session, epoch)
+            if durable:
+                self._rows.drop_tail(state)
+            return durable
+
+        return then(self._through.flush(owners), finish)
 
     def missing_pages(self, session: str) -> list[int]:
         """Indices of the pages that were not found when the session was opened; reads nothing."""
@@ -314,6 +341,10 @@ class RowStore:
     def limits(self) -> dict[str, int | None]:
         """Byte limit of each tier, by the tier's name; None without a limit."""
         return self._stack.tiers.limit_bytes()
+
+    def failures(self) -> dict[str, str]:
+        """Why tiers fail now, by their names; empty when all work."""
+        return self._stack.tiers.failures()
 
     def counters(self) -> dict[str, TierCounters]:
         """Activity of each tier since the store was opened, by the tier's name."""

@@ -20,7 +20,7 @@ class SessionRemover:
         self._sessions = sessions
 
     def delete(self, session: str, keep_pages: int) -> None:
-        """Delete a session from every tier, except its own first `keep_pages` pages.
+        """Queue the deletion of a session from every tier, except its first `keep_pages` pages.
 
         Failed deletions are retried in the background. The session's epoch is not checked: the
         caller has decided that no process writes the session any more. Raises a tier's error when
@@ -38,7 +38,6 @@ class SessionRemover:
             self._context.epochs.forget(session)
             self._context.writer.delete(sorted(keys), None)
         stack.tiers.clear_failure()
-        self._context.writer.drain([session])
 
     def retain_only(self, sessions: Collection[str], shared: Sequence[SharedPages]) -> list[str]:
         """Delete unclaimed sessions of an earlier process that are not named; return their ids.

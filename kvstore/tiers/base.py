@@ -73,12 +73,16 @@ class Tier(Protocol):
         """
         ...
 
+    def touch(self, session: str) -> None:
+        """Restart the time to live of a session's pages. Tiers without one do nothing."""
+        ...
+
     def contains(self, keys: Sequence[PageKey]) -> list[bool]:
         """Return whether the tier has each page."""
         ...
 
     def delete(self, keys: Sequence[PageKey], *, epoch: int | None = None) -> None:
-        """Delete pages permanently, also across restarts. Unknown keys are ignored.
+        """Delete pages; the deletion is durable after `flush`. Unknown keys are ignored.
 
         Raises StaleWriterError when `epoch` is given and a session was fenced under a later one.
         """
@@ -89,7 +93,7 @@ class Tier(Protocol):
         ...
 
     def flush(self) -> None:
-        """Wait until everything put before is as durable as this tier can make it."""
+        """Wait until everything put or deleted before is as durable as this tier can make it."""
         ...
 
     def check(self) -> None:

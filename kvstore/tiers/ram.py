@@ -76,6 +76,9 @@ class RamTier:
             for key, blob in pages:
                 self._put_one(key, blob, backed)
 
+    def touch(self, session: str) -> None:
+        """Do nothing: pages in memory do not expire."""
+
     def contains(self, keys: Sequence[PageKey]) -> list[bool]:
         """Return whether each page is resident."""
         with self._lock:

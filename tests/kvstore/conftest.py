@@ -112,6 +112,9 @@ class BlockedTier:
         self._require_working()
         self._inner.put(pages, backed=backed)
 
+    def touch(self, session: str) -> None:
+        self._require_working()
+
     def contains(self, keys: Sequence[PageKey]) -> list[bool]:
         return self._inner.contains(keys)
 
