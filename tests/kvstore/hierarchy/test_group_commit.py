@@ -132,5 +132,6 @@ def test_an_error_of_the_continuation_is_the_result() -> None:
         raise TierFailedError("taken over")
 
     with running(lambda groups: [True] * len(groups)) as commits:
-        with pytest.raises(TierFailedError, match="taken over"):
-            then(commits.submit(["s"]), fail).result(timeout=30)
+        result = then(commits.submit(["s"]), fail)
+    with pytest.raises(TierFailedError, match="taken over"):
+        result.result(timeout=30)
