@@ -1,9 +1,9 @@
 """Interface of all tiers. Pages are bytes; every call takes a batch."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
-from kvstore.format.page import Blob, PageHeader, PageKey
+from kvstore.format.page import Blob, PageHeader, PageKey, get_count
 
 UNFENCED = (1 << 21) - 1
 """Epoch that passes every fence: for a page that is restored unchanged for the sessions that share
@@ -92,6 +92,10 @@ class Tier(Protocol):
         """Return the headers of all stored pages, or of those of one session."""
         ...
 
+    def newest(self) -> Iterator[PageHeader]:
+        """Return one header per session: of its page with the largest sequence number's count."""
+        ...
+
     def flush(self) -> None:
         """Wait until everything put or deleted before is as durable as this tier can make it."""
         ...
@@ -103,3 +107,13 @@ class Tier(Protocol):
     def close(self) -> None:
         """Release the tier's resources. May be called twice."""
         ...
+
+
+def newest_of_sessions(headers: Iterable[PageHeader]) -> Iterator[PageHeader]:
+    """Reduce headers to one per session, as `Tier.newest` returns them."""
+    newest: dict[str, PageHeader] = {}
+    for header in headers:
+        known = newest.get(header.key.session)
+        if known is None or get_count(known.sequence) < get_count(header.sequence):
+            newest[header.key.session] = header
+    return iter(newest.values())

@@ -84,11 +84,15 @@ class BoundedTier:
     def stored(self, session: str | None = None) -> Iterator[PageHeader]:
         """Return the headers of all stored pages, or of those of one session.
 
-        The whole listing is not bounded: the start of a store takes as long as there are pages.
+        The listing of all is not bounded: it takes as long as there are pages.
         """
         if session is None:
             return self._tier.stored()
         return self._run(self._others, lambda: self._tier.stored(session))
+
+    def newest(self) -> Iterator[PageHeader]:
+        """Return one header per session, in a time that is not bounded."""
+        return self._tier.newest()
 
     def flush(self) -> None:
         """Wait until everything before is durable. Writes go on meanwhile."""

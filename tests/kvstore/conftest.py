@@ -125,6 +125,9 @@ class BlockedTier:
     def stored(self, session: str | None = None) -> Iterator[PageHeader]:
         return self._inner.stored(session)
 
+    def newest(self) -> Iterator[PageHeader]:
+        return self._inner.newest()
+
     def flush(self) -> None:
         self._require_working()
 

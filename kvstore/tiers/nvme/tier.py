@@ -130,6 +130,10 @@ class NvmeTier:
         """Return the headers of all pages, or of those of one session; broken ones lack tokens."""
         return iter(self._log.headers(session))
 
+    def newest(self) -> Iterator[PageHeader]:
+        """Return one header per session, that of its last written page."""
+        return iter(self._log.newest_headers())
+
     def flush(self) -> None:
         """Wait until every page and tombstone is on the disk; wakes the compaction."""
         self._log.flush()
