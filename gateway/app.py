@@ -96,11 +96,20 @@ def _add_operations(app: FastAPI, service: SessionService, metrics: Metrics) -> 
 
     @app.get("/readyz", responses=problem_responses(503), tags=["operations"])
     async def readyz() -> dict[str, str]:
-        """Readiness: requests are accepted and a worker is reachable."""
+        """Readiness: requests are accepted and a worker is reachable.
+
+        `failed_tiers` names the storage tiers that fail now, as WORKER/TIER: turns go on, but their
+        rows may be durable in no tier.
+        """
         if not service.ready:
             raise ShuttingDown("the service does not accept requests now", retry_after_seconds=1.0)
-        await service.stats()
-        return {"status": "ready"}
+        failed = sorted(
+            f"{worker}/{tier}"
+            for worker, stats in (await service.stats()).items()
+            for tier, tier_stats in stats.tiers.items()
+            if tier_stats.failure
+        )
+        return {"status": "ready", **({"failed_tiers": ", ".join(failed)} if failed else {})}
 
     @app.get(
         "/metrics",

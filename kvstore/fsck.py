@@ -115,7 +115,7 @@ def check_directory(directory: Path) -> PagesReport:
     corrupt = {(log.number, offset) for log in logs for offset in log.corrupt}
     pages = {
         key: StoredPage(headers[location.position], _describe_damage(index, location, corrupt))
-        for key, location in index.pages.items()
+        for key, location in index.locations()
     }
     reports = tuple(_build_report(log, index) for log in logs)
     return PagesReport("nvme", MappingProxyType(pages), reports)
@@ -219,7 +219,7 @@ def _add_to_index(index: LogIndex, log: _Log) -> None:
 def _build_report(log: _Log, index: LogIndex) -> SegmentReport:
     live = {
         location.offset: location.size
-        for location in index.pages.values()
+        for _, location in index.locations()
         if location.segment == log.number
     }
     return SegmentReport(

@@ -58,7 +58,8 @@ class StoreSettings(BaseModel):
         default=None,
         gt=0,
         description="Maximum bytes of the pages of one model in Redis, over all workers. "
-        "Default: limited by Redis only.",
+        "Default: 0.7 of its maxmemory, and no page while more than 0.85 of it is in use; "
+        "unlimited without a maxmemory.",
     )
     summary_bytes: int = Field(
         default=1 << 30,
@@ -69,8 +70,8 @@ class StoreSettings(BaseModel):
     redis_ttl_seconds: float = Field(
         default=14 * 24 * 3600,
         gt=0,
-        description="Seconds after which an unused session's pages expire in Redis. Every read "
-        "or write restarts the period.",
+        description="Seconds after which an unused session's pages expire in Redis. Opening, "
+        "reading or writing it, or a session that shares them, restarts the period.",
     )
 
     @property

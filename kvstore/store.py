@@ -5,6 +5,7 @@ thread, which writes it to the tiers. `flush` waits until all rows of a session 
 """
 
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 
 import torch
@@ -17,6 +18,7 @@ from kvstore.format.page import PageLayout
 from kvstore.format.page_table import PageTable, SharedPages
 from kvstore.format.summaries import Bits, PageSummaries, PageSummary
 from kvstore.hierarchy.epochs import WriterEpochs
+from kvstore.hierarchy.group_commit import then
 from kvstore.hierarchy.metered import TierCounters
 from kvstore.hierarchy.retry import BackoffRetry
 from kvstore.hierarchy.tier_stack import TierStack
@@ -116,6 +118,8 @@ class RowStore:
         """
         with self._sessions.locked(session, create=True, recover=False) as state:
             self._opener.open(state, epoch, length, shared)
+            owners = state.table.owners
+        self._through.renew(owners)
 
     def fork(
         self, parent: str, child: str, *, epoch: int, length: int, shared: Sequence[SharedPages]
@@ -142,7 +146,17 @@ class RowStore:
         in the background. Raises a tier's error when it cannot list the session's pages, and
         StaleWriterError when a shared tier has a later fence.
         """
+        self.begin_delete(session, keep_pages=keep_pages, fence=fence).result()
+
+    def begin_delete(
+        self, session: str, *, keep_pages: int = 0, fence: int = UNFENCED
+    ) -> "Future[None]":
+        """Begin to `delete` a session, which is unknown from now on.
+
+        Deletions that are waited for at the same time share one sync. Raises as `delete`.
+        """
         self._remover.delete(session, keep_pages, fence)
+        return then(self._through.flush([session]), lambda _: None)
 
     def unclaimed(self, after: str = "", limit: int | None = None) -> list[str]:
         """Sessions of an earlier process that were not opened or appended to since, sorted.
@@ -157,7 +171,10 @@ class RowStore:
         Returns False when it was opened, appended to or deleted since. Shared tiers are not
         changed. Raises a tier's error when it cannot list the session's pages.
         """
-        return self._remover.delete_unclaimed(session, keep_pages)
+        deleted = self._remover.delete_unclaimed(session, keep_pages)
+        if deleted:
+            self._through.flush([session]).result()
+        return deleted
 
     def release(self, session: str) -> None:
         """Remove a session that continues in another process from memory.
@@ -213,15 +230,27 @@ class RowStore:
         If not, the rows stay readable in memory; every later flush and the background retry try
         again. Raises StaleWriterError when another writer has taken the session over.
         """
+        return self.begin_flush(session).result()
+
+    def begin_flush(self, session: str) -> "Future[bool]":
+        """Begin to `flush`: everything appended so far is covered.
+
+        Flushes that are waited for at the same time share one sync of each tier.
+        """
         with self._sessions.locked(session) as state:
             self._epochs.require_writable(session, state.epoch)
             with suppress(PageError):  # A missing unfinished page cannot be flushed.
                 self._rows.submit_unfinished_page(state)
             epoch = state.epoch
             owners = state.table.owners
-        durable = self._through.flush(owners)
-        self._epochs.require_writable(session, epoch)
-        return durable
+
+        def finish(durable: bool) -> bool:
+            self._epochs.require_writable(session, epoch)
+            if durable:
+                self._rows.drop_tail(state)
+            return durable
+
+        return then(self._through.flush(owners), finish)
 
     def missing_pages(self, session: str) -> list[int]:
         """Indices of the pages that were not found when the session was opened; reads nothing."""
@@ -329,6 +358,10 @@ class RowStore:
     def limits(self) -> dict[str, int | None]:
         """Byte limit of each tier, by the tier's name; None without a limit."""
         return self._stack.tiers.limit_bytes()
+
+    def failures(self) -> dict[str, str]:
+        """Why tiers fail now, by their names; empty when all work."""
+        return self._stack.tiers.failures()
 
     def counters(self) -> dict[str, TierCounters]:
         """Activity of each tier since the store was opened, by the tier's name."""

@@ -22,6 +22,11 @@ TIER_METRICS: Mapping[str, tuple[Family, str, str]] = {
         "tier_limit_bytes",
         "Capacity of a tier in bytes; 0: unlimited.",
     ),
+    "failure": (
+        GaugeMetricFamily,
+        "tier_failed",
+        "1 if a tier's last calls failed: a disk error, a silent server.",
+    ),
     "hits": (CounterMetricFamily, "tier_hits", "Pages found in a tier."),
     "misses": (CounterMetricFamily, "tier_misses", "Pages not found in a tier."),
     "errors": (CounterMetricFamily, "tier_errors", "Failed calls of a tier."),
@@ -70,5 +75,10 @@ class WorkerCounters(Collector):
             family = family_type(f"kvrecall_{name}", text, labels=["worker", "tier"])
             for worker, stats in self._stats.items():
                 for tier, tier_stats in sorted(stats.tiers.items()):
-                    family.add_metric([worker, tier], getattr(tier_stats, field))
+                    family.add_metric([worker, tier], _to_number(getattr(tier_stats, field)))
             yield family
+
+
+def _to_number(value: float | str) -> float:
+    """Convert a field; a message, which is no label because its values never end, counts as 1."""
+    return float(bool(value)) if isinstance(value, str) else value

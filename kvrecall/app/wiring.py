@@ -21,6 +21,7 @@ from kvstore.format.page import PageLayout
 from kvstore.settings import StoreSettings
 from kvstore.store import RowStore
 from kvstore.tiers.base import Tier
+from kvstore.tiers.bounded import BoundedTier
 from kvstore.tiers.nvme.tier import NvmeTier
 from kvstore.tiers.ram import RamTier
 from kvstore.tiers.redis.tier import RedisTier
@@ -111,8 +112,12 @@ def durable_tiers(layout: PageLayout, data: Path, tiers: StoreSettings = TIERS) 
     The last tier is authoritative. Raises TierSettingsError, TierError, DirectoryLockedError.
     """
     stack: list[Tier] = [
-        NvmeTier(
-            data / "pages", limit_bytes=tiers.nvme_bytes, reserve_bytes=tiers.nvme_reserve_bytes
+        BoundedTier(
+            NvmeTier(
+                data / "pages",
+                limit_bytes=tiers.nvme_bytes,
+                reserve_bytes=tiers.nvme_reserve_bytes,
+            )
         )
     ]
     if tiers.redis_url:

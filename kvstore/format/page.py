@@ -148,6 +148,11 @@ def first_sequence(epoch: int) -> int:
     return epoch << EPOCH_SHIFT
 
 
+def get_count(sequence: int) -> int:
+    """The count of a sequence number, without the writer's epoch."""
+    return sequence & ((1 << EPOCH_SHIFT) - 1)
+
+
 def build_header(
     layout: PageLayout,
     key: PageKey,

@@ -7,7 +7,13 @@ from threading import Lock
 from time import perf_counter
 from typing import Literal
 
-from kvstore.errors import KvStoreError, StaleWriterError, TierError, TierFailedError
+from kvstore.errors import (
+    KvStoreError,
+    StaleWriterError,
+    StoreClosedError,
+    TierError,
+    TierFailedError,
+)
 from kvstore.format.page import Blob, PageHeader, PageKey
 from kvstore.hierarchy.epochs import WriterEpochs
 from kvstore.tiers.base import Tier
@@ -47,12 +53,18 @@ class TierMeter:
 
     def __init__(self) -> None:
         self._counters = TierCounters()
+        self._failures: dict[str, str] = {}
         self._lock = Lock()
 
     @property
     def counters(self) -> TierCounters:
         """Current values."""
         return self._counters
+
+    @property
+    def failure(self) -> str | None:
+        """Message of the tier's failure; None when its last call of each kind was successful."""
+        return next(iter(self._failures.copy().values()), None)
 
     def count(self, **amounts: float) -> None:
         """Add to counters, by their names."""
@@ -68,7 +80,8 @@ class TierMeter:
         started = perf_counter()
         errors = 0
         try:
-            yield
+            with self.watched(kind):
+                yield
         except StaleWriterError:
             raise  # A refused stale write is not a failure of the tier.
         except KvStoreError:
@@ -78,6 +91,16 @@ class TierMeter:
             self.count(
                 **{f"{kind}s": 1, f"{kind}_seconds": perf_counter() - started, "errors": errors}
             )
+
+    @contextmanager
+    def watched(self, kind: Literal["read", "write", "flush"]) -> Iterator[None]:
+        """Record whether calls of this kind fail, uncounted."""
+        try:
+            yield
+        except TierFailedError as error:
+            self._failures[kind] = str(error)
+            raise
+        self._failures.pop(kind, None)
 
 
 class MeteredTiers:
@@ -144,6 +167,17 @@ class MeteredTiers:
             with self._meters[depth].timed("write"):
                 self.all[depth].delete(session_keys, epoch=self._epochs.current(session, epoch))
 
+    def flush(self, depth: int) -> None:
+        """Make the writes to a tier as durable as it can. Raises its error."""
+        with self._meters[depth].watched("flush"):
+            self.all[depth].flush()
+
+    def touch(self, session: str) -> None:
+        """Restart the session's time to live in every tier that has one."""
+        for tier in self.all:
+            with suppress(TierError, StoreClosedError):
+                tier.touch(session)
+
     def fence(self, session: str, epoch: int) -> None:
         """Fence the session under `epoch` in every shared tier.
 
@@ -164,7 +198,8 @@ class MeteredTiers:
         if self._down is None:
             return
         with suppress(TierError):
-            self.lowest.contains([PageKey("probe", 0)])
+            with self._meters[self.bottom].watched("read"):
+                self.lowest.contains([PageKey("probe", 0)])
             self._down = None
 
     def clear_failure(self) -> None:
@@ -176,6 +211,13 @@ class MeteredTiers:
         return {
             tier.name: meter.counters for tier, meter in zip(self.all, self._meters, strict=True)
         }
+
+    def failures(self) -> dict[str, str]:
+        """Why tiers do not accept calls now, by their names; empty when all work."""
+        failures = {
+            tier.name: meter.failure for tier, meter in zip(self.all, self._meters, strict=True)
+        }
+        return {name: failure for name, failure in failures.items() if failure is not None}
 
     def used_bytes(self) -> dict[str, int]:
         """Bytes of the pages in each tier, by its name."""

@@ -72,6 +72,7 @@ class WriterCallbacks:
     Attributes:
         write: Write a page to the tiers.
         delete: Delete pages under an epoch from the tiers.
+        sync_deletions: Make the deletions so far durable; raises a tier's error.
         flush_pending: Move the pending pages of some sessions, or of all, to the lowest tier;
             returns the sessions that another writer took over.
         on_refused: Called when a task has to be tried again.
@@ -80,6 +81,7 @@ class WriterCallbacks:
     write: Callable[[QueuedPage], None]
     delete: Callable[[Sequence[PageKey], int | None], None]
     flush_pending: Callable[[Collection[str] | None], list[str]]
+    sync_deletions: Callable[[], None]
     on_refused: Callable[[], None]
 
 
@@ -97,6 +99,8 @@ class PageWriter:
         self._queued: dict[PageKey, QueuedPage] = {}
         self._refused: list[_Refused] = []
         self._current: _Task | None = None
+        self._deletions = 0
+        self._synced_deletions = 0
         self._closed = False
         self._thread = Thread(target=self._run, name="kvstore-page-writer", daemon=True)
         self._thread.start()
@@ -147,7 +151,8 @@ class PageWriter:
     def drain(self, sessions: Collection[str] | None = None) -> list[KvStoreError]:
         """Wait until all tasks submitted so far are done and refused ones were tried once more.
 
-        Returns the errors of tasks of these sessions (None: of all) that were refused again.
+        Deletions are durable then. Returns the errors of tasks of these sessions (None: of all)
+        that were refused again, and of deletions that are not durable.
         """
         barrier = _Barrier(sessions)
         with self._changed:
@@ -157,8 +162,9 @@ class PageWriter:
             self._tasks.append(barrier)
             self._changed.notify_all()
         barrier.reached.wait()
+        unsynced = self._sync_deletions()
         with self._changed:
-            return [
+            return unsynced + [
                 refused.error
                 for refused in self._refused
                 if sessions is None or refused.session in sessions
@@ -185,6 +191,19 @@ class PageWriter:
             self._closed = True
             self._changed.notify_all()
         self._thread.join()
+
+    def _sync_deletions(self) -> list[KvStoreError]:
+        """Sync the deletions so far, in the caller's thread: the writer goes on meanwhile."""
+        deletions = self._deletions
+        if deletions <= self._synced_deletions:
+            return []
+        try:
+            self._callbacks.sync_deletions()
+        except KvStoreError as error:
+            return [error]
+        with self._changed:
+            self._synced_deletions = max(deletions, self._synced_deletions)
+        return []
 
     def _run(self) -> None:
         while (task := self._next_task()) is not None:
@@ -216,6 +235,7 @@ class PageWriter:
     def _attempt(self, task: QueuedPage | _Deletion) -> None:
         try:
             if isinstance(task, _Deletion):
+                self._deletions += 1  # Also a failed one may have deleted pages in some tiers.
                 self._callbacks.delete(task.keys, task.epoch)
             elif self._queued.get(task.page.key) is task:
                 self._callbacks.write(task)

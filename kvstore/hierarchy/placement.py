@@ -104,15 +104,27 @@ class PagePlacement:
             range(self._tiers.bottom), [key for key in keys if key not in self._pending], None
         )
 
-    def flush(self, sessions: Collection[str]) -> bool:
-        """Flush the tiers that hold these sessions' pages; return whether all are durable."""
-        pending = self._pending.select(sessions)
-        try:
-            for depth in {self._tiers.bottom} | {page.depth for page in pending}:
-                self._tiers.all[depth].flush()
-        except TierError:
-            return False
-        return self._tiers.lowest.durable and all(page.durable for page in pending)
+    def flush(self, groups: Sequence[Collection[str]]) -> list[bool]:
+        """Flush each tier that holds pages of these sessions once.
+
+        Returns for each group of sessions whether all its pages are durable.
+        """
+        # Selected before the flush, which covers no page that is written meanwhile.
+        pending = [self._pending.select(sessions) for sessions in groups]
+        depths = {page.depth for pages in pending for page in pages}
+        flushed = {depth for depth in depths | {self._tiers.bottom} if self._is_flushed(depth)}
+        return [
+            self._tiers.lowest.durable
+            and self._tiers.bottom in flushed
+            and all(page.durable and page.depth in flushed for page in pages)
+            for pages in pending
+        ]
+
+    def sync(self) -> None:
+        """Make the deletions of all durable tiers durable. Raises a tier's error."""
+        for depth, tier in enumerate(self._tiers.all):
+            if tier.durable:
+                self._tiers.flush(depth)
 
     # Pending pages
 
@@ -166,6 +178,13 @@ class PagePlacement:
         return any(not pending.durable for pending in self._pending.select(sessions))
 
     # Internals
+
+    def _is_flushed(self, depth: int) -> bool:
+        try:
+            self._tiers.flush(depth)
+        except TierError:
+            return False
+        return True
 
     def _put_first(self, key: PageKey, blob: Blob, epoch: int | None, depths: Sequence[int]) -> int:
         """Put a page into the first of `depths` that accepts it; return that depth.

@@ -1,18 +1,20 @@
 """Write-through from memory to durable tiers: the page writer, its callbacks and the retries."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
+from concurrent.futures import Future
 
 from kvstore.errors import TierFailedError
 from kvstore.format.page import PageKey, PageLayout
 from kvstore.format.summaries import PageSummaries
 from kvstore.hierarchy.epochs import WriterEpochs
+from kvstore.hierarchy.group_commit import Group, GroupCommit
 from kvstore.hierarchy.page_writer import PageWriter, QueuedPage, WriterCallbacks
 from kvstore.hierarchy.retry import BackoffRetry
 from kvstore.hierarchy.tier_stack import TierStack
 
 
 class WriteThrough:
-    """Owns the writer thread, the only thread that writes to the tiers, and the retry thread.
+    """Owns the writer thread, the only thread that writes pages, and those of commits and retries.
 
     `retry` must call this object's `retry_refused`. It is created before, because the tier stack
     wakes it too.
@@ -35,17 +37,23 @@ class WriteThrough:
             write=self._write,
             delete=self._delete,
             flush_pending=stack.placement.flush_pending,
+            sync_deletions=stack.placement.sync,
             on_refused=retry.wake,
         )
         self.writer = PageWriter(callbacks, epochs, backlog_pages)
+        self._commits = GroupCommit(self._commit, stack.tiers.touch)
 
-    def flush(self, sessions: Collection[str]) -> bool:
-        """Write the submitted pages of these sessions; return whether all of them are durable."""
-        refused = self.writer.drain(sessions)
-        if refused or self._stack.placement.has_undurable(sessions):
-            self._stack.tiers.clear_failure()
-            refused = self.writer.drain(sessions)
-        return self._stack.placement.flush(sessions) and not refused
+    def flush(self, sessions: Group) -> "Future[bool]":
+        """Write the submitted pages of these sessions; True once all of them are durable.
+
+        Sessions that are flushed at the same time share one sync of each tier. Also restarts the
+        sessions' time to live. Raises StoreClosedError.
+        """
+        return self._commits.submit(sessions)
+
+    def renew(self, sessions: Group) -> None:
+        """Restart the sessions' time to live in the background."""
+        self._commits.renew(sessions)
 
     def finish(self) -> None:
         """Wait until every task is done. Raises a tier's error when no tier accepts a page."""
@@ -60,11 +68,12 @@ class WriteThrough:
         return not self.writer.has_refused() and not self._stack.placement.has_pending()
 
     def close(self) -> None:
-        """Stop both threads, then close the tiers, even when the last flush fails.
+        """Stop all threads, then close the tiers, even when the last flush fails.
 
         Raises a tier's error when rows are in no durable tier though the store has one.
         """
         self._retry.close()
+        self._commits.close()
         try:
             self.finish()
             self._stack.tiers.lowest.flush()
@@ -76,6 +85,15 @@ class WriteThrough:
         finally:
             self.writer.close()
             self._stack.tiers.close()
+
+    def _commit(self, groups: Sequence[Group]) -> list[bool]:
+        sessions = {session for group in groups for session in group}
+        if self.writer.drain(sessions) or self._stack.placement.has_undurable(sessions):
+            self._stack.tiers.clear_failure()
+            self.writer.drain(sessions)
+        refused = [self.writer.has_refused(group) for group in groups]
+        flushed = self._stack.placement.flush(groups)
+        return [is_durable and not left for is_durable, left in zip(flushed, refused, strict=True)]
 
     def _write(self, queued: QueuedPage) -> None:
         self._stack.placement.write(

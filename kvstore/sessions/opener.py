@@ -239,7 +239,7 @@ def find_stored_sessions(stack: TierStack, numbers: SequenceNumbers) -> set[str]
     tier's error.
     """
     sessions = set()
-    for header in stack.all_headers():
+    for header in stack.newest_headers():
         numbers.advance_past(header.sequence)
         sessions.add(header.key.session)
     return sessions

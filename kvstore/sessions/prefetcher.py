@@ -55,6 +55,9 @@ class Prefetcher:
                     for index in range(len(state.table))
                     if index not in missing
                 ]
+                owners = state.table.owners
+            for owner in owners:
+                stack.tiers.touch(owner)
             hot = pages[::-1][: memory.limit_bytes // 2 // self._context.layout.page_bytes]
             resident = memory.contains([page.key for page in hot])
             stack.promote(

@@ -18,7 +18,7 @@ class SessionRemover:
         self._sessions = sessions
 
     def delete(self, session: str, keep_pages: int, fence: int = UNFENCED) -> None:
-        """Delete a session from every tier, except its own first `keep_pages` pages.
+        """Queue the deletion of a session from every tier, except its first `keep_pages` pages.
 
         Failed deletions are retried in the background. The session's epoch is not checked: the
         caller has decided that no process writes the session any more under an epoch before
@@ -36,7 +36,6 @@ class SessionRemover:
             self._context.epochs.forget(session)
             self._context.writer.delete(sorted(keys), None)
         stack.tiers.clear_failure()
-        self._context.writer.drain([session])
 
     def delete_unclaimed(self, session: str, keep_pages: int) -> bool:
         """Delete a session of an earlier process, except its first `keep_pages` pages.

@@ -121,6 +121,19 @@ class RowWriter:
         if valid and state.unflushed:
             self._submit(state, index, self._get_tail(state).narrow(3, 0, valid).clone(), truncates)
 
+    def drop_tail(self, state: StoredSession) -> None:
+        """Free the unfinished page of a session at rest, once a durable tier has all its rows.
+
+        The next append reads it again. A session that is in use now keeps it.
+        """
+        if not state.lock.acquire(blocking=False):
+            return
+        try:
+            if not state.unflushed:
+                state.tail = None
+        finally:
+            state.lock.release()
+
     def _require_truncatable(self, state: StoredSession, length: int) -> None:
         if not 0 <= length <= state.length:
             raise RowRangeError(

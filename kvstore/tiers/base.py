@@ -1,9 +1,9 @@
 """Interface of all tiers. Pages are bytes; every call takes a batch."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
-from kvstore.format.page import Blob, PageHeader, PageKey
+from kvstore.format.page import Blob, PageHeader, PageKey, get_count
 
 UNFENCED = (1 << 21) - 1
 """Epoch that passes every fence: for a page that is restored unchanged for the sessions that share
@@ -73,12 +73,16 @@ class Tier(Protocol):
         """
         ...
 
+    def touch(self, session: str) -> None:
+        """Restart the time to live of a session's pages. Tiers without one do nothing."""
+        ...
+
     def contains(self, keys: Sequence[PageKey]) -> list[bool]:
         """Return whether the tier has each page."""
         ...
 
     def delete(self, keys: Sequence[PageKey], *, epoch: int | None = None) -> None:
-        """Delete pages permanently, also across restarts. Unknown keys are ignored.
+        """Delete pages; the deletion is durable after `flush`. Unknown keys are ignored.
 
         Raises StaleWriterError when `epoch` is given and a session was fenced under a later one.
         """
@@ -88,8 +92,12 @@ class Tier(Protocol):
         """Return the headers of all stored pages, or of those of one session."""
         ...
 
+    def newest(self) -> Iterator[PageHeader]:
+        """Return one header per session: of its page with the largest sequence number's count."""
+        ...
+
     def flush(self) -> None:
-        """Wait until everything put before is as durable as this tier can make it."""
+        """Wait until everything put or deleted before is as durable as this tier can make it."""
         ...
 
     def check(self) -> None:
@@ -99,3 +107,13 @@ class Tier(Protocol):
     def close(self) -> None:
         """Release the tier's resources. May be called twice."""
         ...
+
+
+def newest_of_sessions(headers: Iterable[PageHeader]) -> Iterator[PageHeader]:
+    """Reduce headers to one per session, as `Tier.newest` returns them."""
+    newest: dict[str, PageHeader] = {}
+    for header in headers:
+        known = newest.get(header.key.session)
+        if known is None or get_count(known.sequence) < get_count(header.sequence):
+            newest[header.key.session] = header
+    return iter(newest.values())

@@ -14,6 +14,7 @@ import numpy as np
 from kvstore.errors import InvariantError, StoreClosedError, TierFullError
 from kvstore.format.page import Blob, PageHeader, PageKey, parse_header, read_sequence
 from kvstore.tiers.arena import Arena
+from kvstore.tiers.base import newest_of_sessions
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,9 @@ class RamTier:
             for key, blob in pages:
                 self._put_one(key, blob, backed)
 
+    def touch(self, session: str) -> None:
+        """Do nothing: pages in memory do not expire."""
+
     def contains(self, keys: Sequence[PageKey]) -> list[bool]:
         """Return whether each page is resident."""
         with self._lock:
@@ -93,6 +97,10 @@ class RamTier:
         with self._lock:
             resident = [*self._backed.items(), *self._unbacked.items()]
         return (parse_header(page.blob) for key, page in resident if session in (None, key.session))
+
+    def newest(self) -> Iterator[PageHeader]:
+        """Return one header per session, that of its last written page."""
+        return newest_of_sessions(self.stored())
 
     def flush(self) -> None:
         """Do nothing: memory is never durable."""

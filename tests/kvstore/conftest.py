@@ -112,6 +112,9 @@ class BlockedTier:
         self._require_working()
         self._inner.put(pages, backed=backed)
 
+    def touch(self, session: str) -> None:
+        self._require_working()
+
     def contains(self, keys: Sequence[PageKey]) -> list[bool]:
         return self._inner.contains(keys)
 
@@ -121,6 +124,9 @@ class BlockedTier:
 
     def stored(self, session: str | None = None) -> Iterator[PageHeader]:
         return self._inner.stored(session)
+
+    def newest(self) -> Iterator[PageHeader]:
+        return self._inner.newest()
 
     def flush(self) -> None:
         self._require_working()

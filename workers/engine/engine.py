@@ -160,7 +160,9 @@ class Engine:
         """Delete a session: slot and rows, but for the first `keep_pages` pages."""
         if session := self.sessions.pop(name, None):
             self.discard(session)
-        return self.store_io.submit(lambda: self.store.delete(name, keep_pages=keep_pages))
+        return self.store_io.submit_durable(
+            lambda: self.store.begin_delete(name, keep_pages=keep_pages)
+        )
 
     def release(self, name: str, epoch: int) -> "Future[None]":
         """Release a session that moved to another worker.

@@ -1,6 +1,7 @@
 """A worker's I/O with its row store: writes in order on one thread, reads on two others.
 
-No forward pass waits for a disk or a server. Results are futures.
+No forward pass waits for a disk or a server, and no session's write waits until another session's
+rows are durable. Results are futures.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -51,6 +52,27 @@ class StoreIO:
         """Run `work` on the writer's thread, after all writes that were submitted before."""
         return self._writer.submit(_run_mapping_errors, work)
 
+    def submit_durable(self, begin: Callable[[], "Future[_T]"]) -> "Future[_T]":
+        """Run `begin` as `submit`, then wait for its result without occupying the writer's thread.
+
+        So that sessions whose flushes and deletions wait for a disk at the same time share one
+        sync of it.
+        """
+        result = Future[_T]()
+
+        def run() -> None:
+            if not result.set_running_or_notify_cancel():
+                return
+            try:
+                begun = _run_mapping_errors(begin)
+            except Exception as error:
+                result.set_exception(error)
+            else:
+                begun.add_done_callback(partial(_copy_result, result))
+
+        self._writer.submit(run)
+        return result
+
     def append(self, session: WorkerSession, start: int, rows: Tensor) -> None:
         """Queue the write of rows `[n_layers, 2, n_kv_heads, t, head_dim]` from `start` on.
 
@@ -79,7 +101,7 @@ class StoreIO:
 
     def flush(self, session: WorkerSession) -> "Future[bool]":
         """Begin to make every appended row durable; `wait_written` returns whether it became so."""
-        flushed = self.submit(lambda: self._store.flush(session.name))
+        flushed = self.submit_durable(lambda: self._store.begin_flush(session.name))
         session.writes.append(flushed)
         return flushed
 
@@ -125,6 +147,13 @@ def shared_pages(shared: Iterable[pb.SharedPages]) -> list[SharedPages]:
 def _run_mapping_errors(work: Callable[[], _T]) -> _T:
     with map_store_errors():
         return work()
+
+
+def _copy_result(result: "Future[_T]", done: "Future[_T]") -> None:
+    try:
+        result.set_result(_run_mapping_errors(done.result))
+    except Exception as error:
+        result.set_exception(error)
 
 
 def _succeeded(write: "Future[Any]") -> bool:

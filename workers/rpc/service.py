@@ -202,6 +202,7 @@ class WorkerService:
 def _tier_stats(store: RowStore) -> dict[str, pb.TierStats]:
     used = store.usage()
     limits = store.limits()
+    failures = store.failures()
     return {
         name: pb.TierStats(
             bytes=used[name],
@@ -216,6 +217,7 @@ def _tier_stats(store: RowStore) -> dict[str, pb.TierStats]:
             writes=counters.writes,
             read_seconds=counters.read_seconds,
             write_seconds=counters.write_seconds,
+            failure=failures.get(name, ""),
         )
         for name, counters in store.counters().items()
     }

@@ -599,7 +599,7 @@ class WorkerStats(_message.Message):
     def __init__(self, slots_in_use: _Optional[int] = ..., sessions: _Optional[int] = ..., queued: _Optional[int] = ..., tiers: _Optional[_Mapping[str, TierStats]] = ..., lost_pages: _Optional[int] = ..., rebuilt_pages: _Optional[int] = ...) -> None: ...
 
 class TierStats(_message.Message):
-    __slots__ = ("bytes", "limit_bytes", "hits", "misses", "errors", "refused_pages", "read_bytes", "written_bytes", "reads", "writes", "read_seconds", "write_seconds")
+    __slots__ = ("bytes", "limit_bytes", "hits", "misses", "errors", "refused_pages", "read_bytes", "written_bytes", "reads", "writes", "read_seconds", "write_seconds", "failure")
     BYTES_FIELD_NUMBER: _ClassVar[int]
     LIMIT_BYTES_FIELD_NUMBER: _ClassVar[int]
     HITS_FIELD_NUMBER: _ClassVar[int]
@@ -612,6 +612,7 @@ class TierStats(_message.Message):
     WRITES_FIELD_NUMBER: _ClassVar[int]
     READ_SECONDS_FIELD_NUMBER: _ClassVar[int]
     WRITE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
     bytes: int
     limit_bytes: int
     hits: int
@@ -624,7 +625,8 @@ class TierStats(_message.Message):
     writes: int
     read_seconds: float
     write_seconds: float
-    def __init__(self, bytes: _Optional[int] = ..., limit_bytes: _Optional[int] = ..., hits: _Optional[int] = ..., misses: _Optional[int] = ..., errors: _Optional[int] = ..., refused_pages: _Optional[int] = ..., read_bytes: _Optional[int] = ..., written_bytes: _Optional[int] = ..., reads: _Optional[int] = ..., writes: _Optional[int] = ..., read_seconds: _Optional[float] = ..., write_seconds: _Optional[float] = ...) -> None: ...
+    failure: str
+    def __init__(self, bytes: _Optional[int] = ..., limit_bytes: _Optional[int] = ..., hits: _Optional[int] = ..., misses: _Optional[int] = ..., errors: _Optional[int] = ..., refused_pages: _Optional[int] = ..., read_bytes: _Optional[int] = ..., written_bytes: _Optional[int] = ..., reads: _Optional[int] = ..., writes: _Optional[int] = ..., read_seconds: _Optional[float] = ..., write_seconds: _Optional[float] = ..., failure: _Optional[str] = ...) -> None: ...
 
 class WorkerRecord(_message.Message):
     __slots__ = ("name", "address", "model", "fingerprint", "slots", "free_slots", "queued", "sessions", "draining", "protocol_version")

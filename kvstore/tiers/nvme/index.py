@@ -5,10 +5,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from kvstore.errors import InvariantError
-from kvstore.format.page import HEADER_BYTES, PageKey
+from kvstore.format.page import HEADER_BYTES, PageKey, get_count
+
+# Bits of a packed location: sequence, segment, offset, size.
+_SEGMENT_BITS, _OFFSET_BITS, _SIZE_BITS = 32, 40, 32
+_SEQUENCE_SHIFT = _SEGMENT_BITS + _OFFSET_BITS + _SIZE_BITS
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class RecordLocation:
     """Location, size in bytes and sequence number of a page's record."""
 
@@ -32,13 +36,14 @@ class LogIndex:
     Compaction writes a record again at the end of the log, so that its segment can be removed.
     Until then there are two copies with the same sequence number, and the later one in the log is
     valid.
+
+    A page takes about 150 bytes of memory: its location is packed into one integer.
     """
 
     def __init__(self) -> None:
-        self.pages: dict[PageKey, RecordLocation] = {}
         self.used_bytes = 0
-        self._by_session: dict[str, set[PageKey]] = {}
-        self._live: dict[int, set[PageKey]] = {}
+        self._sessions: dict[str, dict[int, int]] = {}
+        self._live: Counter[int] = Counter()
         self._live_bytes: Counter[int] = Counter()
         self._dead: dict[int, Counter[PageKey]] = {}
         self._dead_copies: Counter[PageKey] = Counter()
@@ -48,31 +53,45 @@ class LogIndex:
 
     def add_page(self, key: PageKey, location: RecordLocation) -> None:
         """Add a written page; of two copies the one with the larger sequence number is valid."""
-        current = self.pages.get(key)
+        current = self.get(key)
         if current is not None and current.sequence > location.sequence:
             self._count_dead(key, location)
             return
-        self._remove(key)
+        self._remove(key, current)
         self._clear_tombstone(key)
-        self.pages[key] = location
-        self._by_session.setdefault(key.session, set()).add(key)
-        self._live.setdefault(location.segment, set()).add(key)
+        self._sessions.setdefault(key.session, {})[key.index] = _pack(location)
+        self._live[location.segment] += 1
         self._live_bytes[location.segment] += location.size
         self.used_bytes += location.size
 
     def add_tombstone(self, key: PageKey, segment: int) -> None:
         """Remove a deleted page; its tombstone record is in `segment`."""
-        self._remove(key)
+        self._remove(key, self.get(key))
         self._clear_tombstone(key)
         if self._dead_copies[key]:
             self._tombstones.setdefault(segment, set()).add(key)
             self._tombstone_segments[key] = segment
 
+    def get(self, key: PageKey) -> RecordLocation | None:
+        """Location of a page's valid record."""
+        packed = self._sessions.get(key.session, {}).get(key.index)
+        return None if packed is None else _unpack(packed)
+
     def locations(self, session: str | None = None) -> list[tuple[PageKey, RecordLocation]]:
         """Locations of the valid records of all pages, or of those of one session."""
-        if session is None:
-            return list(self.pages.items())
-        return [(key, self.pages[key]) for key in self._by_session.get(session, ())]
+        return [
+            (PageKey(name, index), _unpack(packed))
+            for name in (self._sessions if session is None else [session])
+            for index, packed in self._sessions.get(name, {}).items()
+        ]
+
+    def newest(self) -> list[tuple[PageKey, RecordLocation]]:
+        """Location of one page per session: of that with the largest sequence number's count."""
+        return [
+            (PageKey(name, index), _unpack(pages[index]))
+            for name, pages in self._sessions.items()
+            for index in [max(pages, key=lambda index: get_count(pages[index] >> _SEQUENCE_SHIFT))]
+        ]
 
     def add_damage(self, segment: int, offset: int) -> None:
         """Record an unreadable stretch; it may have superseded any older page."""
@@ -81,10 +100,6 @@ class LogIndex:
     def is_suspect(self, location: RecordLocation) -> bool:
         """Return whether an unreadable record follows this one."""
         return any(location.position < damage for damage in self._damaged.items())
-
-    def pages_in(self, segment: int) -> list[PageKey]:
-        """Pages whose valid record is in a segment."""
-        return list(self._live.get(segment, ()))
 
     def tombstones_in(self, segment: int) -> list[PageKey]:
         """Deleted pages that a restart would bring back without the tombstones of a segment."""
@@ -126,19 +141,15 @@ class LogIndex:
 
     def check(self) -> None:
         """Raise InvariantError when the accounting disagrees with the pages."""
-        live = Counter(location.segment for location in self.pages.values())
-        known = Counter({segment: len(keys) for segment, keys in self._live.items()})
-        if live != +known:
+        located = [location for _, location in self.locations()]
+        live = Counter(location.segment for location in located)
+        if live != +self._live:
             raise InvariantError(
-                f"live pages per segment are {dict(live)}, accounted {dict(known)}"
+                f"live pages per segment are {dict(live)}, accounted {dict(self._live)}"
             )
-        total = sum(location.size for location in self.pages.values())
+        total = sum(location.size for location in located)
         if total != self.used_bytes or total != sum(self._live_bytes.values()):
             raise InvariantError(f"live pages take {total} bytes, accounted {self.used_bytes}")
-        if set().union(*self._by_session.values()) != self.pages.keys():
-            raise InvariantError(
-                f"pages are {sorted(self.pages)}, accounted others in {sorted(self._by_session)}"
-            )
         dead = sum(self._dead.values(), Counter[PageKey]())
         if dead != +self._dead_copies:
             raise InvariantError(
@@ -151,23 +162,19 @@ class LogIndex:
         if segment not in self._damaged:
             return True
         damage = (segment, self._damaged[segment])
-        return all(location.position > damage for location in self.pages.values())
+        return all(location.position > damage for _, location in self.locations())
 
-    def _remove(self, key: PageKey) -> None:
-        location = self.pages.pop(key, None)
+    def _remove(self, key: PageKey, location: RecordLocation | None) -> None:
         if location is None:
             return
-        self._remove_from_session(key)
-        self._live[location.segment].remove(key)
+        pages = self._sessions[key.session]
+        del pages[key.index]
+        if not pages:
+            del self._sessions[key.session]
+        self._live[location.segment] -= 1
         self._live_bytes[location.segment] -= location.size
         self.used_bytes -= location.size
         self._count_dead(key, location)
-
-    def _remove_from_session(self, key: PageKey) -> None:
-        keys = self._by_session[key.session]
-        keys.remove(key)
-        if not keys:
-            del self._by_session[key.session]
 
     def _count_dead(self, key: PageKey, location: RecordLocation) -> None:
         self._dead.setdefault(location.segment, Counter())[key] += 1
@@ -177,3 +184,17 @@ class LogIndex:
         segment = self._tombstone_segments.pop(key, None)
         if segment is not None:
             self._tombstones[segment].discard(key)
+
+
+def _pack(location: RecordLocation) -> int:
+    packed = location.sequence << _SEGMENT_BITS | location.segment
+    packed = packed << _OFFSET_BITS | location.offset
+    return packed << _SIZE_BITS | location.size
+
+
+def _unpack(packed: int) -> RecordLocation:
+    size = packed & (1 << _SIZE_BITS) - 1
+    packed >>= _SIZE_BITS
+    offset = packed & (1 << _OFFSET_BITS) - 1
+    packed >>= _OFFSET_BITS
+    return RecordLocation(packed & (1 << _SEGMENT_BITS) - 1, offset, size, packed >> _SEGMENT_BITS)

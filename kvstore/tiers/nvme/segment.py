@@ -138,6 +138,11 @@ def scan_segment(segment: SegmentFile) -> SegmentScan:
     return SegmentScan(tuple(records), tuple(damaged), records[-1].end if records else 0)
 
 
+def scan_newest(segment: SegmentFile) -> SegmentScan:
+    """Read the headers of the newest segment, without its torn tail. Raises as `scan_segment`."""
+    return without_torn_tail(segment, scan_segment(segment))
+
+
 def without_torn_tail(segment: SegmentFile, scan: SegmentScan) -> SegmentScan:
     """Return the scan of the newest segment without its torn tail.
 

@@ -1,21 +1,20 @@
 """Log of segment files in a directory: records are appended to the newest, whole files removed.
 
-The index of valid records is in memory and is rebuilt from the headers at the start. A segment
+The index of valid records is in memory and is rebuilt at the start: from the index files of the
+closed segments and the headers of the newest. A segment
 without valid records is unlinked once the records that superseded its own are on the disk. The
 valid records of a mostly dead segment can be moved to the end of the log (`move_records`), so that
 the segment is unlinked too.
 """
 
-import fcntl
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from threading import Lock, RLock
 
 from kvstore.errors import (
     CorruptPageError,
-    DirectoryLockedError,
     InvariantError,
     KvStoreError,
     PageError,
@@ -34,13 +33,16 @@ from kvstore.format.page import (
     read_sequence,
     seal,
 )
+from kvstore.tiers.nvme.directory import lock_directory, sync_directory
 from kvstore.tiers.nvme.index import LogIndex, RecordLocation
-from kvstore.tiers.nvme.segment import (
-    SegmentFile,
-    SegmentScan,
-    map_os_errors,
-    scan_segment,
-    without_torn_tail,
+from kvstore.tiers.nvme.segment import SegmentFile, map_os_errors, scan_newest
+from kvstore.tiers.nvme.segment_index import (
+    IndexEntry,
+    SegmentEntries,
+    from_scan,
+    read_closed,
+    remove_index,
+    write_index,
 )
 
 _SYNC_KEY = PageKey("", 0)
@@ -62,12 +64,14 @@ class SegmentLog:
         self._syncing = Lock()
         self._index = LogIndex()
         self._segments: dict[int, SegmentFile] = {}
+        self._newest_entries: list[IndexEntry] = []
+        self._newest_damage: tuple[int, ...] = ()
         self._unmovable: set[int] = set()
         self._unsynced = False
         self._failure: KvStoreError | None = None
         with map_os_errors(directory):
             directory.mkdir(parents=True, exist_ok=True)
-        self._lock_descriptor = _lock_directory(directory)
+        self._lock_descriptor = lock_directory(directory)
         try:
             self._open_segments()
         except BaseException:
@@ -92,7 +96,7 @@ class SegmentLog:
         """
         with self._lock:
             self._require_open()
-            locations = [self._index.pages.get(key) for key in keys]
+            locations = [self._index.get(key) for key in keys]
             for key, location in zip(keys, locations, strict=True):
                 if location is not None and self._index.is_suspect(location):
                     raise CorruptPageError(
@@ -107,25 +111,23 @@ class SegmentLog:
 
     def headers(self, session: str | None) -> list[PageHeader]:
         """Return the headers of all pages, or of those of one session."""
-        with self._lock:
-            self._require_open()
-            located = [
-                (key, location, self._segments[location.segment])
-                for key, location in self._index.locations(session)
-            ]
-        return [_read_header(key, location, segment) for key, location, segment in located]
+        return self._read_headers(lambda: self._index.locations(session))
+
+    def newest_headers(self) -> list[PageHeader]:
+        """Return one header per session, that of its last written page."""
+        return self._read_headers(self._index.newest)
 
     def contains(self, keys: Sequence[PageKey]) -> list[bool]:
         """Return whether the log has each page."""
         with self._lock:
-            return [key in self._index.pages for key in keys]
+            return [self._index.get(key) is not None for key in keys]
 
     def append_page(self, key: PageKey, record: Blob) -> None:
         """Append a page."""
         sequence = read_sequence(record)
         with self._lock:
             self._require_usable()
-            self._index.add_page(key, self._append(record, sequence))
+            self._index.add_page(key, self._append(RecordKind.PAGE, key, record, sequence))
 
     def append_tombstones(self, keys: Sequence[PageKey]) -> bool:
         """Delete pages by tombstones; return whether the log had any of them.
@@ -134,12 +136,14 @@ class SegmentLog:
         """
         with self._lock:
             self._require_usable()
-            known = [key for key in keys if key in self._index.pages]
-            for key in known:
-                self._append_tombstone(key, self._index.pages[key].sequence)
-            if known:
+            found = False
+            for key in keys:
+                if (location := self._index.get(key)) is not None:
+                    self._append_tombstone(key, location.sequence)
+                    found = True
+            if found:
                 self._roll_if_dead()
-            return bool(known)
+            return found
 
     def flush(self) -> None:
         """Wait until all records are on the disk, and unlink all removable segments."""
@@ -194,7 +198,7 @@ class SegmentLog:
         """Raise InvariantError when the index disagrees with the files."""
         with self._lock:
             self._index.check()
-            for key, location in self._index.pages.items():
+            for key, location in self._index.locations():
                 if (
                     location.segment not in self._segments
                     or location.offset + location.size > self._segments[location.segment].end
@@ -212,30 +216,56 @@ class SegmentLog:
                 os.close(self._lock_descriptor)
                 self._lock_descriptor = -1
 
-    def _append(self, record: Blob, sequence: int) -> RecordLocation:
+    def _read_headers(
+        self, find: Callable[[], list[tuple[PageKey, RecordLocation]]]
+    ) -> list[PageHeader]:
+        with self._lock:
+            self._require_open()
+            located = [
+                (key, location, self._segments[location.segment]) for key, location in find()
+            ]
+        return [_read_header(*each) for each in located]
+
+    def _append(
+        self, kind: RecordKind, key: PageKey, record: Blob, sequence: int
+    ) -> RecordLocation:
         segment = self._segments[max(self._segments)]
         if segment.end and segment.end + len(record) > self._segment_bytes:
             segment = self._roll()
         offset = segment.append(record)
+        self._newest_entries.append(
+            IndexEntry(int(kind), key.session, key.index, sequence, offset, len(record))
+        )
         self._unsynced = True
         return RecordLocation(segment.number, offset, len(record), sequence)
 
     def _append_tombstone(self, key: PageKey, sequence: int) -> None:
-        location = self._append(
-            seal(PageHeader(key, sequence, 0, 0, kind=RecordKind.TOMBSTONE)), sequence
-        )
+        record = seal(PageHeader(key, sequence, 0, 0, kind=RecordKind.TOMBSTONE))
+        location = self._append(RecordKind.TOMBSTONE, key, record, sequence)
         self._index.add_tombstone(key, location.segment)
 
     def _live_keys(self, number: int) -> list[PageKey]:
+        """Keys of the pages whose valid record is in a closed segment, in their order in it."""
         with self._lock:
-            return sorted(
-                self._index.pages_in(number), key=lambda key: self._index.pages[key].offset
-            )
+            segment = self._segments.get(number)
+        if segment is None:
+            return []
+        records = [
+            (PageKey(entry.session, entry.index), (number, entry.offset))
+            for entry in read_closed(segment).entries
+            if entry.kind == RecordKind.PAGE
+        ]
+        with self._lock:
+            return [
+                key
+                for key, position in records
+                if (location := self._index.get(key)) is not None and location.position == position
+            ]
 
     def _move(self, key: PageKey, number: int) -> int:
-        """Copy a page to the end of the log if it is still in the segment; return its bytes."""
+        """Copy a page, if it is still in the segment, to the log's end; return its bytes."""
         with self._lock:
-            location = self._index.pages.get(key)
+            location = self._index.get(key)
             segment = self._segments.get(number)
         if location is None or segment is None or location.segment != number:
             return 0
@@ -249,9 +279,10 @@ class SegmentLog:
         with self._lock:
             self._require_usable()
             # A concurrent write or deletion is newer than this copy.
-            if self._index.pages.get(key) != location:
+            if self._index.get(key) != location:
                 return 0
-            self._index.add_page(key, self._append(record, location.sequence))
+            copy = self._append(RecordKind.PAGE, key, record, location.sequence)
+            self._index.add_page(key, copy)
         return location.size
 
     def _roll(self) -> SegmentFile:
@@ -259,7 +290,10 @@ class SegmentLog:
         # Recovery expects a torn tail only in the newest segment; older ones must be on the disk.
         newest.truncate(newest.end)
         self._fsync(newest)
-        return self._open_segment(newest.number + 1)
+        write_index(newest, SegmentEntries(self._newest_entries, self._newest_damage, newest.end))
+        segment = self._add_segment(newest.number + 1)
+        sync_directory(self._directory)
+        return segment
 
     def _roll_if_dead(self) -> None:
         """Start a new segment if the newest has no valid record, so that it can be unlinked."""
@@ -302,10 +336,11 @@ class SegmentLog:
             raise
 
     def _unlink(self, number: int) -> None:
-        path = self._segments.pop(number).path
-        with map_os_errors(path):
-            path.unlink()
-        _sync_directory(self._directory)
+        segment = self._segments.pop(number)
+        with map_os_errors(segment.path):
+            segment.path.unlink()
+        remove_index(segment)
+        sync_directory(self._directory)
         self._index.remove_segment(number)
         self._unmovable.discard(number)
 
@@ -314,35 +349,36 @@ class SegmentLog:
             int(path.stem.removeprefix("segment-")) for path in self._directory.glob("segment-*.kv")
         )
         for number in numbers:
-            segment = self._open_segment(number)
-            scan = scan_segment(segment)
+            segment = self._add_segment(number)
             if number == numbers[-1]:
-                scan = without_torn_tail(segment, scan)
-                segment.truncate(scan.end)
-            elif scan.end < segment.end:
-                self._index.add_damage(number, scan.end)
-            self._index_records(number, scan)
+                found = from_scan(scan_newest(segment))
+                segment.truncate(found.end)
+                self._newest_entries = list(found.entries)
+                self._newest_damage = found.damaged
+            else:
+                found = read_closed(segment)
+                if found.end < segment.end:
+                    self._index.add_damage(number, found.end)
+            self._index_entries(number, found)
         if not numbers:
-            self._open_segment(1)
+            self._add_segment(1)
+        sync_directory(self._directory)
 
-    def _open_segment(self, number: int) -> SegmentFile:
+    def _add_segment(self, number: int) -> SegmentFile:
         segment = SegmentFile(self._directory / f"segment-{number:08d}.kv", number)
         self._segments[number] = segment
-        _sync_directory(self._directory)
+        self._newest_entries, self._newest_damage = [], ()
         return segment
 
-    def _index_records(self, number: int, scan: SegmentScan) -> None:
-        for offset in scan.damaged:
+    def _index_entries(self, number: int, found: SegmentEntries) -> None:
+        for offset in found.damaged:
             self._index.add_damage(number, offset)
-        for record in scan.records:
-            header = record.header
-            if header.kind is RecordKind.PAGE:
-                location = RecordLocation(
-                    number, record.offset, header.record_bytes, header.sequence
-                )
-                self._index.add_page(header.key, location)
-            elif header.kind is RecordKind.TOMBSTONE:
-                self._index.add_tombstone(header.key, number)
+        for kind, session, index, sequence, offset, size in found.entries:
+            key = PageKey(session, index)
+            if kind == RecordKind.PAGE:
+                self._index.add_page(key, RecordLocation(number, offset, size, sequence))
+            else:
+                self._index.add_tombstone(key, number)
 
     def _require_open(self) -> None:
         if not self._segments and self._failure is not None:
@@ -351,28 +387,6 @@ class SegmentLog:
     def _require_usable(self) -> None:
         if self._failure is not None:
             raise self._failure
-
-
-def _lock_directory(directory: Path) -> int:
-    with map_os_errors(directory):
-        descriptor = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        os.close(descriptor)
-        raise DirectoryLockedError(
-            f"{directory} is used by another process; stop it, or use another directory"
-        ) from error
-    return descriptor
-
-
-def _sync_directory(directory: Path) -> None:
-    with map_os_errors(directory):
-        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
 
 def _read_header(key: PageKey, location: RecordLocation, segment: SegmentFile) -> PageHeader:

@@ -115,18 +115,24 @@ class NvmeTier:
                 self._make_room(len(blob))
                 self._log.append_page(key, blob)
 
+    def touch(self, session: str) -> None:
+        """Do nothing: pages in files do not expire."""
+
     def contains(self, keys: Sequence[PageKey]) -> list[bool]:
         """Return whether the log has each page."""
         return self._log.contains(keys)
 
     def delete(self, keys: Sequence[PageKey], *, epoch: int | None = None) -> None:
-        """Append tombstones and sync them; unknown keys are ignored."""
-        if self._log.append_tombstones(keys):
-            self.flush()
+        """Append tombstones; unknown keys are ignored."""
+        self._log.append_tombstones(keys)
 
     def stored(self, session: str | None = None) -> Iterator[PageHeader]:
         """Return the headers of all pages, or of those of one session; broken ones lack tokens."""
         return iter(self._log.headers(session))
+
+    def newest(self) -> Iterator[PageHeader]:
+        """Return one header per session, that of its last written page."""
+        return iter(self._log.newest_headers())
 
     def flush(self) -> None:
         """Wait until every page and tombstone is on the disk; wakes the compaction."""

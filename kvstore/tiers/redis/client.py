@@ -5,6 +5,7 @@ passing pages of megabytes through an event loop would only add work. The catalo
 event loop, uses redis-py's asyncio client.
 """
 
+import builtins
 import random
 import re
 import time
@@ -40,9 +41,12 @@ T = TypeVar("T")
 _ATTEMPTS = 4
 _FIRST_DELAY_SECONDS = 0.05
 _MAX_DELAY_SECONDS = 0.5
-# After a failed call others fail at once for this long, so that the writes of a queue do not each
-# wait for a timeout.
-_COOLDOWN_SECONDS = 1.0
+# No attempt begins later than this after the call. A timeout is never tried again: a server that
+# is silent now costs its callers one timeout, then it rests until a probe succeeds.
+_RETRY_SECONDS = 2.0
+
+# Time for a reply beyond the time that the server itself may wait for a replica.
+_REPLY_SECONDS = 0.5
 
 _ONLINE_REPLICA = re.compile(rb"^slave\d+:.*\bstate=online\b", re.MULTILINE)
 _HISTORY = re.compile(rb"^master_replid:\w+", re.MULTILINE)
@@ -59,6 +63,8 @@ _TRANSIENT = (
     RedisClusterException,
     OSError,
 )
+# redis-py's own and the socket's.
+_SILENCE = (TimeoutError, builtins.TimeoutError)
 
 
 class HistoryChangedError(ConnectionError):
@@ -67,9 +73,10 @@ class HistoryChangedError(ConnectionError):
 
 @dataclass(frozen=True)
 class _Topology:
-    """Connections: the client of a key's server, a refresh after errors, and the shutdown."""
+    """Connections: the client of a key's server, those of all, a refresh, and the shutdown."""
 
     get_client: Callable[[str], Redis]
+    get_all: Callable[[], list[Redis]]
     refresh: Callable[[], None]
     close: Callable[[], None]
 
@@ -77,15 +84,16 @@ class _Topology:
 class RedisServer:
     """Runs operations on the server that has a key. Safe to call from several threads.
 
-    Each attempt takes about `timeout_seconds` at most. Raises TierFullError when Redis is out of
-    memory, StaleWriterError when a script replied `STALE`, and TierFailedError for every other
-    failure, a refused first connection included.
+    A call takes a few seconds at most, one timeout when the server is silent. After a failure every
+    call fails at once, until `probe` finds that the server answers again. Raises TierFullError when
+    Redis is out of memory, StaleWriterError when a script replied `STALE`, and TierFailedError for
+    every other failure, a refused first connection included.
     """
 
     def __init__(self, address: RedisAddress, timeout_seconds: float) -> None:
         self._address = address
-        self._failed_at = float("-inf")
         self._failure: str | None = None
+        self._failed_key = ""
         self._topology: _Topology | None = None
         self._timeout_seconds = timeout_seconds
 
@@ -94,7 +102,7 @@ class RedisServer:
 
     def run(self, key: str, operation: Callable[[Redis], T]) -> T:
         """Run an operation on the server that has `key`; it is repeated after transient errors."""
-        return self._run_with_retries(lambda topology: operation(topology.get_client(key)))
+        return self._run_with_retries(key, lambda topology: operation(topology.get_client(key)))
 
     def run_pipelined(
         self, keys: Sequence[str], build_command: Callable[[str], Command]
@@ -102,30 +110,59 @@ class RedisServer:
         """Run one command per key, pipelined per server; return the replies in order of `keys`."""
         if not keys:
             return []
-        return self._run_with_retries(lambda topology: _run_per_key(topology, keys, build_command))
+        return self._run_with_retries(
+            keys[0], lambda topology: _run_per_key(topology, keys, build_command)
+        )
+
+    def run_on_all(self, operation: Callable[[Redis], T]) -> list[T]:
+        """Run an operation on every server: the one, or each primary of a cluster."""
+        return self._run_with_retries(
+            "", lambda topology: [operation(client) for client in topology.get_all()]
+        )
+
+    @property
+    def failure(self) -> str | None:
+        """Message of the failure after which calls fail at once; None while the server answers."""
+        return self._failure
+
+    def probe(self) -> bool:
+        """Return whether a server that failed answers again; if so, calls reach it again."""
+        try:
+            topology = self._get_topology()
+            topology.refresh()
+            topology.get_client(self._failed_key).ping()
+        except _FAILURES:
+            return False
+        self._failure = None
+        return True
 
     def close(self) -> None:
         """Close all connections."""
         if self._topology is not None:
             self._topology.close()
 
-    def _run_with_retries(self, operation: Callable[[_Topology], T]) -> T:
-        if self._failure is not None and time.monotonic() - self._failed_at < _COOLDOWN_SECONDS:
+    def _run_with_retries(self, key: str, operation: Callable[[_Topology], T]) -> T:
+        if self._failure is not None:
             raise TierFailedError(self._failure)
+        last_start = time.monotonic() + _RETRY_SECONDS
         for attempt in range(_ATTEMPTS):
             try:
-                if self._topology is None:
-                    self._topology = _connect(self._address, self._timeout_seconds)
-                result = operation(self._topology)
+                return operation(self._get_topology())
             except _FAILURES as error:
                 is_transient = _is_transient(error)
-                if attempt + 1 < _ATTEMPTS and is_transient:
+                may_retry = attempt + 1 < _ATTEMPTS and time.monotonic() < last_start
+                if may_retry and is_transient and not isinstance(error, _SILENCE):
                     self._back_off(attempt)
                     continue
+                if is_transient:
+                    self._failed_key = key
                 raise self._to_store_error(error, is_transient) from error
-            self._failure = None
-            return result
         raise AssertionError("the last attempt returns or raises")
+
+    def _get_topology(self) -> _Topology:
+        if self._topology is None:
+            self._topology = _connect(self._address, self._timeout_seconds)
+        return self._topology
 
     def _back_off(self, attempt: int) -> None:
         # Full jitter: clients that lost the same server must not come back at the same moment.
@@ -146,7 +183,6 @@ class RedisServer:
         message = f"{self} failed: {error}"
         if is_transient:
             self._failure = message
-            self._failed_at = time.monotonic()
         return TierFailedError(message)
 
 
@@ -191,7 +227,7 @@ def _run_per_key(
 def _connect(address: RedisAddress, timeout_seconds: float) -> _Topology:
     """Create connections without retries of their own: only RedisServer retries."""
     common: dict[str, Any] = {
-        "socket_timeout": 2 * timeout_seconds,  # WAIT alone may take one timeout.
+        "socket_timeout": timeout_seconds + _REPLY_SECONDS,  # WAIT alone may take one timeout.
         "socket_connect_timeout": timeout_seconds,
         "socket_read_size": _READ_BYTES,
         "protocol": 2,
@@ -199,7 +235,7 @@ def _connect(address: RedisAddress, timeout_seconds: float) -> _Topology:
     }
     if "+" not in address.scheme:
         client = Redis.from_url(address.url, **common)
-        return _Topology(lambda _: client, lambda: None, client.close)
+        return _Topology(lambda _: client, lambda: [client], lambda: None, client.close)
     common |= {"username": address.username, "password": address.password}
     if address.scheme.startswith("rediss"):
         common["ssl"] = True
@@ -209,6 +245,7 @@ def _connect(address: RedisAddress, timeout_seconds: float) -> _Topology:
     cluster = RedisCluster(startup_nodes=nodes, **common)
     return _Topology(
         get_client=lambda key: cluster.get_redis_connection(cluster.get_node_from_key(key)),
+        get_all=lambda: [cluster.get_redis_connection(node) for node in cluster.get_primaries()],
         refresh=lambda: cluster.nodes_manager.initialize(),
         close=lambda: cluster.close(),
     )
@@ -229,4 +266,4 @@ def _connect_sentinels(address: RedisAddress, common: dict[str, Any]) -> _Topolo
         for each in sentinel.sentinels:
             each.close()
 
-    return _Topology(lambda _: client, refresh, close)
+    return _Topology(lambda _: client, lambda: [client], refresh, close)

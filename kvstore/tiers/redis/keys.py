@@ -2,6 +2,8 @@
 
     {namespace}:pages:format                          format version of the namespace's keys
     {namespace}:{page version}:{layout}:sessions      sorted set of sessions
+    {namespace}:{page version}:{layout}:used          sum of the bytes of all pages
+    {namespace}:{page version}:{layout}:used:N        whether that was counted in the last N ms
     {namespace}:{page version}:{layout}:{session}     index of a session (hash)
     {namespace}:{page version}:{layout}:{session}:N   page N of the session
 
@@ -38,6 +40,11 @@ class RedisKeys:
     def sessions(self) -> str:
         """Sorted set of the sessions that have pages."""
         return f"{self.prefix}:sessions"
+
+    @property
+    def used(self) -> str:
+        """Sum of the bytes of all sessions' pages, as last published."""
+        return f"{self.prefix}:used"
 
     def index(self, session: str) -> str:
         """Index of a session."""

@@ -14,6 +14,7 @@ noeviction` keeps pages until they expire; a server that may evict any key is re
 """
 
 import time
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import partial
@@ -29,7 +30,6 @@ from kvstore.errors import (
     KvStoreError,
     StoreClosedError,
     TierError,
-    TierFullError,
     TierSettingsError,
 )
 from kvstore.format.page import (
@@ -42,11 +42,13 @@ from kvstore.format.page import (
     verify_checksum,
 )
 from kvstore.tiers.arena import BufferPool
+from kvstore.tiers.base import newest_of_sessions
 from kvstore.tiers.redis import scripts
 from kvstore.tiers.redis.address import parse_address
 from kvstore.tiers.redis.batches import ParsedPage, group_by_session, split_into_batches
 from kvstore.tiers.redis.client import RedisServer, run_replicated
 from kvstore.tiers.redis.keys import KEY_FORMAT, RedisKeys
+from kvstore.tiers.redis.usage import SharedUsage
 from kvstore.tiers.redis.zero_copy import Command, get_large_values
 
 BATCH_BYTES = 1 << 20
@@ -59,10 +61,8 @@ _TTL_SECONDS = 14 * 24 * 3600
 _STAGED_MILLISECONDS = 60_000
 _BATCH_PAGES = 1000
 _TOUCH_SECONDS = 600.0
-_UNREGISTER_SECONDS = 3600
 # Life of the fence of a session without pages. Connections of late writers end long before.
 _FENCE_MILLISECONDS = 3600_000
-_COUNT_SECONDS = 5.0
 
 
 class RedisTier:
@@ -76,8 +76,10 @@ class RedisTier:
         namespace: Prefix of all keys, which separates deployments.
         ttl_seconds: Seconds after its last read or write until a session expires.
         limit_bytes: Maximum bytes of the pages of this namespace and layout. It is compared with a
-            count that is a few seconds old, so several writers may exceed it a little.
-        timeout_seconds: Timeout of one attempt of a call.
+            sum that is a few seconds old, so several writers may exceed it a little. By default
+            `PAGES_SHARE` of the servers' maxmemory, and no page is accepted while a server uses
+            more than `MEMORY_SHARE` of it: the rest is left to a catalog on the same server.
+        timeout_seconds: Seconds after which a silent server counts as failed.
         name: Name of the tier for metrics.
 
     Raises:
@@ -97,11 +99,10 @@ class RedisTier:
         namespace: str = "kvrecall",
         ttl_seconds: float = _TTL_SECONDS,
         limit_bytes: int | None = None,
-        timeout_seconds: float = 5.0,
+        timeout_seconds: float = 1.5,
         name: str = "redis",
     ) -> None:
         self.name = name
-        self.limit_bytes = limit_bytes
         self._server = RedisServer(parse_address(url), timeout_seconds)
         self._timeout_seconds = timeout_seconds
         self._keys = RedisKeys.build(namespace, layout)
@@ -112,25 +113,31 @@ class RedisTier:
         self._staged_numbers = count()
         self._buffers = BufferPool(_BUFFER_BYTES)
         self._lock = Lock()
-        self._touched: dict[str, float] = {}
-        self._used_bytes = 0
-        self._counted_at = float("-inf")
+        self._touched: OrderedDict[str, float] = OrderedDict()
+        self._usage = SharedUsage(self._server, self._keys, self._ttl_milliseconds, limit_bytes)
         self._closed = False
         try:
             self._require_no_eviction()
             self._has_marker = self._check_format(namespace)
-            self._count_used_bytes()
+            self._usage.start()
         except KvStoreError:
             self.close()
             raise
 
     @property
     def used_bytes(self) -> int:
-        """Bytes of the pages of all workers, headers included; the last count if Redis is down."""
-        try:
-            return self._count_used_bytes()
-        except (TierError, StoreClosedError):
-            return self._used_bytes
+        """Bytes of the pages of all workers, headers included, cached: a few seconds old."""
+        return self._usage.used_bytes
+
+    @property
+    def limit_bytes(self) -> int | None:
+        """Maximum bytes of pages; None when neither the settings nor Redis limit them."""
+        return self._usage.limit_bytes
+
+    def count_used_bytes(self) -> int:
+        """Count the bytes of all workers' pages now, one session after the other."""
+        self._require_open()
+        return self._usage.count()
 
     def fence(self, session: str, epoch: int) -> None:
         """Refuse writes and deletions under earlier epochs. Raises StaleWriterError."""
@@ -160,14 +167,19 @@ class RedisTier:
         self._require_open()
         parsed = [(key, parse_header(blob), blob) for key, blob in pages]
         for session, batch in split_into_batches(parsed, BATCH_BYTES):
-            self._require_room(sum(len(blob) for _, _, blob in batch))
+            self._usage.require_room(sum(len(blob) for _, _, blob in batch))
             if session not in self._touched:
                 self._register(session)
             grown = self._server.run(
                 self._keys.index(session), partial(self._put_batch, pages=batch, epoch=epoch)
             )
-            self._add_used_bytes(grown)
+            self._usage.add(grown)
             self._touch(session)
+
+    def touch(self, session: str) -> None:
+        """Restart the time to live of a session's pages, at most once in an interval."""
+        self._require_open()
+        self._touch(session)
 
     def contains(self, keys: Sequence[PageKey]) -> list[bool]:
         """Return whether Redis has each page."""
@@ -183,7 +195,8 @@ class RedisTier:
         self._require_open()
         for session, session_keys in group_by_session(keys):
             self._remove(session, session_keys, "all", epoch)
-            self._touched.pop(session, None)
+            with self._lock:
+                self._touched.pop(session, None)
 
     def stored(self, session: str | None = None) -> Iterator[PageHeader]:
         """Return the headers of all pages, or of those of one session."""
@@ -195,6 +208,10 @@ class RedisTier:
             if lost:
                 self._remove(name, [PageKey(name, int(number)) for number in lost], "lost")
         return iter(headers)
+
+    def newest(self) -> Iterator[PageHeader]:
+        """Return one header per session, that of its last written page."""
+        return newest_of_sessions(self.stored())
 
     def flush(self) -> None:
         """Do nothing: `put` and `delete` return when primary and replica have completed them."""
@@ -213,6 +230,7 @@ class RedisTier:
 
     def close(self) -> None:
         """Close all connections. May be called twice."""
+        self._usage.close()
         self._closed = True
         self._server.close()
 
@@ -279,16 +297,26 @@ class RedisTier:
                 _FENCE_MILLISECONDS,
                 *(key.index for key in batch),
             )
-            self._add_used_bytes(-int(self._execute_replicated(index, command)))
+            self._usage.add(-int(self._execute_replicated(index, command)))
 
     def _touch(self, session: str) -> None:
         """Restart a session's time to live at intervals; an error must not fail the read."""
-        if time.monotonic() - self._touched.get(session, float("-inf")) < self._touch_seconds:
+        if not self._forget_old_touches(session):
             return
         with suppress(TierError):
             if self._run_script(scripts.TOUCH, session, self._ttl_milliseconds):
                 self._register(session)
-                self._touched[session] = time.monotonic()
+                with self._lock:
+                    self._touched[session] = time.monotonic()
+                    self._touched.move_to_end(session)
+
+    def _forget_old_touches(self, session: str) -> bool:
+        """Forget touches that are longer ago than the interval; return whether `session` is due."""
+        begin = time.monotonic() - self._touch_seconds
+        with self._lock:
+            while self._touched and next(iter(self._touched.values())) <= begin:
+                self._touched.popitem(last=False)
+            return session not in self._touched
 
     def _require_no_eviction(self) -> None:
         """Raise TierSettingsError if Redis may evict indexes and fences, not only old pages."""
@@ -327,44 +355,7 @@ class RedisTier:
         )
 
     def _list_sessions(self) -> list[str]:
-        sessions = self._keys.sessions
-        names: list[bytes] = self._execute(sessions, "ZRANGE", sessions, 0, -1)
-        return [name.decode() for name in names]
-
-    def _count_used_bytes(self) -> int:
-        """Sum the bytes of all sessions, and unregister sessions that ended long ago."""
-        self._require_open()
-        names = self._list_sessions()
-        sums = self._server.run_pipelined(
-            [self._keys.index(name) for name in names], lambda index: ("HGET", index, "bytes")
-        )
-        total = sum(int(used or 0) for used in sums)
-        with self._lock:
-            self._used_bytes = total
-            self._counted_at = time.monotonic()
-        if ended := [name for name, used in zip(names, sums, strict=True) if used is None]:
-            sessions = self._keys.sessions
-            self._execute(
-                sessions, "EVAL", scripts.UNREGISTER, 1, sessions, _UNREGISTER_SECONDS, *ended
-            )
-        return total
-
-    def _require_room(self, needed: int) -> None:
-        if self.limit_bytes is None:
-            return
-        is_recent = time.monotonic() - self._counted_at < _COUNT_SECONDS
-        used = self._used_bytes if is_recent else self._count_used_bytes()
-        if used + needed <= self.limit_bytes:
-            return
-        if self._count_used_bytes() + needed > self.limit_bytes:
-            raise TierFullError(
-                f"tier {self.name}: {needed} bytes do not fit, {self._used_bytes} of "
-                f"{self.limit_bytes} are in use; raise its limit or delete sessions"
-            )
-
-    def _add_used_bytes(self, amount: int) -> None:
-        with self._lock:
-            self._used_bytes += amount
+        return [name for names in self._usage.scan_sessions() for name in names]
 
     def _run_script(self, script: str, session: str, *arguments: str | int) -> Any:
         index = self._keys.index(session)

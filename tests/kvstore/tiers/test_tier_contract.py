@@ -10,6 +10,7 @@ import pytest
 from kvstore.errors import StoreClosedError, TierFullError
 from kvstore.format.page import PageKey, PageLayout, first_sequence
 from kvstore.tiers.base import Tier
+from kvstore.tiers.bounded import BoundedTier
 from kvstore.tiers.nvme.tier import NvmeTier
 from kvstore.tiers.ram import RamTier
 from kvstore.tiers.redis.tier import RedisTier
@@ -17,7 +18,7 @@ from kvstore.tiers.redis.tier import RedisTier
 MakePage = Callable[..., tuple[PageKey, bytes]]
 
 
-@pytest.fixture(params=["ram", "nvme", "redis", "redis_cluster"])
+@pytest.fixture(params=["ram", "nvme", "bounded", "redis", "redis_cluster"])
 def open_tier(
     request: pytest.FixtureRequest, layout: PageLayout, tmp_path: Path
 ) -> Callable[[int], Tier]:
@@ -31,7 +32,8 @@ def open_tier(
             return RamTier(limit)
         if server:
             return RedisTier(server, layout, namespace=uuid4().hex, limit_bytes=limit)
-        return NvmeTier(tmp_path / "tier", segment_bytes=3 * layout.page_bytes, limit_bytes=limit)
+        files = NvmeTier(tmp_path / "tier", segment_bytes=3 * layout.page_bytes, limit_bytes=limit)
+        return BoundedTier(files) if kind == "bounded" else files
 
     return open_one
 

@@ -72,11 +72,13 @@ def test_dead_segments_are_unlinked(
     tier.put([make_page(index) for index in range(9)])
     assert len(segments(tmp_path)) == 3
     tier.delete([PageKey("s", index) for index in (3, 4, 5)])
+    tier.flush()
     assert [path.name for path in segments(tmp_path)][:2] == [
         "segment-00000001.kv",
         "segment-00000003.kv",
     ]
     tier.delete([PageKey("s", index) for index in range(9)])
+    tier.flush()
     assert len(segments(tmp_path)) == 1
     assert (tier.used_bytes, tier.file_bytes) == (0, 0)
     tier.close()
@@ -89,7 +91,9 @@ def test_tombstones_are_removed_with_the_last_segment_that_needed_them(
     tier.put([make_page(index) for index in range(5)])
     first, newest = segments(tmp_path)
     tier.delete([PageKey("s", index) for index in (3, 4)])
+    tier.flush()
     tier.delete([PageKey("s", index) for index in (0, 1, 2)])
+    tier.flush()
     assert not first.exists()
     assert not newest.exists()
     assert tier.file_bytes == 0

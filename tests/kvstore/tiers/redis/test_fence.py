@@ -100,7 +100,7 @@ def test_a_deleted_session_leaves_only_its_fence(
     owner.delete([PageKey("s", index) for index in range(3)], epoch=2)
     with pytest.raises(StaleWriterError):
         late.put([page_under(make_page, 1)])
-    assert (stored_epochs(owner), owner.used_bytes, owner.contains([PageKey("s", 0)])) == (
+    assert (stored_epochs(owner), owner.count_used_bytes(), owner.contains([PageKey("s", 0)])) == (
         [],
         0,
         [False],

@@ -1,0 +1,129 @@
+"""A tier whose device may hang: calls give up after a time, then fail at once until it answers.
+
+A file system that hangs (a network volume, a dying disk) blocks the calling thread in the kernel,
+where no timeout reaches it. So calls run on threads of the tier's own: its writes in order on one,
+everything else on others. A hung tier then costs its callers one timeout, and other tiers go on.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from typing import Any, TypeVar
+
+from kvstore.errors import StoreClosedError, TierFailedError
+from kvstore.format.page import Blob, PageHeader, PageKey
+from kvstore.tiers.base import Tier
+
+CALL_SECONDS = 10.0
+"""Seconds after which a call counts as hung. Syncs and compaction under load take a few."""
+
+_READERS = 4
+
+_T = TypeVar("_T")
+
+
+class BoundedTier:
+    """A Tier that bounds the duration of every call of `tier` by `timeout_seconds`.
+
+    A call that gave up may still take effect later, before every later write. Callers tolerate
+    that: what fails is tried again with the same sequence number. Raises TierFailedError for a
+    hung call, and for every call while one is hung.
+    """
+
+    def __init__(self, tier: Tier, timeout_seconds: float = CALL_SECONDS) -> None:
+        self.name = tier.name
+        self.durable = tier.durable
+        self.shared = tier.shared
+        self._tier = tier
+        self._timeout_seconds = timeout_seconds
+        self._writer = ThreadPoolExecutor(1, f"kvstore-{tier.name}-write")
+        self._others = ThreadPoolExecutor(_READERS, f"kvstore-{tier.name}-read")
+        self._hung = set[Future[Any]]()
+        self._closed = False
+
+    @property
+    def limit_bytes(self) -> int | None:
+        """Maximum bytes that the tier accepts; None when only its device limits it."""
+        return self._tier.limit_bytes
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of the pages that the tier holds, headers included."""
+        return self._tier.used_bytes
+
+    def fence(self, session: str, epoch: int) -> None:
+        """Refuse writes of the session under earlier epochs."""
+        self._run(self._writer, lambda: self._tier.fence(session, epoch))
+
+    def get(self, keys: Sequence[PageKey]) -> list[Blob | None]:
+        """Return pages in the order of `keys`, None where the tier has none."""
+        return self._run(self._others, lambda: self._tier.get(keys))
+
+    def put(
+        self,
+        pages: Sequence[tuple[PageKey, Blob]],
+        *,
+        backed: bool = False,
+        epoch: int | None = None,
+    ) -> None:
+        """Store sealed pages."""
+        self._run(self._writer, lambda: self._tier.put(pages, backed=backed, epoch=epoch))
+
+    def touch(self, session: str) -> None:
+        """Restart the time to live of a session's pages."""
+        self._run(self._others, lambda: self._tier.touch(session))
+
+    def contains(self, keys: Sequence[PageKey]) -> list[bool]:
+        """Return whether the tier has each page."""
+        return self._run(self._others, lambda: self._tier.contains(keys))
+
+    def delete(self, keys: Sequence[PageKey], *, epoch: int | None = None) -> None:
+        """Delete pages."""
+        self._run(self._writer, lambda: self._tier.delete(keys, epoch=epoch))
+
+    def stored(self, session: str | None = None) -> Iterator[PageHeader]:
+        """Return the headers of all stored pages, or of those of one session.
+
+        The listing of all is not bounded: it takes as long as there are pages.
+        """
+        if session is None:
+            return self._tier.stored()
+        return self._run(self._others, lambda: self._tier.stored(session))
+
+    def newest(self) -> Iterator[PageHeader]:
+        """Return one header per session, in a time that is not bounded."""
+        return self._tier.newest()
+
+    def flush(self) -> None:
+        """Wait until everything before is durable. Writes go on meanwhile."""
+        self._run(self._others, self._tier.flush)
+
+    def check(self) -> None:
+        """Raise InvariantError when the tier's accounting disagrees with its contents."""
+        self._tier.check()
+
+    def close(self) -> None:
+        """Release the tier's resources, except those of a hung tier. May be called twice."""
+        self._closed = True
+        for executor in (self._writer, self._others):
+            executor.shutdown(wait=not self._hung, cancel_futures=bool(self._hung))
+        if not self._hung:
+            self._tier.close()
+
+    def _run(self, executor: ThreadPoolExecutor, call: Callable[[], _T]) -> _T:
+        if self._closed:
+            raise StoreClosedError(f"tier {self.name} is closed")
+        if self._hung:
+            raise TierFailedError(f"tier {self.name} has not answered yet")
+        future = executor.submit(call)
+        try:
+            return future.result(self._timeout_seconds)
+        except FutureTimeoutError:
+            if future.done():  # The call itself raised it, or ended just now.
+                return future.result()
+            if not future.cancel():
+                self._hung.add(future)
+                future.add_done_callback(self._hung.discard)
+            raise TierFailedError(
+                f"tier {self.name} did not answer within {self._timeout_seconds} s"
+            ) from None

@@ -1,0 +1,165 @@
+"""Index file beside a closed segment: what all its headers say, in one sequential read.
+
+    segment-N.index    header, entries, offsets of damaged stretches, session ids, checksum
+
+It only speeds up the start. It names the size and the time of the last change of the segment that
+it describes; when these or its checksum do not match, the segment's headers are read instead.
+"""
+
+import os
+import struct
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import google_crc32c
+import numpy as np
+
+from kvstore.format.page import RecordKind
+from kvstore.tiers.nvme.segment import SegmentFile, SegmentScan, scan_segment
+
+_MAGIC = b"KVRX"
+_VERSION = 1
+_HEADER = struct.Struct("<4sHxxIIIQQQ")
+_CHECKSUM = struct.Struct("<I")
+_ENTRY = np.dtype(
+    [
+        ("sequence", "<u8"),
+        ("offset", "<u8"),
+        ("size", "<u4"),
+        ("index", "<u4"),
+        ("session", "<u4"),
+        ("kind", "u1"),
+        ("padding", "u1", 3),
+    ]
+)
+
+
+class IndexEntry(NamedTuple):
+    """Header of one page or tombstone, and its place in the segment."""
+
+    kind: int
+    session: str
+    index: int
+    sequence: int
+    offset: int
+    size: int
+
+
+@dataclass(frozen=True)
+class SegmentEntries:
+    """Pages and tombstones of a segment in their order, damaged stretches, end of the records."""
+
+    entries: Sequence[IndexEntry]
+    damaged: tuple[int, ...]
+    end: int
+
+
+def from_scan(scan: SegmentScan) -> SegmentEntries:
+    """Build the entries of a segment whose headers were read."""
+    entries = [
+        IndexEntry(
+            int(record.header.kind),
+            record.header.key.session,
+            record.header.key.index,
+            record.header.sequence,
+            record.offset,
+            record.header.record_bytes,
+        )
+        for record in scan.records
+        if record.header.kind is not RecordKind.SYNC
+    ]
+    return SegmentEntries(entries, scan.damaged, scan.end)
+
+
+def read_closed(segment: SegmentFile) -> SegmentEntries:
+    """Read a segment that is never written again: from its index file, which is added if missing.
+
+    Raises as `scan_segment`.
+    """
+    entries = _read_index(segment)
+    if entries is None:
+        entries = from_scan(scan_segment(segment))
+        write_index(segment, entries)
+    return entries
+
+
+def write_index(segment: SegmentFile, entries: SegmentEntries) -> None:
+    """Write a closed segment's index file; without it the next start only takes longer."""
+    sessions = {entry.session: 0 for entry in entries.entries}
+    numbers = {session: number for number, session in enumerate(sessions)}
+    table = np.zeros(len(entries.entries), dtype=_ENTRY)
+    for row, entry in zip(table, entries.entries, strict=True):
+        row["sequence"], row["offset"], row["size"] = entry.sequence, entry.offset, entry.size
+        row["index"], row["session"], row["kind"] = entry.index, numbers[entry.session], entry.kind
+    names = [name.encode() for name in numbers]
+    size, changed = _get_state(segment)
+    parts = (
+        _HEADER.pack(
+            _MAGIC,
+            _VERSION,
+            len(table),
+            len(names),
+            len(entries.damaged),
+            size,
+            changed,
+            entries.end,
+        ),
+        table.tobytes(),
+        np.array(entries.damaged, dtype="<u8").tobytes(),
+        bytes(map(len, names)),
+        *names,
+    )
+    content = b"".join(parts)
+    with suppress(OSError):
+        get_path(segment).write_bytes(content + _CHECKSUM.pack(google_crc32c.value(content)))
+
+
+def remove_index(segment: SegmentFile) -> None:
+    """Remove the index file of a segment that is removed."""
+    with suppress(OSError):
+        get_path(segment).unlink(missing_ok=True)
+
+
+def get_path(segment: SegmentFile) -> Path:
+    """Path of a segment's index file."""
+    return segment.path.with_suffix(".index")
+
+
+def _read_index(segment: SegmentFile) -> SegmentEntries | None:
+    """Read an index file; None when there is none for the segment as it is now."""
+    try:
+        content = get_path(segment).read_bytes()
+    except OSError:
+        return None
+    body = content[: -_CHECKSUM.size]
+    if len(body) < _HEADER.size or content[len(body) :] != _CHECKSUM.pack(
+        google_crc32c.value(body)
+    ):
+        return None
+    magic, version, count, sessions, damaged, *state, end = _HEADER.unpack_from(body)
+    if (magic, version) != (_MAGIC, _VERSION) or tuple(state) != _get_state(segment):
+        return None
+    table = np.frombuffer(body, _ENTRY, count, _HEADER.size)
+    position = _HEADER.size + table.nbytes
+    stretches = np.frombuffer(body, "<u8", damaged, position).tolist()
+    names = list(_split_names(body, position + 8 * damaged, sessions))
+    columns = [table[name].tolist() for name in ("index", "sequence", "offset", "size")]
+    owners = [names[number] for number in table["session"].tolist()]
+    entries = list(map(IndexEntry, table["kind"].tolist(), owners, *columns))
+    return SegmentEntries(entries, tuple(stretches), end)
+
+
+def _split_names(body: bytes, position: int, count: int) -> Iterator[str]:
+    start = position + count
+    for length in body[position:start]:
+        yield body[start : start + length].decode()
+        start += length
+
+
+def _get_state(segment: SegmentFile) -> tuple[int, int]:
+    """Size of the file and the time of its last change in nanoseconds."""
+    status = os.stat(segment.path)
+    return status.st_size, status.st_mtime_ns

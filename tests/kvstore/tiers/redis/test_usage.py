@@ -1,0 +1,167 @@
+"""The bytes in Redis are a cached number; a silent server costs its callers one short timeout."""
+
+import signal
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+from uuid import uuid4
+
+import pytest
+import torch
+
+from kvstore.errors import TierFailedError, TierFullError
+from kvstore.format.codec import encode_page
+from kvstore.format.page import PageKey, PageLayout
+from kvstore.tiers.redis import usage
+from kvstore.tiers.redis.tier import RedisTier
+
+MakePage = Callable[..., tuple[PageKey, bytes]]
+OpenTier = Callable[..., RedisTier]
+
+
+@pytest.fixture
+def open_tier(layout: PageLayout) -> Iterator[OpenTier]:
+    """Factory `open_tier(url, **settings)`: a tier in a namespace of this test."""
+    opened: list[RedisTier] = []
+    namespace = uuid4().hex
+
+    def open_one(url: str, layout: PageLayout = layout, **settings: Any) -> RedisTier:
+        opened.append(RedisTier(url, layout, **{"namespace": namespace, **settings}))
+        return opened[-1]
+
+    yield open_one
+    for tier in opened:
+        tier.close()
+
+
+def until(done: Callable[[], object], seconds: float = 20) -> None:
+    last = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < last, f"not within {seconds} s"
+        time.sleep(0.02)
+
+
+def commands(process: Any) -> int:
+    return int(process.client.info("stats")["total_commands_processed"])
+
+
+def test_reading_the_used_bytes_sends_no_command_however_many_sessions_there_are(
+    open_tier: OpenTier, make_page: MakePage, redis_process: Any
+) -> None:
+    process = redis_process()
+    tier = open_tier(process.url)
+    pages = [make_page(0, session=f"s-{number}") for number in range(50)]
+    tier.put(pages)
+    before = commands(process)
+    assert {tier.used_bytes for _ in range(1000)} == {sum(len(blob) for _, blob in pages)}
+    assert commands(process) - before < 20, "the background refresh alone"
+
+
+def test_workers_learn_of_each_others_bytes_without_counting_sessions(
+    open_tier: OpenTier, make_page: MakePage, redis_process: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(usage, "_PUBLISH_SECONDS", 0.1)
+    process = redis_process()
+    one, other = open_tier(process.url), open_tier(process.url)
+    pages = [make_page(index) for index in range(6)]
+    process.client.config_resetstat()
+    one.put(pages[:4])
+    other.put(pages[4:])
+    one.delete([pages[0][0]])
+    expected = sum(len(blob) for _, blob in pages[1:])
+    until(lambda: one.used_bytes == other.used_bytes == expected)
+    assert "cmdstat_zscan" not in process.client.info("commandstats")
+    assert open_tier(process.url).used_bytes == expected, "a new worker reads the sum"
+
+
+def test_an_expired_session_leaves_the_sum_at_the_next_count(
+    open_tier: OpenTier, make_page: MakePage, redis_process: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(usage, "_COUNT_MILLISECONDS", 300)
+    monkeypatch.setattr(usage, "_PUBLISH_SECONDS", 0.1)
+    tier = open_tier(redis_process().url, ttl_seconds=0.4)
+    tier.put([make_page(0)])
+    assert tier.used_bytes > 0
+    until(lambda: tier.used_bytes == 0)
+
+
+def test_a_full_tier_is_counted_again_and_accepts_pages_once_sessions_expired(
+    open_tier: OpenTier, make_page: MakePage, redis_process: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(usage, "_RECOUNT_MILLISECONDS", 200)
+    page = make_page(0, session="later")
+    tier = open_tier(redis_process().url, ttl_seconds=1, limit_bytes=len(page[1]))
+    tier.put([make_page(0, session="earlier")])
+    with pytest.raises(TierFullError, match="raise its limit"):
+        tier.put([page])
+
+    def is_accepted() -> bool:
+        try:
+            tier.put([page])
+        except TierFullError:
+            return False
+        return True
+
+    until(is_accepted)
+
+
+def test_a_silent_server_costs_one_timeout_and_then_nothing_until_it_answers(
+    open_tier: OpenTier, make_page: MakePage, redis_process: Any
+) -> None:
+    process = redis_process()
+    tier = open_tier(process.url)
+    page = make_page(0)
+    tier.put([page])
+    process.signal(signal.SIGSTOP)
+    try:
+        began = time.monotonic()
+        with pytest.raises(TierFailedError):
+            tier.get([page[0]])
+        assert time.monotonic() - began < 8, "one timeout of 2 s, no second attempt"
+        began = time.monotonic()
+        for _ in range(50):
+            with pytest.raises(TierFailedError):
+                tier.get([page[0]])
+            assert tier.used_bytes == len(page[1])
+        assert time.monotonic() - began < 1
+    finally:
+        process.signal(signal.SIGCONT)
+
+    def answers() -> bool:
+        try:
+            return tier.get([page[0]]) == [page[1]]
+        except TierFailedError:
+            return False
+
+    until(answers)
+
+
+def test_pages_take_seven_tenths_of_the_servers_memory_by_default(
+    open_tier: OpenTier, redis_process: Any
+) -> None:
+    tier = open_tier(redis_process("maxmemory 40mb").url)
+    assert tier.limit_bytes == int(0.7 * 40 * (1 << 20))
+    assert open_tier(redis_process().url, namespace="unlimited").limit_bytes is None
+    assert open_tier(redis_process("maxmemory 40mb").url, limit_bytes=7).limit_bytes == 7
+
+
+def test_pages_are_refused_while_other_data_still_fits(
+    open_tier: OpenTier, redis_process: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(usage, "_PUBLISH_SECONDS", 0.05)
+    process = redis_process("maxmemory 24mb", "maxmemory-policy noeviction")
+    layout = PageLayout(2, 2, 64, torch.float32, "model A")
+    tier = open_tier(process.url, layout)
+    for number in range(14):
+        process.client.set(f"catalog-{number}", bytes(1 << 20))
+    rows = torch.zeros(layout.rows_shape(64))
+
+    def fill() -> None:
+        for index in range(400):
+            key = PageKey("s", index)
+            tier.put([(key, encode_page(layout, key, 1, rows))])
+            time.sleep(0.005)
+
+    with pytest.raises(TierFullError, match="do not fit"):
+        fill()
+    process.client.set("commit", bytes(1 << 16))
