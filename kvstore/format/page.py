@@ -135,7 +135,7 @@ class PageHeader:
     @property
     def epoch(self) -> int:
         """Epoch of the writer."""
-        return self.sequence >> EPOCH_SHIFT
+        return get_epoch(self.sequence)
 
     @property
     def record_bytes(self) -> int:
@@ -146,6 +146,11 @@ class PageHeader:
 def first_sequence(epoch: int) -> int:
     """Lowest sequence number under `epoch`; those of later epochs are all larger."""
     return epoch << EPOCH_SHIFT
+
+
+def get_epoch(sequence: int) -> int:
+    """Epoch under which a page version with this sequence number was written."""
+    return sequence >> EPOCH_SHIFT
 
 
 def build_header(
