@@ -10,7 +10,7 @@ from contextlib import suppress
 
 from kvstore.errors import PageError, RowRangeError, StaleWriterError, TierFailedError
 from kvstore.format.commit_history import CommitHistory, assume_history
-from kvstore.format.page import PageHeader, PageKey, get_epoch
+from kvstore.format.page import PageHeader, get_epoch
 from kvstore.format.page_table import PageTable, SharedPages
 from kvstore.hierarchy.tier_stack import TierStack
 from kvstore.sessions.context import StoreContext
