@@ -27,7 +27,11 @@ from kvrecall.domain.state_machine import SessionState
 from kvrecall.domain.tool_events import EventReceipt, ToolEvent, apply_event, is_late, receipt
 from kvrecall.domain.turn_request import TurnRequest
 from kvrecall.domain.worker_info import WorkerInfo
-from kvrecall.protocol.convert import session_spec_to_wire, worker_info_from_wire
+from kvrecall.protocol.convert import (
+    session_spec_to_wire,
+    shared_pages_to_wire,
+    worker_info_from_wire,
+)
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from services.admission import Admission
 from services.background import BackgroundTasks
@@ -119,7 +123,7 @@ class SessionService:
         kept = await self._catalog.page_refs.get_retained()
         return pb.RetainOnlyRequest(
             sessions=await self._catalog.sessions.get_ids(),
-            shared=[pb.SharedPages(owner=each.owner, pages=each.pages) for each in kept],
+            shared=shared_pages_to_wire(kept),
         )
 
     async def stop(self) -> None:

@@ -58,11 +58,13 @@ class OrphanedPages:
 class KnownPrefix:
     """The first tokens of session `owner`, whose pages other sessions may share.
 
-    A session qualifies if it has the same tenant, settings and first tokens.
+    A session qualifies if it has the same tenant, settings and first tokens. `epoch` is the one
+    under which the owner committed them.
     """
 
     owner: str
     token_ids: tuple[int, ...]
+    epoch: int = 0
 
 
 @dataclass(frozen=True)

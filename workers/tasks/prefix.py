@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from kvrecall.protocol.v1 import worker_pb2 as pb
+from kvstore.format.commit_history import CommitHistory, CommitPoint
 from kvstore.format.page_table import SharedPages
 from workers.engine.engine import Engine
 from workers.engine.session import ResidentSession
@@ -32,7 +33,8 @@ def take_prefix(
     page = engine.store.layout.page_tokens
     try:
         with map_store_errors():
-            shared = [SharedPages(prefix.owner, tokens // page)]
+            committed = CommitHistory([CommitPoint(prefix.epoch, tokens)])
+            shared = [SharedPages(prefix.owner, tokens // page, committed)]
             engine.store.open(session.name, epoch=epoch, length=tokens, shared=shared)
         load_rows(engine, resident, tokens)
     except (RowsMissing, StorageFailed):

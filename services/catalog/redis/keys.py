@@ -20,6 +20,7 @@ from services.catalog.records import IdempotencyKey
 #   OWNERS      hash of the sessions whose pages this one may reference
 #   SHARERS     hash of the sessions that reference this one's pages
 #   TOMBSTONE   hash of cleanup that is due after the deletion; outlives the session, as SHARERS
+#   HISTORY     hash of the committed length at the end of each epoch
 (
     META,
     COMMITS,
@@ -35,9 +36,10 @@ from services.catalog.records import IdempotencyKey
     OWNERS,
     SHARERS,
     TOMBSTONE,
-) = range(14)
+    HISTORY,
+) = range(15)
 # The index of an idempotency record that is stored in the session's slot.
-RECORD = 14
+RECORD = 15
 
 _SUFFIXES = (
     "",
@@ -54,6 +56,7 @@ _SUFFIXES = (
     ":owners",
     ":sharers",
     ":gone",
+    ":history",
 )
 
 

@@ -5,13 +5,15 @@ from types import MappingProxyType
 
 from services.catalog.redis.client import CatalogRedis
 from services.catalog.redis.keys import Keys
-from services.catalog.redis.migrations import standard_terms
+from services.catalog.redis.migrations import commit_points, standard_terms
 
 KeepLock = Callable[[], Awaitable[None]]
 Migration = Callable[[CatalogRedis, Keys, KeepLock], Awaitable[None]]
 
 # The version that this program writes.
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 # By the version they start from: the migration to the next version.
-MIGRATIONS: Mapping[int, Migration] = MappingProxyType({1: standard_terms.migrate})
+MIGRATIONS: Mapping[int, Migration] = MappingProxyType(
+    {1: standard_terms.migrate, 2: commit_points.migrate}
+)

@@ -59,7 +59,7 @@ class RedisTurns:
         self, commit: TurnCommit, epoch: int, record: IdempotencyRecord | None
     ) -> None:
         turn = commit.turn
-        changes = build_turn(commit)
+        changes = build_turn(commit, epoch)
         if commit.calls:
             await self._indexes.add_pause(turn.session, turn.number, changes.at)
         for shared in commit.shared or ():

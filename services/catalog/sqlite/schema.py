@@ -10,10 +10,12 @@ from types import MappingProxyType
 APPLICATION_ID = 0x6B767263
 
 # The version that this program writes.
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 
 # By the version they start from: the migration to the next version.
-MIGRATIONS: Mapping[int, str] = MappingProxyType({5: "0006_standard_terms.sql"})
+MIGRATIONS: Mapping[int, str] = MappingProxyType(
+    {5: "0006_standard_terms.sql", 6: "0007_commit_points.sql"}
+)
 
 PRAGMAS = (
     "PRAGMA journal_mode=WAL",

@@ -17,6 +17,14 @@ CREATE TABLE sessions (
 CREATE INDEX sessions_by_age ON sessions (tenant, created_at DESC, id DESC);
 CREATE INDEX sessions_by_tenant ON sessions (tenant, length);
 
+-- The committed length when `epoch` ended; epochs that committed no turn have none.
+CREATE TABLE commit_points (
+    session TEXT NOT NULL REFERENCES sessions (id) ON DELETE CASCADE,
+    epoch INTEGER NOT NULL,
+    length INTEGER NOT NULL,
+    PRIMARY KEY (session, epoch)
+) STRICT, WITHOUT ROWID;
+
 CREATE TABLE worker_states (
     session TEXT PRIMARY KEY REFERENCES sessions (id) ON DELETE CASCADE,
     state BLOB NOT NULL
@@ -112,12 +120,13 @@ CREATE TABLE built_episodes (
 ) STRICT;
 
 -- The first `pages` pages of `owner` are referenced by `session`. `position` is the index in the
--- session's list of owners, -1 for a reservation.
+-- session's list of owners, -1 for a reservation, `history` the owner's commit points for them.
 CREATE TABLE page_refs (
     session TEXT NOT NULL REFERENCES sessions (id) ON DELETE CASCADE,
     owner TEXT NOT NULL,
     pages INTEGER NOT NULL,
     position INTEGER NOT NULL,
+    history TEXT NOT NULL DEFAULT '[]',
     PRIMARY KEY (session, owner, position)
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX page_refs_by_owner ON page_refs (owner, pages);
@@ -134,10 +143,12 @@ CREATE TABLE orphaned_pages (
     keep_pages INTEGER NOT NULL
 ) STRICT;
 
+-- `epoch` is the one under which the owner committed these tokens.
 CREATE TABLE prefixes (
     digest TEXT PRIMARY KEY,
     owner TEXT NOT NULL REFERENCES sessions (id) ON DELETE CASCADE,
-    token_ids BLOB NOT NULL
+    token_ids BLOB NOT NULL,
+    epoch INTEGER NOT NULL DEFAULT 0
 ) STRICT;
 CREATE INDEX prefixes_by_owner ON prefixes (owner);
 

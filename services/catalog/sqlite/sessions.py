@@ -4,6 +4,7 @@ import sqlite3
 
 import aiosqlite
 
+from kvrecall.domain.commit_points import CommitPoint
 from kvrecall.domain.errors import UnknownSession
 from kvrecall.domain.session import Session
 from services.catalog.claims import Claims
@@ -18,7 +19,7 @@ from services.catalog.serialization import decode_cursor, encode_cursor
 from services.catalog.sqlite import copies, mapping, page_refs, repairs, tool_calls
 from services.catalog.sqlite.database import Database
 from services.catalog.sqlite.idempotency import SqliteIdempotency
-from services.catalog.sqlite.queries import fetch_all, fetch_one, fetch_value
+from services.catalog.sqlite.queries import fetch_all, fetch_one, fetch_value, require_session
 from services.catalog.sqlite.session_rows import add_session
 
 
@@ -52,6 +53,17 @@ class SqliteSessions:
         if row is None:
             raise UnknownSession(session_id)
         return bytes(row["state"])
+
+    async def get_history(self, session_id: str) -> tuple[CommitPoint, ...]:
+        """Return the committed length at the end of each epoch. Raises UnknownSession."""
+        query = "SELECT epoch, length FROM commit_points WHERE session = :session ORDER BY epoch"
+
+        async def read(db: aiosqlite.Connection) -> tuple[CommitPoint, ...]:
+            await require_session(db, session_id)
+            rows = await fetch_all(db, query, {"session": session_id})
+            return tuple(CommitPoint(row["epoch"], row["length"]) for row in rows)
+
+        return await self._database.read(read)
 
     async def get_page(self, limit: int, cursor: str | None, tenant: str = "") -> SessionPage:
         """Return up to `limit` sessions of a tenant, newest first. Raises InvalidRequest."""

@@ -147,7 +147,8 @@ async def test_no_old_name_is_left_and_expiry_and_other_keys_stay(
     leftovers = f"{old_namespace.name}:leftovers".encode()
     orphaned = f"{old_namespace.name}:orphaned".encode()
     assert before.keys() - after.keys() == {leftovers}
-    assert after.keys() - before.keys() == {orphaned}
+    added = after.keys() - before.keys()
+    assert {name for name in added if not name.endswith(b"}:history")} == {orphaned}
     for name, ttl in ttls.items():
         if name != leftovers:
             assert (old_namespace.client.pttl(name) == -1) == (ttl == -1)
@@ -247,7 +248,7 @@ async def test_of_two_gateways_that_start_at_once_one_migrates(
         await asyncio.sleep(0.3)
         await original(*arguments)
 
-    monkeypatch.setattr(migrate, "MIGRATIONS", {1: count})
+    monkeypatch.setattr(migrate, "MIGRATIONS", {**MIGRATIONS, 1: count})
     opened = [open_catalog(one_server.url, one_server.name) for _ in range(3)]
     catalogs = await asyncio.gather(*opened)
     assert len(migrations) == 1
@@ -267,7 +268,7 @@ async def test_a_process_that_lost_the_lock_stops_and_harms_nothing(
         one_server.client.set(f"{one_server.name}:migration-lock", "another")
         await original(redis, keys, keep_lock)
 
-    monkeypatch.setattr(migrate, "MIGRATIONS", {1: stand_still})
+    monkeypatch.setattr(migrate, "MIGRATIONS", {**MIGRATIONS, 1: stand_still})
     with pytest.raises(CatalogError, match="taken the migration over"):
         await open_catalog(one_server.url, one_server.name)
     assert one_server.client.getdel(f"{one_server.name}:migration-lock") == b"another"
@@ -286,7 +287,7 @@ async def test_a_migration_that_never_ends_is_not_waited_for_without_end(
     assert one_server.get_version() == b"1"
 
 
-@pytest.mark.parametrize("version", ["3", "2>3", "0", "1>3", "unknown"])
+@pytest.mark.parametrize("version", ["4", "3>4", "0", "1>4", "unknown"])
 async def test_a_version_that_cannot_be_read_is_refused_and_left_alone(
     one_server: OldNamespace, open_catalog: Open, version: str
 ) -> None:
