@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from kvrecall.domain.commit_points import CommitPoint
 from kvrecall.domain.messages import ToolCall
 from kvrecall.domain.repairs import DueRepair
 from kvrecall.domain.reports import MemoryReport, RepairReport
@@ -218,7 +219,8 @@ class SessionDump:
     """Everything that a catalog stores of a session, to be restored in another catalog.
 
     It shares no pages. `calls` are all tool calls, `repairs` the retained ones, oldest first,
-    `built` the serialized pb.Episode messages in the set's order.
+    `built` the serialized pb.Episode messages in the set's order. `history` is that of the stored
+    pages; a restored session has one of its own.
     """
 
     session: Session
@@ -229,6 +231,7 @@ class SessionDump:
     episodes: EpisodeSet = EpisodeSet()
     segments: tuple[SegmentRecord, ...] = ()
     built: tuple[bytes, ...] = ()
+    history: tuple[CommitPoint, ...] = ()
 
 
 @dataclass(frozen=True)

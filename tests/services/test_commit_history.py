@@ -91,5 +91,5 @@ async def test_a_session_that_its_worker_closed_after_a_refusal_is_opened_again(
     harness.worker.faults["done"] = WorkerRefused(ErrorCode.NOT_COMPARABLE, "kept nothing")
     with pytest.raises(WorkerRefused):
         await harness.say(session, HELLO)
-    assert (await harness.say(session, HELLO)).memory.length == before + 3
+    assert (await harness.say(session, HELLO)).memory.length == before + 4
     assert len(harness.worker.epochs) == 2
