@@ -13,6 +13,7 @@ import pytest
 from redis import Redis, RedisCluster
 
 from kvrecall.app.redis import redis_client
+from kvrecall.domain.commit_points import CommitPoint
 from kvrecall.domain.errors import CatalogError, CatalogVersion
 from kvrecall.domain.tool_calls import CallStatus
 from services.catalog.records import OrphanedPages
@@ -107,6 +108,9 @@ async def test_the_sessions_of_an_older_namespace_are_all_there(
             old = json.loads(text)["outcome"]
             reason = old["finish_reason"].replace("remembered", "appended")
             assert (turn.outcome.finish_reason, turn.number) == (reason, old["turn"])
+        length = session.memory.length
+        expected = (CommitPoint(0, length),) if length else ()
+        assert await catalog.sessions.get_history(id) == expected
         repairs = before.get(f"{old_namespace.name}:{{{id}}}:repairs".encode(), [])
         assert len(await catalog.repairs.get_latest(id, 99)) == len(repairs)
 
