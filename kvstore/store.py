@@ -14,6 +14,7 @@ from torch import Tensor
 from kvstore.consistency import check_store
 from kvstore.errors import KvStoreError, PageError, RowRangeError, RowShapeError
 from kvstore.format.codec import Codec
+from kvstore.format.commit_history import CommitHistory
 from kvstore.format.page import PageLayout
 from kvstore.format.page_table import PageTable, SharedPages
 from kvstore.format.summaries import Bits, PageSummaries, PageSummary
@@ -30,7 +31,6 @@ from kvstore.sessions.opener import SessionOpener, Versions, find_stored_session
 from kvstore.sessions.prefetcher import Prefetcher
 from kvstore.sessions.reader import RowReader
 from kvstore.sessions.remover import SessionRemover
-from kvstore.sessions.state import SequenceNumbers
 from kvstore.sessions.writer import RowWriter
 from kvstore.tiers.base import UNFENCED, Tier
 
@@ -78,9 +78,8 @@ class RowStore:
         self._epochs = WriterEpochs()
         retry = BackoffRetry(lambda: self._through.retry_refused())
         self._stack = TierStack(layout, tiers, codecs, self._epochs, retry.wake)
-        numbers = SequenceNumbers()
         try:
-            stored = find_stored_sessions(self._stack, numbers)
+            stored = find_stored_sessions(self._stack)
         except KvStoreError:
             self._stack.tiers.close()
             raise
@@ -89,7 +88,7 @@ class RowStore:
             layout, self._stack, self._summaries, self._epochs, retry, backlog_pages
         )
         self._context = StoreContext(
-            layout, self._stack, self._through.writer, self._summaries, self._epochs, numbers
+            layout, self._stack, self._through.writer, self._summaries, self._epochs
         )
         self._reader = RowReader(self._context, read_batch_pages)
         self._rows = RowWriter(self._context, self._reader)
@@ -104,20 +103,28 @@ class RowStore:
         return self._layout
 
     def open(
-        self, session: str, *, epoch: int, length: int, shared: Sequence[SharedPages] = ()
+        self,
+        session: str,
+        *,
+        epoch: int,
+        length: int,
+        shared: Sequence[SharedPages] = (),
+        history: CommitHistory | None = None,
     ) -> None:
         """Open the session with exactly `length` rows, written under `epoch` from now on.
 
         The first rows are in pages that other sessions wrote (`shared`). Rows beyond `length` are
-        deleted when this returns. Pages that are not found are missing (`missing_pages`): reading
-        them raises MissingPageError until `restore` writes them again.
+        deleted when this returns. Pages that are not found, or whose rows were never committed as
+        far as `history` says, are missing (`missing_pages`): reading them raises MissingPageError
+        until `restore` writes them again. Without a history, only pages that were written under
+        this epoch or the one before count as committed.
 
         Raises StaleWriterError when the session was opened under a later epoch, in any process;
         RowRangeError when it shares more than `length` rows; a tier's error when the lowest tier
         does not answer and memory alone is not sufficient.
         """
         with self._sessions.locked(session, create=True, recover=False) as state:
-            self._opener.open(state, epoch, length, shared)
+            self._opener.open(state, epoch, length, shared, history)
             owners = state.table.owners
         self._through.renew(owners)
 
@@ -135,7 +142,7 @@ class RowStore:
             owner_versions = self._opener.get_fork_versions(state, table, length)
             copied = self._reader.gather(state, torch.arange(shared_tokens, length))
         with self._sessions.locked(child, create=True, recover=False) as state:
-            self._opener.open(state, epoch, shared_tokens, shared, owner_versions)
+            self._opener.open(state, epoch, shared_tokens, shared, owner_versions=owner_versions)
             self._rows.append(state, copied)
 
     def delete(self, session: str, *, keep_pages: int = 0, fence: int = UNFENCED) -> None:

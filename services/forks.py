@@ -11,6 +11,7 @@ from typing import Literal
 
 from pydantic import TypeAdapter
 
+from kvrecall.domain.commit_points import cut_points
 from kvrecall.domain.errors import ServiceError, UnknownTurn
 from kvrecall.domain.events import SessionForked
 from kvrecall.domain.messages import ToolCall
@@ -106,7 +107,8 @@ class ForkRunner:
             state = pb.SessionState.FromString(
                 await self._catalog.sessions.get_worker_state(parent.id)
             )
-            begins = replace(parent, shared=_page_owners(parent, state.length // page_tokens))
+            own = await self._own_pages(parent, state.length // page_tokens, page_tokens)
+            begins = replace(parent, shared=_page_owners(parent, own))
             child = _child(parent, request, turn, begins)
             child = await run_to_completion(
                 self._make(live, child, pb.ForkRequest(state=state), key)
@@ -116,7 +118,9 @@ class ForkRunner:
             log = logged_turns(
                 turns, await self._catalog.repairs.get_latest(parent.id, REPAIRS_RETAINED)
             )
-            child = _child(parent, request, turn, _at_earlier_turn(parent, turns[-1], page_tokens))
+            length = turns[-1].outcome.memory.length
+            own = await self._own_pages(parent, length // page_tokens, page_tokens)
+            child = _child(parent, request, turn, _at_earlier_turn(parent, turns[-1], own))
             async with self._admission.slot():
                 child = await run_to_completion(
                     self._make(live, child, pb.ForkRequest(turns=log), key)
@@ -124,6 +128,11 @@ class ForkRunner:
         at: Literal["last", "earlier"] = "last" if turn == parent.turns else "earlier"
         self._events.publish(SessionForked(parent.id, child.id, at, time.monotonic() - started))
         return child
+
+    async def _own_pages(self, parent: Session, pages: int, page_tokens: int) -> SharedPages:
+        """Return the reference to the parent's first pages, as far as it wrote them itself."""
+        history = await self._catalog.sessions.get_history(parent.id)
+        return SharedPages(parent.id, pages, cut_points(history, pages * page_tokens))
 
     async def _make(
         self,
@@ -184,14 +193,15 @@ def _child(parent: Session, request: ForkRequest, turn: int, begins: Session) ->
     )
 
 
-def _at_earlier_turn(parent: Session, last: Turn, page_tokens: int) -> Session:
+def _at_earlier_turn(parent: Session, last: Turn, own: SharedPages) -> Session:
     """Restore the parent as it was when its turn `last` had just been committed."""
     calls = tuple(
         PendingCall(last.number, index, call) for index, call in enumerate(_ending_calls(last))
     )
-    shared = _page_owners(parent, last.outcome.memory.length // page_tokens)
     output_due = 0 if calls else last.outcome.output_tokens
-    return replace(parent, calls=calls, repairs=(), output_due=output_due, shared=shared)
+    return replace(
+        parent, calls=calls, repairs=(), output_due=output_due, shared=_page_owners(parent, own)
+    )
 
 
 def _ending_calls(turn: Turn) -> tuple[ToolCall, ...]:
@@ -202,11 +212,11 @@ def _ending_calls(turn: Turn) -> tuple[ToolCall, ...]:
     return turn.messages[-1].tool_calls
 
 
-def _page_owners(parent: Session, pages: int) -> tuple[SharedPages, ...]:
-    """Return the owners of the parent's first `pages` pages, the parent itself among them."""
+def _page_owners(parent: Session, own: SharedPages) -> tuple[SharedPages, ...]:
+    """Return the owners of the parent's first `own.pages` pages, the parent itself among them."""
     owners: list[SharedPages] = []
-    for owner in (*parent.shared, SharedPages(parent.id, pages)):
+    for owner in (*parent.shared, own):
         covered = owners[-1].pages if owners else 0
-        if covered < min(owner.pages, pages):
-            owners.append(SharedPages(owner.owner, min(owner.pages, pages)))
+        if covered < min(owner.pages, own.pages):
+            owners.append(replace(owner, pages=min(owner.pages, own.pages)))
     return tuple(owners)

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from hashlib import blake2b
 from itertools import takewhile
 
+from kvrecall.domain.commit_points import CommitPoint
 from kvrecall.domain.messages import Message
 from kvrecall.domain.session import Session, SharedPages
 from kvrecall.domain.worker_info import WorkerInfo
@@ -43,12 +44,14 @@ class FirstTurn:
         return (
             None
             if self.known is None
-            else pb.Prefix(owner=self.known.owner, token_ids=self.known.token_ids)
+            else pb.Prefix(
+                owner=self.known.owner, token_ids=self.known.token_ids, epoch=self.known.epoch
+            )
         )
 
-    def completed(self, commit: TurnCommit, done: pb.TurnDone) -> TurnCommit:
-        """Add the shared pages, and the prefix that others may share, to the turn's commit."""
-        prefix = self._prefix(commit.turn.session, done)
+    def completed(self, commit: TurnCommit, done: pb.TurnDone, epoch: int) -> TurnCommit:
+        """Add the shared pages, and the prefix that others may share, to a commit under `epoch`."""
+        prefix = self._prefix(commit.turn.session, done, epoch)
         return replace(commit, shared=self._shared(done), prefix=prefix, digest=self.digest)
 
     def _shared(self, done: pb.TurnDone) -> tuple[SharedPages, ...]:
@@ -58,15 +61,16 @@ class FirstTurn:
         """
         if self.known is None or not done.shared_pages:
             return ()
-        return (SharedPages(self.known.owner, done.shared_pages),)
+        committed = CommitPoint(self.known.epoch, done.shared_pages * self.page_tokens)
+        return (SharedPages(self.known.owner, done.shared_pages, (committed,)),)
 
-    def _prefix(self, session: str, done: pb.TurnDone) -> KnownPrefix | None:
+    def _prefix(self, session: str, done: pb.TurnDone, epoch: int) -> KnownPrefix | None:
         """The prefix that others may share: the whole pages of this turn's prompt."""
         if self.known is not None:
             return None
         prompt = done.token_ids[: min(done.prompt_tokens, MAX_PREFIX_TOKENS)]
         whole = len(prompt) // self.page_tokens * self.page_tokens
-        return KnownPrefix(session, tuple(prompt[:whole])) if whole else None
+        return KnownPrefix(session, tuple(prompt[:whole]), epoch) if whole else None
 
 
 class PrefixSharing:

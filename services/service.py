@@ -34,7 +34,10 @@ from kvrecall.domain.tool_events import (
 )
 from kvrecall.domain.turn_request import TurnRequest
 from kvrecall.domain.worker_info import WorkerInfo
-from kvrecall.protocol.convert import session_spec_to_wire, worker_info_from_wire
+from kvrecall.protocol.convert import (
+    session_spec_to_wire,
+    worker_info_from_wire,
+)
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from services.admission import Admission
 from services.background import BackgroundTasks

@@ -49,6 +49,15 @@ _FIXED_BY_REOPENING = frozenset(
 _TURNS_PER_READ = 128
 
 
+def may_have_changed(refusal: WorkerRefused) -> bool:
+    """Return whether a session must be opened again after its worker refused a request.
+
+    It need not be when the request itself was at fault, or the worker is busy: if the worker had
+    changed the session by then, it has closed it, and refuses the next request because of that.
+    """
+    return refusal.code in _WORTH_ANOTHER_WORKER | _FIXED_BY_REOPENING
+
+
 class ActiveSession:
     """The state of a session in this process, beyond the catalog.
 
@@ -336,7 +345,8 @@ class SessionManager:
         live.claim.unused = False
         if session is None:
             session = await self._catalog.sessions.get(live.id)
-        spec = session_spec_to_wire(session, epoch)
+        history = await self._catalog.sessions.get_history(live.id)
+        spec = session_spec_to_wire(session, epoch, history)
         state = pb.SessionState.FromString(await self._catalog.sessions.get_worker_state(live.id))
         try:
             if not pages_missing:

@@ -43,7 +43,7 @@ from services.context import ServiceContext
 from services.episode_router import EpisodeRouter, Match
 from services.prefix_sharing import FirstTurn, PrefixSharing
 from services.repair_runner import repair_details, signal_text
-from services.session_manager import ActiveSession
+from services.session_manager import ActiveSession, may_have_changed
 from services.stream_resume import StreamResumer
 from services.turn_stream import Publish, TextDelta, ToolCallEmitted, TurnEnded, TurnStarted
 
@@ -212,6 +212,9 @@ class TurnRunner:
         live.needs_reopen = True
         try:
             await self._generate(turn, turn.to_wire(epoch), resumer, publish)
+        except WorkerRefused as refusal:
+            live.needs_reopen = may_have_changed(refusal)
+            raise
         finally:
             if live.in_turn:  # else it was committed, and a repair may have started
                 live.roll_back(turn.session)
@@ -289,7 +292,7 @@ class TurnRunner:
             repaired=repair_details(signal_text(turn.plan.messages), done.repair),
         )
         if turn.first is not None:
-            commit = turn.first.completed(commit, done)
+            commit = turn.first.completed(commit, done, epoch)
         record = None
         if turn.key is not None:
             record = IdempotencyRecord(turn.key, OUTCOME.dump_json(outcome).decode())

@@ -4,7 +4,9 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
+from kvrecall.admin.commit_history import to_commit_history
 from kvrecall.domain.session import SharedPages
+from kvstore.format.commit_history import ALL_COMMITTED, CommitHistory
 from kvstore.format.page import PageKey, PageLayout
 from kvstore.fsck import PagesReport, StoredPage
 
@@ -32,6 +34,7 @@ class Finding:
 class KnownSession:
     """A session in the catalog: `length` rows committed, `logged` tokens in its turn log.
 
+    `history` tells which rows of its stored pages are committed ones.
     `expected` is the number of tokens that the log should have: those with rows and those pending.
     """
 
@@ -41,15 +44,19 @@ class KnownSession:
     shared: tuple[SharedPages, ...]
     logged: int
     expected: int
+    history: CommitHistory = ALL_COMMITTED
 
     @property
     def log_is_whole(self) -> bool:
         """True if every row can be computed again from the turn log."""
         return self.logged == self.expected
 
-    def owner(self, index: int) -> str:
-        """The session that wrote a page: an ancestor for shared pages, else this session."""
-        return next((each.owner for each in self.shared if index < each.pages), self.id)
+    def owner(self, index: int) -> tuple[str, CommitHistory]:
+        """The session that wrote a page, an ancestor or this session, and its commits."""
+        for each in self.shared:
+            if index < each.pages:
+                return each.owner, to_commit_history(each.history)
+        return self.id, self.history
 
     @property
     def shared_pages(self) -> int:
@@ -73,7 +80,7 @@ class Stored:
         """True if a page is only in tiers that other workers share."""
         return key not in self.own
 
-    def missing(self, key: PageKey, tokens: int) -> str:
+    def missing(self, key: PageKey, tokens: int, history: CommitHistory) -> str:
         """The reason why the first `tokens` rows of a page cannot be read; empty if they can."""
         found = self.pages.get(key, ())
         if not found:
@@ -83,8 +90,10 @@ class Stored:
         intact = [page for page in current if not page.damage]
         if not intact:
             return f"unreadable: {current[0].damage}"
-        valid = intact[0].header.valid_tokens
-        return "" if valid >= tokens else f"with {valid} of {tokens} rows"
+        header = intact[0].header
+        committed = history.committed_tokens(header.epoch) - key.index * self.page_tokens
+        valid = max(0, min(header.valid_tokens, committed))
+        return "" if valid >= tokens else f"with {valid} of {tokens} committed rows"
 
 
 def merge_reports(reports: Sequence[PagesReport]) -> Stored:
@@ -184,8 +193,8 @@ def orphaned_pages(
 def _missing(session: KnownSession, found: Stored) -> Iterator[tuple[int, str]]:
     for index in range(_page_count(session, found)):
         tokens = min(found.page_tokens, session.length - index * found.page_tokens)
-        owner = session.owner(index)
-        if reason := found.missing(PageKey(owner, index), tokens):
+        owner, history = session.owner(index)
+        if reason := found.missing(PageKey(owner, index), tokens, history):
             yield index, reason if owner == session.id else f"written by {owner} {reason}"
 
 

@@ -178,6 +178,7 @@ async def _known(settings: Settings) -> "tuple[list[KnownSession], list[SharedPa
 
 
 async def _known_session(catalog: "Catalog", id: str) -> "KnownSession":
+    from kvrecall.admin.commit_history import to_commit_history
     from kvrecall.admin.fsck import KnownSession
     from kvrecall.protocol.v1 import worker_pb2 as pb
 
@@ -185,7 +186,13 @@ async def _known_session(catalog: "Catalog", id: str) -> "KnownSession":
     state = pb.SessionState.FromString(await catalog.sessions.get_worker_state(id))
     logged = len(await catalog.turns.get_token_ids(id))
     return KnownSession(
-        id, session.epoch, state.length, session.shared, logged, state.length + len(state.pending)
+        id,
+        session.epoch,
+        state.length,
+        session.shared,
+        logged,
+        state.length + len(state.pending),
+        to_commit_history(await catalog.sessions.get_history(id)),
     )
 
 

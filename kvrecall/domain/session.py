@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from kvrecall.domain.commit_points import CommitPoint
 from kvrecall.domain.messages import Message
 from kvrecall.domain.reports import MemoryReport, RepairReport, TurnOutcome
 from kvrecall.domain.session_settings import SessionSettings
@@ -11,10 +12,15 @@ from kvrecall.domain.tool_calls import CallStatus, PendingCall
 
 @dataclass(frozen=True)
 class SharedPages:
-    """The pages of a session before index `pages` are those that `owner` wrote, but for what an entry before covers."""
+    """The pages of a session before index `pages` are those that `owner` wrote, but for what an entry before covers.
+
+    `history`: the owner's commits, as far as these pages need them. It lies with the reference,
+    since the owner may be deleted; empty: every version of these pages was committed.
+    """
 
     owner: str
     pages: int
+    history: tuple[CommitPoint, ...] = ()
 
 
 @dataclass(frozen=True)

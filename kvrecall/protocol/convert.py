@@ -6,9 +6,10 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from kvrecall.domain.active_episode import ActiveEpisode, EpisodeSegment
+from kvrecall.domain.commit_points import CommitPoint, limit_points
 from kvrecall.domain.messages import Message, Sampling, ToolCall
 from kvrecall.domain.reports import EpisodeReport, Fidelity, MemoryReport, RepairReport
-from kvrecall.domain.session import Session
+from kvrecall.domain.session import Session, SharedPages
 from kvrecall.domain.session_settings import WorkerOptions
 from kvrecall.domain.worker_info import MethodInfo, WorkerInfo
 from kvrecall.protocol.v1 import worker_pb2 as pb
@@ -127,7 +128,24 @@ def segments_to_wire(segments: Iterable[EpisodeSegment]) -> list[pb.Span]:
     ]
 
 
-def session_spec_to_wire(session: Session, epoch: int) -> pb.SessionSpec:
+def shared_pages_to_wire(shared: Iterable[SharedPages]) -> list[pb.SharedPages]:
+    """Convert references to other sessions' pages."""
+    return [
+        pb.SharedPages(owner=each.owner, pages=each.pages, history=history_to_wire(each.history))
+        for each in shared
+    ]
+
+
+def history_to_wire(points: Sequence[CommitPoint]) -> list[pb.CommitPoint]:
+    """Convert a session's commit history; of a long one only the points that matter most."""
+    return [
+        pb.CommitPoint(epoch=point.epoch, length=point.length) for point in limit_points(points)
+    ]
+
+
+def session_spec_to_wire(
+    session: Session, epoch: int, history: Sequence[CommitPoint] = ()
+) -> pb.SessionSpec:
     """The session's settings as a worker reads them, under `epoch`."""
     settings = session.settings
     return pb.SessionSpec(
@@ -143,7 +161,8 @@ def session_spec_to_wire(session: Session, epoch: int) -> pb.SessionSpec:
         repair_settings=settings.repair_settings,
         repair_scan=settings.repair_scan or "",
         options=_WORKER_OPTIONS.dump_json(settings.worker_options).decode(),
-        shared=[pb.SharedPages(owner=each.owner, pages=each.pages) for each in session.shared],
+        shared=shared_pages_to_wire(session.shared),
+        history=history_to_wire(history),
     )
 
 

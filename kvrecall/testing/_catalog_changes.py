@@ -46,6 +46,7 @@ def append_turn(stored: StoredSession, commit: TurnCommit) -> None:
         output_due=0 if commit.calls else outcome.output_tokens,
         memory=outcome.memory,
     )
+    stored.add_commit_point()
     stored.worker_state = commit.worker_state
     _count_match(stored, commit)
     _consume_results(stored, commit)

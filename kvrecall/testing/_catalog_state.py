@@ -29,7 +29,10 @@ CallPosition = tuple[int, int]
 
 @dataclass
 class StoredSession:
-    """A session with all that belongs to it. Calls and their pieces are by turn and position."""
+    """A session with all that belongs to it.
+
+    Calls and their pieces are by turn and position, `history` is the committed length by epoch.
+    """
 
     session: Session
     worker_state: bytes
@@ -42,6 +45,7 @@ class StoredSession:
     built: dict[str, bytes] = field(default_factory=dict)
     refs: tuple[SharedPages, ...] = ()
     reserved: dict[str, int] = field(default_factory=dict)
+    history: dict[int, int] = field(default_factory=dict)
 
     def to_session(self) -> Session:
         """Return the session as last committed."""
@@ -61,6 +65,11 @@ class StoredSession:
     def put_call(self, call: PendingCall) -> None:
         """Add or replace a call."""
         self.calls[call.turn, call.position] = call
+
+    def add_commit_point(self) -> None:
+        """Record what is committed under the current epoch."""
+        if self.session.memory.length:
+            self.history[self.session.epoch] = self.session.memory.length
 
     def set_memory(self, memory: MemoryReport) -> None:
         """Replace the memory report."""
@@ -122,6 +131,7 @@ class CatalogState:
     def add(self, stored: StoredSession) -> None:
         """Add a session. Raises CatalogError when its id is taken."""
         session_id = stored.session.id
+        stored.add_commit_point()
         if session_id in self.sessions:
             raise CatalogError(f"there is a session {session_id!r} already")
         self.sessions[session_id] = stored

@@ -6,6 +6,7 @@ from dataclasses import replace
 from itertools import takewhile
 from uuid import uuid4
 
+from kvrecall.domain.commit_points import CommitPoint
 from kvrecall.domain.errors import (
     CatalogError,
     UnknownCall,
@@ -83,6 +84,11 @@ class InMemorySessions:
     async def get_worker_state(self, session_id: str) -> bytes:
         """Return the serialized pb.SessionState. Raises UnknownSession."""
         return self._state.get(session_id).worker_state
+
+    async def get_history(self, session_id: str) -> tuple[CommitPoint, ...]:
+        """Return the committed length at the end of each epoch. Raises UnknownSession."""
+        history = self._state.get(session_id).history
+        return tuple(CommitPoint(*point) for point in sorted(history.items()))
 
     async def get_page(self, limit: int, cursor: str | None, tenant: str = "") -> SessionPage:
         """Return up to `limit` sessions of a tenant, newest first. Raises InvalidRequest."""

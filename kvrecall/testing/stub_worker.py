@@ -201,6 +201,9 @@ class StubWorker:
             if switched is not None:
                 done.switched.CopyFrom(switched)
             yield pb.TurnEvent(done=done)
+        except WorkerRefused:
+            self.sessions.pop(request.session, None)  # as the worker closes what it has changed
+            raise
         finally:
             self.open_turns -= 1
 

@@ -135,7 +135,7 @@ class PageHeader:
     @property
     def epoch(self) -> int:
         """Epoch of the writer."""
-        return self.sequence >> EPOCH_SHIFT
+        return get_epoch(self.sequence)
 
     @property
     def record_bytes(self) -> int:
@@ -148,9 +148,9 @@ def first_sequence(epoch: int) -> int:
     return epoch << EPOCH_SHIFT
 
 
-def get_count(sequence: int) -> int:
-    """The count of a sequence number, without the writer's epoch."""
-    return sequence & ((1 << EPOCH_SHIFT) - 1)
+def get_epoch(sequence: int) -> int:
+    """Epoch under which a page version with this sequence number was written."""
+    return sequence >> EPOCH_SHIFT
 
 
 def build_header(

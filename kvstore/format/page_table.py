@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvstore.errors import MissingPageError, RowRangeError
+from kvstore.format.commit_history import ALL_COMMITTED, CommitHistory
 from kvstore.format.page import PageHeader, PageKey, PageLayout
 
 
@@ -16,10 +17,12 @@ class SharedPages:
     """Reference to the pages before index `pages` that `owner` wrote.
 
     In a sequence of entries, pages that an earlier entry covers belong to that entry's owner.
+    `history`: the owner's commits, as far as the referenced pages need them.
     """
 
     owner: str
     pages: int
+    history: CommitHistory = ALL_COMMITTED
 
 
 @dataclass(frozen=True)
@@ -70,9 +73,12 @@ class PageTable:
 
     def key(self, index: int) -> PageKey:
         """Key under which the page is stored, whether it exists or not."""
-        return PageKey(
-            next((entry.owner for entry in self.shared if index < entry.pages), self.session), index
-        )
+        entry = self.shared_entry(index)
+        return PageKey(self.session if entry is None else entry.owner, index)
+
+    def shared_entry(self, index: int) -> SharedPages | None:
+        """Reference that covers the page; None for a page of the session itself."""
+        return next((entry for entry in self.shared if index < entry.pages), None)
 
     def sequence(self, index: int) -> int | None:
         """Sequence number of the version that may be read; None when the page is missing."""

@@ -97,28 +97,27 @@ class TierStack:
             with suppress(PageError):
                 self.read([page])
 
-    def headers(self, session: str, epoch: int | None = None) -> dict[int, PageHeader]:
+    def headers(
+        self, session: str, accepts: Callable[[PageHeader], bool] | None = None
+    ) -> dict[int, PageHeader]:
         """Newest versions of a session's pages in the lowest and all durable tiers, by index.
 
-        When the lowest tier is shared, pages that only this process has count only when no other
-        process can have written the session since, that is when `epoch`, under which it is being
-        opened, directly follows theirs. Raises the lowest tier's error, ForeignPageError.
+        Above the lowest tier, pages that `accepts` refuses do not count, and without it none do
+        when the lowest tier is shared. Raises the lowest tier's error, ForeignPageError.
         """
         newest = self._stored(self.tiers.bottom, session)
         for depth, tier in enumerate(self.tiers.all[:-1]):
-            if not tier.durable:
+            if not tier.durable or (self.tiers.lowest.shared and accepts is None):
                 continue
             with suppress(TierError):
-                above = self._stored(depth, session)
-                known = max((header.epoch for header in above.values()), default=0)
-                if not self.tiers.lowest.shared or (epoch is not None and known >= epoch - 1):
-                    newer = {
-                        index: header
-                        for index, header in above.items()
-                        if index not in newest or newest[index].sequence < header.sequence
-                    }
-                    self.placement.add_pending(newer, depth)
-                    newest |= newer
+                newer = {
+                    index: header
+                    for index, header in self._stored(depth, session).items()
+                    if (index not in newest or newest[index].sequence < header.sequence)
+                    and (accepts is None or accepts(header))
+                }
+                self.placement.add_pending(newer, depth)
+                newest |= newer
         return newest
 
     def stored_keys(
@@ -136,6 +135,13 @@ class TierStack:
                 if must_answer:
                     raise
         return keys
+
+    def headers_above(self, session: str) -> list[PageHeader]:
+        """Headers of all copies of the session's pages above the lowest tier.
+
+        Raises a tier's error.
+        """
+        return [header for tier in self.tiers.all[:-1] for header in tier.stored(session)]
 
     def newest_sequence(self, key: PageKey) -> int:
         """Largest sequence number of a page in any tier; -1 when none has it.

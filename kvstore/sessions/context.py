@@ -7,7 +7,6 @@ from kvstore.format.summaries import PageSummaries
 from kvstore.hierarchy.epochs import WriterEpochs
 from kvstore.hierarchy.page_writer import PageWriter
 from kvstore.hierarchy.tier_stack import TierStack
-from kvstore.sessions.state import SequenceNumbers
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,7 +19,6 @@ class StoreContext:
         writer: Queue and thread that write pages to the tiers.
         summaries: Key summaries of full pages.
         epochs: Epochs under which this process writes sessions.
-        numbers: Generator of sequence numbers.
     """
 
     layout: PageLayout
@@ -28,4 +26,3 @@ class StoreContext:
     writer: PageWriter
     summaries: PageSummaries
     epochs: WriterEpochs
-    numbers: SequenceNumbers

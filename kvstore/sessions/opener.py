@@ -9,11 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 from kvstore.errors import PageError, RowRangeError, StaleWriterError, TierFailedError
-from kvstore.format.page import PageHeader, PageKey
+from kvstore.format.commit_history import CommitHistory, assume_history
+from kvstore.format.page import PageHeader, first_sequence, get_epoch
 from kvstore.format.page_table import PageTable, SharedPages
 from kvstore.hierarchy.tier_stack import TierStack
 from kvstore.sessions.context import StoreContext
-from kvstore.sessions.state import SequenceNumbers, StoredSession
+from kvstore.sessions.state import StoredSession
 from kvstore.sessions.writer import RowWriter
 
 Versions = Mapping[int, tuple[int, int]]
@@ -37,7 +38,6 @@ class SessionOpener:
         self._stack = context.stack
         self._writer = context.writer
         self._epochs = context.epochs
-        self._numbers = context.numbers
         self._rows = rows
         self._get_local_versions = get_local_versions
 
@@ -47,10 +47,12 @@ class SessionOpener:
         epoch: int,
         length: int,
         shared: Sequence[SharedPages],
+        history: CommitHistory | None = None,
         owner_versions: Mapping[str, Versions] | None = None,
     ) -> None:
         """Restore exactly `length` rows of the session and write it under `epoch` from now on.
 
+        Stored rows that `history` does not make committed ones are missing (`assume_history`).
         `owner_versions` are known versions of the shared pages; others are looked up. Raises
         StaleWriterError, RowRangeError, or the error of a tier that must answer and does not; then
         the session must be opened again.
@@ -66,12 +68,13 @@ class SessionOpener:
                 f"session {state.name!r} is written under epoch {state.epoch}; "
                 f"epoch {epoch} has ended"
             )
-        if self._is_intact(state, epoch, length, table):
+        history = history or assume_history(epoch, length)
+        if self._is_intact(state, epoch, length, table, history):
             self._reopen(state, epoch, length)
         else:
             self._drain(state, epoch)
             state.loaded = False
-            self._load(state, epoch, length, table, owner_versions)
+            self._load(state, epoch, length, table, history, owner_versions or {})
         state.loaded = True
         state.unopened = False
         if state.truncation_pending:
@@ -110,29 +113,33 @@ class SessionOpener:
             length += header.valid_tokens
             if header.valid_tokens < self._layout.page_tokens:
                 break
-        state.epoch = max((header.epoch for header in headers.values()), default=state.epoch)
+        # An unloaded session whose pages are all gone keeps its epoch.
+        sequences_stored = (header.sequence for header in headers.values())
+        state.last_sequence = max(sequences_stored, default=first_sequence(state.epoch))
+        state.epoch = get_epoch(state.last_sequence)
         state.table = PageTable(state.name, sequences=sequences)
         state.length = length
         state.loaded = True
 
-    def _is_intact(self, state: StoredSession, epoch: int, length: int, table: PageTable) -> bool:
-        """Return whether memory has the rows; no process writes between two successive epochs."""
+    def _is_intact(
+        self,
+        state: StoredSession,
+        epoch: int,
+        length: int,
+        table: PageTable,
+        history: CommitHistory,
+    ) -> bool:
+        """Return whether memory has the committed rows, in the versions that the tiers have."""
         pages = -(-length // self._layout.page_tokens)
         return (
             state.loaded
-            and (epoch - state.epoch <= 1 or self._has_unwritten_rows(state))
+            and not state.unopened
+            and (epoch - state.epoch <= 1 or not self._stack.tiers.lowest.shared)
+            and length <= history.committed_tokens(state.epoch)
             and not self._epochs.is_stale(state.name, state.epoch)
             and state.table.shared == table.shared
             and length <= state.length
             and not any(index < pages for index in state.table.missing())
-        )
-
-    def _has_unwritten_rows(self, state: StoredSession) -> bool:
-        """Return whether rows are in memory alone and cannot be superseded by another process."""
-        if self._stack.tiers.lowest.shared:
-            return False
-        return self._writer.has_tasks(state.name) or self._stack.placement.has_undurable(
-            [state.name]
         )
 
     def _fence(self, state: StoredSession, epoch: int) -> None:
@@ -170,21 +177,26 @@ class SessionOpener:
         epoch: int,
         length: int,
         table: PageTable,
-        owner_versions: Mapping[str, Versions] | None,
+        history: CommitHistory,
+        owner_versions: Mapping[str, Versions],
     ) -> None:
         """Load the session from the tiers."""
         self._fence(state, epoch)
-        headers = self._stack.headers(state.name, epoch)
+
+        def accepts(header: PageHeader) -> bool:
+            return self._has_committed_rows(
+                history, length, header.key.index, header.sequence, header.valid_tokens
+            )
+
+        headers = self._stack.headers(state.name, accepts)
         versions: dict[str, Versions] = {state.name: _get_versions(headers)}
         for owner in table.owners - {state.name}:
-            versions[owner] = (owner_versions or {}).get(owner) or self._find_versions(owner)
-        for header in headers.values():
-            self._numbers.advance_past(header.sequence)
+            versions[owner] = owner_versions.get(owner) or self._find_versions(owner)
         state.epoch = epoch
         state.length = length
         state.tail = None
         state.unflushed = False
-        self._fill_table(table, versions, length)
+        self._fill_table(table, versions, length, history)
         state.table = table
         self._truncate_stored(state, headers)
 
@@ -196,20 +208,40 @@ class SessionOpener:
             return local
         return _get_versions(self._stack.headers(owner))
 
-    def _fill_table(self, table: PageTable, versions: Mapping[str, Versions], length: int) -> None:
+    def _fill_table(
+        self,
+        table: PageTable,
+        versions: Mapping[str, Versions],
+        length: int,
+        history: CommitHistory,
+    ) -> None:
+        """Add the pages of `length` tokens; one without all its rows, committed, is missing."""
         page_tokens = self._layout.page_tokens
         for index in range(-(-length // page_tokens)):
-            sequence, tokens = versions[table.key(index).session].get(index, (None, 0))
-            is_complete = tokens >= min(page_tokens, length - index * page_tokens)
+            entry = table.shared_entry(index)
+            commits = history if entry is None else entry.history
+            sequence, tokens = versions[table.key(index).session].get(index, (0, 0))
+            is_complete = self._has_committed_rows(commits, length, index, sequence, tokens)
             table.append(sequence if is_complete else None)
 
+    def _has_committed_rows(
+        self, history: CommitHistory, length: int, index: int, sequence: int, tokens: int
+    ) -> bool:
+        """Return whether a version has all rows of its page, of `length` in all, committed."""
+        start = index * self._layout.page_tokens
+        committed = history.committed_tokens(get_epoch(sequence)) - start
+        return 0 < min(self._layout.page_tokens, length - start) <= min(tokens, committed)
+
     def _truncate_stored(self, state: StoredSession, headers: Mapping[int, PageHeader]) -> None:
-        """Delete stored pages beyond the session's rows; mark a last page with too many rows."""
+        """Delete stored pages beyond the session's rows; mark a last page with too many rows.
+
+        Later versions get larger sequence numbers than all that are stored.
+        """
         own = range(state.table.shared_pages, len(state.table))
-        stored = {PageKey(state.name, index) for index in headers} | self._stack.stored_keys(
-            state.name, above=True
-        )
-        beyond = sorted(key for key in stored if key.index not in own)
+        stored = [*headers.values(), *self._stack.headers_above(state.name)]
+        for header in stored:
+            state.last_sequence = max(state.last_sequence, header.sequence)
+        beyond = sorted({header.key for header in stored if header.key.index not in own})
         self._writer.delete(beyond, state.epoch)
         index, valid = divmod(state.length, self._layout.page_tokens)
         state.unflushed = bool(valid) and index in headers and headers[index].valid_tokens > valid
@@ -232,17 +264,12 @@ class SessionOpener:
         state.truncation_pending = False
 
 
-def find_stored_sessions(stack: TierStack, numbers: SequenceNumbers) -> set[str]:
+def find_stored_sessions(stack: TierStack) -> set[str]:
     """Find the sessions that an earlier process left in unshared tiers.
 
-    Makes later sequence numbers larger than those of their pages. Raises ForeignPageError, or a
-    tier's error.
+    Raises ForeignPageError, or a tier's error.
     """
-    sessions = set()
-    for header in stack.newest_headers():
-        numbers.advance_past(header.sequence)
-        sessions.add(header.key.session)
-    return sessions
+    return {header.key.session for header in stack.newest_headers()}
 
 
 def _get_versions(headers: Mapping[int, PageHeader]) -> Versions:

@@ -1,12 +1,12 @@
 """State of one session in the store: its page table and its unfinished page in memory."""
 
 from dataclasses import dataclass, field
-from itertools import count
-from threading import Lock, RLock
+from threading import RLock
 
 from torch import Tensor
 
-from kvstore.format.page import EPOCH_SHIFT, first_sequence
+from kvstore.errors import StaleWriterError
+from kvstore.format.page import first_sequence, get_epoch
 from kvstore.format.page_table import PageTable
 
 
@@ -18,6 +18,7 @@ class StoredSession:
         name: Id of the session.
         table: Versions of the pages that were submitted to the writer.
         epoch: Epoch under which pages are written.
+        last_sequence: Largest sequence number of the session's own pages.
         length: Tokens whose rows the session has.
         tail: Full-size page that token `length` is appended to; None until it is created or read.
         unflushed: Whether the unfinished page differs from the version that was submitted.
@@ -32,6 +33,7 @@ class StoredSession:
     table: PageTable
     lock: RLock = field(default_factory=RLock)
     epoch: int = 0
+    last_sequence: int = 0
     length: int = 0
     tail: Tensor | None = None
     unflushed: bool = False
@@ -52,24 +54,17 @@ class StoredSession:
         """Number of tokens that a page has."""
         return min(page_tokens, self.length - index * page_tokens)
 
+    def next_sequence(self) -> int:
+        """Sequence number for the next page version: the epoch, then a count.
 
-class SequenceNumbers:
-    """Generates sequence numbers of page versions: the writer's epoch, then a count.
-
-    Every count is larger than all those seen before. Safe to call from several threads.
-    """
-
-    def __init__(self) -> None:
-        self._counts = count(1)
-        self._lock = Lock()
-
-    def next(self, epoch: int) -> int:
-        """Return the sequence number of the next version that is written under `epoch`."""
-        with self._lock:
-            return first_sequence(epoch) + next(self._counts)
-
-    def advance_past(self, sequence: int) -> None:
-        """Make all later counts larger than that of a stored page."""
-        with self._lock:
-            following = next(self._counts)
-            self._counts = count(max(following, 1 + (sequence & ((1 << EPOCH_SHIFT) - 1))))
+        Each epoch counts from 1. Raises StaleWriterError when it has no more numbers: the session
+        must be opened under a later one.
+        """
+        sequence = max(self.last_sequence, first_sequence(self.epoch)) + 1
+        if get_epoch(sequence) > self.epoch:
+            raise StaleWriterError(
+                f"epoch {self.epoch} of session {self.name!r} has no more page versions; "
+                "open the session under a later epoch"
+            )
+        self.last_sequence = sequence
+        return sequence

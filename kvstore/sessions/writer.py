@@ -7,7 +7,7 @@ from torch import Tensor
 
 from kvstore.errors import PageError, RowRangeError, RowShapeError, TierError
 from kvstore.format.buffers import zero_rows
-from kvstore.format.page import Blob
+from kvstore.format.page import Blob, first_sequence
 from kvstore.format.page_table import ExpectedPage
 from kvstore.hierarchy.page_writer import QueuedPage
 from kvstore.sessions.context import StoreContext
@@ -24,7 +24,6 @@ class RowWriter:
         self._stack = context.stack
         self._writer = context.writer
         self._epochs = context.epochs
-        self._numbers = context.numbers
         self._reader = reader
 
     def require_rows(self, rows: Tensor, tokens: int | None = None) -> None:
@@ -154,7 +153,7 @@ class RowWriter:
     def _submit(
         self, state: StoredSession, index: int, rows: Tensor, truncates: bool = False
     ) -> None:
-        page = ExpectedPage(state.table.key(index), self._numbers.next(state.epoch))
+        page = ExpectedPage(state.table.key(index), state.next_sequence())
         rows, blob = self._stack.placement.encode(page, rows)
         self._writer.submit(QueuedPage(page, rows, blob, state.epoch, truncates))
         state.table.put(index, page.sequence)
@@ -188,7 +187,10 @@ class RowWriter:
             newest = self._stack.newest_sequence(key)
         if known is not None and known >= newest:
             return known
-        if key.session != state.name:
-            return max(newest, known or 0) + 1
-        self._numbers.advance_past(max(newest, 0))
-        return self._numbers.next(state.epoch)
+        entry = state.table.shared_entry(index)
+        if entry is None:
+            state.last_sequence = max(state.last_sequence, newest)
+            return state.next_sequence()
+        # Under an epoch whose pages have these rows committed, so that it is read again.
+        committed = entry.history.first_epoch((index + 1) * self._layout.page_tokens)
+        return max(newest + 1, (known or 0) + 1, first_sequence(committed) + 1)

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
-from kvstore.format.page import Blob, PageHeader, PageKey, get_count
+from kvstore.format.page import Blob, PageHeader, PageKey
 
 UNFENCED = (1 << 21) - 1
 """Epoch that passes every fence: for a page that is restored unchanged for the sessions that share
@@ -93,7 +93,7 @@ class Tier(Protocol):
         ...
 
     def newest(self) -> Iterator[PageHeader]:
-        """Return one header per session: of its page with the largest sequence number's count."""
+        """Return one header per session: of its page with the largest sequence number."""
         ...
 
     def flush(self) -> None:
@@ -114,6 +114,6 @@ def newest_of_sessions(headers: Iterable[PageHeader]) -> Iterator[PageHeader]:
     newest: dict[str, PageHeader] = {}
     for header in headers:
         known = newest.get(header.key.session)
-        if known is None or get_count(known.sequence) < get_count(header.sequence):
+        if known is None or known.sequence < header.sequence:
             newest[header.key.session] = header
     return iter(newest.values())

@@ -11,6 +11,7 @@ same transaction.
 from collections.abc import Sequence
 from typing import Protocol
 
+from kvrecall.domain.commit_points import CommitPoint
 from kvrecall.domain.session import Session, SharedPages, Turn
 from kvrecall.domain.tool_calls import PendingCall
 from services.catalog.records import (
@@ -47,6 +48,14 @@ class Sessions(Protocol):
 
     async def get_worker_state(self, session_id: str) -> bytes:
         """Return the serialized pb.SessionState committed last. Raises UnknownSession."""
+        ...
+
+    async def get_history(self, session_id: str) -> tuple[CommitPoint, ...]:
+        """Return the committed length at the end of each epoch that committed a turn, in order.
+
+        A fork and a restored session begin with one point: they were committed as a whole. Raises
+        UnknownSession.
+        """
         ...
 
     async def get_page(self, limit: int, cursor: str | None, tenant: str = "") -> SessionPage:

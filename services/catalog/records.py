@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from kvrecall.domain.commit_points import CommitPoint
 from kvrecall.domain.messages import ToolCall
 from kvrecall.domain.repairs import DueRepair
 from kvrecall.domain.reports import MemoryReport, RepairReport
@@ -58,11 +59,13 @@ class OrphanedPages:
 class KnownPrefix:
     """The first tokens of session `owner`, whose pages other sessions may share.
 
-    A session qualifies if it has the same tenant, settings and first tokens.
+    A session qualifies if it has the same tenant, settings and first tokens. `epoch` is the one
+    under which the owner committed them.
     """
 
     owner: str
     token_ids: tuple[int, ...]
+    epoch: int = 0
 
 
 @dataclass(frozen=True)
@@ -217,7 +220,8 @@ class SessionDump:
 
     It shares no pages. `calls` are all tool calls, `repairs` the retained ones, oldest first,
     `built` the serialized pb.Episode messages in the set's order, `pieces` those of the calls'
-    outputs, by turn and position of the call.
+    outputs, by turn and position of the call. `history` is that of the stored pages; a restored
+    session has one of its own.
     """
 
     session: Session
@@ -229,6 +233,7 @@ class SessionDump:
     segments: tuple[SegmentRecord, ...] = ()
     built: tuple[bytes, ...] = ()
     pieces: Mapping[tuple[int, int], Mapping[int, str]] = field(default_factory=dict)
+    history: tuple[CommitPoint, ...] = ()
 
 
 @dataclass(frozen=True)

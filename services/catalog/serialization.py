@@ -8,6 +8,7 @@ import sys
 
 from pydantic import TypeAdapter
 
+from kvrecall.domain.commit_points import CommitPoint
 from kvrecall.domain.errors import InvalidRequest
 from kvrecall.domain.messages import Message
 from kvrecall.domain.reports import MemoryReport, RepairReport, TurnOutcome
@@ -21,6 +22,7 @@ MESSAGES = TypeAdapter(tuple[Message, ...])
 OUTCOME = TypeAdapter(TurnOutcome)
 REPAIR = TypeAdapter(RepairReport)
 OUTPUT = TypeAdapter(ToolOutput)
+COMMIT_POINTS = TypeAdapter(tuple[CommitPoint, ...])
 
 
 def encode_tokens(token_ids: tuple[int, ...]) -> bytes:

@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from torch import Tensor
 
 from kvstore.errors import TierError, TierFailedError
+from kvstore.format.commit_history import CommitHistory, CommitPoint
 from kvstore.format.page import Blob, PageHeader, PageKey, PageLayout, RecordKind
 from kvstore.format.page_table import PageTable, SharedPages
 from kvstore.store import RowStore
@@ -119,6 +120,7 @@ class FaultMachine(RuleBasedStateMachine):
         self.safe: dict[str, int] = {}
         self.shared: dict[str, list[SharedPages]] = {}
         self.epochs: dict[str, int] = {}
+        self.commits: dict[str, dict[int, int]] = {}
         self.unopened: set[str] = set()
         self.deleted: set[str] = set()
         self.names = 0
@@ -180,6 +182,7 @@ class FaultMachine(RuleBasedStateMachine):
             self.unopened.add(name)
         self.rows[name], self.shared[name] = torch.empty(LAYOUT.rows_shape(0)), []
         self.committed[name] = self.safe[name] = 0
+        self.commits[name] = {}
 
     @precondition(lambda self: self.usable())
     @rule(which=WHICH, tokens=st.integers(0, 11), commit=st.booleans())
@@ -196,6 +199,7 @@ class FaultMachine(RuleBasedStateMachine):
             durable = self.store.flush(name)
             assert durable or (self.faulty.fails and not self.files_above)
             self.committed[name] = self.rows[name].shape[3]
+            self.commits[name][self.epochs[name]] = self.committed[name]
             if durable:
                 self.safe[name] = self.committed[name]
 
@@ -222,6 +226,7 @@ class FaultMachine(RuleBasedStateMachine):
             return
         self.rows[child], self.shared[child] = self.rows[parent][:, :, :, :length], shared
         self.committed[child], self.safe[child] = length, 0
+        self.commits[child] = {1: length}
         if self.store.flush(child):
             self.safe[child] = length
 
@@ -235,7 +240,7 @@ class FaultMachine(RuleBasedStateMachine):
             assert self.faulty.fails
             return
         owners = {entry.owner for entry in self.shared[name]}
-        for state in (self.rows, self.committed, self.safe, self.shared, self.epochs):
+        for state in (self.rows, self.committed, self.safe, self.shared, self.epochs, self.commits):
             del state[name]
         self.unopened.discard(name)
         self.deleted.add(name)
@@ -335,8 +340,15 @@ class FaultMachine(RuleBasedStateMachine):
     def reopen(self, name: str, later: int) -> None:
         self.epochs[name] += later
         length = self.committed[name]
+        history = CommitHistory([CommitPoint(*point) for point in self.commits[name].items()])
         try:
-            self.store.open(name, epoch=self.epochs[name], length=length, shared=self.shared[name])
+            self.store.open(
+                name,
+                epoch=self.epochs[name],
+                length=length,
+                shared=self.shared[name],
+                history=history,
+            )
         except TierError:
             assert self.faulty.fails
             self.unopened.add(name)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from kvstore.errors import MissingPageError, StaleWriterError
 from kvstore.format.codec import Codec
+from kvstore.format.commit_history import CommitHistory, CommitPoint
 from kvstore.format.page import PageKey, PageLayout
 from kvstore.format.page_table import SharedPages
 from kvstore.store import RowStore
@@ -47,6 +48,10 @@ def open_store(
     yield open_one
     for store in opened:
         store.close()
+
+
+def commits(*points: tuple[int, int]) -> CommitHistory:
+    return CommitHistory([CommitPoint(*point) for point in points])
 
 
 def delete_from_lowest(store: RowStore, keys: list[PageKey]) -> None:
@@ -174,7 +179,7 @@ def test_a_worker_that_lost_a_session_is_refused_and_changes_nothing(
     expected = torch.cat([rows, rows[:, :, :, :9]], 3)
     assert torch.equal(read_all(other, "a"), expected)
     other.check()
-    one.open("a", epoch=3, length=38)
+    one.open("a", epoch=3, length=38, history=commits((1, 29), (2, 38)))
     assert torch.equal(read_all(one, "a"), expected)
     one.check()
 
@@ -189,10 +194,10 @@ def test_uncommitted_rows_are_deleted_when_another_worker_opens_the_session(
     one.flush("a")
     open_store("other").open("a", epoch=2, length=29)
     third = open_store("third")
-    third.open("a", epoch=3, length=60)
+    third.open("a", epoch=3, length=60, history=commits((1, 29), (3, 60)))
     assert third.missing_pages("a") == [3, 4, 5, 6, 7]
     assert torch.equal(third.gather("a", torch.arange(24)), rows[:, :, :, :24])
-    one.open("a", epoch=4, length=60)
+    one.open("a", epoch=4, length=60, history=commits((1, 29), (3, 60)))
     assert one.missing_pages("a") == [3, 4, 5, 6, 7], "its own copies are not valid"
 
 
@@ -233,7 +238,7 @@ def test_a_restored_shared_page_is_restored_for_all_sessions(
     assert one.flush("a")
     one.open("a", epoch=8, length=29)
     delete_from_lowest(other, [PageKey("a", 1)])
-    other.open("b", epoch=2, length=24, shared=[SharedPages("a", 3)])
+    other.open("b", epoch=2, length=24, shared=[SharedPages("a", 3, commits((7, 24)))])
     assert other.missing_pages("b") == [1]
     with pytest.raises(MissingPageError):
         read_all(other, "b")
@@ -241,7 +246,7 @@ def test_a_restored_shared_page_is_restored_for_all_sessions(
     assert other.flush("b")
     assert torch.equal(read_all(other, "b"), rows[:, :, :, :24])
     third = open_store()
-    third.open("a", epoch=9, length=29)
+    third.open("a", epoch=9, length=29, history=commits((7, 29)))
     assert torch.equal(read_all(third, "a"), rows)
 
 

@@ -12,7 +12,7 @@ import pytest
 from kvrecall.domain.errors import WorkerLost
 from kvrecall.domain.messages import Message
 from kvrecall.domain.reports import MemoryReport
-from kvrecall.domain.session import Session, SharedPages
+from kvrecall.domain.session import Session
 from kvrecall.domain.session_settings import RepairTrigger, SessionSettings
 from kvrecall.domain.worker_info import WorkerInfo
 from kvrecall.protocol.convert import worker_info_from_wire
@@ -26,6 +26,11 @@ BEN = Message("user", "my name is ben")
 TOOL = '{"type": "function", "function": {"name": "weather"}}'
 SETTINGS = SessionSettings(budget=64, repair_rows=8, method="snapkv", tenant="ann")
 SESSION = Session("s_1", 1, SETTINGS, 0.0, 0.0, 0, MemoryReport())
+
+
+def pages_of(session: Session | pb.SessionSpec) -> list[tuple[str, int]]:
+    """The owners of the pages that a session shares, with how many."""
+    return [(each.owner, each.pages) for each in session.shared]
 
 
 def build_info(fingerprint: str = "f00d", block_tokens: int = 32) -> WorkerInfo:
@@ -55,7 +60,7 @@ async def test_a_session_that_begins_as_another_did_shares_its_pages(harness) ->
     second = await begun(harness, SYSTEM, BEN)
     assert [prefix.owner for prefix in harness.worker.prefixes] == [first]
     assert len(harness.worker.prefixes[0].token_ids) == 12
-    assert (await harness.service.get(second))[0].shared == (SharedPages(first, 3),)
+    assert pages_of((await harness.service.get(second))[0]) == [(first, 3)]
     assert (await harness.service.get(first))[0].shared == ()
 
 
@@ -64,7 +69,7 @@ async def test_an_opened_session_goes_on_with_the_pages_it_shares(harness) -> No
     second = await begun(harness, SYSTEM, BEN)
     await harness.crash()
     await harness.say(second, ANN)
-    assert list(harness.worker.specs[second].shared) == [pb.SharedPages(owner=first, pages=3)]
+    assert pages_of(harness.worker.specs[second]) == [(first, 3)]
     assert harness.worker.prefixes == []
 
 
@@ -115,7 +120,7 @@ async def test_a_first_turn_that_fails_is_tried_again_with_the_same_pages(harnes
     with pytest.raises(WorkerLost):
         await harness.say(second, SYSTEM, BEN)
     await harness.say(second, SYSTEM, BEN)
-    assert (await harness.service.get(second))[0].shared == (SharedPages(first, 3),)
+    assert pages_of((await harness.service.get(second))[0]) == [(first, 3)]
 
 
 async def test_a_deleted_session_leaves_what_others_share_and_is_offered_no_more(harness) -> None:
@@ -148,7 +153,7 @@ async def test_pages_stay_that_a_turn_is_about_to_share(harness) -> None:
     assert harness.worker.dropped == [(first, 3)]
     harness.worker.gates["token"].set()
     await saying
-    assert (await harness.service.get(second))[0].shared == (SharedPages(first, 3),)
+    assert pages_of((await harness.service.get(second))[0]) == [(first, 3)]
 
 
 async def test_a_fork_of_a_session_that_shares_names_both_owners(harness) -> None:
@@ -156,7 +161,7 @@ async def test_a_fork_of_a_session_that_shares_names_both_owners(harness) -> Non
     second = await begun(harness, SYSTEM, BEN)
     await harness.say(second, ANN)
     child = await harness.service.fork(second, ForkRequest())
-    assert child.shared == (SharedPages(first, 3), SharedPages(second, 5))
+    assert pages_of(child) == [(first, 3), (second, 5)]
     await harness.service.delete(first)
     await harness.service.delete(second)
     assert harness.worker.dropped == [(first, 3), (second, 5)]

@@ -18,7 +18,7 @@ from workers.engine.session import ResidentSession, WorkerSession
 from workers.engine.session_factory import build_config
 from workers.engine.session_state import build_state, restore_state, selection_from_state
 from workers.engine.settings import WorkerSettings
-from workers.engine.store_io import StoreIO, map_store_errors, shared_pages
+from workers.engine.store_io import StoreIO, commit_history, map_store_errors, shared_pages
 from workers.errors import BadSettings, StaleEpoch, UnknownSession
 from workers.model.loader import LoadedModel
 from workers.model.tokenizer import ChatTokenizer
@@ -85,6 +85,7 @@ class Engine:
                 epoch=session.config.epoch,
                 length=state.length,
                 shared=shared_pages(spec.shared),
+                history=commit_history(spec.history),
             )
         self.restore(session, state)
         return session

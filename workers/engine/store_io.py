@@ -14,6 +14,7 @@ from torch import Tensor
 
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from kvstore.errors import KvStoreError, PageError, RowRangeError, StaleWriterError
+from kvstore.format.commit_history import ALL_COMMITTED, CommitHistory, CommitPoint
 from kvstore.format.page_table import SharedPages
 from kvstore.store import RowStore
 from workers.engine.session import WorkerSession
@@ -141,7 +142,16 @@ class StoreIO:
 
 def shared_pages(shared: Iterable[pb.SharedPages]) -> list[SharedPages]:
     """Convert references to other sessions' pages from the wire to the row store's form."""
-    return [SharedPages(each.owner, each.pages) for each in shared]
+    return [
+        SharedPages(each.owner, each.pages, commit_history(each.history) or ALL_COMMITTED)
+        for each in shared
+    ]
+
+
+def commit_history(points: Iterable[pb.CommitPoint]) -> CommitHistory | None:
+    """Convert a commit history to the row store's form; None without points."""
+    history = CommitHistory([CommitPoint(point.epoch, point.length) for point in points])
+    return history if history.points else None
 
 
 def _run_mapping_errors(work: Callable[[], _T]) -> _T:

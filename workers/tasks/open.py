@@ -12,7 +12,7 @@ import structlog
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from workers.engine.engine import Engine
 from workers.engine.session import ResidentSession, WorkerSession
-from workers.engine.store_io import map_store_errors, shared_pages
+from workers.engine.store_io import commit_history, map_store_errors, shared_pages
 from workers.errors import RowsMissing
 from workers.generation.steps import Steps
 from workers.tasks.replay import ReplayRows, replay, rows_after, skip_untouched
@@ -115,8 +115,13 @@ def _open_store(engine: Engine, spec: pb.SessionSpec, length: int) -> Steps[list
     """Open the session's rows; returns the pages that are known to be lost without reading them."""
 
     def open_rows() -> list[int]:
-        shared = shared_pages(spec.shared)
-        engine.store.open(spec.session, epoch=spec.epoch, length=length, shared=shared)
+        engine.store.open(
+            spec.session,
+            epoch=spec.epoch,
+            length=length,
+            shared=shared_pages(spec.shared),
+            history=commit_history(spec.history),
+        )
         return engine.store.missing_pages(spec.session)
 
     opened = engine.store_io.submit(open_rows)

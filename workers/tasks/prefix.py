@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from kvrecall.protocol.v1 import worker_pb2 as pb
+from kvstore.format.commit_history import CommitHistory, CommitPoint
 from kvstore.format.page_table import SharedPages
 from workers.engine.engine import Engine
 from workers.engine.session import ResidentSession, WorkerSession
@@ -29,7 +30,8 @@ def take_prefix(
     if not tokens:
         return 0
     page = engine.store.layout.page_tokens
-    shared = [SharedPages(prefix.owner, tokens // page)]
+    committed = CommitHistory([CommitPoint(prefix.epoch, tokens)])
+    shared = [SharedPages(prefix.owner, tokens // page, committed)]
     try:
         yield from _open_rows(engine, session, tokens, shared)
         yield from load_rows(engine, resident, tokens)

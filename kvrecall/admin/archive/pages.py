@@ -10,9 +10,11 @@ from pydantic import ValidationError
 from kvrecall.admin.archive.format import read_records
 from kvrecall.admin.archive.record import Record, RecordKind
 from kvrecall.admin.archive.records import HEADER, FileHeader, Origin
+from kvrecall.admin.commit_history import to_commit_history
 from kvrecall.app.errors import BadSessionFile
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from kvstore.errors import KvStoreError, PageError
+from kvstore.format.commit_history import CommitHistory
 from kvstore.format.page import (
     DTYPE_CODES,
     HEADER_BYTES,
@@ -80,14 +82,19 @@ def count_pages(dump: SessionDump, layout: PageLayout) -> int:
 def read_pages(dump: SessionDump, tiers: Sequence[Tier], layout: PageLayout) -> Iterator[Record]:
     """Read the pages of a session, its own and shared ones, as records.
 
-    Each comes from the fastest tier that has all its tokens; pages that no tier has are skipped.
+    Each is the newest version in any tier; pages without all their tokens, committed, are skipped.
     Raises TierFailedError when a tier does not answer.
     """
     length = _get_length(dump)
     for index in range(count_pages(dump, layout)):
-        tokens = min(layout.page_tokens, length - index * layout.page_tokens)
-        blob = _read_newest(tiers, PageKey(_get_owner(dump, index), index))
-        if blob is not None and parse_header(blob).valid_tokens >= tokens:
+        start = index * layout.page_tokens
+        owner, history = _get_owner(dump, index)
+        blob = _read_newest(tiers, PageKey(owner, index))
+        if blob is None:
+            continue
+        header = parse_header(blob)
+        valid = min(header.valid_tokens, history.committed_tokens(header.epoch) - start)
+        if valid >= min(layout.page_tokens, length - start):
             yield Record(RecordKind.PAGE, index, bytes(blob))
 
 
@@ -193,8 +200,12 @@ def _reseal(record: Record, dump: SessionDump) -> tuple[PageKey, bytes]:
     return key, seal(header, record.data[HEADER_BYTES:])
 
 
-def _get_owner(dump: SessionDump, index: int) -> str:
-    return next((each.owner for each in dump.session.shared if index < each.pages), dump.session.id)
+def _get_owner(dump: SessionDump, index: int) -> tuple[str, CommitHistory]:
+    """Return the session that wrote a page, and its commits."""
+    for each in dump.session.shared:
+        if index < each.pages:
+            return each.owner, to_commit_history(each.history)
+    return dump.session.id, to_commit_history(dump.history)
 
 
 def _get_length(dump: SessionDump) -> int:

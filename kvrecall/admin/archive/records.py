@@ -96,6 +96,7 @@ async def dump_session(catalog: Catalog, session_id: str) -> SessionDump:
         episodes=episodes,
         segments=tuple(await catalog.episodes.get_segments(session_id)),
         built=tuple(built),
+        history=await catalog.sessions.get_history(session_id),
     )
 
 

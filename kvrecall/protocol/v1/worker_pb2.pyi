@@ -32,7 +32,7 @@ class Message(_message.Message):
     def __init__(self, role: _Optional[str] = ..., content: _Optional[str] = ..., tool_calls: _Optional[_Iterable[_Union[ToolCall, _Mapping]]] = ..., tool_call_id: _Optional[str] = ..., name: _Optional[str] = ...) -> None: ...
 
 class SessionSpec(_message.Message):
-    __slots__ = ("session", "epoch", "budget", "repair_rows", "method", "method_settings", "seed", "tools", "layer_budgets", "repair_settings", "repair_scan", "options", "shared")
+    __slots__ = ("session", "epoch", "budget", "repair_rows", "method", "method_settings", "seed", "tools", "layer_budgets", "repair_settings", "repair_scan", "options", "shared", "history")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     BUDGET_FIELD_NUMBER: _ClassVar[int]
@@ -46,6 +46,7 @@ class SessionSpec(_message.Message):
     REPAIR_SCAN_FIELD_NUMBER: _ClassVar[int]
     OPTIONS_FIELD_NUMBER: _ClassVar[int]
     SHARED_FIELD_NUMBER: _ClassVar[int]
+    HISTORY_FIELD_NUMBER: _ClassVar[int]
     session: str
     epoch: int
     budget: int
@@ -59,15 +60,26 @@ class SessionSpec(_message.Message):
     repair_scan: str
     options: str
     shared: _containers.RepeatedCompositeFieldContainer[SharedPages]
-    def __init__(self, session: _Optional[str] = ..., epoch: _Optional[int] = ..., budget: _Optional[int] = ..., repair_rows: _Optional[int] = ..., method: _Optional[str] = ..., method_settings: _Optional[str] = ..., seed: _Optional[int] = ..., tools: _Optional[_Iterable[str]] = ..., layer_budgets: _Optional[str] = ..., repair_settings: _Optional[str] = ..., repair_scan: _Optional[str] = ..., options: _Optional[str] = ..., shared: _Optional[_Iterable[_Union[SharedPages, _Mapping]]] = ...) -> None: ...
+    history: _containers.RepeatedCompositeFieldContainer[CommitPoint]
+    def __init__(self, session: _Optional[str] = ..., epoch: _Optional[int] = ..., budget: _Optional[int] = ..., repair_rows: _Optional[int] = ..., method: _Optional[str] = ..., method_settings: _Optional[str] = ..., seed: _Optional[int] = ..., tools: _Optional[_Iterable[str]] = ..., layer_budgets: _Optional[str] = ..., repair_settings: _Optional[str] = ..., repair_scan: _Optional[str] = ..., options: _Optional[str] = ..., shared: _Optional[_Iterable[_Union[SharedPages, _Mapping]]] = ..., history: _Optional[_Iterable[_Union[CommitPoint, _Mapping]]] = ...) -> None: ...
+
+class CommitPoint(_message.Message):
+    __slots__ = ("epoch", "length")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    LENGTH_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    length: int
+    def __init__(self, epoch: _Optional[int] = ..., length: _Optional[int] = ...) -> None: ...
 
 class SharedPages(_message.Message):
-    __slots__ = ("owner", "pages")
+    __slots__ = ("owner", "pages", "history")
     OWNER_FIELD_NUMBER: _ClassVar[int]
     PAGES_FIELD_NUMBER: _ClassVar[int]
+    HISTORY_FIELD_NUMBER: _ClassVar[int]
     owner: str
     pages: int
-    def __init__(self, owner: _Optional[str] = ..., pages: _Optional[int] = ...) -> None: ...
+    history: _containers.RepeatedCompositeFieldContainer[CommitPoint]
+    def __init__(self, owner: _Optional[str] = ..., pages: _Optional[int] = ..., history: _Optional[_Iterable[_Union[CommitPoint, _Mapping]]] = ...) -> None: ...
 
 class SessionState(_message.Message):
     __slots__ = ("length", "pending", "selection", "eviction_scores", "promoted_rows", "recent", "episode", "patched_prompt", "segments", "state_version")
@@ -262,12 +274,14 @@ class TurnRequest(_message.Message):
     def __init__(self, session: _Optional[str] = ..., epoch: _Optional[int] = ..., messages: _Optional[_Iterable[_Union[Message, _Mapping]]] = ..., generate: bool = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., repair: bool = ..., keep_distribution: bool = ..., compare_with: _Optional[str] = ..., episode: _Optional[_Union[Episode, _Mapping]] = ..., prefix: _Optional[_Union[Prefix, _Mapping]] = ...) -> None: ...
 
 class Prefix(_message.Message):
-    __slots__ = ("owner", "token_ids")
+    __slots__ = ("owner", "token_ids", "epoch")
     OWNER_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
     owner: str
     token_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, owner: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    epoch: int
+    def __init__(self, owner: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class Span(_message.Message):
     __slots__ = ("start", "stop", "similarity")

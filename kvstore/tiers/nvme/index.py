@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from kvstore.errors import InvariantError
-from kvstore.format.page import HEADER_BYTES, PageKey, get_count
+from kvstore.format.page import HEADER_BYTES, PageKey
 
 # Bits of a packed location: sequence, segment, offset, size.
 _SEGMENT_BITS, _OFFSET_BITS, _SIZE_BITS = 32, 40, 32
@@ -86,11 +86,11 @@ class LogIndex:
         ]
 
     def newest(self) -> list[tuple[PageKey, RecordLocation]]:
-        """Location of one page per session: of that with the largest sequence number's count."""
+        """Location of one page per session: of that with the largest sequence number."""
         return [
             (PageKey(name, index), _unpack(pages[index]))
             for name, pages in self._sessions.items()
-            for index in [max(pages, key=lambda index: get_count(pages[index] >> _SEQUENCE_SHIFT))]
+            for index in [max(pages, key=pages.__getitem__)]
         ]
 
     def add_damage(self, segment: int, offset: int) -> None:

@@ -25,6 +25,7 @@ from services.catalog.redis.keys import (
     CALLS,
     EPISODE_SET,
     EPISODES,
+    HISTORY,
     LABELS,
     META,
     OWNERS,
@@ -96,16 +97,18 @@ class RedisCommit:
 def build_create(session: Session, worker_state: bytes) -> RedisCommit:
     """Build the commit of a new session, with the owners of the pages it references."""
     commit = RedisCommit().put(META, mapping.to_session_fields(session, worker_state))
+    commit.put(HISTORY, _to_history_fields(session.epoch, session.memory))
     return commit.put(OWNERS, _to_owner_fields(session.shared))
 
 
-def build_turn(turn_commit: TurnCommit, at: float) -> RedisCommit:
-    """Build the commit, at time `at`, of everything that a turn changes of its session."""
+def build_turn(turn_commit: TurnCommit, epoch: int, at: float) -> RedisCommit:
+    """Build the commit, under an epoch at time `at`, of all that a turn changes of its session."""
     turn = turn_commit.turn
     commit = RedisCommit(at).expect_turns(turn.number - 1)
     entry, tokens = mapping.to_turn_entries(turn)
     commit.push(TURNS, [entry]).push(TOKENS, [tokens])
     commit.put(META, _to_turn_fields(turn_commit, commit.at))
+    commit.put(HISTORY, _to_history_fields(epoch, turn.outcome.memory))
     commit.put(EPISODE_SET, {"active": turn_commit.active})
     if turn_commit.matched:
         commit.run("HINCRBY", EPISODES, f"matched:{turn_commit.matched}", 1)
@@ -246,6 +249,10 @@ def _to_words(command: str, index: int, words: Sequence[Argument]) -> list[Argum
 
 def _to_memory_fields(memory: MemoryReport) -> dict[str, Argument]:
     return {"memory": MEMORY.dump_json(memory), "length": memory.length}
+
+
+def _to_history_fields(epoch: int, memory: MemoryReport) -> dict[str, int]:
+    return {str(epoch): memory.length} if memory.length else {}
 
 
 def _to_owner_fields(shared: Iterable[SharedPages]) -> dict[str, int]:

@@ -21,7 +21,8 @@ from services.catalog.records import IdempotencyKey
 #   SHARERS     sessions that reference this one's pages, by the number of pages
 #   TOMBSTONE   hash of cleanup that is due after the deletion
 #   UNVERIFIED  those of SHARERS that may not exist, by the time of the reference
-# The last three outlive the session.
+#   HISTORY     hash of the committed length at the end of each epoch
+# SHARERS, TOMBSTONE and UNVERIFIED outlive the session.
 (
     META,
     COMMITS,
@@ -38,9 +39,10 @@ from services.catalog.records import IdempotencyKey
     SHARERS,
     TOMBSTONE,
     UNVERIFIED,
-) = range(15)
+    HISTORY,
+) = range(16)
 # The index of an idempotency record that is stored in the session's slot.
-RECORD = 15
+RECORD = 16
 
 _SUFFIXES = (
     "",
@@ -58,6 +60,7 @@ _SUFFIXES = (
     ":sharers",
     ":gone",
     ":unverified",
+    ":history",
 )
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from pydantic import TypeAdapter
 
+from kvrecall.domain.commit_points import CommitPoint
 from kvrecall.domain.session import Session, SharedPages, Turn
 from kvrecall.domain.tool_calls import CallStatus, PendingCall
 from services.catalog.records import EpisodeRecord, EpisodeSet, RepairRecord, SegmentRecord
@@ -92,6 +93,12 @@ def from_session_parts(
         shared=SHARED.validate_json(fields["shared"]),
         worker=fields["worker"].decode(),
     )
+
+
+def from_history(flat: Sequence[bytes]) -> tuple[CommitPoint, ...]:
+    """Convert from HISTORY as a flat hash."""
+    points = [CommitPoint(int(epoch), int(length)) for epoch, length in to_hash(flat).items()]
+    return tuple(sorted(points, key=lambda point: point.epoch))
 
 
 def to_turn_entries(turn: Turn) -> tuple[bytes, bytes]:

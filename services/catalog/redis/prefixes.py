@@ -59,9 +59,12 @@ class RedisPrefixes:
 
 
 def _encode(prefix: KnownPrefix) -> bytes:
-    return quote(prefix.owner).encode() + b"\n" + encode_tokens(prefix.token_ids)
+    """Encode a prefix; entries from before epochs were noted have only the owner in the first line."""
+    first_line = f"{quote(prefix.owner)} {prefix.epoch}\n"
+    return first_line.encode() + encode_tokens(prefix.token_ids)
 
 
 def _decode(entry: bytes) -> KnownPrefix:
-    owner, _, tokens = entry.partition(b"\n")
-    return KnownPrefix(unquote(owner.decode()), decode_tokens(tokens))
+    first_line, _, tokens = entry.partition(b"\n")
+    owner, _, epoch = first_line.decode().partition(" ")
+    return KnownPrefix(unquote(owner), decode_tokens(tokens), int(epoch or 0))

@@ -2,6 +2,7 @@
 
 from contextlib import suppress
 
+from kvrecall.domain.commit_points import CommitPoint
 from kvrecall.domain.errors import CatalogError, UnknownSession
 from kvrecall.domain.session import Session
 from services.cancellation import run_to_completion
@@ -12,12 +13,12 @@ from services.catalog.records import (
     SessionDump,
     SessionPage,
 )
-from services.catalog.redis import copies
+from services.catalog.redis import copies, mapping
 from services.catalog.redis.commits import RedisCommit, build_create
 from services.catalog.redis.deletion import SessionDeletion
 from services.catalog.redis.idempotency import RedisIdempotency
 from services.catalog.redis.indexes import RedisIndexes
-from services.catalog.redis.keys import META
+from services.catalog.redis.keys import HISTORY, META
 from services.catalog.redis.page_refs import RedisPageRefs
 from services.catalog.redis.session_reads import SessionReads
 from services.catalog.redis.slot import NEW, SessionSlots
@@ -62,6 +63,13 @@ class RedisSessions:
         if not exists:
             raise UnknownSession(session_id)
         return bytes(state)
+
+    async def get_history(self, session_id: str) -> tuple[CommitPoint, ...]:
+        """Return the committed length at the end of each epoch. Raises UnknownSession."""
+        exists, history = await self._slots.read(session_id, ("HGETALL", HISTORY))
+        if not exists:
+            raise UnknownSession(session_id)
+        return mapping.from_history(history)
 
     async def get_page(self, limit: int, cursor: str | None, tenant: str = "") -> SessionPage:
         """Return up to `limit` sessions of a tenant, newest first. Raises InvalidRequest."""

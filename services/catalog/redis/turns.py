@@ -64,9 +64,8 @@ class RedisTurns:
         self, commit: TurnCommit, epoch: int, record: IdempotencyRecord | None
     ) -> None:
         turn = commit.turn
-        changes = build_turn(
-            commit, await self._indexes.get_time() if commit.calls else time.time()
-        )
+        at = await self._indexes.get_time() if commit.calls else time.time()
+        changes = build_turn(commit, epoch, at)
         if commit.calls:
             await self._indexes.add_pause(turn.session, turn.number, changes.at)
         for shared in commit.shared or ():

@@ -12,7 +12,7 @@ import aiosqlite
 from kvrecall.domain.errors import UnknownSession
 from kvrecall.domain.session import SharedPages
 from services.catalog.records import KnownPrefix, OrphanedPages
-from services.catalog.serialization import decode_tokens, encode_tokens
+from services.catalog.serialization import COMMIT_POINTS, decode_tokens, encode_tokens
 from services.catalog.sqlite.database import Database
 from services.catalog.sqlite.queries import (
     build_insert,
@@ -49,9 +49,11 @@ class SqlitePageRefs:
 
     async def get_prefix(self, digest: str) -> KnownPrefix | None:
         """Return the prefix offered under this digest."""
-        query = "SELECT owner, token_ids FROM prefixes WHERE digest = :digest"
+        query = "SELECT owner, token_ids, epoch FROM prefixes WHERE digest = :digest"
         row = await self._database.read(lambda db: fetch_one(db, query, {"digest": digest}))
-        return None if row is None else KnownPrefix(row["owner"], decode_tokens(row["token_ids"]))
+        if row is None:
+            return None
+        return KnownPrefix(row["owner"], decode_tokens(row["token_ids"]), row["epoch"])
 
     async def get_retained(self) -> list[SharedPages]:
         """Return the deleted sessions whose pages are still referenced."""
@@ -91,7 +93,13 @@ async def replace_refs(
     owners = await _read_owners(db, session_id)
     await db.execute("DELETE FROM page_refs WHERE session = :session", {"session": session_id})
     rows = [
-        {"session": session_id, "owner": each.owner, "pages": each.pages, "position": position}
+        {
+            "session": session_id,
+            "owner": each.owner,
+            "pages": each.pages,
+            "position": position,
+            "history": COMMIT_POINTS.dump_json(each.history).decode(),
+        }
         for position, each in enumerate(shared)
     ]
     await insert(db, "page_refs", rows)
@@ -111,6 +119,7 @@ async def add_prefix(db: aiosqlite.Connection, digest: str, prefix: KnownPrefix)
         "digest": digest,
         "owner": prefix.owner,
         "token_ids": encode_tokens(prefix.token_ids),
+        "epoch": prefix.epoch,
     }
     await db.execute(f"{build_insert('prefixes', row)} ON CONFLICT (digest) DO NOTHING", row)
 

@@ -10,11 +10,16 @@ from types import MappingProxyType
 APPLICATION_ID = 0x6B767263
 
 # The version that this program writes.
-SCHEMA_VERSION = 8
+SCHEMA_VERSION = 9
 
 # By the version they start from: the migration to the next version.
 MIGRATIONS: Mapping[int, str] = MappingProxyType(
-    {5: "0006_standard_terms.sql", 6: "0007_bounded_costs.sql", 7: "0008_catalog_id.sql"}
+    {
+        5: "0006_standard_terms.sql",
+        6: "0007_bounded_costs.sql",
+        7: "0008_catalog_id.sql",
+        8: "0009_commit_points.sql",
+    }
 )
 
 PRAGMAS = (

@@ -42,6 +42,14 @@ CREATE TRIGGER session_deleted AFTER DELETE ON sessions BEGIN
     DELETE FROM tenants WHERE tenant = OLD.tenant AND sessions = 0;
 END;
 
+-- The committed length when `epoch` ended; epochs that committed no turn have none.
+CREATE TABLE commit_points (
+    session TEXT NOT NULL REFERENCES sessions (id) ON DELETE CASCADE,
+    epoch INTEGER NOT NULL,
+    length INTEGER NOT NULL,
+    PRIMARY KEY (session, epoch)
+) STRICT, WITHOUT ROWID;
+
 CREATE TABLE worker_states (
     session TEXT PRIMARY KEY REFERENCES sessions (id) ON DELETE CASCADE,
     state BLOB NOT NULL
@@ -147,12 +155,13 @@ CREATE TABLE built_episodes (
 ) STRICT;
 
 -- The first `pages` pages of `owner` are referenced by `session`. `position` is the index in the
--- session's list of owners, -1 for a reservation.
+-- session's list of owners, -1 for a reservation, `history` the owner's commit points for them.
 CREATE TABLE page_refs (
     session TEXT NOT NULL REFERENCES sessions (id) ON DELETE CASCADE,
     owner TEXT NOT NULL,
     pages INTEGER NOT NULL,
     position INTEGER NOT NULL,
+    history TEXT NOT NULL DEFAULT '[]',
     PRIMARY KEY (session, owner, position)
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX page_refs_by_owner ON page_refs (owner, pages);
@@ -169,10 +178,12 @@ CREATE TABLE orphaned_pages (
     keep_pages INTEGER NOT NULL
 ) STRICT;
 
+-- `epoch` is the one under which the owner committed these tokens.
 CREATE TABLE prefixes (
     digest TEXT PRIMARY KEY,
     owner TEXT NOT NULL REFERENCES sessions (id) ON DELETE CASCADE,
-    token_ids BLOB NOT NULL
+    token_ids BLOB NOT NULL,
+    epoch INTEGER NOT NULL DEFAULT 0
 ) STRICT;
 CREATE INDEX prefixes_by_owner ON prefixes (owner);
 

@@ -7,7 +7,7 @@ from kvrecall.domain.reports import RepairReport
 from kvrecall.domain.session import Session, SharedPages
 from kvrecall.domain.tool_calls import PendingCall
 from services.catalog.records import SessionPage
-from services.catalog.serialization import REPAIR, decode_cursor, encode_cursor
+from services.catalog.serialization import COMMIT_POINTS, REPAIR, decode_cursor, encode_cursor
 from services.catalog.sqlite import mapping
 from services.catalog.sqlite.page_refs import RESERVED
 from services.catalog.sqlite.tool_calls import IS_OPEN
@@ -71,7 +71,11 @@ def _read_reports_since(
 def _read_refs(db: sqlite3.Connection, session_id: str) -> tuple[SharedPages, ...]:
     """Read the pages of other sessions that the session starts with, without reservations."""
     query = (
-        "SELECT owner, pages FROM page_refs WHERE session = ? AND position > ? ORDER BY position"
+        "SELECT owner, pages, history FROM page_refs WHERE session = ? AND position > ?"
+        " ORDER BY position"
     )
     rows = db.execute(query, (session_id, RESERVED))
-    return tuple(SharedPages(row["owner"], row["pages"]) for row in rows)
+    return tuple(
+        SharedPages(row["owner"], row["pages"], COMMIT_POINTS.validate_json(row["history"]))
+        for row in rows
+    )

@@ -14,6 +14,19 @@ async def add_session(db: aiosqlite.Connection, session: Session, worker_state: 
     await insert(db, "sessions", [mapping.to_session_row(session)])
     await insert(db, "worker_states", [{"session": session.id, "state": worker_state}])
     await page_refs.replace_refs(db, session.id, session.shared)
+    await add_commit_point(db, session.id, session.epoch, session.memory.length)
+
+
+async def add_commit_point(
+    db: aiosqlite.Connection, session_id: str, epoch: int, length: int
+) -> None:
+    """Record that `length` tokens are committed under `epoch`; no tokens leave no record."""
+    if length:
+        await db.execute(
+            "REPLACE INTO commit_points (session, epoch, length)"
+            " VALUES (:session, :epoch, :length)",
+            {"session": session_id, "epoch": epoch, "length": length},
+        )
 
 
 async def replace_worker_state(db: aiosqlite.Connection, session_id: str, state: bytes) -> None:

@@ -4,6 +4,7 @@ from functools import partial
 
 import aiosqlite
 
+from kvrecall.domain.commit_points import CommitPoint
 from kvrecall.domain.errors import UnknownSession
 from kvrecall.domain.session import Session
 from services.catalog.claims import Claims
@@ -17,7 +18,7 @@ from services.catalog.records import (
 from services.catalog.sqlite import copies, page_refs
 from services.catalog.sqlite.database import Database
 from services.catalog.sqlite.idempotency import SqliteIdempotency
-from services.catalog.sqlite.queries import Row, fetch_all, fetch_one
+from services.catalog.sqlite.queries import Row, fetch_all, fetch_one, require_session
 from services.catalog.sqlite.reader import SnapshotReader
 from services.catalog.sqlite.session_reads import count_sessions, read_page, read_session
 from services.catalog.sqlite.session_rows import add_session
@@ -65,6 +66,17 @@ class SqliteSessions:
         if row is None:
             raise UnknownSession(session_id)
         return bytes(row["state"])
+
+    async def get_history(self, session_id: str) -> tuple[CommitPoint, ...]:
+        """Return the committed length at the end of each epoch. Raises UnknownSession."""
+        query = "SELECT epoch, length FROM commit_points WHERE session = :session ORDER BY epoch"
+
+        async def read(db: aiosqlite.Connection) -> tuple[CommitPoint, ...]:
+            await require_session(db, session_id)
+            rows = await fetch_all(db, query, {"session": session_id})
+            return tuple(CommitPoint(row["epoch"], row["length"]) for row in rows)
+
+        return await self._database.read(read)
 
     async def get_page(self, limit: int, cursor: str | None, tenant: str = "") -> SessionPage:
         """Return up to `limit` sessions of a tenant, newest first. Raises InvalidRequest."""

@@ -31,7 +31,7 @@ class SqliteTurns:
         """Append a turn with everything it changes. Raises UnknownSession, StaleEpoch."""
 
         async def change(db: aiosqlite.Connection) -> None:
-            await _add_turn(db, commit, self._database.now())
+            await _add_turn(db, commit, epoch, self._database.now())
             await self._idempotency.store(db, record)
 
         await self._database.write_fenced(commit.turn.session, epoch, change)
@@ -61,7 +61,7 @@ class SqliteTurns:
         return await self._database.read(read)
 
 
-async def _add_turn(db: aiosqlite.Connection, commit: TurnCommit, now: float) -> None:
+async def _add_turn(db: aiosqlite.Connection, commit: TurnCommit, epoch: int, now: float) -> None:
     turn = commit.turn
     outcome = turn.outcome
     await insert(db, "turns", [mapping.to_turn_row(turn)])
@@ -76,6 +76,7 @@ async def _add_turn(db: aiosqlite.Connection, commit: TurnCommit, now: float) ->
         },
     )
     await session_rows.replace_memory(db, turn.session, outcome.memory)
+    await session_rows.add_commit_point(db, turn.session, epoch, outcome.memory.length)
     await session_rows.replace_worker_state(db, turn.session, commit.worker_state)
     await episodes.count_match(db, turn.session, commit.matched, commit.active)
     await tool_calls.end_pause(db, turn, commit.inline_results)

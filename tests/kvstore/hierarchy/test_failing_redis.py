@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from kvstore.errors import TierError, TierFailedError, TierFullError
+from kvstore.format.commit_history import CommitHistory, CommitPoint
 from kvstore.format.page import PageKey, PageLayout
 from kvstore.format.page_table import SharedPages
 from kvstore.store import RowStore
@@ -142,7 +143,7 @@ def test_a_restarted_worker_flushes_its_pending_pages(
     assert torch.equal(read_all(again, "a"), rows)
     until(lambda: is_flushed(again))
     other = open_worker("other")
-    other.open("a", epoch=3, length=29)
+    other.open("a", epoch=3, length=29, history=commits((1, 29)))
     assert torch.equal(read_all(other, "a"), rows)
 
 
@@ -167,13 +168,13 @@ def test_pending_pages_never_overwrite_those_of_the_next_owner(
     expected = torch.cat([rows, later], 3)
     until(lambda: is_flushed(one))
     assert torch.equal(read_all(other, "a"), expected)
-    one.open("a", epoch=3, length=32)
+    one.open("a", epoch=3, length=32, history=commits((1, 20), (2, 32)))
     assert torch.equal(read_all(one, "a"), expected)
     one._stack.tiers.lowest.delete([PageKey("a", 3)])
     other.release("a")
     one.close()
     again = open_worker("one")
-    again.open("a", epoch=5, length=32)
+    again.open("a", epoch=5, length=32, history=commits((1, 20), (2, 32)))
     assert 3 in again.repair_pages("a") or torch.equal(read_all(again, "a"), expected), (
         "missing or right, never other rows"
     )
@@ -192,28 +193,30 @@ def test_a_session_stays_closed_while_uncommitted_rows_cannot_be_truncated(
     with pytest.raises(TierError):
         one.open("a", epoch=2, length=29)  # Redis would still have 45 rows for the next owner.
     server.start()
-    until(lambda: opens(one, "a", epoch=3, length=29))
+    until(lambda: opens(one, "a", epoch=3, length=29, history=commits((1, 29))))
     one.append("a", other_rows)
     assert one.flush("a")
     other = open_worker("other")
-    other.open("a", epoch=4, length=45)
+    other.open("a", epoch=4, length=45, history=commits((1, 29), (3, 45)))
     assert torch.equal(read_all(other, "a"), torch.cat([rows[:, :, :, :29], other_rows], 3))
 
 
-def test_files_of_a_superseded_worker_are_ignored(
+def test_of_the_files_of_a_superseded_worker_only_committed_rows_are_read(
     open_worker: OpenWorker, make_rows: MakeRows, server: Any
 ) -> None:
     one = open_worker("one")
     other = open_worker("other")
     one.open("a", epoch=1, length=0)
-    one.append("a", make_rows(45))
+    rows = make_rows(45)
+    one.append("a", rows)
     assert one.flush("a")
     other.open("a", epoch=2, length=29)
     other.append("a", make_rows(16, seed=1))
     assert other.flush("a")
     server.client.flushall()
-    one.open("a", epoch=3, length=45)
-    assert one.missing_pages("a") == list(range(6))
+    one.open("a", epoch=3, length=45, history=commits((1, 29), (2, 45)))
+    assert one.missing_pages("a") == [3, 4, 5]
+    assert torch.equal(one.gather("a", torch.arange(24)), rows[:, :, :, :24])
 
 
 def test_pending_pages_of_an_earlier_ownership_are_not_flushed_under_a_later_epoch(
@@ -239,12 +242,13 @@ def test_pending_pages_of_an_earlier_ownership_are_not_flushed_under_a_later_epo
     other.append("a", later)
     assert other.flush("a")
     server.start()
-    until(lambda: opens(one, "a", epoch=3, length=32))
+    history = commits((1, 20), (2, 32))
+    until(lambda: opens(one, "a", epoch=3, length=32, history=history))
     assert one.missing_pages("a") == [2, 3]
     one._stack.tiers.clear_failure()
     assert one.flush("a")
     third = open_worker("third")
-    third.open("a", epoch=4, length=32)
+    third.open("a", epoch=4, length=32, history=history)
     assert third.missing_pages("a") == [2, 3]
 
 
@@ -270,14 +274,25 @@ def test_a_full_tier_keeps_no_version_of_a_page_with_truncated_rows(
         with pytest.raises(TierFailedError, match="end with the process"):
             store.close()
     again = RowStore(layout, [NvmeTier(tmp_path / "rows")])
-    again.open("a", epoch=2, length=32)
+    again.open("a", epoch=2, length=32, history=commits((0, 29), (1, 32)))
     assert again.missing_pages("a") == [3]
     again.close()
 
 
-def opens(store: RowStore, session: str, *, epoch: int, length: int) -> bool:
+def commits(*points: tuple[int, int]) -> CommitHistory:
+    return CommitHistory([CommitPoint(*point) for point in points])
+
+
+def opens(
+    store: RowStore,
+    session: str,
+    *,
+    epoch: int,
+    length: int,
+    history: CommitHistory | None = None,
+) -> bool:
     try:
-        store.open(session, epoch=epoch, length=length)
+        store.open(session, epoch=epoch, length=length, history=history)
     except TierFailedError:
         return False
     return True
@@ -300,7 +315,7 @@ def test_a_session_continues_from_memory_while_redis_is_down(
     server.start()
     until(lambda: is_flushed(one))
     other = open_worker("other")
-    other.open("a", epoch=3, length=58)
+    other.open("a", epoch=3, length=58, history=commits((1, 29), (2, 58)))
     assert torch.equal(read_all(other, "a"), torch.cat([rows, rows], 3))
     with pytest.raises(Exception, match="epoch"):
         one.open("a", epoch=2, length=29)

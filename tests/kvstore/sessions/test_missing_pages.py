@@ -9,6 +9,7 @@ from torch import Tensor
 
 from kvstore.errors import CorruptPageError, RowRangeError, RowShapeError, TierFailedError
 from kvstore.format.codec import Codec
+from kvstore.format.commit_history import ALL_COMMITTED
 from kvstore.format.page import PageKey, PageLayout
 from kvstore.format.page_table import SharedPages
 from kvstore.store import RowStore
@@ -82,7 +83,7 @@ def test_a_flipped_bit_in_a_header_makes_pages_missing_until_restored(
     assert store.repair_pages(by) == []
     store.close()
     again = open_store()
-    again.open("a", epoch=2, length=45)
+    again.open("a", epoch=2, length=45, history=ALL_COMMITTED)
     again.open("b", epoch=2, length=32, shared=[SharedPages("a", 4)])
     assert [index for index in again.repair_pages("a") if index < 4] == []
     assert torch.equal(read_all(again, "b"), rows[:, :, :, :32])
@@ -117,7 +118,7 @@ def test_a_header_that_breaks_under_an_open_store_affects_only_its_page(
     store.close()
     store = RowStore(layout, [NvmeTier(tmp_path / "rows")])
     flip(tmp_path / "rows", layout, 2, 20)
-    store.open("a", epoch=2, length=45)
+    store.open("a", epoch=1, length=45)
     assert store.missing_pages("a") == [2]
     store.restore("a", 2, rows[:, :, :, 16:24])
     assert store.flush("a")
@@ -203,7 +204,7 @@ def test_a_page_left_only_in_memory_is_written_again(
         tiers: list[Tier] = [RamTier(12 * layout.page_bytes), NvmeTier(tmp_path / "rows")]
         store = RowStore(layout, tiers, codecs=[Codec.RAW, codec])
         for name, length, shared in (("a", 45, []), ("b", 32, [SharedPages("a", 4)])):
-            store.open(name, epoch=epoch, length=length, shared=shared)
+            store.open(name, epoch=epoch, length=length, shared=shared, history=ALL_COMMITTED)
         return store
 
     store = RowStore(layout, [NvmeTier(tmp_path / "rows")], codecs=[codec])

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from kvstore.errors import MissingPageError, StaleWriterError
+from kvstore.format.commit_history import CommitHistory, CommitPoint
 from kvstore.format.page import PageKey, PageLayout
 from kvstore.format.page_table import SharedPages
 from kvstore.store import RowStore
@@ -34,7 +35,7 @@ def test_reopening_a_session_restores_the_committed_rows(
     write_first_turn(store, "a", rows)
     for epoch in (1, 1, 2, 3, 7):
         store.append("a", make_rows(20, seed=epoch))
-        store.open("a", epoch=epoch, length=29)
+        store.open("a", epoch=epoch, length=29, history=CommitHistory([CommitPoint(1, 29)]))
         assert torch.equal(read_all(store, "a"), rows)
         store.check()
     with pytest.raises(StaleWriterError):

@@ -13,6 +13,7 @@ import pytest
 from redis import Redis, RedisCluster
 
 from kvrecall.app.redis import redis_client
+from kvrecall.domain.commit_points import CommitPoint
 from kvrecall.domain.errors import CatalogError, CatalogVersion
 from kvrecall.domain.tool_calls import CallStatus
 from services.catalog.records import OrphanedPages
@@ -107,6 +108,9 @@ async def test_the_sessions_of_an_older_namespace_are_all_there(
             old = json.loads(text)["outcome"]
             reason = old["finish_reason"].replace("remembered", "appended")
             assert (turn.outcome.finish_reason, turn.number) == (reason, old["turn"])
+        length = session.memory.length
+        expected = (CommitPoint(0, length),) if length else ()
+        assert await catalog.sessions.get_history(id) == expected
         repairs = before.get(f"{old_namespace.name}:{{{id}}}:repairs".encode(), [])
         assert len(await catalog.repairs.get_latest(id, 99)) == len(repairs)
 
@@ -148,7 +152,8 @@ async def test_no_old_name_is_left_and_expiry_and_other_keys_stay(
     leftovers = f"{old_namespace.name}:leftovers".encode()
     orphaned = f"{old_namespace.name}:orphaned".encode()
     assert before.keys() - after.keys() == {leftovers}
-    added = {name for name in after.keys() - before.keys() if not name.endswith(b":unverified")}
+    own = (b":unverified", b":history")
+    added = {name for name in after.keys() - before.keys() if not name.endswith(own)}
     assert added == {orphaned}
     for name, ttl in ttls.items():
         if name != leftovers:
@@ -294,7 +299,7 @@ async def test_a_migration_that_never_ends_is_not_waited_for_without_end(
     assert one_server.get_version() == b"1"
 
 
-@pytest.mark.parametrize("version", ["4", "3>4", "0", "2>4", "unknown"])
+@pytest.mark.parametrize("version", ["5", "4>5", "0", "2>5", "unknown"])
 async def test_a_version_that_cannot_be_read_is_refused_and_left_alone(
     one_server: OldNamespace, open_catalog: Open, version: str
 ) -> None:

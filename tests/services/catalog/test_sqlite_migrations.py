@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from kvrecall.domain.commit_points import CommitPoint
 from kvrecall.domain.errors import CatalogError, CatalogVersion
 from kvrecall.domain.session import SharedPages
 from services.catalog.records import IdempotencyKey, OrphanedPages
@@ -77,6 +78,8 @@ async def test_the_sessions_of_an_older_file_are_all_there(old_file: Path) -> No
     for id, turns, length in sessions:
         session = await catalog.sessions.get(id)
         assert (session.turns, session.memory.length) == (turns, length)
+        expected = (CommitPoint(0, length),) if length else ()
+        assert await catalog.sessions.get_history(id) == expected
         assert await catalog.sessions.get_worker_state(id) == states[id]
     for id, number, text in outcomes:
         (turn,) = await catalog.turns.get_after(id, number - 1, 1)

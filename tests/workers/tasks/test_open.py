@@ -172,11 +172,10 @@ def test_a_session_that_lost_pages_is_refused_and_rebuilt(
     turns = [worker.turn("s", text) for text in texts]
     state = turns[-1].state
     expected = list(worker.turn("s", "and then").token_ids)
-    opened = {
-        "epoch": 3,
-        **spec,
-    }  # another worker may have had it in between: only the tiers say what is there
+    committed = [pb.CommitPoint(epoch=1, length=state.length)]
+    opened = {"epoch": 3, "history": committed, **spec}
     pages = -(-state.length // PAGE)
+    worker.engine.store.release("s")  # only the tiers say what is there
     for page in (1, pages - 1):
         lose_page(worker.engine.store, "s", page)
     with pytest.raises(RowsMissing, match=f"pages 1, {pages - 1}"):

@@ -66,6 +66,23 @@ def test_a_shared_prefix_gives_the_same_answer_with_less_prefill(
     worker.check()
 
 
+def test_pages_of_an_owner_that_were_written_before_it_committed_them_are_not_taken(
+    make_worker: Callable[..., Any], words: Callable[..., str]
+) -> None:
+    worker = make_worker()
+    for name in ("owner", "second"):
+        worker.open(name)
+    first = first_turn(worker, "owner", [words(200), "Hello."])
+    # The owner's turn here was given up; the same tokens were committed elsewhere, under epoch 2.
+    token_ids = first.token_ids[: first.prompt_tokens]
+    prefix = pb.Prefix(owner="owner", token_ids=token_ids, epoch=2)
+    assert first_turn(worker, "second", [words(200), "Hello."], prefix).shared_pages == 0
+    worker.open("third")
+    prefix.epoch = 1
+    assert first_turn(worker, "third", [words(200), "Hello."], prefix).shared_pages > 0
+    worker.check()
+
+
 def test_only_a_common_prefix_is_taken(
     make_worker: Callable[..., Any], words: Callable[..., str]
 ) -> None:
