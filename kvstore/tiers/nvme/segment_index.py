@@ -29,7 +29,7 @@ _ENTRY = np.dtype(
         ("sequence", "<u8"),
         ("offset", "<u8"),
         ("size", "<u4"),
-        ("index", "<u4"),
+        ("page", "<u4"),
         ("session", "<u4"),
         ("kind", "u1"),
         ("padding", "u1", 3),
@@ -42,7 +42,7 @@ class IndexEntry(NamedTuple):
 
     kind: int
     session: str
-    index: int
+    page: int
     sequence: int
     offset: int
     size: int
@@ -93,7 +93,7 @@ def write_index(segment: SegmentFile, entries: SegmentEntries) -> None:
     table = np.zeros(len(entries.entries), dtype=_ENTRY)
     for row, entry in zip(table, entries.entries, strict=True):
         row["sequence"], row["offset"], row["size"] = entry.sequence, entry.offset, entry.size
-        row["index"], row["session"], row["kind"] = entry.index, numbers[entry.session], entry.kind
+        row["page"], row["session"], row["kind"] = entry.page, numbers[entry.session], entry.kind
     names = [name.encode() for name in numbers]
     size, changed = _get_state(segment)
     parts = (
@@ -146,7 +146,7 @@ def _read_index(segment: SegmentFile) -> SegmentEntries | None:
     position = _HEADER.size + table.nbytes
     stretches = np.frombuffer(body, "<u8", damaged, position).tolist()
     names = list(_split_names(body, position + 8 * damaged, sessions))
-    columns = [table[name].tolist() for name in ("index", "sequence", "offset", "size")]
+    columns = [table[name].tolist() for name in ("page", "sequence", "offset", "size")]
     owners = [names[number] for number in table["session"].tolist()]
     entries = list(map(IndexEntry, table["kind"].tolist(), owners, *columns))
     return SegmentEntries(entries, tuple(stretches), end)

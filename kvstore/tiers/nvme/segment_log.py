@@ -251,7 +251,7 @@ class SegmentLog:
         if segment is None:
             return []
         records = [
-            (PageKey(entry.session, entry.index), (number, entry.offset))
+            (PageKey(entry.session, entry.page), (number, entry.offset))
             for entry in read_closed(segment).entries
             if entry.kind == RecordKind.PAGE
         ]
@@ -373,8 +373,8 @@ class SegmentLog:
     def _index_entries(self, number: int, found: SegmentEntries) -> None:
         for offset in found.damaged:
             self._index.add_damage(number, offset)
-        for kind, session, index, sequence, offset, size in found.entries:
-            key = PageKey(session, index)
+        for kind, session, page, sequence, offset, size in found.entries:
+            key = PageKey(session, page)
             if kind == RecordKind.PAGE:
                 self._index.add_page(key, RecordLocation(number, offset, size, sequence))
             else:

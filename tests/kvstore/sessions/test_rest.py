@@ -11,6 +11,7 @@ from torch import Tensor
 from kvstore.format.page import PageLayout
 from kvstore.format.page_table import SharedPages
 from kvstore.store import RowStore
+from kvstore.tiers.base import Tier
 from kvstore.tiers.nvme.tier import NvmeTier
 from kvstore.tiers.ram import RamTier
 from kvstore.tiers.redis.tier import RedisTier
@@ -60,7 +61,7 @@ def test_the_pages_of_a_parent_do_not_expire_while_a_child_uses_them(
     url = redis_process().url
 
     def open_one(name: str) -> RowStore:
-        tiers = [
+        tiers: list[Tier] = [
             RamTier(64 * layout.page_bytes),
             NvmeTier(tmp_path / name),
             RedisTier(url, layout, ttl_seconds=2.0),

@@ -152,7 +152,7 @@ ENTRIES = st.lists(
         IndexEntry,
         kind=st.sampled_from([int(RecordKind.PAGE), int(RecordKind.TOMBSTONE)]),
         session=st.text(min_size=1, max_size=20),
-        index=st.integers(0, 2**32 - 1),
+        page=st.integers(0, 2**32 - 1),
         sequence=st.integers(0, 2**64 - 1),
         offset=st.integers(0, 2**40 - 1),
         size=st.integers(192, 2**32 - 1),

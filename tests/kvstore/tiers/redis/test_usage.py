@@ -154,6 +154,7 @@ def test_pages_are_refused_while_other_data_still_fits(
     tier = open_tier(process.url, layout)
     for number in range(14):
         process.client.set(f"catalog-{number}", bytes(1 << 20))
+    tier._usage.refresh()
     rows = torch.zeros(layout.rows_shape(64))
 
     def fill() -> None:
