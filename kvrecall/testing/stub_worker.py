@@ -106,11 +106,8 @@ class StubWorker:
         self.catalogs.add(request.catalog)
         now = time.monotonic()
         oldest = now - request.max_age if request.max_age else 0.0
-        opened = (
-            session
-            for session, opened_at in self.opened_at.items()
-            if oldest <= opened_at <= now - request.min_age
-        )
+        newest = now - request.min_age
+        opened = (name for name, at in self.opened_at.items() if oldest <= at <= newest)
         names = self.stored if request.stored else opened
         found = sorted(name for name in names if name > request.after)
         return pb.SessionList(sessions=found[: request.limit])
