@@ -22,7 +22,7 @@ from kvrecall.protocol.v1 import worker_pb2 as pb
 from services.catalog.records import RepairCommit, RepairDetails
 from services.context import ServiceContext
 from services.session_manager import ActiveSession
-from services.tool_output import read_signal
+from services.tool_calls.output import read_signal
 
 # The signal itself is at fault: a second attempt would be refused again, here or after a restart.
 FINAL_REFUSALS = frozenset(

@@ -48,12 +48,12 @@ from services.cluster.worker_client import Worker
 from services.context import ServiceContext
 from services.episode_router import EpisodeRouter
 from services.forks import ForkRequest, ForkRunner
-from services.page_gc import PageCollector
-from services.reconciliation import Reconciler
+from services.pages.collector import PageCollector
+from services.pages.reconciliation import Reconciler
 from services.repair_history import RepairHistoryEntry, load_repair_history
 from services.session_manager import ActiveSession
-from services.tool_call_timeouts import ToolCallTimeouts
-from services.tool_output import read_stored_pieces
+from services.tool_calls.output import read_stored_pieces
+from services.tool_calls.timeouts import ToolCallTimeouts
 from services.turn_stream import Publish, TurnStream
 from services.turns import TurnRunner
 

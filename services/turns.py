@@ -41,7 +41,7 @@ from services.cancellation import run_to_completion
 from services.catalog.records import IdempotencyKey, IdempotencyRecord, TurnCommit
 from services.context import ServiceContext
 from services.episode_router import EpisodeRouter, Match
-from services.prefix_sharing import FirstTurn, PrefixSharing
+from services.pages.prefix_sharing import FirstTurn, PrefixSharing
 from services.repair_runner import repair_details, signal_text
 from services.session_manager import ActiveSession, may_have_changed
 from services.stream_resume import StreamResumer

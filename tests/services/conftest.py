@@ -20,8 +20,8 @@ from kvrecall.protocol.v1 import worker_pb2 as pb
 from kvrecall.testing import StubWorker
 from services.catalog.sqlite.catalog import SqliteCatalog
 from services.context import ServiceContext
-from services.page_gc import PageCollector
-from services.reconciliation import Reconciler
+from services.pages.collector import PageCollector
+from services.pages.reconciliation import Reconciler
 from services.service import SessionService
 from services.turn_stream import TurnEnded, TurnStream
 

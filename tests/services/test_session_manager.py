@@ -12,6 +12,7 @@ from kvrecall.domain.errors import WorkerRefused
 from kvrecall.domain.events import RepairFailed
 from kvrecall.domain.messages import Message
 from kvrecall.domain.session_settings import EpisodeSettings
+from kvrecall.protocol.v1 import worker_pb2 as pb
 
 HELLO = Message("user", "hello there")
 LONG = Message("user", "kettle leaves brew steep cup")
@@ -68,9 +69,16 @@ async def test_a_repair_opens_the_session_again(harness, call: Callable) -> None
     harness.service.observe(
         lambda told: failed.append(told) if isinstance(told, RepairFailed) else None
     )
+    repair = harness.worker.repair
+
+    async def restart_first(request: pb.RepairRequest) -> pb.RepairResult:
+        harness.worker.repair = repair
+        restart(harness)
+        return await repair(request)
+
+    harness.worker.repair = restart_first
     harness.worker.script = [[call("c1", "Bern")]]
     outcome = await harness.say(session, HELLO)
-    restart(harness)  # before the repair that the turn has just begun comes to the worker
     await harness.wait_until_idle(session)
     assert harness.worker.call_log == [
         f"open {outcome.memory.length}",

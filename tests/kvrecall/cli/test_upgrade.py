@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from kvrecall.app.errors import CannotServe
 from kvrecall.cli.upgrade import upgrade_command
-from services.catalog.redis.schema import SCHEMA_VERSION as REDIS_VERSION
+from services.catalog.redis.migrations.versions import SCHEMA_VERSION as REDIS_VERSION
 from services.catalog.sqlite.schema import SCHEMA_VERSION
 
 Upgrade = Callable[..., str]

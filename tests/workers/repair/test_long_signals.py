@@ -80,7 +80,7 @@ def test_every_token_of_a_long_signal_counts(
         weights = attention(queries, keys[layer], positions, observed.positions).amax(2).sum(1)
         scores += (weights * missing[layer]).sum(0)
     scores[: engine.settings.sinks] = 0
-    tie_break = session.scores_of_evicted().clone()
+    tie_break = session.eviction_scores.to_dense(session.length)
     best = bursts(scores, missing.any(0).any(0), tie_break, 20, before=1, after=3)
     report = worker.repair("s", text=words(150, seed=5)).report
     assert list(report.promoted) == best.tolist()

@@ -14,7 +14,7 @@ from kvrecall.domain.errors import CatalogError
 from services.catalog.redis import scripts
 from services.catalog.redis.client import CatalogRedis
 from services.catalog.redis.keys import Keys
-from services.catalog.redis.schema import MIGRATIONS, SCHEMA_VERSION
+from services.catalog.redis.migrations.versions import MIGRATIONS, SCHEMA_VERSION
 from services.catalog.versions import CatalogUpgrade, build_catalog_version
 
 _LOCK_SECONDS = 30.0

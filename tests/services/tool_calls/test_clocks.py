@@ -11,7 +11,7 @@ from kvrecall.domain.messages import Message
 from kvrecall.domain.tool_calls import CallStatus
 from kvrecall.domain.tool_events import ToolEvent, ToolEventType
 from services.catalog.sqlite.database import Database
-from services.tool_call_timeouts import ToolCallTimeouts
+from services.tool_calls.timeouts import ToolCallTimeouts
 
 HOUR = 3600.0
 COMPLETED = ToolEvent(ToolEventType.COMPLETED, "c1", "rain")

@@ -10,9 +10,9 @@ from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.messages import Message
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from kvrecall.testing import InMemoryCatalog, StubWorker
-from services import reconciliation
+from services.pages import reconciliation
 from services.context import ServiceContext
-from services.reconciliation import Reconciler
+from services.pages.reconciliation import Reconciler
 
 HELLO = Message("user", "hello there")
 

@@ -7,9 +7,9 @@ import pytest
 from kvrecall.domain.codes import ErrorCode
 from kvrecall.domain.errors import UnknownSession, WorkerLost, WorkerRefused
 from kvrecall.domain.messages import Message
-from services import page_gc
 from services.context import ServiceContext
-from services.page_gc import PageCollector
+from services.pages import collector
+from services.pages.collector import PageCollector
 
 HELLO = Message("user", "one two three four five")
 
@@ -93,7 +93,7 @@ async def test_a_deletion_waits_for_a_silent_worker_for_a_bounded_time(
     async def silent(request: object) -> None:
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(page_gc, "_REQUEST_SECONDS", 0.1)
+    monkeypatch.setattr(collector, "_REQUEST_SECONDS", 0.1)
     session = await harness.session()
     harness.worker.delete = silent
     await asyncio.wait_for(harness.service.delete(session), 30)

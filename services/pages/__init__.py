@@ -1,0 +1,1 @@
+"""Stored pages of sessions: what is shared, orphaned, or unknown to the catalog."""

@@ -1,0 +1,1 @@
+"""Pending tool calls: their timeouts, and the output that they have reported so far."""
