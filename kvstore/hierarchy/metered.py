@@ -173,10 +173,11 @@ class MeteredTiers:
             self.all[depth].flush()
 
     def touch(self, session: str) -> None:
-        """Restart the session's time to live in every tier that has one."""
+        """Restart the session's time to live in the shared tiers; the others have none."""
         for tier in self.all:
-            with suppress(TierError, StoreClosedError):
-                tier.touch(session)
+            if tier.shared:
+                with suppress(TierError, StoreClosedError):
+                    tier.touch(session)
 
     def fence(self, session: str, epoch: int) -> None:
         """Fence the session under `epoch` in every shared tier.
