@@ -63,7 +63,10 @@ class TierMeter:
 
     @property
     def failure(self) -> str | None:
-        """Message of the tier's failure; None when its last call of each kind was successful."""
+        """Message of the tier's failure; None when its last calls were successful.
+
+        A successful write also proves that the tier can be read.
+        """
         return next(iter(self._failures.copy().values()), None)
 
     def count(self, **amounts: float) -> None:
@@ -101,6 +104,8 @@ class TierMeter:
             self._failures[kind] = str(error)
             raise
         self._failures.pop(kind, None)
+        if kind == "write":
+            self._failures.pop("read", None)
 
 
 class MeteredTiers:
