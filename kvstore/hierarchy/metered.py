@@ -63,7 +63,10 @@ class TierMeter:
 
     @property
     def failure(self) -> str | None:
-        """Message of the tier's failure; None when its last call of each kind was successful."""
+        """Message of the tier's failure; None when its last calls were successful.
+
+        A successful write also proves that the tier can be read.
+        """
         return next(iter(self._failures.copy().values()), None)
 
     def count(self, **amounts: float) -> None:
@@ -101,6 +104,8 @@ class TierMeter:
             self._failures[kind] = str(error)
             raise
         self._failures.pop(kind, None)
+        if kind == "write":
+            self._failures.pop("read", None)
 
 
 class MeteredTiers:
@@ -173,10 +178,11 @@ class MeteredTiers:
             self.all[depth].flush()
 
     def touch(self, session: str) -> None:
-        """Restart the session's time to live in every tier that has one."""
+        """Restart the session's time to live in the shared tiers; the others have none."""
         for tier in self.all:
-            with suppress(TierError, StoreClosedError):
-                tier.touch(session)
+            if tier.shared:
+                with suppress(TierError, StoreClosedError):
+                    tier.touch(session)
 
     def fence(self, session: str, epoch: int) -> None:
         """Fence the session under `epoch` in every shared tier.

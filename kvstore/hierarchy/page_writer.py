@@ -100,7 +100,7 @@ class PageWriter:
         self._refused: list[_Refused] = []
         self._current: _Task | None = None
         self._deletions = 0
-        self._synced_deletions = 0
+        self._unsynced: dict[str, int] = {}  # Number of the last deletion, by session.
         self._closed = False
         self._thread = Thread(target=self._run, name="kvstore-page-writer", daemon=True)
         self._thread.start()
@@ -162,7 +162,7 @@ class PageWriter:
             self._tasks.append(barrier)
             self._changed.notify_all()
         barrier.reached.wait()
-        unsynced = self._sync_deletions()
+        unsynced = self._sync_deletions(sessions)
         with self._changed:
             return unsynced + [
                 refused.error
@@ -192,17 +192,20 @@ class PageWriter:
             self._changed.notify_all()
         self._thread.join()
 
-    def _sync_deletions(self) -> list[KvStoreError]:
-        """Sync the deletions so far, in the caller's thread: the writer goes on meanwhile."""
-        deletions = self._deletions
-        if deletions <= self._synced_deletions:
-            return []
+    def _sync_deletions(self, sessions: Collection[str] | None) -> list[KvStoreError]:
+        """Sync all deletions if these sessions had any; the writer goes on meanwhile."""
+        with self._changed:
+            deletions = self._deletions
+            if not any(sessions is None or session in sessions for session in self._unsynced):
+                return []
         try:
             self._callbacks.sync_deletions()
         except KvStoreError as error:
             return [error]
         with self._changed:
-            self._synced_deletions = max(deletions, self._synced_deletions)
+            self._unsynced = {
+                session: number for session, number in self._unsynced.items() if number > deletions
+            }
         return []
 
     def _run(self) -> None:
@@ -235,8 +238,8 @@ class PageWriter:
     def _attempt(self, task: QueuedPage | _Deletion) -> None:
         try:
             if isinstance(task, _Deletion):
-                self._deletions += 1  # Also a failed one may have deleted pages in some tiers.
                 self._callbacks.delete(task.keys, task.epoch)
+                self._count_deletion(task.session)
             elif self._queued.get(task.page.key) is task:
                 self._callbacks.write(task)
         except StaleWriterError:
@@ -250,6 +253,11 @@ class PageWriter:
             self._keep_refused(task, failure)
         else:
             self._finish(task)
+
+    def _count_deletion(self, session: str) -> None:
+        with self._changed:
+            self._deletions += 1
+            self._unsynced[session] = self._deletions
 
     def _discard_stale(self, session: str, epoch: int | None) -> None:
         """Discard the queued pages of a session that another writer took over."""
