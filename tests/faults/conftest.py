@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.faults.client import Transcript
+from benchmarks.faults.load.client import Transcript
 from benchmarks.faults.rounds import create_folder, record_undisturbed
-from benchmarks.faults.scripts import Script
-from benchmarks.faults.scripts import scripts as build_scripts
-from benchmarks.faults.setups import embedded, endless_model
+from benchmarks.faults.load.scripts import Script
+from benchmarks.faults.load.scripts import scripts as build_scripts
+from benchmarks.faults.rig.setups import embedded, endless_model
 
 
 @pytest.fixture(scope="session")

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.faults.checks import find_leaks_in_service
-from benchmarks.faults.processes import processes_under, until
-from benchmarks.faults.setups import Setup, cluster
+from benchmarks.faults.rig.processes import processes_under, until
+from benchmarks.faults.rig.setups import Setup, cluster
 
 GONE = """\
 kvrecall_worker_up{worker="worker-1"} 1.0

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from benchmarks.faults.proxy import Proxy
+from benchmarks.faults.rig.proxy import Proxy
 
 PATIENCE_SECONDS = 20.0
 

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.faults.client import Transcript
+from benchmarks.faults.load.client import Transcript
 from benchmarks.faults.faults import CLUSTER, EMBEDDED
 from benchmarks.faults.rounds import Round, create_folder
-from benchmarks.faults.scripts import Script
-from benchmarks.faults.setups import Setup, cluster, embedded
+from benchmarks.faults.load.scripts import Script
+from benchmarks.faults.rig.setups import Setup, cluster, embedded
 
 FAULTS = 5
 # With these seeds the first five faults are of five kinds: among others a kill -9 of a worker and

@@ -5,7 +5,7 @@ from itertools import islice
 import pytest
 
 from benchmarks.faults.faults import CLUSTER, EMBEDDED, KINDS, schedule
-from benchmarks.faults.scripts import scripts
+from benchmarks.faults.load.scripts import scripts
 
 
 @pytest.mark.parametrize("weights", [EMBEDDED, CLUSTER])
