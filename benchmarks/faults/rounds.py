@@ -33,14 +33,14 @@ RECOVERY_SECONDS = 30.0
 class Round:
     """One set-up under faults.
 
-    `only_power`: nothing but losses of power and kills happens, so that durable rows must be there.
+    `sound`: no fault touches durable rows, so that none may have to be computed again.
     """
 
     setup: Setup
     scripts: Sequence[Script]
     undisturbed: Undisturbed
     seed: str
-    only_power: bool = False
+    sound: bool = False
     counters: Counters = field(default_factory=Counters)
     findings: Findings = field(default_factory=Findings)
     differences: list[answers.Difference] = field(default_factory=list)
@@ -161,7 +161,7 @@ class Round:
             was_rebuilt = any(session in rebuilt for session in sessions)
             kind = kinds.AFTER_REBUILD if was_rebuilt else kinds.DIFFERENT
             self._fail(kind, [difference.text])
-        if self.only_power and rebuilt:
+        if self.sound and rebuilt:
             self._fail(kinds.LOST_ROWS, [f"{pages} pages of {id}" for id, pages in rebuilt.items()])
         self._fail(kinds.TORN, counters.torn_streams)
         self._fail(kinds.WRONG_ERRORS, counters.wrong_errors)

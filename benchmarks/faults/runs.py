@@ -16,7 +16,7 @@ from rich.console import Console
 from benchmarks.faults import findings as kinds
 from benchmarks.faults import report
 from benchmarks.faults.findings import Findings, read_findings
-from benchmarks.faults.kinds.schedule import CLUSTER, EMBEDDED, FILES_ONLY, POWER
+from benchmarks.faults.kinds.schedule import CLUSTER, EMBEDDED, FILES_ONLY, POWER, STALE_WRITERS
 from benchmarks.faults.load.scripts import Script, scripts
 from benchmarks.faults.rig.processes import QUIET
 from benchmarks.faults.rig.setups import (
@@ -28,7 +28,7 @@ from benchmarks.faults.rig.setups import (
     endless_model,
     files_only,
 )
-from benchmarks.faults.rig.shim import compile_shim
+from benchmarks.faults.rig.shim import PRELOAD, compile_shim
 from benchmarks.faults.rig.zygote import Zygote
 from benchmarks.faults.rounds import Round
 from benchmarks.faults.undisturbed import Undisturbed, undisturbed_service
@@ -40,9 +40,21 @@ SETUPS: Mapping[str, tuple[Callable[[Path, Rig], Setup], Mapping[str, float]]] =
     "files only": (files_only, FILES_ONLY),
     "embedded, rows apart": (embedded_apart, EMBEDDED),
     "embedded, power": (embedded, POWER),
+    "cluster, stale writers": (cluster, STALE_WRITERS),
 }
+# Set-ups in which nothing happens to durable rows.
+SOUND = ("embedded, power", "cluster, stale writers")
 # Set-ups of the rounds, in turn.
-TURNS = ("cluster", "embedded", "cluster", "files only", "embedded, rows apart", "embedded, power")
+TURNS = (
+    "cluster",
+    "embedded",
+    "files only",
+    "cluster, stale writers",
+    "cluster",
+    "embedded, rows apart",
+    "files only",
+    "embedded, power",
+)
 
 
 @dataclass(frozen=True)
@@ -69,9 +81,11 @@ class Plan:
 @contextmanager
 def open_rig(folder: Path) -> Iterator[Rig]:
     """Model, zygote and shim of a run."""
-    zygote = Zygote(QUIET)
+    shim = compile_shim(folder)
+    # Preloaded here: a forked process runs no loader.
+    zygote = Zygote(QUIET | ({} if shim is None else {PRELOAD: str(shim)}))
     try:
-        yield Rig(endless_model(folder), zygote, compile_shim(folder))
+        yield Rig(endless_model(folder), zygote, shim)
     finally:
         zygote.close()
 
@@ -137,7 +151,7 @@ class Run:
                 all_scripts,
                 undisturbed,
                 f"{self.plan.seed}-{number}",
-                name.endswith("power"),
+                name in SOUND,
             ).run(weights, self.plan.rounds[number])
         except Exception:
             found = Findings()

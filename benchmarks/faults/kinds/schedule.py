@@ -165,5 +165,13 @@ CLUSTER: Mapping[str, float] = {
     "bit flipped in Redis": 5,
     "clock jumps": 3,
 } | _LINKS
-# A single process and nothing but what a drive survives: rows that were durable must be there.
+# Only what durable rows survive: with these faults, none may have to be computed again.
 POWER: Mapping[str, float] = {"power lost, all": 4, "kill -9, worker": 1}
+STALE_WRITERS: Mapping[str, float] = {
+    "SIGSTOP, worker": 3,
+    "SIGSTOP, gateway": 3,
+    "partition, worker and Redis": 2,
+    "partition, gateway and Redis": 2,
+    "partition, gateways and worker, one way": 2,
+    "kill -9, worker": 1,
+}

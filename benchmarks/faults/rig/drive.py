@@ -10,10 +10,12 @@ always survive.
 import os
 import struct
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
 from typing import Literal
+
+from benchmarks.faults.rig.shim import PRELOAD
 
 SECTOR_BYTES = 512
 _RECORD = struct.Struct("<IIQQQQ")
@@ -29,7 +31,7 @@ class Operation:
     """An operation of the journal; `position` is its offset there, in bytes.
 
     `kind`: C(reate), W(rite), T(runcate), S(ync), R(ename to `data`), U(nlink). `offset` of a sync
-    is the length of the journal when it began.
+    is the length of the journal when it began; `inode` of a kept entry is the number of its file.
     """
 
     position: int
@@ -90,6 +92,9 @@ class Drive:
         self._folders = [folder.resolve() for folder in folders]
         self._work = work
         self._number = 0
+        # Files have numbers of their own: inodes are used again.
+        self._next_file = 0
+        self._by_inode: dict[int, int] = {}
         self._files: dict[int, Contents] = {}
         self._durable: dict[str, int] = {}
         self._names: dict[str, int] = {}
@@ -101,7 +106,7 @@ class Drive:
     def environment(self) -> Mapping[str, str]:
         """Environment of the process, which has to be started next."""
         return {
-            "LD_PRELOAD": str(self._shim),
+            PRELOAD: str(self._shim),
             "KVRECALL_FAULTS_ROOTS": ":".join(map(str, self._folders)),
             "KVRECALL_FAULTS_JOURNAL": str(self._journal),
             "KVRECALL_FAULTS_CONTROL": str(self._control),
@@ -137,11 +142,11 @@ class Drive:
             content = path.read_bytes()
             known = self._files.get(self._names.get(name, -1))
             if known is None or known.current() != content:
-                inode = path.stat().st_ino
-                self._files[inode] = Contents(bytearray(content))
-                self._names[name] = self._durable[name] = inode
-        used = {*self._names.values(), *self._durable.values()}
-        self._files = {inode: file for inode, file in self._files.items() if inode in used}
+                file = self._add_file(path.stat().st_ino, content)
+                self._names[name] = self._durable[name] = file
+        pending = {entry.inode for entry in self._entries}
+        used = {*self._names.values(), *self._durable.values(), *pending}
+        self._files = {number: file for number, file in self._files.items() if number in used}
         self._number += 1
 
     def cut(self, rng: Random) -> None:
@@ -151,13 +156,13 @@ class Drive:
         for entry in self._entries[: rng.randrange(len(self._entries) + 1)]:
             _enter(names, entry)
         kept = {
-            name: self._files[inode].surviving(rng, self._append_only or rng.random() < 0.5)
-            for name, inode in names.items()
-            if inode in self._files
+            name: self._files[file].surviving(rng, self._append_only or rng.random() < 0.5)
+            for name, file in names.items()
         }
         for path in self._paths():
             path.unlink()
-        self._files, self._names, self._durable, self._entries = {}, {}, {}, []
+        self._files, self._by_inode, self._names, self._durable = {}, {}, {}, {}
+        self._entries = []
         for name, content in kept.items():
             Path(name).write_bytes(content)
             Path(name).chmod(0o600)
@@ -185,24 +190,30 @@ class Drive:
             self._take(operation)
         # What was journalled before is older than every position of the next journal.
         for file in self._files.values():
-            file.pending = [_aged(each) for each in file.pending]
-        self._entries = [_aged(each) for each in self._entries]
+            file.pending = [replace(each, position=-1) for each in file.pending]
+        self._entries = [replace(each, position=-1) for each in self._entries]
         self._journal.unlink()
 
     def _take(self, operation: Operation) -> None:
         match operation.kind:
             case "C" | "R" | "U":
                 if operation.kind == "C":
-                    self._files[operation.inode] = Contents(bytearray())
-                _enter(self._names, operation)
-                self._entries.append(operation)
-            case "W" | "T":
-                file = self._files.setdefault(operation.inode, Contents(bytearray()))
-                file.pending.append(operation)
-            case "S" if operation.inode in self._files:
-                self._files[operation.inode].sync(operation.offset)
-            case "S":
+                    self._add_file(operation.inode)
+                entry = replace(operation, inode=self._by_inode.get(operation.inode, -1))
+                _enter(self._names, entry)
+                self._entries.append(entry)
+            case "W" | "T" if operation.inode in self._by_inode:
+                self._files[self._by_inode[operation.inode]].pending.append(operation)
+            case "S" if os.path.isdir(operation.path):
                 self._sync_directory(operation)
+            case "S" if operation.inode in self._by_inode:
+                self._files[self._by_inode[operation.inode]].sync(operation.offset)
+
+    def _add_file(self, inode: int, content: bytes = b"") -> int:
+        self._next_file += 1
+        self._by_inode[inode] = self._next_file
+        self._files[self._next_file] = Contents(bytearray(content))
+        return self._next_file
 
     def _sync_directory(self, sync: Operation) -> None:
         later = []
@@ -257,14 +268,4 @@ def _tear(operation: Operation, rng: Random) -> Operation:
     ends = [0, *range(first, len(operation.data), SECTOR_BYTES)]
     if operation.kind != "W":
         return operation
-    return _replaced(operation, operation.position, operation.data[: rng.choice(ends)])
-
-
-def _aged(operation: Operation) -> Operation:
-    return _replaced(operation, -1, operation.data)
-
-
-def _replaced(operation: Operation, position: int, data: bytes) -> Operation:
-    return Operation(
-        position, operation.kind, operation.inode, operation.offset, operation.path, data
-    )
+    return replace(operation, data=operation.data[: rng.choice(ends)])

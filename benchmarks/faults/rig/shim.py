@@ -4,6 +4,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
+PRELOAD = "LD_PRELOAD"
 SOURCE = Path(__file__).with_name("shim.c")
 
 
