@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Console
 
 from benchmarks.faults import report
-from benchmarks.faults.runs import SETUPS, TURNS, Plan, Run
+from benchmarks.faults.runs import DRILL_ROUND, SETUPS, TURNS, Plan, Run
 from kvrecall.reporting.results import build_results
 
 RESULT = Path(__file__).parents[1] / "results" / "faults.json"
@@ -28,7 +28,7 @@ def main() -> None:
     )
     parser.add_argument("--at-once", type=int, default=3, help="rounds that run concurrently")
     parser.add_argument(
-        "--setup", choices=tuple(SETUPS), action="append", help="default: all, in turn"
+        "--setup", choices=(*SETUPS, DRILL_ROUND), action="append", help="default: all, in turn"
     )
     parser.add_argument("--kind", action="append", default=[], help="default: all of the set-up")
     parser.add_argument(

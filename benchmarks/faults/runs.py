@@ -15,6 +15,7 @@ from rich.console import Console
 
 from benchmarks.faults import findings as kinds
 from benchmarks.faults import report
+from benchmarks.faults.drills.table import run_drills
 from benchmarks.faults.findings import Findings, read_findings
 from benchmarks.faults.kinds.schedule import CLUSTER, EMBEDDED, FILES_ONLY, POWER, STALE_WRITERS
 from benchmarks.faults.load.scripts import Script, scripts
@@ -42,6 +43,7 @@ SETUPS: Mapping[str, tuple[Callable[[Path, Rig], Setup], Mapping[str, float]]] =
     "embedded, power": (embedded, POWER),
     "cluster, stale writers": (cluster, STALE_WRITERS),
 }
+DRILL_ROUND = "drills"
 # Set-ups in which nothing happens to durable rows.
 SOUND = ("embedded, power", "cluster, stale writers")
 # Set-ups of the rounds, in turn.
@@ -54,6 +56,7 @@ TURNS = (
     "embedded, rows apart",
     "files only",
     "embedded, power",
+    DRILL_ROUND,
 )
 
 
@@ -139,20 +142,11 @@ class Run:
             return
         start = time.monotonic()
         name = self.plan.setups[number % len(self.plan.setups)]
-        build, weights = SETUPS[name]
-        if self.plan.kinds:
-            weights = {kind: share for kind, share in weights.items() if kind in self.plan.kinds}
         folder = self.work / f"round-{number}"
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         try:
-            found = Round(
-                build(folder, rig),
-                all_scripts,
-                undisturbed,
-                f"{self.plan.seed}-{number}",
-                name in SOUND,
-            ).run(weights, self.plan.rounds[number])
+            found = self._inject(name, number, folder, rig, all_scripts, undisturbed)
         except Exception:
             found = Findings()
             found.fail(kinds.BROKEN, [f"round {number}: {traceback.format_exc()}"])
@@ -166,6 +160,25 @@ class Run:
             shutil.rmtree(folder, ignore_errors=True)
         else:
             report.print_failures(found, self.console)
+
+    def _inject(
+        self,
+        name: str,
+        number: int,
+        folder: Path,
+        rig: Rig,
+        all_scripts: Sequence[Script],
+        undisturbed: Undisturbed,
+    ) -> Findings:
+        seed = f"{self.plan.seed}-{number}"
+        faults = self.plan.rounds[number]
+        if name == DRILL_ROUND:
+            return run_drills(folder, rig, undisturbed.urls, seed, faults, self.plan.kinds)
+        build, weights = SETUPS[name]
+        if self.plan.kinds:
+            weights = {kind: share for kind, share in weights.items() if kind in self.plan.kinds}
+        round_ = Round(build(folder, rig), all_scripts, undisturbed, seed, name in SOUND)
+        return round_.run(weights, faults)
 
     def _check_plan(self) -> None:
         self.work.mkdir(parents=True, exist_ok=True)

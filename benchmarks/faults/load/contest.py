@@ -39,9 +39,7 @@ class Contest:
         """Write the session with WRITERS threads until `over` or MAX_TURNS each."""
         opener = FaultClient(urls, self.counters, Random(f"{self.name} opener"))
         try:
-            made = opener.retry(lambda client: self._create(client))
-            self.session = made["id"]
-            self._keep(self._say(opener, self._opening(), f"{self.name}-first"), self._opening())
+            self.open(opener)
         finally:
             opener.close()
         writers = [
@@ -52,6 +50,17 @@ class Contest:
             writer.start()
         for writer in writers:
             writer.join()
+
+    def open(self, client: FaultClient) -> None:
+        """Create the session and send its first turn. Raises NotServedError."""
+        self.session = client.retry(lambda each: self._create(each))["id"]
+        self.say(client, self._opening())
+
+    def say(self, client: FaultClient, text: str) -> Json:
+        """Send a turn with a key until it is acknowledged. Raises NotServedError."""
+        answer = self._say(client, text, f"{self.name}-{text}"[:100])
+        self._keep(answer, text)
+        return answer
 
     def messages(self, text: str) -> list[Json]:
         """Messages of the turn with this text."""
@@ -94,7 +103,7 @@ class Contest:
                 if rng.random() < 0.3:
                     self._say_once(urls[writer % len(urls)], text)
                 else:
-                    self._keep(self._say(client, text, f"{self.name}-{writer}-{number}"), text)
+                    self.say(client, text)
                 if rng.random() < 0.15:
                     self._fork(client, f"{self.name}-{writer}-{number}-fork")
         except NotServedError as error:
