@@ -37,6 +37,8 @@ class Edit:
     def apply(self, tree: Path) -> None:
         """Edit a copy of the tree. Raises EditDoesNotApplyError."""
         target = tree / self.path
+        if not target.exists():
+            raise EditDoesNotApplyError(f"there is no {self.path}; adapt the edit")
         files = sorted(target.rglob("*.py")) if target.is_dir() else [target]
         found = [file for file in files if self.old in file.read_text(encoding="utf-8")]
         if not found:
@@ -92,6 +94,25 @@ BREAKAGES = (
         ),
         ("--setup", "cluster, stale writers", "--faults", "30", "--seed", "1"),
     ),
+    Breakage(
+        "A1 put back: every stored row counts as committed",
+        (
+            Edit(
+                "kvstore/format/commit_history.py",
+                "return self.points[index - 1].length if index else 0",
+                "return 1 << 62",
+            ),
+            Edit(
+                "kvstore/format/commit_history.py",
+                "return self.points[index].epoch if index < len(self.points) else 0",
+                "return 0",
+            ),
+        ),
+        (
+            *("--setup", "drills", "--kind", "drill: an abort, a move, and back"),
+            *("--faults", "3", "--seed", "1"),
+        ),
+    ),
 )
 
 
@@ -101,30 +122,34 @@ def main() -> None:
     names = [breakage.name for breakage in BREAKAGES]
     parser.add_argument("--only", choices=names, action="append", help="default: all")
     given = parser.parse_args()
-    missed = [
-        breakage.name
-        for breakage in BREAKAGES
-        if breakage.name in (given.only or names) and not is_found(breakage)
-    ]
+    missed = []
+    intact: dict[tuple[str, ...], set[str]] = {}
+    for breakage in BREAKAGES:
+        if breakage.name not in (given.only or names):
+            continue
+        if breakage.arguments not in intact:
+            intact[breakage.arguments] = run_in_copy("intact", (), breakage.arguments)
+        found = run_in_copy(breakage.name, breakage.edits, breakage.arguments)
+        # What fails without the breakage too is no sign of it.
+        if not found - intact[breakage.arguments]:
+            missed.append(breakage.name)
     for name in missed:
         print(f"NOT FOUND: {name}")
-    sys.exit(1 if missed else 0)
+    if any(intact.values()):
+        print("the suite fails on intact code too, see above")
+    sys.exit(1 if missed or any(intact.values()) else 0)
 
 
-def is_found(breakage: Breakage) -> bool:
-    """Whether the suite fails in a copy of the tree with the breakage; prints the failures."""
+def run_in_copy(name: str, edits: Sequence[Edit], arguments: Sequence[str]) -> set[str]:
+    """The kinds of failures that the suite finds in a copy of the tree with these edits.
+
+    Raises subprocess.SubprocessError if it could not run, EditDoesNotApplyError.
+    """
     start = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="kvrecall-can-fail-") as folder:
-        tree = break_copy(breakage.edits, Path(folder) / "tree")
+        tree = break_copy(edits, Path(folder) / "tree")
         out = Path(folder) / "faults.json"
-        command = [
-            sys.executable,
-            "-m",
-            "benchmarks.faults",
-            "--round",
-            "1000",
-            *breakage.arguments,
-        ]
+        command = [sys.executable, "-m", "benchmarks.faults", "--round", "1000", *arguments]
         ended = subprocess.run(
             [*command, "--work", str(Path(folder) / "work"), "--out", str(out)],
             cwd=tree,
@@ -133,12 +158,13 @@ def is_found(breakage: Breakage) -> bool:
             text=True,
             timeout=60 * MINUTES,
         )
-        kinds = _failures(out) if ended.returncode == FAILED else []
+        if ended.returncode not in (0, FAILED) or not out.exists():
+            raise subprocess.SubprocessError(f"{name}: the suite broke off: {ended.stderr[-2000:]}")
+        kinds = _failures(out)
     seconds = time.monotonic() - start
-    print(
-        f"{breakage.name}: {', '.join(kinds) or ended.stderr[-2000:] or 'clean'} ({seconds:.0f} s)"
-    )
-    return bool(kinds)
+    found = ", ".join(f"{number} x {kind}" for kind, number in kinds.items()) or "clean"
+    print(f"{name} ({' '.join(arguments)}): {found} ({seconds:.0f} s)", flush=True)
+    return set(kinds)
 
 
 def break_copy(edits: Sequence[Edit], tree: Path) -> Path:
@@ -154,11 +180,9 @@ def break_copy(edits: Sequence[Edit], tree: Path) -> Path:
     return tree
 
 
-def _failures(out: Path) -> list[str]:
+def _failures(out: Path) -> dict[str, int]:
     rows = json.loads(out.read_text(encoding="utf-8"))["results"]
-    return [
-        f"{row['n']} x {row['metric']}" for row in rows if row["condition"] == "wrong" and row["n"]
-    ]
+    return {row["metric"]: row["n"] for row in rows if row["condition"] == "wrong" and row["n"]}
 
 
 if __name__ == "__main__":
