@@ -6,4 +6,4 @@ from workers.rpc import service
 
 def apply() -> None:
     """Announce the next version."""
-    service.PROTOCOL_VERSION = PROTOCOL_VERSION + 1
+    vars(service)["PROTOCOL_VERSION"] = PROTOCOL_VERSION + 1

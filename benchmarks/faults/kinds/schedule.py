@@ -115,7 +115,8 @@ EMBEDDED: Mapping[str, float] = {
     "SIGSTOP, worker": 3,
     "rolling restart": 1,
     "clock jumps": 3,
-} | _FILES
+    **_FILES,
+}
 # Relative frequency of each fault of two workers with files only.
 FILES_ONLY: Mapping[str, float] = (
     {
@@ -164,7 +165,8 @@ CLUSTER: Mapping[str, float] = {
     "all files lost while killed": 3,
     "bit flipped in Redis": 5,
     "clock jumps": 3,
-} | _LINKS
+    **_LINKS,
+}
 # Only what durable rows survive: with these faults, none may have to be computed again.
 POWER: Mapping[str, float] = {"power lost, all": 4, "kill -9, worker": 1}
 STALE_WRITERS: Mapping[str, float] = {

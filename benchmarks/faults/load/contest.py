@@ -9,6 +9,7 @@ import threading
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from random import Random
 
 from benchmarks.faults.load.client import FaultClient, NotServedError, is_transient
@@ -157,12 +158,7 @@ def replay(urls: Sequence[str], contest: Contest, log: Sequence[Turn], answer: J
         for text, reply in zip(
             [*texts, QUESTION], [*replies, answer["message"]["content"]], strict=True
         ):
-            messages = contest.messages(text)
-            given = client.retry(
-                lambda calm, messages=messages: asdict(
-                    calm.turn(made["id"], messages, max_tokens=12)
-                )
-            )
+            given = client.retry(partial(_say_calmly, made["id"], contest.messages(text)))
             if given["message"]["content"] != reply:
                 errors.append(
                     f"{contest.name} turn {given['turn']}: {reply!r}, "
@@ -172,3 +168,7 @@ def replay(urls: Sequence[str], contest: Contest, log: Sequence[Turn], answer: J
         return errors[:1]
     finally:
         client.close()
+
+
+def _say_calmly(session: str, messages: list[Json], client: KvrecallClient) -> Json:
+    return asdict(client.turn(session, messages, max_tokens=12))

@@ -134,9 +134,9 @@ class Drive:
         """
         self._read_journal()
         found = {str(path): path for path in self._paths()}
-        for path in set(self._names) - set(found):
-            self._names.pop(path)
-            self._durable.pop(path, None)
+        for gone in set(self._names) - set(found):
+            self._names.pop(gone)
+            self._durable.pop(gone, None)
         self._entries = [each for each in self._entries if each.path in found or each.data]
         for name, path in found.items():
             content = path.read_bytes()

@@ -258,7 +258,7 @@ def _add_worker(setup: Setup, name: str, environment: Mapping[str, str]) -> None
             name,
             "worker",
             arguments,
-            common | environment,
+            {**common, **environment},
             setup.folder,
             setup.rig.zygote,
             drive,
