@@ -8,10 +8,10 @@ VENV        ?= .venv
 BIN         := $(VENV)/bin
 TORCH_INDEX ?=
 FILE        ?=
-FAULTS      ?= 500
-SEED        ?= 1
+FAULTS      ?= 2000
+SEED        ?= 11
 
-.PHONY: demo test lint docs types unit integration faults proto clean
+.PHONY: demo test lint docs types unit integration faults faults-can-fail proto clean
 
 demo: $(VENV)/.run
 	$(BIN)/kvrecall demo $(if $(FILE),--file "$(FILE)")
@@ -44,10 +44,15 @@ integration: $(VENV)/.test
 	$(BIN)/pytest -m integration -n 2 --dist loadfile --no-loadscope-reorder --ignore tests/gateway
 	$(BIN)/pytest -m integration -n 2 --dist loadfile tests/gateway
 
-# Half an hour of killed processes, cut connections, full disks and flipped bits, and a report of the
-# counts; shorter: `make faults FAULTS=50 SEED=7`.
+# An hour or so of killed processes, lost power, partitions, failing disks and flipped bits, and a
+# report of the counts; shorter: `make faults FAULTS=50 SEED=7`. Rounds that are done are not run
+# again: after an interruption the same command goes on.
 faults: $(VENV)/.test
 	$(BIN)/python -m benchmarks.faults --faults $(FAULTS) --seed $(SEED)
+
+# Breaks the code on purpose, in copies of the tree: the fault suite has to notice each time.
+faults-can-fail: $(VENV)/.test
+	$(BIN)/python -m benchmarks.faults.can_fail
 
 # The Python stubs of proto/. A test generates them again and compares.
 proto: $(VENV)/.test

@@ -17,7 +17,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.faults.processes import RedisProcess, ServerProcess, free_port
+from benchmarks.faults.rig.processes import ServerProcess, free_port
+from benchmarks.faults.rig.redis_process import RedisProcess
 from benchmarks.forks import split_turns
 from kvrecall.client import KvrecallClient, TextDelta, ToolCallEvent
 from kvrecall.reporting.results import Row, build_results, speed_row

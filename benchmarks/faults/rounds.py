@@ -1,58 +1,51 @@
 """A round: a set-up of its own, several clients, faults meanwhile, and checks afterwards."""
 
 import threading
+import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from pathlib import Path
 from random import Random
 
-from benchmarks.faults import checks, logs
-from benchmarks.faults.client import Counters, FaultClient, NotServedError, Transcript
-from benchmarks.faults.injector import Injector
-from benchmarks.faults.scripts import Script
-from benchmarks.faults.setups import Setup
+from benchmarks.faults import findings as kinds
+from benchmarks.faults.checks import answers, events, fsck, latency, leaks
+from benchmarks.faults.findings import Findings
+from benchmarks.faults.kinds.injector import Injector
+from benchmarks.faults.load.client import FaultClient, NotServedError
+from benchmarks.faults.load.contest import Contest
+from benchmarks.faults.load.counters import Counters
+from benchmarks.faults.load.scripts import Script
+from benchmarks.faults.load.transcript import Transcript
+from benchmarks.faults.rig.setups import Setup
+from benchmarks.faults.undisturbed import Undisturbed
+from benchmarks.faults.wake import ask_contested, ask_slept
 from kvrecall.app.errors import ServerNotReady
 
 CLIENTS = 3
-LOST_TURNS = "turns lost or twice"
-CHANGED = "answers that changed"
-NOT_SERVED = "not served"
-DIFFERENT = "answers that differ"
-AFTER_REBUILD = "answers that differ, after lost pages were computed again"
 # Share of the sessions that stay, through all faults, to the end of the round.
 KEPT_SHARE = 0.3
-
-
-@dataclass
-class Findings:
-    """Results of a round. Every list in `failures` should be empty.
-
-    `other_rows` are answers with the same text though other rows were active.
-    """
-
-    faults: Counter[str]
-    counters: Counters
-    failures: dict[str, list[str]]
-    other_rows: list[str]
-    refused_starts: int
-    rebuilt_pages: int
-    events: Counter[str]
+# After the last fault no request fails any more: a lease expires and a worker is found within it.
+RECOVERY_SECONDS = 30.0
 
 
 @dataclass
 class Round:
-    """One set-up under faults. `undisturbed` are the expected transcripts by script number."""
+    """One set-up under faults.
+
+    `sound`: no fault touches durable rows, so that none may have to be computed again.
+    """
 
     setup: Setup
     scripts: Sequence[Script]
-    undisturbed: Mapping[int, Transcript]
+    undisturbed: Undisturbed
     seed: str
+    sound: bool = False
     counters: Counters = field(default_factory=Counters)
-    failures: dict[str, list[str]] = field(default_factory=dict)
-    differences: list[checks.Difference] = field(default_factory=list)
+    findings: Findings = field(default_factory=Findings)
+    differences: list[answers.Difference] = field(default_factory=list)
     kept: list[Transcript] = field(default_factory=list)
+    contests: list[Contest] = field(default_factory=list)
     _numbers: "count[int]" = field(default_factory=count)
     _over: threading.Event = field(default_factory=threading.Event)
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -60,42 +53,33 @@ class Round:
     def run(self, weights: Mapping[str, float], faults: int) -> Findings:
         """Start the set-up, inject the faults under load, and check the rest."""
         injector = Injector(self.setup, weights, self.seed)
+        prober = latency.Prober(self.setup)
         try:
             self.setup.start()
+            prober.start()
             self._under_load(lambda: injector.run(faults))
             self._check_afterwards()
         except ServerNotReady as error:
-            self._add_failures("did not start", [str(error)])
+            self._fail(kinds.NOT_STARTED, [str(error)])
         finally:
+            prober.stop()
             self.setup.close()
-        self._add_failures("stray processes", checks.find_stray_processes(self.setup))
-        self._add_failures("torn streams", self.counters.torn_streams)
-        return self._build_findings(injector.happened)
-
-    def _build_findings(self, happened: Counter[str]) -> Findings:
-        rebuilt = logs.rebuilt(self.setup)
-        for difference in (each for each in self.differences if each.in_text):
-            sessions = difference.transcript.sessions.values()
-            kind = AFTER_REBUILD if any(session in rebuilt for session in sessions) else DIFFERENT
-            self._add_failures(kind, [difference.text])
-        return Findings(
-            happened,
-            self.counters,
-            self.failures,
-            [each.text for each in self.differences if not each.in_text],
-            sum(server.refused_starts for server in self.setup.servers),
-            rebuilt.total(),
-            logs.events(self.setup),
-        )
+        self._check_latency(prober.samples())
+        self._fail(kinds.STRAY, leaks.find_stray_processes(self.setup))
+        self._count(injector.happened)
+        return self.findings
 
     def _under_load(self, inject: Callable[[], None]) -> None:
         threads = [
             threading.Thread(target=self._run_client, args=(number,)) for number in range(CLIENTS)
         ]
+        threads.append(threading.Thread(target=self._run_contests))
         for thread in threads:
             thread.start()
         try:
             inject()
+            self.setup.start()
+            self.counters.calm_since = time.monotonic() + RECOVERY_SECONDS
         finally:
             self._over.set()
             for thread in threads:
@@ -113,64 +97,90 @@ class Round:
                 try:
                     self._run_script(client, transcript, rng)
                 except NotServedError as error:
-                    self._add_failures(NOT_SERVED, [f"{transcript.name}: {error}"])
-                    self.kept.append(transcript)
+                    self._fail(kinds.NOT_SERVED, [f"{transcript.name}: {error}"])
         finally:
             client.close()
 
     def _run_script(self, client: FaultClient, transcript: Transcript, rng: Random) -> None:
         script = transcript.script
-        client.run(transcript)
-        self.differences += checks.find_differences(transcript, self.undisturbed[script.number])
-        again = [rng.randrange(len(script.steps))]
-        self._add_failures(CHANGED, checks.find_changed_answers(client, transcript, again))
-        self._add_failures(LOST_TURNS, checks.find_log_errors(self.setup, transcript))
-        if rng.random() < KEPT_SHARE:
+        client.run(transcript, script.sleeps_at)
+        if not transcript.voided:
+            calm = self.undisturbed.transcripts[script.number]
+            self.differences += answers.find_differences(transcript, calm)
+        again = [rng.randrange(len(transcript.answers))]
+        self._fail(kinds.CHANGED, answers.find_changed_answers(client, transcript, again))
+        self._fail(kinds.LOST_TURNS, answers.find_log_errors(self.setup, transcript))
+        if rng.random() < KEPT_SHARE and not transcript.voided:
             self.kept.append(transcript)
         else:
             client.delete_sessions(transcript)
 
-    def _check_afterwards(self) -> None:
-        """Ask again for all answers of kept sessions and delete them; nothing may be left."""
-        client = FaultClient(self.setup.urls, self.counters, Random(self.seed))
-        for transcript in self.kept:
+    def _run_contests(self) -> None:
+        """One contended session after the other."""
+        while not self._over.is_set():
+            contest = Contest(f"{self.seed}-contest-{len(self.contests)}", self.counters)
+            self.contests.append(contest)
             try:
-                self._add_failures(LOST_TURNS, checks.find_log_errors(self.setup, transcript))
-                steps = range(len(transcript.answers))
-                changed = checks.find_changed_answers(client, transcript, steps)
-                self._add_failures(CHANGED, changed)
-                client.delete_sessions(transcript)
+                contest.run(self.setup.urls, self._over)
             except NotServedError as error:
-                self._add_failures(NOT_SERVED, [f"{transcript.name}: {error}"])
-        client.close()
-        self._add_failures("held without a session", checks.find_leaks_in_service(self.setup))
-        self._add_failures("bad exits", self.setup.stop())
-        self._add_failures("pages and files left", checks.find_leaks_in_storage(self.setup))
-        self._add_failures("fsck", checks.run_fsck(self.setup))
+                contest.failures.append(f"{contest.name}: {error}")
 
-    def _add_failures(self, kind: str, texts: Sequence[str]) -> None:
+    def _check_afterwards(self) -> None:
+        """Use again what slept, delete it, and look for what is left.
+
+        fsck looks before, while there is something to check, and after.
+        """
+        self._fail(kinds.BAD_EXITS, self.setup.stop())
+        self._fail(kinds.FSCK_BEFORE, fsck.run_fsck(self.setup, damaged=True))
+        self.setup.start()
+        self.counters.calm_since = time.monotonic() + RECOVERY_SECONDS
+        client = FaultClient(self.setup.urls, self.counters, Random(self.seed))
+        try:
+            for transcript in self.kept:
+                calm = self.undisturbed.transcripts[transcript.script.number]
+                ask_slept(self.setup, client, transcript, calm, self.findings)
+            for contest in self.contests:
+                ask_contested(self.setup, client, contest, self.undisturbed.urls, self.findings)
+        finally:
+            client.close()
+        self._fail(kinds.HELD, leaks.find_leaks_in_service(self.setup))
+        self._fail(kinds.BAD_EXITS, self.setup.stop())
+        self._fail(kinds.LEFT, leaks.find_leaks_in_storage(self.setup))
+        self._fail(kinds.FSCK_AFTER, fsck.run_fsck(self.setup))
+
+    def _check_latency(self, samples: Sequence[latency.Sample]) -> None:
+        self._fail(kinds.SLOW_HEALTH, latency.slow_health_checks(self.setup, samples))
+        slow = latency.slow_requests(self.setup, samples, self.counters.slow)
+        self._fail(kinds.SLOW_REQUESTS, slow)
+
+    def _count(self, happened: Counter[str]) -> None:
+        found, counters = self.findings, self.counters
+        rebuilt = events.rebuilt(self.setup)
+        for difference in (each for each in self.differences if each.in_text):
+            sessions = difference.transcript.sessions.values()
+            was_rebuilt = any(session in rebuilt for session in sessions)
+            kind = kinds.AFTER_REBUILD if was_rebuilt else kinds.DIFFERENT
+            self._fail(kind, [difference.text])
+        if self.sound and rebuilt:
+            self._fail(kinds.LOST_ROWS, [f"{pages} pages of {id}" for id, pages in rebuilt.items()])
+        self._fail(kinds.TORN, counters.torn_streams)
+        self._fail(kinds.WRONG_ERRORS, counters.wrong_errors)
+        self._fail(kinds.LATE_ERRORS, counters.late_errors)
+        found.count(kinds.FAULTS, happened)
+        found.count("acknowledged", counters.acknowledged)
+        found.count("acknowledged", Counter({"turns not yet durable": counters.not_durable}))
+        found.count("clients", counters.other)
+        found.count("tried again after", counters.retries)
+        found.count("tried again after a server's error", counters.server_errors)
+        found.count("service", events.events(self.setup))
+        refused = sum(server.refused_starts for server in self.setup.servers)
+        others = sum(not each.in_text for each in self.differences)
+        found.count("service", Counter({"starts refused, tried again": refused}))
+        found.count("service", Counter({"lost pages computed again": rebuilt.total()}))
+        found.count("differences", Counter({"answers alike, other rows held": others}))
+        slow = Counter(f"{each.outcome}" for each in counters.slow)
+        found.count("requests over 5 seconds", slow)
+
+    def _fail(self, kind: str, texts: Iterable[str]) -> None:
         with self._lock:
-            self.failures.setdefault(kind, []).extend(texts)
-
-
-def record_undisturbed(setup: Setup, scripts: Sequence[Script]) -> dict[int, Transcript]:
-    """Transcripts of all scripts, by their number, in a service without faults."""
-    client = FaultClient(setup.urls, Counters(), Random(0))
-    try:
-        setup.start()
-        transcripts = {
-            script.number: Transcript(script, f"calm-{script.number}") for script in scripts
-        }
-        for transcript in transcripts.values():
-            client.run(transcript)
-        return transcripts
-    finally:
-        client.close()
-        setup.close()
-
-
-def create_folder(root: Path, name: str) -> Path:
-    """A new folder of a round."""
-    folder = root / name
-    folder.mkdir(parents=True)
-    return folder
+            self.findings.fail(kind, texts)

@@ -1,15 +1,15 @@
-"""Short form of the fault suite: a model, a few scripts, and their undisturbed transcripts."""
+"""Short form of the fault suite: a model, a few scripts, and an undisturbed service."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
-from benchmarks.faults.client import Transcript
-from benchmarks.faults.rounds import create_folder, record_undisturbed
-from benchmarks.faults.scripts import Script
-from benchmarks.faults.scripts import scripts as build_scripts
-from benchmarks.faults.setups import embedded, endless_model
+from benchmarks.faults.load.scripts import Script
+from benchmarks.faults.load.scripts import scripts as build_scripts
+from benchmarks.faults.rig.setups import Rig
+from benchmarks.faults.runs import open_rig
+from benchmarks.faults.undisturbed import Undisturbed, undisturbed_service
 
 
 @pytest.fixture(scope="session")
@@ -19,9 +19,10 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def model(root: Path) -> Path:
-    """The reference model with answers of the maximum length."""
-    return endless_model(root)
+def rig(root: Path) -> Iterator[Rig]:
+    """The reference model with answers of the maximum length, and a zygote."""
+    with open_rig(root) as rig:
+        yield rig
 
 
 @pytest.fixture(scope="session")
@@ -31,6 +32,7 @@ def scripts() -> Sequence[Script]:
 
 
 @pytest.fixture(scope="session")
-def undisturbed(root: Path, model: Path, scripts: Sequence[Script]) -> Mapping[int, Transcript]:
-    """Transcripts of a service without faults."""
-    return record_undisturbed(embedded(create_folder(root, "undisturbed"), model), scripts)
+def undisturbed(root: Path, rig: Rig, scripts: Sequence[Script]) -> Iterator[Undisturbed]:
+    """A service without faults, and its transcripts."""
+    with undisturbed_service(root / "undisturbed", rig, scripts) as undisturbed:
+        yield undisturbed

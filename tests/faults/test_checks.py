@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.faults.checks import find_leaks_in_service
-from benchmarks.faults.processes import processes_under, until
-from benchmarks.faults.setups import Setup, cluster
+from benchmarks.faults.checks import leaks
+from benchmarks.faults.rig.processes import processes_under, until
+from benchmarks.faults.rig.setups import Rig, Setup, cluster
 
 GONE = """\
 kvrecall_worker_up{worker="worker-1"} 1.0
@@ -67,7 +67,7 @@ def gateway() -> Iterator[MetricsPages]:
 @pytest.fixture
 def setup(tmp_path: Path) -> Iterator[Setup]:
     """A cluster of two workers that are not started."""
-    made = cluster(tmp_path / "cluster", tmp_path / "model")
+    made = cluster(tmp_path / "cluster", Rig(tmp_path / "model"))
     yield made
     made.close()
 
@@ -76,7 +76,7 @@ def test_zeros_without_the_counts_of_all_workers_prove_nothing(
     setup: Setup, gateway: MetricsPages
 ) -> None:
     setup.urls = [gateway.url]
-    assert find_leaks_in_service(setup) == []
+    assert leaks.find_leaks_in_service(setup) == []
     assert gateway.requests == len(gateway.pages)
 
 

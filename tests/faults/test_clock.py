@@ -4,14 +4,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-from benchmarks.faults import clock
+from benchmarks.faults.rig import clock
 
 HOUR = 3600.0
 WATCH = """
 import sys, time
 from pathlib import Path
 true_time, true_time_ns, monotonic = time.time, time.time_ns, time.monotonic
-from benchmarks.faults import clock
+from benchmarks.faults.rig import clock
 clock.follow(Path(sys.argv[1]))
 assert time.monotonic is monotonic
 from grpc.aio import _utils

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from benchmarks.faults.proxy import Proxy
+from benchmarks.faults.rig.proxy import Proxy
 
 PATIENCE_SECONDS = 20.0
 
@@ -102,6 +102,18 @@ def test_stalled_data_arrives_when_the_proxy_is_healed(proxy: Proxy) -> None:
         proxy.heal()
         connection.settimeout(PATIENCE_SECONDS)
         assert connection.recv(10) == b"stalled"
+
+
+def test_a_one_way_stall_swallows_answers_and_no_requests(proxy: Proxy) -> None:
+    with connect(proxy) as connection:
+        proxy.stall("answers")
+        connection.sendall(b"asked")
+        connection.settimeout(0.2)
+        with pytest.raises(TimeoutError):
+            connection.recv(10)
+        proxy.heal()
+        connection.settimeout(PATIENCE_SECONDS)
+        assert connection.recv(10) == b"asked"
 
 
 def test_a_slow_proxy_loses_nothing(proxy: Proxy) -> None:

@@ -4,23 +4,35 @@ from itertools import islice
 
 import pytest
 
-from benchmarks.faults.faults import CLUSTER, EMBEDDED, KINDS, schedule
-from benchmarks.faults.scripts import scripts
+from benchmarks.faults.kinds.schedule import (
+    CLUSTER,
+    EMBEDDED,
+    FILES_ONLY,
+    KINDS,
+    POWER,
+    STALE_WRITERS,
+    schedule,
+)
+from benchmarks.faults.load.scripts import scripts
 
 
-@pytest.mark.parametrize("weights", [EMBEDDED, CLUSTER])
+@pytest.mark.parametrize("weights", [EMBEDDED, CLUSTER, FILES_ONLY, POWER, STALE_WRITERS])
 def test_a_schedule_is_a_function_of_its_seed(weights: dict[str, float]) -> None:
     assert set(weights) <= set(KINDS)
-    one, again, other = (list(islice(schedule(weights, seed), 200)) for seed in ("1", "1", "2"))
+    one, again, other = (list(islice(schedule(weights, seed), 400)) for seed in ("1", "1", "2"))
     assert one == again != other
     assert {fault.kind for fault in one} == set(weights), "every kind occurs"
     assert len({fault.seed for fault in one}) == len(one)
 
 
+def test_every_kind_happens_in_some_set_up() -> None:
+    assert set(KINDS) == {*EMBEDDED, *CLUSTER, *FILES_ONLY, *POWER, *STALE_WRITERS}
+
+
 def test_scripts_are_a_function_of_their_seed() -> None:
     assert scripts(1, 8) == scripts(1, 8) != scripts(2, 8)
     kinds = {step.kind for script in scripts(1, 8) for step in script.steps}
-    assert kinds == {"create", "turn", "event", "fork"}
+    assert kinds == {"create", "turn", "event", "fork", "abort", "move"}
 
 
 def test_a_script_writes_to_a_session_only_after_it_was_created() -> None:
@@ -29,3 +41,9 @@ def test_a_script_writes_to_a_session_only_after_it_was_created() -> None:
         for step in script.steps:
             assert step.kind == "create" or step.session in created
             created.add(step.body["as"] if step.kind == "fork" else step.session)
+
+
+def test_every_session_of_a_script_is_asked_anew_after_its_sleep() -> None:
+    for script in scripts(3, 20):
+        sessions = {step.session for step in script.steps[: script.sleeps_at]}
+        assert {step.session for step in script.steps[script.sleeps_at :]} == sessions

@@ -114,7 +114,11 @@ def save(profile: Profile, path: Path) -> None:
     """Write the profile atomically, creating its directory."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f"{path.name}.{os.getpid()}")
-    draft.write_text(profile.model_dump_json(indent=1) + "\n", encoding="utf-8")
+    with draft.open("w", encoding="utf-8") as file:
+        file.write(profile.model_dump_json(indent=1) + "\n")
+        file.flush()
+        # Before the name: a loss of power must not leave an empty profile, which would be refused.
+        os.fsync(file.fileno())
     draft.replace(path)
 
 

@@ -10,8 +10,8 @@ from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.messages import Message
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from kvrecall.testing import InMemoryCatalog, StubWorker
-from services.pages import reconciliation
 from services.context import ServiceContext
+from services.pages import reconciliation
 from services.pages.reconciliation import Reconciler
 
 HELLO = Message("user", "hello there")

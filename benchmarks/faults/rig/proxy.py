@@ -1,4 +1,4 @@
-"""A TCP proxy on loopback whose connections can be cut, delayed, stalled or refused."""
+"""A TCP proxy on loopback whose connections can be cut, delayed, refused, or stalled one way."""
 
 import asyncio
 import socket
@@ -6,7 +6,10 @@ import struct
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Literal
 
+Way = Literal["requests", "answers"]
+WAYS: tuple[Way, ...] = ("requests", "answers")
 _CHUNK_BYTES = 1 << 16
 # SO_LINGER: a close sends a reset, as a broken network does.
 _RESET = struct.pack("ii", 1, 0)
@@ -23,8 +26,9 @@ class Proxy:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         self._loop = asyncio.new_event_loop()
-        self._flowing = asyncio.Event()
-        self._flowing.set()
+        self._flowing = {way: asyncio.Event() for way in WAYS}
+        for flowing in self._flowing.values():
+            flowing.set()
         self._thread = threading.Thread(target=self._run, name=f"proxy to {target}", daemon=True)
         self._thread.start()
 
@@ -37,9 +41,10 @@ class Proxy:
         self._refusing = True
         self.cut()
 
-    def stall(self) -> None:
-        """Forward no data, though connections stay open, until `heal`."""
-        self._call(self._flowing.clear)
+    def stall(self, *ways: Way) -> None:
+        """Forward no data, though connections stay open, until `heal`; `ways`: both by default."""
+        for way in ways or WAYS:
+            self._call(self._flowing[way].clear)
 
     def delay(self, seconds: float) -> None:
         """Delay every chunk of data by `seconds`, until `heal`."""
@@ -49,7 +54,8 @@ class Proxy:
         """Forward data without faults again."""
         self._delay = 0.0
         self._refusing = False
-        self._call(self._flowing.set)
+        for flowing in self._flowing.values():
+            self._call(flowing.set)
 
     def close(self) -> None:
         """Break every connection and stop listening."""
@@ -99,7 +105,10 @@ class Proxy:
         """Forward both directions until one ends; cancellation resets both."""
         target_reader, target_writer = await asyncio.open_connection("127.0.0.1", self._target)
         try:
-            both = (self._pump(reader, target_writer), self._pump(target_reader, writer))
+            both = (
+                self._pump(reader, target_writer, "requests"),
+                self._pump(target_reader, writer, "answers"),
+            )
             pumps = [asyncio.ensure_future(pump) for pump in both]
             try:
                 await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
@@ -113,11 +122,13 @@ class Proxy:
         finally:
             target_writer.close()
 
-    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _pump(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, way: Way
+    ) -> None:
         with suppress(OSError):
             while data := await reader.read(_CHUNK_BYTES):
                 await asyncio.sleep(self._delay)
-                await self._flowing.wait()
+                await self._flowing[way].wait()
                 writer.write(data)
                 await writer.drain()
 

@@ -1,17 +1,21 @@
-"""A kvrecall command with a shifted wall clock: `python -m benchmarks.faults.clock FILE serve ...`.
+"""A kvrecall command with a shifted wall clock: `python -m benchmarks.faults.rig.clock FILE serve`.
 
 The file holds the shift in seconds and may change at any moment. The monotonic clock is unchanged,
-as on a machine whose clock is set.
+as on a machine whose clock is set. KVRECALL_FAULTS_PATCH names a module whose `apply` changes the
+command's code first.
 """
 
 import mmap
+import os
 import sys
 import time
+from importlib import import_module
 from pathlib import Path
 from struct import Struct
 from types import ModuleType
 
-PROGRAM = ("-m", "benchmarks.faults.clock")
+PATCH = "KVRECALL_FAULTS_PATCH"
+PROGRAM = ("-m", "benchmarks.faults.rig.clock")
 _OFFSET = Struct("<d")
 _NANOSECONDS = 1_000_000_000
 
@@ -59,6 +63,8 @@ def main() -> None:
     # Imported now: modules that import `time.time` by name must get the replacement.
     from kvrecall.cli.commands import app
 
+    if patch := os.environ.get(PATCH):
+        import_module(patch).apply()
     app()
 
 

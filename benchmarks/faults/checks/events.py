@@ -5,8 +5,8 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from benchmarks.faults.scripts import Json
-from benchmarks.faults.setups import Setup
+from benchmarks.faults.load.scripts import Json
+from benchmarks.faults.rig.setups import Setup
 
 REBUILT = "pages rebuilt"
 # Events that are logged for every request.

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from random import Random
 from threading import Timer
 
-from benchmarks.faults.faults import KINDS, Fault, NothingToHitError, Undo, schedule
-from benchmarks.faults.setups import Setup
+from benchmarks.faults.kinds.base import NothingToHitError, Undo
+from benchmarks.faults.kinds.schedule import KINDS, Fault, schedule
+from benchmarks.faults.rig.setups import Setup
 
 # A fault that takes longer than this has the one before it undone first: that may keep a process
 # from starting.

@@ -1,8 +1,8 @@
-"""Set-ups under faults: everything in one process, or a cluster of processes on one Redis."""
+"""Set-ups under faults: one process, workers with files only, or a cluster on one Redis."""
 
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -13,9 +13,12 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 from pydantic import SecretStr
 
-from benchmarks.faults.disks import Disk, new_disk
-from benchmarks.faults.processes import RedisProcess, ServerProcess, free_port
-from benchmarks.faults.proxy import Proxy
+from benchmarks.faults.rig.disks import Disk, new_disk
+from benchmarks.faults.rig.drive import Drive
+from benchmarks.faults.rig.processes import ServerProcess, free_port
+from benchmarks.faults.rig.proxy import Proxy
+from benchmarks.faults.rig.redis_process import RedisProcess
+from benchmarks.faults.rig.zygote import Zygote
 from kvrecall.app.settings import Settings
 from reference import MODEL_PATH
 
@@ -25,17 +28,37 @@ RAM_BYTES = 2 << 20
 LIMITS = ("--slots", "2", "--budget", "256", "--block", "64")
 
 
+@dataclass(frozen=True)
+class Rig:
+    """Model and means of all set-ups of a run; without `shim` there are no simulated drives."""
+
+    model: Path
+    zygote: Zygote | None = None
+    shim: Path | None = None
+
+    def drive(
+        self, folder: Path, name: str, folders: Sequence[Path], append_only: bool = False
+    ) -> Drive | None:
+        """A drive with these folders, for the process `name` of the set-up in `folder`."""
+        if self.shim is None:
+            return None
+        for each in folders:
+            each.mkdir(parents=True, exist_ok=True)
+        return Drive(self.shim, folders, folder / f"{name}.drive", append_only)
+
+
 @dataclass
 class Setup:
     """Processes that serve together, and the proxies between them.
 
     `data` has a folder for each worker. `catalog` are the settings of the gateways' catalog.
+    `bad_exits` are the nonzero exits of processes that were to end by themselves.
     """
 
     kind: str
     folder: Path
     data: Path
-    model: str
+    rig: Rig
     disk: Disk
     workers: list[ServerProcess]
     gateways: list[ServerProcess]
@@ -44,6 +67,7 @@ class Setup:
     redis: RedisProcess | None = None
     to_workers: list[Proxy] = field(default_factory=list)
     to_redis: list[Proxy] = field(default_factory=list)
+    bad_exits: list[str] = field(default_factory=list)
 
     @property
     def servers(self) -> list[ServerProcess]:
@@ -52,6 +76,13 @@ class Setup:
             *self.workers,
             *(gateway for gateway in self.gateways if gateway not in self.workers),
         ]
+
+    @property
+    def drives(self) -> list[Drive]:
+        """Simulated drives of all processes."""
+        redis = [] if self.redis is None else [self.redis.drive]
+        found = [server.drive for server in self.servers] + redis
+        return [drive for drive in found if drive is not None]
 
     @property
     def pages(self) -> list[Path]:
@@ -76,19 +107,23 @@ class Setup:
 
     def stop(self) -> list[str]:
         """Stop all kvrecall processes in order; returns a text for each nonzero exit code."""
-        failed = []
+        failed = list(self.bad_exits)
         for server in reversed(self.servers):
             server.send(SIGCONT)
             if (code := server.stop()) != 0:
                 failed.append(f"{server.name} ended with {code}")
         return failed
 
-    def close(self) -> None:
-        """Kill all processes that still run, close the proxies and release the disk."""
+    def kill(self) -> None:
+        """Kill all processes at once."""
         for server in self.servers:
             server.kill()
         if self.redis is not None:
             self.redis.kill()
+
+    def close(self) -> None:
+        """Kill all processes that still run, close the proxies and release the disk."""
+        self.kill()
         for proxy in (*self.to_workers, *self.to_redis):
             proxy.close()
         self.disk.close()
@@ -129,12 +164,12 @@ def endless_model(folder: Path) -> Path:
     return model
 
 
-def embedded(folder: Path, model: Path) -> Setup:
+def embedded(folder: Path, rig: Rig) -> Setup:
     """One `kvrecall serve` with a SQLite catalog, and all files on one disk that may fill up."""
-    return _embedded(folder, folder / "disk", new_disk(folder / "disk", DISK_BYTES), model)
+    return _embedded(folder, folder / "disk", new_disk(folder / "disk", DISK_BYTES), rig)
 
 
-def embedded_apart(folder: Path, model: Path) -> Setup:
+def embedded_apart(folder: Path, rig: Rig) -> Setup:
     """One `kvrecall serve` with the rows' files on a disk of their own.
 
     When that is full, turns are still accepted.
@@ -143,63 +178,105 @@ def embedded_apart(folder: Path, model: Path) -> Setup:
     for path in (folder / "disk" / "pages", folder / "data" / "serve"):
         path.mkdir(parents=True)
     (folder / "data" / "serve" / "pages").symlink_to(folder / "disk" / "pages")
-    return _embedded(folder, folder / "data", disk, model)
+    return _embedded(folder, folder / "data", disk, rig)
 
 
-def _embedded(folder: Path, data: Path, disk: Disk, model: Path) -> Setup:
+def _embedded(folder: Path, data: Path, disk: Disk, rig: Rig) -> Setup:
     port = free_port()
+    folders = [data / "serve", *(path for path in [folder / "disk" / "pages"] if path.exists())]
     serve = ServerProcess(
         "serve",
         "serve",
         ["--host", "127.0.0.1", "--port", str(port), "--data", str(data / "serve"), *LIMITS],
-        {"KVRECALL_MODEL": str(model), "KVRECALL_RAM_BYTES": str(RAM_BYTES)},
+        {"KVRECALL_MODEL": str(rig.model), "KVRECALL_RAM_BYTES": str(RAM_BYTES)},
         folder,
+        rig.zygote,
+        rig.drive(folder, "serve", folders),
     )
     url = f"http://127.0.0.1:{port}"
     catalog = Settings(data=data / "serve")
-    return Setup("embedded", folder, data, str(model), disk, [serve], [serve], [url], catalog)
+    return Setup("embedded", folder, data, rig, disk, [serve], [serve], [url], catalog)
 
 
-def cluster(folder: Path, model: Path) -> Setup:
-    """Two workers and two gateways on one Redis with catalog and rows, and proxies between them.
-
-    Redis is not on the disk that fills up: with `appendfsync always` it exits when it cannot write.
-    """
+def files_only(folder: Path, rig: Rig) -> Setup:
+    """Two workers with files only, listed by address, and a gateway with a SQLite catalog."""
     disk = new_disk(folder / "disk", DISK_BYTES)
-    redis = RedisProcess(folder / "redis")
-    setup = Setup(
-        "cluster", folder, folder / "disk", str(model), disk, [], [], [], Settings(), redis
-    )
+    setup = Setup("files only", folder, folder / "disk", rig, disk, [], [], [], Settings())
     for number in (1, 2):
-        _add_worker(setup, f"worker-{number}", model)
-    for number in (1, 2):
-        _add_gateway(setup, f"gateway-{number}")
-    setup.catalog = Settings(catalog_url=SecretStr(f"redis://127.0.0.1:{redis.port}"))
+        _add_worker(setup, f"worker-{number}", {})
+    workers = ",".join(f"127.0.0.1:{proxy.port}" for proxy in setup.to_workers)
+    data = folder / "disk" / "gateway"
+    _add_gateway(setup, "gateway", data, ["--worker", workers], {})
+    setup.catalog = Settings(data=data)
     return setup
 
 
-def _add_worker(setup: Setup, name: str, model: Path) -> None:
-    """A worker that is registered in Redis under the address of a proxy to it."""
+def cluster(
+    folder: Path,
+    rig: Rig,
+    redis_settings: Mapping[str, str] | None = None,
+    more: Mapping[str, str] | None = None,
+) -> Setup:
+    """Two workers and two gateways on one Redis with catalog and rows, and proxies between them.
+
+    Redis is not on the disk that fills up: with `appendfsync always` it exits when it cannot write.
+    `more` is added to the environment of all processes.
+    """
+    disk = new_disk(folder / "disk", DISK_BYTES)
+    drive = rig.drive(folder, "redis", [folder / "redis"], append_only=True)
+    redis = RedisProcess(folder / "redis", redis_settings, drive)
+    setup = Setup("cluster", folder, folder / "disk", rig, disk, [], [], [], Settings(), redis)
+    for number in (1, 2):
+        url = _redis_url(setup)
+        environment = {
+            "KVRECALL_STORE__REDIS_URL": url,
+            "KVRECALL_CATALOG_URL": url,
+            "KVRECALL_SERVER__NAME": f"worker-{number}",
+        }
+        _add_worker(setup, f"worker-{number}", environment | dict(more or {}))
+    for number in (1, 2):
+        name = f"gateway-{number}"
+        environment = {"KVRECALL_CATALOG_URL": _redis_url(setup)} | dict(more or {})
+        _add_gateway(setup, name, folder / name, [], environment)
+    setup.catalog = Settings(catalog_url=SecretStr(redis.url))
+    return setup
+
+
+def _add_worker(setup: Setup, name: str, environment: Mapping[str, str]) -> None:
+    """A worker that gateways reach through a proxy."""
     port = free_port()
     setup.to_workers.append(Proxy(port))
-    redis = _redis_url(setup)
     arguments = ["--listen", f"127.0.0.1:{port}", "--data", str(setup.data / name), *LIMITS]
-    environment = {
-        "KVRECALL_MODEL": str(model),
+    common = {
+        "KVRECALL_MODEL": str(setup.rig.model),
         "KVRECALL_RAM_BYTES": str(RAM_BYTES),
-        "KVRECALL_STORE__REDIS_URL": redis,
-        "KVRECALL_CATALOG_URL": redis,
-        "KVRECALL_SERVER__NAME": name,
         "KVRECALL_SERVER__ADVERTISE": f"127.0.0.1:{setup.to_workers[-1].port}",
     }
-    setup.workers.append(ServerProcess(name, "worker", arguments, environment, setup.folder))
+    drive = setup.rig.drive(setup.folder, name, [setup.data / name])
+    setup.workers.append(
+        ServerProcess(
+            name,
+            "worker",
+            arguments,
+            {**common, **environment},
+            setup.folder,
+            setup.rig.zygote,
+            drive,
+        )
+    )
 
 
-def _add_gateway(setup: Setup, name: str) -> None:
+def _add_gateway(
+    setup: Setup, name: str, data: Path, more: Sequence[str], environment: Mapping[str, str]
+) -> None:
     port = free_port()
-    arguments = ["--host", "127.0.0.1", "--port", str(port), "--data", str(setup.folder / name)]
-    environment = {"KVRECALL_CATALOG_URL": _redis_url(setup)}
-    setup.gateways.append(ServerProcess(name, "gateway", arguments, environment, setup.folder))
+    arguments = ["--host", "127.0.0.1", "--port", str(port), "--data", str(data), *more]
+    drive = setup.rig.drive(setup.folder, name, [data])
+    setup.gateways.append(
+        ServerProcess(
+            name, "gateway", arguments, environment, setup.folder, setup.rig.zygote, drive
+        )
+    )
     setup.urls.append(f"http://127.0.0.1:{port}")
 
 

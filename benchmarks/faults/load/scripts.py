@@ -19,6 +19,13 @@ NOT_REPAIRED: Json = {"budget": 64, "repair_rows": 0}
 SYSTEM = (
     "You are a helpful assistant. You remember codes, and you look them up when you are asked to."
 )
+# Longer than two pages: its rows are shared, and their owner is deleted while others use them.
+LONG_SYSTEM = " ".join(
+    [
+        SYSTEM,
+        *(f"Rule {number}: the code of door {number} is {1000 + number}." for number in range(16)),
+    ]
+)
 _NAMES = ("Ada", "Ben", "Clara", "David", "Emma", "Frank")
 _THINGS = ("locker", "garage", "office", "garden")
 _LINES = (
@@ -28,14 +35,15 @@ _LINES = (
     "I think that {name} will be late, the {thing} is closed.",
 )
 
-Kind = Literal["create", "turn", "event", "fork", "delete"]
+Kind = Literal["create", "turn", "event", "fork", "abort", "move"]
 
 
 @dataclass(frozen=True)
 class Step:
     """One write to session number `session` of its script.
 
-    A fork's session is the parent; `body["as"]` is the number of the new one.
+    A fork's session is the parent; `body["as"]` is the number of the new one. An abort is a turn
+    that is streamed without a key and left after its first words; as a move, it changes no answer.
     """
 
     kind: Kind
@@ -46,10 +54,14 @@ class Step:
 
 @dataclass(frozen=True)
 class Script:
-    """A conversation and its forks. Every other script has `repairs`."""
+    """A conversation and its forks. Every other script has `repairs`.
+
+    The steps from number `sleeps_at` on are sent at the end of a round, to sessions that slept.
+    """
 
     number: int
     steps: tuple[Step, ...]
+    sleeps_at: int
 
     @property
     def repairs(self) -> bool:
@@ -59,16 +71,24 @@ class Script:
 
 def scripts(seed: int, count: int) -> list[Script]:
     """`count` different conversations, a function of the seed."""
-    return [
-        Script(number, tuple(_steps(Random(f"{seed} {number}"), number))) for number in range(count)
-    ]
+    return [_script(Random(f"{seed} {number}"), number) for number in range(count)]
+
+
+def _script(rng: Random, number: int) -> Script:
+    steps = _steps(rng, number)
+    sessions = 1 + sum(step.kind == "fork" for step in steps)
+    awake = [_turn(rng, session, [_user(_question(rng))]) for session in range(sessions)]
+    return Script(number, (*steps, *awake), len(steps))
 
 
 def _steps(rng: Random, number: int) -> list[Step]:
-    opening = [{"role": "system", "content": SYSTEM}, _user(_chatter(rng, 12))]
+    system = LONG_SYSTEM if number % 4 < 2 else SYSTEM
+    opening = [{"role": "system", "content": system}, _user(_chatter(rng, 12))]
     settings = NOT_REPAIRED if number % 2 else REPAIRED
     steps = [Step("create", 0, settings | {"seed": number}), _turn(rng, 0, opening)]
     for pause in range(rng.randrange(1, 3)):
+        if rng.random() < 0.5:
+            steps += _detour(rng, 0)
         steps += [
             _turn(rng, 0, [_user(_chatter(rng, rng.randrange(8, 25)))]),
             *_pause(rng, 0, f"c{pause}"),
@@ -77,6 +97,19 @@ def _steps(rng: Random, number: int) -> list[Step]:
         steps += _fork(rng, turns=sum(step.kind == "turn" for step in steps))
     steps.append(_turn(rng, 0, [_user(_question(rng))]))
     return steps
+
+
+def _detour(rng: Random, session: int) -> list[Step]:
+    """An aborted turn; other words in another worker, if there is one; and back."""
+    aborted = {
+        "messages": [_user(f"Forget this. {_chatter(rng, 30)}")],
+        "max_tokens": 300,
+        "repair": False,
+        "wait_for_repairs": True,
+    }
+    words = _turn(rng, session, [_user(_chatter(rng, rng.randrange(8, 25)))])
+    move = Step("move", session)
+    return [Step("abort", session, aborted), move, words, move]
 
 
 def _fork(rng: Random, turns: int) -> list[Step]:

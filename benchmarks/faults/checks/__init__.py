@@ -1,0 +1,1 @@
+"""Checks after and during faults."""

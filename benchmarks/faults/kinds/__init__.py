@@ -1,0 +1,1 @@
+"""Kinds of faults, their schedule, and their injection."""

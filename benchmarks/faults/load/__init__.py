@@ -1,0 +1,1 @@
+"""Clients under faults: scripted conversations, and contended sessions."""

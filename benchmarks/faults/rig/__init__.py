@@ -1,0 +1,1 @@
+"""The machinery under a set-up: processes, proxies, disks, clocks and simulated drives."""

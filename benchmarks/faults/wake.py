@@ -1,0 +1,71 @@
+"""Sessions that slept through the faults are asked anew, so that their rows are really read."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from benchmarks.faults import findings as kinds
+from benchmarks.faults.checks import answers
+from benchmarks.faults.findings import Findings
+from benchmarks.faults.load.client import FaultClient, NotServedError
+from benchmarks.faults.load.contest import QUESTION, Contest, replay
+from benchmarks.faults.load.scripts import Json
+from benchmarks.faults.load.transcript import Transcript
+from benchmarks.faults.rig.setups import Setup
+from kvrecall.client import KvrecallError
+
+
+def ask_slept(
+    setup: Setup,
+    client: FaultClient,
+    transcript: Transcript,
+    calm: Transcript,
+    findings: Findings,
+) -> None:
+    """Ask for the old answers, then new questions, and delete the sessions of a script."""
+    slept = len(transcript.answers)
+    try:
+        findings.fail(kinds.LOST_TURNS, answers.find_log_errors(setup, transcript))
+        changed = answers.find_changed_answers(client, transcript, range(slept))
+        findings.fail(kinds.CHANGED, changed)
+        client.run(transcript)
+        awake = answers.find_differences(transcript, calm, slept)
+        findings.fail(kinds.AWAKE, [each.text for each in awake if each.in_text])
+        findings.fail(kinds.LOST_TURNS, answers.find_log_errors(setup, transcript))
+        client.delete_sessions(transcript)
+    except NotServedError as error:
+        findings.fail(kinds.NOT_SERVED, [f"{transcript.name}: {error}"])
+
+
+def ask_contested(
+    setup: Setup,
+    client: FaultClient,
+    contest: Contest,
+    calm: Sequence[str],
+    findings: Findings,
+    *,
+    may_lose: bool = False,
+) -> None:
+    """Compare a contended session and its forks with an undisturbed replay of their logs.
+
+    The parent is deleted while its forks go on. `may_lose`: acknowledged turns may be missing.
+    """
+    findings.fail(kinds.NOT_SERVED, contest.failures)
+    if not contest.session:
+        return
+    try:
+        for number, session in enumerate([contest.session, *contest.forks]):
+            log = answers.read_log(setup, session)
+            if not number and not may_lose:
+                findings.fail(kinds.LOST_TURNS, contest.log_errors(log))
+            answer = _ask(client, session, f"{contest.name}-{number}-question")
+            findings.fail(kinds.CONTENDED, replay(calm, contest, log, answer))
+            client.delete(session, f"{contest.name}-{number}-delete")
+    except (NotServedError, KvrecallError) as error:
+        findings.fail(kinds.NOT_SERVED, [f"{contest.name}: {error}"])
+
+
+def _ask(client: FaultClient, session: str, key: str) -> Json:
+    messages = [{"role": "user", "content": QUESTION}]
+    return client.retry(
+        lambda each: asdict(each.turn(session, messages, max_tokens=12, queue=True, key=key))
+    )
