@@ -31,7 +31,8 @@ import httpx
 import numpy as np
 import psutil
 
-from benchmarks.faults.processes import QUIET, RedisProcess
+from benchmarks.faults.rig.processes import QUIET
+from benchmarks.faults.rig.redis_process import RedisProcess
 from benchmarks.front_door_load import (
     SLOW_OR_BROKEN,
     misbehaving,

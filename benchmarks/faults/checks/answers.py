@@ -1,9 +1,13 @@
 """Checks after faults: acknowledged turns are there, once and in order, and nothing else."""
 
 import asyncio
+import sqlite3
+import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
+from pathlib import Path
 
 from benchmarks.faults.load.client import FaultClient
 from benchmarks.faults.load.scripts import Json
@@ -12,6 +16,7 @@ from benchmarks.faults.rig.processes import END_SECONDS
 from benchmarks.faults.rig.setups import Setup
 from kvrecall.app.catalog import open_catalog
 from kvrecall.app.errors import CannotServe
+from kvrecall.app.settings import Settings
 from kvrecall.domain.errors import CatalogError
 from kvrecall.domain.session import Turn
 
@@ -111,20 +116,34 @@ def read_log(setup: Setup, session: str) -> list[Turn]:
     """
 
     async def read() -> list[Turn]:
-        catalog = await open_catalog(setup.catalog)
-        try:
-            return await catalog.turns.get_after(session, 0, 1 << 20)
-        finally:
-            await catalog.close()
+        with tempfile.TemporaryDirectory() as folder:
+            catalog = await open_catalog(copy_catalog(setup.catalog, Path(folder)))
+            try:
+                return await catalog.turns.get_after(session, 0, 1 << 20)
+            finally:
+                await catalog.close()
 
     last = time.monotonic() + END_SECONDS
     while True:
         try:
             return asyncio.run(read())
-        except (CatalogError, CannotServe):
+        except (CatalogError, CannotServe, sqlite3.Error):
             if time.monotonic() > last:
                 raise
             time.sleep(_POLL_SECONDS)
+
+
+def copy_catalog(settings: Settings, folder: Path) -> Settings:
+    """Copy a catalog's file to `folder`, as a gateway has locked it; one in Redis is read itself."""
+    if settings.catalog_url is not None:
+        return settings
+    source = f"file:{settings.data / 'catalog.sqlite3'}?mode=ro"
+    with (
+        closing(sqlite3.connect(source, uri=True)) as file,
+        closing(sqlite3.connect(folder / "catalog.sqlite3")) as copy,
+    ):
+        file.backup(copy)
+    return settings.model_copy(update={"data": folder})
 
 
 def find_changed_answers(
