@@ -1,19 +1,15 @@
 """The service's API: sessions, turns, tool events, forks, memory."""
 
 import asyncio
-import secrets
 import time
-from dataclasses import replace
 
 from pydantic import TypeAdapter
 
 from kvrecall.domain.errors import (
     InvalidRequest,
-    ServiceError,
     ShuttingDown,
     UnknownSession,
     WorkerLost,
-    WorkerRefused,
     WorkerUnavailable,
 )
 from kvrecall.domain.events import Observer, SessionDeleted, SessionMoved
@@ -21,8 +17,7 @@ from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.repairs import due_repairs
 from kvrecall.domain.reports import MemoryReport
 from kvrecall.domain.session import Session, Turn
-from kvrecall.domain.session_request import CreateSession, resolve_settings
-from kvrecall.domain.session_settings import SessionSettings
+from kvrecall.domain.session_request import CreateSession
 from kvrecall.domain.state_machine import SessionState
 from kvrecall.domain.tool_events import (
     EventReceipt,
@@ -35,7 +30,6 @@ from kvrecall.domain.tool_events import (
 from kvrecall.domain.turn_request import TurnRequest
 from kvrecall.domain.worker_info import WorkerInfo
 from kvrecall.protocol.convert import (
-    session_spec_to_wire,
     worker_info_from_wire,
 )
 from kvrecall.protocol.v1 import worker_pb2 as pb
@@ -46,6 +40,7 @@ from services.catalog.base import Catalog
 from services.catalog.records import EpisodeSet, IdempotencyKey, IdempotencyRecord, SessionPage
 from services.cluster.worker_client import Worker
 from services.context import ServiceContext
+from services.creation import SessionCreator
 from services.episode_router import EpisodeRouter
 from services.forks import ForkRequest, ForkRunner
 from services.pages.collector import PageCollector
@@ -57,7 +52,6 @@ from services.tool_calls.timeouts import ToolCallTimeouts
 from services.turn_stream import Publish, TurnStream
 from services.turns import TurnRunner
 
-SESSION = TypeAdapter(Session)
 RECEIPT = TypeAdapter(EventReceipt)
 
 
@@ -76,6 +70,7 @@ class SessionService:
         self._events = self._context.events
         self._background = BackgroundTasks(self._context)
         self._turns = TurnRunner(self._context, self._background, EpisodeRouter(self._context))
+        self._creator = SessionCreator(self._context)
         self._forks = ForkRunner(self._context, self._background)
         self._timeouts = ToolCallTimeouts(self._context)
         self._collector = PageCollector(self._context)
@@ -150,71 +145,9 @@ class SessionService:
         await self._catalog.close()
 
     async def create(self, request: CreateSession, key: IdempotencyKey | None = None) -> Session:
-        """Open a session.
-
-        Raises BudgetOutOfRange, UnknownMethod, UnknownModel, QuotaExceeded, WorkerRefused.
-        """
+        """Open a session. Raises as `SessionCreator.create`."""
         self._check_accepting()
-        if (created := await self._find_created(key)) is not None:
-            return created
-        self._quotas.check_metadata(request.metadata)
-        await self._quotas.check_new_session(request.tenant)
-        settings = resolve_settings(request, self.info, self.limits)
-        async with self._context.creations.slot():
-            return await run_to_completion(self._create(settings, key))
-
-    async def _find_created(self, key: IdempotencyKey | None) -> Session | None:
-        """Return the session that a request with this key has created."""
-        record = None if key is None else await self._catalog.idempotency.get(key)
-        return None if record is None else SESSION.validate_json(record)
-
-    async def _create(self, settings: SessionSettings, key: IdempotencyKey | None) -> Session:
-        now = time.time()
-        session = Session(
-            f"s_{secrets.token_hex(12)}",
-            1,
-            settings,
-            now,
-            now,
-            0,
-            MemoryReport(budget=settings.budget),
-        )
-        session = replace(session, worker=await self._open_anywhere(session))
-        record = (
-            None if key is None else IdempotencyRecord(key, SESSION.dump_json(session).decode())
-        )
-        try:
-            await self._catalog.sessions.create(session, b"", record)
-        except ServiceError:
-            # Whether it was committed may be unknown. If not, the worker's copy is an unknown
-            # session, which the reconciliation deletes.
-            self._worker.forget(session.id)
-            # The catalog refuses the second of two requests with one key: it gets the first's.
-            if (created := await self._find_created(key)) is not None:
-                return created
-            raise
-        self._sessions.add_created(session)
-        return session
-
-    async def _open_anywhere(self, session: Session) -> str:
-        """Open the new session in a worker, in another one when the first is lost; return its name.
-
-        Raises WorkerLost, WorkerRefused.
-        """
-        lost: list[str] = []
-        while True:
-            worker = self._worker.choose_worker(session.id, "", lost)
-            try:
-                await self._worker.open(
-                    pb.OpenRequest(spec=session_spec_to_wire(session, session.epoch))
-                )
-            except (WorkerLost, WorkerRefused) as error:
-                lost.append(worker)
-                self._worker.forget(session.id)
-                if not self._sessions.can_retry_elsewhere(session.id, lost, error):
-                    raise
-            else:
-                return worker
+        return await self._creator.create(request, self.info, key)
 
     async def get(self, session: str, tenant: str | None = None) -> tuple[Session, SessionState]:
         """Return the session as committed, and its state now. Raises UnknownSession.

@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 from kvrecall.reporting.results import Row, speed_row
+from kvstore.format.commit_history import CommitHistory, CommitPoint
 from kvstore.format.page import PageLayout
 from kvstore.format.page_table import SharedPages
 from kvstore.store import RowStore
@@ -27,6 +28,8 @@ _RAM_BYTES = 16 << 20
 # Rows of a filled session: two full pages and a part of one.
 _STORED = 20
 _TURN_ROWS = 12
+# All rows of a filled session were committed, under whatever epoch.
+_COMMITTED = CommitHistory((CommitPoint(0, _STORED),))
 # Sessions between two flushes while the store is filled: a flush syncs all that is queued.
 _FLUSH_EVERY = 500
 # Sessions over which the memory of one is averaged, per repetition.
@@ -138,7 +141,7 @@ class StoredRows:
     def _open_stored(self) -> None:
         session = _name(self.rng.randrange(self.sessions))
         length = self.store.length(session) if self.url is None else _STORED
-        self.store.open(session, epoch=next(self.epochs), length=length)
+        self.store.open(session, epoch=next(self.epochs), length=length, history=_COMMITTED)
         self._turn(session)
         self.store.truncate(session, length)
 

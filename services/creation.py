@@ -1,0 +1,102 @@
+"""Creation of sessions: opened in a worker, then committed to the catalog."""
+
+import secrets
+import time
+from dataclasses import replace
+
+from pydantic import TypeAdapter
+
+from kvrecall.domain.errors import ServiceError, WorkerLost, WorkerRefused
+from kvrecall.domain.reports import MemoryReport
+from kvrecall.domain.session import Session
+from kvrecall.domain.session_request import CreateSession, resolve_settings
+from kvrecall.domain.session_settings import SessionSettings
+from kvrecall.domain.worker_info import WorkerInfo
+from kvrecall.protocol.convert import session_spec_to_wire
+from kvrecall.protocol.v1 import worker_pb2 as pb
+from services.cancellation import run_to_completion
+from services.catalog.records import IdempotencyKey, IdempotencyRecord
+from services.context import ServiceContext
+
+SESSION = TypeAdapter(Session)
+
+
+class SessionCreator:
+    """Creates sessions concurrently, a bounded number at a time."""
+
+    def __init__(self, context: ServiceContext) -> None:
+        self._catalog = context.catalog
+        self._worker = context.worker
+        self._sessions = context.sessions
+        self._quotas = context.quotas
+        self._admission = context.creations
+        self._limits = context.limits
+
+    async def create(
+        self, request: CreateSession, info: WorkerInfo, key: IdempotencyKey | None
+    ) -> Session:
+        """Open a session in a worker that `info` describes.
+
+        Raises BudgetOutOfRange, UnknownMethod, UnknownModel, QuotaExceeded, LimitExceeded,
+        Overloaded, WorkerRefused, WorkerLost.
+        """
+        if (created := await self._find_created(key)) is not None:
+            return created
+        self._quotas.check_metadata(request.metadata)
+        await self._quotas.check_new_session(request.tenant)
+        settings = resolve_settings(request, info, self._limits)
+        async with self._admission.slot():
+            return await run_to_completion(self._create(settings, key))
+
+    async def _find_created(self, key: IdempotencyKey | None) -> Session | None:
+        """Return the session that a request with this key has created."""
+        record = None if key is None else await self._catalog.idempotency.get(key)
+        return None if record is None else SESSION.validate_json(record)
+
+    async def _create(self, settings: SessionSettings, key: IdempotencyKey | None) -> Session:
+        now = time.time()
+        session = Session(
+            f"s_{secrets.token_hex(12)}",
+            1,
+            settings,
+            now,
+            now,
+            0,
+            MemoryReport(budget=settings.budget),
+        )
+        session = replace(session, worker=await self._open_anywhere(session))
+        record = (
+            None if key is None else IdempotencyRecord(key, SESSION.dump_json(session).decode())
+        )
+        try:
+            await self._catalog.sessions.create(session, b"", record)
+        except ServiceError:
+            # Whether it was committed may be unknown. If not, the worker's copy is an unknown
+            # session, which the reconciliation deletes.
+            self._worker.forget(session.id)
+            # The catalog refuses the second of two requests with one key: it gets the first's.
+            if (created := await self._find_created(key)) is not None:
+                return created
+            raise
+        self._sessions.add_created(session)
+        return session
+
+    async def _open_anywhere(self, session: Session) -> str:
+        """Open the new session in a worker, in another one when the first is lost; return its name.
+
+        Raises WorkerLost, WorkerRefused.
+        """
+        lost: list[str] = []
+        while True:
+            worker = self._worker.choose_worker(session.id, "", lost)
+            try:
+                await self._worker.open(
+                    pb.OpenRequest(spec=session_spec_to_wire(session, session.epoch))
+                )
+            except (WorkerLost, WorkerRefused) as error:
+                lost.append(worker)
+                self._worker.forget(session.id)
+                if not self._sessions.can_retry_elsewhere(session.id, lost, error):
+                    raise
+            else:
+                return worker
