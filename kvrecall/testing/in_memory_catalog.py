@@ -6,23 +6,20 @@ from dataclasses import replace
 from itertools import takewhile
 from uuid import uuid4
 
-from kvrecall.domain.commit_points import CommitPoint
 from kvrecall.domain.errors import (
     CatalogError,
     UnknownCall,
     UnknownEpisode,
-    UnknownSession,
-    UnknownTurn,
 )
-from kvrecall.domain.session import Session, SharedPages, Turn
+from kvrecall.domain.session import SharedPages, Turn
 from kvrecall.domain.tool_calls import CallStatus, PendingCall
-from kvrecall.testing._catalog_changes import append_turn, build_child, mark_done, pair_built
-from kvrecall.testing._catalog_state import CatalogState, StoredSession
+from kvrecall.testing._catalog_changes import append_turn, mark_done, pair_built
+from kvrecall.testing._catalog_state import CatalogState
+from kvrecall.testing._in_memory_sessions import InMemorySessions
 from services.catalog.claims import Claims
 from services.catalog.records import (
     BuildCommit,
     EpisodeSet,
-    ForkCommit,
     IdempotencyKey,
     IdempotencyRecord,
     KnownPrefix,
@@ -32,11 +29,8 @@ from services.catalog.records import (
     RepairRecord,
     SegmentRecord,
     SegmentsCommit,
-    SessionDump,
-    SessionPage,
     TurnCommit,
 )
-from services.catalog.serialization import decode_cursor, encode_cursor
 
 
 class InMemoryCatalog:
@@ -60,104 +54,6 @@ class InMemoryCatalog:
 
     async def close(self) -> None:
         """Do nothing: the sessions stay readable."""
-
-
-class InMemorySessions:
-    """Sessions, from their creation to their deletion."""
-
-    def __init__(self, state: CatalogState, claims: Claims) -> None:
-        self._state = state
-        self._claims = claims
-
-    async def create(
-        self, session: Session, worker_state: bytes, record: IdempotencyRecord | None
-    ) -> None:
-        """Add a session. Raises CatalogError when its id is taken."""
-        self._state.require_new_record(record)
-        self._state.add(StoredSession(session, worker_state, refs=session.shared))
-        self._state.store_record(record, created=session.id)
-
-    async def get(self, session_id: str) -> Session:
-        """Return the session as last committed. Raises UnknownSession."""
-        return self._state.get(session_id).to_session()
-
-    async def get_worker_state(self, session_id: str) -> bytes:
-        """Return the serialized pb.SessionState. Raises UnknownSession."""
-        return self._state.get(session_id).worker_state
-
-    async def get_history(self, session_id: str) -> tuple[CommitPoint, ...]:
-        """Return the committed length at the end of each epoch. Raises UnknownSession."""
-        history = self._state.get(session_id).history
-        return tuple(CommitPoint(*point) for point in sorted(history.items()))
-
-    async def get_page(self, limit: int, cursor: str | None, tenant: str = "") -> SessionPage:
-        """Return up to `limit` sessions of a tenant, newest first. Raises InvalidRequest."""
-        before = None if cursor is None else decode_cursor(cursor)
-        sessions = [
-            session
-            for session in reversed(self._sort())
-            if session.settings.tenant == tenant
-            and (before is None or (session.created_at, session.id) < before)
-        ]
-        page = tuple(sessions[:limit])
-        return SessionPage(page, encode_cursor(page[-1]) if len(sessions) > limit else None)
-
-    async def get_ids(self) -> list[str]:
-        """Return the ids of all sessions, oldest first."""
-        return [session.id for session in self._sort()]
-
-    async def get_tenant_tokens(self, tenant: str) -> int:
-        """Return the number of tokens in the tenant's sessions."""
-        sessions = [stored.session for stored in self._state.sessions.values()]
-        return sum(each.memory.length for each in sessions if each.settings.tenant == tenant)
-
-    async def count(self, tenant: str) -> int:
-        """Return the number of the tenant's sessions."""
-        sessions = [stored.session for stored in self._state.sessions.values()]
-        return sum(each.settings.tenant == tenant for each in sessions)
-
-    async def fork(self, commit: ForkCommit, record: IdempotencyRecord | None) -> None:
-        """Add a session that starts from another. Raises UnknownSession, UnknownTurn."""
-        parent = self._state.get(commit.parent)
-        if not 0 <= commit.turns <= parent.session.turns:
-            raise UnknownTurn(commit.parent, commit.turns)
-        for shared in commit.session.shared:
-            if not self._state.have_pages(shared):
-                raise UnknownSession(shared.owner)
-        self._state.require_new_record(record)
-        self._state.add(build_child(parent, commit))
-        self._state.store_record(record, created=commit.session.id)
-
-    async def restore(self, dump: SessionDump) -> None:
-        """Add a session from another catalog. Raises CatalogError when its id is taken."""
-        stored = StoredSession(
-            session=dump.session,
-            worker_state=dump.worker_state,
-            turns=list(dump.turns),
-            calls={(call.turn, call.position): call for call in dump.calls},
-            pieces={call: dict(pieces) for call, pieces in dump.pieces.items()},
-            repairs=list(dump.repairs),
-            episodes=dump.episodes,
-            segments={segment.number: segment for segment in dump.segments},
-            built=dict(pair_built(dump.episodes, dump.built)),
-            refs=dump.session.shared,
-        )
-        self._state.add(stored)
-        self._state.orphaned.pop(dump.session.id, None)
-
-    async def delete(
-        self, session_id: str, record: IdempotencyRecord | None
-    ) -> list[OrphanedPages]:
-        """Delete the session and return the orphaned pages. Raises UnknownSession."""
-        self._state.require_new_record(record)
-        orphaned = self._state.delete(session_id)
-        self._state.store_record(record)
-        self._claims.discard(session_id)
-        return orphaned
-
-    def _sort(self) -> list[Session]:
-        sessions = [stored.to_session() for stored in self._state.sessions.values()]
-        return sorted(sessions, key=lambda session: (session.created_at, session.id))
 
 
 class InMemoryLeases:

@@ -36,10 +36,9 @@ class StubWorker:
       `gates["repair"]`, likewise embed and build. A repair that is stopped early waits no longer and
       has scored half of its rows. `reached` is set when a call arrives at its gate.
     - `faults` are raised by the call of that name, once each.
-    - `stored`: sessions that an earlier process stored; `retained`: deleted ones with pages that others share.
-    - `names`: with several, it acts as as many workers over the same rows; `draining` are some of them.
-    - `prefixes`, `dropped`, `released`, `rebuilds`, `builds`, `switches`, `options` (of each repair), `epochs` and
-      `call_log` record what it was asked for.
+    - `stored`: sessions of an earlier process; `retained`: deleted ones with pages that others share.
+    - `names`: with several, it acts as that many workers over the same rows; some are `draining`.
+    - All other attributes record what it was asked for.
     """
 
     def __init__(self, stored: Iterable[str] = ()) -> None:
