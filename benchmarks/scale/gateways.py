@@ -199,6 +199,7 @@ class Fleet:
         try:
             for session in touched[1:]:
                 await run_turn(gateway, session)
+            await asyncio.sleep(_QUIET_SECONDS)  # calls that have ended leave their memory
             gc.collect()
             return tracemalloc.get_traced_memory()[0] / (len(touched) - 1)
         finally:
