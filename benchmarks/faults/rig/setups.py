@@ -78,6 +78,12 @@ class Setup:
         ]
 
     @property
+    def redis_url(self) -> str:
+        """URL of Redis, without a proxy."""
+        assert self.redis is not None, "a cluster has one"
+        return self.redis.url
+
+    @property
     def drives(self) -> list[Drive]:
         """Simulated drives of all processes."""
         redis = [] if self.redis is None else [self.redis.drive]
@@ -216,29 +222,33 @@ def cluster(
     rig: Rig,
     redis_settings: Mapping[str, str] | None = None,
     more: Mapping[str, str] | None = None,
+    url: str | None = None,
 ) -> Setup:
     """Two workers and two gateways on one Redis with catalog and rows, and proxies between them.
 
     Redis is not on the disk that fills up: with `appendfsync always` it exits when it cannot write.
-    `more` is added to the environment of all processes.
+    `more` is added to the environment of all processes. With `url` the Redis is there, not started
+    and stopped with the set-up, and has no proxies to it.
     """
     disk = new_disk(folder / "disk", DISK_BYTES)
-    drive = rig.drive(folder, "redis", [folder / "redis"], append_only=True)
-    redis = RedisProcess(folder / "redis", redis_settings, drive)
+    redis = None
+    if url is None:
+        drive = rig.drive(folder, "redis", [folder / "redis"], append_only=True)
+        redis = RedisProcess(folder / "redis", redis_settings, drive)
     setup = Setup("cluster", folder, folder / "disk", rig, disk, [], [], [], Settings(), redis)
     for number in (1, 2):
-        url = _redis_url(setup)
+        link = url or _redis_url(setup)
         environment = {
-            "KVRECALL_STORE__REDIS_URL": url,
-            "KVRECALL_CATALOG_URL": url,
+            "KVRECALL_STORE__REDIS_URL": link,
+            "KVRECALL_CATALOG_URL": link,
             "KVRECALL_SERVER__NAME": f"worker-{number}",
         }
         _add_worker(setup, f"worker-{number}", environment | dict(more or {}))
     for number in (1, 2):
         name = f"gateway-{number}"
-        environment = {"KVRECALL_CATALOG_URL": _redis_url(setup)} | dict(more or {})
+        environment = {"KVRECALL_CATALOG_URL": url or _redis_url(setup)} | dict(more or {})
         _add_gateway(setup, name, folder / name, [], environment)
-    setup.catalog = Settings(catalog_url=SecretStr(redis.url))
+    setup.catalog = Settings(catalog_url=SecretStr(url or setup.redis_url))
     return setup
 
 
