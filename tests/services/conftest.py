@@ -14,12 +14,15 @@ from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.messages import Message, Sampling
 from kvrecall.domain.reports import TurnOutcome
 from kvrecall.domain.session_request import CreateSession
+from kvrecall.domain.tool_events import EventReceipt, ToolEvent, ToolEventType
 from kvrecall.domain.turn_request import TurnRequest
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from kvrecall.testing import StubWorker
 from services.catalog.sqlite.catalog import SqliteCatalog
 from services.service import SessionService
-from services.turn_stream import TurnEnded
+from services.turn_stream import TurnEnded, TurnStream
+
+_HELLO = Message("user", "hello there")
 
 
 class Harness:
@@ -53,6 +56,25 @@ class Harness:
         values: dict[str, Any] = {"budget": 64, "repair_rows": 8, "seed": 1, **settings}
         return (await self.service.create(CreateSession(**values))).id
 
+    def begin(self, session: str, *messages: Message, **options: Any) -> TurnStream:
+        """Send a turn and return its stream."""
+        values: dict[str, Any] = {"sampling": Sampling(50), **options}
+        return self.service.turn(session, TurnRequest(messages or (_HELLO,), **values))
+
+    async def hold_turn(self, session: str) -> TurnStream:
+        """Send a turn that waits before its first token, and return its stream."""
+        self.worker.gates["token"] = asyncio.Event()
+        self.worker.reached["token"].clear()
+        stream = self.begin(session)
+        await self.worker.reached["token"].wait()
+        return stream
+
+    async def outcome(self, stream: TurnStream) -> TurnOutcome:
+        """Read a turn's stream to its end and return the outcome."""
+        ended = [progress async for progress in stream][-1]
+        assert isinstance(ended, TurnEnded)
+        return ended.outcome
+
     async def say(self, session: str, *messages: Message, **options: Any) -> TurnOutcome:
         """Run a turn to its end: what it came to."""
         values: dict[str, Any] = {"sampling": Sampling(50), **options}
@@ -66,6 +88,22 @@ class Harness:
         return pb.SessionState.FromString(
             await self.catalog.sessions.get_worker_state(session)
         ).selection
+
+    @property
+    def repairs(self) -> list[str]:
+        """The signals of the repairs so far, in order."""
+        return [entry for entry in self.worker.call_log if not entry.startswith("open")]
+
+    async def pause(self, session: str, *calls: pb.ToolCall) -> None:
+        """Run a turn that ends on tool calls."""
+        self.worker.script = [list(calls)]
+        outcome = await self.say(session, Message("user", "hello"))
+        assert outcome.finish_reason == "tool_calls"
+
+    async def complete_call(self, session: str, call: str, result: str) -> EventReceipt:
+        """Report a tool call's result."""
+        event = ToolEvent(ToolEventType.COMPLETED, call, result)
+        return await self.service.event(session, event)
 
     async def wait_until_idle(self, session: str) -> None:
         """Wait until no background work of the session runs."""
@@ -93,6 +131,14 @@ async def harness(tmp_path: Path, settings: ServiceLimits) -> AsyncIterator[Harn
 def call() -> Callable[[str, str], pb.ToolCall]:
     """A tool call with an id and the city it asks about."""
     return lambda id, city: pb.ToolCall(id=id, name="weather", arguments=f'{{"city": "{city}"}}')
+
+
+@pytest.fixture
+async def paused(harness: Harness, call: Callable[[str, str], pb.ToolCall]) -> str:
+    """A session that has just asked for the weather in Bern."""
+    session = await harness.session()
+    await harness.pause(session, call("c1", "Bern"))
+    return session
 
 
 @pytest.fixture

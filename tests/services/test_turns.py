@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from typing import Any
 
 import pytest
 
@@ -12,9 +11,7 @@ from kvrecall.domain.errors import (
     CatalogError,
     IdempotencyConflict,
     InvalidRequest,
-    Overloaded,
     SessionBusy,
-    ShuttingDown,
     UnknownSession,
     WorkerLost,
     WorkerRefused,
@@ -26,48 +23,22 @@ from kvrecall.domain.events import (
     TurnFailed,
     TurnFinished,
 )
-from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.messages import Message, Sampling, ToolCall
-from kvrecall.domain.reports import TurnOutcome
 from kvrecall.domain.session import Session
-from kvrecall.domain.session_request import CreateSession
 from kvrecall.domain.session_settings import RepairTrigger
 from kvrecall.domain.state_machine import SessionState
 from kvrecall.domain.turn_request import TurnRequest
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from services.catalog.records import IdempotencyKey
-from services.service import SessionService
-from services.turn_stream import TextDelta, ToolCallEmitted, TurnEnded, TurnStarted, TurnStream
+from services.turn_stream import TextDelta, ToolCallEmitted, TurnEnded, TurnStarted
 
 HELLO = Message("user", "hello there")
-
-
-def begin(service: SessionService, session: str, *messages: Message, **options: Any) -> TurnStream:
-    """A turn that has just been sent."""
-    values: dict[str, Any] = {"sampling": Sampling(50), **options}
-    return service.turn(session, TurnRequest(messages or (HELLO,), **values))
-
-
-async def get_outcome(stream: TurnStream) -> TurnOutcome:
-    """Read a turn's stream to its end and return the outcome."""
-    ended = [progress async for progress in stream][-1]
-    assert isinstance(ended, TurnEnded)
-    return ended.outcome
-
-
-async def held_turn(harness, session: str) -> TurnStream:
-    """A turn that waits for leave to say its first word."""
-    harness.worker.gates["token"] = asyncio.Event()
-    harness.worker.reached["token"].clear()
-    stream = begin(harness.service, session)
-    await harness.worker.reached["token"].wait()
-    return stream
 
 
 async def test_a_turn_is_told_in_order_and_is_committed_when_it_ends(harness) -> None:
     session = await harness.session()
     harness.worker.script = ["one two"]
-    told = [progress async for progress in begin(harness.service, session)]
+    told = [progress async for progress in harness.begin(session)]
     assert told[:3] == [TurnStarted(session, 1), TextDelta("one "), TextDelta("two ")]
     assert isinstance(told[3], TurnEnded)
     (turn,) = await harness.catalog.turns.get_after(session, 0, 10)
@@ -96,28 +67,28 @@ async def test_remembering_says_nothing_and_counts_as_a_turn(harness) -> None:
 
 async def test_a_second_turn_meanwhile_is_refused_and_changes_nothing(harness) -> None:
     session = await harness.session()
-    first = await held_turn(harness, session)
+    first = await harness.hold_turn(session)
     with pytest.raises(SessionBusy):
-        await anext(begin(harness.service, session))
+        await anext(harness.begin(session))
     assert (await harness.service.get(session))[1] is SessionState.PREFILLING
     harness.worker.gates["token"].set()
-    assert (await get_outcome(first)).turn == 1
+    assert (await harness.outcome(first)).turn == 1
 
 
 async def test_a_second_turn_that_asks_to_queue_comes_after_the_first(harness) -> None:
     session = await harness.session()
-    first = await held_turn(harness, session)
-    second = begin(harness.service, session, queue=True)
+    first = await harness.hold_turn(session)
+    second = harness.begin(session, queue=True)
     await asyncio.sleep(0)
     harness.worker.gates["token"].set()
-    assert (await get_outcome(second)).turn == 2
-    assert (await get_outcome(first)).turn == 1
+    assert (await harness.outcome(second)).turn == 2
+    assert (await harness.outcome(first)).turn == 1
 
 
 async def test_unlike_sessions_do_not_wait_for_each_other(harness) -> None:
     one = await harness.session()
     other = await harness.session()
-    first = await held_turn(harness, one)
+    first = await harness.hold_turn(one)
     outcome = await harness.say(other, HELLO, generate=False)
     assert outcome.session == other
     await first.aclose()
@@ -128,7 +99,7 @@ async def test_a_cancelled_turn_changes_nothing(harness) -> None:
     await harness.say(session, HELLO)
     before = await harness.catalog.sessions.get(session)
     selection = await harness.selection(session)
-    stream = await held_turn(harness, session)
+    stream = await harness.hold_turn(session)
     await stream.aclose()
     assert await harness.catalog.sessions.get(session) == before
     assert harness.worker.open_turns == 0
@@ -246,7 +217,7 @@ async def test_after_a_restart_the_session_goes_on_from_what_was_committed(harne
     crashed = await harness.session()
     undisturbed = await harness.session()
     await harness.say(crashed, HELLO)
-    stream = await held_turn(harness, crashed)
+    stream = await harness.hold_turn(crashed)
     await stream.aclose()
     await harness.crash()
     assert set(harness.worker.retained.sessions) == {crashed, undisturbed}
@@ -323,7 +294,7 @@ async def test_observers_hear_of_every_turn_and_how_it_ended(harness) -> None:
     harness.service.observe(heard.append)
     session = await harness.session()
     outcome = await harness.say(session, HELLO)
-    stream = await held_turn(harness, session)
+    stream = await harness.hold_turn(session)
     await stream.aclose()
     harness.worker.gates.clear()
     harness.worker.faults["turn"] = WorkerLost("gone")
@@ -335,84 +306,6 @@ async def test_observers_hear_of_every_turn_and_how_it_ended(harness) -> None:
         TurnFailed(session, "worker_lost"),
     ]
     assert heard == expected
-
-
-class TestCrowded:
-    """A service with one place, one waiting turn and one waiting writer."""
-
-    @pytest.fixture
-    def settings(self) -> ServiceLimits:
-        return ServiceLimits(
-            max_running_turns=1, max_waiting_turns=1, max_waiting_writers=1, queue_seconds=0.2
-        )
-
-    async def test_over_the_queue_a_turn_is_turned_away_at_once(self, harness) -> None:
-        sessions = [await harness.session() for _ in range(3)]
-        first = await held_turn(harness, sessions[0])
-        waiting = begin(harness.service, sessions[1])
-        await asyncio.sleep(0.05)
-        assert harness.service.admission.waiting == 1
-        with pytest.raises(Overloaded) as caught:
-            await anext(begin(harness.service, sessions[2]))
-        assert caught.value.retry_after_seconds == 1.0
-        harness.worker.gates["token"].set()
-        assert (await get_outcome(waiting)).turn == 1
-        assert (await get_outcome(first)).turn == 1
-
-    async def test_no_turn_waits_for_a_place_without_end(self, harness) -> None:
-        one = await harness.session()
-        other = await harness.session()
-        first = await held_turn(harness, one)
-        with pytest.raises(Overloaded):
-            await anext(begin(harness.service, other))
-        await first.aclose()
-        harness.worker.gates.clear()
-        assert (await harness.say(other, HELLO)).turn == 1
-
-    async def test_only_so_many_wait_for_one_session(self, harness) -> None:
-        session = await harness.session()
-        first = await held_turn(harness, session)
-        second = begin(harness.service, session, queue=True)
-        await asyncio.sleep(0.01)
-        with pytest.raises(Overloaded):
-            await anext(begin(harness.service, session, queue=True))
-        with pytest.raises(SessionBusy):
-            await anext(second)
-        await first.aclose()
-
-
-async def test_a_stop_lets_running_turns_end_and_takes_no_new_ones(harness) -> None:
-    session = await harness.session()
-    stream = await held_turn(harness, session)
-    stopping = asyncio.create_task(harness.service.stop())
-    await asyncio.sleep(0)
-    with pytest.raises(ShuttingDown):
-        begin(harness.service, session)
-    with pytest.raises(ShuttingDown):
-        await harness.service.create(CreateSession())
-    harness.worker.gates["token"].set()
-    assert (await get_outcome(stream)).turn == 1
-    await stopping
-    assert harness.worker.closed
-    await harness.start()
-
-
-class TestImpatient:
-    """A service that drains for a moment only."""
-
-    @pytest.fixture
-    def settings(self) -> ServiceLimits:
-        return ServiceLimits(drain_seconds=0.05)
-
-    async def test_a_stop_cancels_what_does_not_end_in_time(self, harness) -> None:
-        session = await harness.session()
-        stream = await held_turn(harness, session)
-        await harness.service.stop()
-        with pytest.raises(WorkerLost, match="cancelled"):
-            [progress async for progress in stream]
-        assert harness.worker.open_turns == 0
-        await harness.start()
-        assert (await harness.catalog.sessions.get(session)).turns == 0
 
 
 @pytest.mark.parametrize("cold", [False, True])

@@ -118,23 +118,21 @@ EMBEDDED: Mapping[str, float] = {
     **_FILES,
 }
 # Relative frequency of each fault of two workers with files only.
-FILES_ONLY: Mapping[str, float] = (
-    {
-        "kill -9, worker": 4,
-        "kill -9, worker, again while it starts": 1,
-        "kill -9, gateway": 3,
-        "kill -9, all": 1,
-        "power lost, all": 2,
-        "power lost, one machine": 3,
-        "SIGSTOP, worker": 3,
-        "SIGSTOP, gateway": 1,
-        "SIGTERM, worker": 2,
-        "rolling restart": 1,
-        "clock jumps": 2,
-    }
-    | _LINKS
-    | _FILES
-)
+FILES_ONLY: Mapping[str, float] = {
+    "kill -9, worker": 4,
+    "kill -9, worker, again while it starts": 1,
+    "kill -9, gateway": 3,
+    "kill -9, all": 1,
+    "power lost, all": 2,
+    "power lost, one machine": 3,
+    "SIGSTOP, worker": 3,
+    "SIGSTOP, gateway": 1,
+    "SIGTERM, worker": 2,
+    "rolling restart": 1,
+    "clock jumps": 2,
+    **_LINKS,
+    **_FILES,
+}
 # Relative frequency of each fault of a cluster.
 CLUSTER: Mapping[str, float] = {
     "kill -9, worker": 4,

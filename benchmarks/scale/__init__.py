@@ -1,0 +1,1 @@
+"""Costs of the service by the number of its sessions; see `__main__`."""

@@ -1,0 +1,197 @@
+"""Costs of the row store by the number of stored sessions, with pages of few bytes."""
+
+import gc
+import random
+import resource
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import count
+from pathlib import Path
+
+import torch
+
+from kvrecall.reporting.results import Row, speed_row
+from kvstore.format.page import PageLayout
+from kvstore.format.page_table import SharedPages
+from kvstore.store import RowStore
+from kvstore.tiers.base import Tier
+from kvstore.tiers.nvme.tier import NvmeTier
+from kvstore.tiers.ram import RamTier
+from kvstore.tiers.redis.tier import RedisTier
+
+_LAYOUT = PageLayout(1, 1, 8, torch.float32, "scale", page_tokens=8)
+_RAM_BYTES = 16 << 20
+# Rows of a filled session: two full pages and a part of one.
+_STORED = 20
+_TURN_ROWS = 12
+# Sessions between two flushes while the store is filled: a flush syncs all that is queued.
+_FLUSH_EVERY = 500
+# Sessions over which the memory of one is averaged, per repetition.
+_IDLE_SESSIONS = 20
+
+
+@dataclass
+class StoredRows:
+    """A row store over files, and over a Redis if `url` names one."""
+
+    folder: Path
+    url: str | None
+    seed: int
+    repetitions: int
+    sessions: int = 0
+    created: list[str] = field(default_factory=list)
+    epochs: "count[int]" = field(default_factory=lambda: count(2))
+    rng: random.Random = field(init=False)
+    store: RowStore = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.rng = random.Random(self.seed)
+        self.store = self._open()
+
+    @property
+    def name(self) -> str:
+        """The tiers that are measured."""
+        return "rows in files" if self.url is None else "rows in files and Redis"
+
+    def fill(self, sessions: int) -> None:
+        """Add sessions of `_STORED` rows until there are `sessions`."""
+        rows = torch.randn(_LAYOUT.rows_shape(_STORED))
+        for number in range(self.sessions, sessions):
+            session = _name(number)
+            self.store.open(session, epoch=1, length=0)
+            self.store.append(session, rows)
+            if number % _FLUSH_EVERY == 0:
+                self.store.flush(session)
+        self.sessions = sessions
+        self._restart()
+
+    def measure(self) -> list[Row]:
+        """Measure every operation with the sessions that there are now."""
+        rows = [
+            self._row("usage", self._repeat(self.store.usage)),
+            self._row("first turn of a new session", self._repeat(self._create)),
+            self._row("turn of an open session", self._time_turns()),
+            self._row("turn of a stored session", self._repeat(self._open_stored)),
+            self._row("fork", self._repeat(self._fork)),
+            self._row("delete", self._time_deletions()),
+            self._row("start", [self._restart()]),
+        ]
+        size = self._measure_memory()
+        rows.append(self._row("idle session", [size], metric="resident memory", unit="bytes"))
+        for session in self.created:
+            self.store.delete(session)
+        self.created.clear()
+        return rows
+
+    def close(self) -> None:
+        """Close the store and delete its files."""
+        self.store.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _open(self) -> RowStore:
+        tiers: list[Tier] = [RamTier(_RAM_BYTES), NvmeTier(self.folder / "pages")]
+        if self.url is not None:
+            tiers.append(RedisTier(self.url, _LAYOUT, namespace="scale", ttl_seconds=86400))
+        return RowStore(_LAYOUT, tiers)
+
+    def _restart(self) -> float:
+        """Close the store and open it again; return the seconds of the opening."""
+        self.store.close()
+        started = time.perf_counter()
+        self.store = self._open()
+        return time.perf_counter() - started
+
+    def _row(
+        self,
+        operation: str,
+        values: Sequence[float],
+        metric: str = "duration",
+        unit: str = "seconds",
+    ) -> Row:
+        return speed_row(f"{self.name}: {operation}", metric, unit, values, sessions=self.sessions)
+
+    def _repeat(self, operation: Callable[[], object]) -> list[float]:
+        return [_time(operation) for _ in range(self.repetitions)]
+
+    def _new_name(self) -> str:
+        self.created.append(f"n_{self.rng.getrandbits(96):024x}")
+        return self.created[-1]
+
+    def _create(self) -> str:
+        session = self._new_name()
+        self.store.open(session, epoch=1, length=0)
+        self._turn(session)
+        return session
+
+    def _turn(self, session: str) -> None:
+        self.store.append(session, torch.ones(_LAYOUT.rows_shape(_TURN_ROWS)))
+        if not self.store.flush(session):
+            raise RuntimeError(f"the rows of {session} are not durable: see the tiers' errors")
+
+    def _time_turns(self) -> list[float]:
+        session = self._create()
+        return self._repeat(lambda: self._turn(session))
+
+    def _open_stored(self) -> None:
+        session = _name(self.rng.randrange(self.sessions))
+        length = self.store.length(session) if self.url is None else _STORED
+        self.store.open(session, epoch=next(self.epochs), length=length)
+        self._turn(session)
+        self.store.truncate(session, length)
+
+    def _fork(self) -> None:
+        parent, child = self._create(), self._new_name()
+        self.store.fork(
+            parent,
+            child,
+            epoch=1,
+            length=_TURN_ROWS,
+            shared=(SharedPages(parent, _TURN_ROWS // _LAYOUT.page_tokens),),
+        )
+
+    def _time_deletions(self) -> list[float]:
+        created = [self._create() for _ in range(self.repetitions)]
+        return [_time(partial(self.store.delete, session)) for session in created]
+
+    def _measure_memory(self) -> float:
+        """Return the resident memory that a session takes after its turn."""
+        self._create()
+        before = _resident_bytes()
+        idle = _IDLE_SESSIONS * self.repetitions
+        for _ in range(idle):
+            self._create()
+        return max(0.0, _resident_bytes() - before) / idle
+
+
+def measure_start(folder: Path, pages: int) -> Row:
+    """Measure the start of a store over files that hold `pages` pages, 300 of each session."""
+    stored = StoredRows(folder, None, 0, 1)
+    per_session = 300
+    rows = torch.randn(_LAYOUT.rows_shape(per_session * _LAYOUT.page_tokens))
+    for number in range(pages // per_session):
+        stored.store.open(_name(number), epoch=1, length=0)
+        stored.store.append(_name(number), rows)
+    started = stored._restart()
+    stored.close()
+    return speed_row(
+        f"rows in files: start with {pages} pages", "duration", "seconds", [started], sessions=pages
+    )
+
+
+def _resident_bytes() -> int:
+    gc.collect()
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    return pages * resource.getpagesize()
+
+
+def _name(number: int) -> str:
+    return f"s_{number:024x}"
+
+
+def _time(operation: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    operation()
+    return time.perf_counter() - started
