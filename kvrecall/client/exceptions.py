@@ -101,6 +101,7 @@ _CLASS_BY_STATUS: Mapping[int, type[ServiceProblem]] = {
     400: InvalidRequest,
     404: NotFound,
     405: InvalidRequest,
+    408: InvalidRequest,
     409: Conflict,
     413: InvalidRequest,
     422: InvalidRequest,

@@ -215,9 +215,16 @@ def _open_channel(settings: WireSettings) -> grpc.aio.Channel:
         ("grpc.max_reconnect_backoff_ms", int(settings.reconnect_seconds * 1000)),
         ("grpc.max_metadata_size", 1 << 16),
     ]
-    if settings.tls_ca is None:
+    credentials = read_credentials(settings)
+    if credentials is None:
         return grpc.aio.insecure_channel(settings.worker, options=options)
+    return grpc.aio.secure_channel(settings.worker, credentials, options=options)
+
+
+def read_credentials(settings: WireSettings) -> grpc.ChannelCredentials | None:
+    """Read the certificates; None without TLS. Raises OSError when one cannot be read."""
+    if settings.tls_ca is None:
+        return None
     key = None if settings.tls_key is None else settings.tls_key.read_bytes()
     chain = None if settings.tls_cert is None else settings.tls_cert.read_bytes()
-    credentials = grpc.ssl_channel_credentials(settings.tls_ca.read_bytes(), key, chain)
-    return grpc.aio.secure_channel(settings.worker, credentials, options=options)
+    return grpc.ssl_channel_credentials(settings.tls_ca.read_bytes(), key, chain)

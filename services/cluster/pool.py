@@ -9,7 +9,7 @@ from kvrecall.domain.codes import ErrorCode
 from kvrecall.domain.errors import WorkerLost, WorkerRefused
 from kvrecall.protocol.calls import Call, RequestT, ResponseT
 from kvrecall.protocol.v1 import worker_pb2 as pb
-from services.cluster.grpc_client import GrpcWorkerClient
+from services.cluster.grpc_client import GrpcWorkerClient, read_credentials
 from services.cluster.membership import Joined, Membership, Node
 from services.cluster.placement import Candidate, choose
 from services.cluster.registry import Registry
@@ -37,8 +37,10 @@ class WorkerPool(WorkerCalls):
     ) -> "WorkerPool":
         """Build a pool with one connected worker at least, for the gateways of a catalog.
 
-        Raises WorkerLost if none is reached within `connect_seconds`.
+        Raises WorkerLost if none is reached within `connect_seconds`, OSError when a certificate
+        cannot be read.
         """
+        read_credentials(settings)
         membership = Membership(registry, settings, catalog)
         await membership.start()
         return cls(membership)

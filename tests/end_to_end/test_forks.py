@@ -175,7 +175,7 @@ def test_a_session_outlives_the_writer_of_its_shared_prefix(
     assert ask(client, third, say) == expected
     client.delete_session(second)
     client.delete_session(third)
-    assert stored(server) == before
+    say.until(lambda: stored(server) == before, "the sweep has deleted what they shared")
 
 
 def test_after_kills_among_forks_and_deletions_nothing_is_leaked(

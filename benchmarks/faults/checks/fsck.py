@@ -3,36 +3,53 @@
 import os
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 
+from benchmarks.faults.rig import clock
 from benchmarks.faults.rig.setups import Setup
 
 # Consequences of damage that faults did: the rows are computed again at the next use. Every other
 # complaint is a failure, whatever the faults were.
+FOUND_PROBLEMS = 1
 REBUILT = "computed again from the turn log"
 
 
 def run_fsck(setup: Setup, damaged: bool = False) -> list[str]:
     """Complaints of fsck; with `damaged`, those about pages that are computed again do not count."""
-    environment = {"KVRECALL_MODEL": str(setup.rig.model)}
+    environment = {"KVRECALL_MODEL": str(setup.rig.model), "COLUMNS": "4000"}
     if setup.redis is not None:
         url = setup.redis.url
         environment |= {"KVRECALL_CATALOG_URL": url, "KVRECALL_STORE__REDIS_URL": url}
     complaints = []
     for folder in setup.pages:
-        command = [sys.executable, "-m", "kvrecall.cli", "fsck", "--data", str(folder.parent)]
-        ended = subprocess.run(
-            command,
-            env={**os.environ, **environment, "COLUMNS": "4000"},
-            capture_output=True,
-            text=True,
-        )
-        if ended.returncode == 0:
+        code, output = _run(setup, ["fsck", "--data", str(folder.parent)], environment)
+        if code == 0:
             continue
-        lines = [line for line in ended.stdout.splitlines() if line.strip()]
+        lines = [line for line in output.splitlines() if line.strip()]
         kept = [line for line in lines if REBUILT not in line] if damaged else lines
-        if ended.returncode != 1 or not damaged or _problems(kept):
-            complaints.append(f"{folder.parent.name}: {ended.stdout}{ended.stderr}")
+        if code != FOUND_PROBLEMS or not damaged or _problems(kept):
+            complaints.append(f"{folder.parent.name}: {output}")
     return complaints
+
+
+def _run(setup: Setup, arguments: Sequence[str], environment: Mapping[str, str]) -> tuple[int, str]:
+    """Exit code and output of a kvrecall command."""
+    if setup.rig.zygote is None:
+        command = [sys.executable, "-m", "kvrecall.cli", *arguments]
+        ended = subprocess.run(
+            command, env={**os.environ, **environment}, capture_output=True, text=True
+        )
+        return ended.returncode, ended.stdout + ended.stderr
+    errors = setup.folder / "command.log"
+    true_time = setup.folder / "command.clock"
+    clock.set_offset(true_time, 0.0)
+    with errors.open("wb") as log:
+        process = setup.rig.zygote.spawn(
+            [str(true_time), *arguments], {**os.environ, **environment}, log.fileno()
+        )
+    with process:
+        output = process.stdout.read().decode()
+        return process.wait(), output + errors.read_text(encoding="utf-8", errors="replace")
 
 
 def _problems(lines: list[str]) -> bool:

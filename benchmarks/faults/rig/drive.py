@@ -81,7 +81,8 @@ class Contents:
 class Drive:
     """Files of `folders` as one process writes them; `work` holds journals and the control file.
 
-    `append_only`: the writes to a file survive in their order, as appended ones do.
+    `append_only`: the writes to a file survive in their order, and a sync of a new file makes its
+    name durable, as most file systems do and Redis 6 relies on. kvrecall and SQLite must do without.
     """
 
     def __init__(
@@ -208,6 +209,8 @@ class Drive:
                 self._sync_directory(operation)
             case "S" if operation.inode in self._by_inode:
                 self._files[self._by_inode[operation.inode]].sync(operation.offset)
+                if self._append_only and operation.path in self._names:
+                    self._durable[operation.path] = self._names[operation.path]
 
     def _add_file(self, inode: int, content: bytes = b"") -> int:
         self._next_file += 1

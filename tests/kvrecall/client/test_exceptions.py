@@ -22,6 +22,7 @@ CLASSES = {
     400: InvalidRequest,
     404: NotFound,
     405: InvalidRequest,
+    408: InvalidRequest,
     409: Conflict,
     413: InvalidRequest,
     422: InvalidRequest,

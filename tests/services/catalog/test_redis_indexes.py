@@ -53,7 +53,12 @@ async def test_a_deleted_session_leaves_only_keys_that_expire(
     ) == ([], [])
     client = redis_server.client
     left = [key.decode() for key in client.keys(f"{namespace}:*") if client.ttl(key) == -1]
-    assert {key.removeprefix(f"{namespace}:") for key in left} <= {"version", "tenants", "waiting"}
+    assert {key.removeprefix(f"{namespace}:") for key in left} <= {
+        "version",
+        "id",
+        "tenants",
+        "waiting",
+    }
 
 
 async def test_an_entry_without_a_session_is_skipped_and_removed_once_it_is_old(
