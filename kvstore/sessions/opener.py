@@ -113,9 +113,9 @@ class SessionOpener:
             length += header.valid_tokens
             if header.valid_tokens < self._layout.page_tokens:
                 break
-        # An unloaded session whose pages are all gone keeps its epoch.
-        sequences_stored = (header.sequence for header in headers.values())
-        state.last_sequence = max(sequences_stored, default=first_sequence(state.epoch))
+        # An unloaded session keeps its epoch, under which it may have written nothing.
+        written = (header.sequence for header in headers.values())
+        state.last_sequence = max(first_sequence(state.epoch), *written)
         state.epoch = get_epoch(state.last_sequence)
         state.table = PageTable(state.name, sequences=sequences)
         state.length = length

@@ -86,6 +86,8 @@ def test_an_unloaded_session_holds_no_page_table_and_is_read_from_the_tiers(
     assert torch.equal(store.gather("s", torch.arange(150)), rows)
     store.unload("s")
     assert torch.equal(store.gather("s", torch.arange(150)), rows), "a fork reads its parent"
+    with pytest.raises(StaleWriterError):
+        store.open("s", epoch=3, length=150)
     store.check()
     store.delete("s")
     store.check()
