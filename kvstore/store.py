@@ -49,12 +49,10 @@ class RowStore:
 
     Args:
         layout: Shape, dtype and fingerprint of the rows.
-        tiers: Fastest first. The last one is authoritative and should be durable. The store owns
-            the tiers and closes them.
-        backlog_pages: Maximum number of full pages that wait for the writer; beyond it `append`
-            waits.
-        read_batch_pages: Maximum number of pages that one gather holds in memory at a time.
-        summary_limit: Maximum bytes of memory for summaries of full pages; 0 disables them.
+        tiers: Fastest first; the store closes them. The last one is authoritative.
+        backlog_pages: Most full pages that wait for the writer; beyond it `append` waits.
+        read_batch_pages: Most pages that one gather holds in memory at a time.
+        summary_limit: Most bytes of memory for summaries of full pages; 0 disables them.
         summary_bits: Bits of a summary's codes.
         codecs: One per tier (see `PagePlacement`); RAW for all by default.
 
@@ -114,10 +112,9 @@ class RowStore:
         """Open the session with exactly `length` rows, written under `epoch` from now on.
 
         The first rows are in pages that other sessions wrote (`shared`). Rows beyond `length` are
-        deleted when this returns. Pages that are not found, or whose rows were never committed as
-        far as `history` says, are missing (`missing_pages`): reading them raises MissingPageError
-        until `restore` writes them again. Without a history, only pages that were written under
-        this epoch or the one before count as committed.
+        deleted when this returns. Pages that are not found, or that `history` does not commit, are
+        missing (`missing_pages`): reading them raises MissingPageError until `restore` writes them
+        again. Without a history, pages of this epoch and the one before count as committed.
 
         Raises StaleWriterError when the session was opened under a later epoch, in any process;
         RowRangeError when it shares more than `length` rows; a tier's error when the lowest tier
@@ -367,7 +364,7 @@ class RowStore:
         return self._stack.tiers.limit_bytes()
 
     def failures(self) -> dict[str, str]:
-        """Why tiers fail now, by their names; empty when all work."""
+        """Reasons of the tiers that fail now, by their names; empty when all work."""
         return self._stack.tiers.failures()
 
     def counters(self) -> dict[str, TierCounters]:

@@ -29,8 +29,8 @@ class StubWorker:
     """Generates the next of `script` (texts, or tool calls) in each turn, one word per token.
 
     Its rows are words. A session's selection is a hash over everything that ever changed it: equal
-    selections mean the same turns and repairs in the same order, and a missed rollback shows. Its
-    encoder gives texts with the same words similar vectors, and it builds episodes of any rows.
+    selections mean the same turns and repairs in the same order, and a missed rollback shows. Texts
+    with the same words get similar vectors; it builds episodes of any rows.
 
     - `gates` hold calls back: a turn waits for `gates["token"]` before each word, a repair for
       `gates["repair"]`, likewise embed and build. A repair that is stopped early waits no longer and
@@ -38,7 +38,7 @@ class StubWorker:
     - `faults` are raised by the call of that name, once each.
     - `stored`: sessions of an earlier process; `retained`: deleted ones with pages that others share.
     - `names`: with several, it acts as that many workers over the same rows; some are `draining`.
-    - All other attributes record what it was asked for.
+    - All others record what it was asked for.
     """
 
     def __init__(self, stored: Iterable[str] = ()) -> None:

@@ -219,7 +219,7 @@ class MeteredTiers:
         }
 
     def failures(self) -> dict[str, str]:
-        """Why tiers do not accept calls now, by their names; empty when all work."""
+        """Reasons of the tiers that accept no calls now, by their names; empty when all work."""
         failures = {
             tier.name: meter.failure for tier, meter in zip(self.all, self._meters, strict=True)
         }

@@ -1,4 +1,4 @@
-"""What a gateway tells of itself: catalog failures without addresses, and a warning at start."""
+"""A gateway on an open address: catalog failures without addresses, and a warning at start."""
 
 from pathlib import Path
 from typing import Any

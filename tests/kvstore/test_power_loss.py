@@ -1,4 +1,4 @@
-"""What is acknowledged as durable was synced before: a loss of power keeps it.
+"""Rows that were acknowledged as durable were synced before: a loss of power keeps them.
 
 `PowerCut` records what each fsync covered. Only that is restored, as if the power had failed.
 """
