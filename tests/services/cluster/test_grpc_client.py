@@ -45,9 +45,9 @@ class Scripted(worker_pb2_grpc.WorkerServicer):
         return pb.MemoryReport(length=7)
 
     async def Turn(self, request: pb.TurnRequest, context: Any) -> None:
-        await context.write(pb.TurnEvent(token=pb.TokenChunk(text="one")))
-        await self._end(context)
-        try:
+        try:  # the cancellation may arrive while the event is written
+            await context.write(pb.TurnEvent(token=pb.TokenChunk(text="one")))
+            await self._end(context)
             await asyncio.Event().wait()
         finally:
             self.cancelled.set()
@@ -55,8 +55,8 @@ class Scripted(worker_pb2_grpc.WorkerServicer):
     async def Repair(self, request: pb.RepairRequest, context: Any) -> None:
         self.order.append("repair")
         self.started.set()
-        await context.write(pb.RepairEvent(accepted=True))
         try:
+            await context.write(pb.RepairEvent(accepted=True))
             await self.stopped.wait()
             await context.write(pb.RepairEvent(result=pb.RepairResult()))
         finally:
