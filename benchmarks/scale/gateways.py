@@ -33,6 +33,8 @@ ANSWER = Message("assistant", "ok")
 _WRITERS = 64
 _PAGE = 200
 _QUIET_SECONDS = 3.0
+# Sessions before and after which a gateway's memory is compared.
+_SERVED = 400
 
 
 @dataclass(frozen=True)
@@ -190,20 +192,24 @@ class Fleet:
         return self.backend.bytes_used() / len(self.sessions)
 
     async def _measure_memory(self) -> float:
-        """Return the bytes that stay in a gateway for each session that it has served."""
-        gateway = self.gateways[0]
-        touched = self.rng.sample(self.sessions, min(len(self.sessions), 500))
-        await run_turn(gateway, touched[0])
-        gc.collect()
+        """Return the bytes that stay in a gateway for each further session that it has served."""
+        sessions = self.rng.sample(self.sessions, min(len(self.sessions), 2 * _SERVED))
+        half = len(sessions) // 2
         tracemalloc.start()
         try:
-            for session in touched[1:]:
-                await run_turn(gateway, session)
-            await asyncio.sleep(_QUIET_SECONDS)  # calls that have ended leave their memory
-            gc.collect()
-            return tracemalloc.get_traced_memory()[0] / (len(touched) - 1)
+            before = await self._serve(sessions[:half])
+            after = await self._serve(sessions[half:])
+            return max(0.0, after - before) / (len(sessions) - half)
         finally:
             tracemalloc.stop()
+
+    async def _serve(self, sessions: Sequence[str]) -> int:
+        """Run a turn of each session in one gateway; return the bytes that are allocated then."""
+        for session in sessions:
+            await run_turn(self.gateways[0], session)
+        await asyncio.sleep(_QUIET_SECONDS)  # calls that have ended leave their memory
+        gc.collect()
+        return tracemalloc.get_traced_memory()[0]
 
 
 async def run_turn(gateway: SessionService, session: str) -> None:
