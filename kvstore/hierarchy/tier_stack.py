@@ -151,14 +151,14 @@ class TierStack:
         headers = (header for tier in self.tiers.all for header in tier.stored(key.session))
         return max((header.sequence for header in headers if header.key == key), default=-1)
 
-    def newest_headers(self) -> Iterator[PageHeader]:
-        """One header per session, `Tier.newest`, in the unshared tiers that are durable or lowest.
+    def session_headers(self) -> Iterator[PageHeader]:
+        """One header per session and tier, of the unshared tiers that are durable or lowest.
 
         Raises ForeignPageError, or a tier's error.
         """
         for tier in self.tiers.all:
             if not tier.shared and (tier.durable or tier is self.tiers.lowest):
-                for header in tier.newest():
+                for header in tier.session_headers():
                     self._require_ours(header)
                     yield header
 

@@ -269,7 +269,7 @@ def find_stored_sessions(stack: TierStack) -> set[str]:
 
     Raises ForeignPageError, or a tier's error.
     """
-    return {header.key.session for header in stack.newest_headers()}
+    return {header.key.session for header in stack.session_headers()}
 
 
 def _get_versions(headers: Mapping[int, PageHeader]) -> Versions:

@@ -121,7 +121,7 @@ class RowWriter:
             self._submit(state, index, self._get_tail(state).narrow(3, 0, valid).clone(), truncates)
 
     def drop_tail(self, state: StoredSession) -> None:
-        """Free the unfinished page of a session at rest, once a durable tier has all its rows.
+        """Free the unfinished page of an idle session, once a durable tier has all its rows.
 
         The next append reads it again. A session that is in use now keeps it.
         """

@@ -92,8 +92,8 @@ class Tier(Protocol):
         """Return the headers of all stored pages, or of those of one session."""
         ...
 
-    def newest(self) -> Iterator[PageHeader]:
-        """Return one header per session: of its page with the largest sequence number."""
+    def session_headers(self) -> Iterator[PageHeader]:
+        """Return one header per session, of any of its pages."""
         ...
 
     def flush(self) -> None:
@@ -109,11 +109,6 @@ class Tier(Protocol):
         ...
 
 
-def newest_of_sessions(headers: Iterable[PageHeader]) -> Iterator[PageHeader]:
-    """Reduce headers to one per session, as `Tier.newest` returns them."""
-    newest: dict[str, PageHeader] = {}
-    for header in headers:
-        known = newest.get(header.key.session)
-        if known is None or known.sequence < header.sequence:
-            newest[header.key.session] = header
-    return iter(newest.values())
+def one_per_session(headers: Iterable[PageHeader]) -> Iterator[PageHeader]:
+    """Reduce headers to one per session, as `Tier.session_headers` returns them."""
+    return iter({header.key.session: header for header in headers}.values())

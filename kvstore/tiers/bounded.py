@@ -90,9 +90,9 @@ class BoundedTier:
             return self._tier.stored()
         return self._run(self._others, lambda: self._tier.stored(session))
 
-    def newest(self) -> Iterator[PageHeader]:
+    def session_headers(self) -> Iterator[PageHeader]:
         """Return one header per session, in a time that is not bounded."""
-        return self._tier.newest()
+        return self._tier.session_headers()
 
     def flush(self) -> None:
         """Wait until everything before is durable. Writes go on meanwhile."""

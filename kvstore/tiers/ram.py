@@ -14,7 +14,7 @@ import numpy as np
 from kvstore.errors import InvariantError, StoreClosedError, TierFullError
 from kvstore.format.page import Blob, PageHeader, PageKey, parse_header, read_sequence
 from kvstore.tiers.arena import Arena
-from kvstore.tiers.base import newest_of_sessions
+from kvstore.tiers.base import one_per_session
 
 
 @dataclass(frozen=True)
@@ -98,9 +98,9 @@ class RamTier:
             resident = [*self._backed.items(), *self._unbacked.items()]
         return (parse_header(page.blob) for key, page in resident if session in (None, key.session))
 
-    def newest(self) -> Iterator[PageHeader]:
-        """Return one header per session, that of its last written page."""
-        return newest_of_sessions(self.stored())
+    def session_headers(self) -> Iterator[PageHeader]:
+        """Return one header per session, of any of its pages."""
+        return one_per_session(self.stored())
 
     def flush(self) -> None:
         """Do nothing: memory is never durable."""

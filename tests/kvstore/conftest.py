@@ -125,8 +125,8 @@ class BlockedTier:
     def stored(self, session: str | None = None) -> Iterator[PageHeader]:
         return self._inner.stored(session)
 
-    def newest(self) -> Iterator[PageHeader]:
-        return self._inner.newest()
+    def session_headers(self) -> Iterator[PageHeader]:
+        return self._inner.session_headers()
 
     def flush(self) -> None:
         self._require_working()

@@ -85,13 +85,10 @@ class LogIndex:
             for index, packed in self._sessions.get(name, {}).items()
         ]
 
-    def newest(self) -> list[tuple[PageKey, RecordLocation]]:
-        """Location of one page per session: of that with the largest sequence number."""
-        return [
-            (PageKey(name, index), _unpack(pages[index]))
-            for name, pages in self._sessions.items()
-            for index in [max(pages, key=pages.__getitem__)]
-        ]
+    def one_per_session(self) -> list[tuple[PageKey, RecordLocation]]:
+        """Location of any one page of each session."""
+        first = ((name, *next(iter(pages.items()))) for name, pages in self._sessions.items())
+        return [(PageKey(name, index), _unpack(packed)) for name, index, packed in first]
 
     def add_damage(self, segment: int, offset: int) -> None:
         """Record an unreadable stretch; it may have superseded any older page."""

@@ -88,32 +88,8 @@ def read_closed(segment: SegmentFile) -> SegmentEntries:
 
 def write_index(segment: SegmentFile, entries: SegmentEntries) -> None:
     """Write a closed segment's index file; without it the next start only takes longer."""
-    sessions = {entry.session: 0 for entry in entries.entries}
-    numbers = {session: number for number, session in enumerate(sessions)}
-    table = np.zeros(len(entries.entries), dtype=_ENTRY)
-    for row, entry in zip(table, entries.entries, strict=True):
-        row["sequence"], row["offset"], row["size"] = entry.sequence, entry.offset, entry.size
-        row["page"], row["session"], row["kind"] = entry.page, numbers[entry.session], entry.kind
-    names = [name.encode() for name in numbers]
-    size, changed = _get_state(segment)
-    parts = (
-        _HEADER.pack(
-            _MAGIC,
-            _VERSION,
-            len(table),
-            len(names),
-            len(entries.damaged),
-            size,
-            changed,
-            entries.end,
-        ),
-        table.tobytes(),
-        np.array(entries.damaged, dtype="<u8").tobytes(),
-        bytes(map(len, names)),
-        *names,
-    )
-    content = b"".join(parts)
     with suppress(OSError):
+        content = _encode(entries, *_get_state(segment))
         get_path(segment).write_bytes(content + _CHECKSUM.pack(google_crc32c.value(content)))
 
 
@@ -126,6 +102,24 @@ def remove_index(segment: SegmentFile) -> None:
 def get_path(segment: SegmentFile) -> Path:
     """Path of a segment's index file."""
     return segment.path.with_suffix(".index")
+
+
+def _encode(entries: SegmentEntries, size: int, changed: int) -> bytes:
+    numbers: dict[str, int] = {}
+    table = np.zeros(len(entries.entries), dtype=_ENTRY)
+    table["session"] = [numbers.setdefault(each.session, len(numbers)) for each in entries.entries]
+    for name in ("kind", "page", "sequence", "offset", "size"):
+        table[name] = [getattr(each, name) for each in entries.entries]
+    names = [name.encode() for name in numbers]
+    counts = (len(table), len(names), len(entries.damaged))
+    parts = (
+        _HEADER.pack(_MAGIC, _VERSION, *counts, size, changed, entries.end),
+        table.tobytes(),
+        np.array(entries.damaged, dtype="<u8").tobytes(),
+        bytes(map(len, names)),
+        *names,
+    )
+    return b"".join(parts)
 
 
 def _read_index(segment: SegmentFile) -> SegmentEntries | None:

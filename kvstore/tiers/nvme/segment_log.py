@@ -1,10 +1,9 @@
 """Log of segment files in a directory: records are appended to the newest, whole files removed.
 
 The index of valid records is in memory and is rebuilt at the start: from the index files of the
-closed segments and the headers of the newest. A segment
-without valid records is unlinked once the records that superseded its own are on the disk. The
-valid records of a mostly dead segment can be moved to the end of the log (`move_records`), so that
-the segment is unlinked too.
+closed segments and the headers of the newest. A segment without valid records is unlinked once the
+records that superseded its own are on the disk. The valid records of a mostly dead segment can be
+moved to the end of the log (`move_records`), so that the segment is unlinked too.
 """
 
 import os
@@ -113,9 +112,9 @@ class SegmentLog:
         """Return the headers of all pages, or of those of one session."""
         return self._read_headers(lambda: self._index.locations(session))
 
-    def newest_headers(self) -> list[PageHeader]:
-        """Return one header per session, that of its last written page."""
-        return self._read_headers(self._index.newest)
+    def session_headers(self) -> list[PageHeader]:
+        """Return one header per session, of any of its pages."""
+        return self._read_headers(self._index.one_per_session)
 
     def contains(self, keys: Sequence[PageKey]) -> list[bool]:
         """Return whether the log has each page."""

@@ -130,9 +130,9 @@ class NvmeTier:
         """Return the headers of all pages, or of those of one session; broken ones lack tokens."""
         return iter(self._log.headers(session))
 
-    def newest(self) -> Iterator[PageHeader]:
-        """Return one header per session, that of its last written page."""
-        return iter(self._log.newest_headers())
+    def session_headers(self) -> Iterator[PageHeader]:
+        """Return one header per session, of any of its pages."""
+        return iter(self._log.session_headers())
 
     def flush(self) -> None:
         """Wait until every page and tombstone is on the disk; wakes the compaction."""

@@ -42,7 +42,7 @@ from kvstore.format.page import (
     verify_checksum,
 )
 from kvstore.tiers.arena import BufferPool
-from kvstore.tiers.base import newest_of_sessions
+from kvstore.tiers.base import one_per_session
 from kvstore.tiers.redis import scripts
 from kvstore.tiers.redis.address import parse_address
 from kvstore.tiers.redis.batches import ParsedPage, group_by_session, split_into_batches
@@ -209,9 +209,9 @@ class RedisTier:
                 self._remove(name, [PageKey(name, int(number)) for number in lost], "lost")
         return iter(headers)
 
-    def newest(self) -> Iterator[PageHeader]:
-        """Return one header per session, that of its last written page."""
-        return newest_of_sessions(self.stored())
+    def session_headers(self) -> Iterator[PageHeader]:
+        """Return one header per session, of any of its pages."""
+        return one_per_session(self.stored())
 
     def flush(self) -> None:
         """Do nothing: `put` and `delete` return when primary and replica have completed them."""

@@ -197,7 +197,7 @@ def test_the_index_finds_the_newest_record_of_every_page(
             expected[key] = location
     assert dict(index.locations()) == expected
     assert {key: index.get(key) for key in expected} == expected
-    assert {key.session for key, _ in index.newest()} == {key.session for key in expected}
+    assert {key.session for key, _ in index.one_per_session()} == {key.session for key in expected}
     index.check()
 
 
