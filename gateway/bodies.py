@@ -45,7 +45,7 @@ class BodyBuffer:
             yield body
         finally:
             self._receiving.pop(body, None)
-            self._used -= len(body.content)
+            self._used -= body.size
 
     def begin(self, body: "Body") -> None:
         """Note that a body begins to be received."""
@@ -53,7 +53,7 @@ class BodyBuffer:
 
     def add(self, body: "Body", chunk: bytes) -> None:
         """Append to a body. Raises BodyRefused if it is the one that has to go."""
-        body.content += chunk
+        body.append(chunk)
         self._used += len(chunk)
         while self._used > self._max_bytes:
             oldest = next(iter(self._receiving))  # `body` is one of them
@@ -68,18 +68,35 @@ class BodyBuffer:
 
     def _drop(self, body: "Body") -> None:
         del self._receiving[body]
-        self._used -= len(body.content)
-        body.content.clear()
+        self._used -= body.size
+        body.clear()
 
 
 class Body:
-    """A request body, received on demand."""
+    """A request body, received on demand. `size` is the number of bytes that count as held."""
 
     def __init__(self, buffer: BodyBuffer) -> None:
         self._buffer = buffer
         self._timeout: asyncio.Timeout | None = None
         self._dropped = False
-        self.content = bytearray()
+        self._content = bytearray()  # a list of many small pieces would take far more than them
+        self.size = 0
+
+    def append(self, chunk: bytes) -> None:
+        """Append bytes."""
+        self._content += chunk
+        self.size += len(chunk)
+
+    def clear(self) -> None:
+        """Forget the bytes."""
+        self._content.clear()
+        self.size = 0
+
+    def take(self) -> bytes:
+        """Return the content, which its request holds from now on."""
+        content = bytes(self._content)
+        self._content.clear()
+        return content
 
     def cancel(self) -> None:
         """Refuse it: others need the memory."""
@@ -107,7 +124,7 @@ class Body:
             if message["type"] != "http.request":
                 raise ClientDisconnect
             self._buffer.add(self, message.get("body", b""))
-            if len(self.content) > max_bytes:
+            if self.size > max_bytes:
                 raise _too_large(max_bytes)
             more = message.get("more_body", False)
 
@@ -139,11 +156,11 @@ class StrictBody:
                     return await receive()
                 received = True
                 try:
-                    await self._receive(body, Headers(scope=scope), receive)
+                    content = await self._receive(body, Headers(scope=scope), receive)
                 except ClientDisconnect:
                     disconnected = True
                     raise
-                return {"type": "http.request", "body": bytes(body.content), "more_body": False}
+                return {"type": "http.request", "body": content, "more_body": False}
 
             async def send_if_connected(message: Message) -> None:
                 if not disconnected:  # the framework answers a failed read with status 400
@@ -151,12 +168,14 @@ class StrictBody:
 
             await self._app(scope, receive_checked, send_if_connected)
 
-    async def _receive(self, body: Body, headers: Headers, receive: Receive) -> None:
+    async def _receive(self, body: Body, headers: Headers, receive: Receive) -> bytes:
         if _get_content_length(headers) > self._settings.max_body_bytes:
             raise _too_large(self._settings.max_body_bytes)
         await body.receive(receive, self._settings)
-        if body.content and (reason := _find_json_error(headers, body.content)) is not None:
+        content = body.take()
+        if content and (reason := _find_json_error(headers, content)) is not None:
             raise BodyRefused(ErrorCode.MALFORMED_JSON, f"the body is not JSON in UTF-8: {reason}")
+        return content
 
 
 def _too_large(limit: int) -> BodyRefused:
@@ -179,7 +198,7 @@ def _get_content_length(headers: Headers) -> int:
     return int(length) if length.isascii() and length.isdigit() else 0
 
 
-def _find_json_error(headers: Headers, body: bytearray) -> str | None:
+def _find_json_error(headers: Headers, body: bytes) -> str | None:
     kind = headers.get("content-type", "application/json").partition(";")[0].strip().lower()
     if kind != "application/json" and not kind.endswith("+json"):
         return None
