@@ -15,10 +15,22 @@ from kvrecall.domain.worker_info import WorkerInfo
 from kvrecall.protocol.convert import session_spec_to_wire
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from services.cancellation import run_to_completion
+from services.catalog.base import Catalog
 from services.catalog.records import IdempotencyKey, IdempotencyRecord
 from services.context import ServiceContext
 
-SESSION = TypeAdapter(Session)
+_SESSION = TypeAdapter(Session)
+
+
+async def find_created(catalog: Catalog, key: IdempotencyKey | None) -> Session | None:
+    """Return the session that a request with this key has created. Raises IdempotencyConflict."""
+    record = None if key is None else await catalog.idempotency.get(key)
+    return None if record is None else _SESSION.validate_json(record)
+
+
+def build_record(key: IdempotencyKey | None, created: Session) -> IdempotencyRecord | None:
+    """Build the record of a request that creates a session."""
+    return None if key is None else IdempotencyRecord(key, _SESSION.dump_json(created).decode())
 
 
 class SessionCreator:
@@ -40,18 +52,13 @@ class SessionCreator:
         Raises BudgetOutOfRange, UnknownMethod, UnknownModel, QuotaExceeded, LimitExceeded,
         Overloaded, WorkerRefused, WorkerLost.
         """
-        if (created := await self._find_created(key)) is not None:
+        if (created := await find_created(self._catalog, key)) is not None:
             return created
         self._quotas.check_metadata(request.metadata)
         await self._quotas.check_new_session(request.tenant)
         settings = resolve_settings(request, info, self._limits)
         async with self._admission.slot():
             return await run_to_completion(self._create(settings, key))
-
-    async def _find_created(self, key: IdempotencyKey | None) -> Session | None:
-        """Return the session that a request with this key has created."""
-        record = None if key is None else await self._catalog.idempotency.get(key)
-        return None if record is None else SESSION.validate_json(record)
 
     async def _create(self, settings: SessionSettings, key: IdempotencyKey | None) -> Session:
         now = time.time()
@@ -65,17 +72,14 @@ class SessionCreator:
             MemoryReport(budget=settings.budget),
         )
         session = replace(session, worker=await self._open_anywhere(session))
-        record = (
-            None if key is None else IdempotencyRecord(key, SESSION.dump_json(session).decode())
-        )
         try:
-            await self._catalog.sessions.create(session, b"", record)
+            await self._catalog.sessions.create(session, b"", build_record(key, session))
         except ServiceError:
             # Whether it was committed may be unknown. If not, the worker's copy is an unknown
             # session, which the reconciliation deletes.
             self._worker.forget(session.id)
             # The catalog refuses the second of two requests with one key: it gets the first's.
-            if (created := await self._find_created(key)) is not None:
+            if (created := await find_created(self._catalog, key)) is not None:
                 return created
             raise
         self._sessions.add_created(session)

@@ -9,8 +9,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from pydantic import TypeAdapter
-
 from kvrecall.domain.commit_points import cut_points
 from kvrecall.domain.errors import ServiceError, UnknownTurn
 from kvrecall.domain.events import SessionForked
@@ -23,12 +21,11 @@ from kvrecall.protocol.convert import memory_from_wire, session_spec_to_wire
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from services.background import BackgroundTasks
 from services.cancellation import run_to_completion
-from services.catalog.records import REPAIRS_RETAINED, ForkCommit, IdempotencyKey, IdempotencyRecord
+from services.catalog.records import REPAIRS_RETAINED, ForkCommit, IdempotencyKey
 from services.context import ServiceContext
+from services.creation import build_record, find_created
 from services.session_manager import ActiveSession
 from services.turn_log import logged_turns
-
-SESSION = TypeAdapter(Session)
 
 
 @dataclass(frozen=True)
@@ -71,11 +68,8 @@ class ForkRunner:
         live = self._sessions.activate(await self._catalog.sessions.get(parent))
         try:
             async with self._sessions.claim_turn(live, request.queue):
-                if (
-                    key is not None
-                    and (record := await self._catalog.idempotency.get(key)) is not None
-                ):
-                    return SESSION.validate_json(record)
+                if (created := await find_created(self._catalog, key)) is not None:
+                    return created
                 await self._check(parent, request)
                 await self._background.yield_to_turn(live, wait=False)
                 await self._sessions.epoch(live)  # no process writes the parent from here on
@@ -155,12 +149,8 @@ class ForkRunner:
             )
             child = replace(child, memory=memory_from_wire(result.memory), worker=live.claim.worker)
             state = result.state.SerializeToString(deterministic=True)
-            answer = (
-                None if key is None else IdempotencyRecord(key, SESSION.dump_json(child).decode())
-            )
-            await self._catalog.sessions.fork(
-                ForkCommit(child, live.id, child.turns, state), answer
-            )
+            commit = ForkCommit(child, live.id, child.turns, state)
+            await self._catalog.sessions.fork(commit, build_record(key, child))
         except ServiceError:
             self._worker.forget(child.id)
             raise

@@ -170,8 +170,7 @@ class TurnRunner:
         the same one. Raises TurnQuarantined for a turn that may have killed several workers.
         """
         quarantine = self._context.quarantine
-        fingerprint = turn.fingerprint()
-        quarantine.check(turn.live.id, fingerprint)
+        quarantine.check(turn.live.id, turn.fingerprint)
         resumer = StreamResumer(publish)
         lost: list[str] = []
         rebuilds = 0
@@ -189,7 +188,7 @@ class TurnRunner:
                     raise
                 ran = resumer.attempts > attempts
                 died = ran and isinstance(error, WorkerLost)
-                if died and not quarantine.add_death(turn.live.id, fingerprint):
+                if died and not quarantine.add_death(turn.live.id, turn.fingerprint):
                     raise
                 rebuild = error.code is ErrorCode.ROWS_MISSING
                 if rebuild and rebuilds < _MAX_REBUILDS:

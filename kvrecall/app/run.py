@@ -93,7 +93,7 @@ def warn_if_exposed(settings: Settings) -> None:
     """Warn if clients on other machines could choose their tenant."""
     if not is_loopback(settings.host) and not settings.gateway.behind_proxy:
         structlog.get_logger("kvrecall").warning(
-            "whoever reaches this address can use every tenant's sessions: put a proxy in front "
+            "any client of this address can use every tenant's sessions: put a proxy in front "
             "that authenticates clients and sets X-Kvrecall-Tenant, then set "
             "KVRECALL_GATEWAY__BEHIND_PROXY=true",
             host=settings.host,

@@ -157,6 +157,9 @@ class Membership:
             _log.warning("registry unread", reason=str(error) or "it did not answer in time")
             announced = {node.name: node.record for node in self.by_name.values()}
         self._tried = tuple(record.address for record in announced.values())
+        for noted in (self._failures, self._incompatible):
+            for name in noted.keys() - announced.keys():
+                del noted[name]
         for name, node in self.by_name.items():
             self._begin_look(name, self._refresh_node(node, announced.get(name)))
         for name, record in announced.items():

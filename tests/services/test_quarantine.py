@@ -76,19 +76,19 @@ async def test_a_move_by_an_operator_ends_the_quarantine(harness, deaths: list[s
 
 async def test_after_the_quarantine_a_turn_may_kill_one_worker_at_a_time() -> None:
     quarantine = Quarantine(0.05)
-    assert quarantine.add_death("s", "turn")
-    quarantine.check("s", "turn")
-    assert not quarantine.add_death("s", "turn")
+    assert quarantine.add_death("s", lambda: "turn")
+    quarantine.check("s", lambda: "turn")
+    assert not quarantine.add_death("s", lambda: "turn")
     with pytest.raises(TurnQuarantined):
-        quarantine.check("s", "turn")
-    quarantine.check("s", "another turn")
+        quarantine.check("s", lambda: "turn")
+    quarantine.check("s", lambda: "another turn")
     await asyncio.sleep(0.1)
-    quarantine.check("s", "turn")
-    assert not quarantine.add_death("s", "turn")
+    quarantine.check("s", lambda: "turn")
+    assert not quarantine.add_death("s", lambda: "turn")
 
 
 def test_the_number_of_suspected_turns_is_bounded() -> None:
     quarantine = Quarantine(60)
     for number in range(3000):
-        quarantine.add_death("s", str(number))
+        quarantine.add_death(str(number), lambda: "turn")
     assert len(quarantine._suspects) == 1024
