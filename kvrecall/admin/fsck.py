@@ -4,7 +4,7 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from kvrecall.admin.commit_history import to_commit_history
+from kvrecall.admin.commit_history import find_writer
 from kvrecall.domain.session import SharedPages
 from kvstore.format.commit_history import ALL_COMMITTED, CommitHistory
 from kvstore.format.page import PageKey, PageLayout
@@ -53,10 +53,7 @@ class KnownSession:
 
     def owner(self, index: int) -> tuple[str, CommitHistory]:
         """The session that wrote a page, an ancestor or this session, and its commits."""
-        for each in self.shared:
-            if index < each.pages:
-                return each.owner, to_commit_history(each.history)
-        return self.id, self.history
+        return find_writer(index, self.id, self.history, self.shared)
 
     @property
     def shared_pages(self) -> int:

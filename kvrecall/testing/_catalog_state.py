@@ -14,6 +14,7 @@ from kvrecall.domain.session import Session, SharedPages, Turn
 from kvrecall.domain.tool_calls import PendingCall
 from services.catalog.records import (
     REPAIRS_RETAINED,
+    CallPosition,
     EpisodeSet,
     IdempotencyKey,
     IdempotencyRecord,
@@ -23,8 +24,6 @@ from services.catalog.records import (
     RepairRecord,
     SegmentRecord,
 )
-
-CallPosition = tuple[int, int]
 
 
 @dataclass

@@ -10,6 +10,9 @@ from kvrecall.domain.reports import MemoryReport, RepairReport
 from kvrecall.domain.session import Session, SharedPages, Turn
 from kvrecall.domain.tool_calls import PendingCall
 
+CallPosition = tuple[int, int]
+"""The turn of a tool call, and its position in that turn."""
+
 # The number of repairs a catalog retains per session, the latest ones.
 REPAIRS_RETAINED = 32
 
@@ -232,7 +235,7 @@ class SessionDump:
     episodes: EpisodeSet = EpisodeSet()
     segments: tuple[SegmentRecord, ...] = ()
     built: tuple[bytes, ...] = ()
-    pieces: Mapping[tuple[int, int], Mapping[int, str]] = field(default_factory=dict)
+    pieces: Mapping[CallPosition, Mapping[int, str]] = field(default_factory=dict)
     history: tuple[CommitPoint, ...] = ()
 
 

@@ -10,11 +10,10 @@ from pydantic import ValidationError
 from kvrecall.admin.archive.format import read_records
 from kvrecall.admin.archive.record import Record, RecordKind
 from kvrecall.admin.archive.records import HEADER, FileHeader, Origin
-from kvrecall.admin.commit_history import to_commit_history
+from kvrecall.admin.commit_history import find_writer, to_commit_history
 from kvrecall.app.errors import BadSessionFile
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from kvstore.errors import KvStoreError, PageError
-from kvstore.format.commit_history import CommitHistory
 from kvstore.format.page import (
     DTYPE_CODES,
     HEADER_BYTES,
@@ -86,9 +85,10 @@ def read_pages(dump: SessionDump, tiers: Sequence[Tier], layout: PageLayout) -> 
     Raises TierFailedError when a tier does not answer.
     """
     length = _get_length(dump)
+    own = to_commit_history(dump.history)
     for index in range(count_pages(dump, layout)):
         start = index * layout.page_tokens
-        owner, history = _get_owner(dump, index)
+        owner, history = find_writer(index, dump.session.id, own, dump.session.shared)
         blob = _read_newest(tiers, PageKey(owner, index))
         if blob is None:
             continue
@@ -198,14 +198,6 @@ def _reseal(record: Record, dump: SessionDump) -> tuple[PageKey, bytes]:
     sequence = first_sequence(dump.session.epoch) + key.index
     header = replace(parse_header(record.data), key=key, sequence=sequence)
     return key, seal(header, record.data[HEADER_BYTES:])
-
-
-def _get_owner(dump: SessionDump, index: int) -> tuple[str, CommitHistory]:
-    """Return the session that wrote a page, and its commits."""
-    for each in dump.session.shared:
-        if index < each.pages:
-            return each.owner, to_commit_history(each.history)
-    return dump.session.id, to_commit_history(dump.history)
 
 
 def _get_length(dump: SessionDump) -> int:

@@ -11,7 +11,13 @@ from pydantic import TypeAdapter
 from kvrecall.domain.commit_points import CommitPoint
 from kvrecall.domain.session import Session, SharedPages, Turn
 from kvrecall.domain.tool_calls import CallStatus, PendingCall
-from services.catalog.records import EpisodeRecord, EpisodeSet, RepairRecord, SegmentRecord
+from services.catalog.records import (
+    CallPosition,
+    EpisodeRecord,
+    EpisodeSet,
+    RepairRecord,
+    SegmentRecord,
+)
 from services.catalog.serialization import MEMORY, SETTINGS, decode_tokens, encode_tokens
 
 SHARED = TypeAdapter(tuple[SharedPages, ...])
@@ -19,8 +25,6 @@ CALL = TypeAdapter(PendingCall)
 RECORD = TypeAdapter(RepairRecord)
 TURN = TypeAdapter(Turn)
 
-# The turn of a call, and its position in that turn.
-CallPosition = tuple[int, int]
 Parts = Sequence[bytes | None]
 Fields = dict[str, str | bytes | int]
 

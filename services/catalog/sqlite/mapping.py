@@ -8,6 +8,7 @@ from kvrecall.domain.reports import RepairReport
 from kvrecall.domain.session import Session, SharedPages, Turn
 from kvrecall.domain.tool_calls import CallStatus, PendingCall
 from services.catalog.records import (
+    CallPosition,
     EpisodeRecord,
     EpisodeSet,
     RepairDetails,
@@ -25,9 +26,6 @@ from services.catalog.serialization import (
     encode_tokens,
 )
 from services.catalog.sqlite.queries import Row
-
-# The turn of a call, and its position in that turn.
-CallPosition = tuple[int, int]
 
 # The columns of `episode_sets` that episode maintenance writes; turns write `active`.
 EPISODE_SET_COLUMNS = (

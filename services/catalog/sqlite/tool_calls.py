@@ -8,7 +8,7 @@ from kvrecall.domain.errors import UnknownCall
 from kvrecall.domain.messages import ToolCall
 from kvrecall.domain.session import Turn
 from kvrecall.domain.tool_calls import CallStatus, PendingCall
-from services.catalog.records import IdempotencyRecord
+from services.catalog.records import CallPosition, IdempotencyRecord
 from services.catalog.sqlite import mapping
 from services.catalog.sqlite.database import Database
 from services.catalog.sqlite.idempotency import SqliteIdempotency
@@ -126,7 +126,7 @@ async def add_calls(
 async def add_pieces(
     db: aiosqlite.Connection,
     session_id: str,
-    call: mapping.CallPosition,
+    call: CallPosition,
     pieces: Mapping[int, str],
 ) -> None:
     """Add pieces of a call's output."""

@@ -20,8 +20,9 @@ from services.catalog.records import OrphanedPages
 from services.catalog.redis.catalog import RedisCatalog
 from services.catalog.redis.client import CatalogRedis
 from services.catalog.redis.keys import Keys
-from services.catalog.redis.migrations import bounded_costs, standard_terms
 from services.catalog.redis.migrations import runner as migrate
+from services.catalog.redis.migrations import standard_terms
+from services.catalog.redis.migrations.passes import Steps, run_passes
 from services.catalog.redis.migrations.versions import MIGRATIONS, SCHEMA_VERSION
 
 Open = Callable[..., Awaitable[RedisCatalog]]
@@ -185,8 +186,8 @@ async def test_a_migration_that_is_run_again_changes_nothing(
     async def keep_lock() -> None:
         pass
 
-    for migration in (standard_terms, bounded_costs):
-        await migration.migrate(redis, Keys(one_server.name), keep_lock)
+    for steps in MIGRATIONS.values():
+        await run_passes(redis, Keys(one_server.name), steps, keep_lock)
     await redis.close()
     assert one_server.dump() == after
     assert not (await open_catalog(one_server.url, one_server.name)).upgrade.upgraded
@@ -253,14 +254,14 @@ async def test_of_two_gateways_that_start_at_once_one_migrates(
     one_server: OldNamespace, open_catalog: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     migrations = []
-    original = standard_terms.migrate
 
-    async def count(*arguments: Any) -> None:
-        migrations.append(arguments)
-        await asyncio.sleep(0.3)
-        await original(*arguments)
+    async def count(redis: CatalogRedis, keys: Keys, steps: Steps, keep_lock: Any) -> None:
+        if steps is standard_terms.STEPS:
+            migrations.append(steps)
+            await asyncio.sleep(0.3)
+        await run_passes(redis, keys, steps, keep_lock)
 
-    monkeypatch.setattr(migrate, "MIGRATIONS", {**MIGRATIONS, 1: count})
+    monkeypatch.setattr(migrate, "run_passes", count)
     opened = [open_catalog(one_server.url, one_server.name) for _ in range(3)]
     catalogs = await asyncio.gather(*opened)
     assert len(migrations) == 1
@@ -273,14 +274,13 @@ async def test_a_process_that_lost_the_lock_stops_and_harms_nothing(
     one_server: OldNamespace, open_catalog: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(migrate, "_LOCK_SECONDS", 0.0301)
-    original = standard_terms.migrate
 
-    async def stand_still(redis: CatalogRedis, keys: Keys, keep_lock: Any) -> None:
+    async def stand_still(redis: CatalogRedis, keys: Keys, steps: Steps, keep_lock: Any) -> None:
         await asyncio.sleep(0.1)
         one_server.client.set(f"{one_server.name}:migration-lock", "another")
-        await original(redis, keys, keep_lock)
+        await run_passes(redis, keys, steps, keep_lock)
 
-    monkeypatch.setattr(migrate, "MIGRATIONS", {**MIGRATIONS, 1: stand_still})
+    monkeypatch.setattr(migrate, "run_passes", stand_still)
     with pytest.raises(CatalogError, match="taken the migration over"):
         await open_catalog(one_server.url, one_server.name)
     assert one_server.client.getdel(f"{one_server.name}:migration-lock") == b"another"

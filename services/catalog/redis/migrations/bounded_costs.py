@@ -7,38 +7,13 @@ interrupted, repeated, and run twice at once.
 
 import json
 import re
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 from services.catalog.redis import mapping, scripts
 from services.catalog.redis.client import Argument, CatalogRedis, Command
-from services.catalog.redis.keys import Keys
+from services.catalog.redis.migrations.passes import Steps
 from services.catalog.serialization import OUTPUT
 from services.catalog.summaries import summarize_pieces
-
-KeepLock = Callable[[], Awaitable[None]]
-Step = Callable[[CatalogRedis, str], Awaitable[int]]
-
-
-async def migrate(redis: CatalogRedis, keys: Keys, keep_lock: KeepLock) -> None:
-    """Migrate all keys of the namespace, until a whole pass finds nothing to change.
-
-    Keys may move between the servers of a cluster during a pass. Raises CatalogError.
-    """
-    while await _run_pass(redis, keys, keep_lock):
-        pass
-
-
-async def _run_pass(redis: CatalogRedis, keys: Keys, keep_lock: KeepLock) -> int:
-    """Migrate each key once; return the number of values that were found in their old form."""
-    found = 0
-    prefix = f"{keys.namespace}:"
-    async for key in redis.scan(prefix):
-        for pattern, step in _STEPS:
-            if pattern.fullmatch(key.removeprefix(prefix)):
-                await keep_lock()
-                found += await step(redis, key)
-    return found
 
 
 async def _migrate_refs(redis: CatalogRedis, key: str) -> int:
@@ -77,7 +52,7 @@ def _build_call_migration(key: str, name: str, text: bytes, value: dict[str, Any
     return ("EVAL", scripts.MIGRATE_PIECES, 1, key, name, text, new, *words)
 
 
-_STEPS: tuple[tuple[re.Pattern[str], Step], ...] = (
+STEPS: Steps = (
     (re.compile(r"\{[^}]*\}:sharers"), _migrate_refs),
     (re.compile(r"lengths:[^:]*"), _migrate_lengths),
     (re.compile(r"tenants"), _migrate_tenants),

@@ -14,6 +14,7 @@ from kvrecall.domain.errors import CatalogError
 from services.catalog.redis import scripts
 from services.catalog.redis.client import CatalogRedis
 from services.catalog.redis.keys import Keys
+from services.catalog.redis.migrations.passes import run_passes
 from services.catalog.redis.migrations.versions import MIGRATIONS, SCHEMA_VERSION
 from services.catalog.versions import CatalogUpgrade, build_catalog_version
 
@@ -63,7 +64,7 @@ async def _run(redis: CatalogRedis, keys: Keys, lock: "_Lock") -> None:
     for version in range(_parse_marker(keys, marker), SCHEMA_VERSION):
         running = f"{version}>{version + 1}"
         await _set_marker(redis, keys, marker, running)
-        await MIGRATIONS[version](redis, keys, lock.keep)
+        await run_passes(redis, keys, MIGRATIONS[version], lock.keep)
         marker = str(version + 1)
         await _set_marker(redis, keys, running, marker)
 

@@ -7,51 +7,18 @@ even run twice at once.
 
 import json
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from services.catalog import renames
 from services.catalog.redis import mapping, scripts
 from services.catalog.redis.client import Argument, CatalogRedis
-from services.catalog.redis.keys import Keys
-
-KeepLock = Callable[[], Awaitable[None]]
-Step = Callable[[CatalogRedis, str], Awaitable[int]]
+from services.catalog.redis.migrations.passes import Steps
 
 # The number of list entries that are read and written at once.
 _ENTRIES_AT_ONCE = 64
-_SESSION_KEY = re.compile(r"\{[^}]*\}:(turns|calls|repairs|gone)")
-_RECORD_KEY = re.compile(r"(\{[^}]*\}:)?answer:[0-9a-f]{40}")
 _OLD_INLINE = re.compile(r"(\d+):said:(.*)", re.DOTALL)
 _OLD_ORPHANED = "leftovers"
-
-
-async def migrate(redis: CatalogRedis, keys: Keys, keep_lock: KeepLock) -> None:
-    """Migrate all keys of the namespace, until a whole pass finds nothing to change.
-
-    Keys may move between the servers of a cluster during a pass. Raises CatalogError.
-    """
-    while await _run_pass(redis, keys, keep_lock):
-        pass
-
-
-async def _run_pass(redis: CatalogRedis, keys: Keys, keep_lock: KeepLock) -> int:
-    """Migrate each key once; return the number of values that were found with old names."""
-    found = await _move_orphaned(redis, keys)
-    prefix = f"{keys.namespace}:"
-    async for key in redis.scan(prefix):
-        step = _get_step(key.removeprefix(prefix))
-        if step is not None:
-            await keep_lock()
-            found += await step(redis, key)
-    return found
-
-
-def _get_step(name: str) -> Step | None:
-    session_key = _SESSION_KEY.fullmatch(name)
-    if session_key is not None:
-        return _STEPS[session_key[1]]
-    return _migrate_record if _RECORD_KEY.fullmatch(name) else None
 
 
 async def _migrate_turns(redis: CatalogRedis, key: str) -> int:
@@ -128,13 +95,13 @@ async def _migrate_record(redis: CatalogRedis, key: str) -> int:
     return 1
 
 
-async def _move_orphaned(redis: CatalogRedis, keys: Keys) -> int:
+async def _move_orphaned(redis: CatalogRedis, key: str) -> int:
     """Move the set of owners with orphaned pages to its new name, which may be in another slot."""
-    old = f"{keys.namespace}:{_OLD_ORPHANED}"
-    owners = await redis.read(old, "SMEMBERS", old)
+    orphaned = f"{key.removesuffix(_OLD_ORPHANED)}orphaned"
+    owners = await redis.read(key, "SMEMBERS", key)
     if owners:
-        await redis.write(keys.orphaned, "SADD", keys.orphaned, *owners)
-        await redis.write(old, "SREM", old, *owners)
+        await redis.write(orphaned, "SADD", orphaned, *owners)
+        await redis.write(key, "SREM", key, *owners)
     return len(owners)
 
 
@@ -147,9 +114,11 @@ def _rename(text: str | bytes, change: renames.Change) -> str | None:
     return json.dumps(renamed, ensure_ascii=False, separators=(",", ":"))
 
 
-_STEPS: dict[str, Step] = {
-    "turns": _migrate_turns,
-    "calls": _migrate_calls,
-    "repairs": _migrate_repairs,
-    "gone": _migrate_tombstone,
-}
+STEPS: Steps = (
+    (re.compile(r"\{[^}]*\}:turns"), _migrate_turns),
+    (re.compile(r"\{[^}]*\}:calls"), _migrate_calls),
+    (re.compile(r"\{[^}]*\}:repairs"), _migrate_repairs),
+    (re.compile(r"\{[^}]*\}:gone"), _migrate_tombstone),
+    (re.compile(r"(\{[^}]*\}:)?answer:[0-9a-f]{40}"), _migrate_record),
+    (re.compile(_OLD_ORPHANED), _move_orphaned),
+)
