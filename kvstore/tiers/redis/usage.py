@@ -1,10 +1,11 @@
 """Bytes of the pages in Redis: a cached sum, kept up to date by a thread of its own.
 
 The sum of all workers is one key. Each worker adds its own changes to it every few seconds and
-takes over the result, so a reading costs nothing however many sessions there are. Only expired
-sessions change the sum unseen: from time to time one worker counts all sessions again. A change
-that another worker publishes during that count may be missing from it, or be in it twice, until the
-next one.
+takes over the result, so a reading costs nothing however many sessions there are. Expired sessions change
+the sum unseen, and a worker that is killed takes its unpublished changes with it: one worker counts
+all sessions again from time to time, and soon after a start, a failure or a full tier. A change that
+another worker publishes during that count may be missing from it, or be in it twice, until the next
+one.
 """
 
 import re
@@ -30,9 +31,9 @@ MEMORY_SHARE = 0.85
 
 _PUBLISH_SECONDS = 5.0
 _PROBE_SECONDS = 0.5
-_COUNT_MILLISECONDS = 600_000
-# After this long a full tier is counted again early: expired sessions may have made room.
-_RECOUNT_MILLISECONDS = 30_000
+_COUNT_SECONDS = 600.0
+# A sum that is in doubt is counted again once the last count is this old.
+_RECOUNT_SECONDS = 30.0
 _UNREGISTER_SECONDS = 3600
 _SCAN_SESSIONS = 1000
 
@@ -66,7 +67,8 @@ class SharedUsage:
         self._memory: list[ServerMemory] = []
         self._lock = Lock()
         self._refresh_wanted = Event()
-        self._full = False
+        # The monotonic time since which the sum may be wrong by more than what is unpublished.
+        self._doubted_at: float | None = None
         self._closing = Event()
         self._thread = Thread(target=self._run, name="kvstore-redis-usage", daemon=True)
 
@@ -86,6 +88,7 @@ class SharedUsage:
     def start(self) -> None:
         """Read the sum, or count if there is none, and start the thread. Raises a tier's error."""
         self.refresh()
+        self._doubt()  # a worker that was killed before may not have published its changes
         self._thread.start()
 
     def add(self, amount: int) -> None:
@@ -98,7 +101,7 @@ class SharedUsage:
         shortage = self._describe_shortage(needed)
         if shortage is None:
             return
-        self._full = True
+        self._doubt()  # expired sessions may have made room
         self._refresh_wanted.set()
         raise TierFullError(
             f"{self._server}: {needed} bytes do not fit, {shortage}; raise its limit or delete "
@@ -126,6 +129,7 @@ class SharedUsage:
         Raises a tier's error.
         """
         changed = self._changed
+        self._doubted_at = None
         total = 0
         ended: list[str] = []
         for names in self.scan_sessions():
@@ -176,19 +180,32 @@ class SharedUsage:
             self._refresh_wanted.wait(_PROBE_SECONDS)
             wanted = self._refresh_wanted.is_set()
             self._refresh_wanted.clear()
-            if self._server.failure is not None and not self._server.probe():
-                continue
+            if self._server.failure is not None:
+                if not self._server.probe():
+                    continue
+                self._doubt()  # calls without a reply may have changed pages
             if wanted or time.monotonic() - refreshed_at >= _PUBLISH_SECONDS:
                 with suppress(KvStoreError):
                     self.refresh()
                 refreshed_at = time.monotonic()
 
+    def _doubt(self) -> None:
+        if self._doubted_at is None:
+            self._doubted_at = time.monotonic()
+
     def _is_count_due(self) -> bool:
-        """Return whether this worker is the one that counts now: one does in each interval."""
-        interval = _RECOUNT_MILLISECONDS if self._full else _COUNT_MILLISECONDS
-        self._full = False
-        lease = f"{self._keys.used}:{interval}"
-        return self._execute("SET", lease, 1, "NX", "PX", interval, key=lease) is not None
+        """Return whether this worker counts now: one does in each interval, and after a doubt."""
+        lease = f"{self._keys.used}:counted"
+        take = ("SET", lease, 1, "PX", int(1000 * _COUNT_SECONDS))
+        if self._execute(*take, "NX", key=lease) is not None:
+            return True
+        if self._doubted_at is None:
+            return False
+        age = _COUNT_SECONDS - int(self._execute("PTTL", lease, key=lease)) / 1000
+        if time.monotonic() - age > self._doubted_at:
+            self._doubted_at = None  # another worker has counted since
+            return False
+        return age >= _RECOUNT_SECONDS and self._execute(*take, key=lease) is not None
 
     def _describe_shortage(self, needed: int) -> str | None:
         limit = self.limit_bytes

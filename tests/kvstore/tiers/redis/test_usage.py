@@ -1,8 +1,10 @@
 """The bytes in Redis are a cached number; a silent server costs its callers one short timeout."""
 
+import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from multiprocessing import get_context
 from typing import Any
 from uuid import uuid4
 
@@ -74,10 +76,50 @@ def test_workers_learn_of_each_others_bytes_without_counting_sessions(
     assert open_tier(process.url).used_bytes == expected, "a new worker reads the sum"
 
 
+def put_and_die(url: str, namespace: str, layout: PageLayout, pages: list[Any]) -> None:
+    """Change pages and be killed before the change of the sum is published."""
+    RedisTier(url, layout, namespace=namespace).put(pages)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_the_sum_is_right_again_soon_after_a_worker_was_killed(
+    layout: PageLayout,
+    open_tier: OpenTier,
+    make_page: MakePage,
+    redis_process: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(usage, "_RECOUNT_SECONDS", 0.5)
+    monkeypatch.setattr(usage, "_PUBLISH_SECONDS", 0.1)
+    process = redis_process()
+    page = make_page(0)
+    open_tier(process.url, namespace="shared").close()
+    killed = get_context("spawn").Process(
+        target=put_and_die, args=(process.url, "shared", layout, [page])
+    )
+    killed.start()
+    killed.join()
+    assert killed.exitcode == -signal.SIGKILL
+    successor = open_tier(process.url, namespace="shared")
+    until(lambda: successor.used_bytes == len(page[1]))
+
+
+def test_of_many_workers_that_start_at_once_one_counts_the_sessions(
+    open_tier: OpenTier, redis_process: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(usage, "_RECOUNT_SECONDS", 0.3)
+    monkeypatch.setattr(usage, "_PUBLISH_SECONDS", 0.1)
+    process = redis_process()
+    tiers = [open_tier(process.url) for _ in range(6)]
+    process.client.config_resetstat()
+    until(lambda: all(tier._usage._doubted_at is None for tier in tiers))
+    assert process.client.info("commandstats")["cmdstat_zscan"]["calls"] <= 2
+
+
 def test_an_expired_session_leaves_the_sum_at_the_next_count(
     open_tier: OpenTier, make_page: MakePage, redis_process: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(usage, "_COUNT_MILLISECONDS", 300)
+    monkeypatch.setattr(usage, "_COUNT_SECONDS", 0.3)
     monkeypatch.setattr(usage, "_PUBLISH_SECONDS", 0.1)
     tier = open_tier(redis_process().url, ttl_seconds=0.4)
     tier.put([make_page(0)])
@@ -88,7 +130,7 @@ def test_an_expired_session_leaves_the_sum_at_the_next_count(
 def test_a_full_tier_is_counted_again_and_accepts_pages_once_sessions_expired(
     open_tier: OpenTier, make_page: MakePage, redis_process: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(usage, "_RECOUNT_MILLISECONDS", 200)
+    monkeypatch.setattr(usage, "_RECOUNT_SECONDS", 0.2)
     page = make_page(0, session="later")
     tier = open_tier(redis_process().url, ttl_seconds=1, limit_bytes=len(page[1]))
     tier.put([make_page(0, session="earlier")])
