@@ -44,7 +44,7 @@ INTEGRATION_PATHS = (
     "kvrecall/demo",
     "kvrecall/domain/test_episodes.py",
     "kvstore/test_crash.py",
-    "kvstore/test_store_failing_tiers.py",
+    "kvstore/test_store_fault_states.py",
     "reference/test_model.py",
     "workers/engine/test_engine.py",
     "workers/methods/test_contract.py",
@@ -61,6 +61,8 @@ WAIT_SECONDS = 120.0
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark every test as `unit` or `integration`."""
+    unknown = [path for path in INTEGRATION_PATHS if not (TESTS / path).exists()]
+    assert not unknown, f"INTEGRATION_PATHS has files that are not there: {unknown}"
     for item in items:
         item.add_marker("integration" if is_integration(item) else "unit")
 
@@ -125,12 +127,20 @@ def free_port() -> int:
             return int(one.getsockname()[1])
 
 
-def until(done: Callable[[], object], what: str, seconds: float = WAIT_SECONDS) -> None:
+def until(
+    done: Callable[[], object], what: str = "the condition", seconds: float = WAIT_SECONDS
+) -> None:
     """Wait until `done` holds. Fails after `seconds`."""
     deadline = time.monotonic() + seconds
     while not done():
         assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
         time.sleep(0.02)
+
+
+@pytest.fixture(scope="session", name="until")
+def make_until() -> Callable[..., None]:
+    """until(done, what, seconds): wait until `done` holds; fail after `seconds`."""
+    return until
 
 
 @pytest.fixture(scope="session")

@@ -13,6 +13,7 @@ import pytest
 from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.messages import Message, Sampling
 from kvrecall.domain.reports import TurnOutcome
+from kvrecall.domain.session import Session
 from kvrecall.domain.session_request import CreateSession
 from kvrecall.domain.tool_events import EventReceipt, ToolEvent, ToolEventType
 from kvrecall.domain.turn_request import TurnRequest
@@ -63,8 +64,11 @@ class Harness:
 
     async def sweep(self) -> None:
         """Delete the orphaned pages that deletions have left to the sweep."""
-        context = ServiceContext.create(self.catalog, self.worker, self.settings)
-        await PageCollector(context).sweep()
+        await self.build_collector().sweep()
+
+    def build_collector(self) -> PageCollector:
+        """A collector over the catalog and the worker, beside the service's own."""
+        return PageCollector(ServiceContext.create(self.catalog, self.worker, self.settings))
 
     async def session(self, **settings: Any) -> str:
         """A new session of budget 64."""
@@ -108,6 +112,11 @@ class Harness:
         """A tool's output so far: the pieces up to the first missing one."""
         found = await self.catalog.tool_calls.get(session, call)
         return "".join(await self.catalog.tool_calls.get_pieces(session, found, 0, 1000))
+
+    @staticmethod
+    def get_shared_pages(session: Session | pb.SessionSpec) -> list[tuple[str, int]]:
+        """The owners of the pages that a session shares, with how many."""
+        return [(each.owner, each.pages) for each in session.shared]
 
     @property
     def repairs(self) -> list[str]:

@@ -19,22 +19,15 @@ from kvrecall.domain.errors import (
 )
 from kvrecall.domain.events import SessionForked
 from kvrecall.domain.messages import Message, Sampling
-from kvrecall.domain.session import Session
 from kvrecall.domain.session_settings import ForkOrigin
 from kvrecall.domain.state_machine import SessionState
 from kvrecall.domain.turn_request import TurnRequest
-from kvrecall.protocol.v1 import worker_pb2 as pb
 from services.catalog.records import IdempotencyKey
 from services.forks import ForkRequest
 
 HELLO = Message("user", "hello there")
 LONG = Message("user", "one two three four five six seven eight nine")
 KEY = IdempotencyKey("fork", "key", "body")
-
-
-def pages_of(session: Session | pb.SessionSpec) -> list[tuple[str, int]]:
-    """The owners of the pages that a session shares, with how many."""
-    return [(each.owner, each.pages) for each in session.shared]
 
 
 async def spoken(harness, turns: int = 2) -> str:
@@ -95,7 +88,11 @@ async def test_a_fork_at_an_earlier_turn_is_said_again(harness) -> None:
     await harness.say(parent, HELLO)
     child = await harness.service.fork(parent, ForkRequest(1))
     assert harness.worker.call_log[-1] == "fork 1"
-    assert (child.turns, child.memory.length, pages_of(child)) == (1, 11, [(parent, 2)])
+    assert (child.turns, child.memory.length, harness.get_shared_pages(child)) == (
+        1,
+        11,
+        [(parent, 2)],
+    )
     assert await harness.selection(child.id) == then
     assert [turn.number for turn in await harness.service.turns(child.id, 0, 10)] == [1]
 
@@ -106,15 +103,15 @@ async def test_a_fork_names_whose_pages_it_has(harness) -> None:
     await harness.say(child, LONG)
     grandchild = await fork(harness, child)
     found = (await harness.service.get(grandchild))[0]
-    assert pages_of(found) == [(parent, 5), (child, 8)]
-    assert pages_of(harness.worker.specs[grandchild]) == [
+    assert harness.get_shared_pages(found) == [(parent, 5), (child, 8)]
+    assert harness.get_shared_pages(harness.worker.specs[grandchild]) == [
         (parent, 5),
         (child, 8),
     ]
     early = await fork(harness, grandchild, 1)
-    assert pages_of((await harness.service.get(early))[0]) == [(parent, 2)]
+    assert harness.get_shared_pages((await harness.service.get(early))[0]) == [(parent, 2)]
     middle = await fork(harness, grandchild, 2)
-    assert pages_of((await harness.service.get(middle))[0]) == [(parent, 5)]
+    assert harness.get_shared_pages((await harness.service.get(middle))[0]) == [(parent, 5)]
 
 
 async def test_a_fork_within_a_shorter_page_than_its_parents_own_shares_no_page_twice(
@@ -123,7 +120,7 @@ async def test_a_fork_within_a_shorter_page_than_its_parents_own_shares_no_page_
     parent = await spoken(harness, 1)
     child = await fork(harness, parent)
     found = (await harness.service.get(await fork(harness, child)))[0]
-    assert pages_of(found) == [(parent, 2)]
+    assert harness.get_shared_pages(found) == [(parent, 2)]
 
 
 async def test_a_fork_is_opened_with_its_lineage_after_a_restart(harness) -> None:
@@ -132,7 +129,7 @@ async def test_a_fork_is_opened_with_its_lineage_after_a_restart(harness) -> Non
     await harness.crash()
     await harness.say(child, HELLO)
     await harness.say(parent, HELLO)
-    assert pages_of(harness.worker.specs[child]) == [(parent, 5)]
+    assert harness.get_shared_pages(harness.worker.specs[child]) == [(parent, 5)]
     assert await harness.selection(child) == await harness.selection(parent)
 
 
@@ -219,7 +216,7 @@ async def test_a_fork_that_cannot_be_committed_leaves_nothing_behind(harness) ->
     harness.catalog.sessions.fork = full_disk
     with pytest.raises(CatalogError):
         await harness.service.fork(session, ForkRequest())
-    harness.catalog.fork = commit
+    harness.catalog.sessions.fork = commit
     for child in harness.worker.sessions.keys() - {session}:
         harness.worker.opened_at[child] = 0.0  # long ago: it is not in creation
     await harness.reconcile()

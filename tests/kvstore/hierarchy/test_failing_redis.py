@@ -3,7 +3,6 @@
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from time import monotonic, sleep
 from typing import Any
 
 import pytest
@@ -21,6 +20,7 @@ from kvstore.tiers.ram import RamTier
 from kvstore.tiers.redis.tier import RedisTier
 
 MakeRows = Callable[..., Tensor]
+Until = Callable[..., None]
 OpenWorker = Callable[..., RowStore]
 
 
@@ -54,20 +54,13 @@ def read_all(store: RowStore, session: str) -> Tensor:
     return store.gather(session, torch.arange(store.length(session)))
 
 
-def until(done: Callable[[], object], seconds: float = 20) -> None:
-    last = monotonic() + seconds
-    while not done():
-        assert monotonic() < last, f"not within {seconds} s"
-        sleep(0.02)
-
-
 def is_flushed(store: RowStore) -> bool:
     """Return whether no page is pending."""
     return not store._stack.placement.has_pending()
 
 
 def test_files_are_durable_while_redis_is_down_and_redis_gets_the_pages_later(
-    open_worker: OpenWorker, make_rows: MakeRows, server: Any
+    open_worker: OpenWorker, make_rows: MakeRows, server: Any, until: Until
 ) -> None:
     rows = make_rows(61)
     one = open_worker("one")
@@ -88,7 +81,7 @@ def test_files_are_durable_while_redis_is_down_and_redis_gets_the_pages_later(
 
 
 def test_without_files_rows_wait_in_memory_and_are_not_reported_as_durable(
-    open_worker: OpenWorker, make_rows: MakeRows, server: Any
+    open_worker: OpenWorker, make_rows: MakeRows, server: Any, until: Until
 ) -> None:
     rows = make_rows(61)
     one = open_worker()
@@ -106,7 +99,7 @@ def test_without_files_rows_wait_in_memory_and_are_not_reported_as_durable(
 
 
 def test_a_frozen_redis_delays_one_write_and_no_read(
-    open_worker: OpenWorker, make_rows: MakeRows, server: Any
+    open_worker: OpenWorker, make_rows: MakeRows, server: Any, until: Until
 ) -> None:
     rows = make_rows(61)
     one = open_worker("one")
@@ -127,7 +120,7 @@ def test_a_frozen_redis_delays_one_write_and_no_read(
 
 
 def test_a_restarted_worker_flushes_its_pending_pages(
-    open_worker: OpenWorker, make_rows: MakeRows, server: Any
+    open_worker: OpenWorker, make_rows: MakeRows, server: Any, until: Until
 ) -> None:
     rows = make_rows(29)
     one = open_worker("one")
@@ -148,7 +141,7 @@ def test_a_restarted_worker_flushes_its_pending_pages(
 
 
 def test_pending_pages_never_overwrite_those_of_the_next_owner(
-    open_worker: OpenWorker, make_rows: MakeRows, server: Any
+    open_worker: OpenWorker, make_rows: MakeRows, server: Any, until: Until
 ) -> None:
     rows = make_rows(20)
     later = make_rows(12, seed=1)
@@ -181,7 +174,7 @@ def test_pending_pages_never_overwrite_those_of_the_next_owner(
 
 
 def test_a_session_stays_closed_while_uncommitted_rows_cannot_be_truncated(
-    open_worker: OpenWorker, make_rows: MakeRows, server: Any
+    open_worker: OpenWorker, make_rows: MakeRows, server: Any, until: Until
 ) -> None:
     rows = make_rows(45)
     other_rows = make_rows(16, seed=3)
@@ -220,7 +213,7 @@ def test_of_the_files_of_a_superseded_worker_only_committed_rows_are_read(
 
 
 def test_pending_pages_of_an_earlier_ownership_are_not_flushed_under_a_later_epoch(
-    open_worker: OpenWorker, make_rows: MakeRows, server: Any
+    open_worker: OpenWorker, make_rows: MakeRows, server: Any, until: Until
 ) -> None:
     rows = make_rows(20)
     uncommitted = make_rows(12, seed=1)
@@ -299,7 +292,7 @@ def opens(
 
 
 def test_a_session_continues_from_memory_while_redis_is_down(
-    open_worker: OpenWorker, make_rows: MakeRows, server: Any
+    open_worker: OpenWorker, make_rows: MakeRows, server: Any, until: Until
 ) -> None:
     rows = make_rows(29)
     one = open_worker("one")
@@ -322,7 +315,7 @@ def test_a_session_continues_from_memory_while_redis_is_down(
 
 
 def test_a_failed_deletion_is_retried_later(
-    open_worker: OpenWorker, make_rows: MakeRows, server: Any
+    open_worker: OpenWorker, make_rows: MakeRows, server: Any, until: Until
 ) -> None:
     one = open_worker("one")
     one.open("a", epoch=1, length=0)

@@ -3,7 +3,7 @@
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from time import monotonic, sleep
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -18,6 +18,7 @@ from kvstore.tiers.ram import RamTier
 from kvstore.tiers.redis.tier import RedisTier
 
 MakeRows = Callable[..., Tensor]
+Until = Callable[..., None]
 
 
 @pytest.fixture
@@ -44,16 +45,13 @@ def open_worker(
         store.close()
 
 
-def until(done: Callable[[], object], seconds: float = 30) -> None:
-    last = monotonic() + seconds
-    while not done():
-        assert monotonic() < last, f"not within {seconds} s"
-        sleep(0.02)
-
-
 @pytest.mark.parametrize("files", ["files", None])
 def test_turns_end_and_statistics_are_answered_while_redis_is_silent(
-    open_worker: Callable[..., RowStore], make_rows: MakeRows, server: Any, files: str | None
+    open_worker: Callable[..., RowStore],
+    make_rows: MakeRows,
+    server: Any,
+    files: str | None,
+    until: Until,
 ) -> None:
     store = open_worker(files)
     for session in "abcdefgh":
@@ -70,10 +68,11 @@ def test_turns_end_and_statistics_are_answered_while_redis_is_silent(
     for _ in range(100):
         assert store.usage()["redis"] > 0
         assert "redis" in store.failures()
-        store.limits(), store.counters()
+        store.limits()
+        store.counters()
     for session in "abcdefgh":
         assert store.gather(session, torch.arange(32)).shape[3] == 32
     assert monotonic() - began < 5
     server.signal(signal.SIGCONT)
-    until(lambda: store.flush("a") and not store.failures())
-    until(lambda: not store._stack.placement.has_pending())
+    until(lambda: store.flush("a") and not store.failures(), seconds=30)
+    until(lambda: not store._stack.placement.has_pending(), seconds=30)

@@ -1,7 +1,6 @@
 """Prefetched pages are read from memory."""
 
 from collections.abc import Callable
-from time import monotonic, sleep
 
 import torch
 from torch import Tensor
@@ -11,17 +10,11 @@ from kvstore.store import RowStore
 
 OpenStore = Callable[..., RowStore]
 MakeRows = Callable[..., Tensor]
-
-
-def until(done: Callable[[], object], what: str, seconds: float = 20) -> None:
-    last = monotonic() + seconds
-    while not done():
-        assert monotonic() < last, f"not within {seconds} s: {what}"
-        sleep(0.005)
+Until = Callable[..., None]
 
 
 def test_prefetched_pages_are_read_from_memory(
-    open_store: OpenStore, make_rows: MakeRows, layout: PageLayout
+    open_store: OpenStore, make_rows: MakeRows, layout: PageLayout, until: Until
 ) -> None:
     store = open_store(ram_pages=8)
     rows = make_rows(80)

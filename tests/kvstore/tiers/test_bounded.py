@@ -18,6 +18,7 @@ from kvstore.tiers.ram import RamTier
 
 MakePage = Callable[..., tuple[PageKey, bytes]]
 MakeRows = Callable[..., Tensor]
+Until = Callable[..., None]
 
 
 @pytest.fixture
@@ -27,15 +28,8 @@ def bounded(blocked_tier: Any) -> Iterator[BoundedTier]:
     blocked_tier.release.set()
 
 
-def until(done: Callable[[], object], seconds: float = 20) -> None:
-    last = time.monotonic() + seconds
-    while not done():
-        assert time.monotonic() < last, f"not within {seconds} s"
-        time.sleep(0.02)
-
-
 def test_a_hung_call_fails_and_others_fail_at_once_until_it_ends(
-    bounded: BoundedTier, blocked_tier: Any, make_page: MakePage
+    bounded: BoundedTier, blocked_tier: Any, make_page: MakePage, until: Until
 ) -> None:
     page = make_page(0)
     with pytest.raises(TierFailedError, match=r"did not answer within 0\.3 s"):
@@ -53,7 +47,7 @@ def test_a_hung_call_fails_and_others_fail_at_once_until_it_ends(
 
 
 def test_a_late_write_never_overtakes_a_later_one(
-    bounded: BoundedTier, blocked_tier: Any, make_page: MakePage
+    bounded: BoundedTier, blocked_tier: Any, make_page: MakePage, until: Until
 ) -> None:
     old, new = make_page(0, 1), make_page(0, 2)
     with pytest.raises(TierFailedError):
@@ -61,6 +55,7 @@ def test_a_late_write_never_overtakes_a_later_one(
     blocked_tier.release.set()
     until(lambda: not bounded._hung)
     bounded.put([new])
+    assert bounded.get([old[0]]) == [new[1]]
     bounded.delete([old[0]])
     assert bounded.get([old[0]]) == [None]
 
@@ -83,7 +78,12 @@ def test_the_tiers_own_errors_are_raised(tmp_path: Path, make_page: MakePage) ->
 
 
 def test_hung_files_stop_no_session_while_the_lowest_tier_answers(
-    bounded: BoundedTier, blocked_tier: Any, layout: PageLayout, make_rows: MakeRows, tmp_path: Path
+    bounded: BoundedTier,
+    blocked_tier: Any,
+    layout: PageLayout,
+    make_rows: MakeRows,
+    tmp_path: Path,
+    until: Until,
 ) -> None:
     lowest = NvmeTier(tmp_path / "lowest", name="lowest", compact_in_background=False)
     store = RowStore(layout, [RamTier(1 << 20), bounded, lowest])
@@ -103,7 +103,7 @@ def test_hung_files_stop_no_session_while_the_lowest_tier_answers(
 
 
 def test_a_hung_lowest_tier_is_answered_with_not_durable_until_it_works(
-    bounded: BoundedTier, blocked_tier: Any, layout: PageLayout, make_rows: MakeRows
+    bounded: BoundedTier, blocked_tier: Any, layout: PageLayout, make_rows: MakeRows, until: Until
 ) -> None:
     store = RowStore(layout, [RamTier(1 << 20), bounded])
     store.append("a", make_rows(29))

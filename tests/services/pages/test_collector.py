@@ -7,9 +7,7 @@ import pytest
 from kvrecall.domain.codes import ErrorCode
 from kvrecall.domain.errors import UnknownSession, WorkerLost, WorkerRefused
 from kvrecall.domain.messages import Message
-from services.context import ServiceContext
 from services.pages import collector
-from services.pages.collector import PageCollector
 
 HELLO = Message("user", "one two three four five")
 
@@ -27,12 +25,9 @@ async def test_a_deletion_stands_though_the_worker_cannot_be_told_and_it_is_told
     with pytest.raises(UnknownSession):
         await harness.service.get(session)
     assert harness.worker.dropped == []
-    collector = PageCollector(
-        ServiceContext.create(harness.catalog, harness.worker, harness.settings)
-    )
-    await collector.sweep()
+    await harness.sweep()
     assert harness.worker.dropped == [(session, 0)]
-    await collector.sweep()
+    await harness.sweep()
     assert harness.worker.dropped == [(session, 0)], "once is enough"
 
 
@@ -42,9 +37,7 @@ async def test_one_that_cannot_be_dropped_stands_in_no_other_s_way(harness) -> N
         await harness.say(session, HELLO)
         await harness.catalog.sessions.delete(session, None)
     harness.worker.faults["delete"] = WorkerRefused(ErrorCode.STORAGE_FAILED, "one bad page")
-    collector = PageCollector(
-        ServiceContext.create(harness.catalog, harness.worker, harness.settings)
-    )
+    collector = harness.build_collector()
     await collector.sweep()
     assert len(harness.worker.dropped) == 1
     await collector.sweep()

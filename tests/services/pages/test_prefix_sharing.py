@@ -28,11 +28,6 @@ SETTINGS = SessionSettings(budget=64, repair_rows=8, method="snapkv", tenant="an
 SESSION = Session("s_1", 1, SETTINGS, 0.0, 0.0, 0, MemoryReport())
 
 
-def pages_of(session: Session | pb.SessionSpec) -> list[tuple[str, int]]:
-    """The owners of the pages that a session shares, with how many."""
-    return [(each.owner, each.pages) for each in session.shared]
-
-
 def build_info(fingerprint: str = "f00d", block_tokens: int = 32) -> WorkerInfo:
     return worker_info_from_wire(
         pb.WorkerInfo(fingerprint=fingerprint, block_tokens=block_tokens, page_tokens=4)
@@ -60,7 +55,7 @@ async def test_a_session_that_begins_as_another_did_shares_its_pages(harness) ->
     second = await begun(harness, SYSTEM, BEN)
     assert [prefix.owner for prefix in harness.worker.prefixes] == [first]
     assert len(harness.worker.prefixes[0].token_ids) == 12
-    assert pages_of((await harness.service.get(second))[0]) == [(first, 3)]
+    assert harness.get_shared_pages((await harness.service.get(second))[0]) == [(first, 3)]
     assert (await harness.service.get(first))[0].shared == ()
 
 
@@ -69,7 +64,7 @@ async def test_an_opened_session_goes_on_with_the_pages_it_shares(harness) -> No
     second = await begun(harness, SYSTEM, BEN)
     await harness.crash()
     await harness.say(second, ANN)
-    assert pages_of(harness.worker.specs[second]) == [(first, 3)]
+    assert harness.get_shared_pages(harness.worker.specs[second]) == [(first, 3)]
     assert harness.worker.prefixes == []
 
 
@@ -120,7 +115,7 @@ async def test_a_first_turn_that_fails_is_tried_again_with_the_same_pages(harnes
     with pytest.raises(WorkerLost):
         await harness.say(second, SYSTEM, BEN)
     await harness.say(second, SYSTEM, BEN)
-    assert pages_of((await harness.service.get(second))[0]) == [(first, 3)]
+    assert harness.get_shared_pages((await harness.service.get(second))[0]) == [(first, 3)]
 
 
 async def test_a_deleted_session_leaves_what_others_share_and_is_offered_no_more(harness) -> None:
@@ -154,7 +149,7 @@ async def test_pages_stay_that_a_turn_is_about_to_share(harness) -> None:
     assert harness.worker.dropped == [(first, 3)]
     harness.worker.gates["token"].set()
     await saying
-    assert pages_of((await harness.service.get(second))[0]) == [(first, 3)]
+    assert harness.get_shared_pages((await harness.service.get(second))[0]) == [(first, 3)]
 
 
 async def test_a_fork_of_a_session_that_shares_names_both_owners(harness) -> None:
@@ -162,7 +157,7 @@ async def test_a_fork_of_a_session_that_shares_names_both_owners(harness) -> Non
     second = await begun(harness, SYSTEM, BEN)
     await harness.say(second, ANN)
     child = await harness.service.fork(second, ForkRequest())
-    assert pages_of(child) == [(first, 3), (second, 5)]
+    assert harness.get_shared_pages(child) == [(first, 3), (second, 5)]
     await harness.service.delete(first)
     await harness.service.delete(second)
     assert harness.worker.dropped == [(first, 3), (second, 5)]

@@ -123,9 +123,11 @@ async def test_a_worker_is_asked_again_only_for_what_was_opened_since(
     reconciler = build(worker, settings)
     await reconciler.reconcile("one")
     assert [(each.stored, each.max_age) for each in worker.lists] == [(False, 0.0), (True, 0.0)]
+    assert worker.lists[0].min_age == pytest.approx(settings.orphan_seconds)
     worker.lists.clear()
     await reconciler.reconcile("one")
     (again,) = worker.lists
+    assert again.min_age == pytest.approx(settings.orphan_seconds)
     assert again.max_age == pytest.approx(settings.orphan_seconds + 10.0, abs=5.0)
     reconciler.join("one")
     worker.lists.clear()
@@ -140,6 +142,55 @@ async def test_a_reconciliation_that_fails_is_made_up_for(settings: ServiceLimit
     with pytest.raises(WorkerLost):
         await reconciler.reconcile("one")
     assert await reconciler.reconcile("one") == 1
+
+
+async def test_a_session_that_is_used_after_it_was_listed_is_deleted_once_it_is_idle(
+    settings: ServiceLimits,
+) -> None:
+    class InUse(Recording):
+        """Opens each session that a deletion names, as if its creation were still running."""
+
+        used = True
+
+        async def delete_unknown(
+            self, worker: str, request: pb.DeleteUnknownRequest
+        ) -> pb.DeleteUnknownResult:
+            if self.used:
+                await self.open(open_request(request.sessions[0].session))
+            return await super().delete_unknown(worker, request)
+
+    worker = InUse()
+    await worker.open(open_request("s_1"))
+    worker.opened_at["s_1"] = 0.0
+    reconciler = build(worker, settings)
+    assert await reconciler.reconcile("one") == 0
+    assert worker.sessions.keys() == {"s_1"}
+    worker.used = False
+    worker.opened_at["s_1"] = 0.0
+    worker.lists.clear()
+    assert await reconciler.reconcile("one") == 1
+    assert {each.stored for each in worker.lists} == {False, True}, "all of its sessions again"
+
+
+async def test_a_worker_that_joins_during_its_reconciliation_is_listed_whole_again(
+    settings: ServiceLimits,
+) -> None:
+    class Joining(Recording):
+        """Joins anew while its sessions are listed."""
+
+        async def list_sessions(
+            self, worker: str, request: pb.ListSessionsRequest
+        ) -> pb.SessionList:
+            if not self.lists:
+                reconciler.join(worker)
+            return await super().list_sessions(worker, request)
+
+    worker = Joining()
+    reconciler = build(worker, settings)
+    await reconciler.reconcile("one")
+    del worker.lists[1:]
+    await reconciler.reconcile("one")
+    assert [each.stored for each in worker.lists[1:]] == [False, True]
 
 
 async def test_a_silent_worker_holds_up_no_other(settings: ServiceLimits) -> None:

@@ -2,12 +2,10 @@
 
 import asyncio
 import time
-from collections.abc import Callable
 
 import pytest
 
 from kvrecall.domain.limits import ServiceLimits
-from kvrecall.domain.messages import Message
 from kvrecall.domain.tool_calls import CallStatus
 from kvrecall.domain.tool_events import ToolEvent, ToolEventType
 from services.catalog.sqlite.database import Database
@@ -20,15 +18,6 @@ COMPLETED = ToolEvent(ToolEventType.COMPLETED, "c1", "rain")
 @pytest.fixture
 def settings() -> ServiceLimits:
     return ServiceLimits(queue_seconds=5, drain_seconds=5, pause_seconds=HOUR)
-
-
-@pytest.fixture
-async def paused(harness, call: Callable) -> str:
-    """A session that waits for tool call c1."""
-    session = await harness.session()
-    harness.worker.script = [[call("c1", "Bern")]]
-    await harness.say(session, Message("user", "hello"))
-    return session
 
 
 @pytest.fixture

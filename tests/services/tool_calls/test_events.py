@@ -27,11 +27,6 @@ def completed(result: str) -> ToolEvent:
     return ToolEvent(ToolEventType.COMPLETED, "c1", result)
 
 
-def repairs(harness) -> list[str]:
-    """The signals of the repairs so far, in order."""
-    return [said for said in harness.worker.call_log if not said.startswith("open")]
-
-
 @pytest.fixture
 def settings() -> ServiceLimits:
     return ServiceLimits(
@@ -40,13 +35,10 @@ def settings() -> ServiceLimits:
 
 
 @pytest.fixture
-async def paused(harness, call: Callable) -> str:
-    """A session that asked for the weather in Bern, and has repaired itself on that."""
-    session = await harness.session()
-    harness.worker.script = [[call("c1", "Bern")]]
-    await harness.say(session, Message("user", "hello"))
-    await harness.wait_until_idle(session)
-    return session
+async def paused(harness, paused: str) -> str:
+    """The paused session, once it has repaired itself on its call."""
+    await harness.wait_until_idle(paused)
+    return paused
 
 
 @pytest.fixture
@@ -63,9 +55,9 @@ def report(harness, paused: str) -> Callable:
 
 async def test_what_the_client_really_runs_is_repaired_on(harness, report: Callable) -> None:
     await report(started('{"city":"Rome"}'))
-    assert repairs(harness) == [CALL, 'tool_call: weather {"city":"Rome"}']
+    assert harness.repairs == [CALL, 'tool_call: weather {"city":"Rome"}']
     await report(started('{"city":"Rome"}'))
-    assert len(repairs(harness)) == 2
+    assert len(harness.repairs) == 2
 
 
 async def test_arguments_that_say_the_same_are_not_repaired_on_again(
@@ -73,7 +65,7 @@ async def test_arguments_that_say_the_same_are_not_repaired_on_again(
 ) -> None:
     await report(started('{ "city" : "Bern" }'))
     await report(started())
-    assert repairs(harness) == [CALL]
+    assert harness.repairs == [CALL]
 
 
 async def test_arguments_that_come_while_the_first_repair_runs_are_repaired_on_after_it(
@@ -87,7 +79,7 @@ async def test_arguments_that_come_while_the_first_repair_runs_are_repaired_on_a
     await harness.service.event(session, started('{"city":"Rome"}'))
     harness.worker.gates["repair"].set()
     await harness.wait_until_idle(session)
-    assert repairs(harness) == [CALL, 'tool_call: weather {"city":"Rome"}']
+    assert harness.repairs == [CALL, 'tool_call: weather {"city":"Rome"}']
 
 
 @pytest.mark.parametrize("arguments", ["", "x", "[]", '"city"', "null"])
@@ -102,7 +94,7 @@ async def test_output_is_repaired_on_whenever_enough_of_it_has_come(
 ) -> None:
     for text in ("four", "five", "six ", "more", "éé"):
         await report(delta(text))
-    assert repairs(harness)[1:] == ["tool_delta: fourfive", "tool_delta: fourfivesix more"]
+    assert harness.repairs[1:] == ["tool_delta: fourfive", "tool_delta: fourfivesix more"]
 
 
 async def test_an_output_that_waits_for_its_repair_is_skipped_once_the_result_is_there(
@@ -117,7 +109,7 @@ async def test_an_output_that_waits_for_its_repair_is_skipped_once_the_result_is
     await harness.service.event(session, completed("a long output"))
     harness.worker.gates["repair"].set()
     await harness.wait_until_idle(session)
-    assert repairs(harness) == [CALL, "tool_result: tool a long output"]
+    assert harness.repairs == [CALL, "tool_result: tool a long output"]
 
 
 async def test_pieces_are_joined_in_their_order_whatever_order_they_come_in(
@@ -139,9 +131,9 @@ async def test_what_comes_after_a_missing_piece_is_held_back(
     await report(delta("first", 0))
     await report(delta("third, and much of it", 2))
     assert await harness.get_output(paused, "c1") == "first"
-    assert repairs(harness) == [CALL]
+    assert harness.repairs == [CALL]
     await report(delta("second", 1))
-    assert repairs(harness)[1:] == ["tool_delta: firstsecondthird, and much of it"]
+    assert harness.repairs[1:] == ["tool_delta: firstsecondthird, and much of it"]
 
 
 async def test_a_piece_that_comes_again_with_another_text_is_a_conflict(report: Callable) -> None:
@@ -176,7 +168,7 @@ async def test_a_result_without_a_start_is_a_result_and_what_comes_after_it_is_l
         receipt = await report(event)
         assert (receipt.status, receipt.late) == (CallStatus.COMPLETED, True)
     assert await harness.catalog.tool_calls.get(paused, "c1") == before
-    assert repairs(harness) == [CALL, "tool_result: tool rain"]
+    assert harness.repairs == [CALL, "tool_result: tool rain"]
 
 
 async def test_after_the_turn_that_said_it_a_result_is_late_and_another_one_a_conflict(

@@ -1,6 +1,5 @@
 """Pieces of tool output: what they add up to, and that the last one costs no more than the first."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from itertools import count, takewhile
 
@@ -10,7 +9,7 @@ from hypothesis import strategies as st
 
 from kvrecall.domain.errors import LimitExceeded
 from kvrecall.domain.limits import ServiceLimits
-from kvrecall.domain.messages import Message, ToolCall
+from kvrecall.domain.messages import ToolCall
 from kvrecall.domain.repairs import SIGNAL_CHARACTERS, due_repairs
 from kvrecall.domain.reports import MemoryReport
 from kvrecall.domain.session import Session
@@ -33,13 +32,10 @@ def settings() -> ServiceLimits:
 
 
 @pytest.fixture
-async def paused(harness, call: Callable) -> str:
-    """A session that waits for tool call c1."""
-    session = await harness.session()
-    harness.worker.script = [[call("c1", "Bern")]]
-    await harness.say(session, Message("user", "hello"))
-    await harness.wait_until_idle(session)
-    return session
+async def paused(harness, paused: str) -> str:
+    """The paused session, once it has repaired itself on its call."""
+    await harness.wait_until_idle(paused)
+    return paused
 
 
 @given(

@@ -24,8 +24,7 @@ def settings() -> ServiceLimits:
 async def paused(harness, *calls) -> str:
     """A session that waits for tool calls."""
     session = await harness.session()
-    harness.worker.script = [list(calls)]
-    await harness.say(session, HELLO)
+    await harness.pause(session, *calls)
     return session
 
 

@@ -19,6 +19,7 @@ from kvstore.tiers.redis.tier import RedisTier
 
 MakePage = Callable[..., tuple[PageKey, bytes]]
 OpenTier = Callable[..., RedisTier]
+Until = Callable[..., None]
 
 
 @pytest.fixture
@@ -34,13 +35,6 @@ def open_tier(layout: PageLayout) -> Iterator[OpenTier]:
     yield open_one
     for tier in opened:
         tier.close()
-
-
-def until(done: Callable[[], object], seconds: float = 20) -> None:
-    last = time.monotonic() + seconds
-    while not done():
-        assert time.monotonic() < last, f"not within {seconds} s"
-        time.sleep(0.02)
 
 
 def commands(process: Any) -> int:
@@ -60,7 +54,11 @@ def test_reading_the_used_bytes_sends_no_command_however_many_sessions_there_are
 
 
 def test_workers_learn_of_each_others_bytes_without_counting_sessions(
-    open_tier: OpenTier, make_page: MakePage, redis_process: Any, monkeypatch: pytest.MonkeyPatch
+    open_tier: OpenTier,
+    make_page: MakePage,
+    redis_process: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    until: Until,
 ) -> None:
     monkeypatch.setattr(usage, "_PUBLISH_SECONDS", 0.1)
     process = redis_process()
@@ -117,7 +115,11 @@ def test_of_many_workers_that_start_at_once_one_counts_the_sessions(
 
 
 def test_an_expired_session_leaves_the_sum_at_the_next_count(
-    open_tier: OpenTier, make_page: MakePage, redis_process: Any, monkeypatch: pytest.MonkeyPatch
+    open_tier: OpenTier,
+    make_page: MakePage,
+    redis_process: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    until: Until,
 ) -> None:
     monkeypatch.setattr(usage, "_COUNT_SECONDS", 0.3)
     monkeypatch.setattr(usage, "_PUBLISH_SECONDS", 0.1)
@@ -128,7 +130,11 @@ def test_an_expired_session_leaves_the_sum_at_the_next_count(
 
 
 def test_a_full_tier_is_counted_again_and_accepts_pages_once_sessions_expired(
-    open_tier: OpenTier, make_page: MakePage, redis_process: Any, monkeypatch: pytest.MonkeyPatch
+    open_tier: OpenTier,
+    make_page: MakePage,
+    redis_process: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    until: Until,
 ) -> None:
     monkeypatch.setattr(usage, "_RECOUNT_SECONDS", 0.2)
     page = make_page(0, session="later")
@@ -148,7 +154,7 @@ def test_a_full_tier_is_counted_again_and_accepts_pages_once_sessions_expired(
 
 
 def test_a_silent_server_costs_one_timeout_and_then_nothing_until_it_answers(
-    open_tier: OpenTier, make_page: MakePage, redis_process: Any
+    open_tier: OpenTier, make_page: MakePage, redis_process: Any, until: Until
 ) -> None:
     process = redis_process()
     tier = open_tier(process.url)
