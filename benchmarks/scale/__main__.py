@@ -2,10 +2,11 @@
 
 `python -m benchmarks.scale` fills each store (SQLite, one Redis, a cluster of six) through the
 catalog's own writes and measures every operation at each size, with four gateways in this process
-and 50 simulated workers: real gRPC servers that register in Redis and whose rows are scripted, so
-that what is left is the service's own cost. `rows` and `rows-redis` do the same with the row store
-over files and Redis, `start` opens a store of 3 million pages. Results go to
-`benchmarks/results/scale.json`, a section at a time: sections that are not run are kept.
+(one over SQLite) and 50 simulated workers: real gRPC servers that register in Redis and whose rows
+are scripted, so that what is left is the service's own cost. `rows` and `rows-redis` do the same
+with the row store over files and Redis, in pages of 704 bytes; `start` opens a store of 3 million
+such pages. Results go to `benchmarks/results/scale.json`, a section at a time: sections that are
+not run are kept.
 """
 
 import argparse
@@ -74,15 +75,17 @@ def report(rows: Sequence[Row], size: int) -> list[Row]:
 
 
 def add_ratios(rows: Sequence[Row]) -> list[Row]:
-    """Add to each row its ratio to the same condition at the smallest size."""
+    """Add to each row its ratio to the same condition at the smallest size, if that is positive."""
     first: dict[tuple[str, str], Row] = {}
     for row in rows:
         first.setdefault((row["condition"], row["metric"]), row)
     compared = list[Row]()
     for row in rows:
         base = first[row["condition"], row["metric"]]
-        ratio = round(row["median"] / base["median"], 3) if base["median"] else 0.0
-        compared.append({**row, "ratio_to": f"{base['sessions']} sessions", "ratio": ratio})
+        if base["median"] > 0:
+            ratio = round(row["median"] / base["median"], 3)
+            row = {**row, "ratio_to": f"{base['sessions']} sessions", "ratio": ratio}
+        compared.append(row)
     return compared
 
 
@@ -122,7 +125,8 @@ def main() -> None:
         folder = Path(tempfile.mkdtemp(prefix="kvrecall-scale-"))
         try:
             if name == "start":
-                rows += report([measure_start(folder, options.pages)], options.pages)
+                row = measure_start(folder, options.pages)
+                rows += report([row], row["sessions"])
             else:
                 measure_store = measure_gateways if name in BACKENDS else measure_rows
                 rows += measure_store(name, folder / name, plan, options.sizes)

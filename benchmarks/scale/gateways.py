@@ -1,15 +1,14 @@
 """Gateways over one catalog and simulated workers: filled with sessions, then measured."""
 
 import asyncio
-import gc
 import random
 import time
-import tracemalloc
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from benchmarks.scale.backends import Backend
+from benchmarks.scale.memory import traced
 from kvrecall.app.redis import redis_client
 from kvrecall.domain.limits import ServiceLimits
 from kvrecall.domain.messages import Message, Sampling
@@ -22,7 +21,7 @@ from kvrecall.reporting.results import Row, speed_row
 from services.catalog.base import Catalog
 from services.catalog.records import TurnCommit
 from services.cluster.pool import WorkerPool
-from services.cluster.registry import RedisRegistry, StaticRegistry
+from services.cluster.registry import RedisRegistry, Registry, StaticRegistry
 from services.cluster.settings import WireSettings
 from services.forks import ForkRequest
 from services.service import SessionService
@@ -35,6 +34,7 @@ _PAGE = 200
 _QUIET_SECONDS = 3.0
 # Sessions before and after which a gateway's memory is compared.
 _SERVED = 400
+_STARTS = 3
 
 
 @dataclass(frozen=True)
@@ -49,21 +49,36 @@ class Plan:
     namespace: str = "kvrecall"
 
 
+@dataclass(frozen=True)
+class Gateway:
+    """A gateway's service, and the catalog that it has open."""
+
+    service: SessionService
+    catalog: Catalog
+
+
 @dataclass
 class Fleet:
-    """Gateways in this process, and the ids of the sessions that were filled in."""
+    """Gateways in this process, and the ids of the sessions that were filled in.
+
+    `created` are sessions that operations have made; they are deleted after each measurement.
+    """
 
     backend: Backend
     plan: Plan
-    gateways: list[SessionService]
-    catalog: Catalog
+    gateways: list[Gateway]
     addresses: Sequence[str]
-    sessions: list[str]
     rng: random.Random
+    sessions: list[str] = field(default_factory=list)
+    created: list[str] = field(default_factory=list)
 
     async def fill(self, count: int) -> None:
-        """Add sessions with one turn each to the catalog until there are `count`."""
-        settings = resolve_settings(CreateSession(), self.gateways[0].info, ServiceLimits())
+        """Add sessions with one turn each until there are `count`, by the catalog's own writes.
+
+        Neither a gateway nor a worker has them open.
+        """
+        catalog = self.gateways[0].catalog
+        settings = resolve_settings(CreateSession(), self.gateways[0].service.info, ServiceLimits())
         state = pb.SessionState(length=34, selection=bytes(self.plan.state_bytes))
         permits = asyncio.Semaphore(_WRITERS)
 
@@ -72,11 +87,11 @@ class Fleet:
                 name, now = f"s_{number:024x}", time.time()
                 memory = MemoryReport(budget=settings.budget, length=34)
                 session = Session(name, 1, settings, now, now, 0, memory, worker="gone")
-                await self.catalog.sessions.create(session, b"", None)
+                await catalog.sessions.create(session, b"", None)
                 outcome = TurnOutcome(name, 1, ANSWER, "stop", 33, 1, memory, (), {})
                 turn = Turn(name, 1, (TEXT,), tuple(range(34)), outcome, (33, 1))
                 commit = TurnCommit(turn, state.SerializeToString())
-                await self.catalog.turns.commit(commit, 1, None)
+                await catalog.turns.commit(commit, 1, None)
                 return name
 
         added = (add(number) for number in range(len(self.sessions), count))
@@ -84,28 +99,41 @@ class Fleet:
 
     async def measure(self) -> list[Row]:
         """Measure every operation with the sessions that there are now."""
-        rows = list[Row]()
+        # First: operations add turns and sessions.
+        size = self.backend.bytes_used() / len(self.sessions)
+        rows = [self._row("catalog", "size per session", "bytes", [size])]
         for operation, run in self._operations().items():
             rows.append(self._row(operation, "duration", "seconds", await run()))
-        rows.append(self._row("turn", "Redis commands", "count", [await self._count_commands()]))
-        rows.append(self._row("catalog", "size per session", "bytes", [self._size_per_session()]))
-        touched = await self._measure_memory()
-        rows.append(self._row("gateway", "memory per session it has served", "bytes", [touched]))
+        if self.backend.commands is not None:
+            count = await self._count_commands(self.backend.commands)
+            rows.append(self._row("turn", "Redis commands", "count", [count]))
+        # Last: a gateway that has just started has no session open.
+        rows.append(self._row("start of a gateway", "duration", "seconds", await self._restart()))
+        sessions = self.rng.sample(self.sessions, len(self.sessions))
+        cold, served = sessions[: self.plan.repetitions], sessions[self.plan.repetitions :]
+        durations = [await _time(run_turn(self.gateways[0].service, each)) for each in cold]
+        rows.append(self._row("turn, session not open", "duration", "seconds", durations))
+        memory = await self._measure_memory(served[: 2 * _SERVED])
+        rows.append(self._row("gateway", "memory per session it has served", "bytes", [memory]))
+        for session in self.created:
+            await self.gateways[0].service.delete(session)
+        self.created.clear()
         return rows
 
     def _operations(self) -> dict[str, Callable[[], Awaitable[list[float]]]]:
-        return {
+        operations = {
             "create": lambda: self._repeat(self._create),
             "turn, session open": self._time_warm_turns,
-            "turn, session of another gateway": lambda: self._repeat(self._cold_turn),
             "fork": lambda: self._repeat(self._fork),
             "delete": self._time_deletions,
             "list, first page": lambda: self._repeat(self._list_page),
             "list, page in the middle": self._time_middle_pages,
             "tokens of a tenant": lambda: self._repeat(self._sum_tokens),
-            "sweep, nothing orphaned": lambda: self._repeat(self._find_orphans),
-            "start of a gateway": self._time_starts,
+            "search for orphaned pages, none": lambda: self._repeat(self._find_orphans),
         }
+        if len(self.gateways) > 1:
+            operations["turn, session of another gateway"] = self._time_changes_of_gateway
+        return operations
 
     def _row(self, operation: str, metric: str, unit: str, values: Sequence[float]) -> Row:
         return speed_row(
@@ -114,7 +142,7 @@ class Fleet:
             unit,
             values,
             sessions=len(self.sessions),
-            gateways=self.plan.gateways,
+            gateways=len(self.gateways),
             workers=self.plan.workers,
         )
 
@@ -122,14 +150,20 @@ class Fleet:
         return [await _time(operation()) for _ in range(self.plan.repetitions)]
 
     def _choose(self) -> tuple[SessionService, str]:
-        return self.rng.choice(self.gateways), self.rng.choice(self.sessions)
+        return self.rng.choice(self.gateways).service, self.rng.choice(self.sessions)
 
-    async def _create(self) -> str:
-        return (await self.rng.choice(self.gateways).create(CreateSession())).id
+    async def _create(self) -> None:
+        gateway = self.rng.choice(self.gateways).service
+        self.created.append((await gateway.create(CreateSession())).id)
 
-    async def _cold_turn(self) -> None:
-        gateway, session = self._choose()
-        await run_turn(gateway, session)
+    async def _time_changes_of_gateway(self) -> list[float]:
+        durations = []
+        for _ in range(self.plan.repetitions):
+            before, after = self.rng.sample(self.gateways, 2)
+            session = self.rng.choice(self.sessions)
+            await run_turn(before.service, session)
+            durations.append(await _time(run_turn(after.service, session)))
+        return durations
 
     async def _time_warm_turns(self) -> list[float]:
         durations = []
@@ -141,75 +175,73 @@ class Fleet:
 
     async def _fork(self) -> None:
         gateway, session = self._choose()
-        await gateway.fork(session, ForkRequest())
+        self.created.append((await gateway.fork(session, ForkRequest())).id)
 
     async def _time_deletions(self) -> list[float]:
         durations = []
         for _ in range(self.plan.repetitions):
-            gateway = self.rng.choice(self.gateways)
+            gateway = self.rng.choice(self.gateways).service
             session = (await gateway.create(CreateSession())).id
             await run_turn(gateway, session)
             durations.append(await _time(gateway.delete(session)))
         return durations
 
     async def _list_page(self) -> None:
-        await self.gateways[0].page(_PAGE, None)
+        await self.gateways[0].service.page(_PAGE, None)
 
     async def _time_middle_pages(self) -> list[float]:
         cursor = None
         for _ in range(len(self.sessions) // _PAGE // 2):
-            cursor = (await self.catalog.sessions.get_page(_PAGE, cursor)).next_cursor
-        return await self._repeat(lambda: self.gateways[0].page(_PAGE, cursor))
+            page = await self.gateways[0].catalog.sessions.get_page(_PAGE, cursor)
+            cursor = page.next_cursor
+        return await self._repeat(lambda: self.gateways[0].service.page(_PAGE, cursor))
 
     async def _sum_tokens(self) -> None:
-        await self.catalog.sessions.get_tenant_tokens("")
+        await self.gateways[0].catalog.sessions.get_tenant_tokens("")
 
     async def _find_orphans(self) -> None:
-        await self.catalog.page_refs.get_orphaned()
+        await self.gateways[0].catalog.page_refs.get_orphaned()
 
-    async def _time_starts(self) -> list[float]:
+    async def _restart(self) -> list[float]:
+        """Stop a gateway and start it again, some times; return the seconds of the starts."""
         durations = []
-        for _ in range(3):
-            pool = await build_pool(self.backend, self.plan, self.addresses)
-            service = SessionService(pool, self.catalog, ServiceLimits())
-            durations.append(await _time(service.start()))
+        for _ in range(_STARTS):
+            await self.gateways[0].service.stop()
+            started = time.perf_counter()
+            self.gateways[0] = await start_gateway(self.backend, self.plan, self.addresses)
+            durations.append(time.perf_counter() - started)
         return durations
 
-    async def _count_commands(self) -> float:
+    async def _count_commands(self, commands: Callable[[], int]) -> float:
         """Return the commands per turn of an open session, less those of the idle processes."""
         gateway, session = self._choose()
         await run_turn(gateway, session)
-        before, started = self.backend.commands(), time.monotonic()
+        before, started = commands(), time.monotonic()
         await asyncio.sleep(_QUIET_SECONDS)
-        idle = (self.backend.commands() - before) / (time.monotonic() - started)
-        before, started = self.backend.commands(), time.monotonic()
+        idle = (commands() - before) / (time.monotonic() - started)
+        before, started = commands(), time.monotonic()
         for _ in range(self.plan.repetitions):
             await run_turn(gateway, session)
         background = idle * (time.monotonic() - started)
-        return max(0.0, self.backend.commands() - before - background) / self.plan.repetitions
+        return (commands() - before - background) / self.plan.repetitions
 
-    def _size_per_session(self) -> float:
-        return self.backend.bytes_used() / len(self.sessions)
+    async def _measure_memory(self, sessions: Sequence[str]) -> float:
+        """Return the bytes that stay in a gateway for each further session that it has served.
 
-    async def _measure_memory(self) -> float:
-        """Return the bytes that stay in a gateway for each further session that it has served."""
-        sessions = self.rng.sample(self.sessions, min(len(self.sessions), 2 * _SERVED))
+        It has none of the sessions open. The first half loads what all sessions share.
+        """
         half = len(sessions) // 2
-        tracemalloc.start()
-        try:
-            before = await self._serve(sessions[:half])
-            after = await self._serve(sessions[half:])
-            return max(0.0, after - before) / (len(sessions) - half)
-        finally:
-            tracemalloc.stop()
+        with traced() as traced_bytes:
+            await self._serve(sessions[:half])
+            before = traced_bytes()
+            await self._serve(sessions[half:])
+            return (traced_bytes() - before) / (len(sessions) - half)
 
-    async def _serve(self, sessions: Sequence[str]) -> int:
-        """Run a turn of each session in one gateway; return the bytes that are allocated then."""
+    async def _serve(self, sessions: Sequence[str]) -> None:
+        """Run a turn of each session in one gateway."""
         for session in sessions:
-            await run_turn(self.gateways[0], session)
+            await run_turn(self.gateways[0].service, session)
         await asyncio.sleep(_QUIET_SECONDS)  # calls that have ended leave their memory
-        gc.collect()
-        return tracemalloc.get_traced_memory()[0]
 
 
 async def run_turn(gateway: SessionService, session: str) -> None:
@@ -218,33 +250,29 @@ async def run_turn(gateway: SessionService, session: str) -> None:
         pass
 
 
-async def build_pool(backend: Backend, plan: Plan, addresses: Sequence[str]) -> WorkerPool:
-    """Connect a gateway's pool to the workers, as its registry lists them."""
-    if backend.url is None:
-        return await WorkerPool.start(StaticRegistry(addresses), WireSettings())
-    return await WorkerPool.start(
-        RedisRegistry(redis_client(backend.url), plan.namespace), WireSettings()
-    )
+async def start_gateway(backend: Backend, plan: Plan, addresses: Sequence[str]) -> Gateway:
+    """Open the catalog, connect to the workers and start to serve, as `kvrecall gateway` does."""
+    catalog = await backend.open()
+    registry: Registry = StaticRegistry(addresses)
+    if backend.url is not None:
+        registry = RedisRegistry(redis_client(backend.url), plan.namespace)
+    pool = await WorkerPool.start(registry, WireSettings(), catalog.id)
+    service = SessionService(pool, catalog, ServiceLimits())
+    pool.on_join(service.worker_joined)
+    await service.start()
+    return Gateway(service, catalog)
 
 
 @asynccontextmanager
 async def gateways(backend: Backend, plan: Plan, addresses: Sequence[str]) -> AsyncIterator[Fleet]:
     """Start the gateways. A SQLite catalog has one, which owns the file."""
-    catalog = await backend.open()
     count = 1 if backend.url is None else plan.gateways
-    services = []
-    for _ in range(count):
-        pool = await build_pool(backend, plan, addresses)
-        own = catalog if backend.url is None else await backend.open()
-        service = SessionService(pool, own, ServiceLimits())
-        pool.on_join(service.worker_joined)
-        await service.start()
-        services.append(service)
+    started = [await start_gateway(backend, plan, addresses) for _ in range(count)]
     try:
-        yield Fleet(backend, plan, services, catalog, addresses, [], random.Random(plan.seed))
+        yield Fleet(backend, plan, started, addresses, random.Random(plan.seed))
     finally:
-        for service in services:
-            await service.stop()
+        for gateway in started:
+            await gateway.service.stop()
 
 
 async def _time(operation: Awaitable[object]) -> float:

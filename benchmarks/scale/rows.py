@@ -1,8 +1,6 @@
 """Costs of the row store by the number of stored sessions, with pages of few bytes."""
 
-import gc
 import random
-import resource
 import shutil
 import time
 from collections.abc import Callable, Sequence
@@ -13,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.scale.memory import traced
 from kvrecall.reporting.results import Row, speed_row
 from kvstore.format.commit_history import CommitHistory, CommitPoint
 from kvstore.format.page import PageLayout
@@ -32,6 +31,8 @@ _TURN_ROWS = 12
 _COMMITTED = CommitHistory((CommitPoint(0, _STORED),))
 # Sessions between two flushes while the store is filled: a flush syncs all that is queued.
 _FLUSH_EVERY = 500
+# Pages of a session of the store whose start is measured.
+_SESSION_PAGES = 300
 # Sessions over which the memory of one is averaged, per repetition.
 _IDLE_SESSIONS = 20
 
@@ -69,7 +70,7 @@ class StoredRows:
             if number % _FLUSH_EVERY == 0:
                 self.store.flush(session)
         self.sessions = sessions
-        self._restart()
+        self.restart()
 
     def measure(self) -> list[Row]:
         """Measure every operation with the sessions that there are now."""
@@ -77,13 +78,13 @@ class StoredRows:
             self._row("usage", self._repeat(self.store.usage)),
             self._row("first turn of a new session", self._repeat(self._create)),
             self._row("turn of an open session", self._time_turns()),
-            self._row("turn of a stored session", self._repeat(self._open_stored)),
-            self._row("fork", self._repeat(self._fork)),
+            self._row("turn of a stored session", self._time_stored_turns()),
+            self._row("fork", self._time_forks()),
             self._row("delete", self._time_deletions()),
-            self._row("start", [self._restart()]),
+            self._row("start", [self.restart()]),
         ]
-        size = self._measure_memory()
-        rows.append(self._row("idle session", [size], metric="resident memory", unit="bytes"))
+        metric = "memory beside pages and summaries"
+        rows.append(self._row("idle session", [self._measure_memory()], metric, "bytes"))
         for session in self.created:
             self.store.delete(session)
         self.created.clear()
@@ -100,7 +101,7 @@ class StoredRows:
             tiers.append(RedisTier(self.url, _LAYOUT, namespace="scale", ttl_seconds=86400))
         return RowStore(_LAYOUT, tiers)
 
-    def _restart(self) -> float:
+    def restart(self) -> float:
         """Close the store and open it again; return the seconds of the opening."""
         self.store.close()
         started = time.perf_counter()
@@ -138,56 +139,64 @@ class StoredRows:
         session = self._create()
         return self._repeat(lambda: self._turn(session))
 
-    def _open_stored(self) -> None:
-        session = _name(self.rng.randrange(self.sessions))
-        length = self.store.length(session) if self.url is None else _STORED
-        self.store.open(session, epoch=next(self.epochs), length=length, history=_COMMITTED)
-        self._turn(session)
-        self.store.truncate(session, length)
+    def _time_stored_turns(self) -> list[float]:
+        durations = []
+        for _ in range(self.repetitions):
+            session = _name(self.rng.randrange(self.sessions))
+            durations.append(_time(partial(self._open_stored, session)))
+            self.store.truncate(session, _STORED)
+        return durations
 
-    def _fork(self) -> None:
-        parent, child = self._create(), self._new_name()
-        self.store.fork(
-            parent,
-            child,
-            epoch=1,
-            length=_TURN_ROWS,
-            shared=(SharedPages(parent, _TURN_ROWS // _LAYOUT.page_tokens),),
-        )
+    def _open_stored(self, session: str) -> None:
+        self.store.open(session, epoch=next(self.epochs), length=_STORED, history=_COMMITTED)
+        self._turn(session)
+
+    def _time_forks(self) -> list[float]:
+        parents = [self._create() for _ in range(self.repetitions)]
+        return [_time(partial(self._fork, parent)) for parent in parents]
+
+    def _fork(self, parent: str) -> None:
+        shared = (SharedPages(parent, _TURN_ROWS // _LAYOUT.page_tokens),)
+        self.store.fork(parent, self._new_name(), epoch=1, length=_TURN_ROWS, shared=shared)
 
     def _time_deletions(self) -> list[float]:
         created = [self._create() for _ in range(self.repetitions)]
         return [_time(partial(self.store.delete, session)) for session in created]
 
     def _measure_memory(self) -> float:
-        """Return the resident memory that a session takes after its turn."""
+        """Return the bytes of Python objects that a session takes after its turn.
+
+        Pages in memory and their summaries are tensors under limits of their own.
+        """
         self._create()
-        before = _resident_bytes()
         idle = _IDLE_SESSIONS * self.repetitions
-        for _ in range(idle):
-            self._create()
-        return max(0.0, _resident_bytes() - before) / idle
+        with traced() as traced_bytes:
+            before = traced_bytes()
+            for _ in range(idle):
+                self._create()
+            return (traced_bytes() - before) / idle
 
 
 def measure_start(folder: Path, pages: int) -> Row:
-    """Measure the start of a store over files that hold `pages` pages, 300 of each session."""
+    """Measure the start of a store over files that hold `pages` pages, 300 of each session.
+
+    Raises ValueError if that is no whole number of sessions, RuntimeError if pages were not stored.
+    """
+    sessions, rest = divmod(pages, _SESSION_PAGES)
+    if rest or not sessions:
+        raise ValueError(f"{pages} pages are no multiple of {_SESSION_PAGES}")
     stored = StoredRows(folder, None, 0, 1)
-    per_session = 300
-    rows = torch.randn(_LAYOUT.rows_shape(per_session * _LAYOUT.page_tokens))
-    for number in range(pages // per_session):
+    rows = torch.randn(_LAYOUT.rows_shape(_SESSION_PAGES * _LAYOUT.page_tokens))
+    for number in range(sessions):
         stored.store.open(_name(number), epoch=1, length=0)
         stored.store.append(_name(number), rows)
-    started = stored._restart()
+    started = stored.restart()
+    in_files = stored.store.usage()["nvme"] / _LAYOUT.page_bytes
     stored.close()
-    return speed_row(
-        f"rows in files: start with {pages} pages", "duration", "seconds", [started], sessions=pages
-    )
-
-
-def _resident_bytes() -> int:
-    gc.collect()
-    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
-    return pages * resource.getpagesize()
+    if in_files != pages:
+        raise RuntimeError(f"{in_files:.0f} of {pages} pages are in the files")
+    condition = f"start: rows in files, {pages} pages"
+    return speed_row(condition, "duration", "seconds", [started], sessions=sessions)
 
 
 def _name(number: int) -> str:

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from benchmarks.faults.drills.base import Stage
 from benchmarks.faults.load.contest import Contest
 from benchmarks.faults.rig.redis_groups import Sentinels, Shards
+from benchmarks.faults.rig.redis_process import running
 from benchmarks.faults.rig.setups import Setup, cluster
 from benchmarks.faults.wake import ask_contested
 
@@ -30,11 +31,8 @@ def move_slots(stage: Stage) -> None:
 @contextmanager
 def _on(stage: Stage, group: Sentinels | Shards) -> Iterator[Setup]:
     """Two workers and two gateways on a group of servers."""
-    try:
-        group.start()
+    with running(group):
         yield cluster(stage.folder, stage.rig, url=group.url)
-    finally:
-        group.kill()
 
 
 def _under_load(stage: Stage, setup: Setup, fault: Callable[[], None]) -> None:

@@ -197,11 +197,16 @@ class ServerProcess:
 
 
 def free_port() -> int:
-    """A free port, outside the ephemeral range, so that no outgoing connection takes it later."""
+    """A free port whose bus port, 10,000 above, which a node of a Redis cluster takes, is free too.
+
+    Both lie below the ephemeral range, so that no outgoing connection takes them later, and no bus
+    port is given out.
+    """
     while True:
-        port = random.SystemRandom().randrange(20000, 32000)
-        with socket.socket() as probe, suppress(OSError):
+        port = random.SystemRandom().randrange(12000, 22000)
+        with socket.socket() as probe, socket.socket() as bus, suppress(OSError):
             probe.bind(("127.0.0.1", port))
+            bus.bind(("127.0.0.1", port + 10000))
             return port
 
 

@@ -1,13 +1,15 @@
-"""Redis behind sentinels, and a Redis cluster, under faults."""
+"""Redis behind sentinels, and a Redis cluster, of benchmarks, which faults may hit."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks.faults.rig.processes import until
 from benchmarks.faults.rig.redis_process import RedisProcess
 
-SLOTS = 16384
+_SLOTS = 16384
+_PRIMARIES = 3
 _SYNC = {"repl-diskless-sync": "yes", "repl-diskless-sync-delay": "0"}
 
 
@@ -55,47 +57,62 @@ class Sentinels:
 
 
 class Shards:
-    """A cluster of three primaries without replicas."""
+    """A cluster of three primaries, with a replica each if there are to be `replicas`."""
 
-    def __init__(self, folder: Path) -> None:
-        settings = {"cluster-enabled": "yes", "cluster-node-timeout": "3000"}
-        self.nodes = [RedisProcess(folder / f"node-{number}", settings) for number in range(3)]
+    def __init__(self, folder: Path, replicas: bool = False) -> None:
+        settings = {"cluster-enabled": "yes", "cluster-node-timeout": "15000", **_SYNC}
+        nodes = [
+            RedisProcess(folder / f"node-{number}", settings)
+            for number in range(_PRIMARIES * (1 + replicas))
+        ]
+        self.primaries, self.replicas = nodes[:_PRIMARIES], nodes[_PRIMARIES:]
 
     @property
     def url(self) -> str:
         """URL of the cluster."""
-        return "redis+cluster://" + ",".join(f"127.0.0.1:{node.port}" for node in self.nodes)
+        return "redis+cluster://" + ",".join(f"127.0.0.1:{node.port}" for node in self.primaries)
 
     def start(self) -> None:
-        """Start all nodes, with a third of the slots each."""
-        for node in self.nodes:
+        """Start all nodes, with a third of the slots for each primary, and wait until all serve."""
+        nodes = [*self.primaries, *self.replicas]
+        for epoch, node in enumerate(nodes, 1):
             node.start()
-        bounds = [SLOTS * number // 3 for number in range(4)]
-        for number, node in enumerate(self.nodes):
-            _command(node, "CLUSTER SET-CONFIG-EPOCH", number + 1)
-            _command(self.nodes[0], "CLUSTER MEET", "127.0.0.1", node.port)
-            _command(node, "CLUSTER ADDSLOTS", *range(bounds[number], bounds[number + 1]))
-        for node in self.nodes:
-            until(_is_up(node), "the cluster is up")
+            _command(node, "CLUSTER SET-CONFIG-EPOCH", epoch)
+            _command(nodes[0], "CLUSTER MEET", "127.0.0.1", node.port)
+        for number, node in enumerate(self.primaries):
+            _command(node, "CLUSTER ADDSLOTS", *_slots(number))
+        for primary, replica in zip(self.primaries, self.replicas, strict=False):
+            name = _command(primary, "CLUSTER MYID").decode()
+            until(partial(_knows, replica, name), "the replica knows its primary")
+            _command(replica, "CLUSTER REPLICATE", name)
+        for node in nodes:
+            until(partial(_is_up, node), "the cluster is up")
+        for primary in self.primaries[: len(self.replicas)]:
+            until(partial(_online_replicas, primary), "the replica follows")
 
     def move_slots(self, source: int, target: int, share: float) -> None:
-        """Move a share of the slots of one node to another, with their keys, under use."""
-        giver, taker = self.nodes[source], self.nodes[target]
+        """Move a share of the slots of one primary to another, with their keys, under use."""
+        giver, taker = self.primaries[source], self.primaries[target]
         names = {node.port: _command(node, "CLUSTER MYID").decode() for node in (giver, taker)}
-        first, end = SLOTS * source // 3, SLOTS * (source + 1) // 3
-        for slot in range(first, first + int((end - first) * share)):
+        slots = _slots(source)
+        for slot in slots[: int(len(slots) * share)]:
             _command(taker, "CLUSTER SETSLOT", slot, "IMPORTING", names[giver.port])
             _command(giver, "CLUSTER SETSLOT", slot, "MIGRATING", names[taker.port])
             while keys := _command(giver, "CLUSTER GETKEYSINSLOT", slot, 100):
                 arguments = ("", 0, 60000, "KEYS", *keys)
                 _command(giver, "MIGRATE", "127.0.0.1", taker.port, *arguments)
-            for node in (taker, giver, *self.nodes):
+            for node in dict.fromkeys((taker, giver, *self.primaries)):
                 _command(node, "CLUSTER SETSLOT", slot, "NODE", names[taker.port])
 
     def kill(self) -> None:
         """Kill all."""
-        for node in self.nodes:
+        for node in (*self.primaries, *self.replicas):
             node.kill()
+
+
+def _slots(number: int) -> range:
+    """Slots of a primary at the start."""
+    return range(_SLOTS * number // _PRIMARIES, _SLOTS * (number + 1) // _PRIMARIES)
 
 
 def _command(node: RedisProcess, *words: Any) -> Any:
@@ -123,5 +140,9 @@ def _knows_all(sentinel: RedisProcess) -> Callable[[], bool]:
     return known
 
 
-def _is_up(node: RedisProcess) -> Callable[[], bool]:
-    return lambda: _command(node, "CLUSTER INFO")["cluster_state"] == "ok"
+def _knows(node: RedisProcess, name: str) -> bool:
+    return name in str(_command(node, "CLUSTER NODES"))
+
+
+def _is_up(node: RedisProcess) -> bool:
+    return str(_command(node, "CLUSTER INFO")["cluster_state"]) == "ok"

