@@ -202,7 +202,8 @@ def _evicted_rows(choice: _LayerChoice, weight: float) -> tuple[Tensor, Tensor]:
     device = choice.positions.device
     kept = torch.zeros(heads, n + 1, dtype=torch.bool, device=device)
     kept.scatter_(1, torch.where(choice.indices < 0, n, choice.indices), True)
-    evicted = (choice.positions != EMPTY) & ~kept[:, :n]
+    # As indices: each use of a mask would wait for the device.
+    evicted = ((choice.positions != EMPTY) & ~kept[:, :n]).nonzero(as_tuple=True)
     return choice.positions[evicted], choice.scores[evicted].float() * (weight / heads)
 
 

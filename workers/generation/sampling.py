@@ -1,6 +1,7 @@
 """Sampling of next tokens: one batch on the device for all sessions that decode."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -51,12 +52,13 @@ class Sampler:
 def sample(logits: Tensor, samplers: Sequence[Sampler]) -> list[int]:
     """Sample one token per row of float `[B, vocabulary]`, each by its own sampler.
 
-    A row's token depends on its logits and its sampler alone. The device is waited for once.
+    A row's token depends on its logits and its sampler alone. The device is waited for once, by
+    the copy of the tokens.
     """
     tokens = logits.argmax(-1)
     drawn = [row for row, sampler in enumerate(samplers) if not sampler.greedy]
     if drawn:
-        rows = torch.tensor(drawn, device=logits.device)
+        rows = _send(drawn, torch.int64, logits.device)
         tokens[rows] = _draw(logits[rows], [samplers[row] for row in drawn])
     sampled: list[int] = tokens.tolist()
     return sampled
@@ -70,14 +72,14 @@ def _draw(logits: Tensor, samplers: Sequence[Sampler]) -> Tensor:
     device = logits.device
     temperatures = [sampler.temperature for sampler in samplers]
     scaled = (logits - logits.amax(-1, keepdim=True)).double()
-    scaled /= torch.tensor(temperatures, dtype=torch.float64, device=device)[:, None]
+    scaled /= _send(temperatures, torch.float64, device)[:, None]
     _keep_top_k(scaled, [sampler.top_k for sampler in samplers])
     _keep_top_p(scaled, [sampler.top_p for sampler in samplers])
     cumulative = scaled.softmax(-1).cumsum(-1)
     cumulative /= cumulative[:, -1:].clone()
-    numbers = torch.tensor([sampler.draw() for sampler in samplers], dtype=torch.float64)
+    numbers = _send([sampler.draw() for sampler in samplers], torch.float64, device)
     # The first token whose cumulative probability is over the number: never one of probability 0.
-    tokens = torch.searchsorted(cumulative, numbers.to(device)[:, None], right=True)[:, 0]
+    tokens = torch.searchsorted(cumulative, numbers[:, None], right=True)[:, 0]
     return tokens.clamp(max=logits.shape[-1] - 1)
 
 
@@ -86,7 +88,7 @@ def _keep_top_k(logits: Tensor, counts: Sequence[int]) -> None:
     limited = [(row, k) for row, k in enumerate(counts) if 0 < k < logits.shape[-1]]
     if not limited:
         return
-    rows, ks = torch.tensor(limited, device=logits.device).T
+    rows, ks = _send(limited, torch.int64, logits.device).T
     values = logits[rows]
     best = values.topk(max(k for _, k in limited)).values
     least = best.gather(1, ks[:, None] - 1)
@@ -98,10 +100,15 @@ def _keep_top_p(logits: Tensor, shares: Sequence[float]) -> None:
     limited = [(row, p) for row, p in enumerate(shares) if p < 1]
     if not limited:
         return
-    rows = torch.tensor([row for row, _ in limited], device=logits.device)
-    ps = torch.tensor([p for _, p in limited], dtype=torch.float64, device=logits.device)
+    rows = _send([row for row, _ in limited], torch.int64, logits.device)
+    ps = _send([p for _, p in limited], torch.float64, logits.device)
     values, order = logits[rows].sort(dim=-1, descending=True, stable=True)
     held = values.softmax(-1)
     before = held.cumsum(-1) - held
     values[before >= ps[:, None]] = -torch.inf
     logits[rows] = torch.empty_like(values).scatter_(1, order, values)
+
+
+def _send(values: Sequence[Any], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Copy numbers to the device without waiting for the work that it has queued."""
+    return torch.tensor(values, dtype=dtype).to(device, non_blocking=True)

@@ -1,4 +1,4 @@
-"""Who may call a worker: clients on this machine, with a certificate, or with the shared token."""
+"""Authentication of a worker's clients: the shared token, or a certificate, or loopback alone."""
 
 import hmac
 from collections.abc import Awaitable, Callable
@@ -17,7 +17,8 @@ class TokenInterceptor(grpc.aio.ServerInterceptor):
 
     def __init__(self, token: str) -> None:
         self._token = token.encode()
-        self._refusal: Any = grpc.unary_unary_rpc_method_handler(_refuse)
+        # A stream handler for all calls: no byte of a refused request is read.
+        self._refusal: Any = grpc.stream_stream_rpc_method_handler(_refuse)
 
     async def intercept_service(
         self,
@@ -32,7 +33,7 @@ class TokenInterceptor(grpc.aio.ServerInterceptor):
         return self._refusal
 
 
-async def _refuse(request: Any, context: "grpc.aio.ServicerContext[Any, Any]") -> None:
+async def _refuse(requests: Any, context: "grpc.aio.ServicerContext[Any, Any]") -> None:
     await context.abort(
         grpc.StatusCode.UNAUTHENTICATED,
         "the call has no token, or a wrong one: the gateway's KVRECALL_WIRE__TOKEN must be the "
@@ -47,7 +48,7 @@ def require_authentication(settings: ServerSettings) -> None:
     if listens_on_loopback(settings) or settings.token or settings.tls_client_ca:
         return
     raise CannotListen(
-        f"{settings.listen} is reachable from other machines, and whoever reaches a worker can "
+        f"{settings.listen} is reachable from other machines, and any client that reaches it can "
         "read and delete every session: set KVRECALL_SERVER__TOKEN to a secret, and "
         "KVRECALL_WIRE__TOKEN of the gateways to the same; or ask for client certificates with "
         "--tls-cert, --tls-key and --tls-client-ca; or listen on 127.0.0.1"

@@ -288,10 +288,11 @@ class JobLoop:
             _log.error("job failed", session=job.session, exc_info=error)
         if job.running is not None:
             job.running.close()
-        if job in self._queued:
-            self._queued.remove(job)
-        if job in self._active:
-            self._active.remove(job)
+        began = job in self._active
+        for jobs in (self._queued, self._active):
+            if job in jobs:
+                jobs.remove(job)
+        if began or job.opens:
             self._discard_session(job, only_dirty=True)
             self._measure(job.session)
         resolve(job.result, error)
@@ -310,7 +311,8 @@ class JobLoop:
 
     def _release_idle(self) -> None:
         """Release sessions that are idle for long, or that together hold too much memory."""
-        busy = {job.session for job in (*self._active, *self._queued)}
+        jobs = (*self._active, *self._queued)
+        busy = {name for job in jobs for name in (job.session, job.parent) if name is not None}
         for name in self._idle.take_due(busy, time.monotonic()):
             self._engine.unload(name)
 

@@ -187,4 +187,5 @@ class Scheduler:
             self._loop.cancel_jobs(spec.session)
             self.engine.create_empty(spec, state)
 
-        return self._loop.submit(Job(spec.session, spec.epoch, work), create_empty)
+        job = Job(spec.session, spec.epoch, work, opens=True, parent=parent)
+        return self._loop.submit(job, create_empty)

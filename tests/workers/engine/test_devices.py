@@ -15,13 +15,14 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from kvrecall.domain.messages import Sampling
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from workers import methods
 from workers.engine.engine import Engine, Parts
 from workers.engine.session import ResidentSession
 from workers.engine.settings import WorkerSettings
 from workers.episodes.build import run_build
-from workers.generation.sampling import sample
+from workers.generation.sampling import Sampler, sample
 from workers.generation.steps import Steps
 from workers.model.loader import load_model
 from workers.repair.repair import run_pause_repair
@@ -35,6 +36,15 @@ _COPIES: set[Any] = {Tensor.copy_}  # between any two devices
 _INDEXED: set[Any] = {Tensor.__getitem__, Tensor.__setitem__, Tensor.index_put_}
 _IS_CUDA: Any = Tensor.is_cuda
 _TO_HOST: set[Any] = {Tensor.numpy, Tensor.__array__}
+_WAITING: set[Any] = {
+    Tensor.cpu,
+    Tensor.item,
+    Tensor.tolist,
+    Tensor.nonzero,
+    Tensor.__int__,
+    Tensor.__float__,
+    Tensor.__bool__,
+}
 
 
 class DeviceMismatch(AssertionError):
@@ -86,6 +96,27 @@ class AcceleratorMode(TorchFunctionMode):
         if not _is_in_place(func):
             for tensor in _tensors([result]):
                 put(tensor, device if requested is None else torch.device(requested))
+        return result
+
+
+class WaitCounter(AcceleratorMode):
+    """Records the calls that wait for the accelerator: copies from it, and blocking ones to it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits: list[str] = []
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        given = kwargs or {}
+        before = [device_of(tensor) for tensor in args[:1] if isinstance(tensor, Tensor)]
+        result = super().__torch_function__(func, types, args, kwargs)
+        to_it = func == torch.tensor and given.get("device") == ACCELERATOR
+        if func == Tensor.to and before == [_CPU] and not given.get("non_blocking"):
+            to_it = device_of(result) == ACCELERATOR
+        if to_it or (func in _WAITING and before == [ACCELERATOR]):
+            self.waits.append(func.__name__)
         return result
 
 
@@ -253,6 +284,24 @@ def test_two_sessions_decode_together_on_an_accelerator(
     for order in (residents, residents[::-1]):
         logits = engine.forward(order, torch.tensor([[5], [6]]))
         assert logits.device == ACCELERATOR
+
+
+def test_sampling_waits_for_the_accelerator_once() -> None:
+    settings: list[dict[str, Any]] = [
+        {"temperature": 0.0},
+        {"temperature": 0.7},
+        {"temperature": 0.7, "top_k": 20},
+        {"temperature": 0.7, "top_p": 0.9},
+        {"temperature": 0.7, "top_k": 9, "top_p": 0.5},
+    ]
+    samplers = [Sampler(Sampling(**each)) for each in settings]
+    with WaitCounter() as mode:
+        logits = torch.randn(len(samplers), 50, device=ACCELERATOR)
+        sample(logits, samplers)
+        assert mode.waits == ["tolist"]
+        logits.cpu()
+        torch.tensor([1], device=ACCELERATOR)
+        assert mode.waits == ["tolist", "cpu", "tensor"]
 
 
 REPAIRS = [

@@ -12,6 +12,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from pydantic import SecretStr
 
+from kvrecall.protocol.calls import CALLS, SERVICE, Call
 from kvrecall.protocol.v1 import TOKEN_KEY, worker_pb2_grpc
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from workers.errors import CannotListen
@@ -53,6 +54,17 @@ async def status_of(call: Any) -> grpc.StatusCode:
     return grpc.StatusCode.OK
 
 
+def send(channel: grpc.aio.Channel, call: Call[Any, Any], **options: Any) -> Any:
+    """Make a call of the table with an empty request."""
+    method = channel.unary_stream if call.streaming else channel.unary_unary
+    stub = method(
+        f"/{SERVICE}/{call.name}",
+        request_serializer=call.request.SerializeToString,
+        response_deserializer=call.response.FromString,
+    )
+    return stub(call.request(), **options)
+
+
 @pytest.mark.parametrize("given", [None, "", "another secret of the cluster", TOKEN[:-1], "\x01"])
 async def test_a_call_without_the_token_is_refused(
     channel_to: Callable[..., Any], given: str | None
@@ -62,20 +74,29 @@ async def test_a_call_without_the_token_is_refused(
     if given == "\x01":
         metadata = ((f"{TOKEN_KEY}-bin", b"\x01"),)
     async with channel_to(token=TOKEN, reflection=True) as channel:
-        stub = worker_pb2_grpc.WorkerStub(channel)
         health = health_pb2_grpc.HealthStub(channel)
         reflection = reflection_pb2_grpc.ServerReflectionStub(channel)
         ask = reflection_pb2.ServerReflectionRequest(list_services="")
         calls = [
-            stub.Describe(Empty(), metadata=metadata),
-            stub.Delete(pb.DeleteRequest(session="s"), metadata=metadata),
-            stub.Turn(pb.TurnRequest(session="s"), metadata=metadata),
+            *(send(channel, call, metadata=metadata) for call in CALLS),
             health.Check(health_pb2.HealthCheckRequest(), metadata=metadata),
             reflection.ServerReflectionInfo(iter([ask]), metadata=metadata),
         ]
         assert [await status_of(call) for call in calls] == [
             grpc.StatusCode.UNAUTHENTICATED for _ in calls
         ]
+
+
+async def test_a_call_without_the_token_is_refused_before_its_request_is_read(
+    channel_to: Callable[..., Any],
+) -> None:
+    async with channel_to(token=TOKEN, max_message_bytes=1 << 20) as channel:
+        stub = worker_pb2_grpc.WorkerStub(channel)
+        request = pb.DetokenizeRequest(chunks=[pb.TokenChunk(text="a" * (2 << 20))])
+        unauthenticated = await status_of(stub.Detokenize(request))
+        authenticated = await status_of(stub.Detokenize(request, metadata=((TOKEN_KEY, TOKEN),)))
+        assert unauthenticated is grpc.StatusCode.UNAUTHENTICATED
+        assert authenticated is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
 async def test_a_call_with_the_token_is_answered(channel_to: Callable[..., Any]) -> None:

@@ -96,6 +96,25 @@ def test_a_queued_turn_can_be_cancelled(
     )
 
 
+def test_a_fork_that_is_cancelled_before_it_began_leaves_no_open_session(
+    make_worker: Callable[..., Any], words: Callable[..., str]
+) -> None:
+    worker = make_worker(slots=1)
+    worker.open()
+    done = worker.turn("s", words(40), max_tokens=4)
+    turn = pb.LoggedTurn(token_ids=done.token_ids, prompt_tokens=done.prompt_tokens)
+    gate = Gate()
+    running = worker.submit("s", words(5), emit=gate)
+    assert gate.reached.wait(600)
+    spec = pb.SessionSpec(session="child", epoch=1, method="full", budget=1024)
+    fork = worker.scheduler.fork(pb.ForkRequest(parent="s", spec=spec, turns=[turn]))
+    assert fork.cancel()
+    gate.go.set()
+    running.result(600)
+    with pytest.raises(UnknownSession):
+        worker.turn("child", "it would begin without a row of its parent")
+
+
 def test_a_caller_may_cancel_at_any_moment(
     make_worker: Callable[..., Any], words: Callable[..., str]
 ) -> None:

@@ -1,9 +1,11 @@
 """Idle sessions leave memory after a time or above a bound, and come back as they were committed."""
 
 import gc
+import threading
 import time
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -25,6 +27,22 @@ def await_release(worker: Any, *names: str) -> None:
         assert time.monotonic() < end, "the sessions were not released"
         time.sleep(0.01)
     worker.engine.store_io.submit(lambda: None).result(60)
+
+
+@contextmanager
+def held(worker: Any) -> Iterator[None]:
+    """Hold the scheduler's thread, so that it gets all requests of the body at the same time."""
+    end = threading.Event()
+    worker.scheduler._loop.call(lambda: end.wait(600))
+    try:
+        yield
+    finally:
+        end.set()
+
+
+def spec_of(name: str) -> pb.SessionSpec:
+    """A new session's specification."""
+    return pb.SessionSpec(session=name, epoch=1, method_settings="{}", **SPEC)
 
 
 USES = st.lists(
@@ -84,13 +102,35 @@ def test_a_session_is_not_released_while_a_job_of_it_runs_or_waits(
     make_worker: Callable[..., Any], words: Callable[..., str]
 ) -> None:
     worker = make_worker(block_tokens=8, recent=8, slots=1, idle_seconds=0.01)
-    states = {}
-    for name in "ab":
-        worker.open(name, **SPEC)
-        worker.open(name, **SPEC, epoch=2)
-        states[name] = worker.submit(name, words(60), max_tokens=30, epoch=2)
+    turns = []
+    with held(worker):
+        for name in "ab":
+            worker.scheduler.open(pb.OpenRequest(spec=spec_of(name)))
+            turns.append(worker.submit(name, words(60), max_tokens=30))
     # Each waits for the only slot far longer than the time after which it would be released.
-    assert all(turn.result(600).output_tokens for turn in states.values())
+    assert all(turn.result(600).output_tokens for turn in turns)
+
+
+def test_the_parent_of_a_fork_that_waits_for_a_slot_is_not_released(
+    make_worker: Callable[..., Any], words: Callable[..., str]
+) -> None:
+    worker = make_worker(block_tokens=8, recent=8, slots=1, idle_seconds=1.0)
+    worker.open("parent", **SPEC)
+    done = worker.turn("parent", words(30), max_tokens=4)
+    turn = pb.LoggedTurn(
+        token_ids=done.token_ids, prompt_tokens=done.prompt_tokens, output_tokens=done.output_tokens
+    )
+    with held(worker):
+        worker.scheduler.open(pb.OpenRequest(spec=spec_of("other")))
+        running = worker.submit("other", words(60), max_tokens=10_000)
+        request = pb.ForkRequest(parent="parent", spec=spec_of("child"), turns=[turn])
+        fork = worker.scheduler.fork(request)
+    time.sleep(1.5)
+    assert not running.done()
+    assert not fork.done()
+    assert "parent" in worker.engine.sessions
+    running.cancel()
+    assert fork.result(600).state.length == done.state.length
 
 
 def held_by_sessions() -> int:
