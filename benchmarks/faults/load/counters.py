@@ -19,6 +19,7 @@ ALLOWED_ERRORS = frozenset(
         "cancelled",
         "catalog_error",
         "changed_meanwhile",
+        "turn_quarantined",  # two faults in a row hit the workers that ran the turn
     }
 )
 # Requests that took longer are kept with their times.

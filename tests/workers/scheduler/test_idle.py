@@ -112,9 +112,11 @@ def test_a_session_is_not_released_while_a_job_of_it_runs_or_waits(
 
 
 def test_the_parent_of_a_fork_that_waits_for_a_slot_is_not_released(
-    make_worker: Callable[..., Any], words: Callable[..., str]
+    make_worker: Callable[..., Any], words: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    worker = make_worker(block_tokens=8, recent=8, slots=1, idle_seconds=1.0)
+    unloaded: list[str] = []
+    before: list[str] = []
+    worker = make_worker(block_tokens=8, recent=8, slots=1)
     worker.open("parent", **SPEC)
     done = worker.turn("parent", words(30), max_tokens=4)
     turn = pb.LoggedTurn(
@@ -122,15 +124,17 @@ def test_the_parent_of_a_fork_that_waits_for_a_slot_is_not_released(
     )
     with held(worker):
         worker.scheduler.open(pb.OpenRequest(spec=spec_of("other")))
-        running = worker.submit("other", words(60), max_tokens=10_000)
+        running = worker.submit("other", words(60), max_tokens=30)
         request = pb.ForkRequest(parent="parent", spec=spec_of("child"), turns=[turn])
         fork = worker.scheduler.fork(request)
-    time.sleep(1.5)
-    assert not running.done()
-    assert not fork.done()
-    assert "parent" in worker.engine.sessions
-    running.cancel()
+        fork.add_done_callback(lambda _: before.extend(unloaded))
+        # Released as soon as it is idle.
+        worker.scheduler._loop._idle = IdleSessions(0.001, 1 << 30)
+        worker.scheduler._loop._idle.use("parent", 0.0)
+        monkeypatch.setattr(worker.engine, "unload", unloaded.append)
+    assert running.result(600).output_tokens
     assert fork.result(600).state.length == done.state.length
+    assert "parent" not in before
 
 
 def held_by_sessions() -> int:

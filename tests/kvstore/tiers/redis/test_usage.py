@@ -85,6 +85,7 @@ def test_the_sum_is_right_again_soon_after_a_worker_was_killed(
     open_tier: OpenTier,
     make_page: MakePage,
     redis_process: Any,
+    until: Until,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(usage, "_RECOUNT_SECONDS", 0.5)
@@ -99,18 +100,18 @@ def test_the_sum_is_right_again_soon_after_a_worker_was_killed(
     killed.join()
     assert killed.exitcode == -signal.SIGKILL
     successor = open_tier(process.url, namespace="shared")
-    until(lambda: successor.used_bytes == len(page[1]))
+    until(lambda: successor.used_bytes == len(page[1]), "the sum is right")
 
 
 def test_of_many_workers_that_start_at_once_one_counts_the_sessions(
-    open_tier: OpenTier, redis_process: Any, monkeypatch: pytest.MonkeyPatch
+    open_tier: OpenTier, redis_process: Any, until: Until, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(usage, "_RECOUNT_SECONDS", 0.3)
     monkeypatch.setattr(usage, "_PUBLISH_SECONDS", 0.1)
     process = redis_process()
     tiers = [open_tier(process.url) for _ in range(6)]
     process.client.config_resetstat()
-    until(lambda: all(tier._usage._doubted_at is None for tier in tiers))
+    until(lambda: all(tier._usage._doubted_at is None for tier in tiers), "all are sure")
     assert process.client.info("commandstats")["cmdstat_zscan"]["calls"] <= 2
 
 
