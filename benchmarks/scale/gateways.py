@@ -121,7 +121,7 @@ class Fleet:
         return rows
 
     def _operations(self) -> dict[str, Callable[[], Awaitable[list[float]]]]:
-        operations = {
+        operations: dict[str, Callable[[], Awaitable[list[float]]]] = {
             "create": lambda: self._repeat(self._create),
             "turn, session open": self._time_warm_turns,
             "fork": lambda: self._repeat(self._fork),
