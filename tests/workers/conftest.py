@@ -341,7 +341,7 @@ def make_worker(
     tokenizer: ChatTokenizer,
     open_store: Callable[..., RowStore],
 ) -> Iterator[Callable[..., LocalWorker]]:
-    """make_worker(family, directory, ram_pages, layer_sensitivity, **settings).
+    """make_worker(family, directory, ram_pages, layer_sensitivity, measure_sensitivity, **settings).
 
     A worker over a store of its own.
     """
@@ -352,12 +352,14 @@ def make_worker(
         directory: str | None = None,
         ram_pages: int = 8,
         layer_sensitivity: tuple[float, ...] | None = None,
+        measure_sensitivity: Any = None,
         **settings: Any,
     ) -> LocalWorker:
         model = loaded(family)
         store = open_store(model, directory or f"rows-{len(made)}", ram_pages)
+        chosen = WorkerSettings(**settings)
         worker = LocalWorker(
-            Parts(model, tokenizer, store, WorkerSettings(**settings), layer_sensitivity)
+            Parts(model, tokenizer, store, chosen, layer_sensitivity, measure_sensitivity)
         )
         made.append(worker)
         return worker

@@ -1,6 +1,6 @@
 """Connects model, cache, store and tokenizer for one session at a time; no algorithm of its own."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -30,7 +30,7 @@ class Parts:
     """Dependencies of an engine.
 
     `layer_sensitivity` is how much eviction moves each layer's keys (EpiCache's s_l), where it was
-    measured for this model.
+    measured for this model; `measure_sensitivity` measures it, one forward pass after the other.
     """
 
     model: LoadedModel
@@ -38,6 +38,7 @@ class Parts:
     store: RowStore
     settings: WorkerSettings
     layer_sensitivity: tuple[float, ...] | None = None
+    measure_sensitivity: "Callable[[], Generator[None, int, tuple[float, ...]]] | None" = None
 
 
 class Engine:
@@ -52,6 +53,7 @@ class Engine:
         self.store = parts.store
         self.settings = parts.settings
         self.layer_sensitivity = parts.layer_sensitivity
+        self.measure_sensitivity = parts.measure_sensitivity
         shape = self.model.shape
         slot_rows = (
             self.settings.max_budget + self.settings.block_tokens + self.settings.prompt_tokens
@@ -119,7 +121,9 @@ class Engine:
             raise StaleEpoch(
                 f"session {spec.session}: epoch {spec.epoch} came after {known.config.epoch}"
             )
-        config = build_config(spec, self.model, self.settings, self.layer_sensitivity)
+        config = build_config(
+            spec, self.model, self.settings, self.layer_sensitivity, state.layer_rows
+        )
         session = WorkerSession.create(config)
         selection = selection_from_state(state)
         active = selection.rows_per_head() if selection else [0] * self.model.shape.n_layers

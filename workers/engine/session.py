@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from kvrecall.domain.active_episode import NO_EPISODE, ActiveEpisode
-from kvrecall.domain.session_settings import RepairScan, WorkerOptions
+from kvrecall.domain.session_settings import LayerBudgets, RepairScan, WorkerOptions
 from workers.cache.active_cache import ActiveCache
 from workers.engine.eviction_scores import EvictionScores
 from workers.engine.selection import Selection
@@ -26,7 +26,8 @@ class SessionConfig:
     """Settings that are fixed when a session is opened.
 
     `budget` and `repair_rows` are rows per KV head, averaged over the layers. `layer_rows` are the
-    rows per head that an eviction keeps in each layer. `tools` are OpenAI tool objects.
+    rows per head that an eviction keeps in each layer, and `split` is how the budget was split into
+    them. `tools` are OpenAI tool objects.
     """
 
     name: str
@@ -35,6 +36,7 @@ class SessionConfig:
     repair_rows: int
     method: Method
     layer_rows: tuple[int, ...]
+    split: LayerBudgets = "uniform"
     seed: int = 0
     tools: tuple[Any, ...] = ()
     repair: RepairKV = field(default_factory=RepairKV)

@@ -1,6 +1,7 @@
 """Builds a session's configuration: validates its method, its budget and the split over layers."""
 
 import json
+from collections.abc import Sequence
 from typing import Any, get_args
 
 from kvrecall.domain.session_settings import LayerBudgets
@@ -20,13 +21,17 @@ def build_config(
     model: LoadedModel,
     settings: WorkerSettings,
     layer_sensitivity: tuple[float, ...] | None,
+    committed_rows: Sequence[int] = (),
 ) -> SessionConfig:
-    """Build the configuration of a new session. Raises BadSettings and UnknownMethod.
+    """Build the configuration of a session. Raises BadSettings and UnknownMethod.
 
-    `layer_sensitivity`: EpiCache's s_l of this model, if it was measured.
+    `layer_sensitivity`: EpiCache's s_l of this model, if it was measured. `committed_rows`: the
+    split by sensitivity that the session's state was committed with, which it keeps, whatever is
+    measured later or elsewhere.
     """
     method = methods.build(spec.method, spec.method_settings)
     repair, scan = methods.build_repair(spec.repair_settings, spec.repair_scan)
+    split = _parse_layer_budgets(spec, method)
     if spec.budget > settings.max_budget:
         raise BadSettings(
             f"budget {spec.budget} is over this worker's max_budget {settings.max_budget}"
@@ -37,7 +42,9 @@ def build_config(
         budget=spec.budget,
         repair_rows=spec.repair_rows if method.evicts else 0,
         method=method,
-        layer_rows=_split_budget(spec, method, repair, model, settings, layer_sensitivity),
+        layer_rows=_keep_split(split, committed_rows, model, settings)
+        or _split_budget(spec, method, repair, model, settings, split, layer_sensitivity),
+        split=split,
         seed=spec.seed,
         tools=_parse_tools(spec),
         repair=repair,
@@ -46,19 +53,48 @@ def build_config(
     )
 
 
+def needs_sensitivity(
+    spec: pb.SessionSpec,
+    committed_rows: Sequence[int],
+    model: LoadedModel,
+    settings: WorkerSettings,
+) -> bool:
+    """Check if a session's budget can be split only by the layers' sensitivity.
+
+    False for a specification that `build_config` refuses.
+    """
+    method = methods.METHODS.get(spec.method)
+    if method is None or not method.evicts:
+        return False
+    split = spec.layer_budgets or method.layer_budgets
+    return split == "sensitivity" and not _keep_split(split, committed_rows, model, settings)
+
+
+def _keep_split(
+    split: str, committed_rows: Sequence[int], model: LoadedModel, settings: WorkerSettings
+) -> tuple[int, ...]:
+    """The committed split by sensitivity; empty if there is none, or a layer has too few rows.
+
+    The latter is so when the worker's sinks or recent window have grown since.
+    """
+    if split != "sensitivity" or len(committed_rows) != model.shape.n_layers:
+        return ()
+    return tuple(committed_rows) if min(committed_rows) >= settings.min_budget else ()
+
+
 def _split_budget(
     spec: pb.SessionSpec,
     method: Method,
     repair: RepairKV,
     model: LoadedModel,
     settings: WorkerSettings,
+    split: LayerBudgets,
     layer_sensitivity: tuple[float, ...] | None,
 ) -> tuple[int, ...]:
     """Rows per head that an eviction keeps, per layer: the budget without the reserve for repair.
 
     A repair that swaps rows needs no reserve, but as many rows that it may give up.
     """
-    how = _parse_layer_budgets(spec, method)
     n_layers = model.shape.n_layers
     if not method.evicts:
         return (spec.budget,) * n_layers
@@ -72,7 +108,7 @@ def _split_budget(
     alpha = budgets.get_alpha(model.module.config.model_type)
     base = spec.budget if repair.swap else base
     rows = budgets.split_budget(
-        base, n_layers, how, floor=floor, weights=layer_sensitivity, alpha=alpha
+        base, n_layers, split, floor=floor, weights=layer_sensitivity, alpha=alpha
     )
     return budgets.share_within_groups(rows, method.shares_layers, floor=floor)
 

@@ -57,6 +57,7 @@ def build_state(session: WorkerSession, cache: ActiveCache) -> pb.SessionState:
         episode=session.episode.id,
         patched_prompt=session.episode.patched_prompt,
         segments=convert.segments_to_wire(session.episode.segments),
+        layer_rows=session.config.layer_rows if session.config.split == "sensitivity" else (),
     )
 
 

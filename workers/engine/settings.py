@@ -52,6 +52,13 @@ class WorkerSettings(BaseModel):
         description="most bytes of memory of open sessions, slots and stored rows aside; above it "
         "the longest idle ones are released after 10 seconds without a request",
     )
+    measure_seconds: float = Field(
+        default=45.0,
+        gt=0,
+        description="longest wait of a session's opening for the measurement of the layers' "
+        "sensitivity, if its layer budgets need it; after that it is refused as overloaded, and the "
+        "measurement goes on. Less than KVRECALL_WIRE__OPEN_SECONDS",
+    )
     max_jobs: int = Field(
         default=64, ge=1, description="turns and repairs that may wait or run at once"
     )

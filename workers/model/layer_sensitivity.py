@@ -3,7 +3,7 @@
 import hashlib
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -63,12 +63,28 @@ class Profile(BaseModel):
 
 
 def measure(model: LoadedModel, token_ids: Sequence[int], *, name: str, text: str) -> Profile:
+    """Run `measure_steps` to its end. Raises ProfileRefused."""
+    steps = measure_steps(model, token_ids, name=name, text=text)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as finished:
+            profile: Profile = finished.value
+            return profile
+
+
+def measure_steps(
+    model: LoadedModel, token_ids: Sequence[int], *, name: str, text: str
+) -> Generator[float, None, Profile]:
     """Compare the keys of two passes over a text: with all rows, and with sinks + recent rows only.
 
     The second pass evicts after each block, as a session would, down to an eighth of the text; the
     ratios between the layers hardly depend on the budget. Both passes advance together, block by
     block, so only the first one's rows grow with the text. The text is truncated to the model's
     context. Tokens before the first eviction, which are the same in both passes, are not counted.
+
+    After each forward pass the share that is done is yielded, so that a worker can serve its
+    sessions meanwhile.
 
     Source: EpiCache, section 3.2, eq. 8 and 9; the keys are taken after RoPE, which does not change
     their cosine.
@@ -89,7 +105,7 @@ def measure(model: LoadedModel, token_ids: Sequence[int], *, name: str, text: st
         )
     budget = len(token_ids) // 8
     block = len(token_ids) // 16
-    similarity, compared = _similarity(model, token_ids, budget, block)
+    similarity, compared = yield from _similarity(model, token_ids, budget, block)
     if not all(math.isfinite(each) for each in similarity):
         raise ProfileRefused(
             f"the keys of {name} are not finite numbers in {model.dtype}: no layer can be compared"
@@ -99,7 +115,7 @@ def measure(model: LoadedModel, token_ids: Sequence[int], *, name: str, text: st
         model=name,
         sensitivity=tuple(min(2.0, max(0.0, 1 - each)) for each in similarity),
         text=text,
-        text_digest=hashlib.sha256(str(token_ids).encode()).hexdigest()[:32],
+        text_digest=text_digest(token_ids),
         tokens=len(token_ids),
         compared=compared,
         budget=budget,
@@ -108,6 +124,11 @@ def measure(model: LoadedModel, token_ids: Sequence[int], *, name: str, text: st
         dtype=str(model.dtype).removeprefix("torch."),
         device=model.device.type,
     )
+
+
+def text_digest(token_ids: Sequence[int]) -> str:
+    """Compute the hex digest of a text's token ids."""
+    return hashlib.sha256(str(list(token_ids)).encode()).hexdigest()[:32]
 
 
 def save(profile: Profile, path: Path) -> None:
@@ -140,7 +161,7 @@ def load(path: Path, model: LoadedModel) -> Profile:
 
 def _similarity(
     model: LoadedModel, token_ids: list[int], budget: int, block: int
-) -> tuple[list[float], int]:
+) -> Generator[float, None, tuple[list[float], int]]:
     """`sigma_l` per layer, the mean cosine over tokens and KV heads, and the number of tokens."""
     full = _create_cache(model, len(token_ids))
     evicting = _create_cache(model, budget + block)
@@ -148,7 +169,10 @@ def _similarity(
     compared = 0
     for start in range(0, len(token_ids), block):
         tokens = token_ids[start : start + block]
-        steps = [_append(model, cache, tokens, start) for cache in (full, evicting)]
+        steps = []
+        for number, cache in enumerate((full, evicting), 1):
+            steps.append(_append(model, cache, tokens, start))
+            yield (start + len(tokens) * number / 2) / len(token_ids)
         if start > budget:
             total += _cosines(*steps)
             compared += len(tokens)

@@ -14,7 +14,7 @@ from kvrecall.protocol.v1 import worker_pb2 as pb
 from kvstore.errors import KvStoreError
 from kvstore.store import RowStore
 from workers import methods
-from workers.errors import Cancelled, StorageFailed
+from workers.errors import Cancelled, Overloaded, StorageFailed
 from workers.model.embedder import Embedder
 from workers.rpc.catalog_binding import CatalogBinding
 from workers.scheduler.scheduler import Scheduler
@@ -93,14 +93,17 @@ class WorkerService:
 
     async def open(self, request: pb.OpenRequest) -> pb.MemoryReport:
         """Open the session as the request states."""
+        await self._prepare(request.spec, request.state)
         return await _wait(self._scheduler.open(request))
 
     async def fork(self, request: pb.ForkRequest) -> pb.ForkResult:
         """Fork a session from another one."""
+        await self._prepare(request.spec, request.state)
         return await _wait(self._scheduler.fork(request))
 
     async def rebuild(self, request: pb.RebuildRequest) -> pb.RebuildResult:
         """Compute lost pages again, and open the session."""
+        await self._prepare(request.spec, request.state)
         return await _wait(self._scheduler.rebuild(request))
 
     async def release(self, request: pb.ReleaseRequest) -> Empty:
@@ -187,6 +190,24 @@ class WorkerService:
             draining=draining,
             protocol_version=PROTOCOL_VERSION,
         )
+
+    async def _prepare(self, spec: pb.SessionSpec, state: pb.SessionState) -> None:
+        """Wait until the worker can open such a session.
+
+        Raises Overloaded after `measure_seconds`; the measurement goes on, for the next attempt.
+        """
+        measured = self._scheduler.prepare(spec, state)
+        if measured is None:
+            return
+        try:
+            async with asyncio.timeout(self._scheduler.engine.settings.measure_seconds):
+                await _wait(measured)
+        except TimeoutError as error:
+            raise Overloaded(
+                "the sensitivity of the model's layers is being measured, once for this model, and "
+                "the session's budget is split by it; try again in a minute, or ask for uniform "
+                "layer_budgets"
+            ) from error
 
     async def _require_catalog(self, catalog: str) -> None:
         """Raise CatalogMismatch, or StorageFailed when the pages cannot be bound to a catalog."""

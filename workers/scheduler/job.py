@@ -24,9 +24,16 @@ class StoreWork:
     steps: Callable[[WorkerSession], Steps[Any]]
 
 
+@dataclass(frozen=True)
+class ModelWork:
+    """Work on the model alone, for all sessions; its job names none."""
+
+    steps: Callable[[], Steps[Any]]
+
+
 @dataclass(eq=False)
 class Job:
-    """One turn, repair, build, open, fork or rebuild.
+    """One turn, repair, build, open, fork, rebuild or measurement of the model.
 
     - `read_only`: after its end the session is as before, also if its result was cancelled.
     - `opens`: it restores an empty session, which is open only after its end.
@@ -38,7 +45,7 @@ class Job:
 
     session: str
     epoch: int
-    work: SlotWork | StoreWork
+    work: SlotWork | StoreWork | ModelWork
     read_only: bool = False
     opens: bool = False
     parent: str | None = None

@@ -17,7 +17,7 @@ from workers.errors import Cancelled, Overloaded, WorkerError
 from workers.generation.sampling import sample
 from workers.generation.steps import Decode, Steps
 from workers.scheduler.idle import IdleSessions
-from workers.scheduler.job import Job, StoreWork, resolve
+from workers.scheduler.job import Job, ModelWork, StoreWork, resolve
 
 _log = structlog.get_logger(__name__)
 _T = TypeVar("_T")
@@ -175,6 +175,8 @@ class JobLoop:
 
     def _start(self, job: Job) -> Steps[Any] | None:
         """Start a job; None while it waits for rows or a slot. Raises as `Engine.session`."""
+        if isinstance(job.work, ModelWork):
+            return job.work.steps()
         session = self._engine.session(job.session, job.epoch)
         self._idle.use(session.name, time.monotonic())
         if isinstance(job.work, StoreWork):

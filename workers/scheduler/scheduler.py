@@ -13,9 +13,10 @@ from workers.episodes.build import run_build
 from workers.errors import UnknownSession
 from workers.generation.steps import Steps
 from workers.repair.repair import run_pause_repair
-from workers.scheduler.job import Job, SlotWork, StoreWork
+from workers.scheduler.job import Job, ModelWork, SlotWork, StoreWork
 from workers.scheduler.job_loop import JobLoop
 from workers.tasks.open import run_fork_from_state, run_fork_replaying, run_open, run_rebuild
+from workers.tasks.sensitivity import awaits_sensitivity, run_measurement
 from workers.tasks.turn import Emit, run_turn
 
 
@@ -28,6 +29,7 @@ class Scheduler:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self._loop = JobLoop(engine)
+        self._measurement: Future[None] | None = None
 
     def turn(self, request: pb.TurnRequest, emit: Emit) -> "Future[pb.TurnDone]":
         """Queue a turn; `emit` gets its token and tool-call events on the scheduler's thread.
@@ -64,6 +66,24 @@ class Scheduler:
         return self._loop.submit(
             Job(request.session, request.epoch, SlotWork(build), read_only=True)
         )
+
+    def prepare(self, spec: pb.SessionSpec, state: pb.SessionState) -> "Future[None] | None":
+        """Measure what the worker has to know of its model before it opens such a session.
+
+        None if it knows all. There is one measurement for all sessions; between its forward passes
+        other jobs go on.
+        """
+        if not awaits_sensitivity(self.engine, spec, state):
+            return None
+
+        def measure() -> "Future[None]":
+            if self._measurement is None or self._measurement.done():
+                work = ModelWork(lambda: run_measurement(self.engine))
+                job = Job("", 0, work, read_only=True)
+                self._measurement = self._loop.submit(job)
+            return self._measurement
+
+        return self._loop.call_and_wait(measure)
 
     def open(self, request: pb.OpenRequest) -> "Future[pb.MemoryReport]":
         """Open a session as the request states; running jobs of it are cancelled first."""

@@ -82,7 +82,7 @@ class SharedPages(_message.Message):
     def __init__(self, owner: _Optional[str] = ..., pages: _Optional[int] = ..., history: _Optional[_Iterable[_Union[CommitPoint, _Mapping]]] = ...) -> None: ...
 
 class SessionState(_message.Message):
-    __slots__ = ("length", "pending", "selection", "eviction_scores", "promoted_rows", "recent", "episode", "patched_prompt", "segments", "state_version")
+    __slots__ = ("length", "pending", "selection", "eviction_scores", "promoted_rows", "recent", "episode", "patched_prompt", "segments", "state_version", "layer_rows")
     LENGTH_FIELD_NUMBER: _ClassVar[int]
     PENDING_FIELD_NUMBER: _ClassVar[int]
     SELECTION_FIELD_NUMBER: _ClassVar[int]
@@ -93,6 +93,7 @@ class SessionState(_message.Message):
     PATCHED_PROMPT_FIELD_NUMBER: _ClassVar[int]
     SEGMENTS_FIELD_NUMBER: _ClassVar[int]
     STATE_VERSION_FIELD_NUMBER: _ClassVar[int]
+    LAYER_ROWS_FIELD_NUMBER: _ClassVar[int]
     length: int
     pending: _containers.RepeatedScalarFieldContainer[int]
     selection: bytes
@@ -103,7 +104,8 @@ class SessionState(_message.Message):
     patched_prompt: _containers.RepeatedScalarFieldContainer[int]
     segments: _containers.RepeatedCompositeFieldContainer[Span]
     state_version: int
-    def __init__(self, length: _Optional[int] = ..., pending: _Optional[_Iterable[int]] = ..., selection: _Optional[bytes] = ..., eviction_scores: _Optional[bytes] = ..., promoted_rows: _Optional[int] = ..., recent: _Optional[_Iterable[_Union[Message, _Mapping]]] = ..., episode: _Optional[str] = ..., patched_prompt: _Optional[_Iterable[int]] = ..., segments: _Optional[_Iterable[_Union[Span, _Mapping]]] = ..., state_version: _Optional[int] = ...) -> None: ...
+    layer_rows: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, length: _Optional[int] = ..., pending: _Optional[_Iterable[int]] = ..., selection: _Optional[bytes] = ..., eviction_scores: _Optional[bytes] = ..., promoted_rows: _Optional[int] = ..., recent: _Optional[_Iterable[_Union[Message, _Mapping]]] = ..., episode: _Optional[str] = ..., patched_prompt: _Optional[_Iterable[int]] = ..., segments: _Optional[_Iterable[_Union[Span, _Mapping]]] = ..., state_version: _Optional[int] = ..., layer_rows: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class OpenRequest(_message.Message):
     __slots__ = ("spec", "state")

@@ -1,13 +1,13 @@
 """A session's configuration is validated, and its budget split over the layers."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 
 from kvrecall.protocol.v1 import worker_pb2 as pb
 from workers.engine.session import SessionConfig
-from workers.engine.session_factory import build_config
+from workers.engine.session_factory import build_config, needs_sensitivity
 from workers.engine.settings import WorkerSettings
 from workers.errors import BadSettings
 from workers.model.loader import LoadedModel
@@ -17,14 +17,18 @@ SETTINGS = WorkerSettings(sinks=2, recent=5, max_budget=200)
 
 @pytest.fixture
 def configure(loaded: Callable[[str], LoadedModel]) -> Callable[..., SessionConfig]:
-    """configure(sensitivity, **spec).
+    """configure(sensitivity, committed, **spec).
 
     For a model with three layers, by default 40 rows per head.
     """
 
-    def make(sensitivity: tuple[float, ...] | None = None, **spec: Any) -> SessionConfig:
+    def make(
+        sensitivity: tuple[float, ...] | None = None, committed: Sequence[int] = (), **spec: Any
+    ) -> SessionConfig:
         wanted = {"session": "s", "method": "snapkv", "budget": 50, "repair_rows": 10, **spec}
-        return build_config(pb.SessionSpec(**wanted), loaded("qwen2"), SETTINGS, sensitivity)
+        return build_config(
+            pb.SessionSpec(**wanted), loaded("qwen2"), SETTINGS, sensitivity, committed
+        )
 
     return make
 
@@ -49,6 +53,41 @@ def test_sensitive_layers_get_more(configure: Callable[..., SessionConfig]) -> N
     rows = configure((0.1, 0.3, 0.2), layer_budgets="sensitivity").layer_rows
     assert rows[0] < rows[2] < rows[1]
     assert sum(rows) == 3 * 40
+
+
+def test_a_committed_split_stays_whatever_was_measured_since(
+    configure: Callable[..., SessionConfig],
+) -> None:
+    kept = configure((0.1, 0.3, 0.2), layer_budgets="sensitivity").layer_rows
+    for measured in (None, (0.3, 0.2, 0.1)):
+        assert configure(measured, kept, layer_budgets="sensitivity").layer_rows == kept
+
+
+def test_a_committed_split_is_not_kept_where_it_does_not_fit(
+    configure: Callable[..., SessionConfig],
+) -> None:
+    measured = (0.1, 0.3, 0.2)
+    split = configure(measured, layer_budgets="sensitivity").layer_rows
+    for other in ((SETTINGS.min_budget - 1, 50, 63), (40, 80)):
+        assert configure(measured, other, layer_budgets="sensitivity").layer_rows == split
+    assert configure(measured, (20, 60, 40), layer_budgets="uniform").layer_rows == (40, 40, 40)
+
+
+def test_a_sensitivity_is_needed_for_a_split_that_was_not_committed(
+    loaded: Callable[[str], LoadedModel],
+) -> None:
+    model = loaded("qwen2")
+
+    def needed(committed: Sequence[int] = (), **spec: Any) -> bool:
+        return needs_sensitivity(pb.SessionSpec(budget=50, **spec), committed, model, SETTINGS)
+
+    assert needed(method="epicache")
+    assert needed(method="snapkv", layer_budgets="sensitivity")
+    assert not needed((30, 50, 40), method="epicache")
+    assert not needed(method="epicache", layer_budgets="uniform")
+    assert not needed(method="snapkv")
+    assert not needed(method="full", layer_budgets="sensitivity")
+    assert not needed(method="no-such-method", layer_budgets="sensitivity")
 
 
 def test_layers_that_share_a_selection_have_the_same_budget(
