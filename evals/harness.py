@@ -18,6 +18,7 @@ from typing import Any
 from evals.codecs import RAW, store_settings
 from evals.configs import RunConfig, budget_rows
 from kvrecall.app import calibration
+from kvrecall.app.models import resolve_model
 from kvrecall.app.wiring import build_store
 from kvrecall.domain.session_settings import EpisodeSettings
 from kvrecall.domain.utterances import Utterance, join_text, side_of_message
@@ -68,9 +69,10 @@ class Loaded:
 
 @cache
 def load(name: str) -> Loaded:
-    """Load the model of a path or hub name, once per process. Raises ModelRefused."""
-    model = load_model(name)
-    return Loaded(model, load_tokenizer(name, model.eos_token_ids))
+    """Load a model by any name that `--model` takes, once per process. Raises ModelRefused."""
+    path = resolve_model(name)
+    model = load_model(path)
+    return Loaded(model, load_tokenizer(path, model.eos_token_ids))
 
 
 @cache

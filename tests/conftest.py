@@ -7,6 +7,7 @@ tests; every other test is `unit`. Property tests have no deadline, so that load
 import base64
 import json
 import lzma
+import os
 import random
 import signal
 import socket
@@ -72,6 +73,15 @@ def is_integration(item: pytest.Item) -> bool:
     if any(item.path.is_relative_to(TESTS / path) for path in INTEGRATION_PATHS):
         return True
     return not INTEGRATION_FIXTURES.isdisjoint(getattr(item, "fixturenames", ()))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cache_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The cache directory of all tests of a run: the user's own is neither read nor written."""
+    base = tmp_path_factory.getbasetemp()
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    os.environ["KVRECALL_CACHE"] = str(shared / "cache")
+    return shared / "cache"
 
 
 class RedisProcess:

@@ -68,12 +68,8 @@ BOUNDS = (("ge", "at least"), ("gt", "over"), ("le", "at most"), ("lt", "under")
 
 def describe_default(value: Any) -> str:
     """A default as it would be written in the environment."""
-    from reference import MODEL_PATH
-
     if value is None or value == "":
         return ""
-    if str(value) == str(MODEL_PATH):
-        return "the reference model"
     for power, unit in ((30, "GiB"), (20, "MiB")):
         if type(value) is int and value >= 1 << power and value % (1 << power) == 0:
             return f"`{value}` ({value >> power} {unit})"

@@ -9,6 +9,7 @@ import torch
 
 from kvrecall.app.catalog import open_catalog
 from kvrecall.app.errors import CannotServe
+from kvrecall.app.models import resolve_model
 from kvrecall.app.settings import Settings
 from kvrecall.app.wiring import durable_tiers, page_layout
 from kvrecall.domain.errors import ServiceError
@@ -86,6 +87,6 @@ def load_layout(settings: Settings) -> PageLayout:
     """The page layout of the configured model, which is loaded on the CPU. Raises CannotServe."""
     dtype = getattr(torch, settings.dtype) if settings.dtype else None
     try:
-        return page_layout(load_model(settings.model, dtype=dtype, device="cpu"))
+        return page_layout(load_model(resolve_model(settings.model), dtype=dtype, device="cpu"))
     except ModelRefused as error:
         raise CannotServe(f"model refused: {error}") from error

@@ -9,9 +9,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvrecall.app.errors import ServerNotReady
+from kvrecall.app.errors import CannotServe, ServerNotReady
+from kvrecall.app.models import resolve_model
 from kvrecall.app.run import LISTENING
+from kvrecall.app.settings import Settings
 from kvrecall.client import KvrecallClient
+from workers.errors import ModelRefused
 
 START_SECONDS = 900.0
 STOP_SECONDS = 45.0
@@ -50,7 +53,7 @@ def server_at(url: str | None, needs: ServerNeeds) -> Iterator[str]:
     """The address of a ready server: the one at `url`, or one that runs as long as the context.
 
     Without `needs.data` the started server has a temporary data directory.
-    Raises ServerNotReady.
+    Raises ServerNotReady, and CannotServe for a model that cannot be found.
     """
     if url is not None:
         with KvrecallClient(url) as client:
@@ -60,6 +63,7 @@ def server_at(url: str | None, needs: ServerNeeds) -> Iterator[str]:
                 )
         yield url
         return
+    _prepare_model(needs.model)
     with tempfile.TemporaryDirectory(prefix="kvrecall-") as folder:
         data = needs.data or Path(folder) / "data"
         arguments = [
@@ -75,6 +79,14 @@ def server_at(url: str | None, needs: ServerNeeds) -> Iterator[str]:
         ]
         with _started(arguments, Path(folder) / "server.log") as started:
             yield started
+
+
+def _prepare_model(name: str | None) -> None:
+    """Convert a GGUF file here, where its progress is seen. Raises CannotServe."""
+    try:
+        resolve_model(name or Settings().model)
+    except ModelRefused as error:
+        raise CannotServe(f"model refused: {error}") from error
 
 
 @contextmanager

@@ -27,7 +27,7 @@ _ENCODER = json.JSONEncoder()
 LISTENING = "kvrecall is listening on "
 TEST_INSTRUMENT = (
     "The packaged reference model is a test instrument, trained on generated conversations. "
-    "It is not an assistant; --model takes any Hugging Face causal LM."
+    "It is not an assistant; --model takes any Hugging Face causal LM, a GGUF file, or smollm2."
 )
 
 

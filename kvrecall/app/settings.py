@@ -7,9 +7,9 @@ from pydantic import Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from gateway.settings import GatewaySettings
+from kvrecall.app.models import REFERENCE, is_reference
 from kvrecall.domain.limits import ServiceLimits
 from kvstore.settings import StoreSettings
-from reference import MODEL_PATH
 from services.cluster.settings import WireSettings
 from workers.engine.settings import WorkerSettings
 from workers.rpc.settings import ServerSettings
@@ -35,7 +35,10 @@ class Settings(BaseSettings):
         nested_model_default_partial_update=True,
     )
 
-    model: str = Field(default=str(MODEL_PATH), description="Path or hub name of a causal LM.")
+    model: str = Field(
+        default=REFERENCE,
+        description="A causal LM: hub name, folder, GGUF file, `smollm2` or `reference`.",
+    )
     dtype: Dtype | None = Field(
         default=None, description="Dtype of the weights. Unset: the checkpoint's own."
     )
@@ -66,4 +69,4 @@ class Settings(BaseSettings):
     @property
     def is_reference_model(self) -> bool:
         """True if the packaged reference model is served."""
-        return Path(self.model) == MODEL_PATH
+        return is_reference(self.model)

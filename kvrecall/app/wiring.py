@@ -3,12 +3,16 @@
 Imports nothing of the services, so that a worker's process needs no libraries of the gateway.
 """
 
+import time
+from functools import partial
 from pathlib import Path
 
+import structlog
 import torch
 
-from kvrecall.app.calibration import known_profile
+from kvrecall.app.calibration import find_profile, measure_once
 from kvrecall.app.errors import CannotServe
+from kvrecall.app.models import resolve_model
 from kvrecall.app.settings import Settings
 from kvstore.errors import (
     DirectoryLockedError,
@@ -28,9 +32,10 @@ from kvstore.tiers.redis.tier import RedisTier
 from workers.engine.engine import Engine, Parts
 from workers.engine.settings import WorkerSettings
 from workers.errors import ModelRefused, ProfileRefused
+from workers.model import layer_sensitivity
 from workers.model.embedder import Embedder
 from workers.model.loader import LoadedModel, load_model
-from workers.model.tokenizer import load_tokenizer
+from workers.model.tokenizer import ChatTokenizer, load_tokenizer
 from workers.rpc.catalog_binding import CatalogBinding
 from workers.rpc.service import WorkerService
 from workers.scheduler.scheduler import Scheduler
@@ -72,17 +77,43 @@ def build_worker_service(
     `ram_bytes` is the size of the RAM tier. Raises ModelRefused, ProfileRefused, and kvstore errors
     when the directory is in use or holds another model's pages.
     """
-    loaded = load_model(model, dtype=getattr(torch, dtype) if dtype else None)
-    tokenizer = load_tokenizer(model, loaded.eos_token_ids)
-    profile = known_profile(loaded, tokenizer, data, str(model))
+    loaded, tokenizer = _load(str(model), dtype)
+    profile = find_profile(data, loaded)
+    measurable = loaded.max_context >= layer_sensitivity.MIN_TOKENS
     store = build_store(loaded, data, ram_bytes, tiers)
-    parts = Parts(loaded, tokenizer, store, settings, profile.sensitivity if profile else None)
+    parts = Parts(
+        loaded,
+        tokenizer,
+        store,
+        settings,
+        profile.sensitivity if profile else None,
+        partial(measure_once, loaded, tokenizer, data, str(model)) if measurable else None,
+    )
     return WorkerService(
         Scheduler(Engine(parts)),
         Embedder(settings.embedder, loaded.device),
         str(model),
         CatalogBinding(data / "pages" / "catalog-id"),
     )
+
+
+def _load(name: str, dtype: str | None) -> tuple[LoadedModel, ChatTokenizer]:
+    """Load a model by any name that `resolve_model` knows. Raises ModelRefused."""
+    log = structlog.get_logger()
+    log.info("loading the model", model=name)
+    started = time.perf_counter()
+    path = resolve_model(name)
+    model = load_model(path, dtype=getattr(torch, dtype) if dtype else None)
+    tokenizer = load_tokenizer(path, model.eos_token_ids)
+    log.info(
+        "model loaded",
+        layers=model.shape.n_layers,
+        context=model.max_context,
+        dtype=str(model.dtype).removeprefix("torch."),
+        device=str(model.device),
+        seconds=round(time.perf_counter() - started, 1),
+    )
+    return model, tokenizer
 
 
 def build_store(

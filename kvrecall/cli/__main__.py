@@ -1,5 +1,6 @@
 """Entry point of the `kvrecall` script and of `python -m kvrecall.cli`."""
 
+import os
 import sys
 
 from kvrecall.cli.extras import MissingLibraries, require_extra
@@ -13,6 +14,9 @@ def main() -> None:
     except MissingLibraries as error:
         print(error, file=sys.stderr)
         sys.exit(2)
+    if not sys.stderr.isatty():
+        # Read when tqdm is imported, for transformers' progress bars: they have no place in a log.
+        os.environ.setdefault("TQDM_DISABLE", "1")
     # Imported after the check: the commands need typer, which the base install does not have.
     from kvrecall.cli.commands import app
 

