@@ -9,36 +9,33 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.text import Text
 
 from kvrecall.app.errors import CliError
 from kvrecall.app.local_server import ServerNeeds, server_at
+from kvrecall.app.models import SMOLLM2, is_reference, is_smollm2_installed
 from kvrecall.app.run import TEST_INSTRUMENT
 from kvrecall.app.settings import DEFAULTS, Settings
+from kvrecall.cli.chat_view import HELP, memory_line, memory_text, repair_text, repairs_line
 from kvrecall.cli.options import Budget, Method, RepairRows, ServedModel, Url
 from kvrecall.client import (
     KvrecallClient,
     KvrecallError,
-    PastRepair,
     PendingCall,
-    Repair,
     SessionHandle,
     TextDelta,
     ToolCall,
     ToolCallEvent,
     Turn,
     TurnCompleted,
-    TurnEpisode,
-    TurnMemory,
 )
-from kvrecall.reporting.units import readable_bytes
-from reference import MODEL_PATH
 from reference.conversation import SYSTEM_LINES
 from reference.tools import TOOLS
 
 Messages = list[dict[str, Any]]
-SHOW_REPAIRS = "/repairs"
 REPAIRS_SHOWN = 3
+# Begins a command; doubled, a message.
+SLASH = "/"
+QUIT = "/quit"
 
 
 def chat_command(
@@ -58,13 +55,18 @@ def chat_command(
 ) -> None:
     """Chat with a model in a session under a budget.
 
-    When the model calls a tool, type its result; repair runs meanwhile. /repairs shows the last
-    repairs: their signals and the text whose rows were promoted.
+    When the model calls a tool, type its result; repair runs meanwhile. /help lists the commands:
+    the session's memory, its last repairs with the text whose rows were promoted. Without --url and
+    --model, SmolLM2 is served where it is installed, else the reference model.
     """
     console = Console()
-    needs = ServerNeeds(model=model, max_budget=max(budget, Settings().worker.max_budget))
+    settings = Settings()
+    if url is None:
+        model = model or choose_model(settings)
+        console.print(f"starting {model}", style="dim", highlight=False, soft_wrap=True)
+    needs = ServerNeeds(model=model, max_budget=max(budget, settings.worker.max_budget))
     with server_at(url, needs) as address, KvrecallClient(address) as client:
-        reference = client.worker().model == str(MODEL_PATH)
+        reference = is_reference(client.worker().model)
         if reference:
             console.print(TEST_INSTRUMENT, style="yellow", soft_wrap=True)
         opening: Messages = []
@@ -79,12 +81,19 @@ def chat_command(
             lines = system or (SYSTEM_LINES[0] if reference else "You are a helpful assistant.")
             opening = [{"role": "system", "content": lines}]
         console.print(
-            f"session {session}; {SHOW_REPAIRS} shows the last repairs; "
-            "an empty line or Ctrl-D ends the chat",
+            f"session {session}; /help lists the commands, {QUIT} ends the chat",
             style="dim",
             highlight=False,
+            soft_wrap=True,
         )
         Talk(client.attach(session), console, max_tokens).run(opening)
+
+
+def choose_model(settings: Settings) -> str:
+    """The model that the environment sets, else SmolLM2 where it is installed, else the reference."""
+    if "model" in settings.model_fields_set or not is_smollm2_installed():
+        return settings.model
+    return SMOLLM2
 
 
 @dataclass(frozen=True)
@@ -99,13 +108,36 @@ class Talk:
         """Complete pending tool calls, then read and send messages until the input ends."""
         try:
             self._follow(self._outstanding())
-            while line := self._read("[bold cyan]you[/]  "):
-                if line == SHOW_REPAIRS:
-                    self._show_repairs()
+            while (line := self._read("[bold cyan]you[/]  ")) and line != QUIT:
+                if line.startswith(SLASH) and not line.startswith(2 * SLASH):
+                    self._obey(line)
                 else:
-                    opening = self._answer(opening, line)
+                    message = line.removeprefix(SLASH) if line.startswith(SLASH) else line
+                    opening = self._answer(opening, message)
         except EOFError:
             self.console.print()
+
+    def _obey(self, line: str) -> None:
+        """Run a command. The model never sees it, also where there is no such command."""
+        commands = {
+            "/help": self._show_help,
+            "/memory": self._show_current_memory,
+            "/repairs": self._show_repairs,
+        }
+        command = commands.get(line)
+        if command is None:
+            self.console.print(
+                f"      there is no command {line.split()[0]}; /help lists them",
+                style="yellow",
+                highlight=False,
+                markup=False,
+                soft_wrap=True,
+            )
+            return
+        try:
+            command()
+        except KvrecallError as error:
+            self._show_error(error)
 
     def _answer(self, opening: Messages, line: str) -> Messages:
         """Send one message and complete the tool calls that follow.
@@ -121,10 +153,14 @@ class Talk:
                 "\n(the turn was cancelled; the session is unchanged)", style="yellow"
             )
         except KvrecallError as error:
-            if not error.status:  # the service is gone
-                raise
-            self.console.print(str(error), style="red", highlight=False, soft_wrap=True)
+            self._show_error(error)
         return opening
+
+    def _show_error(self, error: KvrecallError) -> None:
+        """Print a refusal; raise the error if the service is gone."""
+        if not error.status:
+            raise error
+        self.console.print(str(error), style="red", highlight=False, markup=False, soft_wrap=True)
 
     def _follow(self, calls: Sequence[ToolCall | PendingCall]) -> None:
         """Ask for the results of tool calls until a turn ends without any."""
@@ -177,6 +213,16 @@ class Talk:
         for line in lines:
             self.console.print(f"      {line}", style="dim", highlight=False, soft_wrap=True)
 
+    def _show_help(self) -> None:
+        for line in HELP.splitlines():
+            self.console.print(f"      {line}", style="dim", highlight=False, soft_wrap=True)
+
+    def _show_current_memory(self) -> None:
+        """Print rows and bytes as they are now: a repair may have changed them since the turn."""
+        self.console.print(
+            memory_text(self.session.memory()), style="dim", highlight=False, soft_wrap=True
+        )
+
     def _show_repairs(self) -> None:
         """Print the last repairs, oldest first: signals and promoted passages."""
         repairs = self.session.repairs(limit=REPAIRS_SHOWN)
@@ -191,57 +237,6 @@ class Talk:
             return self.console.input(prompt).strip()
         except KeyboardInterrupt:
             raise EOFError from None
-
-
-def memory_line(memory: TurnMemory, episode: TurnEpisode | None, seconds: float) -> str:
-    """One line about a session's memory after a turn, and the turn's seconds."""
-    shown = [
-        f"{memory.length} rows: {memory.active_rows} active of {memory.budget}",
-        f"{memory.evicted_rows} evicted",
-        f"{readable_bytes(memory.active_bytes)} active",
-        f"{readable_bytes(max(memory.tier_bytes.values(), default=0))} stored",
-        f"{seconds:.2f} s",
-    ]
-    if episode is not None:
-        shown.append(_episode_text(episode))
-    return " · ".join(shown)
-
-
-def repairs_line(memory: TurnMemory) -> str:
-    """One line about the repairs since the previous turn.
-
-    Of each: trigger, rows promoted and demoted, milliseconds, share of the evicted rows scanned.
-    """
-    shown = [_repair_line(repair) for repair in memory.repairs]
-    if skipped := memory.repair.skipped:
-        shown.append(f"{skipped} skipped")
-    return "repaired on " + " · ".join(shown)
-
-
-def _repair_line(repair: Repair) -> str:
-    moved = f"{repair.promoted} promoted, {repair.demoted} demoted"
-    scanned = f"{repair.share_scanned:.0%} scanned" + (", truncated" if repair.truncated else "")
-    return f"{repair.trigger}: {moved}, {repair.seconds * 1000:.0f} ms, {scanned}"
-
-
-def repair_text(repair: PastRepair) -> Text:
-    """One past repair: its signal, and its passages with the promoted text highlighted."""
-    text = Text(f"      for turn {repair.turn}, {_repair_line(repair)}\n", style="dim")
-    text.append(f"      signal: {_one_line(repair.signal)}", style="magenta")
-    for passage in repair.passages:
-        text.append(f"\n      {passage.start:>7}  …{_one_line(passage.before)}")
-        text.append(_one_line(passage.promoted), style="bold green not dim")
-        text.append(f"{_one_line(passage.after)}…")
-    return text
-
-
-def _one_line(text: str) -> str:
-    return text.replace("\n", "↵")
-
-
-def _episode_text(episode: TurnEpisode) -> str:
-    moved = f"{episode.rows_moved} rows moved, {readable_bytes(episode.bytes_moved)}"
-    return f"episode {episode.episode}" + (f" ({moved})" if episode.switched else "")
 
 
 def _tools(path: Path | None, reference: bool) -> list[Any]:

@@ -1,20 +1,16 @@
 """A chat in the terminal."""
 
 from collections.abc import Callable
-from dataclasses import asdict, replace
-from datetime import UTC, datetime
+from io import StringIO
 from typing import Any
 
-from kvrecall.cli.chat import memory_line, repair_text, repairs_line
-from kvrecall.client import (
-    KvrecallClient,
-    Passage,
-    PastRepair,
-    Repair,
-    RepairTotals,
-    TurnEpisode,
-    TurnMemory,
-)
+import pytest
+from rich.console import Console
+
+from kvrecall.app.settings import Settings
+from kvrecall.cli import chat
+from kvrecall.cli.chat import Talk, choose_model
+from kvrecall.client import KvrecallClient
 
 CALL = {
     "id": "c1",
@@ -59,88 +55,6 @@ def test_a_refused_message_does_not_end_the_chat(command: Callable[..., Any], se
     assert "active of 256" in found.output
 
 
-def test_the_line_after_a_turn_has_rows_bytes_and_seconds() -> None:
-    memory = turn_memory()
-    held = "900 rows: 192 active of 256 · 708 evicted · 2.0 KiB active · 3.0 MiB stored · 1.50 s"
-    assert memory_line(memory, None, 1.5) == held
-    stays = TurnEpisode("1-2", 0.5, False, 0, 0, 0, 0.0)
-    assert memory_line(memory, stays, 1.5) == f"{held} · episode 1-2"
-    switches = TurnEpisode("1-3", 0.5, True, 120, 0, 3072, 0.0)
-    line = memory_line(memory, switches, 1.5)
-    assert line == f"{held} · episode 1-3 (120 rows moved, 3.0 KiB)"
-
-
-TRUNCATED = Repair(
-    trigger="tool_call",
-    signal_tokens=8,
-    observed_tokens=8,
-    candidates=100,
-    scored_rows=50,
-    share_scanned=0.5,
-    promoted=40,
-    demoted=30,
-    seconds=0.25,
-    truncated=True,
-    hops=1,
-    bytes_read=0,
-    in_pause=False,
-)
-COMPLETE = replace(
-    TRUNCATED,
-    trigger="tool_result",
-    scored_rows=100,
-    share_scanned=1.0,
-    promoted=24,
-    demoted=0,
-    seconds=0.012,
-    truncated=False,
-)
-
-
-def turn_memory(*repairs: Repair, skipped: int = 0) -> TurnMemory:
-    totals = RepairTotals(len(repairs), (), 0, 0, 0, 0.0, 0, skipped)
-    return TurnMemory(
-        length=900,
-        budget=256,
-        active_rows=192,
-        peak_rows=192,
-        bound_rows=384,
-        active_bytes=2048,
-        evicted_rows=708,
-        promoted_rows=0,
-        tier_bytes={"ram": 1 << 20, "nvme": 3 << 20},
-        repair=totals,
-        repairs=repairs,
-    )
-
-
-def test_the_line_about_repairs_has_triggers_rows_times_and_shares_scanned() -> None:
-    assert repairs_line(turn_memory(TRUNCATED, COMPLETE, skipped=1)) == (
-        "repaired on tool_call: 40 promoted, 30 demoted, 250 ms, 50% scanned, truncated"
-        " · tool_result: 24 promoted, 0 demoted, 12 ms, 100% scanned · 1 skipped"
-    )
-
-
-def test_a_repair_is_shown_with_its_signal_and_its_passages() -> None:
-    passage = Passage(7, 9, "so\nthe code", " is 12", " of")
-    repair = PastRepair(
-        **asdict(COMPLETE),
-        number=1,
-        turn=4,
-        at=datetime.now(UTC),
-        signal="code?",
-        passages=(passage,),
-    )
-    shown = repair_text(repair).plain.splitlines()
-    assert (
-        shown[0].strip() == "for turn 4, tool_result: 24 promoted, 0 demoted, 12 ms, 100% scanned"
-    )
-    assert [line.strip() for line in shown[1:]] == [
-        "signal: code?",
-        "7  …so↵the code is 12 of…",
-    ]
-
-
 def test_the_repairs_command_shows_promoted_text(command: Callable[..., Any], server: str) -> None:
     facts = " ".join(f"Locker {number} has the code {number * 37}." for number in range(40))
     typed = f"/repairs\n{facts}\nWhich code has locker 3?\n/repairs\n\n"
@@ -150,3 +64,71 @@ def test_the_repairs_command_shows_promoted_text(command: Callable[..., Any], se
     assert "repaired on" in found.output
     assert "signal: Which code has locker 3?" in found.output
     assert "Locker" in found.output.split("signal: Which code has locker 3?")[1]
+
+
+def test_a_command_is_never_sent_to_the_model(
+    command: Callable[..., Any], server: str, client: KvrecallClient
+) -> None:
+    session = client.create_session(budget=64).id
+    typed = "/help\n/memory\n/repairs\n/nonsense of mine\n/help me\n/quit\nHello.\n"
+    found = command("chat", "--url", server, "--session", session, typed=typed)
+    assert found.exit_code == 0, found.output
+    for shown in ("/memory", "/repairs", "/quit", "the bound is", "no repair yet"):
+        assert shown in found.output
+    assert found.output.count("there is no command") == 2
+    assert "there is no command /nonsense" in found.output
+    assert client.get_session(session).turns == 0
+    client.delete_session(session)
+
+
+def test_a_message_may_begin_with_a_slash_that_is_doubled(
+    command: Callable[..., Any], server: str, client: KvrecallClient
+) -> None:
+    session = client.create_session(budget=64).id
+    typed = "//help is a command\n/memory\n/quit\n"
+    found = command("chat", "--url", server, "--session", session, typed=typed)
+    assert found.exit_code == 0, found.output
+    after = client.get_session(session)
+    assert after.turns == 1
+    assert f"{after.length} in the session" in found.output
+    client.delete_session(session)
+
+
+def test_a_refused_command_does_not_end_the_chat(
+    client: KvrecallClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = client.create_session(budget=64).id
+    printed = StringIO()
+    console = Console(file=printed, width=160)
+    lines = iter(["/memory", "/help", "/quit"])
+
+    def read(_: str) -> str:
+        if (line := next(lines)) == "/memory":
+            client.delete_session(session)
+        return line
+
+    monkeypatch.setattr(console, "input", read)
+    Talk(client.attach(session), console, 8).run([])
+    shown = printed.getvalue()
+    assert "unknown_session" in shown
+    assert "end the chat" in shown.split("unknown_session")[1]
+
+
+def test_smollm2_is_taken_where_it_is_installed_and_nothing_else_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("KVRECALL_MODEL", raising=False)
+    assert choose_model(Settings()) == "smollm2"
+    monkeypatch.setenv("KVRECALL_MODEL", "some/model")
+    assert choose_model(Settings()) == "some/model"
+    monkeypatch.delenv("KVRECALL_MODEL")
+    monkeypatch.setattr(chat, "is_smollm2_installed", lambda: False)
+    assert choose_model(Settings()) == "reference"
+
+
+def test_a_model_that_is_not_there_is_refused_before_a_server_is_started(
+    command: Callable[..., Any],
+) -> None:
+    found = command("chat", "--model", "nowhere.gguf")
+    assert found.exit_code == 2
+    assert "nowhere.gguf cannot be read" in found.output
