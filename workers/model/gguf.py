@@ -14,7 +14,7 @@ from typing import Any
 
 import structlog
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from workers.errors import ModelRefused
 
@@ -74,9 +74,7 @@ def convert(file: Path, folder: Path) -> None:
         "local_files_only": True,
     }
     try:
-        loaded = AutoModelForCausalLM.from_pretrained(
-            **source, dtype=torch.bfloat16, quantization_config=GgufConfig(dequantize=True)
-        )
+        loaded = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.bfloat16)
         tokenizer = AutoTokenizer.from_pretrained(**source)
     except OSError:
         raise
