@@ -85,4 +85,4 @@ def test_a_recording_is_truncated_before_the_turn_that_does_not_fit(make_setup: 
 
 def test_a_folder_without_files_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadDataFile, match="no JSON file"):
-        fidelity.list_recordings(tmp_path)
+        fidelity.list_places([tmp_path], None, 0)
