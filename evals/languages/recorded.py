@@ -1,8 +1,9 @@
 """Small talk from recorded conversations: real text around the facts of a language."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import groupby, pairwise
 from pathlib import Path
 from random import Random
 
@@ -48,25 +49,24 @@ def with_recorded_talk(language: Language, sources: Sequence[Path]) -> Language:
 
 def _exchanges(recording: Recording) -> list[Exchange]:
     """Texts of the user's messages with the texts of all messages until the user's next one."""
-    exchanges = list[Exchange]()
-    user, reply = list[str](), list[str]()
-    for message in recording.messages:
-        if message["role"] == "user":
-            if reply:
-                exchanges.append((_join(user), _join(reply)))
-                user, reply = [], []
-            user.append(_text(message))
-        elif message["role"] != "system" and user and _text(message):
-            reply.append(_text(message))
-    return [each for each in exchanges if all(each)]
+    runs = [
+        (is_user, _join(run))
+        for is_user, run in groupby(
+            (each for each in recording.messages if each["role"] != "system"),
+            key=lambda message: message["role"] == "user",
+        )
+    ]
+    return [
+        (user, reply)
+        for (is_user, user), (_, reply) in pairwise(runs)
+        if is_user and user and reply
+    ]
 
 
-def _text(message: Message) -> str:
-    return " ".join(str(message["content"]).split())
-
-
-def _join(texts: Sequence[str]) -> str:
-    return " ".join(texts)[:_MESSAGE].strip()
+def _join(messages: Iterable[Message]) -> str:
+    """Text of messages on one line, cut."""
+    words = " ".join(str(message["content"]) for message in messages).split()
+    return " ".join(words)[:_MESSAGE].strip()
 
 
 def _small_talk(

@@ -83,7 +83,7 @@ def build_case(
 
 def _turn_of(number: int, facts: int, turns: int) -> int:
     """The turn after which a fact is planted: the middle of its share of the turns."""
-    return int((number + 0.5) * turns / facts)
+    return max(0, round((number + 0.5) * turns / facts) - 1)
 
 
 def _statement(rng: random.Random, fact: Fact, language: Language) -> list[Message]:

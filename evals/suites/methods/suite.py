@@ -75,12 +75,13 @@ def run(unit: MethodCase) -> list[Record]:
     """Ask and compare at every budget. Raises BadExample, BadBudget, `workers.errors`."""
     setup = unit.setup
     case = load_case(unit)
-    rows = harness.count_tokens(
-        harness.load(setup.model).tokenizer, [*case.context, *case.continuation]
-    )
-    with harness.open_worker(setup, rows + harness.TURN_TOKENS, slots=2) as worker:
+    tokenizer = harness.load(setup.model).tokenizer
+    tokens = harness.count_tokens(tokenizer, [*case.context, *case.continuation])
+    full_rows = tokens + harness.TURN_TOKENS
+    largest = max(budget_rows(budget, tokens) for budget in unit.budgets)
+    with harness.open_worker(setup, max(full_rows, largest), slots=2) as worker:
         full_setup = replace(setup, config=parse_config(FULL))
-        full = Session(worker, harness.build_spec(full_setup, rows + harness.TURN_TOKENS, FULL))
+        full = Session(worker, harness.build_spec(full_setup, full_rows, FULL))
         _append_context(setup, full, case)
         if not setup.config.evicts:
             return list(_ask_all(unit, full, case, "1/1", None))
