@@ -13,8 +13,8 @@ def to_messages(entry: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
     Raises KeyError for a step without an action.
     """
-    task = next((each for each in entry["history"] if each.get("role") == "user"), {})
-    yield {"role": "user", "content": task.get("content")}
+    tasks = (each.get("content") for each in entry["history"] if each.get("role") == "user")
+    yield {"role": "user", "content": next(tasks, "")}
     for number, step in enumerate(entry["trajectory"]):
         identity = f"step_{number}"
         arguments = json.dumps({"command": step["action"].strip()}, ensure_ascii=False)
