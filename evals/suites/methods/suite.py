@@ -28,7 +28,7 @@ BUDGETS = ("1/16", "1/8", "1/4", "1/2")
 SIZE = CaseSize(context=1024, continuation=256, facts=4)
 RECALL = "recall of planted facts"
 # Tokens of an answer: a sentence with its value.
-_ANSWER_TOKENS = 20
+ANSWER_TOKENS = 20
 # Recordings are cut from a generated conversation of so many contexts.
 _GENERATED_CONTEXTS = 2
 
@@ -142,7 +142,7 @@ def _ask_all(
         matched = episodes.match_text(built, question.text)
         done = session.ask(
             [{"role": "user", "content": question.text}],
-            _ANSWER_TOKENS,
+            ANSWER_TOKENS,
             matched.episode if matched else None,
         )
         reply = done.message.content
