@@ -29,10 +29,9 @@ from workers.model.tokenizer import ChatTokenizer
 
 BUDGETS = ("128", "256", "512", "1024")
 GENERATED = "generated"
-# Generated conversations unless a number is asked for, their topics, and tokens to each fact.
+# Generated conversations unless a number is asked for, and their topics.
 _GENERATED = 4
 _TOPICS = 4
-_TOKENS_PER_FACT = 250
 # An upper bound on the template's tokens around a message's own.
 _TEMPLATE_TOKENS = 24
 
@@ -94,16 +93,14 @@ def list_places(sources: Sequence[Path], limit: int | None, seed: int) -> list[R
 
 
 def read_messages(place: RecordingPlace, model: str, tokens: int) -> tuple[str, Sequence[Message]]:
-    """Name and messages of a recording; a generated one has about `tokens` tokens.
+    """Name and messages of a recording; a generated one is small talk of about `tokens` tokens.
 
     Raises BadReplayFile.
     """
     if place.path:
         recording = read_recording(place)
         return recording.name, recording.messages
-    language = get_language(model)
-    facts = min(language.max_facts, max(1, tokens // _TOKENS_PER_FACT))
-    conversation = generate_topics(place.number, tokens, _TOPICS, facts, language)
+    conversation = generate_topics(place.number, tokens, _TOPICS, 0, get_language(model))
     return f"seed {place.number}", conversation.messages()
 
 

@@ -60,11 +60,16 @@ def suite(
 
     Case by case, so that a run that was stopped has whole cases. Raises BadDataFile.
     """
+    arms = dict.fromkeys((parse_config(FULL), *configs))
     units = [
-        MethodCase(replace(setup, config=config, seed=setup.seed + number), budgets_, place, size)
+        MethodCase(
+            replace(setup, config=config, seed=setup.seed + number),
+            tuple(budgets) if config.evicts else ("1/1",),
+            place,
+            size,
+        )
         for number, place in enumerate(list_places(sources, limit, setup.seed))
-        for config in dict.fromkeys((parse_config(FULL), *configs))
-        for budgets_ in [tuple(budgets) if config.evicts else ("1/1",)]
+        for config in arms
     ]
     return Suite(
         "methods", setup.seed, setup.model, tuple(units), run, partial(result_rows, seed=setup.seed)
