@@ -54,8 +54,8 @@ def main() -> None:
     journal = arguments.json.with_suffix(".journal.jsonl")
     records = list[Record]()
     for unit in list_units(arguments.model, arguments.data, arguments.limit):
-        answers = read_journal(journal).get(unit.label) or run_presses(python, unit)
-        append_journal(journal, unit.label, answers)
+        answers = read_journal(journal).get(case_key(unit)) or run_presses(python, unit)
+        append_journal(journal, case_key(unit), answers)
         records += to_records(unit, load_case(unit), answers)
     rows = methods_suite.result_rows(records, SEED)
     name = Path(arguments.model).name
@@ -67,6 +67,13 @@ def list_units(model: str, data: Sequence[Path], limit: int) -> list[MethodCase]
     full = parse_config(FULL)
     setup = harness.Setup(model, full, "", SEED, 128, EpisodeSettings())
     return list(methods_suite.suite(setup, [full], BUDGETS, data, limit, SIZE).units)
+
+
+def case_key(unit: MethodCase) -> str:
+    """Key of a case in the journal: its recording, its seed and the model."""
+    place = unit.place
+    name = f"{place.source} {Path(place.path).name} {place.number}"
+    return f"{name}, seed {unit.setup.seed}, {Path(unit.setup.model).name}"
 
 
 def run_presses(python: Path, unit: MethodCase) -> list[dict[str, Any]]:
@@ -137,18 +144,18 @@ def to_records(
 
 
 def read_journal(path: Path) -> dict[str, list[dict[str, Any]]]:
-    """Records of the cases that have run, by the units' labels."""
+    """Records of the cases that have run, by their keys."""
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     return {entry["case"]: entry["records"] for entry in map(json.loads, lines)}
 
 
-def append_journal(path: Path, label: str, records: Sequence[dict[str, Any]]) -> None:
+def append_journal(path: Path, key: str, records: Sequence[dict[str, Any]]) -> None:
     """Append a case's records unless they are there."""
-    if label in read_journal(path):
+    if key in read_journal(path):
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps({"case": label, "records": list(records)}) + "\n")
+        file.write(json.dumps({"case": key, "records": list(records)}) + "\n")
 
 
 if __name__ == "__main__":

@@ -59,6 +59,13 @@ def test_answers_of_a_press_become_rows_of_the_same_suite(unit: MethodCase) -> N
     }
 
 
+def test_every_recording_of_a_folder_is_a_case_of_its_own(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.json").write_text('[{"role": "user", "content": "Hello?"}]')
+    units = compare_methods.list_units(str(MODEL_PATH), [tmp_path], 9)
+    assert len({compare_methods.case_key(unit) for unit in units}) == 2
+
+
 def test_a_case_is_journaled_once(tmp_path: Path) -> None:
     journal = tmp_path / "kvpress.journal.jsonl"
     compare_methods.append_journal(journal, "one", [{"kl": 1.0}])
